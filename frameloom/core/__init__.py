@@ -1,0 +1,1 @@
+"""Errors, logging, progress, random streams, safe paths and atomic files; knows nothing of video."""

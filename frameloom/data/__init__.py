@@ -1,0 +1,1 @@
+"""From files on disk to typed batches: manifest, buckets, plan, decode, caches, loader, Moving Shapes."""

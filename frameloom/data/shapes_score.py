@@ -1,0 +1,206 @@
+"""Read a Moving Shapes clip back from its pixels by measuring; nothing here is learned.
+
+The background is the median of the border. Every pixel is then taken as a mix of the background and the
+shape's colour, which gives a soft mask; its centroid over time is the motion, and the outline that covers it best
+is the shape. Soft masks make blur and noise cost little: generated clips have both.
+Shape letters: F frames, H height, W width, C channels (3).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from math import prod
+
+import numpy as np
+from numpy.typing import NDArray
+
+from frameloom.data.shapes import (
+    BACKGROUNDS,
+    COLOURS,
+    MOTIONS,
+    SHAPES,
+    SIZE_RANGE,
+    SPEEDS,
+    ShapeAttributes,
+    cover_shape,
+    parse_caption,
+    shape_area,
+)
+
+UNREADABLE = "unreadable"
+"""Colour and shape of a clip that shows nothing in front of its background."""
+
+_NUM_VALUES = {
+    "colour": len(COLOURS),
+    "shape": len(SHAPES),
+    "motion": len(MOTIONS),
+    "background": len(BACKGROUNDS),
+    "speed": len(SPEEDS),
+}
+
+_BORDER = 0.06  # width of the frame-shaped region that shows the background, in short sides
+_MIN_CONTRAST = 40.0  # RGB distance below which there is no shape; the faintest real one has 100
+_MIN_AREA = shape_area("triangle", SIZE_RANGE[0]) / 3  # in square short sides; smaller is a speck
+_SEARCH_RADIUS = 0.3  # no shape reaches further from its centroid, in short sides
+_MAX_FADING = 0.5  # how far a colour may be mixed with the background and keep its name
+# Short sides per frame, halfway (in ratio) between a slow clip read at every second frame and a quick one;
+# and between nothing and a slow clip.
+_QUICK_FROM = float(np.sqrt(2 * SPEEDS["slowly"] * SPEEDS["quickly"]))
+_MOVING_FROM = 0.4 * SPEEDS["slowly"]
+
+Floats = NDArray[np.float32]
+
+
+def score_clip(frames_FHWC: NDArray[np.uint8]) -> ShapeAttributes:
+    """What the pixels show; one frame is an image and has no motion."""
+    video_FHWC = frames_FHWC.astype(np.float32)
+    background = _measure_background(video_FHWC)
+    background_name = _nearest(background, BACKGROUNDS)
+    core = _measure_core(video_FHWC, background)
+    if core is None:
+        motion = None if len(video_FHWC) == 1 else "still"
+        return ShapeAttributes(UNREADABLE, UNREADABLE, background_name, motion)
+    mask_FHW = _measure_mask(video_FHWC, background, core)
+    centre_F2 = _measure_centres(mask_FHW)
+    motion, speed = _read_motion(mask_FHW, centre_F2)
+    shape = _read_shape(mask_FHW, centre_F2)
+    return ShapeAttributes(_read_colour(core, background), shape, background_name, motion, speed)
+
+
+def _measure_background(video_FHWC: Floats) -> Floats:
+    _, height_px, width_px, _ = video_FHWC.shape
+    edge = max(2, round(_BORDER * min(height_px, width_px)))
+    border_HW = np.ones((height_px, width_px), bool)
+    border_HW[edge:-edge, edge:-edge] = False
+    return np.asarray(np.median(video_FHWC[:, border_HW], axis=(0, 1)), np.float32)
+
+
+def _nearest(colour: Floats, palette: dict[str, tuple[int, int, int]]) -> str:
+    distances = np.linalg.norm(np.array(list(palette.values())) - colour, axis=1)
+    return list(palette)[int(distances.argmin())]
+
+
+def _smooth(video_FHWC: Floats) -> Floats:
+    """Mean over 3x3 pixels, edges repeated: noise goes down by three, a shape of 16 pixels stays."""
+    padded = np.pad(video_FHWC, ((0, 0), (1, 1), (1, 1), (0, 0)), mode="edge")
+    rows = padded[:, :-2] + padded[:, 1:-1] + padded[:, 2:]
+    return np.asarray((rows[:, :, :-2] + rows[:, :, 1:-1] + rows[:, :, 2:]) / 9, np.float32)
+
+
+def _measure_core(video_FHWC: Floats, background: Floats) -> Floats | None:
+    """Colour in the middle of the shape: the median of the pixels that stand out most; None when nothing does."""
+    smooth_FHWC = _smooth(video_FHWC)
+    distance_FHW = np.linalg.norm(smooth_FHWC - background, axis=-1)
+    short_px = min(video_FHWC.shape[1:3])
+    num_core = max(4, round(_MIN_AREA * short_px**2)) * len(video_FHWC)
+    reach = float(np.partition(distance_FHW.ravel(), -num_core)[-num_core])
+    if reach < _MIN_CONTRAST:
+        return None
+    return np.asarray(np.median(smooth_FHWC[distance_FHW >= reach], axis=0), np.float32)
+
+
+def _measure_mask(video_FHWC: Floats, background: Floats, core: Floats) -> Floats:
+    """Share of the shape's colour in every pixel, FHW; weak traces count as background."""
+    axis = core - background
+    share_FHW = (_smooth(video_FHWC) - background) @ (axis / (axis @ axis))
+    return np.asarray(np.clip((share_FHW - 0.2) / 0.8, 0, 1), np.float32)
+
+
+def _measure_centres(mask_FHW: Floats) -> NDArray[np.float64]:
+    """Centroids (down, right) in pixels; the second look leaves out specks far from the first."""
+    _, height_px, width_px = mask_FHW.shape
+    down = np.arange(height_px) + 0.5
+    right = np.arange(width_px) + 0.5
+    centre_F2 = _centroid(mask_FHW.astype(np.float64) ** 2, down, right)
+    radius_px = _SEARCH_RADIUS * min(height_px, width_px)
+    near_FHW = (
+        (down[None, :, None] - centre_F2[:, 0, None, None]) ** 2
+        + (right[None, None, :] - centre_F2[:, 1, None, None]) ** 2
+    ) <= radius_px**2
+    return _centroid(mask_FHW * near_FHW, down, right)
+
+
+def _centroid(
+    weight_FHW: NDArray[np.floating], down: NDArray[np.float64], right: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    total_F = weight_FHW.sum(axis=(1, 2)) + 1e-6
+    return np.stack([weight_FHW.sum(axis=2) @ down / total_F, weight_FHW.sum(axis=1) @ right / total_F], axis=1)
+
+
+def _read_motion(mask_FHW: Floats, centre_F2: NDArray[np.float64]) -> tuple[str | None, str | None]:
+    """Direction and speed of the least-squares line through the centroids; frames count by how much they show."""
+    if len(mask_FHW) == 1:
+        return None, None
+    weight_F = mask_FHW.sum(axis=(1, 2), dtype=np.float64) + 1e-6
+    frame_F = np.arange(len(mask_FHW)) - np.average(np.arange(len(mask_FHW)), weights=weight_F)
+    spread = (weight_F * frame_F**2).sum()
+    velocity = (weight_F * frame_F) @ centre_F2 / max(spread, 1e-6) / min(mask_FHW.shape[1:])
+    speed = float(np.linalg.norm(velocity))
+    if speed < _MOVING_FROM:
+        return "still", None
+    directions = {name: step for name, step in MOTIONS.items() if name != "still"}
+    along = np.array(list(directions.values())) @ velocity
+    return list(directions)[int(along.argmax())], "quickly" if speed >= _QUICK_FROM else "slowly"
+
+
+def _read_shape(mask_FHW: Floats, centre_F2: NDArray[np.float64]) -> str:
+    """The shape whose outline, at the mask's own place and area, covers the mask best over all frames."""
+    area_px = float(mask_FHW.sum(dtype=np.float64)) / len(mask_FHW)
+    overlap = {}
+    for shape in SHAPES:
+        size_px = (area_px / shape_area(shape, 1.0)) ** 0.5
+        cover_FHW = cover_shape(shape, size_px, centre_F2, *mask_FHW.shape[1:])
+        overlap[shape] = float(np.minimum(cover_FHW, mask_FHW).sum() / np.maximum(cover_FHW, mask_FHW).sum())
+    return max(overlap, key=lambda shape: overlap[shape])
+
+
+def _read_colour(core: Floats, background: Floats) -> str:
+    """The colour nearest to the core, where each may be mixed with the background by up to a half."""
+    axes = np.array(list(COLOURS.values()), np.float32) - background
+    share = np.clip((axes @ (core - background)) / (axes**2).sum(axis=1), 1 - _MAX_FADING, 1)
+    distances = np.linalg.norm(core - background - share[:, None] * axes, axis=1)
+    return list(COLOURS)[int(distances.argmin())]
+
+
+@dataclass(frozen=True)
+class ScoreReport:
+    """How often clips show what their captions say.
+
+    `accuracy` has a share per attribute, over the captions that name it; `all_right` is the share of clips
+    whose every named attribute is right. `chance` is what uniform guessing gives, under the same names.
+    """
+
+    count: int
+    accuracy: dict[str, float]
+    all_right: float
+    chance: dict[str, float]
+
+
+def score_prompts(clips: Iterable[tuple[NDArray[np.uint8], str]]) -> ScoreReport:
+    """Compare frames with captions. A caption that does not name colour, shape and background is a ValueError."""
+    pairs = []
+    for frames_FHWC, caption in clips:
+        wanted = parse_caption(caption)
+        if wanted is None:
+            raise ValueError(f"{caption!r} names no colour, shape and background of Moving Shapes")
+        pairs.append((wanted, score_clip(frames_FHWC)))
+    return _report(pairs)
+
+
+def _report(pairs: Sequence[tuple[ShapeAttributes, ShapeAttributes]]) -> ScoreReport:
+    right: dict[str, list[bool]] = {name: [] for name in _NUM_VALUES}
+    all_right, all_chance = [], []
+    for wanted, found in pairs:
+        named = [name for name in _NUM_VALUES if getattr(wanted, name) is not None]
+        for name in named:
+            right[name].append(getattr(wanted, name) == getattr(found, name))
+        all_right.append(all(right[name][-1] for name in named))
+        all_chance.append(prod(1 / _NUM_VALUES[name] for name in named))
+    accuracy = {name: float(np.mean(values)) for name, values in right.items() if values}
+    chance = {name: 1 / _NUM_VALUES[name] for name in accuracy}
+    if not pairs:
+        raise ValueError("no clips to score")
+    return ScoreReport(
+        len(pairs), accuracy, float(np.mean(all_right)), chance | {"all_right": float(np.mean(all_chance))}
+    )

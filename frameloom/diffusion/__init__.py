@@ -1,0 +1,1 @@
+"""Objectives, timestep laws and samplers: mathematics on tensors, no models."""

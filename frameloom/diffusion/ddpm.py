@@ -1,0 +1,195 @@
+"""DDPM: discrete noise levels, v- or epsilon-prediction, min-SNR weights, zero terminal SNR, DDIM sampling.
+
+Shape letters: B batch, C channels, F frames, H height, W width, T training timesteps.
+
+With a = alpha_bar at an index (0 = least noise):
+    noisy = sqrt(a) * latent + sqrt(1 - a) * noise          SNR = a / (1 - a)
+    v     = sqrt(a) * noise - sqrt(1 - a) * latent          (Salimans & Ho 2022)
+so latent = sqrt(a) * noisy - sqrt(1 - a) * v and noise = sqrt(1 - a) * noisy + sqrt(a) * v.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from frameloom.core.errors import ConfigError
+from frameloom.diffusion.objective import Noised, OnStep, Predict, per_sample, weighted_error_B
+
+BetaSchedule = Literal["linear", "scaled_linear"]
+Prediction = Literal["v", "epsilon"]
+Spacing = Literal["trailing", "leading", "linspace"]
+
+
+def make_betas(schedule: BetaSchedule, start: float, end: float, num_steps: int, dtype: torch.dtype) -> Tensor:
+    """Noise added per step: even in beta, or ("scaled_linear") even in its square root."""
+    if schedule == "linear":
+        return torch.linspace(start, end, num_steps, dtype=dtype)
+    return torch.linspace(start**0.5, end**0.5, num_steps, dtype=dtype).square()
+
+
+def shift_snr(alpha_bar_T: Tensor, shift: float) -> Tensor:
+    """Divide the SNR of every level by `shift`; CogVideoX-2b samples with 3."""
+    return alpha_bar_T / (shift + (1 - shift) * alpha_bar_T)
+
+
+def rescale_to_zero_terminal_snr(alpha_bar_T: Tensor) -> Tensor:
+    """Move sqrt(alpha_bar) linearly so that its first value stays and its last is 0 (Lin et al. 2023, alg. 1)."""
+    root_T = alpha_bar_T.sqrt()
+    first, last = root_T[0], root_T[-1]
+    squared_T = ((root_T - last) * (first / (first - last))).square()
+    # Published schedules store betas and multiply them up again; the same rounding makes ours equal to the bit.
+    alphas_T = torch.cat([squared_T[:1], squared_T[1:] / squared_T[:-1]])
+    return torch.cumprod(1 - (1 - alphas_T), dim=0)
+
+
+def snr(alpha_bar: Tensor) -> Tensor:
+    """Signal-to-noise ratio of the noisy latent."""
+    return alpha_bar / (1 - alpha_bar)
+
+
+def min_snr_weight(alpha_bar: Tensor, gamma: float, prediction: Prediction) -> Tensor:
+    """Hang et al. 2023: the error of the latent counts min(SNR, gamma), whatever the network predicts."""
+    ratio = snr(alpha_bar)
+    return ratio.clamp_max(gamma) / (ratio + 1 if prediction == "v" else ratio)
+
+
+def velocity(latent: Tensor, noise: Tensor, alpha_bar: Tensor) -> Tensor:
+    return alpha_bar.sqrt() * noise - (1 - alpha_bar).sqrt() * latent
+
+
+@dataclass(frozen=True)
+class DDPMObjective:
+    """A DDPM whose timesteps are drawn uniformly.
+
+    Defaults are Open-Sora-Plan 1.3's. `timestep_B` is index / num_train_timesteps (see `objective`). Zero terminal
+    SNR needs v-prediction, because the last level holds no latent to find noise in, and trailing spacing, because
+    sampling must begin at that level.
+    """
+
+    num_train_timesteps: int = 1000
+    beta_schedule: BetaSchedule = "linear"
+    beta_start: float = 1e-4
+    beta_end: float = 0.02
+    zero_terminal_snr: bool = True
+    prediction: Prediction = "v"
+    snr_gamma: float | None = None
+    snr_shift: float = 1.0
+    spacing: Spacing = "trailing"
+    motion_share: float = 0.0
+    alpha_bar_T: Tensor = field(init=False, repr=False, compare=False)
+    _on_device: dict[torch.device, Tensor] = field(init=False, repr=False, compare=False, default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._refuse_mistakes()
+        # float32 is what published models were trained with; CogVideoX's shifted schedule is a float64 one.
+        dtype = torch.float32 if self.snr_shift == 1 else torch.float64
+        betas_T = make_betas(self.beta_schedule, self.beta_start, self.beta_end, self.num_train_timesteps, dtype)
+        alpha_bar_T = shift_snr(torch.cumprod(1 - betas_T, dim=0), self.snr_shift)
+        if self.zero_terminal_snr:
+            alpha_bar_T = rescale_to_zero_terminal_snr(alpha_bar_T)
+        object.__setattr__(self, "alpha_bar_T", alpha_bar_T)
+
+    def _refuse_mistakes(self) -> None:
+        problems = []
+        for name, allowed in (
+            ("beta_schedule", ("linear", "scaled_linear")),
+            ("prediction", ("v", "epsilon")),
+            ("spacing", ("trailing", "leading", "linspace")),
+        ):
+            if getattr(self, name) not in allowed:
+                problems.append(
+                    f"ddpm objective: {name} is {getattr(self, name)!r}; choose one of {', '.join(allowed)}"
+                )
+        if self.zero_terminal_snr and self.prediction == "epsilon":
+            problems.append(
+                "ddpm objective: zero_terminal_snr with prediction 'epsilon' divides by zero at the last timestep; "
+                "choose prediction 'v' or switch zero_terminal_snr off"
+            )
+        if self.zero_terminal_snr and self.spacing == "leading":
+            problems.append(
+                "ddpm objective: spacing 'leading' never visits the last timestep, which zero_terminal_snr needs; "
+                "choose 'trailing'"
+            )
+        if self.snr_gamma is not None and self.snr_gamma <= 0:
+            problems.append(
+                f"ddpm objective: snr_gamma is {self.snr_gamma}; give a positive number (5 is usual) or null"
+            )
+        if problems:
+            raise ConfigError(problems)
+
+    def index_B(self, draw_B: Tensor) -> Tensor:
+        """The timestep law: every index is equally likely."""
+        index_B = (draw_B.double() * self.num_train_timesteps).long()
+        return index_B.clamp(0, self.num_train_timesteps - 1)
+
+    def add_noise(self, latent_BCFHW: Tensor, noise_BCFHW: Tensor, draw_B: Tensor) -> Noised:
+        return self.add_noise_at(latent_BCFHW, noise_BCFHW, self.index_B(draw_B))
+
+    def add_noise_at(self, latent_BCFHW: Tensor, noise_BCFHW: Tensor, index_B: Tensor) -> Noised:
+        """The example at a given index per sample."""
+        latent, noise = latent_BCFHW.float(), noise_BCFHW.float()
+        alpha_bar_B = self._curve_on(latent.device)[index_B.to(latent.device)]
+        alpha_bar = per_sample(alpha_bar_B, latent)
+        noisy = alpha_bar.sqrt() * latent + (1 - alpha_bar).sqrt() * noise
+        return Noised(
+            noisy_BCFHW=noisy.to(latent_BCFHW.dtype),
+            timestep_B=self.timestep_B(index_B.to(latent.device)),
+            target_BCFHW=velocity(latent, noise, alpha_bar) if self.prediction == "v" else noise,
+            weight_B=self.weight_B(alpha_bar_B),
+        )
+
+    def _curve_on(self, device: torch.device) -> Tensor:
+        # Kept per device: copying it every step would make the host wait for the accelerator.
+        if device not in self._on_device:
+            self._on_device[device] = self.alpha_bar_T.to(device, torch.float32)
+        return self._on_device[device]
+
+    def timestep_B(self, index_B: Tensor) -> Tensor:
+        return (index_B.double() / self.num_train_timesteps).float()
+
+    def weight_B(self, alpha_bar_B: Tensor) -> Tensor:
+        if self.snr_gamma is None:
+            return torch.ones_like(alpha_bar_B)
+        return min_snr_weight(alpha_bar_B, self.snr_gamma, self.prediction)
+
+    def loss_B(self, prediction_BCFHW: Tensor, noised: Noised, mask_BFHW: Tensor | None = None) -> Tensor:
+        return weighted_error_B(prediction_BCFHW, noised, mask_BFHW, motion_share=self.motion_share)
+
+    def schedule(self, num_steps: int) -> list[int]:
+        """The indices that `num_steps` sampling steps visit, from noisy to clean."""
+        total = self.num_train_timesteps
+        if not 1 <= num_steps <= total:
+            raise ConfigError(f"sampling: {num_steps} steps, but the model has {total} noise levels; give 1 to {total}")
+        if self.spacing == "linspace":
+            return [round((total - 1) * (1 - step / max(num_steps - 1, 1))) for step in range(num_steps)]
+        if self.spacing == "leading":
+            # One up from a multiple: Stable Diffusion's published "steps_offset 1".
+            return [min(step * (total // num_steps) + 1, total - 1) for step in reversed(range(num_steps))]
+        return [round(total * (num_steps - step) / num_steps) - 1 for step in range(num_steps)]
+
+    def split(self, x: Tensor, prediction: Tensor, alpha_bar: float) -> tuple[Tensor, Tensor]:
+        """The (latent, noise) that a prediction at this noise level stands for."""
+        signal, spread = alpha_bar**0.5, (1 - alpha_bar) ** 0.5
+        if self.prediction == "v":
+            return signal * x - spread * prediction, spread * x + signal * prediction
+        return (x - spread * prediction) / signal, prediction
+
+    @torch.no_grad()
+    def sample(self, predict: Predict, noise_BCFHW: Tensor, *, num_steps: int, on_step: OnStep | None = None) -> Tensor:
+        """Deterministic DDIM (Song et al. 2021, eta 0); the last step goes to the noise-free latent."""
+        x_BCFHW = noise_BCFHW.to(torch.promote_types(noise_BCFHW.dtype, torch.float32))
+        indices = self.schedule(num_steps)
+        levels = [*(float(self.alpha_bar_T[index]) for index in indices), 1.0]
+        for step, index in enumerate(indices):
+            index_B = torch.full((x_BCFHW.shape[0],), index, device=x_BCFHW.device)
+            prediction = predict(x_BCFHW, self.timestep_B(index_B)).to(x_BCFHW.dtype)
+            latent, noise = self.split(x_BCFHW, prediction, levels[step])
+            next_level = levels[step + 1]
+            x_BCFHW = next_level**0.5 * latent + (1 - next_level) ** 0.5 * noise
+            if on_step is not None:
+                on_step(step + 1, x_BCFHW)
+        return x_BCFHW

@@ -1,0 +1,134 @@
+"""Flow matching: straight paths from noise to data, learned as a velocity.
+
+Shape letters: B batch, C channels, F frames, H height, W width, S sampling steps.
+
+With time 0 = data and 1 = noise, r = 1 - time and s = sigma_min (Lipman et al. 2023, eq. 22, time reversed):
+    noisy  = r * latent + (1 - (1 - s) * r) * noise
+    target = (1 - s) * noise - latent          (the velocity d noisy / d time)
+The shift (Esser et al. 2024, eq. 23) moves times towards noise for large latents:
+    time <- alpha * time / (1 + (alpha - 1) * time)
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from frameloom.core.errors import ConfigError
+from frameloom.diffusion.objective import Noised, OnStep, Predict, per_sample, weighted_error_B
+
+Shift = None | float | Literal["open_sora2"]
+
+# Open-Sora 2.0's factor is a line through (256 patches, 1) and (4096 patches, 3), times sqrt(latent frames).
+_SLOPE = (3 - 1) / (4096 - 256)
+_INTERCEPT = 1 - 256 * _SLOPE
+
+# Keeps the normal quantile finite: draws within 1e-9 of 0 or 1 become -6 and +6 standard deviations.
+_DRAW_MARGIN = 1e-9
+
+
+def open_sora2_alpha(num_frames: int, height: int, width: int, *, patch_area: int = 4) -> float:
+    """The shift factor for a latent of this size; 1 for one frame of 256 patches."""
+    num_patches = height * width // patch_area
+    return (_SLOPE * num_patches + _INTERCEPT) * math.sqrt(num_frames)
+
+
+def shift_time(time: Tensor, alpha: float) -> Tensor:
+    """Move times in [0, 1] towards 1 (alpha > 1) or 0 (alpha < 1); the ends stay."""
+    return alpha * time / (1 + (alpha - 1) * time)
+
+
+def logit_normal_time(normal_B: Tensor) -> Tensor:
+    """Time from a standard normal draw, most often near the middle."""
+    return torch.sigmoid(normal_B)
+
+
+def normal_from_uniform(draw_B: Tensor) -> Tensor:
+    """The standard normal quantile of a uniform draw, in float64."""
+    normal_B: Tensor = torch.special.ndtri(draw_B.double().clamp(_DRAW_MARGIN, 1 - _DRAW_MARGIN))
+    return normal_B
+
+
+@dataclass(frozen=True)
+class FlowObjective:
+    """Flow matching with a logit-normal or uniform timestep law and an optional shift.
+
+    `shift` is a constant factor or "open_sora2", which depends on the size of the latent. Published Open-Sora 2.0
+    always counts patches of area 4 in training but the model's own patches when sampling; `sampling_patch_area`
+    exists for its checkpoints with patch size 1, None means the same as `patch_area`.
+    """
+
+    sigma_min: float = 1e-5
+    law: Literal["logit_normal", "uniform"] = "logit_normal"
+    shift: Shift = None
+    patch_area: int = 4
+    sampling_patch_area: int | None = None
+    motion_share: float = 0.0
+
+    def __post_init__(self) -> None:
+        problems = []
+        if self.law not in ("logit_normal", "uniform"):
+            problems.append(f"flow objective: law is {self.law!r}; choose 'logit_normal' or 'uniform'")
+        if isinstance(self.shift, str) and self.shift != "open_sora2":
+            problems.append(f"flow objective: shift is {self.shift!r}; give a positive number, 'open_sora2' or null")
+        if isinstance(self.shift, (int, float)) and self.shift <= 0:
+            problems.append(f"flow objective: shift is {self.shift}; it multiplies time, so give a positive number")
+        if not 0 <= self.sigma_min < 1:
+            problems.append(f"flow objective: sigma_min is {self.sigma_min}; give a number from 0 to below 1")
+        if problems:
+            raise ConfigError(problems)
+
+    def alpha(self, latent: Tensor, *, patch_area: int | None = None) -> float:
+        """The shift factor for a latent of this shape (..., F, H, W)."""
+        if self.shift == "open_sora2":
+            num_frames, height, width = latent.shape[-3:]
+            return open_sora2_alpha(num_frames, height, width, patch_area=patch_area or self.patch_area)
+        return 1.0 if self.shift is None else float(self.shift)
+
+    def time_B(self, draw_B: Tensor, latent_BCFHW: Tensor) -> Tensor:
+        """The timestep law: uniform draws become shifted times, computed in float64."""
+        uniform_B = draw_B.double()
+        time_B = logit_normal_time(normal_from_uniform(uniform_B)) if self.law == "logit_normal" else uniform_B
+        return shift_time(time_B, self.alpha(latent_BCFHW)).float()
+
+    def add_noise(self, latent_BCFHW: Tensor, noise_BCFHW: Tensor, draw_B: Tensor) -> Noised:
+        return self.add_noise_at(latent_BCFHW, noise_BCFHW, self.time_B(draw_B, latent_BCFHW))
+
+    def add_noise_at(self, latent_BCFHW: Tensor, noise_BCFHW: Tensor, time_B: Tensor) -> Noised:
+        """The example at a given time; `time_B` is already shifted."""
+        latent, noise = latent_BCFHW.float(), noise_BCFHW.float()
+        rest = 1 - per_sample(time_B.float(), latent)
+        noisy = rest * latent + (1 - (1 - self.sigma_min) * rest) * noise
+        return Noised(
+            noisy_BCFHW=noisy.to(latent_BCFHW.dtype),
+            timestep_B=time_B.float(),
+            target_BCFHW=(1 - self.sigma_min) * noise - latent,
+            weight_B=torch.ones_like(time_B, dtype=torch.float32),
+        )
+
+    def loss_B(self, prediction_BCFHW: Tensor, noised: Noised, mask_BFHW: Tensor | None = None) -> Tensor:
+        return weighted_error_B(prediction_BCFHW, noised, mask_BFHW, motion_share=self.motion_share)
+
+    def schedule(self, latent: Tensor, num_steps: int) -> list[float]:
+        """num_steps + 1 times from 1 to 0, evenly spaced before the shift."""
+        even_S = torch.linspace(1, 0, num_steps + 1, dtype=torch.float64)
+        alpha = self.alpha(latent, patch_area=self.sampling_patch_area)
+        return [float(time) for time in shift_time(even_S, alpha)]
+
+    @torch.no_grad()
+    def sample(self, predict: Predict, noise_BCFHW: Tensor, *, num_steps: int, on_step: OnStep | None = None) -> Tensor:
+        """Euler steps along the predicted velocity."""
+        x_BCFHW = noise_BCFHW.to(torch.promote_types(noise_BCFHW.dtype, torch.float32))
+        times = self.schedule(x_BCFHW, num_steps)
+        for step, (time, next_time) in enumerate(pairwise(times)):
+            timestep_B = torch.full((x_BCFHW.shape[0],), time, dtype=torch.float32, device=x_BCFHW.device)
+            velocity_BCFHW = predict(x_BCFHW, timestep_B).to(x_BCFHW.dtype)
+            x_BCFHW = x_BCFHW + (next_time - time) * velocity_BCFHW
+            if on_step is not None:
+                on_step(step + 1, x_BCFHW)
+        return x_BCFHW

@@ -1,0 +1,91 @@
+"""What a training objective gives and takes, and the error all of them share.
+
+Shape letters: B batch, C channels, F frames, H height, W width.
+
+Time convention, for every objective: `timestep_B` is float32 in [0, 1], 0 is data and 1 is noise. Flow matching
+gives the time itself. DDPM gives index / num_train_timesteps, so 0 ... 0.999 for 1000 steps; a denoiser that
+wants the integer takes `round(timestep * 1000)`. Timesteps must not pass through bfloat16 (999 becomes 1000).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+Predict = Callable[[Tensor, Tensor], Tensor]
+"""(x_BCFHW, timestep_B) -> prediction_BCFHW. A sampler calls it exactly once per step, in order."""
+
+OnStep = Callable[[int, Tensor], None]
+"""Called after each sampling step with the number of steps done and the latent so far."""
+
+
+class Noised(NamedTuple):
+    """One training example per sample. `noisy` has the dtype of the latent; the rest is float32."""
+
+    noisy_BCFHW: Tensor
+    timestep_B: Tensor
+    target_BCFHW: Tensor
+    weight_B: Tensor
+
+
+class Objective(Protocol):
+    """How latents become training targets, and how predictions become latents again."""
+
+    def add_noise(self, latent_BCFHW: Tensor, noise_BCFHW: Tensor, draw_B: Tensor) -> Noised:
+        """`draw_B` is uniform in [0, 1); the objective's timestep law turns it into a time."""
+        ...
+
+    def loss_B(self, prediction_BCFHW: Tensor, noised: Noised, mask_BFHW: Tensor | None = None) -> Tensor:
+        """Weighted mean squared error of each sample; its mean over the batch is the training loss."""
+        ...
+
+    def sample(self, predict: Predict, noise_BCFHW: Tensor, *, num_steps: int, on_step: OnStep | None = None) -> Tensor:
+        """Walk from noise to a latent, in float32 or the wider dtype of `noise`."""
+        ...
+
+
+def per_sample(value_B: Tensor, like: Tensor) -> Tensor:
+    """View one value per sample so that it broadcasts over the other dims of `like`."""
+    return value_B.reshape(-1, *[1] * (like.ndim - 1))
+
+
+def offset_noise(noise_BCFHW: Tensor, draw_BC: Tensor, strength: float) -> Tensor:
+    """Noise whose mean per sample and channel is off by `strength` times a normal draw.
+
+    It lets a model with non-zero terminal SNR learn very dark and very bright clips. A draw of shape (B, 1) moves
+    all channels of a sample together.
+    """
+    return noise_BCFHW + strength * draw_BC[:, :, None, None, None]
+
+
+def weighted_error_B(
+    prediction_BCFHW: Tensor, noised: Noised, mask_BFHW: Tensor | None = None, *, motion_share: float = 0.0
+) -> Tensor:
+    """Squared error in float32, averaged over C, F, H, W, times the weight of the sample.
+
+    `mask` is 1 where a latent cell counts (padding is 0). Samples are divided by the mask's mean over the whole
+    batch, not their own, so the mean over the batch is sum(weight * mask * error) / sum(mask).
+    `motion_share` is the part of the loss that goes to the error of frame-to-frame differences, for clips of more
+    than two latent frames.
+    """
+    difference = prediction_BCFHW.float() - noised.target_BCFHW.float()
+    error_B = _mean_square_B(difference, mask_BFHW)
+    if motion_share and difference.shape[2] > 2:
+        moved = difference[:, :, 1:] - difference[:, :, :-1]
+        # A difference counts only where both of its frames do.
+        moved_mask = None if mask_BFHW is None else mask_BFHW[:, 1:] * mask_BFHW[:, :-1]
+        error_B = (1 - motion_share) * error_B + motion_share * _mean_square_B(moved, moved_mask)
+    return noised.weight_B * error_B
+
+
+def _mean_square_B(difference_BCFHW: Tensor, mask_BFHW: Tensor | None) -> Tensor:
+    if mask_BFHW is None:
+        return difference_BCFHW.square().mean(dim=(1, 2, 3, 4))
+    mask = mask_BFHW.to(difference_BCFHW.dtype)
+    masked = difference_BCFHW.square() * mask[:, None]
+    # An empty mask gives zero loss, not a division by zero.
+    share = mask.mean().clamp_min(torch.finfo(mask.dtype).tiny)
+    return masked.mean(dim=(1, 2, 3, 4)) / share

@@ -1,0 +1,1 @@
+"""Prompt in, video file out."""

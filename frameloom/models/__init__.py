@@ -1,0 +1,1 @@
+"""Denoisers, autoencoders, text encoders and the few layers that they share."""

@@ -1,0 +1,108 @@
+"""What a denoiser family offers to the trainer, the sampler and the planner, and what families share in offering it.
+
+Shape letters: B batch, C channels, F frames, H height, W width, K text tokens, D width.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from frameloom.core.errors import ConfigError
+from frameloom.models.names import refuse_unknown
+from frameloom.models.text.base import TextStates
+
+__all__ = ["DenoiserFamily", "TextStates", "initialize", "override_fields"]
+
+Config = TypeVar("Config")
+_LINEAR = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
+_NORMS = (nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
+
+
+@dataclass(frozen=True)
+class DenoiserFamily:
+    """One architecture, as a record of functions; nothing outside its folder names the family.
+
+    configure      (size, *, latent_channels, text_width, pooled_width, overrides) -> config
+    build          (config, generator=None) -> model with fresh weights drawn from `generator` alone; without one,
+                   from a fixed stream. Under `torch.device("meta")` the model has shapes and no weights.
+    patch          config -> latent cells (frames, height, width) per token
+    denoise        (model, noisy_BCFHW, timestep_B, text) -> prediction_BCFHW; timestep 1 is pure noise, 0 is data.
+                   Families with more inputs take them as keywords that may be left out.
+    blocks         model -> its repeated blocks; they take and return tensors only (recompute, sharding, compile)
+    load_original  (model, tensors) fills the model from a published checkpoint or from one of its own
+    num_tokens     (config, latent (frames, height, width)) -> video tokens of one sample
+    """
+
+    name: str
+    config_class: type
+    sizes: Mapping[str, Any]
+    configure: Callable[..., Any]
+    build: Callable[..., nn.Module]
+    patch: Callable[[Any], tuple[int, int, int]]
+    denoise: Callable[..., Tensor]
+    blocks: Callable[[nn.Module], list[nn.Module]]
+    load_original: Callable[..., None]
+    num_tokens: Callable[[Any, tuple[int, int, int]], int]
+
+
+def override_fields(config: Config, overrides: Mapping[str, Any], *, where: str, derived: Collection[str] = ()) -> Config:
+    """A copy of a config dataclass with some fields replaced; `derived` fields follow from other parts of the recipe."""
+    fields = {field.name for field in dataclasses.fields(config)} - set(derived)  # type: ignore[arg-type]
+    for name, value in overrides.items():
+        if name in derived:
+            raise ConfigError(f"{where}: '{name}' follows from the autoencoder and the text encoders; remove it")
+        refuse_unknown(name, fields, what=where)
+        _refuse_other_type(name, value, getattr(config, name), where=where)
+    return dataclasses.replace(config, **overrides)  # type: ignore[type-var]
+
+
+def _refuse_other_type(name: str, value: Any, current: Any, *, where: str) -> None:
+    expected = {tuple: (tuple, list), float: (float, int)}.get(type(current), (type(current),))
+    # bool is an int to Python, but `depth: true` is a mistake.
+    if not isinstance(value, expected) or isinstance(value, bool) != isinstance(current, bool):
+        raise ConfigError(f"{where}: '{name}' is {value!r}; it should be like {current!r}")
+
+
+def initialize(
+    model: nn.Module, generator: torch.Generator, *, is_zero: Callable[[str], bool] = lambda name: False
+) -> None:
+    """Fill every parameter from `generator`, in the order of the modules; no other random state is read or changed.
+
+    Linear and convolution layers get PyTorch's usual uniform law, +-1/sqrt(inputs); norms start as identity;
+    modules for whose name `is_zero` holds start as zeros. A module with parameters of its own kind has a method
+    `initialize_parameters(generator)`.
+    """
+    with torch.no_grad():
+        for name, module in model.named_modules():
+            parameters = dict(module.named_parameters(recurse=False))
+            if not parameters:
+                continue
+            if is_zero(name):
+                for parameter in parameters.values():
+                    parameter.zero_()
+            else:
+                _initialize_module(name, module, parameters, generator)
+
+
+def _initialize_module(
+    name: str, module: nn.Module, parameters: Mapping[str, nn.Parameter], generator: torch.Generator
+) -> None:
+    if isinstance(module, _LINEAR):
+        bound = module.weight[0].numel() ** -0.5
+        for parameter in parameters.values():
+            parameter.uniform_(-bound, bound, generator=generator)
+    elif isinstance(module, _NORMS):
+        for key, parameter in parameters.items():
+            parameter.fill_(1.0 if key == "weight" else 0.0)
+    elif isinstance(module, nn.Embedding):
+        module.weight.normal_(generator=generator)
+    elif callable(own := getattr(module, "initialize_parameters", None)):
+        own(generator)
+    else:
+        raise TypeError(f"{name}: no rule to initialize a {type(module).__name__}; give it initialize_parameters")

@@ -1,0 +1,156 @@
+"""Architecture of the Open-Sora 2.0 MMDiT. Field names and defaults are those of the published code."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from frameloom.core.errors import ConfigError
+from frameloom.models.denoisers.base import override_fields
+from frameloom.models.names import refuse_unknown
+
+
+@dataclass(frozen=True)
+class MMDiTConfig:
+    """`in_channels` is the width of a packed token: latent channels times patch_size squared."""
+
+    in_channels: int
+    vec_in_dim: int
+    """width of the pooled text vector"""
+    context_in_dim: int
+    """width of the text token states"""
+    hidden_size: int
+    num_heads: int
+    depth: int
+    """double-stream blocks: text and video keep their own weights"""
+    depth_single_blocks: int
+    axes_dim: tuple[int, ...]
+    """rotary channels of a head for (frame, row, column); they add up to hidden_size / num_heads"""
+    mlp_ratio: float = 4.0
+    theta: int = 10_000
+    qkv_bias: bool = True
+    """biases of q, k and v in the double blocks; the single blocks always have them"""
+    guidance_embed: bool = False
+    cond_embed: bool = False
+    """take an image or video condition: a mask and masked latents, added to the video tokens"""
+    fused_qkv: bool = True
+    """one projection for q, k and v; else three"""
+    use_liger_rope: bool = False
+    """rotary pairs are channels (j, j + half) of a head; else (2j, 2j + 1)"""
+    patch_size: int = 2
+    init: Literal["zero", "default"] = "zero"
+    """fresh weights: "zero" starts modulation and the last layer from zeros, "default" is the published code's"""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "axes_dim", tuple(self.axes_dim))
+        problems = list(_find_problems(self))
+        if problems:
+            raise ConfigError(problems)
+
+    @property
+    def head_dim(self) -> int:
+        return self.hidden_size // self.num_heads
+
+    @property
+    def mlp_hidden_dim(self) -> int:
+        return int(self.hidden_size * self.mlp_ratio)
+
+    @property
+    def latent_channels(self) -> int:
+        return self.in_channels // self.patch_size**2
+
+    @property
+    def cond_channels(self) -> int:
+        """A packed condition token: the mask's patch, then the latent's."""
+        return self.in_channels + self.patch_size**2
+
+
+def _find_problems(config: MMDiTConfig) -> list[str]:
+    where = "opensora2 denoiser"
+    problems = [
+        f"{where}: {name} is {getattr(config, name)}; it must be at least {least}"
+        for name, least in _LEAST.items()
+        if getattr(config, name) < least
+    ]
+    if problems:
+        return problems
+    if config.hidden_size % config.num_heads:
+        problems.append(f"{where}: hidden_size {config.hidden_size} is not a multiple of num_heads {config.num_heads}")
+    elif sum(config.axes_dim) != config.head_dim or len(config.axes_dim) != 3:
+        problems.append(
+            f"{where}: axes_dim {list(config.axes_dim)} must be three numbers that add up to hidden_size / num_heads "
+            f"= {config.head_dim}; set axes_dim to fit"
+        )
+    if any(dim < 2 or dim % 2 for dim in config.axes_dim):
+        problems.append(f"{where}: axes_dim {list(config.axes_dim)} must be even and positive")
+    if config.in_channels % config.patch_size**2:
+        problems.append(f"{where}: in_channels {config.in_channels} is not a multiple of patch_size squared")
+    if config.init not in ("zero", "default"):
+        problems.append(f"{where}: init is '{config.init}'; choose zero or default")
+    return problems
+
+
+_LEAST = {
+    "in_channels": 1,
+    "vec_in_dim": 1,
+    "context_in_dim": 1,
+    "hidden_size": 1,
+    "num_heads": 1,
+    "depth": 0,
+    "depth_single_blocks": 0,
+    "mlp_ratio": 0.01,
+    "theta": 1,
+    "patch_size": 1,
+}
+
+_RELEASED = MMDiTConfig(
+    in_channels=64,
+    vec_in_dim=768,
+    context_in_dim=4096,
+    hidden_size=3072,
+    num_heads=24,
+    depth=19,
+    depth_single_blocks=38,
+    axes_dim=(16, 56, 56),
+    cond_embed=True,
+    fused_qkv=False,
+    use_liger_rope=True,
+    init="default",
+)
+
+# The small sizes keep the layout of Flux (fused, pairwise rotary): fewer and cheaper operations on a CPU.
+_TINY = MMDiTConfig(
+    in_channels=32,
+    vec_in_dim=384,
+    context_in_dim=384,
+    hidden_size=128,
+    num_heads=4,
+    depth=2,
+    depth_single_blocks=2,
+    axes_dim=(8, 12, 12),
+)
+
+SIZES: dict[str, MMDiTConfig] = {
+    "tiny": _TINY,
+    "small": replace(_TINY, hidden_size=256, depth=2, depth_single_blocks=5, axes_dim=(16, 24, 24)),
+    "11b": _RELEASED,
+    "11b-dcae": replace(_RELEASED, in_channels=128, patch_size=1),
+    "flux-dev": replace(_RELEASED, cond_embed=False, guidance_embed=True, fused_qkv=True, use_liger_rope=False),
+}
+
+_DERIVED = ("in_channels", "context_in_dim", "vec_in_dim")
+
+
+def configure(
+    size: str, *, latent_channels: int, text_width: int, pooled_width: int, overrides: Mapping[str, Any]
+) -> MMDiTConfig:
+    """A named size, fitted to the autoencoder and the text encoders, with `overrides` of any other field."""
+    refuse_unknown(size, SIZES, what="opensora2 size")
+    chosen = SIZES[size]
+    patch_size = overrides.get("patch_size", chosen.patch_size)
+    if not isinstance(patch_size, int) or isinstance(patch_size, bool) or patch_size < 1:
+        raise ConfigError(f"model.overrides: 'patch_size' is {patch_size!r}; it should be like {chosen.patch_size}")
+    fitted = {"in_channels": latent_channels * patch_size**2, "patch_size": patch_size}
+    base = replace(chosen, context_in_dim=text_width, vec_in_dim=pooled_width, **fitted)
+    return override_fields(base, overrides, where="model.overrides", derived=_DERIVED)

@@ -1,0 +1,1 @@
+"""Layers that three or more models share."""

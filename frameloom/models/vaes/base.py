@@ -1,0 +1,166 @@
+"""What every video autoencoder on this shelf offers.
+
+Shape letters: B batch, C channels, F frames, H height, W width. Pixels are in [-1, 1].
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from frameloom.core.errors import CheckpointError, DataError
+
+LOGVAR_RANGE = (-30.0, 20.0)
+
+
+class Moments(NamedTuple):
+    """A diagonal Gaussian over latents; the log-variance is already clamped."""
+
+    mean_BCFHW: Tensor
+    logvar_BCFHW: Tensor
+
+    @classmethod
+    def from_raw(cls, raw_BCFHW: Tensor) -> Moments:
+        """Split an encoder's output (mean channels, then log-variance channels) and clamp."""
+        mean_BCFHW, logvar_BCFHW = raw_BCFHW.chunk(2, dim=1)
+        return cls(mean_BCFHW, logvar_BCFHW.clamp(*LOGVAR_RANGE))
+
+    def sample(self, eps_BCFHW: Tensor) -> Tensor:
+        """Mean plus standard deviation times `eps_BCFHW`, which the caller draws from a standard normal."""
+        return self.mean_BCFHW + torch.exp(0.5 * self.logvar_BCFHW) * eps_BCFHW
+
+    def mode(self) -> Tensor:
+        return self.mean_BCFHW
+
+    def kl_B(self) -> Tensor:
+        """Divergence from the standard normal in nats, summed over a sample's latent numbers."""
+        terms_BCFHW = self.mean_BCFHW.square() + self.logvar_BCFHW.exp() - 1.0 - self.logvar_BCFHW
+        return 0.5 * terms_BCFHW.flatten(1).sum(1)
+
+
+class VideoVAE(nn.Module):
+    """Base of the autoencoders: geometry, latent scaling, and the two directions that a subclass fills in.
+
+    `strides` are (frames, height, width). A causal model takes its first frame alone, so its clip lengths
+    are 1, 1 + stride, 1 + 2 * stride, ...
+    """
+
+    scale: Tensor
+    shift: Tensor
+
+    def __init__(
+        self,
+        *,
+        strides: tuple[int, int, int],
+        latent_channels: int,
+        causal: bool,
+        scale: Sequence[float],
+        shift: Sequence[float],
+    ) -> None:
+        super().__init__()
+        self.strides = strides
+        self.latent_channels = latent_channels
+        self.causal = causal
+        self._scaling = (tuple(scale), tuple(shift))
+        self.reset_scaling()
+
+    def reset_scaling(self) -> None:
+        """Write the latent scale and shift again, for instance after a build on the meta device."""
+        scale, shift = self._scaling
+        self.register_buffer("scale", torch.tensor(scale, dtype=torch.float32), persistent=False)
+        self.register_buffer("shift", torch.tensor(shift, dtype=torch.float32), persistent=False)
+
+    def encode(self, pixels_BCFHW: Tensor) -> Moments:
+        raise NotImplementedError
+
+    def decode(self, latent_BCFHW: Tensor) -> Tensor:
+        """Pixels of unnormalised latents."""
+        raise NotImplementedError
+
+    def normalize(self, latent_BCFHW: Tensor) -> Tensor:
+        """What a denoiser sees: (latent - shift) * scale, channel by channel."""
+        return (latent_BCFHW - self._per_channel(self.shift)) * self._per_channel(self.scale)
+
+    def denormalize(self, latent_BCFHW: Tensor) -> Tensor:
+        return latent_BCFHW / self._per_channel(self.scale) + self._per_channel(self.shift)
+
+    def latent_frames(self, pixel_frames: int) -> int:
+        """Latent frames of a clip; DataError when no clip of that length can be encoded."""
+        stride = self.strides[0]
+        lead = 1 if self.causal else 0
+        if pixel_frames < 1 or (pixel_frames - lead) % stride:
+            rule = f"1 more than a multiple of {stride}" if self.causal else f"a multiple of {stride}"
+            raise DataError(f"clip of {pixel_frames} frames: this autoencoder takes {rule}; cut or pad the clip")
+        return lead + (pixel_frames - lead) // stride
+
+    def check_pixels(self, pixels_BCFHW: Tensor) -> None:
+        """DataError when `pixels_BCFHW` is not a batch of RGB clips that the strides divide."""
+        shape = tuple(pixels_BCFHW.shape)
+        if len(shape) != 5 or shape[1] != 3:
+            raise DataError(f"pixels of shape {shape}: expected (batch, 3, frames, height, width)")
+        self.latent_frames(shape[2])
+        _, stride_h, stride_w = self.strides
+        if shape[3] % stride_h or shape[4] % stride_w:
+            raise DataError(
+                f"pixels of height {shape[3]} and width {shape[4]}: this autoencoder takes multiples of "
+                f"{stride_h} and {stride_w}; crop or resize the clip"
+            )
+
+    def initialize(self, generator: torch.Generator) -> None:
+        """Draw every convolution and linear layer anew from `generator` (uniform, bound 1/sqrt(fan in))."""
+        with torch.no_grad():
+            for layer in self.modules():
+                if isinstance(layer, nn.Conv2d | nn.Conv3d | nn.Linear):
+                    bound = 1.0 / math.sqrt(layer.weight[0].numel())
+                    layer.weight.uniform_(-bound, bound, generator=generator)
+                    if layer.bias is not None:
+                        layer.bias.uniform_(-bound, bound, generator=generator)
+
+    @staticmethod
+    def _per_channel(values_C: Tensor) -> Tensor:
+        return values_C.view(1, -1, 1, 1, 1)
+
+
+@dataclass(frozen=True)
+class VAEFamily:
+    """One folder of this shelf: its architecture by name, and how published weights get in.
+
+    `load_original(model, tensors)` takes a state dict with the published keys and raises CheckpointError
+    that names what is missing, unexpected or of another shape.
+    """
+
+    name: str
+    config_class: type[Any]
+    sizes: Mapping[str, Any]
+    build: Callable[[Any], VideoVAE]
+    load_original: Callable[[VideoVAE, Mapping[str, Tensor]], None]
+
+
+def check_fit(expected: Mapping[str, Tensor], given: Mapping[str, Tensor], *, where: str) -> None:
+    """CheckpointError unless `given` has exactly the keys and shapes of `expected`."""
+    problems = [
+        *_describe("missing", [key for key in expected if key not in given]),
+        *_describe("unexpected", [key for key in given if key not in expected]),
+        *_describe(
+            "of another shape",
+            [
+                f"{key} {tuple(given[key].shape)} instead of {tuple(expected[key].shape)}"
+                for key in expected
+                if key in given and given[key].shape != expected[key].shape
+            ],
+        ),
+    ]
+    if problems:
+        raise CheckpointError(f"{where}: {'; '.join(problems)}; check that the config belongs to these weights")
+
+
+def _describe(kind: str, names: list[str], limit: int = 5) -> list[str]:
+    if not names:
+        return []
+    more = f" and {len(names) - limit} more" if len(names) > limit else ""
+    return [f"{len(names)} {kind}: {', '.join(names[:limit])}{more}"]

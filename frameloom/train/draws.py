@@ -1,0 +1,29 @@
+"""The random numbers of a training sample, each a function of (seed, purpose, epoch, ordinal).
+
+Shape letters: B batch, C channels, F frames, H height, W width.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from frameloom.core.random import stream
+from frameloom.data.batch import Batch
+
+
+def draw_normal(seed: int, purpose: str, batch: Batch, shape_CFHW: tuple[int, ...], device: torch.device) -> Tensor:
+    """Standard normal numbers of shape B + `shape_CFHW`, one private generator per sample."""
+    drawn_BCFHW = torch.empty((len(batch.ordinals), *shape_CFHW), device=device)
+    for sample, ordinal in zip(drawn_BCFHW, batch.ordinals, strict=True):
+        sample.normal_(generator=stream(seed, purpose, batch.epoch, int(ordinal), device=device.type))
+    return drawn_BCFHW
+
+
+def draw_uniform(seed: int, purpose: str, batch: Batch) -> Tensor:
+    """One number in [0, 1) per sample, on the host, in double precision."""
+    drawn = [
+        torch.rand((), generator=stream(seed, purpose, batch.epoch, int(ordinal)), dtype=torch.float64)
+        for ordinal in batch.ordinals
+    ]
+    return torch.stack(drawn)

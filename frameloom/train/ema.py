@@ -1,0 +1,127 @@
+"""An exponential moving average of the weights, in float32 beside the model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+
+from frameloom.core.errors import CheckpointError
+
+
+def decay_at(step: int, decay: float, *, warmup: bool) -> float:
+    """The decay of the update after optimizer step `step` (the first is 1).
+
+    With warm-up the first update copies the weights, and later ones forget fast while the average is young:
+    min(decay, (1 + s) / (10 + s)) with s = step - 1, the rule of diffusers.
+    """
+    if not warmup:
+        return decay
+    age = step - 1
+    return 0.0 if age <= 0 else min(decay, (1 + age) / (10 + age))
+
+
+class EMA:
+    """Averages the tensors it was given; build it after sharding, so that each process averages its own shard.
+
+    The average is float32 (or wider) even for bfloat16 weights, in which a decay of 0.9999 would round away.
+    """
+
+    def __init__(self, model_params: Mapping[str, Tensor], decay: float, warmup: bool) -> None:
+        self.decay = decay
+        self.warmup = warmup
+        self._params = dict(model_params)
+        self._shadow = {
+            name: param.detach().to(torch.promote_types(param.dtype, torch.float32), copy=True)
+            for name, param in self._params.items()
+        }
+        self._is_applied = False
+
+    @torch.no_grad()
+    def update(self, step: int) -> None:
+        """Move the average towards the weights; call after optimizer step `step`, counted from 1."""
+        self._refuse_while_applied("update")
+        if not self._shadow:
+            return
+        shadows = list(self._shadow.values())
+        params = [param.detach().to(self._shadow[name].dtype) for name, param in self._params.items()]
+        torch._foreach_lerp_(shadows, params, 1 - decay_at(step, self.decay, warmup=self.warmup))
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """The averaged weights by name; the tensors themselves, not copies."""
+        self._refuse_while_applied("state_dict")
+        return dict(self._shadow)
+
+    @torch.no_grad()
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Take over averaged weights; every name and shape must fit."""
+        self._refuse_while_applied("load_state_dict")
+        _refuse_other_names(set(self._shadow), set(state))
+        for name, shadow in self._shadow.items():
+            if state[name].shape != shadow.shape:
+                found, wanted = tuple(state[name].shape), tuple(shadow.shape)
+                raise CheckpointError(
+                    f"EMA: '{name}' is {found} in the checkpoint, {wanted} in the model; use its recipe"
+                )
+        for name, shadow in self._shadow.items():
+            shadow.copy_(state[name])
+
+    @contextmanager
+    def applied(self, model: nn.Module) -> Iterator[None]:
+        """Let `model` have the averaged weights inside the block, and its own again after it.
+
+        Values are exchanged in place, so sharded and compiled models keep their storages; weights of the average's
+        dtype rest in the average's memory meanwhile, others in a copy.
+        """
+        self._refuse_while_applied("applied")
+        params = dict(model.named_parameters())
+        _refuse_other_names(set(self._shadow), set(params) & set(self._shadow))
+        own: dict[str, Tensor] = {}
+        exchanged: list[str] = []
+        self._is_applied = True
+        try:
+            for name, shadow in self._shadow.items():
+                _bring_in(params[name], shadow, own, name)
+                exchanged.append(name)
+            yield
+        finally:
+            for name in exchanged:
+                _bring_back(params[name], self._shadow[name], own, name)
+            self._is_applied = False
+
+    def _refuse_while_applied(self, action: str) -> None:
+        if self._is_applied:
+            raise RuntimeError(
+                f"EMA.{action} inside EMA.applied: the average is in the model now; leave the block first"
+            )
+
+
+@torch.no_grad()
+def _bring_in(param: Tensor, shadow: Tensor, own: dict[str, Tensor], name: str) -> None:
+    kept = param.detach().clone()
+    param.copy_(shadow)
+    if param.dtype == shadow.dtype:
+        shadow.copy_(kept)
+    else:
+        own[name] = kept
+
+
+@torch.no_grad()
+def _bring_back(param: Tensor, shadow: Tensor, own: dict[str, Tensor], name: str) -> None:
+    if name in own:
+        param.copy_(own.pop(name))
+        return
+    average = param.detach().clone()
+    param.copy_(shadow)
+    shadow.copy_(average)
+
+
+def _refuse_other_names(wanted: set[str], found: set[str]) -> None:
+    missing, extra = sorted(wanted - found), sorted(found - wanted)
+    if missing or extra:
+        raise CheckpointError(
+            f"EMA: {len(missing)} weights are missing (first: {missing[:1]}) and {len(extra)} are unknown "
+            f"(first: {extra[:1]}); the average belongs to another model, use the recipe it was made with"
+        )

@@ -1,0 +1,75 @@
+"""One optimizer step: tensors in, numbers out; no files, no processes.
+
+The loss of a step is the mean over its samples, whatever the number of micro-batches they come in, so
+an accumulation split changes nothing but the order of a sum.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+from frameloom.data.batch import Batch
+from frameloom.train.ema import EMA
+from frameloom.train.optimizer import clip_gradients
+
+
+class Task(Protocol):
+    """What is trained: gives the loss of every sample of a micro-batch, and named parts of it for the log."""
+
+    model: nn.Module
+
+    def losses(self, batch: Batch) -> tuple[Tensor, Mapping[str, Tensor]]: ...
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """`is_finite` False means that nothing was changed: weights, averages and optimizer are as before."""
+
+    values: dict[str, float]
+    is_finite: bool
+
+
+@dataclass
+class Stepper:
+    """Forward, backward, clip, update. `lr_at` gives the learning rate of a step (the first one is 1)."""
+
+    task: Task
+    optimizer: torch.optim.Optimizer
+    ema: EMA | None
+    lr_at: Callable[[int], float]
+    clip_norm: float | None
+    device_type: str
+    bf16: bool
+
+    def step(self, number: int, batches: Sequence[Batch]) -> StepResult:
+        num_samples = sum(len(batch.rows) for batch in batches)
+        totals: dict[str, Tensor] = {}
+        for batch in batches:
+            with torch.autocast(self.device_type, torch.bfloat16, enabled=self.bf16):
+                losses_B, parts = self.task.losses(batch)
+            loss = losses_B.sum() / num_samples
+            loss.backward()
+            for name, part_B in {"loss": losses_B, **parts}.items():
+                part = part_B.detach().sum() / num_samples
+                totals[name] = totals[name] + part if name in totals else part
+        return self._update(number, totals)
+
+    def _update(self, number: int, totals: dict[str, Tensor]) -> StepResult:
+        parameters = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
+        norm = clip_gradients(parameters, self.clip_norm)
+        is_finite = bool(torch.isfinite(norm) & torch.isfinite(totals["loss"]))
+        lr = self.lr_at(number)
+        if is_finite:
+            for group in self.optimizer.param_groups:
+                group["lr"] = lr
+            self.optimizer.step()
+            if self.ema is not None:
+                self.ema.update(number)
+        self.optimizer.zero_grad(set_to_none=True)
+        values = {name: float(total) for name, total in totals.items()}
+        return StepResult({**values, "grad_norm": float(norm), "lr": lr}, is_finite)

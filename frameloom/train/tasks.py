@@ -1,0 +1,75 @@
+"""From a recipe to the task that the loop trains."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from frameloom.config.schema import Recipe
+from frameloom.data.batch import Batch
+from frameloom.generate.parts import build_denoiser, build_objective, build_text, build_vae
+from frameloom.models.vaes import VideoVAE
+from frameloom.train.autoencoder import AutoencoderTask
+from frameloom.train.denoiser import DenoiserTask
+from frameloom.train.recompute import recompute_blocks
+
+
+class TrainTask(Protocol):
+    """What a task offers to the loop beyond the losses of a step."""
+
+    @property
+    def model(self) -> nn.Module: ...
+    def losses(self, batch: Batch) -> tuple[Tensor, Mapping[str, Tensor]]: ...
+    def validate(self, batches: Sequence[Batch]) -> dict[str, float]: ...
+    def count_tokens(self, batch: Batch) -> int: ...
+
+
+@dataclass(frozen=True)
+class BuiltTask:
+    """A task and how it is exported; `export_config` may measure the trained model on the batches it is given."""
+
+    task: TrainTask
+    kind: str
+    name: str
+    export_config: Callable[[Sequence[Batch]], Any]
+
+
+def build_task(recipe: Recipe, device: torch.device) -> BuiltTask:
+    return _build_autoencoder(recipe, device) if recipe.task == "autoencoder" else _build_denoiser(recipe, device)
+
+
+def _build_autoencoder(recipe: Recipe, device: torch.device) -> BuiltTask:
+    vae = build_vae(recipe.vae, seed=recipe.seed)
+    task = AutoencoderTask(vae.model.to(device).train(), recipe.autoencoder, recipe.seed, device)
+    if recipe.train.recompute:
+        recompute_blocks(vae.model.blocks())
+
+    def config_with_scale(batches: Sequence[Batch]) -> Any:
+        return dataclasses.replace(vae.config, **task.measure_latents(batches))
+
+    return BuiltTask(task, "vae", vae.name, config_with_scale)
+
+
+def _build_denoiser(recipe: Recipe, device: torch.device) -> BuiltTask:
+    vae = build_vae(recipe.vae, seed=recipe.seed).model.to(device).eval().requires_grad_(False)
+    text = build_text(recipe.text)
+    denoiser = build_denoiser(recipe.model, latent_channels=vae.latent_channels, text=text, seed=recipe.seed)
+    denoiser.model.to(device).train()
+    if recipe.train.recompute:
+        recompute_blocks(denoiser.family.blocks(denoiser.model))
+    task = DenoiserTask(
+        denoiser=denoiser,
+        vae=vae,
+        text=text,
+        objective=build_objective(recipe.objective),
+        null_text=text.encode([""]).to(device),
+        caption_dropout=recipe.text.dropout,
+        seed=recipe.seed,
+        device=device,
+    )
+    return BuiltTask(task, "denoiser", recipe.model.family, lambda batches: denoiser.config)
