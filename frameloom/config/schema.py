@@ -5,13 +5,31 @@ Nothing in this file reads a file or imports a model; rules that span several ke
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+
+@dataclass(frozen=True)
+class Words:
+    """What a value must be, in plain words, where the type alone does not say it."""
+
+    text: str
+
+
 Share = Annotated[float, Field(ge=0, le=1)]
 Count = Annotated[int, Field(ge=1)]
-Cell = tuple[float | tuple[float, float], Count]
+Cell = Annotated[
+    tuple[Share | tuple[Share, Share], Count],
+    Words("[probability, batch size], the probability a number from 0 to 1 or a pair of them"),
+]
+RunName = Annotated[
+    str,
+    Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,79}$"),
+    Words("1 to 80 letters, digits, '.', '_' or '-', the first a letter or a digit"),
+]
+Device = Annotated[str, Field(pattern=r"^(auto|cpu|cuda(:\d+)?)$"), Words("auto, cpu, cuda or cuda:N")]
 
 
 class Section(BaseModel):
@@ -64,12 +82,14 @@ class CacheSection(Section):
 
 
 class DataSection(Section):
-    manifest: str = Field(description="the parquet table of clips, captions and sizes")
+    manifest: str = Field(description="the parquet table of clips, captions and sizes", examples=["clips.parquet"])
     root: str | None = Field(None, description="folder that the table's paths start from; null: the table's own")
     where: dict[str, str | int | float | bool] = Field({}, description="keep rows whose columns have these values")
     policy: Literal["grid"] = Field("grid", description="how clips are assigned to buckets")
-    buckets: dict[str, dict[Count, Cell]] = Field(
-        description="resolution: {frames: [probability, batch]}; a clip that is not kept falls to the next smaller"
+    buckets: dict[str, Annotated[dict[Count, Cell], Field(min_length=1)]] = Field(
+        min_length=1,
+        examples=[{"64px": {"9": [1.0, 8]}}],
+        description="resolution: {frames: [probability, batch]}; a clip that is not kept falls to the next smaller",
     )
     fps_max: Annotated[float, Field(gt=0)] = Field(24, description="faster clips are thinned to at most this rate")
     frame_start: Literal["first", "center", "random"] = Field("random", description="which part of a longer clip is read")
@@ -107,7 +127,7 @@ class ScheduleSection(Section):
 
 class OptimSection(Section):
     name: Literal["adamw"] = Field("adamw", description="the optimizer")
-    lr: Annotated[float, Field(gt=0, le=1)] = Field(1e-4, description="learning rate")
+    lr: Annotated[float, Field(gt=0)] = Field(1e-4, description="learning rate")
     betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = Field(
         (0.9, 0.999), description="decay of the running mean and of the running square"
     )
@@ -124,7 +144,7 @@ class EMASection(Section):
 
 
 class TrainSection(Section):
-    steps: Count = Field(description="optimizer steps of the whole run")
+    steps: Count = Field(description="optimizer steps of the whole run", examples=[1000])
     accumulate: Count = Field(1, description="micro-batches per step")
     precision: Literal["fp32", "bf16"] = Field("fp32", description="number format of the forward pass; weights stay fp32")
     recompute: bool = Field(False, description="recompute blocks in the backward pass: less memory, more time")
@@ -134,7 +154,7 @@ class TrainSection(Section):
     log_every: Count = Field(10, description="steps between metrics")
     save_every: Count = Field(500, description="steps between checkpoints")
     keep: Annotated[int, Field(ge=2)] = Field(2, description="complete checkpoints kept; the newest may be the damaged one")
-    device: str = Field("auto", description="auto, cpu, cuda or cuda:N")
+    device: Device = Field("auto", description="where the run computes; auto: a GPU if there is one")
 
 
 class ValidationSection(Section):
@@ -156,8 +176,8 @@ class SampleSection(Section):
 class Recipe(Section):
     """A whole run."""
 
-    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,79}$", description="the run's name and folder")
-    task: Literal["denoiser", "autoencoder"] = Field(description="what is trained")
+    name: RunName = Field(description="the run's name and folder", examples=["my-run"])
+    task: Literal["denoiser", "autoencoder"] = Field(description="what is trained", examples=["denoiser"])
     seed: Annotated[int, Field(ge=0, lt=2**63)] = Field(42, description="every random draw follows from it")
     run: RunSection = Field(RunSection(), description="where the run lives and how it resumes")
     model: ModelSection = Field(ModelSection(), description="the denoiser")

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple, Self
 
 import numpy as np
 import polars as pl
+import pyarrow as pa
 from numpy.typing import NDArray
 
 from frameloom.core.errors import DataError
@@ -113,7 +114,7 @@ class Manifest:
 
     @cached_property
     def fingerprint(self) -> str:
-        """SHA-256 of everything that decides what is trained on: file names, captions, shapes, content hashes, order."""
+        """SHA-256 of all that decides what is trained on: file names, captions, shapes, content hashes, order."""
         names = [*REQUIRED, *(["sha256"] if "sha256" in self._table.columns else [])]
         digest = hashlib.sha256(f"frameloom manifest 1, {len(self)} rows".encode())
         for name in names:
@@ -131,8 +132,11 @@ class Manifest:
         return state | {"spill": str(self._spill_file())}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        source = io.BytesIO(state["inline"]) if "inline" in state else Path(state["spill"])
-        self.__init__(pl.read_ipc(source), state["root"], state["source"])  # type: ignore[misc]
+        inline = state.get("inline")
+        self._table = pl.read_ipc(inline) if inline is not None else _map_table(Path(state["spill"]))
+        self._spill = None
+        self.root = state["root"]
+        self.source = state["source"]
 
     def _spill_file(self) -> Path:
         if self._spill is None:
@@ -142,6 +146,14 @@ class Manifest:
             weakref.finalize(self, self._spill.unlink, missing_ok=True)
             self._table.write_ipc(self._spill)
         return self._spill
+
+
+def _map_table(path: Path) -> pl.DataFrame:
+    """The table on top of the file's pages, without a copy (polars' own reader makes one)."""
+    with pa.memory_map(str(path)) as source:
+        table = pl.from_arrow(pa.ipc.open_file(source).read_all())
+    assert isinstance(table, pl.DataFrame)
+    return table
 
 
 def write_manifest(path: Path, table: pl.DataFrame) -> None:

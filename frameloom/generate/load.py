@@ -8,7 +8,7 @@ from pathlib import Path
 from frameloom.checkpoint.store import load_latest
 from frameloom.config.load import load_recipe
 from frameloom.core.errors import CheckpointError, ConfigError, RunError
-from frameloom.generate.parts import build_denoiser, build_objective, build_text, build_vae, pick_device
+from frameloom.generate.parts import build_objective, build_text, build_vae, pick_device, rebuild_denoiser
 from frameloom.generate.pipeline import Sampler
 
 
@@ -22,9 +22,6 @@ def load_sampler(run: Path, overrides: Sequence[str] = ()) -> Sampler:
     device = pick_device(recipe.train.device)
     vae = build_vae(recipe.vae, seed=recipe.seed).model.to(device).eval()
     text = build_text(recipe.text)
-    # The checkpoint replaces these weights, so the ones the run started from need not be there any more.
-    fresh = recipe.model.model_copy(update={"weights": None})
-    denoiser = build_denoiser(fresh, latent_channels=vae.latent_channels, text=text, seed=recipe.seed)
     checkpoint = load_latest(run / "checkpoints")
     if checkpoint is None:
         raise CheckpointError(f"{run}: holds no complete checkpoint yet; train it first: frameloom train {run}/recipe.yaml")
@@ -33,7 +30,7 @@ def load_sampler(run: Path, overrides: Sequence[str] = ()) -> Sampler:
         if "ema" not in checkpoint.tensors:
             raise CheckpointError(f"{run}: was trained without averaged weights; sample with --weights raw")
         tensors = {**tensors, **checkpoint.tensors["ema"]}
-    denoiser.model.load_state_dict(tensors)
+    denoiser = rebuild_denoiser(recipe.model.family, checkpoint.state["architecture"], tensors)
     denoiser.model.to(device).eval()
     origin = {"run": recipe.name, "step": str(checkpoint.step)}
     return Sampler(denoiser, vae, text, build_objective(recipe.objective), recipe.sample, origin, device)

@@ -121,6 +121,15 @@ def build_denoiser(section: ModelSection, *, latent_channels: int, text: TextPip
     return LoadedDenoiser(family, model, config)
 
 
+def rebuild_denoiser(name: str, architecture: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> LoadedDenoiser:
+    """The denoiser of a checkpoint, from the architecture saved with it."""
+    family = get_family(name)
+    config = family.config_class(**architecture)
+    model = family.build(config, generator=stream(0, "denoiser weights"))
+    model.load_state_dict(tensors)
+    return LoadedDenoiser(family, model, config)
+
+
 def build_objective(section: ObjectiveSection) -> Objective:
     if section.kind == "flow":
         return FlowObjective(sigma_min=section.sigma_min, law=section.law, shift=section.shift)

@@ -163,6 +163,7 @@ class Trainer:
             "position": self.position,
             "nonfinite": self.nonfinite,
             "manifest": self.feed.manifest.fingerprint,
+            "architecture": dataclasses.asdict(self.built.config),
             "versions": versions(),
         }
         return Checkpoint(self.step, tensors, state)

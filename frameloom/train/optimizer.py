@@ -51,12 +51,12 @@ def build_optimizer(
 
 
 def decay_groups(named_parameters: NamedParameters, *, weight_decay: float, no_decay: bool) -> list[dict[str, Any]]:
-    """Parameter groups with and without weight decay; empty groups are left out."""
-    decayed: list[nn.Parameter] = []
-    spared: list[nn.Parameter] = []
-    for _, param in named_parameters:
+    """Parameter groups with and without weight decay, of (name, parameter) pairs; empty groups are left out."""
+    decayed: list[tuple[str, nn.Parameter]] = []
+    spared: list[tuple[str, nn.Parameter]] = []
+    for name, param in named_parameters:
         if param.requires_grad:
-            (spared if no_decay and param.ndim <= 1 else decayed).append(param)
+            (spared if no_decay and param.ndim <= 1 else decayed).append((name, param))
     groups = [{"params": decayed, "weight_decay": weight_decay}, {"params": spared, "weight_decay": 0.0}]
     return [group for group in groups if group["params"]]
 
@@ -85,42 +85,47 @@ def allocate_state(optimizer: Optimizer) -> None:
         group["lr"] = rate
 
 
-def optimizer_tensors(optimizer: Optimizer, names: NamedParameters) -> dict[str, Tensor]:
-    """The whole state as "<state>.<parameter name>" -> tensor, step counters included; tensors are not copied.
+def optimizer_tensors(optimizer: Optimizer, names: Iterable[str]) -> dict[str, Tensor]:
+    """The state of the named parameters as "<state>.<parameter name>" -> tensor, step counters included.
 
-    Parameters that have not taken a step yet have none.
+    Tensors are not copied. Parameters that have not taken a step yet have none. The optimizer must be one of
+    `build_optimizer`, which remembers the names.
     """
+    params = _params_by_name(optimizer)
     return {
         f"{key}.{name}": value
-        for name, param in names
-        if param in optimizer.state
-        for key, value in optimizer.state[param].items()
+        for name in names
+        if params[name] in optimizer.state
+        for key, value in optimizer.state[params[name]].items()
     }
 
 
 @torch.no_grad()
-def load_optimizer_tensors(optimizer: Optimizer, names: NamedParameters, tensors: Mapping[str, Tensor]) -> None:
+def load_optimizer_tensors(optimizer: Optimizer, names: Iterable[str], tensors: Mapping[str, Tensor]) -> None:
     """Restore what `optimizer_tensors` gave; learning rates and other settings stay as the recipe has them.
 
     State that exists is filled in place (sharded tensors take sharded tensors); otherwise the optimizer gets copies.
+    Tensors that do not fit are refused before anything is changed.
     """
-    group_of = {param: group for group in optimizer.param_groups for param in group["params"]}
-    params = {name: param for name, param in names if param in group_of}
+    known = _params_by_name(optimizer)
+    params = {name: known[name] for name in names}
+    groups = {param: group for group in optimizer.param_groups for param in group["params"]}
     by_param = _split_names(tensors, params)
-    for name, state in by_param.items():
-        param = params[name]
-        for key, tensor in state.items():
-            if key != "step" and tensor.shape != param.shape:
-                raise CheckpointError(
-                    f"optimizer: '{key}.{name}' is {tuple(tensor.shape)} in the checkpoint, the parameter is "
-                    f"{tuple(param.shape)}; resume with the recipe of the checkpoint"
-                )
+    _refuse_other_shapes(by_param, params)
     for name, param in params.items():
         if name not in by_param:
             optimizer.state.pop(param, None)
             continue
         for key, tensor in by_param[name].items():
-            _restore(optimizer, param, key, tensor, group_of[param])
+            _restore(optimizer, param, key, tensor, groups[param])
+
+
+def _params_by_name(optimizer: Optimizer) -> dict[str, nn.Parameter]:
+    return {
+        name: param
+        for group in optimizer.param_groups
+        for name, param in zip(group["param_names"], group["params"], strict=True)
+    }
 
 
 def _restore(optimizer: Optimizer, param: Tensor, key: str, tensor: Tensor, group: Mapping[str, Any]) -> None:
@@ -150,6 +155,16 @@ def _split_names(tensors: Mapping[str, Tensor], params: Mapping[str, Tensor]) ->
             lost = ", ".join(sorted(all_keys - set(state)))
             raise CheckpointError(f"optimizer: the checkpoint has no {lost} for '{name}'; use another checkpoint")
     return by_param
+
+
+def _refuse_other_shapes(by_param: Mapping[str, Mapping[str, Tensor]], params: Mapping[str, Tensor]) -> None:
+    for name, state in by_param.items():
+        for key, tensor in state.items():
+            if key != "step" and tensor.shape != params[name].shape:
+                raise CheckpointError(
+                    f"optimizer: '{key}.{name}' is {tuple(tensor.shape)} in the checkpoint, the parameter is "
+                    f"{tuple(params[name].shape)}; resume with the recipe of the checkpoint"
+                )
 
 
 @torch.no_grad()

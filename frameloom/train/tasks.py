@@ -36,6 +36,7 @@ class BuiltTask:
     task: TrainTask
     kind: str
     name: str
+    config: Any
     export_config: Callable[[Sequence[Batch]], Any]
 
 
@@ -52,7 +53,7 @@ def _build_autoencoder(recipe: Recipe, device: torch.device) -> BuiltTask:
     def config_with_scale(batches: Sequence[Batch]) -> Any:
         return dataclasses.replace(vae.config, **task.measure_latents(batches))
 
-    return BuiltTask(task, "vae", vae.name, config_with_scale)
+    return BuiltTask(task, "vae", vae.name, vae.config, config_with_scale)
 
 
 def _build_denoiser(recipe: Recipe, device: torch.device) -> BuiltTask:
@@ -72,4 +73,4 @@ def _build_denoiser(recipe: Recipe, device: torch.device) -> BuiltTask:
         seed=recipe.seed,
         device=device,
     )
-    return BuiltTask(task, "denoiser", recipe.model.family, lambda batches: denoiser.config)
+    return BuiltTask(task, "denoiser", recipe.model.family, denoiser.config, lambda batches: denoiser.config)

@@ -5,7 +5,6 @@ Shape letters: B batch, C channels, F frames, H height, W width. Pixels are in [
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -110,16 +109,6 @@ class VideoVAE(nn.Module):
                 f"pixels of height {shape[3]} and width {shape[4]}: this autoencoder takes multiples of "
                 f"{stride_h} and {stride_w}; crop or resize the clip"
             )
-
-    def initialize(self, generator: torch.Generator) -> None:
-        """Draw every convolution and linear layer anew from `generator` (uniform, bound 1/sqrt(fan in))."""
-        with torch.no_grad():
-            for layer in self.modules():
-                if isinstance(layer, nn.Conv2d | nn.Conv3d | nn.Linear):
-                    bound = 1.0 / math.sqrt(layer.weight[0].numel())
-                    layer.weight.uniform_(-bound, bound, generator=generator)
-                    if layer.bias is not None:
-                        layer.bias.uniform_(-bound, bound, generator=generator)
 
     @staticmethod
     def _per_channel(values_C: Tensor) -> Tensor:

@@ -1,0 +1,103 @@
+"""Resolution names and the sizes behind them: `256px`, `480p`, `768px_ar16:9`, `256px_max`.
+
+A name stands for a pixel budget; each aspect ratio (written width:height) gets the size nearest to that budget
+whose sides are multiples of the model's spatial stride. The rules are those of Open-Sora 2.0, order included,
+because the first of two equally near ratios wins.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from functools import cache
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from frameloom.core.errors import ConfigError
+
+ASPECT_RATIOS = ("2.39:1", "2:1", "16:9", "1.85:1", "9:16", "5:8", "3:2", "4:3", "1:1")
+_NAME = re.compile(r"^([1-9][0-9]{0,4})(px|p)(?:_(?:(max)|ar([0-9.]+:[0-9.]+)))?$")
+
+
+class Size(NamedTuple):
+    height: int
+    width: int
+
+
+def parse_resolution(name: str) -> tuple[int, str | None]:
+    """(pixel budget, `max`, a ratio or None): `Npx` is a square of N, `Np` is N lines at 16:9."""
+    match = _NAME.match(name)
+    if match is None:
+        raise ConfigError(
+            f"'{name}' is not a resolution; write 256px (a square's side), 480p (lines at 16:9), "
+            "256px_ar16:9 (one ratio) or 256px_max (the ratio with most pixels)"
+        )
+    side = int(match[1])
+    return side * side if match[2] == "px" else int(side * side * 16 / 9), match[3] or match[4]
+
+
+@cache
+def size_table(name: str, stride: int, *, training: bool = True) -> dict[str, Size]:
+    """Ratio name to size for `name`, in matching order; do not change the returned dictionary.
+
+    `stride` is the VAE's spatial stride times the patch size. Training tables search the neighbours for the size
+    nearest to the budget and drop sizes that are there already; inference tables do neither.
+    """
+    budget, selection = parse_resolution(name)
+    table: dict[str, Size] = {}
+    transposed: dict[str, Size] = {}
+    for ratio in ASPECT_RATIOS:
+        size = _size_of(ratio, budget, stride, training, name)
+        if training and size in table.values():
+            continue
+        table[ratio] = size
+        transposed[":".join(reversed(ratio.split(":")))] = Size(size.width, size.height)
+    table |= transposed
+    return _select(table, selection, name)
+
+
+def _size_of(ratio: str, budget: int, stride: int, training: bool, name: str) -> Size:
+    ratio_width, ratio_height = map(float, ratio.split(":"))
+    width = int(math.sqrt(budget * (ratio_width / ratio_height)) / stride) * stride
+    height = int(budget / width / stride) * stride if width else 0
+    if not (height and width):
+        raise ConfigError(f"resolution '{name}' is too small for a spatial stride of {stride}; choose a larger one")
+    best = Size(height, width)
+    if training:
+        for other in (
+            Size(height - stride, width),
+            Size(height + stride, width),
+            Size(height, width - stride),
+            Size(height, width + stride),
+        ):
+            nearer = abs(other.height * other.width - budget) < abs(best.height * best.width - budget)
+            if nearer and other.height > 0 and other.width > 0:
+                best = other
+    return best
+
+
+def _select(table: dict[str, Size], selection: str | None, name: str) -> dict[str, Size]:
+    if selection is None:
+        return table
+    if selection == "max":
+        ratio = max(table, key=lambda ratio: table[ratio].height * table[ratio].width)
+        return {ratio: table[ratio]}
+    if selection not in table:
+        raise ConfigError(f"resolution '{name}': no size for ratio {selection}; known: {', '.join(table)}")
+    return {selection: table[selection]}
+
+
+def nearest_ratios(
+    table: dict[str, Size], height: NDArray[np.integer], width: NDArray[np.integer]
+) -> NDArray[np.int64]:
+    """For each clip the position in `table` of the ratio nearest in height / width; the first wins a tie."""
+    values = np.array([_height_per_width(ratio) for ratio in table])
+    wanted = height / width
+    return np.asarray(np.abs(values[None, :] - wanted[:, None]).argmin(axis=1), dtype=np.int64)
+
+
+def _height_per_width(ratio: str) -> float:
+    width, height = map(float, ratio.split(":"))
+    return height / width

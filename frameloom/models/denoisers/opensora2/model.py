@@ -1,0 +1,159 @@
+"""The Open-Sora 2.0 MMDiT: text and video tokens through double-stream, then single-stream blocks.
+
+Shape letters: B batch, C channels, F frames, H height, W width, N video tokens, K text tokens, M = K + N, D width,
+P rotary pairs.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from frameloom.core.random import stream
+from frameloom.models.denoisers.base import initialize
+from frameloom.models.denoisers.opensora2.blocks import DoubleBlock, SingleBlock, modulate
+from frameloom.models.denoisers.opensora2.config import MMDiTConfig
+from frameloom.models.denoisers.opensora2.packing import pack, token_grid, unpack
+from frameloom.models.denoisers.opensora2.rope import RotaryTables
+
+TIME_WIDTH = 256
+# What the published training passes to models with a guidance embedding.
+GUIDANCE = 4.0
+
+
+def embed_time(time_B: Tensor, width: int) -> Tensor:
+    """Sinusoids of 1000 * time in float32, cosines first; an odd width ends in a zero."""
+    half = width // 2
+    index = torch.arange(half, dtype=torch.float32, device=time_B.device)
+    angles = 1000.0 * time_B.float()[:, None] * torch.exp(-math.log(10_000) * index / half)
+    return F.pad(torch.cat([angles.cos(), angles.sin()], dim=-1), (0, width % 2))
+
+
+class Embedder(nn.Module):
+    def __init__(self, in_width: int, width: int) -> None:
+        super().__init__()
+        self.in_layer = nn.Linear(in_width, width)
+        self.out_layer = nn.Linear(width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden: Tensor = self.out_layer(F.silu(self.in_layer(x)))
+        return hidden
+
+
+class FinalLayer(nn.Module):
+    def __init__(self, width: int, out_channels: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(width, out_channels)
+        self.adaLN_modulation = nn.Sequential(nn.SiLU(), nn.Linear(width, 2 * width))
+
+    def forward(self, x_BND: Tensor, vec_BD: Tensor) -> Tensor:
+        shift, scale = self.adaLN_modulation(vec_BD)[:, None].chunk(2, dim=-1)
+        prediction: Tensor = self.linear(modulate(x_BND, shift, scale))
+        return prediction
+
+
+class MMDiT(nn.Module):
+    """One device, no parallelism; `rotary` keeps the position tables of the latest shapes."""
+
+    def __init__(self, config: MMDiTConfig) -> None:
+        super().__init__()
+        width = config.hidden_size
+        self.config = config
+        self.img_in = nn.Linear(config.in_channels, width)
+        self.txt_in = nn.Linear(config.context_in_dim, width)
+        self.time_in = Embedder(TIME_WIDTH, width)
+        self.vector_in = Embedder(config.vec_in_dim, width)
+        self.guidance_in = Embedder(TIME_WIDTH, width) if config.guidance_embed else None
+        self.cond_in = nn.Linear(config.cond_channels, width) if config.cond_embed else None
+        self.double_blocks = nn.ModuleList(DoubleBlock(config) for _ in range(config.depth))
+        self.single_blocks = nn.ModuleList(SingleBlock(config) for _ in range(config.depth_single_blocks))
+        self.final_layer = FinalLayer(width, config.in_channels)
+        self.rotary = RotaryTables(config.axes_dim, config.theta, half_split=config.use_liger_rope)
+
+    def forward(
+        self,
+        noisy_BCFHW: Tensor,
+        timestep_B: Tensor,
+        text_BKD: Tensor,
+        pooled_BD: Tensor,
+        condition_BCFHW: Tensor | None = None,
+        guidance_B: Tensor | None = None,
+    ) -> Tensor:
+        """Prediction for a noisy latent; a condition has the mask as its first channel, then the masked latent."""
+        _, _, frames, height, width = noisy_BCFHW.shape
+        patch_size, dtype = self.config.patch_size, self.img_in.weight.dtype
+        grid = token_grid((frames, height, width), patch_size)
+        tokens_BNC = self.predict_tokens(
+            pack(noisy_BCFHW.to(dtype), patch_size),
+            text_BKD.to(dtype),
+            timestep_B,
+            pooled_BD.to(dtype),
+            self.rotary.get(grid, text_BKD.shape[1], noisy_BCFHW.device),
+            None if condition_BCFHW is None else pack(condition_BCFHW.to(dtype), patch_size),
+            guidance_B,
+        )
+        return unpack(tokens_BNC, grid, patch_size).to(noisy_BCFHW.dtype)
+
+    def predict_tokens(
+        self,
+        img_BNC: Tensor,
+        txt_BKD: Tensor,
+        timestep_B: Tensor,
+        pooled_BD: Tensor,
+        rope_BM1P: Tensor,
+        cond_BNC: Tensor | None = None,
+        guidance_B: Tensor | None = None,
+    ) -> Tensor:
+        """The same on packed tokens. Without a condition (text to video), a model that takes one sees zeros."""
+        img_BND = self._embed_video(img_BNC, cond_BNC)
+        txt_BKD = self.txt_in(txt_BKD)
+        vec_BD = self._embed_vector(timestep_B, pooled_BD, guidance_B)
+        for block in self.double_blocks:
+            img_BND, txt_BKD = block(img_BND, txt_BKD, vec_BD, rope_BM1P)
+        joint_BMD = torch.cat((txt_BKD, img_BND), dim=1)
+        for block in self.single_blocks:
+            joint_BMD = block(joint_BMD, vec_BD, rope_BM1P)
+        prediction: Tensor = self.final_layer(joint_BMD[:, txt_BKD.shape[1] :], vec_BD)
+        return prediction
+
+    def _embed_video(self, img_BNC: Tensor, cond_BNC: Tensor | None) -> Tensor:
+        img_BND: Tensor = self.img_in(img_BNC)
+        if self.cond_in is None:
+            if cond_BNC is not None:
+                raise ValueError("a condition was given to a model without cond_embed")
+            return img_BND
+        if cond_BNC is None:
+            cond_BNC = img_BNC.new_zeros(*img_BNC.shape[:2], self.config.cond_channels)
+        return img_BND + self.cond_in(cond_BNC)
+
+    def _embed_vector(self, timestep_B: Tensor, pooled_BD: Tensor, guidance_B: Tensor | None) -> Tensor:
+        vec_BD: Tensor = self.time_in(embed_time(timestep_B, TIME_WIDTH).type_as(pooled_BD))
+        if self.guidance_in is not None:
+            guidance_B = torch.full_like(timestep_B, GUIDANCE) if guidance_B is None else guidance_B
+            vec_BD = vec_BD + self.guidance_in(embed_time(guidance_B, TIME_WIDTH).type_as(pooled_BD))
+        return vec_BD + self.vector_in(pooled_BD)
+
+
+def build(config: MMDiTConfig, generator: torch.Generator | None = None) -> MMDiT:
+    """A model with fresh weights; under `torch.device("meta")`, with shapes only."""
+    device = torch.get_default_device()
+    # Made without storage first: layers would otherwise fill themselves from the global generator.
+    with torch.device("meta"):
+        model = MMDiT(config)
+    if device.type == "meta":
+        return model
+    model.to_empty(device=device)
+    if generator is None:
+        generator = stream(0, "opensora2 weights", device=device.type)
+    initialize(model, generator, is_zero=lambda name: _starts_zero(name, config))
+    return model
+
+
+def _starts_zero(name: str, config: MMDiTConfig) -> bool:
+    if name == "cond_in":  # in the published code too: a new condition input starts as a no-op
+        return True
+    zero_names = ("img_mod.lin", "txt_mod.lin", "modulation.lin", "adaLN_modulation.1", "final_layer.linear")
+    return config.init == "zero" and name.endswith(zero_names)

@@ -1,0 +1,152 @@
+"""The architecture of a WFVAE, and its translation from and to the published json."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from frameloom.core.errors import ConfigError
+from frameloom.models.names import refuse_unknown
+
+NormKind = Literal["layernorm", "groupnorm"]
+Interpolation = Literal["trilinear", "nearest"]
+
+# The published spelling of `downsample` is wrong for the blocks and right for the wavelets.
+_PLAIN = {
+    "latent_dim": "latent_channels",
+    "base_channels": "base_channels",
+    "encoder_num_resblocks": "encoder_res_blocks",
+    "decoder_num_resblocks": "decoder_res_blocks",
+    "encoder_energy_flow_hidden_size": "encoder_flow_channels",
+    "decoder_energy_flow_hidden_size": "decoder_flow_channels",
+    "connect_res_layer_num": "connect_res_blocks",
+    "norm_type": "norm",
+    "t_interpolation": "time_interpolation",
+    "use_attention": "attention",
+    "dropout": "dropout",
+    "scale": "scale",
+    "shift": "shift",
+}
+_DEFAULTS: dict[str, Any] = {"connect_res_layer_num": 1, "norm_type": "groupnorm", "t_interpolation": "nearest"}
+# Each option of a level has a value without and one with the halving of frames.
+_LEVEL_OPTIONS = {
+    "dowmsample_block": ("Downsample", "Spatial2xTime2x3DDownsample"),
+    "downsample_wavelet": ("HaarWaveletTransform2D", "HaarWaveletTransform3D"),
+    "upsample_block": ("Upsample", "Spatial2xTime2x3DUpsample"),
+    "upsample_wavelet": ("InverseHaarWaveletTransform2D", "InverseHaarWaveletTransform3D"),
+}
+
+
+@dataclass(frozen=True)
+class WFVAEConfig:
+    """Widths follow from `base_channels`: 1x, 2x and 4x at the three resolutions.
+
+    The flow channels carry the wavelet coefficients past the main path. `level1_temporal` and
+    `level2_temporal` say which of the two inner levels also halve the frames; the pixel transform always
+    does. `scale` and `shift` hold one number per latent channel, or one for all.
+    """
+
+    latent_channels: int = 8
+    base_channels: int = 128
+    encoder_res_blocks: int = 2
+    decoder_res_blocks: int = 2
+    encoder_flow_channels: int = 64
+    decoder_flow_channels: int = 128
+    connect_res_blocks: int = 2
+    norm: NormKind = "layernorm"
+    time_interpolation: Interpolation = "trilinear"
+    attention: bool = True
+    dropout: float = 0.0
+    level1_temporal: bool = False
+    level2_temporal: bool = True
+    scale: tuple[float, ...] = (0.18215,)
+    shift: tuple[float, ...] = (0.0,)
+
+    def __post_init__(self) -> None:
+        for name in ("scale", "shift"):
+            object.__setattr__(self, name, self._spread(name, tuple(getattr(self, name))))
+        self._check_choice("norm", ("layernorm", "groupnorm"))
+        self._check_choice("time_interpolation", ("trilinear", "nearest"))
+        narrow = [width for width in self._norm_widths() if width % 32]
+        if self.norm == "groupnorm" and narrow:
+            raise ConfigError(
+                f"WFVAE: a layer of {narrow[0]} channels cannot be cut into the 32 groups of groupnorm; "
+                "choose channel counts that are multiples of 32, or norm layernorm"
+            )
+
+    @property
+    def strides(self) -> tuple[int, int, int]:
+        return 2 ** (1 + self.level1_temporal + self.level2_temporal), 8, 8
+
+    @classmethod
+    def from_original(cls, values: Mapping[str, Any]) -> WFVAEConfig:
+        """Read the published json; what it leaves out takes the published class's defaults, not ours."""
+        given = {key.replace("downsample_block", "dowmsample_block"): value for key, value in values.items()}
+        levels = [_read_level(given, level) for level in (1, 2)]
+        plain = {**_DEFAULTS, **{key: given[key] for key in given if not key.startswith(("_", "l1_", "l2_"))}}
+        for key in plain:
+            refuse_unknown(key, _PLAIN, what="key of a WFVAE config")
+        fields = {_PLAIN[key]: value for key, value in plain.items()}
+        return cls(**fields, level1_temporal=levels[0], level2_temporal=levels[1])
+
+    def to_original(self) -> dict[str, Any]:
+        """The published json of this architecture."""
+        values: dict[str, Any] = {"_class_name": "WFVAEModel"}
+        for key, name in _PLAIN.items():
+            value = getattr(self, name)
+            values[key] = list(value) if isinstance(value, tuple) else value
+        for level, temporal in ((1, self.level1_temporal), (2, self.level2_temporal)):
+            values |= {f"l{level}_{key}": names[temporal] for key, names in _LEVEL_OPTIONS.items()}
+        return values
+
+    def _spread(self, name: str, values: tuple[float, ...]) -> tuple[float, ...]:
+        # A width can be overridden without naming the scale again, as long as all its numbers are alike.
+        if len(set(values)) == 1:
+            return values[:1] * self.latent_channels
+        if len(values) != self.latent_channels:
+            raise ConfigError(
+                f"WFVAE: {name} has {len(values)} numbers for {self.latent_channels} latent channels; "
+                "give one for each channel, or one for all"
+            )
+        return values
+
+    def _check_choice(self, name: str, known: tuple[str, ...]) -> None:
+        refuse_unknown(getattr(self, name), known, what=f"WFVAE {name}")
+
+    def _norm_widths(self) -> list[int]:
+        base = self.base_channels
+        decoder_flow = self.decoder_flow_channels
+        return [base, 2 * base + self.encoder_flow_channels, decoder_flow, 4 * base + decoder_flow]
+
+
+def _read_level(values: Mapping[str, Any], level: int) -> bool:
+    """Whether a level halves the frames; its four options must agree, and so be all 2-D or all 3-D."""
+    answers = {}
+    for option, names in _LEVEL_OPTIONS.items():
+        key = f"l{level}_{option}"
+        name = values.get(key, names[level - 1])
+        refuse_unknown(name, names, what=f"WFVAE {key}")
+        answers[key] = names.index(name) == 1
+    unknown = [key for key in values if key.startswith(f"l{level}_") and key not in answers]
+    for key in unknown:
+        refuse_unknown(key, answers, what="key of a WFVAE config")
+    if len(set(answers.values())) > 1:
+        mixed = ", ".join(f"{key} is {'3-D' if temporal else '2-D'}" for key, temporal in answers.items())
+        raise ConfigError(f"WFVAE level {level}: {mixed}; make all four 2-D or all four 3-D")
+    return answers.popitem()[1]
+
+
+SIZES: dict[str, WFVAEConfig] = {
+    "tiny": WFVAEConfig(
+        latent_channels=8,
+        base_channels=16,
+        encoder_res_blocks=1,
+        decoder_res_blocks=1,
+        encoder_flow_channels=16,
+        decoder_flow_channels=16,
+        connect_res_blocks=1,
+    ),
+    "8ch": WFVAEConfig(),
+    "16ch": WFVAEConfig(latent_channels=16),
+}

@@ -1,0 +1,47 @@
+"""Published WFVAE weights into our model. The keys are the same; files differ in what they leave out or spell right."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from torch import Tensor
+
+from frameloom.models.vaes.base import VideoVAE, check_fit
+from frameloom.models.vaes.wfvae.wavelet import HaarJoin2D, HaarJoin3D, HaarSplit2D, HaarSplit3D
+
+_FILTERS = (HaarSplit2D, HaarJoin2D, HaarSplit3D, HaarJoin3D)
+_OUTER = ("wavelet_transform_in", "inverse_wavelet_transform_out")
+
+
+def load_original(model: VideoVAE, tensors: Mapping[str, Tensor]) -> None:
+    """Load a state dict with published keys, or raise CheckpointError that names what does not fit.
+
+    Averaged weights hold only what was trained, so absent wavelet filters are made anew. A `module.` prefix goes,
+    and so do the filters of the pixel transform, which later versions of the model store.
+    """
+    given = _rename(tensors)
+    given = _make_filters(model) | given
+    expected = model.state_dict()
+    check_fit(expected, given, where="WFVAE weights")
+    is_meta = any(tensor.is_meta for tensor in expected.values())
+    model.load_state_dict(given, assign=is_meta)
+    if is_meta:
+        model.reset_scaling()
+
+
+def _rename(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    renamed = {}
+    for key, tensor in tensors.items():
+        ours = key.replace("module.", "")
+        if not any(part in _OUTER for part in ours.split(".")):
+            renamed[ours.replace("wavelet_transform_", "wavelet_tranform_")] = tensor
+    return renamed
+
+
+def _make_filters(model: VideoVAE) -> dict[str, Tensor]:
+    """All wavelet entries of the model's state dict, from their constants."""
+    entries = {}
+    for name, layer in model.named_modules():
+        if isinstance(layer, _FILTERS):
+            entries |= {f"{name}.{key}": taps for key, taps in type(layer)().state_dict().items()}
+    return entries

@@ -1,0 +1,71 @@
+"""Who may import whom, and what may never stand in the source."""
+
+import ast
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1] / "frameloom"
+LAYERS = [
+    ["core"],
+    ["config"],
+    ["data", "models", "diffusion", "distributed", "checkpoint"],
+    ["generate", "evaluate"],
+    ["train", "plan"],
+    ["cli", "studio", "bench"],
+]
+LEVEL = {name: level for level, row in enumerate(LAYERS) for name in row}
+
+
+def imported_modules(path: Path) -> set[str]:
+    nodes = ast.walk(ast.parse(path.read_text()))
+    names = [node.module or "" for node in nodes if isinstance(node, ast.ImportFrom) and node.level == 0]
+    return {name for name in names if name.startswith("frameloom.")}
+
+
+def sources(package: str) -> list[Path]:
+    return sorted((ROOT / package).rglob("*.py"))
+
+
+def test_imports_point_downward():
+    wrong = [
+        f"{path.relative_to(ROOT)} imports {name}"
+        for package in LEVEL
+        for path in sources(package)
+        for name in imported_modules(path)
+        if (other := name.split(".")[1]) != package and LEVEL[other] >= LEVEL[package]
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_every_package_has_a_place_in_the_layers():
+    packages = {path.parent.name for path in ROOT.glob("*/__init__.py")}
+    assert packages - {"recipes"} <= set(LEVEL)
+
+
+def test_no_family_imports_another_family():
+    wrong = []
+    for shelf in ("denoisers", "vaes"):
+        for folder in (path for path in (ROOT / "models" / shelf).iterdir() if path.is_dir()):
+            for path in folder.rglob("*.py"):
+                for name in imported_modules(path):
+                    parts = name.split(".")
+                    is_sibling = parts[:3] == ["frameloom", "models", shelf] and len(parts) > 3
+                    if is_sibling and (ROOT / "models" / shelf / parts[3]).is_dir() and parts[3] != folder.name:
+                        wrong.append(f"{path.relative_to(ROOT)} imports {name}")
+    assert not wrong, "\n".join(wrong)
+
+
+def test_source_never_opens_pickles_or_runs_text():
+    banned_calls = {"eval", "exec"}
+    banned_text = ("weights_only=False", "pickle.load", "shell=True", "trust_remote_code=True", "extractall(")
+    wrong = []
+    for path in sorted(ROOT.rglob("*.py")):
+        text = path.read_text()
+        wrong += [f"{path.relative_to(ROOT)}: {word}" for word in banned_text if word in text]
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in banned_calls:
+                wrong.append(f"{path.relative_to(ROOT)}:{node.lineno}: {node.func.id}")
+            if isinstance(node, ast.Call) and ast.unparse(node.func) == "av.open":
+                is_writing = any(isinstance(arg, ast.Constant) and arg.value == "w" for arg in node.args)
+                if not is_writing and not any(word.arg == "options" for word in node.keywords):
+                    wrong.append(f"{path.relative_to(ROOT)}:{node.lineno}: av.open without an allow-list")
+    assert not wrong, "\n".join(wrong)

@@ -1,0 +1,92 @@
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+
+from frameloom.core.errors import ConfigError
+from frameloom.train.schedules import build_schedule
+
+GOLDENS = Path(__file__).parents[1] / "goldens"
+
+# How each schedule of diffusers is written with ours; "polynomial" of power 1 ends at 1e-7.
+SAME_AS = {"cosine_with_restarts": "cosine", "polynomial": "linear"}
+
+
+def golden_schedules() -> list[dict]:
+    return json.loads((GOLDENS / "open-sora-plan" / "lr_schedules.json").read_text())["diffusers_get_scheduler"]
+
+
+@pytest.mark.parametrize("row", golden_schedules(), ids=lambda row: f"{row['name']}-{row['base_lr']}")
+def test_schedules_match_diffusers_until_the_end(row):
+    accumulation = row["gradient_accumulation_steps"]
+    num_steps = row["max_train_steps"] * accumulation
+    schedule = build_schedule(
+        SAME_AS.get(row["name"], row["name"]),
+        num_steps=num_steps,
+        num_warmup_steps=row["lr_warmup_steps"] * accumulation,
+        min_share=1e-7 / row["base_lr"] if row["name"] == "polynomial" else 0.0,
+        idle_start=True,
+    )
+    expected = row["lr_after_k_scheduler_steps"]
+    # Past the end the plain cosine of diffusers rises again; ours stays down.
+    count = num_steps + 1 if row["name"] == "cosine" else len(expected)
+    found = [row["base_lr"] * schedule(step) for step in range(count)]
+    assert found == pytest.approx(expected[:count], rel=1e-12, abs=1e-20)
+    if row["name"] != "constant":
+        eager = build_schedule(
+            SAME_AS.get(row["name"], row["name"]), num_steps=num_steps, num_warmup_steps=row["lr_warmup_steps"]
+        )
+        assert [row["base_lr"] * eager(step) for step in range(count)] != pytest.approx(expected[:count], rel=1e-3)
+
+
+def test_warmup_matches_open_sora2():
+    golden = json.loads((GOLDENS / "open-sora-v2" / "lr_warmup.json").read_text())["lr_used_at_step_0_to_14"]
+    assert len(golden) == 3
+    for label, expected in golden.items():
+        words = label.split()
+        base, initial, num_warmup_steps = float(words[1]), float(words[3]), int(words[5])
+        schedule = build_schedule(
+            "constant_with_warmup", num_steps=15, num_warmup_steps=num_warmup_steps, first_share=initial / base
+        )
+        assert [base * schedule(step) for step in range(15)] == pytest.approx(expected, rel=1e-12)
+
+
+def test_cosine_is_its_formula_with_a_minimum_share():
+    schedule = build_schedule("cosine", num_steps=100, num_warmup_steps=10, min_share=0.1)
+    assert [schedule(step) for step in range(10)] == pytest.approx([(step + 1) / 11 for step in range(10)])
+    for step in (10, 11, 55, 99, 100):
+        wave = 0.5 * (1 + math.cos(math.pi * (step - 10) / 90))
+        assert schedule(step) == pytest.approx(0.1 + 0.9 * wave)
+    assert schedule(55) == pytest.approx(0.55)
+    assert schedule(100) == schedule(10_000) == pytest.approx(0.1)
+
+
+def test_linear_is_its_formula_with_a_minimum_share():
+    schedule = build_schedule("linear", num_steps=60, num_warmup_steps=20, min_share=0.5)
+    assert [schedule(step) for step in (20, 30, 40, 60, 99)] == pytest.approx([1.0, 0.875, 0.75, 0.5, 0.5])
+
+
+@pytest.mark.parametrize("name", ["constant_with_warmup", "linear", "cosine"])
+def test_first_step_moves_unless_an_idle_start_is_asked_for(name):
+    assert build_schedule(name, num_steps=10, num_warmup_steps=4)(0) == pytest.approx(0.2)
+    assert build_schedule(name, num_steps=10, num_warmup_steps=4, idle_start=True)(0) == 0
+
+
+@pytest.mark.parametrize("name", ["constant", "constant_with_warmup", "linear", "cosine"])
+def test_no_warmup_begins_at_the_full_rate(name):
+    assert build_schedule(name, num_steps=10)(0) == 1.0
+    assert build_schedule(name, num_steps=10, idle_start=True)(0) == 1.0
+
+
+def test_warmup_as_long_as_the_run_never_divides_by_zero():
+    schedule = build_schedule("cosine", num_steps=5, num_warmup_steps=5)
+    assert schedule(4) == pytest.approx(5 / 6)
+    assert schedule(5) == 1.0
+
+
+def test_unknown_schedule_names_the_nearest():
+    with pytest.raises(ConfigError, match="did you mean 'cosine'"):
+        build_schedule("cosin", num_steps=10)  # type: ignore[arg-type]
