@@ -9,7 +9,9 @@ import typer
 
 def train(
     context: typer.Context,
-    recipe: Annotated[str, typer.Argument(help="a recipe file, or the name of a shipped one (`frameloom recipe list`)")],
+    recipe: Annotated[
+        str, typer.Argument(help="a recipe file, or the name of a shipped one (`frameloom recipe list`)")
+    ],
 ) -> None:
     """Train what RECIPE describes; any key can follow with dots.
 

@@ -25,8 +25,8 @@ class Override:
     value: Any
 
 
-def parse_overrides(arguments: Sequence[str]) -> list[Override]:
-    """Read `--key value` and `--key=value`; all mistakes are gathered into one error."""
+def parse_overrides(arguments: Sequence[str]) -> tuple[list[Override], list[str]]:
+    """Read `--key value` and `--key=value`: the good ones, and a message for each bad one."""
     overrides: list[Override] = []
     problems: list[str] = []
     rest = list(arguments)
@@ -35,9 +35,7 @@ def parse_overrides(arguments: Sequence[str]) -> list[Override]:
             overrides.append(_take_override(rest))
         except ConfigError as error:
             problems.extend(error.problems)
-    if problems:
-        raise ConfigError(problems)
-    return overrides
+    return overrides, problems
 
 
 def _take_override(rest: list[str]) -> Override:
@@ -45,13 +43,14 @@ def _take_override(rest: list[str]) -> Override:
     word = rest.pop(0)
     if not word.startswith("--") or len(word) < 3:
         raise ConfigError(f"{word}: not an override; write --key value, e.g. --optim.lr 1e-5")
-    flag, equals, text = word.partition("=")
-    kind = resolve_flag(flag)
-    if not equals:
-        # A number may be negative, so a single dash still is a value; the next flag is not.
-        if not rest or rest[0].startswith("--"):
-            raise ConfigError(f"{flag}: a value is missing, expected {describe(kind)}; write {flag} VALUE")
+    flag, equals, after = word.partition("=")
+    text: str | None = after if equals else None
+    # A number may be negative, so a single dash still is a value; the next flag is not.
+    if not equals and rest and not rest[0].startswith("--"):
         text = rest.pop(0)
+    kind = resolve_flag(flag)
+    if text is None:
+        raise ConfigError(f"{flag}: a value is missing, expected {describe(kind)}; write {flag} VALUE")
     return Override(flag, split_path(flag), _read_value(text, kind, flag))
 
 
@@ -110,37 +109,41 @@ def _read_value(text: str, kind: Kind, flag: str) -> Any:
 def apply_override(value: dict[str, Any], override: Override) -> None:
     """Set one key in a plain recipe, making the sections and default lists on the way."""
     target: Any = value
-    for depth, key in enumerate(override.path[:-1]):
-        target = _step_into(target, key, override.path[: depth + 1], override)
+    for depth in range(1, len(override.path)):
+        target = _step_into(target, override.path[:depth], override.flag)
     last = override.path[-1]
     if isinstance(target, list):
-        target[_check_index(target, last, override)] = override.value
+        target[_check_index(target, override.path, override.flag)] = override.value
     else:
         target[last] = override.value
 
 
-def _step_into(target: Any, key: str, path: KeyPath, override: Override) -> Any:
+def _step_into(target: Any, path: KeyPath, flag: str) -> Any:
+    """The dictionary or list at the end of `path`, whose parent is `target`."""
     if isinstance(target, list):
-        index = _check_index(target, key, override)
-        inner = target[index]
+        inner = target[_check_index(target, path, flag)]
     else:
-        inner = target.get(key)
-        if not isinstance(inner, dict | list):
-            field = field_at(path)
-            kind = kind_at(path)
-            keeps_default = kind is not None and kind.is_list and key not in target and field is not None
-            inner = copy.deepcopy(default_of(field)) if keeps_default and field is not None else {}
-            target[key] = inner
+        inner = target.get(path[-1])
+        if inner is None:
+            inner = target[path[-1]] = _start_value(path, is_given=path[-1] in target)
     if not isinstance(inner, dict | list):
-        raise ConfigError(f"{override.flag}: {'.'.join(path)} is {format_value(inner)}, it has no keys inside")
+        raise ConfigError(f"{flag}: {'.'.join(path)} is {format_value(inner)}, which has no keys inside")
     return inner
 
 
-def _check_index(target: list[Any], key: str, override: Override) -> int:
-    if not key.isdecimal() or int(key) >= len(target):
-        where = ".".join(override.path[: override.path.index(key)])
+def _start_value(path: KeyPath, *, is_given: bool) -> Any:
+    """What a key inside an absent or null value changes: the default list, or an empty section."""
+    field, kind = field_at(path), kind_at(path)
+    if field is not None and kind is not None and kind.is_list and not is_given and not field.is_required():
+        return copy.deepcopy(default_of(field))
+    return {}
+
+
+def _check_index(target: list[Any], path: KeyPath, flag: str) -> int:
+    owner = ".".join(path[:-1])
+    if not path[-1].isdecimal() or int(path[-1]) >= len(target):
         raise ConfigError(
-            f"{override.flag}: {where} has {len(target)} items, counted from 0, and no item {key}; "
-            f"give the whole list: --{where} '[...]'"
+            f"{flag}: {owner} has {len(target)} item(s), counted from 0, and no item {path[-1]}; "
+            f"to make it longer give the whole list: --{owner} '[...]'"
         )
-    return int(key)
+    return int(path[-1])

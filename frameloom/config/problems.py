@@ -14,7 +14,7 @@ from pydantic_core import ErrorDetails
 
 from frameloom.config.schema import Recipe
 from frameloom.config.tree import ROOT, Kind, describe, example_of, explain_unknown, field_at, kind_at, walk
-from frameloom.config.yaml_values import KeyPath, format_value
+from frameloom.config.yaml_values import KeyPath, format_value, quote
 
 _SWITCHES = {"yes", "no", "on", "off", "y", "n", "true", "false"}
 
@@ -147,8 +147,7 @@ def _explain_key(path: KeyPath) -> str:
 def _explain_value(path: KeyPath, value: Any) -> str:
     kind = kind_at(path) or ROOT
     field = field_at(path)
-    shown = format_value(value)
-    shown = f"'{value}'" if isinstance(value, str) and shown == value else shown
+    shown = f"'{quote(value)[1:-1]}'" if isinstance(value, str) else format_value(value)
     if len(shown) > 80:
         shown = shown[:77] + "..."
     hint = _hint(kind, value)

@@ -39,138 +39,178 @@ class Section(BaseModel):
 
 
 class RunSection(Section):
-    folder: str = Field("runs", description="the run is written to <folder>/<name>")
+    folder: str = Field(default="runs", description="the run is written to <folder>/<name>")
     resume: Literal["latest", "never"] = Field(
-        "latest", description="latest: go on from the newest complete checkpoint; never: refuse a folder that was used"
+        default="latest",
+        description="latest: go on from the newest complete checkpoint; never: refuse a folder that was used",
     )
     trackers: tuple[Literal["jsonl", "tensorboard"], ...] = Field(
-        ("jsonl", "tensorboard"), description="where metrics go besides the progress line"
+        default=("jsonl", "tensorboard"), description="where metrics go besides the progress line"
     )
 
 
 class ModelSection(Section):
-    family: str = Field("opensora2", description="the denoiser's family")
-    size: str = Field("tiny", description="a named size of the family")
-    overrides: dict[str, Any] = Field({}, description="architecture fields that differ from the named size")
-    weights: str | None = Field(None, description="start from this file or model folder; null: fresh weights")
+    family: str = Field(default="opensora2", description="the denoiser's family")
+    size: str = Field(default="tiny", description="a named size of the family")
+    overrides: dict[str, Any] = Field(default={}, description="architecture fields that differ from the named size")
+    weights: str | None = Field(default=None, description="start from this file or model folder; null: fresh weights")
 
 
 class VAESection(Section):
-    name: str = Field("wfvae", description="the autoencoder")
-    size: str = Field("tiny", description="a named size of the autoencoder; ignored when weights bring their own")
-    overrides: dict[str, Any] = Field({}, description="architecture fields that differ from the named size")
-    weights: str | None = Field(None, description="a model folder, a run folder or a file; null: fresh weights")
+    name: str = Field(default="wfvae", description="the autoencoder")
+    size: str = Field(
+        default="tiny", description="a named size of the autoencoder; ignored when weights bring their own"
+    )
+    overrides: dict[str, Any] = Field(default={}, description="architecture fields that differ from the named size")
+    weights: str | None = Field(default=None, description="a model folder, a run folder or a file; null: fresh weights")
 
 
 class TextEncoderSection(Section):
-    name: str = Field("minilm", description="the text encoder")
-    max_length: Count = Field(16, description="captions are padded or cut to this many tokens")
-    path: str | None = Field(None, description="folder of the encoder; null: the installed package that carries it")
+    name: str = Field(default="minilm", description="the text encoder")
+    max_length: Count = Field(default=16, description="captions are padded or cut to this many tokens")
+    path: str | None = Field(
+        default=None, description="folder of the encoder; null: the installed package that carries it"
+    )
 
 
 class TextSection(Section):
     encoders: tuple[TextEncoderSection, ...] = Field(
-        (TextEncoderSection(),), min_length=1, description="token states come from the first, the pooled vector from the last"
+        default=(TextEncoderSection(),),
+        min_length=1,
+        description="token states come from the first, the pooled vector from the last",
     )
-    dropout: Share = Field(0.1, description="share of captions replaced by the empty one, for guidance")
+    dropout: Share = Field(default=0.1, description="share of captions replaced by the empty one, for guidance")
 
 
 class CacheSection(Section):
-    latents: str | None = Field(None, description="folder of the latent cache; null: encode while training")
-    text: str | None = Field(None, description="folder of the text cache; null: encode while training")
-    precision: Literal["fp32", "fp16", "bf16"] = Field("fp32", description="number format of cached tensors")
+    latents: str | None = Field(default=None, description="folder of the latent cache; null: encode while training")
+    text: str | None = Field(default=None, description="folder of the text cache; null: encode while training")
+    precision: Literal["fp32", "fp16", "bf16"] = Field(default="fp32", description="number format of cached tensors")
 
 
 class DataSection(Section):
     manifest: str = Field(description="the parquet table of clips, captions and sizes", examples=["clips.parquet"])
-    root: str | None = Field(None, description="folder that the table's paths start from; null: the table's own")
-    where: dict[str, str | int | float | bool] = Field({}, description="keep rows whose columns have these values")
-    policy: Literal["grid"] = Field("grid", description="how clips are assigned to buckets")
+    root: str | None = Field(
+        default=None, description="folder that the table's paths start from; null: the table's own"
+    )
+    where: dict[str, str | int | float | bool] = Field(
+        default={}, description="keep rows whose columns have these values"
+    )
+    policy: Literal["grid"] = Field(default="grid", description="how clips are assigned to buckets")
     buckets: dict[str, Annotated[dict[Count, Cell], Field(min_length=1)]] = Field(
         min_length=1,
         examples=[{"64px": {"9": [1.0, 8]}}],
         description="resolution: {frames: [probability, batch]}; a clip that is not kept falls to the next smaller",
     )
-    fps_max: Annotated[float, Field(gt=0)] = Field(24, description="faster clips are thinned to at most this rate")
-    frame_start: Literal["first", "center", "random"] = Field("random", description="which part of a longer clip is read")
-    flip: Share = Field(0.0, description="share of clips mirrored left to right")
-    drop_last: bool = Field(False, description="drop clips that cannot fill a batch instead of using a smaller one")
-    workers: Annotated[int, Field(ge=0)] = Field(2, description="decoding processes; 0 decodes in the training process")
-    timeout_s: Annotated[float, Field(gt=0)] = Field(60, description="a worker silent for this long is an error")
-    bad_limit: Share = Field(0.01, description="stop when more than this share of the clips read is unreadable")
-    cache: CacheSection = Field(CacheSection(), description="encoded once, read many times")
+    fps_max: Annotated[float, Field(gt=0)] = Field(
+        default=24, description="faster clips are thinned to at most this rate"
+    )
+    frame_start: Literal["first", "center", "random"] = Field(
+        default="random", description="which part of a longer clip is read"
+    )
+    flip: Share = Field(default=0.0, description="share of clips mirrored left to right")
+    drop_last: bool = Field(
+        default=False, description="drop clips that cannot fill a batch instead of using a smaller one"
+    )
+    workers: Annotated[int, Field(ge=0)] = Field(
+        default=2, description="decoding processes; 0 decodes in the training process"
+    )
+    timeout_s: Annotated[float, Field(gt=0)] = Field(
+        default=60, description="a worker silent for this long is an error"
+    )
+    bad_limit: Share = Field(default=0.01, description="stop when more than this share of the clips read is unreadable")
+    cache: CacheSection = Field(default=CacheSection(), description="encoded once, read many times")
 
 
 class ObjectiveSection(Section):
-    kind: Literal["flow", "v"] = Field("flow", description="flow matching, or DDPM with v-prediction")
-    law: Literal["logit_normal", "uniform"] = Field("logit_normal", description="how noise levels are drawn (flow)")
-    shift: Annotated[float, Field(gt=0)] | Literal["open_sora2"] | None = Field(
-        None, description="moves noise levels up: a factor, or open_sora2 to follow resolution and length (flow)"
+    kind: Literal["flow", "v"] = Field(default="flow", description="flow matching, or DDPM with v-prediction")
+    law: Literal["logit_normal", "uniform"] = Field(
+        default="logit_normal", description="how noise levels are drawn (flow)"
     )
-    sigma_min: Share = Field(1e-5, description="noise left in the data end of the path (flow)")
-    betas: Literal["linear", "scaled_linear"] = Field("scaled_linear", description="noise schedule (v)")
-    zero_terminal_snr: bool = Field(True, description="rescale the schedule so that the last step is pure noise (v)")
-    min_snr_gamma: Annotated[float, Field(gt=0)] | None = Field(None, description="clamp loss weights, 5 is usual (v)")
+    shift: Annotated[float, Field(gt=0)] | Literal["open_sora2"] | None = Field(
+        default=None,
+        description="moves noise levels up: a factor, or open_sora2 to follow resolution and length (flow)",
+    )
+    sigma_min: Share = Field(default=1e-5, description="noise left in the data end of the path (flow)")
+    betas: Literal["linear", "scaled_linear"] = Field(default="scaled_linear", description="noise schedule (v)")
+    zero_terminal_snr: bool = Field(
+        default=True, description="rescale the schedule so that the last step is pure noise (v)"
+    )
+    min_snr_gamma: Annotated[float, Field(gt=0)] | None = Field(
+        default=None, description="clamp loss weights, 5 is usual (v)"
+    )
 
 
 class AutoencoderSection(Section):
-    reconstruction: Literal["l1", "l2"] = Field("l1", description="pixel error")
-    kl_weight: Annotated[float, Field(ge=0)] = Field(1e-6, description="pull of the latents to a unit normal")
-    wavelet_weight: Annotated[float, Field(ge=0)] = Field(0.1, description="agreement of encoder and decoder sub-bands")
+    reconstruction: Literal["l1", "l2"] = Field(default="l1", description="pixel error")
+    kl_weight: Annotated[float, Field(ge=0)] = Field(default=1e-6, description="pull of the latents to a unit normal")
+    wavelet_weight: Annotated[float, Field(ge=0)] = Field(
+        default=0.1, description="agreement of encoder and decoder sub-bands"
+    )
 
 
 class ScheduleSection(Section):
-    name: Literal["constant", "cosine", "linear"] = Field("constant", description="shape after the warm-up")
-    warmup_steps: Annotated[int, Field(ge=0)] = Field(0, description="steps from 0 to the full rate")
-    min_share: Share = Field(0.0, description="share of the rate left at the last step (cosine, linear)")
+    name: Literal["constant", "cosine", "linear"] = Field(default="constant", description="shape after the warm-up")
+    warmup_steps: Annotated[int, Field(ge=0)] = Field(default=0, description="steps from 0 to the full rate")
+    min_share: Share = Field(default=0.0, description="share of the rate left at the last step (cosine, linear)")
 
 
 class OptimSection(Section):
-    name: Literal["adamw"] = Field("adamw", description="the optimizer")
-    lr: Annotated[float, Field(gt=0)] = Field(1e-4, description="learning rate")
+    name: Literal["adamw"] = Field(default="adamw", description="the optimizer")
+    lr: Annotated[float, Field(gt=0)] = Field(default=1e-4, description="learning rate")
     betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = Field(
-        (0.9, 0.999), description="decay of the running mean and of the running square"
+        default=(0.9, 0.999), description="decay of the running mean and of the running square"
     )
-    eps: Annotated[float, Field(gt=0)] = Field(1e-8, description="added to the denominator")
-    weight_decay: Annotated[float, Field(ge=0)] = Field(0.01, description="decoupled weight decay")
-    decay_norms: bool = Field(False, description="decay norms and biases too")
-    clip_norm: Annotated[float, Field(gt=0)] | None = Field(1.0, description="largest gradient norm; null: no clipping")
-    schedule: ScheduleSection = Field(ScheduleSection(), description="learning rate over the steps")
+    eps: Annotated[float, Field(gt=0)] = Field(default=1e-8, description="added to the denominator")
+    weight_decay: Annotated[float, Field(ge=0)] = Field(default=0.01, description="decoupled weight decay")
+    decay_norms: bool = Field(default=False, description="decay norms and biases too")
+    clip_norm: Annotated[float, Field(gt=0)] | None = Field(
+        default=1.0, description="largest gradient norm; null: no clipping"
+    )
+    schedule: ScheduleSection = Field(default=ScheduleSection(), description="learning rate over the steps")
 
 
 class EMASection(Section):
-    decay: Annotated[float, Field(ge=0, lt=1)] = Field(0.999, description="share kept of the average at each step")
-    warmup: bool = Field(True, description="average faster in the first steps")
+    decay: Annotated[float, Field(ge=0, lt=1)] = Field(
+        default=0.999, description="share kept of the average at each step"
+    )
+    warmup: bool = Field(default=True, description="average faster in the first steps")
 
 
 class TrainSection(Section):
     steps: Count = Field(description="optimizer steps of the whole run", examples=[1000])
-    accumulate: Count = Field(1, description="micro-batches per step")
-    precision: Literal["fp32", "bf16"] = Field("fp32", description="number format of the forward pass; weights stay fp32")
-    recompute: bool = Field(False, description="recompute blocks in the backward pass: less memory, more time")
-    ema: EMASection | None = Field(EMASection(), description="moving average of the weights; null: none")
-    on_nonfinite: Literal["skip", "stop"] = Field("skip", description="a loss or gradient that is not finite")
-    nonfinite_limit: Count = Field(3, description="stop after this many such steps in a row")
-    log_every: Count = Field(10, description="steps between metrics")
-    save_every: Count = Field(500, description="steps between checkpoints")
-    keep: Annotated[int, Field(ge=2)] = Field(2, description="complete checkpoints kept; the newest may be the damaged one")
-    device: Device = Field("auto", description="where the run computes; auto: a GPU if there is one")
+    accumulate: Count = Field(default=1, description="micro-batches per step")
+    precision: Literal["fp32", "bf16"] = Field(
+        default="fp32", description="number format of the forward pass; weights stay fp32"
+    )
+    recompute: bool = Field(default=False, description="recompute blocks in the backward pass: less memory, more time")
+    ema: EMASection | None = Field(default=EMASection(), description="moving average of the weights; null: none")
+    on_nonfinite: Literal["skip", "stop"] = Field(default="skip", description="a loss or gradient that is not finite")
+    nonfinite_limit: Count = Field(default=3, description="stop after this many such steps in a row")
+    log_every: Count = Field(default=10, description="steps between metrics")
+    save_every: Count = Field(default=500, description="steps between checkpoints")
+    keep: Annotated[int, Field(ge=2)] = Field(
+        default=2, description="complete checkpoints kept; the newest may be the damaged one"
+    )
+    device: Device = Field(default="auto", description="where the run computes; auto: a GPU if there is one")
 
 
 class ValidationSection(Section):
-    every: Count = Field(500, description="steps between validations; the last step is always validated")
-    where: dict[str, str | int | float | bool] = Field({}, description="rows of the manifest used, never trained on")
-    batches: Count = Field(4, description="micro-batches read each time, always the same ones")
+    every: Count = Field(default=500, description="steps between validations; the last step is always validated")
+    where: dict[str, str | int | float | bool] = Field(
+        default={}, description="rows of the manifest used, never trained on"
+    )
+    batches: Count = Field(default=4, description="micro-batches read each time, always the same ones")
 
 
 class SampleSection(Section):
-    steps: Count = Field(30, description="solver steps")
-    guidance: Annotated[float, Field(ge=0)] = Field(4.0, description="classifier-free guidance scale; 1: none")
-    frames: Count = Field(9, description="frames of the video")
-    height: Count = Field(64, description="height in pixels")
-    width: Count = Field(64, description="width in pixels")
-    fps: Annotated[float, Field(gt=0)] = Field(8, description="frame rate of the written file")
-    weights: Literal["ema", "raw"] = Field("ema", description="averaged or last weights")
+    steps: Count = Field(default=30, description="solver steps")
+    guidance: Annotated[float, Field(ge=0)] = Field(default=4.0, description="classifier-free guidance scale; 1: none")
+    frames: Count = Field(default=9, description="frames of the video")
+    height: Count = Field(default=64, description="height in pixels")
+    width: Count = Field(default=64, description="width in pixels")
+    fps: Annotated[float, Field(gt=0)] = Field(default=8, description="frame rate of the written file")
+    weights: Literal["ema", "raw"] = Field(default="ema", description="averaged or last weights")
 
 
 class Recipe(Section):
@@ -178,15 +218,17 @@ class Recipe(Section):
 
     name: RunName = Field(description="the run's name and folder", examples=["my-run"])
     task: Literal["denoiser", "autoencoder"] = Field(description="what is trained", examples=["denoiser"])
-    seed: Annotated[int, Field(ge=0, lt=2**63)] = Field(42, description="every random draw follows from it")
-    run: RunSection = Field(RunSection(), description="where the run lives and how it resumes")
-    model: ModelSection = Field(ModelSection(), description="the denoiser")
-    vae: VAESection = Field(VAESection(), description="the autoencoder: frozen for task denoiser, trained for autoencoder")
-    text: TextSection = Field(TextSection(), description="captions to numbers")
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = Field(default=42, description="every random draw follows from it")
+    run: RunSection = Field(default=RunSection(), description="where the run lives and how it resumes")
+    model: ModelSection = Field(default=ModelSection(), description="the denoiser")
+    vae: VAESection = Field(
+        default=VAESection(), description="the autoencoder: frozen for task denoiser, trained for autoencoder"
+    )
+    text: TextSection = Field(default=TextSection(), description="captions to numbers")
     data: DataSection = Field(description="clips and their order")
-    objective: ObjectiveSection = Field(ObjectiveSection(), description="the denoiser's training target")
-    autoencoder: AutoencoderSection = Field(AutoencoderSection(), description="the autoencoder's losses")
-    optim: OptimSection = Field(OptimSection(), description="the optimizer")
+    objective: ObjectiveSection = Field(default=ObjectiveSection(), description="the denoiser's training target")
+    autoencoder: AutoencoderSection = Field(default=AutoencoderSection(), description="the autoencoder's losses")
+    optim: OptimSection = Field(default=OptimSection(), description="the optimizer")
     train: TrainSection = Field(description="the loop")
-    validation: ValidationSection | None = Field(None, description="held-out clips; null: none")
-    sample: SampleSection = Field(SampleSection(), description="defaults of `frameloom sample` for this run")
+    validation: ValidationSection | None = Field(default=None, description="held-out clips; null: none")
+    sample: SampleSection = Field(default=SampleSection(), description="defaults of `frameloom sample` for this run")

@@ -76,9 +76,11 @@ def nearest(word: str, candidates: Iterable[str]) -> str | None:
 
 
 def share_words(word: str, candidates: Iterable[str]) -> str | None:
-    """The only candidate that begins alike (`maxlen`, max_length) or is one of the word's parts (`num_steps`, steps)."""
+    """The only candidate that begins alike (maxlen, max_length) or is a part of the word (num_steps, steps)."""
     start, parts = _fold(word).replace("_", ""), _fold(word).split("_")
-    alike = [name for name in candidates if name in parts or (len(start) > 2 and name.replace("_", "").startswith(start))]
+    alike = [
+        name for name in candidates if name in parts or (len(start) > 2 and name.replace("_", "").startswith(start))
+    ]
     return alike[0] if len(alike) == 1 else None
 
 

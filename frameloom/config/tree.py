@@ -136,7 +136,9 @@ def describe(kind: Kind) -> str:
     if words:
         return words
     if len(kind.options) > 1:
-        return _join([describe(option) for option in sorted(kind.options, key=lambda option: option.accepts(type(None)))])
+        return _join(
+            [describe(option) for option in sorted(kind.options, key=lambda option: option.accepts(type(None)))]
+        )
     if kind.section:
         return f"a section with the keys {', '.join(kind.section.model_fields)}"
     args = get_args(kind.annotation)

@@ -11,6 +11,7 @@ import math
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from decimal import Decimal
 from pathlib import Path
 from typing import Any, Never
 
@@ -28,7 +29,7 @@ MAX_DEPTH = 32
 _INT = re.compile(r"[-+]?[0-9]+(_[0-9]+)*")
 _FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
 _PLAIN = re.compile(r"[A-Za-z0-9_./+-][A-Za-z0-9_./+:-]*")
-_PRINTABLE = re.compile(r"[ -~\xa0-\ud7ff\ue000-\ufefe\uff00-\ufffd\U00010000-\U0010ffff]")
+_PRINTABLE = re.compile(r"[ -~\xa0-\u2027\u202a-\ud7ff\ue000-\ufefe\uff00-\ufffd\U00010000-\U0010ffff]")
 _WORDS: dict[str, bool | None] = {"": None, "~": None, "null": None, "true": True, "false": False}
 
 # What PyYAML says, and what a person can do about it.
@@ -88,9 +89,13 @@ class _Builder:
             self._fail_syntax(error)
         except yaml.reader.ReaderError as error:
             line = self.text.count("\n", 0, error.position) + 1
-            self._fail(line, f"character {error.character:#x} is not text; remove it or write it as an escape in quotes")
+            self._fail(
+                line, f"character {error.character:#x} is not text; remove it or write it as an escape in quotes"
+            )
         if not isinstance(rest, yaml.StreamEndEvent):
-            self._fail(rest.start_mark.line + 1, "a second document starts here; keep one document per file, without '---'")
+            self._fail(
+                rest.start_mark.line + 1, "a second document starts here; keep one document per file, without '---'"
+            )
         return value, self.lines
 
     def _value(self, event: Any, path: KeyPath) -> Any:
@@ -194,7 +199,9 @@ def read_text(path: Path, *, shown: str) -> str:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
-        raise ConfigError(f"{shown}:{line}: not UTF-8 text (byte {data[error.start]:#04x}); save it as UTF-8") from error
+        raise ConfigError(
+            f"{shown}:{line}: not UTF-8 text (byte {data[error.start]:#04x}); save it as UTF-8"
+        ) from error
 
 
 def format_value(value: Any) -> str:
@@ -206,7 +213,7 @@ def format_value(value: Any) -> str:
     if isinstance(value, int):
         return str(value)
     if isinstance(value, float):
-        return _format_float(value)
+        return _format_float(float(value))
     if isinstance(value, str):
         return value if _is_plain(value) else quote(value)
     if isinstance(value, dict):
@@ -231,9 +238,17 @@ def _escape(character: str) -> str:
 
 
 def _is_plain(text: str) -> bool:
-    return bool(_PLAIN.fullmatch(text)) and not text.startswith("-") and not text.endswith(":") and parse_scalar(text) == text
+    return (
+        bool(_PLAIN.fullmatch(text))
+        and not text.startswith(("-", "..."))
+        and not text.endswith(":")
+        and parse_scalar(text) == text
+    )
 
 
 def _format_float(value: float) -> str:
-    text = repr(float(value))
-    return re.sub(r"e([-+])0*", lambda match: "e-" if match[1] == "-" else "e", text)
+    """The shortest text that reads back as the same float: 0.25, 1e-4, 1e16."""
+    text = repr(value)
+    if 0 < abs(value) < 1e-3:
+        text = f"{Decimal(text):e}"
+    return text.replace("e+", "e").replace("e-0", "e-")

@@ -19,11 +19,12 @@ def draw_recipe_weight(key: str, shape: tuple[int, ...], *, seed: int = 0, gain:
     """The tensor of state-dict entry `key`: fan-scaled uniform, norm scales around 1, other vectors around 0."""
     unit = _hash_to_unit(_salt(key, seed), math.prod(shape)).reshape(shape)
     if len(shape) >= 2:
-        fan = math.prod(shape[1:])
-        return (unit * np.sqrt(12.0 / fan) * gain).astype(np.float32)
-    if key.endswith("weight"):
-        return (1.0 + 0.4 * unit).astype(np.float32)
-    return (0.2 * unit).astype(np.float32)
+        unit = unit * np.sqrt(12.0 / math.prod(shape[1:])) * gain
+    elif key.endswith("weight"):
+        unit = 1.0 + 0.4 * unit
+    else:
+        unit = 0.2 * unit
+    return np.asarray(unit, dtype=np.float32)
 
 
 def _salt(key: str, seed: int) -> int:

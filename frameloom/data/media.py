@@ -16,7 +16,7 @@ from av.error import FFmpegError
 from av.video.codeccontext import VideoCodecContext
 from av.video.reformatter import ColorPrimaries, ColorRange, Colorspace, ColorTrc
 from numpy.typing import NDArray
-from PIL import Image, ImageDraw, ImageFont, PngImagePlugin, UnidentifiedImageError
+from PIL import Image, ImageDraw, ImageFont, PngImagePlugin
 
 from frameloom.core.errors import DataError
 from frameloom.core.files import atomic_file
@@ -124,7 +124,7 @@ def _read_png_comment(path: Path) -> str:
     try:
         with Image.open(path, formats=["PNG"]) as image:
             return str(image.info.get(_METADATA_KEY, ""))
-    except (OSError, UnidentifiedImageError, SyntaxError) as error:
+    except (OSError, SyntaxError, Image.DecompressionBombError) as error:
         raise DataError(f"{path}: not a readable PNG ({error}); write it again or remove it") from error
 
 

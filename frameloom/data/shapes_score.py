@@ -8,13 +8,18 @@ Shape letters: F frames, H height, W width, C channels (3).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from frameloom.core.errors import DataError
+from frameloom.data.decode import read_clip, read_image
+from frameloom.data.manifest import Manifest
 from frameloom.data.shapes import (
     BACKGROUNDS,
     COLOURS,
@@ -29,7 +34,7 @@ from frameloom.data.shapes import (
 )
 
 UNREADABLE = "unreadable"
-"""Colour and shape of a clip that shows nothing in front of its background."""
+"""What is said of a colour, shape or motion that cannot be measured; it matches no caption."""
 
 _NUM_VALUES = {
     "colour": len(COLOURS),
@@ -43,6 +48,9 @@ _BORDER = 0.06  # width of the frame-shaped region that shows the background, in
 _MIN_CONTRAST = 40.0  # RGB distance below which there is no shape; the faintest real one has 100
 _MIN_AREA = shape_area("triangle", SIZE_RANGE[0]) / 3  # in square short sides; smaller is a speck
 _SEARCH_RADIUS = 0.3  # no shape reaches further from its centroid, in short sides
+_TRACE = 0.2  # a pixel with less of the shape's colour shows background and noise
+_MIN_OVERLAP = 0.6  # with the best outline; blur and noise leave 0.7, two shapes or a torn one far less
+_MAX_WANDERING = 0.05  # of the centroid around its line, in short sides; real clips stay below 0.01
 _MAX_FADING = 0.5  # how far a colour may be mixed with the background and keep its name
 # Short sides per frame, halfway (in ratio) between a slow clip read at every second frame and a quick one;
 # and between nothing and a slow clip.
@@ -59,7 +67,7 @@ def score_clip(frames_FHWC: NDArray[np.uint8]) -> ShapeAttributes:
     background_name = _nearest(background, BACKGROUNDS)
     core = _measure_core(video_FHWC, background)
     if core is None:
-        motion = None if len(video_FHWC) == 1 else "still"
+        motion = None if len(video_FHWC) == 1 else UNREADABLE
         return ShapeAttributes(UNREADABLE, UNREADABLE, background_name, motion)
     mask_FHW = _measure_mask(video_FHWC, background, core)
     centre_F2 = _measure_centres(mask_FHW)
@@ -81,9 +89,9 @@ def _nearest(colour: Floats, palette: dict[str, tuple[int, int, int]]) -> str:
     return list(palette)[int(distances.argmin())]
 
 
-def _smooth(video_FHWC: Floats) -> Floats:
-    """Mean over 3x3 pixels, edges repeated: noise goes down by three, a shape of 16 pixels stays."""
-    padded = np.pad(video_FHWC, ((0, 0), (1, 1), (1, 1), (0, 0)), mode="edge")
+def _smooth(video: Floats) -> Floats:
+    """Mean over 3x3 pixels of FHW or FHWC, edges repeated: noise goes down by three, a shape of 16 pixels stays."""
+    padded = np.pad(video, [(0, 0), (1, 1), (1, 1)] + [(0, 0)] * (video.ndim - 3), mode="edge")
     rows = padded[:, :-2] + padded[:, 1:-1] + padded[:, 2:]
     return np.asarray((rows[:, :, :-2] + rows[:, :, 1:-1] + rows[:, :, 2:]) / 9, np.float32)
 
@@ -104,7 +112,11 @@ def _measure_mask(video_FHWC: Floats, background: Floats, core: Floats) -> Float
     """Share of the shape's colour in every pixel, FHW; weak traces count as background."""
     axis = core - background
     share_FHW = (_smooth(video_FHWC) - background) @ (axis / (axis @ axis))
-    return np.asarray(np.clip((share_FHW - 0.2) / 0.8, 0, 1), np.float32)
+    return _drop_traces(np.asarray(share_FHW, np.float32))
+
+
+def _drop_traces(share: Floats) -> Floats:
+    return np.asarray(np.clip((share - _TRACE) / (1 - _TRACE), 0, 1), np.float32)
 
 
 def _measure_centres(mask_FHW: Floats) -> NDArray[np.float64]:
@@ -122,7 +134,7 @@ def _measure_centres(mask_FHW: Floats) -> NDArray[np.float64]:
 
 
 def _centroid(
-    weight_FHW: NDArray[np.floating], down: NDArray[np.float64], right: NDArray[np.float64]
+    weight_FHW: NDArray[np.floating], down: NDArray[np.floating], right: NDArray[np.floating]
 ) -> NDArray[np.float64]:
     total_F = weight_FHW.sum(axis=(1, 2)) + 1e-6
     return np.stack([weight_FHW.sum(axis=2) @ down / total_F, weight_FHW.sum(axis=1) @ right / total_F], axis=1)
@@ -133,9 +145,13 @@ def _read_motion(mask_FHW: Floats, centre_F2: NDArray[np.float64]) -> tuple[str 
     if len(mask_FHW) == 1:
         return None, None
     weight_F = mask_FHW.sum(axis=(1, 2), dtype=np.float64) + 1e-6
-    frame_F = np.arange(len(mask_FHW)) - np.average(np.arange(len(mask_FHW)), weights=weight_F)
-    spread = (weight_F * frame_F**2).sum()
-    velocity = (weight_F * frame_F) @ centre_F2 / max(spread, 1e-6) / min(mask_FHW.shape[1:])
+    weight_F /= weight_F.sum()
+    place_F2 = (centre_F2 - weight_F @ centre_F2) / min(mask_FHW.shape[1:])
+    frame_F = np.arange(len(mask_FHW)) - weight_F @ np.arange(len(mask_FHW))
+    velocity = (weight_F * frame_F) @ place_F2 / max(weight_F @ frame_F**2, 1e-6)
+    wandering = float(np.sqrt(weight_F @ ((place_F2 - frame_F[:, None] * velocity) ** 2).sum(axis=1)))
+    if wandering > _MAX_WANDERING:
+        return UNREADABLE, None
     speed = float(np.linalg.norm(velocity))
     if speed < _MOVING_FROM:
         return "still", None
@@ -150,9 +166,11 @@ def _read_shape(mask_FHW: Floats, centre_F2: NDArray[np.float64]) -> str:
     overlap = {}
     for shape in SHAPES:
         size_px = (area_px / shape_area(shape, 1.0)) ** 0.5
-        cover_FHW = cover_shape(shape, size_px, centre_F2, *mask_FHW.shape[1:])
+        # The outline goes through what the mask went through, or its sharper corners would count against it.
+        cover_FHW = _drop_traces(_smooth(cover_shape(shape, size_px, centre_F2, *mask_FHW.shape[1:])))
         overlap[shape] = float(np.minimum(cover_FHW, mask_FHW).sum() / np.maximum(cover_FHW, mask_FHW).sum())
-    return max(overlap, key=lambda shape: overlap[shape])
+    best = max(overlap, key=lambda shape: overlap[shape])
+    return best if overlap[best] >= _MIN_OVERLAP else UNREADABLE
 
 
 def _read_colour(core: Floats, background: Floats) -> str:
@@ -178,14 +196,32 @@ class ScoreReport:
 
 
 def score_prompts(clips: Iterable[tuple[NDArray[np.uint8], str]]) -> ScoreReport:
-    """Compare frames with captions. A caption that does not name colour, shape and background is a ValueError."""
+    """Compare frames with captions. Every caption must be one that `parse_caption` understands."""
     pairs = []
     for frames_FHWC, caption in clips:
         wanted = parse_caption(caption)
         if wanted is None:
-            raise ValueError(f"{caption!r} names no colour, shape and background of Moving Shapes")
+            raise DataError(f"{caption!r} names no colour, shape and background of Moving Shapes; leave it out")
         pairs.append((wanted, score_clip(frames_FHWC)))
     return _report(pairs)
+
+
+def score_manifest(
+    manifest_path: Path, limit: int | None = None, *, where: Mapping[str, Any] | None = None
+) -> ScoreReport:
+    """Score the files of a manifest at their own size against their captions; `limit` takes the first rows only."""
+    manifest = Manifest.read(manifest_path, where=where)
+    rows = range(len(manifest) if limit is None else min(limit, len(manifest)))
+    return score_prompts((_read_frames(manifest, row), manifest.caption(row)) for row in rows)
+
+
+def _read_frames(manifest: Manifest, row: int) -> NDArray[np.uint8]:
+    clip, path = manifest.clip(row), manifest.file(row)
+    if clip.kind == "image":
+        pixels_CFHW = read_image(path, height=clip.height, width=clip.width)
+    else:
+        pixels_CFHW = read_clip(path, indices=range(clip.frames), height=clip.height, width=clip.width)
+    return pixels_CFHW.permute(1, 2, 3, 0).numpy()
 
 
 def _report(pairs: Sequence[tuple[ShapeAttributes, ShapeAttributes]]) -> ScoreReport:

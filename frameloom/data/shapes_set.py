@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from frameloom.core.errors import DataError, RunError
-from frameloom.core.files import PARTIAL, atomic_file, digest_file, remove_partial, write_json
+from frameloom.core.files import PARTIAL, digest_file, remove_partial, write_json
 from frameloom.core.progress import ProgressBar
 from frameloom.core.random import numpy_stream
 from frameloom.data.media import write_image, write_video
@@ -227,8 +227,10 @@ def write_clip(out: Path, clip: PlannedClip, seed: int) -> tuple[int, str]:
 
 
 def _write_manifest(path: Path, clips: Sequence[PlannedClip], files: Sequence[tuple[int, str]]) -> None:
-    # Writers of clips are started afresh and need no tables.
+    # The processes that write clips import this module and need no tables.
     import polars as pl
+
+    from frameloom.data.manifest import write_manifest
 
     rows = [
         {
@@ -247,5 +249,4 @@ def _write_manifest(path: Path, clips: Sequence[PlannedClip], files: Sequence[tu
         for clip, (num_bytes, digest) in zip(clips, files, strict=True)
     ]
     table = pl.DataFrame(rows, schema_overrides={"fps": pl.Float64, "motion": pl.String, "speed": pl.String})
-    with atomic_file(path) as temporary:
-        table.write_parquet(temporary)
+    write_manifest(path, table)

@@ -16,7 +16,7 @@ from frameloom.data.batch import Batch
 from frameloom.evaluate.metrics import psnr_db, ssim
 from frameloom.generate.parts import to_unit_range
 from frameloom.models.vaes import VideoVAE
-from frameloom.models.vaes.losses import kl_loss, reconstruction_nll, wavelet_loss
+from frameloom.models.vaes.losses import kl_divergence, reconstruction_nll, wavelet_loss
 from frameloom.train.draws import draw_normal
 
 
@@ -38,7 +38,7 @@ class AutoencoderTask:
         decoded, decoder_bands = self.vae.decode_with_coefficients(moments.sample(epsilon))
         parts = {
             "reconstruction": reconstruction_nll(pixels, decoded, kind=self.weights.reconstruction),
-            "kl": kl_loss(moments),
+            "kl": kl_divergence(moments),
             "wavelet": wavelet_loss(encoder_bands, decoder_bands),
         }
         loss = (

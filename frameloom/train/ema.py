@@ -7,6 +7,7 @@ from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
 
 from frameloom.core.errors import CheckpointError
 
@@ -76,6 +77,7 @@ class EMA:
         dtype rest in the average's memory meanwhile, others in a copy.
         """
         self._refuse_while_applied("applied")
+        _reshard(model)
         params = dict(model.named_parameters())
         _refuse_other_names(set(self._shadow), set(params) & set(self._shadow))
         own: dict[str, Tensor] = {}
@@ -87,6 +89,7 @@ class EMA:
                 exchanged.append(name)
             yield
         finally:
+            _reshard(model)
             for name in exchanged:
                 _bring_back(params[name], self._shadow[name], own, name)
             self._is_applied = False
@@ -96,6 +99,13 @@ class EMA:
             raise RuntimeError(
                 f"EMA.{action} inside EMA.applied: the average is in the model now; leave the block first"
             )
+
+
+def _reshard(model: nn.Module) -> None:
+    """Drop gathered copies of sharded weights: FSDP2 keeps the root's after a forward and would use them again."""
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()
 
 
 @torch.no_grad()

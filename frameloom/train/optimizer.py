@@ -112,6 +112,12 @@ def load_optimizer_tensors(optimizer: Optimizer, names: Iterable[str], tensors: 
     groups = {param: group for group in optimizer.param_groups for param in group["params"]}
     by_param = _split_names(tensors, params)
     _refuse_other_shapes(by_param, params)
+    fresh = [name for name in params if name not in by_param]
+    if fresh:
+        # A parameter that never had a gradient has no state; one that was frozen before has none either.
+        log.warning(
+            "%d of %d parameters start with fresh optimizer state, first: %s", len(fresh), len(params), fresh[0]
+        )
     for name, param in params.items():
         if name not in by_param:
             optimizer.state.pop(param, None)

@@ -191,7 +191,12 @@ def test_noisy_latent_keeps_the_latent_dtype_and_target_is_float32():
 
 @pytest.mark.parametrize(
     ("settings", "word"),
-    [({"law": "normal"}, "law"), ({"shift": "flux"}, "shift"), ({"shift": -1.0}, "shift"), ({"sigma_min": 1.0}, "sigma")],
+    [
+        ({"law": "normal"}, "law"),
+        ({"shift": "flux"}, "shift"),
+        ({"shift": -1.0}, "shift"),
+        ({"sigma_min": 1.0}, "sigma"),
+    ],
 )
 def test_wrong_settings_are_refused_by_name(settings, word):
     with pytest.raises(ConfigError, match=word):

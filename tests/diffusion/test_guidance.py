@@ -45,7 +45,7 @@ def test_three_branch_guidance_matches_open_sora2(golden, unpack, variant):
     assert len(outputs) == 7
     for name in outputs:
         expected = unpack(tensors[f"out.{variant}.{name}"], *size)
-        torch.testing.assert_close(states[name], expected, rtol=0, atol=1e-5)
+        torch.testing.assert_close(states[name], expected, rtol=0, atol=1e-6)
 
 
 def test_guidance_variants_differ(golden, unpack):

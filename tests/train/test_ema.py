@@ -1,12 +1,15 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 from safetensors import safe_open
 from torch import nn
+from torch.distributed.fsdp import fully_shard
 
 from frameloom.core.errors import CheckpointError
 from frameloom.core.random import stream
@@ -151,6 +154,32 @@ def test_resumed_average_continues_to_the_bit():
     ema.update(7)
     assert are_equal(continue_from(saved), ema.state_dict())
     assert not are_equal(continue_from(None), ema.state_dict())
+
+
+@pytest.fixture
+def process_group() -> Iterator[None]:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.usefixtures("process_group")
+def test_applied_to_a_sharded_model_reaches_its_forward_and_leaves_no_trace():
+    model, plain = make_model("first"), make_model("first")
+    fully_shard(model)
+    ema = EMA(dict(model.named_parameters()), 0.5, warmup=False)
+    data = torch.randn(2, 3, generator=stream(8, "data"))
+    averaged = plain(data)
+    for name, param in model.named_parameters():
+        with torch.no_grad():
+            param.mul_(2)
+            plain.get_parameter(name).mul_(2)
+    own = plain(data)
+    assert torch.equal(model(data), own)
+    with ema.applied(model):
+        assert torch.equal(model(data), averaged)
+    assert torch.equal(model(data), own)
+    assert not torch.equal(own, averaged)
 
 
 def test_state_of_another_model_is_refused():

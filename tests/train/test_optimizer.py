@@ -192,6 +192,20 @@ def test_state_that_does_not_fit_is_refused_and_changes_nothing():
     assert all(torch.equal(now[name], good[name]) for name in good)
 
 
+def test_parameters_without_saved_state_start_fresh_and_are_told(caplog):
+    model = make_model()
+    optimizer = make_optimizer(model)
+    train(model, optimizer, range(2))
+    tensors = {name: value.clone() for name, value in optimizer_tensors(optimizer, names(model)).items()}
+    without = {name: value for name, value in tensors.items() if not name.endswith(".3.bias")}
+    with caplog.at_level(logging.WARNING, logger="frameloom"):
+        load_optimizer_tensors(optimizer, names(model), tensors)
+        assert not caplog.text
+        load_optimizer_tensors(optimizer, names(model), without)
+    assert "1 of 6 parameters start with fresh optimizer state, first: 3.bias" in caplog.text
+    assert set(optimizer_tensors(optimizer, names(model))) == set(without)
+
+
 def give_gradients(model: nn.Module, scale: float) -> torch.Tensor:
     generator = stream(9, "gradients")
     for param in model.parameters():

@@ -51,8 +51,10 @@ class DenoiserFamily:
     num_tokens: Callable[[Any, tuple[int, int, int]], int]
 
 
-def override_fields(config: Config, overrides: Mapping[str, Any], *, where: str, derived: Collection[str] = ()) -> Config:
-    """A copy of a config dataclass with some fields replaced; `derived` fields follow from other parts of the recipe."""
+def override_fields(
+    config: Config, overrides: Mapping[str, Any], *, where: str, derived: Collection[str] = ()
+) -> Config:
+    """A copy of a config dataclass with some fields replaced; `derived` ones follow from other parts of the recipe."""
     fields = {field.name for field in dataclasses.fields(config)} - set(derived)  # type: ignore[arg-type]
     for name, value in overrides.items():
         if name in derived:

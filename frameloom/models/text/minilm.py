@@ -1,4 +1,4 @@
-"""all-MiniLM-L6-v2: a small sentence encoder (22.7M parameters) that comes as a Python package, so nothing is downloaded.
+"""all-MiniLM-L6-v2: a small sentence encoder (22.7M parameters) that comes as a Python package: no download.
 
 Token states are the last hidden states; the pooled vector is their mean over the caption, scaled to length 1, as
 sentence-transformers computes it (https://huggingface.co/sentence-transformers/all-MiniLM-L6-v2).
@@ -54,7 +54,9 @@ class MiniLM(TextEncoder):
         if isinstance(captions, str) or not captions:
             raise ValueError(f"encode takes a list of at least one caption, got {captions!r}")
         with torch.no_grad():
-            parts = [self._encode_batch(list(captions[start : start + BATCH])) for start in range(0, len(captions), BATCH)]
+            parts = [
+                self._encode_batch(list(captions[start : start + BATCH])) for start in range(0, len(captions), BATCH)
+            ]
         return TextStates(
             torch.cat([part.tokens_BKD for part in parts]),
             torch.cat([part.mask_BK for part in parts]),
@@ -91,7 +93,9 @@ def _find_package() -> Path:
     # The package is located but not imported: only its files are wanted, not its dependencies.
     spec = find_spec(PACKAGE)
     if spec is None or spec.origin is None:
-        raise FrameloomError(f"text encoder minilm: the package that carries its weights is not installed; run: {INSTALL}")
+        raise FrameloomError(
+            f"text encoder minilm: the package that carries its weights is not installed; run: {INSTALL}"
+        )
     return Path(spec.origin).parent / "model"
 
 
@@ -113,11 +117,11 @@ def _quiet_transformers() -> Iterator[None]:
     from transformers.utils import logging
 
     verbosity, had_bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
+    logging.set_verbosity_error()  # type: ignore[no-untyped-call]
+    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     try:
         yield
     finally:
         logging.set_verbosity(verbosity)
         if had_bars:
-            logging.enable_progress_bar()
+            logging.enable_progress_bar()  # type: ignore[no-untyped-call]

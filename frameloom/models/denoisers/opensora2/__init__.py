@@ -1,0 +1,60 @@
+"""Open-Sora 2.0 (MMDiT), and Flux, whose architecture it shares. See README.md in this folder."""
+
+from __future__ import annotations
+
+from typing import cast
+
+from torch import Tensor, nn
+
+from frameloom.models.denoisers.base import DenoiserFamily, TextStates
+from frameloom.models.denoisers.opensora2.config import SIZES, MMDiTConfig, configure
+from frameloom.models.denoisers.opensora2.model import build
+from frameloom.models.denoisers.opensora2.packing import token_grid
+from frameloom.models.denoisers.opensora2.sharding import BLOCK_LISTS
+from frameloom.models.denoisers.opensora2.weights import load_original
+
+__all__ = ["FAMILY"]
+
+
+def _patch(config: MMDiTConfig) -> tuple[int, int, int]:
+    return 1, config.patch_size, config.patch_size
+
+
+def _num_tokens(config: MMDiTConfig, latent_FHW: tuple[int, int, int]) -> int:
+    frames, rows, columns = token_grid(latent_FHW, config.patch_size)
+    return frames * rows * columns
+
+
+def _denoise(
+    model: nn.Module,
+    noisy_BCFHW: Tensor,
+    timestep_B: Tensor,
+    text: TextStates,
+    *,
+    condition_BCFHW: Tensor | None = None,
+    guidance_B: Tensor | None = None,
+) -> Tensor:
+    """`text.mask_BK` is not used: as in the original, padding is attended to.
+
+    A condition (models with cond_embed) is the mask and the masked latent, 1 + C channels; None is text to video.
+    """
+    prediction = model(noisy_BCFHW, timestep_B, text.tokens_BKD, text.pooled_BD, condition_BCFHW, guidance_B)
+    return cast(Tensor, prediction)
+
+
+def _blocks(model: nn.Module) -> list[nn.Module]:
+    return [block for name in BLOCK_LISTS for block in cast(nn.ModuleList, getattr(model, name))]
+
+
+FAMILY = DenoiserFamily(
+    name="opensora2",
+    config_class=MMDiTConfig,
+    sizes=SIZES,
+    configure=configure,
+    build=build,
+    patch=_patch,
+    denoise=_denoise,
+    blocks=_blocks,
+    load_original=load_original,
+    num_tokens=_num_tokens,
+)

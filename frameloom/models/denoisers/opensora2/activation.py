@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -25,12 +25,11 @@ class _SigmoidGELU(torch.autograd.Function):
         x, gate = ctx.saved_tensors
         slope = x.square().mul_(3 * _CUBIC).add_(_LINEAR).mul_(x)
         slope.mul_(torch.addcmul(gate, gate, gate, value=-1)).add_(gate)
-        return slope.mul_(grad)
+        return cast(Tensor, slope.mul_(grad))
 
 
 class TanhGELU(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         if x.device.type == "cpu" and x.dtype == torch.float32:
-            result: Tensor = _SigmoidGELU.apply(x)  # type: ignore[no-untyped-call]
-            return result
+            return cast(Tensor, _SigmoidGELU.apply(x))  # type: ignore[no-untyped-call]
         return F.gelu(x, approximate="tanh")

@@ -71,7 +71,8 @@ class Modulation(nn.Module):
 
     def forward(self, vec_BD: Tensor) -> tuple[Tensor, ...]:
         """Three or six vectors [B, 1, D]: shift, scale, gate, in this order, once or twice."""
-        return self.lin(F.silu(vec_BD))[:, None].chunk(self.num_parts, dim=-1)
+        vectors: Tensor = self.lin(F.silu(vec_BD))[:, None]
+        return vectors.chunk(self.num_parts, dim=-1)
 
 
 class StreamAttention(nn.Module):
@@ -118,9 +119,7 @@ class DoubleBlock(nn.Module):
         self.txt_mlp = build_mlp(width, config.mlp_hidden_dim)
         self.attend = RotaryAttention(half_split=config.use_liger_rope)
 
-    def forward(
-        self, img_BND: Tensor, txt_BKD: Tensor, vec_BD: Tensor, rope_BM1P: Tensor
-    ) -> tuple[Tensor, Tensor]:
+    def forward(self, img_BND: Tensor, txt_BKD: Tensor, vec_BD: Tensor, rope_BM1P: Tensor) -> tuple[Tensor, Tensor]:
         img_shift1, img_scale1, img_gate1, img_shift2, img_scale2, img_gate2 = self.img_mod(vec_BD)
         txt_shift1, txt_scale1, txt_gate1, txt_shift2, txt_scale2, txt_gate2 = self.txt_mod(vec_BD)
         img_qkv = self.img_attn.project(modulate(img_BND, img_shift1, img_scale1))

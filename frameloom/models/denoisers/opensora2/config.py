@@ -151,6 +151,11 @@ def configure(
     patch_size = overrides.get("patch_size", chosen.patch_size)
     if not isinstance(patch_size, int) or isinstance(patch_size, bool) or patch_size < 1:
         raise ConfigError(f"model.overrides: 'patch_size' is {patch_size!r}; it should be like {chosen.patch_size}")
-    fitted = {"in_channels": latent_channels * patch_size**2, "patch_size": patch_size}
-    base = replace(chosen, context_in_dim=text_width, vec_in_dim=pooled_width, **fitted)
+    base = replace(
+        chosen,
+        in_channels=latent_channels * patch_size**2,
+        context_in_dim=text_width,
+        vec_in_dim=pooled_width,
+        patch_size=patch_size,
+    )
     return override_fields(base, overrides, where="model.overrides", derived=_DERIVED)

@@ -127,14 +127,14 @@ class MMDiT(nn.Module):
             return img_BND
         if cond_BNC is None:
             cond_BNC = img_BNC.new_zeros(*img_BNC.shape[:2], self.config.cond_channels)
-        return img_BND + self.cond_in(cond_BNC)
+        return img_BND.add(self.cond_in(cond_BNC))
 
     def _embed_vector(self, timestep_B: Tensor, pooled_BD: Tensor, guidance_B: Tensor | None) -> Tensor:
         vec_BD: Tensor = self.time_in(embed_time(timestep_B, TIME_WIDTH).type_as(pooled_BD))
         if self.guidance_in is not None:
             guidance_B = torch.full_like(timestep_B, GUIDANCE) if guidance_B is None else guidance_B
             vec_BD = vec_BD + self.guidance_in(embed_time(guidance_B, TIME_WIDTH).type_as(pooled_BD))
-        return vec_BD + self.vector_in(pooled_BD)
+        return vec_BD.add(self.vector_in(pooled_BD))
 
 
 def build(config: MMDiTConfig, generator: torch.Generator | None = None) -> MMDiT:

@@ -38,7 +38,7 @@ def pack(latent_BCFHW: Tensor, patch_size: int) -> Tensor:
 def unpack(tokens_BNC: Tensor, grid: Grid, patch_size: int) -> Tensor:
     """The inverse of `pack`."""
     F, rows, columns = grid
-    cells = tokens_BNC.unflatten(1, grid).unflatten(-1, (-1, patch_size, patch_size))
+    cells = tokens_BNC.reshape(len(tokens_BNC), F, rows, columns, -1, patch_size, patch_size)
     # [B, F, rows, columns, C, p, p] -> [B, C, F, rows, p, columns, p]
     return cells.permute(0, 4, 1, 2, 5, 3, 6).reshape(len(cells), -1, F, rows * patch_size, columns * patch_size)
 

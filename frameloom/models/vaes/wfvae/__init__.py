@@ -7,8 +7,6 @@ from frameloom.models.vaes.wfvae.config import SIZES, WFVAEConfig
 from frameloom.models.vaes.wfvae.model import WFVAE
 from frameloom.models.vaes.wfvae.weights import load_original
 
-WFVAE_FAMILY = VAEFamily(
-    name="wfvae", config_class=WFVAEConfig, sizes=SIZES, build=WFVAE, load_original=load_original
-)
+WFVAE_FAMILY = VAEFamily(name="wfvae", config_class=WFVAEConfig, sizes=SIZES, build=WFVAE, load_original=load_original)
 
 __all__ = ["WFVAE", "WFVAE_FAMILY", "WFVAEConfig"]

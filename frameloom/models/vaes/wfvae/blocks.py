@@ -14,18 +14,10 @@ from torch import Tensor, nn
 
 from frameloom.models.vaes.wfvae.chunking import FrameStream, prepend_past
 from frameloom.models.vaes.wfvae.config import Interpolation, NormKind
+from frameloom.models.vaes.wfvae.layout import fold_frames, join_frames, unfold_frames
 
 NORM_EPS = 1e-6
 NUM_GROUPS = 32
-
-
-def fold_frames(x_BCFHW: Tensor) -> Tensor:
-    """Frames into the batch, for layers that treat every frame as an image."""
-    return x_BCFHW.transpose(1, 2).flatten(0, 1)
-
-
-def unfold_frames(x: Tensor, num_frames: int) -> Tensor:
-    return x.unflatten(0, (-1, num_frames)).transpose(1, 2)
 
 
 class ChannelNorm(nn.Module):
@@ -36,7 +28,8 @@ class ChannelNorm(nn.Module):
         self.norm = nn.LayerNorm(channels, eps=NORM_EPS)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.norm(x.movedim(1, -1)).movedim(-1, 1)
+        normal: Tensor = self.norm(x.movedim(1, -1))
+        return normal.movedim(-1, 1)
 
 
 def build_norm(kind: NormKind, channels: int) -> nn.Module:
@@ -68,11 +61,20 @@ class CausalConv3d(nn.Module):
     def forward(self, x_BCFHW: Tensor, stream: FrameStream | None = None) -> Tensor:
         if self.kernel == 1:
             return self._mix_channels(x_BCFHW)
-        return self.conv(prepend_past(x_BCFHW, self, stream, kernel=self.kernel, stride=self.stride))
+        if stream is None and x_BCFHW.shape[2] == 1:
+            return self._filter_image(x_BCFHW)
+        result: Tensor = self.conv(prepend_past(x_BCFHW, self, stream, kernel=self.kernel, stride=self.stride))
+        return result
 
     def _mix_channels(self, x_BCFHW: Tensor) -> Tensor:
         # On channels-last input this is one matrix product without any copy.
         return F.linear(x_BCFHW.movedim(1, -1), self.conv.weight.flatten(1), self.conv.bias).movedim(-1, 1)
+
+    def _filter_image(self, x_BCFHW: Tensor) -> Tensor:
+        # All frames under the kernel are copies of the only one, so its taps in time add up to a 2-D kernel.
+        weight = self.conv.weight.sum(2)
+        image = F.conv2d(fold_frames(x_BCFHW), weight, self.conv.bias, self.stride, self.conv.padding[1:])
+        return unfold_frames(image, 1)
 
 
 class ResBlock2D(nn.Module):
@@ -106,7 +108,7 @@ class ResBlock3D(nn.Module):
         self.nin_shortcut = CausalConv3d(in_channels, out_channels, 1) if in_channels != out_channels else None
 
     def forward(self, x_BCFHW: Tensor, stream: FrameStream | None = None) -> Tensor:
-        h = self.conv1(F.silu(self.norm1(x_BCFHW)), stream)
+        h: Tensor = self.conv1(F.silu(self.norm1(x_BCFHW)), stream)
         h = self.conv2(self.dropout(F.silu(self.norm2(h))), stream)
         shortcut = x_BCFHW if self.nin_shortcut is None else self.nin_shortcut(x_BCFHW)
         return shortcut + h
@@ -124,11 +126,12 @@ class FrameAttention(nn.Module):
         self.proj_out = CausalConv3d(channels, channels, 1)
 
     def forward(self, x_BCFHW: Tensor, stream: FrameStream | None = None) -> Tensor:
-        h = self.norm(x_BCFHW)
+        h: Tensor = self.norm(x_BCFHW)
         query, key, value = (self._to_tokens(project(h)) for project in (self.q, self.k, self.v))
         mixed_BFNC = F.scaled_dot_product_attention(query, key, value)
-        mixed_BCFHW = mixed_BFNC.unflatten(2, x_BCFHW.shape[3:]).movedim(-1, 1)
-        return x_BCFHW + self.proj_out(mixed_BCFHW)
+        mixed_BCFHW = mixed_BFNC.reshape(h.movedim(1, -1).shape).movedim(-1, 1)
+        change_BCFHW: Tensor = self.proj_out(mixed_BCFHW)
+        return x_BCFHW + change_BCFHW
 
     @staticmethod
     def _to_tokens(x_BCFHW: Tensor) -> Tensor:
@@ -155,7 +158,8 @@ class Downsample3D(nn.Module):
         self.conv = CausalConv3d(channels, channels, stride=2, padding=0)
 
     def forward(self, x_BCFHW: Tensor, stream: FrameStream | None = None) -> Tensor:
-        return self.conv(F.pad(x_BCFHW, (0, 1, 0, 1)), stream)
+        result: Tensor = self.conv(F.pad(x_BCFHW, (0, 1, 0, 1)), stream)
+        return result
 
 
 class Upsample2D(nn.Module):
@@ -181,7 +185,8 @@ class Upsample3D(nn.Module):
     def forward(self, x_BCFHW: Tensor, stream: FrameStream | None = None) -> Tensor:
         x_BCFHW = self._double_frames(x_BCFHW, stream)
         doubled = F.interpolate(fold_frames(x_BCFHW), scale_factor=2.0, mode="bilinear", align_corners=False)
-        return self.conv(unfold_frames(doubled, x_BCFHW.shape[2]), stream)
+        result: Tensor = self.conv(unfold_frames(doubled, x_BCFHW.shape[2]), stream)
+        return result
 
     def _double_frames(self, x_BCFHW: Tensor, stream: FrameStream | None) -> Tensor:
         has_first = stream is None or stream.is_first
@@ -191,14 +196,15 @@ class Upsample3D(nn.Module):
         if self.is_linear and stream is not None and not has_last and num_new:
             stream.keep(self, x_BCFHW[:, :, -1:])
         if past is not None:
-            x_BCFHW = torch.cat([past, x_BCFHW], dim=2)
+            x_BCFHW = join_frames([past, x_BCFHW])
         rows = _doubling_rows(
             x_BCFHW.shape[2], linear=self.is_linear, first=has_first, last=has_last, past=past is not None
         )
         weights = torch.tensor(rows, dtype=x_BCFHW.dtype, device=x_BCFHW.device)
-        frames_BFN = x_BCFHW.movedim(1, -1).flatten(2)
-        doubled_BFN = torch.matmul(weights, frames_BFN)
-        return doubled_BFN.unflatten(2, (*x_BCFHW.shape[3:], x_BCFHW.shape[1])).movedim(-1, 1)
+        frames_BFHWC = x_BCFHW.movedim(1, -1)
+        doubled_BFN = torch.matmul(weights, frames_BFHWC.flatten(2))
+        batch, _, *rest = frames_BFHWC.shape
+        return doubled_BFN.reshape(batch, len(rows), *rest).movedim(-1, 1)
 
 
 def _doubling_rows(num_frames: int, *, linear: bool, first: bool, last: bool, past: bool) -> list[list[float]]:

@@ -15,6 +15,8 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
+from frameloom.models.vaes.wfvae.layout import join_frames
+
 
 class FrameStream:
     """What the layers remember between the pieces of one clip; made for one run and thrown away after it."""
@@ -36,7 +38,7 @@ class FrameStream:
         """The next `num_frames` of a branch that runs ahead of the main path; the rest waits for the next piece."""
         waiting = self.recall(owner)
         if waiting is not None:
-            branch_BCFHW = torch.cat([waiting, branch_BCFHW], dim=2)
+            branch_BCFHW = join_frames([waiting, branch_BCFHW])
         if branch_BCFHW.shape[2] > num_frames:
             self.keep(owner, branch_BCFHW[:, :, num_frames:])
         return branch_BCFHW[:, :, :num_frames]
@@ -52,7 +54,7 @@ def prepend_past(
     past = stream.recall(owner) if stream is not None else None
     if past is None:
         past = x_BCFHW[:, :, :1].expand(-1, -1, kernel - 1, -1, -1)
-    joined = torch.cat([past, x_BCFHW], dim=2)
+    joined = join_frames([past, x_BCFHW])
     if stream is not None and not stream.is_last:
         num_steps = (joined.shape[2] - kernel) // stride + 1
         stream.keep(owner, joined[:, :, num_steps * stride :])

@@ -31,6 +31,7 @@ from frameloom.models.vaes.wfvae.blocks import (
 )
 from frameloom.models.vaes.wfvae.chunking import FrameStream, run_in_pieces
 from frameloom.models.vaes.wfvae.config import WFVAEConfig
+from frameloom.models.vaes.wfvae.layout import join_channels
 from frameloom.models.vaes.wfvae.wavelet import (
     HaarJoin2D,
     HaarJoin3D,
@@ -100,8 +101,8 @@ class Encoder(nn.Module):
         level1 = self.wavelet_tranform_l1(bands_BCFHW[:, :COLOURS], stream)
         level2 = self.wavelet_tranform_l2(level1[:, :COLOURS], stream)
         h = self.down1(bands_BCFHW, stream)
-        h = self.down2(torch.cat([h, self.connect_l1(level1)], dim=1), stream)
-        h = self.mid(torch.cat([h, self.connect_l2(level2)], dim=1), stream)
+        h = self.down2(join_channels([h, self.connect_l1(level1)]), stream)
+        h = self.mid(join_channels([h, self.connect_l2(level2)]), stream)
         raw_BCFHW = self.conv_out(F.silu(self.norm_out(h)), stream)
         return raw_BCFHW, Coefficients(level1, level2)
 
@@ -159,7 +160,7 @@ class Decoder(nn.Module):
     def _add_low_band(bands_BCFHW: Tensor, low_BCFHW: Tensor, name: str, stream: FrameStream | None) -> Tensor:
         if stream is not None:
             low_BCFHW = stream.align(name, low_BCFHW, bands_BCFHW.shape[2])
-        return torch.cat([bands_BCFHW[:, :COLOURS] + low_BCFHW, bands_BCFHW[:, COLOURS:]], dim=1)
+        return join_channels([bands_BCFHW[:, :COLOURS] + low_BCFHW, bands_BCFHW[:, COLOURS:]])
 
 
 class WFVAE(VideoVAE):
@@ -224,7 +225,9 @@ class WFVAE(VideoVAE):
 
     def _encode_piece(self, pixels_BCFHW: Tensor, stream: FrameStream | None) -> tuple[Tensor, Coefficients]:
         bands_BCFHW = self.split_pixels(pixels_BCFHW, stream)
-        return self.encoder(bands_BCFHW.contiguous(memory_format=torch.channels_last_3d), stream)
+        bands_BCFHW = bands_BCFHW.contiguous(memory_format=torch.channels_last_3d)
+        raw_BCFHW, coefficients = self.encoder(bands_BCFHW, stream)
+        return raw_BCFHW, coefficients
 
     def _decode_piece(self, latent_BCFHW: Tensor, stream: FrameStream | None) -> tuple[Tensor, Coefficients]:
         latent_BCFHW = latent_BCFHW.contiguous(memory_format=torch.channels_last_3d)

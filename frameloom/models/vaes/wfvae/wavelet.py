@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from frameloom.models.vaes.wfvae.chunking import FrameStream, prepend_past
+from frameloom.models.vaes.wfvae.layout import fold_frames, unfold_frames
 
 BANDS_2D = ("aa", "ad", "da", "dd")
 BANDS_3D = ("h", "g", "hh", "gh", "h_v", "g_v", "hh_v", "gh_v")
@@ -48,23 +49,15 @@ def _spread_over_colours(taps: Tensor, num_colours: int) -> Tensor:
     return weight.flatten(0, 1)
 
 
-def _fold_frames(x_BCFHW: Tensor) -> Tensor:
-    return x_BCFHW.transpose(1, 2).flatten(0, 1)
-
-
-def _unfold_frames(x: Tensor, num_frames: int) -> Tensor:
-    return x.unflatten(0, (-1, num_frames)).transpose(1, 2)
-
-
 def split_2d(x_BCFHW: Tensor, taps_MHW: Tensor) -> Tensor:
     """Four bands of half the height and width, frame by frame."""
     weight = _spread_over_colours(taps_MHW.to(x_BCFHW.dtype), x_BCFHW.shape[1])
-    return _unfold_frames(F.conv2d(_fold_frames(x_BCFHW), weight, stride=2), x_BCFHW.shape[2])
+    return unfold_frames(F.conv2d(fold_frames(x_BCFHW), weight, stride=2), x_BCFHW.shape[2])
 
 
 def join_2d(bands_BCFHW: Tensor, taps_MHW: Tensor) -> Tensor:
     weight = _spread_over_colours(taps_MHW.to(bands_BCFHW.dtype), bands_BCFHW.shape[1] // len(taps_MHW))
-    return _unfold_frames(F.conv_transpose2d(_fold_frames(bands_BCFHW), weight, stride=2), bands_BCFHW.shape[2])
+    return unfold_frames(F.conv_transpose2d(fold_frames(bands_BCFHW), weight, stride=2), bands_BCFHW.shape[2])
 
 
 def split_3d(x_BCFHW: Tensor, taps_MFHW: Tensor, owner: Hashable, stream: FrameStream | None) -> Tensor:

