@@ -19,7 +19,7 @@ from torch import Tensor
 from frameloom.core.errors import CheckpointError
 from frameloom.core.parity import ParityCase, ParityOutput, ParityRunner
 
-Verdict = Literal["ok", "above tolerance", "wrong shape", "not compared", "failed"]
+Verdict = Literal["ok", "above tolerance", "wrong shape", "not compared"]
 NO_MODEL = "no model for this case"
 
 
@@ -66,7 +66,7 @@ def run_case(case: ParityCase, runners: Sequence[ParityRunner]) -> CaseResult:
         outputs = runner.run(case)
     except Exception as error:
         # A model that breaks on one case is a finding about that case; the others are still worth knowing.
-        return CaseResult(case.name, note=f"{type(error).__name__}: {error}", failed=True)
+        return CaseResult(case.name, note=" ".join(f"{type(error).__name__}: {error}".split()), failed=True)
     return CaseResult(case.name, [judge(output) for output in outputs])
 
 

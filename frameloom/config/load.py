@@ -16,7 +16,7 @@ from typing import Any
 
 from frameloom.config.checks import check_rules, place_problem
 from frameloom.config.overrides import apply_override, parse_overrides
-from frameloom.config.problems import Problem, parse_recipe
+from frameloom.config.problems import MAX_EXPLAINED, Problem, parse_recipe
 from frameloom.config.schema import Recipe
 from frameloom.config.spelling import nearest
 from frameloom.config.yaml_values import KeyPath, parse_document, read_text
@@ -173,16 +173,25 @@ def _overlay(
         here = (*path, key)
         if key == DELETE:
             continue
-        if not (isinstance(item, dict) and isinstance(target.get(key), dict)):
+        if key in target and not (isinstance(item, dict) and isinstance(target[key], dict)):
             _forget_below(places, here)
-            target[key] = {} if isinstance(item, dict) else copy.deepcopy(item)
+            del target[key]
         # What came in by an alias has no lines of its own; the nearest section around it then stands for it.
         places.pop(here, None)
         if isinstance(item, dict):
             places.update({here: new[here]} if here in new else {})
-            _overlay(target[key], item, here, places, new)
+            _overlay(target.setdefault(key, {}), item, here, places, new)
         else:
-            places.update({where: place for where, place in new.items() if where[: len(here)] == here})
+            target[key] = copy.deepcopy(item)
+            _copy_places(item, here, places, new)
+
+
+def _copy_places(item: Any, path: KeyPath, places: dict[KeyPath, str], new: Mapping[KeyPath, str]) -> None:
+    if path in new:
+        places[path] = new[path]
+    inside = item.items() if isinstance(item, dict) else enumerate(item) if isinstance(item, list) else ()
+    for key, inner in inside:
+        _copy_places(inner, (*path, str(key)), places, new)
 
 
 def _forget_below(places: dict[KeyPath, str], path: KeyPath) -> None:
@@ -196,6 +205,8 @@ def _check(value: Mapping[str, Any], places: Mapping[KeyPath, str], name: str, p
     if recipe is not None:
         found += [problem for problem in check_rules(recipe) if not _rests_on(problem, wrong)]
     messages = [*problems, *(place_problem(problem, places, name) for problem in found)]
+    if len(messages) > MAX_EXPLAINED:
+        messages[MAX_EXPLAINED:] = [f"{name}: {len(messages) - MAX_EXPLAINED} more problems; is this the right file?"]
     if messages or recipe is None:
         raise ConfigError(messages)
     return recipe

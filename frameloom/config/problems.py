@@ -14,9 +14,12 @@ from pydantic_core import ErrorDetails
 
 from frameloom.config.schema import Recipe
 from frameloom.config.tree import ROOT, Kind, describe, example_of, explain_unknown, field_at, kind_at, walk
-from frameloom.config.yaml_values import KeyPath, format_value, quote
+from frameloom.config.yaml_values import KeyPath, format_value, quote, shorten
 
 _SWITCHES = {"yes", "no", "on", "off", "y", "n", "true", "false"}
+
+# A file with thousands of mistakes is the wrong file; nobody reads on.
+MAX_EXPLAINED = 25
 
 
 @dataclass(frozen=True)
@@ -81,7 +84,9 @@ def _translate(errors: Sequence[ErrorDetails], value: Mapping[str, Any]) -> list
     meant: set[KeyPath] = set()
     located = [(_locate(error["loc"], value), error) for error in errors]
     for path, error in located:
-        if error["type"] == "extra_forbidden":
+        if len(found) >= MAX_EXPLAINED:
+            found.setdefault(path, Problem(path, "this is wrong too"))
+        elif error["type"] == "extra_forbidden":
             text, key = _explain_extra(path)
             found.setdefault(path, Problem(path, text))
             meant |= {key} if key else set()
@@ -141,20 +146,18 @@ def _explain_missing(path: KeyPath) -> str:
 
 
 def _explain_key(path: KeyPath) -> str:
-    return f"{'.'.join(path[:-1])} has the key '{path[-1]}'; expected a whole number of at least 1, e.g. 9"
+    return f"{'.'.join(path[:-1])} has the key '{shorten(path[-1])}'; expected a whole number of at least 1, e.g. 9"
 
 
 def _explain_value(path: KeyPath, value: Any) -> str:
     kind = kind_at(path) or ROOT
     field = field_at(path)
     shown = f"'{quote(value)[1:-1]}'" if isinstance(value, str) else format_value(value)
-    if len(shown) > 80:
-        shown = shown[:77] + "..."
     hint = _hint(kind, value)
     example = example_of(field) if field else None
     if not hint and example is not None and not kind.accepts(bool):
         hint = f"e.g. {path[-1]}: {format_value(example)}"
-    return f"{'.'.join(path)} is {shown}; expected {describe(kind)}" + (f"; {hint}" if hint else "")
+    return f"{'.'.join(path)} is {shorten(shown)}; expected {describe(kind)}" + (f"; {hint}" if hint else "")
 
 
 def _hint(kind: Kind, value: Any) -> str:

@@ -51,6 +51,8 @@ SYNONYMS = {
     "prediction_type": "objective.kind",
 }
 
+_MAX_WORD = 64
+
 
 def distance(one: str, other: str) -> int:
     """Edits between two words: insert, delete, replace, or swap two neighbours."""
@@ -68,6 +70,8 @@ def distance(one: str, other: str) -> int:
 
 def nearest(word: str, candidates: Iterable[str]) -> str | None:
     """The candidate that `word` is most likely a slip of, or None when nothing is close."""
+    if len(word) > _MAX_WORD:
+        return None
     plain = _fold(word)
     scored = [(distance(plain, _fold(candidate)), candidate) for candidate in candidates]
     limit = max(1, len(plain) // 3)

@@ -12,7 +12,7 @@ from pydantic.fields import FieldInfo
 
 from frameloom.config.schema import Recipe, Section, Words
 from frameloom.config.spelling import SYNONYMS, nearest, share_words
-from frameloom.config.yaml_values import KeyPath, format_value
+from frameloom.config.yaml_values import KeyPath, format_value, shorten
 
 
 @dataclass(frozen=True)
@@ -197,7 +197,7 @@ def explain_unknown(path: KeyPath) -> tuple[str, KeyPath | None]:
     parents, key = path[:-1], path[-1]
     parent = kind_at(parents)
     known = list(parent.section.model_fields) if parent and parent.section else []
-    text = f"{'.'.join(parents) or 'the recipe'} has no key '{key}'; "
+    text = f"{'.'.join(parents) or 'the recipe'} has no key '{shorten(key)}'; "
     meant = _find_meant(parents, key, known)
     if not meant:
         return text + f"known keys: {', '.join(known)}", None

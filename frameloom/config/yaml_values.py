@@ -25,6 +25,7 @@ KeyPath = tuple[str, ...]
 MAX_BYTES = 256 * 1024
 MAX_VALUES = 10_000
 MAX_DEPTH = 32
+_CORE_TAG = "tag:yaml.org,2002:"
 
 _INT = re.compile(r"[-+]?[0-9]+(_[0-9]+)*")
 _FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
@@ -107,7 +108,8 @@ class _Builder:
         if isinstance(event, yaml.AliasEvent):
             return self._alias(event.anchor, line)
         if event.tag is not None:
-            self._fail(line, f"found the tag {_short_tag(event.tag)}; recipes hold plain values only, remove it")
+            tag = shorten(event.tag.replace(_CORE_TAG, "!!"))
+            self._fail(line, f"found the tag {tag}; recipes hold plain values only, remove it")
         first = self.num_values
         self._count(1, line)
         if isinstance(event, yaml.MappingStartEvent):
@@ -134,7 +136,9 @@ class _Builder:
             line = event.start_mark.line + 1
             key = self._key(event, line)
             if key in result:
-                self._fail(line, f"the key '{key}' stands twice, first on line {first_lines[key]}; keep one of them")
+                self._fail(
+                    line, f"the key '{shorten(key)}' stands twice, first on line {first_lines[key]}; keep one of them"
+                )
             first_lines[key] = line
             self.lines[(*path, key)] = line
             result[key] = self._value(next(self.events), (*path, key))
@@ -158,7 +162,7 @@ class _Builder:
     def _scalar(self, event: Any, line: int) -> str | int | float | bool | None:
         value = parse_scalar(event.value) if event.style is None else str(event.value)
         if isinstance(value, float) and not math.isfinite(value):
-            self._fail(line, f"the number {event.value} is too large")
+            self._fail(line, f"the number {shorten(event.value)} is too large")
         return value
 
     def _count(self, size: int, line: int) -> None:
@@ -175,10 +179,6 @@ class _Builder:
     def _fail(self, line: int, text: str) -> Never:
         place = f"{self.where}:{line}" if self.counts_lines else self.where
         raise ConfigError(f"{place}: {text}")
-
-
-def _short_tag(tag: str) -> str:
-    return tag.replace("tag:yaml.org,2002:", "!!")
 
 
 def read_text(path: Path, *, shown: str) -> str:
@@ -219,6 +219,11 @@ def format_value(value: Any) -> str:
     if isinstance(value, dict):
         return "{" + ", ".join(f"{format_key(key)}: {format_value(item)}" for key, item in value.items()) + "}"
     return "[" + ", ".join(format_value(item) for item in value) + "]"
+
+
+def shorten(text: str, width: int = 80) -> str:
+    """`text`, cut to `width` for a message."""
+    return text if len(text) <= width else text[: width - 3] + "..."
 
 
 def format_key(key: Any) -> str:

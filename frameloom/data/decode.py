@@ -204,6 +204,8 @@ def _presentation_times(
     path: Path, container: InputContainer, stream: VideoStream, limits: DecodeLimits
 ) -> NDArray[np.int64] | None:
     """When each frame is shown, in ticks: from the file's index if its steps are even, else from its packets."""
+    if container.format.name == "avi":  # keeps no presentation times; what a decoder guesses is off with B-frames
+        return None
     if stream.frames and len(stream.index_entries) == stream.frames and stream.start_time is not None:
         entries = list(stream.index_entries)
         steps = np.diff(np.array([entry.timestamp for entry in entries], dtype=np.int64))
@@ -214,7 +216,7 @@ def _presentation_times(
 
 
 def _packet_times(path: Path, container: InputContainer, stream: VideoStream, limits: DecodeLimits) -> list[int | None]:
-    """The times in all packets, nothing decoded; None where the container keeps none (AVI)."""
+    """The times in all packets, nothing decoded; None where the container has none."""
     times: list[int | None] = []
     for packet in container.demux(stream):
         if packet.size:

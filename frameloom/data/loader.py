@@ -23,6 +23,7 @@ from frameloom.data.batch import Batch, BatchReader, BatchRequest
 from frameloom.data.plan import BatchPlan
 
 _IDLE = -1
+_NUM_SHOWN = 8
 _FIELDS = 4  # of a worker on the board: process id, epoch, micro-batch, row
 
 
@@ -194,19 +195,18 @@ class _Pool:
 
     def _blame(self) -> str:
         waiting = self._requests.pending[0]
-        where = f"micro-batch {waiting.index} of epoch {waiting.epoch}"
+        advice = (
+            "resume the run; if it comes again there, look for a lack of memory or take the file out of the manifest"
+        )
         for number, (pid, epoch, index, row) in enumerate(self._workers()):
-            dead = pid != _IDLE and not _is_alive(pid)
-            if dead or (row != _IDLE and (epoch, index) == (waiting.epoch, waiting.index)):
-                what = "died" if dead else f"gave nothing for {self._timeout_s:g} s"
-                at = f"at {self._reader.name(row)} " if row != _IDLE else ""
-                where = f"micro-batch {index} of epoch {epoch}"
-                return (
-                    f"loader worker {number} {what} {at}({where}); resume the run, and if it happens again there, "
-                    "take the file out of the manifest or look for a lack of memory"
-                )
-        names = ", ".join(self._reader.name(int(row)) for row in waiting.rows[:8])
-        return f"the loader gave nothing for {self._timeout_s:g} s ({where}: {names}); resume the run"
+            is_dead = pid != _IDLE and not _is_alive(pid)
+            if row != _IDLE and (is_dead or (epoch, index) == (waiting.epoch, waiting.index)):
+                what = "died" if is_dead else f"gave nothing for {self._timeout_s:g} s"
+                clip = self._reader.name(row)
+                return f"loader worker {number} {what} at {clip} (micro-batch {index} of epoch {epoch}); {advice}"
+        names = ", ".join(self._reader.name(int(row)) for row in waiting.rows[:_NUM_SHOWN])
+        where = f"micro-batch {waiting.index} of epoch {waiting.epoch}: {names}"
+        return f"the loader's workers died or gave nothing for {self._timeout_s:g} s ({where}); {advice}"
 
     def _kill(self) -> None:
         """End our workers for good: a stopped process would not hear a polite request."""

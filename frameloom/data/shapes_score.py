@@ -52,10 +52,10 @@ _TRACE = 0.2  # a pixel with less of the shape's colour shows background and noi
 _MIN_OVERLAP = 0.6  # with the best outline; blur and noise leave 0.7, two shapes or a torn one far less
 _MAX_WANDERING = 0.05  # of the centroid around its line, in short sides; real clips stay below 0.01
 _MAX_FADING = 0.5  # how far a colour may be mixed with the background and keep its name
-# Short sides per frame, halfway (in ratio) between a slow clip read at every second frame and a quick one;
-# and between nothing and a slow clip.
-_QUICK_FROM = float(np.sqrt(2 * SPEEDS["slowly"] * SPEEDS["quickly"]))
-_MOVING_FROM = 0.4 * SPEEDS["slowly"]
+# Short sides per frame: above a slow clip of which every second frame is read (17 steps in 8), with room below quick
+# for a model that moves a little too slowly.
+_QUICK_FROM = 0.038
+_MOVING_FROM = 0.4 * SPEEDS["slowly"]  # a still one measures 0.001
 
 Floats = NDArray[np.float32]
 

@@ -11,11 +11,14 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
+import signal
+import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict, dataclass
 from itertools import product
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -195,7 +198,9 @@ def _write_clips(
         yield from map(write_clip, roots, clips, seeds)
         return
     # A forked child would inherit locks of the threads that torch or polars may already run here.
-    executor = ProcessPoolExecutor(num_workers, mp_context=multiprocessing.get_context("spawn"))
+    executor = ProcessPoolExecutor(
+        num_workers, mp_context=multiprocessing.get_context("spawn"), initializer=_follow_parent
+    )
     try:
         yield from executor.map(write_clip, roots, clips, seeds, chunksize=8)
     except BrokenProcessPool as error:
@@ -205,6 +210,19 @@ def _write_clips(
         ) from error
     finally:
         executor.shutdown(cancel_futures=True)
+
+
+def _follow_parent() -> None:
+    """Leave Ctrl-C to the parent, and end when it is killed: a pool's process would otherwise wait forever."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        threading.Thread(target=_exit_after, args=(parent,), daemon=True).start()
+
+
+def _exit_after(parent: BaseProcess) -> None:
+    parent.join()
+    os._exit(1)
 
 
 def write_clip(out: Path, clip: PlannedClip, seed: int) -> tuple[int, str]:
@@ -250,3 +268,20 @@ def _write_manifest(path: Path, clips: Sequence[PlannedClip], files: Sequence[tu
     ]
     table = pl.DataFrame(rows, schema_overrides={"fps": pl.Float64, "motion": pl.String, "speed": pl.String})
     write_manifest(path, table)
+
+
+def describe_shapes(manifest: Path) -> list[str]:
+    """What a finished set holds, as lines to print."""
+    from frameloom.data.manifest import Manifest
+
+    rows = Manifest.read(manifest)
+    num_videos = int((rows.column("kind") == "video").sum())
+    num_train = int((rows.column("split") == "train").sum())
+    megabytes = int(rows.column("bytes").sum()) / 1e6
+    sizes = sorted(set(zip(rows.width.tolist(), rows.height.tolist(), strict=True)))
+    return [
+        f"{manifest}: {num_videos} videos and {len(rows) - num_videos} images, {megabytes:.1f} MB",
+        f"split: {num_train} train, {len(rows) - num_train} heldout (combinations that no training row shows)",
+        "sizes: " + ", ".join(f"{width}x{height}" for width, height in sizes),
+        f"first caption: {rows.caption(0)}",
+    ]

@@ -40,7 +40,9 @@ def page(title: str, lead: str, sections: Sequence[str]) -> str:
     return (
         f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>'
         f'<meta name="viewport" content="width=device-width, initial-scale=1"><style>{_STYLE}</style></head>\n'
-        f'<body><h1>{escape(title)}</h1><p class="lead">{escape(lead)}</p>\n' + "\n".join(sections) + "\n</body></html>\n"
+        f'<body><h1>{escape(title)}</h1><p class="lead">{escape(lead)}</p>\n'
+        + "\n".join(sections)
+        + "\n</body></html>\n"
     )
 
 
@@ -54,7 +56,9 @@ def paragraph(text: str) -> str:
 
 def tiles(values: Mapping[str, str]) -> str:
     """Big numbers with a small caption each."""
-    cells = [f'<div class="tile"><b>{escape(value)}</b><span>{escape(name)}</span></div>' for name, value in values.items()]
+    cells = [
+        f'<div class="tile"><b>{escape(value)}</b><span>{escape(name)}</span></div>' for name, value in values.items()
+    ]
     return f'<div class="tiles">{"".join(cells)}</div>'
 
 
@@ -128,7 +132,10 @@ def _mark(value: float, is_log: bool, place: object, left: int) -> str:
 def _running_mean(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
     window = max(1, len(points) // 25)
     return [
-        (points[i][0], sum(y for _, y in points[max(0, i - window + 1) : i + 1]) / len(points[max(0, i - window + 1) : i + 1]))
+        (
+            points[i][0],
+            sum(y for _, y in points[max(0, i - window + 1) : i + 1]) / len(points[max(0, i - window + 1) : i + 1]),
+        )
         for i in range(len(points))
     ]
 

@@ -129,23 +129,29 @@ def test_command_fails_on_a_changed_weight_and_shows_the_error(tmp_path):
     with safe_open(CASE, framework="pt") as file:
         metadata = file.metadata()
     tensors = load_file(CASE)
-    shutil.copy(CASE, tmp_path / "right.safetensors")
-    assert run_command(str(tmp_path)).returncode == 0
     tensors["weights.decoder.conv_out.bias"][0] += 0.01
     save_file(tensors, tmp_path / "wrong.safetensors", metadata=metadata)
+    shutil.copy(CASE, tmp_path / "right.safetensors")
     done = run_command(str(tmp_path))
     assert done.returncode == 1, done.stdout + done.stderr
-    lines = [line for line in done.stdout.splitlines() if line.startswith("wrong") and "recon_mode" in line]
-    assert lines
-    assert all("above tolerance" in line for line in lines)
+    lines = [line.split() for line in done.stdout.splitlines() if "recon_mode" in line]
+    verdicts = {name: {" ".join(line[5:]) for line in lines if line[0] == name} for name in ("right", "wrong")}
+    assert verdicts == {"right": {"ok"}, "wrong": {"above tolerance"}}
 
 
 @pytest.mark.slow
 def test_command_ends_with_2_when_nothing_can_be_compared(tmp_path):
-    missing = run_command(str(tmp_path / "nowhere"))
-    assert (missing.returncode, "no such folder" in missing.stderr) == (2, True)
     write_case(tmp_path / "case.safetensors", {"kind": "else"}, **{"in.x": torch.ones(1)})
     unknown = run_command(str(tmp_path))
     assert unknown.returncode == 2
     assert NO_MODEL in unknown.stdout
+    assert "nothing was compared" in unknown.stderr
     assert "Traceback" not in unknown.stderr
+
+
+@pytest.mark.slow
+def test_command_ends_with_2_on_a_broken_file(tmp_path):
+    (tmp_path / "case.safetensors").write_bytes(CASE.read_bytes()[:1000])
+    broken = run_command(str(tmp_path))
+    assert (broken.returncode, "cannot be read" in broken.stderr) == (2, True)
+    assert "Traceback" not in broken.stderr

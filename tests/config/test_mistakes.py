@@ -300,6 +300,11 @@ MISTAKES = [
     whole("binary file", bytes(range(256)), "not UTF-8 text"),
     whole("null byte", RIGHT + "x: \0\n", "my.yaml:13: character 0x0 is not text"),
     whole("huge file", "# " + "x" * 300_000, "a recipe has at most 262144"),
+    whole(
+        "thousands of unknown keys", "".join(f"key_{n}: 1\n" for n in range(9000)), "no key 'key_0'", "more problems"
+    ),
+    whole("endless key", f"? {'k' * 200_000}\n: 1\n", "has no key 'kkkk", "..."),
+    whole("endless number", f"name: {'9' * 100_000}\n", "the number 9999", "... is too large"),
     whole("alias bomb", BOMB, "more than 10000 values", "aliases counted in full"),
     whole("alias in itself", "a: &a [*a]\n", "*a has no finished &a"),
     whole("alias of nothing", "a: *b\n", "*b has no finished &b"),

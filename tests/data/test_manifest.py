@@ -23,7 +23,7 @@ GOOD = {
 }
 
 
-def write(path: Path, **changes: list[object]) -> Path:
+def write(path: Path, /, **changes: list[object]) -> Path:
     pl.DataFrame(GOOD | changes).write_parquet(path)
     return path
 

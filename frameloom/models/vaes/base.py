@@ -38,7 +38,10 @@ class Moments(NamedTuple):
 
     def kl_B(self) -> Tensor:
         """Divergence from the standard normal in nats, summed over a sample's latent numbers."""
-        terms_BCFHW = self.mean_BCFHW.square() + self.logvar_BCFHW.exp() - 1.0 - self.logvar_BCFHW
+        # Half precision would lose most of a sum over thousands of latents.
+        dtype = torch.promote_types(self.mean_BCFHW.dtype, torch.float32)
+        mean_BCFHW, logvar_BCFHW = self.mean_BCFHW.to(dtype), self.logvar_BCFHW.to(dtype)
+        terms_BCFHW = mean_BCFHW.square() + logvar_BCFHW.exp() - 1.0 - logvar_BCFHW
         return 0.5 * terms_BCFHW.flatten(1).sum(1)
 
 

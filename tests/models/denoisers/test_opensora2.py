@@ -321,8 +321,27 @@ def test_fresh_models_start_from_a_zero_prediction_only_with_zero_init() -> None
 
 def test_without_a_generator_weights_are_still_fixed() -> None:
     first, again = build(SMALL).state_dict(), build(SMALL).state_dict()
+    other = build(SMALL, stream(1, "test weights")).state_dict()
     assert all(torch.equal(first[key], again[key]) for key in first)
-    assert first["img_in.weight"].abs().max() <= 16**-0.5
+    assert not torch.equal(first["img_in.weight"], other["img_in.weight"])
+
+
+def test_both_laws_of_fresh_weights_have_their_bounds() -> None:
+    zero, default = build(SMALL).img_in, build(replace(SMALL, init="default")).img_in
+    assert 0.9 < float(zero.weight.detach().abs().max()) / (6 / (16 + 32)) ** 0.5 <= 1
+    assert 0.9 < float(default.weight.detach().abs().max()) / 16**-0.5 <= 1
+    assert not zero.bias.any()
+    assert default.bias.all()
+
+
+def test_a_normalized_pooled_vector_has_no_length() -> None:
+    model = build_awake(replace(SMALL, normalize_vec=True))
+    plain = build_awake(SMALL)
+    inputs = (torch.ones(1, 4, 1, 2, 2), torch.ones(1), torch.ones(1, 5, 20))
+    pooled = torch.randn(1, 12, generator=stream(0, "test pooled"))
+    with torch.no_grad():
+        assert difference(model(*inputs, pooled), model(*inputs, 7 * pooled)) <= 1e-4
+        assert difference(plain(*inputs, pooled), plain(*inputs, 7 * pooled)) > 1e-2
 
 
 def test_released_size_is_fitted_to_the_encoders() -> None:

@@ -39,6 +39,8 @@ class MMDiTConfig:
     use_liger_rope: bool = False
     """rotary pairs are channels (j, j + half) of a head; else (2j, 2j + 1)"""
     patch_size: int = 2
+    normalize_vec: bool = False
+    """scale the pooled text vector to unit variance first; not in the published code"""
     init: Literal["zero", "default"] = "zero"
     """fresh weights: "zero" starts modulation and the last layer from zeros, "default" is the published code's"""
 
@@ -129,6 +131,7 @@ _TINY = MMDiTConfig(
     depth=2,
     depth_single_blocks=2,
     axes_dim=(8, 12, 12),
+    normalize_vec=True,
 )
 
 SIZES: dict[str, MMDiTConfig] = {

@@ -7,6 +7,7 @@ P rotary pairs.
 from __future__ import annotations
 
 import math
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -134,6 +135,8 @@ class MMDiT(nn.Module):
         if self.guidance_in is not None:
             guidance_B = torch.full_like(timestep_B, GUIDANCE) if guidance_B is None else guidance_B
             vec_BD = vec_BD + self.guidance_in(embed_time(guidance_B, TIME_WIDTH).type_as(pooled_BD))
+        if self.config.normalize_vec:
+            pooled_BD = F.rms_norm(pooled_BD, pooled_BD.shape[-1:], eps=1e-6)
         return vec_BD.add(self.vector_in(pooled_BD))
 
 
@@ -148,7 +151,8 @@ def build(config: MMDiTConfig, generator: torch.Generator | None = None) -> MMDi
     model.to_empty(device=device)
     if generator is None:
         generator = stream(0, "opensora2 weights", device=device.type)
-    initialize(model, generator, is_zero=lambda name: _starts_zero(name, config))
+    law: Literal["default", "xavier"] = "xavier" if config.init == "zero" else "default"
+    initialize(model, generator, law=law, is_zero=lambda name: _starts_zero(name, config))
     return model
 
 

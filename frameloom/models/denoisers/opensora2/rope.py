@@ -36,7 +36,9 @@ def rotate(heads_BNHD: Tensor, table_BN1P: Tensor, *, half_split: bool) -> Tenso
     """Turn every pair, in float32. Half-split heads come out with their pairs side by side: q and k alike, so
     their products are those of the original order."""
     heads = heads_BNHD.float()
-    pairs = torch.complex(*heads.chunk(2, -1)) if half_split else torch.view_as_complex(torch.unflatten(heads, -1, (-1, 2)))
+    pairs = (
+        torch.complex(*heads.chunk(2, -1)) if half_split else torch.view_as_complex(torch.unflatten(heads, -1, (-1, 2)))
+    )
     return torch.view_as_real(pairs * table_BN1P).flatten(-2)
 
 
