@@ -35,7 +35,9 @@ class ModelFolder:
     digest: str
 
 
-def write_model_folder(folder: Path, *, kind: str, name: str, config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
+def write_model_folder(
+    folder: Path, *, kind: str, name: str, config: Mapping[str, Any], tensors: Mapping[str, Tensor]
+) -> None:
     """Write the folder; one that is already there is replaced in a single rename."""
     old = folder.with_name(f"{PARTIAL}{uuid4().hex[:8]}-old")
     fresh = folder.with_name(f"{PARTIAL}{uuid4().hex[:8]}-new")
@@ -58,20 +60,28 @@ def read_weights(path: Path) -> ModelFolder:
             f"{path}: this is a pickle, which can run code when opened; give a .safetensors file or a model folder"
         )
     if not path.is_file():
-        raise CheckpointError(f"{path}: no such file or folder; name a model folder, a run folder or a .safetensors file")
+        raise CheckpointError(
+            f"{path}: no such file or folder; name a model folder, a run folder or a .safetensors file"
+        )
     return ModelFolder(kind="", name="", config={}, tensors=_load(path), digest=digest_file(path))
 
 
 def _read_folder(folder: Path, *, asked: Path) -> ModelFolder:
     if not (folder / CONFIG).is_file():
-        raise CheckpointError(f"{asked}: neither a model folder (no {CONFIG}) nor a finished run (no {EXPORT}/{CONFIG})")
+        raise CheckpointError(
+            f"{asked}: neither a model folder (no {CONFIG}) nor a finished run (no {EXPORT}/{CONFIG})"
+        )
     try:
         content = json.loads((folder / CONFIG).read_text())
         kind, name, config, digest = (content[key] for key in ("kind", "name", "config", "sha256"))
     except (ValueError, KeyError, TypeError) as error:
-        raise CheckpointError(f"{folder / CONFIG}: not a model description ({error!r}); export the model again") from error
+        raise CheckpointError(
+            f"{folder / CONFIG}: not a model description ({error!r}); export the model again"
+        ) from error
     if not (folder / TENSORS).is_file() or digest_file(folder / TENSORS) != digest:
-        raise CheckpointError(f"{folder / TENSORS}: missing or damaged, it does not match {CONFIG}; export the model again")
+        raise CheckpointError(
+            f"{folder / TENSORS}: missing or damaged, it does not match {CONFIG}; export the model again"
+        )
     return ModelFolder(kind=kind, name=name, config=config, tensors=_load(folder / TENSORS), digest=digest)
 
 

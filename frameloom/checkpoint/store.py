@@ -51,7 +51,9 @@ def save_checkpoint(root: Path, checkpoint: Checkpoint) -> Path:
     try:
         with atomic_folder(folder) as temporary:
             for name, tensors in checkpoint.tensors.items():
-                save_file({key: tensor.detach().contiguous() for key, tensor in tensors.items()}, _file(temporary, name))
+                save_file(
+                    {key: tensor.detach().contiguous() for key, tensor in tensors.items()}, _file(temporary, name)
+                )
             files = {path.name: digest_file(path) for path in sorted(temporary.iterdir())}
             (temporary / STATE).write_text(_sealed({**checkpoint.state, "step": checkpoint.step, "files": files}))
     except (OSError, SafetensorError) as error:
@@ -124,7 +126,8 @@ def load_latest(root: Path, *, set_aside: bool = False) -> Checkpoint | None:
                 _set_aside(step_folder(root, step))
     if steps:
         raise CheckpointError(
-            f"{root}: none of the {len(steps)} checkpoints is complete; restore one, or move the run folder away to start again"
+            f"{root}: none of the {len(steps)} checkpoints is complete; restore one, "
+            "or move the run folder away to start again"
         )
     return None
 

@@ -17,10 +17,11 @@ if TYPE_CHECKING:
 
 def load_runners() -> list[ParityRunner]:
     """Everything that can run a golden case; the first that knows a case gets it."""
+    from frameloom.diffusion import parity as diffusion
     from frameloom.models.denoisers.opensora2 import parity as opensora2
     from frameloom.models.vaes.wfvae import haar_parity, parity
 
-    return [parity, haar_parity, opensora2]
+    return [parity, haar_parity, opensora2, diffusion]
 
 
 def parity(

@@ -64,11 +64,11 @@ def recipe_from_dict(value: Mapping[str, Any], *, name: str = "recipe") -> Recip
 def find_recipe(name: str | Path) -> Path:
     """The file of a recipe: a path, or the name of a shipped recipe with or without `.yaml`."""
     path = Path(name)
-    if _exists(path):
+    if _exists(path) and not path.is_dir():
         return path
     shipped = _find_shipped(str(name))
-    if shipped is not None:
-        return shipped
+    if shipped is not None or _exists(path):
+        return shipped or path
     known = [known for known, _ in shipped_recipes()]
     near = nearest(str(name).removesuffix(".yaml"), known)
     hint = f"did you mean the shipped '{near}'?" if near else "`frameloom recipe list` shows the shipped recipes"

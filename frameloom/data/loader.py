@@ -173,21 +173,24 @@ class _Pool:
 
     def batches(self) -> Iterator[Batch]:
         iterator = iter(self._loader)
-        while True:
-            try:
-                item = next(iterator)
-            except StopIteration:
-                return
-            except RuntimeError as error:
-                if not str(error).startswith("DataLoader"):
-                    raise
-                message = self._blame()
-                self._kill()
-                raise RunError(message) from error
-            self._requests.pending.popleft()
-            if isinstance(item, FrameloomError):
-                raise item
-            yield item
+        try:
+            while (item := self._next(iterator)) is not None:
+                self._requests.pending.popleft()
+                if isinstance(item, FrameloomError):
+                    raise item
+                yield item
+        finally:
+            del iterator  # ends the workers now, not when garbage happens to be collected
+
+    def _next(self, iterator: Iterator[Batch | FrameloomError]) -> Batch | FrameloomError | None:
+        try:
+            return next(iterator, None)
+        except RuntimeError as error:
+            if not str(error).startswith("DataLoader"):
+                raise
+            message = self._blame()
+        self._kill()
+        raise RunError(message)
 
     def _workers(self) -> list[tuple[int, int, int, int]]:
         values = list(self._board)

@@ -21,11 +21,14 @@ body { margin: 0 auto; max-width: 1080px; padding: 40px 24px 80px; background: v
        font: 15px/1.55 system-ui, sans-serif; }
 h1 { font-size: 30px; margin: 0 0 4px; letter-spacing: -0.01em; } h2 { font-size: 19px; margin: 44px 0 12px; }
 p.lead { color: var(--soft); margin: 0 0 24px; max-width: 70ch; } p { max-width: 75ch; }
-table { border-collapse: collapse; font-variant-numeric: tabular-nums; } th, td { padding: 6px 14px 6px 0; text-align: left;
-       border-bottom: 1px solid var(--line); } th { color: var(--soft); font-weight: 500; } td.number { text-align: right; }
+table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
+th, td { padding: 6px 14px 6px 0; text-align: left; border-bottom: 1px solid var(--line); }
+th { color: var(--soft); font-weight: 500; } td.number { text-align: right; }
 .scroll { overflow-x: auto; }
-.tiles { display: flex; flex-wrap: wrap; gap: 12px; } .tile { background: var(--tint); border-radius: 10px; padding: 14px 18px; }
-.tile b { display: block; font-size: 24px; font-variant-numeric: tabular-nums; } .tile span { color: var(--soft); font-size: 13px; }
+.tiles { display: flex; flex-wrap: wrap; gap: 12px; }
+.tile { background: var(--tint); border-radius: 10px; padding: 14px 18px; }
+.tile b { display: block; font-size: 24px; font-variant-numeric: tabular-nums; }
+.tile span { color: var(--soft); font-size: 13px; }
 .clips { display: grid; grid-template-columns: repeat(auto-fill, minmax(170px, 1fr)); gap: 16px; }
 .clip { background: var(--tint); border-radius: 10px; overflow: hidden; }
 .clip video, .clip img { display: block; width: 100%; aspect-ratio: 1; object-fit: contain; background: #000; }

@@ -15,7 +15,9 @@ from frameloom.generate.pipeline import Sampler
 def load_sampler(run: Path, overrides: Sequence[str] = ()) -> Sampler:
     """The newest complete checkpoint of a denoiser run; `overrides` are dotted, as in `--sample.guidance 6`."""
     if not (run / "recipe.yaml").is_file():
-        raise RunError(f"{run}: not a run folder (it has no recipe.yaml); name the folder that `frameloom train` printed")
+        raise RunError(
+            f"{run}: not a run folder (it has no recipe.yaml); name the folder that `frameloom train` printed"
+        )
     recipe = load_recipe(run / "recipe.yaml", overrides)
     if recipe.task != "denoiser":
         raise ConfigError(f"{run}: is a run of task {recipe.task}; videos are sampled from a run of task denoiser")
@@ -24,7 +26,9 @@ def load_sampler(run: Path, overrides: Sequence[str] = ()) -> Sampler:
     text = build_text(recipe.text)
     checkpoint = load_latest(run / "checkpoints")
     if checkpoint is None:
-        raise CheckpointError(f"{run}: holds no complete checkpoint yet; train it first: frameloom train {run}/recipe.yaml")
+        raise CheckpointError(
+            f"{run}: holds no complete checkpoint yet; train it first: frameloom train {run}/recipe.yaml"
+        )
     tensors = checkpoint.tensors["model"]
     if recipe.sample.weights == "ema":
         if "ema" not in checkpoint.tensors:

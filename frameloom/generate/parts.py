@@ -1,4 +1,7 @@
-"""From recipe sections to objects: autoencoder, text encoders, denoiser, objective. Nothing here draws global random numbers."""
+"""From recipe sections to objects: autoencoder, text encoders, denoiser, objective.
+
+Nothing here draws from the global generators.
+"""
 
 from __future__ import annotations
 

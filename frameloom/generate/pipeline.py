@@ -104,7 +104,8 @@ def solve(
         if scale == 1:
             return family.denoise(model, x_BCFHW, timestep_B, conditional)
         doubled = family.denoise(model, torch.cat([x_BCFHW, x_BCFHW]), torch.cat([timestep_B, timestep_B]), both)
-        return guided(*doubled.chunk(2), scale)
+        conditioned, unconditioned = doubled.chunk(2)
+        return guided(conditioned, unconditioned, scale)
 
     def report(step: int, latent: Tensor) -> None:
         if on_step is not None:

@@ -22,7 +22,9 @@ def read_prompts(given: Sequence[str], file: Path | None) -> list[str]:
         try:
             lines = file.read_text(encoding="utf-8").splitlines()
         except (OSError, UnicodeDecodeError) as error:
-            raise DataError(f"{file}: cannot be read as text ({error}); give a UTF-8 file, one prompt per line") from error
+            raise DataError(
+                f"{file}: cannot be read as text ({error}); give a UTF-8 file, one prompt per line"
+            ) from error
         prompts += [line.strip() for line in lines if line.strip()]
     if not prompts:
         raise DataError('no prompt given; add --prompt "…" or --prompts FILE')

@@ -142,7 +142,11 @@ def _sample(plan: DemoPlan) -> None:
 def _scores_json(results: Sequence[Result], shown: Sequence[Result], paths: Sequence[Path]) -> dict[str, Any]:
     report = score_prompts([(result.frames_FHWC, result.request.prompt) for result in results])
     clips = [
-        {"file": path.name, "prompt": result.request.prompt, "right": _is_right(result.frames_FHWC, result.request.prompt)}
+        {
+            "file": path.name,
+            "prompt": result.request.prompt,
+            "right": _is_right(result.frames_FHWC, result.request.prompt),
+        }
         for result, path in zip(shown, paths, strict=True)
     ]
     return {**_report_json(report), "clips": clips}

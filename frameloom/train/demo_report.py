@@ -66,9 +66,7 @@ def series(records: Sequence[Mapping[str, Any]], key: str) -> list[tuple[float, 
     return [(record["step"], record[key]) for record in records if record.get(key) is not None]
 
 
-def _headline(
-    scores: Mapping[str, Any], vae_metrics: Sequence[Mapping[str, Any]], seconds: Mapping[str, float]
-) -> str:
+def _headline(scores: Mapping[str, Any], vae_metrics: Sequence[Mapping[str, Any]], seconds: Mapping[str, float]) -> str:
     shares = {name: f"{share:.0%}" for name, share in scores["accuracy"].items()}
     psnr = series(vae_metrics, "validation/psnr_db")[-1][1]
     return tiles(
@@ -93,7 +91,9 @@ def _generated(folder: Path, scores: Mapping[str, Any]) -> str:
         )
         for item in scores["clips"]
     ]
-    real = [clip(manifest.file(row), manifest.caption(row), "real, from the training set") for row in range(_SHOWN_REAL)]
+    real = [
+        clip(manifest.file(row), manifest.caption(row), "real, from the training set") for row in range(_SHOWN_REAL)
+    ]
     return section(
         "Generated and real clips",
         paragraph("Held-out prompts, sampled with the averaged weights:"),
@@ -116,9 +116,16 @@ def _buckets(folder: Path) -> str:
     recipe = load_recipe(folder / "denoiser" / "recipe.yaml")
     grid = build_grid(recipe)
     used = bucket_table(assign(read_manifest(recipe), grid, recipe.seed, 0), grid)
-    rows = [
-        [use.bucket.resolution, use.bucket.ratio, f"{use.bucket.width}x{use.bucket.height}", use.bucket.frames]
-        + [use.num_clips, use.bucket.batch_size, use.num_batches]
+    rows: list[list[str | float | int]] = [
+        [
+            use.bucket.resolution,
+            use.bucket.ratio,
+            f"{use.bucket.width}x{use.bucket.height}",
+            use.bucket.frames,
+            use.num_clips,
+            use.bucket.batch_size,
+            use.num_batches,
+        ]
         for use in used
     ]
     return table(["resolution", "ratio", "pixels", "frames", "clips", "batch", "batches"], rows)

@@ -43,7 +43,7 @@ class Feed:
     measuring: Callable[[], list[Batch]]
 
     def steps(self, epoch: int, position: int, accumulate: int) -> Iterator[tuple[list[Batch], Position]]:
-        """Endless steps of `accumulate` micro-batches (fewer at the end of an epoch), each with the position after it."""
+        """Endless steps of `accumulate` micro-batches (fewer at an epoch's end), each with the position after it."""
         microbatch = self._microbatch_at(epoch, position)
         waiting: list[Batch] = []
         for plan, batch in iterate_epochs(
@@ -69,8 +69,8 @@ class Feed:
         found = int(plan.starts.searchsorted(position))
         if found >= len(plan.starts) or plan.starts[found] != position:
             raise CheckpointError(
-                f"sample {position} of epoch {epoch} is in the middle of a batch of this recipe; the batch sizes changed "
-                "since the checkpoint: restore data.buckets and train.accumulate, or start a new run with --name"
+                f"sample {position} of epoch {epoch} is in the middle of a batch of this recipe; the batch sizes "
+                "changed since the checkpoint: restore data.buckets and train.accumulate, or start a new run with --name"
             )
         return found
 

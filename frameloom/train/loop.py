@@ -15,8 +15,6 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-import torch
-
 from frameloom.checkpoint.model_folder import write_model_folder
 from frameloom.checkpoint.store import (
     Checkpoint,
@@ -176,7 +174,9 @@ class Trainer:
                 "would differ; restore the manifest, or start a new run with --name"
             )
         if ("ema" in checkpoint.tensors) != (self.stepper.ema is not None):
-            raise CheckpointError(f"{self.folder.path}: train.ema was switched since step {checkpoint.step}; switch it back")
+            raise CheckpointError(
+                f"{self.folder.path}: train.ema was switched since step {checkpoint.step}; switch it back"
+            )
         model = self.built.task.model
         try:
             model.load_state_dict(checkpoint.tensors["model"])
@@ -199,7 +199,9 @@ class Trainer:
         if self.stepper.ema is not None:
             tensors.update(self.stepper.ema.state_dict())
         config: dict[str, Any] = dataclasses.asdict(self.built.export_config(self.feed.first_batches()))
-        write_model_folder(self.folder.export, kind=self.built.kind, name=self.built.name, config=config, tensors=tensors)
+        write_model_folder(
+            self.folder.export, kind=self.built.kind, name=self.built.name, config=config, tensors=tensors
+        )
 
 
 @contextmanager

@@ -1,7 +1,7 @@
 """A run's folder: its lock, resolved recipe, metrics, checkpoints and export.
 
-    runs/<name>/recipe.yaml  versions.json  metrics.jsonl  bad_clips.jsonl  lock
-                tensorboard/  checkpoints/step-…/  samples/  export/
+runs/<name>/recipe.yaml  versions.json  metrics.jsonl  bad_clips.jsonl  lock
+            tensorboard/  checkpoints/step-…/  samples/  export/
 """
 
 from __future__ import annotations
@@ -30,7 +30,16 @@ from frameloom.core.log import get_logger
 _log = get_logger(__name__)
 
 # Keys that may change between two starts of one run without a word: they cannot change what is learnt.
-_FREE = ("run.", "data.workers", "data.timeout_s", "data.bad_limit", "train.log_every", "train.save_every", "train.keep", "sample.")
+_FREE = (
+    "run.",
+    "data.workers",
+    "data.timeout_s",
+    "data.bad_limit",
+    "train.log_every",
+    "train.save_every",
+    "train.keep",
+    "sample.",
+)
 
 
 class RunFolder:
@@ -64,7 +73,9 @@ class RunFolder:
             except OSError as error:
                 file.seek(0)
                 holder = file.read().strip() or "another process"
-                raise RunError(f"{self.path}: in use by {holder}; wait for it, stop it, or choose another --name") from error
+                raise RunError(
+                    f"{self.path}: in use by {holder}; wait for it, stop it, or choose another --name"
+                ) from error
             file.truncate(0)
             file.write(f"process {os.getpid()} on {socket.gethostname()}")
             file.flush()

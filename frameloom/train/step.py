@@ -21,7 +21,8 @@ from frameloom.train.optimizer import clip_gradients
 class Task(Protocol):
     """What is trained: gives the loss of every sample of a micro-batch, and named parts of it for the log."""
 
-    model: nn.Module
+    @property
+    def model(self) -> nn.Module: ...
 
     def losses(self, batch: Batch) -> tuple[Tensor, Mapping[str, Tensor]]: ...
 
@@ -53,7 +54,7 @@ class Stepper:
             with torch.autocast(self.device_type, torch.bfloat16, enabled=self.bf16):
                 losses_B, parts = self.task.losses(batch)
             loss = losses_B.sum() / num_samples
-            loss.backward()
+            torch.autograd.backward(loss)
             for name, part_B in {"loss": losses_B, **parts}.items():
                 part = part_B.detach().sum() / num_samples
                 totals[name] = totals[name] + part if name in totals else part

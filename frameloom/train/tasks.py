@@ -3,28 +3,24 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor, nn
 
 from frameloom.config.schema import Recipe
 from frameloom.data.batch import Batch
 from frameloom.generate.parts import build_denoiser, build_objective, build_text, build_vae
-from frameloom.models.vaes import VideoVAE
 from frameloom.train.autoencoder import AutoencoderTask
 from frameloom.train.denoiser import DenoiserTask
 from frameloom.train.recompute import recompute_blocks
+from frameloom.train.step import Task
 
 
-class TrainTask(Protocol):
+class TrainTask(Task, Protocol):
     """What a task offers to the loop beyond the losses of a step."""
 
-    @property
-    def model(self) -> nn.Module: ...
-    def losses(self, batch: Batch) -> tuple[Tensor, Mapping[str, Tensor]]: ...
     def validate(self, batches: Sequence[Batch]) -> dict[str, float]: ...
     def count_tokens(self, batch: Batch) -> int: ...
 

@@ -21,12 +21,17 @@ from frameloom.core.random import numpy_stream, stream
 
 def make(step: int, size: int = 256) -> Checkpoint:
     draw = stream(0, "weights", step)
-    tensors = {group: {"a": torch.randn(size, generator=draw), "b": torch.randn(3, 3, generator=draw)} for group in ("model", "ema")}
+    tensors = {
+        group: {"a": torch.randn(size, generator=draw), "b": torch.randn(3, 3, generator=draw)}
+        for group in ("model", "ema")
+    }
     return Checkpoint(step, tensors, {"epoch": 1, "position": step * 10})
 
 
 def same(a: Checkpoint, b: Checkpoint) -> bool:
-    return a.step == b.step and all(torch.equal(a.tensors[g][n], b.tensors[g][n]) for g in a.tensors for n in a.tensors[g])
+    return a.step == b.step and all(
+        torch.equal(a.tensors[g][n], b.tensors[g][n]) for g in a.tensors for n in a.tensors[g]
+    )
 
 
 def test_what_is_saved_is_loaded(tmp_path):

@@ -98,7 +98,7 @@ def test_show_prints_a_recipe_that_reads_back_equal(folder: Path) -> None:
     assert load_recipe(folder / "again.yaml") != load_recipe(folder / "my.yaml")
 
 
-def test_schema_is_json_and_reference_is_the_page_in_docs(folder: Path) -> None:
+def test_schema_is_json_and_reference_is_markdown(folder: Path) -> None:
     code, out, _ = run(["recipe", "schema"], folder)
     assert code == 0
     assert "optim" in json.loads(out)["properties"]

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+import frameloom
 from frameloom.config.load import load_recipe, resolve
 from frameloom.config.render import json_schema, render_reference, render_yaml
 from frameloom.config.schema import Recipe
@@ -65,6 +66,11 @@ def test_reference_has_a_row_for_every_key() -> None:
         assert (key.field.description or "?").replace("<", "\\<") in text
     sections = {key.path for key in walk() if key.kind.section}
     assert all(f"## `{'.'.join(path)}`\n" in text for path in sections)
+
+
+def test_the_page_in_docs_is_up_to_date() -> None:
+    page = Path(frameloom.__file__).parent.parent / "docs" / "recipe.md"
+    assert page.read_text() == render_reference(), "run: frameloom recipe reference > docs/recipe.md"
 
 
 def test_every_key_has_a_meaning() -> None:

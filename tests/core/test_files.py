@@ -1,6 +1,14 @@
 import pytest
 
-from frameloom.core.files import PARTIAL, atomic_file, atomic_folder, digest_file, digest_value, remove_partial, write_json
+from frameloom.core.files import (
+    PARTIAL,
+    atomic_file,
+    atomic_folder,
+    digest_file,
+    digest_value,
+    remove_partial,
+    write_json,
+)
 
 
 def test_a_failed_write_leaves_the_old_file_and_no_leftover(tmp_path):

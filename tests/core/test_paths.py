@@ -25,12 +25,28 @@ def test_a_symbolic_link_out_of_the_root_is_refused(tmp_path):
     assert safe_join(root, "clips/a.mp4") == root / "clips/a.mp4"
 
 
-PROMPTS = ["../../x", "", "\n", "a" * 400, "🎈", "-rf", "CON", "$(id)", "<script>", "\x1b[31mred", "a/b\\c", "..", "nul"]
+PROMPTS = [
+    "../../x",
+    "",
+    "\n",
+    "a" * 400,
+    "🎈",
+    "-rf",
+    "CON",
+    "$(id)",
+    "<script>",
+    "\x1b[31mred",
+    "a/b\\c",
+    "..",
+    "nul",
+]
 
 
 def test_any_text_becomes_a_plain_file_name(tmp_path):
     draw = numpy_stream(0, "prompts")
-    random_texts = ["".join(chr(int(c)) for c in draw.integers(0, 0x2FFF, size=draw.integers(0, 60))) for _ in range(300)]
+    random_texts = [
+        "".join(chr(int(c)) for c in draw.integers(0, 0x2FFF, size=draw.integers(0, 60))) for _ in range(300)
+    ]
     for text in PROMPTS + random_texts:
         name = clean_name(text)
         assert name and len(name.encode()) <= 81 and os.sep not in name and not name.startswith((".", "-"))

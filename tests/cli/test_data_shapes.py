@@ -1,0 +1,37 @@
+"""`frameloom data shapes`, run as a person would run it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import frameloom
+
+ROOT = Path(frameloom.__file__).parent.parent
+
+
+def run(*words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "frameloom", "data", "shapes", *words],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+
+def test_command_writes_a_set_and_says_so(tmp_path: Path) -> None:
+    done = run(str(tmp_path / "set"), "--count", "10", "--seed", "2")
+    assert done.returncode == 0, done.stderr
+    assert "8 videos and 2 images" in done.stdout
+    assert (tmp_path / "set" / "manifest.parquet").is_file()
+
+
+def test_command_refuses_a_folder_in_use(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("mine")
+    done = run(str(tmp_path), "--count", "10")
+    assert done.returncode == 2
+    assert "notes.txt" in done.stderr
+    assert "Traceback" not in done.stderr
