@@ -13,7 +13,7 @@ def cache(
 ) -> None:
     """Write the latent and text caches that RECIPE names in data.cache.
 
-    Example: frameloom data cache shapes/denoiser
+    Example: frameloom data cache shapes/demo
     """
     from frameloom.config.checks import check_files
     from frameloom.config.load import load_recipe

@@ -60,7 +60,10 @@ _DATA = {
 
 COMMANDS = {
     "demo": Entry(
-        "make clips, train a tiny model on them, sample and report", "frameloom demo", "frameloom.cli.demo:demo"
+        "make clips, train a tiny model on them, sample and report",
+        "frameloom demo",
+        "frameloom.cli.demo:demo",
+        takes_overrides=True,
     ),
     "train": Entry(
         "train or resume a run",
@@ -77,9 +80,9 @@ COMMANDS = {
     "data": Entry("make, encode and inspect data", "frameloom data shapes data/shapes", commands=_DATA),
     "recipe": Entry("check, show and list recipes", "frameloom recipe check my.yaml", commands=_RECIPE),
     "parity": Entry(
-        "run golden cases through our models", "frameloom parity tests/goldens/wfvae", "frameloom.cli.parity:parity"
+        "run golden cases through our models", "frameloom parity tests/goldens", "frameloom.cli.parity:parity"
     ),
-    "bench": Entry("run a measured comparison", "frameloom bench plan", "frameloom.cli.bench:bench"),
+    "bench": Entry("run a measured comparison", "frameloom bench step", "frameloom.cli.bench:bench"),
 }
 
 ROOT = Entry("One training system for open image and video diffusion models.", "frameloom demo", commands=COMMANDS)

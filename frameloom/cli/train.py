@@ -15,7 +15,7 @@ def train(
 ) -> None:
     """Train what RECIPE describes; any key can follow with dots.
 
-    Example: frameloom train shapes/denoiser --optim.lr 1e-4 --train.steps 2000
+    Example: frameloom train shapes/demo --optim.lr 1e-4 --train.steps 2000
     """
     from frameloom.config.checks import check_files
     from frameloom.config.load import load_recipe

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from frameloom.core.errors import ConfigError
 from frameloom.data.resolutions import Size, parse_resolution, size_table
 
-# The README of a resolution promises its budget, yet a clip a little smaller is scaled up rather than lost.
+# A clip a little smaller than the budget is scaled up rather than lost.
 AREA_TOLERANCE = 0.8
 
 

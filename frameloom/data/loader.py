@@ -10,9 +10,11 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
+from multiprocessing import connection
 from typing import Any
 
 import torch
@@ -22,6 +24,7 @@ from frameloom.core.errors import DataError, FrameloomError, RunError
 from frameloom.data.batch import Batch, BatchReader, BatchRequest
 from frameloom.data.plan import BatchPlan
 
+_POLL_S = 1.0
 _IDLE = -1
 _NUM_SHOWN = 8
 _FIELDS = 4  # of a worker on the board: process id, epoch, micro-batch, row
@@ -145,6 +148,21 @@ def _as_is(item: Any) -> Any:
     return item
 
 
+def _die_with_parent(worker: int) -> None:
+    """End this worker when the training process is gone, also after a SIGKILL, which lets nobody clean up.
+
+    torch watches the parent too, but the parent of a worker is the fork server, which lives as long as its workers.
+    """
+    trainer = multiprocessing.parent_process()
+    assert trainer is not None
+
+    def wait() -> None:
+        connection.wait([trainer.sentinel])
+        os._exit(1)
+
+    threading.Thread(target=wait, daemon=True).start()
+
+
 class _Pool:
     """A DataLoader over requests, with a shared board on which every worker notes what it is doing."""
 
@@ -163,8 +181,10 @@ class _Pool:
             batch_size=None,
             sampler=self._requests,
             collate_fn=_as_is,
+            worker_init_fn=_die_with_parent,
             num_workers=workers,
-            timeout=timeout_s,
+            # Looks for dead workers this often; asking again after it has passed changes nothing.
+            timeout=min(timeout_s, _POLL_S),
             prefetch_factor=prefetch,
             multiprocessing_context=context,
             # A generator of its own: making the iterator must not draw from the global one.
@@ -179,18 +199,24 @@ class _Pool:
                 if isinstance(item, FrameloomError):
                     raise item
                 yield item
+        except Exception:
+            # A traceback may keep the iterator, and with it the workers, alive for long.
+            self._kill()
+            raise
         finally:
             del iterator  # ends the workers now, not when garbage happens to be collected
 
     def _next(self, iterator: Iterator[Batch | FrameloomError]) -> Batch | FrameloomError | None:
-        try:
-            return next(iterator, None)
-        except RuntimeError as error:
-            if not str(error).startswith("DataLoader"):
-                raise
-            message = self._blame()
-        self._kill()
-        raise RunError(message)
+        deadline_s = time.monotonic() + self._timeout_s
+        while True:
+            try:
+                return next(iterator, None)
+            except RuntimeError as error:
+                if not str(error).startswith("DataLoader"):
+                    raise
+                is_late = str(error).startswith("DataLoader timed out")
+            if not is_late or time.monotonic() >= deadline_s:
+                raise RunError(self._blame())
 
     def _workers(self) -> list[tuple[int, int, int, int]]:
         values = list(self._board)

@@ -5,7 +5,9 @@ Arrays are uint8 RGB. Shape letters: F frames, H height, W width, C channels (3)
 
 from __future__ import annotations
 
+import bisect
 import json
+import math
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from pathlib import Path
@@ -173,9 +175,10 @@ def _fit_label(label: str, font: ImageFont.FreeTypeFont | ImageFont.ImageFont, m
     text = " ".join(label.split())
     if font.getlength(text) <= max_px:
         return text
-    while text and font.getlength(text + "...") > max_px:
-        text = text[:-1]
-    return text.rstrip() + "..."
+    kept = bisect.bisect_right(
+        range(len(text)), max_px, key=lambda length: math.ceil(font.getlength(text[:length] + "..."))
+    )
+    return text[: max(kept - 1, 0)].rstrip() + "..."
 
 
 def _draw_strip(frames: Sequence[Pixels], label: str, frame_height_px: int) -> Image.Image:

@@ -222,7 +222,7 @@ class CachedReader:
         batch = _start_batch(request, bucket, rows, ordinals, bad, self.manifest, self.text)
         if rows:
             watch(rows[0])
-        batch.latents = self.latents.get(batch.rows, bucket)
+            batch.latents = self.latents.get(batch.rows, bucket)
         return batch
 
 

@@ -65,11 +65,12 @@ def score_clip(frames_FHWC: NDArray[np.uint8]) -> ShapeAttributes:
     video_FHWC = frames_FHWC.astype(np.float32)
     background = _measure_background(video_FHWC)
     background_name = _nearest(background, BACKGROUNDS)
-    core = _measure_core(video_FHWC, background)
+    smooth_FHWC = _smooth(video_FHWC)
+    core = _measure_core(smooth_FHWC, background)
     if core is None:
         motion = None if len(video_FHWC) == 1 else UNREADABLE
         return ShapeAttributes(UNREADABLE, UNREADABLE, background_name, motion)
-    mask_FHW = _measure_mask(video_FHWC, background, core)
+    mask_FHW = _measure_mask(smooth_FHWC, background, core)
     centre_F2 = _measure_centres(mask_FHW)
     motion, speed = _read_motion(mask_FHW, centre_F2)
     shape = _read_shape(mask_FHW, centre_F2)
@@ -96,22 +97,22 @@ def _smooth(video: Floats) -> Floats:
     return np.asarray((rows[:, :, :-2] + rows[:, :, 1:-1] + rows[:, :, 2:]) / 9, np.float32)
 
 
-def _measure_core(video_FHWC: Floats, background: Floats) -> Floats | None:
+def _measure_core(smooth_FHWC: Floats, background: Floats) -> Floats | None:
     """Colour in the middle of the shape: the median of the pixels that stand out most; None when nothing does."""
-    smooth_FHWC = _smooth(video_FHWC)
-    distance_FHW = np.linalg.norm(smooth_FHWC - background, axis=-1)
-    short_px = min(video_FHWC.shape[1:3])
-    num_core = max(4, round(_MIN_AREA * short_px**2)) * len(video_FHWC)
-    reach = float(np.partition(distance_FHW.ravel(), -num_core)[-num_core])
-    if reach < _MIN_CONTRAST:
+    difference_FHWC = smooth_FHWC - background
+    square_FHW = np.einsum("fhwc,fhwc->fhw", difference_FHWC, difference_FHWC)
+    short_px = min(smooth_FHWC.shape[1:3])
+    num_core = max(4, round(_MIN_AREA * short_px**2)) * len(smooth_FHWC)
+    reach = float(np.partition(square_FHW, -num_core, axis=None)[-num_core])
+    if reach < _MIN_CONTRAST**2:
         return None
-    return np.asarray(np.median(smooth_FHWC[distance_FHW >= reach], axis=0), np.float32)
+    return np.asarray(np.median(smooth_FHWC[square_FHW >= reach], axis=0), np.float32)
 
 
-def _measure_mask(video_FHWC: Floats, background: Floats, core: Floats) -> Floats:
+def _measure_mask(smooth_FHWC: Floats, background: Floats, core: Floats) -> Floats:
     """Share of the shape's colour in every pixel, FHW; weak traces count as background."""
     axis = core - background
-    share_FHW = (_smooth(video_FHWC) - background) @ (axis / (axis @ axis))
+    share_FHW = (smooth_FHWC - background) @ (axis / (axis @ axis))
     return _drop_traces(np.asarray(share_FHW, np.float32))
 
 

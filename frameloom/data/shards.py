@@ -49,7 +49,8 @@ def _as_json(value: Mapping[str, Any]) -> dict[str, Any]:
 def spell_differences(wanted: Mapping[str, Any], found: Mapping[str, Any]) -> list[str]:
     """One line per leaf that differs between two nested dictionaries."""
     ours, theirs = _flatten(wanted), _flatten(found)
-    keys = [name for name in sorted(ours | theirs) if ours.get(name) != theirs.get(name)]
+    keys = [name for name in ours | theirs if ours.get(name) != theirs.get(name)]
+    keys.sort(key=lambda name: ("[" in name, name))  # long lists must not push the rest out of sight
     lines = [f"  {name}: wanted {ours.get(name, 'nothing')}, cache has {theirs.get(name, 'nothing')}" for name in keys]
     return lines[:_NUM_SHOWN] + ([f"  and {len(lines) - _NUM_SHOWN} more"] if len(lines) > _NUM_SHOWN else [])
 

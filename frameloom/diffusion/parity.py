@@ -26,13 +26,20 @@ _SCHEDULERS: dict[str | None, dict[str, Any]] = {
 
 
 def matches(case: ParityCase) -> bool:
-    return case.name in _RUNNERS
+    return _kind(case) in _RUNNERS
+
+
+def _kind(case: ParityCase) -> str:
+    """The file's name without its folder and without what a variant adds behind it."""
+    name = case.name.rsplit("/", 1)[-1]
+    return next((kind for kind in _RUNNERS if name.startswith(kind)), "")
 
 
 def run(case: ParityCase) -> list[ParityOutput]:
     """Every output of the file: compared, or with a note that says why not."""
-    ours = _RUNNERS[case.name](case)
-    return [_compare(case, name, ours, note=_NOTES[case.name]) for name in sorted(case.outputs)]
+    kind = _kind(case)
+    ours = _RUNNERS[kind](case)
+    return [_compare(case, name, ours, note=_NOTES[kind]) for name in sorted(case.outputs)]
 
 
 def _compare(case: ParityCase, name: str, ours: Mapping[str, Tensor], *, note: str) -> ParityOutput:

@@ -65,7 +65,9 @@ def build_vae(section: VAESection, *, seed: int) -> LoadedVAE:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(key(seed, "vae weights") >> 1)
         model = family.build(config)
-    if found is not None:
+    if found is None:
+        family.start(model)
+    else:
         family.load_original(model, found.tensors)
     digest = digest_value([section.name, dataclasses.asdict(config), found.digest if found else seed])
     return LoadedVAE(model, section.name, config, digest)

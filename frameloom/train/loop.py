@@ -240,9 +240,9 @@ def train(recipe: Recipe) -> Path:
             )
         folder.write_recipe(recipe)
         trainer = build_trainer(recipe, folder, first_step=checkpoint.step + 1 if checkpoint else 1)
-        if checkpoint is not None:
-            trainer.restore(checkpoint)
         try:
+            if checkpoint is not None:
+                trainer.restore(checkpoint)
             with stop_on_signals(trainer):
                 trainer.run()
         finally:

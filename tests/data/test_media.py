@@ -45,7 +45,7 @@ def test_video_comes_back_with_its_frames_colours_and_rate(tmp_path: Path) -> No
 
 
 def test_fractional_rate_stays_exact(tmp_path: Path) -> None:
-    write_video(tmp_path / "clip.mp4", make_frames(), 23.976)
+    write_video(tmp_path / "clip.mp4", make_frames(), 24000 / 1001)
     with av.open(str(tmp_path / "clip.mp4"), options=MP4) as container:
         assert container.streams.video[0].average_rate == Fraction(24000, 1001)
 

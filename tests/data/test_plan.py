@@ -22,7 +22,7 @@ def microbatches(plan: BatchPlan) -> list[tuple[int, tuple[int, ...]]]:
     return [(int(plan.buckets[m]), tuple(plan.rows(m).tolist())) for m in range(plan.num_microbatches)]
 
 
-@pytest.mark.parametrize("seed", range(100))
+@pytest.mark.parametrize("seed", range(50))
 def test_every_row_is_used_once_in_its_bucket(seed: int) -> None:
     assignment, sizes, costs, alike = random_case(seed)
     plan = plan_epoch(assignment, sizes, costs, seed=seed, epoch=0, alike=alike)
@@ -34,7 +34,7 @@ def test_every_row_is_used_once_in_its_bucket(seed: int) -> None:
         assert np.array_equal(plan.order[plan.ordinals(m)], plan.rows(m))
 
 
-@pytest.mark.parametrize("seed", range(100))
+@pytest.mark.parametrize("seed", range(50))
 def test_steps_are_homogeneous_or_alike_in_cost(seed: int) -> None:
     assignment, sizes, costs, alike = random_case(seed)
     plan = plan_epoch(assignment, sizes, costs, seed=seed, epoch=0, alike=alike)

@@ -84,7 +84,7 @@ def test_blur_and_noise_cost_little(small_clips: list[tuple[Frames, str]], blurs
     random = numpy_stream(0, "test-noise", blurs)
     noisy = [
         (np.clip(blur(frames, blurs) + random.normal(0, sigma, frames.shape), 0, 255).astype(np.uint8), caption)
-        for frames, caption in small_clips
+        for frames, caption in small_clips[::2]
     ]
     assert score_prompts(noisy).all_right >= 0.97
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -20,7 +20,6 @@ from frameloom.models.text.base import TextStates
 __all__ = ["DenoiserFamily", "TextStates", "initialize", "override_fields"]
 
 Config = TypeVar("Config")
-Linear = nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d
 _LINEAR = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _NORMS = (nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
 
@@ -73,17 +72,13 @@ def _refuse_other_type(name: str, value: Any, current: Any, *, where: str) -> No
 
 
 def initialize(
-    model: nn.Module,
-    generator: torch.Generator,
-    *,
-    law: Literal["default", "xavier"] = "default",
-    is_zero: Callable[[str], bool] = lambda name: False,
+    model: nn.Module, generator: torch.Generator, *, is_zero: Callable[[str], bool] = lambda name: False
 ) -> None:
     """Fill every parameter from `generator`, in the order of the modules; no other random state is read or changed.
 
-    Linear and convolution layers get PyTorch's usual uniform law, +-1/sqrt(inputs), or Xavier's with zero biases;
-    norms start as identity; modules for whose name `is_zero` holds start as zeros. A module with parameters of its
-    own kind has a method `initialize_parameters(generator)`.
+    Linear and convolution layers get PyTorch's usual uniform law, +-1/sqrt(inputs); norms start as identity;
+    modules for whose name `is_zero` holds start as zeros. A module with parameters of its own kind has a method
+    `initialize_parameters(generator)`.
     """
     with torch.no_grad():
         for name, module in model.named_modules():
@@ -92,20 +87,11 @@ def initialize(
                 for parameter in parameters.values():
                     parameter.zero_()
             elif isinstance(module, _LINEAR):
-                _initialize_linear(module, generator, law)
+                bound = module.weight[0].numel() ** -0.5
+                for parameter in parameters.values():
+                    parameter.uniform_(-bound, bound, generator=generator)
             elif parameters:
                 _initialize_other(name, module, generator)
-
-
-def _initialize_linear(module: Linear, generator: torch.Generator, law: Literal["default", "xavier"]) -> None:
-    bound = module.weight[0].numel() ** -0.5
-    if law == "xavier":
-        nn.init.xavier_uniform_(module.weight, generator=generator)
-        bound = 0.0
-    else:
-        module.weight.uniform_(-bound, bound, generator=generator)
-    if module.bias is not None:
-        module.bias.uniform_(-bound, bound, generator=generator)
 
 
 def _initialize_other(name: str, module: nn.Module, generator: torch.Generator) -> None:

@@ -134,7 +134,7 @@ class VAEFamily:
     """One folder of this shelf: its architecture by name, and how published weights get in.
 
     `load_original(model, tensors)` takes a state dict with the published keys and raises CheckpointError
-    that names what is missing, unexpected or of another shape.
+    that names what is missing, unexpected or of another shape. `start(model)` improves freshly drawn weights.
     """
 
     name: str
@@ -142,6 +142,7 @@ class VAEFamily:
     sizes: Mapping[str, Any]
     build: Callable[[Any], VideoVAE]
     load_original: Callable[[VideoVAE, Mapping[str, Tensor]], None]
+    start: Callable[[Any], None] = lambda model: None
 
 
 def check_fit(expected: Mapping[str, Tensor], given: Mapping[str, Tensor], *, where: str) -> None:

@@ -7,7 +7,6 @@ P rotary pairs.
 from __future__ import annotations
 
 import math
-from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -151,8 +150,7 @@ def build(config: MMDiTConfig, generator: torch.Generator | None = None) -> MMDi
     model.to_empty(device=device)
     if generator is None:
         generator = stream(0, "opensora2 weights", device=device.type)
-    law: Literal["default", "xavier"] = "xavier" if config.init == "zero" else "default"
-    initialize(model, generator, law=law, is_zero=lambda name: _starts_zero(name, config))
+    initialize(model, generator, is_zero=lambda name: _starts_zero(name, config))
     return model
 
 
