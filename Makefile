@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: help install demo test test-all check format bench docs golden wheel clean
+.PHONY: help install demo test test-all check format bench docs wheel clean
 
 help:
 	@echo "make install   the virtual environment with the pinned packages"
@@ -12,9 +12,11 @@ help:
 	@echo "make test      the test suite"
 	@echo "make test-all  the test suite with the long kill tests"
 	@echo "make check     format, lint and types"
+	@echo "make format    apply the formatter and the safe fixes"
 	@echo "make bench     measured comparisons"
 	@echo "make docs      write the generated pages of docs/"
 	@echo "make wheel     build dist/*.whl"
+	@echo "make clean     remove what wheel builds"
 
 install: $(STAMP)
 

@@ -69,3 +69,19 @@ def test_source_never_opens_pickles_or_runs_text():
                 if not is_writing and not any(word.arg == "options" for word in node.keywords):
                     wrong.append(f"{path.relative_to(ROOT)}:{node.lineno}: av.open without an allow-list")
     assert not wrong, "\n".join(wrong)
+
+
+def test_what_recipes_know_of_the_models_is_what_the_models_say():
+    from frameloom.config.facts import FAMILIES as FAMILY_FACTS
+    from frameloom.config.facts import VAES as VAE_FACTS
+    from frameloom.models.denoisers import FAMILIES, get_family
+    from frameloom.models.vaes import VAES
+
+    assert set(FAMILY_FACTS) == set(FAMILIES) and set(VAE_FACTS) == set(VAES)
+    for name, facts in FAMILY_FACTS.items():
+        family = get_family(name)
+        assert set(facts.sizes) == set(family.sizes)
+        assert facts.patch == family.patch(family.sizes["tiny"])
+    for name, facts in VAE_FACTS.items():
+        assert set(facts.sizes) == set(VAES[name].sizes)
+        assert all(facts.strides == config.strides for config in VAES[name].sizes.values())

@@ -50,6 +50,12 @@ _DATA = {
         "frameloom data shapes data/shapes",
         "frameloom.cli.data_shapes:shapes",
     ),
+    "score": Entry(
+        "score a run on held-out prompts of Moving Shapes",
+        "frameloom data score runs/demo/denoiser",
+        "frameloom.cli.data_score:score",
+        takes_overrides=True,
+    ),
     "cache": Entry(
         "encode latents and captions once, to be read while training",
         "frameloom data cache my.yaml",

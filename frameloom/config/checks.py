@@ -136,6 +136,12 @@ def _check_units(recipe: Recipe) -> Iterator[Problem]:
 def _check_cache(recipe: Recipe) -> Iterator[Problem]:
     """A cached latent is encoded once, so nothing random may come before the encoder."""
     data = recipe.data
+    if recipe.task == "autoencoder":
+        for name in ("latents", "text"):
+            if getattr(data.cache, name) is not None:
+                text = f"data.cache.{name} is set, but task autoencoder trains on the pixels themselves; remove it"
+                yield Problem(("data", "cache", name), text, (("task",),))
+        return
     if data.cache.latents is None:
         return
     also: tuple[KeyPath, ...] = (("data", "cache", "latents"),)

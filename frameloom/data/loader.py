@@ -10,6 +10,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -77,7 +78,7 @@ def iterate_epochs(
         while True:
             plan = plans[number] = plan_of_epoch(number)
             if not plan.num_microbatches:
-                raise DataError(f"epoch {number} has no batch: no clip fits a bucket; look at: frameloom data report")
+                raise DataError(f"epoch {number} has no batch: no clip fits a bucket; add smaller or shorter ones")
             yield from make_requests(plan, position=start, rank=rank, num_ranks=num_ranks)
             number, start = number + 1, 0
 

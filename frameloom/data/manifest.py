@@ -169,7 +169,7 @@ def check_table(table: pl.DataFrame, *, source: str) -> pl.DataFrame:
     if missing:
         raise DataError(
             f"{source}: no column {', '.join(map(repr, missing))} (it has: {', '.join(table.columns) or 'none'}); "
-            f"a manifest needs {', '.join(REQUIRED)}. Make one with: frameloom data scan"
+            f"a manifest needs {', '.join(REQUIRED)}; docs/getting-started.md shows how to make one"
         )
     _check_types(table, source)
     for column, wrong, rule in _rules():
@@ -219,11 +219,11 @@ def _refuse_first(table: pl.DataFrame, source: str, column: str, wrong: pl.Expr,
 
 def _read_parquet(path: Path) -> pl.DataFrame:
     if not path.is_file():
-        raise DataError(f"{path}: no such file; make a manifest with: frameloom data scan")
+        raise DataError(f"{path}: no such file; docs/getting-started.md shows how to make a manifest")
     try:
         return pl.read_parquet(path)
     except (pl.exceptions.PolarsError, OSError) as error:
-        raise DataError(f"{path}: not a readable parquet table ({error}); make it with: frameloom data scan") from error
+        raise DataError(f"{path}: not a readable parquet table ({error}); write it again as parquet") from error
 
 
 def _filter(table: pl.DataFrame, where: Mapping[str, Any], *, source: str) -> pl.DataFrame:

@@ -108,7 +108,7 @@ class _Slots:
             raise DataError(
                 f"micro-batch {request.index} of epoch {request.epoch}, bucket "
                 f"{self._grid.buckets[request.bucket].name}: none of {len(failed)} clips could be read; "
-                f"check the files with: frameloom data check\n{reasons}"
+                f"repair the files or take them out of the manifest\n{reasons}"
             )
 
     def _candidates(self, request: BatchRequest, row: int, ordinal: int) -> Iterator[int]:

@@ -37,10 +37,10 @@ BACKGROUNDS: dict[str, tuple[int, int, int]] = {
 SHAPES = ("circle", "square", "triangle")
 # Unit steps (down, right) per motion.
 MOTIONS: dict[str, tuple[int, int]] = {"left": (0, -1), "right": (0, 1), "up": (-1, 0), "down": (1, 0), "still": (0, 0)}
-# Short sides per frame. Reading every second frame of a slow clip gives 0.032, still well below quick.
-SPEEDS: dict[str, float] = {"slowly": 0.016, "quickly": 0.052}
+# Short sides per frame. Reading every second frame of a slow clip gives 0.036, still below quick.
+SPEEDS: dict[str, float] = {"slowly": 0.018, "quickly": 0.05}
 
-SIZE_RANGE = (0.26, 0.33)  # extent of a shape in short sides
+SIZE_RANGE = (0.38, 0.46)  # extent of a shape in short sides
 EDGE_MARGIN = 0.02
 
 _ATTRIBUTE_WORDS = {

@@ -47,7 +47,8 @@ SETTINGS_NAME = "shapes.json"
 _SIZES_HW = ((64, 64), (64, 96), (96, 64), (64, 80), (80, 64), (96, 96), (96, 128), (128, 96), (128, 128))
 _FPS = (8, 12, 16)
 _NUM_FRAMES = (9, 13, 17, 25)
-_QUICK_NUM_FRAMES = (9, 13)  # a quick shape would leave a longer clip
+# Longer clips would lose a shape of that speed over the edge.
+_MOVING_NUM_FRAMES = {"slowly": (9, 13, 17), "quickly": (9,)}
 _FILES_PER_FOLDER = 1000
 _MAX_WORKERS = 4
 _MIN_FILES_PER_WORKER = 32  # below this, starting a process costs more than it saves
@@ -178,7 +179,7 @@ def _deal(deck: Sequence[ShapeAttributes], random: np.random.Generator) -> Itera
 
 def _plan_clip(index: int, attributes: ShapeAttributes, split: str, random: np.random.Generator) -> PlannedClip:
     height_px, width_px = _SIZES_HW[random.integers(len(_SIZES_HW))]
-    lengths = _QUICK_NUM_FRAMES if attributes.speed == "quickly" else _NUM_FRAMES
+    lengths = _MOVING_NUM_FRAMES.get(attributes.speed or "", _NUM_FRAMES)
     num_frames = lengths[random.integers(len(lengths))]
     fps = _FPS[random.integers(len(_FPS))]
     caption = write_caption(attributes, int(random.integers(6)))

@@ -5,15 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from frameloom.checkpoint.store import load_latest
+from frameloom.checkpoint.store import load_checkpoint, load_latest, step_folder
 from frameloom.config.load import load_recipe
 from frameloom.core.errors import CheckpointError, ConfigError, RunError
 from frameloom.generate.parts import build_objective, build_text, build_vae, pick_device, rebuild_denoiser
 from frameloom.generate.pipeline import Sampler
 
 
-def load_sampler(run: Path, overrides: Sequence[str] = ()) -> Sampler:
-    """The newest complete checkpoint of a denoiser run; `overrides` are dotted, as in `--sample.guidance 6`."""
+def load_sampler(run: Path, overrides: Sequence[str] = (), *, step: int | None = None) -> Sampler:
+    """A checkpoint of a denoiser run: the newest complete one, or that of `step`.
+
+    `overrides` are dotted, as in `--sample.guidance 6`.
+    """
     if not (run / "recipe.yaml").is_file():
         raise RunError(
             f"{run}: not a run folder (it has no recipe.yaml); name the folder that `frameloom train` printed"
@@ -24,7 +27,8 @@ def load_sampler(run: Path, overrides: Sequence[str] = ()) -> Sampler:
     device = pick_device(recipe.train.device)
     vae = build_vae(recipe.vae, seed=recipe.seed).model.to(device).eval()
     text = build_text(recipe.text)
-    checkpoint = load_latest(run / "checkpoints")
+    folder = run / "checkpoints"
+    checkpoint = load_latest(folder) if step is None else load_checkpoint(step_folder(folder, step))
     if checkpoint is None:
         raise CheckpointError(
             f"{run}: holds no complete checkpoint yet; train it first: frameloom train {run}/recipe.yaml"

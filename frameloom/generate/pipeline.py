@@ -125,7 +125,7 @@ def decode(sampler: Sampler, latent_BCFHW: Tensor) -> list[NDArray[np.uint8]]:
 
 
 def write_results(sampler: Sampler, results: Sequence[Result], out: Path) -> list[Path]:
-    """One mp4 per result (png for a single frame) and `contact-sheet.png`; no file is overwritten."""
+    """One mp4 per result (png for a single frame), none overwritten, and `contact-sheet.png` of this call."""
     out.mkdir(parents=True, exist_ok=True)
     paths = []
     for result in results:

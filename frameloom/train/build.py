@@ -7,7 +7,7 @@ from frameloom.generate.parts import pick_device
 from frameloom.train.ema import EMA
 from frameloom.train.feed import build_feed
 from frameloom.train.loop import Trainer
-from frameloom.train.optimizer import build_optimizer
+from frameloom.train.optimizer import allocate_state, build_optimizer
 from frameloom.train.run_folder import RunFolder
 from frameloom.train.schedules import build_schedule
 from frameloom.train.step import Stepper
@@ -31,6 +31,7 @@ def build_trainer(recipe: Recipe, folder: RunFolder, *, first_step: int) -> Trai
         weight_decay=optim.weight_decay,
         no_decay=not optim.decay_norms,
     )
+    allocate_state(optimizer)  # so that the checkpoint of step 0 is like every other
     ema = EMA(trainable, decay=settings.ema.decay, warmup=settings.ema.warmup) if settings.ema else None
     factor = build_schedule(
         "constant_with_warmup" if schedule.name == "constant" else schedule.name,

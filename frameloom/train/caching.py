@@ -25,7 +25,7 @@ from frameloom.data.cache import (
 from frameloom.data.grid import GridConfig
 from frameloom.data.loader import read_requests
 from frameloom.data.manifest import Manifest
-from frameloom.data.reader import CachedReader, ClipReader
+from frameloom.data.reader import ClipReader
 from frameloom.generate.parts import LoadedVAE, TextPipeline, build_text, build_vae, pick_device, to_unit_range
 from frameloom.train.feed import build_grid, read_manifest, read_settings
 
@@ -43,15 +43,13 @@ def write_caches(recipe: Recipe) -> Iterator[str]:
         yield _write_text(recipe, manifest, Path(recipe.data.cache.text))
 
 
-def build_cached_reader(recipe: Recipe, manifest: Manifest, grid: GridConfig) -> CachedReader:
-    """Open the caches of a recipe; CacheError if one does not fit it."""
-    latents = LatentCache.open(
+def open_latent_cache(recipe: Recipe, manifest: Manifest, grid: GridConfig) -> LatentCache:
+    """CacheError if the cache does not fit the recipe."""
+    return LatentCache.open(
         Path(recipe.data.cache.latents or ""),
         _latent_fingerprint(recipe, manifest, grid, build_vae(recipe.vae, seed=recipe.seed)),
         pairs=possible_buckets(manifest, grid),
     )
-    text = open_text_cache(recipe, manifest) if recipe.data.cache.text else None
-    return CachedReader(manifest, grid, latents, seed=recipe.seed, text=text)
 
 
 def open_text_cache(recipe: Recipe, manifest: Manifest) -> TextCache:

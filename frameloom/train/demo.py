@@ -7,25 +7,20 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
 
 from frameloom.config.checks import check_files
 from frameloom.config.load import load_recipe
 from frameloom.config.schema import Recipe
 from frameloom.core.files import write_json
 from frameloom.core.log import get_logger
-from frameloom.core.progress import ProgressBar
 from frameloom.data.shapes import heldout_prompts
-from frameloom.data.shapes_score import ScoreReport, score_prompts
 from frameloom.data.shapes_set import write_shapes
 from frameloom.generate.load import load_sampler
-from frameloom.generate.pipeline import Request, Result, generate, write_results
+from frameloom.generate.pipeline import write_results
+from frameloom.generate.score import is_right, score_run
 from frameloom.train.caching import write_caches
 from frameloom.train.demo_report import write_report
 from frameloom.train.loop import train
@@ -131,38 +126,14 @@ def _sample(plan: DemoPlan) -> None:
     if done.is_file():
         return
     sampler = load_sampler(plan.folder / "denoiser")
-    requests = [Request(prompt, seed) for seed, prompt in enumerate(heldout_prompts(plan.num_prompts, seed=plan.seed))]
-    with ProgressBar("sampling", len(requests) * sampler.settings.steps) as bar:
-        results = generate(sampler, requests, batch_size=24, on_step=bar.advance)
-    shown = results[: plan.num_shown]
+    scored = score_run(sampler, num_prompts=plan.num_prompts, seed=plan.seed)
+    shown = scored.results[: plan.num_shown]
     paths = write_results(sampler, shown, plan.folder / "samples")
-    write_json(done, _scores_json(results, shown, paths))
-
-
-def _scores_json(results: Sequence[Result], shown: Sequence[Result], paths: Sequence[Path]) -> dict[str, Any]:
-    report = score_prompts([(result.frames_FHWC, result.request.prompt) for result in results])
     clips = [
-        {
-            "file": path.name,
-            "prompt": result.request.prompt,
-            "right": _is_right(result.frames_FHWC, result.request.prompt),
-        }
+        {"file": path.name, "prompt": result.request.prompt, "right": is_right(result)}
         for result, path in zip(shown, paths, strict=True)
     ]
-    return {**_report_json(report), "clips": clips}
-
-
-def _report_json(report: ScoreReport) -> dict[str, Any]:
-    return {
-        "accuracy": dict(report.accuracy),
-        "chance": dict(report.chance),
-        "all_right": report.all_right,
-        "count": report.count,
-    }
-
-
-def _is_right(frames_FHWC: NDArray[np.uint8], prompt: str) -> bool:
-    return score_prompts([(frames_FHWC, prompt)]).all_right == 1
+    write_json(done, {**scored.to_json(), "clips": clips})
 
 
 class _Times:

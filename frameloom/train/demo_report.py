@@ -148,10 +148,8 @@ def _reconstructions(folder: Path) -> Path:
 def _reconstruct(folder: Path) -> tuple[Batch, Any]:
     import torch
 
-    recipe = load_recipe(
-        folder / "vae" / "recipe.yaml", ["--vae.weights", str(folder / "vae"), "--data.where.split", "heldout"]
-    )
-    recipe = recipe.model_copy(update={"validation": None})
+    heldout = ["--vae.weights", str(folder / "vae"), "--data.where.split", "heldout", "--validation", "null"]
+    recipe = load_recipe(folder / "vae" / "recipe.yaml", heldout)
     grid, manifest = build_grid(recipe), read_manifest(recipe)
     batches = iterate_batches(build_plan(recipe, manifest, grid)(0), build_clip_reader(recipe, manifest, grid))
     batch = next(batch for batch in batches if batch.bucket.frames > 1)

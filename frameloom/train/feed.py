@@ -22,7 +22,7 @@ from frameloom.data.grid import GridConfig, parse_grid
 from frameloom.data.loader import iterate_batches, iterate_epochs
 from frameloom.data.manifest import Manifest
 from frameloom.data.plan import BatchPlan, plan_epoch
-from frameloom.data.reader import ClipReader, ReadSettings
+from frameloom.data.reader import CachedReader, ClipReader, ReadSettings, TextSource
 
 _log = get_logger(__name__)
 
@@ -70,7 +70,8 @@ class Feed:
         if found >= len(plan.starts) or plan.starts[found] != position:
             raise CheckpointError(
                 f"sample {position} of epoch {epoch} is in the middle of a batch of this recipe; the batch sizes "
-                "changed since the checkpoint: restore data.buckets and train.accumulate, or start a new run with --name"
+                "changed since the checkpoint: restore data.buckets and train.accumulate, "
+                "or start a new run with --name"
             )
         return found
 
@@ -88,8 +89,10 @@ def read_manifest(recipe: Recipe) -> Manifest:
     return Manifest.read(Path(recipe.data.manifest), root=root, where=recipe.data.where)
 
 
-def build_clip_reader(recipe: Recipe, manifest: Manifest, grid: GridConfig) -> ClipReader:
-    return ClipReader(manifest, grid, seed=recipe.seed, settings=read_settings(recipe))
+def build_clip_reader(
+    recipe: Recipe, manifest: Manifest, grid: GridConfig, text: TextSource | None = None
+) -> ClipReader:
+    return ClipReader(manifest, grid, seed=recipe.seed, settings=read_settings(recipe), text=text)
 
 
 def read_settings(recipe: Recipe) -> ReadSettings:
@@ -130,15 +133,17 @@ def _warn_of_unused(manifest: Manifest, grid: GridConfig, assignment: NDArray[np
 
 
 def build_feed(recipe: Recipe, *, bad_clips: Path) -> Feed:
-    from frameloom.train.caching import build_cached_reader
+    from frameloom.train.caching import open_latent_cache, open_text_cache
 
     grid = build_grid(recipe)
     manifest = read_manifest(recipe)
-    clips = build_clip_reader(recipe, manifest, grid)
+    text = open_text_cache(recipe, manifest) if recipe.data.cache.text else None
+    clips = build_clip_reader(recipe, manifest, grid, text)
     plan = build_plan(recipe, manifest, grid)
     reader: BatchReader = clips
     if recipe.data.cache.latents:
-        reader = build_cached_reader(recipe, manifest, grid)
+        latents = open_latent_cache(recipe, manifest, grid)
+        reader = CachedReader(manifest, grid, latents, seed=recipe.seed, text=text)
 
     def measure() -> list[Batch]:
         return list(islice(iterate_batches(plan(0), clips), 8))

@@ -238,11 +238,11 @@ def train(recipe: Recipe) -> Path:
                 f"{folder.path}: has trained before but holds no complete checkpoint; restore one into "
                 f"{folder.checkpoints}, or move the folder away to start again"
             )
-        folder.write_recipe(recipe)
         trainer = build_trainer(recipe, folder, first_step=checkpoint.step + 1 if checkpoint else 1)
         try:
             if checkpoint is not None:
                 trainer.restore(checkpoint)
+            folder.write_recipe(recipe)
             with stop_on_signals(trainer):
                 trainer.run()
         finally:

@@ -80,7 +80,16 @@ class RunFolder:
             file.write(f"process {os.getpid()} on {socket.gethostname()}")
             file.flush()
             remove_partial(self.path)
-            yield
+            try:
+                yield
+            finally:
+                self._remove_if_empty()
+
+    def _remove_if_empty(self) -> None:
+        """A start that was refused leaves no folder behind; a lock is harmless to remove while it is held."""
+        if [path.name for path in self.path.iterdir()] == ["lock"]:
+            (self.path / "lock").unlink()
+            self.path.rmdir()
 
     def write_recipe(self, recipe: Recipe) -> None:
         """Save the resolved recipe and the versions; say which fields differ from the start before."""

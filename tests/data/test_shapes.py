@@ -111,7 +111,7 @@ def test_motion_has_its_direction_and_speed_and_stays_inside(height: int, width:
     for index, (motion, speed) in enumerate(product(["left", "right", "up", "down"], SPEEDS)):
         attributes = ShapeAttributes("red", SHAPES[index % 3], "white", motion, speed)
         frames = render_clip(
-            attributes, height_px=height, width_px=width, num_frames=13, random=numpy_stream(0, "test", index)
+            attributes, height_px=height, width_px=width, num_frames=9, random=numpy_stream(0, "test", index)
         )
         mask = (240.0 - frames[..., 1]) / (240 - 48)
         centre = np.stack([mask.sum(axis=2) @ np.arange(height), mask.sum(axis=1) @ np.arange(width)], axis=1)

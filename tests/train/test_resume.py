@@ -168,10 +168,10 @@ def test_a_run_killed_again_and_again_equals_one_never_stopped(world):
     path = world.write_recipe()
     num_killed = 0
     for number, records in enumerate((5, 33, 80)):
-        process = start(path, *longer, "--name", "killed", "--data.workers", str(number % 2))
-        wait_for_records(world.folder / "killed", records, process)
-        process.kill()
-        num_killed += process.wait() == -signal.SIGKILL
+        with start(path, *longer, "--name", "killed", "--data.workers", str(number % 2)) as process:
+            wait_for_records(world.folder / "killed", records, process)
+            process.kill()
+        num_killed += process.returncode == -signal.SIGKILL
     assert num_killed == 3
     last = start(path, *longer, "--name", "killed")
     output = last.communicate(timeout=300)[0]

@@ -131,7 +131,9 @@ _TINY = MMDiTConfig(
     depth=2,
     depth_single_blocks=2,
     axes_dim=(8, 12, 12),
+    theta=100,  # rotary waves as long as the few tokens of a small clip
     normalize_vec=True,
+    init="default",
 )
 
 SIZES: dict[str, MMDiTConfig] = {

@@ -15,6 +15,8 @@ from torch import Tensor, nn
 from frameloom.models.vaes.wfvae.blocks import FrameAttention, FrameConv2d, ResBlock2D, ResBlock3D
 from frameloom.models.vaes.wfvae.model import COLOURS, WFVAE
 
+Conv = nn.Conv2d | nn.Conv3d
+
 # Two constant channels keep the norm before the last layer nearly the same for every colour, so that it divides
 # all of them by about the same number and colours stay apart.
 _ANCHOR = 3.0
@@ -25,7 +27,10 @@ _LOGVAR = -6.0  # a small spread: with the usual 0 the noise hides what the late
 
 @torch.no_grad()
 def start_as_lowpass(model: WFVAE) -> None:
-    """Turn freshly drawn weights into a low-pass autoencoder; models too narrow for it, or with groupnorm, stay as drawn."""
+    """Turn freshly drawn weights into a low-pass autoencoder.
+
+    Models too narrow for it, and those with groupnorm, stay as drawn.
+    """
     config = model.config
     is_wide = min(config.encoder_flow_channels, config.decoder_flow_channels) >= 2 * COLOURS
     if config.norm != "layernorm" or config.latent_channels < COLOURS or config.base_channels < COLOURS or not is_wide:
@@ -53,42 +58,54 @@ def _open_encoder(model: WFVAE, gain: float) -> None:
     encoder, latent_channels = model.encoder, model.config.latent_channels
     _copy_channels(encoder.connect_l2, rows=range(COLOURS), columns=range(COLOURS), weight=1 / gain)
     _copy_channels(encoder.connect_l2, rows=range(COLOURS, 2 * COLOURS), columns=range(COLOURS), weight=-1 / gain)
-    shortcut = encoder.mid[0].nin_shortcut.conv
+    shortcut = _shortcut(encoder.mid[0])
     for parameter in shortcut.parameters():
         parameter.mul_(_QUIET * 3)
     first = 2 * model.config.base_channels
     _copy_channels(shortcut, rows=range(2 * COLOURS), columns=range(first, first + 2 * COLOURS), weight=1.0)
-    anchors = slice(2 * COLOURS, 2 * COLOURS + 2)
-    shortcut.weight[anchors] = 0
-    shortcut.bias[anchors] = torch.tensor([_ANCHOR, -_ANCHOR])
+    for row, anchor in ((2 * COLOURS, _ANCHOR), (2 * COLOURS + 1, -_ANCHOR)):
+        shortcut.weight[row] = 0
+        _bias(shortcut)[row] = anchor
     last = encoder.conv_out.conv
     _copy_channels(last, rows=range(COLOURS), columns=range(COLOURS), weight=1.0)
     for colour in range(COLOURS):
         _centre(last.weight)[colour, COLOURS + colour] = -1
     last.weight[latent_channels:] *= _QUIET
-    last.bias[latent_channels:] = _LOGVAR
+    _bias(last)[latent_channels:] = _LOGVAR
 
 
 def _open_decoder(model: WFVAE, gain: float) -> None:
     """Half of the true gain: what is missing wakes the other paths, which learn detail faster than from nothing."""
     decoder, width = model.decoder, 4 * model.config.base_channels
     _copy_channels(decoder.conv_in.conv, rows=range(COLOURS), columns=range(COLOURS), weight=1.0)
-    shortcut = decoder.mid[-1].nin_shortcut.conv
+    shortcut = _shortcut(decoder.mid[-1])
     _copy_channels(shortcut, rows=range(width, width + COLOURS), columns=range(COLOURS), weight=1.0)
-    for output in (decoder.connect_l2[-1], decoder.connect_l1[-1], decoder.conv_out):
+    coarse = decoder.connect_l2[-1]
+    assert isinstance(coarse, FrameConv2d)
+    for output in (coarse, decoder.connect_l1[-1], decoder.conv_out):
         assert isinstance(output, FrameConv2d)
         output.weight.mul_(_QUIET)
-        nn.init.zeros_(output.bias)
+        _bias(output).zero_()
     norm = math.sqrt(2 * (_ANCHOR**2 + _TYPICAL_COLOUR_SQUARED) / width)
-    _copy_channels(decoder.connect_l2[-1], rows=range(COLOURS), columns=range(COLOURS), weight=gain * norm / 2)
+    _copy_channels(coarse, rows=range(COLOURS), columns=range(COLOURS), weight=gain * norm / 2)
 
 
-def _copy_channels(layer: nn.Module, *, rows: range, columns: range, weight: float) -> None:
+def _shortcut(block: nn.Module) -> Conv:
+    assert isinstance(block, ResBlock3D) and block.nin_shortcut is not None
+    return block.nin_shortcut.conv
+
+
+def _bias(layer: Conv) -> Tensor:
+    assert layer.bias is not None
+    return layer.bias
+
+
+def _copy_channels(layer: Conv, *, rows: range, columns: range, weight: float) -> None:
     """Make output channels `rows` copies of the input channels `columns`, times `weight`."""
     for row, column in zip(rows, columns, strict=True):
-        layer.weight[row] = 0  # type: ignore[operator]
-        layer.bias[row] = 0  # type: ignore[operator]
-        _centre(layer.weight)[row, column] = weight  # type: ignore[arg-type]
+        layer.weight[row] = 0
+        _bias(layer)[row] = 0
+        _centre(layer.weight)[row, column] = weight
 
 
 def _centre(weight: Tensor) -> Tensor:

@@ -1,0 +1,110 @@
+"""From a run to files: the same request gives the same video, and no prompt leaves the output folder."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from frameloom.core.errors import CheckpointError, DataError, RunError
+from frameloom.data.media import read_metadata
+from frameloom.generate.load import load_sampler
+from frameloom.generate.pipeline import Request, Sampler, generate, write_results
+from frameloom.generate.prompts import read_prompts
+from frameloom.train.loop import train
+
+FEW = ["--sample.steps", "3"]
+PROMPTS = ["a red circle", "a blue square moves left"]
+
+
+@pytest.fixture
+def run(world) -> Path:
+    # The last layer starts from zeros; a few steps at a high rate make a model whose prompts matter.
+    return train(world.recipe("--train.steps", "8", "--optim.lr", "1e-2"))
+
+
+@pytest.fixture
+def sampler(run: Path) -> Sampler:
+    return load_sampler(run, FEW)
+
+
+def frames(sampler: Sampler, *requests: Request) -> list[np.ndarray]:
+    return [result.frames_FHWC for result in generate(sampler, requests)]
+
+
+def test_a_request_gives_the_same_video_alone_or_among_others(sampler):
+    first, second = Request(PROMPTS[0], 1), Request(PROMPTS[1], 2)
+    alone = frames(sampler, first)[0]
+    assert alone.shape == (9, 64, 64, 3) and alone.dtype == np.uint8
+    among = frames(sampler, second, first)[1]
+    assert np.abs(alone.astype(int) - among).max() <= 1
+    assert np.abs(alone.astype(int) - frames(sampler, Request(PROMPTS[0], 9))[0]).max() > 10
+
+
+def test_guidance_and_averaged_weights_matter(run):
+    plain = frames(load_sampler(run, [*FEW, "--sample.guidance", "1"]), Request(PROMPTS[0], 1))[0]
+    guided = frames(load_sampler(run, [*FEW, "--sample.guidance", "8"]), Request(PROMPTS[0], 1))[0]
+    raw = frames(
+        load_sampler(run, [*FEW, "--sample.guidance", "1", "--sample.weights", "raw"]), Request(PROMPTS[0], 1)
+    )[0]
+    assert not np.array_equal(plain, guided) and not np.array_equal(plain, raw)
+
+
+@pytest.mark.parametrize("prompt", ["../../x", "a/b", "", "\n", "x" * 400, "🎈", "$(id)", "<script>", "CON", "-rf"])
+def test_any_prompt_becomes_one_file_inside_the_folder(sampler, tmp_path, prompt):
+    """Fault 33."""
+    results = generate(sampler, [Request(prompt, 3)])
+    out = tmp_path / "deep" / "out"
+    for _ in range(2):
+        write_results(sampler, results, out)
+    files = sorted(path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*seed3*"))
+    assert len(files) == 2 and all(name.startswith("deep/out/") for name in files)
+    assert all(len(Path(name).name.encode()) <= 120 and "seed3" in name for name in files)
+    assert read_metadata(tmp_path / files[0])["prompt"] == prompt
+
+
+def test_a_file_says_how_it_was_made(sampler, tmp_path):
+    path = write_results(sampler, generate(sampler, [Request(PROMPTS[0], 5)]), tmp_path)[0]
+    about = read_metadata(path)
+    assert about["seed"] == "5" and about["sample.steps"] == "3" and about["run"] == "run" and about["step"] == "8"
+
+
+def test_one_frame_is_a_picture(run, tmp_path):
+    sampler = load_sampler(run, [*FEW, "--sample.frames", "1"])
+    assert write_results(sampler, generate(sampler, [Request(PROMPTS[0], 5)]), tmp_path)[0].suffix == ".png"
+
+
+def test_prompts_come_from_the_line_and_from_a_file(tmp_path):
+    file = tmp_path / "prompts.txt"
+    file.write_text("one\n\n two \n")
+    assert read_prompts(["zero"], file) == ["zero", "one", "two"]
+    with pytest.raises(DataError, match="no prompt given"):
+        read_prompts([], None)
+    file.write_bytes(b"\xff\xfe")
+    with pytest.raises(DataError, match=r"prompts.txt"):
+        read_prompts([], file)
+
+
+def test_a_folder_that_is_no_run_is_refused(tmp_path, run):
+    with pytest.raises(RunError, match="not a run folder"):
+        load_sampler(tmp_path / "nothing")
+    for path in (run / "checkpoints").iterdir():
+        (path / "ema.safetensors").unlink()
+    with pytest.raises(CheckpointError):
+        load_sampler(run)
+
+
+@pytest.mark.slow
+def test_the_command_writes_videos_and_a_contact_sheet(run, tmp_path):
+    command = [sys.executable, "-m", "frameloom", "sample", str(run), "--prompt", PROMPTS[0], "--prompt", PROMPTS[1]]
+    command += ["--steps", "2", "--guidance", "2", "--seed", "7", "--out", str(tmp_path / "out")]
+    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ}, timeout=120)
+    assert done.returncode == 0, done.stderr
+    names = sorted(path.name for path in (tmp_path / "out").iterdir())
+    assert names == ["a-blue-square-moves-left-seed8.mp4", "a-red-circle-seed7.mp4", "contact-sheet.png"]
+    refused = subprocess.run([*command[:4], "--weights", "best"], capture_output=True, text=True, timeout=120)
+    assert refused.returncode == 2 and "Traceback" not in refused.stderr

@@ -1,0 +1,147 @@
+"""What a run does besides resuming: learn, log, validate, refuse bad numbers, export."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+import torch
+
+from frameloom.checkpoint.model_folder import read_weights
+from frameloom.checkpoint.store import load_latest
+from frameloom.core.errors import CacheError, CheckpointError, DataError, RunError
+from frameloom.train.build import build_trainer
+from frameloom.train.caching import write_caches
+from frameloom.train.loop import Trainer, train
+from frameloom.train.run_folder import RunFolder
+
+
+def records(run: Path, key: str) -> list[float]:
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [line[key] for line in lines if key in line]
+
+
+def make_trainer(world, *overrides: str, **sections: object) -> Trainer:
+    recipe = world.recipe(*overrides, **sections)
+    folder = RunFolder(world.folder / "run")
+    folder.path.mkdir(exist_ok=True)
+    return build_trainer(recipe, folder, first_step=1)
+
+
+def test_the_autoencoder_learns_and_its_export_normalises_latents(world):
+    validation = {"every": 10, "where": {"split": "heldout"}, "batches": 2}
+    run = train(world.recipe("--train.steps", "30", "--optim.lr", "2e-3", task="autoencoder", validation=validation))
+    losses = records(run, "train/loss")
+    assert sum(losses[-5:]) < 0.6 * sum(losses[:5])
+    psnr = records(run, "validation/psnr_db")
+    assert len(psnr) == 3 and psnr[-1] > psnr[0]
+    exported = read_weights(run)
+    assert exported.kind == "vae" and len(set(exported.config["scale"])) == 1
+    assert exported.config["scale"][0] != 0.18215
+
+
+def test_the_denoiser_learns_from_caches(world):
+    cache = {"latents": str(world.folder / "latents"), "text": str(world.folder / "text")}
+    data = {"frame_start": "first", "cache": cache}
+    recipe = world.recipe("--train.steps", "60", "--optim.lr", "3e-3", data=data)
+    assert len(list(write_caches(recipe))) == 2
+    losses = records(train(recipe), "train/loss")
+    assert sum(losses[-10:]) < 0.8 * sum(losses[:10])
+
+
+def test_cached_and_fresh_encodings_train_the_same(world):
+    data = {"frame_start": "first"}
+    cached = {**data, "cache": {"latents": str(world.folder / "latents"), "text": str(world.folder / "text")}}
+    recipe = world.recipe("--name", "cached", data=cached)
+    list(write_caches(recipe))
+    ours, theirs = train(recipe), train(world.recipe("--name", "fresh", data=data))
+    assert records(ours, "train/loss") == pytest.approx(records(theirs, "train/loss"), rel=1e-4)
+
+
+def test_a_stale_cache_is_refused_with_the_difference(world):
+    cache = {"latents": str(world.folder / "latents")}
+    list(write_caches(world.recipe(data={"frame_start": "first", "cache": cache})))
+    with pytest.raises(CacheError, match="frame_start"):
+        train(world.recipe(data={"frame_start": "center", "cache": cache}))
+
+
+@pytest.mark.parametrize(
+    "override", [("--train.precision", "bf16"), ("--objective.kind", "v"), ("--train.ema", "null")]
+)
+def test_other_settings_train_too(world, override):
+    run = train(world.recipe(*override))
+    assert all(math.isfinite(loss) for loss in records(run, "train/loss"))
+
+
+@pytest.mark.parametrize("task", ["denoiser", "autoencoder"])
+def test_recompute_changes_nothing_but_memory(world, task):
+    plain = train(world.recipe("--name", "plain", task=task))
+    saving = train(world.recipe("--name", "saving", "--train.recompute", "true", task=task))
+    assert records(plain, "train/loss") == records(saving, "train/loss")
+
+
+def poison(trainer: Trainer, value: float) -> None:
+    """Make the next gradients of one weight `value`."""
+    parameter = next(iter(trainer.built.task.model.parameters()))
+    parameter.register_hook(lambda gradient: torch.full_like(gradient, value))
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_a_step_that_is_not_finite_changes_nothing(world, value):
+    """Fault 27: weights, average and optimizer are as before; three in a row stop the run."""
+    trainer = make_trainer(world)
+    before = {
+        group: {name: tensor.clone() for name, tensor in tensors.items()}
+        for group, tensors in trainer.snapshot().tensors.items()
+    }
+    poison(trainer, value)
+    steps = trainer.feed.steps(0, 0, 1)
+    for _ in range(2):
+        assert not trainer.take_step(next(steps)[0]).is_finite
+    after = trainer.snapshot().tensors
+    assert all(torch.equal(after[group][name], before[group][name]) for group in before for name in before[group])
+    with pytest.raises(RunError, match=r"not finite.*manifest rows.*3 in a row"):
+        trainer.take_step(next(steps)[0])
+    for tracker in trainer.trackers:
+        tracker.close()
+
+
+def test_tensorboard_gets_the_same_numbers(world):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    run = train(world.recipe(run={"trackers": ["jsonl", "tensorboard"]}))
+    events = EventAccumulator(str(run / "tensorboard"))
+    events.Reload()
+    written = [event.value for event in events.Scalars("train/loss")]
+    assert written == pytest.approx(records(run, "train/loss"))
+
+
+def test_unreadable_clips_are_replaced_listed_and_limited(world, tmp_path):
+    import shutil
+
+    import polars
+
+    data = tmp_path / "data"
+    shutil.copytree(world.shared / "data", data)
+    table = polars.read_parquet(data / "manifest.parquet").filter(split="train", kind="video")
+    (data / table["path"][0]).write_bytes(b"not a video")
+    manifest = ["--data.manifest", str(data / "manifest.parquet"), "--train.steps", "10"]
+    with pytest.raises(DataError, match=r"over the limit of 1%"):
+        train(world.recipe(*manifest, "--name", "strict"))
+    run = train(world.recipe(*manifest, "--name", "lenient", "--data.bad_limit", "0.2"))
+    listed = [json.loads(line) for line in (run / "bad_clips.jsonl").read_text().splitlines()]
+    assert {entry["path"] for entry in listed} == {table["path"][0]}
+
+
+def test_a_refused_start_leaves_no_folder_and_no_other_recipe(world):
+    with pytest.raises(DataError):
+        train(world.recipe("--data.where.split", "nothing"))
+    assert not (world.folder / "run").exists()
+    run = train(world.recipe())
+    saved = (run / "recipe.yaml").read_text()
+    with pytest.raises(CheckpointError):
+        train(world.recipe("--train.ema", "null"))
+    assert (run / "recipe.yaml").read_text() == saved
+    assert load_latest(run / "checkpoints") is not None
