@@ -10,7 +10,8 @@ LAYERS = [
     ["data", "models", "diffusion", "distributed", "checkpoint"],
     ["generate", "evaluate"],
     ["train", "plan"],
-    ["cli", "studio", "bench"],
+    ["studio", "bench"],
+    ["cli"],
 ]
 LEVEL = {name: level for level, row in enumerate(LAYERS) for name in row}
 

@@ -52,9 +52,7 @@ _TRACE = 0.2  # a pixel with less of the shape's colour shows background and noi
 _MIN_OVERLAP = 0.6  # with the best outline; blur and noise leave 0.7, two shapes or a torn one far less
 _MAX_WANDERING = 0.05  # of the centroid around its line, in short sides; real clips stay below 0.01
 _MAX_FADING = 0.5  # how far a colour may be mixed with the background and keep its name
-# Short sides per frame: above a slow clip of which every second frame is read (17 steps in 8), with room below quick
-# for a model that moves a little too slowly.
-_QUICK_FROM = 0.038
+_QUICK_FROM = 0.038  # short sides per frame: half-way between slow and quick
 _MOVING_FROM = 0.4 * SPEEDS["slowly"]  # a still one measures 0.001
 
 Floats = NDArray[np.float32]

@@ -41,7 +41,7 @@ def test_every_caption_is_read_back() -> None:
 
 def test_wordings_differ() -> None:
     assert write_caption(VIDEOS[0], 0) == "a red circle moves left slowly over a black background"
-    assert len({write_caption(VIDEOS[0], wording) for wording in range(6)}) == 3
+    assert len({write_caption(VIDEOS[0], wording) for wording in range(6)}) == 2
 
 
 def test_caption_may_leave_out_the_speed_and_spell_grey() -> None:
