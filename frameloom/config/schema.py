@@ -79,6 +79,10 @@ class TextSection(Section):
         min_length=1,
         description="token states come from the first, the pooled vector from the last",
     )
+    rescale: bool = Field(
+        default=False,
+        description="bring the set's captions to one scale before the denoiser sees them; helps small fresh models",
+    )
     dropout: Share = Field(default=0.1, description="share of captions replaced by the empty one, for guidance")
 
 

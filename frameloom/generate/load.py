@@ -10,6 +10,7 @@ from frameloom.config.load import load_recipe
 from frameloom.core.errors import CheckpointError, ConfigError, RunError
 from frameloom.generate.parts import build_objective, build_text, build_vae, pick_device, rebuild_denoiser
 from frameloom.generate.pipeline import Sampler
+from frameloom.models.text.scaling import TextScaling
 
 
 def load_sampler(run: Path, overrides: Sequence[str] = (), *, step: int | None = None) -> Sampler:
@@ -41,4 +42,14 @@ def load_sampler(run: Path, overrides: Sequence[str] = (), *, step: int | None =
     denoiser = rebuild_denoiser(recipe.model.family, checkpoint.state["architecture"], tensors)
     denoiser.model.to(device).eval()
     origin = {"run": recipe.name, "step": str(checkpoint.step)}
-    return Sampler(denoiser, vae, text, build_objective(recipe.objective), recipe.sample, origin, device)
+    scaling = TextScaling.from_tensors(checkpoint.tensors.get("text_scaling"))
+    return Sampler(
+        denoiser=denoiser,
+        vae=vae,
+        text=text,
+        scaling=None if scaling is None else scaling.to(device),
+        objective=build_objective(recipe.objective),
+        settings=recipe.sample,
+        origin=origin,
+        device=device,
+    )

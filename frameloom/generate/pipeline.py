@@ -24,6 +24,7 @@ from frameloom.diffusion.guidance import guided
 from frameloom.diffusion.objective import Objective
 from frameloom.generate.parts import LoadedDenoiser, TextPipeline, to_uint8
 from frameloom.models.text import TextStates
+from frameloom.models.text.scaling import TextScaling
 from frameloom.models.vaes import VideoVAE
 
 
@@ -34,6 +35,7 @@ class Sampler:
     denoiser: LoadedDenoiser
     vae: VideoVAE
     text: TextPipeline
+    scaling: TextScaling | None
     objective: Objective
     settings: SampleSection
     origin: dict[str, str]
@@ -70,8 +72,10 @@ def generate(
 
 def encode_prompts(sampler: Sampler, prompts: Sequence[str]) -> tuple[TextStates, TextStates]:
     """States of the prompts, and of the empty prompt as often."""
-    empty = [""] * len(prompts)
-    return sampler.text.encode(prompts).to(sampler.device), sampler.text.encode(empty).to(sampler.device)
+    states = [sampler.text.encode(texts).to(sampler.device) for texts in (prompts, [""] * len(prompts))]
+    if sampler.scaling is not None:
+        states = [sampler.scaling.apply(part) for part in states]
+    return states[0], states[1]
 
 
 def draw_noise(sampler: Sampler, requests: Sequence[Request]) -> Tensor:

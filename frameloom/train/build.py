@@ -20,7 +20,7 @@ def build_trainer(recipe: Recipe, folder: RunFolder, *, first_step: int) -> Trai
     optim, schedule, settings = recipe.optim, recipe.optim.schedule, recipe.train
     device = pick_device(settings.device)
     feed = build_feed(recipe, bad_clips=folder.bad_clips)
-    built = build_task(recipe, device)
+    built = build_task(recipe, feed.manifest.column("caption").to_list(), device)
     trainable = {name: value for name, value in built.task.model.named_parameters() if value.requires_grad}
     optimizer = build_optimizer(
         trainable.items(),

@@ -15,19 +15,24 @@ from frameloom.data.batch import Batch
 from frameloom.diffusion.objective import Objective
 from frameloom.generate.parts import LoadedDenoiser, TextPipeline, to_unit_range
 from frameloom.models.text import TextStates
+from frameloom.models.text.scaling import TextScaling
 from frameloom.models.vaes import VideoVAE
 from frameloom.train.draws import draw_normal, draw_uniform
 
 
 @dataclass
 class DenoiserTask:
-    """`vae` and `text` are frozen; a batch that brings cached latents or text states does not call them."""
+    """`vae` and `text` are frozen; a batch that brings cached latents or text states does not call them.
+
+    `scaling` is applied to text states from wherever they come, the null text included.
+    """
 
     denoiser: LoadedDenoiser
     vae: VideoVAE
     text: TextPipeline
     objective: Objective
     null_text: TextStates
+    scaling: TextScaling | None
     caption_dropout: float
     seed: int
     device: torch.device
@@ -78,9 +83,12 @@ class DenoiserTask:
             states = TextStates(**{name: part.to(self.device) for name, part in batch.text.items()})
         else:
             states = self.text.encode(batch.captions)
-        if dropout == 0:
-            return states
-        dropped_B = (draw_uniform(seed, "caption dropout", batch) < dropout).to(self.device)
+        if dropout > 0:
+            states = self._drop(states, (draw_uniform(seed, "caption dropout", batch) < dropout).to(self.device))
+        return states if self.scaling is None else self.scaling.apply(states)
+
+    def _drop(self, states: TextStates, dropped_B: Tensor) -> TextStates:
+        """The empty caption in place of the dropped ones."""
         return TextStates(
             tokens_BKD=torch.where(dropped_B[:, None, None], self.null_text.tokens_BKD, states.tokens_BKD),
             mask_BK=torch.where(dropped_B[:, None], self.null_text.mask_BK, states.mask_BK),

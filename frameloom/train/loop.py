@@ -153,6 +153,7 @@ class Trainer:
         tensors = {
             "model": dict(self.built.task.model.state_dict()),
             "optimizer": optimizer_tensors(self.stepper.optimizer, names),
+            **self.built.extra,
         }
         if self.stepper.ema is not None:
             tensors["ema"] = self.stepper.ema.state_dict()

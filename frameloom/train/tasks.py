@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
+from torch import Tensor
 
 from frameloom.config.schema import Recipe
 from frameloom.data.batch import Batch
-from frameloom.generate.parts import build_denoiser, build_objective, build_text, build_vae
+from frameloom.generate.parts import TextPipeline, build_denoiser, build_objective, build_text, build_vae
+from frameloom.models.text.scaling import TextScaling, measure_scaling
 from frameloom.train.autoencoder import AutoencoderTask
 from frameloom.train.denoiser import DenoiserTask
 from frameloom.train.recompute import recompute_blocks
@@ -34,10 +36,15 @@ class BuiltTask:
     name: str
     config: Any
     export_config: Callable[[Sequence[Batch]], Any]
+    extra: dict[str, dict[str, Tensor]] = field(default_factory=dict)
+    """constant tensors that a checkpoint must hold besides the weights"""
 
 
-def build_task(recipe: Recipe, device: torch.device) -> BuiltTask:
-    return _build_autoencoder(recipe, device) if recipe.task == "autoencoder" else _build_denoiser(recipe, device)
+def build_task(recipe: Recipe, captions: Sequence[str], device: torch.device) -> BuiltTask:
+    """`captions` are those of the training set, for what is measured on them."""
+    if recipe.task == "autoencoder":
+        return _build_autoencoder(recipe, device)
+    return _build_denoiser(recipe, captions, device)
 
 
 def _build_autoencoder(recipe: Recipe, device: torch.device) -> BuiltTask:
@@ -52,7 +59,7 @@ def _build_autoencoder(recipe: Recipe, device: torch.device) -> BuiltTask:
     return BuiltTask(task, "vae", vae.name, vae.config, config_with_scale)
 
 
-def _build_denoiser(recipe: Recipe, device: torch.device) -> BuiltTask:
+def _build_denoiser(recipe: Recipe, captions: Sequence[str], device: torch.device) -> BuiltTask:
     vae = build_vae(recipe.vae, seed=recipe.seed).model.to(device).eval().requires_grad_(False)
     text = build_text(recipe.text)
     denoiser = build_denoiser(recipe.model, latent_channels=vae.latent_channels, text=text, seed=recipe.seed)
@@ -65,8 +72,16 @@ def _build_denoiser(recipe: Recipe, device: torch.device) -> BuiltTask:
         text=text,
         objective=build_objective(recipe.objective),
         null_text=text.encode([""]).to(device),
+        scaling=_measure_text(text, captions).to(device) if recipe.text.rescale else None,
         caption_dropout=recipe.text.dropout,
         seed=recipe.seed,
         device=device,
     )
-    return BuiltTask(task, "denoiser", recipe.model.family, denoiser.config, lambda batches: denoiser.config)
+    extra = {"text_scaling": task.scaling.tensors()} if task.scaling is not None else {}
+    return BuiltTask(task, "denoiser", recipe.model.family, denoiser.config, lambda batches: denoiser.config, extra)
+
+
+def _measure_text(text: TextPipeline, captions: Sequence[str], most: int = 4096) -> TextScaling:
+    """The scaling of a set from its different captions, evenly picked where there are very many."""
+    different = sorted(set(captions))
+    return measure_scaling(text.encode(different[:: -(-len(different) // most)]))

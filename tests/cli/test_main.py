@@ -88,7 +88,9 @@ def test_readme_names_commands_that_exist():
     """Every `frameloom …` in a code block is a command that answers to --help."""
     text = "\n".join(path.read_text() for path in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))])
     blocks = re.findall(r"```(?:sh|bash|console|)\n(.*?)```", text, re.DOTALL)
-    words = {tuple(line.split()[1:3]) for block in blocks for line in block.splitlines() if line.startswith("frameloom ")}
+    words = {
+        tuple(line.split()[1:3]) for block in blocks for line in block.splitlines() if line.startswith("frameloom ")
+    }
     assert words
     for command in words:
         is_group = command[0] in ("data", "recipe")
