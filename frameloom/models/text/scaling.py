@@ -17,8 +17,9 @@ from torch import Tensor
 
 from frameloom.models.text.base import TextStates
 
-# Directions with less than this share of the largest spread are noise of the encoder, not content.
-_MIN_SPREAD = 0.03
+# Smaller directions belong to single captions rather than to words; whitened, they would invite a model to learn
+# captions by heart instead of their parts.
+_MIN_SPREAD = 0.1
 
 
 @dataclass(frozen=True)
