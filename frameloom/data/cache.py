@@ -152,6 +152,10 @@ class LatentCache:
             int(part["bucket"][0]): part for part in self._shards.index.sort("row").partition_by("bucket")
         }
         self._rows = {bucket: part["row"].to_numpy() for bucket, part in self._by_bucket.items()}
+        unreadable = self._shards.index.filter(pl.col("reason").is_not_null())
+        self._reasons = {
+            (row, bucket): reason for row, bucket, reason in unreadable.select("row", "bucket", "reason").rows()
+        }
 
     @classmethod
     def open(
@@ -187,8 +191,7 @@ class LatentCache:
 
     def check(self, row: int, bucket: Bucket) -> None:
         """ClipError if this clip was bad when the cache was written."""
-        place = self._places(np.array([row]), bucket)
-        reason = self._by_bucket[bucket.index]["reason"][int(place[0])]
+        reason = self._reasons.get((row, bucket.index))
         if reason is not None:
             raise ClipError(str(reason))
 
