@@ -23,6 +23,7 @@ from frameloom.diffusion.ddpm import DDPMObjective
 from frameloom.diffusion.flow import FlowObjective
 from frameloom.diffusion.objective import Objective
 from frameloom.models.denoisers import DenoiserFamily, get_family
+from frameloom.models.denoisers.base import override_fields
 from frameloom.models.text import TextEncoder, TextStates, build_text_encoder
 from frameloom.models.vaes import VideoVAE, get_vae
 
@@ -146,15 +147,6 @@ def build_objective(section: ObjectiveSection) -> Objective:
         zero_terminal_snr=section.zero_terminal_snr,
         snr_gamma=section.min_snr_gamma,
     )
-
-
-def override_fields(config: Any, overrides: Mapping[str, Any], *, where: str) -> Any:
-    """A config with some fields replaced; an unknown field is a ConfigError with the known ones."""
-    known = {field.name for field in dataclasses.fields(config)}
-    unknown = sorted(set(overrides) - known)
-    if unknown:
-        raise ConfigError(f"{where} has no field '{unknown[0]}'; known fields: {', '.join(sorted(known))}")
-    return dataclasses.replace(config, **overrides)
 
 
 def to_unit_range(pixels: Tensor) -> Tensor:

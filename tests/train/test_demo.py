@@ -23,7 +23,16 @@ class Page(HTMLParser):
 
 @pytest.mark.slow
 def test_the_demo_makes_a_self_contained_page_and_goes_on_where_it_was(tmp_path):
-    few = ("--train.steps", "4", "--train.save_every", "2", "--train.log_every", "1", "--optim.schedule.warmup_steps", "1")
+    few = (
+        "--train.steps",
+        "4",
+        "--train.save_every",
+        "2",
+        "--train.log_every",
+        "1",
+        "--optim.schedule.warmup_steps",
+        "1",
+    )
     quick = ("--sample.steps", "2", "--validation.batches", "1", "--data.workers", "0")
     plan = DemoPlan(tmp_path / "demo", num_clips=60, num_prompts=4, num_shown=2, overrides=(*few, *quick))
     said: list[str] = []

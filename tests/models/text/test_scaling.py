@@ -29,7 +29,9 @@ def test_tokens_get_one_scale_and_padding_stays_zero():
     states = make_states()
     scaled = measure_scaling(states).apply(states)
     real = scaled.tokens_BKD[states.mask_BK]
-    assert torch.allclose(real.mean(0), torch.zeros(8), atol=1e-4) and torch.allclose(real.std(0), torch.ones(8), atol=0.01)
+    assert torch.allclose(real.mean(0), torch.zeros(8), atol=1e-4) and torch.allclose(
+        real.std(0), torch.ones(8), atol=0.01
+    )
     assert not scaled.tokens_BKD[~states.mask_BK].any()
 
 
