@@ -63,5 +63,6 @@ def measure_scaling(states: TextStates) -> TextScaling:
         token_mean_D=tokens_ND.mean(0).float(),
         token_spread_D=tokens_ND.std(0, correction=0).clamp_min(1e-6).float(),
         pooled_mean_D=mean_D.float(),
-        pooled_map_DD=(basis.T / spread[kept] @ basis).float(),
+        # Spread 1 per feature after the map, as token states have, however few directions were kept.
+        pooled_map_DD=(basis.T / spread[kept] @ basis * (basis.shape[1] / len(basis)) ** 0.5).float(),
     )

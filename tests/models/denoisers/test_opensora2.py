@@ -23,7 +23,7 @@ from frameloom.models.denoisers.opensora2.activation import TanhGELU
 from frameloom.models.denoisers.opensora2.config import SIZES, MMDiTConfig
 from frameloom.models.denoisers.opensora2.model import MMDiT, build
 from frameloom.models.denoisers.opensora2.packing import pack, token_grid, unpack
-from frameloom.models.denoisers.opensora2.rope import RotaryTables
+from frameloom.models.denoisers.opensora2.rope import PositionTables, rotary_tables
 from frameloom.models.denoisers.opensora2.weights import (
     convert,
     detect_layout,
@@ -362,6 +362,20 @@ def test_a_normalized_pooled_vector_has_no_length() -> None:
         assert difference(plain(*inputs, pooled), plain(*inputs, 7 * pooled)) > 1e-2
 
 
+def test_absolute_positions_tell_tokens_of_a_flat_video_apart() -> None:
+    """Without blocks, so that nothing else can: rotary positions work inside of attention alone."""
+    flat, text, pooled = torch.ones(1, 4, 2, 4, 4), torch.zeros(1, 1, 20), torch.zeros(1, 12)
+    rotary_alone = replace(SMALL, depth=0, depth_single_blocks=0)
+
+    def spread_over_tokens(config: MMDiTConfig) -> float:
+        with torch.no_grad():
+            prediction = build_awake(config)(flat, torch.ones(1), text, pooled)
+        return float(prediction[..., ::2, ::2].std((2, 3, 4)).max())  # the same corner of every patch
+
+    assert spread_over_tokens(rotary_alone) < 1e-6
+    assert spread_over_tokens(replace(rotary_alone, absolute_positions=True)) > 0.1
+
+
 def test_released_size_is_fitted_to_the_encoders() -> None:
     configure = get_family("opensora2").configure
     config = configure("11b-dcae", latent_channels=32, text_width=100, pooled_width=50, overrides={"patch_size": 2})
@@ -409,12 +423,12 @@ def test_unpack_undoes_pack(patch_size: int) -> None:
 
 
 def test_tables_are_kept_per_shape_and_bounded() -> None:
-    tables = RotaryTables((4, 6, 6), 10_000, half_split=True)
+    tables = rotary_tables((4, 6, 6), 10_000, half_split=True)
     cpu = torch.device("cpu")
     first = tables.get((1, 2, 2), 3, cpu)
     assert tables.get((1, 2, 2), 3, cpu) is first
     assert tables.get((1, 2, 2), 4, cpu) is not first
-    for frames in range(2, 2 + RotaryTables.KEPT):
+    for frames in range(2, 2 + PositionTables.KEPT):
         tables.get((frames, 2, 2), 3, cpu)
     assert tables.get((1, 2, 2), 3, cpu) is not first
 

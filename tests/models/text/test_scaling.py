@@ -21,7 +21,8 @@ def test_quiet_words_become_as_loud_as_others_and_noise_stays_out():
     states = make_states()
     scaled = measure_scaling(states).apply(states)
     spread = scaled.pooled_BD.std(0, correction=0)
-    assert torch.allclose(spread[:2], torch.ones(2), atol=0.02) and float(spread[2:].max()) < 0.1
+    loud = torch.full((2,), (8 / 2) ** 0.5)  # two of eight directions are kept and share the spread of eight
+    assert torch.allclose(spread[:2], loud, atol=0.04) and float(spread[2:].max()) < 0.2
     assert torch.allclose(scaled.pooled_BD.mean(0), torch.zeros(8), atol=1e-4)
 
 

@@ -41,6 +41,8 @@ class MMDiTConfig:
     patch_size: int = 2
     normalize_vec: bool = False
     """scale the pooled text vector to unit variance first; not in the published code"""
+    absolute_positions: bool = False
+    """also add sinusoids of frame, row and column to the video tokens; not in the published code"""
     init: Literal["zero", "default"] = "zero"
     """fresh weights: "zero" starts modulation and the last layer from zeros, "default" is the published code's"""
 
@@ -133,6 +135,7 @@ _TINY = MMDiTConfig(
     axes_dim=(8, 12, 12),
     theta=100,  # rotary waves as long as the few tokens of a small clip
     normalize_vec=True,
+    absolute_positions=True,
     init="default",
 )
 

@@ -17,7 +17,7 @@ from frameloom.models.denoisers.base import initialize
 from frameloom.models.denoisers.opensora2.blocks import DoubleBlock, SingleBlock, modulate
 from frameloom.models.denoisers.opensora2.config import MMDiTConfig
 from frameloom.models.denoisers.opensora2.packing import pack, token_grid, unpack
-from frameloom.models.denoisers.opensora2.rope import RotaryTables
+from frameloom.models.denoisers.opensora2.rope import rotary_tables, sinusoid_tables
 
 TIME_WIDTH = 256
 # What the published training passes to models with a guidance embedding.
@@ -56,7 +56,7 @@ class FinalLayer(nn.Module):
 
 
 class MMDiT(nn.Module):
-    """One device, no parallelism; `rotary` keeps the position tables of the latest shapes."""
+    """One device, no parallelism; `rotary` and `absolute` keep the position tables of the latest shapes."""
 
     def __init__(self, config: MMDiTConfig) -> None:
         super().__init__()
@@ -71,7 +71,8 @@ class MMDiT(nn.Module):
         self.double_blocks = nn.ModuleList(DoubleBlock(config) for _ in range(config.depth))
         self.single_blocks = nn.ModuleList(SingleBlock(config) for _ in range(config.depth_single_blocks))
         self.final_layer = FinalLayer(width, config.in_channels)
-        self.rotary = RotaryTables(config.axes_dim, config.theta, half_split=config.use_liger_rope)
+        self.rotary = rotary_tables(config.axes_dim, config.theta, half_split=config.use_liger_rope)
+        self.absolute = sinusoid_tables(width, config.theta) if config.absolute_positions else None
 
     def forward(
         self,
@@ -84,16 +85,17 @@ class MMDiT(nn.Module):
     ) -> Tensor:
         """Prediction for a noisy latent; a condition has the mask as its first channel, then the masked latent."""
         _, _, frames, height, width = noisy_BCFHW.shape
-        patch_size, dtype = self.config.patch_size, self.img_in.weight.dtype
+        patch_size, dtype, device = self.config.patch_size, self.img_in.weight.dtype, noisy_BCFHW.device
         grid = token_grid((frames, height, width), patch_size)
         tokens_BNC = self.predict_tokens(
             pack(noisy_BCFHW.to(dtype), patch_size),
             text_BKD.to(dtype),
             timestep_B,
             pooled_BD.to(dtype),
-            self.rotary.get(grid, text_BKD.shape[1], noisy_BCFHW.device),
+            self.rotary.get(grid, text_BKD.shape[1], device),
             None if condition_BCFHW is None else pack(condition_BCFHW.to(dtype), patch_size),
             guidance_B,
+            None if self.absolute is None else self.absolute.get(grid, 0, device).to(dtype),
         )
         return unpack(tokens_BNC, grid, patch_size).to(noisy_BCFHW.dtype)
 
@@ -106,9 +108,12 @@ class MMDiT(nn.Module):
         rope_BM1P: Tensor,
         cond_BNC: Tensor | None = None,
         guidance_B: Tensor | None = None,
+        position_ND: Tensor | None = None,
     ) -> Tensor:
         """The same on packed tokens. Without a condition (text to video), a model that takes one sees zeros."""
         img_BND = self._embed_video(img_BNC, cond_BNC)
+        if position_ND is not None:
+            img_BND = img_BND + position_ND
         txt_BKD = self.txt_in(txt_BKD)
         vec_BD = self._embed_vector(timestep_B, pooled_BD, guidance_B)
         for block in self.double_blocks:

@@ -1,4 +1,4 @@
-"""Rotary positions over (frame, row, column), as complex numbers.
+"""Positions over (frame, row, column): rotary ones, as complex numbers, and sinusoids to add to tokens.
 
 A pair of channels (x, y) of a head is the complex number x + iy; a token at position p turns it by the angle
 p * theta^(-2j / axis width). Flux pairs channels (2j, 2j + 1), Open-Sora 2.0 pairs (j, j + half).
@@ -11,11 +11,12 @@ Shape letters: B batch (1 where all samples share it), N tokens, H heads, P pair
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
-from frameloom.models.denoisers.opensora2.packing import Grid, joint_positions
+from frameloom.models.denoisers.opensora2.packing import Grid, joint_positions, video_positions
 
 
 def axis_angles(position: Tensor, dim: int, theta: float, *, half_split: bool) -> Tensor:
@@ -42,26 +43,49 @@ def rotate(heads_BNHD: Tensor, table_BN1P: Tensor, *, half_split: bool) -> Tenso
     return torch.view_as_real(pairs * table_BN1P).flatten(-2)
 
 
-class RotaryTables:
+def sinusoid_table(position_N3: Tensor, width: int, theta: float) -> Tensor:
+    """[N, width]: cosines and sines of every axis, a third of the width each; what is left over stays zero."""
+    dim = width // 6 * 2
+    angles = [axis_angles(position, dim, theta, half_split=False) for position in position_N3.unbind(-1)]
+    table = torch.cat([part for angle in angles for part in (angle.cos(), angle.sin())], dim=-1).float()
+    return torch.nn.functional.pad(table, (0, width - table.shape[-1]))
+
+
+class PositionTables:
     """The tables of one model, computed once per shape; the few latest are kept."""
 
     KEPT = 8
 
-    def __init__(self, axes_dim: tuple[int, ...], theta: float, *, half_split: bool) -> None:
-        self.axes_dim = axes_dim
-        self.theta = theta
-        self.half_split = half_split
+    def __init__(self, compute: Callable[[Grid, int, torch.device], Tensor]) -> None:
+        self._compute = compute
         self._tables: OrderedDict[tuple[Grid, int, torch.device], Tensor] = OrderedDict()
 
     def get(self, grid: Grid, num_text: int, device: torch.device) -> Tensor:
-        """[1, K + N, 1, P] for a video of `grid` tokens behind `num_text` text tokens."""
+        """The table for a video of `grid` tokens behind `num_text` text tokens."""
         key = (grid, num_text, device)
         if key not in self._tables:
             # A table made while sampling must also serve training, which refuses inference-mode tensors.
             with torch.inference_mode(False):
-                position = joint_positions(grid, num_text, device)[None]
-                self._tables[key] = rotary_table(position, self.axes_dim, self.theta, half_split=self.half_split)
+                self._tables[key] = self._compute(*key)
             if len(self._tables) > self.KEPT:
                 self._tables.popitem(last=False)
         self._tables.move_to_end(key)
         return self._tables[key]
+
+
+def rotary_tables(axes_dim: tuple[int, ...], theta: float, *, half_split: bool) -> PositionTables:
+    """Tables [1, K + N, 1, P] of all tokens, text first."""
+
+    def compute(grid: Grid, num_text: int, device: torch.device) -> Tensor:
+        return rotary_table(joint_positions(grid, num_text, device)[None], axes_dim, theta, half_split=half_split)
+
+    return PositionTables(compute)
+
+
+def sinusoid_tables(width: int, theta: float) -> PositionTables:
+    """Tables [N, D] of the video tokens."""
+
+    def compute(grid: Grid, num_text: int, device: torch.device) -> Tensor:
+        return sinusoid_table(video_positions(grid, device), width, theta)
+
+    return PositionTables(compute)
