@@ -1,6 +1,7 @@
 """Who may import whom, and what may never stand in the source."""
 
 import ast
+from collections.abc import Collection
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1] / "frameloom"
@@ -83,6 +84,13 @@ def test_what_recipes_know_of_the_models_is_what_the_models_say():
         family = get_family(name)
         assert set(facts.sizes) == set(family.sizes)
         assert facts.patch == family.patch(family.sizes["tiny"])
+        derived = {"in_channels", "context_in_dim", "vec_in_dim"}  # follow from the autoencoder and the text encoders
+        assert facts.fields == types_of(family.sizes["tiny"], without=derived)
     for name, facts in VAE_FACTS.items():
         assert set(facts.sizes) == set(VAES[name].sizes)
         assert all(facts.strides == config.strides for config in VAES[name].sizes.values())
+        assert facts.fields == types_of(VAES[name].sizes["tiny"])
+
+
+def types_of(config: object, without: Collection[str] = ()) -> dict[str, type]:
+    return {name: type(value) for name, value in vars(config).items() if name not in without}

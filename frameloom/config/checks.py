@@ -42,6 +42,33 @@ def _unknown(path: KeyPath, name: str, known: Collection[str], *, kind: str, als
     return Problem(path, f"{'.'.join(path)} is '{name}', which does not exist; {suggest(name, known, kind=kind)}", also)
 
 
+_KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text", tuple: "a list of numbers"}
+
+
+def _check_overrides(recipe: Recipe) -> Iterator[Problem]:
+    """Fields of an architecture, which are no keys of the recipe's own."""
+    sections = (
+        ("model", recipe.model.overrides, FAMILIES.get(recipe.model.family)),
+        ("vae", recipe.vae.overrides, VAES.get(recipe.vae.name)),
+    )
+    for section, overrides, facts in sections:
+        for name, value in overrides.items() if facts else ():
+            path = (section, "overrides", name)
+            assert facts is not None
+            if name not in facts.fields:
+                text = f"{section}.overrides has '{name}', which is no field of this architecture"
+                yield Problem(path, f"{text}; {suggest(name, facts.fields, kind='fields')}")
+            elif not _is_kind(value, facts.fields[name]):
+                given = f"'{value}'" if isinstance(value, str) else format_value(value)
+                text = f"{'.'.join(path)} is {given}; expected {_KINDS[facts.fields[name]]}"
+                yield Problem(path, text)
+
+
+def _is_kind(value: object, kind: type) -> bool:
+    allowed = {float: (int, float), tuple: (list, tuple)}.get(kind, (kind,))
+    return isinstance(value, allowed) and isinstance(value, bool) == (kind is bool)
+
+
 def _check_text(recipe: Recipe) -> Iterator[Problem]:
     seen: dict[tuple[str, str | None], int] = {}
     for index, encoder in enumerate(recipe.text.encoders):
@@ -187,6 +214,7 @@ def _check_validation(recipe: Recipe) -> Iterator[Problem]:
 
 RULES: tuple[Callable[[Recipe], Iterator[Problem]], ...] = (
     _check_names,
+    _check_overrides,
     _check_text,
     _check_buckets,
     _check_sample,

@@ -85,6 +85,21 @@ MISTAKES = [
     swap("upper case", "optim:", "Optim:", "did you mean 'optim'?"),
     swap("dash for underscore", "lr: 1e-4", "weight-decay: 0", "did you mean 'weight_decay'?"),
     more(
+        "misspelt field of the model",
+        "model: {overrides: {hiden_size: 64}}",
+        "model.overrides has 'hiden_size'",
+        "did you mean 'hidden_size'?",
+    ),
+    more("text for a width", "model: {overrides: {depth: two}}", "model.overrides.depth is 'two'", "a whole number"),
+    more("yes for a width", "model: {overrides: {depth: true}}", "model.overrides.depth is true", "a whole number"),
+    more("a number for a list", "model: {overrides: {axes_dim: 16}}", "model.overrides.axes_dim is 16", "a list"),
+    Mistake(
+        "misspelt field of the autoencoder",
+        ("vae.overrides has 'latent_chanels'", "did you mean 'latent_channels'?"),
+        old="vae: {weights: vae.safetensors}",
+        new="vae: {weights: vae.safetensors, overrides: {latent_chanels: 8}}",
+    ),
+    more(
         "key of a nested section",
         "text: {encoders: [{nmae: minilm}]}",
         "text.encoders.0 has no key 'nmae'",

@@ -20,8 +20,8 @@ VARIANTS = {
     "nulls": ["--train.ema", "null", "--optim.clip_norm", "null"],
     "own mappings": [
         "--model.overrides",
-        "{depth: 4, rates: [1e-5, 2.0], deep: {a: {}, b: null}}",
-        "--vae.overrides.x",
+        "{depth: 4, mlp_ratio: 1e-1, axes_dim: [8, 12, 12], init: zero}",
+        "--vae.overrides",
         "{}",
     ],
     "encoders": ["--text.encoders", "[{name: minilm}, {name: minilm, path: other, max_length: 7}]"],

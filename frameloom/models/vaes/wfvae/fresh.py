@@ -1,4 +1,5 @@
-"""Fresh weights that already are an autoencoder: colours of 8x8 blocks go straight through the latent.
+"""Fresh weights that already are an autoencoder: colours of 8x8 blocks go straight through the latent, and with
+more latent channels their edges too.
 
 From random weights a small WFVAE first spends hundreds of steps on brightness and only then finds colour, because
 encoder and decoder must learn to agree on both. Here the coarsest colour band has a path from the start, residual
@@ -8,6 +9,7 @@ branches begin as identities, and everything else is left to training. Published
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +24,14 @@ Conv = nn.Conv2d | nn.Conv3d
 _ANCHOR = 3.0
 _TYPICAL_COLOUR_SQUARED = 2.0
 _QUIET = 0.1
+_LIGHT, _WARMTH = (3**-0.5, 3**-0.5, 3**-0.5), (2**-0.5, 0.0, -(2**-0.5))
+# Paths through the latent, most important first, each a mix of coefficients of the coarsest level (bands outside,
+# colours inside): its average per colour, then both of its spatial differences, in brightness and red against blue.
+_MIXES: list[dict[int, float]] = [{colour: 1.0} for colour in range(COLOURS)] + [
+    {band * COLOURS + colour: part for colour, part in enumerate(mix) if part}
+    for mix in (_LIGHT, _WARMTH)
+    for band in (1, 2)
+]
 _LOGVAR = -6.0  # a small spread: with the usual 0 the noise hides what the latent says
 
 
@@ -32,14 +42,20 @@ def start_as_lowpass(model: WFVAE) -> None:
     Models too narrow for it, and those with groupnorm, stay as drawn.
     """
     config = model.config
-    is_wide = min(config.encoder_flow_channels, config.decoder_flow_channels) >= 2 * COLOURS
-    if config.norm != "layernorm" or config.latent_channels < COLOURS or config.base_channels < COLOURS or not is_wide:
+    num_paths = min(
+        len(_MIXES),
+        config.latent_channels,
+        config.encoder_flow_channels // 2,
+        config.decoder_flow_channels,
+        2 * config.base_channels - 1,
+    )
+    if config.norm != "layernorm" or num_paths < COLOURS:
         return
     for module in model.modules():
         _silence_branch(module)
     gain = math.prod(8**0.5 if in_time else 2.0 for in_time in (True, config.level1_temporal, config.level2_temporal))
-    _open_encoder(model, gain)
-    _open_decoder(model, gain)
+    _open_encoder(model, num_paths, gain)
+    _open_decoder(model, num_paths, gain)
 
 
 def _silence_branch(module: nn.Module) -> None:
@@ -53,33 +69,35 @@ def _silence_branch(module: nn.Module) -> None:
         parameter.zero_()
 
 
-def _open_encoder(model: WFVAE, gain: float) -> None:
-    """Each colour as a positive and a negative copy: silu(x) - silu(-x) = x brings it through the last nonlinearity."""
-    encoder, latent_channels = model.encoder, model.config.latent_channels
-    _copy_channels(encoder.connect_l2, rows=range(COLOURS), columns=range(COLOURS), weight=1 / gain)
-    _copy_channels(encoder.connect_l2, rows=range(COLOURS, 2 * COLOURS), columns=range(COLOURS), weight=-1 / gain)
+def _open_encoder(model: WFVAE, num_paths: int, gain: float) -> None:
+    """Each path as a positive and a negative copy: silu(x) - silu(-x) = x brings it through the last nonlinearity."""
+    encoder, latent_channels, paths = model.encoder, model.config.latent_channels, range(num_paths)
+    for path in paths:
+        _mix_channels(encoder.connect_l2, path, {source: part / gain for source, part in _MIXES[path].items()})
+        _mix_channels(encoder.connect_l2, num_paths + path, {s: -part / gain for s, part in _MIXES[path].items()})
     shortcut = _shortcut(encoder.mid[0])
     for parameter in shortcut.parameters():
         parameter.mul_(_QUIET * 3)
     first = 2 * model.config.base_channels
-    _copy_channels(shortcut, rows=range(2 * COLOURS), columns=range(first, first + 2 * COLOURS), weight=1.0)
-    for row, anchor in ((2 * COLOURS, _ANCHOR), (2 * COLOURS + 1, -_ANCHOR)):
+    for copy in range(2 * num_paths):
+        _mix_channels(shortcut, copy, {first + copy: 1.0})
+    for row, anchor in ((2 * num_paths, _ANCHOR), (2 * num_paths + 1, -_ANCHOR)):
         shortcut.weight[row] = 0
         _bias(shortcut)[row] = anchor
     last = encoder.conv_out.conv
-    _copy_channels(last, rows=range(COLOURS), columns=range(COLOURS), weight=1.0)
-    for colour in range(COLOURS):
-        _centre(last.weight)[colour, COLOURS + colour] = -1
+    for path in paths:
+        _mix_channels(last, path, {path: 1.0, num_paths + path: -1.0})
     last.weight[latent_channels:] *= _QUIET
     _bias(last)[latent_channels:] = _LOGVAR
 
 
-def _open_decoder(model: WFVAE, gain: float) -> None:
+def _open_decoder(model: WFVAE, num_paths: int, gain: float) -> None:
     """Half of the true gain: what is missing wakes the other paths, which learn detail faster than from nothing."""
     decoder, width = model.decoder, 4 * model.config.base_channels
-    _copy_channels(decoder.conv_in.conv, rows=range(COLOURS), columns=range(COLOURS), weight=1.0)
     shortcut = _shortcut(decoder.mid[-1])
-    _copy_channels(shortcut, rows=range(width, width + COLOURS), columns=range(COLOURS), weight=1.0)
+    for path in range(num_paths):
+        _mix_channels(decoder.conv_in.conv, path, {path: 1.0})
+        _mix_channels(shortcut, width + path, {path: 1.0})
     coarse = decoder.connect_l2[-1]
     assert isinstance(coarse, FrameConv2d)
     for output in (coarse, decoder.connect_l1[-1], decoder.conv_out):
@@ -87,7 +105,9 @@ def _open_decoder(model: WFVAE, gain: float) -> None:
         output.weight.mul_(_QUIET)
         _bias(output).zero_()
     norm = math.sqrt(2 * (_ANCHOR**2 + _TYPICAL_COLOUR_SQUARED) / width)
-    _copy_channels(coarse, rows=range(COLOURS), columns=range(COLOURS), weight=gain * norm / 2)
+    for target in {source for mix in _MIXES[:num_paths] for source in mix}:
+        parts = {path: mix[target] for path, mix in enumerate(_MIXES[:num_paths]) if target in mix}
+        _mix_channels(coarse, target, {path: part * gain * norm / 2 for path, part in parts.items()})
 
 
 def _shortcut(block: nn.Module) -> Conv:
@@ -100,12 +120,12 @@ def _bias(layer: Conv) -> Tensor:
     return layer.bias
 
 
-def _copy_channels(layer: Conv, *, rows: range, columns: range, weight: float) -> None:
-    """Make output channels `rows` copies of the input channels `columns`, times `weight`."""
-    for row, column in zip(rows, columns, strict=True):
-        layer.weight[row] = 0
-        _bias(layer)[row] = 0
-        _centre(layer.weight)[row, column] = weight
+def _mix_channels(layer: Conv, row: int, parts: Mapping[int, float]) -> None:
+    """Make an output channel a sum of input channels, each times its part."""
+    layer.weight[row] = 0
+    _bias(layer)[row] = 0
+    for column, part in parts.items():
+        _centre(layer.weight)[row, column] = part
 
 
 def _centre(weight: Tensor) -> Tensor:
