@@ -55,6 +55,12 @@ class DemoPlan:
         return places
 
 
+SHORT = DemoPlan()
+LONG = DemoPlan(
+    folder=Path("runs/demo-long"), vae_recipe="shapes/long-vae", denoiser_recipe="shapes/long", num_clips=6000
+)
+
+
 def run_demo(plan: DemoPlan, say: Callable[[str], None]) -> Path:
     """Run all stages and give the report's path; `say` prints a line for the person who watches."""
     stages: list[tuple[str, Callable[[DemoPlan], None]]] = [

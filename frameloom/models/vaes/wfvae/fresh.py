@@ -24,6 +24,7 @@ Conv = nn.Conv2d | nn.Conv3d
 _ANCHOR = 3.0
 _TYPICAL_COLOUR_SQUARED = 2.0
 _QUIET = 0.1
+_EDGE_GAIN = 2.0  # edges are weaker than colours; in the latent they should not drown in a denoiser's noise
 _LIGHT, _WARMTH = (3**-0.5, 3**-0.5, 3**-0.5), (2**-0.5, 0.0, -(2**-0.5))
 # Paths through the latent, most important first, each a mix of coefficients of the coarsest level (bands outside,
 # colours inside): its average per colour, then both of its spatial differences, in brightness and red against blue.
@@ -86,7 +87,7 @@ def _open_encoder(model: WFVAE, num_paths: int, gain: float) -> None:
         _bias(shortcut)[row] = anchor
     last = encoder.conv_out.conv
     for path in paths:
-        _mix_channels(last, path, {path: 1.0, num_paths + path: -1.0})
+        _mix_channels(last, path, {path: _latent_gain(path), num_paths + path: -_latent_gain(path)})
     last.weight[latent_channels:] *= _QUIET
     _bias(last)[latent_channels:] = _LOGVAR
 
@@ -96,7 +97,7 @@ def _open_decoder(model: WFVAE, num_paths: int, gain: float) -> None:
     decoder, width = model.decoder, 4 * model.config.base_channels
     shortcut = _shortcut(decoder.mid[-1])
     for path in range(num_paths):
-        _mix_channels(decoder.conv_in.conv, path, {path: 1.0})
+        _mix_channels(decoder.conv_in.conv, path, {path: 1 / _latent_gain(path)})
         _mix_channels(shortcut, width + path, {path: 1.0})
     coarse = decoder.connect_l2[-1]
     assert isinstance(coarse, FrameConv2d)
@@ -108,6 +109,10 @@ def _open_decoder(model: WFVAE, num_paths: int, gain: float) -> None:
     for target in {source for mix in _MIXES[:num_paths] for source in mix}:
         parts = {path: mix[target] for path, mix in enumerate(_MIXES[:num_paths]) if target in mix}
         _mix_channels(coarse, target, {path: part * gain * norm / 2 for path, part in parts.items()})
+
+
+def _latent_gain(path: int) -> float:
+    return 1.0 if path < COLOURS else _EDGE_GAIN
 
 
 def _shortcut(block: nn.Module) -> Conv:
