@@ -16,6 +16,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from itertools import product
 from multiprocessing.process import BaseProcess
@@ -203,7 +204,9 @@ def _write_clips(
         num_workers, mp_context=multiprocessing.get_context("spawn"), initializer=_follow_parent
     )
     try:
-        yield from executor.map(write_clip, roots, clips, seeds, chunksize=8)
+        with _ctrl_c_ignored():  # by the processes that start here, from their first moment on
+            written = executor.map(write_clip, roots, clips, seeds, chunksize=8)
+        yield from written
     except BrokenProcessPool as error:
         raise RunError(
             f"{out}: a writing process was ended from outside (out of memory?); the finished files are kept, "
@@ -213,9 +216,21 @@ def _write_clips(
         executor.shutdown(cancel_futures=True)
 
 
+@contextmanager
+def _ctrl_c_ignored() -> Iterator[None]:
+    """Processes started inside inherit it: Ctrl-C reaches all of them at once, and the parent decides."""
+    if threading.current_thread() is not threading.main_thread():
+        yield  # only the main thread may set handlers, and only it gets Ctrl-C
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 def _follow_parent() -> None:
-    """Leave Ctrl-C to the parent, and end when it is killed: a pool's process would otherwise wait forever."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    """End when the parent is killed: a pool's process would otherwise wait forever."""
     parent = multiprocessing.parent_process()
     if parent is not None:
         threading.Thread(target=_exit_after, args=(parent,), daemon=True).start()

@@ -139,12 +139,12 @@ def _read_level(values: Mapping[str, Any], level: int) -> bool:
 
 SIZES: dict[str, WFVAEConfig] = {
     "tiny": WFVAEConfig(
-        latent_channels=8,
+        latent_channels=10,
         base_channels=8,
         encoder_res_blocks=1,
         decoder_res_blocks=1,
         encoder_flow_channels=24,
-        decoder_flow_channels=8,
+        decoder_flow_channels=16,
         connect_res_blocks=1,
     ),
     "8ch": WFVAEConfig(),

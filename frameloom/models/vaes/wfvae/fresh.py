@@ -1,5 +1,5 @@
 """Fresh weights that already are an autoencoder: colours of 8x8 blocks go straight through the latent, and with
-more latent channels their edges too.
+more latent channels their edges and changes too.
 
 From random weights a small WFVAE first spends hundreds of steps on brightness and only then finds colour, because
 encoder and decoder must learn to agree on both. Here the coarsest colour band has a path from the start, residual
@@ -18,6 +18,7 @@ from frameloom.models.vaes.wfvae.blocks import FrameAttention, FrameConv2d, ResB
 from frameloom.models.vaes.wfvae.model import COLOURS, WFVAE
 
 Conv = nn.Conv2d | nn.Conv3d
+Mix = dict[int, float]
 
 # Two constant channels keep the norm before the last layer nearly the same for every colour, so that it divides
 # all of them by about the same number and colours stay apart.
@@ -26,13 +27,6 @@ _TYPICAL_COLOUR_SQUARED = 2.0
 _QUIET = 0.1
 _EDGE_GAIN = 2.0  # edges are weaker than colours; in the latent they should not drown in a denoiser's noise
 _LIGHT, _WARMTH = (3**-0.5, 3**-0.5, 3**-0.5), (2**-0.5, 0.0, -(2**-0.5))
-# Paths through the latent, most important first, each a mix of coefficients of the coarsest level (bands outside,
-# colours inside): its average per colour, then both of its spatial differences, in brightness and red against blue.
-_MIXES: list[dict[int, float]] = [{colour: 1.0} for colour in range(COLOURS)] + [
-    {band * COLOURS + colour: part for colour, part in enumerate(mix) if part}
-    for mix in (_LIGHT, _WARMTH)
-    for band in (1, 2)
-]
 _LOGVAR = -6.0  # a small spread: with the usual 0 the noise hides what the latent says
 
 
@@ -43,20 +37,28 @@ def start_as_lowpass(model: WFVAE) -> None:
     Models too narrow for it, and those with groupnorm, stay as drawn.
     """
     config = model.config
-    num_paths = min(
-        len(_MIXES),
-        config.latent_channels,
-        config.encoder_flow_channels // 2,
-        config.decoder_flow_channels,
-        2 * config.base_channels - 1,
-    )
-    if config.norm != "layernorm" or num_paths < COLOURS:
+    widths = (config.encoder_flow_channels // 2, config.decoder_flow_channels, 2 * config.base_channels - 1)
+    mixes = _list_mixes(in_time=config.level2_temporal)[: min(config.latent_channels, *widths)]
+    if config.norm != "layernorm" or len(mixes) < COLOURS:
         return
     for module in model.modules():
         _silence_branch(module)
     gain = math.prod(8**0.5 if in_time else 2.0 for in_time in (True, config.level1_temporal, config.level2_temporal))
-    _open_encoder(model, num_paths, gain)
-    _open_decoder(model, num_paths, gain)
+    _open_encoder(model, mixes, gain)
+    _open_decoder(model, mixes, gain)
+
+
+def _list_mixes(*, in_time: bool) -> list[Mix]:
+    """Paths through the latent, most important first, each a mix of coefficients of the coarsest level (bands outside,
+    colours inside): its average per colour, then its differences along both sides and in time, in brightness and in
+    red against blue."""
+    bands = (1, 2, 4) if in_time else (1, 2)
+    averages: list[Mix] = [{colour: 1.0} for colour in range(COLOURS)]
+    return averages + [
+        {band * COLOURS + colour: part for colour, part in enumerate(mix) if part}
+        for mix in (_LIGHT, _WARMTH)
+        for band in bands
+    ]
 
 
 def _silence_branch(module: nn.Module) -> None:
@@ -70,12 +72,12 @@ def _silence_branch(module: nn.Module) -> None:
         parameter.zero_()
 
 
-def _open_encoder(model: WFVAE, num_paths: int, gain: float) -> None:
+def _open_encoder(model: WFVAE, mixes: list[Mix], gain: float) -> None:
     """Each path as a positive and a negative copy: silu(x) - silu(-x) = x brings it through the last nonlinearity."""
-    encoder, latent_channels, paths = model.encoder, model.config.latent_channels, range(num_paths)
-    for path in paths:
-        _mix_channels(encoder.connect_l2, path, {source: part / gain for source, part in _MIXES[path].items()})
-        _mix_channels(encoder.connect_l2, num_paths + path, {s: -part / gain for s, part in _MIXES[path].items()})
+    encoder, latent_channels, num_paths = model.encoder, model.config.latent_channels, len(mixes)
+    for path, mix in enumerate(mixes):
+        _mix_channels(encoder.connect_l2, path, {source: part / gain for source, part in mix.items()})
+        _mix_channels(encoder.connect_l2, num_paths + path, {source: -part / gain for source, part in mix.items()})
     shortcut = _shortcut(encoder.mid[0])
     for parameter in shortcut.parameters():
         parameter.mul_(_QUIET * 3)
@@ -86,17 +88,17 @@ def _open_encoder(model: WFVAE, num_paths: int, gain: float) -> None:
         shortcut.weight[row] = 0
         _bias(shortcut)[row] = anchor
     last = encoder.conv_out.conv
-    for path in paths:
+    for path in range(num_paths):
         _mix_channels(last, path, {path: _latent_gain(path), num_paths + path: -_latent_gain(path)})
     last.weight[latent_channels:] *= _QUIET
     _bias(last)[latent_channels:] = _LOGVAR
 
 
-def _open_decoder(model: WFVAE, num_paths: int, gain: float) -> None:
+def _open_decoder(model: WFVAE, mixes: list[Mix], gain: float) -> None:
     """Half of the true gain: what is missing wakes the other paths, which learn detail faster than from nothing."""
     decoder, width = model.decoder, 4 * model.config.base_channels
     shortcut = _shortcut(decoder.mid[-1])
-    for path in range(num_paths):
+    for path in range(len(mixes)):
         _mix_channels(decoder.conv_in.conv, path, {path: 1 / _latent_gain(path)})
         _mix_channels(shortcut, width + path, {path: 1.0})
     coarse = decoder.connect_l2[-1]
@@ -106,8 +108,8 @@ def _open_decoder(model: WFVAE, num_paths: int, gain: float) -> None:
         output.weight.mul_(_QUIET)
         _bias(output).zero_()
     norm = math.sqrt(2 * (_ANCHOR**2 + _TYPICAL_COLOUR_SQUARED) / width)
-    for target in {source for mix in _MIXES[:num_paths] for source in mix}:
-        parts = {path: mix[target] for path, mix in enumerate(_MIXES[:num_paths]) if target in mix}
+    for target in {source for mix in mixes for source in mix}:
+        parts = {path: mix[target] for path, mix in enumerate(mixes) if target in mix}
         _mix_channels(coarse, target, {path: part * gain * norm / 2 for path, part in parts.items()})
 
 
