@@ -48,6 +48,14 @@ class Comparison:
     def to_json(self) -> dict[str, float | str]:
         return {**asdict(self), "overhead": self.overhead}
 
+    def describe(self) -> list[str]:
+        return [
+            f"{self.name}, {self.rounds} rounds in turn, medians",
+            f"  ours   {self.ours_s * 1e3:8.1f} ms   processor {self.ours_cpu_s * 1e3:8.1f} ms",
+            f"  plain  {self.plain_s * 1e3:8.1f} ms   processor {self.plain_cpu_s * 1e3:8.1f} ms",
+            f"  our loop costs {self.overhead:+.1%} (processor {self.ours_cpu_s / self.plain_cpu_s - 1:+.1%})",
+        ]
+
 
 def compare_step(rounds: int = 40, warmup: int = 5) -> Comparison:
     """Both loops in turn on the demo's denoiser, batch 32."""

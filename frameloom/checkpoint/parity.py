@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -18,6 +18,11 @@ from torch import Tensor
 
 from frameloom.core.errors import CheckpointError
 from frameloom.core.parity import ParityCase, ParityOutput, ParityRunner
+
+
+class _ReadCase(Protocol):
+    def __call__(self, path: Path, *, name: str) -> ParityCase: ...
+
 
 Verdict = Literal["ok", "above tolerance", "wrong shape", "not compared"]
 NO_MODEL = "no model for this case"
@@ -54,7 +59,7 @@ class CaseResult:
 
 
 def run_parity(folder: Path, runners: Sequence[ParityRunner]) -> list[CaseResult]:
-    """Every `.safetensors` file below `folder`, in order of its path; CheckpointError for an unreadable one."""
+    """Every `.safetensors` and `.json` file below `folder`, by its path; CheckpointError for an unreadable one."""
     return [run_case(case, runners) for case in read_cases(folder)]
 
 
@@ -93,12 +98,12 @@ def _max_abs_difference(ours: Tensor, expected: Tensor) -> float:
 
 def read_cases(folder: Path) -> Iterator[ParityCase]:
     if not folder.is_dir():
-        raise CheckpointError(f"{folder}: no such folder; give a folder of golden .safetensors files")
-    paths = sorted(path for path in folder.rglob("*.safetensors") if path.is_file())
+        raise CheckpointError(f"{folder}: no such folder; give a folder of golden files")
+    paths = sorted(path for path in folder.rglob("*") if path.suffix in _READERS and path.is_file())
     if not paths:
-        raise CheckpointError(f"{folder}: holds no .safetensors file; give a folder of golden cases")
+        raise CheckpointError(f"{folder}: holds no .safetensors or .json file; give a folder of golden cases")
     for path in paths:
-        yield read_case(path, name=path.relative_to(folder).with_suffix("").as_posix())
+        yield _READERS[path.suffix](path, name=path.relative_to(folder).with_suffix("").as_posix())
 
 
 def read_case(path: Path, *, name: str) -> ParityCase:
@@ -119,6 +124,18 @@ def read_case(path: Path, *, name: str) -> ParityCase:
         inputs=_strip(tensors, "in."),
         outputs=_strip(tensors, "out."),
     )
+
+
+def read_table(path: Path, *, name: str) -> ParityCase:
+    """A golden file without tensors: its whole content is the config; what is no JSON object has no runner."""
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path}: cannot be read as a golden file ({error}); copy it again") from error
+    return ParityCase(name, config if isinstance(config, dict) else {}, {}, {}, {})
+
+
+_READERS: dict[str, _ReadCase] = {".safetensors": read_case, ".json": read_table}
 
 
 def _strip(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:

@@ -3,33 +3,46 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated
+from importlib import import_module
+from typing import Annotated, Protocol
 
 import typer
 
 from frameloom.core.errors import ConfigError
 
-NAMES = ("step",)
+# Module and function of each comparison, and how many rounds it takes unless told.
+COMPARISONS = {
+    "step": ("frameloom.bench.step", "compare_step", 40),
+    "plan": ("frameloom.bench.plan", "compare_plan", 3),
+    "scan": ("frameloom.bench.scan", "compare_scan", 5),
+    "decode": ("frameloom.bench.decode", "compare_decode", 5),
+    "cache": ("frameloom.bench.cache", "compare_cache", 5),
+}
+
+
+class Result(Protocol):
+    """What every comparison gives."""
+
+    def describe(self) -> list[str]: ...
+
+    def to_json(self) -> dict[str, object]: ...
 
 
 def bench(
-    name: Annotated[str, typer.Argument(help=f"which comparison: {', '.join(NAMES)}")] = "step",
-    rounds: Annotated[int, typer.Option(help="how often each side is measured", min=3)] = 40,
+    name: Annotated[str, typer.Argument(help=f"which comparison: {', '.join(COMPARISONS)}")] = "step",
+    rounds: Annotated[int | None, typer.Option(help="how often each side is measured", min=3)] = None,
     as_json: Annotated[bool, typer.Option("--json", help="print JSON instead of a table")] = False,
 ) -> None:
     """Measure ours against the plain way, in turns within one run; only the ratio means something.
 
     Example: frameloom bench step
     """
-    if name not in NAMES:
-        raise ConfigError(f"there is no benchmark '{name}'; choose one of: {', '.join(NAMES)}")
-    from frameloom.bench.step import compare_step
-
-    found = compare_step(rounds)
+    if name not in COMPARISONS:
+        raise ConfigError(f"there is no benchmark '{name}'; choose one of: {', '.join(COMPARISONS)}")
+    module, function, usual_rounds = COMPARISONS[name]
+    found: Result = getattr(import_module(module), function)(rounds or usual_rounds)
     if as_json:
         print(json.dumps(found.to_json(), indent=2))
         return
-    print(f"{found.name}, {found.rounds} rounds in turn, medians")
-    print(f"  ours   {found.ours_s * 1e3:8.1f} ms   processor {found.ours_cpu_s * 1e3:8.1f} ms")
-    print(f"  plain  {found.plain_s * 1e3:8.1f} ms   processor {found.plain_cpu_s * 1e3:8.1f} ms")
-    print(f"  our loop costs {found.overhead:+.1%} (processor {found.ours_cpu_s / found.plain_cpu_s - 1:+.1%})")
+    for line in found.describe():
+        print(line)

@@ -45,6 +45,32 @@ _RECIPE = {
 }
 
 _DATA = {
+    "scan": Entry(
+        "read the headers of a source's files and write a manifest",
+        "frameloom data scan clips/ --out clips/manifest.parquet",
+        "frameloom.cli.data_scan:scan",
+    ),
+    "check": Entry(
+        "find rows that should not be trained on, write a manifest without them",
+        "frameloom data check clips/manifest.parquet --out clips/clean.parquet --min-frames 17",
+        "frameloom.cli.data_check:check",
+    ),
+    "report": Entry(
+        "write a page about a manifest: sizes, lengths, buckets, thumbnails, broken files",
+        "frameloom data report clips/manifest.parquet --out report.html",
+        "frameloom.cli.data_report:report",
+        takes_overrides=True,
+    ),
+    "shard": Entry(
+        "cut a manifest into shards whose captions stay on disk",
+        "frameloom data shard clips/manifest.parquet clips/shards",
+        "frameloom.cli.data_shard:shard",
+    ),
+    "ledger": Entry(
+        "account for every row of a run's manifest: used, waiting, skipped and why",
+        "frameloom data ledger runs/my-run",
+        "frameloom.cli.data_ledger:ledger",
+    ),
     "shapes": Entry(
         "make the Moving Shapes set",
         "frameloom data shapes data/shapes",

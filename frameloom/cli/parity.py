@@ -17,15 +17,18 @@ if TYPE_CHECKING:
 
 def load_runners() -> list[ParityRunner]:
     """Everything that can run a golden case; the first that knows a case gets it."""
+    from frameloom.data import bucket_parity
     from frameloom.diffusion import parity as diffusion
     from frameloom.models.denoisers.opensora2 import parity as opensora2
     from frameloom.models.vaes.wfvae import haar_parity, parity
 
-    return [parity, haar_parity, opensora2, diffusion]
+    return [bucket_parity, parity, haar_parity, opensora2, diffusion]
 
 
 def parity(
-    folder: Annotated[Path, typer.Argument(help="folder with golden .safetensors files, searched with its subfolders")],
+    folder: Annotated[
+        Path, typer.Argument(help="folder with golden .safetensors and .json files, searched with its subfolders")
+    ],
     as_json: Annotated[bool, typer.Option("--json", help="print JSON instead of a table")] = False,
 ) -> None:
     """Run golden cases through our models and print the error of each output.

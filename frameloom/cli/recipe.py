@@ -27,8 +27,10 @@ def check(
     trained = f"{loaded.model.family}/{loaded.model.size}"
     if loaded.task == "autoencoder":
         trained = f"{loaded.vae.name}/{loaded.vae.size}"
-    num_buckets = sum(len(cells) for cells in loaded.data.buckets.values())
-    print(f"ok: {loaded.name} trains {loaded.task} {trained} for {loaded.train.steps} steps on {num_buckets} bucket(s)")
+    shapes = f"shapes of policy {loaded.data.policy}"
+    if loaded.data.buckets:
+        shapes = f"{sum(len(cells) for cells in loaded.data.buckets.values())} bucket(s)"
+    print(f"ok: {loaded.name} trains {loaded.task} {trained} for {loaded.train.steps} steps on {shapes}")
 
 
 def show(ctx: typer.Context, recipe: Source) -> None:

@@ -7,7 +7,8 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from math import floor, log10
 from pathlib import Path
 
-from frameloom.config.facts import FAMILIES, TEXT_ENCODERS, VAES, VAEFacts
+from frameloom.config.facts import FAMILIES, TEXT_ENCODERS, VAES
+from frameloom.config.policy_checks import check_buckets, frame_advice
 from frameloom.config.problems import Problem
 from frameloom.config.schema import ObjectiveSection, Recipe
 from frameloom.config.spelling import nearest, suggest
@@ -16,7 +17,6 @@ from frameloom.core.errors import ConfigError
 
 MAX_LR = 0.1
 MAX_TIMEOUT_S = 3600
-RESOLUTION = re.compile(r"([1-9][0-9]*)(px|p)(_ar[0-9]+(\.[0-9]+)?:[0-9]+(\.[0-9]+)?|_max)?")
 
 _FLOW_ONLY = ("law", "shift", "sigma_min")
 _V_ONLY = ("betas", "zero_terminal_snr", "min_snr_gamma")
@@ -88,34 +88,30 @@ def _check_text(recipe: Recipe) -> Iterator[Problem]:
             )
 
 
-def _check_buckets(recipe: Recipe) -> Iterator[Problem]:
-    facts, family = VAES.get(recipe.vae.name), FAMILIES.get(recipe.model.family)
-    for name, cells in recipe.data.buckets.items():
-        path = ("data", "buckets", name)
-        match = RESOLUTION.fullmatch(name)
-        if match is None:
-            text = (
-                f"data.buckets has the resolution '{name}'; expected a number with px (256px: area of 256 x 256) or p"
-            )
-            yield Problem(path, f"{text} (720p: 16:9 of that height), and _ar16:9 or _max behind it if wanted")
-        elif facts and family and int(match[1]) < (smallest := facts.strides[1] * family.patch[1]):
-            text = f"data.buckets has the resolution '{name}', smaller than one token of {recipe.model.family}"
-            yield Problem(path, f"{text}; use {smallest}px or more", (("model", "family"), ("vae", "name")))
-        for frames in cells:
-            if facts and not facts.accepts_frames(frames):
-                text = (
-                    f"data.buckets.{name} has clips of {frames} frames; {_frame_advice(recipe.vae.name, facts, frames)}"
-                )
-                yield Problem((*path, str(frames)), text, (("vae", "name"),))
-    chances = [cell[0] for cells in recipe.data.buckets.values() for cell in cells.values()]
-    if not any(max(chance) if isinstance(chance, tuple) else chance for chance in chances):
-        yield Problem(("data", "buckets"), "data.buckets has only probabilities of 0, so no clip is kept; use 1.0")
-
-
-def _frame_advice(name: str, facts: VAEFacts, frames: int) -> str:
-    span = range(max(1, frames - facts.strides[0]), frames + facts.strides[0] + 1)
-    near = [str(count) for count in span if facts.accepts_frames(count)]
-    return f"{name} takes {facts.frame_rule}; write {' or '.join(near)}"
+def _check_sources(recipe: Recipe) -> Iterator[Problem]:
+    """One manifest or a list of sources; shares of an epoch by weights or by repeats."""
+    data = recipe.data
+    keys: tuple[KeyPath, ...] = (("data", "manifest"), ("data", "sources"))
+    if data.manifest is None and not data.sources:
+        text = "data needs the key 'manifest' (the clips: a table, a list or a folder), or 'sources' for several"
+        yield Problem(keys[0], f"{text}; e.g. manifest: clips.parquet", (keys[1],))
+    elif data.manifest is not None and data.sources:
+        text = f"data.manifest is '{data.manifest}', and data.sources is given too; only one of them can be read"
+        yield Problem(keys[0], f"{text}; make it one of the sources, or remove one of the keys", (keys[1],))
+    if data.sources and data.root is not None:
+        text = f"data.root is '{data.root}', which belongs to data.manifest; give each of data.sources its own root"
+        yield Problem(("data", "root"), text, (keys[1],))
+    weighted = [source for source in data.sources if source.weight is not None]
+    for index, source in enumerate(data.sources):
+        path = ("data", "sources", str(index))
+        if not source.path:
+            yield Problem(path, f"{'.'.join(path)} needs the key 'path'; e.g. path: clips.parquet")
+        if weighted and source.weight is None:
+            text = f"{'.'.join(path)} has no weight, but others have; give every source a weight, or none"
+            yield Problem(path, text, (keys[1],))
+        if source.weight is not None and source.repeat != 1:
+            text = f"{'.'.join(path)} has weight {format_value(source.weight)} and repeat {format_value(source.repeat)}"
+            yield Problem((*path, "repeat"), f"{text}; a weight already says how often its rows come: remove one")
 
 
 def _check_sample(recipe: Recipe) -> Iterator[Problem]:
@@ -125,7 +121,7 @@ def _check_sample(recipe: Recipe) -> Iterator[Problem]:
         return
     also: tuple[KeyPath, ...] = (("task",), ("vae", "name"), ("model", "family"))
     if not facts.accepts_frames(recipe.sample.frames):
-        advice = _frame_advice(recipe.vae.name, facts, recipe.sample.frames)
+        advice = frame_advice(recipe.vae.name, facts, recipe.sample.frames)
         yield Problem(("sample", "frames"), f"sample.frames is {recipe.sample.frames}; {advice}", also)
     for axis, name in ((1, "height"), (2, "width")):
         pixels: int = getattr(recipe.sample, name)
@@ -169,6 +165,7 @@ def _check_cache(recipe: Recipe) -> Iterator[Problem]:
                 text = f"data.cache.{name} is set, but task autoencoder trains on the pixels themselves; remove it"
                 yield Problem(("data", "cache", name), text, (("task",),))
         return
+    yield from _check_cache_keys(recipe)
     if data.cache.latents is None:
         return
     also: tuple[KeyPath, ...] = (("data", "cache", "latents"),)
@@ -178,6 +175,35 @@ def _check_cache(recipe: Recipe) -> Iterator[Problem]:
     if data.flip > 0:
         text = f"data.flip is {format_value(data.flip)}, which the latent cache data.cache.latents cannot honour"
         yield Problem(("data", "flip"), f"{text}; use 0, or encode while training", also)
+
+
+_NUM_FOREIGN_FOLDERS = {None: (0,), "open_sora_plan": (1, 2), "sdxl": (1,), "open_sora2": (0,)}
+
+
+def _check_cache_keys(recipe: Recipe) -> Iterator[Problem]:
+    """Keys of data.cache that need or exclude each other."""
+    cache, section = recipe.data.cache, ("data", "cache")
+    if cache.on_demand and cache.latents is None:
+        if cache.text is None:
+            text = "data.cache.on_demand is true, but no cache is named; set data.cache.latents or data.cache.text"
+            yield Problem((*section, "on_demand"), text)
+        elif recipe.data.workers:
+            text = f"data.cache.on_demand with a text cache alone needs data.workers: 0, not {recipe.data.workers}"
+            advice = "captions are encoded in the training process; set it, or name data.cache.latents too"
+            yield Problem((*section, "on_demand"), f"{text}; {advice}", (("data", "workers"),))
+    allowed, found = _NUM_FOREIGN_FOLDERS[cache.foreign], len(cache.foreign_folders)
+    if found not in allowed:
+        wanted = " or ".join(str(number) for number in allowed)
+        text = f"data.cache.foreign_folders names {found}, but data.cache.foreign {format_value(cache.foreign)} has"
+        yield Problem((*section, "foreign_folders"), f"{text} {wanted}", ((*section, "foreign"),))
+    if cache.foreign_name is not None and cache.foreign != "open_sora_plan":
+        text = "data.cache.foreign_name is set, which only data.cache.foreign: open_sora_plan uses; remove it"
+        yield Problem((*section, "foreign_name"), text, ((*section, "foreign"),))
+    if cache.foreign is not None:
+        for name in ("text", *(("latents",) if cache.foreign != "open_sora_plan" else ())):
+            if getattr(cache, name) is not None:
+                text = f"data.cache.{name} is set, but data.cache.foreign {cache.foreign} brings its own"
+                yield Problem((*section, name), f"{text}; remove one of them", ((*section, "foreign"),))
 
 
 def _check_vae_weights(recipe: Recipe) -> Iterator[Problem]:
@@ -205,7 +231,13 @@ def _check_validation(recipe: Recipe) -> Iterator[Problem]:
     if recipe.validation is None:
         return
     held_out, trained = recipe.validation.where, recipe.data.where
-    if not any(column in trained and trained[column] != value for column, value in held_out.items()):
+    # What a filter leaves is only known from the rows; naming the column is what can be seen here.
+    apart = (
+        any(re.search(rf"\b{re.escape(column)}\b", trained) for column in held_out)
+        if isinstance(trained, str)
+        else any(column in trained and trained[column] != value for column, value in held_out.items())
+    )
+    if not apart:
         text = f"validation.where is {format_value(held_out)} and data.where is {format_value(trained)}"
         advice = "keep them apart, e.g. data.where: {split: train} and validation.where: {split: val}"
         path = ("validation", "where")
@@ -216,7 +248,8 @@ RULES: tuple[Callable[[Recipe], Iterator[Problem]], ...] = (
     _check_names,
     _check_overrides,
     _check_text,
-    _check_buckets,
+    _check_sources,
+    check_buckets,
     _check_sample,
     _check_steps,
     _check_units,
@@ -237,19 +270,31 @@ def check_files(recipe: Recipe, *, skip_caches: bool = False, places: Mapping[Ke
 
     `places` puts the file and line of each key into the message.
     """
-    problems = [_check_path(("data", "manifest"), recipe.data.manifest, "file")]
+    problems = [_check_path(("data", "manifest"), recipe.data.manifest, _source_kind(recipe.data.manifest))]
+    for index, source in enumerate(recipe.data.sources):
+        path = ("data", "sources", str(index))
+        problems.append(_check_path((*path, "path"), source.path, _source_kind(source.path)))
+        problems.append(_check_path((*path, "root"), source.root, "folder"))
     problems.append(_check_path(("data", "root"), recipe.data.root, "folder"))
     problems.append(_check_path(("vae", "weights"), recipe.vae.weights, "file or folder"))
     if recipe.task == "denoiser":
         problems.append(_check_path(("model", "weights"), recipe.model.weights, "file or folder"))
         for index, encoder in enumerate(recipe.text.encoders):
             problems.append(_check_path(("text", "encoders", str(index), "path"), encoder.path, "folder"))
-    if recipe.task == "denoiser" and not skip_caches:
+    if recipe.task == "denoiser":
+        for index, folder in enumerate(recipe.data.cache.foreign_folders):
+            problems.append(_check_path(("data", "cache", "foreign_folders", str(index)), folder, "folder"))
+    if recipe.task == "denoiser" and not skip_caches and not recipe.data.cache.on_demand:
         problems.append(_check_path(("data", "cache", "latents"), recipe.data.cache.latents, "folder"))
         problems.append(_check_path(("data", "cache", "text"), recipe.data.cache.text, "folder"))
     found = [problem for problem in problems if problem]
     if found:
         raise ConfigError([place_problem(problem, places or {}, "recipe") for problem in found])
+
+
+def _source_kind(name: str | None) -> str:
+    """A name with an ending that is not there was meant to be a file."""
+    return "file" if name and Path(name).suffix and not Path(name).exists() else "file or folder"
 
 
 def _check_path(path: KeyPath, name: str | None, expected: str) -> Problem | None:

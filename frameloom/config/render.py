@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from frameloom.config.schema import Recipe, Section
+from frameloom.config.schema import Recipe
+from frameloom.config.section import Section
 from frameloom.config.tree import Kind, default_of, describe, field_kind
 from frameloom.config.yaml_values import format_key, format_value
 

@@ -10,7 +10,8 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 from annotated_types import Ge, Gt, Le, Lt
 from pydantic.fields import FieldInfo
 
-from frameloom.config.schema import Recipe, Section, Words
+from frameloom.config.schema import Recipe
+from frameloom.config.section import Section, Words
 from frameloom.config.spelling import SYNONYMS, nearest, share_words
 from frameloom.config.yaml_values import KeyPath, format_value, shorten
 

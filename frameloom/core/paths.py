@@ -21,7 +21,10 @@ def safe_join(root: Path, relative: str, *, where: str = "path") -> Path:
     if relative.startswith(("/", "\\")):
         raise DataError(f"{where}: {relative!r} is absolute; paths are relative to {root}")
     resolved_root = root.resolve()
-    joined = (resolved_root / relative).resolve()
+    try:
+        joined = (resolved_root / relative).resolve()
+    except (OSError, RuntimeError) as error:  # a link that leads to itself, a name that is too long
+        raise DataError(f"{where}: {relative!r} cannot be followed ({error}); check the path") from error
     if not joined.is_relative_to(resolved_root):
         raise DataError(f"{where}: {relative!r} leaves {root}; move the file below it or choose another root")
     return root / relative

@@ -35,6 +35,11 @@ class BadClipLog:
         """Different rows that were bad."""
         return len(self._rows)
 
+    @property
+    def quarantine(self) -> dict[int, str]:
+        """Rows that ended or stalled a worker, with their reasons: not to be opened again by a resumed run."""
+        return {clip.row: clip.reason for clip in self.clips if clip.fatal}
+
     def add(self, batch: Batch) -> None:
         """Take note of the bad clips of a batch; DataError when they have become too many."""
         new = [clip for clip in batch.bad if clip not in self._seen]

@@ -1,6 +1,6 @@
 """What the loader hands to a trainer, and what it asks a reader for.
 
-Shape letters: B batch, C channels, F frames, H height, W width.
+Shape letters: B batch, C channels, F frames, H height, W width, N images beside a clip.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from frameloom.data.grid import Bucket
+from frameloom.data.buckets import Bucket
 
 
 @dataclass(frozen=True)
 class BatchRequest:
-    """One micro-batch of a plan; `bucket` is an index into the grid."""
+    """One micro-batch of a plan; `bucket` is an index into the policy's buckets."""
 
     epoch: int
     index: int
@@ -29,13 +29,37 @@ class BatchRequest:
 
 @dataclass(frozen=True)
 class BadClip:
-    """A file that could not be read, and the slot it should have filled."""
+    """A file that could not be read, and the slot it should have filled; `fatal` if it ended or stalled its reader."""
 
     row: int
     path: str
     reason: str
     epoch: int
     ordinal: int
+    fatal: bool = False
+
+
+@dataclass
+class Crops:
+    """Where each sample was cut, (height, width) or (top, left) in pixels: what SDXL is conditioned on.
+
+    `original_B2` is the size of the source as displayed; `top_left_B2` is in the scaled picture, after mirroring.
+    """
+
+    original_B2: Tensor
+    top_left_B2: Tensor
+    target_B2: Tensor
+
+
+@dataclass
+class JointImages:
+    """Images that are trained on beside clips: N for each, of the same size, each with its own caption."""
+
+    pixels_BCNHW: Tensor
+    rows_BN: NDArray[np.int64]
+    captions: list[list[str]]
+    text: dict[str, Tensor] | None = None
+    """of all captions in order, so the first dimension is B * N"""
 
 
 @dataclass
@@ -56,6 +80,8 @@ class Batch:
     pixels_BCFHW: Tensor | None = None
     latents: tuple[Tensor, Tensor] | None = None
     text: dict[str, Tensor] | None = None
+    crops: Crops | None = None
+    images: JointImages | None = None
     bad: list[BadClip] = field(default_factory=list)
 
     @property
@@ -63,7 +89,9 @@ class Batch:
         return len(self.rows)
 
 
-# Told the row that is about to be opened, so that a hanging or crashing decoder can be blamed on a file.
+NO_ROW = -1
+# Told the row that is about to be opened, or NO_ROW when none is, so that a hanging or crashing decoder can be blamed
+# on a file. It may raise ClipError to keep a row from being opened.
 Watch = Callable[[int], None]
 
 

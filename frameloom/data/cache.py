@@ -1,16 +1,18 @@
 """Latent and text caches: what frozen encoders would give, computed once.
 
-A cache knows what it was made from: its fingerprint spells out the encoder, the transforms, the bucket geometry, the
-manifest and the number format, and a cache that differs in any of them is refused with the difference.
+Both answer by (row, bucket) or by caption from mapped shards; a sample's bytes are checked when a process first reads
+it. What they were opened for is all they hold: a stale sample is never read.
 Shape letters: B batch, C channels, F frames, H height, W width.
 """
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import os
+import tempfile
+import weakref
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import numpy as np
 import polars as pl
@@ -18,301 +20,282 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from frameloom.core.errors import CacheError, ConfigError
-from frameloom.core.files import digest_value
-from frameloom.core.progress import ProgressBar
-from frameloom.data.batch import Batch, BatchRequest
-from frameloom.data.buckets import Pairs
+from frameloom.core.errors import CacheError
+from frameloom.data.buckets import Bucket
+from frameloom.data.cache_folder import SHARDS, CacheFolder, name_fingerprint
+from frameloom.data.cache_keys import (
+    LATENT_COLUMNS,
+    TEXT_COLUMNS,
+    caption_key,
+    caption_keys,
+    explain_latents,
+    explain_text,
+    find_latents,
+)
 from frameloom.data.decode import ClipError
-from frameloom.data.grid import Bucket, GridConfig
-from frameloom.data.manifest import Manifest
-from frameloom.data.reader import ReadSettings
-from frameloom.data.shards import REBUILD, SHARD_BYTES, Entry, ShardReader, ShardWriter
+from frameloom.data.shards import REBUILD, ShardReader
 
-# Caches up to this size are held in memory by each process that opens them.
-MEMORY_BYTES = 2 * 2**30
-
-ReadPixels = Callable[[Iterator[BatchRequest]], Iterable[Batch]]
-EncodePixels = Callable[[Tensor], tuple[Tensor, Tensor | None]]
-EncodeText = Callable[[list[str]], dict[str, Tensor]]
+TEXT_STACK = "text"
+OnMissing = Literal["refuse", "allow"]
+_PLACES = np.dtype([("key", "<i8"), ("shard", "<i4"), ("slot", "<i4"), ("crc", "<u4")])
+_BAD, _MISSING = -1, -2
+# Larger tables travel to worker processes as a memory-mapped file that all of them share.
+_INLINE_BYTES = 4 * 2**20
 
 
-def latent_fingerprint(
-    *,
-    manifest: Manifest,
-    grid: GridConfig,
-    settings: ReadSettings,
-    encoder: Mapping[str, Any],
-    dtype: torch.dtype,
-) -> dict[str, Any]:
-    """What a latent cache depends on; `encoder` tells weights (a digest) and config. Random settings are refused."""
-    problems = []
-    if settings.frame_start == "random":
-        problems.append("frame_start: random cannot be cached, a cache holds one window per clip; use first or center")
-    if settings.flip_probability:
-        problems.append(f"flip_probability: {settings.flip_probability:g} cannot be cached; use 0, or no latent cache")
-    if problems:
-        raise ConfigError(problems)
-    return {
-        "kind": "latents",
-        "manifest": manifest.fingerprint,
-        "buckets": grid.geometry(),
-        "transforms": {"frame_start": settings.frame_start, "resize": "cover 1", "crop": "center"},
-        "encoder": dict(encoder),
-        "dtype": str(dtype).removeprefix("torch."),
-    }
+class SharedTable:
+    """An array that is the same memory in all processes that it is pickled to, unless it is small."""
+
+    def __init__(self, rows: NDArray[Any]) -> None:
+        self.rows = rows
+        self._file: Path | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        if self.rows.nbytes <= _INLINE_BYTES:
+            return {"rows": np.asarray(self.rows)}
+        if self._file is None:
+            descriptor, name = tempfile.mkstemp(prefix="frameloom-cache-", suffix=".npy")
+            os.close(descriptor)
+            self._file = Path(name)
+            weakref.finalize(self, self._file.unlink, missing_ok=True)
+            np.save(self._file, self.rows)
+        return {"file": self._file}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self._file = None
+        self.rows = np.load(state["file"], mmap_mode="r") if "file" in state else state["rows"]
 
 
-def text_fingerprint(*, encoder: Mapping[str, Any], dtype: torch.dtype) -> dict[str, Any]:
-    """What a text cache depends on, besides the captions, which are its keys."""
-    return {"kind": "text", "encoder": dict(encoder), "dtype": str(dtype).removeprefix("torch.")}
-
-
-def write_latent_cache(
-    folder: Path,
-    pairs: Pairs,
-    *,
-    buckets: Sequence[Bucket],
-    read_pixels: ReadPixels,
-    encode: EncodePixels,
-    fingerprint: Mapping[str, Any],
-    dtype: torch.dtype,
-    max_batch: int | None = None,
-    shard_bytes: int = SHARD_BYTES,
-) -> None:
-    """Encode every (row, bucket) once; an interrupted call goes on where it stopped, a finished one returns at once.
-
-    `read_pixels` turns requests into batches in the same order, leaving out clips that cannot be read and listing them
-    as bad (a `ClipReader` with no replacements); these are kept in the index with their reason.
-    """
-    requests = _cut_requests(pairs, buckets, max_batch)
-    work = digest_value([_digest_array(pairs.rows), _digest_array(pairs.buckets), max_batch])
-    writer = ShardWriter(folder, fingerprint=fingerprint, work=work, shard_bytes=shard_bytes)
-    if writer.is_complete:
-        return
-    rest = requests[writer.next_unit :]
-    num_done = len(pairs.rows) - sum(len(request.rows) for request in rest)
-    with ProgressBar("latents", len(pairs.rows), done=num_done) as progress:
-        for request, batch in zip(rest, read_pixels(iter(rest)), strict=True):
-            _add_latents(writer, request, batch, encode, dtype)
-            progress.advance(len(request.rows), batch.bucket.name)
-    writer.finish({"row": pl.Int64, "bucket": pl.Int32, "reason": pl.String})
-
-
-def _cut_requests(pairs: Pairs, buckets: Sequence[Bucket], max_batch: int | None) -> list[BatchRequest]:
-    requests: list[BatchRequest] = []
-    for index in np.unique(pairs.buckets).tolist():
-        rows = pairs.rows[pairs.buckets == index]
-        size = min(buckets[index].batch_size, max_batch or buckets[index].batch_size)
-        for start in range(0, len(rows), size):
-            part = rows[start : start + size]
-            requests.append(BatchRequest(0, len(requests), index, part, part))
-    return requests
-
-
-def _add_latents(
-    writer: ShardWriter, request: BatchRequest, batch: Batch, encode: EncodePixels, dtype: torch.dtype
-) -> None:
-    tensors: dict[str, Tensor] = {}
-    name = f"{request.bucket}.mean"
-    if batch.size:
-        assert batch.pixels_BCFHW is not None
-        mean, std = encode(batch.pixels_BCFHW)
-        tensors[name] = _store(mean, dtype, batch.size, "latents", batch.rows.tolist())
-        if std is not None:
-            tensors[f"{request.bucket}.std"] = _store(std, dtype, batch.size, "latents", batch.rows.tolist())
-    good = [
-        {"row": row, "bucket": request.bucket, "reason": None, "tensor": name, "place": place}
-        for place, row in enumerate(batch.rows.tolist())
-    ]
-    bad: list[Entry] = [{"row": clip.row, "bucket": request.bucket, "reason": clip.reason} for clip in batch.bad]
-    writer.add(request.index, tensors, [*good, *bad])
-
-
-def _store(tensor: Tensor, dtype: torch.dtype, size: int, what: str, names: list[Any]) -> Tensor:
-    if len(tensor) != size:
-        raise ValueError(f"the encoder gave {len(tensor)} {what} for {size} inputs")
-    if not tensor.is_floating_point():
-        return tensor.detach().cpu().clone()
-    stored = tensor.detach().to("cpu", dtype, copy=True)
-    if not stored.isfinite().all():
-        wrong = [names[i] for i in range(size) if not stored[i].isfinite().all()]
-        raise CacheError(f"the encoder gave {what} that are not finite in {dtype} for {wrong[:8]}; use a wider dtype")
-    return stored
+def latent_stack(bucket: Bucket) -> str:
+    return f"{bucket.frames}x{bucket.height}x{bucket.width}"
 
 
 class LatentCache:
-    """Latents by (row, bucket). Pickled, it opens its folder again, mapped instead of in memory."""
+    """Latents by (row, bucket). A copy in a worker process shares the table and the mapped shards."""
 
-    def __init__(self, folder: Path, expected: Mapping[str, Any], memory_bytes: int) -> None:
-        self.folder = folder
-        self._expected = dict(expected)
-        self._shards = ShardReader(folder, expected=expected, memory_bytes=memory_bytes)
-        self._by_bucket = {
-            int(part["bucket"][0]): part for part in self._shards.index.sort("row").partition_by("bucket")
-        }
-        self._rows = {bucket: part["row"].to_numpy() for bucket, part in self._by_bucket.items()}
-        unreadable = self._shards.index.filter(pl.col("reason").is_not_null())
-        self._reasons = {
-            (row, bucket): reason for row, bucket, reason in unreadable.select("row", "bucket", "reason").rows()
-        }
+    def __init__(self, folder: CacheFolder, placed: pl.DataFrame) -> None:
+        self.path = folder.path
+        self.num_missing = int(placed["group"].is_null().sum())
+        self._folder: CacheFolder | None = folder
+        self._shards = folder.shards
+        self._names: list[str] = placed["shard"].drop_nulls().unique(maintain_order=True).to_list()
+        self._numbers = {name: number for number, name in enumerate(self._names)}
+        self._spans: dict[int, tuple[int, int]] = {}
+        self._table = SharedTable(self._make_table(placed))
+        self._checked = np.zeros(len(self._table.rows), dtype=bool)
+        bad = placed.filter(pl.col("reason").is_not_null())
+        self._reasons = {(row, bucket): text for row, bucket, text in bad.select("row", "bucket", "reason").rows()}
+
+    def _make_table(self, placed: pl.DataFrame) -> NDArray[Any]:
+        """Rows of each bucket together, sorted; `pairs` come like this already."""
+        placed = placed.sort("bucket", "row", maintain_order=True)
+        table = np.empty(placed.height, dtype=_PLACES)
+        number = pl.col("shard").replace_strict(self._numbers, return_dtype=pl.Int32, default=_BAD)
+        shard = placed.select(pl.when(pl.col("group").is_null()).then(_MISSING).otherwise(number)).to_series()
+        table["key"], table["shard"] = placed["row"].to_numpy(), shard.to_numpy()
+        table["slot"], table["crc"] = placed["slot"].fill_null(-1).to_numpy(), placed["crc"].fill_null(0).to_numpy()
+        buckets, first = np.unique(placed["bucket"].to_numpy(), return_index=True)
+        ends = [*first[1:].tolist(), placed.height]
+        self._spans = {int(b): (int(start), end) for b, start, end in zip(buckets, first, ends, strict=True)}
+        return table
 
     @classmethod
     def open(
         cls,
-        folder: Path,
-        expected: Mapping[str, Any],
+        path: Path,
+        fingerprint: Mapping[str, Any],
+        items: pl.DataFrame,
         *,
-        pairs: Pairs | None = None,
-        memory_bytes: int = MEMORY_BYTES,
+        check_files: bool = True,
+        on_missing: OnMissing = "refuse",
     ) -> Self:
-        """CacheError if the cache is stale, incomplete or damaged, or lacks one of `pairs`."""
-        cache = cls(folder, expected, memory_bytes)
-        if pairs is not None:
-            cache._check_pairs(pairs)
-        return cache
-
-    def _check_pairs(self, pairs: Pairs) -> None:
-        missing = sum(
-            int((~np.isin(pairs.rows[pairs.buckets == bucket], self._rows.get(bucket, []))).sum())
-            for bucket in np.unique(pairs.buckets).tolist()
-        )
-        if missing:
-            raise CacheError(
-                f"{self.folder}: lacks {missing} of {len(pairs.rows)} clips that these buckets can ask for; "
-                f"remove the folder and {REBUILD}"
-            )
+        """CacheError if a latent of `items` is missing or stale, with what differs."""
+        folder = CacheFolder.open(path, "latents", LATENT_COLUMNS)
+        entries = folder.read_index()
+        known = folder.read_file_digests() if check_files else None
+        num_known = len(known or ())
+        placed = find_latents(items, entries, name_fingerprint(fingerprint), known)
+        if known and len(known) > num_known:
+            folder.note_file_digests(known)
+        _refuse_damaged(folder, placed)
+        if on_missing == "refuse" and placed["group"].null_count():
+            raise CacheError("\n".join(explain_latents(folder, fingerprint, placed, entries)))
+        return cls(folder, placed)
 
     @property
     def bad(self) -> dict[int, str]:
         """Rows that could not be read when the cache was written, with the reason."""
-        part = self._shards.index.filter(pl.col("reason").is_not_null())
-        return dict(zip(part["row"].to_list(), part["reason"].to_list(), strict=True))
+        return {row: reason for (row, _), reason in self._reasons.items()}
 
     def check(self, row: int, bucket: Bucket) -> None:
         """ClipError if this clip was bad when the cache was written."""
-        reason = self._reasons.get((row, bucket.index))
-        if reason is not None:
+        if self._reasons and (reason := self._reasons.get((row, bucket.index))) is not None:
             raise ClipError(str(reason))
 
-    def get(self, rows: NDArray[np.int64], bucket: Bucket) -> tuple[Tensor, Tensor]:
-        """(mean, standard deviation), each [B, C, F, H, W]; zeros for an encoder that has no deviation."""
-        places = self._places(rows, bucket)
-        part = self._by_bucket[bucket.index]
-        shards, slots = part["shard"].to_numpy()[places], part["slot"].to_numpy()[places]
-        if (shards < 0).any():
-            raise CacheError(f"{self.folder}: rows {rows[shards < 0].tolist()} could not be read when it was written")
-        mean = self._shards.get(f"{bucket.index}.mean", shards, slots)
-        std = self._shards.get(f"{bucket.index}.std", shards, slots)
-        assert mean is not None
-        return mean, torch.zeros_like(mean) if std is None else std
+    def locate(self, row: int, bucket: Bucket) -> int:
+        """The place of a latent among all items, sorted by bucket and row."""
+        return int(self._find(np.array([row]), bucket)[0])
 
-    def _places(self, rows: NDArray[np.int64], bucket: Bucket) -> NDArray[np.int64]:
-        known = self._rows.get(bucket.index, np.empty(0, dtype=np.int64))
+    def is_missing(self, row: int, bucket: Bucket) -> bool:
+        return bool(self._table.rows["shard"][self.locate(row, bucket)] == _MISSING)
+
+    def place(self, row: int, bucket: int, entry: Mapping[str, Any]) -> None:
+        """Take up a sample that was added to the folder after opening."""
+        start, end = self._spans[bucket]
+        at = start + int(np.searchsorted(self._table.rows["key"][start:end], row))
+        shard = entry["shard"]
+        if shard is None:
+            self._reasons[row, bucket] = str(entry["reason"])
+            number = _BAD
+        else:
+            number = self._numbers.setdefault(shard, len(self._names))
+            if number == len(self._names):
+                self._names.append(shard)
+        self._table.rows[at] = (row, number, entry["slot"], entry["crc"])
+
+    def get(self, rows: NDArray[np.int64], bucket: Bucket) -> tuple[Tensor, Tensor]:
+        """(mean, standard deviation), each [B, C, F, H, W]; zeros for an encoder or a cache without deviation."""
+        places, stack = self._find(rows, bucket), latent_stack(bucket)
+        shards = self._table.rows["shard"][places]
+        if (shards < 0).any():
+            wrong = rows[shards < 0].tolist()[:8]
+            raise CacheError(f"{self.path}: no latent for rows {wrong} in bucket {bucket.name}; {REBUILD}")
+        return join_latents([self._take(int(at), stack) for at in places])
+
+    def sample(self, row: int, bucket: Bucket) -> dict[str, Tensor]:
+        """The tensors of one latent as they are stored."""
+        return self._take(self.locate(row, bucket), latent_stack(bucket))
+
+    def _take(self, at: int, stack: str) -> dict[str, Tensor]:
+        return _take(self._shards, self._names, self._table.rows, self._checked, at, stack)
+
+    def _find(self, rows: NDArray[np.int64], bucket: Bucket) -> NDArray[np.int64]:
+        start, end = self._spans.get(bucket.index, (0, 0))
+        known = self._table.rows["key"][start:end]
         places = np.searchsorted(known, rows)
         found = places < len(known)
         found[found] = known[places[found]] == rows[found]
         if not found.all():
-            raise CacheError(
-                f"{self.folder}: no latent for rows {rows[~found].tolist()[:8]} in bucket {bucket.name}; "
-                f"remove the folder and {REBUILD}"
-            )
-        return places
+            wrong = rows[~found].tolist()[:8]
+            raise CacheError(f"{self.path}: no latent for rows {wrong} in bucket {bucket.name}; {REBUILD}")
+        return places + start
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.folder, self._expected, 0)
+    def __getstate__(self) -> dict[str, Any]:
+        # The lock of the folder stays with the process that opened it, which outlives its workers.
+        return self.__dict__ | {"_folder": None, "_checked": None}
 
-
-def caption_key(caption: str) -> int:
-    """A signed 64-bit hash of the text, the key of a text cache."""
-    return int.from_bytes(hashlib.blake2b(caption.encode(), digest_size=8).digest(), "little", signed=True)
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._checked = np.zeros(len(self._table.rows), dtype=bool)
 
 
-def write_text_cache(
-    folder: Path,
-    captions: Iterable[str],
-    *,
-    encode: EncodeText,
-    fingerprint: Mapping[str, Any],
-    dtype: torch.dtype,
-    batch_size: int = 64,
-    shard_bytes: int = SHARD_BYTES,
-) -> None:
-    """Encode every different caption and the null prompt "" once; resumable like the latent cache.
+def join_latents(samples: Sequence[Mapping[str, Tensor]]) -> tuple[Tensor, Tensor]:
+    """Stored samples as a batch of mean and standard deviation."""
+    name = "mean" if "mean" in samples[0] else "sample"
+    mean = torch.stack([sample[name] for sample in samples])
+    if "std" not in samples[0]:
+        return mean, torch.zeros_like(mean)
+    return mean, torch.stack([sample["std"] for sample in samples])
 
-    `encode` gives tensors [B, ...] by name, of the same shape for every batch; those that are not floating point
-    (masks, token ids) keep their type.
-    """
-    unique = ["", *sorted(set(captions) - {""})]
-    keys = [caption_key(caption) for caption in unique]
-    if len(set(keys)) != len(keys):
-        raise CacheError("two captions have the same 64-bit hash; change one of them by a character")
-    work = digest_value([_digest_array(np.array(keys, dtype=np.int64)), batch_size])
-    writer = ShardWriter(folder, fingerprint=fingerprint, work=work, shard_bytes=shard_bytes)
-    if writer.is_complete:
-        return
-    starts = list(range(0, len(unique), batch_size))
-    with ProgressBar("captions", len(unique), done=min(writer.next_unit * batch_size, len(unique))) as progress:
-        for unit in range(writer.next_unit, len(starts)):
-            part = unique[starts[unit] : starts[unit] + batch_size]
-            tensors = {
-                name: _store(tensor, dtype, len(part), "embeddings", part) for name, tensor in encode(part).items()
-            }
-            first = next(iter(tensors))
-            writer.add(
-                unit,
-                tensors,
-                [{"key": caption_key(text), "tensor": first, "place": place} for place, text in enumerate(part)],
-            )
-            progress.advance(len(part))
-    writer.finish({"key": pl.Int64})
+
+def _take(
+    shards: ShardReader, names: list[str], table: NDArray[Any], checked: NDArray[np.bool_], at: int, stack: str
+) -> dict[str, Tensor]:
+    """One sample; its bytes are checked when this process reads it for the first time."""
+    place = table[at]
+    crc = None if checked[at] else int(place["crc"])
+    sample = shards.sample(names[place["shard"]], stack, int(place["slot"]), crc)
+    checked[at] = True
+    return {name: part.restore() for name, part in sample.items()}
 
 
 class TextCache:
-    """Text embeddings by caption. Pickled, it opens its folder again, mapped instead of in memory."""
+    """Text embeddings by caption. A copy in a worker process shares the table and the mapped shards."""
 
-    def __init__(self, folder: Path, expected: Mapping[str, Any], memory_bytes: int) -> None:
-        self.folder = folder
-        self._expected = dict(expected)
-        self._shards = ShardReader(folder, expected=expected, memory_bytes=memory_bytes)
-        index = self._shards.index.sort("key")
-        self._keys, self._shard, self._slot = (index[name].to_numpy() for name in ("key", "shard", "slot"))
+    def __init__(self, folder: CacheFolder, entries: pl.DataFrame) -> None:
+        self.path = folder.path
+        self._folder: CacheFolder | None = folder
+        self._shards = folder.shards
+        self._names: list[str] = []
+        self._table = SharedTable(np.empty(0, dtype=_PLACES))
+        self.absorb(entries)
 
     @classmethod
     def open(
         cls,
-        folder: Path,
-        expected: Mapping[str, Any],
+        path: Path,
+        fingerprint: Mapping[str, Any],
         *,
-        captions: Iterable[str] | None = None,
-        memory_bytes: int = MEMORY_BYTES,
+        captions: Iterable[str] = (),
+        on_missing: OnMissing = "refuse",
     ) -> Self:
-        """CacheError if the cache is stale, incomplete or damaged, or lacks one of `captions`."""
-        cache = cls(folder, expected, memory_bytes)
-        if captions is not None:
-            cache._places(sorted(set(captions)))
-        return cache
+        """CacheError if an embedding of `captions` is missing or stale, with what differs."""
+        folder = CacheFolder.open(path, "text", TEXT_COLUMNS)
+        entries = folder.read_index()
+        ours = entries.filter(pl.col("made_by") == name_fingerprint(fingerprint))
+        _refuse_damaged(folder, ours)
+        wanted = caption_keys(captions)
+        missing = wanted.join(ours, on="key", how="anti")
+        if on_missing == "refuse" and missing.height:
+            raise CacheError("\n".join(explain_text(folder, fingerprint, missing, wanted.height, entries)))
+        return cls(folder, ours)
+
+    def absorb(self, entries: pl.DataFrame) -> None:
+        """Take up samples, also such that were added to the folder after opening."""
+        numbers = {name: number for number, name in enumerate(self._names)}
+        new = np.empty(entries.height, dtype=_PLACES)
+        new["key"], new["slot"] = entries["key"].to_numpy(), entries["slot"].to_numpy()
+        new["crc"] = entries["crc"].to_numpy()
+        new["shard"] = [numbers.setdefault(name, len(numbers)) for name in entries["shard"].to_list()]
+        self._names = list(numbers)
+        table = np.concatenate([self._table.rows, new])
+        _, first = np.unique(table["key"], return_index=True)
+        self._table = SharedTable(table[first])
+        self._checked = np.zeros(len(first), dtype=bool)
+
+    def has(self, captions: Sequence[str]) -> NDArray[np.bool_]:
+        return self._find(captions) >= 0
 
     def get(self, captions: list[str]) -> dict[str, Tensor]:
         """The stored tensors of these captions, stacked in their order."""
-        places = self._places(captions)
-        tensors = {name: self._shards.get(name, self._shard[places], self._slot[places]) for name in self._shards.names}
-        return {name: tensor for name, tensor in tensors.items() if tensor is not None}
-
-    def _places(self, captions: list[str]) -> NDArray[np.int64]:
-        wanted = np.array([caption_key(caption) for caption in captions], dtype=np.int64)
-        places = np.minimum(np.searchsorted(self._keys, wanted), len(self._keys) - 1)
-        missing = np.flatnonzero(self._keys[places] != wanted)
-        if len(missing):
+        places = self._find(captions)
+        if (places < 0).any():
+            first = captions[int(np.flatnonzero(places < 0)[0])]
             raise CacheError(
-                f"{self.folder}: no embedding for {len(missing)} captions, first {captions[missing[0]]!r}; "
-                f"remove the folder and {REBUILD}"
+                f"{self.path}: no embedding for {int((places < 0).sum())} captions, first {first!r}; {REBUILD}"
             )
-        return places
+        return join_text([self._sample(int(at)) for at in places])
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.folder, self._expected, 0)
+    def sample(self, caption: str) -> dict[str, Tensor]:
+        """The tensors of one caption."""
+        return self._sample(int(self._find([caption])[0]))
+
+    def _sample(self, at: int) -> dict[str, Tensor]:
+        return _take(self._shards, self._names, self._table.rows, self._checked, at, TEXT_STACK)
+
+    def _find(self, captions: Sequence[str]) -> NDArray[np.int64]:
+        wanted = np.array([caption_key(caption) for caption in captions], dtype=np.int64)
+        known = self._table.rows["key"]
+        if not len(known):
+            return np.full(len(wanted), -1)
+        places = np.minimum(np.searchsorted(known, wanted), len(known) - 1)
+        return np.where(known[places] == wanted, places, -1)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_folder": None, "_checked": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._checked = np.zeros(len(self._table.rows), dtype=bool)
 
 
-def _digest_array(values: NDArray[Any]) -> str:
-    return hashlib.sha256(np.ascontiguousarray(values).tobytes()).hexdigest()
+def join_text(samples: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    return {name: torch.stack([sample[name] for sample in samples]) for name in samples[0]}
+
+
+def _refuse_damaged(folder: CacheFolder, entries: pl.DataFrame) -> None:
+    """Sizes only: the bytes of a sample are checked when it is read."""
+    damaged = folder.find_damaged(entries, read=False)
+    if damaged:
+        more = f" and {len(damaged) - 1} more" if len(damaged) > 1 else ""
+        raise CacheError(f"{folder.path / SHARDS / damaged[0]}: cut short, too long or missing{more}; {REBUILD}")

@@ -8,7 +8,7 @@ Shape letters: C channels, F frames, H height, W width.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,7 +27,10 @@ from PIL import ExifTags, Image, ImageOps
 from torch import Tensor
 
 from frameloom.core.errors import DataError
-from frameloom.data.frames import cover
+from frameloom.data.frames import Cover, cover
+
+# (height, width as displayed) -> how the picture is scaled and cut
+PlaceRule = Callable[[int, int], Cover]
 
 # Extension to demuxer. Nothing here can point to another file, as playlists and concat scripts do.
 VIDEO_FORMATS = {
@@ -50,6 +53,10 @@ class ClipError(DataError):
     """One media file cannot be used; a run replaces it and goes on."""
 
 
+class FatalClip(ClipError):
+    """A file that ended or stalled the process that read it, and is not opened again."""
+
+
 @dataclass(frozen=True)
 class DecodeLimits:
     """What a header may declare before anything is decoded."""
@@ -60,6 +67,14 @@ class DecodeLimits:
 
 
 LIMITS = DecodeLimits()
+
+
+@dataclass
+class DecodeWork:
+    """Frames that came out of a decoder, and how many of them were wanted."""
+
+    num_decoded: int = 0
+    num_used: int = 0
 
 
 @dataclass(frozen=True)
@@ -77,12 +92,12 @@ class ClipFacts:
 
 def probe_clip(path: Path, *, limits: DecodeLimits = LIMITS) -> ClipFacts:
     """Facts from the header, and the rotation from the first frame, which must decode."""
-    with _open_video(path, limits) as (container, stream):
+    with open_video(path, limits) as (container, stream):
         num_frames = stream.frames or len(_packet_times(path, container, stream, limits))
         rate = stream.average_rate or stream.guessed_rate
         if not rate:
             raise ClipError(f"{path}: no frame rate in its header; convert the file or leave it out")
-    with _open_video(path, limits) as (container, stream):
+    with open_video(path, limits) as (container, stream):
         first = next(iter(container.decode(stream)), None)
         if first is None or num_frames < 1:
             raise ClipError(f"{path}: no frame in it; leave it out")
@@ -99,41 +114,70 @@ def read_clip(
     height: int,
     width: int,
     limits: DecodeLimits = LIMITS,
+    place: PlaceRule | None = None,
+    work: DecodeWork | None = None,
 ) -> Tensor:
-    """The frames `indices` (rising), scaled to cover `height` x `width` and cut in the centre: uint8 [C, F, H, W]."""
-    wanted = np.asarray(indices, dtype=np.int64)
-    if not len(wanted) or wanted[0] < 0 or (np.diff(wanted) <= 0).any():
-        raise ValueError(f"indices must be rising and not negative, got {wanted}")
+    """The frames `indices` (rising, repeats allowed) scaled and cut to `height` x `width`: uint8 [C, F, H, W].
+
+    Without `place` the picture is scaled to cover that size and cut in the centre. `work` is added to.
+    """
+    every = check_indices(indices)
+    wanted, repeats = np.unique(every, return_inverse=True)
     pixels_CFHW = torch.empty((3, len(wanted), height, width), dtype=torch.uint8)
+    place = place or _cover_rule(height, width)
     # A seek can land wrongly in odd files (open groups of pictures, holes in the index); then the slow way decides.
     for seeks in (True, False) if wanted[0] >= _SEEK_FROM_FRAME else (False,):
-        with _open_video(path, limits) as (container, stream):
+        with open_video(path, limits) as (container, stream):
             numbered = (
                 _seek_frames(path, container, stream, int(wanted[0]), limits)
                 if seeks
                 else enumerate(container.decode(stream))
             )
-            num_found = _fill(path, pixels_CFHW, numbered, wanted, limits)
+            scaler = _FrameScaler(path, height, width, place, limits)
+            num_found = _fill(pixels_CFHW, numbered, wanted, scaler, work or DecodeWork())
         if num_found == len(wanted):
-            return pixels_CFHW
+            return pixels_CFHW if len(wanted) == len(every) else pixels_CFHW[:, torch.from_numpy(repeats)]
     raise ClipError(f"{path}: frame {wanted[num_found]} is not there; the file is cut or its manifest row is wrong")
 
 
+def check_indices(indices: Sequence[int] | NDArray[np.int64]) -> NDArray[np.int64]:
+    wanted = np.asarray(indices, dtype=np.int64)
+    if not len(wanted) or wanted[0] < 0 or (np.diff(wanted) < 0).any():
+        raise ValueError(f"indices must be rising and not negative, got {wanted}")
+    return wanted
+
+
+def _cover_rule(height: int, width: int) -> PlaceRule:
+    return lambda from_height, from_width: cover(from_height, from_width, height, width)
+
+
+def check_place(path: Path, place: Cover, height: int, width: int, limits: DecodeLimits) -> Cover:
+    """The same placement; ClipError if the scaled picture is too large, or too small for what is cut out of it."""
+    refuse_large(path, place.height, place.width, limits, what="when scaled to cover its bucket")
+    if not (0 <= place.top <= place.height - height and 0 <= place.left <= place.width - width):
+        raise ClipError(
+            f"{path}: scaled to {place.width}x{place.height}, which does not hold {width}x{height} at "
+            f"({place.left}, {place.top}); resize with fit cover, or choose a bucket policy that goes with this rule"
+        )
+    return place
+
+
 def _fill(
-    path: Path,
     pixels_CFHW: Tensor,
     numbered: Iterator[tuple[int, VideoFrame]],
     wanted: NDArray[np.int64],
-    limits: DecodeLimits,
+    scaler: _FrameScaler,
+    work: DecodeWork,
 ) -> int:
     """Put the wanted frames in place; how many of them were found, in order, before the stream ended or skipped one."""
-    scaler = _FrameScaler(path, pixels_CFHW.shape[2], pixels_CFHW.shape[3], limits)
     found = 0
     for index, frame in numbered:
+        work.num_decoded += 1
         if index > wanted[found]:
             return found
         if index == wanted[found]:
             pixels_CFHW[:, found] = torch.from_numpy(scaler.scale(frame)).permute(2, 0, 1)
+            work.num_used += 1
             found += 1
             if found == len(wanted):
                 return found
@@ -143,38 +187,42 @@ def _fill(
 class _FrameScaler:
     """Scales and cuts frames that all have the size of the first."""
 
-    def __init__(self, path: Path, height: int, width: int, limits: DecodeLimits) -> None:
+    def __init__(self, path: Path, height: int, width: int, place: PlaceRule, limits: DecodeLimits) -> None:
         self._path = path
         self._wanted = (height, width)
+        self._rule = place
         self._limits = limits
         self._reformatter = VideoReformatter()
         self._first_size: tuple[int, int] | None = None
+        self._place = Cover(height, width, 0, 0)
 
     def scale(self, frame: VideoFrame) -> NDArray[np.uint8]:
         if frame.is_corrupt:
             raise ClipError(f"{self._path}: the frame at {frame.time:.2f} s is damaged; replace the file")
-        size = (frame.height, frame.width)
-        self._first_size = self._first_size or size
+        turns = _quarter_turns(frame)
+        size = (frame.height, frame.width) if turns % 2 == 0 else (frame.width, frame.height)
+        if self._first_size is None:
+            self._first_size = size
+            self._place = check_place(self._path, self._rule(*size), *self._wanted, self._limits)
         if size != self._first_size:
             raise ClipError(
                 f"{self._path}: the picture changes from {self._first_size[1]}x{self._first_size[0]} to "
                 f"{size[1]}x{size[0]} on the way; cut the file there"
             )
-        turns = _quarter_turns(frame)
-        height, width = self._wanted if turns % 2 == 0 else self._wanted[::-1]
-        place = cover(*size, height, width)
-        _refuse_large(self._path, place.height, place.width, self._limits, what="when scaled to cover its bucket")
+        place, (height, width) = self._place, self._wanted
+        scaled_size = (place.height, place.width) if turns % 2 == 0 else (place.width, place.height)
         scaled = self._reformatter.reformat(
             frame,
-            width=place.width,
-            height=place.height,
+            height=scaled_size[0],
+            width=scaled_size[1],
             format="rgb24",
             interpolation=_SCALING,
             dst_color_range=ColorRange.JPEG,
             threads=1,
         )
-        pixels_HWC = scaled.to_ndarray()[place.top : place.top + height, place.left : place.left + width]
-        return np.ascontiguousarray(np.rot90(pixels_HWC, turns), dtype=np.uint8)
+        upright_HWC = np.rot90(scaled.to_ndarray(), turns)
+        cut_HWC = upright_HWC[place.top : place.top + height, place.left : place.left + width]
+        return np.ascontiguousarray(cut_HWC, dtype=np.uint8)
 
 
 def _quarter_turns(frame: VideoFrame) -> int:
@@ -227,7 +275,7 @@ def _packet_times(path: Path, container: InputContainer, stream: VideoStream, li
 
 
 @contextmanager
-def _open_video(path: Path, limits: DecodeLimits) -> Iterator[tuple[InputContainer, VideoStream]]:
+def open_video(path: Path, limits: DecodeLimits = LIMITS) -> Iterator[tuple[InputContainer, VideoStream]]:
     """The container and its first real video stream, header checked; every failure inside becomes a ClipError."""
     allowed = VIDEO_FORMATS.get(path.suffix.lower())
     if allowed is None:
@@ -258,15 +306,22 @@ def _open_video(path: Path, limits: DecodeLimits) -> Iterator[tuple[InputContain
 
 def _check_file(path: Path) -> None:
     # A pipe or a device would block for ever.
-    if not path.is_file():
-        raise ClipError(f"{path}: {'is not a plain file' if path.exists() else 'no such file'}; check the manifest")
-    if not path.stat().st_size:
+    try:
+        is_plain, exists = path.is_file(), path.exists()
+        num_bytes = path.stat().st_size if is_plain else 0
+    except OSError as error:
+        raise ClipError(f"{path}: cannot be opened ({error.strerror}); check the manifest") from error
+    if not is_plain:
+        raise ClipError(f"{path}: {'is not a plain file' if exists else 'no such file'}; check the manifest")
+    if not num_bytes:
         raise ClipError(f"{path}: the file is empty; replace it or leave it out")
 
 
 def _video_stream(path: Path, container: InputContainer) -> VideoStream:
     for stream in container.streams.video:
         if not stream.disposition & Disposition.attached_pic:
+            if stream.codec_context is None:
+                raise ClipError(f"{path}: no decoder knows its codec; convert the file or leave it out")
             return stream
     raise ClipError(f"{path}: no video stream in it; leave it out")
 
@@ -274,7 +329,7 @@ def _video_stream(path: Path, container: InputContainer) -> VideoStream:
 def _check_header(path: Path, container: InputContainer, stream: VideoStream, limits: DecodeLimits) -> None:
     if not (stream.width and stream.height):
         raise ClipError(f"{path}: no picture size in its header; replace the file or leave it out")
-    _refuse_large(path, stream.height, stream.width, limits)
+    refuse_large(path, stream.height, stream.width, limits)
     if stream.frames > limits.max_frames:
         raise ClipError(
             f"{path}: declares {stream.frames} frames, at most {limits.max_frames} are read; cut it into clips"
@@ -284,7 +339,7 @@ def _check_header(path: Path, container: InputContainer, stream: VideoStream, li
         raise ClipError(f"{path}: lasts {seconds:.0f} s, at most {limits.max_seconds:.0f} are read; cut it into clips")
 
 
-def _refuse_large(path: Path, height: int, width: int, limits: DecodeLimits, what: str = "in its header") -> None:
+def refuse_large(path: Path, height: int, width: int, limits: DecodeLimits, what: str = "in its header") -> None:
     if height * width > limits.max_pixels:
         raise ClipError(f"{path}: {width}x{height} pixels {what}, at most {limits.max_pixels} are read; scale it down")
 
@@ -299,7 +354,7 @@ def _open_image(path: Path, limits: DecodeLimits) -> Iterator[Image.Image]:
         with warnings.catch_warnings():
             warnings.simplefilter("error", Image.DecompressionBombWarning)
             with Image.open(path, formats=[kind]) as image:
-                _refuse_large(path, image.height, image.width, limits)
+                refuse_large(path, image.height, image.width, limits)
                 yield image
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
         raise ClipError(f"{path}: cannot be read as {kind} ({error}); replace the file or leave it out") from error
@@ -314,14 +369,22 @@ def probe_image(path: Path, *, limits: DecodeLimits = LIMITS) -> ClipFacts:
         return ClipFacts("image", height, width, 1, None, str(image.format).lower(), rotation)
 
 
-def read_image(path: Path, *, height: int, width: int, limits: DecodeLimits = LIMITS) -> Tensor:
-    """An image as a clip of one frame, bicubic with antialiasing, cut in the centre: uint8 [C, 1, H, W]."""
+def read_image(
+    path: Path, *, height: int, width: int, limits: DecodeLimits = LIMITS, place: PlaceRule | None = None
+) -> Tensor:
+    """An image as a clip of one frame, bicubic with antialiasing, scaled and cut as a clip is: uint8 [C, 1, H, W]."""
     with _open_image(path, limits) as image:
+        is_turned = image.getexif().get(ExifTags.Base.Orientation, 1) >= 5
+        size = (image.width, image.height) if is_turned else (image.height, image.width)
+        spot = (place or _cover_rule(height, width))(*size)
+        check_place(path, spot, height, width, limits)
+        if image.format == "JPEG":
+            # Its decoder can leave out fine detail; twice the size needed leaves the final scaling enough to average.
+            stored = (spot.height, spot.width) if is_turned else (spot.width, spot.height)
+            image.draft(image.mode, (2 * stored[0], 2 * stored[1]))
         upright = _to_rgb(ImageOps.exif_transpose(image))
-        place = cover(upright.height, upright.width, height, width)
-        _refuse_large(path, place.height, place.width, limits, what="when scaled to cover its bucket")
-        scaled = upright.resize((place.width, place.height), Image.Resampling.BICUBIC)
-        box = (place.left, place.top, place.left + width, place.top + height)
+        scaled = upright.resize((spot.width, spot.height), Image.Resampling.BICUBIC)
+        box = (spot.left, spot.top, spot.left + width, spot.top + height)
         pixels_HWC = torch.from_numpy(np.array(scaled.crop(box), dtype=np.uint8))
     return pixels_HWC.permute(2, 0, 1)[:, None].contiguous()
 

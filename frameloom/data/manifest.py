@@ -1,41 +1,43 @@
-"""The manifest: one parquet row per clip or image, checked as a whole before anything is opened.
+"""The manifest: one row per clip or image of one or several sources, checked before anything is opened.
 
-Columns are `path` (relative to the root), `caption`, `kind` ("video" or "image"), `height`, `width`, `frames`,
-`fps` (null for images) and any others. Rows stay in columns, so ten million of them cost no Python objects;
+Columns are `path` (relative to the source's root), `caption`, `kind` ("video" or "image"), `height`, `width`,
+`frames`, `fps` (null for images) and any others. Rows stay in columns, so ten million of them cost no Python objects;
 a path, a caption and the facts of one clip are fetched when its row is read.
 """
 
 from __future__ import annotations
 
-import difflib
 import hashlib
-import io
-import os
-import tempfile
-import weakref
-from collections.abc import Mapping, Sequence
+import json
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 import numpy as np
 import polars as pl
-import pyarrow as pa
 from numpy.typing import NDArray
 
+from frameloom.config.spelling import suggest
 from frameloom.core.errors import DataError
 from frameloom.core.files import atomic_file
 from frameloom.core.paths import safe_join
+from frameloom.data.filters import Where, filter_table
+from frameloom.data.shard_table import open_shards, write_shards
+from frameloom.data.shares import Share, rows_in_epoch
+from frameloom.data.sources import Source, read_source
+from frameloom.data.sources.columns import KINDS, REQUIRED
+from frameloom.data.sources.parquet_tables import find_shards
+from frameloom.data.sources.tar_shards import Member
+from frameloom.data.table_check import check_table, refuse_incomplete
+from frameloom.data.table_rows import Rows, TableRows
 
-REQUIRED = ("path", "caption", "kind", "height", "width", "frames", "fps")
-KINDS = ("video", "image")
-_TEXT = ("path", "caption", "kind")
-_COUNTS = ("height", "width", "frames")
-_MAX_COUNT = 2**31 - 1
-_SCHEME = r"^[A-Za-z][A-Za-z0-9+.-]+:"
-_UPWARD = r"(^|[/\\])\.\.([/\\]|$)"
-# Larger tables travel to worker processes as a memory-mapped file that all of them share.
-_INLINE_BYTES = 32 * 2**20
+__all__ = ["KINDS", "REQUIRED", "ClipRow", "Manifest", "SourceSpec", "check_table", "rows_of_epoch", "write_manifest"]
+
+# Columns beyond the required ones that decide what is trained on.
+_TRAINED_ON = ("sha256", "start_frame", "end_frame", "captions", "member", "offset")
 _HASH_ROWS = 1_000_000
 
 
@@ -52,108 +54,172 @@ class ClipRow(NamedTuple):
     fps: float | None
 
 
-class Manifest:
-    """A checked table of clips below `root`. Make one with `read`."""
+@dataclass(frozen=True)
+class SourceSpec:
+    """One of several sources: which rows of it are used, and how large its part of an epoch is."""
 
-    def __init__(self, table: pl.DataFrame, root: Path, source: str) -> None:
-        self._table = table
-        self._spill: Path | None = None
-        self.root = root
-        self.source = source
+    path: Path
+    root: Path | None = None
+    where: Where | None = None
+    weight: float | None = None
+    repeat: float = 1.0
 
-    @classmethod
-    def read(cls, path: Path, *, root: Path | None = None, where: Mapping[str, Any] | None = None) -> Self:
-        """Read and check the whole table; `where` keeps rows whose columns have the given value (or one of a list)."""
-        table = check_table(_read_parquet(path), source=str(path))
-        table = _filter(table, where or {}, source=str(path))
-        return cls(table, root if root is not None else path.parent, str(path))
 
-    def __len__(self) -> int:
-        return self._table.height
+@dataclass(frozen=True)
+class Part:
+    """The rows of one source."""
+
+    rows: Rows
+    root: Path
+    source: str
+    weight: float | None = None
+    repeat: float = 1.0
 
     @property
+    def share(self) -> Share:
+        return Share(len(self.rows), self.weight, self.repeat)
+
+
+class Manifest:
+    """Checked rows of one or several sources. Make one with `read` or `read_sources`."""
+
+    def __init__(self, parts: Sequence[Part]) -> None:
+        self.parts = tuple(parts)
+        self._starts = np.cumsum([0, *(len(part.rows) for part in self.parts)]).tolist()
+
+    @classmethod
+    def read(cls, path: Path, *, root: Path | None = None, where: Where | None = None) -> Self:
+        """Read and check any source; `where` keeps the rows that fulfil a filter (see `filters`)."""
+        return cls.read_sources([SourceSpec(path, root, where)])
+
+    @classmethod
+    def read_sources(cls, specs: Sequence[SourceSpec], *, where: Where | None = None) -> Self:
+        """The rows of several sources, one after another; `where` is for all of them, beside each one's own."""
+        return cls([_read_part(spec, [found for found in (spec.where, where) if found]) for spec in specs])
+
+    def __len__(self) -> int:
+        return int(self._starts[-1])
+
+    @property
+    def root(self) -> Path:
+        """The folder that the paths start from; each of several sources has its own in `parts`."""
+        return self.parts[0].root
+
+    @property
+    def source(self) -> str:
+        more = f" and {len(self.parts) - 1} more" if len(self.parts) > 1 else ""
+        return f"{self.parts[0].source}{more}"
+
+    @cached_property
     def columns(self) -> list[str]:
-        return self._table.columns
+        return list(dict.fromkeys(name for part in self.parts for name in part.rows.columns))
 
     def column(self, name: str) -> pl.Series:
-        """Any column, also one beyond the required ones."""
-        if name not in self._table.columns:
-            raise DataError(f"{self.source}: no column '{name}'; {_near(name, self._table.columns)}")
-        return self._table[name]
+        """Any column, also one beyond the required ones; null in the rows of a source that lacks it."""
+        if name not in self.columns:
+            raise DataError(f"{self.source}: no column '{name}'; {suggest(name, self.columns, kind='columns')}")
+        return self._slice(name, 0, len(self))
 
     @cached_property
     def height(self) -> NDArray[np.int32]:
-        return self._table["height"].to_numpy()
+        return self._slice("height", 0, len(self)).to_numpy()
 
     @cached_property
     def width(self) -> NDArray[np.int32]:
-        return self._table["width"].to_numpy()
+        return self._slice("width", 0, len(self)).to_numpy()
 
     @cached_property
     def frames(self) -> NDArray[np.int32]:
-        return self._table["frames"].to_numpy()
+        return self._slice("frames", 0, len(self)).to_numpy()
 
     @cached_property
     def fps(self) -> NDArray[np.float64]:
         """Frames per second; NaN for images."""
-        return self._table["fps"].fill_null(float("nan")).to_numpy()
+        return self._slice("fps", 0, len(self)).fill_null(float("nan")).to_numpy()
 
     def clip(self, row: int) -> ClipRow:
         """The facts of one row."""
-        return ClipRow(row, *self._table.select(REQUIRED).row(row))
+        part, local = self._locate(row)
+        return ClipRow(row, *part.rows.values(REQUIRED, local))
 
     def caption(self, row: int) -> str:
-        return str(self._table["caption"][row])
+        return str(self._value("caption", row))
 
     def captions(self, rows: Sequence[int] | NDArray[np.int64]) -> list[str]:
         return [self.caption(int(row)) for row in rows]
 
     def file(self, row: int) -> Path:
-        """Where the file of a row is; refused when a symbolic link leads out of the root."""
-        return safe_join(self.root, str(self._table["path"][row]), where=f"{self.source}: row {row}")
+        """Where the file of a row is (a tar for a member of one); refused when a link leads out of the root."""
+        part, local = self._locate(row)
+        (path,) = part.rows.values(["path"], local)
+        return safe_join(part.root, str(path), where=f"{part.source}: row {local}")
+
+    def window(self, row: int) -> tuple[int, int] | None:
+        """(first frame, frame behind the last) that the row means; None for the whole file."""
+        part, local = self._locate(row)
+        if "start_frame" not in part.rows.columns:
+            return None
+        start, frames = part.rows.values(["start_frame", "frames"], local)
+        return None if start is None else (int(start), int(start) + int(frames))
+
+    def member(self, row: int) -> Member | None:
+        """Where the clip is inside its tar; None for a file of its own. `open_member` opens it."""
+        part, local = self._locate(row)
+        if not {"member", "offset", "bytes"} <= set(part.rows.columns):
+            return None
+        name, offset, num_bytes = part.rows.values(["member", "offset", "bytes"], local)
+        return None if offset is None else Member(self.file(row), str(name), int(offset), int(num_bytes))
 
     @cached_property
     def fingerprint(self) -> str:
-        """SHA-256 of all that decides what is trained on: file names, captions, shapes, content hashes, order."""
-        names = [*REQUIRED, *(["sha256"] if "sha256" in self._table.columns else [])]
+        """SHA-256 of all that decides what is trained on: files, captions, shapes, content hashes, order, shares."""
+        plain = all(part.share.is_plain for part in self.parts)
+        known = self.parts[0].rows.known_fingerprint
+        if len(self.parts) == 1 and plain and known:
+            return known
         digest = hashlib.sha256(f"frameloom manifest 1, {len(self)} rows".encode())
-        for name in names:
+        for name in (*REQUIRED, *(name for name in _TRAINED_ON if name in self.columns)):
             digest.update(f"/{name}/".encode())
             for start in range(0, len(self), _HASH_ROWS):
-                _hash_column(digest, self._table[name].slice(start, _HASH_ROWS))
+                _hash_column(digest, self._slice(name, start, _HASH_ROWS))
+        if not plain:
+            digest.update(json.dumps([part.share for part in self.parts]).encode())
         return digest.hexdigest()
 
+    def _locate(self, row: int) -> tuple[Part, int]:
+        if not 0 <= row < len(self):
+            raise IndexError(f"row {row} of {len(self)}")
+        index = bisect_right(self._starts, row) - 1
+        return self.parts[index], row - self._starts[index]
+
+    def _value(self, name: str, row: int) -> Any:
+        part, local = self._locate(row)
+        return part.rows.values([name], local)[0]
+
+    def _slice(self, name: str, start: int, count: int) -> pl.Series:
+        found = []
+        for part, first in zip(self.parts, self._starts, strict=False):
+            low, high = max(start - first, 0), min(start + count - first, len(part.rows))
+            if high <= low:
+                continue
+            if name in part.rows.columns:
+                found.append(part.rows.slice(name, low, high - low).to_frame(name))
+            else:
+                found.append(pl.DataFrame({name: pl.Series([None] * (high - low))}))
+        if len(found) == 1:
+            return found[0].to_series()
+        return pl.concat(found, how="vertical_relaxed", rechunk=True).to_series()
+
     def __getstate__(self) -> dict[str, Any]:
-        state: dict[str, Any] = {"root": self.root, "source": self.source}
-        if self._table.estimated_size() <= _INLINE_BYTES:
-            buffer = io.BytesIO()
-            self._table.write_ipc(buffer)
-            return state | {"inline": buffer.getvalue()}
-        return state | {"spill": str(self._spill_file())}
+        return {"parts": self.parts}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        inline = state.get("inline")
-        self._table = pl.read_ipc(inline) if inline is not None else _map_table(Path(state["spill"]))
-        self._spill = None
-        self.root = state["root"]
-        self.source = state["source"]
-
-    def _spill_file(self) -> Path:
-        if self._spill is None:
-            descriptor, name = tempfile.mkstemp(prefix="frameloom-manifest-", suffix=".arrow")
-            os.close(descriptor)
-            self._spill = Path(name)
-            weakref.finalize(self, self._spill.unlink, missing_ok=True)
-            self._table.write_ipc(self._spill)
-        return self._spill
+        Manifest.__init__(self, state["parts"])
 
 
-def _map_table(path: Path) -> pl.DataFrame:
-    """The table on top of the file's pages, without a copy (polars' own reader makes one)."""
-    with pa.memory_map(str(path)) as source:
-        table = pl.from_arrow(pa.ipc.open_file(source).read_all())
-    assert isinstance(table, pl.DataFrame)
-    return table
+def rows_of_epoch(manifest: Manifest, seed: int, epoch: int) -> NDArray[np.int64]:
+    """The rows of an epoch in rising order, each as often as its source's weight or repeat shows it."""
+    return rows_in_epoch([part.share for part in manifest.parts], seed, epoch)
 
 
 def write_manifest(path: Path, table: pl.DataFrame) -> None:
@@ -163,92 +229,56 @@ def write_manifest(path: Path, table: pl.DataFrame) -> None:
         checked.write_parquet(temporary)
 
 
-def check_table(table: pl.DataFrame, *, source: str) -> pl.DataFrame:
-    """The table with exact column types; DataError names the first wrong row and column."""
-    missing = [name for name in REQUIRED if name not in table.columns]
-    if missing:
-        raise DataError(
-            f"{source}: no column {', '.join(map(repr, missing))} (it has: {', '.join(table.columns) or 'none'}); "
-            f"a manifest needs {', '.join(REQUIRED)}; docs/getting-started.md shows how to make one"
-        )
-    _check_types(table, source)
-    for column, wrong, rule in _rules():
-        _refuse_first(table, source, column, wrong, rule)
-    casts: list[pl.Expr] = [pl.col(_COUNTS).cast(pl.Int32), pl.col("fps").cast(pl.Float64)]
-    return table.with_columns(casts).rechunk()
+def shard_manifest(path: Path, out: Path, *, rows: int, root: Path | None = None, where: Where = "") -> Iterator[str]:
+    """Cut any complete source into shards with the same fingerprint; says what was written and where its root is."""
+    source = read_source(path, root=root)
+    table = read_table(source, str(path), [where] if where else [])
+    whole = Manifest([Part(TableRows(table), source.root, str(path))])
+    count = write_shards(table, out, rows=rows, fingerprint=whole.fingerprint)
+    yield f"{out}: {table.height:,} rows in {count:,} shards"
+    if source.root.resolve() != out.resolve().parent:
+        yield f"paths start from {source.root}, not from the folder of {out}: set data.root to it"
 
 
-def _check_types(table: pl.DataFrame, source: str) -> None:
-    for name in REQUIRED:
-        dtype = table.schema[name]
-        if name in _TEXT:
-            right, wanted = dtype == pl.String or (not table.height and dtype == pl.Null), "text"
-        elif name in _COUNTS:
-            right, wanted = dtype.is_integer(), "whole numbers"
-        else:
-            right, wanted = dtype.is_numeric() or dtype == pl.Null, "numbers (null for images)"
-        if not right:
-            raise DataError(f"{source}: column '{name}' has type {dtype}; it must hold {wanted}")
+def read_table(source: Source, name: str, filters: Sequence[Where] = ()) -> pl.DataFrame:
+    """The filtered rows of a source, complete and checked; DataError names what is missing or wrong."""
+    table = source.table
+    place = source.place
+    if filters:
+        table = table.with_row_index("__row")
+        for where in filters:
+            table = filter_table(table, where, source=name)
+        kept = table["__row"]
+        table = table.drop("__row").rechunk()
+
+        def place(row: int) -> str:
+            return source.place(int(kept[row]))
+
+    refuse_incomplete(table, source=name, place=place)
+    return check_table(table, source=name, place=place)
 
 
-def _rules() -> list[tuple[str, pl.Expr, str]]:
-    """(column, rows that are wrong, what would be right)."""
-    path, fps = pl.col("path"), pl.col("fps").cast(pl.Float64)
-    video = pl.col("kind") == "video"
-    return [
-        *((name, pl.col(name).is_null(), "must not be null") for name in (*_TEXT, *_COUNTS)),
-        ("path", path == "", "must name a file below the root"),
-        ("path", path.str.contains("\0", literal=True), "must not hold a null byte"),
-        ("path", path.str.contains(_SCHEME), "has a scheme; only plain paths below the root are opened"),
-        ("path", path.str.starts_with("/") | path.str.starts_with("\\"), "is absolute; paths are relative to the root"),
-        ("path", path.str.contains(_UPWARD), "leaves the root by '..'; move the file below it or choose another root"),
-        ("kind", ~pl.col("kind").is_in(KINDS), "must be 'video' or 'image'"),
-        *((name, ~pl.col(name).is_between(1, _MAX_COUNT), f"must be from 1 to {_MAX_COUNT}") for name in _COUNTS),
-        ("frames", ~video & (pl.col("frames") != 1), "must be 1 for an image"),
-        ("fps", ~video & fps.is_not_null(), "must be null for an image"),
-        ("fps", video & ~(fps.is_finite() & (fps > 0)).fill_null(False), "must be a positive number for a video"),
-    ]
-
-
-def _refuse_first(table: pl.DataFrame, source: str, column: str, wrong: pl.Expr, rule: str) -> None:
-    rows = table.lazy().select(wrong.fill_null(False).arg_true().head(1)).collect().to_series()
-    if len(rows):
-        row = int(rows[0])
-        raise DataError(f"{source}: row {row}, column '{column}': {table[column][row]!r} {rule}")
-
-
-def _read_parquet(path: Path) -> pl.DataFrame:
-    if not path.is_file():
-        raise DataError(f"{path}: no such file; docs/getting-started.md shows how to make a manifest")
-    try:
-        return pl.read_parquet(path)
-    except (pl.exceptions.PolarsError, OSError) as error:
-        raise DataError(f"{path}: not a readable parquet table ({error}); write it again as parquet") from error
-
-
-def _filter(table: pl.DataFrame, where: Mapping[str, Any], *, source: str) -> pl.DataFrame:
-    for name, value in where.items():
-        if name not in table.columns:
-            raise DataError(f"{source}: cannot filter by '{name}'; {_near(name, table.columns)}")
-        values = value if isinstance(value, list | tuple) else [value]
-        table = table.filter(pl.col(name).is_in(values))
-        if not table.height:
-            raise DataError(f"{source}: no row has {name} = {value!r}; look at the values of that column")
-    return table.rechunk()
-
-
-def _near(name: str, known: list[str]) -> str:
-    near = difflib.get_close_matches(name, known, n=1)
-    return f"did you mean '{near[0]}'?" if near else "it has: " + ", ".join(known)
+def _read_part(spec: SourceSpec, filters: Sequence[Where]) -> Part:
+    name = str(spec.path)
+    shards = find_shards(spec.path) if spec.path.is_dir() or spec.path.suffix == ".parquet" else None
+    if shards is not None:
+        root = spec.root or shards.root
+        rows: Rows = open_shards(shards, root=root, filters=filters, source=name)
+    else:
+        source = read_source(spec.path, root=spec.root)
+        root, rows = source.root, TableRows(read_table(source, name, filters))
+    return Part(rows, root, name, spec.weight, spec.repeat)
 
 
 def _hash_column(digest: Any, column: pl.Series) -> None:
     """Feed values, not their encoding in the file: chunks and compression must not change the fingerprint."""
-    if column.dtype == pl.String:
-        text = column.fill_null("")
+    if isinstance(column.dtype, pl.List):
+        column = column.cast(pl.List(pl.String)).list.join("\0")
+    if column.dtype == pl.String or column.dtype == pl.Null:
+        text = column.cast(pl.String).fill_null("")
         digest.update(text.str.len_bytes().cast(pl.Int64).to_numpy().tobytes())
         digest.update(text.str.join("").item().encode())
     elif column.dtype.is_integer():
-        digest.update(column.cast(pl.Int64).to_numpy().tobytes())
+        digest.update(column.cast(pl.Int64).fill_null(-1).to_numpy().tobytes())
     else:
         digest.update(column.cast(pl.Float64).fill_null(float("nan")).to_numpy().tobytes())

@@ -1,12 +1,25 @@
 """The order of an epoch, computed from (assignment, seed, epoch) alone: a position in it is one integer.
 
-Rows of a bucket are shuffled and cut into runs; a run is `alike` micro-batches of one shape, what one step uses over
-all ranks and accumulations. Runs of all buckets are shuffled together. What cannot fill a run is not lost: such
-micro-batches are grouped by cost into mixed runs, and the few that are left over end the epoch.
+Rows of a bucket are shuffled and cut into micro-batches. Step k on W ranks takes the next W of them (times
+`accumulate`), and W is no argument here: any number of ranks and workers walks the same order. Two wishes pull at it:
+
+- Ranks wait for the dearest micro-batch of their step, so neighbours in the order must be alike in cost.
+- Learning wants neighbours to be different, and one rank sees 64 neighbours one after the other.
+
+The answer is a run: `alike` units that cost about the same. A unit is what one rank does in a step, `accumulate`
+micro-batches of one bucket. The order is random between runs, and inside a run wherever costs are within
+`TOLERANCE`: a run mixes all buckets that cost the same, so with a token budget per batch it mixes everything. Any W
+that divides `alike` finds whole steps in a run (64 serves 1, 2, 4 … 64 ranks); another W has some steps across two
+runs, which is slower but loses nothing. A small set gets shorter runs, since an epoch of a few runs is not mixed.
+
+Where costs differ, units are sorted by cost before runs are cut, so only the run at the border of two cost classes is
+uneven, and inside it the dear ones come first: 8 ranks meet one uneven step there, not eight. Nothing is lost:
+micro-batches that fill no unit are put together by cost, and what fills no run ends the epoch.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -16,14 +29,23 @@ from numpy.typing import NDArray
 from frameloom.core.random import bits_at, key
 
 Ints = NDArray[np.int64]
+Rows = NDArray[np.int32] | NDArray[np.int64]
+Words = NDArray[np.uint64]
+
+ALIKE = 64
+TOLERANCE = 1.04  # costs that differ by less are the same: ranks that wait a twenty-fifth of a step are fine
+_MIN_RUNS = 16
+_CHUNK_ROWS = 1_000_000
 
 
 @dataclass(frozen=True)
 class BatchPlan:
-    """Micro-batch m uses `order[starts[m]:starts[m + 1]]`; an index into `order` is the sample's random slot."""
+    """Micro-batch m has the samples `starts[m]` up to `starts[m + 1]` of the epoch; a sample's place in the epoch is
+    its random slot. Their rows lie together in `shuffled` from `firsts[m]` on: the epoch is never written out."""
 
     epoch: int
-    order: Ints
+    shuffled: Rows
+    firsts: Ints
     starts: Ints
     buckets: NDArray[np.int32]
 
@@ -31,113 +53,228 @@ class BatchPlan:
     def num_microbatches(self) -> int:
         return len(self.buckets)
 
+    @property
+    def num_samples(self) -> int:
+        return int(self.starts[-1])
+
     def rows(self, microbatch: int) -> Ints:
-        return self.order[self.starts[microbatch] : self.starts[microbatch + 1]]
+        first = int(self.firsts[microbatch])
+        size = int(self.starts[microbatch + 1] - self.starts[microbatch])
+        return self.shuffled[first : first + size].astype(np.int64)
 
     def ordinals(self, microbatch: int) -> Ints:
         """Random slots of the samples of a micro-batch within this epoch."""
         return np.arange(self.starts[microbatch], self.starts[microbatch + 1], dtype=np.int64)
 
-
-class _Microbatches(NamedTuple):
-    """Pieces of the array of shuffled rows."""
-
-    start: Ints
-    size: Ints
-    bucket: Ints
-
-    def take(self, where: Ints) -> _Microbatches:
-        return _Microbatches(self.start[where], self.size[where], self.bucket[where])
+    @property
+    def order(self) -> Ints:
+        """Rows of the whole epoch in the order of their use; written out anew at each call."""
+        places = np.arange(self.num_samples, dtype=np.int64)
+        places += np.repeat(self.firsts - self.starts[:-1], np.diff(self.starts))
+        return self.shuffled[places].astype(np.int64)
 
 
 def plan_epoch(
-    assignment: NDArray[np.int32],
+    assignment: NDArray[np.integer],
     batch_sizes: NDArray[np.int64],
     costs: NDArray[np.float64],
     *,
     seed: int,
     epoch: int,
-    alike: int = 1,
+    accumulate: int = 1,
+    alike: int = ALIKE,
     drop_last: bool = False,
+    shown: Ints | None = None,
 ) -> BatchPlan:
-    """Every assigned row once. `costs` is per clip of a bucket; `drop_last` leaves out partial micro-batches and the
-    last group if it is short.
+    """Every assigned row once, or as often as it is in `shown`, where a row may come several times or not at all.
 
-    Runs are keyed by (bucket, number of the run): batch size 16 with `alike` 2 and batch size 32 with `alike` 1 give
+    `costs` is per clip of a bucket; `drop_last` leaves out partial micro-batches and the last unit if it is short.
+
+    Units are keyed by (bucket, number of the unit): batch size 16 with `accumulate` 2 and batch size 32 with 1 give
     the same rows in the same order wherever buckets divide evenly.
     """
-    if alike < 1 or len(batch_sizes) != len(costs) or (len(batch_sizes) and batch_sizes.min() < 1):
+    if min(accumulate, alike) < 1 or len(batch_sizes) != len(costs) or (len(batch_sizes) and batch_sizes.min() < 1):
         raise ValueError(
-            f"need alike >= 1, batch sizes >= 1 and one cost per bucket, got {alike}, {batch_sizes}, {costs}"
+            "need accumulate and alike >= 1, batch sizes >= 1 and one cost per bucket, "
+            f"got {accumulate}, {alike}, {batch_sizes}, {costs}"
         )
-    shuffled, counts = _shuffle_within_buckets(assignment, len(batch_sizes), seed, epoch)
-    runs, run_keys, rest = _cut_runs(counts, batch_sizes, alike, seed, epoch)
-    if drop_last:
-        rest = rest.take(np.flatnonzero(rest.size == batch_sizes[rest.bucket]))
-    mixed, mixed_keys, tail = _group_by_cost(rest, costs, alike, seed, epoch)
-    run_order = np.argsort(np.concatenate([run_keys, mixed_keys]), kind="stable")
-    together = _concatenate(runs, mixed)
-    used = together.take((run_order[:, None] * alike + np.arange(alike)).ravel())
+    kinds = assignment if shown is None else assignment[shown]
+    shuffled, counts = _shuffle_within_buckets(kinds, len(batch_sizes), seed, epoch)
+    if shown is not None:
+        shuffled = shown[shuffled]
+    pieces = _cut_microbatches(counts, batch_sizes)
+    units, tail = _make_units(pieces, counts // batch_sizes, batch_sizes, costs, accumulate, drop_last)
+    ordered = _order_units(units, alike, seed, epoch)
+    chosen = _members(units, ordered, accumulate)
     if not drop_last:
-        used = _concatenate(used, tail)
-    return _gather(shuffled, used, epoch)
+        chosen = np.concatenate([chosen, tail])
+    starts = np.zeros(len(chosen) + 1, dtype=np.int64)
+    np.cumsum(pieces.size[chosen], out=starts[1:])
+    return BatchPlan(epoch, shuffled, pieces.start[chosen], starts, pieces.bucket[chosen])
 
 
 def _shuffle_within_buckets(
-    assignment: NDArray[np.int32], num_buckets: int, seed: int, epoch: int
-) -> tuple[Ints, Ints]:
-    """(rows, bucket after bucket, each in its own keyed order; rows per bucket)."""
-    rows = np.flatnonzero(assignment >= 0)
+    assignment: NDArray[np.integer], num_buckets: int, seed: int, epoch: int
+) -> tuple[Rows, Ints]:
+    """(places of `assignment`, bucket after bucket, each in its own keyed order; how many are in each bucket)."""
     # int16 takes numpy's radix sort; grids stay far below 32768 buckets, and larger ones only sort more slowly.
-    kinds = assignment[rows].astype(np.int16 if num_buckets < 2**15 else np.int32)
-    rows = rows[np.argsort(kinds, kind="stable")]
-    counts = np.bincount(kinds, minlength=num_buckets).astype(np.int64)
+    kinds: NDArray[np.int16] | NDArray[np.int32]
+    kinds = assignment.astype(np.int16) if num_buckets < 2**15 else assignment.astype(np.int32)
+    counts = np.bincount(kinds[kinds >= 0], minlength=num_buckets).astype(np.int64)
+    order = np.argsort(kinds, kind="stable")[len(kinds) - counts.sum() :]
+    places: Rows = order.astype(np.int32) if len(kinds) < 2**31 else order
+    del order, kinds
     ends = np.cumsum(counts)
     for bucket in np.flatnonzero(counts):
-        part = rows[ends[bucket] - counts[bucket] : ends[bucket]]
-        part[:] = part[np.argsort(bits_at(key(seed, "order", epoch, int(bucket)), part), kind="stable")]
-    return rows, counts
+        part = places[ends[bucket] - counts[bucket] : ends[bucket]]
+        part[:] = part[_shuffled_places(_keys_of(part, key(seed, "order", epoch, int(bucket))))[0]]
+    return places, counts
 
 
-def _cut_runs(
-    counts: Ints, batch_sizes: Ints, alike: int, seed: int, epoch: int
-) -> tuple[_Microbatches, NDArray[np.uint64], _Microbatches]:
-    """(micro-batches of full runs, a shuffle key for each run, micro-batches that fill no run)."""
-    runs, rest, keys = [_no_microbatches()], [_no_microbatches()], [np.empty(0, dtype=np.uint64)]
-    first = np.cumsum(counts) - counts
-    for bucket in np.flatnonzero(counts):
-        size, count = int(batch_sizes[bucket]), int(counts[bucket])
-        starts = np.arange(0, count, size, dtype=np.int64)
-        sizes = np.minimum(size, count - starts)
-        pieces = _Microbatches(first[bucket] + starts, sizes, np.full(len(starts), bucket, dtype=np.int64))
-        num_runs = count // (size * alike)
-        runs.append(pieces.take(np.arange(num_runs * alike)))
-        rest.append(pieces.take(np.arange(num_runs * alike, len(starts))))
-        keys.append(bits_at(key(seed, "run", epoch, int(bucket)), np.arange(num_runs)))
-    return _concatenate(*runs), np.concatenate(keys), _concatenate(*rest)
+def _keys_of(counters: NDArray[np.integer], base: int) -> Words:
+    """`bits_at` in pieces that stay in the processor's cache."""
+    words = np.empty(len(counters), dtype=np.uint64)
+    for start in range(0, len(counters), _CHUNK_ROWS):
+        part = slice(start, start + _CHUNK_ROWS)
+        words[part] = bits_at(base, counters[part])
+    return words
 
 
-def _group_by_cost(
-    rest: _Microbatches, costs: NDArray[np.float64], alike: int, seed: int, epoch: int
-) -> tuple[_Microbatches, NDArray[np.uint64], _Microbatches]:
-    """(micro-batches of mixed runs, dearest first, a key for each run, the last few that fill no run)."""
-    dearest_first = np.argsort(-(rest.size * costs[rest.bucket]), kind="stable")
-    num_runs = len(dearest_first) // alike
-    keys = bits_at(key(seed, "mixed run", epoch), np.arange(num_runs))
-    return rest.take(dearest_first[: num_runs * alike]), keys, rest.take(dearest_first[num_runs * alike :])
+def _shuffled_places(words: Words) -> tuple[Ints, Words]:
+    """(the places of `words` in rising order, the sorted words).
+
+    The low bits of a word give way to its place, so sorting values does the work of the far slower sort of indices.
+    At 100 million rows 37 random bits are left, and equal ones keep their order.
+    """
+    mask = np.uint64((1 << max(len(words) - 1, 0).bit_length()) - 1)
+    words = words & ~mask
+    words |= np.arange(len(words), dtype=np.uint64)
+    words.sort()
+    return (words & mask).view(np.int64), words
 
 
-def _gather(shuffled: Ints, used: _Microbatches, epoch: int) -> BatchPlan:
-    starts = np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(used.size)])
-    source = np.arange(starts[-1], dtype=np.int64)
-    source += np.repeat(used.start - starts[:-1], used.size)
-    return BatchPlan(epoch, shuffled[source], starts, used.bucket.astype(np.int32))
+class _Pieces(NamedTuple):
+    """All micro-batches, bucket after bucket, as pieces of the shuffled rows; bucket b begins at `offset[b]`."""
+
+    start: Ints
+    size: NDArray[np.int32]
+    bucket: NDArray[np.int32]
+    offset: Ints
 
 
-def _no_microbatches() -> _Microbatches:
-    none = np.empty(0, dtype=np.int64)
-    return _Microbatches(none, none, none)
+def _cut_microbatches(counts: Ints, batch_sizes: Ints) -> _Pieces:
+    numbers = -(-counts // batch_sizes)
+    offset = np.cumsum(numbers) - numbers
+    bucket = np.repeat(np.arange(len(counts), dtype=np.int32), numbers)
+    ends = np.cumsum(counts)
+    start = np.arange(len(bucket), dtype=np.int64)
+    start -= offset[bucket]
+    start *= batch_sizes[bucket]
+    start += (ends - counts)[bucket]
+    size = np.minimum(batch_sizes[bucket], ends[bucket] - start).astype(np.int32)
+    return _Pieces(start, size, bucket, offset)
 
 
-def _concatenate(*parts: _Microbatches) -> _Microbatches:
-    return _Microbatches(*(np.concatenate(field) for field in zip(*parts, strict=True)))
+class _Units(NamedTuple):
+    """Groups of `accumulate` micro-batches: `numbers[b]` of each bucket, then the mixed ones, spelled out."""
+
+    numbers: Ints
+    offset: Ints  # the first micro-batch of each bucket
+    costs: NDArray[np.float64]  # of a unit of each bucket
+    mixed: Ints  # [unit, accumulate] indices of micro-batches
+    mixed_costs: NDArray[np.float64]
+
+
+def _make_units(
+    pieces: _Pieces,
+    num_full: Ints,
+    batch_sizes: Ints,
+    costs: NDArray[np.float64],
+    accumulate: int,
+    drop_last: bool,
+) -> tuple[_Units, Ints]:
+    """(units, the last few micro-batches, which fill none); those that fill no unit of their bucket go by cost."""
+    numbers = num_full // accumulate
+    rest = _rest(pieces, numbers * accumulate, num_full, drop_last)
+    rest_costs = pieces.size[rest] * costs[pieces.bucket[rest]]
+    rest = rest[np.argsort(-rest_costs, kind="stable")]
+    num_mixed = len(rest) // accumulate
+    mixed = rest[: num_mixed * accumulate].reshape(num_mixed, accumulate)
+    mixed_costs = (pieces.size[mixed] * costs[pieces.bucket[mixed]]).sum(axis=1)
+    units = _Units(numbers, pieces.offset, accumulate * batch_sizes * costs, mixed, mixed_costs)
+    return units, rest[num_mixed * accumulate :]
+
+
+def _rest(pieces: _Pieces, num_taken: Ints, num_full: Ints, drop_last: bool) -> Ints:
+    """Micro-batches that are in no unit of their own bucket."""
+    ends = np.append(pieces.offset[1:], len(pieces.bucket))
+    ends = pieces.offset + num_full if drop_last else ends
+    ranges = [np.arange(first, end) for first, end in zip(pieces.offset + num_taken, ends, strict=True) if end > first]
+    return np.concatenate([np.empty(0, dtype=np.int64), *ranges])
+
+
+def _order_units(units: _Units, alike: int, seed: int, epoch: int) -> Ints:
+    """Units in their final order; a unit is its number, counted bucket after bucket and then the mixed ones."""
+    num_units = int(units.numbers.sum()) + len(units.mixed)
+    while alike > 1 and num_units < _MIN_RUNS * alike:
+        alike //= 2
+    sorted_units = np.empty(num_units, dtype=np.int64)
+    sorted_keys = np.empty(num_units, dtype=np.uint64)
+    done = 0
+    for members, words in _cost_classes(units, seed, epoch):
+        places, words = _shuffled_places(words)
+        sorted_units[done : done + len(members)] = members[places]
+        sorted_keys[done : done + len(members)] = words
+        done += len(members)
+    num_runs = num_units // alike
+    # A run's place is that of one of its units, taken at random: runs of a class are spread evenly over the epoch,
+    # and where all costs are alike the order of units is as if there were no runs.
+    firsts = np.arange(num_runs, dtype=np.int64) * alike
+    heads = sorted_keys[firsts + (bits_at(key(seed, "run place", epoch), firsts) % np.uint64(alike)).astype(np.int64)]
+    runs = np.argsort(heads, kind="stable")
+    sorted_units[: num_runs * alike] = sorted_units[: num_runs * alike].reshape(num_runs, alike)[runs].ravel()
+    return sorted_units
+
+
+def _cost_classes(units: _Units, seed: int, epoch: int) -> Iterator[tuple[Ints, Words]]:
+    """(units, a random word for each), one class of alike costs after the other, dearest first."""
+    num_buckets = len(units.numbers)
+    firsts = np.cumsum(units.numbers) - units.numbers
+    used = np.flatnonzero(units.numbers)
+    mixed = np.arange(len(units.mixed))
+    mixed_keys = bits_at(key(seed, "mixed run", epoch), mixed)
+    costs = np.concatenate([units.costs[used], units.mixed_costs])
+    which = np.concatenate([used, num_buckets + mixed])
+    for members in _split_alike(costs):
+        chosen = which[members]
+        buckets, others = chosen[chosen < num_buckets], chosen[chosen >= num_buckets] - num_buckets
+        ids = [firsts[b] + np.arange(units.numbers[b]) for b in buckets]
+        words = [_keys_of(np.arange(units.numbers[b]), key(seed, "run", epoch, int(b))) for b in buckets]
+        yield (
+            np.concatenate([*ids, int(units.numbers.sum()) + others]),
+            np.concatenate([*words, mixed_keys[others]]),
+        )
+
+
+def _split_alike(costs: NDArray[np.float64]) -> Iterator[Ints]:
+    """Places of `costs`, dearest first, cut where the next is cheaper than the first by more than `TOLERANCE`."""
+    order = np.argsort(-costs, kind="stable")
+    rising = -costs[order]
+    start = 0
+    while start < len(order):
+        end = int(np.searchsorted(rising, rising[start] / TOLERANCE, side="right"))
+        yield order[start:end]
+        start = end
+
+
+def _members(units: _Units, ordered: Ints, accumulate: int) -> Ints:
+    """Indices of the micro-batches of units, in order."""
+    num_own = int(units.numbers.sum())
+    firsts = np.cumsum(units.numbers) - units.numbers
+    is_own = ordered < num_own
+    own = ordered[is_own]
+    bucket = np.repeat(np.arange(len(units.numbers), dtype=np.int32), units.numbers)[own]
+    members = np.empty((len(ordered), accumulate), dtype=np.int64)
+    members[is_own] = (units.offset[bucket] + (own - firsts[bucket]) * accumulate)[:, None] + np.arange(accumulate)
+    members[~is_own] = units.mixed[ordered[~is_own] - num_own]
+    return members.ravel()

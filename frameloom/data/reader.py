@@ -1,13 +1,13 @@
 """Micro-batches from media files or from a latent cache, with bad clips replaced deterministically.
 
-Shape letters: B batch, C channels, F frames, H height, W width.
+Shape letters: B batch, C channels, F frames, H height, W width, N images beside a clip.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import Literal, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -15,36 +15,51 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from frameloom.core.errors import ConfigError, DataError
-from frameloom.core.random import key, uniform_at
-from frameloom.data.batch import BadClip, Batch, BatchRequest, Watch, no_watch
-from frameloom.data.buckets import assign, sample_rate
-from frameloom.data.decode import LIMITS, ClipError, DecodeLimits, read_clip, read_image
-from frameloom.data.frames import START_RULES, StartRule, frame_indices
-from frameloom.data.grid import Bucket, GridConfig
+from frameloom.data.batch import NO_ROW, BadClip, Batch, BatchRequest, Crops, Watch, no_watch
+from frameloom.data.buckets import Bucket, BucketPolicy
+from frameloom.data.decode import LIMITS, ClipError, DecodeLimits, PlaceRule, read_clip, read_image
+from frameloom.data.frames import START_RULES, Cover, StartRule, clip_window, select_frames
+from frameloom.data.joint import Beside, JointSource
 from frameloom.data.manifest import Manifest
+from frameloom.data.slots import Slots, draw_at
+from frameloom.data.transforms import CenterCrop, Resize, Transform, Transforms
 
-Sample = TypeVar("Sample")
+Decoder = Literal["pyav", "torchcodec"]
 
 
 @dataclass(frozen=True)
 class ReadSettings:
-    """How frames are taken from a file."""
+    """How pixels are taken from a file; how frames are spaced is up to the bucket policy, which counts them.
+
+    `use_image_num` puts so many images beside every video (joint training): frames of the video itself with
+    `use_img_from_vid`, else images of the manifest, drawn for each sample.
+    """
 
     frame_start: StartRule = "random"
     flip_probability: float = 0.0
     max_replacements: int = 8
     limits: DecodeLimits = LIMITS
+    transforms: tuple[Transform, ...] = (Resize(), CenterCrop())
+    decoder: Decoder = "pyav"
+    use_image_num: int = 0
+    use_img_from_vid: bool = False
 
     def __post_init__(self) -> None:
         if self.frame_start not in START_RULES:
             raise ConfigError(f"frame_start is {self.frame_start!r}; it must be one of {', '.join(START_RULES)}")
         if not 0 <= self.flip_probability <= 1:
             raise ConfigError(f"flip_probability is {self.flip_probability}; it must be from 0 to 1")
+        if self.use_image_num < 0:
+            raise ConfigError(f"use_image_num is {self.use_image_num}; it must be 0 or more")
+        Transforms(self.transforms)
 
 
-def draw_at(seed: int, purpose: str, epoch: int, ordinal: int, number: int = 0) -> float:
-    """One uniform number in [0, 1) for one sample."""
-    return float(uniform_at(key(seed, purpose, epoch, ordinal), np.array([number]))[0])
+class Sample(NamedTuple):
+    """One clip or image at its bucket's size, and where it was cut from its source."""
+
+    pixels_CFHW: Tensor
+    original: tuple[int, int]
+    top_left: tuple[int, int]
 
 
 class TextSource(Protocol):
@@ -63,84 +78,13 @@ class LatentSource(Protocol):
         ...
 
 
-class _Slots:
-    """Fills the slots of a request one by one, trying other rows of the same bucket where a clip is bad."""
-
-    def __init__(self, manifest: Manifest, grid: GridConfig, seed: int, max_replacements: int) -> None:
-        self._manifest = manifest
-        self._grid = grid
-        self._seed = seed
-        self._max_replacements = max_replacements
-        # Only looked up after the first bad clip of an epoch, so it is not worth sending to workers.
-        self._assignment: tuple[int, NDArray[np.int32]] | None = None
-
-    def fill(
-        self, request: BatchRequest, read_row: Callable[[int, int], Sample]
-    ) -> tuple[list[int], list[int], list[Sample], list[BadClip]]:
-        """(rows read, their ordinals, what `read_row(row, ordinal)` gave, the bad ones).
-
-        With `max_replacements` 0 a bad clip leaves no sample behind; else not finding a good one is an error.
-        """
-        rows: list[int] = []
-        ordinals: list[int] = []
-        samples: list[Sample] = []
-        bad: list[BadClip] = []
-        for row, ordinal in zip(request.rows.tolist(), request.ordinals.tolist(), strict=True):
-            failed: list[BadClip] = []
-            for candidate in self._candidates(request, row, ordinal):
-                try:
-                    samples.append(read_row(candidate, ordinal))
-                except ClipError as error:
-                    path = self._manifest.clip(candidate).path
-                    failed.append(BadClip(candidate, path, str(error), request.epoch, ordinal))
-                    continue
-                rows.append(candidate)
-                ordinals.append(ordinal)
-                break
-            else:
-                self._give_up(request, failed)
-            bad += failed
-        return rows, ordinals, samples, bad
-
-    def _give_up(self, request: BatchRequest, failed: list[BadClip]) -> None:
-        if self._max_replacements:
-            reasons = "\n".join(f"  row {clip.row}: {clip.reason}" for clip in failed)
-            raise DataError(
-                f"micro-batch {request.index} of epoch {request.epoch}, bucket "
-                f"{self._grid.buckets[request.bucket].name}: none of {len(failed)} clips could be read; "
-                f"repair the files or take them out of the manifest\n{reasons}"
-            )
-
-    def _candidates(self, request: BatchRequest, row: int, ordinal: int) -> Iterator[int]:
-        yield row
-        if not self._max_replacements:
-            return
-        tried = [row]
-        others = self._rows_of(request.epoch, request.bucket)
-        for attempt in range(self._max_replacements):
-            left = others[~np.isin(others, tried)]
-            if not len(left):
-                return
-            draw = draw_at(self._seed, "replacement", request.epoch, ordinal, attempt)
-            tried.append(int(left[int(draw * len(left))]))
-            yield tried[-1]
-
-    def _rows_of(self, epoch: int, bucket: int) -> NDArray[np.int64]:
-        if self._assignment is None or self._assignment[0] != epoch:
-            self._assignment = (epoch, assign(self._manifest, self._grid, self._seed, epoch))
-        return np.flatnonzero(self._assignment[1] == bucket)
-
-    def __getstate__(self) -> dict[str, object]:
-        return self.__dict__ | {"_assignment": None}
-
-
 class ClipReader:
     """Reads pixels from media files. Give `max_replacements=0` to get smaller batches instead of replacements."""
 
     def __init__(
         self,
         manifest: Manifest,
-        grid: GridConfig,
+        grid: BucketPolicy,
         *,
         seed: int,
         settings: ReadSettings | None = None,
@@ -151,7 +95,10 @@ class ClipReader:
         self.seed = seed
         self.settings = settings or ReadSettings()
         self.text = text
-        self._slots = _Slots(manifest, grid, seed, self.settings.max_replacements)
+        self._slots = Slots(manifest, grid, seed, self.settings.max_replacements)
+        self._joint = self._build_joint() if self.settings.use_image_num else None
+        self._transforms = Transforms(self.settings.transforms)
+        self._has_windows = "start_frame" in manifest.columns
 
     def name(self, row: int) -> str:
         return self.manifest.clip(row).path
@@ -159,39 +106,127 @@ class ClipReader:
     def read(self, request: BatchRequest, watch: Watch = no_watch) -> Batch:
         bucket = self.grid.buckets[request.bucket]
 
-        def read_row(row: int, ordinal: int) -> Tensor:
-            watch(row)
-            return self.read_pixels(row, bucket, request.epoch, ordinal)
+        joint = self._joint if bucket.frames > 1 else None
+        bad_images: list[BadClip] = []
 
-        rows, ordinals, clips, bad = self._slots.fill(request, read_row)
-        batch = _start_batch(request, bucket, rows, ordinals, bad, self.manifest, self.text)
+        def read_row(row: int, ordinal: int) -> tuple[Sample, Beside]:
+            def read_beside(image: int, number: int) -> Tensor:
+                watch(image)
+                return self.read_sample(
+                    image, bucket, request.epoch, ordinal, purpose="joint ", number=number
+                ).pixels_CFHW
+
+            watch(row)
+            clip = self.read_sample(row, bucket, request.epoch, ordinal)
+            if joint is None:
+                return clip, []
+            return clip, joint.read(clip.pixels_CFHW, row, request.epoch, ordinal, read_beside, bad_images)
+
+        rows, ordinals, found, bad = self._slots.fill(request, read_row)
+        watch(NO_ROW)
+        batch = _start_batch(request, bucket, rows, ordinals, bad + bad_images, self.manifest, self.text)
+        clips = [clip for clip, _ in found]
         batch.pixels_BCFHW = (
-            torch.stack(clips)
+            torch.stack([clip.pixels_CFHW for clip in clips])
             if clips
             else torch.empty((0, 3, bucket.frames, bucket.height, bucket.width), dtype=torch.uint8)
         )
+        batch.crops = _stack_crops(clips, bucket)
+        if joint is not None and found:
+            batch.images = joint.join([beside for _, beside in found])
+            if self.text is not None:
+                batch.images.text = self.text.get([text for beside in batch.images.captions for text in beside])
         return batch
 
     def read_pixels(self, row: int, bucket: Bucket, epoch: int, ordinal: int) -> Tensor:
         """One clip at its bucket's size, uint8 [C, F, H, W]; ClipError if its file is bad."""
-        clip = self.manifest.clip(row)
+        return self.read_sample(row, bucket, epoch, ordinal).pixels_CFHW
+
+    def read_sample(
+        self, row: int, bucket: Bucket, epoch: int, ordinal: int, *, purpose: str = "", number: int = 0
+    ) -> Sample:
+        """The same with its crop; `purpose` and `number` keep the draws of images beside a clip apart from its own."""
         settings = self.settings
+
+        def draw(what: str) -> float:
+            return draw_at(self.seed, purpose + what, epoch, ordinal, number)
+
+        source, spot = (0, 0), Cover(0, 0, 0, 0)
+
+        def place(height: int, width: int) -> Cover:
+            nonlocal source, spot
+            source = (height, width)
+            draws = (draw("crop_top"), draw("crop_left")) if self._transforms.is_random else (0.0, 0.0)
+            spot = self._transforms.place(height, width, bucket.height, bucket.width, draws)
+            return spot
+
+        pixels_CFHW = self._read_file(row, bucket, place, draw)
+        if settings.flip_probability and draw("flip") < settings.flip_probability:
+            # The picture is what it would be had the source been mirrored, and so is the place of the cut.
+            left = spot.width - bucket.width - spot.left
+            return Sample(pixels_CFHW.flip(-1), source, (spot.top, left))
+        return Sample(pixels_CFHW, source, (spot.top, spot.left))
+
+    def _read_file(self, row: int, bucket: Bucket, place: PlaceRule, draw: Callable[[str], float]) -> Tensor:
+        clip = self.manifest.clip(row)
+        size = {"height": bucket.height, "width": bucket.width}
         try:
             path = self.manifest.file(row)
+            if clip.kind == "image":
+                return read_image(path, **size, limits=self.settings.limits, place=place)
+            assert clip.fps is not None
+            indices = select_frames(
+                clip_window(clip.frames, *self._window(row)),
+                bucket.frames,
+                fps=clip.fps,
+                interval=int(self.grid.intervals(np.array([clip.fps]))[0]),
+                rule=self.grid.frame_rule,
+                start_rule=self.settings.frame_start,
+                draw=draw("frame_start"),
+            )
+        except ClipError:
+            raise
         except DataError as error:
             raise ClipError(str(error)) from error
-        if clip.kind == "image":
-            pixels_CFHW = read_image(path, height=bucket.height, width=bucket.width, limits=settings.limits)
-        else:
-            _, interval = sample_rate(np.array([clip.fps]), self.grid.fps_max)
-            draw = draw_at(self.seed, "frame_start", epoch, ordinal)
-            indices = frame_indices(clip.frames, bucket.frames, int(interval[0]), settings.frame_start, draw)
-            pixels_CFHW = read_clip(
-                path, indices=indices, height=bucket.height, width=bucket.width, limits=settings.limits
-            )
-        if settings.flip_probability and draw_at(self.seed, "flip", epoch, ordinal) < settings.flip_probability:
-            pixels_CFHW = pixels_CFHW.flip(-1)
-        return pixels_CFHW
+        read = pick_decoder(self.settings.decoder)
+        return read(path, indices=indices, **size, limits=self.settings.limits, place=place)
+
+    def _build_joint(self) -> JointSource:
+        settings = self.settings
+        return JointSource(
+            self.manifest,
+            seed=self.seed,
+            count=settings.use_image_num,
+            own_frames=settings.use_img_from_vid,
+            max_replacements=settings.max_replacements,
+        )
+
+    def _window(self, row: int) -> tuple[int | None, int | None]:
+        if not self._has_windows:
+            return None, None
+        has_end = "end_frame" in self.manifest.columns
+        start = self.manifest.column("start_frame")[row]
+        return start, self.manifest.column("end_frame")[row] if has_end else None
+
+
+def pick_decoder(name: Decoder) -> Callable[..., Tensor]:
+    """`read_clip` of a decoder; MissingExtra if its package is not installed."""
+    if name == "pyav":
+        return read_clip
+    from frameloom.data.torchcodec_backend import read_clip as read_clip_torchcodec
+
+    return read_clip_torchcodec
+
+
+def _stack_crops(samples: list[Sample], bucket: Bucket) -> Crops:
+    def stack(pairs: list[tuple[int, int]]) -> Tensor:
+        return torch.tensor(pairs, dtype=torch.int64).reshape(len(pairs), 2)
+
+    return Crops(
+        original_B2=stack([sample.original for sample in samples]),
+        top_left_B2=stack([sample.top_left for sample in samples]),
+        target_B2=stack([(bucket.height, bucket.width)] * len(samples)),
+    )
 
 
 class CachedReader:
@@ -200,7 +235,7 @@ class CachedReader:
     def __init__(
         self,
         manifest: Manifest,
-        grid: GridConfig,
+        grid: BucketPolicy,
         latents: LatentSource,
         *,
         seed: int,
@@ -211,17 +246,22 @@ class CachedReader:
         self.grid = grid
         self.latents = latents
         self.text = text
-        self._slots = _Slots(manifest, grid, seed, max_replacements)
+        self._slots = Slots(manifest, grid, seed, max_replacements)
 
     def name(self, row: int) -> str:
         return self.manifest.clip(row).path
 
     def read(self, request: BatchRequest, watch: Watch = no_watch) -> Batch:
         bucket = self.grid.buckets[request.bucket]
-        rows, ordinals, _, bad = self._slots.fill(request, lambda row, _: self.latents.check(row, bucket))
+
+        def check(row: int, ordinal: int) -> None:
+            watch(row)
+            self.latents.check(row, bucket)
+
+        rows, ordinals, _, bad = self._slots.fill(request, check)
         batch = _start_batch(request, bucket, rows, ordinals, bad, self.manifest, self.text)
+        watch(NO_ROW)
         if rows:
-            watch(rows[0])
             batch.latents = self.latents.get(batch.rows, bucket)
         return batch
 

@@ -4,109 +4,163 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import polars as pl
 import torch
 from torch import Tensor
 
 from frameloom.config.schema import Recipe
 from frameloom.core.errors import ConfigError
+from frameloom.core.log import get_logger
 from frameloom.data.batch import Batch, BatchRequest
-from frameloom.data.buckets import possible_buckets
-from frameloom.data.cache import (
-    LatentCache,
-    TextCache,
-    latent_fingerprint,
-    text_fingerprint,
-    write_latent_cache,
-    write_text_cache,
+from frameloom.data.buckets import Bucket, BucketPolicy, possible_buckets
+from frameloom.data.cache import LatentCache, TextCache
+from frameloom.data.cache_encode import LatentEncoder
+from frameloom.data.cache_fill import Filled, FillSettings, write_latent_cache, write_text_cache
+from frameloom.data.cache_folder import CacheFolder
+from frameloom.data.cache_keys import LATENT_COLUMNS, TEXT_COLUMNS, latent_fingerprint, latent_items, text_fingerprint
+from frameloom.data.foreign_cache import (
+    ColumnText,
+    ForeignText,
+    PlanText,
+    SDXLText,
+    TextShape,
+    column_latents,
+    sdxl_latents,
 )
-from frameloom.data.grid import GridConfig
 from frameloom.data.loader import read_requests
 from frameloom.data.manifest import Manifest
-from frameloom.data.reader import ClipReader
+from frameloom.data.on_demand import GrowingLatents, GrowingText
+from frameloom.data.reader import ClipReader, LatentSource, TextSource
 from frameloom.generate.parts import LoadedVAE, TextPipeline, build_text, build_vae, pick_device, to_unit_range
 from frameloom.train.feed import build_grid, read_manifest, read_settings
 
+_log = get_logger(__name__)
 _DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 
 
-def write_caches(recipe: Recipe) -> Iterator[str]:
+@dataclass(frozen=True)
+class CacheJob:
+    """What one call of `frameloom data cache` does; None for `latents` and `text`: what the recipe names."""
+
+    latents: bool | None = None
+    text: bool | None = None
+    rank: int = 0
+    num_ranks: int = 1
+    local_rank: int = 0
+    verify: bool = True
+    prune: bool = False
+
+
+def write_caches(recipe: Recipe, job: CacheJob | None = None) -> Iterator[str]:
     """Write what `data.cache` names, going on where an earlier call stopped; says what was written."""
-    if not (recipe.data.cache.latents or recipe.data.cache.text):
+    job = job or CacheJob()
+    wanted = _choose(recipe, job)
+    if job.prune and job.num_ranks > 1:
+        raise ConfigError(f"--prune works with one process, not with {job.num_ranks}; call it again without torchrun")
+    policy, manifest = build_grid(recipe), read_manifest(recipe)
+    if "latents" in wanted:
+        yield _say(recipe.data.cache.latents, "latents", _write_latents(recipe, manifest, policy, job))
+    if "text" in wanted:
+        yield _say(recipe.data.cache.text, "captions", _write_text(recipe, manifest, job))
+
+
+def _choose(recipe: Recipe, job: CacheJob) -> list[str]:
+    cache = recipe.data.cache
+    folders, asked = {"latents": cache.latents, "text": cache.text}, {"latents": job.latents, "text": job.text}
+    for name, is_asked in asked.items():
+        if is_asked and folders[name] is None:
+            raise ConfigError(
+                f"--{name}: data.cache.{name} names no folder; set it in the recipe or on the command line"
+            )
+    if not any(asked.values()):
+        asked = {name: folder is not None for name, folder in folders.items()}
+    if not any(asked.values()):
         raise ConfigError("data.cache names no folder; set data.cache.latents, data.cache.text or both")
-    grid, manifest = build_grid(recipe), read_manifest(recipe)
-    if recipe.data.cache.latents:
-        yield _write_latents(recipe, manifest, grid, Path(recipe.data.cache.latents))
-    if recipe.data.cache.text:
-        yield _write_text(recipe, manifest, Path(recipe.data.cache.text))
+    return [name for name, is_asked in asked.items() if is_asked]
 
 
-def open_latent_cache(recipe: Recipe, manifest: Manifest, grid: GridConfig) -> LatentCache:
-    """CacheError if the cache does not fit the recipe."""
-    return LatentCache.open(
-        Path(recipe.data.cache.latents or ""),
-        _latent_fingerprint(recipe, manifest, grid, build_vae(recipe.vae, seed=recipe.seed)),
-        pairs=possible_buckets(manifest, grid),
+def _say(folder: str | None, what: str, filled: Filled) -> str:
+    text = f"{folder}: {filled.num_samples:,} {what}, {filled.num_encoded:,} of them encoded now"
+    text += f", {filled.num_unreadable:,} of these clips unreadable" if filled.num_unreadable else ""
+    return text + (f"; {filled.num_pruned:,} others dropped" if filled.num_pruned else "")
+
+
+def _fill_settings(recipe: Recipe, job: CacheJob) -> FillSettings:
+    cache = recipe.data.cache
+    return FillSettings(
+        batch=cache.batch,
+        portion=cache.group,
+        rank=job.rank,
+        num_ranks=job.num_ranks,
+        check_files=cache.check_files,
+        verify=job.verify,
+        prune=job.prune,
     )
 
 
-def open_text_cache(recipe: Recipe, manifest: Manifest) -> TextCache:
-    expected = _text_fingerprint(recipe, build_text(recipe.text))
-    return TextCache.open(Path(recipe.data.cache.text or ""), expected, captions=_captions(manifest))
-
-
-def _write_latents(recipe: Recipe, manifest: Manifest, grid: GridConfig, folder: Path) -> str:
-    device = pick_device(recipe.train.device)
+def _write_latents(recipe: Recipe, manifest: Manifest, policy: BucketPolicy, job: CacheJob) -> Filled:
     loaded = build_vae(recipe.vae, seed=recipe.seed)
+    reader = _plain_reader(recipe, manifest, policy)
+
+    def read_pixels(requests: Iterator[BatchRequest]) -> Iterable[Batch]:
+        return read_requests(requests, reader, workers=recipe.data.workers, timeout_s=recipe.data.timeout_s)
+
+    return write_latent_cache(
+        Path(recipe.data.cache.latents or ""),
+        latent_items(manifest, policy, possible_buckets(manifest, policy)),
+        read_pixels=read_pixels,
+        encoder=_latent_encoder(recipe, loaded, job.local_rank if job.num_ranks > 1 else None),
+        fingerprint=_latent_fingerprint(recipe, policy, loaded),
+        settings=_fill_settings(recipe, job),
+    )
+
+
+def _plain_reader(recipe: Recipe, manifest: Manifest, policy: BucketPolicy) -> ClipReader:
+    """An unreadable clip has no latent; the run replaces it, as it would without a cache."""
+    settings = dataclasses.replace(read_settings(recipe), max_replacements=0)
+    return ClipReader(manifest, policy, seed=recipe.seed, settings=settings)
+
+
+def _latent_encoder(recipe: Recipe, loaded: LoadedVAE, local_rank: int | None = None) -> LatentEncoder:
+    device = pick_device(recipe.train.device)
+    if device.type == "cuda" and local_rank is not None:
+        device = torch.device("cuda", local_rank)
     vae = loaded.model.to(device).eval()
-    settings = read_settings(recipe)
-    # An unreadable clip has no latent; the run replaces it, as it would without a cache.
-    reader = ClipReader(manifest, grid, seed=recipe.seed, settings=dataclasses.replace(settings, max_replacements=0))
 
     @torch.no_grad()
     def encode(pixels_BCFHW: Tensor) -> tuple[Tensor, Tensor]:
         moments = vae.encode(to_unit_range(pixels_BCFHW.to(device)))
         return moments.mean_BCFHW, torch.exp(0.5 * moments.logvar_BCFHW)
 
-    def read_pixels(requests: Iterator[BatchRequest]) -> Iterable[Batch]:
-        return read_requests(requests, reader, workers=recipe.data.workers, timeout_s=recipe.data.timeout_s)
-
-    pairs = possible_buckets(manifest, grid)
-    write_latent_cache(
-        folder,
-        pairs,
-        buckets=grid.buckets,
-        read_pixels=read_pixels,
-        encode=encode,
-        fingerprint=_latent_fingerprint(recipe, manifest, grid, loaded),
-        dtype=_DTYPES[recipe.data.cache.precision],
-    )
-    return f"{folder}: {len(pairs.rows):,} latents"
+    cache = recipe.data.cache
+    return LatentEncoder(encode, _DTYPES[cache.precision], cache.store, recipe.seed)
 
 
-def _write_text(recipe: Recipe, manifest: Manifest, folder: Path) -> str:
+def _write_text(recipe: Recipe, manifest: Manifest, job: CacheJob) -> Filled:
     pipeline = build_text(recipe.text)
-    captions = sorted(set(_captions(manifest)))
-
-    def encode(part: list[str]) -> dict[str, Tensor]:
-        return vars(pipeline.encode(part))
-
-    fingerprint = _text_fingerprint(recipe, pipeline)
-    write_text_cache(
-        folder, captions, encode=encode, fingerprint=fingerprint, dtype=_DTYPES[recipe.data.cache.precision]
-    )
-    return f"{folder}: {len(captions):,} captions"
-
-
-def _latent_fingerprint(recipe: Recipe, manifest: Manifest, grid: GridConfig, vae: LoadedVAE) -> dict[str, Any]:
-    return latent_fingerprint(
-        manifest=manifest,
-        grid=grid,
-        settings=read_settings(recipe),
-        encoder={"name": vae.name, "digest": vae.digest},
+    return write_text_cache(
+        Path(recipe.data.cache.text or ""),
+        _captions(manifest),
+        encode=lambda part: vars(pipeline.encode(part)),
+        fingerprint=_text_fingerprint(recipe, pipeline),
         dtype=_DTYPES[recipe.data.cache.precision],
+        settings=_fill_settings(recipe, job),
+    )
+
+
+def _latent_fingerprint(recipe: Recipe, policy: BucketPolicy, vae: LoadedVAE) -> dict[str, Any]:
+    cache = recipe.data.cache
+    return latent_fingerprint(
+        policy=policy,
+        settings=read_settings(recipe),
+        encoder={"name": vae.name, "config": dataclasses.asdict(vae.config), "weights": vae.digest},
+        dtype=_DTYPES[cache.precision],
+        store=cache.store,
+        seed=recipe.seed,
     )
 
 
@@ -117,4 +171,102 @@ def _text_fingerprint(recipe: Recipe, text: TextPipeline) -> dict[str, Any]:
 
 
 def _captions(manifest: Manifest) -> list[str]:
-    return manifest.column("caption").to_list()
+    """Every caption that a batch may carry; a row may have several."""
+    texts = manifest.column("caption").to_list()
+    if "captions" in manifest.columns:
+        several = manifest.column("captions").drop_nulls()
+        texts += several.explode().drop_nulls().unique().to_list() if isinstance(several.dtype, pl.List) else []
+    return texts
+
+
+@dataclass(frozen=True)
+class Caches:
+    """What a run reads instead of encoding; `row_text` are embeddings that are known by row instead of by caption."""
+
+    latents: LatentSource | None = None
+    text: TextSource | None = None
+    row_text: ForeignText | None = None
+
+
+def open_caches(recipe: Recipe, manifest: Manifest, policy: BucketPolicy) -> Caches:
+    """CacheError if a cache does not fit the recipe."""
+    cache = recipe.data.cache
+    latents = open_latent_cache(recipe, manifest, policy) if cache.latents else None
+    text = open_text_cache(recipe, manifest) if cache.text else None
+    if cache.foreign is None:
+        return Caches(latents, text)
+    pipeline = build_text(recipe.text)
+    shape = TextShape(pipeline.max_length, pipeline.width, pipeline.pooled_width)
+    folders = [Path(folder) for folder in cache.foreign_folders]
+    if cache.foreign == "open_sora_plan":
+        return Caches(latents, row_text=PlanText(manifest, folders, shape, name=cache.foreign_name))
+    if cache.foreign == "sdxl":
+        stored = sdxl_latents(manifest, folders[0], _LatentShape(recipe))
+        return Caches(stored, row_text=SDXLText(manifest, folders[0], shape))
+    return _open_columns(recipe, manifest, shape)
+
+
+def _open_columns(recipe: Recipe, manifest: Manifest, shape: TextShape) -> Caches:
+    names = {"latents_path", "text_t5_path"} & set(manifest.columns)
+    if not names:
+        raise ConfigError(
+            f"data.cache.foreign is open_sora2, but {manifest.source} has neither latents_path nor text_t5_path"
+        )
+    latents = column_latents(manifest, _LatentShape(recipe)) if "latents_path" in names else None
+    return Caches(latents, row_text=ColumnText(manifest, shape) if "text_t5_path" in names else None)
+
+
+class _LatentShape:
+    """The shape of a bucket's latents; a class, so that it survives pickling."""
+
+    def __init__(self, recipe: Recipe) -> None:
+        vae = build_vae(recipe.vae, seed=recipe.seed).model
+        self._channels, self._strides, self._causal = vae.latent_channels, vae.strides, int(vae.causal)
+
+    def __call__(self, bucket: Bucket) -> tuple[int, int, int, int]:
+        stride_f, stride_h, stride_w = self._strides
+        frames = (bucket.frames - self._causal) // stride_f + self._causal
+        return self._channels, frames, bucket.height // stride_h, bucket.width // stride_w
+
+
+def open_latent_cache(recipe: Recipe, manifest: Manifest, policy: BucketPolicy) -> LatentSource:
+    """CacheError if the cache does not fit the recipe, unless it may grow."""
+    cache, path = recipe.data.cache, Path(recipe.data.cache.latents or "")
+    loaded = build_vae(recipe.vae, seed=recipe.seed)
+    fingerprint = _latent_fingerprint(recipe, policy, loaded)
+    items = latent_items(manifest, policy, possible_buckets(manifest, policy))
+    if not cache.on_demand:
+        return LatentCache.open(path, fingerprint, items, check_files=cache.check_files)
+    folder = CacheFolder.create(path, "latents", LATENT_COLUMNS)
+    opened = LatentCache.open(path, fingerprint, items, check_files=cache.check_files, on_missing="allow")
+    _tell_missing(path, opened.num_missing, items)
+    return GrowingLatents(
+        opened,
+        folder,
+        items,
+        read=_plain_reader(recipe, manifest, policy).read,
+        encoder=lambda: _latent_encoder(recipe, loaded),
+        made_by=folder.note_fingerprint(fingerprint),
+    )
+
+
+def _tell_missing(path: Path, num_missing: int, items: pl.DataFrame) -> None:
+    if num_missing:
+        _log.info("%s: %d of %d latents will be encoded while training", path, num_missing, items.height)
+
+
+def open_text_cache(recipe: Recipe, manifest: Manifest) -> TextSource:
+    """CacheError if the cache does not fit the recipe, unless it may grow."""
+    cache, path = recipe.data.cache, Path(recipe.data.cache.text or "")
+    pipeline = build_text(recipe.text)
+    fingerprint = _text_fingerprint(recipe, pipeline)
+    if not cache.on_demand:
+        return TextCache.open(path, fingerprint, captions=_captions(manifest))
+    folder = CacheFolder.create(path, "text", TEXT_COLUMNS)
+    return GrowingText(
+        TextCache.open(path, fingerprint, on_missing="allow"),
+        folder,
+        encode=lambda part: vars(pipeline.encode(part)),
+        dtype=_DTYPES[cache.precision],
+        made_by=folder.note_fingerprint(fingerprint),
+    )

@@ -13,16 +13,20 @@ from numpy.typing import NDArray
 
 from frameloom.config.facts import FAMILIES, VAES
 from frameloom.config.schema import Recipe
-from frameloom.core.errors import CheckpointError, ConfigError, DataError
+from frameloom.core.errors import CheckpointError, DataError
 from frameloom.core.log import get_logger
 from frameloom.data.bad_clips import BadClipLog
 from frameloom.data.batch import Batch, BatchReader
-from frameloom.data.buckets import assign, count_unused
-from frameloom.data.grid import GridConfig, parse_grid
+from frameloom.data.buckets import BucketPolicy, assign, count_unused
+from frameloom.data.filters import Where
+from frameloom.data.foreign_cache import RowTextReader
 from frameloom.data.loader import iterate_batches, iterate_epochs
-from frameloom.data.manifest import Manifest
+from frameloom.data.manifest import Manifest, SourceSpec, rows_of_epoch
 from frameloom.data.plan import BatchPlan, plan_epoch
+from frameloom.data.policies.build import build_bucket_policy
+from frameloom.data.policies.lengths import LengthRule
 from frameloom.data.reader import CachedReader, ClipReader, ReadSettings, TextSource
+from frameloom.data.transforms import parse_transforms
 
 _log = get_logger(__name__)
 
@@ -33,7 +37,7 @@ Position = tuple[int, int]
 @dataclass
 class Feed:
     manifest: Manifest
-    grid: GridConfig
+    grid: BucketPolicy
     plan: Callable[[int], BatchPlan]
     reader: BatchReader
     bad_clips: BadClipLog
@@ -47,7 +51,13 @@ class Feed:
         microbatch = self._microbatch_at(epoch, position)
         waiting: list[Batch] = []
         for plan, batch in iterate_epochs(
-            self.plan, self.reader, epoch=epoch, position=microbatch, workers=self.workers, timeout_s=self.timeout_s
+            self.plan,
+            self.reader,
+            epoch=epoch,
+            position=microbatch,
+            workers=self.workers,
+            timeout_s=self.timeout_s,
+            quarantine=self.bad_clips.quarantine,
         ):
             self.bad_clips.add(batch)
             waiting.append(batch)
@@ -76,30 +86,44 @@ class Feed:
         return found
 
 
-def build_grid(recipe: Recipe) -> GridConfig:
+def build_grid(recipe: Recipe) -> BucketPolicy:
     """Buckets whose sizes fit the autoencoder, and the denoiser's patches where one is trained."""
-    stride = VAES[recipe.vae.name].strides[1]
-    if recipe.task == "denoiser":
-        stride *= FAMILIES[recipe.model.family].patch[1]
-    return parse_grid(recipe.data.buckets, stride=stride, fps_max=recipe.data.fps_max)
+    vae = VAES[recipe.vae.name]
+    patch = FAMILIES[recipe.model.family].patch if recipe.task == "denoiser" else (1, 1, 1)
+    rule = LengthRule(stride=vae.strides[0], causal=vae.causal, patch=patch[0])
+    return build_bucket_policy(recipe.data, stride=vae.strides[1] * patch[1], rule=rule)
 
 
-def read_manifest(recipe: Recipe) -> Manifest:
-    root = Path(recipe.data.root) if recipe.data.root else None
-    return Manifest.read(Path(recipe.data.manifest), root=root, where=recipe.data.where)
+def read_manifest(recipe: Recipe, where: Where | None = None) -> Manifest:
+    """The clips of `data.manifest` or of all `data.sources`; `where` stands in for `data.where`."""
+    data = recipe.data
+    if data.sources:
+        specs = [
+            SourceSpec(Path(item.path), Path(item.root) if item.root else None, item.where, item.weight, item.repeat)
+            for item in data.sources
+        ]
+    else:
+        specs = [SourceSpec(Path(data.manifest or ""), Path(data.root) if data.root else None)]
+    return Manifest.read_sources(specs, where=data.where if where is None else where)
 
 
 def build_clip_reader(
-    recipe: Recipe, manifest: Manifest, grid: GridConfig, text: TextSource | None = None
+    recipe: Recipe, manifest: Manifest, grid: BucketPolicy, text: TextSource | None = None
 ) -> ClipReader:
     return ClipReader(manifest, grid, seed=recipe.seed, settings=read_settings(recipe), text=text)
 
 
 def read_settings(recipe: Recipe) -> ReadSettings:
-    return ReadSettings(frame_start=recipe.data.frame_start, flip_probability=recipe.data.flip)
+    data = recipe.data
+    return ReadSettings(
+        frame_start=data.frame_start,
+        flip_probability=data.flip,
+        transforms=parse_transforms(data.transforms),
+        decoder=data.decoder,
+    )
 
 
-def build_plan(recipe: Recipe, manifest: Manifest, grid: GridConfig) -> Callable[[int], BatchPlan]:
+def build_plan(recipe: Recipe, manifest: Manifest, grid: BucketPolicy) -> Callable[[int], BatchPlan]:
     """The plan of an epoch as a function; the last two are kept, because both sides of an epoch's end are asked for."""
 
     @lru_cache(maxsize=2)
@@ -107,18 +131,10 @@ def build_plan(recipe: Recipe, manifest: Manifest, grid: GridConfig) -> Callable
         assignment = assign(manifest, grid, recipe.seed, epoch)
         if epoch == 0:
             _warn_of_unused(manifest, grid, assignment)
-        made = plan_epoch(
-            assignment,
-            grid.batch_sizes,
-            grid.costs,
-            seed=recipe.seed,
-            epoch=epoch,
-            alike=recipe.train.accumulate,
-            drop_last=recipe.data.drop_last,
-        )
+        made = order_epoch(recipe, grid, assignment, epoch, shown_rows(recipe, manifest, epoch))
         if made.num_microbatches == 0:
             raise DataError(
-                f"{recipe.data.manifest}: no clip fits a bucket in epoch {epoch} "
+                f"{manifest.source}: no clip fits a bucket in epoch {epoch} "
                 f"({count_unused(manifest, grid, assignment)}); add smaller sizes or shorter lengths to data.buckets"
             )
         return made
@@ -126,24 +142,63 @@ def build_plan(recipe: Recipe, manifest: Manifest, grid: GridConfig) -> Callable
     return plan
 
 
-def _warn_of_unused(manifest: Manifest, grid: GridConfig, assignment: NDArray[np.int32]) -> None:
+def shown_rows(recipe: Recipe, manifest: Manifest, epoch: int) -> NDArray[np.int64] | None:
+    """The rows of an epoch where sources have weights or repeats; None where every row comes once."""
+    if all(part.share.is_plain for part in manifest.parts):
+        return None
+    return rows_of_epoch(manifest, recipe.seed, epoch)
+
+
+def order_epoch(
+    recipe: Recipe,
+    grid: BucketPolicy,
+    assignment: NDArray[np.int32],
+    epoch: int,
+    shown: NDArray[np.int64] | None = None,
+) -> BatchPlan:
+    """The plan of an epoch from the bucket of each row; the number of ranks has no part in it."""
+    return plan_epoch(
+        assignment,
+        grid.batch_sizes,
+        clip_costs(recipe, grid),
+        seed=recipe.seed,
+        epoch=epoch,
+        accumulate=recipe.train.accumulate,
+        drop_last=recipe.data.drop_last,
+        shown=shown,
+    )
+
+
+def clip_costs(recipe: Recipe, grid: BucketPolicy) -> NDArray[np.float64]:
+    """What one clip of each bucket costs: tokens for a denoiser, pixels for an autoencoder."""
+    if recipe.task != "denoiser":
+        return grid.costs
+    vae, patch = VAES[recipe.vae.name], FAMILIES[recipe.model.family].patch
+    latent_frames = [(bucket.frames - vae.causal) // vae.strides[0] + vae.causal for bucket in grid.buckets]
+    areas = [bucket.height * bucket.width for bucket in grid.buckets]
+    cell = vae.strides[1] * vae.strides[2] * patch[0] * patch[1] * patch[2]
+    return np.array(latent_frames, dtype=np.float64) * areas / cell
+
+
+def _warn_of_unused(manifest: Manifest, grid: BucketPolicy, assignment: NDArray[np.int32]) -> None:
     unused = {reason: count for reason, count in count_unused(manifest, grid, assignment).items() if count}
     if unused:
         _log.warning("%d of %d clips fit no bucket: %s", sum(unused.values()), len(manifest), unused)
 
 
 def build_feed(recipe: Recipe, *, bad_clips: Path) -> Feed:
-    from frameloom.train.caching import open_latent_cache, open_text_cache
+    from frameloom.train.caching import open_caches
 
     grid = build_grid(recipe)
     manifest = read_manifest(recipe)
-    text = open_text_cache(recipe, manifest) if recipe.data.cache.text else None
-    clips = build_clip_reader(recipe, manifest, grid, text)
+    caches = open_caches(recipe, manifest, grid)
+    clips = build_clip_reader(recipe, manifest, grid, caches.text)
     plan = build_plan(recipe, manifest, grid)
     reader: BatchReader = clips
-    if recipe.data.cache.latents:
-        latents = open_latent_cache(recipe, manifest, grid)
-        reader = CachedReader(manifest, grid, latents, seed=recipe.seed, text=text)
+    if caches.latents is not None:
+        reader = CachedReader(manifest, grid, caches.latents, seed=recipe.seed, text=caches.text)
+    if caches.row_text is not None:
+        reader = RowTextReader(reader, caches.row_text)
 
     def measure() -> list[Batch]:
         return list(islice(iterate_batches(plan(0), clips), 8))
@@ -155,14 +210,14 @@ def build_feed(recipe: Recipe, *, bad_clips: Path) -> Feed:
         reader=reader,
         bad_clips=BadClipLog(bad_clips, num_clips=len(manifest), limit=recipe.data.bad_limit),
         # A cached batch is a lookup: a process hop would cost more than it.
-        workers=0 if recipe.data.cache.latents else recipe.data.workers,
+        workers=recipe.data.workers if caches.latents is None else 0,
         timeout_s=recipe.data.timeout_s,
         validation=_validation_source(recipe, grid),
         measuring=measure,
     )
 
 
-def _validation_source(recipe: Recipe, grid: GridConfig) -> Callable[[], list[Batch]]:
+def _validation_source(recipe: Recipe, grid: BucketPolicy) -> Callable[[], list[Batch]]:
     """The same few held-out batches each time, read once and kept."""
     section = recipe.validation
     if section is None:
@@ -170,10 +225,7 @@ def _validation_source(recipe: Recipe, grid: GridConfig) -> Callable[[], list[Ba
 
     @lru_cache(maxsize=1)
     def read() -> tuple[Batch, ...]:
-        root = Path(recipe.data.root) if recipe.data.root else None
-        manifest = Manifest.read(Path(recipe.data.manifest), root=root, where=section.where)
-        if len(manifest) == 0:
-            raise ConfigError(f"validation.where {dict(section.where)} keeps no row of {recipe.data.manifest}")
+        manifest = read_manifest(recipe, where=section.where)
         plan = build_plan(recipe, manifest, grid)(0)
         return tuple(islice(iterate_batches(plan, build_clip_reader(recipe, manifest, grid)), section.batches))
 

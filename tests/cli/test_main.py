@@ -40,7 +40,8 @@ print([name for name in {HEAVY!r} if name in sys.modules])
 
 @pytest.mark.parametrize(
     "words",
-    [["demo"], ["train"], ["sample"], ["parity"], ["bench"], ["data", "shapes"], ["data", "cache"], ["data", "score"]]
+    [["demo"], ["train"], ["sample"], ["parity"], ["bench"]]
+    + [["data", name] for name in ("shapes", "scan", "check", "report", "shard", "cache", "ledger", "score")]
     + [["recipe", name] for name in ("check", "show", "list", "schema", "reference")],
 )
 def test_every_command_has_help_with_an_example(words):
@@ -56,7 +57,7 @@ def test_a_mistyped_command_answers_with_the_nearest():
 FLAGS = {
     "train": set(),
     "sample": {"--prompt", "--prompts", "--out", "--seed", "--steps", "--guidance", "--weights"},
-    "demo": {"--folder"},
+    "demo": {"--folder", "--long"},
     "parity": {"--json"},
     "bench": {"--rounds", "--json"},
 }

@@ -8,9 +8,10 @@ import numpy as np
 import polars as pl
 import pytest
 
-from frameloom.data.grid import GridConfig, parse_grid
 from frameloom.data.manifest import Manifest, write_manifest
 from frameloom.data.media import write_image, write_video
+from frameloom.data.policies.grid import GridPolicy
+from frameloom.data.policies.grid_parser import parse_grid
 
 # name, height, width, frames, fps
 VIDEOS = [
@@ -58,5 +59,5 @@ def manifest(clip_set: Path) -> Manifest:
 
 
 @pytest.fixture(scope="session")
-def grid() -> GridConfig:
+def grid() -> GridPolicy:
     return parse_grid({"64px": {1: [1.0, 2], 9: [1.0, 2], 17: [0.5, 2]}}, stride=16, fps_max=24)

@@ -9,19 +9,20 @@ import pytest
 
 from frameloom.core.errors import ConfigError
 from frameloom.data.buckets import (
+    Clips,
     Pairs,
     assign,
-    assign_clips,
     bucket_table,
     count_unused,
     counter_draw,
     possible_buckets,
-    sample_rate,
-    thin_clips,
 )
-from frameloom.data.grid import GridConfig, parse_grid
 from frameloom.data.manifest import Manifest, write_manifest
-from frameloom.data.resolutions import nearest_ratios, parse_resolution, size_table
+from frameloom.data.policies.grid import GridPolicy, _Cascade
+from frameloom.data.policies.grid_parser import parse_grid
+from frameloom.data.policies.lengths import sample_rate
+from frameloom.data.policies.ratios import nearest_values
+from frameloom.data.policies.resolutions import height_per_width, parse_resolution, size_table
 
 GOLDENS = Path(__file__).parents[1] / "goldens" / "open-sora-v2"
 TABLES = json.loads((GOLDENS / "resolution_tables.json").read_text())
@@ -70,7 +71,8 @@ def test_nearest_ratio_equals_the_original() -> None:
     cases = TABLES["closest_ratio_256px_[h,w,name]"]
     table = size_table("256px", 16)
     heights, widths = np.array([case[0] for case in cases]), np.array([case[1] for case in cases])
-    assert [list(table)[i] for i in nearest_ratios(table, heights, widths)] == [case[2] for case in cases]
+    nearest = nearest_values([height_per_width(ratio) for ratio in table], heights / widths)
+    assert [list(table)[i] for i in nearest] == [case[2] for case in cases]
 
 
 @pytest.mark.parametrize("fps_max", [16, 24])
@@ -87,12 +89,8 @@ def decide(config: str, fps_max: float, base_seed: int) -> list[list[object] | N
     fps = np.array([np.nan if sample[3] is None else sample[3] for sample in samples])
     draws = np.stack([np.random.default_rng(base_seed + i).random(64) for i in range(len(samples))])
     grid = parse_grid(CONFIGS[config], stride=32 if config == "high_compression" else 16, fps_max=fps_max)
-    chosen = assign_clips(
-        grid,
-        thin_clips(frames, heights, widths, fps, fps_max),
-        np.arange(len(samples)),
-        lambda rows, numbers: draws[rows, numbers],
-    )
+    clips = Clips(frames, heights, widths, fps)
+    chosen = grid.assign_clips(clips, np.arange(len(samples)), lambda rows, numbers: draws[rows, numbers])
     found = [grid.buckets[i] if i >= 0 else None for i in chosen]
     return [[bucket.resolution, bucket.frames, bucket.ratio] if bucket else None for bucket in found]
 
@@ -151,21 +149,21 @@ def rows(tmp_path: Path) -> Manifest:
 
 
 @pytest.fixture
-def grid() -> GridConfig:
+def grid() -> GridPolicy:
     return parse_grid(GRID, stride=16, fps_max=24)
 
 
-def test_assignment_is_a_function_of_seed_epoch_and_row(rows: Manifest, grid: GridConfig) -> None:
+def test_assignment_is_a_function_of_seed_epoch_and_row(rows: Manifest, grid: GridPolicy) -> None:
     first = assign(rows, grid, 1, 0)
     assert np.array_equal(first, assign(rows, grid, 1, 0))
     assert not np.array_equal(first, assign(rows, grid, 2, 0))
     assert not np.array_equal(first, assign(rows, grid, 1, 1))
     some = np.array([7, 1999, 42])
-    clips = thin_clips(rows.frames[some], rows.height[some], rows.width[some], rows.fps[some], grid.fps_max)
-    assert np.array_equal(assign_clips(grid, clips, some, counter_draw(1, 0)), first[some])
+    clips = Clips(*(column[some].astype(np.int64) for column in (rows.frames, rows.height, rows.width)), rows.fps[some])
+    assert np.array_equal(grid.assign_clips(clips, some, counter_draw(1, 0)), first[some])
 
 
-def test_assignment_does_not_depend_on_batch_sizes(rows: Manifest, grid: GridConfig) -> None:
+def test_assignment_does_not_depend_on_batch_sizes(rows: Manifest, grid: GridPolicy) -> None:
     doubled = {name: {key: [value[0], 2 * value[1]] for key, value in row.items()} for name, row in GRID.items()}
     other = parse_grid(doubled, stride=16, fps_max=24)
     assert np.array_equal(assign(rows, grid, 3, 0), assign(rows, other, 3, 0))
@@ -173,7 +171,7 @@ def test_assignment_does_not_depend_on_batch_sizes(rows: Manifest, grid: GridCon
     assert other.batch_sizes.tolist() != grid.batch_sizes.tolist()
 
 
-def test_possible_buckets_are_those_that_epochs_reach(rows: Manifest, grid: GridConfig) -> None:
+def test_possible_buckets_are_those_that_epochs_reach(rows: Manifest, grid: GridPolicy) -> None:
     pairs = possible_buckets(rows, grid)
     possible = set(zip(pairs.rows.tolist(), pairs.buckets.tolist(), strict=True))
     reached = set()
@@ -197,7 +195,18 @@ def test_chance_zero_is_never_taken_and_chance_one_always(rows: Manifest) -> Non
     assert ((chosen >= 0) == large).all()
 
 
-def test_table_and_reasons_add_up(rows: Manifest, grid: GridConfig) -> None:
+def test_taking_the_longest_at_once_equals_trying_one_after_the_other(
+    rows: Manifest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = {"128px": {1: [0.5, 4], 17: [0.5, 2], 33: [0.0, 1]}, "64px": {1: [0.7, 8], 9: [1.0, 4], 33: [0.3, 1]}}
+    grid = parse_grid(plain, stride=16, fps_max=24)
+    at_once = [assign(rows, grid, 4, epoch) for epoch in range(3)]
+    monkeypatch.setattr(_Cascade, "_take_longest", _Cascade._try_lengths)
+    assert np.array_equal(at_once, [assign(rows, grid, 4, epoch) for epoch in range(3)])
+    assert not np.array_equal(at_once[0], at_once[1])
+
+
+def test_table_and_reasons_add_up(rows: Manifest, grid: GridPolicy) -> None:
     chosen = assign(rows, grid, 1, 0)
     table = bucket_table(chosen, grid)
     unused = count_unused(rows, grid, chosen)

@@ -17,8 +17,8 @@ from PIL import Image
 from torch import Tensor
 
 from frameloom.core.errors import DataError
-from frameloom.data.decode import ClipError, DecodeLimits, probe_clip, probe_image, read_clip, read_image
-from frameloom.data.frames import cover, frame_indices, spread_frames
+from frameloom.data.decode import ClipError, DecodeLimits, DecodeWork, probe_clip, probe_image, read_clip, read_image
+from frameloom.data.frames import Cover, cover, frame_indices, spread_frames
 from frameloom.data.media import write_video
 
 GEOMETRY = json.loads(
@@ -39,7 +39,9 @@ def make_clip(
     options: dict[str, str] | None = None,
     movflags: str = "",
 ) -> Path:
-    """A clip whose frame n has a gray of 5n on its left half, so that a frame's number can be read back."""
+    """A clip whose frame n has a gray of 5n on its left half, so that a frame's number can be read back; the rest is a
+    ramp, so that every place looks different."""
+    ramp = np.add.outer(3 * np.arange(height), 2 * np.arange(width))[..., None] % 200
     with av.open(str(path), "w", options={"movflags": movflags} if movflags else {}) as container:
         stream = container.add_stream(codec, rate=24, options=options or {"crf": "1", "preset": "veryfast", "bf": "2"})
         stream.width, stream.height, stream.pix_fmt = width, height, pix_fmt
@@ -48,8 +50,8 @@ def make_clip(
         if rotation is not None:
             stream.set_display_rotation(rotation)
         for number in range(frames):
-            pixels = np.full((height, width, 3), 20, np.uint8)
-            pixels[:, : width // 2] = (5 * number) % 256
+            pixels = np.tile(ramp.astype(np.uint8), (1, 1, 3))
+            pixels[height // 8 :, : width // 2] = (5 * number) % 256
             frame = av.VideoFrame.from_ndarray(pixels, "rgb24")
             frame.pts = times(number)
             frame.time_base = Fraction(1, 24)
@@ -96,20 +98,71 @@ def test_seeking_gives_the_frames_that_reading_from_the_start_gives(tmp_path: Pa
     assert not torch.equal(whole[:, 60], whole[:, 61])
 
 
-def test_seeking_decodes_only_what_is_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_seeking_decodes_only_what_is_needed(tmp_path: Path) -> None:
     path = make_clip(tmp_path / "a.mp4", frames=200)
-    decoded = []
-    fill = read_clip.__globals__["_fill"]
+    late, early = DecodeWork(), DecodeWork()
+    read_clip(path, indices=[150, 152], height=16, width=16, work=late)
+    read_clip(path, indices=[3, 5], height=16, width=16, work=early)
+    # Groups of 12 frames: from the key frame before frame 150, or from the start, and never behind the last one wanted.
+    assert (late.num_used, early.num_used) == (2, 2)
+    assert late.num_decoded <= 12 + 3
+    assert early.num_decoded == 6
 
-    def count(path, pixels, numbered, wanted, limits):
-        return fill(
-            path, pixels, (decoded.append(index) or (index, frame) for index, frame in numbered), wanted, limits
-        )
 
-    monkeypatch.setitem(read_clip.__globals__, "_fill", count)
-    read_clip(path, indices=[150, 152], height=16, width=16)
-    assert decoded[0] > 150 - 25
-    assert decoded[-1] == 152
+@pytest.mark.parametrize("gop", [250, 1])
+def test_one_group_of_pictures_is_decoded_whatever_its_length(tmp_path: Path, gop: int) -> None:
+    options = {"crf": "1", "preset": "veryfast", "x264-params": f"keyint={gop}:min-keyint={gop}:scenecut=0:bframes=3"}
+    path = make_clip(tmp_path / "a.mp4", frames=300, options=options)
+    work = DecodeWork()
+    clip = read_clip(path, indices=range(260, 277, 2), height=48, width=64, work=work)
+    assert torch.equal(clip, read_clip(path, indices=range(300), height=48, width=64)[:, 260:277:2])
+    assert work.num_used == 9
+    assert work.num_decoded <= (27 if gop == 250 else 17)
+
+
+def test_repeated_frames_are_decoded_once(tmp_path: Path) -> None:
+    path = make_clip(tmp_path / "a.mp4")
+    work = DecodeWork()
+    clip = read_clip(path, indices=[2, 2, 3, 5, 5, 5], height=48, width=64, work=work)
+    assert numbers_in(clip) == [2, 2, 3, 5, 5, 5]
+    assert work.num_used == 3
+    with pytest.raises(ValueError, match="rising"):
+        read_clip(path, indices=[3, 2], height=48, width=64)
+
+
+@pytest.mark.parametrize("rotation", [None, 90, 180, 270])
+def test_a_cut_off_the_centre_lies_where_the_viewer_sees_it(tmp_path: Path, rotation: float | None) -> None:
+    path = make_clip(tmp_path / "a.mp4", height=48, width=64, rotation=rotation)
+    facts = probe_clip(path)
+    whole = read_clip(path, indices=[30], height=facts.height, width=facts.width)
+    place = Cover(facts.height, facts.width, 20, 30)
+    cut_out = read_clip(path, indices=[30], height=24, width=16, place=lambda height, width: place)
+    assert torch.equal(cut_out, whole[:, :, 20:44, 30:46])
+    assert not torch.equal(cut_out, whole[:, :, :24, :16])
+    sizes = []
+    read_clip(path, indices=[0], height=24, width=16, place=lambda *size: sizes.append(size) or place)
+    assert sizes == [(facts.height, facts.width)]
+
+
+def test_a_place_that_does_not_hold_the_cut_is_refused(tmp_path: Path) -> None:
+    path = make_clip(tmp_path / "a.mp4")
+    with pytest.raises(ClipError, match="does not hold 64x48"):
+        read_clip(path, indices=[0], height=48, width=64, place=lambda height, width: Cover(40, 64, 0, 0))
+
+
+def test_a_large_jpeg_is_decoded_small(tmp_path: Path) -> None:
+    """The picture is the same to the eye, and far fewer pixels are decoded than the file has."""
+    ramp = np.linspace(0, 255, 1600, dtype=np.uint8)
+    pixels = np.stack([np.tile(ramp, (1200, 1)), np.tile(ramp[:1200, None], (1, 1600)), np.full((1200, 1600), 90)], -1)
+    Image.fromarray(pixels.astype(np.uint8)).save(tmp_path / "a.jpg", quality=95)
+    Image.fromarray(pixels.astype(np.uint8)).save(tmp_path / "a.png")
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    Image.fromarray(pixels.astype(np.uint8)).save(tmp_path / "turned.jpg", quality=95, exif=exif)
+    small = read_image(tmp_path / "a.jpg", height=96, width=128).int()
+    assert (small - read_image(tmp_path / "a.png", height=96, width=128).int()).abs().max() <= 3
+    turned = read_image(tmp_path / "turned.jpg", height=128, width=96).int()
+    assert (turned - torch.rot90(small, -1, (2, 3))).abs().max() <= 3
 
 
 def test_picture_covers_the_size_and_is_cut_in_the_centre(tmp_path: Path) -> None:

@@ -5,11 +5,8 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
-import os
 import pickle
 import shutil
-import signal
-from collections.abc import Iterator
 from multiprocessing import active_children
 from pathlib import Path
 
@@ -17,21 +14,21 @@ import numpy as np
 import pytest
 import torch
 
-from frameloom.core.errors import ConfigError, DataError, RunError
+from frameloom.core.errors import ConfigError, DataError
 from frameloom.data.bad_clips import BadClipLog
 from frameloom.data.batch import BadClip, Batch
 from frameloom.data.buckets import assign
 from frameloom.data.decode import ClipError
-from frameloom.data.grid import GridConfig
 from frameloom.data.loader import iterate_batches, iterate_epochs, make_requests
 from frameloom.data.manifest import Manifest
 from frameloom.data.plan import BatchPlan, plan_epoch
+from frameloom.data.policies.grid import GridPolicy
 from frameloom.data.reader import ClipReader, ReadSettings
 
 SETTINGS = ReadSettings(frame_start="random", flip_probability=0.5)
 
 
-def plan_of(manifest: Manifest, grid: GridConfig, *, seed: int = 1, epoch: int = 0) -> BatchPlan:
+def plan_of(manifest: Manifest, grid: GridPolicy, *, seed: int = 1, epoch: int = 0) -> BatchPlan:
     chosen = assign(manifest, grid, seed, epoch)
     return plan_epoch(chosen, grid.batch_sizes, grid.costs, seed=seed, epoch=epoch)
 
@@ -55,18 +52,12 @@ def summary(batch: Batch) -> tuple[object, ...]:
     )
 
 
-@pytest.fixture(scope="module")
-def warm_server(manifest: Manifest, grid: GridConfig) -> None:
-    """Start the fork server, which imports torch, before a test measures time."""
-    read_all(manifest, grid, workers=1, timeout_s=120)
-
-
-def read_all(manifest: Manifest, grid: GridConfig, *, seed: int = 1, **kwargs: int) -> list[tuple[object, ...]]:
+def read_all(manifest: Manifest, grid: GridPolicy, *, seed: int = 1, **kwargs: int) -> list[tuple[object, ...]]:
     reader = ClipReader(manifest, grid, seed=seed, settings=SETTINGS)
     return [summary(batch) for batch in iterate_batches(plan_of(manifest, grid, seed=seed), reader, **kwargs)]
 
 
-def test_batches_have_their_buckets_shape_and_captions(manifest: Manifest, grid: GridConfig) -> None:
+def test_batches_have_their_buckets_shape_and_captions(manifest: Manifest, grid: GridPolicy) -> None:
     plan = plan_of(manifest, grid)
     reader = ClipReader(manifest, grid, seed=1, settings=SETTINGS)
     seen = []
@@ -88,21 +79,21 @@ def test_batches_have_their_buckets_shape_and_captions(manifest: Manifest, grid:
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_workers_do_not_change_batches(manifest: Manifest, grid: GridConfig, workers: int) -> None:
+def test_workers_do_not_change_batches(manifest: Manifest, grid: GridPolicy, workers: int) -> None:
     alone = read_all(manifest, grid)
     assert read_all(manifest, grid, workers=workers, timeout_s=60) == alone
     assert read_all(manifest, grid, seed=2) != alone
     assert not active_children()
 
 
-def test_resuming_at_every_position_gives_the_rest(manifest: Manifest, grid: GridConfig) -> None:
+def test_resuming_at_every_position_gives_the_rest(manifest: Manifest, grid: GridPolicy) -> None:
     whole = read_all(manifest, grid)
     for position in range(len(whole) + 1):
         assert read_all(manifest, grid, position=position) == whole[position:]
 
 
 @pytest.mark.parametrize("num_ranks", [2, 3])
-def test_ranks_share_an_epoch_without_overlap(manifest: Manifest, grid: GridConfig, num_ranks: int) -> None:
+def test_ranks_share_an_epoch_without_overlap(manifest: Manifest, grid: GridPolicy, num_ranks: int) -> None:
     whole = read_all(manifest, grid)
     parts = [read_all(manifest, grid, rank=rank, num_ranks=num_ranks) for rank in range(num_ranks)]
     assert parts == [whole[rank::num_ranks] for rank in range(num_ranks)]
@@ -113,7 +104,7 @@ def test_ranks_share_an_epoch_without_overlap(manifest: Manifest, grid: GridConf
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_epochs_follow_each_other_with_one_pool(manifest: Manifest, grid: GridConfig, workers: int) -> None:
+def test_epochs_follow_each_other_with_one_pool(manifest: Manifest, grid: GridPolicy, workers: int) -> None:
     reader = ClipReader(manifest, grid, seed=1, settings=SETTINGS)
 
     def read(epoch: int, position: int, count: int) -> list[tuple[object, ...]]:
@@ -143,13 +134,13 @@ def test_epochs_follow_each_other_with_one_pool(manifest: Manifest, grid: GridCo
     assert read(0, length, 2) == long[length : length + 2]
 
 
-def test_making_a_pool_leaves_the_global_generator_alone(manifest: Manifest, grid: GridConfig) -> None:
+def test_making_a_pool_leaves_the_global_generator_alone(manifest: Manifest, grid: GridPolicy) -> None:
     before = torch.get_rng_state()
     read_all(manifest, grid, workers=1, timeout_s=60)
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_flips_and_starts_depend_on_the_slot(manifest: Manifest, grid: GridConfig) -> None:
+def test_flips_and_starts_depend_on_the_slot(manifest: Manifest, grid: GridPolicy) -> None:
     reader = ClipReader(manifest, grid, seed=1, settings=ReadSettings(frame_start="random", flip_probability=0.0))
     bucket = next(b for b in grid.buckets if b.frames == 9 and b.height == b.width)
     slots = [reader.read_pixels(5, bucket, 0, ordinal) for ordinal in range(12)]
@@ -181,14 +172,14 @@ def damaged(clip_set: Path, tmp_path: Path) -> Manifest:
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_bad_clips_are_replaced_alike_with_any_workers(damaged: Manifest, grid: GridConfig, workers: int) -> None:
+def test_bad_clips_are_replaced_alike_with_any_workers(damaged: Manifest, grid: GridPolicy, workers: int) -> None:
     alone = read_all(damaged, grid)
     assert read_all(damaged, grid, workers=workers, timeout_s=60) == alone
     bad = [clip for item in alone for clip in item[-1]]
     assert {clip.path for clip in bad} == {"a.mp4", "c.mp4", "i.png"}
 
 
-def test_replacements_come_from_the_same_bucket_and_keep_the_slot(damaged: Manifest, grid: GridConfig) -> None:
+def test_replacements_come_from_the_same_bucket_and_keep_the_slot(damaged: Manifest, grid: GridPolicy) -> None:
     plan = plan_of(damaged, grid)
     chosen = assign(damaged, grid, 1, 0)
     reader = ClipReader(damaged, grid, seed=1, settings=SETTINGS)
@@ -205,7 +196,7 @@ def test_replacements_come_from_the_same_bucket_and_keep_the_slot(damaged: Manif
         assert all(clip.epoch == 0 and clip.reason.startswith(str(damaged.root)) for clip in batch.bad)
 
 
-def test_without_replacements_bad_clips_leave_gaps(damaged: Manifest, grid: GridConfig) -> None:
+def test_without_replacements_bad_clips_leave_gaps(damaged: Manifest, grid: GridPolicy) -> None:
     reader = ClipReader(damaged, grid, seed=1, settings=ReadSettings(max_replacements=0))
     batches = list(iterate_batches(plan_of(damaged, grid), reader))
     assert sum(batch.size for batch in batches) + sum(len(batch.bad) for batch in batches) == len(
@@ -215,7 +206,7 @@ def test_without_replacements_bad_clips_leave_gaps(damaged: Manifest, grid: Grid
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_a_bucket_with_no_good_clip_is_an_error(clip_set: Path, tmp_path: Path, grid: GridConfig, workers: int) -> None:
+def test_a_bucket_with_no_good_clip_is_an_error(clip_set: Path, tmp_path: Path, grid: GridPolicy, workers: int) -> None:
     root = tmp_path / "gone"
     root.mkdir()
     shutil.copy(clip_set, root / clip_set.name)
@@ -226,104 +217,26 @@ def test_a_bucket_with_no_good_clip_is_an_error(clip_set: Path, tmp_path: Path, 
     assert not isinstance(caught.value, ClipError)
 
 
-def test_reader_survives_pickling(manifest: Manifest, grid: GridConfig) -> None:
+def test_reader_survives_pickling(manifest: Manifest, grid: GridPolicy) -> None:
     reader = ClipReader(manifest, grid, seed=1, settings=SETTINGS)
     request = next(make_requests(plan_of(manifest, grid)))
     assert summary(pickle.loads(pickle.dumps(reader)).read(request)) == summary(reader.read(request))
 
 
-FAULTY_READER = """
-import os, signal, time
-from frameloom.data.reader import ClipReader
-
-class FaultyReader(ClipReader):
-    fault, row = "", -1
-
-    def read_pixels(self, row, bucket, epoch, ordinal):
-        if row == self.row:
-            if self.fault == "hang":
-                time.sleep(600)
-            if self.fault == "die":
-                os.kill(os.getpid(), signal.SIGKILL)
-            raise KeyError("a mistake of ours")
-        return super().read_pixels(row, bucket, epoch, ordinal)
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("warm_server")
-@pytest.mark.parametrize(
-    ("fault", "message"),
-    [
-        ("hang", r"gave nothing for 4 s at {path} \(micro-batch 2 of epoch 0\)"),
-        ("die", r"died at {path} \(micro-batch 2"),
-    ],
-)
-def test_worker_that_hangs_or_dies_is_reported_with_its_clip(
-    manifest: Manifest, grid: GridConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str, message: str
-) -> None:
-    reader = faulty_reader(manifest, grid, tmp_path, monkeypatch, fault)
-    plan = plan_of(manifest, grid)
-    found = []
-    with pytest.raises(RunError, match=message.format(path=manifest.clip(reader.row).path)):
-        for batch in iterate_batches(plan, reader, workers=2, timeout_s=4 if fault == "hang" else 600, prefetch=1):
-            found.append(summary(batch))
-    assert found == read_all(manifest, grid)[:2]
-    assert not active_children()
-
-
-def test_mistakes_in_a_worker_keep_their_kind(
-    manifest: Manifest, grid: GridConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    reader = faulty_reader(manifest, grid, tmp_path, monkeypatch, "raise")
-    with pytest.raises(KeyError, match="a mistake of ours"):
-        list(iterate_batches(plan_of(manifest, grid), reader, workers=1, timeout_s=60))
-
-
-def faulty_reader(
-    manifest: Manifest, grid: GridConfig, folder: Path, monkeypatch: pytest.MonkeyPatch, fault: str
-) -> ClipReader:
-    """A reader that fails at the first row of micro-batch 2; in a module that workers can import."""
-    name = f"faulty_reader_{fault}"
-    (folder / f"{name}.py").write_text(FAULTY_READER)
-    monkeypatch.syspath_prepend(folder)
-    reader = __import__(name).FaultyReader(manifest, grid, seed=1, settings=SETTINGS)
-    reader.fault, reader.row = fault, int(plan_of(manifest, grid).rows(2)[0])
-    return reader
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("warm_server")
-def test_stopped_worker_is_noticed_and_ended(manifest: Manifest, grid: GridConfig) -> None:
-    reader = ClipReader(manifest, grid, seed=1, settings=SETTINGS)
-    stream: Iterator[tuple[BatchPlan, Batch]] = iterate_epochs(
-        lambda number: plan_of(manifest, grid, epoch=number), reader, workers=1, timeout_s=4
-    )
-    next(stream)
-    (worker,) = active_children()
-    assert worker.pid is not None
-    os.kill(worker.pid, signal.SIGSTOP)
-    with pytest.raises(RunError, match="gave nothing for 4 s"):
-        for _ in stream:
-            pass
-    worker.join(5)
-    assert not worker.is_alive()
-
-
-def test_epoch_without_batches_is_an_error(manifest: Manifest, grid: GridConfig) -> None:
+def test_epoch_without_batches_is_an_error(manifest: Manifest, grid: GridPolicy) -> None:
     empty = plan_epoch(np.full(len(manifest), -1, dtype=np.int32), grid.batch_sizes, grid.costs, seed=0, epoch=0)
     with pytest.raises(DataError, match="no batch"):
         next(iterate_epochs(lambda number: empty, ClipReader(manifest, grid, seed=0)))
 
 
-def bad_batch(manifest: Manifest, grid: GridConfig, *rows: int, epoch: int = 0) -> Batch:
+def bad_batch(manifest: Manifest, grid: GridPolicy, *rows: int, epoch: int = 0) -> Batch:
     none = np.empty(0, dtype=np.int64)
     bad = [BadClip(row, manifest.clip(row).path, f"{manifest.clip(row).path}: broken", epoch, row) for row in rows]
     return Batch(epoch, 0, grid.buckets[0], none, none, [], bad=bad)
 
 
 def test_bad_clip_log_counts_rows_and_stops_over_the_limit(
-    manifest: Manifest, grid: GridConfig, tmp_path: Path
+    manifest: Manifest, grid: GridPolicy, tmp_path: Path
 ) -> None:
     log = BadClipLog(tmp_path / "bad_clips.jsonl", num_clips=100, limit=0.02)
     log.add(bad_batch(manifest, grid, 0, 1))
@@ -341,7 +254,7 @@ def test_bad_clip_log_counts_rows_and_stops_over_the_limit(
     ]
 
 
-def test_resumed_log_lists_nothing_twice(manifest: Manifest, grid: GridConfig, tmp_path: Path) -> None:
+def test_resumed_log_lists_nothing_twice(manifest: Manifest, grid: GridPolicy, tmp_path: Path) -> None:
     path = tmp_path / "bad_clips.jsonl"
     BadClipLog(path, num_clips=100, limit=0.5).add(bad_batch(manifest, grid, 0, 1))
     with path.open("a") as file:

@@ -3,7 +3,7 @@ import pytest
 import torch
 
 from frameloom.data.batch import Batch
-from frameloom.data.grid import Bucket
+from frameloom.data.buckets import Bucket
 from frameloom.train.draws import draw_normal, draw_uniform
 
 

@@ -12,9 +12,6 @@ import re
 from functools import cache
 from typing import NamedTuple
 
-import numpy as np
-from numpy.typing import NDArray
-
 from frameloom.core.errors import ConfigError
 
 ASPECT_RATIOS = ("2.39:1", "2:1", "16:9", "1.85:1", "9:16", "5:8", "3:2", "4:3", "1:1")
@@ -89,15 +86,7 @@ def _select(table: dict[str, Size], selection: str | None, name: str) -> dict[st
     return {selection: table[selection]}
 
 
-def nearest_ratios(
-    table: dict[str, Size], height: NDArray[np.integer], width: NDArray[np.integer]
-) -> NDArray[np.int64]:
-    """For each clip the position in `table` of the ratio nearest in height / width; the first wins a tie."""
-    values = np.array([_height_per_width(ratio) for ratio in table])
-    wanted = height / width
-    return np.asarray(np.abs(values[None, :] - wanted[:, None]).argmin(axis=1), dtype=np.int64)
-
-
-def _height_per_width(ratio: str) -> float:
+def height_per_width(ratio: str) -> float:
+    """The number behind a ratio's name, which is written width:height."""
     width, height = map(float, ratio.split(":"))
     return height / width

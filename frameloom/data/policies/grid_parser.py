@@ -7,90 +7,17 @@ for videos, a pair (keep, skip): the share `skip` first goes on to the next shor
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from frameloom.core.errors import ConfigError
-from frameloom.data.resolutions import Size, parse_resolution, size_table
-
-# A clip a little smaller than the budget is scaled up rather than lost.
-AREA_TOLERANCE = 0.8
-
-
-@dataclass(frozen=True)
-class Bucket:
-    """One shape that batches can have. `index` is its place in the grid and does not depend on batch sizes."""
-
-    index: int
-    resolution: str
-    frames: int
-    ratio: str
-    height: int
-    width: int
-    batch_size: int
-
-    @property
-    def name(self) -> str:
-        return f"{self.resolution} {self.frames}f {self.ratio}"
-
-    @property
-    def num_pixels(self) -> int:
-        """Pixels of one clip over all its frames: what a sample costs, up to a factor."""
-        return self.frames * self.height * self.width
-
-
-@dataclass(frozen=True)
-class Length:
-    """One entry of the grid; `skip` is None unless the recipe gave a pair."""
-
-    frames: int
-    keep: float
-    skip: float | None
-    batch_size: int
-    first_bucket: int  # the buckets of the ratios follow each other from here
-
-
-@dataclass(frozen=True)
-class Level:
-    """One resolution: its ratios in matching order and its lengths from long to short."""
-
-    resolution: str
-    budget: int
-    sizes: dict[str, Size]
-    lengths: tuple[Length, ...]
-
-
-@dataclass(frozen=True)
-class GridConfig:
-    """A checked grid; levels run from most to fewest pixels, the order in which a clip tries them."""
-
-    stride: int
-    fps_max: float | None
-    levels: tuple[Level, ...]
-    buckets: tuple[Bucket, ...]
-
-    @cached_property
-    def batch_sizes(self) -> NDArray[np.int64]:
-        return np.array([bucket.batch_size for bucket in self.buckets], dtype=np.int64)
-
-    @cached_property
-    def costs(self) -> NDArray[np.float64]:
-        """Pixels per clip of each bucket."""
-        return np.array([bucket.num_pixels for bucket in self.buckets], dtype=np.float64)
-
-    def geometry(self) -> dict[str, Any]:
-        """What decides which pixels a bucket holds, for fingerprints: probabilities and batch sizes do not."""
-        shapes = [f"{b.name} {b.height}x{b.width}" for b in self.buckets]
-        return {"stride": self.stride, "fps_max": self.fps_max, "buckets": shapes}
+from frameloom.data.buckets import Bucket
+from frameloom.data.policies.grid import GridPolicy, Length, Level
+from frameloom.data.policies.resolutions import Size, parse_resolution, size_table
 
 
 def parse_grid(
     raw: Mapping[Any, Any], *, stride: int, fps_max: float | None = None, where: str = "data.buckets"
-) -> GridConfig:
+) -> GridPolicy:
     """Check a grid as YAML gives it; ConfigError lists every mistake. `stride` = VAE stride x patch size."""
     problems: list[str] = []
     if not raw:
@@ -106,7 +33,7 @@ def parse_grid(
     for name in sorted(parsed, key=lambda name: parse_resolution(name)[0], reverse=True):
         lengths = tuple(_place(entry, name, tables[name], buckets) for entry in sorted(parsed[name], reverse=True))
         levels.append(Level(name, parse_resolution(name)[0], tables[name], lengths))
-    return GridConfig(stride, fps_max, tuple(levels), tuple(buckets))
+    return GridPolicy(stride, fps_max, tuple(levels), tuple(buckets))
 
 
 _Entry = tuple[int, float, float | None, int]  # frames, keep, skip, batch size
@@ -117,7 +44,7 @@ def _place(entry: _Entry, resolution: str, sizes: dict[str, Size], buckets: list
     first = len(buckets)
     for i, (ratio, size) in enumerate(sizes.items()):
         buckets.append(Bucket(first + i, resolution, frames, ratio, size.height, size.width, batch_size))
-    return Length(frames, keep, skip, batch_size, first)
+    return Length(frames, keep, skip, first)
 
 
 def _parse_sizes(name: str, stride: int, where: str, problems: list[str]) -> dict[str, Size]:

@@ -1,0 +1,85 @@
+"""Images trained on beside videos, as Open-Sora-Plan 1.1 does: `use_image_num` of them for every clip of a batch.
+
+Which images go beside a clip is drawn for the clip's slot, so workers, ranks and a resume change nothing.
+Shape letters: B batch, C channels, F frames, N images beside a clip, H height, W width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cached_property
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from frameloom.core.errors import DataError
+from frameloom.data.batch import BadClip, JointImages
+from frameloom.data.decode import ClipError
+from frameloom.data.manifest import Manifest
+from frameloom.data.slots import draw_at, note_bad
+
+# (row, number of the image beside its clip) -> pixels [C, 1, H, W]; ClipError if the file is bad
+ReadImage = Callable[[int, int], Tensor]
+Beside = list[tuple[int, Tensor]]
+"""rows and pixels [C, 1, H, W] of the images beside one clip"""
+
+
+class JointSource:
+    """Chooses `count` images for each clip: its own frames, or images of the manifest."""
+
+    def __init__(self, manifest: Manifest, *, seed: int, count: int, own_frames: bool, max_replacements: int) -> None:
+        self.count = count
+        self._manifest = manifest
+        self._seed = seed
+        self._own_frames = own_frames
+        self._max_replacements = max_replacements
+
+    @cached_property
+    def _rows(self) -> NDArray[np.int64]:
+        rows = np.flatnonzero(np.isnan(self._manifest.fps))
+        if not len(rows):
+            raise DataError(
+                f"{self._manifest.source}: use_image_num is {self.count}, but no row is an image; "
+                "add images, or set use_img_from_vid"
+            )
+        return rows
+
+    def read(
+        self, clip_CFHW: Tensor, row: int, epoch: int, ordinal: int, read_image: ReadImage, bad: list[BadClip]
+    ) -> Beside:
+        """The images beside one clip; those that cannot be read are replaced and added to `bad`."""
+        if self._own_frames:
+            frames = np.linspace(0, clip_CFHW.shape[1] - 1, self.count).astype(np.int64).tolist()
+            return [(row, clip_CFHW[:, frame : frame + 1]) for frame in frames]
+        return [self._draw(number, epoch, ordinal, read_image, bad) for number in range(self.count)]
+
+    def _draw(
+        self, number: int, epoch: int, ordinal: int, read_image: ReadImage, bad: list[BadClip]
+    ) -> tuple[int, Tensor]:
+        failed: list[BadClip] = []
+        for attempt in range(1 + self._max_replacements):
+            draw = draw_at(self._seed, f"joint image {attempt}", epoch, ordinal, number)
+            row = int(self._rows[int(draw * len(self._rows))])
+            try:
+                pixels_C1HW = read_image(row, number)
+            except ClipError as error:
+                failed.append(note_bad(self._manifest, row, error, epoch, ordinal))
+                continue
+            bad += failed
+            return row, pixels_C1HW
+        reasons = "\n".join(f"  row {clip.row}: {clip.reason}" for clip in failed)
+        raise DataError(f"none of {len(failed)} images drawn to go beside a video could be read\n{reasons}")
+
+    def join(self, images: list[Beside]) -> JointImages:
+        """Those of all clips of a batch, at least one, with their captions."""
+        rows_BN = np.array([[row for row, _ in beside] for beside in images], dtype=np.int64)
+        return JointImages(
+            pixels_BCNHW=torch.stack([torch.cat([pixels for _, pixels in beside], dim=1) for beside in images]),
+            rows_BN=rows_BN,
+            captions=[self._manifest.captions(rows_N) for rows_N in rows_BN],
+        )
+
+    def __getstate__(self) -> dict[str, object]:
+        return {name: value for name, value in self.__dict__.items() if name != "_rows"}

@@ -1,0 +1,126 @@
+"""Golden cases of Open-Sora 2.0: resolution tables, bucket decisions, what its batch sampler hands out, transforms."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from frameloom.data.buckets import UNUSED, Clips, Draw
+from frameloom.data.frames import FrameRule, Window, cover, select_frames
+from frameloom.data.policies.grid import GridPolicy
+from frameloom.data.policies.grid_parser import parse_grid
+from frameloom.data.policies.lengths import sample_rate
+from frameloom.data.policies.ratios import nearest_values
+from frameloom.data.policies.resolutions import height_per_width, size_table
+
+Found = Iterator[tuple[str, Any, Any]]
+
+# Shares of the published configs that are not 1.
+_SHARES: dict[str, dict[str, float]] = {
+    "image": {"768px": 0.5, "1024px": 0.5},
+    "stage1": {"768px": 0.5, "1024px": 0.5},
+    "stage2_i2v": {"768px": 0.5},
+}
+_STRIDES = {"high_compression": 32}
+_MAX_DRAWS = 64
+
+
+def compare_tables(case: dict[str, Any]) -> Found:
+    for name, wanted in case["tables"].items():
+        resolution, stride, mode = name.split("|")
+        table = size_table(resolution, int(stride[1:]), training=mode == "training")
+        yield name, list(table.values()), list(wanted["sizes_hw"].values())
+    rows = case["closest_ratio_256px_[h,w,name]"]
+    table = size_table("256px", 16)
+    wanted_ratios = np.array([row[0] / row[1] for row in rows])
+    nearest = nearest_values([height_per_width(ratio) for ratio in table], wanted_ratios)
+    yield "closest ratio", nearest.tolist(), [list(table).index(row[2]) for row in rows]
+    for fps_max in sorted({row[1] for row in case["map_target_fps_[fps,max_fps,new_fps,sampling_interval]"]}):
+        rows = [row for row in case["map_target_fps_[fps,max_fps,new_fps,sampling_interval]"] if row[1] == fps_max]
+        rates, intervals = sample_rate(_to_fps([row[0] for row in rows]), fps_max)
+        yield f"frame rate up to {fps_max}", np.stack([rates, intervals], axis=1), [row[2:] for row in rows]
+
+
+def compare_decisions(case: dict[str, Any]) -> Found:
+    clips = _to_clips(case["samples_[T,H,W,fps]"])
+    rows = np.arange(len(clips.frames))
+    draws = _numpy_draws(case["base_seed"] + rows)
+    for name, config in case["configs"].items():
+        raw = config.get("bucket_config") or _published(name, config["search_order"])
+        for setting, wanted in config["decisions"].items():
+            grid = parse_grid(raw, stride=_STRIDES.get(name, 16), fps_max=float(setting.split("=")[1]))
+            chosen = grid.assign_clips(clips, rows, _read_draws(draws))
+            names = {(bucket.resolution, bucket.frames, bucket.ratio): bucket.index for bucket in grid.buckets}
+            yield f"{name} {setting}", chosen, [UNUSED if key is None else names[tuple(key)] for key in wanted]
+
+
+def compare_batches(case: dict[str, Any]) -> Found:
+    """The shape of every clip that the sampler hands out in its epochs, and how many come at once."""
+    clips = _to_clips([row[1:] for row in case["metadata_rows"]])
+    grid = parse_grid(case["bucket_config"], stride=16, fps_max=case["fps_max"])
+    rows = np.arange(len(clips.frames))
+    for name, variant in case["variants"].items():
+        for epoch in range(2):
+            draws = _numpy_draws(case["seed"] + epoch + rows * variant["num_bucket"])
+            chosen = grid.assign_clips(clips, rows, _read_draws(draws))
+            batches = [batch for rank in variant["per_rank"] for batch in rank["epochs"][epoch]]
+            shapes = [[int(part) for part in item.split("-")] for batch in batches for item in batch]
+            yield f"{name} epoch {epoch} shapes", [_shape(grid, chosen, row) for row, *_ in shapes], shapes
+            first = [int(batch[0].split("-")[0]) for batch in batches]
+            sizes = grid.batch_sizes[chosen[first]]
+            yield f"{name} epoch {epoch} batches", sizes, [len(batch) for batch in batches]
+
+
+def _shape(grid: GridPolicy, chosen: NDArray[np.int32], row: int) -> list[int]:
+    bucket = grid.buckets[chosen[row]]
+    return [row, bucket.frames, bucket.height, bucket.width]
+
+
+def compare_transforms(case: dict[str, Any]) -> Found:
+    key = "temporal_crop_[frames,num_frames,interval,python_seed,indices(first3,last3),first,last]"
+    ours, wanted = [], []
+    for frames, count, interval, seed, indices, *_ in case[key]:
+        last = max(0, frames - count * interval - 1)
+        # The original's start as the uniform draw that leads to it.
+        draw = (random.Random(seed).randint(0, last) + 0.5) / (last + 1)
+        rule = FrameRule(skip_last_start=True)
+        found = select_frames(
+            Window(0, frames), count, fps=24, interval=interval, rule=rule, start_rule="random", draw=draw
+        )
+        ours.append([*found[:3].tolist(), *found[-3:].tolist()])
+        wanted.append([*indices[:3], *indices[-3:]])
+    yield "temporal crop", ours, wanted
+    rows = case["resize_crop_[h,w,target_h,target_w,resize_hw,crop_i_j_h_w]"]
+    places = [cover(*row[:4]) for row in rows]
+    yield "resize", [place[:2] for place in places], [row[4] for row in rows]
+    yield "crop", [place[2:] for place in places], [row[5][:2] for row in rows]
+
+
+def _published(name: str, search_order: Mapping[str, list[int]]) -> dict[str, dict[int, list[float]]]:
+    shares = _SHARES.get(name, {})
+    return {
+        resolution: {frames: [shares.get(resolution, 1.0), 1] for frames in lengths}
+        for resolution, lengths in search_order.items()
+    }
+
+
+def _numpy_draws(seeds: NDArray[np.int64]) -> NDArray[np.float64]:
+    """The original makes one numpy generator for each sample and epoch."""
+    return np.stack([np.random.default_rng(int(seed)).random(_MAX_DRAWS) for seed in seeds])
+
+
+def _read_draws(draws: NDArray[np.float64]) -> Draw:
+    return lambda rows, numbers: draws[rows, numbers]
+
+
+def _to_clips(samples: list[list[Any]]) -> Clips:
+    frames, height, width = (np.array([sample[i] for sample in samples], dtype=np.int64) for i in range(3))
+    return Clips(frames, height, width, _to_fps([sample[3] for sample in samples]))
+
+
+def _to_fps(values: list[float | None]) -> NDArray[np.float64]:
+    return np.array([np.nan if value is None else value for value in values], dtype=np.float64)

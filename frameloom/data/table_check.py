@@ -1,0 +1,70 @@
+"""The rules of a manifest's rows: complete sizes, right types, paths below the root."""
+
+from __future__ import annotations
+
+import polars as pl
+
+from frameloom.core.errors import DataError
+from frameloom.data.sources.columns import COUNTS, KINDS, REQUIRED, Place, path_rules, refuse_first, row_place
+
+_TEXT = ("path", "caption", "kind")
+_MAX_COUNT = 2**31 - 1
+
+
+def refuse_incomplete(table: pl.DataFrame, *, source: str, place: Place = row_place) -> None:
+    """DataError when rows lack a size, with the command that fills them in."""
+    lacking = {name: pl.col(name).is_null() for name in COUNTS if name in table.columns}
+    lacking["fps"] = (pl.col("kind") == "video").fill_null(False) & pl.col("fps").is_null()
+    found = []
+    for name, wrong in lacking.items():
+        rows = table.select(wrong.arg_true()).to_series()
+        if len(rows):
+            found.append(f"{name} is missing in {len(rows)} of {table.height} rows (first: {place(int(rows[0]))})")
+    if found:
+        raise DataError(
+            f"{source}: {'; '.join(found)}; fill the sizes in with: frameloom data scan {source} --out manifest.parquet"
+        )
+
+
+def check_table(table: pl.DataFrame, *, source: str, place: Place = row_place) -> pl.DataFrame:
+    """The table with exact column types; DataError names the first wrong row and column."""
+    missing = [name for name in REQUIRED if name not in table.columns]
+    if missing:
+        raise DataError(
+            f"{source}: no column {', '.join(map(repr, missing))} (it has: {', '.join(table.columns) or 'none'}); "
+            f"a manifest needs {', '.join(REQUIRED)}; docs/getting-started.md shows how to make one"
+        )
+    _check_types(table, source)
+    refuse_first(table, _rules(), source, place)
+    casts: list[pl.Expr] = [pl.col(COUNTS).cast(pl.Int32), pl.col("fps").cast(pl.Float64)]
+    return table.with_columns(casts).rechunk()
+
+
+def _check_types(table: pl.DataFrame, source: str) -> None:
+    for name in REQUIRED:
+        dtype = table.schema[name]
+        if name in _TEXT:
+            right, wanted = dtype == pl.String or (not table.height and dtype == pl.Null), "text"
+        elif name in COUNTS:
+            right, wanted = dtype.is_integer(), "whole numbers"
+        else:
+            right, wanted = dtype.is_numeric() or dtype == pl.Null, "numbers (null for images)"
+        if not right:
+            raise DataError(f"{source}: column '{name}' has type {dtype}; it must hold {wanted}")
+
+
+def _rules() -> list[tuple[str, pl.Expr, str]]:
+    """(column, rows that are wrong, what would be right)."""
+    fps, caption = pl.col("fps").cast(pl.Float64), pl.col("caption")
+    video = pl.col("kind") == "video"
+    return [
+        *path_rules(),
+        ("caption", caption.is_null(), "must not be null; write a caption, or keep the others: caption is not null"),
+        ("kind", pl.col("kind").is_null(), "is unknown: the file's ending is neither a video's nor an image's"),
+        ("kind", ~pl.col("kind").is_in(KINDS), "must be 'video' or 'image'"),
+        *((name, pl.col(name).is_null(), "must not be null") for name in COUNTS),
+        *((name, ~pl.col(name).is_between(1, _MAX_COUNT), f"must be from 1 to {_MAX_COUNT}") for name in COUNTS),
+        ("frames", ~video & (pl.col("frames") != 1), "must be 1 for an image"),
+        ("fps", ~video & fps.is_not_null(), "must be null for an image"),
+        ("fps", video & ~(fps.is_finite() & (fps > 0)).fill_null(False), "must be a positive number for a video"),
+    ]

@@ -1,0 +1,56 @@
+"""The measured claims about plans, at a size that a test can afford."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from frameloom.bench.plan import (
+    compare_plan,
+    count_tokens,
+    make_grid,
+    make_mix,
+    make_plan,
+    measure_balance,
+    plan_row_by_row,
+)
+
+
+@pytest.mark.parametrize("num_ranks", [8, 64])
+@pytest.mark.parametrize("num_rows", [20_000, 200_000])
+def test_no_rank_waits_long_on_a_mix_of_sizes_and_lengths(num_rows: int, num_ranks: int) -> None:
+    columns, grid = make_mix(num_rows, seed=1), make_grid()
+    tokens = count_tokens(grid)
+    assert measure_balance(make_plan(columns, grid), tokens, num_ranks).ratio < 1.05
+    assert measure_balance(make_plan(columns, grid, alike=1), tokens, num_ranks).ratio > 1.1
+
+
+def test_the_mix_has_a_long_tail_and_many_buckets() -> None:
+    columns, grid = make_mix(20_000), make_grid()
+    plan = make_plan(columns, grid)
+    counts = np.bincount(plan.buckets, minlength=len(grid.buckets))
+    assert np.count_nonzero(counts) > 200
+    assert counts.max() > 20 * np.median(counts[counts > 0])
+    assert np.array_equal(columns.frames, make_mix(20_000).frames)
+    assert not np.array_equal(columns.frames, make_mix(20_000, seed=1).frames)
+
+
+def test_the_plain_loop_fills_the_same_kind_of_batches() -> None:
+    columns, grid = make_mix(2000), make_grid()
+    batches = plan_row_by_row(columns, grid, 2000)
+    rows = [row for _, part in batches for row in part]
+    assert len(set(rows)) == len(rows)
+    assert all(len(part) <= grid.buckets[bucket].batch_size for bucket, part in batches)
+    # Its draws are its own, so only the number of rows that find a bucket can be compared.
+    assert len(rows) == pytest.approx(make_plan(columns, grid).num_samples, abs=20)
+
+
+def test_the_comparison_can_be_printed_and_stored() -> None:
+    found = compare_plan(3, num_rows=50_000, sample_rows=500, mix_rows=20_000)
+    assert found.cost.num_rows == 50_000
+    assert found.ratio > 5
+    assert found.cost.peak_bytes >= found.cost.before_bytes > 0
+    assert json.loads(json.dumps(found.to_json()))["even"][1]["num_ranks"] == 64
+    assert any("64 ranks" in line for line in found.describe())

@@ -1,0 +1,101 @@
+"""The corpus of bad and odd files against its table: what a scan, an audit and decoding make of each."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+
+from frameloom.core.errors import DataError
+from frameloom.core.paths import safe_join
+from frameloom.data.decode import IMAGE_FORMATS, read_clip, read_image
+from frameloom.data.scan import ScanOptions, errors_path, finish_scan, scan_files
+from frameloom.data.scan_pool import Job
+from frameloom.data.scan_work import FileWork
+from tests.data.bad_files import FRAMES, build_bad_files
+
+TABLE: list[dict[str, Any]] = json.loads(Path(__file__).with_name("bad_files.json").read_text(encoding="utf-8"))
+NAMES = [row["file"] for row in TABLE]
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("corpus") / "root"
+    assert list(build_bad_files(root)) == NAMES, "the builder and the table name different files"
+    return root
+
+
+def params(*, with_defects: bool) -> list[Any]:
+    marked = [
+        pytest.mark.xfail(reason=row["defect"], strict=True) if with_defects and "defect" in row else None
+        for row in TABLE
+    ]
+    return [
+        pytest.param(row, id=ascii(row["file"])[1:40], marks=[mark] if mark else [])
+        for row, mark in zip(TABLE, marked, strict=True)
+    ]
+
+
+def test_corpus_is_large_enough_and_has_good_files_among_the_bad() -> None:
+    bad = [row for row in TABLE if "reason" in row["scan"]]
+    assert len(bad) >= 25
+    assert len(TABLE) - len(bad) >= 25
+
+
+@pytest.mark.parametrize("row", params(with_defects=False))
+def test_scan_says_what_the_table_says(root: Path, row: dict[str, Any]) -> None:
+    found = FileWork(root)(Job(row["file"]))
+    expected = row["scan"]
+    assert found.get("reason") == expected.get("reason"), found.get("error")
+    if "reason" in expected:
+        assert expected["text"] in found["error"]
+        return
+    facts = {name: found[name] for name in expected}
+    assert facts == expected | {"fps": pytest.approx(expected["fps"], abs=0.01) if expected["fps"] else None}
+    audit = FileWork(root)(Job(row["file"], is_audited=True))
+    assert row["audit"] in audit.get("error", "ok")
+
+
+@pytest.mark.parametrize("row", params(with_defects=True))
+def test_decoder_does_what_the_table_says(root: Path, row: dict[str, Any]) -> None:
+    assert row["decode"] in decode(root, row)
+
+
+def decode(root: Path, row: dict[str, Any]) -> str:
+    """Read the first and the last frame as a training run would."""
+    last = row["scan"].get("frames", FRAMES) - 1
+    try:
+        path = safe_join(root, row["file"])
+        if path.suffix.lower() in IMAGE_FORMATS:
+            read_image(path, height=32, width=32)
+        else:
+            read_clip(path, indices=sorted({0, last}), height=32, width=32)
+    except DataError as error:
+        return str(error)
+    return "ok"
+
+
+def test_frames_that_scan_promises_are_all_there_is(root: Path) -> None:
+    for row in TABLE:
+        if row["scan"].get("kind") == "video" and row["decode"] == "ok":
+            with pytest.raises(DataError, match="is not there"):
+                read_clip(root / row["file"], indices=[row["scan"]["frames"]], height=16, width=16)
+
+
+@pytest.mark.slow
+def test_whole_corpus_becomes_a_manifest_and_a_list_of_errors(root: Path, tmp_path: Path) -> None:
+    table = pl.DataFrame({"path": NAMES, "caption": ["a clip"] * len(NAMES)})
+    out = tmp_path / "manifest.parquet"
+    scan_files(table, root, out, ScanOptions(workers=2, timeout_s=60, audit=1.0))
+    result = finish_scan(table, root, out)
+    good = [row["file"] for row in TABLE if row.get("audit") == "ok"]
+    assert result.good["path"].to_list() == good
+    errors = pl.read_parquet(errors_path(out))
+    assert errors["path"].to_list() == [name for name in NAMES if name not in good]
+    assert [NAMES[row] for row in errors["row"]] == errors["path"].to_list()
+    assert errors["error"].null_count() == 0
+    by_stage = dict(errors.group_by("stage").len().iter_rows())
+    assert by_stage == {"header": sum("reason" in row["scan"] for row in TABLE), "decode": 5}
