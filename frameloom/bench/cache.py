@@ -33,7 +33,7 @@ from frameloom.data.shapes_set import write_shapes
 from frameloom.data.shards import Group
 from frameloom.generate.parts import build_vae, to_unit_range
 from frameloom.train.caching import CacheJob, open_latent_cache, write_caches
-from frameloom.train.feed import build_clip_reader, build_grid, read_manifest
+from frameloom.train.feed import build_clip_reader, build_policy, read_manifest
 
 _BATCH = 16
 _GROUP = 1024
@@ -81,7 +81,7 @@ def compare_cache(rounds: int = 5, *, num_clips: int = 64, open_rows: int = 20_0
         folder = Path(name)
         recipe = _prepare(folder, num_clips)
         bucket, rows = _most_used(recipe)
-        ours = open_latent_cache(recipe, read_manifest(recipe), build_grid(recipe))
+        ours = open_latent_cache(recipe, read_manifest(recipe), build_policy(recipe))
         mean, std = ours.get(rows, bucket)
         _write_npy(folder / "npy", rows, mean, std)
         sides = [_read_ours(ours, bucket), _read_npy(folder / "npy"), _encode(recipe, bucket)]
@@ -120,7 +120,7 @@ def _prepare(folder: Path, num_clips: int) -> Recipe:
 
 
 def _most_used(recipe: Recipe) -> tuple[Bucket, NDArray[np.int64]]:
-    policy = build_grid(recipe)
+    policy = build_policy(recipe)
     pairs = possible_buckets(read_manifest(recipe), policy)
     index = int(np.bincount(pairs.buckets).argmax())
     return policy.buckets[index], pairs.rows[pairs.buckets == index]
@@ -153,7 +153,7 @@ def _read_npy(folder: Path) -> Side:
 
 
 def _encode(recipe: Recipe, bucket: Bucket) -> Side:
-    reader = build_clip_reader(recipe, read_manifest(recipe), build_grid(recipe))
+    reader = build_clip_reader(recipe, read_manifest(recipe), build_policy(recipe))
     vae = build_vae(recipe.vae, seed=recipe.seed).model.eval()
 
     @torch.no_grad()

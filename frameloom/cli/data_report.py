@@ -32,11 +32,11 @@ def report(
         from frameloom.config.load import load_recipe
         from frameloom.data.buckets import assign, bucket_table, count_unused
         from frameloom.data.manifest import Manifest
-        from frameloom.train.feed import build_grid
+        from frameloom.train.feed import build_policy
 
         resolved = load_recipe(recipe, context.args)
         rows = Manifest.read(Path(manifest), root=listed.root, where=resolved.data.where)
-        grid = build_grid(resolved)
+        grid = build_policy(resolved)
         assignment = assign(rows, grid, resolved.seed, 0)
         buckets, unused = bucket_table(assignment, grid), count_unused(rows, grid, assignment)
     write_data_report(facts, out, buckets=buckets, unused=unused)

@@ -36,7 +36,7 @@ from frameloom.data.manifest import Manifest
 from frameloom.data.on_demand import GrowingLatents, GrowingText
 from frameloom.data.reader import ClipReader, LatentSource, TextSource
 from frameloom.generate.parts import LoadedVAE, TextPipeline, build_text, build_vae, pick_device, to_unit_range
-from frameloom.train.feed import build_grid, read_manifest, read_settings
+from frameloom.train.feed import build_policy, read_manifest, read_settings
 
 _log = get_logger(__name__)
 _DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
@@ -61,7 +61,7 @@ def write_caches(recipe: Recipe, job: CacheJob | None = None) -> Iterator[str]:
     wanted = _choose(recipe, job)
     if job.prune and job.num_ranks > 1:
         raise ConfigError(f"--prune works with one process, not with {job.num_ranks}; call it again without torchrun")
-    policy, manifest = build_grid(recipe), read_manifest(recipe)
+    policy, manifest = build_policy(recipe), read_manifest(recipe)
     if "latents" in wanted:
         yield _say(recipe.data.cache.latents, "latents", _write_latents(recipe, manifest, policy, job))
     if "text" in wanted:

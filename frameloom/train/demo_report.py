@@ -18,7 +18,7 @@ from frameloom.data.manifest import Manifest
 from frameloom.data.media import contact_sheet, write_image
 from frameloom.evaluate.page import clip, clip_grid, curve, page, paragraph, picture, section, table, tiles
 from frameloom.generate.parts import build_vae, to_uint8, to_unit_range
-from frameloom.train.feed import build_clip_reader, build_grid, build_plan, read_manifest
+from frameloom.train.feed import build_clip_reader, build_plan, build_policy, read_manifest
 
 _SHOWN_REAL = 6
 _LEAD = (
@@ -114,7 +114,7 @@ def _score_table(scores: Mapping[str, Any]) -> str:
 
 def _buckets(folder: Path) -> str:
     recipe = load_recipe(folder / "denoiser" / "recipe.yaml")
-    grid = build_grid(recipe)
+    grid = build_policy(recipe)
     used = bucket_table(assign(read_manifest(recipe), grid, recipe.seed, 0), grid)
     rows: list[list[str | float | int]] = [
         [
@@ -150,7 +150,7 @@ def _reconstruct(folder: Path) -> tuple[Batch, Any]:
 
     heldout = ["--vae.weights", str(folder / "vae"), "--data.where.split", "heldout", "--validation", "null"]
     recipe = load_recipe(folder / "vae" / "recipe.yaml", heldout)
-    grid, manifest = build_grid(recipe), read_manifest(recipe)
+    grid, manifest = build_policy(recipe), read_manifest(recipe)
     batches = iterate_batches(build_plan(recipe, manifest, grid)(0), build_clip_reader(recipe, manifest, grid))
     batch = next(batch for batch in batches if batch.bucket.frames > 1)
     assert batch.pixels_BCFHW is not None

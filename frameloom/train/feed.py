@@ -9,6 +9,7 @@ from itertools import islice
 from pathlib import Path
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from frameloom.config.facts import FAMILIES, VAES
@@ -25,8 +26,10 @@ from frameloom.data.manifest import Manifest, SourceSpec, rows_of_epoch
 from frameloom.data.plan import BatchPlan, plan_epoch
 from frameloom.data.policies.build import build_bucket_policy
 from frameloom.data.policies.lengths import LengthRule
+from frameloom.data.prefetch import prefetch_to_device
 from frameloom.data.reader import CachedReader, ClipReader, ReadSettings, TextSource
 from frameloom.data.transforms import parse_transforms
+from frameloom.generate.parts import pick_device
 
 _log = get_logger(__name__)
 
@@ -43,6 +46,7 @@ class Feed:
     bad_clips: BadClipLog
     workers: int
     timeout_s: float
+    device: torch.device
     validation: Callable[[], list[Batch]]
     measuring: Callable[[], list[Batch]]
 
@@ -50,7 +54,7 @@ class Feed:
         """Endless steps of `accumulate` micro-batches (fewer at an epoch's end), each with the position after it."""
         microbatch = self._microbatch_at(epoch, position)
         waiting: list[Batch] = []
-        for plan, batch in iterate_epochs(
+        source = iterate_epochs(
             self.plan,
             self.reader,
             epoch=epoch,
@@ -58,7 +62,9 @@ class Feed:
             workers=self.workers,
             timeout_s=self.timeout_s,
             quarantine=self.bad_clips.quarantine,
-        ):
+        )
+        # Where there is no copy to hide, a thread would only take time from the step.
+        for plan, batch in prefetch_to_device(source, self.device) if self.device.type == "cuda" else source:
             self.bad_clips.add(batch)
             waiting.append(batch)
             is_end = batch.index + 1 == plan.num_microbatches
@@ -86,7 +92,7 @@ class Feed:
         return found
 
 
-def build_grid(recipe: Recipe) -> BucketPolicy:
+def build_policy(recipe: Recipe) -> BucketPolicy:
     """Buckets whose sizes fit the autoencoder, and the denoiser's patches where one is trained."""
     vae = VAES[recipe.vae.name]
     patch = FAMILIES[recipe.model.family].patch if recipe.task == "denoiser" else (1, 1, 1)
@@ -189,7 +195,7 @@ def _warn_of_unused(manifest: Manifest, grid: BucketPolicy, assignment: NDArray[
 def build_feed(recipe: Recipe, *, bad_clips: Path) -> Feed:
     from frameloom.train.caching import open_caches
 
-    grid = build_grid(recipe)
+    grid = build_policy(recipe)
     manifest = read_manifest(recipe)
     caches = open_caches(recipe, manifest, grid)
     clips = build_clip_reader(recipe, manifest, grid, caches.text)
@@ -212,6 +218,7 @@ def build_feed(recipe: Recipe, *, bad_clips: Path) -> Feed:
         # A cached batch is a lookup: a process hop would cost more than it.
         workers=recipe.data.workers if caches.latents is None else 0,
         timeout_s=recipe.data.timeout_s,
+        device=pick_device(recipe.train.device),
         validation=_validation_source(recipe, grid),
         measuring=measure,
     )

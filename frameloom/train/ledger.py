@@ -18,7 +18,7 @@ from frameloom.core.progress import ProgressBar
 from frameloom.data.buckets import assign, unused_reasons
 from frameloom.data.ledger import BAD, EpochLedger, Slots, account_epoch, describe_epochs, read_bad_slots
 from frameloom.data.manifest import Manifest
-from frameloom.train.feed import build_grid, order_epoch, read_manifest, shown_rows
+from frameloom.train.feed import build_policy, order_epoch, read_manifest, shown_rows
 from frameloom.train.run_folder import RunFolder
 
 _log = get_logger(__name__)
@@ -74,7 +74,7 @@ def _account_epochs(
     recipe: Recipe, manifest: Manifest, bad: dict[int, Slots], last: int, position: int
 ) -> list[EpochLedger]:
     """All epochs before `last`, and `last` itself if a sample of it was used."""
-    grid, images = build_grid(recipe), np.isnan(manifest.fps)
+    grid, images = build_policy(recipe), np.isnan(manifest.fps)
     num_epochs = last + 1 if position or not last else last
     found = []
     with ProgressBar("epochs", num_epochs) as bar:

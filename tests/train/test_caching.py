@@ -21,7 +21,7 @@ from frameloom.data.buckets import possible_buckets
 from frameloom.data.manifest import Manifest, write_manifest
 from frameloom.generate.parts import build_text, build_vae
 from frameloom.train.caching import CacheJob, open_caches, write_caches
-from frameloom.train.feed import build_grid, read_manifest
+from frameloom.train.feed import build_policy, read_manifest
 from frameloom.train.loop import train
 
 ROOT = Path(__file__).parents[2]
@@ -44,7 +44,7 @@ def weights(run: Path) -> bytes:
 
 def read_all(recipe: Recipe) -> dict[tuple[str, str], torch.Tensor]:
     """Every latent and embedding that training may ask for."""
-    manifest, policy = read_manifest(recipe), build_grid(recipe)
+    manifest, policy = read_manifest(recipe), build_policy(recipe)
     caches = open_caches(recipe, manifest, policy)
     assert caches.latents is not None and caches.text is not None
     found = {("text", text): caches.text.get([text])["tokens_BKD"] for text in manifest.column("caption").unique()}
@@ -159,7 +159,7 @@ def write_foreign(world, kind: str) -> Path:
     text = build_text(recipe.text)
     latent_channels = build_vae(recipe.vae, seed=0).model.latent_channels
     write_manifest(folder / "images.parquet", table)
-    policy = build_grid(recipe)
+    policy = build_policy(recipe)
     bucket_of = dict(zip(*possible_buckets(Manifest.read(folder / "images.parquet"), policy), strict=True))
     for number, row in enumerate(table.iter_rows(named=True)):
         states = text.encode([row["caption"]])
@@ -196,7 +196,7 @@ def foreign_recipe(world, kind: str, folder: Path, *overrides: str) -> Recipe:
 def test_open_sora_plan_embeddings_train_like_fresh_ones(world):
     folder = write_foreign(world, "open_sora_plan")
     recipe = foreign_recipe(world, "open_sora_plan", folder)
-    caches = open_caches(recipe, read_manifest(recipe), build_grid(recipe))
+    caches = open_caches(recipe, read_manifest(recipe), build_policy(recipe))
     assert caches.row_text is not None and caches.latents is None
     found = caches.row_text.get_rows([1, 0])
     wanted = build_text(recipe.text).encode([read_manifest(recipe).caption(row) for row in (1, 0)])
