@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO, cast
 
 import av
 import numpy as np
@@ -28,6 +29,10 @@ from torch import Tensor
 
 from frameloom.core.errors import DataError
 from frameloom.data.frames import Cover, cover
+from frameloom.data.members import Member, open_member
+
+Media = Path | Member
+"""A file, or a part of a tar."""
 
 # (height, width as displayed) -> how the picture is scaled and cut
 PlaceRule = Callable[[int, int], Cover]
@@ -90,7 +95,7 @@ class ClipFacts:
     rotation: int
 
 
-def probe_clip(path: Path, *, limits: DecodeLimits = LIMITS) -> ClipFacts:
+def probe_clip(path: Media, *, limits: DecodeLimits = LIMITS) -> ClipFacts:
     """Facts from the header, and the rotation from the first frame, which must decode."""
     with open_video(path, limits) as (container, stream):
         num_frames = stream.frames or len(_packet_times(path, container, stream, limits))
@@ -108,7 +113,7 @@ def probe_clip(path: Path, *, limits: DecodeLimits = LIMITS) -> ClipFacts:
 
 
 def read_clip(
-    path: Path,
+    path: Media,
     *,
     indices: Sequence[int] | NDArray[np.int64],
     height: int,
@@ -151,7 +156,7 @@ def _cover_rule(height: int, width: int) -> PlaceRule:
     return lambda from_height, from_width: cover(from_height, from_width, height, width)
 
 
-def check_place(path: Path, place: Cover, height: int, width: int, limits: DecodeLimits) -> Cover:
+def check_place(path: Media, place: Cover, height: int, width: int, limits: DecodeLimits) -> Cover:
     """The same placement; ClipError if the scaled picture is too large, or too small for what is cut out of it."""
     refuse_large(path, place.height, place.width, limits, what="when scaled to cover its bucket")
     if not (0 <= place.top <= place.height - height and 0 <= place.left <= place.width - width):
@@ -187,7 +192,7 @@ def _fill(
 class _FrameScaler:
     """Scales and cuts frames that all have the size of the first."""
 
-    def __init__(self, path: Path, height: int, width: int, place: PlaceRule, limits: DecodeLimits) -> None:
+    def __init__(self, path: Media, height: int, width: int, place: PlaceRule, limits: DecodeLimits) -> None:
         self._path = path
         self._wanted = (height, width)
         self._rule = place
@@ -231,7 +236,7 @@ def _quarter_turns(frame: VideoFrame) -> int:
 
 
 def _seek_frames(
-    path: Path, container: InputContainer, stream: VideoStream, first: int, limits: DecodeLimits
+    path: Media, container: InputContainer, stream: VideoStream, first: int, limits: DecodeLimits
 ) -> Iterator[tuple[int, VideoFrame]]:
     """Numbered frames from the key frame before `first`; ends early when the file's times do not add up."""
     times = _presentation_times(path, container, stream, limits)
@@ -249,7 +254,7 @@ def _seek_frames(
 
 
 def _presentation_times(
-    path: Path, container: InputContainer, stream: VideoStream, limits: DecodeLimits
+    path: Media, container: InputContainer, stream: VideoStream, limits: DecodeLimits
 ) -> NDArray[np.int64] | None:
     """When each frame is shown, in ticks: from the file's index if its steps are even, else from its packets."""
     if container.format.name == "avi":  # keeps no presentation times; what a decoder guesses is off with B-frames
@@ -263,7 +268,9 @@ def _presentation_times(
     return None if None in times else np.sort(np.array(times, dtype=np.int64))
 
 
-def _packet_times(path: Path, container: InputContainer, stream: VideoStream, limits: DecodeLimits) -> list[int | None]:
+def _packet_times(
+    path: Media, container: InputContainer, stream: VideoStream, limits: DecodeLimits
+) -> list[int | None]:
     """The times in all packets, nothing decoded; None where the container has none."""
     times: list[int | None] = []
     for packet in container.demux(stream):
@@ -275,7 +282,7 @@ def _packet_times(path: Path, container: InputContainer, stream: VideoStream, li
 
 
 @contextmanager
-def open_video(path: Path, limits: DecodeLimits = LIMITS) -> Iterator[tuple[InputContainer, VideoStream]]:
+def open_video(path: Media, limits: DecodeLimits = LIMITS) -> Iterator[tuple[InputContainer, VideoStream]]:
     """The container and its first real video stream, header checked; every failure inside becomes a ClipError."""
     allowed = VIDEO_FORMATS.get(path.suffix.lower())
     if allowed is None:
@@ -289,7 +296,10 @@ def open_video(path: Path, limits: DecodeLimits = LIMITS) -> Iterator[tuple[Inpu
         "skip_frame": "all",
     }
     try:
-        with av.open(str(path.absolute()), options=options, metadata_errors="replace") as container:
+        with (
+            _open_media(path) as source,
+            av.open(source, "r", options=options, metadata_errors="replace") as container,
+        ):
             stream = _video_stream(path, container)
             _check_header(path, container, stream, limits)
             codec = stream.codec_context
@@ -304,7 +314,18 @@ def open_video(path: Path, limits: DecodeLimits = LIMITS) -> Iterator[tuple[Inpu
         ) from error
 
 
-def _check_file(path: Path) -> None:
+@contextmanager
+def _open_media(path: Media) -> Iterator[str | IO[bytes]]:
+    """What a decoder can open: the name of a file, or a part of a tar as a file."""
+    if isinstance(path, Member):
+        with open_member(path) as file:
+            yield cast("IO[bytes]", file)
+    else:
+        yield str(path.absolute())
+
+
+def _check_file(media: Media) -> None:
+    path = media.tar if isinstance(media, Member) else media
     # A pipe or a device would block for ever.
     try:
         is_plain, exists = path.is_file(), path.exists()
@@ -317,7 +338,7 @@ def _check_file(path: Path) -> None:
         raise ClipError(f"{path}: the file is empty; replace it or leave it out")
 
 
-def _video_stream(path: Path, container: InputContainer) -> VideoStream:
+def _video_stream(path: Media, container: InputContainer) -> VideoStream:
     for stream in container.streams.video:
         if not stream.disposition & Disposition.attached_pic:
             if stream.codec_context is None:
@@ -326,7 +347,7 @@ def _video_stream(path: Path, container: InputContainer) -> VideoStream:
     raise ClipError(f"{path}: no video stream in it; leave it out")
 
 
-def _check_header(path: Path, container: InputContainer, stream: VideoStream, limits: DecodeLimits) -> None:
+def _check_header(path: Media, container: InputContainer, stream: VideoStream, limits: DecodeLimits) -> None:
     if not (stream.width and stream.height):
         raise ClipError(f"{path}: no picture size in its header; replace the file or leave it out")
     refuse_large(path, stream.height, stream.width, limits)
@@ -339,13 +360,13 @@ def _check_header(path: Path, container: InputContainer, stream: VideoStream, li
         raise ClipError(f"{path}: lasts {seconds:.0f} s, at most {limits.max_seconds:.0f} are read; cut it into clips")
 
 
-def refuse_large(path: Path, height: int, width: int, limits: DecodeLimits, what: str = "in its header") -> None:
+def refuse_large(path: Media, height: int, width: int, limits: DecodeLimits, what: str = "in its header") -> None:
     if height * width > limits.max_pixels:
         raise ClipError(f"{path}: {width}x{height} pixels {what}, at most {limits.max_pixels} are read; scale it down")
 
 
 @contextmanager
-def _open_image(path: Path, limits: DecodeLimits) -> Iterator[Image.Image]:
+def _open_image(path: Media, limits: DecodeLimits) -> Iterator[Image.Image]:
     kind = IMAGE_FORMATS.get(path.suffix.lower())
     if kind is None:
         raise ClipError(f"{path}: '{path.suffix}' is no known image extension; known: {', '.join(IMAGE_FORMATS)}")
@@ -353,14 +374,14 @@ def _open_image(path: Path, limits: DecodeLimits) -> Iterator[Image.Image]:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error", Image.DecompressionBombWarning)
-            with Image.open(path, formats=[kind]) as image:
+            with _open_media(path) as source, Image.open(source, formats=[kind]) as image:
                 refuse_large(path, image.height, image.width, limits)
                 yield image
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
         raise ClipError(f"{path}: cannot be read as {kind} ({error}); replace the file or leave it out") from error
 
 
-def probe_image(path: Path, *, limits: DecodeLimits = LIMITS) -> ClipFacts:
+def probe_image(path: Media, *, limits: DecodeLimits = LIMITS) -> ClipFacts:
     """Facts from the header; nothing is decoded."""
     with _open_image(path, limits) as image:
         orientation = image.getexif().get(ExifTags.Base.Orientation, 1)
@@ -370,7 +391,7 @@ def probe_image(path: Path, *, limits: DecodeLimits = LIMITS) -> ClipFacts:
 
 
 def read_image(
-    path: Path, *, height: int, width: int, limits: DecodeLimits = LIMITS, place: PlaceRule | None = None
+    path: Media, *, height: int, width: int, limits: DecodeLimits = LIMITS, place: PlaceRule | None = None
 ) -> Tensor:
     """An image as a clip of one frame, bicubic with antialiasing, scaled and cut as a clip is: uint8 [C, 1, H, W]."""
     with _open_image(path, limits) as image:

@@ -25,12 +25,12 @@ from frameloom.core.errors import DataError
 from frameloom.core.files import atomic_file
 from frameloom.core.paths import safe_join
 from frameloom.data.filters import Where, filter_table
+from frameloom.data.members import Member
 from frameloom.data.shard_table import open_shards, write_shards
 from frameloom.data.shares import Share, rows_in_epoch
 from frameloom.data.sources import Source, read_source
 from frameloom.data.sources.columns import KINDS, REQUIRED
 from frameloom.data.sources.parquet_tables import find_shards
-from frameloom.data.sources.tar_shards import Member
 from frameloom.data.table_check import check_table, refuse_incomplete
 from frameloom.data.table_rows import Rows, TableRows
 

@@ -171,7 +171,7 @@ class ClipReader:
         clip = self.manifest.clip(row)
         size = {"height": bucket.height, "width": bucket.width}
         try:
-            path = self.manifest.file(row)
+            path = self.manifest.member(row) or self.manifest.file(row)
             if clip.kind == "image":
                 return read_image(path, **size, limits=self.settings.limits, place=place)
             assert clip.fps is not None

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from importlib import import_module
-from pathlib import Path
 from types import ModuleType
 
 import numpy as np
@@ -20,8 +19,9 @@ from torch import Tensor
 
 from frameloom.core.errors import MissingExtra
 from frameloom.data import decode
-from frameloom.data.decode import LIMITS, ClipError, DecodeLimits, PlaceRule
+from frameloom.data.decode import LIMITS, ClipError, DecodeLimits, Media, PlaceRule
 from frameloom.data.frames import cover
+from frameloom.data.members import Member
 
 
 def load_torchcodec() -> tuple[ModuleType, ModuleType]:
@@ -33,7 +33,7 @@ def load_torchcodec() -> tuple[ModuleType, ModuleType]:
 
 
 def read_clip(
-    path: Path,
+    path: Media,
     *,
     indices: Sequence[int] | NDArray[np.int64],
     height: int,
@@ -44,8 +44,9 @@ def read_clip(
     """The same as `decode.read_clip`."""
     decoders, transforms = load_torchcodec()
     wanted = decode.check_indices(indices)
-    if path.suffix.lower() == ".avi":
-        # It has no presentation times; with B-frames torchcodec gives neighbours of the frames asked for.
+    if isinstance(path, Member) or path.suffix.lower() == ".avi":
+        # A part of a tar has no name to open; avi has no presentation times: with B-frames torchcodec gives neighbours
+        # of the frames asked for.
         return decode.read_clip(path, indices=wanted, height=height, width=width, limits=limits, place=place)
     with decode.open_video(path, limits) as (_, stream):
         number = stream.index

@@ -15,8 +15,8 @@ import frameloom.data.sources.json_entries as json_entries
 from frameloom.core.errors import DataError
 from frameloom.data.manifest import Manifest
 from frameloom.data.media import write_image, write_video
+from frameloom.data.members import Member, open_member
 from frameloom.data.sources import Source, read_source
-from frameloom.data.sources.tar_shards import Member, open_member
 
 OPEN_SORA = """path,text,num_frames,height,width,aspect_ratio,resolution,fps,score_vmafmotion
 a/1.mp4,"a dog, running",120,720,1280,0.5625,921600,29.97,3.5

@@ -1,7 +1,7 @@
 """Webdataset tar shards, read in place: where each media member starts in its tar and how long it is.
 
 Members of one sample share the part of their name before the first dot: `0001.mp4`, `0001.txt`, `0001.json`. Nothing
-is ever unpacked, so a member's name cannot lead anywhere; `open_member` gives a slice of the tar as a file.
+is ever unpacked, so a member's name cannot lead anywhere; `data/members.py` opens one as a slice of its tar.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import os
 import tarfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any
 
 import polars as pl
 
@@ -21,71 +21,9 @@ from frameloom.core.log import get_logger
 from frameloom.data.sources.columns import ALIASES, kind_of
 from frameloom.data.sources.json_entries import Entry, entries_to_table
 
-if TYPE_CHECKING:
-    from typing_extensions import Buffer
-
 _log = get_logger(__name__)
 _MAX_TEXT_BYTES = 1 << 20
 _CAPTION_KEYS = ("caption", *ALIASES["caption"], "text_english")
-
-
-class Member(NamedTuple):
-    """A media file inside a tar."""
-
-    tar: Path
-    name: str
-    offset: int
-    num_bytes: int
-
-
-class MemberFile(io.RawIOBase):
-    """A slice of a file that reads and seeks as if it were a file of its own."""
-
-    def __init__(self, member: Member) -> None:
-        super().__init__()
-        self.name = member.name
-        self._offset, self._size, self._place = member.offset, member.num_bytes, 0
-        self._descriptor = os.open(member.tar, os.O_RDONLY)
-        size = os.fstat(self._descriptor).st_size
-        if member.offset < 0 or member.num_bytes < 1 or member.offset + member.num_bytes > size:
-            self.close()
-            raise DataError(
-                f"{member.tar}: '{member.name}' is said to be bytes {member.offset} to "
-                f"{member.offset + member.num_bytes} of {size}; the tar was changed: read its index again"
-            )
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def tell(self) -> int:
-        return self._place
-
-    def seek(self, offset: int, whence: int = os.SEEK_SET, /) -> int:
-        start = {os.SEEK_SET: 0, os.SEEK_CUR: self._place, os.SEEK_END: self._size}[whence]
-        if start + offset < 0:
-            raise OSError(f"{self.name}: cannot seek before the start")
-        self._place = start + offset
-        return self._place
-
-    def readinto(self, buffer: Buffer, /) -> int:
-        view = memoryview(buffer).cast("B")
-        wanted = max(0, min(len(view), self._size - self._place))
-        found = os.preadv(self._descriptor, [view[:wanted]], self._offset + self._place) if wanted else 0
-        self._place += found
-        return found
-
-    def close(self) -> None:
-        if not self.closed:
-            os.close(self._descriptor)
-        super().close()
-
-
-def open_member(member: Member) -> MemberFile:
-    """The member as a binary file, for a decoder; close it."""
-    return MemberFile(member)
 
 
 def read_tars(tars: list[Path], root: Path) -> pl.DataFrame:

@@ -1,0 +1,79 @@
+"""Media files inside of tars, read in place: a slice of the tar that reads and seeks as a file of its own."""
+
+from __future__ import annotations
+
+import io
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from frameloom.core.errors import DataError
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+
+class Member(NamedTuple):
+    """A media file inside a tar."""
+
+    tar: Path
+    name: str
+    offset: int
+    num_bytes: int
+
+    @property
+    def suffix(self) -> str:
+        return Path(self.name).suffix
+
+    def __str__(self) -> str:
+        return f"{self.tar}: {self.name}"
+
+
+class MemberFile(io.RawIOBase):
+    """A slice of a file that reads and seeks as if it were a file of its own."""
+
+    def __init__(self, member: Member) -> None:
+        super().__init__()
+        self.name = member.name
+        self._offset, self._size, self._place = member.offset, member.num_bytes, 0
+        self._descriptor = os.open(member.tar, os.O_RDONLY)
+        size = os.fstat(self._descriptor).st_size
+        if member.offset < 0 or member.num_bytes < 1 or member.offset + member.num_bytes > size:
+            self.close()
+            raise DataError(
+                f"{member.tar}: '{member.name}' is said to be bytes {member.offset} to "
+                f"{member.offset + member.num_bytes} of {size}; the tar was changed: read its index again"
+            )
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._place
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET, /) -> int:
+        start = {os.SEEK_SET: 0, os.SEEK_CUR: self._place, os.SEEK_END: self._size}[whence]
+        if start + offset < 0:
+            raise OSError(f"{self.name}: cannot seek before the start")
+        self._place = start + offset
+        return self._place
+
+    def readinto(self, buffer: Buffer, /) -> int:
+        view = memoryview(buffer).cast("B")
+        wanted = max(0, min(len(view), self._size - self._place))
+        found = os.preadv(self._descriptor, [view[:wanted]], self._offset + self._place) if wanted else 0
+        self._place += found
+        return found
+
+    def close(self) -> None:
+        if not self.closed:
+            os.close(self._descriptor)
+        super().close()
+
+
+def open_member(member: Member) -> MemberFile:
+    """The member as a binary file, for a decoder; close it."""
+    return MemberFile(member)
