@@ -137,7 +137,7 @@ def bin_numbers(values: NDArray[np.float64], max_bars: int = _MAX_BARS) -> list[
     """Bars from small to large: one per value when there are few different ones, else equal steps of a round size."""
     different, counts = np.unique(values.round(3), return_counts=True)
     if len(different) <= max_bars // 2:
-        return [Bar(f"{value:g}", int(count)) for value, count in zip(different, counts, strict=True)]
+        return [Bar(f"{value:.4g}", int(count)) for value, count in zip(different, counts, strict=True)]
     low, high = float(different[0]), float(different[-1])
     step = _round_step((high - low) / max_bars)
     first = np.floor(low / step)

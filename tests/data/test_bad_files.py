@@ -28,15 +28,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def params(*, with_defects: bool) -> list[Any]:
-    marked = [
-        pytest.mark.xfail(reason=row["defect"], strict=True) if with_defects and "defect" in row else None
-        for row in TABLE
-    ]
-    return [
-        pytest.param(row, id=ascii(row["file"])[1:40], marks=[mark] if mark else [])
-        for row, mark in zip(TABLE, marked, strict=True)
-    ]
+EVERY = [pytest.param(row, id=ascii(row["file"])[1:40]) for row in TABLE]
 
 
 def test_corpus_is_large_enough_and_has_good_files_among_the_bad() -> None:
@@ -45,7 +37,7 @@ def test_corpus_is_large_enough_and_has_good_files_among_the_bad() -> None:
     assert len(TABLE) - len(bad) >= 25
 
 
-@pytest.mark.parametrize("row", params(with_defects=False))
+@pytest.mark.parametrize("row", EVERY)
 def test_scan_says_what_the_table_says(root: Path, row: dict[str, Any]) -> None:
     found = FileWork(root)(Job(row["file"]))
     expected = row["scan"]
@@ -59,7 +51,7 @@ def test_scan_says_what_the_table_says(root: Path, row: dict[str, Any]) -> None:
     assert row["audit"] in audit.get("error", "ok")
 
 
-@pytest.mark.parametrize("row", params(with_defects=True))
+@pytest.mark.parametrize("row", EVERY)
 def test_decoder_does_what_the_table_says(root: Path, row: dict[str, Any]) -> None:
     assert row["decode"] in decode(root, row)
 
