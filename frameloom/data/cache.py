@@ -36,6 +36,7 @@ from frameloom.data.decode import ClipError
 from frameloom.data.shards import REBUILD, ShardReader
 
 TEXT_STACK = "text"
+_KEPT_BYTES = 64 * 2**20
 OnMissing = Literal["refuse", "allow"]
 _PLACES = np.dtype([("key", "<i8"), ("shard", "<i4"), ("slot", "<i4"), ("crc", "<u4")])
 _BAD, _MISSING = -1, -2
@@ -252,6 +253,7 @@ class TextCache:
         _, first = np.unique(table["key"], return_index=True)
         self._table = SharedTable(table[first])
         self._checked = np.zeros(len(first), dtype=bool)
+        self._forget()
 
     def has(self, captions: Sequence[str]) -> NDArray[np.bool_]:
         return self._find(captions) >= 0
@@ -271,7 +273,13 @@ class TextCache:
         return self._sample(int(self._find([caption])[0]))
 
     def _sample(self, at: int) -> dict[str, Tensor]:
-        return _take(self._shards, self._names, self._table.rows, self._checked, at, TEXT_STACK)
+        kept = self._kept.get(at)
+        if kept is None:
+            kept = _take(self._shards, self._names, self._table.rows, self._checked, at, TEXT_STACK)
+            if self._kept_bytes < _KEPT_BYTES:
+                self._kept[at] = kept
+                self._kept_bytes += sum(part.nbytes for part in kept.values())
+        return kept
 
     def _find(self, captions: Sequence[str]) -> NDArray[np.int64]:
         wanted = np.array([caption_key(caption) for caption in captions], dtype=np.int64)
@@ -282,11 +290,17 @@ class TextCache:
         return np.where(known[places] == wanted, places, -1)
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_folder": None, "_checked": None}
+        return self.__dict__ | {"_folder": None, "_checked": None, "_kept": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self._checked = np.zeros(len(self._table.rows), dtype=bool)
+        self._forget()
+
+    def _forget(self) -> None:
+        """Captions of small sets come again and again; a few of them stay at hand, put together."""
+        self._kept: dict[int, dict[str, Tensor]] = {}
+        self._kept_bytes = 0
 
 
 def join_text(samples: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:

@@ -130,7 +130,8 @@ class _Stack:
                 first, last = self.starts[name][slot : slot + 2].tolist()
                 found[name] = Stored(values[first:last], int(self.full[name][slot]))
             else:
-                found[name] = Stored(values[slot], len(values[slot]))
+                part = values[slot]
+                found[name] = Stored(part, len(part))
         return found
 
 

@@ -173,6 +173,9 @@ def _refuse_other_shapes(by_param: Mapping[str, Mapping[str, Tensor]], params: M
                 )
 
 
+_CLIP_EPS = 1e-6  # what torch adds to the norm before it divides
+
+
 @torch.no_grad()
 def clip_gradients(params: Iterable[nn.Parameter], max_norm: float | None) -> Tensor:
     """Scale all gradients so that their joint 2-norm is at most `max_norm`; None only measures.
@@ -185,6 +188,7 @@ def clip_gradients(params: Iterable[nn.Parameter], max_norm: float | None) -> Te
     if isinstance(norm, DTensor):
         # Each process has the norm of its shard; the sum over all of them is one small collective.
         norm = norm.full_tensor()
-    if max_norm is not None:
+    # On the CPU the norm is at hand, and a pass over all gradients that multiplies them by 1 can be left out.
+    if max_norm is not None and not (norm.device.type == "cpu" and norm + _CLIP_EPS <= max_norm):
         nn.utils.clip_grads_with_norm_(with_grad, max_norm, norm)
     return norm
