@@ -118,8 +118,6 @@ def _open_header(path: Path, limits: DecodeLimits) -> Iterator[tuple[InputContai
     try:
         with av.open(str(path.absolute()), options=options, metadata_errors="replace") as container:
             stream = _video_stream(path, container)
-            if stream.codec_context is None:
-                raise ClipError(f"{path}: no decoder knows its codec; convert the file or leave it out")
             _check_header(path, container, stream, limits)
             yield container, stream
     except (FFmpegError, OSError, ValueError) as error:
