@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -17,11 +17,45 @@ from frameloom.core.errors import ConfigError
 from frameloom.models.names import refuse_unknown
 from frameloom.models.text.base import TextStates
 
-__all__ = ["DenoiserFamily", "TextStates", "initialize", "override_fields"]
+__all__ = [
+    "NOTHING",
+    "Conditions",
+    "DenoiserFamily",
+    "Encode",
+    "TextStates",
+    "initialize",
+    "override_fields",
+    "refuse_foreign",
+]
 
 Config = TypeVar("Config")
+Encode = Callable[[Tensor], Tensor]
 _LINEAR = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _NORMS = (nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
+
+
+@dataclass(frozen=True)
+class Conditions:
+    """What a denoiser may be told besides the noisy latent, its noise level and the caption; None is "not given".
+
+    beside_BCFHW     latent channels that stand beside the noisy ones (inpaint mask and masked latent, control), in the
+                     order of the family's `pack_known`
+    sizes_B6         original height and width, crop top and left, target height and width, in pixels
+    cells_BFHW       1 where a latent cell holds picture, 0 where a batch of several sizes was padded
+    image_text       captions of single images that follow the clip along F: N for each sample, B * N in this order
+    guidance_B       guidance scale that a distilled model is told
+    fps_B            frames per second of the clip
+    """
+
+    beside_BCFHW: Tensor | None = None
+    sizes_B6: Tensor | None = None
+    cells_BFHW: Tensor | None = None
+    image_text: TextStates | None = None
+    guidance_B: Tensor | None = None
+    fps_B: Tensor | None = None
+
+
+NOTHING = Conditions()
 
 
 @dataclass(frozen=True)
@@ -32,11 +66,19 @@ class DenoiserFamily:
     build          (config, generator=None) -> model with fresh weights drawn from `generator` alone; without one,
                    from a fixed stream. Under `torch.device("meta")` the model has shapes and no weights.
     patch          config -> latent cells (frames, height, width) per token
-    denoise        (model, noisy_BCFHW, timestep_B, text) -> prediction_BCFHW; timestep 1 is pure noise, 0 is data.
-                   Families with more inputs take them as keywords that may be left out.
+    denoise        (model, noisy_BCFHW, timestep_B, text, given=NOTHING) -> prediction_BCFHW; timestep 1 is pure noise,
+                   0 is data (a DDPM's index is `round(timestep * 1000)`). What is not given gets its neutral value;
+                   a condition that the model has no input for is a ConfigError.
     blocks         model -> its repeated blocks; they take and return tensors only (recompute, sharding, compile)
     load_original  (model, tensors) fills the model from a published checkpoint or from one of its own
     num_tokens     (config, latent (frames, height, width)) -> video tokens of one sample
+    beside         config -> what the model expects in `Conditions.beside_BCFHW`: "none", "inpaint" or "control"
+    pack_known     (config, clip_BCFHW, known_B1FHW, encode) -> beside_BCFHW for "inpaint", from the clip as pixels in
+                   [-1, 1], a mask that is 1 where a pixel is given and 0 where it must be made, and a function from
+                   pixels to normalised latents. The family blanks, encodes, brings the mask to latent cells and
+                   orders the channels.
+    text_join      "first": token states of the first text encoder; "concat": of all, side by side along D. The pooled
+                   vector is that of the last one in both.
     """
 
     name: str
@@ -49,6 +91,16 @@ class DenoiserFamily:
     blocks: Callable[[nn.Module], list[nn.Module]]
     load_original: Callable[..., None]
     num_tokens: Callable[[Any, tuple[int, int, int]], int]
+    beside: Callable[[Any], Literal["none", "inpaint", "control"]] = lambda config: "none"
+    pack_known: Callable[[Any, Tensor, Tensor, Encode], Tensor] | None = None
+    text_join: Literal["first", "concat"] = "first"
+
+
+def refuse_foreign(given: Conditions, family: str, *, known: Collection[str]) -> None:
+    """ConfigError for a condition that the family has no input for: ignoring it would train on something else."""
+    for field in dataclasses.fields(given):
+        if getattr(given, field.name) is not None and field.name not in known:
+            raise ConfigError(f"{family}: the model has no input for the condition '{field.name}'; leave it out")
 
 
 def override_fields(

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from frameloom.core.errors import CheckpointError, DataError
+from frameloom.core.errors import DataError
 
 LOGVAR_RANGE = (-30.0, 20.0)
 
@@ -143,28 +143,3 @@ class VAEFamily:
     build: Callable[[Any], VideoVAE]
     load_original: Callable[[VideoVAE, Mapping[str, Tensor]], None]
     start: Callable[[Any], None] = lambda model: None
-
-
-def check_fit(expected: Mapping[str, Tensor], given: Mapping[str, Tensor], *, where: str) -> None:
-    """CheckpointError unless `given` has exactly the keys and shapes of `expected`."""
-    problems = [
-        *_describe("missing", [key for key in expected if key not in given]),
-        *_describe("unexpected", [key for key in given if key not in expected]),
-        *_describe(
-            "of another shape",
-            [
-                f"{key} {tuple(given[key].shape)} instead of {tuple(expected[key].shape)}"
-                for key in expected
-                if key in given and given[key].shape != expected[key].shape
-            ],
-        ),
-    ]
-    if problems:
-        raise CheckpointError(f"{where}: {'; '.join(problems)}; check that the config belongs to these weights")
-
-
-def _describe(kind: str, names: list[str], limit: int = 5) -> list[str]:
-    if not names:
-        return []
-    more = f" and {len(names) - limit} more" if len(names) > limit else ""
-    return [f"{len(names)} {kind}: {', '.join(names[:limit])}{more}"]

@@ -18,6 +18,7 @@ from frameloom.core.errors import CheckpointError, ConfigError
 from frameloom.core.parity import ParityCase
 from frameloom.core.random import stream
 from frameloom.models.denoisers import get_family
+from frameloom.models.denoisers.base import Conditions
 from frameloom.models.denoisers.opensora2 import parity
 from frameloom.models.denoisers.opensora2.activation import TanhGELU
 from frameloom.models.denoisers.opensora2.config import SIZES, MMDiTConfig
@@ -148,7 +149,7 @@ def test_whole_forward_equals_the_packed_golden_one() -> None:
     condition = torch.cat([given["masks"], given["masked_ref"]], dim=1)
     denoise = get_family("opensora2").denoise
     with torch.no_grad():
-        ours = denoise(model, given["latents_bcthw"], given["timesteps"], text, condition_BCFHW=condition)
+        ours = denoise(model, given["latents_bcthw"], given["timesteps"], text, Conditions(beside_BCFHW=condition))
         without = denoise(model, given["latents_bcthw"], given["timesteps"], text)
     expected = unpack(case.outputs["sample"], (3, 3, 4), 2)
     assert difference(ours, expected) <= 1e-5

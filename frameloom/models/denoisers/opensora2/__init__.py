@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import cast
+from typing import Literal, cast
 
 from torch import Tensor, nn
 
-from frameloom.models.denoisers.base import DenoiserFamily, TextStates
+from frameloom.models.denoisers.base import NOTHING, Conditions, DenoiserFamily, TextStates, refuse_foreign
 from frameloom.models.denoisers.opensora2.config import SIZES, MMDiTConfig, configure
+from frameloom.models.denoisers.opensora2.known import pack_known
 from frameloom.models.denoisers.opensora2.model import build
 from frameloom.models.denoisers.opensora2.packing import token_grid
 from frameloom.models.denoisers.opensora2.sharding import BLOCK_LISTS
@@ -26,20 +27,19 @@ def _num_tokens(config: MMDiTConfig, latent_FHW: tuple[int, int, int]) -> int:
 
 
 def _denoise(
-    model: nn.Module,
-    noisy_BCFHW: Tensor,
-    timestep_B: Tensor,
-    text: TextStates,
-    *,
-    condition_BCFHW: Tensor | None = None,
-    guidance_B: Tensor | None = None,
+    model: nn.Module, noisy_BCFHW: Tensor, timestep_B: Tensor, text: TextStates, given: Conditions = NOTHING
 ) -> Tensor:
     """`text.mask_BK` is not used: as in the original, padding is attended to.
 
-    A condition (models with cond_embed) is the mask and the masked latent, 1 + C channels; None is text to video.
+    Models with cond_embed see the mask and the masked latent, 1 + C channels; none given is text to video.
     """
-    prediction = model(noisy_BCFHW, timestep_B, text.tokens_BKD, text.pooled_BD, condition_BCFHW, guidance_B)
+    refuse_foreign(given, FAMILY.name, known=("beside_BCFHW", "guidance_B"))
+    prediction = model(noisy_BCFHW, timestep_B, text.tokens_BKD, text.pooled_BD, given.beside_BCFHW, given.guidance_B)
     return cast(Tensor, prediction)
+
+
+def _beside(config: MMDiTConfig) -> Literal["none", "inpaint"]:
+    return "inpaint" if config.cond_embed else "none"
 
 
 def _blocks(model: nn.Module) -> list[nn.Module]:
@@ -57,4 +57,6 @@ FAMILY = DenoiserFamily(
     blocks=_blocks,
     load_original=load_original,
     num_tokens=_num_tokens,
+    beside=_beside,
+    pack_known=pack_known,
 )

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from frameloom.models.denoisers.opensora2.activation import TanhGELU
 from frameloom.models.denoisers.opensora2.config import MMDiTConfig
 from frameloom.models.denoisers.opensora2.rope import rotate
+from frameloom.models.layers.attention import attend
 
 EPS = 1e-6
 QKV = tuple[Tensor, Tensor, Tensor]
@@ -59,7 +60,7 @@ class RotaryAttention(nn.Module):
 
     def forward(self, q_BMHD: Tensor, k_BMHD: Tensor, v_BMHD: Tensor, rope_BM1P: Tensor) -> Tensor:
         q, k = (rotate(x, rope_BM1P, half_split=self.half_split).type_as(v_BMHD) for x in (q_BMHD, k_BMHD))
-        attended = F.scaled_dot_product_attention(q.transpose(1, 2), k.transpose(1, 2), v_BMHD.transpose(1, 2))
+        attended = attend(q.transpose(1, 2), k.transpose(1, 2), v_BMHD.transpose(1, 2))
         return attended.transpose(1, 2).flatten(2)
 
 

@@ -22,6 +22,7 @@ from frameloom.core.errors import CheckpointError
 from frameloom.core.log import get_logger
 from frameloom.models.denoisers.opensora2.config import MMDiTConfig
 from frameloom.models.denoisers.opensora2.diffusers_keys import from_diffusers, to_diffusers
+from frameloom.models.fit import check_fit
 
 Layout = Literal["fused", "split", "diffusers"]
 Pairing = Literal["pairwise", "half-split"]
@@ -143,7 +144,7 @@ def load_original(model: nn.Module, tensors: Mapping[str, Tensor], *, pairing: P
             )
     converted = convert(tensors, to=own[0], has=pairing, wants=own[1])
     state = _fill_gaps(converted, model)
-    _refuse_misfit(state, model.state_dict())
+    check_fit(model.state_dict(), state, where="opensora2 checkpoint")
     model.load_state_dict(state, assign=any(parameter.is_meta for parameter in model.parameters()))
 
 
@@ -166,30 +167,3 @@ def _fill_gaps(tensors: Mapping[str, Tensor], model: nn.Module) -> dict[str, Ten
         like = next(iter(state.values()))
         state |= {key: like.new_zeros(own[key].shape) for key in ("cond_in.weight", "cond_in.bias")}
     return state
-
-
-def _refuse_misfit(found: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> None:
-    shapes = [
-        f"{key} is {_size(found[key])}, the model has {_size(wanted[key])}"
-        for key in sorted(found.keys() & wanted.keys())
-        if found[key].shape != wanted[key].shape
-    ]
-    problems = {
-        "missing": sorted(wanted.keys() - found.keys()),
-        "unexpected": sorted(found.keys() - wanted.keys()),
-        "of another shape": shapes,
-    }
-    parts = [f"{len(names)} {problem} ({_shorten(names)})" for problem, names in problems.items() if names]
-    if parts:
-        raise CheckpointError(
-            f"opensora2 checkpoint does not fit the model: {'; '.join(parts)}; "
-            "choose the size and the settings that the file was made with"
-        )
-
-
-def _size(tensor: Tensor) -> str:
-    return "x".join(map(str, tensor.shape))
-
-
-def _shorten(names: list[str], *, shown: int = 8) -> str:
-    return ", ".join(names[:shown]) + (f" and {len(names) - shown} more" if len(names) > shown else "")

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
-from frameloom.models.vaes.base import VideoVAE, check_fit
+from frameloom.models.fit import check_fit
+from frameloom.models.vaes.base import VideoVAE
 from frameloom.models.vaes.wfvae.wavelet import HaarJoin2D, HaarJoin3D, HaarSplit2D, HaarSplit3D
 
 _FILTERS = (HaarSplit2D, HaarJoin2D, HaarSplit3D, HaarJoin3D)

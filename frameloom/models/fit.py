@@ -1,0 +1,37 @@
+"""Do these tensors belong to this model? One readable list of what is missing, unexpected or of another shape."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from torch import Tensor
+
+from frameloom.core.errors import CheckpointError
+
+
+def check_fit(expected: Mapping[str, Tensor], given: Mapping[str, Tensor], *, where: str) -> None:
+    """CheckpointError unless `given` has exactly the keys and shapes of `expected`."""
+    shapes = [
+        f"{key} is {_size(given[key])}, the model has {_size(expected[key])}"
+        for key in sorted(expected.keys() & given.keys())
+        if given[key].shape != expected[key].shape
+    ]
+    problems = {
+        "missing": sorted(expected.keys() - given.keys()),
+        "unexpected": sorted(given.keys() - expected.keys()),
+        "of another shape": shapes,
+    }
+    parts = [f"{len(names)} {problem} ({_shorten(names)})" for problem, names in problems.items() if names]
+    if parts:
+        raise CheckpointError(
+            f"{where} does not fit the model: {'; '.join(parts)}; choose the size and the settings that the weights "
+            "were made with"
+        )
+
+
+def _size(tensor: Tensor) -> str:
+    return "x".join(map(str, tensor.shape)) or "a single number"
+
+
+def _shorten(names: list[str], *, shown: int = 8) -> str:
+    return ", ".join(names[:shown]) + (f" and {len(names) - shown} more" if len(names) > shown else "")
