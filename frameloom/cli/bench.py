@@ -12,7 +12,7 @@ from frameloom.core.errors import ConfigError
 
 # Module and function of each comparison, and how many rounds it takes unless told.
 COMPARISONS = {
-    "step": ("frameloom.bench.step", "compare_step", 40),
+    "step": ("frameloom.bench.step", "compare_step", 100),
     "plan": ("frameloom.bench.plan", "compare_plan", 3),
     "scan": ("frameloom.bench.scan", "compare_scan", 5),
     "decode": ("frameloom.bench.decode", "compare_decode", 5),

@@ -266,6 +266,9 @@ class EMASection(Section):
         default=0.999, description="share kept of the average at each step"
     )
     warmup: bool = Field(default=True, description="average faster in the first steps")
+    every: Count = Field(
+        default=1, description="steps between updates, each then counting for as many; saves time with small models"
+    )
 
 
 class TrainSection(Section):

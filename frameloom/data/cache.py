@@ -161,7 +161,23 @@ class LatentCache:
         if (shards < 0).any():
             wrong = rows[shards < 0].tolist()[:8]
             raise CacheError(f"{self.path}: no latent for rows {wrong} in bucket {bucket.name}; {REBUILD}")
-        return join_latents([self._take(int(at), stack) for at in places])
+        for at in places[~self._checked[places]].tolist():
+            self._take(at, stack)
+        return _mean_and_deviation(self._gather(places, stack))
+
+    def _gather(self, places: NDArray[np.int64], stack: str) -> dict[str, Tensor]:
+        """Samples of one bucket, copied shard by shard: one call for many of them."""
+        found = self._table.rows[places]
+        numbers = np.unique(found["shard"])
+        parts = [np.flatnonzero(found["shard"] == number) for number in numbers]
+        gathered = [
+            self._shards.gather(self._names[number], stack, found["slot"][part])
+            for number, part in zip(numbers, parts, strict=True)
+        ]
+        if len(gathered) == 1:
+            return gathered[0]
+        back = torch.from_numpy(np.argsort(np.concatenate(parts)))
+        return {name: torch.cat([part[name] for part in gathered])[back] for name in gathered[0]}
 
     def sample(self, row: int, bucket: Bucket) -> dict[str, Tensor]:
         """The tensors of one latent as they are stored."""
@@ -192,11 +208,12 @@ class LatentCache:
 
 def join_latents(samples: Sequence[Mapping[str, Tensor]]) -> tuple[Tensor, Tensor]:
     """Stored samples as a batch of mean and standard deviation."""
-    name = "mean" if "mean" in samples[0] else "sample"
-    mean = torch.stack([sample[name] for sample in samples])
-    if "std" not in samples[0]:
-        return mean, torch.zeros_like(mean)
-    return mean, torch.stack([sample["std"] for sample in samples])
+    return _mean_and_deviation({name: torch.stack([sample[name] for sample in samples]) for name in samples[0]})
+
+
+def _mean_and_deviation(stored: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+    mean = stored["mean"] if "mean" in stored else stored["sample"]
+    return mean, stored["std"] if "std" in stored else torch.zeros_like(mean)
 
 
 def _take(
@@ -253,7 +270,7 @@ class TextCache:
         _, first = np.unique(table["key"], return_index=True)
         self._table = SharedTable(table[first])
         self._checked = np.zeros(len(first), dtype=bool)
-        self._forget()
+        self._kept = _KeptSamples(len(first))
 
     def has(self, captions: Sequence[str]) -> NDArray[np.bool_]:
         return self._find(captions) >= 0
@@ -266,6 +283,11 @@ class TextCache:
             raise CacheError(
                 f"{self.path}: no embedding for {int((places < 0).sum())} captions, first {first!r}; {REBUILD}"
             )
+        missing = places[self._kept.rows[places] < 0]
+        for at in np.unique(missing).tolist():
+            self._kept.add(at, self._sample(at))
+        if (self._kept.rows[places] >= 0).all():
+            return self._kept.gather(places)
         return join_text([self._sample(int(at)) for at in places])
 
     def sample(self, caption: str) -> dict[str, Tensor]:
@@ -273,13 +295,7 @@ class TextCache:
         return self._sample(int(self._find([caption])[0]))
 
     def _sample(self, at: int) -> dict[str, Tensor]:
-        kept = self._kept.get(at)
-        if kept is None:
-            kept = _take(self._shards, self._names, self._table.rows, self._checked, at, TEXT_STACK)
-            if self._kept_bytes < _KEPT_BYTES:
-                self._kept[at] = kept
-                self._kept_bytes += sum(part.nbytes for part in kept.values())
-        return kept
+        return _take(self._shards, self._names, self._table.rows, self._checked, at, TEXT_STACK)
 
     def _find(self, captions: Sequence[str]) -> NDArray[np.int64]:
         wanted = np.array([caption_key(caption) for caption in captions], dtype=np.int64)
@@ -295,12 +311,39 @@ class TextCache:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self._checked = np.zeros(len(self._table.rows), dtype=bool)
-        self._forget()
+        self._kept = _KeptSamples(len(self._table.rows))
 
-    def _forget(self) -> None:
-        """Captions of small sets come again and again; a few of them stay at hand, put together."""
-        self._kept: dict[int, dict[str, Tensor]] = {}
-        self._kept_bytes = 0
+
+class _KeptSamples:
+    """Captions of small sets come again and again: a few stay at hand in one block, and one call gathers a batch.
+
+    `rows` has the row of each place in the block, or -1.
+    """
+
+    def __init__(self, num_places: int) -> None:
+        self.rows = np.full(num_places, -1, dtype=np.int64)
+        self._blocks: dict[str, Tensor] = {}
+        self._count = 0
+
+    def add(self, place: int, sample: Mapping[str, Tensor]) -> None:
+        """Keep a sample, unless the block is full or holds samples of other shapes."""
+        size = sum(part.nbytes for part in sample.values())
+        if (self._count + 1) * size > _KEPT_BYTES:
+            return
+        if not self._blocks:
+            self._blocks = {name: part.new_empty((16, *part.shape)) for name, part in sample.items()}
+        if any(part.shape != self._blocks[name].shape[1:] for name, part in sample.items()):
+            return
+        if self._count == len(next(iter(self._blocks.values()))):
+            self._blocks = {name: torch.cat([block, torch.empty_like(block)]) for name, block in self._blocks.items()}
+        for name, part in sample.items():
+            self._blocks[name][self._count] = part
+        self.rows[place] = self._count
+        self._count += 1
+
+    def gather(self, places: NDArray[np.int64]) -> dict[str, Tensor]:
+        index = torch.from_numpy(self.rows[places])
+        return {name: block.index_select(0, index) for name, block in self._blocks.items()}
 
 
 def join_text(samples: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:

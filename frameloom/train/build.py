@@ -32,7 +32,7 @@ def build_trainer(recipe: Recipe, folder: RunFolder, *, first_step: int) -> Trai
         no_decay=not optim.decay_norms,
     )
     allocate_state(optimizer)  # so that the checkpoint of step 0 is like every other
-    ema = EMA(trainable, decay=settings.ema.decay, warmup=settings.ema.warmup) if settings.ema else None
+    ema = EMA(trainable, **settings.ema.model_dump()) if settings.ema else None
     factor = build_schedule(
         "constant_with_warmup" if schedule.name == "constant" else schedule.name,
         num_steps=settings.steps,

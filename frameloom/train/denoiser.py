@@ -59,24 +59,26 @@ class DenoiserTask:
         return len(batch.rows) * self.denoiser.family.num_tokens(self.denoiser.config, cells)
 
     def _losses(self, batch: Batch, seed: int, dropout: float) -> Tensor:
-        latent_BCFHW = self._latents(batch, seed)
-        noise_BCFHW = draw_normal(seed, "noise", batch, tuple(latent_BCFHW.shape[1:]), self.device)
+        mean_BCFHW, std_BCFHW = self._moments(batch)
+        # Both from one stream per sample: setting a generator up costs as much as drawing a small clip.
+        drawn = draw_normal(seed, "noise", batch, (2, *mean_BCFHW.shape[1:]), self.device)
+        noise_BCFHW, epsilon_BCFHW = drawn.unbind(1)
+        latent_BCFHW = self.vae.normalize(torch.addcmul(mean_BCFHW, std_BCFHW, epsilon_BCFHW))
         draw_B = draw_uniform(seed, "timestep", batch).to(self.device)
         noised = self.objective.add_noise(latent_BCFHW, noise_BCFHW, draw_B)
         text = self._text(batch, seed, dropout)
         prediction = self.denoiser.family.denoise(self.model, noised.noisy_BCFHW, noised.timestep_B, text)
         return self.objective.loss_B(prediction, noised)
 
-    def _latents(self, batch: Batch, seed: int) -> Tensor:
+    def _moments(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Mean and standard deviation of the latents, not normalised."""
         if batch.latents is not None:
             mean, std = (part.to(self.device, torch.float32) for part in batch.latents)
-        else:
-            assert batch.pixels_BCFHW is not None
-            with torch.no_grad(), torch.autocast(self.device.type, enabled=False):
-                moments = self.vae.encode(to_unit_range(batch.pixels_BCFHW.to(self.device)))
-                mean, std = moments.mean_BCFHW, torch.exp(0.5 * moments.logvar_BCFHW)
-        epsilon = draw_normal(seed, "latent", batch, tuple(mean.shape[1:]), self.device)
-        return self.vae.normalize(mean + std * epsilon)
+            return mean, std
+        assert batch.pixels_BCFHW is not None
+        with torch.no_grad(), torch.autocast(self.device.type, enabled=False):
+            moments = self.vae.encode(to_unit_range(batch.pixels_BCFHW.to(self.device)))
+        return moments.mean_BCFHW, torch.exp(0.5 * moments.logvar_BCFHW)
 
     def _text(self, batch: Batch, seed: int, dropout: float) -> TextStates:
         if batch.text is not None:

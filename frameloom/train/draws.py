@@ -8,15 +8,16 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from frameloom.core.random import key, stream, uniform_at
+from frameloom.core.random import key, stream_seed, uniform_at
 from frameloom.data.batch import Batch
 
 
 def draw_normal(seed: int, purpose: str, batch: Batch, shape_CFHW: tuple[int, ...], device: torch.device) -> Tensor:
-    """Standard normal numbers of shape B + `shape_CFHW`, one private generator per sample."""
+    """Standard normal numbers of shape B + `shape_CFHW`, each sample's from a stream of its own."""
     drawn_BCFHW = torch.empty((len(batch.ordinals), *shape_CFHW), device=device)
-    for sample, ordinal in zip(drawn_BCFHW, batch.ordinals, strict=True):
-        sample.normal_(generator=stream(seed, purpose, batch.epoch, int(ordinal), device=device.type))
+    generator = torch.Generator(device)
+    for sample, ordinal in zip(drawn_BCFHW.unbind(), batch.ordinals.tolist(), strict=True):
+        sample.normal_(generator=generator.manual_seed(stream_seed(seed, purpose, batch.epoch, ordinal)))
     return drawn_BCFHW
 
 

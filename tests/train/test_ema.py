@@ -191,3 +191,23 @@ def test_state_of_another_model_is_refused():
         ema.load_state_dict(state | {"0.weight": state["0.weight"][:1]})
     with pytest.raises(CheckpointError, match="missing"), ema.applied(nn.Linear(3, 4)):
         pass
+
+
+def test_rare_updates_make_up_for_the_steps_between_them() -> None:
+    """With weights that stand still between updates, both averages are equal; the control moves at each step."""
+    for moves_each_step in (False, True):
+        model = make_model("rare")
+        often, rare = (EMA(dict(model.named_parameters()), 0.9, warmup=True, every=every) for every in (1, 5))
+        generator = stream(0, "rare updates")
+        for step in range(1, 31):
+            if moves_each_step or step % 5 == 1:
+                with torch.no_grad():
+                    for param in model.parameters():
+                        param.add_(torch.randn(param.shape, generator=generator))
+            often.update(step)
+            rare.update(step)
+        distance = max(
+            float((a - b).abs().max())
+            for a, b in zip(often.state_dict().values(), rare.state_dict().values(), strict=True)
+        )
+        assert (distance < 1e-5) != moves_each_step

@@ -31,9 +31,10 @@ class TextScaling:
 
     def apply(self, states: TextStates) -> TextStates:
         """Scaled states; padding stays zero."""
-        scaled_BKD = (states.tokens_BKD - self.token_mean_D) / self.token_spread_D
+        scale_D = self.token_spread_D.reciprocal()
+        scaled_BKD = torch.addcmul(-self.token_mean_D * scale_D, states.tokens_BKD, scale_D)
         return TextStates(
-            tokens_BKD=torch.where(states.mask_BK.bool()[..., None], scaled_BKD, 0.0),
+            tokens_BKD=scaled_BKD.mul_(states.mask_BK.to(scaled_BKD.dtype)[..., None]),
             mask_BK=states.mask_BK,
             pooled_BD=(states.pooled_BD - self.pooled_mean_D) @ self.pooled_map_DD,
         )
@@ -57,12 +58,12 @@ def measure_scaling(states: TextStates) -> TextScaling:
     mean_D = pooled_BD.mean(0)
     _, singular, directions = torch.linalg.svd(pooled_BD - mean_D, full_matrices=False)
     spread = singular / len(pooled_BD) ** 0.5
-    kept = spread > _MIN_SPREAD * spread[0]
+    kept = spread > _MIN_SPREAD * spread[:1]  # nothing to keep of pooled vectors of width 0
     basis = directions[kept]
     return TextScaling(
         token_mean_D=tokens_ND.mean(0).float(),
         token_spread_D=tokens_ND.std(0, correction=0).clamp_min(1e-6).float(),
         pooled_mean_D=mean_D.float(),
         # Spread 1 per feature after the map, as token states have, however few directions were kept.
-        pooled_map_DD=(basis.T / spread[kept] @ basis * (basis.shape[1] / len(basis)) ** 0.5).float(),
+        pooled_map_DD=(basis.T / spread[kept] @ basis * (basis.shape[1] / max(len(basis), 1)) ** 0.5).float(),
     )
