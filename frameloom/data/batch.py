@@ -18,13 +18,17 @@ from frameloom.data.buckets import Bucket
 
 @dataclass(frozen=True)
 class BatchRequest:
-    """One micro-batch of a plan; `bucket` is an index into the policy's buckets."""
+    """One micro-batch of a plan; `bucket` is an index into the policy's buckets.
+
+    `spares` [B, n] are rows to try in place of one that cannot be read; without them such a slot stays empty.
+    """
 
     epoch: int
     index: int
     bucket: int
     rows: NDArray[np.int64]
     ordinals: NDArray[np.int64]
+    spares: NDArray[np.int64] | None = None
 
 
 @dataclass(frozen=True)

@@ -37,7 +37,7 @@ TEXT_COLUMNS = {"key": pl.Int64}
 # Columns of a manifest, where it has them, that decide which frames of a file are read.
 _FACTS = ("kind", "frames", "fps", "start_frame", "end_frame", "crop", "member", "offset", "bytes")
 # Settings that decide whether a clip is read, not what comes out.
-_NOT_PIXELS = ("max_replacements", "limits", "flip_probability")
+_NOT_PIXELS = ("limits", "flip_probability")
 # Parts of a policy's geometry that the shape and the facts of each sample say already.
 _PER_SAMPLE = ("buckets", "stride", "fps_max")
 _NUM_SHOWN = 12

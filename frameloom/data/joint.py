@@ -20,6 +20,7 @@ from frameloom.data.decode import ClipError
 from frameloom.data.manifest import Manifest
 from frameloom.data.slots import draw_at, note_bad
 
+_MAX_REPLACEMENTS = 8
 # (row, number of the image beside its clip) -> pixels [C, 1, H, W]; ClipError if the file is bad
 ReadImage = Callable[[int, int], Tensor]
 Beside = list[tuple[int, Tensor]]
@@ -29,12 +30,11 @@ Beside = list[tuple[int, Tensor]]
 class JointSource:
     """Chooses `count` images for each clip: its own frames, or images of the manifest."""
 
-    def __init__(self, manifest: Manifest, *, seed: int, count: int, own_frames: bool, max_replacements: int) -> None:
+    def __init__(self, manifest: Manifest, *, seed: int, count: int, own_frames: bool) -> None:
         self.count = count
         self._manifest = manifest
         self._seed = seed
         self._own_frames = own_frames
-        self._max_replacements = max_replacements
 
     @cached_property
     def _rows(self) -> NDArray[np.int64]:
@@ -59,7 +59,7 @@ class JointSource:
         self, number: int, epoch: int, ordinal: int, read_image: ReadImage, bad: list[BadClip]
     ) -> tuple[int, Tensor]:
         failed: list[BadClip] = []
-        for attempt in range(1 + self._max_replacements):
+        for attempt in range(1 + _MAX_REPLACEMENTS):
             draw = draw_at(self._seed, f"joint image {attempt}", epoch, ordinal, number)
             row = int(self._rows[int(draw * len(self._rows))])
             try:

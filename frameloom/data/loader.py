@@ -18,7 +18,9 @@ def make_requests(plan: BatchPlan, *, position: int = 0, rank: int = 0, num_rank
     """Micro-batches from `position` on; with several ranks, those whose index in the epoch is `rank` modulo theirs."""
     first = position + (rank - position) % num_ranks
     for index in range(first, plan.num_microbatches, num_ranks):
-        yield BatchRequest(plan.epoch, index, int(plan.buckets[index]), plan.rows(index), plan.ordinals(index))
+        yield BatchRequest(
+            plan.epoch, index, int(plan.buckets[index]), plan.rows(index), plan.ordinals(index), plan.spares(index)
+        )
 
 
 def iterate_batches(

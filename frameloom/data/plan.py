@@ -26,7 +26,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from frameloom.core.random import bits_at, key
+from frameloom.core.random import bits_at, key, uniform_at
 
 Ints = NDArray[np.int64]
 Rows = NDArray[np.int32] | NDArray[np.int64]
@@ -34,6 +34,7 @@ Words = NDArray[np.uint64]
 
 ALIKE = 64
 TOLERANCE = 1.04  # costs that differ by less are the same: ranks that wait a twenty-fifth of a step are fine
+SPARES = 9  # one of them may be the bad row itself
 _MIN_RUNS = 16
 _CHUNK_ROWS = 1_000_000
 
@@ -48,6 +49,8 @@ class BatchPlan:
     firsts: Ints
     starts: Ints
     buckets: NDArray[np.int32]
+    bounds: Ints  # rows of bucket b lie in `shuffled` from bounds[b] up to bounds[b + 1]
+    seed: int
 
     @property
     def num_microbatches(self) -> int:
@@ -65,6 +68,17 @@ class BatchPlan:
     def ordinals(self, microbatch: int) -> Ints:
         """Random slots of the samples of a micro-batch within this epoch."""
         return np.arange(self.starts[microbatch], self.starts[microbatch + 1], dtype=np.int64)
+
+    def spares(self, microbatch: int) -> Ints:
+        """[B, `SPARES`] rows of the same bucket to try in place of a bad one, first come first; a small bucket has
+        fewer. They belong to the slot of a sample, so another split of the batch finds the same."""
+        bucket = int(self.buckets[microbatch])
+        first, size = int(self.bounds[bucket]), int(self.bounds[bucket + 1] - self.bounds[bucket])
+        draws = uniform_at(key(self.seed, "replacement", self.epoch), self.ordinals(microbatch))
+        begin = (draws * size).astype(np.int64)
+        places = (begin[:, None] + np.arange(min(SPARES, size))) % size
+        rows: Ints = self.shuffled[first + places].astype(np.int64)
+        return rows
 
     @property
     def order(self) -> Ints:
@@ -110,7 +124,8 @@ def plan_epoch(
         chosen = np.concatenate([chosen, tail])
     starts = np.zeros(len(chosen) + 1, dtype=np.int64)
     np.cumsum(pieces.size[chosen], out=starts[1:])
-    return BatchPlan(epoch, shuffled, pieces.start[chosen], starts, pieces.bucket[chosen])
+    bounds = np.concatenate([[0], np.cumsum(counts)])
+    return BatchPlan(epoch, shuffled, pieces.start[chosen], starts, pieces.bucket[chosen], bounds, seed)
 
 
 def _shuffle_within_buckets(

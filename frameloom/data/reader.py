@@ -37,7 +37,6 @@ class ReadSettings:
 
     frame_start: StartRule = "random"
     flip_probability: float = 0.0
-    max_replacements: int = 8
     limits: DecodeLimits = LIMITS
     transforms: tuple[Transform, ...] = (Resize(), CenterCrop())
     decoder: Decoder = "pyav"
@@ -79,7 +78,7 @@ class LatentSource(Protocol):
 
 
 class ClipReader:
-    """Reads pixels from media files. Give `max_replacements=0` to get smaller batches instead of replacements."""
+    """Reads pixels from media files."""
 
     def __init__(
         self,
@@ -95,7 +94,7 @@ class ClipReader:
         self.seed = seed
         self.settings = settings or ReadSettings()
         self.text = text
-        self._slots = Slots(manifest, grid, seed, self.settings.max_replacements)
+        self._slots = Slots(manifest, grid)
         self._joint = self._build_joint() if self.settings.use_image_num else None
         self._transforms = Transforms(self.settings.transforms)
         self._has_windows = "start_frame" in manifest.columns
@@ -131,7 +130,7 @@ class ClipReader:
             if clips
             else torch.empty((0, 3, bucket.frames, bucket.height, bucket.width), dtype=torch.uint8)
         )
-        batch.crops = _stack_crops(clips, bucket)
+        batch.crops = _stack_crops([(clip.original, clip.top_left) for clip in clips], bucket)
         if joint is not None and found:
             batch.images = joint.join([beside for _, beside in found])
             if self.text is not None:
@@ -198,7 +197,6 @@ class ClipReader:
             seed=self.seed,
             count=settings.use_image_num,
             own_frames=settings.use_img_from_vid,
-            max_replacements=settings.max_replacements,
         )
 
     def _window(self, row: int) -> tuple[int | None, int | None]:
@@ -218,19 +216,24 @@ def pick_decoder(name: Decoder) -> Callable[..., Tensor]:
     return read_clip_torchcodec
 
 
-def _stack_crops(samples: list[Sample], bucket: Bucket) -> Crops:
+def _stack_crops(places: list[tuple[tuple[int, int], tuple[int, int]]], bucket: Bucket) -> Crops:
+    """From (size of the source, top and left of the cut) of each sample."""
+
     def stack(pairs: list[tuple[int, int]]) -> Tensor:
         return torch.tensor(pairs, dtype=torch.int64).reshape(len(pairs), 2)
 
     return Crops(
-        original_B2=stack([sample.original for sample in samples]),
-        top_left_B2=stack([sample.top_left for sample in samples]),
-        target_B2=stack([(bucket.height, bucket.width)] * len(samples)),
+        original_B2=stack([original for original, _ in places]),
+        top_left_B2=stack([top_left for _, top_left in places]),
+        target_B2=stack([(bucket.height, bucket.width)] * len(places)),
     )
 
 
 class CachedReader:
-    """Reads latents from a cache, with the same rows in the same slots as a `ClipReader`."""
+    """Reads latents from a cache, with the same rows in the same slots as a `ClipReader`.
+
+    With `transforms`, those the cache was made with, batches say where their samples were cut.
+    """
 
     def __init__(
         self,
@@ -238,15 +241,15 @@ class CachedReader:
         grid: BucketPolicy,
         latents: LatentSource,
         *,
-        seed: int,
         text: TextSource | None = None,
-        max_replacements: int = ReadSettings.max_replacements,
+        transforms: tuple[Transform, ...] | None = None,
     ) -> None:
         self.manifest = manifest
         self.grid = grid
         self.latents = latents
         self.text = text
-        self._slots = Slots(manifest, grid, seed, max_replacements)
+        self._transforms = None if transforms is None else Transforms(transforms)
+        self._slots = Slots(manifest, grid)
 
     def name(self, row: int) -> str:
         return self.manifest.clip(row).path
@@ -263,7 +266,17 @@ class CachedReader:
         watch(NO_ROW)
         if rows:
             batch.latents = self.latents.get(batch.rows, bucket)
+        if self._transforms is not None:
+            batch.crops = self._crops(batch.rows, bucket, self._transforms)
         return batch
+
+    def _crops(self, rows: NDArray[np.int64], bucket: Bucket, transforms: Transforms) -> Crops:
+        """A cache holds no random crops, so the place of a cut follows from the size of the source."""
+        clips = [self.manifest.clip(int(row)) for row in rows]
+        sizes = [(clip.height, clip.width) for clip in clips]
+        spots = [transforms.place(*size, bucket.height, bucket.width, (0.0, 0.0)) for size in sizes]
+        pairs = zip(sizes, spots, strict=True)
+        return _stack_crops([(size, (spot.top, spot.left)) for size, spot in pairs], bucket)
 
 
 def _start_batch(

@@ -34,9 +34,9 @@ from frameloom.data.foreign_cache import (
 from frameloom.data.loader import read_requests
 from frameloom.data.manifest import Manifest
 from frameloom.data.on_demand import GrowingLatents, GrowingText
-from frameloom.data.reader import ClipReader, LatentSource, TextSource
+from frameloom.data.reader import LatentSource, TextSource
 from frameloom.generate.parts import LoadedVAE, TextPipeline, build_text, build_vae, pick_device, to_unit_range
-from frameloom.train.feed import build_policy, read_manifest, read_settings
+from frameloom.train.feed import build_clip_reader, build_policy, read_manifest, read_settings
 
 _log = get_logger(__name__)
 _DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
@@ -104,7 +104,7 @@ def _fill_settings(recipe: Recipe, job: CacheJob) -> FillSettings:
 
 def _write_latents(recipe: Recipe, manifest: Manifest, policy: BucketPolicy, job: CacheJob) -> Filled:
     loaded = build_vae(recipe.vae, seed=recipe.seed)
-    reader = _plain_reader(recipe, manifest, policy)
+    reader = build_clip_reader(recipe, manifest, policy)
 
     def read_pixels(requests: Iterator[BatchRequest]) -> Iterable[Batch]:
         return read_requests(requests, reader, workers=recipe.data.workers, timeout_s=recipe.data.timeout_s)
@@ -117,12 +117,6 @@ def _write_latents(recipe: Recipe, manifest: Manifest, policy: BucketPolicy, job
         fingerprint=_latent_fingerprint(recipe, policy, loaded),
         settings=_fill_settings(recipe, job),
     )
-
-
-def _plain_reader(recipe: Recipe, manifest: Manifest, policy: BucketPolicy) -> ClipReader:
-    """An unreadable clip has no latent; the run replaces it, as it would without a cache."""
-    settings = dataclasses.replace(read_settings(recipe), max_replacements=0)
-    return ClipReader(manifest, policy, seed=recipe.seed, settings=settings)
 
 
 def _latent_encoder(recipe: Recipe, loaded: LoadedVAE, local_rank: int | None = None) -> LatentEncoder:
@@ -244,7 +238,7 @@ def open_latent_cache(recipe: Recipe, manifest: Manifest, policy: BucketPolicy) 
         opened,
         folder,
         items,
-        read=_plain_reader(recipe, manifest, policy).read,
+        read=build_clip_reader(recipe, manifest, policy).read,
         encoder=lambda: _latent_encoder(recipe, loaded),
         made_by=folder.note_fingerprint(fingerprint),
     )

@@ -202,7 +202,7 @@ def build_feed(recipe: Recipe, *, bad_clips: Path) -> Feed:
     plan = build_plan(recipe, manifest, grid)
     reader: BatchReader = clips
     if caches.latents is not None:
-        reader = CachedReader(manifest, grid, caches.latents, seed=recipe.seed, text=caches.text)
+        reader = CachedReader(manifest, grid, caches.latents, text=caches.text)
     if caches.row_text is not None:
         reader = RowTextReader(reader, caches.row_text)
 

@@ -7,6 +7,7 @@ import itertools
 import json
 import pickle
 import shutil
+from dataclasses import replace
 from multiprocessing import active_children
 from pathlib import Path
 
@@ -197,8 +198,8 @@ def test_replacements_come_from_the_same_bucket_and_keep_the_slot(damaged: Manif
 
 
 def test_without_replacements_bad_clips_leave_gaps(damaged: Manifest, grid: GridPolicy) -> None:
-    reader = ClipReader(damaged, grid, seed=1, settings=ReadSettings(max_replacements=0))
-    batches = list(iterate_batches(plan_of(damaged, grid), reader))
+    reader = ClipReader(damaged, grid, seed=1)
+    batches = [reader.read(replace(request, spares=None)) for request in make_requests(plan_of(damaged, grid))]
     assert sum(batch.size for batch in batches) + sum(len(batch.bad) for batch in batches) == len(
         plan_of(damaged, grid).order
     )
