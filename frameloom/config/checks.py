@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Collection, Iterator, Mapping
 from math import floor, log10
 from pathlib import Path
+from typing import Any
 
 from frameloom.config.facts import FAMILIES, TEXT_ENCODERS, VAES
 from frameloom.config.policy_checks import check_buckets, frame_advice
@@ -231,17 +232,24 @@ def _check_validation(recipe: Recipe) -> Iterator[Problem]:
     if recipe.validation is None:
         return
     held_out, trained = recipe.validation.where, recipe.data.where
-    # What a filter leaves is only known from the rows; naming the column is what can be seen here.
-    apart = (
-        any(re.search(rf"\b{re.escape(column)}\b", trained) for column in held_out)
-        if isinstance(trained, str)
-        else any(column in trained and trained[column] != value for column, value in held_out.items())
-    )
+    if isinstance(held_out, str) or isinstance(trained, str):
+        # What a filter leaves is only known from the rows; naming the same column is what can be seen here.
+        apart = held_out != trained and bool(_words(held_out) & _words(trained))
+    else:
+        apart = any(column in trained and trained[column] != value for column, value in held_out.items())
     if not apart:
         text = f"validation.where is {format_value(held_out)} and data.where is {format_value(trained)}"
         advice = "keep them apart, e.g. data.where: {split: train} and validation.where: {split: val}"
         path = ("validation", "where")
         yield Problem(path, f"{text}, so validation clips would be trained on; {advice}", (("data", "where"),))
+
+
+def _words(where: Mapping[str, Any] | str) -> set[str]:
+    """The columns that a selection names; of a filter also its other words."""
+    return set(re.findall(r"[^\W\d]\w*", where)) - _FILTER_WORDS if isinstance(where, str) else set(where)
+
+
+_FILTER_WORDS = {"and", "or", "not", "in", "is", "null", "true", "false"}
 
 
 RULES: tuple[Callable[[Recipe], Iterator[Problem]], ...] = (

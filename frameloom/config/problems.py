@@ -99,7 +99,8 @@ def _translate(errors: Sequence[ErrorDetails], value: Mapping[str, Any]) -> list
         # A misspelt key is one mistake, not also a missing one.
         if error["type"] == "missing" and path not in found and path not in meant:
             found[path] = Problem(path, _explain_missing(path))
-    return list(found.values())
+    # Of a value with alternatives, the one that was meant is wrong further inside; the others need not be told.
+    return [found[path] for path in found if not any(other[: len(path)] == path != other for other in found)]
 
 
 def _locate(loc: Sequence[str | int], value: Any) -> KeyPath:
@@ -107,14 +108,14 @@ def _locate(loc: Sequence[str | int], value: Any) -> KeyPath:
     path: KeyPath = ()
     kind: Kind | None = ROOT
     for part in map(str, loc):
-        kind = kind.child(part) if kind else None
-        if isinstance(value, dict) and (part in value or kind is not None):
+        inner = kind.child(part) if kind else None
+        if isinstance(value, dict) and (part in value or (inner is not None and kind is not None and kind.section)):
             value = value.get(part)
         elif isinstance(value, list) and part.isdecimal() and int(part) < len(value):
             value = value[int(part)]
         else:
-            break
-        path = (*path, part)
+            continue
+        path, kind = (*path, part), inner
     return path
 
 

@@ -195,9 +195,22 @@ class DataSection(Section):
         min_length=1,
         description="how a picture gets to its bucket's size: resize and a crop, or center_crop and resize to stretch",
     )
+    caption_choice: Literal["first", "random"] = Field(
+        default="random", description="of a clip with several captions, the first, or another one each time"
+    )
+    use_image_num: Annotated[int, Field(ge=0)] = Field(
+        default=0, description="images trained on beside every video (joint training, family latte)"
+    )
+    use_img_from_vid: bool = Field(
+        default=False, description="take these images from the video's own frames instead of the set's images"
+    )
     flip: Share = Field(default=0.0, description="share of clips mirrored left to right")
     decoder: Literal["pyav", "torchcodec"] = Field(
         default="pyav", description="the video decoder; torchcodec needs the extra of that name"
+    )
+    alike: Count = Field(
+        default=64,
+        description="neighbouring micro-batches that cost about the same; ranks that divide it never wait for another",
     )
     drop_last: bool = Field(
         default=False, description="drop clips that cannot fill a batch instead of using a smaller one"
@@ -291,9 +304,7 @@ class TrainSection(Section):
 
 class ValidationSection(Section):
     every: Count = Field(default=500, description="steps between validations; the last step is always validated")
-    where: dict[str, str | int | float | bool] = Field(
-        default={}, description="rows of the manifest used, never trained on"
-    )
+    where: Where = Field(default={}, description="rows of the manifest used, never trained on; as in data.where")
     batches: Count = Field(default=4, description="micro-batches read each time, always the same ones")
 
 

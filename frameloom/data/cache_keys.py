@@ -37,7 +37,7 @@ TEXT_COLUMNS = {"key": pl.Int64}
 # Columns of a manifest, where it has them, that decide which frames of a file are read.
 _FACTS = ("kind", "frames", "fps", "start_frame", "end_frame", "crop", "member", "offset", "bytes")
 # Settings that decide whether a clip is read, not what comes out.
-_NOT_PIXELS = ("limits", "flip_probability")
+_NOT_PIXELS = ("limits", "flip_probability", "caption_choice")
 # Parts of a policy's geometry that the shape and the facts of each sample say already.
 _PER_SAMPLE = ("buckets", "stride", "fps_max")
 _NUM_SHOWN = 12
@@ -81,7 +81,7 @@ def _refuse_random_settings(settings: ReadSettings) -> None:
             f"use_image_num: {settings.use_image_num} cannot be cached, images beside a clip are drawn; use 0"
         )
     for field in dataclasses.fields(settings):
-        value = getattr(settings, field.name)
+        value = getattr(settings, field.name) if field.name not in _NOT_PIXELS else ()
         for part in value if isinstance(value, list | tuple) else (value,):
             name = part if isinstance(part, str) else type(part).__name__
             if name.lower().startswith("random"):

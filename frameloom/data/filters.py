@@ -75,6 +75,12 @@ def parse_filter(text: str, schema: Mapping[str, pl.DataType], *, source: str) -
     return _Parser(text, schema, source).parse()
 
 
+def check_filter(text: str, *, source: str) -> None:
+    """DataError if no table could be filtered like this; whether the columns exist is not looked at."""
+    if text.strip():
+        _Parser(text, None, source).parse()
+
+
 def _match_values(name: str, value: Any, schema: Mapping[str, pl.DataType], source: str) -> Condition:
     column = _column(name, schema, f"{source}: cannot filter by '{name}'")
     values = list(value) if isinstance(value, list | tuple) else [value]
@@ -93,7 +99,7 @@ def _is_one_of(expression: pl.Expr, values: list[Any]) -> pl.Expr:
 
 
 class _Typed(NamedTuple):
-    """An expression and what it yields: number, text, truth, null or other."""
+    """An expression and what it yields: number, text, truth, null or other; unknown where there is no table yet."""
 
     expression: pl.Expr
     kind: str
@@ -101,9 +107,12 @@ class _Typed(NamedTuple):
 
 
 _PLURAL = {"number": "numbers", "text": "text", "truth": "true or false", "null": "null", "other": "nested values"}
+_UNKNOWN = "unknown"
 
 
-def _column(name: str, schema: Mapping[str, pl.DataType], problem: str) -> _Typed:
+def _column(name: str, schema: Mapping[str, pl.DataType] | None, problem: str) -> _Typed:
+    if schema is None:
+        return _Typed(pl.col(name), _UNKNOWN, name)
     if name not in schema:
         raise DataError(f"{problem}; {suggest(name, schema, kind='columns')}")
     dtype, column = schema[name], pl.col(name)
@@ -130,7 +139,7 @@ class _Token(NamedTuple):
 class _Parser:
     """Recursive descent, one method per level of precedence; every level checks the kinds of its parts."""
 
-    def __init__(self, text: str, schema: Mapping[str, pl.DataType], source: str) -> None:
+    def __init__(self, text: str, schema: Mapping[str, pl.DataType] | None, source: str) -> None:
         self._text = text
         self._schema = schema
         self._source = source
@@ -225,6 +234,8 @@ class _Parser:
     def _comparable(self, left: _Typed, right: _Typed, token: _Token) -> None:
         if "null" in (left.kind, right.kind):
             raise self._wrong(token.place, "nothing compares with null; write 'is null' or 'is not null'")
+        if _UNKNOWN in (left.kind, right.kind):
+            return
         if left.kind != right.kind or left.kind == "other":
             parts = f"{left.label} ({_PLURAL[left.kind]}) and {right.label} ({_PLURAL[right.kind]})"
             raise self._wrong(token.place, f"{parts} cannot be compared")
@@ -247,7 +258,7 @@ class _Parser:
         value, kind = _value(token)
         if kind is None or (minus and kind != "number"):
             raise self._wrong(token.place, f"expected a value in the list, found '{token.text}'")
-        if kind != left.kind:
+        if kind != left.kind and left.kind != _UNKNOWN:
             raise self._wrong(token.place, f"{token.text} is {kind}, but {left.label} holds {_PLURAL[left.kind]}")
         return -value if minus else value
 
@@ -296,7 +307,7 @@ class _Parser:
         return found
 
     def _need(self, found: _Typed, kind: str, place: int) -> _Typed:
-        if found.kind != kind:
+        if found.kind not in (kind, _UNKNOWN):
             wanted = "a number" if kind == "number" else "a comparison, e.g. height >= 480"
             raise self._wrong(place, f"{found.label} is {_PLURAL[found.kind]}; expected {wanted}")
         return found

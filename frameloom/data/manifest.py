@@ -148,6 +148,12 @@ class Manifest:
     def captions(self, rows: Sequence[int] | NDArray[np.int64]) -> list[str]:
         return [self.caption(int(row)) for row in rows]
 
+    def all_captions(self, row: int) -> list[str]:
+        """Those that a row has to choose from; a row without a list has its one caption."""
+        part, local = self._locate(row)
+        several = part.rows.values(["captions"], local)[0] if "captions" in part.rows.columns else None
+        return [str(text) for text in several] if several is not None and len(several) else [self.caption(row)]
+
     def file(self, row: int) -> Path:
         """Where the file of a row is (a tar for a member of one); refused when a link leads out of the root."""
         part, local = self._locate(row)

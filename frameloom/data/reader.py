@@ -25,6 +25,7 @@ from frameloom.data.slots import Slots, draw_at
 from frameloom.data.transforms import CenterCrop, Resize, Transform, Transforms
 
 Decoder = Literal["pyav", "torchcodec"]
+CaptionChoice = Literal["first", "random"]
 
 
 @dataclass(frozen=True)
@@ -32,7 +33,8 @@ class ReadSettings:
     """How pixels are taken from a file; how frames are spaced is up to the bucket policy, which counts them.
 
     `use_image_num` puts so many images beside every video (joint training): frames of the video itself with
-    `use_img_from_vid`, else images of the manifest, drawn for each sample.
+    `use_img_from_vid`, else images of the manifest, drawn for each sample. `caption_choice` is which caption a clip
+    with several of them gets.
     """
 
     frame_start: StartRule = "random"
@@ -42,6 +44,7 @@ class ReadSettings:
     decoder: Decoder = "pyav"
     use_image_num: int = 0
     use_img_from_vid: bool = False
+    caption_choice: CaptionChoice = "random"
 
     def __post_init__(self) -> None:
         if self.frame_start not in START_RULES:
@@ -123,7 +126,9 @@ class ClipReader:
 
         rows, ordinals, found, bad = self._slots.fill(request, read_row)
         watch(NO_ROW)
-        batch = _start_batch(request, bucket, rows, ordinals, bad + bad_images, self.manifest, self.text)
+        choice = self.settings.caption_choice
+        captions = choose_captions(self.manifest, rows, ordinals, seed=self.seed, epoch=request.epoch, choice=choice)
+        batch = _start_batch(request, bucket, rows, ordinals, bad + bad_images, captions, self.text)
         clips = [clip for clip, _ in found]
         batch.pixels_BCFHW = (
             torch.stack([clip.pixels_CFHW for clip in clips])
@@ -241,10 +246,14 @@ class CachedReader:
         grid: BucketPolicy,
         latents: LatentSource,
         *,
+        seed: int,
         text: TextSource | None = None,
         transforms: tuple[Transform, ...] | None = None,
+        caption_choice: CaptionChoice = "random",
     ) -> None:
         self.manifest = manifest
+        self.seed = seed
+        self._caption_choice = caption_choice
         self.grid = grid
         self.latents = latents
         self.text = text
@@ -262,7 +271,10 @@ class CachedReader:
             self.latents.check(row, bucket)
 
         rows, ordinals, _, bad = self._slots.fill(request, check)
-        batch = _start_batch(request, bucket, rows, ordinals, bad, self.manifest, self.text)
+        captions = choose_captions(
+            self.manifest, rows, ordinals, seed=self.seed, epoch=request.epoch, choice=self._caption_choice
+        )
+        batch = _start_batch(request, bucket, rows, ordinals, bad, captions, self.text)
         watch(NO_ROW)
         if rows:
             batch.latents = self.latents.get(batch.rows, bucket)
@@ -279,16 +291,28 @@ class CachedReader:
         return _stack_crops([(size, (spot.top, spot.left)) for size, spot in pairs], bucket)
 
 
+def choose_captions(
+    manifest: Manifest, rows: list[int], ordinals: list[int], *, seed: int, epoch: int, choice: CaptionChoice
+) -> list[str]:
+    """One caption a sample; of several, the first or another one each time."""
+    if choice == "first" or "captions" not in manifest.columns:
+        return manifest.captions(rows)
+    chosen = []
+    for row, ordinal in zip(rows, ordinals, strict=True):
+        several = manifest.all_captions(row)
+        chosen.append(several[int(draw_at(seed, "caption", epoch, ordinal) * len(several))])
+    return chosen
+
+
 def _start_batch(
     request: BatchRequest,
     bucket: Bucket,
     rows: list[int],
     ordinals: list[int],
     bad: list[BadClip],
-    manifest: Manifest,
+    captions: list[str],
     text: TextSource | None,
 ) -> Batch:
-    captions = manifest.captions(rows)
     return Batch(
         epoch=request.epoch,
         index=request.index,

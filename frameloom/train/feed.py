@@ -126,6 +126,9 @@ def read_settings(recipe: Recipe) -> ReadSettings:
         flip_probability=data.flip,
         transforms=parse_transforms(data.transforms),
         decoder=data.decoder,
+        use_image_num=data.use_image_num,
+        use_img_from_vid=data.use_img_from_vid,
+        caption_choice=data.caption_choice,
     )
 
 
@@ -170,6 +173,7 @@ def order_epoch(
         seed=recipe.seed,
         epoch=epoch,
         accumulate=recipe.train.accumulate,
+        alike=recipe.data.alike,
         drop_last=recipe.data.drop_last,
         shown=shown,
     )
@@ -202,7 +206,15 @@ def build_feed(recipe: Recipe, *, bad_clips: Path) -> Feed:
     plan = build_plan(recipe, manifest, grid)
     reader: BatchReader = clips
     if caches.latents is not None:
-        reader = CachedReader(manifest, grid, caches.latents, text=caches.text)
+        reader = CachedReader(
+            manifest,
+            grid,
+            caches.latents,
+            seed=recipe.seed,
+            text=caches.text,
+            transforms=clips.settings.transforms if "sizes" in FAMILIES[recipe.model.family].takes else None,
+            caption_choice=recipe.data.caption_choice,
+        )
     if caches.row_text is not None:
         reader = RowTextReader(reader, caches.row_text)
 

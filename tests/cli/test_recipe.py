@@ -65,6 +65,16 @@ def test_check_looks_for_files(folder: Path) -> None:
     assert run(["recipe", "check", "my.yaml"], folder)[0] == 0
 
 
+@pytest.mark.parametrize("key", ["data.where", "validation.where"])
+def test_check_reads_filters(folder: Path, key: str) -> None:
+    both = ["--data.where", "split == 'train'", "--validation.where", "split == 'val' and frames > 1"]
+    command = ["recipe", "check", "my.yaml", "--skip-files", *both]
+    assert run(command, folder)[0] == 0
+    code, _, err = run([*command, f"--{key}", "split = 'test'"], folder)
+    assert code == 2
+    assert err.startswith(f"{key}: filter \"split = 'test'\", character 7: '=' cannot be read; write == to compare")
+
+
 @pytest.mark.parametrize(
     "words",
     [

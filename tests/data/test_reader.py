@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import pickle
 import shutil
 from collections.abc import Sequence
@@ -199,3 +200,18 @@ def test_settings_that_make_no_sense_are_refused() -> None:
         ReadSettings(use_image_num=-1)
     with pytest.raises(ConfigError, match="needs one resize"):
         ReadSettings(transforms=(CenterCrop(),))
+
+
+def test_one_of_several_captions_is_drawn_anew_each_epoch(clip_set: Path, tmp_path: Path, grid: BucketPolicy) -> None:
+    ways = ("plainly", "shortly", "at length")
+    texts = [[f"clip {row} said {way}" for way in ways] for row in range(pl.read_parquet(clip_set).height)]
+    manifest = with_columns(clip_set, tmp_path / "several", captions=texts)
+    heard: dict[str, list[list[str]]] = {}
+    for choice in ("first", "random"):
+        reader = ClipReader(manifest, grid, seed=4, settings=ReadSettings(caption_choice=choice))
+        request = request_for(grid, [0, 1, 2], frames=1)
+        heard[choice] = [reader.read(dataclasses.replace(request, epoch=epoch)).captions for epoch in range(6)]
+        assert heard[choice][3] == reader.read(dataclasses.replace(request, epoch=3)).captions
+    assert all(captions == [manifest.caption(row) for row in range(3)] for captions in heard["first"])
+    assert all(caption in texts[row] for captions in heard["random"] for row, caption in enumerate(captions))
+    assert len({captions[0] for captions in heard["random"]}) > 1
