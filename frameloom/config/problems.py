@@ -100,7 +100,8 @@ def _translate(errors: Sequence[ErrorDetails], value: Mapping[str, Any]) -> list
         if error["type"] == "missing" and path not in found and path not in meant:
             found[path] = Problem(path, _explain_missing(path))
     # Of a value with alternatives, the one that was meant is wrong further inside; the others need not be told.
-    return [found[path] for path in found if not any(other[: len(path)] == path != other for other in found)]
+    outer = {path[:length] for path in found for length in range(len(path))}
+    return [problem for path, problem in found.items() if path not in outer]
 
 
 def _locate(loc: Sequence[str | int], value: Any) -> KeyPath:
