@@ -6,7 +6,6 @@ kept beside the output in `<out>.check/`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -18,8 +17,17 @@ from frameloom.core.files import atomic_file
 from frameloom.data.decode import LIMITS, DecodeLimits
 from frameloom.data.manifest import write_manifest
 from frameloom.data.phash import COLOUR_BYTES, find_twins
-from frameloom.data.scan import NO_WINDOW, SCHEMA, describe_root, join_records, refuse_members, run_into_store
-from frameloom.data.scan_pool import Job
+from frameloom.data.scan import (
+    NO_WINDOW,
+    SCHEMA,
+    describe_root,
+    fold_members,
+    join_records,
+    list_files,
+    plan_jobs,
+    run_into_store,
+    unfold_members,
+)
 from frameloom.data.scan_store import RecordStore
 from frameloom.data.scan_work import (
     EMPTY,
@@ -80,7 +88,7 @@ def reasons_path(out: Path) -> Path:
 
 def check_files(table: pl.DataFrame, root: Path, out: Path, options: CheckOptions) -> CheckResult:
     """Look at every file of `table`, write the clean manifest to `out` and the reasons beside it."""
-    refuse_members(table)
+    table = fold_members(table)
     store = _look_at_files(table, root, out, options)
     records = store.read().join(table.select("path").unique(), on="path", how="semi")
     looks = records.select("path", "reason", "height", "width", "hashes", "colours", "sha256")
@@ -93,7 +101,7 @@ def check_files(table: pl.DataFrame, root: Path, out: Path, options: CheckOption
     ]
     reasons = pl.concat(found).sort("row", maintain_order=True)
     good = joined.join(reasons, on="row", how="anti", maintain_order="left")
-    good = good.drop("row", "audited", "reason", "stage", "error", "mtime_ns")
+    good = unfold_members(good.drop("row", "audited", "reason", "stage", "error", "mtime_ns"))
     write_manifest(out, good)
     with atomic_file(reasons_path(out)) as temporary:
         reasons.write_parquet(temporary)
@@ -105,17 +113,12 @@ def _look_at_files(table: pl.DataFrame, root: Path, out: Path, options: CheckOpt
     what = {"work": "check", "version": _VERSION, "root": str(root.resolve()), "duplicates": options.duplicates}
     more: dict[str, Any] = {"hashes": pl.Binary(), "colours": pl.Binary(), "sha256": pl.String()}
     store = RecordStore(out.with_suffix(".check"), what=what, schema=SCHEMA | more)
-    plan = table.select("path").unique(maintain_order=True)
-    plan = plan.join(store.read().select("path", "size", "mtime_ns"), on="path", how="left")
-
-    def jobs() -> Iterator[Job]:
-        yield from (Job(path, size, mtime_ns) for path, size, mtime_ns in plan.iter_rows())
-
+    plan = list_files(table).join(store.read().select("path", "size", "mtime_ns"), on="path", how="left")
     work = FileWork(root, options.limits, looks=options.duplicates == "near", digests=options.duplicates == "exact")
     run_into_store(
         store,
         work,
-        jobs(),
+        plan_jobs(plan),
         total=plan.height,
         title="check",
         workers=options.workers,

@@ -287,7 +287,7 @@ def open_video(path: Media, limits: DecodeLimits = LIMITS) -> Iterator[tuple[Inp
     allowed = VIDEO_FORMATS.get(path.suffix.lower())
     if allowed is None:
         raise ClipError(f"{path}: '{path.suffix}' is no known video extension; known: {', '.join(VIDEO_FORMATS)}")
-    _check_file(path)
+    check_media(path)
     options = {
         "format_whitelist": allowed,
         "protocol_whitelist": "file",
@@ -297,11 +297,11 @@ def open_video(path: Media, limits: DecodeLimits = LIMITS) -> Iterator[tuple[Inp
     }
     try:
         with (
-            _open_media(path) as source,
+            open_media(path) as source,
             av.open(source, "r", options=options, metadata_errors="replace") as container,
         ):
-            stream = _video_stream(path, container)
-            _check_header(path, container, stream, limits)
+            stream = first_video_stream(path, container)
+            check_header(path, container, stream, limits)
             codec = stream.codec_context
             codec.options = {"max_pixels": str(limits.max_pixels)}
             codec.thread_count = 1
@@ -315,7 +315,7 @@ def open_video(path: Media, limits: DecodeLimits = LIMITS) -> Iterator[tuple[Inp
 
 
 @contextmanager
-def _open_media(path: Media) -> Iterator[str | IO[bytes]]:
+def open_media(path: Media) -> Iterator[str | IO[bytes]]:
     """What a decoder can open: the name of a file, or a part of a tar as a file."""
     if isinstance(path, Member):
         with open_member(path) as file:
@@ -324,7 +324,7 @@ def _open_media(path: Media) -> Iterator[str | IO[bytes]]:
         yield str(path.absolute())
 
 
-def _check_file(media: Media) -> None:
+def check_media(media: Media) -> None:
     path = media.tar if isinstance(media, Member) else media
     # A pipe or a device would block for ever.
     try:
@@ -338,7 +338,7 @@ def _check_file(media: Media) -> None:
         raise ClipError(f"{path}: the file is empty; replace it or leave it out")
 
 
-def _video_stream(path: Media, container: InputContainer) -> VideoStream:
+def first_video_stream(path: Media, container: InputContainer) -> VideoStream:
     for stream in container.streams.video:
         if not stream.disposition & Disposition.attached_pic:
             if stream.codec_context is None:
@@ -347,7 +347,7 @@ def _video_stream(path: Media, container: InputContainer) -> VideoStream:
     raise ClipError(f"{path}: no video stream in it; leave it out")
 
 
-def _check_header(path: Media, container: InputContainer, stream: VideoStream, limits: DecodeLimits) -> None:
+def check_header(path: Media, container: InputContainer, stream: VideoStream, limits: DecodeLimits) -> None:
     if not (stream.width and stream.height):
         raise ClipError(f"{path}: no picture size in its header; replace the file or leave it out")
     refuse_large(path, stream.height, stream.width, limits)
@@ -370,11 +370,11 @@ def _open_image(path: Media, limits: DecodeLimits) -> Iterator[Image.Image]:
     kind = IMAGE_FORMATS.get(path.suffix.lower())
     if kind is None:
         raise ClipError(f"{path}: '{path.suffix}' is no known image extension; known: {', '.join(IMAGE_FORMATS)}")
-    _check_file(path)
+    check_media(path)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error", Image.DecompressionBombWarning)
-            with _open_media(path) as source, Image.open(source, formats=[kind]) as image:
+            with open_media(path) as source, Image.open(source, formats=[kind]) as image:
                 refuse_large(path, image.height, image.width, limits)
                 yield image
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError, Image.DecompressionBombWarning) as error:

@@ -77,3 +77,12 @@ class MemberFile(io.RawIOBase):
 def open_member(member: Member) -> MemberFile:
     """The member as a binary file, for a decoder; close it."""
     return MemberFile(member)
+
+
+def open_bytes(media: Path | Member) -> io.BufferedReader:
+    """A file, or a part of a tar, as bytes; close it."""
+    return io.BufferedReader(open_member(media)) if isinstance(media, Member) else media.open("rb")
+
+
+def count_bytes(media: Path | Member) -> int:
+    return media.num_bytes if isinstance(media, Member) else media.stat().st_size

@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from fractions import Fraction
-from pathlib import Path
 from typing import BinaryIO
 
 import av
@@ -28,11 +27,14 @@ from frameloom.data.decode import (
     VIDEO_FORMATS,
     ClipError,
     DecodeLimits,
-    _check_file,
-    _check_header,
-    _video_stream,
+    Media,
+    check_header,
+    check_media,
+    first_video_stream,
+    open_media,
     probe_image,
 )
+from frameloom.data.members import count_bytes, open_bytes
 
 _ADVICE = "replace the file or leave it out"
 _MOV, _AVI = "mov,mp4,m4a,3gp,3g2,mj2", "avi"
@@ -56,13 +58,13 @@ class HeaderFacts:
     vfr: bool
 
 
-def kind_of(path: Path) -> str | None:
+def kind_of(path: Media) -> str | None:
     """The kind that the extension means, "video" or "image"; None for a file we do not read."""
     suffix = path.suffix.lower()
     return "video" if suffix in VIDEO_FORMATS else "image" if suffix in IMAGE_FORMATS else None
 
 
-def probe_header(path: Path, *, limits: DecodeLimits = LIMITS) -> HeaderFacts:
+def probe_header(path: Media, *, limits: DecodeLimits = LIMITS) -> HeaderFacts:
     """The facts of a video or an image, told apart by the extension; ClipError says what is wrong with it."""
     kind = kind_of(path)
     if kind is None:
@@ -71,14 +73,14 @@ def probe_header(path: Path, *, limits: DecodeLimits = LIMITS) -> HeaderFacts:
     return _probe_video(path, limits) if kind == "video" else _probe_image(path, limits)
 
 
-def _probe_image(path: Path, limits: DecodeLimits) -> HeaderFacts:
+def _probe_image(path: Media, limits: DecodeLimits) -> HeaderFacts:
     facts = probe_image(path, limits=limits)
     if _is_cut_image(path, facts.codec):
         raise ClipError(f"{path}: the file is cut off before its end; {_ADVICE}")
     return HeaderFacts("image", facts.height, facts.width, 1, None, facts.codec, facts.rotation, False)
 
 
-def _probe_video(path: Path, limits: DecodeLimits) -> HeaderFacts:
+def _probe_video(path: Media, limits: DecodeLimits) -> HeaderFacts:
     with _open_header(path, limits) as (container, stream):
         num_frames, times = _count_frames(path, container, stream, limits)
         is_variable = _has_uneven_steps(times)
@@ -103,9 +105,9 @@ def _probe_video(path: Path, limits: DecodeLimits) -> HeaderFacts:
 
 
 @contextmanager
-def _open_header(path: Path, limits: DecodeLimits) -> Iterator[tuple[InputContainer, VideoStream]]:
+def _open_header(path: Media, limits: DecodeLimits) -> Iterator[tuple[InputContainer, VideoStream]]:
     """The container, opened without looking into its packets; every failure inside becomes a ClipError."""
-    _check_file(path)
+    check_media(path)
     options = {
         "format_whitelist": VIDEO_FORMATS[path.suffix.lower()],
         "protocol_whitelist": "file",
@@ -116,9 +118,12 @@ def _open_header(path: Path, limits: DecodeLimits) -> Iterator[tuple[InputContai
         "fpsprobesize": "0",
     }
     try:
-        with av.open(str(path.absolute()), options=options, metadata_errors="replace") as container:
-            stream = _video_stream(path, container)
-            _check_header(path, container, stream, limits)
+        with (
+            open_media(path) as source,
+            av.open(source, "r", options=options, metadata_errors="replace") as container,
+        ):
+            stream = first_video_stream(path, container)
+            check_header(path, container, stream, limits)
             yield container, stream
     except (FFmpegError, OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError | FFmpegError) and error.strerror else str(error)
@@ -127,7 +132,7 @@ def _open_header(path: Path, limits: DecodeLimits) -> Iterator[tuple[InputContai
 
 
 def _count_frames(
-    path: Path, container: InputContainer, stream: VideoStream, limits: DecodeLimits
+    path: Media, container: InputContainer, stream: VideoStream, limits: DecodeLimits
 ) -> tuple[int, NDArray[np.int64]]:
     """How many frames the decoder will show, and the rising times of all packets in ticks; from the table if it can."""
     entries = list(stream.index_entries)
@@ -135,7 +140,7 @@ def _count_frames(
     is_whole = len(entries) == stream.frames and (is_mov or container.format.name == _AVI)
     if (is_mov and _has_fragments(path)) or not is_whole:
         return _count_packets(path, container, stream, limits)
-    num_bytes = path.stat().st_size
+    num_bytes = count_bytes(path)
     num_cut = sum(entry.pos + entry.size > num_bytes for entry in entries)
     if num_cut:
         raise ClipError(
@@ -147,7 +152,7 @@ def _count_frames(
 
 
 def _count_packets(
-    path: Path, container: InputContainer, stream: VideoStream, limits: DecodeLimits
+    path: Media, container: InputContainer, stream: VideoStream, limits: DecodeLimits
 ) -> tuple[int, NDArray[np.int64]]:
     num_shown = 0
     times: list[int] = []
@@ -170,7 +175,7 @@ def _has_uneven_steps(times: NDArray[np.int64]) -> bool:
     return bool(steps.max() - steps.min() > max(1.0, 0.02 * float(steps.mean())))
 
 
-def _read_rotation(path: Path, stream: VideoStream) -> int:
+def _read_rotation(path: Media, stream: VideoStream) -> int:
     """Degrees to the left that the container asks a player to turn the picture.
 
     The library shows the matrix on decoded frames only; but it copies it into the header of another file, so an empty
@@ -201,16 +206,16 @@ def _matrix_rotation(header: bytes) -> int:
     return int(-math.degrees(math.atan2(b / scale_y, a / scale_x)))
 
 
-def _decode_rotation(path: Path) -> int:
+def _decode_rotation(path: Media) -> int:
     from frameloom.data.decode import probe_clip
 
     return probe_clip(path).rotation
 
 
-def _has_fragments(path: Path) -> bool:
+def _has_fragments(path: Media) -> bool:
     """Whether an mp4 goes on in `moof` boxes, which its table does not list; ClipError when the last box is cut off."""
     has_fragments = False
-    with path.open("rb") as file:
+    with open_bytes(path) as file:
         end = file.seek(0, io.SEEK_END)
         for kind, box_end in _top_boxes(file, end):
             has_fragments |= kind == b"moof"
@@ -237,11 +242,11 @@ def _top_boxes(file: BinaryIO, end: int) -> Iterator[tuple[bytes, int]]:
         place += size
 
 
-def _is_cut_image(path: Path, codec: str) -> bool:
+def _is_cut_image(path: Media, codec: str) -> bool:
     """Whether the end is missing, where the format tells; a JPEG does not, and is left to decoding."""
-    with path.open("rb") as file:
+    with open_bytes(path) as file:
         if codec == "webp":
-            return int.from_bytes(file.read(8)[4:], "little") + 8 > path.stat().st_size
+            return int.from_bytes(file.read(8)[4:], "little") + 8 > count_bytes(path)
         return codec == "png" and not _has_png_end(file)
 
 
@@ -280,9 +285,9 @@ _SIGNATURES: tuple[tuple[int, bytes, str], ...] = (
 _CONTENT_OF = {_MOV: "mp4", "matroska,webm": "matroska", _AVI: "avi", "PNG": "png", "JPEG": "jpeg", "WEBP": "webp"}
 
 
-def sniff_content(path: Path) -> str | None:
+def sniff_content(path: Media) -> str | None:
     """What the first bytes say the file is ("mp4", "png", "text" …); None when they say nothing."""
-    with path.open("rb") as file:
+    with open_bytes(path) as file:
         head = file.read(_SNIFF_BYTES)
     for place, mark, name in _SIGNATURES:
         if head[place : place + len(mark)] == mark:
@@ -291,7 +296,7 @@ def sniff_content(path: Path) -> str | None:
     return "text" if is_text else None
 
 
-def expected_content(path: Path) -> str | None:
+def expected_content(path: Media) -> str | None:
     """What `sniff_content` should say of a file with this extension; None for an unknown one."""
     suffix = path.suffix.lower()
     return _CONTENT_OF.get(VIDEO_FORMATS.get(suffix) or IMAGE_FORMATS.get(suffix) or "")

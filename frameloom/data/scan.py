@@ -25,7 +25,7 @@ from frameloom.data.decode import LIMITS, DecodeLimits
 from frameloom.data.manifest import write_manifest
 from frameloom.data.scan_pool import Job, Record, run_jobs
 from frameloom.data.scan_store import RecordStore
-from frameloom.data.scan_work import STUCK, FileWork, blame_file
+from frameloom.data.scan_work import MEMBER_MARK, STUCK, FileWork, blame_file
 
 # Records of another version are not understood; raise it when the meaning of a field changes.
 _VERSION = 1
@@ -90,9 +90,8 @@ def scan_files(
     table: pl.DataFrame, root: Path, out: Path, options: ScanOptions, *, shard: Shard | None = None
 ) -> pl.DataFrame:
     """Look at the files of `table` (column `path`), or of one shard of it, and note what they are; the new records."""
-    refuse_members(table)
     store = open_scan_store(out, root)
-    paths = table.select("path").unique(maintain_order=True)
+    paths = list_files(fold_members(table))
     codes = path_codes(paths["path"])
     if shard is not None:
         inside = bits_at(key(options.seed, "scan shard"), codes) % np.uint64(shard.count) == shard.index
@@ -103,7 +102,7 @@ def scan_files(
     run_into_store(
         store,
         FileWork(root, options.limits),
-        _plan_jobs(plan),
+        plan_jobs(plan),
         total=plan.height,
         title="scan",
         workers=options.workers,
@@ -112,11 +111,42 @@ def scan_files(
     return store.read().join(paths, on="path", how="semi")
 
 
-def refuse_members(table: pl.DataFrame) -> None:
-    """DataError when rows are members of tar files, whose headers are not looked into."""
-    if "member" in table.columns and table["member"].is_not_null().any():
-        raise DataError(
-            "the rows are members of tar files, which cannot be scanned; unpack them, or shard a scanned set"
+def fold_members(table: pl.DataFrame) -> pl.DataFrame:
+    """A table in which each file has a path of its own: `shard.tar!0001.mp4` for a file inside a tar."""
+    if "member" not in table.columns:
+        return table
+    inside = pl.col("member").is_not_null()
+    path = pl.when(inside).then(pl.col("path") + MEMBER_MARK + pl.col("member")).otherwise("path")
+    return table.with_columns(path.alias("path"), member_bytes="bytes")
+
+
+def unfold_members(table: pl.DataFrame) -> pl.DataFrame:
+    """The inverse of `fold_members`."""
+    if "member" not in table.columns:
+        return table
+    mark = pl.lit(MEMBER_MARK) + pl.col("member")
+    path = pl.when(pl.col("member").is_not_null()).then(pl.col("path").str.strip_suffix(mark)).otherwise("path")
+    return table.with_columns(path.alias("path")).drop("member_bytes")
+
+
+def list_files(table: pl.DataFrame) -> pl.DataFrame:
+    """The different files of a folded table, with the place of those inside tars."""
+    place = ["member", "offset", "member_bytes"] if "member" in table.columns else []
+    return table.select("path", *place).unique("path", maintain_order=True)
+
+
+def plan_jobs(plan: pl.DataFrame) -> Iterator[Job]:
+    """Jobs from a table of files joined with what is known of them: `size`, `mtime_ns`, and perhaps audits."""
+    for row in plan.iter_rows(named=True):
+        wants_audit = row.get("wants_audit", False)
+        is_known = row.get("audited") or not wants_audit
+        inside = row.get("member") is not None
+        yield Job(
+            row["path"],
+            row["size"] if is_known else None,
+            row["mtime_ns"] if is_known else None,
+            is_audited=wants_audit,
+            member=(row["member"], row["offset"], row["member_bytes"]) if inside else None,
         )
 
 
@@ -124,12 +154,6 @@ def path_codes(paths: pl.Series) -> NDArray[np.int64]:
     """A number per path that is the same on every machine, to key draws with."""
     codes = (zlib.crc32(path.encode("utf-8", "surrogatepass")) for path in paths)
     return np.fromiter(codes, dtype=np.int64, count=len(paths))
-
-
-def _plan_jobs(plan: pl.DataFrame) -> Iterator[Job]:
-    for path, wants_audit, size, mtime_ns, was_audited in plan.iter_rows():
-        is_known = was_audited or not wants_audit
-        yield Job(path, size if is_known else None, mtime_ns if is_known else None, is_audited=wants_audit)
 
 
 def run_into_store(
@@ -174,7 +198,7 @@ def finish_scan(table: pl.DataFrame, root: Path, out: Path) -> ScanResult:
     """Join the source with what is known of its files and write the manifest and the list of broken ones."""
     store = open_scan_store(out, root)
     records = store.read()
-    joined = join_records(table, records)
+    joined = join_records(fold_members(table), records)
     missing = joined.filter(pl.col("audited").is_null())
     if missing.height:
         raise DataError(
@@ -184,7 +208,7 @@ def finish_scan(table: pl.DataFrame, root: Path, out: Path) -> ScanResult:
     errors = joined.filter(pl.col("reason").is_not_null()).select("row", "path", "reason", "stage", "error")
     good = joined.filter(pl.col("reason").is_null())
     num_audited = int(good["audited"].sum()) + int((errors["stage"] == "decode").sum())
-    good = good.drop("row", "audited", "reason", "stage", "error", "mtime_ns")
+    good = unfold_members(good.drop("row", "audited", "reason", "stage", "error", "mtime_ns"))
     write_manifest(out, good)
     with atomic_file(errors_path(out)) as temporary:
         errors.write_parquet(temporary)

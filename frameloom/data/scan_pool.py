@@ -31,12 +31,16 @@ _AHEAD = 2
 
 @dataclass(frozen=True)
 class Job:
-    """One file below the root; `size` and `mtime_ns` are those of an earlier result, which is good while they hold."""
+    """One file below the root; `size` and `mtime_ns` are those of an earlier result, which is good while they hold.
+
+    `member` is (name, first byte, number of bytes) inside the tar that `path`, up to the name, leads to.
+    """
 
     path: str
     size: int | None = None
     mtime_ns: int | None = None
     is_audited: bool = False
+    member: tuple[str, int, int] | None = None
 
 
 # What is found out about a file, by column name.

@@ -13,11 +13,14 @@ from numpy.typing import NDArray
 
 from frameloom.core.errors import DataError
 from frameloom.core.paths import safe_join
-from frameloom.data.decode import LIMITS, ClipError, DecodeLimits, probe_clip, read_clip, read_image
+from frameloom.data.decode import LIMITS, ClipError, DecodeLimits, Media, probe_clip, read_clip, read_image
+from frameloom.data.members import Member, count_bytes, open_bytes
 from frameloom.data.phash import SIDE_PX, Look, describe_frames
 from frameloom.data.probe import HeaderFacts, expected_content, probe_header, sniff_content
 from frameloom.data.scan_pool import Job, Record
 
+# Between the path of a tar and the name of a file inside it, in lists of files.
+MEMBER_MARK = "!"
 # Reasons a file is not used, as they stand in the lists of bad files.
 MISSING = "missing"
 OUTSIDE = "outside the root"
@@ -47,14 +50,14 @@ class FileWork:
     def __call__(self, job: Job) -> Record:
         record: Record = {"path": job.path, "size": None, "mtime_ns": None, "audited": job.is_audited}
         try:
-            path = safe_join(self.root, job.path, where=job.path)
+            path = self._find(job)
         except (DataError, OSError, RuntimeError) as error:  # RuntimeError: a link that leads to itself
             return record | {"reason": OUTSIDE, "stage": "header", "error": str(error)}
         facts: HeaderFacts | None = None
         try:
-            found = os.stat(path)
-            record |= {"size": found.st_size, "mtime_ns": found.st_mtime_ns}
-            if job.size == found.st_size and job.mtime_ns == found.st_mtime_ns:
+            found = os.stat(path.tar if isinstance(path, Member) else path)
+            record |= {"size": count_bytes(path), "mtime_ns": found.st_mtime_ns}
+            if job.size == record["size"] and job.mtime_ns == found.st_mtime_ns:
                 return record | {"unchanged": True}
             facts = probe_header(path, limits=self.limits)
             record |= asdict(facts)
@@ -64,7 +67,14 @@ class FileWork:
             stage = "header" if facts is None else "decode"
             return record | {"reason": reason, "stage": stage, "error": detail}
 
-    def _look_inside(self, path: Path, facts: HeaderFacts, job: Job) -> Record:
+    def _find(self, job: Job) -> Media:
+        if job.member is None:
+            return safe_join(self.root, job.path, where=job.path)
+        name, offset, num_bytes = job.member
+        tar = job.path.removesuffix(MEMBER_MARK + name)
+        return Member(safe_join(self.root, tar, where=job.path), name, offset, num_bytes)
+
+    def _look_inside(self, path: Media, facts: HeaderFacts, job: Job) -> Record:
         more: Record = {}
         if job.is_audited:
             audit_clip(path, facts, limits=self.limits)
@@ -72,7 +82,7 @@ class FileWork:
             look = look_at_clip(path, facts, limits=self.limits)
             more |= {"hashes": look.hashes_K.tobytes(), "colours": look.colours}
         if self.digests:
-            with path.open("rb") as file:
+            with open_bytes(path) as file:
                 more["sha256"] = hashlib.file_digest(file, "sha256").hexdigest()
         return more
 
@@ -87,11 +97,11 @@ def blame_file(job: Job, what: str) -> Record:
     }
 
 
-def explain_failure(path: Path, error: Exception) -> tuple[str, str]:
+def explain_failure(path: Media, error: Exception) -> tuple[str, str]:
     """(reason, text) of a file that could not be used; the ending is blamed when the content is something else."""
     text = str(error)
     try:
-        found = os.stat(path)
+        found = os.stat(path.tar if isinstance(path, Member) else path)
         if not stat.S_ISREG(found.st_mode):
             return NO_FILE, text
         if not found.st_size:
@@ -106,7 +116,7 @@ def explain_failure(path: Path, error: Exception) -> tuple[str, str]:
     return UNREADABLE, text
 
 
-def audit_clip(path: Path, facts: HeaderFacts, *, limits: DecodeLimits = LIMITS) -> None:
+def audit_clip(path: Media, facts: HeaderFacts, *, limits: DecodeLimits = LIMITS) -> None:
     """Decode the first, the middle and the last frame; ClipError when one is damaged, or the header did not tell true.
 
     A short video is decoded as a whole, so that a picture that changes its size is seen.
@@ -125,14 +135,14 @@ def audit_clip(path: Path, facts: HeaderFacts, *, limits: DecodeLimits = LIMITS)
         read_clip(path, indices=wanted, height=_AUDIT_PX, width=_AUDIT_PX, limits=limits)
 
 
-def look_at_clip(path: Path, facts: HeaderFacts, *, limits: DecodeLimits = LIMITS) -> Look:
+def look_at_clip(path: Media, facts: HeaderFacts, *, limits: DecodeLimits = LIMITS) -> Look:
     """Three frames of a video (a sixth, a half and five sixths into it), or the image itself."""
     places = [facts.frames * part // 6 for part in (1, 3, 5)] if facts.kind == "video" else [0]
     frames = [_read_frame(path, facts, place, SIDE_PX, limits) for place in places]
     return describe_frames(np.stack(frames))
 
 
-def _read_frame(path: Path, facts: HeaderFacts, place: int, side_px: int, limits: DecodeLimits) -> NDArray[np.uint8]:
+def _read_frame(path: Media, facts: HeaderFacts, place: int, side_px: int, limits: DecodeLimits) -> NDArray[np.uint8]:
     if facts.kind == "image":
         pixels = read_image(path, height=side_px, width=side_px, limits=limits)
     else:

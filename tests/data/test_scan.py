@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import multiprocessing
 import os
 import signal
+import tarfile
 import time
 from pathlib import Path
 
@@ -12,11 +14,22 @@ import polars as pl
 import pytest
 
 from frameloom.core.errors import ConfigError, DataError
+from frameloom.data.check import CheckOptions, check_files
+from frameloom.data.decode import read_clip
 from frameloom.data.manifest import Manifest
-from frameloom.data.scan import ScanOptions, Shard, describe_scan, errors_path, finish_scan, scan_files
+from frameloom.data.scan import (
+    ScanOptions,
+    Shard,
+    describe_scan,
+    errors_path,
+    finish_scan,
+    open_scan_store,
+    scan_files,
+)
 from frameloom.data.scan_pool import Job, Record, run_jobs
 from frameloom.data.scan_store import RecordStore
 from frameloom.data.scan_work import FileWork, blame_file
+from frameloom.data.sources import read_source
 from tests.data.bad_files import _write_clip
 
 HERE = ScanOptions(workers=0)
@@ -194,10 +207,52 @@ def test_windows_are_kept_within_their_file(clips: Path, tmp_path: Path) -> None
     assert result.errors.select("row", "reason").rows() == [(2, "window outside the file")]
 
 
-def test_members_of_tars_are_refused(clips: Path, tmp_path: Path) -> None:
-    table = pl.DataFrame({"path": ["a.tar"], "caption": "", "member": ["1.mp4"]})
-    with pytest.raises(DataError, match="members of tar files"):
-        scan_files(table, clips, tmp_path / "m.parquet", HERE)
+def pack_tars(clips: Path, out: Path) -> None:
+    """The clips in two tars, the second with a broken file and a copy of a clip."""
+    out.mkdir()
+    files = sorted(path for path in clips.iterdir() if path.suffix in (".mp4", ".png"))
+    for number, part in enumerate((files[::2], files[1::2])):
+        with tarfile.open(out / f"{number}.tar", "w") as tar:
+            for path in part:
+                tar.add(path, path.name)
+            if number:
+                tar.add(files[0], "copy" + files[0].suffix)
+                broken = tarfile.TarInfo("broken.mp4")
+                broken.size = 100
+                tar.addfile(broken, io.BytesIO(b"x" * 100))
+
+
+def test_files_inside_tars_are_scanned_as_those_outside(clips: Path, tmp_path: Path) -> None:
+    pack_tars(clips, tmp_path / "tars")
+    listed = read_source(tmp_path / "tars")
+    out = tmp_path / "tars" / "manifest.parquet"
+    scan_files(listed.table, listed.root, out, ScanOptions(workers=2, audit=1.0))
+    result = finish_scan(listed.table, listed.root, out)
+    scan_files(list_clips(clips), clips, tmp_path / "plain.parquet", HERE)
+    plain = finish_scan(list_clips(clips), clips, tmp_path / "plain.parquet").good
+    facts = ["kind", "height", "width", "frames", "fps", "codec", "bytes"]
+    found = {row["member"]: [row[name] for name in facts] for row in result.good.iter_rows(named=True)}
+    wanted = {row["path"]: [row[name] for name in facts] for row in plain.iter_rows(named=True)}
+    assert {name: value for name, value in found.items() if not name.startswith("copy")} == wanted
+    assert result.errors["path"].to_list() == ["1.tar!broken.mp4"]
+    assert set(result.good["path"]) == {"0.tar", "1.tar"}
+    again = scan_files(listed.table, listed.root, out, ScanOptions(workers=0))
+    assert again["noted_ns"].to_list() == open_scan_store(out, listed.root).read()["noted_ns"].to_list()
+    manifest = Manifest.read(out)
+    clip = manifest.member(0)
+    assert clip is not None
+    assert read_clip(clip, indices=[0], height=16, width=16).shape == (3, 1, 16, 16)
+
+
+def test_a_copy_inside_a_tar_is_found_by_its_content(clips: Path, tmp_path: Path) -> None:
+    pack_tars(clips, tmp_path / "tars")
+    listed = read_source(tmp_path / "tars")
+    options = CheckOptions(workers=0, duplicates="exact", needs_captions=False)
+    result = check_files(listed.table, listed.root, tmp_path / "tars" / "clean.parquet", options)
+    reasons = result.reasons.filter(pl.col("reason") == "duplicate content")
+    assert reasons.height == 1
+    assert "copy" in reasons["path"][0] + reasons["detail"][0]
+    assert result.good.height == listed.table.height - 2
 
 
 def test_progress_of_another_root_is_refused(clips: Path, tmp_path: Path) -> None:
