@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from frameloom.core.errors import DataError
+from frameloom.core.paths import safe_join
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -27,6 +28,18 @@ class Member(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.tar}: {self.name}"
+
+
+# Between the path of a tar and the name of a file inside it, in lists of files.
+MEMBER_MARK = "!"
+
+
+def find_media(root: Path, path: str, member: tuple[str, int, int] | None) -> Path | Member:
+    """The file that a path of a list means; `member` is (name, first byte, number of bytes) inside a tar."""
+    if member is None:
+        return safe_join(root, path, where=path)
+    name, offset, num_bytes = member
+    return Member(safe_join(root, path.removesuffix(MEMBER_MARK + name), where=path), name, offset, num_bytes)
 
 
 class MemberFile(io.RawIOBase):

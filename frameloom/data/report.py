@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import polars as pl
@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from frameloom.core.errors import DataError
-from frameloom.core.paths import safe_join
 from frameloom.core.random import key, uniform_at
 from frameloom.data.decode import LIMITS, DecodeLimits, read_clip, read_image
-from frameloom.data.scan import errors_path, path_codes
+from frameloom.data.members import find_media
+from frameloom.data.scan import errors_path, fold_members, member_of, path_codes
 
 THUMB_PX = 192  # of the longer side
 _MAX_BARS = 24
@@ -69,11 +69,12 @@ def gather_facts(
         without = table.height - known.height
         notes.append(f"{without:,} rows have no size or length yet; frameloom data scan fills them in.")
     counts = broken["reason"].value_counts().sort(["count", "reason"], descending=[True, False])
+    shown = _sample(fold_members(known), num_thumbs, seed)
     return SetFacts(
         title=manifest.name,
         totals=_count_totals(table, known, broken),
         histograms=_make_histograms(known),
-        thumbs=[_make_thumb(row, root, limits) for row in _sample(known, num_thumbs, seed).iter_rows(named=True)],
+        thumbs=[_make_thumb(row, root, limits) for row in shown.iter_rows(named=True)],
         longest_captions=_longest_captions(table),
         broken_counts=[Bar(reason, count) for reason, count in counts.iter_rows()],
         broken=[BrokenFile(*row) for row in broken.head(_NUM_BROKEN).iter_rows()],
@@ -118,7 +119,7 @@ def _make_histograms(known: pl.DataFrame) -> dict[str, list[Bar]]:
     if not known.height:
         return {}
     height, width = known["height"].to_numpy().astype(np.float64), known["width"].to_numpy().astype(np.float64)
-    words = known["caption"].fill_null("").str.split(" ").list.len().to_numpy()
+    words = known["caption"].fill_null("").str.count_matches(r"\S+").to_numpy()
     videos = known.filter((pl.col("kind") == "video") & pl.col("fps").is_not_null())
     made = {
         "size (square root of the pixels)": bin_numbers(np.sqrt(height * width)),
@@ -160,7 +161,7 @@ def _sample(known: pl.DataFrame, count: int, seed: int) -> pl.DataFrame:
     return chosen.sort("draw").head(count)
 
 
-def _make_thumb(row: dict[str, object], root: Path, limits: DecodeLimits) -> Thumb:
+def _make_thumb(row: dict[str, Any], root: Path, limits: DecodeLimits) -> Thumb:
     path, caption = str(row["path"]), str(row["caption"] or "")
     height, width, frames = (int(str(row[name])) for name in ("height", "width", "frames"))
     note = f"{width}x{height}"
@@ -169,7 +170,7 @@ def _make_thumb(row: dict[str, object], root: Path, limits: DecodeLimits) -> Thu
     scale = THUMB_PX / max(height, width)
     thumb_height, thumb_width = max(1, round(height * scale)), max(1, round(width * scale))
     try:
-        file = safe_join(root, path, where=path)
+        file = find_media(root, path, member_of(row))
         if row["kind"] == "video":
             middle = int(str(row.get("start_frame") or 0)) + frames // 2
             pixels = read_clip(file, indices=[middle], height=thumb_height, width=thumb_width, limits=limits)

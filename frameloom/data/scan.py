@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,9 +23,10 @@ from frameloom.core.progress import ProgressBar
 from frameloom.core.random import bits_at, key, uniform_at
 from frameloom.data.decode import LIMITS, DecodeLimits
 from frameloom.data.manifest import write_manifest
+from frameloom.data.members import MEMBER_MARK
 from frameloom.data.scan_pool import Job, Record, run_jobs
 from frameloom.data.scan_store import RecordStore
-from frameloom.data.scan_work import MEMBER_MARK, STUCK, FileWork, blame_file
+from frameloom.data.scan_work import STUCK, FileWork, blame_file
 
 # Records of another version are not understood; raise it when the meaning of a field changes.
 _VERSION = 1
@@ -140,14 +141,20 @@ def plan_jobs(plan: pl.DataFrame) -> Iterator[Job]:
     for row in plan.iter_rows(named=True):
         wants_audit = row.get("wants_audit", False)
         is_known = row.get("audited") or not wants_audit
-        inside = row.get("member") is not None
         yield Job(
             row["path"],
             row["size"] if is_known else None,
             row["mtime_ns"] if is_known else None,
             is_audited=wants_audit,
-            member=(row["member"], row["offset"], row["member_bytes"]) if inside else None,
+            member=member_of(row),
         )
+
+
+def member_of(row: Mapping[str, Any]) -> tuple[str, int, int] | None:
+    """(name, first byte, number of bytes) of a row of a folded table; None for a file of its own."""
+    if row.get("member") is None:
+        return None
+    return row["member"], row["offset"], row["member_bytes"]
 
 
 def path_codes(paths: pl.Series) -> NDArray[np.int64]:

@@ -12,15 +12,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from frameloom.core.errors import DataError
-from frameloom.core.paths import safe_join
 from frameloom.data.decode import LIMITS, ClipError, DecodeLimits, Media, probe_clip, read_clip, read_image
-from frameloom.data.members import Member, count_bytes, open_bytes
+from frameloom.data.members import Member, count_bytes, find_media, open_bytes
 from frameloom.data.phash import SIDE_PX, Look, describe_frames
 from frameloom.data.probe import HeaderFacts, expected_content, probe_header, sniff_content
 from frameloom.data.scan_pool import Job, Record
 
-# Between the path of a tar and the name of a file inside it, in lists of files.
-MEMBER_MARK = "!"
 # Reasons a file is not used, as they stand in the lists of bad files.
 MISSING = "missing"
 OUTSIDE = "outside the root"
@@ -50,7 +47,7 @@ class FileWork:
     def __call__(self, job: Job) -> Record:
         record: Record = {"path": job.path, "size": None, "mtime_ns": None, "audited": job.is_audited}
         try:
-            path = self._find(job)
+            path = find_media(self.root, job.path, job.member)
         except (DataError, OSError, RuntimeError) as error:  # RuntimeError: a link that leads to itself
             return record | {"reason": OUTSIDE, "stage": "header", "error": str(error)}
         facts: HeaderFacts | None = None
@@ -66,13 +63,6 @@ class FileWork:
             reason, detail = explain_failure(path, error)
             stage = "header" if facts is None else "decode"
             return record | {"reason": reason, "stage": stage, "error": detail}
-
-    def _find(self, job: Job) -> Media:
-        if job.member is None:
-            return safe_join(self.root, job.path, where=job.path)
-        name, offset, num_bytes = job.member
-        tar = job.path.removesuffix(MEMBER_MARK + name)
-        return Member(safe_join(self.root, tar, where=job.path), name, offset, num_bytes)
 
     def _look_inside(self, path: Media, facts: HeaderFacts, job: Job) -> Record:
         more: Record = {}
