@@ -83,7 +83,7 @@ def test_what_recipes_know_of_the_models_is_what_the_models_say():
     for name, facts in FAMILY_FACTS.items():
         family = get_family(name)
         assert set(facts.sizes) == set(family.sizes)
-        assert facts.patch == family.patch(family.sizes["tiny"])
+        assert all(facts.patch_of(size, {}) == family.patch(config) for size, config in family.sizes.items())
         derived = {"in_channels", "context_in_dim", "vec_in_dim"}  # follow from the autoencoder and the text encoders
         assert facts.fields == types_of(family.sizes["tiny"], without=derived)
     for name, facts in VAE_FACTS.items():

@@ -3,90 +3,94 @@
 from __future__ import annotations
 
 import json
-import os
-import shutil
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
 
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from frameloom.checkpoint.folders import replace_folder
+from frameloom.checkpoint.lazy_tensors import LazyTensors, defer_tensors
+from frameloom.checkpoint.safetensors_file import open_safetensors, write_safetensors
+from frameloom.checkpoint.weight_files import CONFIG, find_weights, open_weights, read_config, refuse_pickle
 from frameloom.core.errors import CheckpointError
-from frameloom.core.files import PARTIAL, atomic_folder, digest_file
+from frameloom.core.files import digest_file, digest_value
 
-CONFIG = "config.json"
+__all__ = ["CONFIG", "EXPORT", "TENSORS", "ModelFolder", "find_own", "read_weights", "write_model_folder"]
+
 TENSORS = "model.safetensors"
 EXPORT = "export"
-_PICKLES = {".pt", ".pth", ".ckpt", ".bin", ".pkl", ".tar"}
+_KEYS = ("kind", "name", "config", "sha256")
 
 
 @dataclass(frozen=True)
 class ModelFolder:
-    """`kind` is denoiser or vae, `name` its family, `config` the architecture; empty for a bare tensor file."""
+    """`kind` is denoiser or vae, `name` its family, `config` the architecture; empty for published files.
+
+    `tensors` are read one at a time, each time they are asked for. `original_config` is the `config.json` that
+    published files came with.
+    """
 
     kind: str
     name: str
     config: dict[str, Any]
-    tensors: dict[str, Tensor]
+    tensors: LazyTensors
     digest: str
+    original_config: Mapping[str, Any] = field(default_factory=dict)
 
 
 def write_model_folder(
-    folder: Path, *, kind: str, name: str, config: Mapping[str, Any], tensors: Mapping[str, Tensor]
-) -> None:
-    """Write the folder; one that is already there is replaced in a single rename."""
-    old = folder.with_name(f"{PARTIAL}{uuid4().hex[:8]}-old")
-    fresh = folder.with_name(f"{PARTIAL}{uuid4().hex[:8]}-new")
-    with atomic_folder(fresh) as temporary:
-        save_file({key: tensor.detach().contiguous() for key, tensor in tensors.items()}, temporary / TENSORS)
-        content = {"kind": kind, "name": name, "config": dict(config), "sha256": digest_file(temporary / TENSORS)}
+    folder: Path,
+    *,
+    kind: str,
+    name: str,
+    config: Mapping[str, Any],
+    tensors: Mapping[str, Tensor],
+    advance: Callable[[int], object] = lambda num_bytes: None,
+) -> str:
+    """Write the folder tensor by tensor and return the digest; one that is already there is replaced in one rename."""
+    with replace_folder(folder) as temporary:
+        # Tied tensors get a copy each: a model folder is complete for any reader of safetensors.
+        digest = write_safetensors(temporary / TENSORS, defer_tensors(tensors).untied(), advance=advance)
+        content = {"kind": kind, "name": name, "config": dict(config), "sha256": digest}
         (temporary / CONFIG).write_text(json.dumps(content, indent=2) + "\n")
-    if folder.exists():
-        os.rename(folder, old)
-    os.rename(fresh, folder)
-    shutil.rmtree(old, ignore_errors=True)
+    return digest
 
 
-def read_weights(path: Path) -> ModelFolder:
-    """Read a model folder, a run folder (its export) or a bare `.safetensors` file. A pickle is never opened."""
-    if path.is_dir():
-        return _read_folder(path if (path / CONFIG).is_file() else path / EXPORT, asked=path)
-    if path.suffix in _PICKLES:
+def read_weights(path: Path, *, kind: str = "") -> ModelFolder:
+    """Read a model folder, a run folder (its export), or published safetensors: a file, an index, a folder, a pipeline.
+
+    `kind` (denoiser or vae) says which part of a pipeline is meant. A pickle is never opened.
+    """
+    own = find_own(path)
+    if own is not None:
+        return _read_own(own)
+    found = find_weights(path, kind=kind)
+    refuse_pickle(found)
+    tensors = open_weights(found)
+    digests = {file.name: digest_file(file) for file in found.files}
+    digest = digests.popitem()[1] if len(digests) == 1 else digest_value(digests)
+    return ModelFolder("", "", {}, tensors, digest, found.config)
+
+
+def find_own(path: Path) -> Path | None:
+    """The model folder at `path`, which may be a run folder; None for anything that is not ours."""
+    for folder in (path, path / EXPORT):
+        if (folder / CONFIG).is_file() and any(key in read_config(folder) for key in ("kind", "sha256")):
+            return folder
+    return None
+
+
+def _read_own(folder: Path) -> ModelFolder:
+    content = read_config(folder)
+    if missing := [key for key in _KEYS if key not in content]:
         raise CheckpointError(
-            f"{path}: this is a pickle, which can run code when opened; give a .safetensors file or a model folder"
+            f"{folder / CONFIG}: not a model description ({', '.join(missing)} missing); export the model again"
         )
-    if not path.is_file():
-        raise CheckpointError(
-            f"{path}: no such file or folder; name a model folder, a run folder or a .safetensors file"
-        )
-    return ModelFolder(kind="", name="", config={}, tensors=_load(path), digest=digest_file(path))
-
-
-def _read_folder(folder: Path, *, asked: Path) -> ModelFolder:
-    if not (folder / CONFIG).is_file():
-        raise CheckpointError(
-            f"{asked}: neither a model folder (no {CONFIG}) nor a finished run (no {EXPORT}/{CONFIG})"
-        )
-    try:
-        content = json.loads((folder / CONFIG).read_text())
-        kind, name, config, digest = (content[key] for key in ("kind", "name", "config", "sha256"))
-    except (ValueError, KeyError, TypeError) as error:
-        raise CheckpointError(
-            f"{folder / CONFIG}: not a model description ({error!r}); export the model again"
-        ) from error
-    if not (folder / TENSORS).is_file() or digest_file(folder / TENSORS) != digest:
+    if not (folder / TENSORS).is_file() or digest_file(folder / TENSORS) != content["sha256"]:
         raise CheckpointError(
             f"{folder / TENSORS}: missing or damaged, it does not match {CONFIG}; export the model again"
         )
-    return ModelFolder(kind=kind, name=name, config=config, tensors=_load(folder / TENSORS), digest=digest)
-
-
-def _load(path: Path) -> dict[str, Tensor]:
-    try:
-        return dict(load_file(path))
-    except SafetensorError as error:
-        raise CheckpointError(f"{path}: not a readable safetensors file ({error}); copy it again") from error
+    tensors = open_safetensors(folder / TENSORS)
+    return ModelFolder(content["kind"], content["name"], content["config"], tensors, content["sha256"])

@@ -12,6 +12,7 @@ from frameloom.core.errors import ConfigError
 
 # Module and function of each comparison, and how many rounds it takes unless told.
 COMPARISONS = {
+    "skiparse": ("frameloom.bench.skiparse", "compare_skiparse", 9),
     "step": ("frameloom.bench.step", "compare_step", 100),
     "plan": ("frameloom.bench.plan", "compare_plan", 3),
     "scan": ("frameloom.bench.scan", "compare_scan", 5),

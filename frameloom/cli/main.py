@@ -111,6 +111,11 @@ COMMANDS = {
     ),
     "data": Entry("make, encode and inspect data", "frameloom data shapes data/shapes", commands=_DATA),
     "recipe": Entry("check, show and list recipes", "frameloom recipe check my.yaml", commands=_RECIPE),
+    "convert": Entry(
+        "convert weights between files, folders and published layouts",
+        "frameloom convert pytorch_model.bin model.safetensors",
+        "frameloom.cli.convert:convert",
+    ),
     "parity": Entry(
         "run golden cases through our models", "frameloom parity tests/goldens", "frameloom.cli.parity:parity"
     ),

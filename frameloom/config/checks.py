@@ -8,10 +8,10 @@ from math import floor, log10
 from pathlib import Path
 from typing import Any
 
-from frameloom.config.facts import FAMILIES, TEXT_ENCODERS, VAES
-from frameloom.config.policy_checks import check_buckets, frame_advice
+from frameloom.config.facts import FAMILIES, KNOWN_KINDS, PACKAGED_ENCODERS, TEXT_ENCODERS, VAES
+from frameloom.config.policy_checks import check_buckets, frame_problem, token_patch
 from frameloom.config.problems import Problem
-from frameloom.config.schema import ObjectiveSection, Recipe
+from frameloom.config.schema import ObjectiveSection, Recipe, TextEncoderSection
 from frameloom.config.spelling import nearest, suggest
 from frameloom.config.yaml_values import KeyPath, format_value
 from frameloom.core.errors import ConfigError
@@ -20,7 +20,7 @@ MAX_LR = 0.1
 MAX_TIMEOUT_S = 3600
 
 _FLOW_ONLY = ("law", "shift", "sigma_min")
-_V_ONLY = ("betas", "zero_terminal_snr", "min_snr_gamma")
+_DDPM_ONLY = ("betas", "zero_terminal_snr", "min_snr_gamma")
 
 
 def _check_names(recipe: Recipe) -> Iterator[Problem]:
@@ -82,11 +82,26 @@ def _check_text(recipe: Recipe) -> Iterator[Problem]:
                 f"text.encoders.{index}.max_length is {encoder.max_length}; {encoder.name} reads at most {limit} tokens"
             )
             yield Problem((*path, "max_length"), f"{text}; write {limit} or less")
+        else:
+            yield from _check_window(path, encoder)
         first = seen.setdefault((encoder.name, encoder.path), index)
         if first != index:
             yield Problem(
                 path, f"text.encoders.{index} is the same encoder as text.encoders.{first}; remove one of them"
             )
+
+
+def _check_window(path: KeyPath, encoder: TextEncoderSection) -> Iterator[Problem]:
+    """Encoders with a short window read long captions in several; packages carry only small encoders."""
+    window = TEXT_ENCODERS[encoder.name].window
+    where = ".".join(path)
+    if window and encoder.max_length > window and (encoder.max_length - 2) % (window - 2):
+        below = (encoder.max_length - 2) // (window - 2) * (window - 2) + 2
+        text = f"{where}.max_length is {encoder.max_length}; {encoder.name} reads windows of {window - 2} tokens"
+        yield Problem((*path, "max_length"), f"{text}; write {below} or {below + window - 2}")
+    if encoder.path is None and encoder.name not in PACKAGED_ENCODERS:
+        text = f"{where}.path is null, but no package carries {encoder.name}"
+        yield Problem((*path, "path"), f"{text}; name the folder with its weights and tokenizer", ((*path, "name"),))
 
 
 def _check_sources(recipe: Recipe) -> Iterator[Problem]:
@@ -121,12 +136,11 @@ def _check_sample(recipe: Recipe) -> Iterator[Problem]:
     if recipe.task != "denoiser" or facts is None or family is None:
         return
     also: tuple[KeyPath, ...] = (("task",), ("vae", "name"), ("model", "family"))
-    if not facts.accepts_frames(recipe.sample.frames):
-        advice = frame_advice(recipe.vae.name, facts, recipe.sample.frames)
+    if advice := frame_problem(recipe, facts, recipe.sample.frames):
         yield Problem(("sample", "frames"), f"sample.frames is {recipe.sample.frames}; {advice}", also)
     for axis, name in ((1, "height"), (2, "width")):
         pixels: int = getattr(recipe.sample, name)
-        step = facts.strides[axis] * family.patch[axis]
+        step = facts.strides[axis] * token_patch(recipe)[axis]
         if pixels % step:
             below = pixels // step * step
             near = " or ".join(str(size) for size in (below, below + step) if size)
@@ -217,7 +231,7 @@ def _check_vae_weights(recipe: Recipe) -> Iterator[Problem]:
 
 def _check_objective(recipe: Recipe) -> Iterator[Problem]:
     kind = recipe.objective.kind
-    names, other = (_V_ONLY, "v") if kind == "flow" else (_FLOW_ONLY, "flow")
+    names, other = (_DDPM_ONLY, "v") if kind == "flow" else (_FLOW_ONLY, "flow")
     for name in names:
         value = getattr(recipe.objective, name)
         if value != ObjectiveSection.model_fields[name].default:
@@ -225,6 +239,32 @@ def _check_objective(recipe: Recipe) -> Iterator[Problem]:
                 f"objective.{name} is {format_value(value)}, which only kind {other} uses, but objective.kind is {kind}"
             )
             yield Problem(("objective", name), f"{text}; remove it or set kind: {other}", (("objective", "kind"),))
+    if kind == "epsilon" and recipe.objective.zero_terminal_snr:
+        text = "objective.zero_terminal_snr is true, but at its last noise level epsilon says nothing of the picture"
+        path = ("objective", "zero_terminal_snr")
+        yield Problem(path, f"{text}; remove it, or set kind: v", (("objective", "kind"),))
+
+
+def _check_known(recipe: Recipe) -> Iterator[Problem]:
+    """What can be seen of inpaint training and of images beside clips before a model is built."""
+    takes = FAMILIES[recipe.model.family].takes if recipe.model.family in FAMILIES else ("known", "images")
+    also: tuple[KeyPath, ...] = (("model", "family"),)
+    if recipe.known is not None:
+        if "known" not in takes:
+            yield Problem(("known",), f"known is set, but {recipe.model.family} has no inpaint models; remove it", also)
+        if recipe.data.cache.latents is not None or recipe.data.cache.foreign in ("sdxl", "open_sora2"):
+            text = "known is set, but with a latent cache there are no pixels to take known parts from"
+            yield Problem(("data", "cache", "latents"), f"{text}; remove the latent cache", (("known",),))
+        kinds = KNOWN_KINDS[recipe.known.law]
+        for key, allowed in (("shares", kinds[0]), ("image_shares", kinds[1])):
+            for name in getattr(recipe.known, key):
+                if name not in allowed:
+                    text = f"known.{key} has '{name}', which law {recipe.known.law} does not know"
+                    path = ("known", key, name)
+                    yield Problem(path, f"{text}; {suggest(name, allowed, kind='kinds')}", (("known", "law"),))
+    if recipe.data.use_image_num and "images" not in takes:
+        text = f"data.use_image_num is {recipe.data.use_image_num}, but {recipe.model.family} takes no images beside"
+        yield Problem(("data", "use_image_num"), f"{text} clips; use buckets of 1 frame for images instead", also)
 
 
 def _check_validation(recipe: Recipe) -> Iterator[Problem]:
@@ -264,6 +304,7 @@ RULES: tuple[Callable[[Recipe], Iterator[Problem]], ...] = (
     _check_cache,
     _check_vae_weights,
     _check_objective,
+    _check_known,
     _check_validation,
 )
 

@@ -29,7 +29,13 @@ def check_buckets(recipe: Recipe) -> Iterator[Problem]:
 
 def _token_side(recipe: Recipe, facts: VAEFacts) -> int:
     """Pixels on a side of one token, or of one latent cell where no denoiser is trained."""
-    return facts.strides[1] * (FAMILIES[recipe.model.family].patch[1] if recipe.task == "denoiser" else 1)
+    return facts.strides[1] * (token_patch(recipe)[1] if recipe.task == "denoiser" else 1)
+
+
+def token_patch(recipe: Recipe) -> tuple[int, int, int]:
+    """Latent cells (frames, height, width) per token of the recipe's denoiser."""
+    model = recipe.model
+    return FAMILIES[model.family].patch_of(model.size, model.overrides)
 
 
 def _check_choice(data: DataSection) -> Iterator[Problem]:
@@ -57,30 +63,32 @@ def _check_grid(recipe: Recipe) -> Iterator[Problem]:
                 f"data.buckets has the resolution '{name}'; expected a number with px (256px: area of 256 x 256) or p"
             )
             yield Problem(path, f"{text} (720p: 16:9 of that height), and _ar16:9 or _max behind it if wanted")
-        elif facts and family and int(match[1]) < (smallest := facts.strides[1] * family.patch[1]):
+        elif facts and family and int(match[1]) < (smallest := facts.strides[1] * token_patch(recipe)[1]):
             text = f"data.buckets has the resolution '{name}', smaller than one token of {recipe.model.family}"
             yield Problem(path, f"{text}; use {smallest}px or more", (("model", "family"), ("vae", "name")))
         for frames in cells:
-            if facts and not facts.accepts_frames(frames):
-                text = (
-                    f"data.buckets.{name} has clips of {frames} frames; {frame_advice(recipe.vae.name, facts, frames)}"
-                )
+            if facts and (advice := frame_problem(recipe, facts, frames)):
+                text = f"data.buckets.{name} has clips of {frames} frames; {advice}"
                 yield Problem((*path, str(frames)), text, (("vae", "name"),))
     chances = [cell[0] for cells in buckets.values() for cell in cells.values()]
     if chances and not any(max(chance) if isinstance(chance, tuple) else chance for chance in chances):
         yield Problem(("data", "buckets"), "data.buckets has only probabilities of 0, so no clip is kept; use 1.0")
 
 
-def frame_advice(name: str, facts: VAEFacts, frames: int) -> str:
-    """What an autoencoder takes, and the nearest numbers that it does."""
-    span = range(max(1, frames - facts.strides[0]), frames + facts.strides[0] + 1)
-    near = [str(count) for count in span if facts.accepts_frames(count)]
-    return f"{name} takes {facts.frame_rule}; write {' or '.join(near)}"
+def frame_problem(recipe: Recipe, facts: VAEFacts, frames: int) -> str | None:
+    """What the models take, and the nearest numbers that they do; None if `frames` is one of them."""
+    is_denoiser = recipe.task == "denoiser" and recipe.model.family in FAMILIES
+    patch = token_patch(recipe)[0] if is_denoiser else 1
+    if facts.accepts_frames(frames, patch):
+        return None
+    reach = facts.strides[0] * patch
+    near = [str(n) for n in range(max(1, frames - reach), frames + reach + 1) if facts.accepts_frames(n, patch)]
+    name = recipe.vae.name if patch == 1 else f"{recipe.model.family} {recipe.model.size}"
+    return f"{name} takes {facts.frame_rule(patch)}; write {' or '.join(near)}"
 
 
 def _check_frames(recipe: Recipe, facts: VAEFacts, path: KeyPath, frames: int) -> Iterator[Problem]:
-    if frames > 1 and not facts.accepts_frames(frames):
-        advice = frame_advice(recipe.vae.name, facts, frames)
+    if advice := frame_problem(recipe, facts, frames):
         yield Problem(path, f"{'.'.join(path)} is {frames}; {advice}", (("vae", "name"),))
 
 

@@ -65,7 +65,29 @@ class TextEncoderSection(Section):
     name: str = Field(default="minilm", description="the text encoder")
     max_length: Count = Field(default=16, description="captions are padded or cut to this many tokens")
     path: str | None = Field(
-        default=None, description="folder of the encoder; null: the installed package that carries it"
+        default=None, description="folder of the encoder; null: the installed package that carries it (minilm)"
+    )
+    padding: Literal["attend", "mask"] | None = Field(
+        default=None, description="pads are tokens like any other, or left out; null, here and below: the encoder's own"
+    )
+    pad: Literal["end", "zero", "tokenizer"] | None = Field(
+        default=None, description="the token that fills up: end of text, id 0, or the tokenizer's own"
+    )
+    layer: Literal["last", "penultimate"] | None = Field(
+        default=None, description="token states after the last block and its norm, or before the last block"
+    )
+    pooled: Literal["none", "pooler", "projected"] | None = Field(
+        default=None, description="one vector for the caption: none, the end token's state, or its projection"
+    )
+    null: Literal["encode", "zeros"] | None = Field(
+        default=None, description="states of the empty caption: encoded like others, or zeros"
+    )
+    cleaning: Literal["off", "once", "twice", "list"] | None = Field(
+        default=None, description="clean captions as Open-Sora-Plan does"
+    )
+    keep_chinese: bool | None = Field(default=None, description="cleaning leaves Chinese characters in")
+    precision: Literal["fp32", "bf16", "fp16"] | None = Field(
+        default=None, description="number format of the encoder; its states are fp32 in any case"
     )
 
 
@@ -73,13 +95,16 @@ class TextSection(Section):
     encoders: tuple[TextEncoderSection, ...] = Field(
         default=(TextEncoderSection(),),
         min_length=1,
-        description="token states come from the first, the pooled vector from the last",
+        description="token states come from the first (sdxl: from all), the pooled vector from the last that has one",
     )
     rescale: bool = Field(
         default=False,
         description="bring the set's captions to one scale before the denoiser sees them; helps small fresh models",
     )
     dropout: Share = Field(default=0.1, description="share of captions replaced by the empty one, for guidance")
+    independent_dropout: bool = Field(
+        default=False, description="drop the part of each text encoder by a draw of its own (Open-Sora 2.0)"
+    )
 
 
 class CacheSection(Section):
@@ -226,8 +251,28 @@ class DataSection(Section):
     cache: CacheSection = Field(default=CacheSection(), description="encoded once, read many times")
 
 
+class KnownSection(Section):
+    law: Literal["ends", "frames", "regions"] = Field(
+        default="ends",
+        description="what is given to an inpaint model: ends of clips (Open-Sora 2.0), whole frames (Open-Sora-Plan), "
+        "or regions and frames (CogVideoX-Fun)",
+    )
+    shares: dict[str, Annotated[float, Field(ge=0)]] = Field(
+        default={},
+        description="how often each kind of the law comes, e.g. {t2v: 1, i2v_head: 5}; empty: the published shares",
+    )
+    image_shares: dict[str, Annotated[float, Field(ge=0)]] = Field(
+        default={}, description="the same for single images; empty: the published shares"
+    )
+    known_share: tuple[Share, Share] = Field(
+        default=(0.0, 1.0), description="least and largest share of frames given by continuations and scattered frames"
+    )
+
+
 class ObjectiveSection(Section):
-    kind: Literal["flow", "v"] = Field(default="flow", description="flow matching, or DDPM with v-prediction")
+    kind: Literal["flow", "v", "epsilon"] = Field(
+        default="flow", description="flow matching, or DDPM that predicts v or the noise"
+    )
     law: Literal["logit_normal", "uniform"] = Field(
         default="logit_normal", description="how noise levels are drawn (flow)"
     )
@@ -236,12 +281,13 @@ class ObjectiveSection(Section):
         description="moves noise levels up: a factor, or open_sora2 to follow resolution and length (flow)",
     )
     sigma_min: Share = Field(default=1e-5, description="noise left in the data end of the path (flow)")
-    betas: Literal["linear", "scaled_linear"] = Field(default="scaled_linear", description="noise schedule (v)")
-    zero_terminal_snr: bool = Field(
-        default=True, description="rescale the schedule so that the last step is pure noise (v)"
+    betas: Literal["linear", "scaled_linear"] = Field(default="scaled_linear", description="noise schedule (DDPM)")
+    zero_terminal_snr: bool | None = Field(
+        default=None,
+        description="rescale the schedule so that the last step is pure noise (DDPM); null: with v, not with epsilon",
     )
     min_snr_gamma: Annotated[float, Field(gt=0)] | None = Field(
-        default=None, description="clamp loss weights, 5 is usual (v)"
+        default=None, description="clamp loss weights, 5 is usual (DDPM)"
     )
 
 
@@ -331,6 +377,9 @@ class Recipe(Section):
     )
     text: TextSection = Field(default=TextSection(), description="captions to numbers")
     data: DataSection = Field(description="clips and their order")
+    known: KnownSection | None = Field(
+        default=None, description="parts of a clip that an inpaint or image-to-video model is given; null: none"
+    )
     objective: ObjectiveSection = Field(default=ObjectiveSection(), description="the denoiser's training target")
     autoencoder: AutoencoderSection = Field(default=AutoencoderSection(), description="the autoencoder's losses")
     optim: OptimSection = Field(default=OptimSection(), description="the optimizer")

@@ -6,6 +6,7 @@ comes before its trailing zeros along its first dim, so the padding of captions 
 
 from __future__ import annotations
 
+import math
 import zlib
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
@@ -46,7 +47,7 @@ def trim(tensor: Tensor) -> Stored:
     kept = tensor != 0
     if tensor.is_floating_point():
         kept = kept | torch.signbit(tensor)
-    places = kept.reshape(len(tensor), -1).any(1).nonzero()
+    places = kept.reshape(len(tensor), math.prod(tensor.shape[1:])).any(1).nonzero()
     length = int(places[-1]) + 1 if len(places) else 0
     return Stored(tensor[:length].contiguous(), len(tensor))
 

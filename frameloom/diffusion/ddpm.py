@@ -10,6 +10,7 @@ so latent = sqrt(a) * noisy - sqrt(1 - a) * v and noise = sqrt(1 - a) * noisy + 
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -80,13 +81,18 @@ class DDPMObjective:
     snr_shift: float = 1.0
     spacing: Spacing = "trailing"
     motion_share: float = 0.0
+    # float32 is what published models were trained with; CogVideoX's own sampler computes its schedule in float64.
+    double_precision: bool = False
+    # The level that a sampling step goes to: that of the next visited index, or ("even") the one that lies
+    # num_train_timesteps // num_steps below, as diffusers' DDIM has it. They differ unless spacing is "trailing" and
+    # the number of steps divides that of the levels.
+    step_to: Literal["next", "even"] = "next"
     alpha_bar_T: Tensor = field(init=False, repr=False, compare=False)
     _on_device: dict[torch.device, Tensor] = field(init=False, repr=False, compare=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         self._refuse_mistakes()
-        # float32 is what published models were trained with; CogVideoX's shifted schedule is a float64 one.
-        dtype = torch.float32 if self.snr_shift == 1 else torch.float64
+        dtype = torch.float64 if self.double_precision or self.snr_shift != 1 else torch.float32
         betas_T = make_betas(self.beta_schedule, self.beta_start, self.beta_end, self.num_train_timesteps, dtype)
         alpha_bar_T = shift_snr(torch.cumprod(1 - betas_T, dim=0), self.snr_shift)
         if self.zero_terminal_snr:
@@ -99,6 +105,7 @@ class DDPMObjective:
             ("beta_schedule", ("linear", "scaled_linear")),
             ("prediction", ("v", "epsilon")),
             ("spacing", ("trailing", "leading", "linspace")),
+            ("step_to", ("next", "even")),
         ):
             if getattr(self, name) not in allowed:
                 problems.append(
@@ -178,18 +185,31 @@ class DDPMObjective:
             return signal * x - spread * prediction, spread * x + signal * prediction
         return (x - spread * prediction) / signal, prediction
 
+    def levels(self, indices: list[int]) -> list[tuple[float, float]]:
+        """alpha_bar before and after each sampling step; the last one goes to 1, the noise-free latent."""
+        stride = self.num_train_timesteps // len(indices)
+        targets = [index - stride for index in indices] if self.step_to == "even" else [*indices[1:], -1]
+        pairs = zip(indices, targets, strict=True)
+        return [
+            (float(self.alpha_bar_T[now]), float(self.alpha_bar_T[then]) if then >= 0 else 1.0) for now, then in pairs
+        ]
+
+    def ddim_step(self, x: Tensor, prediction: Tensor, alpha_bar: float, next_alpha_bar: float) -> Tensor:
+        """Deterministic step between two noise levels."""
+        latent, noise = self.split(x, prediction, alpha_bar)
+        signal, spread = math.sqrt(next_alpha_bar), math.sqrt(1 - next_alpha_bar)
+        return signal * latent + spread * noise
+
     @torch.no_grad()
     def sample(self, predict: Predict, noise_BCFHW: Tensor, *, num_steps: int, on_step: OnStep | None = None) -> Tensor:
         """Deterministic DDIM (Song et al. 2021, eta 0); the last step goes to the noise-free latent."""
         x_BCFHW = noise_BCFHW.to(torch.promote_types(noise_BCFHW.dtype, torch.float32))
         indices = self.schedule(num_steps)
-        levels = [*(float(self.alpha_bar_T[index]) for index in indices), 1.0]
+        levels = self.levels(indices)
         for step, index in enumerate(indices):
             index_B = torch.full((x_BCFHW.shape[0],), index, device=x_BCFHW.device)
             prediction = predict(x_BCFHW, self.timestep_B(index_B)).to(x_BCFHW.dtype)
-            latent, noise = self.split(x_BCFHW, prediction, levels[step])
-            next_level = levels[step + 1]
-            x_BCFHW = next_level**0.5 * latent + (1 - next_level) ** 0.5 * noise
+            x_BCFHW = self.ddim_step(x_BCFHW, prediction, *levels[step])
             if on_step is not None:
                 on_step(step + 1, x_BCFHW)
         return x_BCFHW

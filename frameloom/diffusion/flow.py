@@ -48,6 +48,11 @@ def logit_normal_time(normal_B: Tensor) -> Tensor:
     return torch.sigmoid(normal_B)
 
 
+def grid_time(draw_B: Tensor, num_levels: int = 1000) -> Tensor:
+    """Time on a grid of `num_levels`, from 1 (draw 0) down, as Open-Sora-Plan's flow branch draws it."""
+    return (num_levels - (draw_B * num_levels).floor()) / num_levels
+
+
 def normal_from_uniform(draw_B: Tensor) -> Tensor:
     """The standard normal quantile of a uniform draw, in float64."""
     normal_B: Tensor = torch.special.ndtri(draw_B.double().clamp(_DRAW_MARGIN, 1 - _DRAW_MARGIN))
@@ -69,11 +74,15 @@ class FlowObjective:
     patch_area: int = 4
     sampling_patch_area: int | None = None
     motion_share: float = 0.0
+    # Weight of a sample by its time (Esser et al. 2024, eq. 17 and 19); "sigma_sqrt" is 1 / time^2.
+    weighting: Literal["none", "sigma_sqrt", "cosmap"] = "none"
 
     def __post_init__(self) -> None:
         problems = []
         if self.law not in ("logit_normal", "uniform"):
             problems.append(f"flow objective: law is {self.law!r}; choose 'logit_normal' or 'uniform'")
+        if self.weighting not in ("none", "sigma_sqrt", "cosmap"):
+            problems.append(f"flow objective: weighting is {self.weighting!r}; choose 'none', 'sigma_sqrt' or 'cosmap'")
         if isinstance(self.shift, str) and self.shift != "open_sora2":
             problems.append(f"flow objective: shift is {self.shift!r}; give a positive number, 'open_sora2' or null")
         if isinstance(self.shift, (int, float)) and self.shift <= 0:
@@ -108,8 +117,15 @@ class FlowObjective:
             noisy_BCFHW=noisy.to(latent_BCFHW.dtype),
             timestep_B=time_B.float(),
             target_BCFHW=(1 - self.sigma_min) * noise - latent,
-            weight_B=torch.ones_like(time_B, dtype=torch.float32),
+            weight_B=self.weight_B(time_B.float()),
         )
+
+    def weight_B(self, time_B: Tensor) -> Tensor:
+        if self.weighting == "sigma_sqrt":
+            return time_B**-2
+        if self.weighting == "cosmap":
+            return 2 / (math.pi * (1 - 2 * time_B + 2 * time_B**2))
+        return torch.ones_like(time_B)
 
     def loss_B(self, prediction_BCFHW: Tensor, noised: Noised, mask_BFHW: Tensor | None = None) -> Tensor:
         return weighted_error_B(prediction_BCFHW, noised, mask_BFHW, motion_share=self.motion_share)

@@ -27,7 +27,7 @@ def load_sampler(run: Path, overrides: Sequence[str] = (), *, step: int | None =
         raise ConfigError(f"{run}: is a run of task {recipe.task}; videos are sampled from a run of task denoiser")
     device = pick_device(recipe.train.device)
     vae = build_vae(recipe.vae, seed=recipe.seed).model.to(device).eval()
-    text = build_text(recipe.text)
+    text = build_text(recipe.text, recipe.model).to(device)
     folder = run / "checkpoints"
     checkpoint = load_latest(folder) if step is None else load_checkpoint(step_folder(folder, step))
     if checkpoint is None:

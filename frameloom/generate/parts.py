@@ -9,7 +9,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -57,7 +57,7 @@ class LoadedVAE:
 def build_vae(section: VAESection, *, seed: int) -> LoadedVAE:
     """The autoencoder of a recipe; fresh weights follow from `seed`."""
     family = get_vae(section.name)
-    found = read_weights(Path(section.weights)) if section.weights else None
+    found = read_weights(Path(section.weights), kind="vae") if section.weights else None
     if found is not None and found.config:
         _expect(found, kind="vae", name=section.name, path=section.weights or "")
         config = family.config_class(**found.config)
@@ -75,28 +75,82 @@ def build_vae(section: VAESection, *, seed: int) -> LoadedVAE:
 
 
 class TextPipeline:
-    """All text encoders of a recipe as one: token states of the first, pooled vector of the last."""
+    """All text encoders of a recipe as one.
 
-    def __init__(self, encoders: Sequence[TextEncoder]) -> None:
-        self._encoders = list(encoders)
-        self.width = encoders[0].width
-        self.pooled_width = encoders[-1].pooled_width
-        self.max_length = encoders[0].max_length
+    `join` "first": token states of the first encoder; "concat": of all, side by side along D. The pooled vector is that
+    of the last encoder that has one. An encoder that adds to neither is not run.
+
+    Shape letters: B batch, K text tokens, D width, E encoders.
+    """
+
+    def __init__(self, encoders: Sequence[TextEncoder], *, join: Literal["first", "concat"] = "first") -> None:
+        self._encoders, self._join = list(encoders), join
+        self._words = self._encoders if join == "concat" else self._encoders[:1]
+        pooling = [index for index, encoder in enumerate(self._encoders) if encoder.pooled_width]
+        self._pooling = pooling[-1] if pooling else None
+        if len({encoder.max_length for encoder in self._words}) > 1:
+            found = ", ".join(f"{encoder.name} has {encoder.max_length}" for encoder in self._words)
+            raise ConfigError(
+                f"text.encoders: their token states stand side by side, so max_length must be equal, but {found}"
+            )
+        self.width = sum(encoder.width for encoder in self._words)
+        self.pooled_width = 0 if self._pooling is None else self._encoders[self._pooling].pooled_width
+        self.max_length = self._encoders[0].max_length
+
+    @property
+    def num_encoders(self) -> int:
+        return len(self._encoders)
 
     def fingerprint(self) -> str:
-        return digest_value([encoder.fingerprint() for encoder in self._encoders])
+        found = [encoder.fingerprint() for encoder in self._encoders]
+        return digest_value(found if self._join == "first" else [self._join, *found])
+
+    def to(self, device: torch.device | str) -> TextPipeline:
+        for encoder in self._encoders:
+            encoder.to(device)
+        return self
+
+    def unload(self) -> None:
+        """Free the memory of the weights, for as long as nothing is encoded."""
+        for encoder in self._encoders:
+            encoder.unload()
 
     def encode(self, captions: Sequence[str]) -> TextStates:
-        first = self._encoders[0].encode(captions)
-        if len(self._encoders) == 1:
-            return first
-        return TextStates(first.tokens_BKD, first.mask_BK, self._encoders[-1].encode(captions).pooled_BD)
+        used = {*range(len(self._words)), *([] if self._pooling is None else [self._pooling])}
+        states = {index: self._encoders[index].encode(captions) for index in sorted(used)}
+        words = [states[index] for index in range(len(self._words))]
+        mask_BK = words[0].mask_BK
+        for other in words[1:]:
+            mask_BK = mask_BK | other.mask_BK
+        tokens_BKD = torch.cat([part.tokens_BKD for part in words], dim=-1) if len(words) > 1 else words[0].tokens_BKD
+        pooled_BD = tokens_BKD.new_zeros(len(captions), 0) if self._pooling is None else states[self._pooling].pooled_BD
+        return TextStates(tokens_BKD, mask_BK, pooled_BD)
+
+    def drop(self, states: TextStates, null: TextStates, dropped_BE: Tensor) -> TextStates:
+        """`null`, the states of the empty caption, in the places of the encoders that are dropped for a sample.
+
+        Works on joined states, so on cached ones too. Equal columns drop a caption as a whole.
+        """
+        words_BE = dropped_BE[:, : len(self._words)]
+        words_BD = torch.cat(
+            [words_BE[:, [index]].expand(-1, encoder.width) for index, encoder in enumerate(self._words)], dim=1
+        )
+        pooled_B1 = dropped_BE[:, [self._pooling or 0]]
+        kept_BK = states.mask_BK.bool() & ~words_BE.all(1, keepdim=True)
+        return TextStates(
+            tokens_BKD=torch.where(words_BD[:, None], null.tokens_BKD, states.tokens_BKD),
+            mask_BK=kept_BK | (null.mask_BK.bool() & words_BE.any(1, keepdim=True)),
+            pooled_BD=torch.where(pooled_B1, null.pooled_BD, states.pooled_BD),
+        )
 
 
-def build_text(section: TextSection) -> TextPipeline:
-    return TextPipeline(
-        [build_text_encoder(item.name, max_length=item.max_length, path=item.path) for item in section.encoders]
-    )
+def build_text(section: TextSection, model: ModelSection) -> TextPipeline:
+    """The text encoders of a recipe, joined as its denoiser's family asks; on the host until they are moved."""
+    encoders = []
+    for item in section.encoders:
+        options = item.model_dump(exclude={"name", "max_length", "path"}, exclude_none=True)
+        encoders.append(build_text_encoder(item.name, max_length=item.max_length, path=item.path, options=options))
+    return TextPipeline(encoders, join=get_family(model.family).text_join)
 
 
 @dataclass(frozen=True)
@@ -109,7 +163,7 @@ class LoadedDenoiser:
 def build_denoiser(section: ModelSection, *, latent_channels: int, text: TextPipeline, seed: int) -> LoadedDenoiser:
     """The denoiser of a recipe; fresh weights follow from `seed`."""
     family = get_family(section.family)
-    found = read_weights(Path(section.weights)) if section.weights else None
+    found = read_weights(Path(section.weights), kind="denoiser") if section.weights else None
     if found is not None and found.config:
         _expect(found, kind="denoiser", name=section.family, path=section.weights or "")
         config = family.config_class(**found.config)
@@ -144,7 +198,8 @@ def build_objective(section: ObjectiveSection) -> Objective:
         beta_schedule=section.betas,
         beta_start=beta_start,
         beta_end=beta_end,
-        zero_terminal_snr=section.zero_terminal_snr,
+        zero_terminal_snr=section.kind == "v" if section.zero_terminal_snr is None else section.zero_terminal_snr,
+        prediction=section.kind,
         snr_gamma=section.min_snr_gamma,
     )
 

@@ -22,7 +22,9 @@ from frameloom.core.random import stream
 from frameloom.data.media import contact_sheet, write_image, write_video
 from frameloom.diffusion.guidance import guided
 from frameloom.diffusion.objective import Objective
+from frameloom.generate.conditions import text_only, twice
 from frameloom.generate.parts import LoadedDenoiser, TextPipeline, to_uint8
+from frameloom.models.denoisers.base import NOTHING, Conditions
 from frameloom.models.text import TextStates
 from frameloom.models.text.scaling import TextScaling
 from frameloom.models.vaes import VideoVAE
@@ -65,7 +67,10 @@ def generate(
         part = requests[start : start + batch_size]
         text = encode_prompts(sampler, [request.prompt for request in part])
         noise = draw_noise(sampler, part)
-        latent = solve(sampler, text, noise, on_step)
+        seeds, settings = [request.seed for request in part], sampler.settings
+        size = (settings.frames, settings.height, settings.width)
+        given = text_only(sampler.denoiser, sampler.vae, seeds, size, sampler.device)
+        latent = solve(sampler, text, noise, given, on_step)
         results += [Result(*pair) for pair in zip(part, decode(sampler, latent), strict=True)]
     return results
 
@@ -97,17 +102,19 @@ def solve(
     sampler: Sampler,
     text: tuple[TextStates, TextStates],
     noise_BCFHW: Tensor,
+    given: Conditions = NOTHING,
     on_step: Callable[[int], None] | None = None,
 ) -> Tensor:
     """From noise to a clean latent, with classifier-free guidance unless its scale is 1."""
     family, model, scale = sampler.denoiser.family, sampler.denoiser.model, sampler.settings.guidance
     conditional, unconditional = text
-    both = _concatenate(conditional, unconditional)
+    both, given_twice = TextStates.concatenate([conditional, unconditional]), twice(given)
 
     def predict(x_BCFHW: Tensor, timestep_B: Tensor) -> Tensor:
         if scale == 1:
-            return family.denoise(model, x_BCFHW, timestep_B, conditional)
-        doubled = family.denoise(model, torch.cat([x_BCFHW, x_BCFHW]), torch.cat([timestep_B, timestep_B]), both)
+            return family.denoise(model, x_BCFHW, timestep_B, conditional, given)
+        x_twice, timestep_twice = torch.cat([x_BCFHW, x_BCFHW]), torch.cat([timestep_B, timestep_B])
+        doubled = family.denoise(model, x_twice, timestep_twice, both, given_twice)
         conditioned, unconditioned = doubled.chunk(2)
         return guided(conditioned, unconditioned, scale)
 
@@ -158,11 +165,3 @@ def _free_path(out: Path, name: str, seed: int, suffix: str) -> Path:
     while path.exists():
         path, again = out / f"{name}-seed{seed}-{again}{suffix}", again + 1
     return path
-
-
-def _concatenate(first: TextStates, second: TextStates) -> TextStates:
-    return TextStates(
-        torch.cat([first.tokens_BKD, second.tokens_BKD]),
-        torch.cat([first.mask_BK, second.mask_BK]),
-        torch.cat([first.pooled_BD, second.pooled_BD]),
-    )

@@ -135,7 +135,7 @@ def _latent_encoder(recipe: Recipe, loaded: LoadedVAE, local_rank: int | None = 
 
 
 def _write_text(recipe: Recipe, manifest: Manifest, job: CacheJob) -> Filled:
-    pipeline = build_text(recipe.text)
+    pipeline = build_text(recipe.text, recipe.model)
     return write_text_cache(
         Path(recipe.data.cache.text or ""),
         _captions(manifest),
@@ -189,7 +189,7 @@ def open_caches(recipe: Recipe, manifest: Manifest, policy: BucketPolicy) -> Cac
     text = open_text_cache(recipe, manifest) if cache.text else None
     if cache.foreign is None:
         return Caches(latents, text)
-    pipeline = build_text(recipe.text)
+    pipeline = build_text(recipe.text, recipe.model)
     shape = TextShape(pipeline.max_length, pipeline.width, pipeline.pooled_width)
     folders = [Path(folder) for folder in cache.foreign_folders]
     if cache.foreign == "open_sora_plan":
@@ -252,7 +252,7 @@ def _tell_missing(path: Path, num_missing: int, items: pl.DataFrame) -> None:
 def open_text_cache(recipe: Recipe, manifest: Manifest) -> TextSource:
     """CacheError if the cache does not fit the recipe, unless it may grow."""
     cache, path = recipe.data.cache, Path(recipe.data.cache.text or "")
-    pipeline = build_text(recipe.text)
+    pipeline = build_text(recipe.text, recipe.model)
     fingerprint = _text_fingerprint(recipe, pipeline)
     if not cache.on_demand:
         return TextCache.open(path, fingerprint, captions=_captions(manifest))

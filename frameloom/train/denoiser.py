@@ -6,7 +6,7 @@ Shape letters: B batch, C channels, F frames, H height, W width.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +17,7 @@ from frameloom.generate.parts import LoadedDenoiser, TextPipeline, to_unit_range
 from frameloom.models.text import TextStates
 from frameloom.models.text.scaling import TextScaling
 from frameloom.models.vaes import VideoVAE
+from frameloom.train.conditions import ConditionMaker, image_ordinals, join_images, split_images
 from frameloom.train.draws import draw_normal, draw_uniform
 
 
@@ -24,7 +25,8 @@ from frameloom.train.draws import draw_normal, draw_uniform
 class DenoiserTask:
     """`vae` and `text` are frozen; a batch that brings cached latents or text states does not call them.
 
-    `scaling` is applied to text states from wherever they come, the null text included.
+    `scaling` is applied to text states from wherever they come, the null text included. With `independent_dropout`
+    each text encoder's part of a caption is dropped by a draw of its own.
     """
 
     denoiser: LoadedDenoiser
@@ -33,7 +35,9 @@ class DenoiserTask:
     objective: Objective
     null_text: TextStates
     scaling: TextScaling | None
+    conditions: ConditionMaker
     caption_dropout: float
+    independent_dropout: bool
     seed: int
     device: torch.device
 
@@ -66,8 +70,9 @@ class DenoiserTask:
         latent_BCFHW = self.vae.normalize(torch.addcmul(mean_BCFHW, std_BCFHW, epsilon_BCFHW))
         draw_B = draw_uniform(seed, "timestep", batch).to(self.device)
         noised = self.objective.add_noise(latent_BCFHW, noise_BCFHW, draw_B)
-        text = self._text(batch, seed, dropout)
-        prediction = self.denoiser.family.denoise(self.model, noised.noisy_BCFHW, noised.timestep_B, text)
+        text = self._text(batch.text, batch.captions, batch, seed, dropout)
+        given = self.conditions.make(batch, seed, self._image_text(batch, seed, dropout))
+        prediction = self.denoiser.family.denoise(self.model, noised.noisy_BCFHW, noised.timestep_B, text, given)
         return self.objective.loss_B(prediction, noised)
 
     def _moments(self, batch: Batch) -> tuple[Tensor, Tensor]:
@@ -76,23 +81,40 @@ class DenoiserTask:
             mean, std = (part.to(self.device, torch.float32) for part in batch.latents)
             return mean, std
         assert batch.pixels_BCFHW is not None
+        clip = self._encode(batch.pixels_BCFHW)
+        if batch.images is None:
+            return clip
+        return join_images(clip, self._encode(split_images(batch.images.pixels_BCNHW)))
+
+    def _encode(self, pixels_BCFHW: Tensor) -> tuple[Tensor, Tensor]:
         with torch.no_grad(), torch.autocast(self.device.type, enabled=False):
-            moments = self.vae.encode(to_unit_range(batch.pixels_BCFHW.to(self.device)))
+            moments = self.vae.encode(to_unit_range(pixels_BCFHW.to(self.device)))
         return moments.mean_BCFHW, torch.exp(0.5 * moments.logvar_BCFHW)
 
-    def _text(self, batch: Batch, seed: int, dropout: float) -> TextStates:
-        if batch.text is not None:
-            states = TextStates(**{name: part.to(self.device) for name, part in batch.text.items()})
+    def _image_text(self, batch: Batch, seed: int, dropout: float) -> TextStates | None:
+        """Captions of the images beside clips, each with a slot of its own for its dropout."""
+        if batch.images is None:
+            return None
+        slots = replace(batch, ordinals=image_ordinals(batch))
+        captions = [caption for beside in batch.images.captions for caption in beside]
+        return self._text(batch.images.text, captions, slots, seed, dropout)
+
+    def _text(
+        self, cached: Mapping[str, Tensor] | None, captions: list[str], slots: Batch, seed: int, dropout: float
+    ) -> TextStates:
+        if cached is not None:
+            states = TextStates(**{name: part.to(self.device) for name, part in cached.items()})
         else:
-            states = self.text.encode(batch.captions)
+            states = self.text.encode(captions).to(self.device)
         if dropout > 0:
-            states = self._drop(states, (draw_uniform(seed, "caption dropout", batch) < dropout).to(self.device))
+            states = self.text.drop(states, self.null_text, self._draw_dropped(slots, seed, dropout))
         return states if self.scaling is None else self.scaling.apply(states)
 
-    def _drop(self, states: TextStates, dropped_B: Tensor) -> TextStates:
-        """The empty caption in place of the dropped ones."""
-        return TextStates(
-            tokens_BKD=torch.where(dropped_B[:, None, None], self.null_text.tokens_BKD, states.tokens_BKD),
-            mask_BK=torch.where(dropped_B[:, None], self.null_text.mask_BK, states.mask_BK),
-            pooled_BD=torch.where(dropped_B[:, None], self.null_text.pooled_BD, states.pooled_BD),
-        )
+    def _draw_dropped(self, slots: Batch, seed: int, dropout: float) -> Tensor:
+        """[B, text encoders], true where a caption is replaced by the empty one."""
+        count = self.text.num_encoders
+        purposes = ["caption dropout"] * count
+        if self.independent_dropout:
+            purposes = [f"caption dropout {index}" for index in range(count)]
+        drawn = {purpose: draw_uniform(seed, purpose, slots) for purpose in set(purposes)}
+        return (torch.stack([drawn[purpose] for purpose in purposes], dim=1) < dropout).to(self.device)

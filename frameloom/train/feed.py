@@ -13,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from frameloom.config.facts import FAMILIES, VAES
+from frameloom.config.policy_checks import token_patch
 from frameloom.config.schema import Recipe
 from frameloom.core.errors import CheckpointError, DataError
 from frameloom.core.log import get_logger
@@ -95,7 +96,7 @@ class Feed:
 def build_policy(recipe: Recipe) -> BucketPolicy:
     """Buckets whose sizes fit the autoencoder, and the denoiser's patches where one is trained."""
     vae = VAES[recipe.vae.name]
-    patch = FAMILIES[recipe.model.family].patch if recipe.task == "denoiser" else (1, 1, 1)
+    patch = token_patch(recipe) if recipe.task == "denoiser" else (1, 1, 1)
     rule = LengthRule(stride=vae.strides[0], causal=vae.causal, patch=patch[0])
     return build_bucket_policy(recipe.data, stride=vae.strides[1] * patch[1], rule=rule)
 
@@ -183,7 +184,7 @@ def clip_costs(recipe: Recipe, grid: BucketPolicy) -> NDArray[np.float64]:
     """What one clip of each bucket costs: tokens for a denoiser, pixels for an autoencoder."""
     if recipe.task != "denoiser":
         return grid.costs
-    vae, patch = VAES[recipe.vae.name], FAMILIES[recipe.model.family].patch
+    vae, patch = VAES[recipe.vae.name], token_patch(recipe)
     latent_frames = [(bucket.frames - vae.causal) // vae.strides[0] + vae.causal for bucket in grid.buckets]
     areas = [bucket.height * bucket.width for bucket in grid.buckets]
     cell = vae.strides[1] * vae.strides[2] * patch[0] * patch[1] * patch[2]

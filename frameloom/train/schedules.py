@@ -15,7 +15,7 @@ from typing import Literal, get_args
 from frameloom.core.errors import ConfigError
 
 Schedule = Callable[[int], float]
-ScheduleName = Literal["constant", "constant_with_warmup", "linear", "cosine"]
+ScheduleName = Literal["constant", "constant_with_warmup", "linear", "cosine", "cosine_with_restarts", "polynomial"]
 
 
 def warmup_factor(step: int, *, num_warmup_steps: int, first_share: float = 0.0, idle_start: bool = False) -> float:
@@ -45,6 +45,16 @@ def linear_factor(progress: float, *, min_share: float = 0.0) -> float:
     return min_share + (1 - min_share) * (1 - progress)
 
 
+def restarting_factor(progress: float, *, num_cycles: int = 1, min_share: float = 0.0) -> float:
+    """Half a cosine wave after the other, each from 1 down to `min_share`."""
+    return cosine_factor(1.0 if progress >= 1 else num_cycles * progress % 1, min_share=min_share)
+
+
+def polynomial_factor(progress: float, *, power: float = 1.0, min_share: float = 0.0) -> float:
+    """From 1 down to `min_share`; with a power above 1 steep at first."""
+    return min_share + (1 - min_share) * math.pow(1 - progress, power)
+
+
 def build_schedule(
     name: ScheduleName,
     *,
@@ -53,16 +63,25 @@ def build_schedule(
     min_share: float = 0.0,
     first_share: float = 0.0,
     idle_start: bool = False,
+    num_cycles: int = 1,
+    power: float = 1.0,
 ) -> Schedule:
     """The schedule of a run of `num_steps`. Decaying schedules stay at `min_share` after their end.
 
+    `num_cycles` is that of "cosine_with_restarts", `power` that of "polynomial".
     "constant" has no warm-up, even where `num_warmup_steps` is given: that is what the name means in diffusers.
     """
     if name not in get_args(ScheduleName):
         _refuse_name(name)
     if name == "constant":
         return _always_one
-    decay = {"linear": linear_factor, "cosine": cosine_factor, "constant_with_warmup": None}[name]
+    decay = {
+        "constant_with_warmup": None,
+        "linear": linear_factor,
+        "cosine": cosine_factor,
+        "cosine_with_restarts": partial(restarting_factor, num_cycles=num_cycles),
+        "polynomial": partial(polynomial_factor, power=power),
+    }[name]
     warmup = partial(warmup_factor, num_warmup_steps=num_warmup_steps, first_share=first_share, idle_start=idle_start)
     if decay is None:
         return warmup

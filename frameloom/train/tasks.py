@@ -10,11 +10,13 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from frameloom.config.facts import FAMILIES
 from frameloom.config.schema import Recipe
 from frameloom.data.batch import Batch
 from frameloom.generate.parts import TextPipeline, build_denoiser, build_objective, build_text, build_vae
 from frameloom.models.text.scaling import TextScaling, measure_scaling
 from frameloom.train.autoencoder import AutoencoderTask
+from frameloom.train.conditions import ConditionMaker
 from frameloom.train.denoiser import DenoiserTask
 from frameloom.train.recompute import recompute_blocks
 from frameloom.train.step import Task
@@ -61,11 +63,18 @@ def _build_autoencoder(recipe: Recipe, device: torch.device) -> BuiltTask:
 
 def _build_denoiser(recipe: Recipe, captions: Sequence[str], device: torch.device) -> BuiltTask:
     vae = build_vae(recipe.vae, seed=recipe.seed).model.to(device).eval().requires_grad_(False)
-    text = build_text(recipe.text)
+    text = build_text(recipe.text, recipe.model).to(device)
     denoiser = build_denoiser(recipe.model, latent_channels=vae.latent_channels, text=text, seed=recipe.seed)
     denoiser.model.to(device).train()
     if recipe.train.recompute:
         recompute_blocks(denoiser.family.blocks(denoiser.model))
+    conditions = ConditionMaker(
+        denoiser=denoiser,
+        vae=vae,
+        known=recipe.known,
+        takes_sizes="sizes" in FAMILIES[recipe.model.family].takes,
+        device=device,
+    )
     task = DenoiserTask(
         denoiser=denoiser,
         vae=vae,
@@ -73,7 +82,9 @@ def _build_denoiser(recipe: Recipe, captions: Sequence[str], device: torch.devic
         objective=build_objective(recipe.objective),
         null_text=text.encode([""]).to(device),
         scaling=_measure_text(text, captions).to(device) if recipe.text.rescale else None,
+        conditions=conditions,
         caption_dropout=recipe.text.dropout,
+        independent_dropout=recipe.text.independent_dropout,
         seed=recipe.seed,
         device=device,
     )

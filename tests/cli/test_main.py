@@ -40,7 +40,7 @@ print([name for name in {HEAVY!r} if name in sys.modules])
 
 @pytest.mark.parametrize(
     "words",
-    [["demo"], ["train"], ["sample"], ["parity"], ["bench"]]
+    [["demo"], ["train"], ["sample"], ["convert"], ["parity"], ["bench"]]
     + [["data", name] for name in ("shapes", "scan", "check", "report", "shard", "cache", "ledger", "score")]
     + [["recipe", name] for name in ("check", "show", "list", "schema", "reference")],
 )
@@ -58,8 +58,12 @@ FLAGS = {
     "train": set(),
     "sample": {"--prompt", "--prompts", "--out", "--seed", "--steps", "--guidance", "--weights"},
     "demo": {"--folder", "--long"},
-    "parity": {"--json"},
+    "parity": {"--json", "--verbose"},
     "bench": {"--rounds", "--json"},
+    "convert": {
+        *("--to", "--shard-size", "--dtype", "--section", "--strip-prefix", "--family", "--size", "--layout"),
+        *("--copy-tied", "--force"),
+    },
 }
 
 

@@ -157,7 +157,7 @@ MISTAKES = [
         "write it as a list: [jsonl]",
     ),
     more("unknown tracker", "run: {trackers: [jsonl, wandb]}", "run.trackers.1 is 'wandb'", "jsonl or tensorboard"),
-    more("wrong choice", "objective: {kind: flwo}", "objective.kind is 'flwo'", "flow or v"),
+    more("wrong choice", "objective: {kind: flwo}", "objective.kind is 'flwo'", "flow, v or epsilon"),
     more(
         "word for a union",
         "objective: {shift: big}",

@@ -147,7 +147,7 @@ def test_cached_batches_are_the_clips_of_the_plan(
 ) -> None:
     plan = plan_epoch(assign(manifest, grid, 3, 1), grid.batch_sizes, grid.costs, seed=3, epoch=1)
     direct = list(iterate_batches(plan, ClipReader(manifest, grid, seed=3, settings=SETTINGS)))
-    reader = CachedReader(manifest, grid, made.open())
+    reader = CachedReader(manifest, grid, made.open(), seed=3)
     cached = list(iterate_batches(plan, reader, workers=workers, timeout_s=120))
     assert len(direct) == len(cached) > 4
     for one, other in zip(direct, cached, strict=True):
@@ -474,7 +474,7 @@ def test_bad_clips_are_kept_with_their_reason_and_replaced(tmp_path: Path, clip_
         cache.check(0, grid.buckets[pairs.buckets[pairs.rows == 0][0]])
     plan = plan_epoch(assign(manifest, grid, 3, 0), grid.batch_sizes, grid.costs, seed=3, epoch=0)
     direct = ClipReader(manifest, grid, seed=3, settings=ReadSettings(frame_start="center"))
-    cached = CachedReader(manifest, grid, cache)
+    cached = CachedReader(manifest, grid, cache, seed=3)
     for one, other in zip(iterate_batches(plan, direct), iterate_batches(plan, cached), strict=True):
         assert np.array_equal(one.rows, other.rows)
         assert [(clip.row, clip.ordinal, clip.reason) for clip in one.bad] == [

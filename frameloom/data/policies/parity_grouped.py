@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Iterator
 from typing import Any
@@ -11,12 +12,14 @@ import torch
 from numpy.typing import NDArray
 
 from frameloom.config.bucket_policies import GroupedSection
+from frameloom.core.parity import ParityOutput, compare_facts
 from frameloom.data.buckets import UNUSED, Clips, Draw
-from frameloom.data.frames import Window, pick_start, resample_window
-from frameloom.data.policies.grouped import PUBLISHED_GROUP_BATCHES, Grouped
+from frameloom.data.frames import Window, pick_start, resample_window, speed_up
+from frameloom.data.policies.grouped import PUBLISHED_GROUP_BATCHES, TOO_LONG, Grouped
 from frameloom.data.policies.lengths import LengthRule
+from frameloom.data.transforms import CenterCrop
 
-Found = Iterator[tuple[str, Any, Any]]
+Found = Iterator[tuple[str, Any, Any] | ParityOutput]
 _ASSUMED_FPS = 24.0
 
 
@@ -33,8 +36,10 @@ def compare_index(case: dict[str, Any]) -> Found:
         policy = _policy(max_hxw=row["max_hxw"], hw_stride=row["stride"])
         resized = policy.shrink(np.array([row["h"]]), np.array([row["w"]]))
         cut = policy.cut_sides(*resized)
-        ours.append([int(side[0]) for side in (*resized, *cut)])
-        wanted.append([*row["resized"], *row["crop_hw"]])
+        center = CenterCrop()
+        offsets = [center.offset(int(whole[0] - part[0])) for whole, part in zip(resized, cut, strict=True)]
+        ours.append([*(int(side[0]) for side in (*resized, *cut)), *offsets])
+        wanted.append([*row["resized"], *row["crop_hw"], *row["crop_top_left"]])
     yield "size", ours, wanted
     yield from _compare_clips(case["clips"])
     for number, build in enumerate(case["index_build"]):
@@ -42,28 +47,36 @@ def compare_index(case: dict[str, Any]) -> Found:
 
 
 def _compare_clips(entries: list[dict[str, Any]]) -> Found:
-    """Frames of single clips, and the first and the last index with the original's start."""
-    lengths, wanted_lengths, ends, wanted_ends = [], [], [], []
-    for entry in entries:
+    """Frames of single clips as they are chosen when the list is made, and again when a clip is read."""
+    for number, entry in enumerate(entries):
         names = ("num_frames", "train_fps", "speed_factor", "sp_size", "drop_short_ratio")
         policy = _policy(entry["ae_stride_t"], **{name: entry[name] for name in names})
         clips = _to_clips([(entry["clip_total_frames"], 480, 640, float(entry["fps"]))])
         # Its generator is fixed, so the first short clip always has the same draw.
         chosen = int(policy.assign_clips(clips, np.zeros(1, dtype=np.int64), _torch_draws())[0])
         frames = policy.buckets[chosen].frames if chosen != UNUSED else 0
-        lengths.append(frames)
-        wanted_lengths.append(0 if entry["index_build"] == "filtered" else len(entry["index_build"]))
-        if frames:
-            window = Window(entry["start_frame_idx"], entry["start_frame_idx"] + entry["clip_total_frames"])
-            found = _crop(policy, window, entry["fps"], random.Random(entry["python_random_seed"]))[:frames]
-            ends.append(found[[0, 1, -1]].tolist())
-            wanted_ends.append([entry["index_build"][i] for i in (0, 1, -1)])
-    yield "clip lengths", lengths, wanted_lengths
-    yield "clip ends", ends, wanted_ends
+        wanted = [] if entry["index_build"] == "filtered" else entry["index_build"]
+        window = Window(entry["start_frame_idx"], entry["start_frame_idx"] + entry["clip_total_frames"])
+        found = _crop(policy, window, entry["fps"], random.Random(entry["python_random_seed"]))[:frames]
+        yield compare_facts(f"clip {number} in the list", found.tolist(), wanted)
+        if "read_time" in entry:
+            yield _compare_reading(entry, policy, window, frames, f"clip {number} when read")
 
 
-def _crop(policy: Grouped, window: Window, fps: float, generator: random.Random) -> NDArray[np.int64]:
+def _compare_reading(entry: dict[str, Any], policy: Grouped, window: Window, frames: int, name: str) -> ParityOutput:
+    generator = random.Random(entry["read_time_seed"])
+    found = _crop(policy, window, entry["fps"], generator, speed=entry["speed_factor"])[:frames]
+    if isinstance(entry["read_time"], str):
+        # The name of an error: its own rounding left it one frame short.
+        return ParityOutput(name, None, torch.zeros(0), 0.0, deviation="speed-up-that-falls-short")
+    return compare_facts(name, found.tolist(), entry["read_time"])
+
+
+def _crop(
+    policy: Grouped, window: Window, fps: float, generator: random.Random, speed: float = 1.0
+) -> NDArray[np.int64]:
     found = resample_window(window, fps, policy.settings.train_fps)
+    found = speed_up(found, speed, policy.settings.num_frames)
     spare = len(found) - policy.settings.num_frames
     if spare <= 0:
         return found
@@ -84,6 +97,33 @@ def _compare_build(entries: list[dict[str, Any]], build: dict[str, Any], number:
     shapes = {entry["path"]: [entry["n"], *entry["sample_hw"]] for entry in build["kept"]}
     ours = [_shape(policy, int(bucket)) if used else [0, 0, 0] for bucket, used in zip(chosen, kept, strict=True)]
     yield f"list {number}", ours, [shapes.get(entry["path"], [0, 0, 0]) for entry in usable]
+    strings = ["x".join(map(str, shape)) for shape, used in zip(ours, kept, strict=True) if used]
+    yield compare_facts(f"list {number} shapes", strings, build["lengths"])
+    ends = _find_ends(policy, usable, chosen, random.Random(build["python_random_seed"]))
+    found = [[path, *ends[path]] for entry in build["kept"] if (path := entry["path"]) in ends]
+    wanted = [[entry[key] for key in ("path", "first", "last")] for entry in build["kept"]]
+    yield compare_facts(f"list {number} first and last frames", found, wanted)
+
+
+def _find_ends(
+    policy: Grouped, entries: list[dict[str, Any]], chosen: NDArray[np.int32], generator: random.Random
+) -> dict[str, tuple[int, int]]:
+    """First and last frame of every entry; the generator goes on from one clip to the next."""
+    clips = _to_clips([_facts(entry) for entry in entries])
+    fits = (policy.fit_sizes(clips).reason == 0) & (policy.fit_lengths(clips).reason != TOO_LONG)
+    ends = {}
+    for entry, fit, bucket in zip(entries, fits, chosen.tolist(), strict=True):
+        frames, _, _, fps = _facts(entry)
+        if math.isnan(fps):
+            ends[entry["path"]] = (0, 0)
+        elif fit:
+            start = (entry.get("cut") or [0])[0]
+            # Clips that turn out too short for any legal length have drawn their start all the same.
+            found = _crop(policy, Window(start, start + frames), fps, generator)
+            if bucket != UNUSED:
+                length = policy.buckets[bucket].frames
+                ends[entry["path"]] = (int(found[0]), int(found[length - 1]))
+    return ends
 
 
 def _shape(policy: Grouped, index: int) -> list[int]:

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from frameloom.config.bucket_policies import RatioTokensSection
-from frameloom.data.buckets import Clips, Draw
+from frameloom.data.buckets import Bucket, Clips, Draw
 from frameloom.data.policies.lengths import LengthRule
 from frameloom.data.policies.ratio_tokens import (
     DRAW_RATIO,
@@ -73,8 +73,8 @@ def compare_token_lengths(case: dict[str, Any]) -> Found:
             video_sample_n_frames=entry["video_sample_n_frames"],
             token_sample_size=entry["token_sample_size"],
         )
-        ours.append(policy.fill_batch(frames, height, width))
-        wanted.append(entry["batch_after"])
+        ours.append([policy.fill_batch(frames, height, width)] * 2)
+        wanted.append([entry["batch_after"], entry["texts_after"]])
     yield "clips per batch", ours, wanted
 
 
@@ -89,6 +89,7 @@ def compare_frame_crops(case: dict[str, Any]) -> Found:
         whole = np.full(len(draws), entry["video_sample_n_frames"], dtype=np.int64)
         cut = np.minimum(whole, np.array(lengths)[draw_weighted(weights, draws)]) if lengths else whole
         yield f"cropped frames {number}", policy.rule.trim(cut), entry["first_30"]
+        yield f"crop frequencies {number}", *_count_crops(policy, entry)
     for number, entry in enumerate(case["keep_all_node_same_token_length"]):
         names = ("video_sample_n_frames", "token_sample_size")
         policy = _policy(entry["patch_size_t"], **{name: entry[name] for name in names})
@@ -105,6 +106,17 @@ def compare_frame_crops(case: dict[str, Any]) -> Found:
         yield f"kept frames {number}", np.stack([drawn**2 * limit, frames], axis=1), wanted
 
 
+def _count_crops(policy: RatioTokens, entry: dict[str, Any]) -> tuple[list[float], list[float]]:
+    """How often each length is kept, over as many draws as the original made."""
+    lengths, weights = policy.list_crops()
+    draws = np.random.Generator(np.random.PCG64(entry["seed_PCG64"])).random(_NUM_DRAWS)
+    limit = entry["video_sample_n_frames"]
+    cut = np.array(lengths)[draw_weighted(weights, draws)] if lengths else np.full(_NUM_DRAWS, limit)
+    kept = policy.rule.trim(np.minimum(cut, limit))
+    wanted = entry["frequency_of_kept_frames"]
+    return [float(np.mean(kept == int(length))) for length in wanted], list(wanted.values())
+
+
 def compare_collate(case: dict[str, Any]) -> Found:
     """A batch is one clip to the original: the first one's shape, the least mean side, the shortest length."""
     for number, entry in enumerate(case["cases"]):
@@ -115,11 +127,19 @@ def compare_collate(case: dict[str, Any]) -> Found:
         is_video = examples[0][0] == "video"
         if choices and choices[0][0] != "15 table keys, weighted":
             yield f"{number} candidates", _candidates(policy, min(means), is_video), choices[0][0]
-        clip = _smallest(examples, entry["args"]["random_ratio_crop"])
-        chosen = policy.assign_clips(clip, np.zeros(1, dtype=np.int64), _draw_picked(policy, choices))
-        bucket = policy.buckets[int(chosen[0])]
+        bucket = assign_batch(entry["patch_size_t"], entry["args"], examples, choices)
         _, frames, _, height, width = entry["stacked_shape_bfchw"]
         yield f"{number} shape", [bucket.frames, bucket.height, bucket.width], [frames, height, width]
+
+
+def assign_batch(
+    patch: int | None, args: dict[str, Any], examples: list[list[Any]], choices: list[list[Any]]
+) -> Bucket:
+    """The bucket of a published batch; `choices` are what its generator picked, sizes before ratios."""
+    policy = _policy(patch, video_sample_stride=1, **args)
+    clip = _smallest(examples, args.get("random_ratio_crop", False))
+    chosen = policy.assign_clips(clip, np.zeros(1, dtype=np.int64), _draw_picked(policy, choices))
+    return policy.buckets[int(chosen[0])]
 
 
 def _candidates(policy: RatioTokens, mean_side: float, is_video: bool) -> list[float]:

@@ -10,7 +10,13 @@ from frameloom.models.names import refuse_unknown
 __all__ = ["FAMILIES", "DenoiserFamily", "get_family"]
 
 # name -> package with a FAMILY record
-FAMILIES: dict[str, str] = {"opensora2": "frameloom.models.denoisers.opensora2"}
+FAMILIES: dict[str, str] = {
+    "cogvideox_fun": "frameloom.models.denoisers.cogvideox_fun",
+    "latte": "frameloom.models.denoisers.latte",
+    "opensora2": "frameloom.models.denoisers.opensora2",
+    "opensora_plan": "frameloom.models.denoisers.opensora_plan",
+    "sdxl": "frameloom.models.denoisers.sdxl",
+}
 
 
 def get_family(name: str) -> DenoiserFamily:

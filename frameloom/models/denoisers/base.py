@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +21,7 @@ __all__ = [
     "NOTHING",
     "Conditions",
     "DenoiserFamily",
+    "Draws",
     "Encode",
     "TextStates",
     "initialize",
@@ -30,6 +31,18 @@ __all__ = [
 
 Config = TypeVar("Config")
 Encode = Callable[[Tensor], Tensor]
+
+
+class Draws(Protocol):
+    """The random numbers of the samples of a batch, each from its own stream; `purpose` keeps draws apart."""
+
+    @property
+    def is_training(self) -> bool: ...
+
+    def uniform_B(self, purpose: str) -> Tensor: ...
+    def normal(self, purpose: str, shape: tuple[int, ...]) -> Tensor: ...
+
+
 _LINEAR = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _NORMS = (nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
 
@@ -73,10 +86,10 @@ class DenoiserFamily:
     load_original  (model, tensors) fills the model from a published checkpoint or from one of its own
     num_tokens     (config, latent (frames, height, width)) -> video tokens of one sample
     beside         config -> what the model expects in `Conditions.beside_BCFHW`: "none", "inpaint" or "control"
-    pack_known     (config, clip_BCFHW, known_B1FHW, encode) -> beside_BCFHW for "inpaint", from the clip as pixels in
-                   [-1, 1], a mask that is 1 where a pixel is given and 0 where it must be made, and a function from
-                   pixels to normalised latents. The family blanks, encodes, brings the mask to latent cells and
-                   orders the channels.
+    pack_known     (config, clip_BCFHW, known_B1FHW, encode, draws) -> beside_BCFHW for "inpaint": from the clip as
+                   pixels in [-1, 1], a mask that is 1 where a pixel is given and 0 where it must be made, a function
+                   from pixels to normalised latents, and random numbers for families that vary what they give. The
+                   family blanks, encodes, brings the mask to latent cells and orders the channels.
     text_join      "first": token states of the first text encoder; "concat": of all, side by side along D. The pooled
                    vector is that of the last one in both.
     """
@@ -92,7 +105,7 @@ class DenoiserFamily:
     load_original: Callable[..., None]
     num_tokens: Callable[[Any, tuple[int, int, int]], int]
     beside: Callable[[Any], Literal["none", "inpaint", "control"]] = lambda config: "none"
-    pack_known: Callable[[Any, Tensor, Tensor, Encode], Tensor] | None = None
+    pack_known: Callable[[Any, Tensor, Tensor, Encode, Draws], Tensor] | None = None
     text_join: Literal["first", "concat"] = "first"
 
 

@@ -5,20 +5,62 @@ Shape letters: B batch, K text tokens, D width.
 
 from __future__ import annotations
 
+import dataclasses
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Self
+from typing import Any, Literal, Self, get_args, get_type_hints
 
 import torch
 from torch import Tensor
+
+from frameloom.core.errors import ConfigError
+from frameloom.models.names import refuse_unknown
+
+
+@dataclass(frozen=True)
+class TextOptions:
+    """How an encoder is used, where published systems that share it differ.
+
+    padding       "attend": pads are tokens like any other, to the encoder and to the denoiser;
+                  "mask": both are told to leave them out, and their states are zero
+    pad           the token that fills up: "end" of text, id "zero", or the one that the "tokenizer" names
+    layer         token states: the "last" ones after the final norm, or the "penultimate" ones before the last block
+    pooled        "none"; "pooler": the end token's last state; "projected": the text projection of that
+    null          states of the empty caption: "encode" it like others, or "zeros"
+    cleaning      of captions before they are tokenised, as Open-Sora-Plan does: see `cleaning.clean_as`
+    keep_chinese  cleaning leaves Chinese characters in
+    precision     of the weights and of the computation; the states are float32 in any case
+    """
+
+    padding: Literal["attend", "mask"] = "attend"
+    pad: Literal["end", "zero", "tokenizer"] = "tokenizer"
+    layer: Literal["last", "penultimate"] = "last"
+    pooled: Literal["none", "pooler", "projected"] = "none"
+    null: Literal["encode", "zeros"] = "encode"
+    cleaning: Literal["off", "once", "twice", "list"] = "off"
+    keep_chinese: bool = False
+    precision: Literal["fp32", "bf16", "fp16"] = "fp32"
+
+
+def choose_options(defaults: TextOptions, given: Mapping[str, Any], *, encoder: str) -> TextOptions:
+    """An encoder's own options with some replaced by what a recipe gives; ConfigError for what does not exist."""
+    kinds = get_type_hints(TextOptions)
+    for name, value in given.items():
+        where = f"text encoder {encoder}"
+        refuse_unknown(name, kinds, what=f"{where}: option")
+        known = (True, False) if kinds[name] is bool else get_args(kinds[name])
+        if value not in known or isinstance(value, bool) != (kinds[name] is bool):
+            raise ConfigError(f"{where}: {name} is {value!r}; choose {' or '.join(map(repr, known))}")
+    return dataclasses.replace(defaults, **given)
 
 
 @dataclass(frozen=True)
 class TextStates:
     """What a denoiser sees of its captions.
 
-    `tokens_BKD` is zero where `mask_BK` is False (padding); `pooled_BD` sums up the whole caption.
+    `tokens_BKD` is zero where `mask_BK` is False (padding); `pooled_BD` sums up the whole caption, and has width 0
+    where an encoder gives no such vector.
     """
 
     tokens_BKD: Tensor
@@ -28,9 +70,21 @@ class TextStates:
     def to(self, device: torch.device | str) -> TextStates:
         return TextStates(self.tokens_BKD.to(device), self.mask_BK.to(device), self.pooled_BD.to(device))
 
+    @classmethod
+    def concatenate(cls, parts: Sequence[TextStates]) -> TextStates:
+        """The captions of all parts, in order."""
+        return cls(
+            torch.cat([part.tokens_BKD for part in parts]),
+            torch.cat([part.mask_BK for part in parts]),
+            torch.cat([part.pooled_BD for part in parts]),
+        )
+
 
 class TextEncoder(ABC):
-    """A frozen text encoder. `width` is that of the token states, `pooled_width` that of the pooled vector."""
+    """A frozen text encoder. `width` is that of the token states, `pooled_width` that of the pooled vector or 0.
+
+    Both are known once the encoder is built; its weights may be read as late as the first `encode`.
+    """
 
     name: str
     width: int
@@ -42,9 +96,16 @@ class TextEncoder(ABC):
         """A digest of everything that the states depend on besides the caption: weights, config, `max_length`."""
 
     @abstractmethod
+    def tokenize(self, captions: Sequence[str]) -> tuple[Tensor, Tensor]:
+        """Token ids and a mask, ids_BK and mask_BK with K = `max_length`; the mask is False for padding."""
+
+    @abstractmethod
     def encode(self, captions: Sequence[str]) -> TextStates:
         """States of the captions, K = `max_length`, without gradients. The empty caption is the null prompt."""
 
     @abstractmethod
     def to(self, device: torch.device | str) -> Self:
         """Move the encoder; its states then live on `device`."""
+
+    def unload(self) -> None:  # noqa: B027 - an encoder may have nothing to free
+        """Free the memory of the weights; the next `encode` reads them again."""

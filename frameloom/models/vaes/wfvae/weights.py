@@ -10,6 +10,8 @@ from frameloom.models.fit import check_fit
 from frameloom.models.vaes.base import VideoVAE
 from frameloom.models.vaes.wfvae.wavelet import HaarJoin2D, HaarJoin3D, HaarSplit2D, HaarSplit3D
 
+# Where a training checkpoint keeps the weights, best first.
+SECTIONS = ("ema_state_dict", "state_dict.gen_model", "state_dict")
 _FILTERS = (HaarSplit2D, HaarJoin2D, HaarSplit3D, HaarJoin3D)
 _OUTER = ("wavelet_transform_in", "inverse_wavelet_transform_out")
 

@@ -1,0 +1,74 @@
+"""Convert weights between files, folders and layouts."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+class To(StrEnum):
+    auto = "auto"
+    single = "single"
+    sharded = "sharded"
+    model = "model"
+
+
+class Format(StrEnum):
+    keep = "keep"
+    fp32 = "fp32"
+    bf16 = "bf16"
+    fp16 = "fp16"
+
+
+def convert(
+    source: Annotated[
+        Path, typer.Argument(metavar="IN", help="file, index or folder of weights; .bin, .ckpt and so on")
+    ],
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="a .safetensors file or a folder, not there yet")],
+    to: Annotated[To, typer.Option(help="one file, shards with an index, or a model folder of ours")] = To.auto,
+    shard_size: Annotated[str, typer.Option(help="largest shard, such as 5GB or 500MB")] = "5GB",
+    dtype: Annotated[Format, typer.Option(help="number format of floating-point tensors")] = Format.keep,
+    section: Annotated[str, typer.Option(help="table of a .ckpt to take, such as ema_state_dict")] = "",
+    strip_prefix: Annotated[list[str] | None, typer.Option(help="take this off the names; may be repeated")] = None,
+    family: Annotated[str, typer.Option(help="model family whose keys these are, such as wfvae")] = "",
+    size: Annotated[str, typer.Option(help="size of that family, when no config.json is beside IN")] = "",
+    layout: Annotated[str, typer.Option(help="published layout of the family to write")] = "",
+    copy_tied: Annotated[bool, typer.Option("--copy-tied", help="write tied tensors as copies, not by name")] = False,
+    force: Annotated[bool, typer.Option("--force", help="replace OUT")] = False,
+) -> None:
+    """Convert weights: pickles to safetensors, shards to one file and back, number formats, published layouts.
+
+    Reads and writes one tensor at a time. A pickle is opened with weights-only loading, and refused if it needs more.
+
+    Example: frameloom convert mt5-xxl/pytorch_model.bin mt5-xxl/model.safetensors
+
+    Example: frameloom convert any93x640x640/ merged.safetensors
+
+    Example: frameloom convert merged.safetensors shards/ --shard-size 2GB --dtype bf16
+
+    Example: frameloom convert vae/merged.ckpt wfvae/ --family wfvae --section ema_state_dict
+
+    Example: frameloom convert flux1-dev.safetensors flux/ --family opensora2 --size flux-dev --layout diffusers
+    """
+    from frameloom.checkpoint.conversion_target import parse_size
+    from frameloom.generate.convert import Conversion, convert_weights
+
+    task = Conversion(
+        source=source,
+        out=out,
+        to=to.value,
+        shard_bytes=parse_size(shard_size),
+        dtype=dtype.value,
+        section=section,
+        prefixes=tuple(strip_prefix or ()),
+        family=family,
+        size=size,
+        layout=layout,
+        copy_tied=copy_tied,
+        force=force,
+    )
+    for line in convert_weights(task).describe():
+        print(line)

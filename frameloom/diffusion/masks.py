@@ -1,0 +1,161 @@
+"""Which parts of a clip a denoiser is given, and which it must make: the masks that inpainting is trained with.
+
+A mask is [F, H, W], 1 where a pixel is known and 0 where it must be made, as a family's `pack_known` takes it.
+`draw_region_mask` has the ten kinds of CogVideoX-Fun, regions in space and stretches of frames; `draw_frame_mask` the
+six of Open-Sora-Plan 1.3, whole frames only. Every number comes from a `Dice`, so that a sample's mask follows from
+its own random stream.
+
+Shape letters: F frames, H height, W width.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol, get_args
+
+import torch
+from torch import Tensor
+
+from frameloom.core.errors import ConfigError
+
+RegionKind = Literal[
+    "rectangle", "all", "head", "ends", "moment", "pixels", "blocks", "ellipse", "disc", "scattered frames"
+]
+FrameKind = Literal["all", "head", "ends", "continuation", "none", "scattered frames"]
+
+# Shares of the kinds as CogVideoX-Fun draws them; "all" is text to video, "head" and "ends" are image to video.
+CLIP_SHARES: Mapping[RegionKind, float] = dict(
+    zip(get_args(RegionKind), (0.05, 0.2, 0.2, 0.2, 0.05, 0.05, 0.05, 0.1, 0.05, 0.05), strict=True)
+)
+IMAGE_SHARES: Mapping[RegionKind, float] = {"rectangle": 0.2, "all": 0.8}
+# Open-Sora-Plan's names are t2iv, i2v, transition, continuation, clear and random_temporal; its image weights are all
+# zero, which it reads as equal shares of "all" and "none".
+FRAME_SHARES: Mapping[FrameKind, float] = dict(zip(get_args(FrameKind), (1, 8, 8, 2, 0, 1), strict=True))
+IMAGE_FRAME_SHARES: Mapping[FrameKind, float] = {"all": 1, "none": 1}
+_MOST_END_FRAMES = 4
+
+
+class Dice(Protocol):
+    """Where a mask's numbers come from. Ranges are [low, high); a method says what its number is for."""
+
+    def kind(self, shares: Sequence[float]) -> int: ...
+    def cell(self, low: int, high: int) -> int: ...
+    def frame(self, low: int, high: int) -> int: ...
+    def block(self, low: int, high: int) -> int: ...
+    def some_of(self, total: int, count: int) -> list[int]: ...
+    def chance(self) -> float: ...
+    def pixels(self, shape: tuple[int, ...]) -> Tensor: ...
+
+
+@dataclass(frozen=True)
+class StreamDice:
+    """All numbers from one generator, that of a sample."""
+
+    generator: torch.Generator
+
+    def kind(self, shares: Sequence[float]) -> int:
+        # In float64, so that equal shares get equal numbers of the generator's values.
+        weights = torch.tensor(shares, dtype=torch.float64)
+        edges = torch.cumsum(weights / weights.sum(), dim=0)
+        return min(int(torch.searchsorted(edges, self.chance(), right=True)), len(shares) - 1)
+
+    def cell(self, low: int, high: int) -> int:
+        return int(torch.randint(low, max(high, low + 1), (), generator=self.generator))
+
+    frame = cell
+    block = cell
+
+    def some_of(self, total: int, count: int) -> list[int]:
+        order: list[int] = torch.randperm(total, generator=self.generator).tolist()
+        return order[:count]
+
+    def chance(self) -> float:
+        return float(torch.rand((), dtype=torch.float64, generator=self.generator))
+
+    def pixels(self, shape: tuple[int, ...]) -> Tensor:
+        return torch.randint(0, 2, shape, dtype=torch.uint8, generator=self.generator)
+
+
+def draw_region_mask(
+    shape_FHW: tuple[int, int, int], dice: Dice, shares: Mapping[RegionKind, float] | None = None
+) -> tuple[Tensor, RegionKind]:
+    """A mask [F, H, W], and its kind. Shares default to CogVideoX-Fun's for a clip or for a single image."""
+    if shares is None:
+        shares = IMAGE_SHARES if shape_FHW[0] == 1 else CLIP_SHARES
+    if shape_FHW[0] == 1 and not IMAGE_SHARES.keys() >= shares.keys():
+        raise ConfigError(f"masks: an image has the kinds {', '.join(IMAGE_SHARES)}; found {', '.join(shares)}")
+    kind = list(shares)[dice.kind(list(shares.values()))]
+    return 1 - _draw_unknown(shape_FHW, kind, dice), kind
+
+
+def _draw_unknown(shape_FHW: tuple[int, int, int], kind: RegionKind, dice: Dice) -> Tensor:
+    """1 where a pixel must be made."""
+    F, H, W = shape_FHW
+    unknown = torch.zeros(F, H, W, dtype=torch.uint8)
+    if kind == "all":
+        unknown.fill_(1)
+    elif kind in ("head", "ends"):
+        known = dice.frame(1, _MOST_END_FRAMES + 1)
+        unknown[known : -known if kind == "ends" else None] = 1
+    elif kind in ("rectangle", "moment"):
+        rows, columns = _draw_rectangle(H, W, dice)
+        frames = slice(dice.frame(0, F // 2), dice.frame(F // 2, F)) if kind == "moment" else slice(None)
+        unknown[frames, rows, columns] = 1
+    elif kind == "pixels":
+        unknown = dice.pixels((F, H, W))
+    elif kind == "blocks":
+        for frame in dice.some_of(F, dice.block(1, max(F // 2, 1) + 1)):
+            height, width = dice.block(1, H // 4 + 1), dice.block(1, W // 4 + 1)
+            top, left = dice.block(0, H - height + 1), dice.block(0, W - width + 1)
+            unknown[frame, top : top + height, left : left + width] = 1
+    elif kind in ("ellipse", "disc"):
+        unknown[:] = _draw_ellipse(H, W, dice, is_disc=kind == "disc")
+    else:
+        unknown[[dice.chance() > 0.5 for _ in range(F)]] = 1
+    return unknown
+
+
+def _draw_rectangle(height: int, width: int, dice: Dice) -> tuple[slice, slice]:
+    """From a quarter to three quarters of each side, around any point, cut at the border."""
+    column, row = dice.cell(0, width), dice.cell(0, height)
+    half_width = dice.cell(width // 4, width // 4 * 3) // 2
+    half_height = dice.cell(height // 4, height // 4 * 3) // 2
+    return (
+        slice(max(row - half_height, 0), min(row + half_height, height)),
+        slice(max(column - half_width, 0), min(column + half_width, width)),
+    )
+
+
+def _draw_ellipse(height: int, width: int, dice: Dice, *, is_disc: bool) -> Tensor:
+    """Half axes from an eighth to a quarter of the shorter side, around any point."""
+    column, row = dice.cell(0, width), dice.cell(0, height)
+    shorter = min(height, width)
+    across = dice.cell(shorter // 8, shorter // 4)
+    down = across if is_disc else dice.cell(shorter // 8, shorter // 4)
+    rows = (torch.arange(height, dtype=torch.float64)[:, None] - row) / max(down, 1)
+    columns = (torch.arange(width, dtype=torch.float64) - column) / max(across, 1)
+    return rows.square() + columns.square() < 1
+
+
+def draw_frame_mask(
+    shape_FHW: tuple[int, int, int],
+    dice: Dice,
+    shares: Mapping[FrameKind, float] | None = None,
+    *,
+    known_share: tuple[float, float] = (0.0, 1.0),
+) -> tuple[Tensor, FrameKind]:
+    """A mask of whole frames, and its kind; `known_share` bounds what "continuation" and "scattered frames" give."""
+    F, H, W = shape_FHW
+    if shares is None:
+        shares = IMAGE_FRAME_SHARES if F == 1 else FRAME_SHARES
+    kind = list(shares)[dice.kind(list(shares.values()))]
+    known = torch.zeros(F, H, W, dtype=torch.uint8)
+    if kind in ("continuation", "scattered frames"):
+        count = dice.frame(math.floor(F * known_share[0]), math.ceil(F * known_share[1]) + 1)
+        known[slice(count) if kind == "continuation" else dice.some_of(F, count)] = 1
+    else:
+        given = {"all": [], "head": [0], "ends": [0, F - 1], "none": list(range(F))}
+        known[given[kind]] = 1
+    return known, kind

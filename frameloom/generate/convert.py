@@ -1,0 +1,232 @@
+"""Convert weights: join what `checkpoint` reads and writes with the key maps of the model families.
+
+Besides `load_original`, the module `weights` of a family may offer:
+
+    export_original(model, layout)   its weights under published keys; without `layout` there is one form, "original"
+    Layout                           a Literal with the names of its layouts
+    read_config(published)           config of a published config.json; else `config_class.from_original(values)`
+    SECTIONS                         tables of a .ckpt in order of preference, such as ("ema_state_dict", "state_dict")
+
+All of it runs on deferred tensors and a model on the meta device, so it must not look at the numbers of a tensor.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import sys
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Literal, get_args
+
+import torch
+from torch import nn
+
+from frameloom.checkpoint.conversion_source import Source, open_source, strip_prefixes, strip_wrappers
+from frameloom.checkpoint.conversion_target import Target, check_space, check_target, write_sharded, write_single
+from frameloom.checkpoint.deferred import to_deferred, to_pending
+from frameloom.checkpoint.lazy_tensors import LazyTensors, cast_tensors
+from frameloom.checkpoint.model_folder import TENSORS, write_model_folder
+from frameloom.core.errors import CheckpointError, ConfigError
+from frameloom.core.progress import ProgressBar
+from frameloom.models.denoisers import FAMILIES, DenoiserFamily, get_family
+from frameloom.models.names import refuse_unknown
+from frameloom.models.vaes import VAES, VAEFamily, get_vae
+
+__all__ = ["Conversion", "Form", "Outcome", "convert_weights", "find_layouts"]
+
+Form = Literal["auto", "single", "sharded", "model"]
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+@dataclass(frozen=True)
+class Conversion:
+    """What to do. `to` "auto": a file for a name that ends with .safetensors, else a folder: of one of our models when
+    a family is named and no layout, and of shards otherwise.
+    """
+
+    source: Path
+    out: Path
+    to: Form = "auto"
+    shard_bytes: int = 5 * 10**9
+    dtype: str = "keep"
+    section: str = ""
+    prefixes: tuple[str, ...] = ()
+    family: str = ""
+    size: str = ""
+    layout: str = ""
+    copy_tied: bool = False
+    force: bool = False
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What was written; `digests` are SHA-256 by file."""
+
+    out: Path
+    num_tensors: int
+    num_tied: int
+    num_bytes: int
+    dtypes: Mapping[str, int]
+    digests: Mapping[Path, str]
+
+    def describe(self) -> list[str]:
+        formats = ", ".join(f"{count} {name}" for name, count in self.dtypes.items())
+        tied = f", {self.num_tied} names tied to them" if self.num_tied else ""
+        first = f"{self.out}: {self.num_tensors} tensors ({formats}){tied}, {self.num_bytes:,} bytes"
+        return [first, *(f"sha256 {digest}  {path.name}" for path, digest in self.digests.items())]
+
+
+@dataclass(frozen=True)
+class _Architecture:
+    """One of our models: the family's record, its shelf and the config of the weights."""
+
+    kind: str
+    family: DenoiserFamily | VAEFamily
+    config: Any
+
+
+def convert_weights(task: Conversion) -> Outcome:
+    """Read, rename, cast and write, one tensor at a time."""
+    kind, family = _find_family(task.family) if task.family else ("", None)
+    prefer = getattr(_weights_module(family), "SECTIONS", ()) if family else ()
+    source = open_source(task.source, kind=kind, section=task.section, prefer=prefer)
+    if family is None and source.name and task.layout:
+        kind, family = _find_family(source.name)
+    form = _choose_form(task, source)
+    target = Target(task.out, is_folder=form != "single", force=task.force)
+    check_target(target, [task.source, *source.files])
+
+    architecture = _read_architecture(task, kind, family, source) if family else None
+    tensors = strip_prefixes(source.tensors, task.prefixes, where=str(source.path))
+    tensors = strip_wrappers(tensors, where=str(source.path))
+    if architecture:
+        tensors = _map_keys(architecture, tensors, task.layout)
+    if task.dtype != "keep":
+        tensors = cast_tensors(tensors, DTYPES[task.dtype])
+    if task.copy_tied or form == "model":
+        tensors = tensors.untied()
+    check_space(task.out, tensors.num_bytes)
+    with ProgressBar("converting tensors", total=len(tensors.pending)) as bar:
+        digests = _write(task, form, source, architecture, tensors, bar)
+    dtypes = Counter(str(one.dtype).removeprefix("torch.") for one in tensors.pending.values())
+    return Outcome(task.out, len(tensors.pending), len(tensors.tied), tensors.num_bytes, dtypes, digests)
+
+
+def _find_family(name: str) -> tuple[str, DenoiserFamily | VAEFamily]:
+    refuse_unknown(name, [*FAMILIES, *VAES], what="--family")
+    return ("denoiser", get_family(name)) if name in FAMILIES else ("vae", get_vae(name))
+
+
+def _weights_module(family: DenoiserFamily | VAEFamily) -> ModuleType:
+    return sys.modules[family.load_original.__module__]
+
+
+def _choose_form(task: Conversion, source: Source) -> Form:
+    is_own = bool(task.family or source.name) and not task.layout
+    if task.to == "auto":
+        if task.out.suffix.lower() == ".safetensors":
+            return "single"
+        return "model" if is_own else "sharded"
+    if task.to == "model" and not is_own:
+        raise ConfigError(
+            "--to model: a model folder needs --family, and holds the model's own keys, so --layout must be left out"
+        )
+    return task.to
+
+
+def _read_architecture(
+    task: Conversion, kind: str, family: DenoiserFamily | VAEFamily, source: Source
+) -> _Architecture:
+    if source.name and source.name != family.name:
+        raise ConfigError(
+            f"--family {family.name}: {source.path} holds the {source.kind} '{source.name}'; leave it out"
+        )
+    if source.name:
+        return _Architecture(kind, family, family.config_class(**source.config))
+    if task.size:
+        refuse_unknown(task.size, family.sizes, what=f"--size of {family.name}")
+        return _Architecture(kind, family, family.sizes[task.size])
+    read = getattr(_weights_module(family), "read_config", None) or _read_by_class(family)
+    if read is None or not source.published:
+        why = "no config.json lies beside the weights" if read else f"{family.name} reads no published config.json"
+        raise ConfigError(f"--size: needed, because {why}; choose one of {', '.join(sorted(family.sizes))}")
+    return _Architecture(kind, family, read(source.published))
+
+
+def _read_by_class(family: DenoiserFamily | VAEFamily) -> Any:
+    """`config_class.from_original` where it takes the published table, not some other form of it."""
+    read = getattr(family.config_class, "from_original", None)
+    return read if read is not None and "values" in inspect.signature(read).parameters else None
+
+
+def _map_keys(architecture: _Architecture, tensors: LazyTensors, layout: str) -> LazyTensors:
+    """Through the family's own loading, which also refuses what does not fit, and out in the wanted layout."""
+    family = architecture.family
+    with torch.device("meta"):
+        model = family.build(architecture.config)
+    # A model on the meta device takes the tensors themselves instead of copying their numbers.
+    family.load_original(model, to_deferred(tensors))  # type: ignore[arg-type]
+    state = _export(family, model, layout) if layout else model.state_dict()
+    return to_pending(state, where=f"{family.name} weights")
+
+
+def find_layouts(family: DenoiserFamily | VAEFamily) -> tuple[str, ...]:
+    """Names of the published layouts that a family writes; none when it writes only its own keys."""
+    module = _weights_module(family)
+    export = getattr(module, "export_original", None)
+    if export is None:
+        return ()
+    return get_args(getattr(module, "Layout", None)) if _takes_layout(export) else ("original",)
+
+
+def _takes_layout(export: Callable[..., Any]) -> bool:
+    return "layout" in inspect.signature(export).parameters
+
+
+def _export(family: DenoiserFamily | VAEFamily, model: nn.Module, layout: str) -> Mapping[str, torch.Tensor]:
+    layouts = find_layouts(family)
+    if not layouts:
+        raise ConfigError(f"--layout {layout}: {family.name} has no other layout than its own; leave it out")
+    refuse_unknown(layout, layouts, what=f"--layout of {family.name}")
+    export = _weights_module(family).export_original
+    result: Mapping[str, torch.Tensor] = export(model, layout) if _takes_layout(export) else export(model)
+    return result
+
+
+def _write(
+    task: Conversion,
+    form: Form,
+    source: Source,
+    architecture: _Architecture | None,
+    tensors: LazyTensors,
+    bar: ProgressBar,
+) -> dict[Path, str]:
+    def advance(num_bytes: int) -> None:
+        bar.advance()
+
+    try:
+        if form == "single":
+            return write_single(task.out, tensors, advance=advance)
+        if form == "model":
+            return _write_model(task, source, architecture, tensors, advance)
+        stem = "diffusion_pytorch_model" if source.stem.startswith("diffusion_pytorch_model") else "model"
+        # A published config describes published keys; after a change of keys it would mislead its readers.
+        config = {} if architecture else source.published
+        return write_sharded(task.out, tensors, stem=stem, max_bytes=task.shard_bytes, config=config, advance=advance)
+    except OSError as error:
+        raise CheckpointError(f"{task.out}: could not be written ({error}); nothing is left there") from error
+
+
+def _write_model(
+    task: Conversion, source: Source, architecture: _Architecture | None, tensors: LazyTensors, advance: Any
+) -> dict[Path, str]:
+    if architecture:
+        kind, name, config = architecture.kind, architecture.family.name, dataclasses.asdict(architecture.config)
+    else:
+        kind, name, config = source.kind, source.name, dict(source.config)
+    digest = write_model_folder(task.out, kind=kind, name=name, config=config, tensors=tensors, advance=advance)
+    return {task.out / TENSORS: digest}

@@ -1,0 +1,167 @@
+"""Architecture of the CogVideoX-Fun transformer. Field names are those of the published `config.json`, but for
+`in_channels`, which is `out_channels` there, and `context_in_dim`, which is `text_embed_dim`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from frameloom.core.errors import ConfigError
+from frameloom.models.denoisers.base import override_fields
+from frameloom.models.names import refuse_unknown
+
+FAMILY_NAME = "cogvideox_fun"
+_CONDITIONS = ("none", "inpaint", "control")
+
+
+@dataclass(frozen=True)
+class CogVideoXFunConfig:
+    """`in_channels` is that of the noisy latent and of the prediction; `condition` says what stands beside it."""
+
+    num_attention_heads: int
+    num_layers: int
+    attention_head_dim: int = 64
+    in_channels: int = 16
+    condition: Literal["none", "inpaint", "control"] = "none"
+    """beside the noisy latent: nothing; a mask and the latent it leaves (1 + C channels); a control latent (C)"""
+    mask_scale: float = 1.0
+    """the mask channel where a cell is known: the original multiplies the mask by the autoencoder's scale, too"""
+    add_noise_in_inpaint_model: bool = False
+    """the checkpoint was trained with noise on the given pixels"""
+    patch_size: int = 2
+    patch_size_t: int = 1
+    """latent frames per token; 1 is the published null (a convolution), 2 is V1.5 (a linear layer)"""
+    patch_bias: bool = True
+    """bias of the convolution; the linear layer of V1.5 always has one"""
+    time_embed_dim: int = 512
+    context_in_dim: int = 4096
+    """width of the text token states"""
+    max_text_seq_length: int = 226
+    """text tokens; exactly so many where positions are added to tokens, any number with rotary ones alone"""
+    sample_height: int = 60
+    """latent rows of the base grid that positions refer to"""
+    sample_width: int = 90
+    sample_frames: int = 49
+    """pixel frames of the base grid; only positions that are added to tokens end there"""
+    temporal_compression_ratio: int = 4
+    use_rotary_positional_embeddings: bool = False
+    use_learned_positional_embeddings: bool = False
+    """positions are also added to tokens, from a table that is part of the checkpoint"""
+    spatial_interpolation_scale: float = 1.875
+    temporal_interpolation_scale: float = 1.0
+    attention_bias: bool = True
+    norm_eps: float = 1e-5
+
+    def __post_init__(self) -> None:
+        problems = list(_find_problems(self))
+        if problems:
+            raise ConfigError(problems)
+
+    @property
+    def width(self) -> int:
+        return self.num_attention_heads * self.attention_head_dim
+
+    @property
+    def beside_channels(self) -> int:
+        return {"none": 0, "inpaint": 1 + self.in_channels, "control": self.in_channels}[self.condition]
+
+    @property
+    def input_channels(self) -> int:
+        return self.in_channels + self.beside_channels
+
+    @property
+    def axes_dim(self) -> tuple[int, int, int]:
+        """Rotary channels of a head for (frame, row, column)."""
+        eighth = self.attention_head_dim // 8
+        return 2 * eighth, 3 * eighth, 3 * eighth
+
+    @property
+    def adds_positions(self) -> bool:
+        return self.use_learned_positional_embeddings or not self.use_rotary_positional_embeddings
+
+    @property
+    def base_grid(self) -> tuple[int, int, int]:
+        """Tokens of the base grid: (frames, rows, columns)."""
+        frames = (self.sample_frames - 1) // self.temporal_compression_ratio + 1
+        return frames // self.patch_size_t, self.sample_height // self.patch_size, self.sample_width // self.patch_size
+
+
+def _find_problems(config: CogVideoXFunConfig) -> list[str]:
+    where = f"{FAMILY_NAME} denoiser"
+    problems = [
+        f"{where}: {name} is {getattr(config, name)}; it must be at least 1"
+        for name in _AT_LEAST_ONE
+        if getattr(config, name) < 1
+    ]
+    if config.condition not in _CONDITIONS:
+        problems.append(f"{where}: condition is '{config.condition}'; choose one of {', '.join(_CONDITIONS)}")
+    if config.use_rotary_positional_embeddings and config.attention_head_dim % 16:
+        problems.append(
+            f"{where}: attention_head_dim is {config.attention_head_dim}; rotary positions need a multiple of 16"
+        )
+    if config.use_learned_positional_embeddings and not config.use_rotary_positional_embeddings:
+        problems.append(
+            f"{where}: use_learned_positional_embeddings without use_rotary_positional_embeddings; no published model "
+            "is like that: switch both on, or the learned ones off"
+        )
+    if config.adds_positions and config.width % 8:
+        problems.append(f"{where}: width {config.width} (heads times head width) must be a multiple of 8")
+    if config.patch_size_t > 1 and config.adds_positions:
+        problems.append(
+            f"{where}: patch_size_t {config.patch_size_t} needs rotary positions alone; set "
+            "use_rotary_positional_embeddings to true and use_learned_positional_embeddings to false"
+        )
+    if not problems and 0 in config.base_grid:
+        problems.append(f"{where}: sample_frames, sample_height and sample_width hold no token: {config.base_grid}")
+    return problems
+
+
+_AT_LEAST_ONE = (
+    *("num_attention_heads", "num_layers", "attention_head_dim", "in_channels", "patch_size", "patch_size_t"),
+    *("time_embed_dim", "context_in_dim", "max_text_seq_length", "sample_height", "sample_width", "sample_frames"),
+    "temporal_compression_ratio",
+)
+
+_2B = CogVideoXFunConfig(num_attention_heads=30, num_layers=30, mask_scale=1.15258426)
+_5B = CogVideoXFunConfig(num_attention_heads=48, num_layers=42, use_rotary_positional_embeddings=True, mask_scale=0.7)
+_5B_1_5 = replace(_5B, patch_size_t=2, patch_bias=False, sample_height=384, sample_width=680, sample_frames=85)
+_TINY = CogVideoXFunConfig(
+    num_attention_heads=4,
+    num_layers=4,
+    attention_head_dim=32,
+    in_channels=8,
+    time_embed_dim=128,
+    context_in_dim=384,
+    sample_height=16,
+    sample_width=16,
+    sample_frames=17,
+    use_rotary_positional_embeddings=True,
+)
+
+SIZES: dict[str, CogVideoXFunConfig] = {
+    "tiny": _TINY,
+    "2b": _2B,
+    "2b-inpaint": replace(_2B, condition="inpaint"),
+    "2b-control": replace(_2B, condition="control"),
+    "5b": _5B,
+    "5b-inpaint": replace(_5B, condition="inpaint"),
+    "5b-1.1-inpaint": replace(_5B, condition="inpaint", add_noise_in_inpaint_model=True),
+    "5b-control": replace(_5B, condition="control"),
+    "5b-1.5": _5B_1_5,
+    "5b-1.5-inpaint": replace(_5B_1_5, condition="inpaint", add_noise_in_inpaint_model=True),
+}
+
+_DERIVED = ("in_channels", "context_in_dim")
+
+
+def configure(
+    size: str, *, latent_channels: int, text_width: int, pooled_width: int, overrides: Mapping[str, Any]
+) -> CogVideoXFunConfig:
+    """A named size, fitted to the autoencoder and the text encoder, with `overrides` of any other field.
+
+    The family has no use for a pooled text vector.
+    """
+    refuse_unknown(size, SIZES, what=f"{FAMILY_NAME} size")
+    base = replace(SIZES[size], in_channels=latent_channels, context_in_dim=text_width)
+    return override_fields(base, overrides, where="model.overrides", derived=_DERIVED)

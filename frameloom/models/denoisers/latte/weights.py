@@ -1,0 +1,131 @@
+"""Published LatteT2V checkpoints in and out.
+
+    layout     keys                                                                  published with
+    original   transformer_blocks.*, temporal_transformer_blocks.*                   Open-Sora-Plan 1.1, and our own
+    mindspore  blocks.*.spatial_block.*, blocks.*.temp_block.*; norms gamma, beta    the MindSpore port
+    diffusers  the original without the unused table y_embedding                     LatteTransformer3DModel
+
+Position tables are in no file: a model for other sizes or lengths (`sample_size`, `video_length`) takes the same
+weights.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor, nn
+
+from frameloom.core.errors import CheckpointError
+from frameloom.core.log import get_logger
+from frameloom.models.denoisers.latte.blocks import SelfAttention
+from frameloom.models.fit import check_fit
+
+Layout = Literal["original", "mindspore", "diffusers"]
+UNUSED = "caption_projection.y_embedding"
+_JOINING = re.compile(r".+\.attn1\.(sr|norm)\.(weight|bias)")
+# Wrappers of data-parallel training and of the port's loss network leave these in front of every key.
+_PREFIXES = ("module.", "_backbone.")
+_BLOCK_NAMES = (("transformer_blocks", "spatial_block"), ("temporal_transformer_blocks", "temp_block"))
+_LEAF_NAMES = (("weight", "gamma"), ("bias", "beta"))
+_log = get_logger(__name__)
+
+
+def detect_layout(keys: Iterable[str]) -> Layout:
+    names = list(keys)
+    if any(re.match(r"blocks\.\d+\.(spatial|temp)_block\.", name) for name in names):
+        return "mindspore"
+    if any(name.startswith("temporal_transformer_blocks.") for name in names):
+        return "original" if UNUSED in names else "diffusers"
+    raise CheckpointError(
+        f"latte checkpoint: none of its {len(names)} tensors is a temporal block of LatteT2V "
+        f"(first: {', '.join(sorted(names)[:3])}); choose a file of this family"
+    )
+
+
+def from_mindspore(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    result = {}
+    for key, tensor in tensors.items():
+        for ours, theirs in _BLOCK_NAMES:
+            key = re.sub(rf"^blocks\.(\d+)\.{theirs}\.", rf"{ours}.\1.", key)
+        for ours, theirs in _LEAF_NAMES:
+            key = re.sub(rf"\.norm\.{theirs}$", f".norm.{ours}", key)
+        result[key] = tensor
+    return result
+
+
+def to_mindspore(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    result = {}
+    for key, tensor in tensors.items():
+        for ours, theirs in _BLOCK_NAMES:
+            key = re.sub(rf"^{ours}\.(\d+)\.", rf"blocks.\1.{theirs}.", key)
+        for ours, theirs in _LEAF_NAMES:
+            key = re.sub(rf"\.norm\.{ours}$", f".norm.{theirs}", key)
+        result[key] = tensor
+    return result
+
+
+def load_original(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
+    """Fill a LatteT2V from any layout.
+
+    A file without key and value compression starts it as the mean of neighbours, and the table that no computation
+    uses may be absent; anything else that does not fit is an error.
+    """
+    given = _strip_prefixes(tensors)
+    state = from_mindspore(given) if detect_layout(given) == "mindspore" else given
+    state = _fill_gaps(state, model)
+    own = model.state_dict()
+    check_fit(own, state, where="latte checkpoint")
+    model.load_state_dict(state, assign=any(tensor.is_meta for tensor in own.values()))
+
+
+def export_original(model: nn.Module, layout: Layout = "original") -> dict[str, Tensor]:
+    """The model's weights under the keys of a layout."""
+    if layout not in get_args(Layout):
+        raise CheckpointError(f"latte checkpoint: layout '{layout}' is not known; choose {', '.join(get_args(Layout))}")
+    state = {key: tensor.detach().clone() for key, tensor in model.state_dict().items()}
+    if layout == "mindspore":
+        return to_mindspore(state)
+    if layout == "original":
+        return state
+    if any(_JOINING.fullmatch(key) for key in state) or model.config.use_rope:  # type: ignore[union-attr]
+        raise CheckpointError(
+            "latte checkpoint: diffusers has neither key and value compression nor rotary positions; "
+            "write the original layout"
+        )
+    return {key: tensor for key, tensor in state.items() if key != UNUSED}
+
+
+def _strip_prefixes(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    result = dict(tensors)
+    for prefix in _PREFIXES:
+        if result and all(key.startswith(prefix) for key in result):
+            result = {key.removeprefix(prefix): tensor for key, tensor in result.items()}
+    return result
+
+
+def _fill_gaps(tensors: Mapping[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
+    own, state = model.state_dict(), dict(tensors)
+    like = next(iter(state.values()))
+    if UNUSED not in state:
+        state[UNUSED] = like.new_zeros(own[UNUSED].shape)
+    if not any(_JOINING.fullmatch(key) for key in state):
+        fresh = _make_joining(model, like)
+        if fresh:
+            _log.info("latte checkpoint: no key and value compression; it starts as the mean of neighbours")
+        state |= fresh
+    return state
+
+
+def _make_joining(model: nn.Module, like: Tensor) -> dict[str, Tensor]:
+    """The tensors of all compressing layers as they start."""
+    entries: dict[str, Tensor] = {}
+    for name, layer in model.named_modules():
+        if isinstance(layer, SelfAttention) and layer.factor > 1:
+            mean = 1 / layer.factor**layer.num_axes
+            for key, value in (("sr.weight", mean), ("sr.bias", 0.0), ("norm.weight", 1.0), ("norm.bias", 0.0)):
+                shape = layer.get_parameter(key).shape
+                entries[f"{name}.{key}"] = torch.full(shape, value, dtype=like.dtype, device=like.device)
+    return entries

@@ -1,0 +1,127 @@
+"""Architecture of OpenSoraT2V (Open-Sora-Plan 1.3). Field names are those of the published code, but for
+`context_in_dim`, which is `caption_channels` there."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from frameloom.core.errors import ConfigError
+from frameloom.models.denoisers.base import override_fields
+from frameloom.models.names import refuse_unknown
+
+Pattern = Literal["full", "single", "group"]
+
+# Sparse layers lie between these, whatever the depth: the published code has the numbers of its 32 layers in it.
+FIRST_SPARSE, LAST_SPARSE = 2, 29
+
+
+@dataclass(frozen=True)
+class OpenSoraPlanConfig:
+    """`in_channels` is that of the noisy latent and of the prediction."""
+
+    in_channels: int
+    context_in_dim: int
+    """width of the text token states"""
+    num_layers: int
+    num_attention_heads: int
+    attention_head_dim: int
+    """channels of a head; a third each turns with the frame, the row and the column"""
+    patch_size: int = 2
+    sparse1d: bool = False
+    """skiparse attention in layers 2 to 29: a token sees one in `sparse_n` of the others"""
+    sparse_n: int = 4
+    interpolation_scale_t: float = 1.0
+    """positions are divided by these: 2 lets a model see twice the frames, rows or columns it was trained on"""
+    interpolation_scale_h: float = 1.0
+    interpolation_scale_w: float = 1.0
+    norm_eps: float = 1e-6
+    inpaint: bool = False
+    """also take a masked latent and a mask (images or frames that are given)"""
+    vae_scale_factor_t: int = 4
+    """pixel frames per latent frame of the autoencoder, which is the number of mask channels"""
+
+    def __post_init__(self) -> None:
+        problems = _find_problems(self)
+        if problems:
+            raise ConfigError(problems)
+
+    @property
+    def hidden_size(self) -> int:
+        return self.num_attention_heads * self.attention_head_dim
+
+    @property
+    def interpolation_scales(self) -> tuple[float, float, float]:
+        return self.interpolation_scale_t, self.interpolation_scale_h, self.interpolation_scale_w
+
+    @property
+    def beside_channels(self) -> int:
+        """Channels beside the noisy latent: the masked latent, then the mask of every pixel frame of a latent frame."""
+        return self.in_channels + self.vae_scale_factor_t if self.inpaint else 0
+
+    def pattern(self, layer: int) -> Pattern:
+        """Which tokens see each other in a layer."""
+        if not self.sparse1d or self.sparse_n == 1 or not FIRST_SPARSE <= layer <= LAST_SPARSE:
+            return "full"
+        return "group" if layer % 2 else "single"
+
+
+def _find_problems(config: OpenSoraPlanConfig) -> list[str]:
+    where = "opensora_plan denoiser"
+    problems = [
+        f"{where}: {name} is {getattr(config, name)}; it must be at least {least}"
+        for name, least in _LEAST.items()
+        if getattr(config, name) < least
+    ]
+    problems += [
+        f"{where}: {name} is {getattr(config, name)}; it must be above 0"
+        for name in ("interpolation_scale_t", "interpolation_scale_h", "interpolation_scale_w", "norm_eps")
+        if getattr(config, name) <= 0
+    ]
+    if config.attention_head_dim % 6:
+        problems.append(
+            f"{where}: attention_head_dim {config.attention_head_dim} must be a multiple of 6: a head has pairs of "
+            "channels for frame, row and column"
+        )
+    return problems
+
+
+_LEAST = {
+    "in_channels": 1,
+    "context_in_dim": 1,
+    "num_layers": 1,
+    "num_attention_heads": 1,
+    "attention_head_dim": 6,
+    "patch_size": 1,
+    "sparse_n": 1,
+    "vae_scale_factor_t": 1,
+}
+
+_RELEASED = OpenSoraPlanConfig(
+    in_channels=8,
+    context_in_dim=4096,
+    num_layers=32,
+    num_attention_heads=24,
+    attention_head_dim=96,
+    sparse1d=True,
+)
+_TINY = replace(_RELEASED, context_in_dim=384, num_layers=4, num_attention_heads=4, attention_head_dim=24)
+
+SIZES: dict[str, OpenSoraPlanConfig] = {
+    "tiny": _TINY,
+    "tiny-inpaint": replace(_TINY, inpaint=True),
+    "2b": _RELEASED,
+    "2b-inpaint": replace(_RELEASED, inpaint=True),
+}
+
+_DERIVED = ("in_channels", "context_in_dim")
+
+
+def configure(
+    size: str, *, latent_channels: int, text_width: int, pooled_width: int, overrides: Mapping[str, Any]
+) -> OpenSoraPlanConfig:
+    """A named size, fitted to the autoencoder and the text encoder. The pooled text vector has no use here."""
+    refuse_unknown(size, SIZES, what="opensora_plan size")
+    base = replace(SIZES[size], in_channels=latent_channels, context_in_dim=text_width)
+    return override_fields(base, overrides, where="model.overrides", derived=_DERIVED)

@@ -1,0 +1,93 @@
+"""Skiparse attention: tokens are dealt into k sub-sequences, each of which attends within itself.
+
+    single   sub-sequence r holds every k-th token: r, r + k, r + 2k ...
+    group    sub-sequence m holds every k-th run of k neighbours: m*k ... m*k + k - 1, then the same plus k^2 ...
+
+Layers alternate between the two, so every token reaches every other in two layers. Nothing of the size of all pairs is
+ever made: a sub-sequence is a row of the batch, and a mask is one number per token. Sub-sequences are rows b * k + r.
+
+Tokens are padded with zeros to a multiple of k^2, behind the rotation. Masks are added to scores: `PADDED` for tokens
+that hold no picture, `FILLED`, a little more, for the zeros. So where a whole sub-sequence holds no picture it looks at
+the zeros, as in the published code; it is never seen by a token with picture.
+
+Shape letters: B batch, N tokens, S tokens with filling, k sub-sequences, H heads, D width of a head.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from frameloom.models.denoisers.opensora_plan.config import Pattern
+from frameloom.models.denoisers.opensora_plan.positions import rotate
+from frameloom.models.layers.attention import attend
+
+PADDED = -10_000.0
+FILLED = -9_980.0
+
+
+def num_filled(num_tokens: int, sparse_n: int) -> int:
+    """Zeros that bring the tokens to a multiple of k^2."""
+    return -num_tokens % sparse_n**2
+
+
+def deal(tokens_BS: Tensor, pattern: Pattern, sparse_n: int) -> Tensor:
+    """[B, S, ...] to sub-sequences [B * k, S / k, ...]; S is a multiple of k^2."""
+    if pattern == "full":
+        return tokens_BS
+    if pattern == "single":
+        return torch.unflatten(tokens_BS, 1, (-1, sparse_n)).transpose(1, 2).flatten(0, 1)
+    runs = torch.unflatten(tokens_BS, 1, (-1, sparse_n, sparse_n)).transpose(1, 2)  # [B, m, S / k^2, k, ...]
+    return runs.flatten(2, 3).flatten(0, 1)
+
+
+def gather(parts: Tensor, pattern: Pattern, sparse_n: int) -> Tensor:
+    """The inverse of `deal`."""
+    if pattern == "full":
+        return parts
+    parts = torch.unflatten(parts, 0, (-1, sparse_n))
+    if pattern == "single":
+        return parts.transpose(1, 2).flatten(1, 2)
+    return torch.unflatten(parts, 2, (-1, sparse_n)).transpose(1, 2).flatten(1, 3)
+
+
+def deal_mask(tokens_BN: Tensor | None, pattern: Pattern, sparse_n: int, *, like_BNC: Tensor) -> Tensor | None:
+    """What is added to the scores, [rows, 1, 1, keys], or None where nothing is padded.
+
+    `tokens_BN` is 1 for tokens with picture and 0 for others; None means that all have. `like_BNC` is any tensor of
+    the tokens: it says their number, device and precision.
+    """
+    batch, num_tokens = like_BNC.shape[:2]
+    filled = 0 if pattern == "full" else num_filled(num_tokens, sparse_n)
+    if tokens_BN is None:
+        if not filled:
+            return None
+        added_BN = like_BNC.new_zeros(batch, num_tokens)
+    else:
+        added_BN = ((1 - tokens_BN.float()) * PADDED).to(like_BNC.dtype)
+    return deal(F.pad(added_BN, (0, filled), value=FILLED), pattern, sparse_n)[:, None, None]
+
+
+class SkiparseAttention(nn.Module):
+    """Attention of rotated heads, full or skiparse. It has no parameters; sequence parallelism replaces it from
+    outside. The mask comes from `deal_mask` for the same pattern."""
+
+    def __init__(self, pattern: Pattern, sparse_n: int) -> None:
+        super().__init__()
+        self.pattern: Pattern = pattern
+        self.sparse_n = sparse_n
+
+    def forward(
+        self, q_BNHD: Tensor, k_BNHD: Tensor, v_BNHD: Tensor, rope_N1P: Tensor, mask: Tensor | None = None
+    ) -> Tensor:
+        q, k = (rotate(heads, rope_N1P).type_as(v_BNHD) for heads in (q_BNHD, k_BNHD))
+        q, k, v = (self._deal(heads).transpose(1, 2) for heads in (q, k, v_BNHD))
+        attended = attend(q, k, v, mask).transpose(1, 2)
+        return gather(attended, self.pattern, self.sparse_n)[:, : q_BNHD.shape[1]].flatten(2)
+
+    def _deal(self, heads_BNHD: Tensor) -> Tensor:
+        filled = num_filled(heads_BNHD.shape[1], self.sparse_n)
+        if filled and self.pattern != "full":
+            heads_BNHD = F.pad(heads_BNHD, (0, 0, 0, 0, 0, filled))
+        return deal(heads_BNHD, self.pattern, self.sparse_n)

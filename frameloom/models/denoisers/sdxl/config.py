@@ -1,0 +1,150 @@
+"""Architecture of the SDXL UNet. Field names are those of the published code, values too."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from frameloom.core.errors import ConfigError
+from frameloom.models.denoisers.base import override_fields
+from frameloom.models.names import refuse_unknown
+
+
+@dataclass(frozen=True)
+class SDXLConfig:
+    """A UNet of `len(channel_mult)` levels; each one below the first has half the height and width."""
+
+    in_channels: int
+    """latent channels, in and out"""
+    context_in_dim: int
+    """width of the text token states: of all text encoders together"""
+    vec_in_dim: int
+    """width of the pooled text vector; 0 without one"""
+    model_channels: int
+    channel_mult: tuple[int, ...]
+    """width of each level, in units of model_channels"""
+    transformer_depth: tuple[int, ...]
+    """transformer blocks at each level that has attention; the last number is also the depth of the middle"""
+    attention_resolutions: tuple[int, ...] = (4, 2)
+    """levels with attention, as the factor by which they are smaller than the latent"""
+    num_res_blocks: int = 2
+    num_head_channels: int = 64
+    norm_groups: int = 32
+    size_embed_dim: int = 256
+    """width of the sinusoids of each size condition"""
+    aesthetic: bool = False
+    """the refiner's conditions: an aesthetic score stands in the place of the target size"""
+
+    def __post_init__(self) -> None:
+        for name in ("channel_mult", "transformer_depth", "attention_resolutions"):
+            object.__setattr__(self, name, tuple(getattr(self, name)))
+        problems = _find_problems(self)
+        if problems:
+            raise ConfigError(problems)
+
+    @property
+    def widths(self) -> tuple[int, ...]:
+        return tuple(self.model_channels * factor for factor in self.channel_mult)
+
+    @property
+    def attention_levels(self) -> tuple[int, ...]:
+        return tuple(level for level in range(len(self.channel_mult)) if 2**level in self.attention_resolutions)
+
+    @property
+    def num_size_values(self) -> int:
+        return 5 if self.aesthetic else 6
+
+
+def _find_problems(config: SDXLConfig) -> list[str]:
+    where = "sdxl denoiser"
+    numbers = [(name, getattr(config, name)) for name in _POSITIVE]
+    numbers += [(name, number) for name in _LISTS for number in getattr(config, name)]
+    problems = [
+        f"{where}: {name} has {number!r}; it must be a whole number of at least 1"
+        for name, number in numbers
+        if not isinstance(number, int) or number < 1
+    ]
+    if problems:
+        return problems
+    num_levels = len(config.channel_mult)
+    if num_levels == 0 or len(config.transformer_depth) != num_levels:
+        problems.append(
+            f"{where}: transformer_depth {list(config.transformer_depth)} and channel_mult {list(config.channel_mult)} "
+            "must have one number for each level"
+        )
+    factors = [2**level for level in range(num_levels)]
+    strange = [factor for factor in config.attention_resolutions if factor not in factors]
+    if strange:
+        problems.append(f"{where}: attention_resolutions has {strange[0]}; the levels have {factors}")
+    for name, divisor in (("norm_groups", config.norm_groups), ("num_head_channels", config.num_head_channels)):
+        wrong = [
+            width for level, width in enumerate(config.widths) if width % divisor and _matters(config, name, level)
+        ]
+        if wrong:
+            problems.append(f"{where}: a level of {wrong[0]} channels is not a multiple of {name} {divisor}")
+    for name in ("model_channels", "size_embed_dim"):
+        if getattr(config, name) % 2:
+            problems.append(f"{where}: {name} {getattr(config, name)} must be even, for pairs of sine and cosine")
+    return problems
+
+
+def _matters(config: SDXLConfig, name: str, level: int) -> bool:
+    """Heads are only cut where there is attention: at the chosen levels and in the middle."""
+    return name == "norm_groups" or level in config.attention_levels or level == len(config.channel_mult) - 1
+
+
+_POSITIVE = (
+    "in_channels",
+    "context_in_dim",
+    "model_channels",
+    "num_res_blocks",
+    "num_head_channels",
+    "norm_groups",
+    "size_embed_dim",
+)
+_LISTS = ("channel_mult", "transformer_depth", "attention_resolutions")
+
+_BASE = SDXLConfig(
+    in_channels=4,
+    context_in_dim=2048,
+    vec_in_dim=1280,
+    model_channels=320,
+    channel_mult=(1, 2, 4),
+    transformer_depth=(1, 2, 10),  # the first level has no attention, so its number is not used
+)
+
+SIZES: dict[str, SDXLConfig] = {
+    "tiny": replace(
+        _BASE,
+        context_in_dim=384,
+        vec_in_dim=384,
+        model_channels=32,
+        channel_mult=(1, 2, 3),
+        transformer_depth=(1, 1, 1),
+        num_res_blocks=1,
+        num_head_channels=32,
+        norm_groups=8,
+        size_embed_dim=16,
+    ),
+    "base": _BASE,
+    "refiner": replace(
+        _BASE,
+        context_in_dim=1280,
+        model_channels=384,
+        channel_mult=(1, 2, 4, 4),
+        transformer_depth=(4, 4, 4, 4),
+        aesthetic=True,
+    ),
+}
+
+_DERIVED = ("in_channels", "context_in_dim", "vec_in_dim")
+
+
+def configure(
+    size: str, *, latent_channels: int, text_width: int, pooled_width: int, overrides: Mapping[str, Any]
+) -> SDXLConfig:
+    """A named size, fitted to the autoencoder and the text encoders, with `overrides` of any other field."""
+    refuse_unknown(size, SIZES, what="sdxl size")
+    base = replace(SIZES[size], in_channels=latent_channels, context_in_dim=text_width, vec_in_dim=pooled_width)
+    return override_fields(base, overrides, where="model.overrides", derived=_DERIVED)

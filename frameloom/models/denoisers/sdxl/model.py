@@ -1,0 +1,106 @@
+"""The SDXL UNet: diffusers' own, with our attention, fresh weights and size conditions.
+
+Shape letters: B batch, C channels, H height, W width, K text tokens, D width, S size values.
+"""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import torch
+from diffusers.models.unets.unet_2d_condition import UNet2DConditionModel
+from torch import Tensor
+
+from frameloom.core.random import stream
+from frameloom.models.denoisers.base import initialize
+from frameloom.models.denoisers.sdxl.attention import AttendProcessor
+from frameloom.models.denoisers.sdxl.config import SDXLConfig
+
+# Pixels per latent cell, for the size conditions of a clip that comes without any.
+PIXELS_PER_CELL = 8
+# What the published code tells the refiner about pictures that have no score.
+AESTHETIC_SCORE = 6.0
+_TIMESTEPS = 1000
+
+
+def diffusers_arguments(config: SDXLConfig) -> dict[str, Any]:
+    """The same architecture in the words of `UNet2DConditionModel`."""
+    has_attention = [level in config.attention_levels for level in range(len(config.widths))]
+    return {
+        "in_channels": config.in_channels,
+        "out_channels": config.in_channels,
+        "block_out_channels": config.widths,
+        "layers_per_block": config.num_res_blocks,
+        "down_block_types": tuple("CrossAttnDownBlock2D" if has else "DownBlock2D" for has in has_attention),
+        "up_block_types": tuple("CrossAttnUpBlock2D" if has else "UpBlock2D" for has in reversed(has_attention)),
+        "transformer_layers_per_block": config.transformer_depth,
+        # diffusers calls the number of heads so
+        "attention_head_dim": tuple(max(1, width // config.num_head_channels) for width in config.widths),
+        "cross_attention_dim": config.context_in_dim,
+        "use_linear_projection": True,
+        "norm_num_groups": config.norm_groups,
+        "addition_embed_type": "text_time",
+        "addition_time_embed_dim": config.size_embed_dim,
+        "projection_class_embeddings_input_dim": config.vec_in_dim + config.num_size_values * config.size_embed_dim,
+    }
+
+
+class SDXLUNet(UNet2DConditionModel):
+    """Keys of the state dict are those of diffusers' folders."""
+
+    def __init__(self, config: SDXLConfig) -> None:
+        super().__init__(**diffusers_arguments(config))
+        self.architecture = config
+        self.set_attn_processor(AttendProcessor())  # type: ignore[arg-type]
+
+    def predict(
+        self,
+        noisy_BCHW: Tensor,
+        timestep_B: Tensor,
+        text_BKD: Tensor,
+        pooled_BD: Tensor,
+        sizes_B6: Tensor | None = None,
+    ) -> Tensor:
+        """Prediction for a noisy latent; without sizes, the picture is as large as the latent says, and not cropped."""
+        dtype = self.conv_in.weight.dtype
+        # Size values stay float32 until their sinusoids are computed: bfloat16 cannot tell 1333 from 1336.
+        conditions = {"text_embeds": pooled_BD.to(dtype), "time_ids": self._size_values(noisy_BCHW, sizes_B6)}
+        (prediction_BCHW,) = self(
+            noisy_BCHW.to(dtype),
+            (timestep_B.float() * _TIMESTEPS).round(),
+            text_BKD.to(dtype),
+            added_cond_kwargs=conditions,
+            return_dict=False,
+        )
+        return cast(Tensor, prediction_BCHW).to(noisy_BCHW.dtype)
+
+    def _size_values(self, noisy_BCHW: Tensor, sizes_B6: Tensor | None) -> Tensor:
+        """What the size sinusoids see: original, crop, then target size, or the refiner's aesthetic score."""
+        batch, _, height, width = noisy_BCHW.shape
+        if sizes_B6 is None:
+            shown = (height * PIXELS_PER_CELL, width * PIXELS_PER_CELL)
+            sizes_B6 = torch.tensor((*shown, 0, 0, *shown), device=noisy_BCHW.device).expand(batch, 6)
+        sizes_B6 = sizes_B6.to(noisy_BCHW.device, torch.float32)
+        if not self.architecture.aesthetic:
+            return sizes_B6
+        return torch.cat([sizes_B6[:, :4], sizes_B6.new_full((batch, 1), AESTHETIC_SCORE)], dim=1)
+
+
+def build(config: SDXLConfig, generator: torch.Generator | None = None) -> SDXLUNet:
+    """A model with fresh weights; under `torch.device("meta")`, with shapes only."""
+    device = torch.get_default_device()
+    # Made without storage first: layers would otherwise fill themselves from the global generator.
+    with torch.device("meta"):
+        model = SDXLUNet(config)
+    if device.type == "meta":
+        return model
+    model.to_empty(device=device)
+    if generator is None:
+        generator = stream(0, "sdxl weights", device=device.type)
+    initialize(model, generator, is_zero=_starts_zero)
+    return model
+
+
+def _starts_zero(name: str) -> bool:
+    """Residual branches begin as nothing, and so does the prediction."""
+    return name == "conv_out" or name.endswith((".conv2", ".proj_out"))

@@ -1,0 +1,153 @@
+"""Layers of the CogVideoX autoencoder.
+
+Shape letters: B batch, C channels, F frames, H height, W width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from frameloom.models.vaes.cogvideox.chunking import Chunk
+
+NORM_EPS = 1e-6
+_PAST_FRAMES = 2
+
+
+class CausalConv3d(nn.Module):
+    """3 x 3 x 3, zeros around the picture, the past before the first frame."""
+
+    def __init__(self, in_channels: int, out_channels: int) -> None:
+        super().__init__()
+        self.conv = nn.Conv3d(in_channels, out_channels, 3, padding=(0, 1, 1))
+
+    def forward(self, x_BCFHW: Tensor, chunk: Chunk) -> Tensor:
+        out: Tensor = self.conv(chunk.prepend_past(x_BCFHW, self, _PAST_FRAMES))
+        return out
+
+
+class PointConv3d(nn.Module):
+    """1 x 1 x 1, with the level that published names have."""
+
+    def __init__(self, in_channels: int, out_channels: int) -> None:
+        super().__init__()
+        self.conv = nn.Conv3d(in_channels, out_channels, 1)
+
+    def forward(self, x_BCFHW: Tensor) -> Tensor:
+        out: Tensor = self.conv(x_BCFHW)
+        return out
+
+
+class PlainNorm(nn.GroupNorm):
+    """The encoder's norm; it takes what the decoder's takes."""
+
+    def __init__(self, groups: int, channels: int) -> None:
+        super().__init__(groups, channels, eps=NORM_EPS)
+
+    def forward(self, x_BCFHW: Tensor, latent_BCFHW: Tensor | None = None, chunk: Chunk | None = None) -> Tensor:
+        return super().forward(x_BCFHW)
+
+
+class LatentNorm(nn.Module):
+    """The decoder's norm: its scale and offset follow from the latent at the same place."""
+
+    def __init__(self, groups: int, channels: int, latent_channels: int) -> None:
+        super().__init__()
+        self.norm_layer = nn.GroupNorm(groups, channels, eps=NORM_EPS)
+        self.conv_y = PointConv3d(latent_channels, channels)
+        self.conv_b = PointConv3d(latent_channels, channels)
+
+    def forward(self, x_BCFHW: Tensor, latent_BCFHW: Tensor, chunk: Chunk) -> Tensor:
+        scale_BCFHW, offset_BCFHW = self.conv_y(latent_BCFHW), self.conv_b(latent_BCFHW)
+        return modulate(self.norm_layer(x_BCFHW), scale_BCFHW, offset_BCFHW, leads=chunk.leads)
+
+
+def modulate(x_BCFHW: Tensor, scale_BCFHW: Tensor, offset_BCFHW: Tensor, *, leads: bool) -> Tensor:
+    """x * scale + offset, where one cell of scale and offset serves all the cells of x that grew from it.
+
+    The published layer enlarges the latent first. To enlarge nothing gives the same and saves two tensors as large
+    as x.
+    """
+    if leads and x_BCFHW.shape[2] != scale_BCFHW.shape[2]:
+        parts = zip(*(part.tensor_split((1,), dim=2) for part in (x_BCFHW, scale_BCFHW, offset_BCFHW)), strict=True)
+        return torch.cat([modulate(*part, leads=False) for part in parts], dim=2)
+    num_frames, height, width = scale_BCFHW.shape[2:]
+    # From the back, so that dimensions in front keep their numbers.
+    grown = torch.unflatten(torch.unflatten(x_BCFHW, 4, (width, -1)), 3, (height, -1))
+    grown = torch.unflatten(grown, 2, (num_frames, -1))
+    scale, offset = (part[:, :, :, None, :, None, :, None] for part in (scale_BCFHW, offset_BCFHW))
+    return (grown * scale + offset).flatten(6, 7).flatten(4, 5).flatten(2, 3)
+
+
+class ResBlock(nn.Module):
+    """Without `latent_channels` it is a block of the encoder."""
+
+    def __init__(self, in_channels: int, out_channels: int, groups: int, latent_channels: int = 0) -> None:
+        super().__init__()
+        self.norm1 = build_norm(groups, in_channels, latent_channels)
+        self.conv1 = CausalConv3d(in_channels, out_channels)
+        self.norm2 = build_norm(groups, out_channels, latent_channels)
+        self.conv2 = CausalConv3d(out_channels, out_channels)
+        self.conv_shortcut = nn.Conv3d(in_channels, out_channels, 1) if in_channels != out_channels else None
+
+    def forward(self, x_BCFHW: Tensor, latent_BCFHW: Tensor | None, chunk: Chunk) -> Tensor:
+        h: Tensor = self.conv1(F.silu(self.norm1(x_BCFHW, latent_BCFHW, chunk)), chunk)
+        h = self.conv2(F.silu(self.norm2(h, latent_BCFHW, chunk)), chunk)
+        if self.conv_shortcut is not None:
+            x_BCFHW = self.conv_shortcut(x_BCFHW)
+        return x_BCFHW + h
+
+
+def build_norm(groups: int, channels: int, latent_channels: int) -> nn.Module:
+    return LatentNorm(groups, channels, latent_channels) if latent_channels else PlainNorm(groups, channels)
+
+
+class Downsample(nn.Module):
+    """Means of two frames, then a strided convolution on each."""
+
+    def __init__(self, channels: int, *, in_time: bool) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(channels, channels, 3, stride=2)
+        self.in_time = in_time
+
+    def forward(self, x_BCFHW: Tensor, chunk: Chunk) -> Tensor:
+        if self.in_time:
+            lead = int(chunk.leads)
+            pairs = torch.unflatten(x_BCFHW[:, :, lead:], 2, (-1, 2)).mean(dim=3)
+            x_BCFHW = torch.cat([x_BCFHW[:, :, :lead], pairs], dim=2)
+        return _map_frames(self.conv, F.pad(x_BCFHW, (0, 1, 0, 1)))
+
+
+class Upsample(nn.Module):
+    """Nearest neighbours, then a convolution on each frame; the frame that leads a clip is not doubled."""
+
+    def __init__(self, channels: int, *, in_time: bool) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(channels, channels, 3, padding=1)
+        self.in_time = in_time
+
+    def forward(self, x_BCFHW: Tensor, chunk: Chunk) -> Tensor:
+        num_frames, height, width = x_BCFHW.shape[2:]
+        if self.in_time:
+            num_frames = 2 * num_frames - int(chunk.leads)
+        return _map_frames(self.conv, enlarge(x_BCFHW, (num_frames, 2 * height, 2 * width), leads=chunk.leads))
+
+
+def enlarge(x_BCFHW: Tensor, size: tuple[int, ...] | torch.Size, *, leads: bool) -> Tensor:
+    """Nearest neighbours up to `size` (frames, height, width); a leading frame stays one frame."""
+    num_frames, height, width = size
+    if not leads or num_frames == x_BCFHW.shape[2]:
+        return F.interpolate(x_BCFHW, size=(num_frames, height, width))
+    first = F.interpolate(x_BCFHW[:, :, :1], size=(1, height, width))
+    rest = F.interpolate(x_BCFHW[:, :, 1:], size=(num_frames - 1, height, width))
+    return torch.cat([first, rest], dim=2)
+
+
+def _map_frames(layer: Callable[[Tensor], Tensor], x_BCFHW: Tensor) -> Tensor:
+    """Apply a layer for pictures to all frames."""
+    batch = x_BCFHW.shape[0]
+    pictures = layer(x_BCFHW.transpose(1, 2).flatten(0, 1))
+    return torch.unflatten(pictures, 0, (batch, -1)).transpose(1, 2)

@@ -1,0 +1,14 @@
+"""Published weights of the video DC-AE; our keys are theirs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from torch import Tensor
+
+from frameloom.models.vaes.base import VideoVAE
+from frameloom.models.vaes.loading import load_same_keys
+
+
+def load_original(model: VideoVAE, tensors: Mapping[str, Tensor]) -> None:
+    load_same_keys(model, tensors, where="DC-AE weights")

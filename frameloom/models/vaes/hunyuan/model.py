@@ -1,0 +1,82 @@
+"""The Hunyuan autoencoder: diffusers' layers, with our attention in the middle and our tiles around.
+
+Shape letters: B batch, C channels, F frames, H height, W width. Strides are (4, 8, 8).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from diffusers.models.autoencoders.autoencoder_kl_hunyuan_video import (
+    AutoencoderKLHunyuanVideo,
+    HunyuanVideoResnetBlockCausal3D,
+)
+from torch import Tensor, nn
+
+from frameloom.models.layers.tiling import run_in_spans, run_in_tiles
+from frameloom.models.vaes.base import Moments, VideoVAE
+from frameloom.models.vaes.hunyuan.attention import FrameCausalAttention, MiddleBlock
+from frameloom.models.vaes.hunyuan.config import HunyuanConfig
+
+Layers = Callable[[Tensor], Tensor]
+
+
+class HunyuanVAE(VideoVAE):
+    """Its keys are those of published files."""
+
+    def __init__(self, config: HunyuanConfig) -> None:
+        super().__init__(
+            strides=config.strides,
+            latent_channels=config.latent_channels,
+            causal=True,
+            scale=config.scale,
+            shift=config.shift,
+        )
+        self.config = config
+        whole = AutoencoderKLHunyuanVideo(
+            latent_channels=config.latent_channels,
+            block_out_channels=config.block_channels,
+            layers_per_block=config.layers_per_block,
+            norm_num_groups=config.norm_groups,
+            mid_block_add_attention=False,
+        )
+        self.encoder = whole.encoder
+        self.decoder = whole.decoder
+        self.quant_conv = whole.quant_conv
+        self.post_quant_conv = whole.post_quant_conv
+        for half in (self.encoder, self.decoder):
+            width = config.block_channels[-1]
+            attention = FrameCausalAttention(width, config.norm_groups) if config.attention else None
+            half.mid_block = MiddleBlock(half.mid_block.resnets, attention)
+
+    def encode(self, pixels_BCFHW: Tensor) -> Moments:
+        return Moments.from_raw(self.encode_raw(pixels_BCFHW))
+
+    def encode_raw(self, pixels_BCFHW: Tensor) -> Tensor:
+        """Means and unclamped log-variances, one behind the other in the channels; tiles fade before any sampling."""
+        self.check_pixels(pixels_BCFHW)
+        return self._run(lambda x: self.quant_conv(self.encoder(x)), pixels_BCFHW, decoding=False)
+
+    def decode(self, latent_BCFHW: Tensor) -> Tensor:
+        return self._run(lambda z: self.decoder(self.post_quant_conv(z)), latent_BCFHW, decoding=True)
+
+    def blocks(self) -> list[nn.Module]:
+        return [module for module in self.modules() if isinstance(module, HunyuanVideoResnetBlockCausal3D)]
+
+    def _run(self, layers: Layers, x_BCFHW: Tensor, *, decoding: bool) -> Tensor:
+        if self.config.one_by_one and len(x_BCFHW) > 1:
+            return torch.cat([self._cut_in_time(layers, clip, decoding) for clip in torch.split(x_BCFHW, 1)])
+        return self._cut_in_time(layers, x_BCFHW, decoding)
+
+    def _cut_in_time(self, layers: Layers, x_BCFHW: Tensor, decoding: bool) -> Tensor:
+        tiles = self.config.tiles(in_time=True, decoding=decoding)
+        if not self.config.temporal_tiling or x_BCFHW.shape[2] <= tiles.size:
+            return self._cut_in_space(layers, x_BCFHW, decoding)
+        return run_in_spans(lambda span: self._cut_in_space(layers, span, decoding), x_BCFHW, tiles, lead=1)
+
+    def _cut_in_space(self, layers: Layers, x_BCFHW: Tensor, decoding: bool) -> Tensor:
+        tiles = self.config.tiles(in_time=False, decoding=decoding)
+        if not self.config.spatial_tiling or max(x_BCFHW.shape[3:]) <= tiles.size:
+            return layers(x_BCFHW)
+        return run_in_tiles(layers, x_BCFHW, tiles, tiles)

@@ -1,0 +1,146 @@
+"""The picture autoencoder of Stable Diffusion on clips: diffusers' encoder and decoder, frame by frame.
+
+Shape letters: B batch, C channels, F frames, H height, W width, N = B * F pictures.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from diffusers.models.autoencoders.autoencoder_kl import AutoencoderKL
+from diffusers.models.resnet import ResnetBlock2D
+from torch import Tensor, nn
+
+from frameloom.core.errors import ConfigError, DataError
+from frameloom.models.layers.attention import attend
+from frameloom.models.vaes.base import Moments, VideoVAE
+from frameloom.models.vaes.kl.config import KLConfig
+from frameloom.models.vaes.kl.tiling import run_in_tiles
+
+Step = Callable[[Tensor], Tensor]
+
+
+class AttendProcessor:
+    """What diffusers' `Attention` calls: the attention over all cells of a picture, in the middle of both halves."""
+
+    def __call__(
+        self,
+        attn: Any,
+        hidden_states: Tensor,
+        encoder_hidden_states: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        temb: Tensor | None = None,
+    ) -> Tensor:
+        """The names of the arguments are diffusers'; only the first one is used here."""
+        cells = attn.group_norm(hidden_states.flatten(2)).transpose(1, 2)
+        q, k, v = (
+            layer(cells).unflatten(-1, (attn.heads, -1)).transpose(1, 2) for layer in (attn.to_q, attn.to_k, attn.to_v)
+        )
+        attended = attn.to_out[0](attend(q, k, v).transpose(1, 2).flatten(2))
+        result: Tensor = hidden_states + attended.transpose(1, 2).reshape(hidden_states.shape)
+        return result
+
+
+class KLVAE(VideoVAE):
+    """Keys of the state dict are those of diffusers' `AutoencoderKL`."""
+
+    def __init__(self, config: KLConfig) -> None:
+        super().__init__(
+            strides=config.strides,
+            latent_channels=config.latent_channels,
+            causal=False,
+            scale=config.scale,
+            shift=config.shift,
+        )
+        self.config = config
+        self._encode_frames: int | None = None
+        self._decode_frames: int | None = None
+        self._tile_cells: int | None = None
+        parts = AutoencoderKL(**diffusers_arguments(config))
+        parts.set_attn_processor(AttendProcessor())
+        self.encoder, self.decoder = parts.encoder, parts.decoder
+        self.quant_conv, self.post_quant_conv = parts.quant_conv, parts.post_quant_conv
+
+    def encode(self, pixels_BCFHW: Tensor) -> Moments:
+        self.check_pixels(pixels_BCFHW)
+        cells = (self.strides[1], 1)
+        return Moments.from_raw(self._run(self._encode_pictures, pixels_BCFHW, frames=self._encode_frames, cells=cells))
+
+    def decode(self, latent_BCFHW: Tensor) -> Tensor:
+        if latent_BCFHW.ndim != 5 or latent_BCFHW.shape[1] != self.latent_channels:
+            raise DataError(
+                f"latent of shape {tuple(latent_BCFHW.shape)}: expected (batch, {self.latent_channels}, frames, "
+                "height, width)"
+            )
+        cells = (1, self.strides[1])
+        return self._run(self._decode_pictures, latent_BCFHW, frames=self._decode_frames, cells=cells)
+
+    def blocks(self) -> list[nn.Module]:
+        return [module for module in self.modules() if isinstance(module, ResnetBlock2D)]
+
+    def enable_chunking(self, *, encode_frames: int = 1, decode_frames: int = 1) -> None:
+        """Encode and decode so many pictures at a time; frames do not see each other, so the result is the same."""
+        for name, frames in (("encode_frames", encode_frames), ("decode_frames", decode_frames)):
+            if frames < 1:
+                raise ConfigError(f"{name} {frames}: choose 1 or more")
+        self._encode_frames, self._decode_frames = encode_frames, decode_frames
+
+    def disable_chunking(self) -> None:
+        self._encode_frames = self._decode_frames = None
+
+    def enable_tiling(self, *, tile_cells: int = 64) -> None:
+        """Cut pictures of more than `tile_cells` latent rows or columns into overlapping tiles and blend them.
+
+        Memory no longer grows with the picture, but the result differs a little: norms and the attention in the middle
+        see one tile instead of the whole picture.
+        """
+        if tile_cells < 4:
+            raise ConfigError(f"tile_cells {tile_cells}: choose 4 or more, a quarter of a tile overlaps the next")
+        self._tile_cells = tile_cells
+
+    def disable_tiling(self) -> None:
+        self._tile_cells = None
+
+    def _encode_pictures(self, pixels_NCHW: Tensor) -> Tensor:
+        raw: Tensor = self.quant_conv(self.encoder(pixels_NCHW))
+        return raw
+
+    def _decode_pictures(self, latent_NCHW: Tensor) -> Tensor:
+        pixels: Tensor = self.decoder(self.post_quant_conv(latent_NCHW))
+        return pixels
+
+    def _run(self, step: Step, x_BCFHW: Tensor, *, frames: int | None, cells: tuple[int, int]) -> Tensor:
+        """`step` on the frames as pictures; `cells` are the rows of a latent cell before and after it."""
+        dtype, num_frames = self.quant_conv.weight.dtype, x_BCFHW.shape[2]
+        if self.config.force_upcast and dtype == torch.float16:
+            raise ConfigError(
+                "kl autoencoder: its activations overflow in float16; keep it in float32 or bfloat16, or set "
+                "force_upcast to false for weights that were made for float16 (sdxl-vae-fp16-fix)"
+            )
+        x_NCHW = x_BCFHW.transpose(1, 2).flatten(0, 1)
+        pieces = torch.split(x_NCHW, frames or max(len(x_NCHW), 1))
+        with torch.autocast(x_NCHW.device.type, enabled=False) if self.config.force_upcast else nullcontext():
+            done = [
+                run_in_tiles(step, piece.to(dtype), tile_cells=self._tile_cells, cell_in=cells[0], cell_out=cells[1])
+                for piece in pieces
+            ]
+        y_NCHW = torch.cat(done) if len(done) > 1 else done[0]
+        return torch.unflatten(y_NCHW.to(x_BCFHW.dtype), 0, (-1, num_frames)).transpose(1, 2)
+
+
+def diffusers_arguments(config: KLConfig) -> dict[str, Any]:
+    """The same architecture in the words of `AutoencoderKL`."""
+    num_levels = len(config.widths)
+    return {
+        "in_channels": 3,
+        "out_channels": 3,
+        "down_block_types": ("DownEncoderBlock2D",) * num_levels,
+        "up_block_types": ("UpDecoderBlock2D",) * num_levels,
+        "block_out_channels": config.widths,
+        "layers_per_block": config.num_res_blocks,
+        "latent_channels": config.latent_channels,
+        "norm_num_groups": config.norm_groups,
+    }

@@ -1,0 +1,400 @@
+"""OpenSoraT2V of Open-Sora-Plan 1.3: the contract, the original's tensors, sizes, masks, compilation."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+import torch
+from safetensors import safe_open
+from torch import Tensor, nn
+
+from frameloom.core.errors import ConfigError
+from frameloom.core.parity import ParityCase
+from frameloom.core.random import stream
+from frameloom.models.denoisers import DenoiserFamily, get_family
+from frameloom.models.denoisers.base import NOTHING, Conditions
+from frameloom.models.denoisers.opensora_plan import parity
+from frameloom.models.denoisers.opensora_plan.config import SIZES, OpenSoraPlanConfig
+from frameloom.models.denoisers.opensora_plan.model import OpenSoraT2V, build, embed_index
+from frameloom.models.denoisers.opensora_plan.positions import (
+    RotaryTables,
+    pool_cells,
+    rotary_table,
+    rotate,
+    token_grid,
+    unpack,
+)
+from frameloom.models.text import TextStates
+from tests.models.denoisers.contract import DenoiserContract
+
+GOLDENS = Path(__file__).parents[2] / "goldens" / "open-sora-plan"
+CASES = sorted(path.stem for path in GOLDENS.glob("opensora_*_v13*.safetensors"))
+MANIFEST = json.loads((GOLDENS / "state_dict_manifest.json").read_text())
+SMALL = OpenSoraPlanConfig(
+    in_channels=4, context_in_dim=20, num_layers=4, num_attention_heads=2, attention_head_dim=12, sparse1d=True
+)
+
+
+def read_case(name: str) -> ParityCase:
+    parts: dict[str, dict[str, Tensor]] = {"weights": {}, "in": {}, "out": {}}
+    with safe_open(GOLDENS / f"{name}.safetensors", "pt") as file:
+        for key in file.keys():  # noqa: SIM118 - a safetensors file is no dictionary
+            kind, _, rest = key.partition(".")
+            tensor = file.get_tensor(key)
+            parts[kind][rest] = tensor.float() if kind == "weights" else tensor
+        config = json.loads(file.metadata()["config"])
+    return ParityCase(name, config, parts["weights"], parts["in"], parts["out"])
+
+
+def draw(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=stream(seed, "test tensor", *shape))
+
+
+def build_awake(config: OpenSoraPlanConfig, seed: int = 0) -> OpenSoraT2V:
+    model = build(config)
+    generator = stream(seed, "test weights")
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.1 * torch.randn(parameter.shape, generator=generator))
+    return model
+
+
+def difference(one: Tensor, other: Tensor) -> float:
+    return float((one - other).detach().abs().max())
+
+
+class TestOpenSoraPlan(DenoiserContract):
+    family_name = "opensora_plan"
+    overrides: ClassVar[dict[str, Any]] = {"num_layers": 4, "num_attention_heads": 2, "attention_head_dim": 12}
+    latent_sizes: ClassVar[list[tuple[int, int, int]]] = [(1, 4, 4), (3, 4, 8), (2, 8, 4), (4, 8, 8)]
+
+    def test_latent_timestep_and_text_all_change_the_prediction(self) -> None:
+        """All of the text but the pooled vector, which the model has no input for."""
+        model = self.build_awake()
+        noisy, timestep, text = self.make_inputs()
+        reference = self.family.denoise(model, noisy, timestep, text)
+        other_pooled = TextStates(text.tokens_BKD, text.mask_BK, text.pooled_BD + 1)
+        assert torch.equal(reference, self.family.denoise(model, noisy, timestep, other_pooled))
+        other_tokens = TextStates(text.tokens_BKD + 1, text.mask_BK, text.pooled_BD)
+        for inputs in ((noisy + 1, timestep, text), (noisy, timestep / 2, text), (noisy, timestep, other_tokens)):
+            assert not torch.allclose(reference, self.family.denoise(model, *inputs), atol=1e-4)
+
+
+class TestOpenSoraPlanFull(TestOpenSoraPlan):
+    """Full attention in every layer: how the published training begins."""
+
+    overrides: ClassVar[dict[str, Any]] = TestOpenSoraPlan.overrides | {"sparse1d": False}
+
+
+class TestOpenSoraPlanInpaint(TestOpenSoraPlan):
+    overrides: ClassVar[dict[str, Any]] = TestOpenSoraPlan.overrides | {"inpaint": True}
+
+    @property
+    def family(self) -> DenoiserFamily:
+        """The family with a masked latent and a mask always given."""
+        family = get_family(self.family_name)
+
+        def denoise(
+            model: nn.Module, noisy: Tensor, timestep: Tensor, text: TextStates, given: Conditions = NOTHING
+        ) -> Tensor:
+            channels = noisy.shape[1] + 4
+            beside = draw(1, channels, *noisy.shape[2:]).expand(len(noisy), -1, -1, -1, -1)
+            return family.denoise(model, noisy, timestep, text, replace(given, beside_BCFHW=beside))
+
+        return dataclasses.replace(family, denoise=denoise)
+
+
+def test_all_golden_cases_are_found() -> None:
+    assert len(CASES) == 5
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_every_output_of_a_golden_case_is_reproduced(name: str) -> None:
+    case = read_case(name)
+    assert parity.matches(case)
+    results = parity.run(case)
+    assert {result.name for result in results} == case.outputs.keys()
+    for result in results:
+        assert result.ours is not None and result.ours.shape == result.expected.shape
+        assert difference(result.ours, result.expected) <= result.tolerance, result.name
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_golden_comparison_sees_a_changed_weight(name: str) -> None:
+    case = read_case(name)
+    key = "transformer_blocks.2.attn1.to_q.weight"
+    for result in parity.run(replace(case, weights=case.weights | {key: 1.5 * case.weights[key]})):
+        assert result.ours is not None
+        assert difference(result.ours, result.expected) > 10 * result.tolerance, result.name
+
+
+def test_golden_cases_tell_full_from_skiparse_layers() -> None:
+    case = read_case("opensora_t2v_v13_sparse")
+    settings = case.config["model"] | {"sparse1d": False}
+    results = {result.name: result for result in parity.run(replace(case, config=case.config | {"model": settings}))}
+    ours, expected = results["video_nopad.sample"].ours, results["video_nopad.sample"].expected
+    assert ours is not None and difference(ours, expected) > 1e-2
+
+
+def test_cases_of_other_models_are_not_matched() -> None:
+    assert not parity.matches(ParityCase("other", {"cls": "LatteT2V", "model": {}}, {}, {}, {}))
+    assert not parity.matches(ParityCase("other", {}, {}, {}, {}))
+
+
+def test_the_published_cache_hands_a_scale_on_to_axes_of_the_same_length() -> None:
+    scales = (1.0, 2.0, 1.5)
+    assert parity.published_scales(scales, [(3, 4, 5)]) == scales
+    assert parity.published_scales(scales, [(4, 4, 6)]) == (1.0, 1.0, 1.5)
+    assert parity.published_scales(scales, [(4, 4, 4)]) == (1.0, 1.0, 1.0)
+    assert parity.published_scales(scales, [(4, 4, 6), (3, 4, 5)]) == (1.0, 1.0, 1.5)
+
+
+@pytest.mark.parametrize(
+    ("size", "published", "num_parameters", "num_entries"),
+    [
+        ("2b", "OpenSoraT2V_v1_3-2B/122", 2_771_981_600, 687),
+        ("2b-inpaint", "OpenSoraInpaint_v1_3-2B/122", 2_782_713_632, 693),
+    ],
+)
+def test_released_sizes_have_the_published_keys_and_shapes(
+    size: str, published: str, num_parameters: int, num_entries: int
+) -> None:
+    with torch.device("meta"):
+        model = build(SIZES[size])
+    shapes = {key: list(tensor.shape) for key, tensor in model.state_dict().items()}
+    assert shapes == MANIFEST[published]["keys"]
+    assert sum(parameter.numel() for parameter in model.parameters()) == num_parameters
+    assert MANIFEST[published]["n_parameters"] == num_parameters and len(shapes) == num_entries
+
+
+@pytest.mark.parametrize(("size", "num_parameters"), [("tiny", 739_712), ("tiny-inpaint", 762_944)])
+def test_small_sizes_have_the_stated_counts(size: str, num_parameters: int) -> None:
+    with torch.device("meta"):
+        model = build(SIZES[size])
+    assert sum(parameter.numel() for parameter in model.parameters()) == num_parameters
+
+
+def test_layers_at_both_ends_see_all_tokens() -> None:
+    patterns = [SIZES["2b"].pattern(layer) for layer in range(32)]
+    assert patterns == ["full"] * 2 + ["single", "group"] * 14 + ["full"] * 2
+    assert {replace(SIZES["2b"], sparse1d=False).pattern(layer) for layer in range(32)} == {"full"}
+
+
+def test_noise_level_is_a_whole_index_in_float32() -> None:
+    """999 is the last index; in bf16 it would be 1000."""
+    seen: list[Tensor] = []
+    model = build(SMALL).to(torch.bfloat16)
+    model.adaln_single.register_forward_pre_hook(lambda module, args: seen.append(args[0]))
+    text = TextStates(draw(3, 5, 20), torch.ones(3, 5, dtype=torch.bool), draw(3, 6))
+    timestep = (torch.tensor([0, 501, 999]).double() / 1000).float()
+    with torch.no_grad():
+        get_family("opensora_plan").denoise(model, draw(3, 4, 1, 4, 4), timestep, text)
+    assert seen[0].dtype == torch.float32 and seen[0].tolist() == [0, 501, 999]
+
+
+def test_time_sinusoids_have_cosines_first() -> None:
+    sinusoids = embed_index(torch.tensor([3]))[0]
+    assert sinusoids[0] == torch.tensor(3.0).cos() and sinusoids[128] == torch.tensor(3.0).sin()
+    assert torch.allclose(sinusoids[1], torch.tensor(3 * 10_000 ** (-1 / 128)).cos())
+
+
+class TestMasks:
+    """Padding of batches with several sizes, and of captions."""
+
+    def predict(self, noisy: Tensor, cells: Tensor | None, text: Tensor, mask: Tensor | None = None) -> Tensor:
+        with torch.no_grad():
+            return build_awake(SMALL)(noisy, torch.full((len(noisy),), 500), text, mask, cells)
+
+    def test_padding_leaves_the_picture_as_it_is_alone(self) -> None:
+        """In full layers; skiparse ones number the tokens over the padded grid, as the original does."""
+        config = replace(SMALL, sparse1d=False)
+        noisy, text, cells = draw(1, 4, 3, 8, 8), draw(1, 5, 20), torch.ones(1, 3, 8, 8)
+        padded = torch.nn.functional.pad(noisy, (0, 4, 0, 2, 0, 1), value=7.0)
+        padded_cells = torch.nn.functional.pad(cells, (0, 4, 0, 2, 0, 1))
+        model, index = build_awake(config), torch.tensor([500])
+        with torch.no_grad():
+            alone = model(noisy, index, text)
+            inside = model(padded, index, text, None, padded_cells)[:, :, :3, :8, :8]
+            unmasked = model(padded, index, text)[:, :, :3, :8, :8]
+        assert difference(inside, alone) < 1e-5
+        assert difference(unmasked, alone) > 1e-2
+
+    def test_what_lies_in_the_padding_is_not_seen_in_skiparse_layers(self) -> None:
+        noisy, text, cells = draw(2, 4, 3, 8, 10), draw(2, 5, 20), torch.ones(2, 3, 8, 10)
+        cells[1, :, 6:] = 0
+        cells[1, 2:] = 0
+        hidden = cells[:, None].expand_as(noisy) == 0
+        other = torch.where(hidden, 50.0, noisy)
+        valid = ~hidden
+        ours, same = (self.predict(latent, cells, text) for latent in (noisy, other))
+        assert difference(ours[valid], same[valid]) < 1e-5
+        assert difference(self.predict(noisy, None, text)[valid], self.predict(other, None, text)[valid]) > 1e-2
+
+    def test_a_mask_without_padding_equals_none(self) -> None:
+        noisy, text = draw(2, 4, 2, 8, 8), draw(2, 5, 20)
+        assert torch.equal(self.predict(noisy, torch.ones(2, 2, 8, 8), text), self.predict(noisy, None, text))
+
+    def test_masks_are_left_out_when_nothing_is_padded(self) -> None:
+        masks: list[Any] = []
+        model = build(SMALL)
+        for block in model.transformer_blocks:
+            block.register_forward_pre_hook(lambda module, args: masks.append(args[4]))
+        cells = torch.ones(1, 2, 8, 8)
+        with torch.no_grad():
+            model(draw(1, 4, 2, 8, 8), torch.tensor([1]), draw(1, 5, 20), None, cells)
+            assert masks == [None] * 4
+            masks.clear()
+            cells[:, 1] = 0
+            model(draw(1, 4, 2, 8, 8), torch.tensor([1]), draw(1, 5, 20), None, cells)
+        assert [tuple(mask.shape) for mask in masks] == [(1, 1, 1, 32), (1, 1, 1, 32), (4, 1, 1, 8), (4, 1, 1, 8)]
+
+    def test_padding_of_a_caption_is_not_seen(self) -> None:
+        noisy, text, mask = draw(2, 4, 2, 8, 8), draw(2, 5, 20), torch.ones(2, 5, dtype=torch.bool)
+        mask[1, 3:] = False
+        other = torch.where(mask[..., None], text, 9.0)
+        assert difference(self.predict(noisy, None, text, mask), self.predict(noisy, None, other, mask)) < 1e-5
+        assert difference(self.predict(noisy, None, text), self.predict(noisy, None, other)) > 1e-2
+
+    def test_a_token_counts_when_any_of_its_cells_does(self) -> None:
+        cells = torch.zeros(1, 1, 4, 6)
+        cells[..., :3, :3] = 1
+        assert pool_cells(cells, 2).tolist() == [[1, 1, 0, 1, 1, 0]]
+
+    def test_masks_hold_in_bf16(self) -> None:
+        """Both numbers that are added round to -9984 there, which is still as good as minus infinity."""
+        noisy, text, cells = draw(1, 4, 3, 8, 10), draw(1, 5, 20), torch.ones(1, 3, 8, 10)
+        cells[:, :, 6:] = 0
+        model, index = build_awake(SMALL), torch.tensor([500])
+        with torch.no_grad():
+            exact = model(noisy, index, text, None, cells)[:, :, :, :6]
+            rounded = model.to(torch.bfloat16)(noisy, index, text, None, cells)[:, :, :, :6]
+            unmasked = model(noisy, index, text)[:, :, :, :6]
+        assert (rounded - exact).norm() < 0.03 * exact.norm()
+        assert (unmasked - exact).norm() > 0.03 * exact.norm()
+
+    def test_a_sample_that_is_all_padding_stays_finite(self) -> None:
+        for config in (SMALL, replace(SMALL, sparse1d=False)):
+            with torch.no_grad():
+                prediction = build_awake(config)(
+                    draw(1, 4, 1, 8, 8), torch.tensor([5]), draw(1, 5, 20), torch.zeros(1, 5), torch.zeros(1, 1, 8, 8)
+                )
+            assert prediction.isfinite().all()
+
+
+def test_rotation_is_the_published_one_up_to_the_order_of_channels() -> None:
+    """Products of queries and keys against v * cos + half_turned(v) * sin within each third of a head."""
+    grid, scales, head_dim = (2, 3, 4), (1.0, 2.0, 1.5), 12
+    q, k = draw(1, 24, 2, head_dim, seed=0), draw(1, 24, 2, head_dim, seed=1)
+    table = rotary_table(grid, head_dim, scales)
+    ours = torch.einsum("bnhd,bmhd->bhnm", rotate(q, table), rotate(k, table))
+    positions = torch.cartesian_prod(*(torch.arange(count).float() for count in grid)) / torch.tensor(scales)
+    angles = positions[:, :, None] * torch.tensor([1.0, 10_000**-0.5])
+    cos, sin = (part.repeat(1, 1, 2).view(1, 24, 1, head_dim) for part in (angles.cos(), angles.sin()))
+
+    def turn(heads: Tensor) -> Tensor:
+        first, second = heads.unflatten(-1, (3, 2, 2)).unbind(-2)
+        return heads * cos + torch.stack([-second, first], dim=-2).flatten(-3) * sin
+
+    expected = torch.einsum("bnhd,bmhd->bhnm", turn(q), turn(k))
+    assert difference(ours, expected) < 1e-5
+    assert difference(torch.einsum("bnhd,bmhd->bhnm", q, k), expected) > 0.1
+
+
+def test_interpolated_positions_are_those_of_a_smaller_picture() -> None:
+    fine, coarse = rotary_table((1, 8, 8), 12, (1.0, 2.0, 2.0)), rotary_table((1, 4, 4), 12, (1.0, 1.0, 1.0))
+    assert torch.allclose(fine.view(8, 8, -1)[::2, ::2], coarse.view(4, 4, -1))
+    assert not torch.allclose(rotary_table((1, 8, 8), 12, (1.0, 1.0, 1.0)), fine)
+
+
+def test_tables_are_kept_per_shape_and_bounded() -> None:
+    tables, cpu = RotaryTables(12, (1.0, 1.0, 1.0)), torch.device("cpu")
+    first = tables.get((1, 2, 2), cpu)
+    assert tables.get((1, 2, 2), cpu) is first
+    for frames in range(2, 2 + RotaryTables.KEPT):
+        tables.get((frames, 2, 2), cpu)
+    assert tables.get((1, 2, 2), cpu) is not first
+
+
+def test_a_table_made_while_sampling_serves_training() -> None:
+    model = build_awake(SMALL)
+    inputs = (draw(1, 4, 2, 4, 4), torch.tensor([3]), draw(1, 5, 20))
+    with torch.inference_mode():
+        model(*inputs)
+    model(*inputs).sum().backward()
+    assert model.pos_embed.proj.weight.grad is not None
+
+
+def test_predicted_tokens_have_their_channels_last() -> None:
+    tokens = torch.arange(2 * 2 * 3 * 2 * 2 * 4.0).reshape(1, 2 * 2 * 3, 16)
+    latent = unpack(tokens, (2, 2, 3), 2)
+    assert latent.shape == (1, 4, 2, 4, 6)
+    # token of frame 1, row 1, column 2; within it row 1, column 0, channel 3
+    assert latent[0, 3, 1, 3, 4] == tokens[0, 11, (1 * 2 + 0) * 4 + 3]
+
+
+@pytest.mark.parametrize("layer", [0, 2, 3], ids=["full", "single", "group"])
+def test_blocks_compile_without_a_break(layer: int) -> None:
+    model = build_awake(SMALL)
+    block = model.transformer_blocks[layer]
+    x, text, modulation = draw(2, 18, 24), draw(2, 5, 24), draw(2, 6, 24)
+    cells = torch.ones(2, 2, 6, 6)
+    cells[0, 1] = 0
+    mask = model._masks(cells, x)[SMALL.pattern(layer)]
+    table = rotary_table((2, 3, 3), 12, (1.0, 1.0, 1.0))
+    compiled = torch.compile(block, fullgraph=True, backend="eager")
+    with torch.no_grad():
+        assert torch.equal(compiled(x, text, modulation, table, mask), block(x, text, modulation, table, mask))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        ({"num_layer": 64}, "did you mean 'num_layers'"),
+        ({"context_in_dim": 64}, "follows from the autoencoder"),
+        ({"num_layers": True}, "should be like"),
+        ({"num_layers": 0}, "must be at least 1"),
+        ({"attention_head_dim": 16}, "a multiple of 6"),
+        ({"interpolation_scale_h": 0.0}, "must be above 0"),
+        ({"sparse_n": 0}, "must be at least 1"),
+    ],
+)
+def test_a_wrong_setting_is_refused(overrides: dict[str, Any], message: str) -> None:
+    configure = get_family("opensora_plan").configure
+    with pytest.raises(ConfigError, match=message):
+        configure("tiny", latent_channels=8, text_width=384, pooled_width=384, overrides=overrides)
+
+
+class TestWrongShapes:
+    def denoise(self, noisy: Tensor, given: Conditions = NOTHING, **changes: Any) -> None:
+        text = TextStates(draw(1, 5, 20), torch.ones(1, 5, dtype=torch.bool), draw(1, 6))
+        family = get_family("opensora_plan")
+        family.denoise(build(replace(SMALL, **changes)), noisy, torch.ones(1), text, given)
+
+    def test_sides_that_patches_do_not_tile_name_the_rule(self) -> None:
+        with pytest.raises(ConfigError, match=r"5x4 cells.*multiples of 2.*pixels that are multiples of 16"):
+            self.denoise(draw(1, 4, 1, 5, 4))
+        with pytest.raises(ConfigError, match="multiples of 2"):
+            token_grid((1, 4, 3), 2)
+
+    def test_latents_of_another_autoencoder_are_refused(self) -> None:
+        with pytest.raises(ConfigError, match="has 8 channels, the model takes 4"):
+            self.denoise(draw(1, 8, 1, 4, 4))
+
+    def test_a_mask_of_another_size_is_refused(self) -> None:
+        with pytest.raises(ConfigError, match="one number for every latent cell"):
+            self.denoise(draw(1, 4, 1, 4, 4), Conditions(cells_BFHW=torch.ones(1, 1, 2, 2)))
+
+    def test_a_condition_without_an_input_is_refused(self) -> None:
+        with pytest.raises(ConfigError, match="no input for the condition 'beside_BCFHW'"):
+            self.denoise(draw(1, 4, 1, 4, 4), Conditions(beside_BCFHW=draw(1, 8, 1, 4, 4)))
+        with pytest.raises(ConfigError, match="no input for the condition 'fps_B'"):
+            self.denoise(draw(1, 4, 1, 4, 4), Conditions(fps_B=torch.ones(1)))
+
+    def test_a_condition_with_other_channels_is_refused(self) -> None:
+        with pytest.raises(ConfigError, match=r"masked latent \(4 channels\), then the mask \(4\)"):
+            self.denoise(draw(1, 4, 1, 4, 4), Conditions(beside_BCFHW=draw(1, 5, 1, 4, 4)), inpaint=True)

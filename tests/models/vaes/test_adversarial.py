@@ -1,0 +1,134 @@
+"""The discriminator, LPIPS and what they add to the loss of an autoencoder."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from frameloom.checkpoint.goldens import read_case
+from frameloom.checkpoint.parity import run_case
+from frameloom.core.errors import CheckpointError, ConfigError
+from frameloom.core.random import stream
+from frameloom.models.vaes import gan_parity
+from frameloom.models.vaes.adversarial import AdversarialSettings, balance_gradients, discriminator_loss, generator_term
+from frameloom.models.vaes.discriminator import (
+    Discriminator3D,
+    DiscriminatorConfig,
+    build_discriminator,
+    load_discriminator,
+)
+from frameloom.models.vaes.losses import reconstruction_nll
+from frameloom.models.vaes.lpips import LPIPS, load_lpips
+
+GOLDENS = Path(__file__).parents[2] / "goldens" / "open-sora-plan"
+COMPARED = {"discriminator3d": 22, "vae_gan_losses": 142, "lpips_recipe": 8}
+TINY = DiscriminatorConfig(channels=4, num_layers=2)
+
+
+@pytest.mark.parametrize("name", COMPARED)
+def test_golden_cases_are_within_tolerance(name: str) -> None:
+    result = run_case(read_case(GOLDENS / f"{name}.safetensors", name=name), [gan_parity])
+    assert result.is_good, result
+    assert result.num_compared == len(result.outputs) == COMPARED[name]
+
+
+@pytest.mark.parametrize("name", COMPARED)
+def test_disturbed_inputs_are_out_of_tolerance(name: str) -> None:
+    case = read_case(GOLDENS / f"{name}.safetensors", name=name)
+    changed = {key: value * 1.01 for key, value in case.inputs.items()}
+    assert not run_case(dataclasses.replace(case, inputs=changed), [gan_parity]).is_good
+
+
+def test_the_published_size_has_the_published_parameters() -> None:
+    with torch.device("meta"):
+        counts = [
+            sum(parameter.numel() for parameter in Discriminator3D(DiscriminatorConfig(num_layers=layers)).parameters())
+            for layers in (4, 3)
+        ]
+    assert counts == [11_744_641, 4_665_729]
+
+
+def test_fresh_weights_follow_from_the_generator_alone() -> None:
+    state = torch.get_rng_state()
+    first, again, other = (build_discriminator(TINY, stream(seed, "d")).state_dict() for seed in (1, 1, 2))
+    # Layers draw from the global generator when they are made; what they drew must not matter.
+    torch.set_rng_state(state)
+    assert all(torch.equal(first[key], again[key]) for key in first)
+    assert not torch.equal(first["main.0.weight"], other["main.0.weight"])
+    assert float(first["main.0.weight"].std()) == pytest.approx(0.02, rel=0.2)
+
+
+def test_weights_of_another_size_are_refused_with_a_list() -> None:
+    wrong = Discriminator3D(DiscriminatorConfig(channels=8, num_layers=2)).state_dict()
+    with pytest.raises(CheckpointError, match="discriminator's weights does not fit"):
+        load_discriminator(Discriminator3D(TINY), wrong)
+    with pytest.raises(CheckpointError, match="weights of LPIPS"):
+        load_lpips(LPIPS(), {})
+
+
+def test_turns_and_start() -> None:
+    settings = AdversarialSettings(start=10)
+    assert [settings.trains_discriminator(step) for step in (9, 10, 11, 12)] == [False, False, True, False]
+    assert [settings.factor_at(step) for step in (9, 10)] == [0.0, 1.0]
+    with pytest.raises(ConfigError, match="'hinge' or 'vanilla'"):
+        AdversarialSettings(loss="other")  # type: ignore[arg-type]
+
+
+def test_the_weight_makes_both_gradients_alike() -> None:
+    layer = torch.ones(4, requires_grad=True)
+    ratio = balance_gradients((3 * layer).sum(), (0.5 * layer).sum(), layer)
+    assert float(ratio) == pytest.approx(6.0, rel=1e-3)
+    assert not ratio.requires_grad
+    assert float(balance_gradients(layer.sum(), 0 * layer.sum(), layer)) == 1e4
+
+
+def test_a_discriminator_learns_to_tell_two_kinds_apart() -> None:
+    generator = stream(0, "clips")
+    model = build_discriminator(TINY, stream(0, "d")).train()
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.02)
+    settings = AdversarialSettings()
+    losses = []
+    for step in range(20):
+        real, made = (torch.randn(4, 3, 5, 8, 8, generator=generator) + offset for offset in (1.0, -1.0))
+        loss = discriminator_loss(model(real), model(made), settings, step)
+        optimizer.zero_grad()
+        torch.autograd.backward(loss)
+        optimizer.step()
+        losses.append(float(loss.detach()))
+    assert losses[-1] < 0.1 < losses[0]
+
+
+def test_the_generators_term_flows_back_to_the_decoder() -> None:
+    layer = nn.Conv3d(3, 3, 1)
+    model = build_discriminator(TINY, stream(0, "d"))
+    clip = torch.rand(1, 3, 5, 8, 8, generator=stream(1, "clip"))
+    made = layer(clip)
+    settings = AdversarialSettings(start=1)
+    nll = (made - clip).abs().sum()
+    assert float(generator_term(model(made), nll, layer.weight, settings, 0).loss) == 0
+    term = generator_term(model(made), nll, layer.weight, settings, 1)
+    (grad,) = torch.autograd.grad(term.loss, layer.weight, retain_graph=True)
+    (of_nll,) = torch.autograd.grad(nll, layer.weight)
+    assert float(grad.norm()) == pytest.approx(0.5 * float(of_nll.norm()), rel=0.01)
+
+
+def test_lpips_has_finite_gradients_where_no_feature_fires() -> None:
+    model = LPIPS()
+    for parameter in model.parameters():
+        parameter.zero_()
+    picture = torch.zeros(1, 3, 32, 32, requires_grad=True)
+    (grad,) = torch.autograd.grad(model(picture, torch.ones(1, 3, 32, 32)).sum(), picture)
+    assert bool(torch.isfinite(grad).all())
+
+
+def test_a_perceptual_distance_counts_once_for_every_number_of_its_frame() -> None:
+    clip, result = torch.zeros(2, 3, 4, 5, 6), torch.ones(2, 3, 4, 5, 6)
+    plain = reconstruction_nll(clip, result)
+    assert float(plain) == 90
+    assert float(reconstruction_nll(clip, result, perceptual_BF=torch.full((2, 4), 0.5))) == 135
+    weights = torch.tensor([[2.0] * 4, [0.0] * 4])
+    assert float(reconstruction_nll(clip, result, weight_BF=weights)) == float(plain)

@@ -1,0 +1,310 @@
+"""The picture autoencoder on clips. B batch, C channels, F frames, H height, W width."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from frameloom.core.errors import CheckpointError, ConfigError, DataError
+from frameloom.core.random import stream
+from frameloom.models.vaes import VAES, get_vae
+from frameloom.models.vaes.kl import SIZES, KLConfig, build, load_original
+from frameloom.models.vaes.kl.model import KLVAE, diffusers_arguments
+from frameloom.models.vaes.kl.tiling import run_in_tiles
+from frameloom.models.vaes.kl.weights import detect_layout, export_original
+from frameloom.train.recompute import recompute_blocks
+
+NARROW = KLConfig(base_channels=4, channel_mult=(1, 1, 2, 2), num_res_blocks=1, norm_groups=2)
+
+
+def build_awake(config: KLConfig = NARROW, seed: int = 0) -> KLVAE:
+    model = build(config)
+    generator = stream(seed, "test weights")
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(0.3 * torch.randn(parameter.shape, generator=generator))
+    assert isinstance(model, KLVAE)
+    return model.eval()
+
+
+def draw_clip(*shape: int) -> Tensor:
+    return torch.rand(shape, generator=stream(0, "clip", *shape)) * 2 - 1
+
+
+def difference(one: Tensor, other: Tensor) -> float:
+    return float((one - other).detach().abs().max())
+
+
+def test_the_shelf_has_it() -> None:
+    assert VAES["kl"] is get_vae("kl")
+    assert set(get_vae("kl").sizes) == {"tiny", "sdxl", "playground-2.5"}
+
+
+def test_released_size_has_the_published_keys_and_parameters() -> None:
+    diffusers = pytest.importorskip("diffusers")
+    with torch.device("meta"):
+        ours = build(SIZES["sdxl"])
+        theirs = diffusers.AutoencoderKL(
+            down_block_types=("DownEncoderBlock2D",) * 4,
+            up_block_types=("UpDecoderBlock2D",) * 4,
+            block_out_channels=(128, 256, 512, 512),
+            layers_per_block=2,
+            latent_channels=4,
+        )
+    expected = {key: tensor.shape for key, tensor in theirs.state_dict().items()}
+    assert {key: tensor.shape for key, tensor in ours.state_dict().items()} == expected
+    assert sum(parameter.numel() for parameter in ours.parameters()) == 83_653_863
+    assert len(expected) == 248
+    with torch.device("meta"):
+        assert sum(parameter.numel() for parameter in build(SIZES["tiny"]).parameters()) == 316_695
+
+
+def test_diffusers_computes_the_same_picture_by_picture() -> None:
+    diffusers = pytest.importorskip("diffusers")
+    model = build_awake()
+    twin = diffusers.AutoencoderKL(**diffusers_arguments(NARROW)).eval()
+    twin.load_state_dict(model.state_dict())
+    clip = draw_clip(2, 3, 3, 16, 24)
+    with torch.no_grad():
+        moments = model.encode(clip)
+        pixels = model.decode(moments.mean_BCFHW)
+        assert moments.mean_BCFHW.shape == (2, 4, 3, 2, 3) and pixels.shape == clip.shape
+        for frame in range(3):
+            expected = twin.encode(clip[:, :, frame]).latent_dist
+            assert difference(moments.mean_BCFHW[:, :, frame], expected.mean) <= 1e-5
+            assert difference(moments.logvar_BCFHW[:, :, frame], expected.logvar) <= 1e-5
+            assert difference(pixels[:, :, frame], twin.decode(expected.mean).sample) <= 1e-5
+        assert difference(moments.mean_BCFHW[:, :, 0], expected.mean) > 1e-3
+
+
+@pytest.mark.parametrize("frames", [1, 2, 5])
+def test_any_number_of_frames_is_a_clip_and_frames_do_not_see_each_other(frames: int) -> None:
+    model = build_awake()
+    clip = draw_clip(1, 3, frames, 16, 8)
+    assert model.latent_frames(frames) == frames
+    with torch.no_grad():
+        latent = model.encode(clip).mean_BCFHW
+        alone = torch.cat([model.encode(clip[:, :, [frame]]).mean_BCFHW for frame in range(frames)], dim=2)
+    assert difference(latent, alone) <= 1e-5
+
+
+def test_a_latent_of_the_denoiser_is_scaled_as_published() -> None:
+    ones = torch.ones(1, 4, 1, 1, 1)
+    assert torch.equal(build(NARROW).normalize(ones), torch.full((1, 4, 1, 1, 1), 0.13025))
+    with torch.device("meta"):
+        playground = build(SIZES["playground-2.5"])
+    playground.reset_scaling()
+    expected = (1 + 1.6574) * 0.5 / 8.4927
+    assert float(playground.normalize(ones)[0, 0]) == pytest.approx(expected, rel=1e-6)
+    assert difference(playground.denormalize(playground.normalize(ones)), ones) <= 1e-6
+
+
+@pytest.mark.parametrize("layout", ["diffusers", "single", "bare"])
+def test_weights_survive_every_published_layout(layout: Any) -> None:
+    model, other = build_awake(), build_awake(seed=1)
+    tensors = export_original(model, layout)
+    assert detect_layout(tensors) == layout
+    assert not torch.equal(other.state_dict()["quant_conv.weight"], model.state_dict()["quant_conv.weight"])
+    load_original(other, tensors)
+    assert all(torch.equal(tensor, other.state_dict()[key]) for key, tensor in model.state_dict().items())
+
+
+def test_older_spelling_of_the_attention_loads() -> None:
+    model = build_awake()
+    old = {".to_q.": ".query.", ".to_k.": ".key.", ".to_v.": ".value.", ".to_out.0.": ".proj_attn."}
+    tensors = dict(model.state_dict())
+    for now, before in old.items():
+        tensors = {key.replace(now, before): tensor for key, tensor in tensors.items()}
+    assert tensors.keys() != model.state_dict().keys()
+    other = build_awake(seed=1)
+    load_original(other, tensors)
+    assert all(torch.equal(tensor, other.state_dict()[key]) for key, tensor in model.state_dict().items())
+
+
+@pytest.mark.parametrize("layout", ["diffusers", "single", "bare"])
+def test_a_damaged_file_of_any_layout_is_refused(layout: Any) -> None:
+    model = build_awake()
+    complete = export_original(model, layout)
+    for key in list(complete)[::9]:
+        with pytest.raises(CheckpointError, match=r"does not fit.*1 missing"):
+            load_original(model, {name: value for name, value in complete.items() if name != key})
+    strange = "first_stage_model.loss.weight" if layout == "single" else "loss.weight"
+    with pytest.raises(CheckpointError, match=f"1 unexpected .{strange}"):
+        load_original(model, complete | {strange: torch.zeros(1)})
+    with pytest.raises(CheckpointError, match="none of the 1 tensors"):
+        load_original(model, {"conv_in.weight": torch.zeros(1)})
+
+
+def test_other_parts_of_a_single_file_are_passed_over() -> None:
+    tensors = export_original(build_awake(), "single")
+    others = ("model.diffusion_model.out.0.weight", "conditioner.embedders.1.model.logit_scale")
+    load_original(build_awake(seed=1), tensors | {key: torch.zeros(1) for key in others})
+    with pytest.raises(CheckpointError, match=r"model_ema\.decay"):
+        load_original(build_awake(seed=1), tensors | {"model_ema.decay": torch.zeros(1)})
+
+
+def test_a_model_built_on_the_meta_device_works_after_loading() -> None:
+    source = build_awake()
+    with torch.device("meta"):
+        model = build(NARROW)
+    load_original(model, export_original(source, "single"))
+    clip = draw_clip(1, 3, 1, 16, 16)
+    with torch.no_grad():
+        assert torch.equal(model.eval().encode(clip).mean_BCFHW, source.encode(clip).mean_BCFHW)
+    assert float(model.scale[0]) == pytest.approx(0.13025)
+
+
+def test_pieces_equal_the_whole() -> None:
+    model = build_awake()
+    clip = draw_clip(2, 3, 3, 16, 16)
+    seen: list[int] = []
+    model.encoder.conv_in.register_forward_pre_hook(lambda _, args: seen.append(len(args[0])))
+    with torch.no_grad():
+        latent = model.encode(clip).mean_BCFHW
+        pixels = model.decode(latent)
+        model.enable_chunking(encode_frames=4, decode_frames=1)
+        assert difference(model.encode(clip).mean_BCFHW, latent) <= 1e-5
+        assert difference(model.decode(latent), pixels) <= 1e-5
+        model.disable_chunking()
+        model.encode(clip)
+    assert seen == [6, 4, 2, 6]
+    with pytest.raises(ConfigError, match="decode_frames 0"):
+        model.enable_chunking(decode_frames=0)
+
+
+def test_tiles_of_a_local_function_equal_the_whole() -> None:
+    picture = draw_clip(2, 3, 40, 72)
+    upward = run_in_tiles(lambda x: x.repeat_interleave(8, 2).repeat_interleave(8, 3), picture, **tiles(16, 1, 8))
+    assert difference(upward, picture.repeat_interleave(8, 2).repeat_interleave(8, 3)) <= 1e-6
+    downward = run_in_tiles(lambda x: x[:, :, ::8, ::8], upward, **tiles(16, 8, 1))
+    assert difference(downward, picture) <= 1e-6
+    tile_of_its_own = run_in_tiles(lambda x: x - x.mean(), picture, **tiles(16, 1, 1))
+    assert difference(tile_of_its_own, picture - picture.mean()) > 1e-3
+
+
+def tiles(tile_cells: int, cell_in: int, cell_out: int) -> dict[str, int]:
+    return {"tile_cells": tile_cells, "cell_in": cell_in, "cell_out": cell_out}
+
+
+def test_tiles_bound_the_picture_that_a_layer_sees() -> None:
+    model = build_awake()
+    seen: list[tuple[int, ...]] = []
+    model.decoder.conv_in.register_forward_pre_hook(lambda _, args: seen.append(tuple(args[0].shape[2:])))
+    latent = draw_clip(1, 4, 1, 8, 5)
+    with torch.no_grad():
+        model.enable_tiling(tile_cells=5)
+        assert model.decode(latent).shape == (1, 3, 1, 64, 40)
+        assert model.encode(draw_clip(1, 3, 1, 64, 40)).mean_BCFHW.shape == latent.shape
+        model.enable_tiling(tile_cells=8)
+        whole = model.decode(latent)
+        model.disable_tiling()
+        assert torch.equal(model.decode(latent), whole)
+    assert seen == [(5, 5), (5, 5), (8, 5), (8, 5)]
+    with pytest.raises(ConfigError, match="tile_cells 2"):
+        model.enable_tiling(tile_cells=2)
+
+
+def test_gradients_reach_every_parameter_and_recompute_changes_nothing() -> None:
+    clip = draw_clip(1, 3, 2, 16, 16)
+    gradients = []
+    for recompute in (False, True):
+        model = build_awake().train()
+        if recompute:
+            recompute_blocks(model.blocks())
+        model.decode(model.encode(clip).sample(torch.ones(1, 4, 2, 2, 2))).square().mean().backward()
+        gradients.append([parameter.grad for parameter in model.parameters()])
+    assert all(gradient is not None and gradient.any() for gradient in gradients[0])
+    assert all(torch.equal(one, other) for one, other in zip(*gradients, strict=True))
+    assert len(model.blocks()) == 4 + 2 + 8 + 2
+
+
+def test_tiny_learns_a_few_pictures() -> None:
+    torch.manual_seed(0)
+    model = build(SIZES["tiny"])
+    coarse = draw_clip(4, 3, 2, 2)
+    clip = torch.nn.functional.interpolate(coarse, (16, 16))[:, :, None]
+    optimizer = torch.optim.AdamW(model.parameters(), lr=4e-3)
+    losses = []
+    for step in range(60):
+        moments = model.encode(clip)
+        eps = torch.randn(moments.mean_BCFHW.shape, generator=stream(0, "test eps", step))
+        loss = (model.decode(moments.sample(eps)) - clip).square().mean() + 1e-6 * moments.kl_B().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[-1] < 0.3 * losses[0]
+
+
+def test_autocast_leaves_the_published_size_alone_and_reaches_the_tiny_one() -> None:
+    clip = draw_clip(1, 3, 1, 16, 16)
+    for force_upcast in (True, False):
+        model = build_awake(dataclasses.replace(NARROW, force_upcast=force_upcast))
+        with torch.no_grad():
+            expected = model.encode(clip).mean_BCFHW
+            with torch.autocast("cpu", dtype=torch.bfloat16):
+                given = model.encode(clip).mean_BCFHW
+        assert torch.equal(given, expected) == force_upcast
+        assert difference(given, expected) < 0.1 * float(expected.abs().max())
+    assert SIZES["sdxl"].force_upcast and not SIZES["tiny"].force_upcast
+
+
+def test_float16_is_refused_unless_the_weights_are_made_for_it() -> None:
+    with pytest.raises(ConfigError, match="overflow in float16"):
+        build_awake().half().encode(draw_clip(1, 3, 1, 8, 8))
+    with torch.no_grad():
+        fixed = build_awake(dataclasses.replace(NARROW, force_upcast=False)).half()
+        assert fixed.encode(draw_clip(1, 3, 1, 8, 8)).mean_BCFHW.dtype == torch.float32
+
+
+def test_bf16_is_close_to_fp32() -> None:
+    model = build_awake()
+    clip = draw_clip(1, 3, 2, 16, 16)
+    with torch.no_grad():
+        expected = model.encode(clip).mean_BCFHW
+        rounded = model.to(torch.bfloat16).encode(clip).mean_BCFHW
+    assert 0 < float((rounded - expected).norm() / expected.norm()) < 0.05
+
+
+def test_a_block_compiles_without_graph_breaks() -> None:
+    block = build_awake().blocks()[0]
+    picture = draw_clip(1, 4, 8, 8)
+    with torch.no_grad():
+        compiled = torch.compile(block, fullgraph=True, backend="eager")
+        assert torch.equal(compiled(picture, None), block(picture, None))
+
+
+def test_wrong_pixels_and_latents_are_refused_by_rule() -> None:
+    model = build_awake()
+    with pytest.raises(DataError, match="multiples of 8 and 8"):
+        model.encode(torch.zeros(1, 3, 1, 12, 8))
+    with pytest.raises(DataError, match=r"expected \(batch, 3, frames"):
+        model.encode(torch.zeros(1, 4, 1, 8, 8))
+    with pytest.raises(DataError, match=r"expected \(batch, 4, frames"):
+        model.decode(torch.zeros(1, 3, 1, 8, 8))
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"channel_mult": (1, 2)}, "must have 4 numbers"),
+        ({"norm_groups": 3}, "cannot be cut into norm_groups 3"),
+        ({"num_res_blocks": 0}, "at least 1"),
+        ({"scale": (1.0, 2.0)}, "scale has 2 numbers for 4 latent channels"),
+    ],
+)
+def test_a_wrong_setting_is_refused(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        KLConfig(**fields)
+
+
+def test_a_saved_description_builds_the_same_config() -> None:
+    """A model folder holds lists where the config has tuples."""
+    saved = {
+        key: list(value) if isinstance(value, tuple) else value for key, value in dataclasses.asdict(NARROW).items()
+    }
+    assert KLConfig(**saved) == NARROW
