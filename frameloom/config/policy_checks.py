@@ -140,7 +140,7 @@ def _check_grouped(recipe: Recipe, facts: VAEFacts, step: int) -> Iterator[Probl
     if least > section.num_frames > 1:
         text = f"data.grouped.num_frames is {section.num_frames}, but videos below {least} frames are dropped"
         yield Problem((*path, "num_frames"), f"{text}; raise it, or set min_frames", ((*path, "min_frames"),))
-    latents = (section.num_frames - facts.causal) // facts.strides[0] + facts.causal
+    latents = max(1, (section.num_frames - facts.causal) // facts.strides[0] + facts.causal)
     if section.sp_size > latents and section.num_frames > 1:
         text = f"data.grouped.sp_size is {section.sp_size}, but {section.num_frames} frames give {latents} latent ones"
         yield Problem((*path, "sp_size"), f"{text}; make it {latents} or less", ((*path, "num_frames"),))

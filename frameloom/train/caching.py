@@ -219,7 +219,7 @@ class _LatentShape:
 
     def __call__(self, bucket: Bucket) -> tuple[int, int, int, int]:
         stride_f, stride_h, stride_w = self._strides
-        frames = (bucket.frames - self._causal) // stride_f + self._causal
+        frames = max(1, (bucket.frames - self._causal) // stride_f + self._causal)
         return self._channels, frames, bucket.height // stride_h, bucket.width // stride_w
 
 

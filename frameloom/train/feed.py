@@ -185,7 +185,7 @@ def clip_costs(recipe: Recipe, grid: BucketPolicy) -> NDArray[np.float64]:
     if recipe.task != "denoiser":
         return grid.costs
     vae, patch = VAES[recipe.vae.name], token_patch(recipe)
-    latent_frames = [(bucket.frames - vae.causal) // vae.strides[0] + vae.causal for bucket in grid.buckets]
+    latent_frames = [max(1, (bucket.frames - vae.causal) // vae.strides[0] + vae.causal) for bucket in grid.buckets]
     areas = [bucket.height * bucket.width for bucket in grid.buckets]
     cell = vae.strides[1] * vae.strides[2] * patch[0] * patch[1] * patch[2]
     return np.array(latent_frames, dtype=np.float64) * areas / cell

@@ -52,6 +52,7 @@ class VAEContract:
     clip: ClassVar[tuple[int, int, int]]
     wrong_frames: ClassVar[int]
     learn_px: ClassVar[int] = 16
+    num_steps: ClassVar[int] = 8
 
     @property
     def family(self) -> VAEFamily:
@@ -158,7 +159,7 @@ class VAEContract:
         pixels = make_waves(self.clip[0], self.learn_px)
         optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
         errors = []
-        for _ in range(8):
+        for _ in range(self.num_steps):
             error = (model.decode(model.encode(pixels).mode()) - pixels).abs().mean()
             optimizer.zero_grad()
             error.backward()

@@ -30,6 +30,7 @@ class TestDCAE(VAEContract):
     clip = (8, 64, 32)
     wrong_frames = 9
     learn_px = 32
+    num_steps = 14
 
 
 def read_golden(name: str):
