@@ -25,6 +25,7 @@ from frameloom.diffusion.objective import Objective
 from frameloom.models.denoisers import DenoiserFamily, get_family
 from frameloom.models.denoisers.base import override_fields
 from frameloom.models.text import TextEncoder, TextStates, build_text_encoder
+from frameloom.models.text.dropout import drop_text
 from frameloom.models.vaes import VideoVAE, get_vae
 
 # The ranges that go with the two schedules in published models: Open-Sora-Plan, and SDXL and CogVideoX.
@@ -131,17 +132,11 @@ class TextPipeline:
 
         Works on joined states, so on cached ones too. Equal columns drop a caption as a whole.
         """
-        words_BE = dropped_BE[:, : len(self._words)]
-        words_BD = torch.cat(
-            [words_BE[:, [index]].expand(-1, encoder.width) for index, encoder in enumerate(self._words)], dim=1
-        )
-        pooled_B1 = dropped_BE[:, [self._pooling or 0]]
-        kept_BK = states.mask_BK.bool() & ~words_BE.all(1, keepdim=True)
-        return TextStates(
-            tokens_BKD=torch.where(words_BD[:, None], null.tokens_BKD, states.tokens_BKD),
-            mask_BK=kept_BK | (null.mask_BK.bool() & words_BE.any(1, keepdim=True)),
-            pooled_BD=torch.where(pooled_B1, null.pooled_BD, states.pooled_BD),
-        )
+        words_BD = dropped_BE[:, :1]
+        if len(self._words) > 1:
+            columns = [dropped_BE[:, [index]].expand(-1, part.width) for index, part in enumerate(self._words)]
+            words_BD = torch.cat(columns, dim=1)
+        return drop_text(states, null, words_BD, dropped_BE[:, [self._pooling or 0]])
 
 
 def build_text(section: TextSection, model: ModelSection) -> TextPipeline:

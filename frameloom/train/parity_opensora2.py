@@ -30,7 +30,7 @@ from frameloom.models.denoisers.opensora2.config import SIZES
 from frameloom.models.denoisers.opensora2.known import pack_known
 from frameloom.models.denoisers.opensora2.packing import pack, token_grid, unpack, video_positions
 from frameloom.models.text import TextStates
-from frameloom.train.text_dropout import drop_text
+from frameloom.models.text.dropout import drop_text
 
 Tensors = dict[str, Tensor]
 _STRIDES = (4, 8)
@@ -92,9 +92,8 @@ def _prepare_text(settings: Mapping[str, Any], given: Tensors) -> Tensors:
         # The T5 states are drawn for first, the pooled vector after them.
         first, second = (index for index, kind in enumerate(settings["draw_order"]) if kind == "rand")
         null = _states(given["null_t5"], given["null_clip"])
-        text = drop_text(
-            text, null, given[f"draw{first}_rand"] < ratios["t5"], given[f"draw{second}_rand"] < ratios["clip"]
-        )
+        words_B, pooled_B = given[f"draw{first}_rand"] < ratios["t5"], given[f"draw{second}_rand"] < ratios["clip"]
+        text = drop_text(text, null, words_B[:, None], pooled_B[:, None])
     return {
         "model_input.txt": text.tokens_BKD,
         "model_input.y_vec": text.pooled_BD,
