@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -22,7 +22,7 @@ _DECODED_PX = 64  # frames are scaled down inside the decoder, so that memory do
 
 
 @dataclass(frozen=True)
-class ScanComparison:
+class ScanCase:
     """Median seconds per file; `ratio` is how many headers are read in the time of one full decode."""
 
     name: str
@@ -30,7 +30,6 @@ class ScanComparison:
     decode_s: float
     header_cpu_s: float
     decode_cpu_s: float
-    rounds: int
     num_frames: int
     num_bytes: int
 
@@ -43,39 +42,55 @@ class ScanComparison:
 
     def describe(self) -> list[str]:
         return [
-            f"{self.name}: {self.num_frames} frames, {self.num_bytes / 1e6:.1f} MB, medians of {self.rounds} rounds",
+            f"{self.name}: {self.num_frames} frames, {self.num_bytes / 1e6:.1f} MB",
             f"  header       {self.header_s * 1e3:9.2f} ms   processor {self.header_cpu_s * 1e3:9.2f} ms",
             f"  full decode  {self.decode_s * 1e3:9.2f} ms   processor {self.decode_cpu_s * 1e3:9.2f} ms",
             f"  {self.ratio:.0f}x as fast (processor {self.decode_cpu_s / self.header_cpu_s:.0f}x)",
         ]
 
 
-def compare_scan(rounds: int = 5, *, clip: Path | None = None, headers_per_round: int = 10) -> ScanComparison:
-    """Both ways on `clip`, or on a made clip of 300 frames of 720p; each round times one decode and many headers."""
+@dataclass(frozen=True)
+class ScanComparison:
+    cases: list[ScanCase]
+    rounds: int
+
+    def to_json(self) -> dict[str, object]:
+        return {"rounds": self.rounds, "cases": [case.to_json() for case in self.cases]}
+
+    def describe(self) -> list[str]:
+        title = f"header scan against full decode, medians of {self.rounds} rounds"
+        return [title, *(line for case in self.cases for line in case.describe())]
+
+
+def compare_scan(rounds: int = 5, *, clips: Sequence[Path] = (), headers_per_round: int = 10) -> ScanComparison:
+    """Both ways on each of `clips`, or on a made one of 300 frames of 720p; a round is one decode and many headers."""
     with tempfile.TemporaryDirectory() as folder:
-        path = clip or write_moving_texture(Path(folder) / "clip.mp4")
-        facts = probe_header(path)
+        paths = clips or [write_moving_texture(Path(folder) / "made clip.mp4")]
+        return ScanComparison([_measure(path, rounds, headers_per_round) for path in paths], rounds)
 
-        def decode() -> None:
-            read_clip(path, indices=range(facts.frames), height=_DECODED_PX, width=_DECODED_PX)
 
-        def read_headers() -> None:
-            for _ in range(headers_per_round):
-                probe_header(path)
+def _measure(path: Path, rounds: int, headers_per_round: int) -> ScanCase:
+    facts = probe_header(path)
 
-        read_headers()
-        times = [(*_time(read_headers), *_time(decode)) for _ in range(rounds)]
-        header, header_cpu, whole, whole_cpu = (statistics.median(column) for column in zip(*times, strict=True))
-        return ScanComparison(
-            name="header scan against full decode",
-            header_s=header / headers_per_round,
-            decode_s=whole,
-            header_cpu_s=header_cpu / headers_per_round,
-            decode_cpu_s=whole_cpu,
-            rounds=rounds,
-            num_frames=facts.frames,
-            num_bytes=path.stat().st_size,
-        )
+    def decode() -> None:
+        read_clip(path, indices=range(facts.frames), height=_DECODED_PX, width=_DECODED_PX)
+
+    def read_headers() -> None:
+        for _ in range(headers_per_round):
+            probe_header(path)
+
+    read_headers()
+    times = [(*_time(read_headers), *_time(decode)) for _ in range(rounds)]
+    header, header_cpu, whole, whole_cpu = (statistics.median(column) for column in zip(*times, strict=True))
+    return ScanCase(
+        name=path.name,
+        header_s=header / headers_per_round,
+        decode_s=whole,
+        header_cpu_s=header_cpu / headers_per_round,
+        decode_cpu_s=whole_cpu,
+        num_frames=facts.frames,
+        num_bytes=path.stat().st_size,
+    )
 
 
 def write_moving_texture(path: Path, *, frames: int = _FRAMES, height: int = _HEIGHT, width: int = _WIDTH) -> Path:

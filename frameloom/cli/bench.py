@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from importlib import import_module
+from pathlib import Path
 from typing import Annotated, Protocol
 
 import typer
@@ -19,6 +20,7 @@ COMPARISONS = {
     "decode": ("frameloom.bench.decode", "compare_decode", 5),
     "cache": ("frameloom.bench.cache", "compare_cache", 5),
 }
+_TAKE_FILES = ("scan", "decode")
 
 
 class Result(Protocol):
@@ -32,6 +34,7 @@ class Result(Protocol):
 def bench(
     name: Annotated[str, typer.Argument(help=f"which comparison: {', '.join(COMPARISONS)}")] = "step",
     rounds: Annotated[int | None, typer.Option(help="how often each side is measured", min=3)] = None,
+    files: Annotated[list[Path] | None, typer.Option("--file", help="measure on this clip; repeatable")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="print JSON instead of a table")] = False,
 ) -> None:
     """Measure ours against the plain way, in turns within one run; only the ratio means something.
@@ -41,7 +44,10 @@ def bench(
     if name not in COMPARISONS:
         raise ConfigError(f"there is no benchmark '{name}'; choose one of: {', '.join(COMPARISONS)}")
     module, function, usual_rounds = COMPARISONS[name]
-    found: Result = getattr(import_module(module), function)(rounds or usual_rounds)
+    if files and name not in _TAKE_FILES:
+        raise ConfigError(f"--file: '{name}' makes its own data; files can be given to {' and '.join(_TAKE_FILES)}")
+    more = {"clips": files} if files else {}
+    found: Result = getattr(import_module(module), function)(rounds or usual_rounds, **more)
     if as_json:
         print(json.dumps(found.to_json(), indent=2))
         return

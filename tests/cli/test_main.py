@@ -59,7 +59,7 @@ FLAGS = {
     "sample": {"--prompt", "--prompts", "--out", "--seed", "--steps", "--guidance", "--weights"},
     "demo": {"--folder", "--long"},
     "parity": {"--json", "--verbose"},
-    "bench": {"--rounds", "--json"},
+    "bench": {"--rounds", "--file", "--json"},
     "convert": {
         *("--to", "--shard-size", "--dtype", "--section", "--strip-prefix", "--family", "--size", "--layout"),
         *("--copy-tied", "--force"),
