@@ -21,7 +21,7 @@ def check_fit(expected: Mapping[str, Tensor], given: Mapping[str, Tensor], *, wh
         "unexpected": sorted(given.keys() - expected.keys()),
         "of another shape": shapes,
     }
-    parts = [f"{len(names)} {problem} ({_shorten(names)})" for problem, names in problems.items() if names]
+    parts = [f"{len(names)} {problem} ({shorten(names)})" for problem, names in problems.items() if names]
     if parts:
         raise CheckpointError(
             f"{where} does not fit the model: {'; '.join(parts)}; choose the size and the settings that the weights "
@@ -33,5 +33,6 @@ def _size(tensor: Tensor) -> str:
     return "x".join(map(str, tensor.shape)) or "a single number"
 
 
-def _shorten(names: list[str], *, shown: int = 8) -> str:
+def shorten(names: list[str], *, shown: int = 8) -> str:
+    """The first few of a list, and how many more there are."""
     return ", ".join(names[:shown]) + (f" and {len(names) - shown} more" if len(names) > shown else "")

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from frameloom.core.errors import ConfigError
+from frameloom.models.lora_keys import LoraNames
 from frameloom.models.names import refuse_unknown
 from frameloom.models.text.base import TextStates
 
@@ -92,6 +93,8 @@ class DenoiserFamily:
                    family blanks, encodes, brings the mask to latent cells and orders the channels.
     text_join      "first": token states of the first text encoder; "concat": of all, side by side along D. The pooled
                    vector is that of the last one in both.
+    lora_targets   patterns of the linear layers that get LoRA adapters by default; None: all inside the blocks
+    lora_names     how published LoRA files call the family and its layers
     """
 
     name: str
@@ -107,6 +110,8 @@ class DenoiserFamily:
     beside: Callable[[Any], Literal["none", "inpaint", "control"]] = lambda config: "none"
     pack_known: Callable[[Any, Tensor, Tensor, Encode, Draws], Tensor] | None = None
     text_join: Literal["first", "concat"] = "first"
+    lora_targets: tuple[str, ...] | None = None
+    lora_names: LoraNames = LoraNames()
 
 
 def refuse_foreign(given: Conditions, family: str, *, known: Collection[str]) -> None:

@@ -14,6 +14,7 @@ from frameloom.models.denoisers.cogvideox_fun.model import NUM_TIMESTEPS, build
 from frameloom.models.denoisers.cogvideox_fun.positions import token_grid
 from frameloom.models.denoisers.cogvideox_fun.sharding import BLOCK_LISTS
 from frameloom.models.denoisers.cogvideox_fun.weights import load_original
+from frameloom.models.lora_keys import LoraNames
 
 __all__ = ["FAMILY"]
 
@@ -57,4 +58,6 @@ FAMILY = DenoiserFamily(
     num_tokens=_num_tokens,
     beside=_beside,
     pack_known=draw_known,
+    lora_targets=("*",),  # as published: every linear layer
+    lora_names=LoraNames(root="lora_unet__"),
 )

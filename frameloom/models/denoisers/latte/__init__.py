@@ -72,4 +72,5 @@ FAMILY = DenoiserFamily(
     blocks=_blocks,
     load_original=load_original,
     num_tokens=_num_tokens,
+    lora_targets=("to_q", "to_k", "to_v", "to_out.0"),
 )

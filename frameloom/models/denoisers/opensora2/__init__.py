@@ -59,4 +59,6 @@ FAMILY = DenoiserFamily(
     num_tokens=_num_tokens,
     beside=_beside,
     pack_known=pack_known,
+    # Attention of both kinds of blocks, with fused and with split projections.
+    lora_targets=("*_attn.*", "single_blocks.*.[qk]_proj", "single_blocks.*.v_mlp", "single_blocks.*.linear?"),
 )

@@ -61,4 +61,5 @@ FAMILY = DenoiserFamily(
     num_tokens=_num_tokens,
     beside=_beside,
     pack_known=pack_known,
+    lora_targets=("to_q", "to_k", "to_v", "to_out.0"),
 )

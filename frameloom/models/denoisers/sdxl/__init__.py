@@ -12,7 +12,8 @@ from frameloom.models.denoisers.base import NOTHING, Conditions, DenoiserFamily,
 from frameloom.models.denoisers.sdxl.config import SIZES, SDXLConfig, configure
 from frameloom.models.denoisers.sdxl.model import SDXLUNet, build
 from frameloom.models.denoisers.sdxl.sharding import BLOCK_LISTS, STAGES
-from frameloom.models.denoisers.sdxl.weights import load_original
+from frameloom.models.denoisers.sdxl.weights import load_original, single_file_layers
+from frameloom.models.lora_keys import LoraNames
 
 __all__ = ["FAMILY"]
 
@@ -52,4 +53,6 @@ FAMILY = DenoiserFamily(
     load_original=load_original,
     num_tokens=lambda config, latent_FHW: math.prod(latent_FHW),
     text_join="concat",
+    lora_targets=("to_q", "to_k", "to_v", "to_out.0"),
+    lora_names=LoraNames(part="unet", single=single_file_layers),
 )

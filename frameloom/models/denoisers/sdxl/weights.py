@@ -63,3 +63,11 @@ def export_original(model: nn.Module, layout: Layout) -> dict[str, Tensor]:
         return state
     names, prefix = UNetNames.read(state), UNET_PREFIX if layout == "single" else ""
     return {f"{prefix}{names.to_single(key)}": tensor for key, tensor in state.items()}
+
+
+def single_file_layers(layers: Iterable[str]) -> dict[str, str]:
+    """Names in the single layout, without its prefix, of layers; the list must hold those of all residual blocks."""
+    keys = {layer: f"{layer}.weight" for layer in layers}
+    names = UNetNames.read(keys.values())
+    singles = {layer: names.to_single(key) for layer, key in keys.items()}
+    return {layer: single.removesuffix(".weight") for layer, single in singles.items() if single}
