@@ -14,12 +14,10 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-import sys
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
 from typing import Any, Literal, get_args
 
 import torch
@@ -32,6 +30,7 @@ from frameloom.checkpoint.lazy_tensors import LazyTensors, cast_tensors
 from frameloom.checkpoint.model_folder import TENSORS, write_model_folder
 from frameloom.core.errors import CheckpointError, ConfigError
 from frameloom.core.progress import ProgressBar
+from frameloom.generate.published import find_config_reader, weights_module
 from frameloom.models.denoisers import FAMILIES, DenoiserFamily, get_family
 from frameloom.models.names import refuse_unknown
 from frameloom.models.vaes import VAES, VAEFamily, get_vae
@@ -92,7 +91,7 @@ class _Architecture:
 def convert_weights(task: Conversion) -> Outcome:
     """Read, rename, cast and write, one tensor at a time."""
     kind, family = _find_family(task.family) if task.family else ("", None)
-    prefer = getattr(_weights_module(family), "SECTIONS", ()) if family else ()
+    prefer = getattr(weights_module(family), "SECTIONS", ()) if family else ()
     source = open_source(task.source, kind=kind, section=task.section, prefer=prefer)
     if family is None and source.name and task.layout:
         kind, family = _find_family(source.name)
@@ -121,10 +120,6 @@ def _find_family(name: str) -> tuple[str, DenoiserFamily | VAEFamily]:
     return ("denoiser", get_family(name)) if name in FAMILIES else ("vae", get_vae(name))
 
 
-def _weights_module(family: DenoiserFamily | VAEFamily) -> ModuleType:
-    return sys.modules[family.load_original.__module__]
-
-
 def _choose_form(task: Conversion, source: Source) -> Form:
     is_own = bool(task.family or source.name) and not task.layout
     if task.to == "auto":
@@ -150,17 +145,11 @@ def _read_architecture(
     if task.size:
         refuse_unknown(task.size, family.sizes, what=f"--size of {family.name}")
         return _Architecture(kind, family, family.sizes[task.size])
-    read = getattr(_weights_module(family), "read_config", None) or _read_by_class(family)
+    read = find_config_reader(family)
     if read is None or not source.published:
         why = "no config.json lies beside the weights" if read else f"{family.name} reads no published config.json"
         raise ConfigError(f"--size: needed, because {why}; choose one of {', '.join(sorted(family.sizes))}")
     return _Architecture(kind, family, read(source.published))
-
-
-def _read_by_class(family: DenoiserFamily | VAEFamily) -> Any:
-    """`config_class.from_original` where it takes the published table, not some other form of it."""
-    read = getattr(family.config_class, "from_original", None)
-    return read if read is not None and "values" in inspect.signature(read).parameters else None
 
 
 def _map_keys(architecture: _Architecture, tensors: LazyTensors, layout: str) -> LazyTensors:
@@ -176,7 +165,7 @@ def _map_keys(architecture: _Architecture, tensors: LazyTensors, layout: str) ->
 
 def find_layouts(family: DenoiserFamily | VAEFamily) -> tuple[str, ...]:
     """Names of the published layouts that a family writes; none when it writes only its own keys."""
-    module = _weights_module(family)
+    module = weights_module(family)
     export = getattr(module, "export_original", None)
     if export is None:
         return ()
@@ -192,7 +181,7 @@ def _export(family: DenoiserFamily | VAEFamily, model: nn.Module, layout: str) -
     if not layouts:
         raise ConfigError(f"--layout {layout}: {family.name} has no other layout than its own; leave it out")
     refuse_unknown(layout, layouts, what=f"--layout of {family.name}")
-    export = _weights_module(family).export_original
+    export = weights_module(family).export_original
     result: Mapping[str, torch.Tensor] = export(model, layout) if _takes_layout(export) else export(model)
     return result
 

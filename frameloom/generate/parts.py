@@ -22,6 +22,7 @@ from frameloom.core.random import key, stream
 from frameloom.diffusion.ddpm import DDPMObjective
 from frameloom.diffusion.flow import FlowObjective
 from frameloom.diffusion.objective import Objective
+from frameloom.generate.published import warn_of_differences
 from frameloom.models.denoisers import DenoiserFamily, get_family
 from frameloom.models.denoisers.base import override_fields
 from frameloom.models.text import TextEncoder, TextStates, build_text_encoder
@@ -64,6 +65,8 @@ def build_vae(section: VAESection, *, seed: int) -> LoadedVAE:
         config = family.config_class(**found.config)
     else:
         config = override_fields(family.sizes[section.size], section.overrides, where="vae.overrides")
+        if found is not None:
+            warn_of_differences(family, config, found.original_config, key="vae", path=section.weights or "")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(key(seed, "vae weights") >> 1)
         model = family.build(config)
@@ -150,9 +153,12 @@ def build_text(section: TextSection, model: ModelSection) -> TextPipeline:
 
 @dataclass(frozen=True)
 class LoadedDenoiser:
+    """A denoiser, what it was built from, and a digest that changes with its first weights; a checkpoint's has none."""
+
     family: DenoiserFamily
     model: nn.Module
     config: Any
+    digest: str = ""
 
 
 def build_denoiser(section: ModelSection, *, latent_channels: int, text: TextPipeline, seed: int) -> LoadedDenoiser:
@@ -170,10 +176,13 @@ def build_denoiser(section: ModelSection, *, latent_channels: int, text: TextPip
             pooled_width=text.pooled_width,
             overrides=section.overrides,
         )
+        if found is not None:
+            warn_of_differences(family, config, found.original_config, key="model", path=section.weights or "")
     model = family.build(config, generator=stream(seed, "denoiser weights"))
     if found is not None:
         family.load_original(model, found.tensors)
-    return LoadedDenoiser(family, model, config)
+    digest = digest_value([section.family, dataclasses.asdict(config), found.digest if found else seed])
+    return LoadedDenoiser(family, model, config, digest)
 
 
 def rebuild_denoiser(name: str, architecture: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> LoadedDenoiser:

@@ -1,0 +1,60 @@
+"""What a family's `weights.py` may offer beyond loading: reading a published config.json."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import sys
+from collections.abc import Callable, Mapping
+from types import ModuleType
+from typing import Any
+
+from frameloom.core.errors import ConfigError
+from frameloom.core.log import get_logger
+from frameloom.models.denoisers import DenoiserFamily
+from frameloom.models.vaes.base import VAEFamily
+
+_log = get_logger(__name__)
+_SHOWN = 6
+
+
+def weights_module(family: DenoiserFamily | VAEFamily) -> ModuleType:
+    return sys.modules[family.load_original.__module__]
+
+
+def find_config_reader(family: DenoiserFamily | VAEFamily) -> Callable[[Mapping[str, Any]], Any] | None:
+    """From a published config.json to the family's config; None if the family reads none.
+
+    A `config_class.from_original` counts where it takes the published table, not some other form of it.
+    """
+    read = getattr(weights_module(family), "read_config", None)
+    if read is None:
+        read = getattr(family.config_class, "from_original", None)
+        if read is not None and "values" not in inspect.signature(read).parameters:
+            read = None
+    return read
+
+
+def warn_of_differences(
+    family: DenoiserFamily | VAEFamily, config: Any, published: Mapping[str, Any], *, key: str, path: str
+) -> None:
+    """Tell where the architecture of the recipe is not that of the config.json beside the weights.
+
+    Weights that do not fit are refused anyway; but a setting such as the scale of positions leaves no trace in them.
+    """
+    read = find_config_reader(family)
+    if read is None or not published:
+        return
+    try:
+        theirs = read(published)
+    except (ConfigError, KeyError, TypeError, ValueError) as error:
+        _log.warning("%s: its config.json is not understood (%s); the recipe's %s is used", path, error, key)
+        return
+    different = [
+        f"{field.name} {getattr(theirs, field.name)!r} there, {getattr(config, field.name)!r} here"
+        for field in dataclasses.fields(config)
+        if getattr(theirs, field.name) != getattr(config, field.name)
+    ]
+    if different:
+        more = f" and {len(different) - _SHOWN} more" if len(different) > _SHOWN else ""
+        _log.warning("%s: its config.json differs from %s: %s%s", path, key, "; ".join(different[:_SHOWN]), more)
