@@ -36,8 +36,8 @@ def report(
 
         resolved = load_recipe(recipe, context.args)
         rows = Manifest.read(Path(manifest), root=listed.root, where=resolved.data.where)
-        grid = build_policy(resolved)
-        assignment = assign(rows, grid, resolved.seed, 0)
-        buckets, unused = bucket_table(assignment, grid), count_unused(rows, grid, assignment)
+        policy = build_policy(resolved)
+        assignment = assign(rows, policy, resolved.seed, 0)
+        buckets, unused = bucket_table(assignment, policy), count_unused(rows, policy, assignment)
     write_data_report(facts, out, buckets=buckets, unused=unused)
     print(f"{out}: {out.stat().st_size / 1e6:.1f} MB, open it in a browser")

@@ -86,18 +86,18 @@ class ClipReader:
     def __init__(
         self,
         manifest: Manifest,
-        grid: BucketPolicy,
+        policy: BucketPolicy,
         *,
         seed: int,
         settings: ReadSettings | None = None,
         text: TextSource | None = None,
     ) -> None:
         self.manifest = manifest
-        self.grid = grid
+        self.policy = policy
         self.seed = seed
         self.settings = settings or ReadSettings()
         self.text = text
-        self._slots = Slots(manifest, grid)
+        self._slots = Slots(manifest, policy)
         self._joint = self._build_joint() if self.settings.use_image_num else None
         self._transforms = Transforms(self.settings.transforms)
         self._has_windows = "start_frame" in manifest.columns
@@ -106,7 +106,7 @@ class ClipReader:
         return self.manifest.clip(row).path
 
     def read(self, request: BatchRequest, watch: Watch = no_watch) -> Batch:
-        bucket = self.grid.buckets[request.bucket]
+        bucket = self.policy.buckets[request.bucket]
 
         joint = self._joint if bucket.frames > 1 else None
         bad_images: list[BadClip] = []
@@ -183,8 +183,8 @@ class ClipReader:
                 clip_window(clip.frames, *self._window(row)),
                 bucket.frames,
                 fps=clip.fps,
-                interval=int(self.grid.intervals(np.array([clip.fps]))[0]),
-                rule=self.grid.frame_rule,
+                interval=int(self.policy.intervals(np.array([clip.fps]))[0]),
+                rule=self.policy.frame_rule,
                 start_rule=self.settings.frame_start,
                 draw=draw("frame_start"),
             )
@@ -243,7 +243,7 @@ class CachedReader:
     def __init__(
         self,
         manifest: Manifest,
-        grid: BucketPolicy,
+        policy: BucketPolicy,
         latents: LatentSource,
         *,
         seed: int,
@@ -254,17 +254,17 @@ class CachedReader:
         self.manifest = manifest
         self.seed = seed
         self._caption_choice = caption_choice
-        self.grid = grid
+        self.policy = policy
         self.latents = latents
         self.text = text
         self._transforms = None if transforms is None else Transforms(transforms)
-        self._slots = Slots(manifest, grid)
+        self._slots = Slots(manifest, policy)
 
     def name(self, row: int) -> str:
         return self.manifest.clip(row).path
 
     def read(self, request: BatchRequest, watch: Watch = no_watch) -> Batch:
-        bucket = self.grid.buckets[request.bucket]
+        bucket = self.policy.buckets[request.bucket]
 
         def check(row: int, ordinal: int) -> None:
             watch(row)

@@ -29,9 +29,9 @@ def note_bad(manifest: Manifest, row: int, error: ClipError, epoch: int, ordinal
 class Slots:
     """Fills the slots of a request one by one, trying its spare rows where a clip is bad."""
 
-    def __init__(self, manifest: Manifest, grid: BucketPolicy) -> None:
+    def __init__(self, manifest: Manifest, policy: BucketPolicy) -> None:
         self._manifest = manifest
-        self._grid = grid
+        self._policy = policy
 
     def fill(
         self, request: BatchRequest, read_row: Callable[[int, int], Found]
@@ -65,7 +65,7 @@ class Slots:
             reasons = "\n".join(f"  row {clip.row}: {clip.reason}" for clip in failed)
             raise DataError(
                 f"micro-batch {request.index} of epoch {request.epoch}, bucket "
-                f"{self._grid.buckets[request.bucket].name}: none of {len(failed)} clips could be read; "
+                f"{self._policy.buckets[request.bucket].name}: none of {len(failed)} clips could be read; "
                 f"repair the files or take them out of the manifest\n{reasons}"
             )
 

@@ -114,8 +114,8 @@ def _score_table(scores: Mapping[str, Any]) -> str:
 
 def _buckets(folder: Path) -> str:
     recipe = load_recipe(folder / "denoiser" / "recipe.yaml")
-    grid = build_policy(recipe)
-    used = bucket_table(assign(read_manifest(recipe), grid, recipe.seed, 0), grid)
+    policy = build_policy(recipe)
+    used = bucket_table(assign(read_manifest(recipe), policy, recipe.seed, 0), policy)
     rows: list[list[str | float | int]] = [
         [
             use.bucket.resolution,
@@ -150,8 +150,8 @@ def _reconstruct(folder: Path) -> tuple[Batch, Any]:
 
     heldout = ["--vae.weights", str(folder / "vae"), "--data.where.split", "heldout", "--validation", "null"]
     recipe = load_recipe(folder / "vae" / "recipe.yaml", heldout)
-    grid, manifest = build_policy(recipe), read_manifest(recipe)
-    batches = iterate_batches(build_plan(recipe, manifest, grid)(0), build_clip_reader(recipe, manifest, grid))
+    policy, manifest = build_policy(recipe), read_manifest(recipe)
+    batches = iterate_batches(build_plan(recipe, manifest, policy)(0), build_clip_reader(recipe, manifest, policy))
     batch = next(batch for batch in batches if batch.bucket.frames > 1)
     assert batch.pixels_BCFHW is not None
     vae = build_vae(recipe.vae, seed=recipe.seed).model.eval()

@@ -41,7 +41,7 @@ Position = tuple[int, int]
 @dataclass
 class Feed:
     manifest: Manifest
-    grid: BucketPolicy
+    policy: BucketPolicy
     plan: Callable[[int], BatchPlan]
     reader: BatchReader
     bad_clips: BadClipLog
@@ -115,9 +115,9 @@ def read_manifest(recipe: Recipe, where: Where | None = None) -> Manifest:
 
 
 def build_clip_reader(
-    recipe: Recipe, manifest: Manifest, grid: BucketPolicy, text: TextSource | None = None
+    recipe: Recipe, manifest: Manifest, policy: BucketPolicy, text: TextSource | None = None
 ) -> ClipReader:
-    return ClipReader(manifest, grid, seed=recipe.seed, settings=read_settings(recipe), text=text)
+    return ClipReader(manifest, policy, seed=recipe.seed, settings=read_settings(recipe), text=text)
 
 
 def read_settings(recipe: Recipe) -> ReadSettings:
@@ -133,19 +133,19 @@ def read_settings(recipe: Recipe) -> ReadSettings:
     )
 
 
-def build_plan(recipe: Recipe, manifest: Manifest, grid: BucketPolicy) -> Callable[[int], BatchPlan]:
+def build_plan(recipe: Recipe, manifest: Manifest, policy: BucketPolicy) -> Callable[[int], BatchPlan]:
     """The plan of an epoch as a function; the last two are kept, because both sides of an epoch's end are asked for."""
 
     @lru_cache(maxsize=2)
     def plan(epoch: int) -> BatchPlan:
-        assignment = assign(manifest, grid, recipe.seed, epoch)
+        assignment = assign(manifest, policy, recipe.seed, epoch)
         if epoch == 0:
-            _warn_of_unused(manifest, grid, assignment)
-        made = order_epoch(recipe, grid, assignment, epoch, shown_rows(recipe, manifest, epoch))
+            _warn_of_unused(manifest, policy, assignment)
+        made = order_epoch(recipe, policy, assignment, epoch, shown_rows(recipe, manifest, epoch))
         if made.num_microbatches == 0:
             raise DataError(
                 f"{manifest.source}: no clip fits a bucket in epoch {epoch} "
-                f"({count_unused(manifest, grid, assignment)}); add smaller sizes or shorter lengths to data.buckets"
+                f"({count_unused(manifest, policy, assignment)}); add smaller sizes or shorter lengths to data.buckets"
             )
         return made
 
@@ -161,7 +161,7 @@ def shown_rows(recipe: Recipe, manifest: Manifest, epoch: int) -> NDArray[np.int
 
 def order_epoch(
     recipe: Recipe,
-    grid: BucketPolicy,
+    policy: BucketPolicy,
     assignment: NDArray[np.int32],
     epoch: int,
     shown: NDArray[np.int64] | None = None,
@@ -169,8 +169,8 @@ def order_epoch(
     """The plan of an epoch from the bucket of each row; the number of ranks has no part in it."""
     return plan_epoch(
         assignment,
-        grid.batch_sizes,
-        clip_costs(recipe, grid),
+        policy.batch_sizes,
+        clip_costs(recipe, policy),
         seed=recipe.seed,
         epoch=epoch,
         accumulate=recipe.train.accumulate,
@@ -180,19 +180,19 @@ def order_epoch(
     )
 
 
-def clip_costs(recipe: Recipe, grid: BucketPolicy) -> NDArray[np.float64]:
+def clip_costs(recipe: Recipe, policy: BucketPolicy) -> NDArray[np.float64]:
     """What one clip of each bucket costs: tokens for a denoiser, pixels for an autoencoder."""
     if recipe.task != "denoiser":
-        return grid.costs
+        return policy.costs
     vae, patch = VAES[recipe.vae.name], token_patch(recipe)
-    latent_frames = [max(1, (bucket.frames - vae.causal) // vae.strides[0] + vae.causal) for bucket in grid.buckets]
-    areas = [bucket.height * bucket.width for bucket in grid.buckets]
+    latent_frames = [max(1, (bucket.frames - vae.causal) // vae.strides[0] + vae.causal) for bucket in policy.buckets]
+    areas = [bucket.height * bucket.width for bucket in policy.buckets]
     cell = vae.strides[1] * vae.strides[2] * patch[0] * patch[1] * patch[2]
     return np.array(latent_frames, dtype=np.float64) * areas / cell
 
 
-def _warn_of_unused(manifest: Manifest, grid: BucketPolicy, assignment: NDArray[np.int32]) -> None:
-    unused = {reason: count for reason, count in count_unused(manifest, grid, assignment).items() if count}
+def _warn_of_unused(manifest: Manifest, policy: BucketPolicy, assignment: NDArray[np.int32]) -> None:
+    unused = {reason: count for reason, count in count_unused(manifest, policy, assignment).items() if count}
     if unused:
         _log.warning("%d of %d clips fit no bucket: %s", sum(unused.values()), len(manifest), unused)
 
@@ -200,16 +200,16 @@ def _warn_of_unused(manifest: Manifest, grid: BucketPolicy, assignment: NDArray[
 def build_feed(recipe: Recipe, *, bad_clips: Path) -> Feed:
     from frameloom.train.caching import open_caches
 
-    grid = build_policy(recipe)
+    policy = build_policy(recipe)
     manifest = read_manifest(recipe)
-    caches = open_caches(recipe, manifest, grid)
-    clips = build_clip_reader(recipe, manifest, grid, caches.text)
-    plan = build_plan(recipe, manifest, grid)
+    caches = open_caches(recipe, manifest, policy)
+    clips = build_clip_reader(recipe, manifest, policy, caches.text)
+    plan = build_plan(recipe, manifest, policy)
     reader: BatchReader = clips
     if caches.latents is not None:
         reader = CachedReader(
             manifest,
-            grid,
+            policy,
             caches.latents,
             seed=recipe.seed,
             text=caches.text,
@@ -224,7 +224,7 @@ def build_feed(recipe: Recipe, *, bad_clips: Path) -> Feed:
 
     return Feed(
         manifest=manifest,
-        grid=grid,
+        policy=policy,
         plan=plan,
         reader=reader,
         bad_clips=BadClipLog(bad_clips, num_clips=len(manifest), limit=recipe.data.bad_limit),
@@ -232,12 +232,12 @@ def build_feed(recipe: Recipe, *, bad_clips: Path) -> Feed:
         workers=recipe.data.workers if caches.latents is None else 0,
         timeout_s=recipe.data.timeout_s,
         device=pick_device(recipe.train.device),
-        validation=_validation_source(recipe, grid),
+        validation=_validation_source(recipe, policy),
         measuring=measure,
     )
 
 
-def _validation_source(recipe: Recipe, grid: BucketPolicy) -> Callable[[], list[Batch]]:
+def _validation_source(recipe: Recipe, policy: BucketPolicy) -> Callable[[], list[Batch]]:
     """The same few held-out batches each time, read once and kept."""
     section = recipe.validation
     if section is None:
@@ -246,7 +246,7 @@ def _validation_source(recipe: Recipe, grid: BucketPolicy) -> Callable[[], list[
     @lru_cache(maxsize=1)
     def read() -> tuple[Batch, ...]:
         manifest = read_manifest(recipe, where=section.where)
-        plan = build_plan(recipe, manifest, grid)(0)
-        return tuple(islice(iterate_batches(plan, build_clip_reader(recipe, manifest, grid)), section.batches))
+        plan = build_plan(recipe, manifest, policy)(0)
+        return tuple(islice(iterate_batches(plan, build_clip_reader(recipe, manifest, policy)), section.batches))
 
     return lambda: list(read())

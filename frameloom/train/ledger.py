@@ -74,16 +74,16 @@ def _account_epochs(
     recipe: Recipe, manifest: Manifest, bad: dict[int, Slots], last: int, position: int
 ) -> list[EpochLedger]:
     """All epochs before `last`, and `last` itself if a sample of it was used."""
-    grid, images = build_policy(recipe), np.isnan(manifest.fps)
+    policy, images = build_policy(recipe), np.isnan(manifest.fps)
     num_epochs = last + 1 if position or not last else last
     found = []
     with ProgressBar("epochs", num_epochs) as bar:
         for epoch in range(num_epochs):
-            assignment = assign(manifest, grid, recipe.seed, epoch)
+            assignment = assign(manifest, policy, recipe.seed, epoch)
             shown = shown_rows(recipe, manifest, epoch)
-            plan = order_epoch(recipe, grid, assignment, epoch, shown)
+            plan = order_epoch(recipe, policy, assignment, epoch, shown)
             done = position if epoch == last else plan.num_samples
-            reasons = unused_reasons(manifest, grid, assignment)
+            reasons = unused_reasons(manifest, policy, assignment)
             found.append(account_epoch(plan, reasons, position=done, bad=bad.get(epoch), shown=shown, images=images))
             bar.advance()
     return found
