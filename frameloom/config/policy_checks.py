@@ -82,7 +82,9 @@ def frame_problem(recipe: Recipe, facts: VAEFacts, frames: int) -> str | None:
     if facts.accepts_frames(frames, patch):
         return None
     reach = facts.strides[0] * patch
-    near = [str(n) for n in range(max(1, frames - reach), frames + reach + 1) if facts.accepts_frames(n, patch)]
+    below = [n for n in range(max(1, frames - reach), frames) if facts.accepts_frames(n, patch)][-1:]
+    above = [n for n in range(frames + 1, frames + reach + 1) if facts.accepts_frames(n, patch)][:1]
+    near = [str(n) for n in below + above]
     name = recipe.vae.name if patch == 1 else f"{recipe.model.family} {recipe.model.size}"
     return f"{name} takes {facts.frame_rule(patch)}; write {' or '.join(near)}"
 

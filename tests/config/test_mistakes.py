@@ -174,6 +174,49 @@ MISTAKES = [
     ),
     more("no encoders", "text: {encoders: []}", "text.encoders is []", "it is empty"),
     more("condition is a list", "validation: {where: {split: [a, b]}}", "validation.where.split is [a, b]"),
+    # models, conditions and text encoders
+    more(
+        "known without an input",
+        "model: {family: sdxl}\nknown: {law: ends}",
+        "known is set, but sdxl has no inpaint models",
+    ),
+    more(
+        "unknown kind of what is known",
+        "known: {law: ends, shares: {i2v_heads: 1}}",
+        "known.shares has 'i2v_heads', which law ends does not know",
+        "did you mean 'i2v_head'?",
+    ),
+    swap(
+        "known with a latent cache",
+        "optim:",
+        "  cache: {latents: cache}\nknown: {law: frames}\noptim:",
+        "no pixels to take known parts from",
+        "remove the latent cache",
+    ),
+    swap("images beside clips", "optim:", "  use_image_num: 2\noptim:", "opensora2 takes no images beside"),
+    more(
+        "noise cannot be predicted at zero signal",
+        "objective: {kind: epsilon, zero_terminal_snr: true}",
+        "epsilon says nothing of the picture",
+        "set kind: v",
+    ),
+    more(
+        "encoder without its folder",
+        "text: {encoders: [{name: t5, max_length: 226}]}",
+        "no package carries t5",
+        "name the folder",
+    ),
+    more(
+        "half a window",
+        "text: {encoders: [{name: clip_l, max_length: 100, path: clip}]}",
+        "reads windows of 75 tokens",
+        "write 77 or 152",
+    ),
+    more(
+        "frames that fill no token",
+        "model: {family: cogvideox_fun, size: 5b-1.5}\nobjective: {kind: v}",
+        "cogvideox_fun 5b-1.5 takes 1 or 8n+5; write 5 or 13",
+    ),
     swap("infinite rate", "lr: 1e-4", "lr: 1e999", "my.yaml:10:", "the number 1e999 is too large"),
     swap("nan", "lr: 1e-4", "lr: .nan", "optim.lr is '.nan'", "a number above 0"),
     # lists and buckets
