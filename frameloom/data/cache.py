@@ -270,25 +270,25 @@ class TextCache:
         _, first = np.unique(table["key"], return_index=True)
         self._table = SharedTable(table[first])
         self._checked = np.zeros(len(first), dtype=bool)
-        self._kept = _KeptSamples(len(first))
+        self._kept = _KeptSamples()
 
     def has(self, captions: Sequence[str]) -> NDArray[np.bool_]:
         return self._find(captions) >= 0
 
     def get(self, captions: list[str]) -> dict[str, Tensor]:
         """The stored tensors of these captions, stacked in their order."""
+        if (kept := self._kept.recall(captions)) is not None:
+            return kept
         places = self._find(captions)
         if (places < 0).any():
             first = captions[int(np.flatnonzero(places < 0)[0])]
             raise CacheError(
                 f"{self.path}: no embedding for {int((places < 0).sum())} captions, first {first!r}; {REBUILD}"
             )
-        missing = places[self._kept.rows[places] < 0]
-        for at in np.unique(missing).tolist():
-            self._kept.add(at, self._sample(at))
-        if (self._kept.rows[places] >= 0).all():
-            return self._kept.gather(places)
-        return join_text([self._sample(int(at)) for at in places])
+        samples = [self._sample(int(at)) for at in places]
+        for caption, sample in zip(captions, samples, strict=True):
+            self._kept.add(caption, sample)
+        return join_text(samples)
 
     def sample(self, caption: str) -> dict[str, Tensor]:
         """The tensors of one caption."""
@@ -311,38 +311,37 @@ class TextCache:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self._checked = np.zeros(len(self._table.rows), dtype=bool)
-        self._kept = _KeptSamples(len(self._table.rows))
+        self._kept = _KeptSamples()
 
 
 class _KeptSamples:
-    """Captions of small sets come again and again: a few stay at hand in one block, and one call gathers a batch.
+    """Captions of small sets come again and again: a few stay at hand in one block, and one call gathers a batch."""
 
-    `rows` has the row of each place in the block, or -1.
-    """
-
-    def __init__(self, num_places: int) -> None:
-        self.rows = np.full(num_places, -1, dtype=np.int64)
+    def __init__(self) -> None:
+        self._rows: dict[str, int] = {}
         self._blocks: dict[str, Tensor] = {}
-        self._count = 0
 
-    def add(self, place: int, sample: Mapping[str, Tensor]) -> None:
+    def add(self, caption: str, sample: Mapping[str, Tensor]) -> None:
         """Keep a sample, unless the block is full or holds samples of other shapes."""
-        size = sum(part.nbytes for part in sample.values())
-        if (self._count + 1) * size > _KEPT_BYTES:
+        count, size = len(self._rows), sum(part.nbytes for part in sample.values())
+        if caption in self._rows or (count + 1) * size > _KEPT_BYTES:
             return
         if not self._blocks:
             self._blocks = {name: part.new_empty((16, *part.shape)) for name, part in sample.items()}
         if any(part.shape != self._blocks[name].shape[1:] for name, part in sample.items()):
             return
-        if self._count == len(next(iter(self._blocks.values()))):
+        if count == len(next(iter(self._blocks.values()))):
             self._blocks = {name: torch.cat([block, torch.empty_like(block)]) for name, block in self._blocks.items()}
         for name, part in sample.items():
-            self._blocks[name][self._count] = part
-        self.rows[place] = self._count
-        self._count += 1
+            self._blocks[name][count] = part
+        self._rows[caption] = count
 
-    def gather(self, places: NDArray[np.int64]) -> dict[str, Tensor]:
-        index = torch.from_numpy(self.rows[places])
+    def recall(self, captions: Sequence[str]) -> dict[str, Tensor] | None:
+        """The samples of these captions stacked in their order; None if one is not kept."""
+        rows = [self._rows.get(caption, -1) for caption in captions]
+        if not rows or min(rows) < 0:
+            return None
+        index = torch.tensor(rows)
         return {name: block.index_select(0, index) for name, block in self._blocks.items()}
 
 

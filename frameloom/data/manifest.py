@@ -146,7 +146,11 @@ class Manifest:
         return str(self._value("caption", row))
 
     def captions(self, rows: Sequence[int] | NDArray[np.int64]) -> list[str]:
-        return [self.caption(int(row)) for row in rows]
+        if len(self.parts) > 1:
+            return [self.caption(int(row)) for row in rows]
+        # One call for a whole batch: a training step asks for it.
+        found = self.parts[0].rows.gather("caption", [int(row) for row in rows])
+        return [str(caption) for caption in found]
 
     def all_captions(self, row: int) -> list[str]:
         """Those that a row has to choose from; a row without a list has its one caption."""

@@ -91,6 +91,9 @@ class ShardRows:
             found |= zip(text, table.select(text).row(local), strict=True)
         return tuple(found[name] for name in names)
 
+    def gather(self, name: str, rows: Sequence[int]) -> list[Any]:
+        return [self.values([name], row)[0] for row in rows]
+
     def slice(self, name: str, start: int, count: int) -> pl.Series:
         """A stretch of a column; one that is on disk is read shard by shard."""
         stop = min(start + count, len(self))

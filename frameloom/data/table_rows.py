@@ -27,6 +27,8 @@ class Rows(Protocol):
 
     def values(self, names: Sequence[str], row: int) -> tuple[Any, ...]: ...
 
+    def gather(self, name: str, rows: Sequence[int]) -> list[Any]: ...
+
     def slice(self, name: str, start: int, count: int) -> pl.Series: ...
 
     @property
@@ -54,6 +56,9 @@ class TableRows:
     def values(self, names: Sequence[str], row: int) -> tuple[Any, ...]:
         # Column by column: a frame of one row costs thirty times as much, and training asks for every sample.
         return tuple(self._table[name][row] for name in names)
+
+    def gather(self, name: str, rows: Sequence[int]) -> list[Any]:
+        return self._table[name].gather(list(rows)).to_list()
 
     def slice(self, name: str, start: int, count: int) -> pl.Series:
         return self._table[name].slice(start, count)
