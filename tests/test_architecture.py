@@ -74,10 +74,13 @@ def test_source_never_opens_pickles_or_runs_text():
 
 
 def test_what_recipes_know_of_the_models_is_what_the_models_say():
+    import torch
+
     from frameloom.config.facts import FAMILIES as FAMILY_FACTS
     from frameloom.config.facts import VAES as VAE_FACTS
     from frameloom.models.denoisers import FAMILIES, get_family
     from frameloom.models.vaes import VAES
+    from frameloom.train.recompute import group_blocks
 
     assert set(FAMILY_FACTS) == set(FAMILIES) and set(VAE_FACTS) == set(VAES)
     for name, facts in FAMILY_FACTS.items():
@@ -86,6 +89,9 @@ def test_what_recipes_know_of_the_models_is_what_the_models_say():
         assert all(facts.patch_of(size, {}) == family.patch(config) for size, config in family.sizes.items())
         derived = {"in_channels", "context_in_dim", "vec_in_dim"}  # follow from the autoencoder and the text encoders
         assert facts.fields == types_of(family.sizes["tiny"], without=derived)
+        with torch.device("meta"):
+            model = family.build(family.sizes["tiny"])
+        assert facts.blocks == tuple(group_blocks(model, family.blocks(model)))
     for name, facts in VAE_FACTS.items():
         assert set(facts.sizes) == set(VAES[name].sizes)
         assert all(facts.strides == config.strides for config in VAES[name].sizes.values())

@@ -17,9 +17,9 @@ from torch import Tensor
 
 from frameloom.core.random import stream
 from frameloom.models.denoisers.opensora_plan.config import SIZES
-from frameloom.models.denoisers.opensora_plan.positions import rotary_table, rotate
+from frameloom.models.denoisers.opensora_plan.positions import NUM_AXES, turn_table
 from frameloom.models.denoisers.opensora_plan.skiparse import SkiparseAttention
-from frameloom.models.layers.attention import attend
+from frameloom.models.layers.attention import RotaryAttention
 
 GRID = (8, 16, 24)
 NUM_HEADS = 4
@@ -69,7 +69,7 @@ def compare_skiparse(rounds: int = 9, warmup: int = 2) -> Comparison:
     """All ways in turn on a clip of 3072 tokens and heads of the released width."""
     config = SIZES["2b"]
     num_tokens = GRID[0] * GRID[1] * GRID[2]
-    table = rotary_table(GRID, config.attention_head_dim, config.interpolation_scales)
+    table = turn_table(GRID, config.attention_head_dim, config.interpolation_scales)
     heads = [_draw_heads(num_tokens, config.attention_head_dim, seed) for seed in range(3)]
     ways: dict[str, Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]] = {
         "full": SkiparseAttention("full", config.sparse_n),
@@ -91,10 +91,11 @@ class AllPairs:
     def __init__(self, num_tokens: int, sparse_n: int) -> None:
         part_N = torch.arange(num_tokens) % sparse_n
         self.mask_NN = part_N[:, None] == part_N
+        self.attend = RotaryAttention(parts=NUM_AXES)
 
     def __call__(self, q_BNHD: Tensor, k_BNHD: Tensor, v_BNHD: Tensor, rope_N1P: Tensor) -> Tensor:
-        q, k, v = (part.transpose(1, 2) for part in (rotate(q_BNHD, rope_N1P), rotate(k_BNHD, rope_N1P), v_BNHD))
-        return attend(q, k, v, self.mask_NN).transpose(1, 2).flatten(2)
+        attended: Tensor = self.attend(q_BNHD, k_BNHD, v_BNHD, rope_N1P, self.mask_NN)
+        return attended
 
 
 def _draw_heads(num_tokens: int, head_dim: int, seed: int) -> Tensor:

@@ -17,10 +17,11 @@ from frameloom.checkpoint.weight_files import CONFIG, find_weights, open_weights
 from frameloom.core.errors import CheckpointError
 from frameloom.core.files import digest_file, digest_value
 
-__all__ = ["CONFIG", "EXPORT", "TENSORS", "ModelFolder", "find_own", "read_weights", "write_model_folder"]
+__all__ = ["CONFIG", "EXPORT", "LORA", "TENSORS", "ModelFolder", "find_own", "read_weights", "write_model_folder"]
 
 TENSORS = "model.safetensors"
 EXPORT = "export"
+LORA = "lora"  # the kind of an export that holds adapters alone
 _KEYS = ("kind", "name", "config", "sha256")
 
 
@@ -71,7 +72,9 @@ def read_weights(path: Path, *, kind: str = "") -> ModelFolder:
     tensors = open_weights(found)
     digests = {file.name: digest_file(file) for file in found.files}
     digest = digests.popitem()[1] if len(digests) == 1 else digest_value(digests)
-    return ModelFolder("", "", {}, tensors, digest, found.config)
+    # The file of a model folder of ours may be named by itself, to go on from it with another architecture.
+    published = {} if find_own(found.path.parent) == found.path.parent else found.config
+    return ModelFolder("", "", {}, tensors, digest, published)
 
 
 def find_own(path: Path) -> Path | None:
@@ -87,6 +90,11 @@ def _read_own(folder: Path) -> ModelFolder:
     if missing := [key for key in _KEYS if key not in content]:
         raise CheckpointError(
             f"{folder / CONFIG}: not a model description ({', '.join(missing)} missing); export the model again"
+        )
+    if content["kind"] == LORA:
+        raise CheckpointError(
+            f"{folder}: holds a LoRA, not a whole model; name it in lora.weights or sample.lora, and the weights it "
+            "belongs to in model.weights"
         )
     if not (folder / TENSORS).is_file() or digest_file(folder / TENSORS) != content["sha256"]:
         raise CheckpointError(

@@ -111,6 +111,12 @@ COMMANDS = {
     ),
     "data": Entry("make, encode and inspect data", "frameloom data shapes data/shapes", commands=_DATA),
     "recipe": Entry("check, show and list recipes", "frameloom recipe check my.yaml", commands=_RECIPE),
+    "objective": Entry(
+        "show which noise levels a recipe trains on and how much each counts",
+        "frameloom objective my.yaml --out objective.html",
+        "frameloom.cli.objective:objective",
+        takes_overrides=True,
+    ),
     "convert": Entry(
         "convert weights between files, folders and published layouts",
         "frameloom convert pytorch_model.bin model.safetensors",

@@ -4,23 +4,20 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping
-from math import floor, log10
 from pathlib import Path
 from typing import Any
 
 from frameloom.config.facts import FAMILIES, KNOWN_KINDS, PACKAGED_ENCODERS, TEXT_ENCODERS, VAES
+from frameloom.config.objective_checks import check_objective
+from frameloom.config.optim_checks import check_optim
 from frameloom.config.policy_checks import check_buckets, frame_problem, token_patch
 from frameloom.config.problems import Problem
-from frameloom.config.schema import ObjectiveSection, Recipe, TextEncoderSection
+from frameloom.config.schema import Recipe, TextEncoderSection
 from frameloom.config.spelling import nearest, suggest
 from frameloom.config.yaml_values import KeyPath, format_value
 from frameloom.core.errors import ConfigError
 
-MAX_LR = 0.1
 MAX_TIMEOUT_S = 3600
-
-_FLOW_ONLY = ("law", "shift", "sigma_min")
-_DDPM_ONLY = ("betas", "zero_terminal_snr", "min_snr_gamma")
 
 
 def _check_names(recipe: Recipe) -> Iterator[Problem]:
@@ -148,24 +145,20 @@ def _check_sample(recipe: Recipe) -> Iterator[Problem]:
             yield Problem(("sample", name), f"{text}; write {near}", also)
 
 
-def _check_steps(recipe: Recipe) -> Iterator[Problem]:
-    schedule, steps = recipe.optim.schedule, recipe.train.steps
-    if schedule.warmup_steps >= steps:
-        text = f"optim.schedule.warmup_steps is {schedule.warmup_steps}, but the run has only train.steps {steps}"
-        advice = "make it shorter than the run"
-        yield Problem(("optim", "schedule", "warmup_steps"), f"{text}; {advice}", (("train", "steps"),))
-    if schedule.name == "constant" and schedule.min_share:
-        text = f"optim.schedule.min_share is {format_value(schedule.min_share)}, but a constant schedule does not fall"
-        path = ("optim", "schedule", "min_share")
-        yield Problem(path, f"{text}; remove it, or choose cosine or linear", (("optim", "schedule", "name"),))
+def _check_recompute(recipe: Recipe) -> Iterator[Problem]:
+    """Kinds of blocks are those of the family; an autoencoder's are only known once it is built."""
+    family, settings = FAMILIES.get(recipe.model.family), recipe.train.recompute
+    if recipe.task != "denoiser" or family is None or isinstance(settings, bool):
+        return
+    path = ("train", "recompute", "blocks")
+    for kind in settings.blocks:
+        if kind not in family.blocks:
+            text = f"{'.'.join(path)} has '{kind}', which {recipe.model.family} has no blocks of"
+            advice = suggest(kind, family.blocks, kind="blocks")
+            yield Problem((*path, kind), f"{text}; {advice}", (("model", "family"),))
 
 
 def _check_units(recipe: Recipe) -> Iterator[Problem]:
-    if (lr := recipe.optim.lr) > MAX_LR:
-        exponent = floor(log10(lr))
-        flipped = lr / 10 ** (2 * exponent) if exponent >= 3 else 1e-5
-        text = f"optim.lr is {format_value(lr)}; nothing trains above {MAX_LR}, usual rates are 1e-6 to 1e-3"
-        yield Problem(("optim", "lr"), f"{text}; did you mean {format_value(float(f'{flipped:.3g}'))}?")
     if (timeout_s := recipe.data.timeout_s) > MAX_TIMEOUT_S:
         text = f"data.timeout_s is {format_value(timeout_s)}, more than an hour; it is in seconds"
         yield Problem(("data", "timeout_s"), f"{text}; did you mean {format_value(timeout_s / 1000)}?")
@@ -229,22 +222,6 @@ def _check_vae_weights(recipe: Recipe) -> Iterator[Problem]:
         )
 
 
-def _check_objective(recipe: Recipe) -> Iterator[Problem]:
-    kind = recipe.objective.kind
-    names, other = (_DDPM_ONLY, "v") if kind == "flow" else (_FLOW_ONLY, "flow")
-    for name in names:
-        value = getattr(recipe.objective, name)
-        if value != ObjectiveSection.model_fields[name].default:
-            text = (
-                f"objective.{name} is {format_value(value)}, which only kind {other} uses, but objective.kind is {kind}"
-            )
-            yield Problem(("objective", name), f"{text}; remove it or set kind: {other}", (("objective", "kind"),))
-    if kind == "epsilon" and recipe.objective.zero_terminal_snr:
-        text = "objective.zero_terminal_snr is true, but at its last noise level epsilon says nothing of the picture"
-        path = ("objective", "zero_terminal_snr")
-        yield Problem(path, f"{text}; remove it, or set kind: v", (("objective", "kind"),))
-
-
 def _check_known(recipe: Recipe) -> Iterator[Problem]:
     """What can be seen of inpaint training and of images beside clips before a model is built."""
     takes = FAMILIES[recipe.model.family].takes if recipe.model.family in FAMILIES else ("known", "images")
@@ -265,6 +242,19 @@ def _check_known(recipe: Recipe) -> Iterator[Problem]:
     if recipe.data.use_image_num and "images" not in takes:
         text = f"data.use_image_num is {recipe.data.use_image_num}, but {recipe.model.family} takes no images beside"
         yield Problem(("data", "use_image_num"), f"{text} clips; use buckets of 1 frame for images instead", also)
+
+
+def _check_lora(recipe: Recipe) -> Iterator[Problem]:
+    lora, sample = recipe.lora, recipe.sample
+    if lora is not None and recipe.task != "denoiser":
+        text = f"lora is set, but task is {recipe.task}; adapters are trained beside a denoiser"
+        yield Problem(("lora",), f"{text}; remove it, or set task: denoiser", (("task",),))
+    if lora is not None and lora.dropout:
+        text = f"lora.dropout is {format_value(lora.dropout)}; a run that resumes could not repeat its draws"
+        yield Problem(("lora", "dropout"), f"{text}; write 0, and train fewer steps against overfitting")
+    if sample.lora_scale != 1 and lora is None and sample.lora is None:
+        text = f"sample.lora_scale is {format_value(sample.lora_scale)}, but there is no LoRA"
+        yield Problem(("sample", "lora_scale"), f"{text}; remove it, or name one in sample.lora", (("lora",),))
 
 
 def _check_validation(recipe: Recipe) -> Iterator[Problem]:
@@ -299,12 +289,14 @@ RULES: tuple[Callable[[Recipe], Iterator[Problem]], ...] = (
     _check_sources,
     check_buckets,
     _check_sample,
-    _check_steps,
+    check_optim,
+    _check_recompute,
     _check_units,
     _check_cache,
     _check_vae_weights,
-    _check_objective,
+    check_objective,
     _check_known,
+    _check_lora,
     _check_validation,
 )
 
@@ -328,6 +320,8 @@ def check_files(recipe: Recipe, *, skip_caches: bool = False, places: Mapping[Ke
     problems.append(_check_path(("vae", "weights"), recipe.vae.weights, "file or folder"))
     if recipe.task == "denoiser":
         problems.append(_check_path(("model", "weights"), recipe.model.weights, "file or folder"))
+        lora = recipe.lora.weights if recipe.lora else None
+        problems.append(_check_path(("lora", "weights"), lora, "file or folder"))
         for index, encoder in enumerate(recipe.text.encoders):
             problems.append(_check_path(("text", "encoders", str(index), "path"), encoder.path, "folder"))
     if recipe.task == "denoiser":

@@ -38,11 +38,12 @@ class FamilyFacts:
     """`patch` is latent cells (frames, height, width) per token, and `patches` has it for sizes where it differs;
     `fields` are those of its architecture that a recipe may override, with their types (tuple: a list). `takes` are the
     conditions it can use besides the caption: `sizes` of pictures and their crops, `images` beside a clip, frames that
-    are `known`, a `control` clip."""
+    are `known`, a `control` clip. `blocks` are the kinds of its repeated blocks."""
 
     patch: tuple[int, int, int]
     sizes: tuple[str, ...]
     fields: Mapping[str, type]
+    blocks: tuple[str, ...]
     takes: tuple[str, ...] = ()
     patches: Mapping[str, tuple[int, int, int]] = field(default_factory=dict)
 
@@ -162,12 +163,14 @@ FAMILIES = {
             *("5b-1.5", "5b-1.5-inpaint"),
         ),
         fields=_COGVIDEOX_FUN_FIELDS,
+        blocks=("transformer_blocks",),
         takes=("known",),
     ),
     "latte": FamilyFacts(
         patch=(1, 2, 2),
         sizes=("tiny", "xl", "xl-221", "xl-513", "xl-d64"),
         fields=_LATTE_FIELDS,
+        blocks=("transformer_blocks", "temporal_transformer_blocks"),
         takes=("images",),
     ),
     "opensora2": FamilyFacts(
@@ -175,15 +178,23 @@ FAMILIES = {
         patches={"11b-dcae": (1, 1, 1)},
         sizes=("tiny", "small", "11b", "11b-dcae", "flux-dev"),
         fields=_OPENSORA2_FIELDS,
+        blocks=("double_blocks", "single_blocks"),
         takes=("known",),
     ),
     "opensora_plan": FamilyFacts(
         patch=(1, 2, 2),
         sizes=("tiny", "tiny-inpaint", "2b", "2b-inpaint"),
         fields=_OPENSORA_PLAN_FIELDS,
+        blocks=("transformer_blocks",),
         takes=("known",),
     ),
-    "sdxl": FamilyFacts(patch=(1, 1, 1), sizes=("tiny", "base", "refiner"), fields=_SDXL_FIELDS, takes=("sizes",)),
+    "sdxl": FamilyFacts(
+        patch=(1, 1, 1),
+        sizes=("tiny", "base", "refiner"),
+        fields=_SDXL_FIELDS,
+        blocks=("resnets", "transformer_blocks"),
+        takes=("sizes", "log_sigma"),
+    ),
 }
 TEXT_ENCODERS = {
     "minilm": TextFacts(max_length=512),

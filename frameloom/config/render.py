@@ -114,6 +114,8 @@ def _short_type(kind: Kind) -> str:
     if inner is None:
         return describe(kind)
     text = "section" if kind.section else "list of sections"
+    if kind.accepts(bool):
+        return f"true, false or {text}"
     return f"{text} or null" if kind.accepts(type(None)) else text
 
 
@@ -121,7 +123,7 @@ def _short_default(is_required: bool, kind: Kind, field: Any) -> str:
     if is_required:
         return "required"
     default = default_of(field)
-    if kind.section is not None and default is not None:
+    if kind.section is not None and isinstance(default, dict):
         return "see below"
     return f"`{format_value(default)}`"
 

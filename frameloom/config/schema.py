@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from frameloom.config.block_settings import Compile, RecomputeSection
 from frameloom.config.bucket_policies import (
     FixedSection,
     GroupedSection,
@@ -16,6 +17,8 @@ from frameloom.config.bucket_policies import (
     RatioTokensSection,
     TokenBudgetSection,
 )
+from frameloom.config.objective_settings import ObjectiveSection
+from frameloom.config.optim import OptimSection
 from frameloom.config.section import Count, Section, Share, Words
 
 Cell = Annotated[
@@ -50,6 +53,22 @@ class ModelSection(Section):
     size: str = Field(default="tiny", description="a named size of the family")
     overrides: dict[str, Any] = Field(default={}, description="architecture fields that differ from the named size")
     weights: str | None = Field(default=None, description="start from this file or model folder; null: fresh weights")
+
+
+class LoraSection(Section):
+    rank: Count = Field(default=16, description="width of an adapter")
+    alpha: Annotated[float, Field(gt=0)] | None = Field(
+        default=None, description="what an adapter adds is multiplied by alpha / rank; null: as rank, so by 1"
+    )
+    targets: Annotated[tuple[str, ...], Field(min_length=1)] | None = Field(
+        default=None,
+        examples=[["to_q", "attn2.*"]],
+        description="linear layers with an adapter: ends of their names, with * and ?; null: the family's own choice",
+    )
+    dropout: Share = Field(default=0.0, description="only 0: it would draw numbers that a resumed run cannot repeat")
+    weights: str | None = Field(
+        default=None, description="start from this LoRA: a file, or the folder of a LoRA run; null: fresh adapters"
+    )
 
 
 class VAESection(Section):
@@ -269,55 +288,12 @@ class KnownSection(Section):
     )
 
 
-class ObjectiveSection(Section):
-    kind: Literal["flow", "v", "epsilon"] = Field(
-        default="flow", description="flow matching, or DDPM that predicts v or the noise"
-    )
-    law: Literal["logit_normal", "uniform"] = Field(
-        default="logit_normal", description="how noise levels are drawn (flow)"
-    )
-    shift: Annotated[float, Field(gt=0)] | Literal["open_sora2"] | None = Field(
-        default=None,
-        description="moves noise levels up: a factor, or open_sora2 to follow resolution and length (flow)",
-    )
-    sigma_min: Share = Field(default=1e-5, description="noise left in the data end of the path (flow)")
-    betas: Literal["linear", "scaled_linear"] = Field(default="scaled_linear", description="noise schedule (DDPM)")
-    zero_terminal_snr: bool | None = Field(
-        default=None,
-        description="rescale the schedule so that the last step is pure noise (DDPM); null: with v, not with epsilon",
-    )
-    min_snr_gamma: Annotated[float, Field(gt=0)] | None = Field(
-        default=None, description="clamp loss weights, 5 is usual (DDPM)"
-    )
-
-
 class AutoencoderSection(Section):
     reconstruction: Literal["l1", "l2"] = Field(default="l1", description="pixel error")
     kl_weight: Annotated[float, Field(ge=0)] = Field(default=1e-6, description="pull of the latents to a unit normal")
     wavelet_weight: Annotated[float, Field(ge=0)] = Field(
         default=0.1, description="agreement of encoder and decoder sub-bands"
     )
-
-
-class ScheduleSection(Section):
-    name: Literal["constant", "cosine", "linear"] = Field(default="constant", description="shape after the warm-up")
-    warmup_steps: Annotated[int, Field(ge=0)] = Field(default=0, description="steps from 0 to the full rate")
-    min_share: Share = Field(default=0.0, description="share of the rate left at the last step (cosine, linear)")
-
-
-class OptimSection(Section):
-    name: Literal["adamw"] = Field(default="adamw", description="the optimizer")
-    lr: Annotated[float, Field(gt=0)] = Field(default=1e-4, description="learning rate")
-    betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = Field(
-        default=(0.9, 0.999), description="decay of the running mean and of the running square"
-    )
-    eps: Annotated[float, Field(gt=0)] = Field(default=1e-8, description="added to the denominator")
-    weight_decay: Annotated[float, Field(ge=0)] = Field(default=0.01, description="decoupled weight decay")
-    decay_norms: bool = Field(default=False, description="decay norms and biases too")
-    clip_norm: Annotated[float, Field(gt=0)] | None = Field(
-        default=1.0, description="largest gradient norm; null: no clipping"
-    )
-    schedule: ScheduleSection = Field(default=ScheduleSection(), description="learning rate over the steps")
 
 
 class EMASection(Section):
@@ -328,6 +304,7 @@ class EMASection(Section):
     every: Count = Field(
         default=1, description="steps between updates, each then counting for as many; saves time with small models"
     )
+    on_cpu: bool = Field(default=False, description="keep the average in host memory; each update copies the weights")
 
 
 class TrainSection(Section):
@@ -336,7 +313,13 @@ class TrainSection(Section):
     precision: Literal["fp32", "bf16"] = Field(
         default="fp32", description="number format of the forward pass; weights stay fp32"
     )
-    recompute: bool = Field(default=False, description="recompute blocks in the backward pass: less memory, more time")
+    recompute: bool | RecomputeSection = Field(
+        default=False,
+        description="recompute blocks in the backward pass: less memory, more time; a section says which blocks",
+    )
+    compile: Compile = Field(
+        default=False, description="compile each block as one graph: slow to start, faster afterwards; true: inductor"
+    )
     ema: EMASection | None = Field(default=EMASection(), description="moving average of the weights; null: none")
     on_nonfinite: Literal["skip", "stop"] = Field(default="skip", description="a loss or gradient that is not finite")
     nonfinite_limit: Count = Field(default=3, description="stop after this many such steps in a row")
@@ -352,6 +335,10 @@ class ValidationSection(Section):
     every: Count = Field(default=500, description="steps between validations; the last step is always validated")
     where: Where = Field(default={}, description="rows of the manifest used, never trained on; as in data.where")
     batches: Count = Field(default=4, description="micro-batches read each time, always the same ones")
+    levels: Count = Field(
+        default=8,
+        description="noise levels that a denoiser is judged at on each clip, evenly from data to noise",
+    )
 
 
 class SampleSection(Section):
@@ -362,6 +349,10 @@ class SampleSection(Section):
     width: Count = Field(default=64, description="width in pixels")
     fps: Annotated[float, Field(gt=0)] = Field(default=8, description="frame rate of the written file")
     weights: Literal["ema", "raw"] = Field(default="ema", description="averaged or last weights")
+    lora: str | None = Field(default=None, description="a LoRA to add to the model: a file, or the folder of a run")
+    lora_scale: Annotated[float, Field(ge=0)] = Field(
+        default=1.0, description="strength of adapters, the run's own and those of sample.lora; 0: without them"
+    )
 
 
 class Recipe(Section):
@@ -372,6 +363,9 @@ class Recipe(Section):
     seed: Annotated[int, Field(ge=0, lt=2**63)] = Field(default=42, description="every random draw follows from it")
     run: RunSection = Field(default=RunSection(), description="where the run lives and how it resumes")
     model: ModelSection = Field(default=ModelSection(), description="the denoiser")
+    lora: LoraSection | None = Field(
+        default=None, description="train small adapters beside the frozen weights of model; null: train all weights"
+    )
     vae: VAESection = Field(
         default=VAESection(), description="the autoencoder: frozen for task denoiser, trained for autoencoder"
     )

@@ -55,6 +55,11 @@ class ParityRunner(Protocol):
     def run(self, case: ParityCase) -> list[ParityOutput]: ...
 
 
+def under(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    """The tensors whose names begin with `prefix`, without it."""
+    return {key.removeprefix(prefix): tensor for key, tensor in tensors.items() if key.startswith(prefix)}
+
+
 def pair_outputs(
     case: ParityCase,
     ours: Mapping[str, Tensor],

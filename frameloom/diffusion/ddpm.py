@@ -1,4 +1,4 @@
-"""DDPM: discrete noise levels, v- or epsilon-prediction, min-SNR weights, zero terminal SNR, DDIM sampling.
+"""DDPM: discrete noise levels; v, epsilon or the latent predicted; min-SNR weights, zero terminal SNR, DDIM sampling.
 
 Shape letters: B batch, C channels, F frames, H height, W width, T training timesteps.
 
@@ -18,10 +18,22 @@ import torch
 from torch import Tensor
 
 from frameloom.core.errors import ConfigError
-from frameloom.diffusion.objective import Noised, OnStep, Predict, per_sample, weighted_error_B
+from frameloom.diffusion.objective import (
+    PLAIN_NOISE,
+    Mix,
+    Noised,
+    NoiseSettings,
+    OnStep,
+    Predict,
+    level_of,
+    per_sample,
+    perturbed,
+    weighted_error_B,
+)
+from frameloom.diffusion.timesteps import LevelBias, level_probabilities, pick_levels, running_sum
 
 BetaSchedule = Literal["linear", "scaled_linear"]
-Prediction = Literal["v", "epsilon"]
+Prediction = Literal["v", "epsilon", "sample"]
 Spacing = Literal["trailing", "leading", "linspace"]
 
 
@@ -55,6 +67,8 @@ def snr(alpha_bar: Tensor) -> Tensor:
 def min_snr_weight(alpha_bar: Tensor, gamma: float, prediction: Prediction) -> Tensor:
     """Hang et al. 2023: the error of the latent counts min(SNR, gamma), whatever the network predicts."""
     ratio = snr(alpha_bar)
+    if prediction == "sample":
+        return ratio.clamp_max(gamma)
     return ratio.clamp_max(gamma) / (ratio + 1 if prediction == "v" else ratio)
 
 
@@ -64,10 +78,10 @@ def velocity(latent: Tensor, noise: Tensor, alpha_bar: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class DDPMObjective:
-    """A DDPM whose timesteps are drawn uniformly.
+    """A DDPM whose timesteps are drawn uniformly, unless `bias` favours some or `within` (end excluded) omits some.
 
     Defaults are Open-Sora-Plan 1.3's. `timestep_B` is index / num_train_timesteps (see `objective`). Zero terminal
-    SNR needs v-prediction, because the last level holds no latent to find noise in, and trailing spacing, because
+    SNR excludes epsilon, because the last level holds no latent to find noise in, and trailing spacing, because
     sampling must begin at that level.
     """
 
@@ -87,8 +101,14 @@ class DDPMObjective:
     # num_train_timesteps // num_steps below, as diffusers' DDIM has it. They differ unless spacing is "trailing" and
     # the number of steps divides that of the levels.
     step_to: Literal["next", "even"] = "next"
+    bias: LevelBias | None = None
+    within: tuple[int, int] | None = None
+    noise: NoiseSettings = PLAIN_NOISE
     alpha_bar_T: Tensor = field(init=False, repr=False, compare=False)
-    _on_device: dict[torch.device, Tensor] = field(init=False, repr=False, compare=False, default_factory=dict)
+    running_T: Tensor = field(init=False, repr=False, compare=False)
+    _on_device: dict[tuple[str, torch.device], Tensor] = field(
+        init=False, repr=False, compare=False, default_factory=dict
+    )
 
     def __post_init__(self) -> None:
         self._refuse_mistakes()
@@ -98,12 +118,14 @@ class DDPMObjective:
         if self.zero_terminal_snr:
             alpha_bar_T = rescale_to_zero_terminal_snr(alpha_bar_T)
         object.__setattr__(self, "alpha_bar_T", alpha_bar_T)
+        running_T = running_sum(level_probabilities(self.num_train_timesteps, self.bias, self.within))
+        object.__setattr__(self, "running_T", running_T)
 
     def _refuse_mistakes(self) -> None:
         problems = []
         for name, allowed in (
             ("beta_schedule", ("linear", "scaled_linear")),
-            ("prediction", ("v", "epsilon")),
+            ("prediction", ("v", "epsilon", "sample")),
             ("spacing", ("trailing", "leading", "linspace")),
             ("step_to", ("next", "even")),
         ):
@@ -114,7 +136,7 @@ class DDPMObjective:
         if self.zero_terminal_snr and self.prediction == "epsilon":
             problems.append(
                 "ddpm objective: zero_terminal_snr with prediction 'epsilon' divides by zero at the last timestep; "
-                "choose prediction 'v' or switch zero_terminal_snr off"
+                "choose prediction 'v' or 'sample', or switch zero_terminal_snr off"
             )
         if self.zero_terminal_snr and self.spacing == "leading":
             problems.append(
@@ -128,32 +150,72 @@ class DDPMObjective:
         if problems:
             raise ConfigError(problems)
 
+    @property
+    def probability_T(self) -> Tensor:
+        """How likely each index is, in float64."""
+        return level_probabilities(self.num_train_timesteps, self.bias, self.within)
+
     def index_B(self, draw_B: Tensor) -> Tensor:
-        """The timestep law: every index is equally likely."""
+        """The timestep law; every index is equally likely unless `bias` or `within` says otherwise."""
+        if self.bias is not None or self.within is not None:
+            return pick_levels(draw_B, self._on("running_T", draw_B.device))
         index_B = (draw_B.double() * self.num_train_timesteps).long()
         return index_B.clamp(0, self.num_train_timesteps - 1)
 
-    def add_noise(self, latent_BCFHW: Tensor, noise_BCFHW: Tensor, draw_B: Tensor) -> Noised:
-        return self.add_noise_at(latent_BCFHW, noise_BCFHW, self.index_B(draw_B))
+    def place_B(self, draw_B: Tensor, latent_BCFHW: Tensor) -> Tensor:
+        return self.index_B(draw_B)
 
-    def add_noise_at(self, latent_BCFHW: Tensor, noise_BCFHW: Tensor, index_B: Tensor) -> Noised:
+    def place_at(self, level_B: Tensor) -> Tensor:
+        level_T = level_of(self.mix_at(torch.arange(self.num_train_timesteps)))
+        return (level_B.double().cpu()[:, None] - level_T).abs().argmin(dim=1).to(level_B.device)
+
+    def mix_at(self, place_B: Tensor) -> Mix:
+        alpha_bar_B = self.alpha_bar_T.double()[place_B.cpu()]
+        signal_B, spread_B = alpha_bar_B.sqrt(), (1 - alpha_bar_B).sqrt()
+        zero_B, one_B = torch.zeros_like(signal_B), torch.ones_like(signal_B)
+        of = {"v": (-spread_B, signal_B), "epsilon": (zero_B, one_B), "sample": (one_B, zero_B)}[self.prediction]
+        return Mix(signal_B, spread_B, *of)
+
+    def weight_at(self, place_B: Tensor) -> Tensor:
+        return self.weight_B(self.alpha_bar_T[place_B.cpu()])
+
+    def density(self, level_B: Tensor, latent_BCFHW: Tensor) -> Tensor | None:
+        """Levels are single points, so there is no density; `probability_T` is the law."""
+        return None
+
+    def add_noise(
+        self, latent_BCFHW: Tensor, noise_BCFHW: Tensor, draw_B: Tensor, perturbation_BCFHW: Tensor | None = None
+    ) -> Noised:
+        return self.add_noise_at(latent_BCFHW, noise_BCFHW, self.index_B(draw_B), perturbation_BCFHW)
+
+    def add_noise_at(
+        self, latent_BCFHW: Tensor, noise_BCFHW: Tensor, place_B: Tensor, perturbation_BCFHW: Tensor | None = None
+    ) -> Noised:
         """The example at a given index per sample."""
         latent, noise = latent_BCFHW.float(), noise_BCFHW.float()
-        alpha_bar_B = self._curve_on(latent.device)[index_B.to(latent.device)]
+        index_B = place_B.to(latent.device)
+        alpha_bar_B = self._on("alpha_bar_T", latent.device)[index_B]
         alpha_bar = per_sample(alpha_bar_B, latent)
-        noisy = alpha_bar.sqrt() * latent + (1 - alpha_bar).sqrt() * noise
+        noisy = alpha_bar.sqrt() * latent + (1 - alpha_bar).sqrt() * perturbed(noise, perturbation_BCFHW)
         return Noised(
             noisy_BCFHW=noisy.to(latent_BCFHW.dtype),
-            timestep_B=self.timestep_B(index_B.to(latent.device)),
-            target_BCFHW=velocity(latent, noise, alpha_bar) if self.prediction == "v" else noise,
+            timestep_B=self.timestep_B(index_B),
+            target_BCFHW=self.target(latent, noise, alpha_bar),
             weight_B=self.weight_B(alpha_bar_B),
         )
 
-    def _curve_on(self, device: torch.device) -> Tensor:
+    def target(self, latent: Tensor, noise: Tensor, alpha_bar: Tensor) -> Tensor:
+        """What the network has to predict."""
+        if self.prediction == "v":
+            return velocity(latent, noise, alpha_bar)
+        return noise if self.prediction == "epsilon" else latent
+
+    def _on(self, name: Literal["alpha_bar_T", "running_T"], device: torch.device) -> Tensor:
         # Kept per device: copying it every step would make the host wait for the accelerator.
-        if device not in self._on_device:
-            self._on_device[device] = self.alpha_bar_T.to(device, torch.float32)
-        return self._on_device[device]
+        if (name, device) not in self._on_device:
+            dtype = torch.float32 if name == "alpha_bar_T" else torch.float64
+            self._on_device[name, device] = getattr(self, name).to(device, dtype)
+        return self._on_device[name, device]
 
     def timestep_B(self, index_B: Tensor) -> Tensor:
         return (index_B.double() / self.num_train_timesteps).float()
@@ -183,6 +245,8 @@ class DDPMObjective:
         signal, spread = alpha_bar**0.5, (1 - alpha_bar) ** 0.5
         if self.prediction == "v":
             return signal * x - spread * prediction, spread * x + signal * prediction
+        if self.prediction == "sample":
+            return prediction, (x - signal * prediction) / spread
         return (x - spread * prediction) / signal, prediction
 
     def levels(self, indices: list[int]) -> list[tuple[float, float]]:

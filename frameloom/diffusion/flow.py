@@ -20,13 +20,26 @@ import torch
 from torch import Tensor
 
 from frameloom.core.errors import ConfigError
-from frameloom.diffusion.objective import Noised, OnStep, Predict, per_sample, weighted_error_B
+from frameloom.diffusion.objective import (
+    PLAIN_NOISE,
+    Mix,
+    Noised,
+    NoiseSettings,
+    OnStep,
+    Predict,
+    per_sample,
+    perturbed,
+    weighted_error_B,
+)
 
-Shift = None | float | Literal["open_sora2"]
+Shift = None | float | Literal["open_sora2", "sd3"]
 
 # Open-Sora 2.0's factor is a line through (256 patches, 1) and (4096 patches, 3), times sqrt(latent frames).
 _SLOPE = (3 - 1) / (4096 - 256)
 _INTERCEPT = 1 - 256 * _SLOPE
+
+# Between these, mode_time runs one way from 1 to 0.
+MODE_SCALES = (-1.0, 2 / (math.pi - 2))
 
 # Keeps the normal quantile finite: draws within 1e-9 of 0 or 1 become -6 and +6 standard deviations.
 _DRAW_MARGIN = 1e-9
@@ -43,14 +56,31 @@ def shift_time(time: Tensor, alpha: float) -> Tensor:
     return alpha * time / (1 + (alpha - 1) * time)
 
 
-def logit_normal_time(normal_B: Tensor) -> Tensor:
+def sd3_alpha(num_tokens: int, base_tokens: int) -> float:
+    """Esser et al. 2024, eq. 23: the same uncertainty at more tokens needs the root of their ratio as a shift."""
+    return math.sqrt(num_tokens / base_tokens)
+
+
+def logit_normal_time(normal_B: Tensor, mean: float = 0.0, std: float = 1.0) -> Tensor:
     """Time from a standard normal draw, most often near the middle."""
-    return torch.sigmoid(normal_B)
+    return torch.sigmoid(mean + std * normal_B)
+
+
+def logit_normal_density(time_B: Tensor, mean: float = 0.0, std: float = 1.0) -> Tensor:
+    """Of the time whose logit is normal (Esser et al. 2024, eq. 19); 0 at both ends."""
+    inside_B = time_B.clamp(1e-12, 1 - 1e-12)
+    standard_B = (torch.logit(inside_B) - mean) / std
+    return torch.exp(-standard_B.square() / 2) / (math.sqrt(2 * math.pi) * std * inside_B * (1 - inside_B))
+
+
+def mode_time(draw_B: Tensor, scale: float) -> Tensor:
+    """Time that favours the middle (scale > 0) or the ends (< 0) and reaches both ends (Esser et al. 2024, eq. 20)."""
+    return 1 - draw_B - scale * (torch.cos(math.pi / 2 * draw_B).square() - 1 + draw_B)
 
 
 def grid_time(draw_B: Tensor, num_levels: int = 1000) -> Tensor:
-    """Time on a grid of `num_levels`, from 1 (draw 0) down, as Open-Sora-Plan's flow branch draws it."""
-    return (num_levels - (draw_B * num_levels).floor()) / num_levels
+    """Time on a grid of `num_levels`, from 1 (draw 0) down and never 0, as Open-Sora-Plan's flow branch draws it."""
+    return (num_levels - (draw_B * num_levels).floor().clamp_max(num_levels - 1)) / num_levels
 
 
 def normal_from_uniform(draw_B: Tensor) -> Tensor:
@@ -61,30 +91,46 @@ def normal_from_uniform(draw_B: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class FlowObjective:
-    """Flow matching with a logit-normal or uniform timestep law and an optional shift.
+    """Flow matching with a logit-normal, uniform or mode timestep law and an optional shift.
 
-    `shift` is a constant factor or "open_sora2", which depends on the size of the latent. Published Open-Sora 2.0
-    always counts patches of area 4 in training but the model's own patches when sampling; `sampling_patch_area`
-    exists for its checkpoints with patch size 1, None means the same as `patch_area`.
+    `shift` is a constant factor, or depends on the size of the latent: "open_sora2", or "sd3", which is 1 at
+    `base_tokens`. Published Open-Sora 2.0 always counts patches of area 4 in training but the model's own patches when
+    sampling; `sampling_patch_area` exists for its checkpoints with patch size 1, None means the same as `patch_area`.
+    `num_levels` puts times on a grid before they are shifted, as Open-Sora-Plan does with 1000; None: any time.
     """
 
     sigma_min: float = 1e-5
-    law: Literal["logit_normal", "uniform"] = "logit_normal"
+    law: Literal["logit_normal", "uniform", "mode"] = "logit_normal"
+    logit_mean: float = 0.0
+    logit_std: float = 1.0
+    mode_scale: float = 1.29
+    num_levels: int | None = None
     shift: Shift = None
     patch_area: int = 4
     sampling_patch_area: int | None = None
+    base_tokens: int = 256
     motion_share: float = 0.0
-    # Weight of a sample by its time (Esser et al. 2024, eq. 17 and 19); "sigma_sqrt" is 1 / time^2.
+    # Weight of a sample by its time: "sigma_sqrt" is 1 / time^2, "cosmap" that of Esser et al. 2024, eq. 21.
     weighting: Literal["none", "sigma_sqrt", "cosmap"] = "none"
+    noise: NoiseSettings = PLAIN_NOISE
 
     def __post_init__(self) -> None:
         problems = []
-        if self.law not in ("logit_normal", "uniform"):
-            problems.append(f"flow objective: law is {self.law!r}; choose 'logit_normal' or 'uniform'")
+        if self.law not in ("logit_normal", "uniform", "mode"):
+            problems.append(f"flow objective: law is {self.law!r}; choose 'logit_normal', 'uniform' or 'mode'")
+        if not MODE_SCALES[0] <= self.mode_scale <= MODE_SCALES[1]:
+            problems.append(
+                f"flow objective: mode_scale is {self.mode_scale}; times run back outside of {MODE_SCALES[0]} to "
+                f"{MODE_SCALES[1]:.4f}, choose one between"
+            )
+        if self.logit_std <= 0:
+            problems.append(f"flow objective: logit_std is {self.logit_std}; give a positive number")
         if self.weighting not in ("none", "sigma_sqrt", "cosmap"):
             problems.append(f"flow objective: weighting is {self.weighting!r}; choose 'none', 'sigma_sqrt' or 'cosmap'")
-        if isinstance(self.shift, str) and self.shift != "open_sora2":
-            problems.append(f"flow objective: shift is {self.shift!r}; give a positive number, 'open_sora2' or null")
+        if isinstance(self.shift, str) and self.shift not in ("open_sora2", "sd3"):
+            problems.append(
+                f"flow objective: shift is {self.shift!r}; give a positive number, 'open_sora2', 'sd3' or null"
+            )
         if isinstance(self.shift, (int, float)) and self.shift <= 0:
             problems.append(f"flow objective: shift is {self.shift}; it multiplies time, so give a positive number")
         if not 0 <= self.sigma_min < 1:
@@ -94,30 +140,68 @@ class FlowObjective:
 
     def alpha(self, latent: Tensor, *, patch_area: int | None = None) -> float:
         """The shift factor for a latent of this shape (..., F, H, W)."""
+        if not isinstance(self.shift, str):
+            return 1.0 if self.shift is None else float(self.shift)
+        num_frames, height, width = latent.shape[-3:]
+        area = patch_area or self.patch_area
         if self.shift == "open_sora2":
-            num_frames, height, width = latent.shape[-3:]
-            return open_sora2_alpha(num_frames, height, width, patch_area=patch_area or self.patch_area)
-        return 1.0 if self.shift is None else float(self.shift)
+            return open_sora2_alpha(num_frames, height, width, patch_area=area)
+        return sd3_alpha(num_frames * (height * width // area), self.base_tokens)
 
     def time_B(self, draw_B: Tensor, latent_BCFHW: Tensor) -> Tensor:
         """The timestep law: uniform draws become shifted times, computed in float64."""
-        uniform_B = draw_B.double()
-        time_B = logit_normal_time(normal_from_uniform(uniform_B)) if self.law == "logit_normal" else uniform_B
+        time_B = draw_B.double()
+        if self.law == "logit_normal":
+            time_B = logit_normal_time(normal_from_uniform(time_B), self.logit_mean, self.logit_std)
+        elif self.law == "mode":
+            time_B = mode_time(time_B, self.mode_scale)
+        if self.num_levels is not None:
+            time_B = grid_time(1 - time_B, self.num_levels)
         return shift_time(time_B, self.alpha(latent_BCFHW)).float()
 
-    def add_noise(self, latent_BCFHW: Tensor, noise_BCFHW: Tensor, draw_B: Tensor) -> Noised:
-        return self.add_noise_at(latent_BCFHW, noise_BCFHW, self.time_B(draw_B, latent_BCFHW))
+    def place_B(self, draw_B: Tensor, latent_BCFHW: Tensor) -> Tensor:
+        return self.time_B(draw_B, latent_BCFHW)
 
-    def add_noise_at(self, latent_BCFHW: Tensor, noise_BCFHW: Tensor, time_B: Tensor) -> Noised:
-        """The example at a given time; `time_B` is already shifted."""
+    def place_at(self, level_B: Tensor) -> Tensor:
+        level = level_B.double()
+        return 1 - (1 - level) / (1 - self.sigma_min + self.sigma_min * level)
+
+    def mix_at(self, place_B: Tensor) -> Mix:
+        rest_B, kept = 1 - place_B.double(), 1 - self.sigma_min
+        one_B = torch.ones_like(rest_B)
+        return Mix(rest_B, 1 - kept * rest_B, -one_B, kept * one_B)
+
+    def weight_at(self, place_B: Tensor) -> Tensor:
+        return self.weight_B(place_B)
+
+    def density(self, level_B: Tensor, latent_BCFHW: Tensor) -> Tensor | None:
+        if self.num_levels is not None or self.law == "mode":
+            return None
+        time_B, back = self.place_at(level_B), 1 / self.alpha(latent_BCFHW)
+        before_B = shift_time(time_B, back)
+        is_normal = self.law == "logit_normal"
+        density_B = logit_normal_density(before_B, self.logit_mean, self.logit_std) if is_normal else 1.0
+        slope_B = back / (1 + (back - 1) * time_B).square()
+        return density_B * slope_B / (1 - self.sigma_min + self.sigma_min * level_B.double()).square()
+
+    def add_noise(
+        self, latent_BCFHW: Tensor, noise_BCFHW: Tensor, draw_B: Tensor, perturbation_BCFHW: Tensor | None = None
+    ) -> Noised:
+        return self.add_noise_at(latent_BCFHW, noise_BCFHW, self.time_B(draw_B, latent_BCFHW), perturbation_BCFHW)
+
+    def add_noise_at(
+        self, latent_BCFHW: Tensor, noise_BCFHW: Tensor, place_B: Tensor, perturbation_BCFHW: Tensor | None = None
+    ) -> Noised:
+        """The example at a given time per sample, already shifted."""
         latent, noise = latent_BCFHW.float(), noise_BCFHW.float()
-        rest = 1 - per_sample(time_B.float(), latent)
-        noisy = rest * latent + (1 - (1 - self.sigma_min) * rest) * noise
+        time_B = place_B.float()
+        rest = 1 - per_sample(time_B, latent)
+        noisy = rest * latent + (1 - (1 - self.sigma_min) * rest) * perturbed(noise, perturbation_BCFHW)
         return Noised(
             noisy_BCFHW=noisy.to(latent_BCFHW.dtype),
-            timestep_B=time_B.float(),
+            timestep_B=time_B,
             target_BCFHW=(1 - self.sigma_min) * noise - latent,
-            weight_B=self.weight_B(time_B.float()),
+            weight_B=self.weight_B(time_B),
         )
 
     def weight_B(self, time_B: Tensor) -> Tensor:

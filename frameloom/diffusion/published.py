@@ -8,7 +8,7 @@ from typing import Any
 from frameloom.core.errors import ConfigError
 from frameloom.diffusion.ddpm import DDPMObjective
 
-_PREDICTIONS = {"v_prediction": "v", "epsilon": "epsilon"}
+_PREDICTIONS = {"v_prediction": "v", "epsilon": "epsilon", "sample": "sample"}
 
 
 def read_scheduler(config: Mapping[str, Any], *, shifts_snr: bool = False, **changes: Any) -> DDPMObjective:

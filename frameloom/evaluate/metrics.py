@@ -7,10 +7,15 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torchmetrics.functional.image import peak_signal_noise_ratio, structural_similarity_index_measure
+from torchmetrics.functional.image import (
+    multiscale_structural_similarity_index_measure,
+    peak_signal_noise_ratio,
+    structural_similarity_index_measure,
+)
 
 _RANGE = 2.0  # from -1 to 1
 _MIN_SSIM_PX = 11  # the window of the original paper
+_MIN_MS_SSIM_PX = 176  # halved four times, the picture must still hold the window
 
 
 def psnr_db(a_BCFHW: Tensor, b_BCFHW: Tensor) -> Tensor:
@@ -28,6 +33,16 @@ def ssim(a_BCFHW: Tensor, b_BCFHW: Tensor) -> Tensor:
     ssim_N = structural_similarity_index_measure(a_NCHW, b_NCHW, data_range=_RANGE, reduction="none")
     assert isinstance(ssim_N, Tensor)
     return ssim_N.reshape(len(a_BCFHW), -1).mean(dim=1)
+
+
+def ms_ssim(a_BCFHW: Tensor, b_BCFHW: Tensor) -> Tensor:
+    """Structural similarity over five scales per clip, with the published exponents; the mean over frames."""
+    if min(a_BCFHW.shape[-2:]) < _MIN_MS_SSIM_PX:
+        raise ValueError(f"MS-SSIM needs at least {_MIN_MS_SSIM_PX} pixels a side, got {tuple(a_BCFHW.shape[-2:])}")
+    a_NCHW, b_NCHW = _to_frames(a_BCFHW, b_BCFHW)
+    values_N = multiscale_structural_similarity_index_measure(a_NCHW, b_NCHW, data_range=_RANGE, reduction="none")
+    assert isinstance(values_N, Tensor)
+    return values_N.reshape(len(a_BCFHW), -1).mean(dim=1)
 
 
 def _to_frames(a_BCFHW: Tensor, b_BCFHW: Tensor) -> tuple[Tensor, Tensor]:

@@ -5,11 +5,23 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from frameloom.checkpoint.store import load_checkpoint, load_latest, step_folder
+from frameloom.checkpoint.store import Checkpoint, load_checkpoint, load_latest, step_folder
 from frameloom.config.load import load_recipe
+from frameloom.config.schema import Recipe
 from frameloom.core.errors import CheckpointError, ConfigError, RunError
-from frameloom.generate.parts import build_objective, build_text, build_vae, pick_device, rebuild_denoiser
+from frameloom.generate.lora import add_lora, check_base
+from frameloom.generate.parts import (
+    LoadedDenoiser,
+    TextPipeline,
+    build_denoiser,
+    build_objective,
+    build_text,
+    build_vae,
+    pick_device,
+    rebuild_denoiser,
+)
 from frameloom.generate.pipeline import Sampler
+from frameloom.models.lora import merge_adapters, to_adapters
 from frameloom.models.text.scaling import TextScaling
 
 
@@ -34,12 +46,7 @@ def load_sampler(run: Path, overrides: Sequence[str] = (), *, step: int | None =
         raise CheckpointError(
             f"{run}: holds no complete checkpoint yet; train it first: frameloom train {run}/recipe.yaml"
         )
-    tensors = checkpoint.tensors["model"]
-    if recipe.sample.weights == "ema":
-        if "ema" not in checkpoint.tensors:
-            raise CheckpointError(f"{run}: was trained without averaged weights; sample with --weights raw")
-        tensors = {**tensors, **checkpoint.tensors["ema"]}
-    denoiser = rebuild_denoiser(recipe.model.family, checkpoint.state["architecture"], tensors)
+    denoiser = _load_denoiser(run, recipe, checkpoint, latent_channels=vae.latent_channels, text=text)
     denoiser.model.to(device).eval()
     origin = {"run": recipe.name, "step": str(checkpoint.step)}
     scaling = TextScaling.from_tensors(checkpoint.tensors.get("text_scaling"))
@@ -53,3 +60,23 @@ def load_sampler(run: Path, overrides: Sequence[str] = (), *, step: int | None =
         origin=origin,
         device=device,
     )
+
+
+def _load_denoiser(
+    run: Path, recipe: Recipe, checkpoint: Checkpoint, *, latent_channels: int, text: TextPipeline
+) -> LoadedDenoiser:
+    """The model of a checkpoint; adapters, the run's own and `sample.lora`, are added into its weights."""
+    tensors, lora, strength = checkpoint.tensors["model"], checkpoint.state.get("lora"), recipe.sample.lora_scale
+    if recipe.sample.weights == "ema":
+        if "ema" not in checkpoint.tensors:
+            raise CheckpointError(f"{run}: was trained without averaged weights; sample with --weights raw")
+        tensors = {**tensors, **checkpoint.tensors["ema"]}
+    if lora is None:
+        denoiser = rebuild_denoiser(recipe.model.family, checkpoint.state["architecture"], tensors)
+    else:
+        denoiser = build_denoiser(recipe.model, latent_channels=latent_channels, text=text, seed=recipe.seed)
+        check_base(denoiser, lora, weights=recipe.model.weights, where=f"{run}: step {checkpoint.step}")
+        merge_adapters(denoiser.model, to_adapters(tensors, alpha=lora["alpha"]), strength=strength)
+    if recipe.sample.lora is not None:
+        add_lora(denoiser, Path(recipe.sample.lora), strength=strength)
+    return denoiser

@@ -19,11 +19,11 @@ from frameloom.core.errors import CheckpointError
 from frameloom.core.parity import ParityCase, ParityOutput, pair_outputs
 from frameloom.diffusion.ddpm import DDPMObjective
 from frameloom.diffusion.guidance import guided
-from frameloom.models.denoisers.base import Conditions
+from frameloom.models.denoisers.base import Conditions, find_index
 from frameloom.models.denoisers.cogvideox_fun import FAMILY
 from frameloom.models.denoisers.cogvideox_fun.config import SIZES
 from frameloom.models.denoisers.cogvideox_fun.known import add_noise_to_known, blank_unknown, pack_known, resize_known
-from frameloom.models.denoisers.cogvideox_fun.model import NUM_TIMESTEPS, CogVideoXFunTransformer, build
+from frameloom.models.denoisers.cogvideox_fun.model import CogVideoXFunTransformer, build
 from frameloom.models.denoisers.cogvideox_fun.parity import name_rotary
 from frameloom.models.denoisers.cogvideox_fun.published import read_published
 from frameloom.models.text import TextStates
@@ -151,7 +151,7 @@ def _sample(
         for name, state in first.items():
             if state is not None:
                 states.setdefault(f"first_call.{name}", state.transpose(1, 2))
-        states.setdefault("first_call.timestep", (timesteps * NUM_TIMESTEPS).round())
+        states.setdefault("first_call.timestep", find_index(timesteps))
         unconditional, conditional = prediction.chunk(2)
         return guided(conditional, unconditional, case.config["guidance_scale"])
 

@@ -15,22 +15,22 @@ import torch
 from torch import Tensor, nn
 
 from frameloom.checkpoint.model_folder import ModelFolder, read_weights
-from frameloom.config.schema import ModelSection, ObjectiveSection, TextSection, VAESection
+from frameloom.config.objective_settings import ObjectiveSection, beta_range
+from frameloom.config.schema import ModelSection, TextSection, VAESection
 from frameloom.core.errors import CheckpointError, ConfigError
 from frameloom.core.files import digest_value
 from frameloom.core.random import key, stream
 from frameloom.diffusion.ddpm import DDPMObjective
+from frameloom.diffusion.edm import EDMObjective
 from frameloom.diffusion.flow import FlowObjective
-from frameloom.diffusion.objective import Objective
+from frameloom.diffusion.objective import NoiseSettings, Objective
+from frameloom.diffusion.timesteps import LevelBias
 from frameloom.generate.published import warn_of_differences
 from frameloom.models.denoisers import DenoiserFamily, get_family
 from frameloom.models.denoisers.base import override_fields
 from frameloom.models.text import TextEncoder, TextStates, build_text_encoder
 from frameloom.models.text.dropout import drop_text
 from frameloom.models.vaes import VideoVAE, get_vae
-
-# The ranges that go with the two schedules in published models: Open-Sora-Plan, and SDXL and CogVideoX.
-_BETA_RANGE = {"linear": (1e-4, 0.02), "scaled_linear": (0.00085, 0.012)}
 
 
 def pick_device(name: str) -> torch.device:
@@ -195,9 +195,37 @@ def rebuild_denoiser(name: str, architecture: Mapping[str, Any], tensors: Mappin
 
 
 def build_objective(section: ObjectiveSection) -> Objective:
+    """What a denoiser learns, at which noise levels, and how it is sampled."""
+    noise = NoiseSettings(
+        offset=section.noise_offset,
+        offset_per=section.noise_offset_per,
+        perturbation=section.input_perturbation,
+        num_strata=section.strata,
+    )
     if section.kind == "flow":
-        return FlowObjective(sigma_min=section.sigma_min, law=section.law, shift=section.shift)
-    beta_start, beta_end = _BETA_RANGE[section.betas]
+        return FlowObjective(
+            sigma_min=section.sigma_min,
+            law=section.law,
+            logit_mean=section.logit_mean,
+            logit_std=section.logit_std,
+            mode_scale=section.mode_scale,
+            num_levels=section.num_levels,
+            shift=section.shift,
+            patch_area=section.shift_patch,
+            sampling_patch_area=section.sampling_shift_patch,
+            base_tokens=section.shift_tokens,
+            weighting=section.weighting,
+            motion_share=section.motion_share,
+            noise=noise,
+        )
+    if section.kind == "edm":
+        return EDMObjective(
+            **section.edm.model_dump(),
+            max_weight=section.min_snr_gamma,
+            motion_share=section.motion_share,
+            noise=noise,
+        )
+    beta_start, beta_end = beta_range(section)
     return DDPMObjective(
         beta_schedule=section.betas,
         beta_start=beta_start,
@@ -205,6 +233,12 @@ def build_objective(section: ObjectiveSection) -> Objective:
         zero_terminal_snr=section.kind == "v" if section.zero_terminal_snr is None else section.zero_terminal_snr,
         prediction=section.kind,
         snr_gamma=section.min_snr_gamma,
+        snr_shift=section.snr_shift,
+        spacing=section.spacing,
+        motion_share=section.motion_share,
+        bias=LevelBias(**section.bias.model_dump()) if section.bias is not None else None,
+        within=section.levels,
+        noise=noise,
     )
 
 

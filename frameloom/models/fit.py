@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from frameloom.core.errors import CheckpointError
+
+# Of data-parallel training, and of the MindSpore port's loss network.
+_WRAPPERS = ("module.", "_backbone.")
 
 
 def check_fit(expected: Mapping[str, Tensor], given: Mapping[str, Tensor], *, where: str) -> None:
@@ -27,6 +30,22 @@ def check_fit(expected: Mapping[str, Tensor], given: Mapping[str, Tensor], *, wh
             f"{where} does not fit the model: {'; '.join(parts)}; choose the size and the settings that the weights "
             "were made with"
         )
+
+
+def load_fitting(model: nn.Module, tensors: Mapping[str, Tensor], *, where: str) -> None:
+    """Fill `model` after `check_fit`; one without storage, from the meta device, takes the tensors themselves."""
+    expected = model.state_dict()
+    given = dict(tensors)  # once: a lazy mapping reads its file at every look
+    check_fit(expected, given, where=where)
+    model.load_state_dict(given, assign=any(tensor.is_meta for tensor in expected.values()))
+
+
+def strip_wrappers(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Keys without the prefixes that trainers put before all of them."""
+    state = dict(tensors)
+    while prefix := next((prefix for prefix in _WRAPPERS if state and all(k.startswith(prefix) for k in state)), ""):
+        state = {key.removeprefix(prefix): tensor for key, tensor in state.items()}
+    return state
 
 
 def _size(tensor: Tensor) -> str:

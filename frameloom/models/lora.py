@@ -50,12 +50,12 @@ class Adapter:
         return self.down_RI.shape[0]
 
     @property
-    def scale(self) -> float:
-        return 1.0 if self.alpha is None else self.alpha / self.rank
+    def usual_alpha(self) -> float:
+        return float(self.rank) if self.alpha is None else self.alpha
 
     def delta_OI(self) -> Tensor:
         """The change of the layer's weight, in float32."""
-        return self.scale * (self.up_OR.float() @ self.down_RI.float())
+        return self.usual_alpha / self.rank * (self.up_OR.float() @ self.down_RI.float())
 
 
 def linear_layers(model: nn.Module) -> dict[str, nn.Linear]:
@@ -142,7 +142,8 @@ def parameter_names(layer: str) -> tuple[str, str]:
 def to_adapters(tensors: Mapping[str, Tensor], *, alpha: float) -> dict[str, Adapter]:
     """Adapters by layer, from the parameters of a model with adapters."""
     layers = [name.removesuffix(_DOWN) for name in tensors if name.endswith(_DOWN)]
-    return {layer: Adapter(*(tensors[name] for name in parameter_names(layer)), alpha) for layer in layers}
+    pairs = {layer: parameter_names(layer) for layer in layers}
+    return {layer: Adapter(tensors[down], tensors[up], alpha) for layer, (down, up) in pairs.items()}
 
 
 def check_layers(layers: Mapping[str, nn.Linear], adapters: Mapping[str, Adapter], *, where: str) -> None:

@@ -119,7 +119,7 @@ def write_kohya(adapters: Mapping[str, Adapter], layers: Iterable[str], names: L
         key = f"{names.root}{_flatten(single.get(layer, layer))}"
         result[f"{key}.lora_down.weight"] = one.down_RI
         result[f"{key}.lora_up.weight"] = one.up_OR
-        result[f"{key}.alpha"] = torch.tensor(one.scale * one.rank, dtype=one.down_RI.dtype)
+        result[f"{key}.alpha"] = torch.tensor(one.usual_alpha, dtype=one.down_RI.dtype)
     return result
 
 
@@ -129,7 +129,7 @@ def write_diffusers(adapters: Mapping[str, Adapter], names: LoraNames) -> tuple[
     for layer, one in adapters.items():
         result[f"{names.part}.{layer}.lora_A.weight"] = one.down_RI
         result[f"{names.part}.{layer}.lora_B.weight"] = one.up_OR
-    ((rank, alpha),) = {(one.rank, one.scale * one.rank) for one in adapters.values()}
+    ((rank, alpha),) = {(one.rank, one.usual_alpha) for one in adapters.values()}
     settings = {"r": rank, "lora_alpha": alpha, "target_modules": sorted(adapters), "bias": "none"}
     content = {f"{names.part}.{key}": value for key, value in settings.items()}
     return result, {NOTES: json.dumps(content, indent=2, sort_keys=True), "format": "pt"}

@@ -1,8 +1,13 @@
-"""Limits of the gradient norm that change during a run."""
+"""Limits of the gradient norm that change during a run, and steps that are left out for their norm."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+import statistics
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 from frameloom.core.errors import ConfigError
 
@@ -43,3 +48,37 @@ class FadingLimit:
         if step > self.num_steps and norm / limit > SPIKE:
             return limit / min(norm / limit, _MOST_SHRINKING)
         return limit
+
+
+@dataclass
+class SpikeGuard:
+    """Finds steps whose gradient norm is more than `ratio` medians of the last `window` norms.
+
+    Norms of spikes count for the median too: a norm that stays high is no spike any more after half a window, so a run
+    cannot be stopped for good. Nothing is a spike until a quarter of the window is filled.
+    """
+
+    ratio: float = 10.0
+    window: int = 100
+    num_spikes: int = 0
+    _norms: deque[float] = field(default_factory=deque)
+
+    def is_spike(self, norm: float) -> bool:
+        """Judge the norm of a step and remember it; one that is not finite is neither judged nor remembered."""
+        if not math.isfinite(norm):
+            return False
+        known = len(self._norms) >= max(self.window // 4, 1)
+        found = known and norm > self.ratio * statistics.median(self._norms)
+        self._norms.append(norm)
+        while len(self._norms) > self.window:
+            self._norms.popleft()
+        self.num_spikes += found
+        return found
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint must hold for the next steps to be judged alike."""
+        return {"num_spikes": self.num_spikes, "norms": list(self._norms)}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        norms: Sequence[float] = state["norms"]
+        self.num_spikes, self._norms = state["num_spikes"], deque(norms[-self.window :])

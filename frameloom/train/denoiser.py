@@ -12,13 +12,20 @@ import torch
 from torch import Tensor, nn
 
 from frameloom.data.batch import Batch
-from frameloom.diffusion.objective import Objective
+from frameloom.diffusion.objective import Noised, Objective
+from frameloom.diffusion.profile import band_levels, band_shares
 from frameloom.generate.parts import LoadedDenoiser, TextPipeline, to_unit_range
+from frameloom.models.denoisers.base import Conditions
 from frameloom.models.text import TextStates
 from frameloom.models.text.scaling import TextScaling
 from frameloom.models.vaes import VideoVAE
 from frameloom.train.conditions import ConditionMaker, image_ordinals, join_images, split_images
 from frameloom.train.draws import draw_normal, draw_uniform
+from frameloom.train.level_grid import summarize_levels
+from frameloom.train.noising import finish_noise
+
+# Enough for shares to a thousandth, and a multiple of the number of levels of a DDPM.
+_SHARE_DRAWS = 20_000
 
 
 @dataclass
@@ -26,7 +33,7 @@ class DenoiserTask:
     """`vae` and `text` are frozen; a batch that brings cached latents or text states does not call them.
 
     `scaling` is applied to text states from wherever they come, the null text included. With `independent_dropout`
-    each text encoder's part of a caption is dropped by a draw of its own.
+    each text encoder's part of a caption is dropped by a draw of its own. `num_levels` noise levels are validated.
     """
 
     denoiser: LoadedDenoiser
@@ -40,6 +47,7 @@ class DenoiserTask:
     independent_dropout: bool
     seed: int
     device: torch.device
+    num_levels: int = 8
 
     @property
     def model(self) -> nn.Module:
@@ -49,10 +57,14 @@ class DenoiserTask:
         return self._losses(batch, self.seed, self.caption_dropout), {}
 
     def validate(self, batches: Sequence[Batch]) -> dict[str, float]:
-        """Mean loss on held-out clips, with the same noise each time, so that the numbers compare."""
+        """Losses on held-out clips at fixed noise levels, with the same noise each time: the numbers compare."""
+        losses, shares = [], []
         with torch.no_grad():
-            losses = [self._losses(batch, self.seed + 1, dropout=0.0) for batch in batches]
-        return {"validation_loss": float(torch.cat(losses).mean())}
+            for batch in batches:
+                loss_BL, share_L = self._judge(batch, self.seed + 1)
+                losses.append(loss_BL)
+                shares.append(share_L.expand_as(loss_BL))
+        return summarize_levels(torch.cat(losses).cpu(), torch.cat(shares))
 
     def count_tokens(self, batch: Batch) -> int:
         """Denoiser tokens of a micro-batch, text not counted."""
@@ -63,17 +75,35 @@ class DenoiserTask:
         return len(batch.rows) * self.denoiser.family.num_tokens(self.denoiser.config, cells)
 
     def _losses(self, batch: Batch, seed: int, dropout: float) -> Tensor:
+        latent_BCFHW, plain_BCFHW = self._latent_and_noise(batch, seed)
+        drawn = finish_noise(self.objective.noise, plain_BCFHW, seed, batch, self.device)
+        noised = self.objective.add_noise(latent_BCFHW, drawn.noise_BCFHW, drawn.draw_B, drawn.perturbation_BCFHW)
+        text = self._text(batch.text, batch.captions, batch, seed, dropout)
+        given = self.conditions.make(batch, seed, self._image_text(batch, seed, dropout))
+        return self._loss_of(noised, text, given)
+
+    def _judge(self, batch: Batch, seed: int) -> tuple[Tensor, Tensor]:
+        """Losses [B, L] at all levels of the grid, with plain noise, and the part of training's draws near each."""
+        latent_BCFHW, noise_BCFHW = self._latent_and_noise(batch, seed)
+        text = self._text(batch.text, batch.captions, batch, seed, dropout=0.0)
+        given = self.conditions.make(batch, seed, self._image_text(batch, seed, dropout=0.0))
+        losses = []
+        for place in self.objective.place_at(band_levels(self.num_levels)):
+            place_B = place.to(self.device).expand(len(latent_BCFHW))
+            losses.append(self._loss_of(self.objective.add_noise_at(latent_BCFHW, noise_BCFHW, place_B), text, given))
+        share_L = band_shares(self.objective, latent_BCFHW, self.num_levels, num_draws=_SHARE_DRAWS)
+        return torch.stack(losses, dim=1), share_L
+
+    def _loss_of(self, noised: Noised, text: TextStates, given: Conditions) -> Tensor:
+        prediction = self.denoiser.family.denoise(self.model, noised.noisy_BCFHW, noised.timestep_B, text, given)
+        return self.objective.loss_B(prediction, noised, given.cells_BFHW)
+
+    def _latent_and_noise(self, batch: Batch, seed: int) -> tuple[Tensor, Tensor]:
         mean_BCFHW, std_BCFHW = self._moments(batch)
         # Both from one stream per sample: setting a generator up costs as much as drawing a small clip.
         drawn = draw_normal(seed, "noise", batch, (2, *mean_BCFHW.shape[1:]), self.device)
         noise_BCFHW, epsilon_BCFHW = drawn.unbind(1)
-        latent_BCFHW = self.vae.normalize(torch.addcmul(mean_BCFHW, std_BCFHW, epsilon_BCFHW))
-        draw_B = draw_uniform(seed, "timestep", batch).to(self.device)
-        noised = self.objective.add_noise(latent_BCFHW, noise_BCFHW, draw_B)
-        text = self._text(batch.text, batch.captions, batch, seed, dropout)
-        given = self.conditions.make(batch, seed, self._image_text(batch, seed, dropout))
-        prediction = self.denoiser.family.denoise(self.model, noised.noisy_BCFHW, noised.timestep_B, text, given)
-        return self.objective.loss_B(prediction, noised)
+        return self.vae.normalize(torch.addcmul(mean_BCFHW, std_BCFHW, epsilon_BCFHW)), noise_BCFHW
 
     def _moments(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Mean and standard deviation of the latents, not normalised."""

@@ -29,16 +29,21 @@ class EMA:
     """Averages the tensors it was given; build it after sharding, so that each process averages its own shard.
 
     The average is float32 (or wider) even for bfloat16 weights, in which a decay of 0.9999 would round away. An update
-    is a pass over memory that costs about half of AdamW's; with `every` n, each n-th step makes up for n of them.
+    is a pass over memory that costs about half of AdamW's; with `every` n, each n-th step makes up for n of them. With
+    `on_cpu` it rests in host memory, for the price of a copy of the weights at each update.
     """
 
-    def __init__(self, model_params: Mapping[str, Tensor], decay: float, warmup: bool, every: int = 1) -> None:
+    def __init__(
+        self, model_params: Mapping[str, Tensor], decay: float, warmup: bool, every: int = 1, on_cpu: bool = False
+    ) -> None:
         self.decay = decay
         self.every = every
         self.warmup = warmup
         self._params = dict(model_params)
         self._shadow = {
-            name: param.detach().to(torch.promote_types(param.dtype, torch.float32), copy=True)
+            name: param.detach().to(
+                "cpu" if on_cpu else param.device, torch.promote_types(param.dtype, torch.float32), copy=True
+            )
             for name, param in self._params.items()
         }
         self._is_applied = False
@@ -51,7 +56,10 @@ class EMA:
             return
         decay = math.prod(decay_at(step - back, self.decay, warmup=self.warmup) for back in range(self.every))
         shadows = list(self._shadow.values())
-        params = [param.detach().to(self._shadow[name].dtype) for name, param in self._params.items()]
+        params = [
+            param.detach().to(shadow.device, shadow.dtype)
+            for param, shadow in zip(self._params.values(), shadows, strict=True)
+        ]
         torch._foreach_lerp_(shadows, params, 1 - decay)
 
     def state_dict(self) -> dict[str, Tensor]:

@@ -86,6 +86,11 @@ class Trainer:
         self.step += 1
         self._steps += 1
         self._tokens += sum(self.built.task.count_tokens(batch) for batch in batches)
+        if result.is_spike:
+            text = (
+                "step %d: gradient norm %.3g is far above the usual, bucket %s; weights unchanged, going on (%d so far)"
+            )
+            _log.warning(text, self.step, result.values["grad_norm"], batches[0].bucket.name, result.values["spikes"])
         if result.is_finite:
             self.nonfinite = 0
         else:
@@ -106,7 +111,7 @@ class Trainer:
 
     def after_step(self, result: StepResult) -> None:
         settings, is_last = self.recipe.train, self.step == self.recipe.train.steps
-        if self.step % settings.log_every == 0 or is_last or not result.is_finite:
+        if self.step % settings.log_every == 0 or is_last or result.is_spike or not result.is_finite:
             self.log({**result.values, "epoch": self.epoch, **self.rates()})
         validation = self.recipe.validation
         if validation is not None and (self.step % validation.every == 0 or is_last):
@@ -150,8 +155,9 @@ class Trainer:
 
     def snapshot(self) -> Checkpoint:
         names = [name for name, parameter in self.built.task.model.named_parameters() if parameter.requires_grad]
+        adapters = self.built.adapters
         tensors = {
-            "model": dict(self.built.task.model.state_dict()),
+            "model": dict(self.built.task.model.state_dict()) if adapters is None else adapters.tensors(),
             "optimizer": optimizer_tensors(self.stepper.optimizer, names),
             **self.built.extra,
         }
@@ -161,9 +167,11 @@ class Trainer:
             "epoch": self.epoch,
             "position": self.position,
             "nonfinite": self.nonfinite,
+            "spikes": self.stepper.guard.state() if self.stepper.guard else None,
             "manifest": self.feed.manifest.fingerprint,
             "architecture": dataclasses.asdict(self.built.config),
             "versions": versions(),
+            **({} if adapters is None else {"lora": adapters.state()}),
         }
         return Checkpoint(self.step, tensors, state)
 
@@ -178,14 +186,8 @@ class Trainer:
             raise CheckpointError(
                 f"{self.folder.path}: train.ema was switched since step {checkpoint.step}; switch it back"
             )
+        self.restore_weights(checkpoint)
         model = self.built.task.model
-        try:
-            model.load_state_dict(checkpoint.tensors["model"])
-        except RuntimeError as error:
-            raise CheckpointError(
-                f"{self.folder.path}: step {checkpoint.step} does not fit the recipe's model ({error}); "
-                "restore the model section or start a new run with --name"
-            ) from error
         names = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
         load_optimizer_tensors(self.stepper.optimizer, names, checkpoint.tensors["optimizer"])
         if self.stepper.ema is not None:
@@ -193,12 +195,37 @@ class Trainer:
         self.step = checkpoint.step
         self.epoch, self.position = checkpoint.state["epoch"], checkpoint.state["position"]
         self.nonfinite = checkpoint.state["nonfinite"]
+        if self.stepper.guard is not None and checkpoint.state.get("spikes"):
+            self.stepper.guard.load(checkpoint.state["spikes"])
+
+    def restore_weights(self, checkpoint: Checkpoint) -> None:
+        """The whole model, or adapters after a look at what they stand beside."""
+        where, adapters = f"{self.folder.path}: step {checkpoint.step}", self.built.adapters
+        if ("lora" in checkpoint.state) != (adapters is not None):
+            raise CheckpointError(
+                f"{where} was trained {'with' if adapters is None else 'without'} lora, the recipe has it switched; "
+                "switch it back, or start a new run with --name"
+            )
+        if adapters is not None:
+            adapters.load(checkpoint.tensors["model"], checkpoint.state["lora"], where=where)
+            return
+        try:
+            self.built.task.model.load_state_dict(checkpoint.tensors["model"])
+        except RuntimeError as error:
+            raise CheckpointError(
+                f"{where} does not fit the recipe's model ({error}); "
+                "restore the model section or start a new run with --name"
+            ) from error
 
     def export(self) -> None:
-        """Write `export/`: the averaged weights where there are any, as a model folder."""
-        tensors = dict(self.built.task.model.state_dict())
+        """Write `export/`: the averaged weights where there are any, as a model folder or as LoRA files."""
+        adapters = self.built.adapters
+        tensors = dict(self.built.task.model.state_dict()) if adapters is None else adapters.tensors()
         if self.stepper.ema is not None:
             tensors.update(self.stepper.ema.state_dict())
+        if adapters is not None:
+            adapters.export(self.folder.export, tensors)
+            return
         config: dict[str, Any] = dataclasses.asdict(self.built.export_config(self.feed.first_batches()))
         write_model_folder(
             self.folder.export, kind=self.built.kind, name=self.built.name, config=config, tensors=tensors

@@ -1,25 +1,33 @@
 """The optimizer, its state as plain named tensors, and gradient clipping.
 
 State is addressed by parameter name ("exp_avg.blocks.0.weight"), never by position, so a checkpoint is a flat table of
-tensors that survives a reordering of the model's parameters.
+tensors that survives a reordering of the model's parameters. What an optimizer counts for all parameters together has
+a name without a dot ("step").
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
-from torch.optim import AdamW, Optimizer
+from torch.optim import Optimizer
 
+from frameloom.config.optim import OWN_BETAS
 from frameloom.core.errors import CheckpointError, ConfigError
 from frameloom.core.log import get_logger
+from frameloom.train.optimizer_kinds import KINDS, Settings
+from frameloom.train.parameter_groups import NamedParameters, RateGroup, group_parameters
 
 log = get_logger(__name__)
 
-NamedParameters = Iterable[tuple[str, nn.Parameter]]
+# Kept in the groups by the optimizers of pytorch-optimizer; equal in all groups, which step together.
+_GROUP_STATE = ("step", "d", "d_max", "d_numerator")
+# Computed anew in every step before it is used, or a constant table.
+_NOT_SAVED = frozenset({"RMS", "qmap1", "qmap2"})
 
 
 def build_optimizer(
@@ -27,76 +35,91 @@ def build_optimizer(
     *,
     name: str = "adamw",
     lr: float,
-    betas: tuple[float, float] = (0.9, 0.999),
+    betas: tuple[float, ...] | None = None,
     eps: float = 1e-8,
     weight_decay: float = 1e-2,
     no_decay: bool = True,
+    rates: Sequence[RateGroup] = (),
+    hidden: Collection[str] = (),
 ) -> Optimizer:
-    """An optimizer over the parameters that train.
+    """An optimizer over the parameters that train; `betas` None are the optimizer's own.
 
     `no_decay` spares vectors and scalars, that is biases and norm scales, from weight decay. Published recipes of
-    Open-Sora-Plan decay everything: they need False.
+    Open-Sora-Plan decay everything: they need False. `rates` are learning rates and decays of parts of the model.
+    `hidden` names the matrices inside its blocks, for muon.
     """
-    if name != "adamw":
-        raise ConfigError(f"optimizer '{name}' is unknown; choose 'adamw'")
-    groups = decay_groups(named_parameters, weight_decay=weight_decay, no_decay=no_decay)
+    if name not in KINDS:
+        raise ConfigError(f"optimizer '{name}' is unknown; choose one of {', '.join(KINDS)}")
+    groups = group_parameters(named_parameters, lr=lr, weight_decay=weight_decay, no_decay=no_decay, rates=rates)
     if not groups:
         raise ConfigError("optimizer: no parameter trains; unfreeze a part of the model")
-    options: dict[str, Any] = {"lr": lr, "betas": betas, "eps": eps}
-    try:
-        return AdamW(groups, fused=True, **options)
-    except RuntimeError as error:
-        log.warning("fused AdamW is not possible here, using the slower foreach form: %s", error)
-        return AdamW(groups, foreach=True, **options)
-
-
-def decay_groups(named_parameters: NamedParameters, *, weight_decay: float, no_decay: bool) -> list[dict[str, Any]]:
-    """Parameter groups with and without weight decay, of (name, parameter) pairs; empty groups are left out."""
-    decayed: list[tuple[str, nn.Parameter]] = []
-    spared: list[tuple[str, nn.Parameter]] = []
-    for name, param in named_parameters:
-        if param.requires_grad:
-            (spared if no_decay and param.ndim <= 1 else decayed).append((name, param))
-    groups = [{"params": decayed, "weight_decay": weight_decay}, {"params": spared, "weight_decay": 0.0}]
-    return [group for group in groups if group["params"]]
+    return KINDS[name](groups, Settings(lr=lr, betas=betas or OWN_BETAS[name], eps=eps, hidden=hidden))
 
 
 @torch.no_grad()
 def allocate_state(optimizer: Optimizer) -> None:
     """Give every parameter its state as it is before the first step, so that a checkpoint can be read into it.
 
-    The optimizer makes its state in the first step only; this takes one with zero gradients at rate zero, which leaves
-    weights as they are, and puts the counters back. Does nothing when there is state already.
+    Weights, gradients, and state that is there already stay as they are.
     """
-    if optimizer.state:
+    empty = [param for group in optimizer.param_groups for param in group["params"] if param not in optimizer.state]
+    if not empty:
         return
-    params = [param for group in optimizer.param_groups for param in group["params"]]
-    grads = [param.grad for param in params]
+    with _zero_gradients(optimizer, empty):
+        if hasattr(optimizer, "init_group"):  # pytorch-optimizer
+            for group in optimizer.param_groups:
+                optimizer.init_group(group, beta1=group.get("betas", (None,))[0])
+        elif hasattr(optimizer, "init_state"):  # bitsandbytes
+            for group_index, group in enumerate(optimizer.param_groups):
+                for index, param in enumerate(group["params"]):
+                    if param.grad is not None:
+                        optimizer.init_state(group, param, group_index, index)
+        else:
+            _take_empty_step(optimizer)
+            for param in empty:
+                optimizer.state[param]["step"].zero_()
+
+
+def _take_empty_step(optimizer: Optimizer) -> None:
+    """Optimizers of torch make their state in the first step only: take one at rate zero, which moves nothing."""
     rates = [group["lr"] for group in optimizer.param_groups]
-    for param in params:
-        param.grad = torch.zeros_like(param)
     for group in optimizer.param_groups:
         group["lr"] = 0.0
     optimizer.step()
-    for param, grad in zip(params, grads, strict=True):
-        param.grad = grad
-        optimizer.state[param]["step"].zero_()
     for group, rate in zip(optimizer.param_groups, rates, strict=True):
         group["lr"] = rate
+
+
+@contextmanager
+def _zero_gradients(optimizer: Optimizer, chosen: Iterable[nn.Parameter]) -> Iterator[None]:
+    """Inside the block `chosen` have gradients of zero and other parameters none."""
+    params = [param for group in optimizer.param_groups for param in group["params"]]
+    grads = [param.grad for param in params]
+    for param in params:
+        param.grad = None
+    for param in chosen:
+        param.grad = torch.zeros_like(param)
+    try:
+        yield
+    finally:
+        for param, grad in zip(params, grads, strict=True):
+            param.grad = grad
 
 
 def optimizer_tensors(optimizer: Optimizer, names: Iterable[str]) -> dict[str, Tensor]:
     """The state of the named parameters as "<state>.<parameter name>" -> tensor, step counters included.
 
-    Tensors are not copied. Parameters that have not taken a step yet have none. The optimizer must be one of
-    `build_optimizer`, which remembers the names.
+    Tensors are not copied, plain numbers become tensors. Parameters that have not taken a step yet have none. The
+    optimizer must be one of `build_optimizer`, which remembers the names.
     """
     params = _params_by_name(optimizer)
-    return {
-        f"{key}.{name}": value
+    common = {key: _as_tensor(value) for key, value in _group_state(optimizer.param_groups[0]).items()}
+    return common | {
+        f"{key}.{name}": _as_tensor(value)
         for name in names
         if params[name] in optimizer.state
         for key, value in optimizer.state[params[name]].items()
+        if key not in _NOT_SAVED
     }
 
 
@@ -104,14 +127,17 @@ def optimizer_tensors(optimizer: Optimizer, names: Iterable[str]) -> dict[str, T
 def load_optimizer_tensors(optimizer: Optimizer, names: Iterable[str], tensors: Mapping[str, Tensor]) -> None:
     """Restore what `optimizer_tensors` gave; learning rates and other settings stay as the recipe has them.
 
-    State that exists is filled in place (sharded tensors take sharded tensors); otherwise the optimizer gets copies.
-    Tensors that do not fit are refused before anything is changed.
+    State is filled in place (sharded tensors take sharded tensors). Tensors that do not fit are refused before
+    anything is changed.
     """
     known = _params_by_name(optimizer)
     params = {name: known[name] for name in names}
-    groups = {param: group for group in optimizer.param_groups for param in group["params"]}
-    by_param = _split_names(tensors, params)
-    _refuse_other_shapes(by_param, params)
+    allocate_state(optimizer)
+    common = {key: tensor for key, tensor in tensors.items() if "." not in key}
+    by_param = _split_names({key: tensor for key, tensor in tensors.items() if "." in key}, params)
+    _refuse_other_keys(set(_group_state(optimizer.param_groups[0])), set(common), "all parameters")
+    for name, state in by_param.items():
+        _refuse_other_state(optimizer.state[params[name]], state, name)
     fresh = [name for name in params if name not in by_param]
     if fresh:
         # A parameter that never had a gradient has no state; one that was frozen before has none either.
@@ -119,11 +145,12 @@ def load_optimizer_tensors(optimizer: Optimizer, names: Iterable[str], tensors: 
             "%d of %d parameters start with fresh optimizer state, first: %s", len(fresh), len(params), fresh[0]
         )
     for name, param in params.items():
-        if name not in by_param:
+        if name in by_param:
+            _fill(optimizer.state[param], by_param[name])
+        else:
             optimizer.state.pop(param, None)
-            continue
-        for key, tensor in by_param[name].items():
-            _restore(optimizer, param, key, tensor, groups[param])
+    for group in optimizer.param_groups:
+        _fill(group, {key: tensor for key, tensor in common.items() if key in group})
 
 
 def _params_by_name(optimizer: Optimizer) -> dict[str, nn.Parameter]:
@@ -134,14 +161,22 @@ def _params_by_name(optimizer: Optimizer) -> dict[str, nn.Parameter]:
     }
 
 
-def _restore(optimizer: Optimizer, param: Tensor, key: str, tensor: Tensor, group: Mapping[str, Any]) -> None:
-    state = optimizer.state[param]
-    if key in state:
-        state[key].copy_(tensor)
-        return
-    # The counter of a plain optimizer lives on the host; a fused or captured one reads it on the device.
-    on_device = key != "step" or group.get("fused") or group.get("capturable")
-    state[key] = tensor.detach().to(param.device if on_device else "cpu", copy=True)
+def _group_state(group: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: group[key] for key in _GROUP_STATE if key in group}
+
+
+def _as_tensor(value: Any) -> Tensor:
+    if isinstance(value, Tensor):
+        return value
+    return torch.tensor(value, dtype=torch.float64 if isinstance(value, float) else torch.int64)
+
+
+def _fill(state: dict[str, Any], tensors: Mapping[str, Tensor]) -> None:
+    for key, tensor in tensors.items():
+        if isinstance(state[key], Tensor):
+            state[key].copy_(tensor)
+        else:
+            state[key] = type(state[key])(tensor.item())
 
 
 def _split_names(tensors: Mapping[str, Tensor], params: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
@@ -155,30 +190,41 @@ def _split_names(tensors: Mapping[str, Tensor], params: Mapping[str, Tensor]) ->
                 "resume with the recipe of the checkpoint, or start with fresh optimizer state"
             )
         by_param.setdefault(name, {})[key] = tensor
-    all_keys = {key for state in by_param.values() for key in state}
-    for name, state in by_param.items():
-        if set(state) != all_keys:
-            lost = ", ".join(sorted(all_keys - set(state)))
-            raise CheckpointError(f"optimizer: the checkpoint has no {lost} for '{name}'; use another checkpoint")
     return by_param
 
 
-def _refuse_other_shapes(by_param: Mapping[str, Mapping[str, Tensor]], params: Mapping[str, Tensor]) -> None:
-    for name, state in by_param.items():
-        for key, tensor in state.items():
-            if key != "step" and tensor.shape != params[name].shape:
-                raise CheckpointError(
-                    f"optimizer: '{key}.{name}' is {tuple(tensor.shape)} in the checkpoint, the parameter is "
-                    f"{tuple(params[name].shape)}; resume with the recipe of the checkpoint"
-                )
+def _refuse_other_state(own: Mapping[str, Any], given: Mapping[str, Tensor], name: str) -> None:
+    _refuse_other_keys(set(own) - _NOT_SAVED, set(given), f"'{name}'")
+    for key, tensor in given.items():
+        wanted = _as_tensor(own[key]).shape
+        if tensor.shape != wanted:
+            raise CheckpointError(
+                f"optimizer: '{key}.{name}' is {tuple(tensor.shape)} in the checkpoint, {tuple(wanted)} in the "
+                "optimizer; resume with the recipe of the checkpoint"
+            )
+
+
+def _refuse_other_keys(own: set[str], given: set[str], what: str) -> None:
+    if extra := sorted(given - own):
+        raise CheckpointError(
+            f"optimizer: the checkpoint has {', '.join(extra)} for {what}, which this optimizer does not keep; it was "
+            "made by another one: put optim.name back, or start a new run with --name"
+        )
+    if lost := sorted(own - given):
+        raise CheckpointError(
+            f"optimizer: the checkpoint has no {', '.join(lost)} for {what}; use another checkpoint, or put optim.name "
+            "back if it was changed"
+        )
 
 
 _CLIP_EPS = 1e-6  # what torch adds to the norm before it divides
 
 
 @torch.no_grad()
-def clip_gradients(params: Iterable[nn.Parameter], max_norm: float | None) -> Tensor:
+def clip_gradients(params: Iterable[nn.Parameter], max_norm: float | Callable[[float], float] | None) -> Tensor:
     """Scale all gradients so that their joint 2-norm is at most `max_norm`; None only measures.
+
+    `max_norm` may be a rule that gives the limit for a norm, which makes the host wait for it.
 
     Returns the norm before clipping, on the device: reading it is what makes the host wait, so read it seldom. A norm
     that is not finite makes the gradients not finite.
@@ -188,6 +234,8 @@ def clip_gradients(params: Iterable[nn.Parameter], max_norm: float | None) -> Te
     if isinstance(norm, DTensor):
         # Each process has the norm of its shard; the sum over all of them is one small collective.
         norm = norm.full_tensor()
+    if callable(max_norm):
+        max_norm = max_norm(float(norm))
     # On the CPU the norm is at hand, and a pass over all gradients that multiplies them by 1 can be left out.
     if max_norm is not None and not (norm.device.type == "cpu" and norm + _CLIP_EPS <= max_norm):
         nn.utils.clip_grads_with_norm_(with_grad, max_norm, norm)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from frameloom.core.parity import ParityCase, ParityOutput, compare_facts, pair_outputs
+from frameloom.core.parity import ParityCase, ParityOutput, compare_facts, pair_outputs, under
 from frameloom.diffusion.end_masks import (
     KINDS,
     known_frames,
@@ -28,7 +28,8 @@ from frameloom.diffusion.flow import FlowObjective, logit_normal_time, shift_tim
 from frameloom.diffusion.objective import Noised
 from frameloom.models.denoisers.opensora2.config import SIZES
 from frameloom.models.denoisers.opensora2.known import pack_known
-from frameloom.models.denoisers.opensora2.packing import pack, token_grid, unpack, video_positions
+from frameloom.models.denoisers.opensora2.positions import video_positions
+from frameloom.models.layers.patches import pack, token_grid, unpack
 from frameloom.models.text import TextStates
 from frameloom.models.text.dropout import drop_text
 
@@ -45,10 +46,6 @@ def run(case: ParityCase) -> list[ParityOutput]:
     return next(run_kind for is_kind, run_kind in _RUNNERS if is_kind(case))(case)
 
 
-def _under(tensors: Mapping[str, Tensor], prefix: str) -> Tensors:
-    return {key.removeprefix(prefix): tensor for key, tensor in tensors.items() if key.startswith(prefix)}
-
-
 def _states(tokens_BKD: Tensor, pooled_BD: Tensor) -> TextStates:
     return TextStates(tokens_BKD, torch.ones(tokens_BKD.shape[:2], dtype=torch.bool), pooled_BD)
 
@@ -60,7 +57,7 @@ def _is_train_step(case: ParityCase) -> bool:
 def _run_train_step(case: ParityCase) -> list[ParityOutput]:
     ours: Tensors = {}
     for settings in case.config["cases"]:
-        given = _under(case.inputs, f"{settings['name']}.")
+        given = under(case.inputs, f"{settings['name']}.")
         found = _train_step(settings, given) | _prepare_text(settings, given)
         ours |= {f"{settings['name']}.{name}": tensor for name, tensor in found.items()}
     return pair_outputs(case, ours, 1e-6)
@@ -123,7 +120,7 @@ def _run_conditions(case: ParityCase) -> list[ParityOutput]:
                 f"{name}.{key}": value for key, value in _condition_clips(case.inputs[f"{name}.video"], name).items()
             }
         ours |= {f"inference.{name}.{key}": value for key, value in _condition_sampling(case, name).items()}
-    ours |= {f"loss.{key}": value for key, value in _lose_with_masks(_under(case.inputs, "loss.")).items()}
+    ours |= {f"loss.{key}": value for key, value in _lose_with_masks(under(case.inputs, "loss.")).items()}
     padded = {name: "padded-frames" for name in case.outputs if ".pad." in name}
     return [*pair_outputs(case, ours, 1e-6, padded), *_compare_choices(case.config["info"])]
 
@@ -147,7 +144,7 @@ def _condition_clips(clip_BCFHW: Tensor, name: str) -> Tensors:
 def _condition_sampling(case: ParityCase, name: str) -> Tensors:
     """Only the first sample of the batch has references."""
     found: Tensors = {}
-    given = _under(case.inputs, "inference.")
+    given = under(case.inputs, "inference.")
     for kind in KINDS:
         expected = case.outputs.get(f"inference.{name}.{kind}.masked_ref")
         if expected is None:

@@ -20,7 +20,7 @@ from frameloom.diffusion.guidance import ThreeBranchGuidance, oscillate
 from frameloom.models.denoisers.opensora2.branches import three_branches
 from frameloom.models.denoisers.opensora2.config import MMDiTConfig
 from frameloom.models.denoisers.opensora2.model import build
-from frameloom.models.denoisers.opensora2.packing import Grid, pack, token_grid, unpack
+from frameloom.models.layers.patches import Grid, pack, token_grid, unpack
 from frameloom.models.text import TextStates
 from frameloom.models.vaes import VideoVAE, get_vae
 

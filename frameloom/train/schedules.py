@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Literal, get_args
 
 from frameloom.core.errors import ConfigError
 
 Schedule = Callable[[int], float]
-ScheduleName = Literal["constant", "constant_with_warmup", "linear", "cosine", "cosine_with_restarts", "polynomial"]
+ScheduleName = Literal[
+    "constant", "constant_with_warmup", "linear", "cosine", "cosine_with_restarts", "polynomial", "multi_step"
+]
 
 
 def warmup_factor(step: int, *, num_warmup_steps: int, first_share: float = 0.0, idle_start: bool = False) -> float:
@@ -55,6 +57,11 @@ def polynomial_factor(progress: float, *, power: float = 1.0, min_share: float =
     return min_share + (1 - min_share) * math.pow(1 - progress, power)
 
 
+def multi_step_factor(step: int, *, milestones: Sequence[int], gamma: float = 0.9, min_share: float = 0.0) -> float:
+    """`gamma` to the number of milestones up to and with `step`, but never below `min_share`."""
+    return max(gamma ** sum(milestone <= step for milestone in milestones), min_share)
+
+
 def build_schedule(
     name: ScheduleName,
     *,
@@ -63,36 +70,42 @@ def build_schedule(
     min_share: float = 0.0,
     first_share: float = 0.0,
     idle_start: bool = False,
+    num_decay_steps: int | None = None,
     num_cycles: int = 1,
     power: float = 1.0,
+    milestones: Sequence[int] = (),
+    gamma: float = 0.9,
 ) -> Schedule:
     """The schedule of a run of `num_steps`. Decaying schedules stay at `min_share` after their end.
 
-    `num_cycles` is that of "cosine_with_restarts", `power` that of "polynomial".
+    The fall takes `num_decay_steps` after the warm-up, or all that are left. `num_cycles` is that of
+    "cosine_with_restarts", `power` that of "polynomial", `milestones` (steps of the run) and `gamma` of "multi_step".
     "constant" has no warm-up, even where `num_warmup_steps` is given: that is what the name means in diffusers.
     """
     if name not in get_args(ScheduleName):
         _refuse_name(name)
     if name == "constant":
         return _always_one
-    decay = {
-        "constant_with_warmup": None,
-        "linear": linear_factor,
-        "cosine": cosine_factor,
-        "cosine_with_restarts": partial(restarting_factor, num_cycles=num_cycles),
-        "polynomial": partial(polynomial_factor, power=power),
-    }[name]
     warmup = partial(warmup_factor, num_warmup_steps=num_warmup_steps, first_share=first_share, idle_start=idle_start)
-    if decay is None:
+    if name == "constant_with_warmup":
         return warmup
+    if name == "multi_step":
+        fall: Schedule = partial(multi_step_factor, milestones=tuple(milestones), gamma=gamma, min_share=min_share)
+    else:
+        shapes: dict[str, Callable[..., float]] = {
+            "linear": linear_factor,
+            "cosine": cosine_factor,
+            "cosine_with_restarts": partial(restarting_factor, num_cycles=num_cycles),
+            "polynomial": partial(polynomial_factor, power=power),
+        }
+        shape = shapes[name]
+        end = num_steps if num_decay_steps is None else num_warmup_steps + num_decay_steps
 
-    def factor(step: int) -> float:
-        if step < num_warmup_steps:
-            return warmup(step)
-        progress = decay_progress(step, num_warmup_steps=num_warmup_steps, num_steps=num_steps)
-        return decay(progress, min_share=min_share)
+        def fall(step: int) -> float:
+            progress = decay_progress(step, num_warmup_steps=num_warmup_steps, num_steps=end)
+            return shape(progress, min_share=min_share)
 
-    return factor
+    return lambda step: warmup(step) if step < num_warmup_steps else fall(step)
 
 
 def _always_one(step: int) -> float:

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 
 from frameloom.data.batch import Batch
+from frameloom.train.clipping import FadingLimit, SpikeGuard
 from frameloom.train.ema import EMA
 from frameloom.train.optimizer import clip_gradients
 
@@ -29,10 +31,11 @@ class Task(Protocol):
 
 @dataclass(frozen=True)
 class StepResult:
-    """`is_finite` False means that nothing was changed: weights, averages and optimizer are as before."""
+    """`is_finite` False or `is_spike` means that nothing was changed: weights, averages, optimizer are as before."""
 
     values: dict[str, float]
     is_finite: bool
+    is_spike: bool = False
 
 
 @dataclass
@@ -46,6 +49,9 @@ class Stepper:
     clip_norm: float | None
     device_type: str
     bf16: bool
+    fade: FadingLimit | None = None
+    """a limit that follows step and norm, instead of `clip_norm`"""
+    guard: SpikeGuard | None = None
 
     def step(self, number: int, batches: Sequence[Batch]) -> StepResult:
         num_samples = sum(len(batch.rows) for batch in batches)
@@ -62,15 +68,20 @@ class Stepper:
 
     def _update(self, number: int, totals: dict[str, Tensor]) -> StepResult:
         parameters = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
-        norm = clip_gradients(parameters, self.clip_norm)
+        # The rules count steps from 0.
+        limit = self.clip_norm if self.fade is None else partial(self.fade.for_norm, number - 1)
+        norm = clip_gradients(parameters, limit)
         is_finite = bool(torch.isfinite(norm) & torch.isfinite(totals["loss"]))
+        is_spike = self.guard is not None and is_finite and self.guard.is_spike(float(norm))
         lr = self.lr_at(number)
-        if is_finite:
+        if is_finite and not is_spike:
             for group in self.optimizer.param_groups:
-                group["lr"] = lr
+                group["lr"] = lr * group["lr_factor"]
             self.optimizer.step()
             if self.ema is not None:
                 self.ema.update(number)
         self.optimizer.zero_grad(set_to_none=True)
         values = {name: float(total) for name, total in totals.items()}
-        return StepResult({**values, "grad_norm": float(norm), "lr": lr}, is_finite)
+        if self.guard is not None:
+            values["spikes"] = self.guard.num_spikes
+        return StepResult({**values, "grad_norm": float(norm), "lr": lr}, is_finite, is_spike)

@@ -40,7 +40,7 @@ print([name for name in {HEAVY!r} if name in sys.modules])
 
 @pytest.mark.parametrize(
     "words",
-    [["demo"], ["train"], ["sample"], ["convert"], ["parity"], ["bench"]]
+    [["demo"], ["train"], ["sample"], ["convert"], ["objective"], ["parity"], ["bench"]]
     + [["data", name] for name in ("shapes", "scan", "check", "report", "shard", "cache", "ledger", "score")]
     + [["recipe", name] for name in ("check", "show", "list", "schema", "reference")],
 )

@@ -83,7 +83,7 @@ def test_default_lists_can_be_changed_by_index(recipe_file: Path) -> None:
         (["--text.encoders.3.max_length", "8"], "text.encoders has 1 item(s), counted from 0, and no item 3"),
         (
             ["--train.ema", "off"],
-            "--train.ema: train.ema is 'off'; expected a section with the keys decay, warmup, every or null",
+            "--train.ema: train.ema is 'off'; expected a section with the keys decay, warmup, every, on_cpu or null",
         ),
         (["--train.recompute", "yes"], "--train.recompute: train.recompute is 'yes'; expected true or false"),
         (["--train.steps", "1e3"], "train.steps is 1000.0; expected a whole number of at least 1; write 1000"),

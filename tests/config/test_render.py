@@ -49,7 +49,7 @@ def test_printed_recipe_holds_every_key_with_its_meaning(recipe_file: Path, writ
     for key in walk():
         inner = value
         for part in key.path:
-            if inner in (None, []):  # a section that is not set
+            if inner in (None, [], False):  # a section that is not set
                 break
             inner = inner[int(part)] if isinstance(inner, list) else inner[part]
         else:

@@ -202,7 +202,7 @@ def test_draw_chooses_the_index_that_add_noise_uses():
         ({"prediction": "epsilon"}, "divides by zero"),
         ({"spacing": "leading"}, "trailing"),
         ({"beta_schedule": "cosine"}, "beta_schedule"),
-        ({"prediction": "sample"}, "prediction"),
+        ({"prediction": "x0"}, "prediction"),
         ({"snr_gamma": 0.0}, "snr_gamma"),
     ],
 )

@@ -30,7 +30,7 @@ def test_training_ignores_the_shift_that_the_sampler_applies() -> None:
     assert sampler.alpha_bar_T.dtype == torch.float64
 
 
-@pytest.mark.parametrize("change", [{"prediction_type": "sample"}, {"trained_betas": [0.1]}])
+@pytest.mark.parametrize("change", [{"prediction_type": "flow"}, {"trained_betas": [0.1]}])
 def test_what_we_do_not_know_is_refused(change: dict[str, object]) -> None:
     with pytest.raises(ConfigError, match="scheduler file"):
         read_scheduler({**COG, **change})

@@ -211,3 +211,18 @@ def test_rare_updates_make_up_for_the_steps_between_them() -> None:
             for a, b in zip(often.state_dict().values(), rare.state_dict().values(), strict=True)
         )
         assert (distance < 1e-5) != moves_each_step
+
+
+def test_an_average_in_host_memory_is_the_same():
+    plain, hosted = make_model("first"), make_model("first")
+    averages = [
+        EMA(dict(model.named_parameters()), 0.9, warmup=False, on_cpu=flag)
+        for model, flag in ((plain, False), (hosted, True))
+    ]
+    before = {name: value.clone() for name, value in averages[1].state_dict().items()}
+    for model, ema in zip((plain, hosted), averages, strict=True):
+        fill(model, "second")
+        ema.update(1)
+    assert are_equal(averages[0].state_dict(), averages[1].state_dict())
+    assert not are_equal(averages[1].state_dict(), before)
+    assert {value.device.type for value in averages[1].state_dict().values()} == {"cpu"}

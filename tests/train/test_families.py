@@ -30,6 +30,12 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "data": IMAGES,
         "sample": {"frames": 1},
     },
+    "sdxl-edm": {
+        "model": {"_delete_": True, "family": "sdxl"},
+        "objective": {"kind": "edm"},
+        "data": IMAGES,
+        "sample": {"frames": 1},
+    },
     "latte": {"model": {"_delete_": True, "family": "latte"}, "objective": DDPM},
     "latte-joint": {
         "model": {"_delete_": True, "family": "latte"},

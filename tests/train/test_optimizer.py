@@ -11,7 +11,7 @@ from torch.optim import AdamW, Optimizer
 
 from frameloom.core.errors import CheckpointError, ConfigError
 from frameloom.core.random import stream
-from frameloom.train import optimizer as optimizer_module
+from frameloom.train import optimizer_kinds
 from frameloom.train.optimizer import (
     allocate_state,
     build_optimizer,
@@ -91,7 +91,7 @@ def test_optimizer_is_fused_and_says_so_when_it_cannot_be(monkeypatch, caplog):
             raise RuntimeError("no fused kernel on this device")
         return AdamW(params, **options)
 
-    monkeypatch.setattr(optimizer_module, "AdamW", refuse_fused)
+    monkeypatch.setattr(optimizer_kinds, "AdamW", refuse_fused)
     with caplog.at_level(logging.WARNING, logger="frameloom"):
         plain = make_optimizer(model)
     assert "no fused kernel" in caplog.text

@@ -8,29 +8,37 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, TypeVar
+from typing import Any, Literal, Protocol, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
 
 from frameloom.core.errors import ConfigError
+from frameloom.core.random import stream
 from frameloom.models.lora_keys import LoraNames
 from frameloom.models.names import refuse_unknown
 from frameloom.models.text.base import TextStates
 
 __all__ = [
     "NOTHING",
+    "NUM_TIMESTEPS",
     "Conditions",
     "DenoiserFamily",
     "Draws",
     "Encode",
     "TextStates",
+    "build_fresh",
+    "choose_size",
+    "find_index",
+    "find_too_small",
     "initialize",
+    "list_blocks",
     "override_fields",
     "refuse_foreign",
 ]
 
 Config = TypeVar("Config")
+Model = TypeVar("Model", bound=nn.Module)
 Encode = Callable[[Tensor], Tensor]
 
 
@@ -44,6 +52,7 @@ class Draws(Protocol):
     def normal(self, purpose: str, shape: tuple[int, ...]) -> Tensor: ...
 
 
+NUM_TIMESTEPS = 1000
 _LINEAR = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _NORMS = (nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
 
@@ -81,9 +90,11 @@ class DenoiserFamily:
                    from a fixed stream. Under `torch.device("meta")` the model has shapes and no weights.
     patch          config -> latent cells (frames, height, width) per token
     denoise        (model, noisy_BCFHW, timestep_B, text, given=NOTHING) -> prediction_BCFHW; timestep 1 is pure noise,
-                   0 is data (a DDPM's index is `round(timestep * 1000)`). What is not given gets its neutral value;
+                   0 is data (`find_index` gives a DDPM's index). What is not given gets its neutral value;
                    a condition that the model has no input for is a ConfigError.
-    blocks         model -> its repeated blocks; they take and return tensors only (recompute, sharding, compile)
+    blocks         model -> its repeated blocks; they take and return tensors only (recompute, sharding, compile). The
+                   kind of a block is the name of the list that it stands in; blocks of a kind come in the order of
+                   the forward pass.
     load_original  (model, tensors) fills the model from a published checkpoint or from one of its own
     num_tokens     (config, latent (frames, height, width)) -> video tokens of one sample
     beside         config -> what the model expects in `Conditions.beside_BCFHW`: "none", "inpaint" or "control"
@@ -114,11 +125,39 @@ class DenoiserFamily:
     lora_names: LoraNames = LoraNames()
 
 
+def find_index(timestep_B: Tensor) -> Tensor:
+    """The index of a noise level, as a DDPM counts them; a whole number in float32."""
+    return (timestep_B.float() * NUM_TIMESTEPS).round()
+
+
+def list_blocks(model: nn.Module, names: Collection[str]) -> list[nn.Module]:
+    """The blocks of all lists called `names`, one list after the other."""
+    return [block for name in names for block in cast(nn.ModuleList, getattr(model, name))]
+
+
 def refuse_foreign(given: Conditions, family: str, *, known: Collection[str]) -> None:
     """ConfigError for a condition that the family has no input for: ignoring it would train on something else."""
     for field in dataclasses.fields(given):
         if getattr(given, field.name) is not None and field.name not in known:
             raise ConfigError(f"{family}: the model has no input for the condition '{field.name}'; leave it out")
+
+
+def choose_size(
+    sizes: Mapping[str, Config], size: str, *, family: str, derived: Mapping[str, Any], overrides: Mapping[str, Any]
+) -> Config:
+    """A named size with the fields that follow from other parts of the recipe, and `overrides` of any other."""
+    refuse_unknown(size, sizes, what=f"{family} size")
+    fitted = dataclasses.replace(sizes[size], **derived)  # type: ignore[type-var]
+    return override_fields(fitted, overrides, where="model.overrides", derived=derived)
+
+
+def find_too_small(config: object, least: Mapping[str, float], *, where: str) -> list[str]:
+    """A message for each field of `config` that is below its `least` value."""
+    return [
+        f"{where}: {name} is {getattr(config, name)}; it must be at least {smallest}"
+        for name, smallest in least.items()
+        if getattr(config, name) < smallest
+    ]
 
 
 def override_fields(
@@ -139,6 +178,29 @@ def _refuse_other_type(name: str, value: Any, current: Any, *, where: str) -> No
     # bool is an int to Python, but `depth: true` is a mistake.
     if not isinstance(value, expected) or isinstance(value, bool) != isinstance(current, bool):
         raise ConfigError(f"{where}: '{name}' is {value!r}; it should be like {current!r}")
+
+
+def build_fresh(
+    make: Callable[[], Model],
+    generator: torch.Generator | None,
+    *,
+    family: str,
+    is_zero: Callable[[str], bool] = lambda name: False,
+    finish: Callable[[Model, torch.Generator], None] = lambda model, generator: None,
+) -> Model:
+    """What `make` makes, with weights from `initialize`, then `finish`; under `torch.device("meta")`, shapes only."""
+    device = torch.get_default_device()
+    # Made without storage first: layers would otherwise fill themselves from the global generator.
+    with torch.device("meta"):
+        model = make()
+    if device.type == "meta":
+        return model
+    model.to_empty(device=device)
+    if generator is None:
+        generator = stream(0, f"{family} weights", device=device.type)
+    initialize(model, generator, is_zero=is_zero)
+    finish(model, generator)
+    return model
 
 
 def initialize(

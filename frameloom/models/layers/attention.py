@@ -1,6 +1,6 @@
 """Scaled dot-product attention through one door, so that a faster kernel, a trace or a parallel scheme has one place.
 
-Shape letters: B batch, H heads, N queries, M keys, D head width.
+Shape letters: B batch, H heads, N queries, M keys, D head width, W = H * D width, P rotary pairs.
 """
 
 from __future__ import annotations
@@ -11,7 +11,9 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
+
+from frameloom.models.layers.rope import rotate
 
 _FLASH_DTYPES = (torch.float16, torch.bfloat16)
 
@@ -27,6 +29,54 @@ def attend(
     if mask is None and _can_flash(q_BHND):
         return _flash(q_BHND, k_BHMD, v_BHMD, scale)
     return F.scaled_dot_product_attention(q_BHND, k_BHMD, v_BHMD, attn_mask=mask, scale=scale)
+
+
+def attend_tokens(q_BNHD: Tensor, k_BMHD: Tensor, v_BMHD: Tensor, mask: Tensor | None = None) -> Tensor:
+    """The same for heads as projections give them; the heads of the result are joined again, [B, N, W]."""
+    q, k, v = (heads.transpose(1, 2) for heads in (q_BNHD, k_BMHD, v_BMHD))
+    return attend(q, k, v, mask).transpose(1, 2).flatten(2)
+
+
+class RotaryAttention(nn.Module):
+    """Attention of heads that are turned by their position; `parts` says which channels are a pair (see `rotate`).
+
+    It has no parameters; sequence parallelism replaces it from outside.
+    """
+
+    def __init__(self, *, parts: int = 0) -> None:
+        super().__init__()
+        self.parts = parts
+
+    def forward(
+        self,
+        q_BNHD: Tensor,
+        k_BMHD: Tensor,
+        v_BMHD: Tensor,
+        rope_N1P: Tensor | None = None,
+        mask: Tensor | None = None,
+    ) -> Tensor:
+        if rope_N1P is not None:
+            # Norms give float32 under autocast, and rotation always does; attention wants one precision for all three.
+            q_BNHD, k_BMHD = (rotate(x, rope_N1P, parts=self.parts).type_as(v_BMHD) for x in (q_BNHD, k_BMHD))
+        return attend_tokens(q_BNHD, k_BMHD, v_BMHD, mask)
+
+
+class Projections(nn.Module):
+    """Linear layers into the heads of queries, keys and values, and back."""
+
+    def __init__(self, width: int, num_heads: int, *, bias: bool = True) -> None:
+        super().__init__()
+        self.num_heads = num_heads
+        self.to_q = nn.Linear(width, width, bias=bias)
+        self.to_k = nn.Linear(width, width, bias=bias)
+        self.to_v = nn.Linear(width, width, bias=bias)
+        self.to_out = nn.Sequential(nn.Linear(width, width))
+
+    def project(self, x_BNW: Tensor, context_BMW: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Heads [B, tokens, H, D] of queries from `x` and of keys and values from `context`."""
+        q, k, v = self.to_q(x_BNW), self.to_k(context_BMW), self.to_v(context_BMW)
+        q, k, v = (torch.unflatten(part, -1, (self.num_heads, -1)) for part in (q, k, v))
+        return q, k, v
 
 
 def _can_flash(q_BHND: Tensor) -> bool:

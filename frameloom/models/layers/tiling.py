@@ -14,6 +14,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from frameloom.core.errors import ConfigError
+
 Layers = Callable[[Tensor], Tensor]
 _FRAMES, _HEIGHT, _WIDTH = 2, 3, 4
 
@@ -28,8 +30,53 @@ class Tiles:
     keep: int
     blend: int
 
+    @classmethod
+    def of_pixels(cls, size: int, stride: int, *, compression: int, decoding: bool) -> Tiles:
+        """Tiles of `size` pixels or frames every `stride`, in cells of what goes in and what comes out."""
+        pixels, cells = (size, stride), (size // compression, stride // compression)
+        (size_in, stride_in), (size_out, stride_out) = (cells, pixels) if decoding else (pixels, cells)
+        return cls(size=size_in, stride=stride_in, keep=stride_out, blend=size_out - stride_out)
+
     def starts(self, length: int) -> range:
         return range(0, length, self.stride)
+
+
+def check_tile(size: int, overlap: float, *, compression: int, where: str) -> None:
+    """ConfigError unless tiles of `size` pixels or frames, and the distance between them, hold whole latent cells."""
+    stride = size * (1 - overlap)
+    if not 0 <= overlap < 1 or size % compression or stride % compression or stride < compression:
+        raise ConfigError(
+            f"{where} {size} with tile_overlap {overlap} gives tiles every {stride:g}; tiles and their distance must "
+            f"be multiples of {compression}"
+        )
+
+
+def run_in_cuts(
+    layers: Layers,
+    x_BCFHW: Tensor,
+    *,
+    space: tuple[Tiles, Tiles] | None = None,
+    time: Tiles | None = None,
+    lead: int = 0,
+    one_by_one: bool = False,
+) -> Tensor:
+    """Apply `layers` clip by clip, span by span and tile by tile, as far as a clip is larger than its tiles.
+
+    `space` are tiles along height and width; for `lead` see `run_in_spans`.
+    """
+    if one_by_one and len(x_BCFHW) > 1:
+        clips = torch.split(x_BCFHW, 1)
+        return torch.cat([run_in_cuts(layers, clip, space=space, time=time, lead=lead) for clip in clips])
+
+    def cut_in_space(span_BCFHW: Tensor) -> Tensor:
+        sides = span_BCFHW.shape[_HEIGHT:]
+        if space is None or all(side <= tiles.size for side, tiles in zip(sides, space, strict=True)):
+            return layers(span_BCFHW)
+        return run_in_tiles(layers, span_BCFHW, *space)
+
+    if time is None or x_BCFHW.shape[_FRAMES] <= time.size:
+        return cut_in_space(x_BCFHW)
+    return run_in_spans(cut_in_space, x_BCFHW, time, lead=lead)
 
 
 def run_in_tiles(layers: Layers, x_BCFHW: Tensor, height: Tiles, width: Tiles) -> Tensor:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from frameloom.core.random import stream
-from frameloom.models.fit import check_fit
+from frameloom.models.fit import load_fitting
 
 _MOST_WIDENING = 8
 _SPREAD = 0.02
@@ -84,5 +84,4 @@ def build_discriminator(
 def load_discriminator(model: Discriminator3D, tensors: Mapping[str, Tensor]) -> None:
     """Published weights, also from a checkpoint that keeps them below `discriminator.`; CheckpointError otherwise."""
     given = {key.removeprefix("module.").removeprefix("discriminator."): value for key, value in tensors.items()}
-    check_fit(model.state_dict(), given, where="the discriminator's weights")
-    model.load_state_dict(given)
+    load_fitting(model, given, where="the discriminator's weights")

@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from frameloom.core.parity import ParityCase, ParityOutput, pair_outputs, relative_to_largest
-from frameloom.core.recipe_weights import draw_recipe_weight
 from frameloom.models.vaes.adversarial import (
     AdversarialSettings,
     balance_gradients,
@@ -29,6 +28,7 @@ from frameloom.models.vaes.losses import (
     wavelet_loss,
 )
 from frameloom.models.vaes.lpips import LPIPS, load_lpips
+from frameloom.models.vaes.parity_weights import draw_weights
 
 Tensors = dict[str, Tensor]
 _ADAPTIVE_WEIGHT = 0.7
@@ -72,14 +72,8 @@ def _run_discriminator(case: ParityCase) -> list[ParityOutput]:
 
 
 def _run_lpips(case: ParityCase) -> list[ParityOutput]:
-    seed, gain = case.config.get("recipe_seed", 0), case.config.get("recipe_gain", 1.0)
-    drawn = {
-        key: torch.from_numpy(draw_recipe_weight(key, tuple(shape), seed=seed, gain=gain))
-        for key, shape in case.config["state_dict_shapes"].items()
-        if not key.startswith("scaling_layer.")
-    }
     model = LPIPS().eval()
-    load_lpips(model, drawn)
+    load_lpips(model, draw_weights(case, leave_out=lambda key: key.startswith("scaling_layer.")))
     state = model.state_dict()
     stored = [ParityOutput(f"weights.{key}", state[key], tensor, 0.0) for key, tensor in case.weights.items()]
     with torch.no_grad():

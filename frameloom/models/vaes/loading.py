@@ -6,19 +6,16 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
-from frameloom.models.fit import check_fit
+from frameloom.models.fit import load_fitting
 from frameloom.models.vaes.base import VideoVAE
 
 
 def load_same_keys(model: VideoVAE, tensors: Mapping[str, Tensor], *, where: str) -> None:
     """Load a state dict with the keys of `model`, or raise CheckpointError that names what does not fit.
 
-    A model built on the meta device takes the tensors themselves.
+    A model built on the meta device takes the tensors themselves, and gets its latent scale anew.
     """
-    expected = model.state_dict()
-    given = dict(tensors)  # once: a lazy mapping reads its file at every look
-    check_fit(expected, given, where=where)
-    is_meta = any(tensor.is_meta for tensor in expected.values())
-    model.load_state_dict(given, assign=is_meta)
-    if is_meta:
+    was_meta = any(parameter.is_meta for parameter in model.parameters())
+    load_fitting(model, tensors, where=where)
+    if was_meta:
         model.reset_scaling()

@@ -11,7 +11,7 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from frameloom.models.fit import check_fit
+from frameloom.models.fit import load_fitting
 
 # Mean and spread of ImageNet's colours, for pictures in [-1, 1].
 _SHIFT = (-0.030, -0.088, -0.188)
@@ -106,8 +106,5 @@ def _to_unit_length(x_NCHW: Tensor) -> Tensor:
 
 def load_lpips(model: LPIPS, tensors: Mapping[str, Tensor]) -> None:
     """Published weights; the colour constants may be left out."""
-    expected = model.state_dict()
-    constants = {key: value for key, value in expected.items() if key.startswith("scaling_layer.")}
-    given = {**constants, **tensors}
-    check_fit(expected, given, where="the weights of LPIPS")
-    model.load_state_dict(given)
+    constants = {key: value for key, value in model.state_dict().items() if key.startswith("scaling_layer.")}
+    load_fitting(model, {**constants, **tensors}, where="the weights of LPIPS")

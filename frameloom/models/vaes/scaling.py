@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from frameloom.core.errors import ConfigError
 
 
-def spread_over_channels(values: Sequence[float], num_channels: int, *, where: str) -> tuple[float, ...]:
+def spread_scaling(config: Any, num_channels: int, *, where: str) -> None:
+    """Give a frozen config, at the end of its making, one `scale` and one `shift` for each latent channel."""
+    for name in ("scale", "shift"):
+        values = _spread(getattr(config, name), num_channels, where=f"{where}: {name}")
+        object.__setattr__(config, name, values)
+
+
+def _spread(values: Sequence[float], num_channels: int, *, where: str) -> tuple[float, ...]:
     """One number for each latent channel.
 
     Equal numbers are spread, whatever their count, so that a width can be overridden without naming them again.

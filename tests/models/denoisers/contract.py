@@ -5,6 +5,10 @@ Shape letters: B batch, C channels, F frames, H height, W width, K text tokens, 
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
+import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -12,11 +16,17 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
 
 from frameloom.core.errors import ConfigError
 from frameloom.core.random import stream
 from frameloom.models.denoisers import DenoiserFamily, get_family
+from frameloom.models.denoisers.base import NOTHING, Conditions
+from frameloom.models.layers import attention
 from frameloom.models.text import TextStates
+from frameloom.train.compiling import compile_blocks
+from frameloom.train.recompute import recompute_blocks
+from tests.models.denoisers.bucket_sizes import list_shapes
 
 LATENT_CHANNELS = 4
 TEXT_WIDTH = 24
@@ -25,12 +35,26 @@ TEXT_TOKENS = 5
 
 
 class DenoiserContract:
-    """Set `family_name` and at least one of `overrides`, which make the tiny size smaller still; `latent_sizes` are
-    the (F, H, W) to run."""
+    """Set `family_name`, at least one of `overrides`, which make the tiny size smaller still, and what differs below.
+
+    latent_sizes   (F, H, W) to run, `default_size` among the usual ones; it must let every parameter learn
+    longest_clip   frames of the longest clip that buckets may have
+    uses_pooled    whether the pooled text vector has a say
+    takes          conditions that this model has an input for
+    rule_cases     a latent (F, H, W) that breaks a rule, and words of the rule in the error
+    """
 
     family_name: ClassVar[str]
     overrides: ClassVar[dict[str, Any]] = {}
     latent_sizes: ClassVar[list[tuple[int, int, int]]] = [(1, 4, 4), (3, 4, 8), (2, 8, 4)]
+    default_size: ClassVar[tuple[int, int, int]] = (2, 4, 4)
+    longest_clip: ClassVar[int] = 9
+    uses_pooled: ClassVar[bool] = True
+    takes: ClassVar[tuple[str, ...]] = ()
+    rule_cases: ClassVar[list[tuple[tuple[int, int, int], str]]] = [
+        ((2, 5, 4), r"5x4 cells.*multiples of 2"),
+        ((1, 4, 7), r"4x7 cells.*multiples of 2"),
+    ]
 
     @property
     def family(self) -> DenoiserFamily:
@@ -57,7 +81,17 @@ class DenoiserContract:
                 parameter.add_(0.05 * torch.randn(parameter.shape, generator=generator))
         return model
 
-    def make_inputs(self, size: tuple[int, int, int] = (2, 4, 4), batch: int = 2) -> tuple[Tensor, Tensor, TextStates]:
+    def give(self, noisy_BCFHW: Tensor) -> Conditions:
+        """What the model is always told besides text."""
+        return NOTHING
+
+    def denoise(self, model: nn.Module, noisy_BCFHW: Tensor, timestep_B: Tensor, text: TextStates) -> Tensor:
+        return self.family.denoise(model, noisy_BCFHW, timestep_B, text, self.give(noisy_BCFHW))
+
+    def make_inputs(
+        self, size: tuple[int, int, int] | None = None, batch: int = 2
+    ) -> tuple[Tensor, Tensor, TextStates]:
+        size = size or self.default_size
         generator = stream(0, "contract inputs", *size)
 
         def draw(*shape: int) -> Tensor:
@@ -71,7 +105,7 @@ class DenoiserContract:
         model = self.build_awake()
         for size in self.latent_sizes:
             noisy, timestep, text = self.make_inputs(size)
-            prediction = self.family.denoise(model, noisy, timestep, text)
+            prediction = self.denoise(model, noisy, timestep, text)
             assert prediction.shape == noisy.shape
             assert prediction.dtype == noisy.dtype
             assert prediction.isfinite().all()
@@ -85,57 +119,59 @@ class DenoiserContract:
     def test_latent_timestep_and_text_all_change_the_prediction(self) -> None:
         model = self.build_awake()
         noisy, timestep, text = self.make_inputs()
-        reference = self.family.denoise(model, noisy, timestep, text)
-        assert torch.equal(reference, self.family.denoise(model, noisy, timestep, text))
+        reference = self.denoise(model, noisy, timestep, text)
+        assert torch.equal(reference, self.denoise(model, noisy, timestep, text))
         other_tokens = TextStates(text.tokens_BKD + 1, text.mask_BK, text.pooled_BD)
         other_pooled = TextStates(text.tokens_BKD, text.mask_BK, text.pooled_BD + 1)
-        for inputs in (
-            (noisy + 1, timestep, text),
-            (noisy, timestep / 2, text),
-            (noisy, timestep, other_tokens),
-            (noisy, timestep, other_pooled),
-        ):
-            assert not torch.allclose(reference, self.family.denoise(model, *inputs), atol=1e-4)
+        for inputs in ((noisy + 1, timestep, text), (noisy, timestep / 2, text), (noisy, timestep, other_tokens)):
+            assert not torch.allclose(reference, self.denoise(model, *inputs), atol=1e-4)
+        changed = self.denoise(model, noisy, timestep, other_pooled)
+        if self.uses_pooled:
+            assert not torch.allclose(reference, changed, atol=1e-4)
+        else:
+            assert torch.equal(reference, changed)
 
     def test_samples_of_a_batch_do_not_see_each_other(self) -> None:
         model = self.build_awake()
         noisy, timestep, text = self.make_inputs(batch=2)
-        together = self.family.denoise(model, noisy, timestep, text)
+        together = self.denoise(model, noisy, timestep, text)
         first = TextStates(text.tokens_BKD[:1], text.mask_BK[:1], text.pooled_BD[:1])
-        alone = self.family.denoise(model, noisy[:1], timestep[:1], first)
+        alone = self.denoise(model, noisy[:1], timestep[:1], first)
         torch.testing.assert_close(together[:1], alone, atol=1e-5, rtol=1e-5)
         assert not torch.allclose(together[1:], alone, atol=1e-3)
 
-    def test_gradients_reach_every_trainable_parameter(self) -> None:
+    @pytest.mark.parametrize("precision", ["fp32", "autocast"])
+    def test_gradients_reach_every_trainable_parameter(self, precision: str) -> None:
         model = self.build_awake()
         noisy, timestep, text = self.make_inputs()
-        self.family.denoise(model, noisy, timestep, text).square().mean().backward()
-        without = [
-            name for name, p in model.named_parameters() if p.requires_grad and (p.grad is None or not p.grad.any())
-        ]
-        assert without == []
+        with torch.autocast("cpu", torch.bfloat16, enabled=precision == "autocast"):
+            loss = self.denoise(model, noisy, timestep, text).square().mean()
+        loss.backward()
+        gradients = {name: p.grad for name, p in model.named_parameters() if p.requires_grad}
+        assert [name for name, gradient in gradients.items() if gradient is None or not gradient.any()] == []
+        assert all(gradient.isfinite().all() for gradient in gradients.values() if gradient is not None)
 
     def test_weights_survive_a_file(self, tmp_path: Path) -> None:
         model, other = self.build_awake(seed=0), self.build_awake(seed=1)
         noisy, timestep, text = self.make_inputs()
-        expected = self.family.denoise(model, noisy, timestep, text)
-        assert not torch.equal(expected, self.family.denoise(other, noisy, timestep, text))
+        expected = self.denoise(model, noisy, timestep, text)
+        assert not torch.equal(expected, self.denoise(other, noisy, timestep, text))
         save_file(model.state_dict(), tmp_path / "model.safetensors")
         other.load_state_dict(load_file(tmp_path / "model.safetensors"))
-        assert torch.equal(expected, self.family.denoise(other, noisy, timestep, text))
+        assert torch.equal(expected, self.denoise(other, noisy, timestep, text))
 
     def test_own_weights_load_like_published_ones(self) -> None:
         model, other = self.build_awake(seed=0), self.build_awake(seed=1)
         noisy, timestep, text = self.make_inputs()
         self.family.load_original(other, model.state_dict())
-        expected = self.family.denoise(model, noisy, timestep, text)
-        assert torch.equal(expected, self.family.denoise(other, noisy, timestep, text))
+        expected = self.denoise(model, noisy, timestep, text)
+        assert torch.equal(expected, self.denoise(other, noisy, timestep, text))
 
     def test_bf16_is_close_to_fp32(self) -> None:
         model = self.build_awake()
         noisy, timestep, text = self.make_inputs()
-        expected = self.family.denoise(model, noisy, timestep, text)
-        rounded = self.family.denoise(model.to(torch.bfloat16), noisy, timestep, text)
+        expected = self.denoise(model, noisy, timestep, text)
+        rounded = self.denoise(model.to(torch.bfloat16), noisy, timestep, text)
         assert rounded.dtype == noisy.dtype
         error = (rounded - expected).norm() / expected.norm()
         assert 0 < error < 0.03
@@ -143,9 +179,9 @@ class DenoiserContract:
     def test_autocast_is_close_to_fp32(self) -> None:
         model = self.build_awake()
         noisy, timestep, text = self.make_inputs()
-        expected = self.family.denoise(model, noisy, timestep, text)
+        expected = self.denoise(model, noisy, timestep, text)
         with torch.autocast("cpu", dtype=torch.bfloat16):
-            rounded = self.family.denoise(model, noisy, timestep, text)
+            rounded = self.denoise(model, noisy, timestep, text)
         error = (rounded - expected).norm() / expected.norm()
         assert 0 < error < 0.03
 
@@ -156,7 +192,7 @@ class DenoiserContract:
         optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
         losses = []
         for _ in range(40):
-            loss = (self.family.denoise(model, noisy, timestep, text) - target).square().mean()
+            loss = (self.denoise(model, noisy, timestep, text) - target).square().mean()
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
@@ -182,17 +218,95 @@ class DenoiserContract:
         total = sum(p.numel() for p in model.parameters())
         assert sum(p.numel() for block in self.family.blocks(model) for p in block.parameters()) > total / 2
 
-    def test_blocks_can_be_recomputed(self) -> None:
+    def test_recomputed_blocks_keep_less_and_change_nothing(self) -> None:
         noisy, timestep, text = self.make_inputs()
-        gradients = []
+        gradients, num_bytes, num_calls = [], [], []
         for recompute in (False, True):
             model = self.build_awake()
+            blocks = self.family.blocks(model)
+            calls = [_count_calls(next(block.children())) for block in blocks]
             if recompute:
-                for block in self.family.blocks(model):
-                    block.forward = _checkpointed(block.forward)  # type: ignore[method-assign]
-            self.family.denoise(model, noisy, timestep, text).square().mean().backward()
+                recompute_blocks(blocks)
+            with SavedBytes(model) as saved:
+                loss = self.denoise(model, noisy, timestep, text).square().mean()
+            loss.backward()
             gradients.append([p.grad for p in model.parameters()])
+            num_bytes.append(saved.total)
+            num_calls.append([len(call) for call in calls])
         assert all(torch.equal(a, b) for a, b in zip(*gradients, strict=True))
+        assert num_bytes[1] < 0.8 * num_bytes[0]
+        assert num_calls[1] == [2 * count for count in num_calls[0]] and all(num_calls[0])
+
+    def test_blocks_compile_as_one_graph(self) -> None:
+        """A graph break inside a block is an error here."""
+        model = self.build_awake()
+        noisy, timestep, text = self.make_inputs()
+        graphs: list[Any] = []
+
+        def keep(graph: torch.fx.GraphModule, inputs: Any) -> Callable[..., Any]:
+            graphs.append(graph)
+            return graph.forward
+
+        torch.compiler.reset()
+        with torch.no_grad():
+            expected = self.denoise(model, noisy, timestep, text)
+            compile_blocks(self.family.blocks(model), backend=keep)
+            compiled = self.denoise(model, noisy, timestep, text)
+        torch.compiler.reset()
+        assert 0 < len(graphs) <= len(self.family.blocks(model))
+        torch.testing.assert_close(compiled, expected, atol=1e-6, rtol=1e-5)
+
+    def test_all_attention_goes_through_one_door(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        callers: list[str] = []
+        real = torch.nn.functional.scaled_dot_product_attention
+
+        def watch(*args: Any, **options: Any) -> Tensor:
+            callers.append(sys._getframe(1).f_globals["__name__"])
+            return real(*args, **options)
+
+        model = self.build_awake()
+        monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", watch)
+        with torch.no_grad():
+            self.denoise(model, *self.make_inputs())
+        assert set(callers) == {attention.__name__}
+
+    def test_every_batch_of_every_bucket_policy_runs(self) -> None:
+        config, model = self.configure(), self.build_awake()
+        shapes = list_shapes(self.family.patch(config), self.longest_clip)
+        assert len({shape[1:] for shape in shapes}) >= 30 and len({shape[0] for shape in shapes}) == 3
+        for (batch, *size), tokens in shapes.items():
+            latent_FHW = (size[0], size[1], size[2])
+            noisy, timestep, text = self.make_inputs(latent_FHW, batch)
+            with torch.no_grad():
+                prediction = self.denoise(model, noisy, timestep, text)
+            assert prediction.shape == noisy.shape and prediction.isfinite().all(), size
+            assert self.family.num_tokens(config, latent_FHW) == tokens, size
+
+    def test_a_size_that_breaks_a_rule_names_the_rule(self) -> None:
+        model = self.build()
+        assert self.rule_cases
+        for size, words in self.rule_cases:
+            with pytest.raises(ConfigError, match=words):
+                self.denoise(model, *self.make_inputs(size))
+
+    def test_a_condition_without_an_input_is_refused(self) -> None:
+        model = self.build()
+        noisy, timestep, text = self.make_inputs()
+        batch, _, *size = noisy.shape
+        values = {
+            "beside_BCFHW": torch.zeros(batch, 1, *size),
+            "sizes_B6": torch.ones(batch, 6),
+            "cells_BFHW": torch.ones(batch, *size),
+            "image_text": text,
+            "guidance_B": torch.ones(batch),
+            "fps_B": torch.ones(batch),
+        }
+        assert values.keys() == {field.name for field in dataclasses.fields(Conditions)} >= set(self.takes)
+        for name, value in values.items():
+            if name in self.takes:
+                continue
+            with pytest.raises(ConfigError, match=f"no input for the condition '{name}'"):
+                self.family.denoise(model, noisy, timestep, text, Conditions(**{name: value}))
 
     def test_unknown_setting_names_the_nearest(self) -> None:
         known = next(iter(self.overrides))
@@ -204,8 +318,34 @@ class DenoiserContract:
             self.family.configure("tinyy", latent_channels=4, text_width=8, pooled_width=8, overrides={})
 
 
-def _checkpointed(forward: Any) -> Any:
-    def run(*args: Tensor) -> Any:
-        return torch.utils.checkpoint.checkpoint(forward, *args, use_reentrant=False, preserve_rng_state=False)
+def _count_calls(module: nn.Module) -> list[None]:
+    calls: list[None] = []
+    module.register_forward_pre_hook(lambda *_: calls.append(None))
+    return calls
 
-    return run
+
+class SavedBytes(contextlib.AbstractContextManager["SavedBytes"]):
+    """How much memory the operations inside hold for the backward pass, parameters apart."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._owned = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
+        # Held here too, so that no address is used twice.
+        self._saved: dict[int, Tensor] = {}
+        self._hooks = saved_tensors_hooks(self._keep, lambda tensor: tensor)
+
+    @property
+    def total(self) -> int:
+        return sum(tensor.untyped_storage().nbytes() for tensor in self._saved.values())
+
+    def _keep(self, tensor: Tensor) -> Tensor:
+        place = tensor.untyped_storage().data_ptr()
+        if place not in self._owned:
+            self._saved[place] = tensor
+        return tensor
+
+    def __enter__(self) -> SavedBytes:
+        self._hooks.__enter__()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._hooks.__exit__(*error)

@@ -11,25 +11,27 @@ from torch import Tensor
 
 from frameloom.core.errors import ConfigError
 from frameloom.models.denoisers import get_family
-from frameloom.models.denoisers.cogvideox_fun.config import SIZES
+from frameloom.models.denoisers.cogvideox_fun.config import SIZES, CogVideoXFunConfig
 from frameloom.models.denoisers.cogvideox_fun.model import build
 from frameloom.models.denoisers.cogvideox_fun.positions import (
-    Grid,
-    PositionTables,
+    axis_sinusoids,
+    find_grid,
     fit_region,
     join_sinusoids,
-    rotary_positions,
-    rotary_table,
-    sinusoid_axes,
     stretch_table,
-    token_grid,
+    turn_table,
 )
+from frameloom.models.layers.patches import Grid
 
 NARROW = replace(SIZES["2b"], num_attention_heads=1, attention_head_dim=32)
 
 
 def difference(one: Tensor, other: Tensor) -> float:
     return float((one - other).abs().max())
+
+
+def added_table(config: CogVideoXFunConfig, grid: Grid) -> Tensor:
+    return join_sinusoids([axis_sinusoids(config, axis, count) for axis, count in enumerate(grid)])
 
 
 def token_at(table: Tensor, grid: Grid) -> Tensor:
@@ -48,7 +50,7 @@ def token_at(table: Tensor, grid: Grid) -> Tensor:
 )
 def test_added_positions_of_2b_are_the_published_ones(rows_columns: tuple[int, int], expected: list[float]) -> None:
     grid = (2, *rows_columns)
-    row = token_at(join_sinusoids(sinusoid_axes(SIZES["2b"], grid)), grid)
+    row = token_at(added_table(SIZES["2b"], grid), grid)
     assert row.shape == (1920,)
     torch.testing.assert_close(row[[0, 240, 480, 1200, 1919]], torch.tensor(expected), atol=2e-6, rtol=0)
 
@@ -57,14 +59,14 @@ def test_added_positions_of_2b_are_the_published_ones(rows_columns: tuple[int, i
 def test_stretching_axes_is_stretching_the_whole_table(grid: Grid) -> None:
     base = NARROW.base_grid
     assert base == (13, 30, 45)
-    whole = join_sinusoids(sinusoid_axes(NARROW, base))
-    ours = join_sinusoids(sinusoid_axes(NARROW, grid))
+    whole = added_table(NARROW, base)
+    ours = added_table(NARROW, grid)
     assert difference(ours, stretch_table(whole, base, grid)) <= 1e-6
     cells = whole.reshape(*base, -1).permute(3, 0, 1, 2)[None]
     published = F.interpolate(cells, size=(13, *grid[1:]), mode="trilinear", align_corners=False)
     published = published[0].flatten(1).T[: grid[0] * grid[1] * grid[2]]
     assert difference(ours, published) <= 1e-6
-    wider = join_sinusoids(sinusoid_axes(replace(NARROW, sample_height=2 * grid[1], sample_width=2 * grid[2]), grid))
+    wider = added_table(replace(NARROW, sample_height=2 * grid[1], sample_width=2 * grid[2]), grid)
     # Computing a table anew for the size instead of stretching is another function, except at the base grid.
     assert (difference(wider, ours) > 0.1) == (grid[1:] != base[1:])
 
@@ -85,7 +87,7 @@ def test_rotary_positions_are_the_published_ones(
     size: str, rows_columns: tuple[int, int], cos: list[float], sin: list[float] | None
 ) -> None:
     grid, config = (2, *rows_columns), SIZES[size]
-    pairs = token_at(rotary_table(rotary_positions(config, grid), config.axes_dim), grid)
+    pairs = token_at(turn_table(config, grid), grid)[0]
     channels = pairs.repeat_interleave(2)[[0, 15, 16, 39, 40, 63]]
     torch.testing.assert_close(channels.real, torch.tensor(cos), atol=2e-6, rtol=0)
     if sin is not None:
@@ -109,8 +111,8 @@ def test_a_clip_covers_the_largest_part_of_the_base_grid(
 
 def test_text_is_not_turned() -> None:
     config = SIZES["5b"]
-    table = rotary_table(rotary_positions(config, (2, 30, 45)), config.axes_dim, num_text=226)
-    assert table.shape == (226 + 2 * 30 * 45, 32)
+    table = turn_table(config, (2, 30, 45), num_text=226)
+    assert table.shape == (226 + 2 * 30 * 45, 1, 32)
     assert (table[:226] == 1).all()
     assert not (table[226:] == 1).all()
 
@@ -126,7 +128,7 @@ def test_text_is_not_turned() -> None:
 )
 def test_a_latent_that_a_model_cannot_take_is_refused(size: str, latent: Grid, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        token_grid(SIZES[size], latent)
+        find_grid(SIZES[size], latent)
 
 
 @pytest.mark.parametrize(
@@ -156,21 +158,4 @@ def test_a_learned_table_starts_from_sinusoids() -> None:
     config = replace(SIZES["tiny"], use_learned_positional_embeddings=True)
     table = build(config).patch_embed.pos_embedding[0]
     assert not table[:226].any()
-    assert torch.equal(table[226:], join_sinusoids(sinusoid_axes(config, config.base_grid)))
-
-
-def test_tables_are_kept_per_shape_and_bounded() -> None:
-    made: list[Grid] = []
-
-    def compute(grid: Grid, num_text: int) -> list[Tensor]:
-        made.append(grid)
-        return [torch.zeros(grid)]
-
-    tables, cpu = PositionTables(compute), torch.device("cpu")
-    for _ in range(2):
-        tables.get((1, 2, 2), 3, cpu)
-    assert made == [(1, 2, 2)]
-    for frames in range(2, 2 + PositionTables.KEPT):
-        tables.get((frames, 2, 2), 3, cpu)
-    tables.get((1, 2, 2), 3, cpu)
-    assert made.count((1, 2, 2)) == 2
+    assert torch.equal(table[226:], added_table(config, config.base_grid))

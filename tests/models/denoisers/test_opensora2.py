@@ -23,8 +23,6 @@ from frameloom.models.denoisers.opensora2 import parity
 from frameloom.models.denoisers.opensora2.activation import TanhGELU
 from frameloom.models.denoisers.opensora2.config import SIZES, MMDiTConfig
 from frameloom.models.denoisers.opensora2.model import MMDiT, build
-from frameloom.models.denoisers.opensora2.packing import pack, token_grid, unpack
-from frameloom.models.denoisers.opensora2.rope import PositionTables, rotary_tables
 from frameloom.models.denoisers.opensora2.weights import (
     convert,
     detect_layout,
@@ -33,6 +31,7 @@ from frameloom.models.denoisers.opensora2.weights import (
     reorder_pairs,
     split_fused,
 )
+from frameloom.models.layers.patches import unpack
 from frameloom.models.text import TextStates
 from tests.models.denoisers.contract import DenoiserContract
 
@@ -103,6 +102,18 @@ class TestOpenSora2Released(DenoiserContract):
         "use_liger_rope": True,
         "qkv_bias": False,
     }
+
+
+class TestOpenSora2Conditioned(DenoiserContract):
+    """With every condition that the family knows."""
+
+    family_name = "opensora2"
+    overrides: ClassVar[dict[str, Any]] = TestOpenSora2.overrides | {"cond_embed": True, "guidance_embed": True}
+    takes = ("beside_BCFHW", "guidance_B")
+
+    def give(self, noisy_BCFHW: Tensor) -> Conditions:
+        shape = (len(noisy_BCFHW), 1, *noisy_BCFHW.shape[2:])
+        return Conditions(beside_BCFHW=torch.cat([torch.ones(shape), noisy_BCFHW], dim=1))
 
 
 def test_all_golden_cases_are_found() -> None:
@@ -286,7 +297,7 @@ def test_diffusers_flux_computes_the_same(config: MMDiTConfig) -> None:
     text = torch.randn(2, 5, config.context_in_dim, generator=generator)
     pooled = torch.randn(2, config.vec_in_dim, generator=generator)
     timestep, guidance = torch.tensor([0.3, 0.9]), torch.tensor([4.0, 7.5])
-    table = model.rotary.get((2, 2, 3), 5, torch.device("cpu"))
+    table = model.rotary.get((2, 2, 3), 5, device=torch.device("cpu"))
     positions = torch.cartesian_prod(torch.arange(2.0), torch.arange(2.0), torch.arange(3.0))
     with torch.no_grad():
         ours = model.predict_tokens(tokens, text, timestep, pooled, table, guidance_B=guidance)
@@ -411,27 +422,10 @@ def test_an_unknown_family_names_the_nearest() -> None:
 
 
 def test_a_latent_that_patches_do_not_tile_is_refused() -> None:
-    with pytest.raises(ConfigError, match="5x4 cells"):
-        token_grid((1, 5, 4), 2)
-
-
-@pytest.mark.parametrize("patch_size", [1, 2])
-def test_unpack_undoes_pack(patch_size: int) -> None:
-    latent = torch.arange(2 * 3 * 2 * 4 * 6.0).reshape(2, 3, 2, 4, 6)
-    tokens = pack(latent, patch_size)
-    assert torch.equal(unpack(tokens, token_grid((2, 4, 6), patch_size), patch_size), latent)
-    assert not torch.equal(unpack(tokens.flip(1), token_grid((2, 4, 6), patch_size), patch_size), latent)
-
-
-def test_tables_are_kept_per_shape_and_bounded() -> None:
-    tables = rotary_tables((4, 6, 6), 10_000, half_split=True)
-    cpu = torch.device("cpu")
-    first = tables.get((1, 2, 2), 3, cpu)
-    assert tables.get((1, 2, 2), 3, cpu) is first
-    assert tables.get((1, 2, 2), 4, cpu) is not first
-    for frames in range(2, 2 + PositionTables.KEPT):
-        tables.get((frames, 2, 2), 3, cpu)
-    assert tables.get((1, 2, 2), 3, cpu) is not first
+    config = replace(SMALL, depth=0, depth_single_blocks=0)
+    with pytest.raises(ConfigError, match="opensora2 denoiser: a latent of 5x4 cells"):
+        get_family("opensora2").num_tokens(config, (1, 5, 4))
+    assert get_family("opensora2").num_tokens(config, (1, 6, 4)) == 6
 
 
 def test_a_table_made_while_sampling_serves_training() -> None:
@@ -454,6 +448,21 @@ def test_sigmoid_gelu_is_tanh_gelu() -> None:
     assert difference(TanhGELU()(points), F.gelu(exact.detach(), approximate="tanh")) <= 2e-6
     assert difference(ours.grad, exact.grad) <= 2e-6
     assert difference(TanhGELU()(points), F.gelu(points)) > 1e-4
+
+
+def test_compiled_gelu_gives_the_same_numbers_and_gradients() -> None:
+    torch.compiler.reset()
+    compiled = torch.compile(TanhGELU(), fullgraph=True, backend="eager")
+    points = torch.linspace(-12, 12, 4001)
+    ours, plain = points.clone().requires_grad_(), points.clone().requires_grad_()
+    values = compiled(ours)
+    values.sum().backward()
+    TanhGELU()(plain).sum().backward()
+    torch.compiler.reset()
+    assert ours.grad is not None and plain.grad is not None
+    assert difference(values.detach(), TanhGELU()(points)) <= 2e-6
+    assert difference(ours.grad, plain.grad) <= 2e-6
+    assert difference(values.detach(), F.relu(points)) > 0.1
 
 
 def test_a_condition_needs_a_model_that_takes_one() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -11,24 +10,18 @@ from typing import Any, ClassVar
 import pytest
 import torch
 from safetensors import safe_open
-from torch import Tensor, nn
+from torch import Tensor
 
 from frameloom.core.errors import ConfigError
 from frameloom.core.parity import ParityCase
 from frameloom.core.random import stream
-from frameloom.models.denoisers import DenoiserFamily, get_family
+from frameloom.models.denoisers import get_family
 from frameloom.models.denoisers.base import NOTHING, Conditions
 from frameloom.models.denoisers.opensora_plan import parity
 from frameloom.models.denoisers.opensora_plan.config import SIZES, OpenSoraPlanConfig
-from frameloom.models.denoisers.opensora_plan.model import OpenSoraT2V, build, embed_index
-from frameloom.models.denoisers.opensora_plan.positions import (
-    RotaryTables,
-    pool_cells,
-    rotary_table,
-    rotate,
-    token_grid,
-    unpack,
-)
+from frameloom.models.denoisers.opensora_plan.model import OpenSoraT2V, build
+from frameloom.models.denoisers.opensora_plan.positions import pool_cells, turn_table
+from frameloom.models.layers.rope import rotate
 from frameloom.models.text import TextStates
 from tests.models.denoisers.contract import DenoiserContract
 
@@ -72,17 +65,11 @@ class TestOpenSoraPlan(DenoiserContract):
     family_name = "opensora_plan"
     overrides: ClassVar[dict[str, Any]] = {"num_layers": 4, "num_attention_heads": 2, "attention_head_dim": 12}
     latent_sizes: ClassVar[list[tuple[int, int, int]]] = [(1, 4, 4), (3, 4, 8), (2, 8, 4), (4, 8, 8)]
-
-    def test_latent_timestep_and_text_all_change_the_prediction(self) -> None:
-        """All of the text but the pooled vector, which the model has no input for."""
-        model = self.build_awake()
-        noisy, timestep, text = self.make_inputs()
-        reference = self.family.denoise(model, noisy, timestep, text)
-        other_pooled = TextStates(text.tokens_BKD, text.mask_BK, text.pooled_BD + 1)
-        assert torch.equal(reference, self.family.denoise(model, noisy, timestep, other_pooled))
-        other_tokens = TextStates(text.tokens_BKD + 1, text.mask_BK, text.pooled_BD)
-        for inputs in ((noisy + 1, timestep, text), (noisy, timestep / 2, text), (noisy, timestep, other_tokens)):
-            assert not torch.allclose(reference, self.family.denoise(model, *inputs), atol=1e-4)
+    uses_pooled = False
+    takes: ClassVar[tuple[str, ...]] = ("cells_BFHW",)
+    rule_cases: ClassVar[list[tuple[tuple[int, int, int], str]]] = [
+        ((1, 5, 4), r"5x4 cells.*multiples of 2.*pixels that are multiples of 16")
+    ]
 
 
 class TestOpenSoraPlanFull(TestOpenSoraPlan):
@@ -93,20 +80,11 @@ class TestOpenSoraPlanFull(TestOpenSoraPlan):
 
 class TestOpenSoraPlanInpaint(TestOpenSoraPlan):
     overrides: ClassVar[dict[str, Any]] = TestOpenSoraPlan.overrides | {"inpaint": True}
+    takes: ClassVar[tuple[str, ...]] = ("cells_BFHW", "beside_BCFHW")
 
-    @property
-    def family(self) -> DenoiserFamily:
-        """The family with a masked latent and a mask always given."""
-        family = get_family(self.family_name)
-
-        def denoise(
-            model: nn.Module, noisy: Tensor, timestep: Tensor, text: TextStates, given: Conditions = NOTHING
-        ) -> Tensor:
-            channels = noisy.shape[1] + 4
-            beside = draw(1, channels, *noisy.shape[2:]).expand(len(noisy), -1, -1, -1, -1)
-            return family.denoise(model, noisy, timestep, text, replace(given, beside_BCFHW=beside))
-
-        return dataclasses.replace(family, denoise=denoise)
+    def give(self, noisy_BCFHW: Tensor) -> Conditions:
+        beside_BCFHW = draw(1, noisy_BCFHW.shape[1] + 4, *noisy_BCFHW.shape[2:])
+        return Conditions(beside_BCFHW=beside_BCFHW.expand(len(noisy_BCFHW), -1, -1, -1, -1))
 
 
 def test_all_golden_cases_are_found() -> None:
@@ -197,12 +175,6 @@ def test_noise_level_is_a_whole_index_in_float32() -> None:
     assert seen[0].dtype == torch.float32 and seen[0].tolist() == [0, 501, 999]
 
 
-def test_time_sinusoids_have_cosines_first() -> None:
-    sinusoids = embed_index(torch.tensor([3]))[0]
-    assert sinusoids[0] == torch.tensor(3.0).cos() and sinusoids[128] == torch.tensor(3.0).sin()
-    assert torch.allclose(sinusoids[1], torch.tensor(3 * 10_000 ** (-1 / 128)).cos())
-
-
 class TestMasks:
     """Padding of batches with several sizes, and of captions."""
 
@@ -290,8 +262,8 @@ def test_rotation_is_the_published_one_up_to_the_order_of_channels() -> None:
     """Products of queries and keys against v * cos + half_turned(v) * sin within each third of a head."""
     grid, scales, head_dim = (2, 3, 4), (1.0, 2.0, 1.5), 12
     q, k = draw(1, 24, 2, head_dim, seed=0), draw(1, 24, 2, head_dim, seed=1)
-    table = rotary_table(grid, head_dim, scales)
-    ours = torch.einsum("bnhd,bmhd->bhnm", rotate(q, table), rotate(k, table))
+    table = turn_table(grid, head_dim, scales)
+    ours = torch.einsum("bnhd,bmhd->bhnm", rotate(q, table, parts=3), rotate(k, table, parts=3))
     positions = torch.cartesian_prod(*(torch.arange(count).float() for count in grid)) / torch.tensor(scales)
     angles = positions[:, :, None] * torch.tensor([1.0, 10_000**-0.5])
     cos, sin = (part.repeat(1, 1, 2).view(1, 24, 1, head_dim) for part in (angles.cos(), angles.sin()))
@@ -306,18 +278,9 @@ def test_rotation_is_the_published_one_up_to_the_order_of_channels() -> None:
 
 
 def test_interpolated_positions_are_those_of_a_smaller_picture() -> None:
-    fine, coarse = rotary_table((1, 8, 8), 12, (1.0, 2.0, 2.0)), rotary_table((1, 4, 4), 12, (1.0, 1.0, 1.0))
+    fine, coarse = turn_table((1, 8, 8), 12, (1.0, 2.0, 2.0)), turn_table((1, 4, 4), 12, (1.0, 1.0, 1.0))
     assert torch.allclose(fine.view(8, 8, -1)[::2, ::2], coarse.view(4, 4, -1))
-    assert not torch.allclose(rotary_table((1, 8, 8), 12, (1.0, 1.0, 1.0)), fine)
-
-
-def test_tables_are_kept_per_shape_and_bounded() -> None:
-    tables, cpu = RotaryTables(12, (1.0, 1.0, 1.0)), torch.device("cpu")
-    first = tables.get((1, 2, 2), cpu)
-    assert tables.get((1, 2, 2), cpu) is first
-    for frames in range(2, 2 + RotaryTables.KEPT):
-        tables.get((frames, 2, 2), cpu)
-    assert tables.get((1, 2, 2), cpu) is not first
+    assert not torch.allclose(turn_table((1, 8, 8), 12, (1.0, 1.0, 1.0)), fine)
 
 
 def test_a_table_made_while_sampling_serves_training() -> None:
@@ -329,14 +292,6 @@ def test_a_table_made_while_sampling_serves_training() -> None:
     assert model.pos_embed.proj.weight.grad is not None
 
 
-def test_predicted_tokens_have_their_channels_last() -> None:
-    tokens = torch.arange(2 * 2 * 3 * 2 * 2 * 4.0).reshape(1, 2 * 2 * 3, 16)
-    latent = unpack(tokens, (2, 2, 3), 2)
-    assert latent.shape == (1, 4, 2, 4, 6)
-    # token of frame 1, row 1, column 2; within it row 1, column 0, channel 3
-    assert latent[0, 3, 1, 3, 4] == tokens[0, 11, (1 * 2 + 0) * 4 + 3]
-
-
 @pytest.mark.parametrize("layer", [0, 2, 3], ids=["full", "single", "group"])
 def test_blocks_compile_without_a_break(layer: int) -> None:
     model = build_awake(SMALL)
@@ -345,7 +300,7 @@ def test_blocks_compile_without_a_break(layer: int) -> None:
     cells = torch.ones(2, 2, 6, 6)
     cells[0, 1] = 0
     mask = model._masks(cells, x)[SMALL.pattern(layer)]
-    table = rotary_table((2, 3, 3), 12, (1.0, 1.0, 1.0))
+    table = turn_table((2, 3, 3), 12, (1.0, 1.0, 1.0))
     compiled = torch.compile(block, fullgraph=True, backend="eager")
     with torch.no_grad():
         assert torch.equal(compiled(x, text, modulation, table, mask), block(x, text, modulation, table, mask))
@@ -376,10 +331,8 @@ class TestWrongShapes:
         family.denoise(build(replace(SMALL, **changes)), noisy, torch.ones(1), text, given)
 
     def test_sides_that_patches_do_not_tile_name_the_rule(self) -> None:
-        with pytest.raises(ConfigError, match=r"5x4 cells.*multiples of 2.*pixels that are multiples of 16"):
-            self.denoise(draw(1, 4, 1, 5, 4))
-        with pytest.raises(ConfigError, match="multiples of 2"):
-            token_grid((1, 4, 3), 2)
+        with pytest.raises(ConfigError, match="opensora_plan denoiser: a latent of 4x3 cells"):
+            get_family("opensora_plan").num_tokens(SMALL, (1, 4, 3))
 
     def test_latents_of_another_autoencoder_are_refused(self) -> None:
         with pytest.raises(ConfigError, match="has 8 channels, the model takes 4"):
@@ -388,12 +341,6 @@ class TestWrongShapes:
     def test_a_mask_of_another_size_is_refused(self) -> None:
         with pytest.raises(ConfigError, match="one number for every latent cell"):
             self.denoise(draw(1, 4, 1, 4, 4), Conditions(cells_BFHW=torch.ones(1, 1, 2, 2)))
-
-    def test_a_condition_without_an_input_is_refused(self) -> None:
-        with pytest.raises(ConfigError, match="no input for the condition 'beside_BCFHW'"):
-            self.denoise(draw(1, 4, 1, 4, 4), Conditions(beside_BCFHW=draw(1, 8, 1, 4, 4)))
-        with pytest.raises(ConfigError, match="no input for the condition 'fps_B'"):
-            self.denoise(draw(1, 4, 1, 4, 4), Conditions(fps_B=torch.ones(1)))
 
     def test_a_condition_with_other_channels_is_refused(self) -> None:
         with pytest.raises(ConfigError, match=r"masked latent \(4 channels\), then the mask \(4\)"):

@@ -18,7 +18,7 @@ from frameloom.models.denoisers.opensora_plan.blocks import Block
 from frameloom.models.denoisers.opensora_plan.config import SIZES, OpenSoraPlanConfig, Pattern
 from frameloom.models.denoisers.opensora_plan.cost import attention_flops, layer_flops
 from frameloom.models.denoisers.opensora_plan.model import OpenSoraT2V, build
-from frameloom.models.denoisers.opensora_plan.positions import rotary_table, rotate
+from frameloom.models.denoisers.opensora_plan.positions import turn_table
 from frameloom.models.denoisers.opensora_plan.skiparse import (
     FILLED,
     PADDED,
@@ -28,6 +28,7 @@ from frameloom.models.denoisers.opensora_plan.skiparse import (
     gather,
     num_filled,
 )
+from frameloom.models.layers.rope import rotate
 
 CONFIG = OpenSoraPlanConfig(
     in_channels=4, context_in_dim=16, num_layers=4, num_attention_heads=2, attention_head_dim=12, sparse1d=True
@@ -90,10 +91,10 @@ def test_two_layers_connect_every_pair_of_tokens() -> None:
 def test_it_equals_attention_with_a_mask_of_all_pairs(pattern: Pattern, num_tokens: int) -> None:
     """The dense form of the same thing, which training would have to pay for in full."""
     q, k, v = (draw(2, num_tokens, 2, 12, seed=seed) for seed in range(3))
-    table = rotary_table((1, 1, num_tokens), 12, (1.0, 1.0, 1.0))
+    table = turn_table((1, 1, num_tokens), 12, (1.0, 1.0, 1.0))
     part_of = torch.arange(num_tokens) % 4 if pattern == "single" else torch.arange(num_tokens) // 4 % 4
     dense = part_of[:, None] == part_of
-    heads = [rotate(part, table) for part in (q, k)]
+    heads = [rotate(part, table, parts=3) for part in (q, k)]
     expected = torch.nn.functional.scaled_dot_product_attention(
         *(part.transpose(1, 2) for part in (*heads, v)), attn_mask=dense
     )
@@ -128,7 +129,7 @@ def test_measured_flops_of_a_layer_are_those_of_the_formula(pattern: Pattern, nu
     layer, num_text = LAYERS[pattern], 6
     block = build(CONFIG).transformer_blocks[layer]
     x, text, modulation = draw(2, num_tokens, 24), draw(2, num_text, 24), draw(2, 6, 24)
-    table = rotary_table((1, 1, num_tokens), 12, (1.0, 1.0, 1.0))
+    table = turn_table((1, 1, num_tokens), 12, (1.0, 1.0, 1.0))
     mask = deal_mask(None, pattern, 4, like_BNC=x)
     counter = FlopCounterMode(display=False)
     with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), counter:

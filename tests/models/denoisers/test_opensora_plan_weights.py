@@ -24,8 +24,8 @@ from frameloom.models.denoisers.opensora_plan.weights import (
     export_original,
     load_original,
     read_config,
-    strip_wrappers,
 )
+from frameloom.models.fit import strip_wrappers
 from frameloom.models.text import TextStates
 
 GOLDENS = Path(__file__).parents[2] / "goldens" / "open-sora-plan"

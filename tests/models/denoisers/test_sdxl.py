@@ -16,9 +16,7 @@ from frameloom.models.denoisers.base import Conditions
 from frameloom.models.denoisers.sdxl.config import SIZES, SDXLConfig
 from frameloom.models.denoisers.sdxl.model import AESTHETIC_SCORE, SDXLUNet, build, diffusers_arguments
 from frameloom.models.denoisers.sdxl.weights import detect_layout, export_original, load_original
-from frameloom.models.layers import attention
 from frameloom.models.text import TextStates
-from frameloom.train.recompute import recompute_blocks
 from tests.models.denoisers.contract import DenoiserContract
 
 SMALL = SDXLConfig(
@@ -99,24 +97,10 @@ class TestSDXL(DenoiserContract):
         "norm_groups": 4,
     }
     latent_sizes: ClassVar[list[tuple[int, int, int]]] = [(1, 4, 4), (1, 4, 8), (1, 8, 4), (1, 5, 7), (1, 1, 1)]
-
-    def make_inputs(self, size: tuple[int, int, int] = (1, 4, 4), batch: int = 2) -> tuple[Tensor, Tensor, TextStates]:
-        return super().make_inputs(size, batch)
-
-    def test_blocks_can_be_recomputed(self) -> None:
-        """With the trainer's own wrapper: diffusers passes text to its blocks by name."""
-        noisy, timestep, text = self.make_inputs()
-        gradients, calls = [], []
-        for recompute in (False, True):
-            model = self.build_awake()
-            first_layer = next(self.family.blocks(model)[0].children())
-            first_layer.register_forward_pre_hook(lambda *_, kind=recompute: calls.append(kind))
-            if recompute:
-                recompute_blocks(self.family.blocks(model))
-            self.family.denoise(model, noisy, timestep, text).square().mean().backward()
-            gradients.append([p.grad for p in model.parameters()])
-        assert all(torch.equal(a, b) for a, b in zip(*gradients, strict=True))
-        assert calls == [False, True, True]
+    default_size = (1, 4, 4)
+    longest_clip = 1
+    takes = ("sizes_B6",)
+    rule_cases: ClassVar[list[tuple[tuple[int, int, int], str]]] = [((3, 4, 4), r"3 frames.*clips must have 1 frame")]
 
 
 @pytest.mark.parametrize("size", ["base", "refiner"])
@@ -226,53 +210,6 @@ def test_every_index_of_the_objective_reaches_the_unet_as_it_is(monkeypatch: pyt
     with torch.no_grad():
         get_family("sdxl").denoise(model, noisy, DDPMObjective().timestep_B(index), text)
     assert torch.equal(seen[0], index.float())
-
-
-def test_all_attention_goes_through_the_one_door(monkeypatch: pytest.MonkeyPatch) -> None:
-    calls = []
-    real = attention.attend
-
-    def count(*args: Any, **options: Any) -> Tensor:
-        calls.append(args[0].shape)
-        return real(*args, **options)
-
-    monkeypatch.setattr("frameloom.models.denoisers.sdxl.attention.attend", count)
-    plain = torch.nn.functional.scaled_dot_product_attention
-    direct: list[int] = []
-    monkeypatch.setattr(
-        torch.nn.functional,
-        "scaled_dot_product_attention",
-        lambda *args, **options: (direct.append(1), plain(*args, **options))[1],
-    )
-    model = build_awake()
-    predict(model)
-    assert len(calls) == len(direct) == len(model.attn_processors) == 2 * 2 * 4  # pairs, depth, places
-
-
-@pytest.mark.parametrize("kind", ["BasicTransformerBlock", "ResnetBlock2D"])
-def test_a_block_compiles_without_graph_breaks(kind: str) -> None:
-    block = next(part for part in get_family("sdxl").blocks(build_awake()) if type(part).__name__ == kind)
-    generator = stream(0, "test block")
-    inputs = (
-        [torch.randn(2, 6, 32, generator=generator), None, torch.randn(2, 5, 24, generator=generator)]
-        if kind == "BasicTransformerBlock"
-        else [torch.randn(2, 16, 4, 4, generator=generator), torch.randn(2, 64, generator=generator)]
-    )
-    compiled = torch.compile(block, fullgraph=True, backend="eager")
-    with torch.no_grad():
-        assert torch.equal(compiled(*inputs), block(*inputs))
-
-
-def test_a_clip_of_several_frames_is_refused() -> None:
-    _, timestep, text = make_inputs()
-    with pytest.raises(ConfigError, match=r"3 frames.*clips must have 1 frame"):
-        get_family("sdxl").denoise(build(SMALL), torch.zeros(2, 4, 3, 4, 4), timestep, text)
-
-
-def test_a_foreign_condition_is_refused() -> None:
-    inputs = make_inputs()
-    with pytest.raises(ConfigError, match="no input for the condition 'fps_B'"):
-        get_family("sdxl").denoise(build(SMALL), *inputs, Conditions(fps_B=torch.ones(2)))
 
 
 def test_a_model_without_a_pooled_vector_sees_tokens_and_sizes() -> None:

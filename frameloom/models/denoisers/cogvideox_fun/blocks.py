@@ -13,45 +13,26 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from frameloom.models.denoisers.cogvideox_fun.config import CogVideoXFunConfig
-from frameloom.models.layers.attention import attend
+from frameloom.models.layers.attention import Projections, RotaryAttention
+from frameloom.models.layers.mlp import FeedForward
 
 QK_NORM_EPS = 1e-6
 
 
-def rotate(heads_BHMD: Tensor, rope_MP: Tensor) -> Tensor:
-    """Turn every pair of channels (2j, 2j + 1), in float32."""
-    pairs = torch.view_as_complex(torch.unflatten(heads_BHMD.float(), -1, (-1, 2)))
-    return torch.view_as_real(pairs * rope_MP).flatten(-2).type_as(heads_BHMD)
+class SelfAttention(Projections):
+    """Over all tokens, text first."""
 
-
-class JointAttention(nn.Module):
-    """Attention over all tokens, text first. It has no parameters; sequence parallelism replaces it from outside."""
-
-    def forward(self, q_BHMD: Tensor, k_BHMD: Tensor, v_BHMD: Tensor, rope_MP: Tensor | None = None) -> Tensor:
-        if rope_MP is not None:
-            q_BHMD, k_BHMD = rotate(q_BHMD, rope_MP), rotate(k_BHMD, rope_MP)
-        return attend(q_BHMD, k_BHMD, v_BHMD).transpose(1, 2).flatten(2)
-
-
-class SelfAttention(nn.Module):
     def __init__(self, config: CogVideoXFunConfig) -> None:
-        super().__init__()
-        width, bias = config.width, config.attention_bias
-        self.num_heads = config.num_attention_heads
+        super().__init__(config.width, config.num_attention_heads, bias=config.attention_bias)
         self.norm_q = nn.LayerNorm(config.attention_head_dim, eps=QK_NORM_EPS)
         self.norm_k = nn.LayerNorm(config.attention_head_dim, eps=QK_NORM_EPS)
-        self.to_q = nn.Linear(width, width, bias=bias)
-        self.to_k = nn.Linear(width, width, bias=bias)
-        self.to_v = nn.Linear(width, width, bias=bias)
-        self.to_out = nn.Sequential(nn.Linear(width, width))
-        self.attend = JointAttention()
+        self.attend = RotaryAttention()
 
-    def forward(self, x_BMD: Tensor, rope_MP: Tensor | None = None) -> Tensor:
-        parts = (layer(x_BMD).unflatten(-1, (self.num_heads, -1)) for layer in (self.to_q, self.to_k, self.to_v))
-        q, k, v = (part.transpose(1, 2) for part in parts)
+    def forward(self, x_BMD: Tensor, rope_M1P: Tensor | None = None) -> Tensor:
+        q, k, v = self.project(x_BMD, x_BMD)
         # Under autocast norms give float32; attention wants one precision for all three.
         q, k = self.norm_q(q).type_as(v), self.norm_k(k).type_as(v)
-        attended: Tensor = self.to_out(self.attend(q, k, v, rope_MP))
+        attended: Tensor = self.to_out(self.attend(q, k, v, rope_M1P))
         return attended
 
 
@@ -72,26 +53,6 @@ class ModulatedNorm(nn.Module):
         return video, text, gate, text_gate
 
 
-class Gelu(nn.Module):
-    def __init__(self, width: int, hidden: int) -> None:
-        super().__init__()
-        self.proj = nn.Linear(width, hidden)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return F.gelu(self.proj(x), approximate="tanh")
-
-
-class FeedForward(nn.Module):
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        # The published list has a dropout in the middle, which never drops; it still counts in the names.
-        self.net = nn.Sequential(Gelu(width, 4 * width), nn.Identity(), nn.Linear(4 * width, width))
-
-    def forward(self, x_BMD: Tensor) -> Tensor:
-        out: Tensor = self.net(x_BMD)
-        return out
-
-
 class Block(nn.Module):
     def __init__(self, config: CogVideoXFunConfig) -> None:
         super().__init__()
@@ -101,11 +62,11 @@ class Block(nn.Module):
         self.ff = FeedForward(config.width)
 
     def forward(
-        self, video_BND: Tensor, text_BKD: Tensor, time_BE: Tensor, rope_MP: Tensor | None = None
+        self, video_BND: Tensor, text_BKD: Tensor, time_BE: Tensor, rope_M1P: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         num_text = text_BKD.shape[1]
         video, text, gate, text_gate = self.norm1(video_BND, text_BKD, time_BE)
-        attended_BMD = self.attn1(torch.cat([text, video], dim=1), rope_MP)
+        attended_BMD = self.attn1(torch.cat([text, video], dim=1), rope_M1P)
         video_BND = video_BND + gate * attended_BMD[:, num_text:]
         text_BKD = text_BKD + text_gate * attended_BMD[:, :num_text]
 

@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from frameloom.core.errors import ConfigError
-from frameloom.models.denoisers.base import override_fields
-from frameloom.models.names import refuse_unknown
+from frameloom.models.denoisers.base import choose_size, find_too_small
 
 FAMILY_NAME = "cogvideox_fun"
+WHERE = f"{FAMILY_NAME} denoiser"
 _CONDITIONS = ("none", "inpaint", "control")
 
 
@@ -88,32 +88,27 @@ class CogVideoXFunConfig:
 
 
 def _find_problems(config: CogVideoXFunConfig) -> list[str]:
-    where = f"{FAMILY_NAME} denoiser"
-    problems = [
-        f"{where}: {name} is {getattr(config, name)}; it must be at least 1"
-        for name in _AT_LEAST_ONE
-        if getattr(config, name) < 1
-    ]
+    problems = find_too_small(config, dict.fromkeys(_AT_LEAST_ONE, 1), where=WHERE)
     if config.condition not in _CONDITIONS:
-        problems.append(f"{where}: condition is '{config.condition}'; choose one of {', '.join(_CONDITIONS)}")
+        problems.append(f"{WHERE}: condition is '{config.condition}'; choose one of {', '.join(_CONDITIONS)}")
     if config.use_rotary_positional_embeddings and config.attention_head_dim % 16:
         problems.append(
-            f"{where}: attention_head_dim is {config.attention_head_dim}; rotary positions need a multiple of 16"
+            f"{WHERE}: attention_head_dim is {config.attention_head_dim}; rotary positions need a multiple of 16"
         )
     if config.use_learned_positional_embeddings and not config.use_rotary_positional_embeddings:
         problems.append(
-            f"{where}: use_learned_positional_embeddings without use_rotary_positional_embeddings; no published model "
+            f"{WHERE}: use_learned_positional_embeddings without use_rotary_positional_embeddings; no published model "
             "is like that: switch both on, or the learned ones off"
         )
     if config.adds_positions and config.width % 8:
-        problems.append(f"{where}: width {config.width} (heads times head width) must be a multiple of 8")
+        problems.append(f"{WHERE}: width {config.width} (heads times head width) must be a multiple of 8")
     if config.patch_size_t > 1 and config.adds_positions:
         problems.append(
-            f"{where}: patch_size_t {config.patch_size_t} needs rotary positions alone; set "
+            f"{WHERE}: patch_size_t {config.patch_size_t} needs rotary positions alone; set "
             "use_rotary_positional_embeddings to true and use_learned_positional_embeddings to false"
         )
     if not problems and 0 in config.base_grid:
-        problems.append(f"{where}: sample_frames, sample_height and sample_width hold no token: {config.base_grid}")
+        problems.append(f"{WHERE}: sample_frames, sample_height and sample_width hold no token: {config.base_grid}")
     return problems
 
 
@@ -152,8 +147,6 @@ SIZES: dict[str, CogVideoXFunConfig] = {
     "5b-1.5-inpaint": replace(_5B_1_5, condition="inpaint", add_noise_in_inpaint_model=True),
 }
 
-_DERIVED = ("in_channels", "context_in_dim")
-
 
 def configure(
     size: str, *, latent_channels: int, text_width: int, pooled_width: int, overrides: Mapping[str, Any]
@@ -162,6 +155,5 @@ def configure(
 
     The family has no use for a pooled text vector.
     """
-    refuse_unknown(size, SIZES, what=f"{FAMILY_NAME} size")
-    base = replace(SIZES[size], in_channels=latent_channels, context_in_dim=text_width)
-    return override_fields(base, overrides, where="model.overrides", derived=_DERIVED)
+    derived = {"in_channels": latent_channels, "context_in_dim": text_width}
+    return choose_size(SIZES, size, family=FAMILY_NAME, derived=derived, overrides=overrides)

@@ -13,51 +13,30 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from frameloom.core.errors import ConfigError
-from frameloom.core.random import stream
-from frameloom.models.denoisers.base import initialize
+from frameloom.models.denoisers.base import build_fresh
 from frameloom.models.denoisers.cogvideox_fun.blocks import Block
 from frameloom.models.denoisers.cogvideox_fun.config import FAMILY_NAME, CogVideoXFunConfig
 from frameloom.models.denoisers.cogvideox_fun.positions import (
-    Grid,
-    PositionTables,
+    axis_sinusoids,
+    find_grid,
     join_sinusoids,
-    rotary_positions,
-    rotary_table,
-    sinusoid_axes,
     stretch_table,
-    token_grid,
+    turn_table,
 )
-
-NUM_TIMESTEPS = 1000
-
-
-def embed_index(index_B: Tensor, width: int) -> Tensor:
-    """Sinusoids of a timestep index in float32, cosines first."""
-    half = width // 2
-    exponent = -math.log(10_000) * torch.arange(half, dtype=torch.float32, device=index_B.device) / half
-    angles = index_B.float()[:, None] * exponent.exp()
-    return F.pad(torch.cat([angles.cos(), angles.sin()], dim=-1), (0, width % 2))
-
-
-class TimeEmbedding(nn.Module):
-    def __init__(self, width: int, time_width: int) -> None:
-        super().__init__()
-        self.linear_1 = nn.Linear(width, time_width)
-        self.linear_2 = nn.Linear(time_width, time_width)
-
-    def forward(self, x_BD: Tensor) -> Tensor:
-        time_BE: Tensor = self.linear_2(F.silu(self.linear_1(x_BD)))
-        return time_BE
+from frameloom.models.layers.mlp import TwoLinear
+from frameloom.models.layers.patches import Grid, embed_frames, pack, unpack
+from frameloom.models.layers.position_tables import PositionTables
+from frameloom.models.layers.sinusoids import embed_index
 
 
 class PatchEmbed(nn.Module):
-    """Latent cells and text states to tokens. Features of a V1.5 patch run over (channel, frame, row, column)."""
+    """Latent cells and text states to tokens."""
 
     pos_embedding: Tensor
 
     def __init__(self, config: CogVideoXFunConfig) -> None:
         super().__init__()
-        self.patch = (config.patch_size_t, config.patch_size)
+        self.patch = (config.patch_size, config.patch_size_t)
         self.proj: nn.Module
         if config.patch_size_t == 1:
             side = config.patch_size
@@ -70,15 +49,9 @@ class PatchEmbed(nn.Module):
             self.register_buffer("pos_embedding", torch.empty(1, length, config.width))
 
     def forward(self, latent_BCFHW: Tensor) -> Tensor:
-        frames_in_patch, side = self.patch
-        if frames_in_patch == 1:
-            tokens_BFDN: Tensor = self.proj(latent_BCFHW.transpose(1, 2).flatten(0, 1)).flatten(2)
-            return tokens_BFDN.transpose(1, 2).reshape(len(latent_BCFHW), -1, tokens_BFDN.shape[1])
-        batch, channels, frames, height, width = latent_BCFHW.shape
-        split = (frames // frames_in_patch, frames_in_patch, height // side, side, width // side, side)
-        cells = latent_BCFHW.reshape(batch, channels, *split)
-        # [B, C, F, f, H, h, W, w] -> [B, F, H, W, C, f, h, w]
-        tokens_BND: Tensor = self.proj(cells.permute(0, 2, 4, 6, 1, 3, 5, 7).flatten(4).flatten(1, 3))
+        if isinstance(self.proj, nn.Conv2d):
+            return embed_frames(self.proj, latent_BCFHW).flatten(1, 3)
+        tokens_BND: Tensor = self.proj(pack(latent_BCFHW, *self.patch))
         return tokens_BND
 
 
@@ -101,23 +74,21 @@ class CogVideoXFunTransformer(nn.Module):
         super().__init__()
         self.config = config
         self.patch_embed = PatchEmbed(config)
-        self.time_embedding = TimeEmbedding(config.width, config.time_embed_dim)
+        self.time_embedding = TwoLinear(config.width, config.time_embed_dim, nn.SiLU())
         self.transformer_blocks = nn.ModuleList(Block(config) for _ in range(config.num_layers))
         self.norm_final = nn.LayerNorm(config.width, eps=config.norm_eps)
         self.norm_out = FinalNorm(config)
         cells_per_patch = config.patch_size_t * config.patch_size**2
         self.proj_out = nn.Linear(config.width, config.in_channels * cells_per_patch)
-        self.rotary = PositionTables(
-            lambda grid, num_text: [rotary_table(rotary_positions(config, grid), config.axes_dim, num_text)]
-        )
-        self.sinusoids = PositionTables(lambda grid, num_text: sinusoid_axes(config, grid))
+        self.rotary = PositionTables(lambda grid, num_text: turn_table(config, grid, num_text))
+        self.sinusoids = PositionTables(lambda axis, count: axis_sinusoids(config, axis, count))
 
     def forward(
         self, noisy_BCFHW: Tensor, index_B: Tensor, text_BKD: Tensor, beside_BCFHW: Tensor | None = None
     ) -> Tensor:
         """Prediction at timestep indices 0 ... 999. Without what should stand beside, a model sees zeros there."""
         size = noisy_BCFHW.shape[2], noisy_BCFHW.shape[3], noisy_BCFHW.shape[4]
-        grid, dtype = token_grid(self.config, size), self.proj_out.weight.dtype
+        grid, dtype = find_grid(self.config, size), self.proj_out.weight.dtype
         latent_BCFHW = self._join_channels(noisy_BCFHW.to(dtype), beside_BCFHW)
         # A single image fills the patches of V1.5 with an empty second frame, whose prediction is thrown away.
         latent_BCFHW = F.pad(latent_BCFHW, (0, 0, 0, 0, 0, grid[0] * self.config.patch_size_t - size[0]))
@@ -125,11 +96,12 @@ class CogVideoXFunTransformer(nn.Module):
         time_BE = self.time_embedding(embed_index(index_B, self.config.width).to(dtype))
         tables: tuple[Tensor, ...] = ()
         if self.config.use_rotary_positional_embeddings:
-            tables = (*self.rotary.get(grid, text_BKD.shape[1], noisy_BCFHW.device),)
+            tables = (self.rotary.get(grid, text_BKD.shape[1], device=noisy_BCFHW.device),)
         for block in self.transformer_blocks:
             video_BND, text_BKD = block(video_BND, text_BKD, time_BE, *tables)
         tokens_BNC = self.proj_out(self.norm_out(self.norm_final(video_BND), time_BE))
-        return self._unpatch(tokens_BNC, grid)[:, :, : size[0]].to(noisy_BCFHW.dtype)
+        prediction_BCFHW = unpack(tokens_BNC, grid, *self.patch_embed.patch)
+        return prediction_BCFHW[:, :, : size[0]].to(noisy_BCFHW.dtype)
 
     def embed(self, latent_BCFHW: Tensor, text_BKD: Tensor, grid: Grid) -> tuple[Tensor, Tensor]:
         """Tokens of the video and of the text as they enter the first block."""
@@ -144,7 +116,7 @@ class CogVideoXFunTransformer(nn.Module):
                 f"exactly max_text_seq_length {num_text}; set the text encoder's max_length to {num_text}"
             )
         if not self.config.use_learned_positional_embeddings:
-            axes = self.sinusoids.get(grid, 0, video_BND.device)
+            axes = [self.sinusoids.get(axis, count, device=video_BND.device) for axis, count in enumerate(grid)]
             return video_BND + join_sinusoids([axis.to(video_BND.dtype) for axis in axes]), text_BKD
         table_MD = self.patch_embed.pos_embedding[0].to(video_BND.dtype)
         stretched_ND = stretch_table(table_MD[num_text:], self.config.base_grid, grid)
@@ -163,27 +135,13 @@ class CogVideoXFunTransformer(nn.Module):
             )
         return torch.cat([noisy_BCFHW, beside_BCFHW.to(noisy_BCFHW.dtype)], dim=1)
 
-    def _unpatch(self, tokens_BNC: Tensor, grid: Grid) -> Tensor:
-        frames, rows, columns = grid
-        frames_in_patch, side = self.config.patch_size_t, self.config.patch_size
-        cells = tokens_BNC.reshape(len(tokens_BNC), frames, rows, columns, -1, frames_in_patch, side, side)
-        # [B, F, H, W, C, f, h, w] -> [B, C, F, f, H, h, W, w]
-        return cells.permute(0, 4, 1, 5, 2, 6, 3, 7).flatten(6).flatten(4, 5).flatten(2, 3)
-
 
 def build(config: CogVideoXFunConfig, generator: torch.Generator | None = None) -> CogVideoXFunTransformer:
-    """A model with fresh weights; under `torch.device("meta")`, with shapes only."""
-    device = torch.get_default_device()
-    # Made without storage first: layers would otherwise fill themselves from the global generator.
-    with torch.device("meta"):
-        model = CogVideoXFunTransformer(config)
-    if device.type == "meta":
-        return model
-    model.to_empty(device=device)
-    if generator is None:
-        generator = stream(0, f"{FAMILY_NAME} weights", device=device.type)
-    initialize(model, generator)
+    return build_fresh(lambda: CogVideoXFunTransformer(config), generator, family=FAMILY_NAME, finish=_finish)
+
+
+def _finish(model: CogVideoXFunTransformer, generator: torch.Generator) -> None:
+    config = model.config
     if config.use_learned_positional_embeddings:
-        start = join_sinusoids(sinusoid_axes(config, config.base_grid))
+        start = join_sinusoids([axis_sinusoids(config, axis, count) for axis, count in enumerate(config.base_grid)])
         model.patch_embed.pos_embedding.copy_(F.pad(start, (0, 0, config.max_text_seq_length, 0))[None])
-    return model

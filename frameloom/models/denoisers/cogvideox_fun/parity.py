@@ -14,11 +14,11 @@ import torch
 from torch import Tensor, nn
 
 from frameloom.core.errors import ConfigError
-from frameloom.core.parity import ParityCase, ParityOutput, compare_numbers
+from frameloom.core.parity import ParityCase, ParityOutput, compare_numbers, under
 from frameloom.models.denoisers.cogvideox_fun.blocks import Block
 from frameloom.models.denoisers.cogvideox_fun.config import SIZES, CogVideoXFunConfig
 from frameloom.models.denoisers.cogvideox_fun.model import CogVideoXFunTransformer, build
-from frameloom.models.denoisers.cogvideox_fun.positions import fit_region, rotary_positions, rotary_table, token_grid
+from frameloom.models.denoisers.cogvideox_fun.positions import find_grid, fit_region, turn_table
 from frameloom.models.denoisers.cogvideox_fun.published import read_published
 from frameloom.models.denoisers.cogvideox_fun.weights import fit_input_channels
 
@@ -55,17 +55,13 @@ def _list(case: ParityCase, key: str) -> list[Any]:
     return value if isinstance(value, list) else []
 
 
-def _under(tensors: Tensors, prefix: str) -> dict[str, Tensor]:
-    return {key.removeprefix(prefix): tensor for key, tensor in tensors.items() if key.startswith(prefix)}
-
-
 def _run_model(case: ParityCase) -> list[ParityOutput]:
     model = load_case_model(case.config, case.weights)
     results: list[ParityOutput] = []
     for variant in sorted({key.partition(".")[0] for key in case.inputs}):
-        inputs = _under(case.inputs, f"{variant}.")
+        inputs = under(case.inputs, f"{variant}.")
         ours = _trace(model, inputs)
-        expected = _under(case.outputs, f"{variant}.")
+        expected = under(case.outputs, f"{variant}.")
         # The published code is given its rotary tables; ours computes them, so they are compared as well.
         expected |= {name: inputs[name] for name in ("rope_cos", "rope_sin") if name in inputs}
         results += [ParityOutput(f"{variant}.{name}", ours[name], expected[name], TOLERANCE) for name in expected]
@@ -82,12 +78,11 @@ def name_rotary(model: CogVideoXFunTransformer, latent_FHW: tuple[int, int, int]
     """Our rotary table of a latent in the published form: every cosine and sine twice."""
     if not model.config.use_rotary_positional_embeddings:
         return {}
-    (table_NP,) = model.rotary.get(token_grid(model.config, latent_FHW), 0, torch.device("cpu"))
-    return _split_complex(table_NP)
+    return _split_complex(turn_table(model.config, find_grid(model.config, latent_FHW)))
 
 
-def _split_complex(table_NP: Tensor) -> dict[str, Tensor]:
-    doubled = table_NP.repeat_interleave(2, dim=-1)
+def _split_complex(table_N1P: Tensor) -> dict[str, Tensor]:
+    doubled = table_N1P.squeeze(1).repeat_interleave(2, dim=-1)
     return {"rope_cos": doubled.real, "rope_sin": doubled.imag}
 
 
@@ -135,8 +130,7 @@ def _run_tables(case: ParityCase) -> list[ParityOutput]:
             sample_height=2 * base_h,
             sample_width=2 * base_w,
         )
-        positions = rotary_positions(config, (settings["temporal_size"], rows, columns))
-        table = _split_complex(rotary_table(positions, config.axes_dim))
+        table = _split_complex(turn_table(config, (settings["temporal_size"], rows, columns)))
         prefix = f"{settings['index']}."
         # The file keeps some rows of each table, evenly from the first to the last.
         published_rows = case.outputs[f"{prefix}rows"]

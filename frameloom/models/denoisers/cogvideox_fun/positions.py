@@ -12,52 +12,45 @@ Shape letters: F frames, H rows, W columns (of tokens), N = F * H * W, K text to
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from frameloom.core.errors import ConfigError
-from frameloom.models.denoisers.cogvideox_fun.config import FAMILY_NAME, CogVideoXFunConfig
+from frameloom.models.denoisers.cogvideox_fun.config import WHERE, CogVideoXFunConfig
+from frameloom.models.layers.patches import Grid, token_grid
+from frameloom.models.layers.rope import grid_positions, rotary_table
+from frameloom.models.layers.sinusoids import embed_position
 
-Grid = tuple[int, int, int]
-THETA = 10_000.0
 
-
-def token_grid(config: CogVideoXFunConfig, latent_FHW: tuple[int, int, int]) -> Grid:
+def find_grid(config: CogVideoXFunConfig, latent_FHW: tuple[int, int, int]) -> Grid:
     """Tokens along (frames, rows, columns) of a latent; ConfigError for one that the model cannot take."""
-    frames, height, width = latent_FHW
-    patch, patch_t = config.patch_size, config.patch_size_t
-    where = f"{FAMILY_NAME} denoiser"
-    if height % patch or width % patch:
-        raise ConfigError(
-            f"{where}: a latent of {height}x{width} cells cannot be cut into patches of {patch}x{patch}; choose a "
-            f"resolution whose latent sides are multiples of {patch}"
-        )
+    frames, rows, columns = token_grid(latent_FHW, config.patch_size, where=WHERE)
+    patch_t = config.patch_size_t
     if frames % patch_t and frames != 1:
         stride = config.temporal_compression_ratio
         lengths = ", ".join(str(1 + stride * (patch_t * count - 1)) for count in (1, 2, 3))
         raise ConfigError(
-            f"{where}: {frames} latent frames, but patch_size_t {patch_t} takes one or a multiple of {patch_t}; choose "
+            f"{WHERE}: {frames} latent frames, but patch_size_t {patch_t} takes one or a multiple of {patch_t}; choose "
             f"a clip of 1, {lengths}, ... frames"
         )
-    grid = -(-frames // patch_t), height // patch, width // patch
-    _refuse_beyond_base(config, grid, frames, where)
+    grid = -(-frames // patch_t), rows, columns
+    _refuse_beyond_base(config, grid, frames)
     return grid
 
 
-def _refuse_beyond_base(config: CogVideoXFunConfig, grid: Grid, frames: int, where: str) -> None:
+def _refuse_beyond_base(config: CogVideoXFunConfig, grid: Grid, frames: int) -> None:
     base = config.base_grid
     if config.adds_positions and grid[0] > base[0]:
         raise ConfigError(
-            f"{where}: {frames} latent frames, but its table of positions ends at {base[0]}; use clips of at most "
+            f"{WHERE}: {frames} latent frames, but its table of positions ends at {base[0]}; use clips of at most "
             f"{config.sample_frames} frames, or raise sample_frames"
         )
     if config.patch_size_t > 1 and (grid[1] > base[1] or grid[2] > base[2]):
         raise ConfigError(
-            f"{where}: {grid[1]}x{grid[2]} patches are more than the {base[1]}x{base[2]} of its base grid; use a "
+            f"{WHERE}: {grid[1]}x{grid[2]} patches are more than the {base[1]}x{base[2]} of its base grid; use a "
             "smaller resolution, or raise sample_height and sample_width"
         )
 
@@ -89,20 +82,10 @@ def _spread(start: int, stop: int, count: int) -> Tensor:
     return (start + torch.arange(count, dtype=torch.float64) * ((stop - start) / count)).float()
 
 
-def rotary_table(positions: tuple[Tensor, Tensor, Tensor], axes_dim: tuple[int, int, int], num_text: int = 0) -> Tensor:
-    """Unit complex numbers [K + N, P], text first; text is not turned.
-
-    A pair of channels (2j, 2j + 1) of a head is one complex number. Complex tables pass mixed-precision wrappers
-    unrounded on their way into a block.
-    """
-    angles = [
-        torch.outer(position, 1.0 / THETA ** (torch.arange(0, dim, 2, dtype=torch.float32) / dim))
-        for position, dim in zip(positions, axes_dim, strict=True)
-    ]
-    angles_NP = torch.cat(spread_axes(*angles), dim=-1)
-    table_NP = torch.complex(angles_NP.cos(), angles_NP.sin())
-    text_KP = torch.ones(num_text, table_NP.shape[1], dtype=table_NP.dtype)
-    return torch.cat([text_KP, table_NP])
+def turn_table(config: CogVideoXFunConfig, grid: Grid, num_text: int = 0) -> Tensor:
+    """The rotary table [K + N, 1, P], text first; at position 0, text is not turned."""
+    position_N3 = grid_positions(rotary_positions(config, grid))
+    return rotary_table(F.pad(position_N3, (0, 0, num_text, 0)), config.axes_dim)
 
 
 def spread_axes(frames_FD: Tensor, rows_HD: Tensor, columns_WD: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -115,34 +98,22 @@ def spread_axes(frames_FD: Tensor, rows_HD: Tensor, columns_WD: Tensor) -> tuple
     )
 
 
-def sinusoid_axes(config: CogVideoXFunConfig, grid: Grid) -> list[Tensor]:
-    """Features of frames [F, D/4], rows [H, 3D/8] and columns [W, 3D/8] to be added to tokens.
+def axis_sinusoids(config: CogVideoXFunConfig, axis: int, count: int) -> Tensor:
+    """Features to be added to tokens: [F, D/4] of frames (axis 0), [H, 3D/8] of rows, [W, 3D/8] of columns.
 
     The published code stretches a whole table of the base grid; since each feature varies along one axis only,
     stretching the three short ones gives the same numbers from a thousandth of the memory.
     """
-    frames, rows, columns = grid
-    _, base_rows, base_columns = config.base_grid
-    frame_dim, side_dim = config.width // 4, config.width // 8 * 3
-    scale = config.spatial_interpolation_scale
-    return [
-        _sinusoids(torch.arange(frames) / config.temporal_interpolation_scale, frame_dim),
-        _stretch(_sinusoids(torch.arange(base_rows) / scale, side_dim), rows),
-        _stretch(_sinusoids(torch.arange(base_columns) / scale, side_dim), columns),
-    ]
+    if axis == 0:
+        return embed_position(torch.arange(count) / config.temporal_interpolation_scale, config.width // 4)
+    position = torch.arange(config.base_grid[axis]) / config.spatial_interpolation_scale
+    return _stretch(embed_position(position, config.width // 8 * 3), count)
 
 
-def join_sinusoids(axes: list[Tensor]) -> Tensor:
+def join_sinusoids(axes: Sequence[Tensor]) -> Tensor:
     """[N, D]: features of the frame, then of the column, then of the row."""
     along_frames, along_rows, along_columns = spread_axes(*axes)
     return torch.cat([along_frames, along_columns, along_rows], dim=-1)
-
-
-def _sinusoids(position_N: Tensor, dim: int) -> Tensor:
-    """[N, dim]: sines, then cosines; computed in float64."""
-    exponent = torch.arange(dim // 2, dtype=torch.float64) / (dim / 2)
-    angles = torch.outer(position_N.double(), THETA**-exponent)
-    return torch.cat([angles.sin(), angles.cos()], dim=-1).float()
 
 
 def _stretch(table_ND: Tensor, count: int) -> Tensor:
@@ -155,24 +126,3 @@ def stretch_table(table_ND: Tensor, base: Grid, grid: Grid) -> Tensor:
         return table_ND[: grid[0] * grid[1] * grid[2]]
     cells_1DFHW = torch.unflatten(table_ND, 0, base).permute(3, 0, 1, 2)[None, :, : grid[0]]
     return F.interpolate(cells_1DFHW, size=grid, mode="trilinear", align_corners=False)[0].flatten(1).T
-
-
-class PositionTables:
-    """Tables of one model, computed once per shape on the host; the few latest are kept on their device."""
-
-    KEPT = 8
-
-    def __init__(self, compute: Callable[[Grid, int], list[Tensor]]) -> None:
-        self._compute = compute
-        self._tables: OrderedDict[tuple[Grid, int, torch.device], list[Tensor]] = OrderedDict()
-
-    def get(self, grid: Grid, num_text: int, device: torch.device) -> list[Tensor]:
-        key = (grid, num_text, device)
-        if key not in self._tables:
-            # A table made while sampling must also serve training, which refuses inference-mode tensors.
-            with torch.inference_mode(False), torch.device("cpu"):
-                self._tables[key] = [table.to(device) for table in self._compute(grid, num_text)]
-            if len(self._tables) > self.KEPT:
-                self._tables.popitem(last=False)
-        self._tables.move_to_end(key)
-        return self._tables[key]

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from frameloom.core.log import get_logger
 from frameloom.models.denoisers.cogvideox_fun.config import FAMILY_NAME
 from frameloom.models.denoisers.cogvideox_fun.published import read_published as read_config
-from frameloom.models.fit import check_fit
+from frameloom.models.fit import load_fitting
 
 __all__ = ["PROJECTION", "export_original", "fit_input_channels", "load_original", "read_config"]
 
@@ -41,8 +41,7 @@ def load_original(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
     state = {key: tensor for key, tensor in tensors.items() if key in own or key not in _TABLES}
     if PROJECTION in state:
         state[PROJECTION] = _fit_projection(state[PROJECTION], own[PROJECTION])
-    check_fit(own, state, where=f"{FAMILY_NAME} checkpoint")
-    model.load_state_dict(state, assign=any(parameter.is_meta for parameter in model.parameters()))
+    load_fitting(model, state, where=f"{FAMILY_NAME} checkpoint")
 
 
 def _fit_projection(weight: Tensor, own: Tensor) -> Tensor:

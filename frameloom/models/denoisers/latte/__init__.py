@@ -2,28 +2,32 @@
 
 from __future__ import annotations
 
+import math
 from typing import cast
 
 import torch
 from torch import Tensor, nn
 
 from frameloom.core.errors import ConfigError
-from frameloom.models.denoisers.base import NOTHING, Conditions, DenoiserFamily, TextStates, refuse_foreign
+from frameloom.models.denoisers.base import (
+    NOTHING,
+    Conditions,
+    DenoiserFamily,
+    TextStates,
+    find_index,
+    refuse_foreign,
+)
 from frameloom.models.denoisers.latte.config import SIZES, WHERE, LatteConfig, configure
-from frameloom.models.denoisers.latte.model import build, token_grid
+from frameloom.models.denoisers.latte.model import build
 from frameloom.models.denoisers.latte.sharding import BLOCK_LISTS
 from frameloom.models.denoisers.latte.weights import load_original
+from frameloom.models.layers.patches import token_grid
 
 __all__ = ["FAMILY"]
 
 
-def _patch(config: LatteConfig) -> tuple[int, int, int]:
-    return 1, config.patch_size, config.patch_size
-
-
 def _num_tokens(config: LatteConfig, latent_FHW: tuple[int, int, int]) -> int:
-    frames, rows, columns = token_grid(latent_FHW, config.patch_size)
-    return frames * rows * columns
+    return math.prod(token_grid(latent_FHW, config.patch_size, where=WHERE))
 
 
 def _denoise(
@@ -35,7 +39,7 @@ def _denoise(
     """
     refuse_foreign(given, FAMILY.name, known=("cells_BFHW", "image_text"))
     tokens_BSKD, mask_BSK = _join_captions(text, given.image_text)
-    prediction = cast(Tensor, model(noisy_BCFHW, timestep_B, tokens_BSKD, mask_BSK, given.cells_BFHW))
+    prediction = cast(Tensor, model(noisy_BCFHW, find_index(timestep_B), tokens_BSKD, mask_BSK, given.cells_BFHW))
     return prediction[:, : noisy_BCFHW.shape[1]].to(noisy_BCFHW.dtype)
 
 
@@ -67,7 +71,7 @@ FAMILY = DenoiserFamily(
     sizes=SIZES,
     configure=configure,
     build=build,
-    patch=_patch,
+    patch=lambda config: (1, config.patch_size, config.patch_size),
     denoise=_denoise,
     blocks=_blocks,
     load_original=load_original,

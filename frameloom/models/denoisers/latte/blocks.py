@@ -11,41 +11,12 @@ Shape letters: B batch, F frames, H rows and W columns of patches, N tokens, M k
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from frameloom.models.denoisers.latte.config import LatteConfig
-from frameloom.models.denoisers.latte.positions import rotate
-from frameloom.models.layers.attention import attend
-
-EPS = 1e-6
-
-
-def modulate(x: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
-    """LayerNorm, then a scale and a shift that follow from the timestep."""
-    return torch.addcmul(shift, F.layer_norm(x, x.shape[-1:], eps=EPS), 1 + scale)
-
-
-class Projections(nn.Module):
-    """What self- and cross-attention share: projections into heads and back."""
-
-    def __init__(self, config: LatteConfig) -> None:
-        super().__init__()
-        width = config.hidden_size
-        self.num_heads = config.num_attention_heads
-        self.to_q = nn.Linear(width, width)
-        self.to_k = nn.Linear(width, width)
-        self.to_v = nn.Linear(width, width)
-        self.to_out = nn.Sequential(nn.Linear(width, width))
-
-    def split_heads(self, x_BND: Tensor) -> Tensor:
-        """[B, heads, N, D / heads]"""
-        return torch.unflatten(x_BND, -1, (self.num_heads, -1)).transpose(1, 2)
-
-    def look(self, q_BND: Tensor, k_BMD: Tensor, v_BMD: Tensor, bias_BM: Tensor | None) -> Tensor:
-        """Attention of projected tokens; the heads are joined again."""
-        q, k, v = (self.split_heads(x) for x in (q_BND, k_BMD, v_BMD))
-        return attend(q, k, v, _spread_bias(bias_BM, q)).transpose(1, 2).flatten(2)
+from frameloom.models.layers.attention import Projections, RotaryAttention, attend_tokens
+from frameloom.models.layers.mlp import FeedForward
+from frameloom.models.layers.modulation import ModulationTable, modulate
 
 
 def _spread_bias(bias_BM: Tensor | None, q: Tensor) -> Tensor | None:
@@ -57,24 +28,20 @@ class SelfAttention(Projections):
     neighbours that a depthwise convolution has joined."""
 
     def __init__(self, config: LatteConfig, *, num_axes: int, factor: int) -> None:
-        super().__init__(config)
+        super().__init__(config.hidden_size, config.num_attention_heads)
         self.num_axes = num_axes
         self.factor = factor
+        self.attend = RotaryAttention(parts=num_axes)
         if factor > 1:
             width = config.hidden_size
             convolution = {1: nn.Conv1d, 2: nn.Conv2d}[num_axes]
             self.sr = convolution(width, width, factor, stride=factor, groups=width)
             self.norm = nn.LayerNorm(width)
 
-    def forward(self, x_BND: Tensor, source_BMD: Tensor, bias_BM: Tensor | None, rope_NP: Tensor | None) -> Tensor:
+    def forward(self, x_BND: Tensor, source_BMD: Tensor, bias_BM: Tensor | None, rope_N1P: Tensor | None) -> Tensor:
         """`source_BMD` is what keys and values are made of."""
-        q, k, v = (
-            self.split_heads(project(x))
-            for project, x in ((self.to_q, x_BND), (self.to_k, source_BMD), (self.to_v, source_BMD))
-        )
-        if rope_NP is not None:
-            q, k = (rotate(heads, rope_NP, num_axes=self.num_axes) for heads in (q, k))
-        mixed_BND: Tensor = self.to_out(attend(q, k, v, _spread_bias(bias_BM, q)).transpose(1, 2).flatten(2))
+        q, k, v = self.project(x_BND, source_BMD)
+        mixed_BND: Tensor = self.to_out(self.attend(q, k, v, rope_N1P, _spread_bias(bias_BM, q)))
         return mixed_BND
 
     def join_picture(self, x_BHWD: Tensor) -> Tensor:
@@ -107,51 +74,28 @@ class CrossAttention(Projections):
     """The frames of the clip look at its caption, and each image at its own."""
 
     def forward(self, x_BFND: Tensor, text_BSKD: Tensor, bias_BSK: Tensor) -> Tensor:
-        q_BFND, k_BSKD, v_BSKD = self.to_q(x_BFND), self.to_k(text_BSKD), self.to_v(text_BSKD)
+        q, k, v = self.project(x_BFND, text_BSKD)
         batch, num_frames, num_tokens, _ = x_BFND.shape
         num_images = text_BSKD.shape[1] - 1
-        clip_BFND, images_BFND = q_BFND.tensor_split((num_frames - num_images,), dim=1)
-        mixed = self.look(clip_BFND.flatten(1, 2), k_BSKD[:, 0], v_BSKD[:, 0], bias_BSK[:, 0])
+        of_clip, of_images = q.tensor_split((num_frames - num_images,), dim=1)
+        mixed = attend_tokens(of_clip.flatten(1, 2), k[:, 0], v[:, 0], _spread_bias(bias_BSK[:, 0], q))
         mixed_BFND = torch.unflatten(mixed, 1, (-1, num_tokens))
         if num_images:
-            keys = (x[:, 1:].flatten(0, 1) for x in (k_BSKD, v_BSKD, bias_BSK))
-            mixed = self.look(images_BFND.flatten(0, 1), *keys)
+            k, v, bias_BM = (part[:, 1:].flatten(0, 1) for part in (k, v, bias_BSK))
+            mixed = attend_tokens(of_images.flatten(0, 1), k, v, _spread_bias(bias_BM, q))
             of_images = torch.unflatten(mixed, 0, (batch, num_images))
             mixed_BFND = torch.cat([mixed_BFND, of_images], dim=1)
         result: Tensor = self.to_out(mixed_BFND)
         return result
 
 
-class ProjectedGELU(nn.Module):
-    def __init__(self, width: int, hidden: int) -> None:
-        super().__init__()
-        self.proj = nn.Linear(width, hidden)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return F.gelu(self.proj(x), approximate="tanh")
-
-
-class FeedForward(nn.Module):
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.net = nn.Sequential(ProjectedGELU(width, 4 * width), nn.Identity(), nn.Linear(4 * width, width))
-
-    def forward(self, x: Tensor) -> Tensor:
-        result: Tensor = self.net(x)
-        return result
-
-
-class Block(nn.Module):
+class Block(ModulationTable):
     """What both kinds share: a table that is added to the modulation vectors, self-attention and an MLP."""
 
     def __init__(self, config: LatteConfig, *, num_axes: int, factor: int) -> None:
-        super().__init__()
-        self.scale_shift_table = nn.Parameter(torch.empty(6, config.hidden_size))
+        super().__init__(6, config.hidden_size)
         self.attn1 = SelfAttention(config, num_axes=num_axes, factor=factor)
         self.ff = FeedForward(config.hidden_size)
-
-    def initialize_parameters(self, generator: torch.Generator) -> None:
-        self.scale_shift_table.normal_(std=self.scale_shift_table.shape[1] ** -0.5, generator=generator)
 
     def split_modulation(self, modulation_B6D: Tensor) -> tuple[Tensor, ...]:
         """Shift, scale and gate of the attention, then of the MLP, each [B, 1, 1, 1, D]."""
@@ -161,7 +105,7 @@ class Block(nn.Module):
 class SpatialBlock(Block):
     def __init__(self, config: LatteConfig, *, factor: int) -> None:
         super().__init__(config, num_axes=2, factor=factor)
-        self.attn2 = CrossAttention(config)
+        self.attn2 = CrossAttention(config.hidden_size, config.num_attention_heads)
 
     def forward(
         self,
@@ -170,13 +114,13 @@ class SpatialBlock(Block):
         text_BSKD: Tensor,
         text_bias_BSK: Tensor,
         cell_bias_BFM: Tensor | None,
-        rope_NP: Tensor | None,
+        rope_N1P: Tensor | None,
     ) -> Tensor:
         """`cell_bias_BFM` is that of the keys: joined cells in a block that compresses."""
         shift1, scale1, gate1, shift2, scale2, gate2 = self.split_modulation(modulation_B6D)
         normal_BHWD = modulate(x_BFHWD, shift1, scale1).flatten(0, 1)
         bias_BM = None if cell_bias_BFM is None else cell_bias_BFM.flatten(0, 1)
-        mixed = self.attn1(normal_BHWD.flatten(1, 2), self.attn1.join_picture(normal_BHWD), bias_BM, rope_NP)
+        mixed = self.attn1(normal_BHWD.flatten(1, 2), self.attn1.join_picture(normal_BHWD), bias_BM, rope_N1P)
         x_BFHWD = torch.addcmul(x_BFHWD, gate1, mixed.view_as(x_BFHWD))
         # Without norm and gate, as published.
         x_BFHWD = x_BFHWD + self.attn2(x_BFHWD.flatten(2, 3), text_BSKD, text_bias_BSK).view_as(x_BFHWD)
@@ -187,11 +131,11 @@ class TemporalBlock(Block):
     def __init__(self, config: LatteConfig, *, factor: int) -> None:
         super().__init__(config, num_axes=1, factor=factor)
 
-    def forward(self, x_BFHWD: Tensor, modulation_B6D: Tensor, rope_NP: Tensor | None) -> Tensor:
+    def forward(self, x_BFHWD: Tensor, modulation_B6D: Tensor, rope_N1P: Tensor | None) -> Tensor:
         """Frames of the clip alone; no mask, as published."""
         shift1, scale1, gate1, shift2, scale2, gate2 = self.split_modulation(modulation_B6D)
         batch, _, rows, columns, _ = x_BFHWD.shape
         along_BFD = modulate(x_BFHWD, shift1, scale1).movedim(1, 3).flatten(0, 2)
-        mixed = self.attn1(along_BFD, self.attn1.join_frames(along_BFD), None, rope_NP)
+        mixed = self.attn1(along_BFD, self.attn1.join_frames(along_BFD), None, rope_N1P)
         x_BFHWD = torch.addcmul(x_BFHWD, gate1, mixed.unflatten(0, (batch, rows, columns)).movedim(3, 1))
         return torch.addcmul(x_BFHWD, gate2, self.ff(modulate(x_BFHWD, shift2, scale2)))

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from frameloom.core.errors import ConfigError
-from frameloom.models.denoisers.base import override_fields
+from frameloom.models.denoisers.base import choose_size, find_too_small
 from frameloom.models.names import refuse_unknown
 
 WHERE = "latte denoiser"
@@ -133,11 +133,7 @@ _IGNORED = ("attention_mode", "num_embeds_ada_norm", "model_max_length", "cross_
 
 
 def _find_problems(config: LatteConfig) -> list[str]:
-    problems = [
-        f"{WHERE}: {name} is {getattr(config, name)}; it must be at least {least}"
-        for name, least in _LEAST.items()
-        if getattr(config, name) < least
-    ]
+    problems = find_too_small(config, _LEAST, where=WHERE)
     sides = config.sample_size
     if len(sides) != 2 or any(not isinstance(side, int) or side < config.patch_size for side in sides):
         problems.append(f"{WHERE}: sample_size {list(sides)} must be two whole numbers of at least one patch each")
@@ -187,6 +183,5 @@ def configure(
     size: str, *, latent_channels: int, text_width: int, pooled_width: int, overrides: Mapping[str, Any]
 ) -> LatteConfig:
     """A named size, fitted to the autoencoder and the text encoder; the model takes no pooled text."""
-    refuse_unknown(size, SIZES, what="latte size")
-    base = replace(SIZES[size], in_channels=latent_channels, context_in_dim=text_width)
-    return override_fields(base, overrides, where="model.overrides", derived=("in_channels", "context_in_dim"))
+    derived = {"in_channels": latent_channels, "context_in_dim": text_width}
+    return choose_size(SIZES, size, family="latte", derived=derived, overrides=overrides)

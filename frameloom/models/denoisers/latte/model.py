@@ -6,133 +6,61 @@ S captions of a sample (the clip's, then one of each image that follows the clip
 
 from __future__ import annotations
 
-import math
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from frameloom.core.errors import ConfigError
-from frameloom.core.random import stream
-from frameloom.models.denoisers.base import initialize
-from frameloom.models.denoisers.latte.blocks import SelfAttention, SpatialBlock, TemporalBlock, modulate
+from frameloom.models.denoisers.base import build_fresh
+from frameloom.models.denoisers.latte.blocks import SelfAttention, SpatialBlock, TemporalBlock
 from frameloom.models.denoisers.latte.config import WHERE, LatteConfig
-from frameloom.models.denoisers.latte.positions import (
-    Tables,
-    frame_rotary,
-    frame_table,
-    picture_rotary,
-    picture_table,
-)
+from frameloom.models.denoisers.latte.positions import frame_table, picture_table, turn_table
+from frameloom.models.layers.mlp import TwoLinear
+from frameloom.models.layers.modulation import ModulationTable, SharedModulation, modulate
+from frameloom.models.layers.patches import PatchEmbed, token_grid, unpack
+from frameloom.models.layers.position_tables import PositionTables
 
-TIME_WIDTH = 256
-NUM_TIMESTEPS = 1000
 HIDDEN = -10_000.0
 # Rows of a table that the published captions never use; files hold it.
 UNUSED_ROWS = 120
 
 
-def embed_time(timestep_B: Tensor, width: int) -> Tensor:
-    """Sinusoids of the whole timestep index in float32, cosines first. Half precision would merge neighbours."""
-    half = width // 2
-    index = torch.arange(half, dtype=torch.float32, device=timestep_B.device)
-    step_B1 = torch.round(timestep_B.float() * NUM_TIMESTEPS)[:, None]
-    angles = step_B1 * torch.exp(-math.log(10_000) * index / half)
-    return torch.cat([angles.cos(), angles.sin()], dim=-1)
-
-
-def token_grid(latent_FHW: tuple[int, int, int], patch_size: int) -> tuple[int, int, int]:
-    """Patches along (frames, rows, columns) of a latent; ConfigError when patches do not tile it."""
-    frames, height, width = latent_FHW
-    if height % patch_size or width % patch_size:
-        raise ConfigError(
-            f"{WHERE}: a latent of {height}x{width} cells cannot be cut into patches of {patch_size}x{patch_size}; "
-            f"choose a resolution whose latent sides are multiples of {patch_size}"
-        )
-    return frames, height // patch_size, width // patch_size
-
-
-class TimestepEmbedder(nn.Module):
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.linear_1 = nn.Linear(TIME_WIDTH, width)
-        self.linear_2 = nn.Linear(width, width)
-
-    def forward(self, sinusoids: Tensor) -> Tensor:
-        embedded: Tensor = self.linear_2(F.silu(self.linear_1(sinusoids)))
-        return embedded
-
-
-class AdaNormSingle(nn.Module):
-    """One set of modulation vectors for all blocks."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.emb = nn.ModuleDict({"timestep_embedder": TimestepEmbedder(width)})
-        self.linear = nn.Linear(width, 6 * width)
-
-    def forward(self, timestep_B: Tensor) -> tuple[Tensor, Tensor]:
-        """[B, 6, D] for the blocks, [B, D] for the last layer."""
-        sinusoids = embed_time(timestep_B, TIME_WIDTH).to(self.linear.weight.dtype)
-        embedded_BD = self.emb["timestep_embedder"](sinusoids)
-        return self.linear(F.silu(embedded_BD)).unflatten(-1, (6, -1)), embedded_BD
-
-
-class CaptionProjection(nn.Module):
+class CaptionProjection(TwoLinear):
     y_embedding: Tensor
 
     def __init__(self, text_width: int, width: int) -> None:
-        super().__init__()
-        self.linear_1 = nn.Linear(text_width, width)
-        self.linear_2 = nn.Linear(width, width)
+        super().__init__(text_width, width, nn.GELU(approximate="tanh"))
         self.register_buffer("y_embedding", torch.empty(UNUSED_ROWS, text_width))
 
-    def forward(self, text: Tensor) -> Tensor:
-        projected: Tensor = self.linear_2(F.gelu(self.linear_1(text), approximate="tanh"))
-        return projected
 
-
-class PatchEmbed(nn.Module):
-    def __init__(self, config: LatteConfig) -> None:
-        super().__init__()
-        self.proj = nn.Conv2d(config.in_channels, config.hidden_size, config.patch_size, stride=config.patch_size)
-
-    def forward(self, latent_BCFHW: Tensor) -> Tensor:
-        """[B, F, H, W, D]"""
-        frames = latent_BCFHW.transpose(1, 2)
-        patches: Tensor = self.proj(frames.flatten(0, 1))
-        return torch.unflatten(patches.movedim(1, -1), 0, frames.shape[:2])
-
-
-class LatteT2V(nn.Module):
+class LatteT2V(ModulationTable):
     """One device, no parallelism."""
 
     def __init__(self, config: LatteConfig) -> None:
-        super().__init__()
         width, factor = config.hidden_size, config.compress_kv_factor
+        super().__init__(2, width)
         factors = [factor if config.compresses(layer) else 1 for layer in range(config.num_layers)]
         self.config = config
-        self.tables = Tables()
-        self.scale_shift_table = nn.Parameter(torch.empty(2, width))
-        self.pos_embed = PatchEmbed(config)
+        self.pos_embed = PatchEmbed(config.in_channels, width, config.patch_size)
         self.transformer_blocks = nn.ModuleList(SpatialBlock(config, factor=each) for each in factors)
         self.temporal_transformer_blocks = nn.ModuleList(TemporalBlock(config, factor=each) for each in factors)
         self.proj_out = nn.Linear(width, config.patch_size**2 * config.out_channels)
-        self.adaln_single = AdaNormSingle(width)
+        self.adaln_single = SharedModulation(width)
         self.caption_projection = CaptionProjection(config.context_in_dim, width)
-
-    def initialize_parameters(self, generator: torch.Generator) -> None:
-        self.scale_shift_table.normal_(std=self.scale_shift_table.shape[1] ** -0.5, generator=generator)
+        self.pictures = PositionTables(lambda *grid: picture_table(config, *grid))
+        self.frames = PositionTables(lambda count: frame_table(config, count))
+        self.picture_rotary = PositionTables(lambda *grid: turn_table(config, grid, config.scale_2d))
+        self.frame_rotary = PositionTables(lambda count: turn_table(config, (count,), config.scale_1d))
 
     def forward(
         self,
         noisy_BCFHW: Tensor,
-        timestep_B: Tensor,
+        index_B: Tensor,
         text_BSKD: Tensor,
         text_mask_BSK: Tensor,
         cells_BFHW: Tensor | None = None,
     ) -> Tensor:
-        """Prediction with all `out_channels`, noise first; the last S - 1 frames are images.
+        """Prediction at a noise level's index with all `out_channels`, noise first; the last S - 1 frames are images.
 
         A clip of one frame is an image too: temporal blocks are for clips.
         """
@@ -145,7 +73,7 @@ class LatteT2V(nn.Module):
                 "at least one frame must belong to the clip"
             )
         x_BFHWD = self._embed(noisy_BCFHW.to(dtype))
-        modulation_B6D, embedded_BD = self.adaln_single(timestep_B)
+        modulation_B6D, embedded_BD = self.adaln_single(index_B)
         text_BSKD = self.caption_projection(text_BSKD.to(dtype))
         text_bias_BSK = (1 - text_mask_BSK.float()) * HIDDEN
         biases = self._mask_cells(cells_BFHW)
@@ -167,32 +95,21 @@ class LatteT2V(nn.Module):
         return self._unpatch(x_BFHWD, embedded_BD)
 
     def _embed(self, noisy_BCFHW: Tensor) -> Tensor:
-        config = self.config
         frames, height, width = noisy_BCFHW.shape[2:]
-        _, rows, columns = token_grid((frames, height, width), config.patch_size)
-        table_ND = self.tables.get(
-            picture_table,
-            rows,
-            columns,
-            config.hidden_size,
-            device=noisy_BCFHW.device,
-            base=config.base_side,
-            scale=config.scale_2d,
-        )
+        _, rows, columns = token_grid((frames, height, width), self.config.patch_size, where=WHERE)
+        table_HWD = self.pictures.get(rows, columns, device=noisy_BCFHW.device)
         x_BFHWD: Tensor = self.pos_embed(noisy_BCFHW)
-        return x_BFHWD + table_ND.to(noisy_BCFHW.dtype).view(rows, columns, -1)
+        return x_BFHWD + table_HWD.to(noisy_BCFHW.dtype)
 
     def _find_tables(self, x_BFHWD: Tensor, num_video: int) -> tuple[Tensor | None, Tensor | None, Tensor]:
         """Rotary tables of pictures and frames (without use_rope, none), and the sinusoids of the frames."""
-        config, device = self.config, x_BFHWD.device
-        _, _, rows, columns, width = x_BFHWD.shape
-        position_FD = self.tables.get(frame_table, num_video, width, device=device, scale=config.scale_1d)
-        if not config.use_rope:
+        _, _, rows, columns, _ = x_BFHWD.shape
+        device = x_BFHWD.device
+        position_FD = self.frames.get(num_video, device=device)
+        if not self.config.use_rope:
             return None, None, position_FD
-        head_dim = config.attention_head_dim
-        picture = self.tables.get(picture_rotary, rows, columns, head_dim, device=device, scale=config.scale_2d)
-        along = self.tables.get(frame_rotary, num_video, head_dim, device=device, scale=config.scale_1d)
-        return picture, along, position_FD
+        picture = self.picture_rotary.get(rows, columns, device=device)
+        return picture, self.frame_rotary.get(num_video, device=device), position_FD
 
     def _mask_cells(self, cells_BFHW: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
         """What is added to the scores of a frame's patches, [B, F, M]: as they are, and joined for compression.
@@ -209,28 +126,18 @@ class LatteT2V(nn.Module):
 
     def _unpatch(self, x_BFHWD: Tensor, embedded_BD: Tensor) -> Tensor:
         shift, scale = (self.scale_shift_table + embedded_BD[:, None])[:, None, None, None].unbind(-2)
-        side = self.config.patch_size
-        patches = self.proj_out(modulate(x_BFHWD, shift, scale)).unflatten(-1, (side, side, -1))
-        # [B, F, H, W, side, side, C] -> [B, C, F, H, side, W, side]
-        cells: Tensor = patches.permute(0, 6, 1, 2, 4, 3, 5)
-        return cells.flatten(5, 6).flatten(3, 4)
+        _, frames, rows, columns, _ = x_BFHWD.shape
+        tokens_BNC = self.proj_out(modulate(x_BFHWD, shift, scale)).flatten(1, 3)
+        return unpack(tokens_BNC, (frames, rows, columns), self.config.patch_size, channels_last=True)
 
 
 def build(config: LatteConfig, generator: torch.Generator | None = None) -> LatteT2V:
-    """A model with fresh weights; under `torch.device("meta")`, with shapes only."""
-    device = torch.get_default_device()
-    # Made without storage first: layers would otherwise fill themselves from the global generator.
-    with torch.device("meta"):
-        model = LatteT2V(config)
-    if device.type == "meta":
-        return model
-    model.to_empty(device=device)
-    if generator is None:
-        generator = stream(0, "latte weights", device=device.type)
-    initialize(model, generator)
+    return build_fresh(lambda: LatteT2V(config), generator, family="latte", finish=_finish)
+
+
+def _finish(model: LatteT2V, generator: torch.Generator) -> None:
     for module in model.modules():
         if isinstance(module, SelfAttention) and module.factor > 1:
             module.reset_joining()
     table = model.caption_projection.y_embedding
     table.normal_(std=table.shape[1] ** -0.5, generator=generator)
-    return model

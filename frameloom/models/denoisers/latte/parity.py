@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from frameloom.core.parity import ParityCase, ParityOutput
+from frameloom.core.parity import ParityCase, ParityOutput, under
 from frameloom.models.denoisers.latte.config import LatteConfig
-from frameloom.models.denoisers.latte.model import NUM_TIMESTEPS, LatteT2V, build
+from frameloom.models.denoisers.latte.model import LatteT2V, build
 from frameloom.models.denoisers.latte.weights import load_original
 
 TOLERANCE = 2e-5
@@ -31,9 +31,7 @@ def _run_output(case: ParityCase, name: str, runs: Mapping[str, dict[str, Any]])
     entry, expected = runs.get(name.removesuffix(".sample")), case.outputs[name]
     if entry is None:
         return ParityOutput(name, None, expected, TOLERANCE, "an output that no run of the file describes")
-    inputs = {
-        key.partition(".")[2]: value for key, value in case.inputs.items() if key.startswith(entry["inputs"] + ".")
-    }
+    inputs = under(case.inputs, entry["inputs"] + ".")
     without_temporal = not entry.get("kwargs", {}).get("enable_temporal_attentions", True)
     if without_temporal and inputs["hidden_states"].shape[2] > 1:
         return ParityOutput(name, None, expected, TOLERANCE, "only single frames go without temporal blocks here")
@@ -52,6 +50,5 @@ def _predict(model: LatteT2V, inputs: Mapping[str, Tensor]) -> Tensor:
     text, mask = inputs["encoder_hidden_states"], inputs["encoder_attention_mask"]
     if text.ndim == 3:
         text, mask = text[:, None], mask[:, None]
-    timestep_B = (inputs["timestep"].double() / NUM_TIMESTEPS).float()
-    prediction: Tensor = model(inputs["hidden_states"], timestep_B, text, mask, inputs.get("attention_mask"))
+    prediction: Tensor = model(inputs["hidden_states"], inputs["timestep"], text, mask, inputs.get("attention_mask"))
     return prediction

@@ -21,13 +21,11 @@ from torch import Tensor, nn
 from frameloom.core.errors import CheckpointError
 from frameloom.core.log import get_logger
 from frameloom.models.denoisers.latte.blocks import SelfAttention
-from frameloom.models.fit import check_fit
+from frameloom.models.fit import load_fitting, strip_wrappers
 
 Layout = Literal["original", "mindspore", "diffusers"]
 UNUSED = "caption_projection.y_embedding"
 _JOINING = re.compile(r".+\.attn1\.(sr|norm)\.(weight|bias)")
-# Wrappers of data-parallel training and of the port's loss network leave these in front of every key.
-_PREFIXES = ("module.", "_backbone.")
 _BLOCK_NAMES = (("transformer_blocks", "spatial_block"), ("temporal_transformer_blocks", "temp_block"))
 _LEAF_NAMES = (("weight", "gamma"), ("bias", "beta"))
 _log = get_logger(__name__)
@@ -73,12 +71,9 @@ def load_original(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
     A file without key and value compression starts it as the mean of neighbours, and the table that no computation
     uses may be absent; anything else that does not fit is an error.
     """
-    given = _strip_prefixes(tensors)
+    given = strip_wrappers(tensors)
     state = from_mindspore(given) if detect_layout(given) == "mindspore" else given
-    state = _fill_gaps(state, model)
-    own = model.state_dict()
-    check_fit(own, state, where="latte checkpoint")
-    model.load_state_dict(state, assign=any(tensor.is_meta for tensor in own.values()))
+    load_fitting(model, _fill_gaps(state, model), where="latte checkpoint")
 
 
 def export_original(model: nn.Module, layout: Layout = "original") -> dict[str, Tensor]:
@@ -96,14 +91,6 @@ def export_original(model: nn.Module, layout: Layout = "original") -> dict[str, 
             "write the original layout"
         )
     return {key: tensor for key, tensor in state.items() if key != UNUSED}
-
-
-def _strip_prefixes(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    result = dict(tensors)
-    for prefix in _PREFIXES:
-        if result and all(key.startswith(prefix) for key in result):
-            result = {key.removeprefix(prefix): tensor for key, tensor in result.items()}
-    return result
 
 
 def _fill_gaps(tensors: Mapping[str, Tensor], model: nn.Module) -> dict[str, Tensor]:

@@ -2,28 +2,31 @@
 
 from __future__ import annotations
 
-from typing import Literal, cast
+import math
+from typing import cast
 
 from torch import Tensor, nn
 
-from frameloom.models.denoisers.base import NOTHING, Conditions, DenoiserFamily, TextStates, refuse_foreign
-from frameloom.models.denoisers.opensora2.config import SIZES, MMDiTConfig, configure
+from frameloom.models.denoisers.base import (
+    NOTHING,
+    Conditions,
+    DenoiserFamily,
+    TextStates,
+    list_blocks,
+    refuse_foreign,
+)
+from frameloom.models.denoisers.opensora2.config import SIZES, WHERE, MMDiTConfig, configure
 from frameloom.models.denoisers.opensora2.known import pack_known
 from frameloom.models.denoisers.opensora2.model import build
-from frameloom.models.denoisers.opensora2.packing import token_grid
 from frameloom.models.denoisers.opensora2.sharding import BLOCK_LISTS
 from frameloom.models.denoisers.opensora2.weights import load_original
+from frameloom.models.layers.patches import token_grid
 
 __all__ = ["FAMILY"]
 
 
-def _patch(config: MMDiTConfig) -> tuple[int, int, int]:
-    return 1, config.patch_size, config.patch_size
-
-
 def _num_tokens(config: MMDiTConfig, latent_FHW: tuple[int, int, int]) -> int:
-    frames, rows, columns = token_grid(latent_FHW, config.patch_size)
-    return frames * rows * columns
+    return math.prod(token_grid(latent_FHW, config.patch_size, where=WHERE))
 
 
 def _denoise(
@@ -33,17 +36,11 @@ def _denoise(
 
     Models with cond_embed see the mask and the masked latent, 1 + C channels; none given is text to video.
     """
-    refuse_foreign(given, FAMILY.name, known=("beside_BCFHW", "guidance_B"))
+    config = cast(MMDiTConfig, model.config)
+    inputs = (("beside_BCFHW", config.cond_embed), ("guidance_B", config.guidance_embed))
+    refuse_foreign(given, FAMILY.name, known=[name for name, is_there in inputs if is_there])
     prediction = model(noisy_BCFHW, timestep_B, text.tokens_BKD, text.pooled_BD, given.beside_BCFHW, given.guidance_B)
     return cast(Tensor, prediction)
-
-
-def _beside(config: MMDiTConfig) -> Literal["none", "inpaint"]:
-    return "inpaint" if config.cond_embed else "none"
-
-
-def _blocks(model: nn.Module) -> list[nn.Module]:
-    return [block for name in BLOCK_LISTS for block in cast(nn.ModuleList, getattr(model, name))]
 
 
 FAMILY = DenoiserFamily(
@@ -52,12 +49,12 @@ FAMILY = DenoiserFamily(
     sizes=SIZES,
     configure=configure,
     build=build,
-    patch=_patch,
+    patch=lambda config: (1, config.patch_size, config.patch_size),
     denoise=_denoise,
-    blocks=_blocks,
+    blocks=lambda model: list_blocks(model, BLOCK_LISTS),
     load_original=load_original,
     num_tokens=_num_tokens,
-    beside=_beside,
+    beside=lambda config: "inpaint" if config.cond_embed else "none",
     pack_known=pack_known,
     # Attention of both kinds of blocks, with fused and with split projections.
     lora_targets=("*_attn.*", "single_blocks.*.[qk]_proj", "single_blocks.*.v_mlp", "single_blocks.*.linear?"),

@@ -13,16 +13,11 @@ from torch import Tensor, nn
 
 from frameloom.models.denoisers.opensora2.activation import TanhGELU
 from frameloom.models.denoisers.opensora2.config import MMDiTConfig
-from frameloom.models.denoisers.opensora2.rope import rotate
-from frameloom.models.layers.attention import attend
+from frameloom.models.layers.attention import RotaryAttention
+from frameloom.models.layers.modulation import modulate
 
 EPS = 1e-6
 QKV = tuple[Tensor, Tensor, Tensor]
-
-
-def modulate(x_BND: Tensor, shift_B1D: Tensor, scale_B1D: Tensor) -> Tensor:
-    """LayerNorm, then a scale and a shift that follow from the timestep and the caption."""
-    return torch.addcmul(shift_B1D, F.layer_norm(x_BND, x_BND.shape[-1:], eps=EPS), 1 + scale_B1D)
 
 
 class HeadNorm(nn.Module):
@@ -49,19 +44,6 @@ class QKNorm(nn.Module):
 
     def forward(self, q_BNHD: Tensor, k_BNHD: Tensor) -> tuple[Tensor, Tensor]:
         return self.query_norm(q_BNHD), self.key_norm(k_BNHD)
-
-
-class RotaryAttention(nn.Module):
-    """Attention of rotated heads. It has no parameters; sequence parallelism replaces it from outside."""
-
-    def __init__(self, *, half_split: bool) -> None:
-        super().__init__()
-        self.half_split = half_split
-
-    def forward(self, q_BMHD: Tensor, k_BMHD: Tensor, v_BMHD: Tensor, rope_BM1P: Tensor) -> Tensor:
-        q, k = (rotate(x, rope_BM1P, half_split=self.half_split).type_as(v_BMHD) for x in (q_BMHD, k_BMHD))
-        attended = attend(q.transpose(1, 2), k.transpose(1, 2), v_BMHD.transpose(1, 2))
-        return attended.transpose(1, 2).flatten(2)
 
 
 class Modulation(nn.Module):
@@ -118,15 +100,15 @@ class DoubleBlock(nn.Module):
         self.txt_mod = Modulation(width, 6)
         self.txt_attn = StreamAttention(config)
         self.txt_mlp = build_mlp(width, config.mlp_hidden_dim)
-        self.attend = RotaryAttention(half_split=config.use_liger_rope)
+        self.attend = RotaryAttention(parts=int(config.use_liger_rope))
 
-    def forward(self, img_BND: Tensor, txt_BKD: Tensor, vec_BD: Tensor, rope_BM1P: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(self, img_BND: Tensor, txt_BKD: Tensor, vec_BD: Tensor, rope_M1P: Tensor) -> tuple[Tensor, Tensor]:
         img_shift1, img_scale1, img_gate1, img_shift2, img_scale2, img_gate2 = self.img_mod(vec_BD)
         txt_shift1, txt_scale1, txt_gate1, txt_shift2, txt_scale2, txt_gate2 = self.txt_mod(vec_BD)
         img_qkv = self.img_attn.project(modulate(img_BND, img_shift1, img_scale1))
         txt_qkv = self.txt_attn.project(modulate(txt_BKD, txt_shift1, txt_scale1))
         q, k, v = (torch.cat(pair, dim=1) for pair in zip(txt_qkv, img_qkv, strict=True))
-        txt_attended, img_attended = self.attend(q, k, v, rope_BM1P).tensor_split((txt_BKD.shape[1],), dim=1)
+        txt_attended, img_attended = self.attend(q, k, v, rope_M1P).tensor_split((txt_BKD.shape[1],), dim=1)
 
         img_BND = torch.addcmul(img_BND, img_gate1, self.img_attn.proj(img_attended))
         img_BND = torch.addcmul(img_BND, img_gate2, self.img_mlp(modulate(img_BND, img_shift2, img_scale2)))
@@ -154,13 +136,13 @@ class SingleBlock(nn.Module):
         self.norm = QKNorm(config.head_dim)
         self.mlp_act = TanhGELU()
         self.modulation = Modulation(width, 3)
-        self.attend = RotaryAttention(half_split=config.use_liger_rope)
+        self.attend = RotaryAttention(parts=int(config.use_liger_rope))
 
-    def forward(self, x_BMD: Tensor, vec_BD: Tensor, rope_BM1P: Tensor) -> Tensor:
+    def forward(self, x_BMD: Tensor, vec_BD: Tensor, rope_M1P: Tensor) -> Tensor:
         shift, scale, gate = self.modulation(vec_BD)
         q, k, v, mlp = self._project(modulate(x_BMD, shift, scale))
         q, k = self.norm(q, k)
-        attended = self.attend(q, k, v, rope_BM1P)
+        attended = self.attend(q, k, v, rope_M1P)
         return torch.addcmul(x_BMD, gate, self.linear2(torch.cat((attended, self.mlp_act(mlp)), dim=-1)))
 
     def _project(self, x_BMD: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:

@@ -7,8 +7,10 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from frameloom.core.errors import ConfigError
-from frameloom.models.denoisers.base import override_fields
+from frameloom.models.denoisers.base import find_too_small, override_fields
 from frameloom.models.names import refuse_unknown
+
+WHERE = "opensora2 denoiser"
 
 
 @dataclass(frozen=True)
@@ -71,27 +73,22 @@ class MMDiTConfig:
 
 
 def _find_problems(config: MMDiTConfig) -> list[str]:
-    where = "opensora2 denoiser"
-    problems = [
-        f"{where}: {name} is {getattr(config, name)}; it must be at least {least}"
-        for name, least in _LEAST.items()
-        if getattr(config, name) < least
-    ]
+    problems = find_too_small(config, _LEAST, where=WHERE)
     if problems:
         return problems
     if config.hidden_size % config.num_heads:
-        problems.append(f"{where}: hidden_size {config.hidden_size} is not a multiple of num_heads {config.num_heads}")
+        problems.append(f"{WHERE}: hidden_size {config.hidden_size} is not a multiple of num_heads {config.num_heads}")
     elif sum(config.axes_dim) != config.head_dim or len(config.axes_dim) != 3:
         problems.append(
-            f"{where}: axes_dim {list(config.axes_dim)} must be three numbers that add up to hidden_size / num_heads "
+            f"{WHERE}: axes_dim {list(config.axes_dim)} must be three numbers that add up to hidden_size / num_heads "
             f"= {config.head_dim}; set axes_dim to fit"
         )
     if any(not isinstance(dim, int) or dim < 2 or dim % 2 for dim in config.axes_dim):
-        problems.append(f"{where}: axes_dim {list(config.axes_dim)} must be even whole numbers")
+        problems.append(f"{WHERE}: axes_dim {list(config.axes_dim)} must be even whole numbers")
     if config.in_channels % config.patch_size**2:
-        problems.append(f"{where}: in_channels {config.in_channels} is not a multiple of patch_size squared")
+        problems.append(f"{WHERE}: in_channels {config.in_channels} is not a multiple of patch_size squared")
     if config.init not in ("zero", "default"):
-        problems.append(f"{where}: init is '{config.init}'; choose zero or default")
+        problems.append(f"{WHERE}: init is '{config.init}'; choose zero or default")
     return problems
 
 

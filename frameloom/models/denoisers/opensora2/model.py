@@ -6,30 +6,31 @@ P rotary pairs.
 
 from __future__ import annotations
 
-import math
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from frameloom.core.random import stream
-from frameloom.models.denoisers.base import initialize
-from frameloom.models.denoisers.opensora2.blocks import DoubleBlock, SingleBlock, modulate
-from frameloom.models.denoisers.opensora2.config import MMDiTConfig
-from frameloom.models.denoisers.opensora2.packing import pack, token_grid, unpack
-from frameloom.models.denoisers.opensora2.rope import rotary_tables, sinusoid_tables
+from frameloom.models.denoisers.base import NUM_TIMESTEPS, build_fresh
+from frameloom.models.denoisers.opensora2.blocks import DoubleBlock, SingleBlock
+from frameloom.models.denoisers.opensora2.config import WHERE, MMDiTConfig
+from frameloom.models.denoisers.opensora2.positions import (
+    joint_positions,
+    sinusoid_table,
+    turn_table,
+    video_positions,
+)
+from frameloom.models.layers.modulation import TIME_WIDTH, modulate
+from frameloom.models.layers.patches import pack, token_grid, unpack
+from frameloom.models.layers.position_tables import PositionTables
+from frameloom.models.layers.sinusoids import embed_index
 
-TIME_WIDTH = 256
 # What the published training passes to models with a guidance embedding.
 GUIDANCE = 4.0
 
 
-def embed_time(time_B: Tensor, width: int) -> Tensor:
-    """Sinusoids of 1000 * time in float32, cosines first; an odd width ends in a zero."""
-    half = width // 2
-    index = torch.arange(half, dtype=torch.float32, device=time_B.device)
-    angles = 1000.0 * time_B.float()[:, None] * torch.exp(-math.log(10_000) * index / half)
-    return F.pad(torch.cat([angles.cos(), angles.sin()], dim=-1), (0, width % 2))
+def embed_time(time_B: Tensor, width: int = TIME_WIDTH) -> Tensor:
+    """Sinusoids of 1000 * time, which need not be a whole number here."""
+    return embed_index(NUM_TIMESTEPS * time_B.float(), width)
 
 
 class Embedder(nn.Module):
@@ -71,8 +72,8 @@ class MMDiT(nn.Module):
         self.double_blocks = nn.ModuleList(DoubleBlock(config) for _ in range(config.depth))
         self.single_blocks = nn.ModuleList(SingleBlock(config) for _ in range(config.depth_single_blocks))
         self.final_layer = FinalLayer(width, config.in_channels)
-        self.rotary = rotary_tables(config.axes_dim, config.theta, half_split=config.use_liger_rope)
-        self.absolute = sinusoid_tables(width, config.theta) if config.absolute_positions else None
+        self.rotary = PositionTables(lambda grid, num_text: turn_table(config, joint_positions(grid, num_text)))
+        self.absolute = PositionTables(lambda grid: sinusoid_table(video_positions(grid), width, config.theta))
 
     def forward(
         self,
@@ -86,16 +87,16 @@ class MMDiT(nn.Module):
         """Prediction for a noisy latent; a condition has the mask as its first channel, then the masked latent."""
         _, _, frames, height, width = noisy_BCFHW.shape
         patch_size, dtype, device = self.config.patch_size, self.img_in.weight.dtype, noisy_BCFHW.device
-        grid = token_grid((frames, height, width), patch_size)
+        grid = token_grid((frames, height, width), patch_size, where=WHERE)
         tokens_BNC = self.predict_tokens(
             pack(noisy_BCFHW.to(dtype), patch_size),
             text_BKD.to(dtype),
             timestep_B,
             pooled_BD.to(dtype),
-            self.rotary.get(grid, text_BKD.shape[1], device),
+            self.rotary.get(grid, text_BKD.shape[1], device=device),
             None if condition_BCFHW is None else pack(condition_BCFHW.to(dtype), patch_size),
             guidance_B,
-            None if self.absolute is None else self.absolute.get(grid, 0, device).to(dtype),
+            self.absolute.get(grid, device=device).to(dtype) if self.config.absolute_positions else None,
         )
         return unpack(tokens_BNC, grid, patch_size).to(noisy_BCFHW.dtype)
 
@@ -105,7 +106,7 @@ class MMDiT(nn.Module):
         txt_BKD: Tensor,
         timestep_B: Tensor,
         pooled_BD: Tensor,
-        rope_BM1P: Tensor,
+        rope_M1P: Tensor,
         cond_BNC: Tensor | None = None,
         guidance_B: Tensor | None = None,
         position_ND: Tensor | None = None,
@@ -117,10 +118,10 @@ class MMDiT(nn.Module):
         txt_BKD = self.txt_in(txt_BKD)
         vec_BD = self._embed_vector(timestep_B, pooled_BD, guidance_B)
         for block in self.double_blocks:
-            img_BND, txt_BKD = block(img_BND, txt_BKD, vec_BD, rope_BM1P)
+            img_BND, txt_BKD = block(img_BND, txt_BKD, vec_BD, rope_M1P)
         joint_BMD = torch.cat((txt_BKD, img_BND), dim=1)
         for block in self.single_blocks:
-            joint_BMD = block(joint_BMD, vec_BD, rope_BM1P)
+            joint_BMD = block(joint_BMD, vec_BD, rope_M1P)
         prediction: Tensor = self.final_layer(joint_BMD[:, txt_BKD.shape[1] :], vec_BD)
         return prediction
 
@@ -135,28 +136,19 @@ class MMDiT(nn.Module):
         return img_BND.add(self.cond_in(cond_BNC))
 
     def _embed_vector(self, timestep_B: Tensor, pooled_BD: Tensor, guidance_B: Tensor | None) -> Tensor:
-        vec_BD: Tensor = self.time_in(embed_time(timestep_B, TIME_WIDTH).type_as(pooled_BD))
+        vec_BD: Tensor = self.time_in(embed_time(timestep_B).type_as(pooled_BD))
         if self.guidance_in is not None:
             guidance_B = torch.full_like(timestep_B, GUIDANCE) if guidance_B is None else guidance_B
-            vec_BD = vec_BD + self.guidance_in(embed_time(guidance_B, TIME_WIDTH).type_as(pooled_BD))
+            vec_BD = vec_BD + self.guidance_in(embed_time(guidance_B).type_as(pooled_BD))
         if self.config.normalize_vec:
             pooled_BD = F.rms_norm(pooled_BD, pooled_BD.shape[-1:], eps=1e-6)
         return vec_BD.add(self.vector_in(pooled_BD))
 
 
 def build(config: MMDiTConfig, generator: torch.Generator | None = None) -> MMDiT:
-    """A model with fresh weights; under `torch.device("meta")`, with shapes only."""
-    device = torch.get_default_device()
-    # Made without storage first: layers would otherwise fill themselves from the global generator.
-    with torch.device("meta"):
-        model = MMDiT(config)
-    if device.type == "meta":
-        return model
-    model.to_empty(device=device)
-    if generator is None:
-        generator = stream(0, "opensora2 weights", device=device.type)
-    initialize(model, generator, is_zero=lambda name: _starts_zero(name, config))
-    return model
+    return build_fresh(
+        lambda: MMDiT(config), generator, family="opensora2", is_zero=lambda name: _starts_zero(name, config)
+    )
 
 
 def _starts_zero(name: str, config: MMDiTConfig) -> bool:

@@ -13,20 +13,18 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from frameloom.core.parity import ParityCase, ParityOutput
+from frameloom.core.parity import ParityCase, ParityOutput, under
 from frameloom.models.denoisers.opensora2.config import MMDiTConfig
 from frameloom.models.denoisers.opensora2.model import MMDiT, build, embed_time
-from frameloom.models.denoisers.opensora2.packing import (
-    draw_start_noise,
+from frameloom.models.denoisers.opensora2.positions import (
     joint_positions,
-    pack,
-    pack_condition,
-    token_grid,
-    unpack,
+    rotary_precision,
+    turn_table,
     video_positions,
 )
-from frameloom.models.denoisers.opensora2.rope import axis_angles, rotary_table
 from frameloom.models.denoisers.opensora2.weights import order_pairs
+from frameloom.models.layers.patches import pack, token_grid, unpack
+from frameloom.models.layers.rope import axis_angles
 
 MODEL_TOLERANCE = 1e-5
 EXACT = 1e-6
@@ -57,10 +55,6 @@ def _variants(inputs: Tensors) -> list[str]:
     return [prefix for prefix in prefixes if all(prefix + name in inputs for name in _MODEL_INPUTS)]
 
 
-def _under(tensors: Tensors, prefix: str) -> dict[str, Tensor]:
-    return {key.removeprefix(prefix): tensor for key, tensor in tensors.items() if key.startswith(prefix)}
-
-
 def _run_model(case: ParityCase) -> list[ParityOutput]:
     known = {field.name for field in dataclasses.fields(MMDiTConfig)}
     config = MMDiTConfig(**{key: value for key, value in case.config.items() if key in known})
@@ -68,9 +62,9 @@ def _run_model(case: ParityCase) -> list[ParityOutput]:
     model.load_state_dict(case.weights)
     results: list[ParityOutput] = []
     for prefix in _variants(case.inputs):
-        inputs = _under(case.inputs, prefix)
+        inputs = under(case.inputs, prefix)
         states = _trace(model, inputs)
-        outputs = _under(case.outputs, prefix)
+        outputs = under(case.outputs, prefix)
         results += [
             _compare(prefix + name, states.get(name), value, MODEL_TOLERANCE) for name, value in outputs.items()
         ]
@@ -92,7 +86,7 @@ def _trace(model: MMDiT, inputs: Tensors) -> dict[str, Tensor]:
     position = torch.cat([inputs["txt_ids"], inputs["img_ids"]], dim=1)
     if config.use_liger_rope or (position == position[:1]).all():
         position = position[:1]  # the published half-split kernel reads the table of the first sample for all
-    table = rotary_table(position, config.axes_dim, config.theta, half_split=config.use_liger_rope)
+    table = turn_table(config, position)
     states = _name_table(table, half_split=config.use_liger_rope)
     handles = list(_record(model, states))
     prediction = model.predict_tokens(
@@ -159,7 +153,8 @@ def _compare_packed_inputs(prefix: str, inputs: Tensors, patch_size: int) -> lis
         expected = torch.cat([inputs["txt_ids"], inputs["img_ids"]], dim=1)
         results.append(ParityOutput(f"{prefix}positions", position, expected, 0.0))
     if {"cond", "masks", "masked_ref"} <= inputs.keys():
-        ours = pack_condition(inputs["masks"], inputs["masked_ref"], patch_size)
+        # The mask comes before the latent that it leaves.
+        ours = pack(torch.cat([inputs["masks"], inputs["masked_ref"]], dim=1), patch_size)
         results.append(ParityOutput(f"{prefix}packed condition", ours, inputs["cond"], 0.0))
     return results
 
@@ -168,7 +163,7 @@ def _run_packing(case: ParityCase) -> list[ParityOutput]:
     ours = _embed_and_rotate(case)
     for settings in case.config["cases"]:
         prefix = f"{settings['i']}."
-        ours |= {prefix + name: value for name, value in _pack_one(settings, _under(case.inputs, prefix)).items()}
+        ours |= {prefix + name: value for name, value in _pack_one(settings, under(case.inputs, prefix)).items()}
     results = [_compare(name, ours.get(name), expected, EXACT) for name, expected in case.outputs.items()]
     for settings in case.config["cases"]:
         packed = case.outputs[f"{settings['i']}.packed"]
@@ -186,22 +181,23 @@ def _pack_one(settings: Mapping[str, int], inputs: Tensors) -> dict[str, Tensor]
     batch = 3 * len(packed)
     grid = token_grid((settings["T"], settings["H"], settings["W"]), patch_size)
     text, pooled = inputs["t5_1row"], inputs["clip_1row"]
-    noise = draw_start_noise(
-        settings["noise_seed"],
-        (settings["B"], settings["C"], settings["T"]),
-        size_px=(settings["height_px"], settings["width_px"]),
-        compression=settings["AE_SPATIAL_COMPRESSION"],
-        patch_size=patch_size,
-    )
     return {
         "packed": packed,
-        f"get_noise_seed{settings['noise_seed']}": noise,
+        f"get_noise_seed{settings['noise_seed']}": _draw_start_noise(settings),
         "prepare_3x.img": packed.repeat(3, 1, 1),
         "prepare_3x.img_ids": video_positions(grid).expand(batch, -1, -1),
         "prepare_3x.txt": text.expand(batch, -1, -1),
         "prepare_3x.txt_ids": torch.zeros(batch, text.shape[1], 3),
         "prepare_3x.y_vec": pooled.expand(batch, -1),
     }
+
+
+def _draw_start_noise(settings: Mapping[str, int]) -> Tensor:
+    """The noise that the published sampler starts from; sides are rounded up to whole tokens."""
+    compression = settings["AE_SPATIAL_COMPRESSION"]  # pixels per token
+    sides = (settings["patch_size"] * -(-settings[side] // compression) for side in ("height_px", "width_px"))
+    generator = torch.Generator().manual_seed(settings["noise_seed"])
+    return torch.randn(settings["B"], settings["C"], settings["T"], *sides, generator=generator)
 
 
 def _embed_and_rotate(case: ParityCase) -> dict[str, Tensor]:
@@ -213,7 +209,8 @@ def _embed_and_rotate(case: ParityCase) -> dict[str, Tensor]:
             ours[name] = embed_time(case.inputs["time.t"], width)
         elif name.startswith("rope."):
             half_split = "liger" in name
-            angles = axis_angles(case.inputs["rope.positions"], width, 10_000, half_split=half_split)
+            precision = rotary_precision(half_split=half_split)
+            angles = axis_angles(case.inputs["rope.positions"], width, precision=precision)
             cos, sin = angles.cos().float(), angles.sin().float()
             ours[name] = (cos if "cos" in name else sin) if half_split else _rotation_matrices(cos, sin)
         elif name == "reorder.rearranged":

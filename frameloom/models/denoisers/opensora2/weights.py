@@ -22,7 +22,7 @@ from frameloom.core.errors import CheckpointError
 from frameloom.core.log import get_logger
 from frameloom.models.denoisers.opensora2.config import MMDiTConfig
 from frameloom.models.denoisers.opensora2.diffusers_keys import from_diffusers, to_diffusers
-from frameloom.models.fit import check_fit
+from frameloom.models.fit import load_fitting
 
 Layout = Literal["fused", "split", "diffusers"]
 Pairing = Literal["pairwise", "half-split"]
@@ -143,9 +143,7 @@ def load_original(model: nn.Module, tensors: Mapping[str, Tensor], *, pairing: P
                 PUBLISHED[layout],
             )
     converted = convert(tensors, to=own[0], has=pairing, wants=own[1])
-    state = _fill_gaps(converted, model)
-    check_fit(model.state_dict(), state, where="opensora2 checkpoint")
-    model.load_state_dict(state, assign=any(parameter.is_meta for parameter in model.parameters()))
+    load_fitting(model, _fill_gaps(converted, model), where="opensora2 checkpoint")
 
 
 def export_original(model: nn.Module, layout: Layout, *, pairing: Pairing | None = None) -> dict[str, Tensor]:

@@ -2,30 +2,32 @@
 
 from __future__ import annotations
 
-from typing import Literal, cast
+import math
+from typing import cast
 
 from torch import Tensor, nn
 
-from frameloom.models.denoisers.base import NOTHING, Conditions, DenoiserFamily, TextStates, refuse_foreign
-from frameloom.models.denoisers.opensora_plan.config import SIZES, OpenSoraPlanConfig, configure
+from frameloom.models.denoisers.base import (
+    NOTHING,
+    Conditions,
+    DenoiserFamily,
+    TextStates,
+    find_index,
+    list_blocks,
+    refuse_foreign,
+)
+from frameloom.models.denoisers.opensora_plan.config import SIZES, WHERE, OpenSoraPlanConfig, configure
 from frameloom.models.denoisers.opensora_plan.known import pack_known
 from frameloom.models.denoisers.opensora_plan.model import build
-from frameloom.models.denoisers.opensora_plan.positions import token_grid
 from frameloom.models.denoisers.opensora_plan.sharding import BLOCK_LISTS
 from frameloom.models.denoisers.opensora_plan.weights import load_original
+from frameloom.models.layers.patches import token_grid
 
 __all__ = ["FAMILY"]
 
-NUM_TIMESTEPS = 1000
-
-
-def _patch(config: OpenSoraPlanConfig) -> tuple[int, int, int]:
-    return 1, config.patch_size, config.patch_size
-
 
 def _num_tokens(config: OpenSoraPlanConfig, latent_FHW: tuple[int, int, int]) -> int:
-    frames, rows, columns = token_grid(latent_FHW, config.patch_size)
-    return frames * rows * columns
+    return math.prod(token_grid(latent_FHW, config.patch_size, where=WHERE))
 
 
 def _denoise(
@@ -35,17 +37,8 @@ def _denoise(
     config = cast(OpenSoraPlanConfig, model.config)
     known = ("cells_BFHW", "beside_BCFHW") if config.inpaint else ("cells_BFHW",)
     refuse_foreign(given, FAMILY.name, known=known)
-    index_B = (timestep_B.float() * NUM_TIMESTEPS).round()
-    prediction = model(noisy_BCFHW, index_B, text.tokens_BKD, text.mask_BK, given.cells_BFHW, given.beside_BCFHW)
-    return cast(Tensor, prediction)
-
-
-def _beside(config: OpenSoraPlanConfig) -> Literal["none", "inpaint"]:
-    return "inpaint" if config.inpaint else "none"
-
-
-def _blocks(model: nn.Module) -> list[nn.Module]:
-    return [block for name in BLOCK_LISTS for block in cast(nn.ModuleList, getattr(model, name))]
+    conditions = (text.mask_BK, given.cells_BFHW, given.beside_BCFHW)
+    return cast(Tensor, model(noisy_BCFHW, find_index(timestep_B), text.tokens_BKD, *conditions))
 
 
 FAMILY = DenoiserFamily(
@@ -54,12 +47,12 @@ FAMILY = DenoiserFamily(
     sizes=SIZES,
     configure=configure,
     build=build,
-    patch=_patch,
+    patch=lambda config: (1, config.patch_size, config.patch_size),
     denoise=_denoise,
-    blocks=_blocks,
+    blocks=lambda model: list_blocks(model, BLOCK_LISTS),
     load_original=load_original,
     num_tokens=_num_tokens,
-    beside=_beside,
+    beside=lambda config: "inpaint" if config.inpaint else "none",
     pack_known=pack_known,
     lora_targets=("to_q", "to_k", "to_v", "to_out.0"),
 )

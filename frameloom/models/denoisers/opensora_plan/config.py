@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from frameloom.core.errors import ConfigError
-from frameloom.models.denoisers.base import override_fields
-from frameloom.models.names import refuse_unknown
+from frameloom.models.denoisers.base import choose_size, find_too_small
 
+WHERE = "opensora_plan denoiser"
 Pattern = Literal["full", "single", "group"]
 
 # Sparse layers lie between these, whatever the depth: the published code has the numbers of its 32 layers in it.
@@ -68,20 +68,15 @@ class OpenSoraPlanConfig:
 
 
 def _find_problems(config: OpenSoraPlanConfig) -> list[str]:
-    where = "opensora_plan denoiser"
-    problems = [
-        f"{where}: {name} is {getattr(config, name)}; it must be at least {least}"
-        for name, least in _LEAST.items()
-        if getattr(config, name) < least
-    ]
+    problems = find_too_small(config, _LEAST, where=WHERE)
     problems += [
-        f"{where}: {name} is {getattr(config, name)}; it must be above 0"
+        f"{WHERE}: {name} is {getattr(config, name)}; it must be above 0"
         for name in ("interpolation_scale_t", "interpolation_scale_h", "interpolation_scale_w", "norm_eps")
         if getattr(config, name) <= 0
     ]
     if config.attention_head_dim % 6:
         problems.append(
-            f"{where}: attention_head_dim {config.attention_head_dim} must be a multiple of 6: a head has pairs of "
+            f"{WHERE}: attention_head_dim {config.attention_head_dim} must be a multiple of 6: a head has pairs of "
             "channels for frame, row and column"
         )
     return problems
@@ -115,13 +110,10 @@ SIZES: dict[str, OpenSoraPlanConfig] = {
     "2b-inpaint": replace(_RELEASED, inpaint=True),
 }
 
-_DERIVED = ("in_channels", "context_in_dim")
-
 
 def configure(
     size: str, *, latent_channels: int, text_width: int, pooled_width: int, overrides: Mapping[str, Any]
 ) -> OpenSoraPlanConfig:
     """A named size, fitted to the autoencoder and the text encoder. The pooled text vector has no use here."""
-    refuse_unknown(size, SIZES, what="opensora_plan size")
-    base = replace(SIZES[size], in_channels=latent_channels, context_in_dim=text_width)
-    return override_fields(base, overrides, where="model.overrides", derived=_DERIVED)
+    derived = {"in_channels": latent_channels, "context_in_dim": text_width}
+    return choose_size(SIZES, size, family="opensora_plan", derived=derived, overrides=overrides)

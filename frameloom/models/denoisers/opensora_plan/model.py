@@ -6,75 +6,19 @@ pairs.
 
 from __future__ import annotations
 
-import math
-
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from frameloom.core.errors import ConfigError
-from frameloom.core.random import stream
-from frameloom.models.denoisers.base import initialize
-from frameloom.models.denoisers.opensora_plan.blocks import Block, ModulationTable, modulate
-from frameloom.models.denoisers.opensora_plan.config import OpenSoraPlanConfig, Pattern
-from frameloom.models.denoisers.opensora_plan.positions import RotaryTables, pool_cells, token_grid, unpack
+from frameloom.models.denoisers.base import build_fresh
+from frameloom.models.denoisers.opensora_plan.blocks import Block
+from frameloom.models.denoisers.opensora_plan.config import WHERE, OpenSoraPlanConfig, Pattern
+from frameloom.models.denoisers.opensora_plan.positions import pool_cells, turn_table
 from frameloom.models.denoisers.opensora_plan.skiparse import PADDED, deal_mask
-
-TIME_WIDTH = 256
-
-
-def embed_index(index_B: Tensor) -> Tensor:
-    """Sinusoids of the noise level's index in float32, cosines first."""
-    half = TIME_WIDTH // 2
-    exponent = torch.arange(half, dtype=torch.float32, device=index_B.device) / half
-    angles = index_B.float()[:, None] * torch.exp(-math.log(10_000) * exponent)
-    return torch.cat([angles.cos(), angles.sin()], dim=-1)
-
-
-class PatchEmbed(nn.Module):
-    """Frame by frame; there is no patching in time and no position is added."""
-
-    def __init__(self, in_channels: int, width: int, patch_size: int) -> None:
-        super().__init__()
-        self.proj = nn.Conv2d(in_channels, width, patch_size, stride=patch_size)
-
-    def forward(self, latent_BCFHW: Tensor) -> Tensor:
-        batch = len(latent_BCFHW)
-        patches: Tensor = self.proj(latent_BCFHW.transpose(1, 2).flatten(0, 1))
-        return torch.unflatten(patches, 0, (batch, -1)).permute(0, 1, 3, 4, 2).flatten(1, 3)
-
-
-class TwoLinear(nn.Module):
-    def __init__(self, in_width: int, width: int) -> None:
-        super().__init__()
-        self.linear_1 = nn.Linear(in_width, width)
-        self.linear_2 = nn.Linear(width, width)
-
-
-class TimeEmbed(TwoLinear):
-    def forward(self, sinusoids_BD: Tensor) -> Tensor:
-        embedded: Tensor = self.linear_2(F.silu(self.linear_1(sinusoids_BD)))
-        return embedded
-
-
-class CaptionProjection(TwoLinear):
-    def forward(self, text_BKD: Tensor) -> Tensor:
-        projected: Tensor = self.linear_2(F.gelu(self.linear_1(text_BKD), approximate="tanh"))
-        return projected
-
-
-class SharedModulation(nn.Module):
-    """One timestep embedding, and from it one set of six vectors for all blocks."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.emb = nn.ModuleDict({"timestep_embedder": TimeEmbed(TIME_WIDTH, width)})
-        self.linear = nn.Linear(width, 6 * width)
-
-    def forward(self, index_B: Tensor) -> tuple[Tensor, Tensor]:
-        """[B, 6, D] for the blocks and [B, D] for the last layer."""
-        time_BD: Tensor = self.emb["timestep_embedder"](embed_index(index_B).to(self.linear.weight.dtype))
-        return torch.unflatten(self.linear(F.silu(time_BD)), -1, (6, -1)), time_BD
+from frameloom.models.layers.mlp import TwoLinear
+from frameloom.models.layers.modulation import ModulationTable, SharedModulation, modulate
+from frameloom.models.layers.patches import Grid, PatchEmbed, token_grid, unpack
+from frameloom.models.layers.position_tables import PositionTables
 
 
 class OpenSoraT2V(ModulationTable):
@@ -86,13 +30,15 @@ class OpenSoraT2V(ModulationTable):
         self.config = config
         self.pos_embed = PatchEmbed(config.in_channels, width, config.patch_size)
         self.adaln_single = SharedModulation(width)
-        self.caption_projection = CaptionProjection(config.context_in_dim, width)
+        self.caption_projection = TwoLinear(config.context_in_dim, width, nn.GELU(approximate="tanh"))
         self.transformer_blocks = nn.ModuleList(Block(config, layer) for layer in range(config.num_layers))
         self.proj_out = nn.Linear(width, config.patch_size**2 * config.in_channels)
         if config.inpaint:
             self.pos_embed_masked_hidden_states = self._build_branch(config.in_channels)
             self.pos_embed_mask = self._build_branch(config.vae_scale_factor_t)
-        self.rotary = RotaryTables(config.attention_head_dim, config.interpolation_scales)
+        self.rotary = PositionTables(
+            lambda grid: turn_table(grid, config.attention_head_dim, config.interpolation_scales)
+        )
 
     def _build_branch(self, in_channels: int) -> nn.Sequential:
         width = self.config.hidden_size
@@ -119,23 +65,24 @@ class OpenSoraT2V(ModulationTable):
         modulation_B6D, time_BD = self.adaln_single(index_B)
         text_BKD = self.caption_projection(text_BKD.to(dtype))
         text_mask = None if text_mask_BK is None else ((1 - text_mask_BK.float()) * PADDED).to(dtype)[:, None, None]
-        rope_N1P = self.rotary.get(grid, noisy_BCFHW.device)
+        rope_N1P = self.rotary.get(grid, device=noisy_BCFHW.device)
         masks = self._masks(cells_BFHW, x_BND)
         for layer, block in enumerate(self.transformer_blocks):
             mask = masks[self.config.pattern(layer)]
             x_BND = block(x_BND, text_BKD, modulation_B6D, rope_N1P, mask, text_mask)
         shift, scale = (self.scale_shift_table + time_BD[:, None]).chunk(2, dim=1)
         prediction_BNC = self.proj_out(modulate(x_BND, shift, scale, self.config.norm_eps))
-        return unpack(prediction_BNC, grid, self.config.patch_size).to(noisy_BCFHW.dtype)
+        return unpack(prediction_BNC, grid, self.config.patch_size, channels_last=True).to(noisy_BCFHW.dtype)
 
     def _embed(self, noisy_BCFHW: Tensor, beside_BCFHW: Tensor | None) -> Tensor:
-        x_BND: Tensor = self.pos_embed(noisy_BCFHW)
+        x_BFHWD: Tensor = self.pos_embed(noisy_BCFHW)
         if not self.config.inpaint:
-            return x_BND
+            return x_BFHWD.flatten(1, 3)
         if beside_BCFHW is None:
             beside_BCFHW = self._know_nothing(noisy_BCFHW)
         masked, mask = beside_BCFHW.to(noisy_BCFHW.dtype).tensor_split([self.config.in_channels], dim=1)
-        return x_BND.add(self.pos_embed_masked_hidden_states(masked)).add(self.pos_embed_mask(mask))
+        x_BFHWD = x_BFHWD.add(self.pos_embed_masked_hidden_states(masked)).add(self.pos_embed_mask(mask))
+        return x_BFHWD.flatten(1, 3)
 
     def _know_nothing(self, noisy_BCFHW: Tensor) -> Tensor:
         """A mask of ones: everything is to be made; the latent of a clip that shows nothing is taken as zero."""
@@ -153,45 +100,34 @@ class OpenSoraT2V(ModulationTable):
         patterns = {config.pattern(layer) for layer in range(config.num_layers)}
         return {pattern: deal_mask(tokens_BN, pattern, config.sparse_n, like_BNC=x_BND) for pattern in patterns}
 
-    def _check(self, noisy: Tensor, cells: Tensor | None, beside: Tensor | None) -> tuple[int, int, int]:
+    def _check(self, noisy: Tensor, cells: Tensor | None, beside: Tensor | None) -> Grid:
         """The grid of tokens; ConfigError that names the rule when a tensor does not fit."""
-        config, where = self.config, "opensora_plan denoiser"
+        config = self.config
         batch, channels, frames, height, width = noisy.shape
         if channels != config.in_channels:
             raise ConfigError(
-                f"{where}: the latent has {channels} channels, the model takes {config.in_channels}; choose the "
+                f"{WHERE}: the latent has {channels} channels, the model takes {config.in_channels}; choose the "
                 "autoencoder that the model was made for"
             )
         if cells is not None and cells.shape != (batch, frames, height, width):
             raise ConfigError(
-                f"{where}: cells_BFHW is {tuple(cells.shape)}, the latent has {(batch, frames, height, width)}; give "
+                f"{WHERE}: cells_BFHW is {tuple(cells.shape)}, the latent has {(batch, frames, height, width)}; give "
                 "one number for every latent cell"
             )
         if beside is not None and not config.inpaint:
             raise ConfigError(
-                f"{where}: the model has no input for beside_BCFHW; choose an inpaint size or leave it out"
+                f"{WHERE}: the model has no input for beside_BCFHW; choose an inpaint size or leave it out"
             )
         if beside is not None and beside.shape != (batch, config.beside_channels, frames, height, width):
             raise ConfigError(
-                f"{where}: beside_BCFHW is {tuple(beside.shape)}; it should be the masked latent ({channels} "
+                f"{WHERE}: beside_BCFHW is {tuple(beside.shape)}; it should be the masked latent ({channels} "
                 f"channels), then the mask ({config.vae_scale_factor_t}), for a latent of {frames}x{height}x{width}"
             )
-        return token_grid((frames, height, width), config.patch_size)
+        return token_grid((frames, height, width), config.patch_size, where=WHERE)
 
 
 def build(config: OpenSoraPlanConfig, generator: torch.Generator | None = None) -> OpenSoraT2V:
-    """A model with fresh weights; under `torch.device("meta")`, with shapes only."""
-    device = torch.get_default_device()
-    # Made without storage first: layers would otherwise fill themselves from the global generator.
-    with torch.device("meta"):
-        model = OpenSoraT2V(config)
-    if device.type == "meta":
-        return model
-    model.to_empty(device=device)
-    if generator is None:
-        generator = stream(0, "opensora_plan weights", device=device.type)
-    initialize(model, generator, is_zero=starts_zero)
-    return model
+    return build_fresh(lambda: OpenSoraT2V(config), generator, family="opensora_plan", is_zero=starts_zero)
 
 
 def starts_zero(name: str) -> bool:

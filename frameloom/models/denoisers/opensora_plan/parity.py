@@ -14,8 +14,9 @@ from torch import Tensor
 from frameloom.core.parity import ParityCase, ParityOutput
 from frameloom.models.denoisers.opensora_plan.config import OpenSoraPlanConfig
 from frameloom.models.denoisers.opensora_plan.model import build
-from frameloom.models.denoisers.opensora_plan.positions import Grid, Scales, token_grid
+from frameloom.models.denoisers.opensora_plan.positions import Scales
 from frameloom.models.denoisers.opensora_plan.weights import load_original, read_config
+from frameloom.models.layers.patches import Grid, token_grid
 
 TOLERANCE = 2e-5
 DEEP_TOLERANCE = 3e-5

@@ -20,8 +20,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from frameloom.models.denoisers.opensora_plan.config import Pattern
-from frameloom.models.denoisers.opensora_plan.positions import rotate
+from frameloom.models.denoisers.opensora_plan.positions import NUM_AXES
 from frameloom.models.layers.attention import attend
+from frameloom.models.layers.rope import rotate
 
 PADDED = -10_000.0
 FILLED = -9_980.0
@@ -81,7 +82,7 @@ class SkiparseAttention(nn.Module):
     def forward(
         self, q_BNHD: Tensor, k_BNHD: Tensor, v_BNHD: Tensor, rope_N1P: Tensor, mask: Tensor | None = None
     ) -> Tensor:
-        q, k = (rotate(heads, rope_N1P).type_as(v_BNHD) for heads in (q_BNHD, k_BNHD))
+        q, k = (rotate(heads, rope_N1P, parts=NUM_AXES).type_as(v_BNHD) for heads in (q_BNHD, k_BNHD))
         q, k, v = (self._deal(heads).transpose(1, 2) for heads in (q, k, v_BNHD))
         attended = attend(q, k, v, mask).transpose(1, 2)
         return gather(attended, self.pattern, self.sparse_n)[:, : q_BNHD.shape[1]].flatten(2)

@@ -17,10 +17,9 @@ from frameloom.core.log import get_logger
 from frameloom.core.random import stream
 from frameloom.models.denoisers.base import initialize
 from frameloom.models.denoisers.opensora_plan.config import OpenSoraPlanConfig
-from frameloom.models.denoisers.opensora_plan.model import PatchEmbed
-from frameloom.models.fit import check_fit
+from frameloom.models.fit import load_fitting, strip_wrappers
+from frameloom.models.layers.patches import PatchEmbed
 
-_WRAPPERS = ("module.", "_backbone.")
 _MASKED, _MASK = "pos_embed_masked_hidden_states.", "pos_embed_mask."
 _log = get_logger(__name__)
 
@@ -31,16 +30,7 @@ def load_original(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
     if config.inpaint and not any(key.startswith((_MASKED, _MASK)) for key in state):
         _log.info("opensora_plan checkpoint: text to video only; the inputs of mask and masked latent start afresh")
         state |= start_inpaint(model, state)
-    check_fit(model.state_dict(), state, where="opensora_plan checkpoint")
-    model.load_state_dict(state, assign=any(parameter.is_meta for parameter in model.parameters()))
-
-
-def strip_wrappers(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Keys without the prefixes that trainers put before all of them."""
-    state = dict(tensors)
-    while prefix := next((prefix for prefix in _WRAPPERS if state and all(k.startswith(prefix) for k in state)), ""):
-        state = {key.removeprefix(prefix): tensor for key, tensor in state.items()}
-    return state
+    load_fitting(model, state, where="opensora_plan checkpoint")
 
 
 def start_inpaint(model: nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -7,8 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from frameloom.core.errors import ConfigError
-from frameloom.models.denoisers.base import override_fields
-from frameloom.models.names import refuse_unknown
+from frameloom.models.denoisers.base import choose_size
 
 
 @dataclass(frozen=True)
@@ -138,13 +137,10 @@ SIZES: dict[str, SDXLConfig] = {
     ),
 }
 
-_DERIVED = ("in_channels", "context_in_dim", "vec_in_dim")
-
 
 def configure(
     size: str, *, latent_channels: int, text_width: int, pooled_width: int, overrides: Mapping[str, Any]
 ) -> SDXLConfig:
     """A named size, fitted to the autoencoder and the text encoders, with `overrides` of any other field."""
-    refuse_unknown(size, SIZES, what="sdxl size")
-    base = replace(SIZES[size], in_channels=latent_channels, context_in_dim=text_width, vec_in_dim=pooled_width)
-    return override_fields(base, overrides, where="model.overrides", derived=_DERIVED)
+    derived = {"in_channels": latent_channels, "context_in_dim": text_width, "vec_in_dim": pooled_width}
+    return choose_size(SIZES, size, family="sdxl", derived=derived, overrides=overrides)

@@ -11,16 +11,16 @@ import torch
 from diffusers.models.unets.unet_2d_condition import UNet2DConditionModel
 from torch import Tensor
 
-from frameloom.core.random import stream
-from frameloom.models.denoisers.base import initialize
-from frameloom.models.denoisers.sdxl.attention import AttendProcessor
+from frameloom.models.denoisers.base import NUM_TIMESTEPS, build_fresh, find_index
 from frameloom.models.denoisers.sdxl.config import SDXLConfig
+from frameloom.models.layers.diffusers_attention import AttendProcessor
 
 # Pixels per latent cell, for the size conditions of a clip that comes without any.
 PIXELS_PER_CELL = 8
 # What the published code tells the refiner about pictures that have no score.
 AESTHETIC_SCORE = 6.0
-_TIMESTEPS = 1000
+# Float32 is off by less when an index is divided by 1000 and multiplied again.
+_INDEX_ROUNDING = 1e-3
 
 
 def diffusers_arguments(config: SDXLConfig) -> dict[str, Any]:
@@ -67,7 +67,7 @@ class SDXLUNet(UNet2DConditionModel):
         conditions = {"text_embeds": pooled_BD.to(dtype), "time_ids": self._size_values(noisy_BCHW, sizes_B6)}
         (prediction_BCHW,) = self(
             noisy_BCHW.to(dtype),
-            (timestep_B.float() * _TIMESTEPS).round(),
+            _tell_level(timestep_B),
             text_BKD.to(dtype),
             added_cond_kwargs=conditions,
             return_dict=False,
@@ -87,20 +87,15 @@ class SDXLUNet(UNet2DConditionModel):
 
 
 def build(config: SDXLConfig, generator: torch.Generator | None = None) -> SDXLUNet:
-    """A model with fresh weights; under `torch.device("meta")`, with shapes only."""
-    device = torch.get_default_device()
-    # Made without storage first: layers would otherwise fill themselves from the global generator.
-    with torch.device("meta"):
-        model = SDXLUNet(config)
-    if device.type == "meta":
-        return model
-    model.to_empty(device=device)
-    if generator is None:
-        generator = stream(0, "sdxl weights", device=device.type)
-    initialize(model, generator, is_zero=_starts_zero)
-    return model
+    return build_fresh(lambda: SDXLUNet(config), generator, family="sdxl", is_zero=_starts_zero)
 
 
 def _starts_zero(name: str) -> bool:
     """Residual branches begin as nothing, and so does the prediction."""
     return name == "conv_out" or name.endswith((".conv2", ".proj_out"))
+
+
+def _tell_level(timestep_B: Tensor) -> Tensor:
+    """The index of a DDPM's level; a level between two of them, as an EDM has, stays as it is."""
+    told_B, index_B = timestep_B.float() * NUM_TIMESTEPS, find_index(timestep_B)
+    return torch.where((told_B - index_B).abs() < _INDEX_ROUNDING, index_B, told_B)

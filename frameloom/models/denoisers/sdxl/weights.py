@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from frameloom.core.errors import CheckpointError
 from frameloom.models.denoisers.sdxl.single_file import UNET_PREFIX
 from frameloom.models.denoisers.sdxl.unet_keys import UNetNames
-from frameloom.models.fit import check_fit
+from frameloom.models.fit import load_fitting
 
 Layout = Literal["diffusers", "single", "bare"]
 # Other parts of a whole single file.
@@ -51,9 +51,7 @@ def to_folder_keys(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 def load_original(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
     """Fill the UNet from any layout; of a whole single file only the UNet's part is read, and it must fit exactly."""
-    state = to_folder_keys(tensors)
-    check_fit(model.state_dict(), state, where="sdxl checkpoint")
-    model.load_state_dict(state, assign=any(parameter.is_meta for parameter in model.parameters()))
+    load_fitting(model, to_folder_keys(tensors), where="sdxl checkpoint")
 
 
 def export_original(model: nn.Module, layout: Layout) -> dict[str, Tensor]:

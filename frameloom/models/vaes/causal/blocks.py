@@ -13,18 +13,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from frameloom.models.layers.attention import attend
+from frameloom.models.layers.frames import fold_frames, unfold_frames
 
 NORM_EPS = 1e-6
 _START_MIX = 2.0
-
-
-def fold_frames(x_BCFHW: Tensor) -> Tensor:
-    """Frames into the batch, for layers that treat every frame as an image."""
-    return x_BCFHW.transpose(1, 2).flatten(0, 1)
-
-
-def unfold_frames(x: Tensor, num_frames: int) -> Tensor:
-    return torch.unflatten(x, 0, (-1, num_frames)).transpose(1, 2)
 
 
 def repeat_first(x_BCFHW: Tensor, count: int) -> Tensor:

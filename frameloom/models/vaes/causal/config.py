@@ -8,7 +8,7 @@ from typing import Any
 
 from frameloom.core.errors import ConfigError
 from frameloom.models.names import refuse_unknown
-from frameloom.models.vaes.scaling import spread_over_channels
+from frameloom.models.vaes.scaling import spread_scaling
 
 CONVS = ("CausalConv3d", "Conv2d")
 RES_BLOCKS = ("ResnetBlock3D", "ResnetBlock2D")
@@ -55,9 +55,7 @@ class CausalVAEConfig:
             value = getattr(self, field.name)
             if isinstance(value, list):
                 object.__setattr__(self, field.name, tuple(value))
-        for name in ("scale", "shift"):
-            numbers = spread_over_channels(getattr(self, name), self.embed_dim, where=f"{_WHERE}: {name}")
-            object.__setattr__(self, name, numbers)
+        spread_scaling(self, self.embed_dim, where=_WHERE)
         problems = _find_problems(self)
         if problems:
             raise ConfigError(problems)

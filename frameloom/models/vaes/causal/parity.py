@@ -13,12 +13,12 @@ import torch
 from torch import Tensor
 
 from frameloom.core.parity import ParityCase, ParityOutput
-from frameloom.core.recipe_weights import draw_recipe_weight
 from frameloom.models.vaes.base import Moments
 from frameloom.models.vaes.causal.config import CausalVAEConfig
 from frameloom.models.vaes.causal.model import CausalVAE
 from frameloom.models.vaes.causal.tiling import Tiling
 from frameloom.models.vaes.causal.weights import load_original
+from frameloom.models.vaes.parity_weights import find_weights
 
 Compute = Callable[[CausalVAE, Tensor], Tensor]
 TOLERANCE = 1e-4
@@ -32,29 +32,12 @@ def matches(case: ParityCase) -> bool:
 
 def run(case: ParityCase) -> list[ParityOutput]:
     config = CausalVAEConfig.from_original(case.config["model"])
-    weights, probes = _find_weights(case)
+    weights, probes = find_weights(case)
     model = CausalVAE(config).eval()
     load_original(model, weights)
     tolerance = TOLERANCE_NARROW if max(config.widths) == config.norm_groups else TOLERANCE
     with torch.no_grad():
         return probes + [_compare(case, model, name, tolerance) for name in case.outputs]
-
-
-def _find_weights(case: ParityCase) -> tuple[dict[str, Tensor], list[ParityOutput]]:
-    """Stored weights, or computed ones with a comparison of every number that the file gives of them."""
-    if case.config.get("weights") != "recipe":
-        return dict(case.weights), []
-    seed, gain = case.config.get("recipe_seed", 0), case.config.get("recipe_gain", 1.0)
-    weights = {
-        key: torch.from_numpy(draw_recipe_weight(key, tuple(shape), seed=seed, gain=gain))
-        for key, shape in case.config["state_dict_shapes"].items()
-    }
-    stored = [ParityOutput(f"weights.{key}", weights[key], tensor, 0.0) for key, tensor in case.weights.items()]
-    probes = [
-        ParityOutput(f"recipe_probe.{key}", weights[key].flatten()[: len(values)], torch.tensor(values), 0.0)
-        for key, values in case.config.get("recipe_probe", {}).items()
-    ]
-    return weights, stored + probes
 
 
 def _compare(case: ParityCase, model: CausalVAE, name: str, tolerance: float) -> ParityOutput:

@@ -5,12 +5,11 @@ Shape letters: B batch, C channels, F frames, H height, W width.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from frameloom.models.layers.frames import fold_frames, unfold_frames
 from frameloom.models.vaes.cogvideox.chunking import Chunk
 
 NORM_EPS = 1e-6
@@ -118,7 +117,8 @@ class Downsample(nn.Module):
             lead = int(chunk.leads)
             pairs = torch.unflatten(x_BCFHW[:, :, lead:], 2, (-1, 2)).mean(dim=3)
             x_BCFHW = torch.cat([x_BCFHW[:, :, :lead], pairs], dim=2)
-        return _map_frames(self.conv, F.pad(x_BCFHW, (0, 1, 0, 1)))
+        pictures = self.conv(F.pad(fold_frames(x_BCFHW), (0, 1, 0, 1)))
+        return unfold_frames(pictures, x_BCFHW.shape[2])
 
 
 class Upsample(nn.Module):
@@ -133,7 +133,8 @@ class Upsample(nn.Module):
         num_frames, height, width = x_BCFHW.shape[2:]
         if self.in_time:
             num_frames = 2 * num_frames - int(chunk.leads)
-        return _map_frames(self.conv, enlarge(x_BCFHW, (num_frames, 2 * height, 2 * width), leads=chunk.leads))
+        enlarged_BCFHW = enlarge(x_BCFHW, (num_frames, 2 * height, 2 * width), leads=chunk.leads)
+        return unfold_frames(self.conv(fold_frames(enlarged_BCFHW)), num_frames)
 
 
 def enlarge(x_BCFHW: Tensor, size: tuple[int, ...] | torch.Size, *, leads: bool) -> Tensor:
@@ -144,10 +145,3 @@ def enlarge(x_BCFHW: Tensor, size: tuple[int, ...] | torch.Size, *, leads: bool)
     first = F.interpolate(x_BCFHW[:, :, :1], size=(1, height, width))
     rest = F.interpolate(x_BCFHW[:, :, 1:], size=(num_frames - 1, height, width))
     return torch.cat([first, rest], dim=2)
-
-
-def _map_frames(layer: Callable[[Tensor], Tensor], x_BCFHW: Tensor) -> Tensor:
-    """Apply a layer for pictures to all frames."""
-    batch = x_BCFHW.shape[0]
-    pictures = layer(x_BCFHW.transpose(1, 2).flatten(0, 1))
-    return torch.unflatten(pictures, 0, (batch, -1)).transpose(1, 2)

@@ -9,7 +9,7 @@ from typing import Any
 from frameloom.core.errors import ConfigError
 from frameloom.models.layers.tiling import Tiles
 from frameloom.models.names import refuse_unknown
-from frameloom.models.vaes.scaling import spread_over_channels
+from frameloom.models.vaes.scaling import spread_scaling
 
 _PLAIN = {
     "block_out_channels": "block_channels",
@@ -70,9 +70,7 @@ class CogVideoXConfig:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "block_channels", tuple(self.block_channels))
-        for name in ("scale", "shift"):
-            values = spread_over_channels(getattr(self, name), self.latent_channels, where=f"cogvideox: {name}")
-            object.__setattr__(self, name, values)
+        spread_scaling(self, self.latent_channels, where="cogvideox")
         self._check_channels()
         self._check_chunks()
         for side in ("height", "width") if self.tiling else ():

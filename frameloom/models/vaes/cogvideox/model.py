@@ -5,13 +5,10 @@ Shape letters: B batch, C channels, F frames, H height, W width. Strides are (4,
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from frameloom.models.layers.tiling import run_in_tiles
+from frameloom.models.layers.tiling import Layers, run_in_cuts
 from frameloom.models.vaes.base import Moments, VideoVAE
 from frameloom.models.vaes.cogvideox.blocks import (
     CausalConv3d,
@@ -168,14 +165,7 @@ class CogVideoXVAE(VideoVAE):
         bounds = bounds_with_rest_first(num_frames, size)
         return run_in_chunks(self.decoder, latent_BCFHW, bounds, leads=num_frames % 2 == 1)
 
-    def _run(self, layers: Callable[[Tensor], Tensor], x_BCFHW: Tensor, *, decoding: bool) -> Tensor:
-        if self.config.one_by_one and len(x_BCFHW) > 1:
-            return torch.cat([self._cut_in_space(layers, clip, decoding) for clip in torch.split(x_BCFHW, 1)])
-        return self._cut_in_space(layers, x_BCFHW, decoding)
-
-    def _cut_in_space(self, layers: Callable[[Tensor], Tensor], x_BCFHW: Tensor, decoding: bool) -> Tensor:
+    def _run(self, layers: Layers, x_BCFHW: Tensor, *, decoding: bool) -> Tensor:
         height, width = (self.config.tiles(side, decoding=decoding) for side in ("height", "width"))
-        is_small = x_BCFHW.shape[3] <= height.size and x_BCFHW.shape[4] <= width.size
-        if not self.config.tiling or is_small:
-            return layers(x_BCFHW)
-        return run_in_tiles(layers, x_BCFHW, height, width)
+        space = (height, width) if self.config.tiling else None
+        return run_in_cuts(layers, x_BCFHW, space=space, one_by_one=self.config.one_by_one)

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from frameloom.core.errors import ConfigError
-from frameloom.models.layers.tiling import Tiles
+from frameloom.models.layers.tiling import Tiles, check_tile
 from frameloom.models.names import refuse_unknown
-from frameloom.models.vaes.scaling import spread_over_channels
+from frameloom.models.vaes.scaling import spread_scaling
 
 HEAD_CHANNELS = 32
 _KINDS = {"ResBlock": False, "EViTS5_GLU": True}
@@ -61,15 +61,14 @@ class DCAEConfig:
     def __post_init__(self) -> None:
         for name in ("widths", "encoder_depths", "decoder_depths", "attention", "halves_frames"):
             object.__setattr__(self, name, tuple(getattr(self, name)))
-        for name in ("scale", "shift"):
-            values = spread_over_channels(getattr(self, name), self.latent_channels, where=f"dc_ae: {name}")
-            object.__setattr__(self, name, values)
+        spread_scaling(self, self.latent_channels, where="dc_ae")
         self._check_stages()
         self._check_shortcuts()
+        time, side, _ = self.strides
         if self.spatial_tiling:
-            self._check_tile("tile_px", self.strides[1])
+            check_tile(self.tile_px, self.tile_overlap, compression=side, where="dc_ae: tile_px")
         if self.temporal_tiling:
-            self._check_tile("tile_frames", self.strides[0])
+            check_tile(self.tile_frames, self.tile_overlap, compression=time, where="dc_ae: tile_frames")
 
     @property
     def strides(self) -> tuple[int, int, int]:
@@ -86,9 +85,7 @@ class DCAEConfig:
         compression = self.strides[0 if in_time else 1]
         size = self.tile_frames if in_time else self.tile_px
         stride = int(size * (1 - self.tile_overlap))
-        pixels, cells = (size, stride), (size // compression, stride // compression)
-        (size_in, stride_in), (size_out, stride_out) = (cells, pixels) if decoding else (pixels, cells)
-        return Tiles(size=size_in, stride=stride_in, keep=stride_out, blend=size_out - stride_out)
+        return Tiles.of_pixels(size, stride, compression=compression, decoding=decoding)
 
     @classmethod
     def from_original(cls, dotlist: str, *, scaling_factor: float | None = None, **fields: Any) -> DCAEConfig:
@@ -150,15 +147,6 @@ class DCAEConfig:
         for width, attention in zip(self.widths, self.attention, strict=True):
             if attention and width % HEAD_CHANNELS:
                 raise ConfigError(f"dc_ae: a stage with attention has {width} channels; choose multiples of 32")
-
-    def _check_tile(self, name: str, compression: int) -> None:
-        size = getattr(self, name)
-        stride = size * (1 - self.tile_overlap)
-        if not 0 <= self.tile_overlap < 1 or size % compression or stride % compression or stride < compression:
-            raise ConfigError(
-                f"dc_ae: {name} {size} with tile_overlap {self.tile_overlap} gives tiles every {stride:g}; tiles and "
-                f"their distance must be multiples of {compression}"
-            )
 
 
 def _list(text: str) -> list[str]:

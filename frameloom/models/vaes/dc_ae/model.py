@@ -5,13 +5,13 @@ Shape letters: B batch, C channels, F frames, H height, W width.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor, nn
 
 from frameloom.core.errors import DataError
-from frameloom.models.layers.tiling import run_in_spans, run_in_tiles
+from frameloom.models.layers.tiling import Layers, run_in_cuts
 from frameloom.models.vaes.base import LOGVAR_RANGE, Moments, VideoVAE
 from frameloom.models.vaes.dc_ae.blocks import (
     AttentionBlock,
@@ -28,7 +28,6 @@ from frameloom.models.vaes.dc_ae.config import DCAEConfig
 
 COLOURS = 3
 INIT_STD = 0.02
-Layers = Callable[[Tensor], Tensor]
 
 
 class OpList(nn.Module):
@@ -148,21 +147,15 @@ class DCAE(VideoVAE):
         return [module for module in self.modules() if isinstance(module, ResBlock | AttentionBlock)]
 
     def _run(self, layers: Layers, x_BCFHW: Tensor, *, decoding: bool) -> Tensor:
-        if self.config.one_by_one and len(x_BCFHW) > 1:
-            return torch.cat([self._cut_in_time(layers, clip, decoding) for clip in torch.split(x_BCFHW, 1)])
-        return self._cut_in_time(layers, x_BCFHW, decoding)
-
-    def _cut_in_time(self, layers: Layers, x_BCFHW: Tensor, decoding: bool) -> Tensor:
-        tiles = self.config.tiles(in_time=True, decoding=decoding)
-        if not self.config.temporal_tiling or x_BCFHW.shape[2] <= tiles.size:
-            return self._cut_in_space(layers, x_BCFHW, decoding)
-        return run_in_spans(lambda span: self._cut_in_space(layers, span, decoding), x_BCFHW, tiles)
-
-    def _cut_in_space(self, layers: Layers, x_BCFHW: Tensor, decoding: bool) -> Tensor:
-        tiles = self.config.tiles(in_time=False, decoding=decoding)
-        if not self.config.spatial_tiling or max(x_BCFHW.shape[3:]) <= tiles.size:
-            return layers(x_BCFHW)
-        return run_in_tiles(layers, x_BCFHW, tiles, tiles)
+        config = self.config
+        side, time = (config.tiles(in_time=in_time, decoding=decoding) for in_time in (False, True))
+        return run_in_cuts(
+            layers,
+            x_BCFHW,
+            space=(side, side) if config.spatial_tiling else None,
+            time=time if config.temporal_tiling else None,
+            one_by_one=config.one_by_one,
+        )
 
 
 @torch.no_grad()

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from frameloom.core.errors import ConfigError
-from frameloom.models.layers.tiling import Tiles
+from frameloom.models.layers.tiling import Tiles, check_tile
 from frameloom.models.names import refuse_unknown
-from frameloom.models.vaes.scaling import spread_over_channels
+from frameloom.models.vaes.scaling import spread_scaling
 
 # Open-Sora 2.0's key, and where it stands here; those of diffusers' json are read as well.
 _PLAIN = {
@@ -66,14 +66,13 @@ class HunyuanConfig:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "block_channels", tuple(self.block_channels))
-        for name in ("scale", "shift"):
-            values = spread_over_channels(getattr(self, name), self.latent_channels, where=f"hunyuan: {name}")
-            object.__setattr__(self, name, values)
+        spread_scaling(self, self.latent_channels, where="hunyuan")
         self._check_channels()
+        time, side, _ = self.strides
         if self.spatial_tiling:
-            self._check_tile("tile_px", self.strides[1])
+            check_tile(self.tile_px, self.tile_overlap, compression=side, where="hunyuan: tile_px")
         if self.temporal_tiling:
-            self._check_tile("tile_frames", self.strides[0])
+            check_tile(self.tile_frames, self.tile_overlap, compression=time, where="hunyuan: tile_frames")
 
     @property
     def strides(self) -> tuple[int, int, int]:
@@ -89,9 +88,7 @@ class HunyuanConfig:
         compression = self.strides[0 if in_time else 1]
         size = self.tile_frames if in_time else self.tile_px
         stride = int(size * (1 - self.tile_overlap))
-        pixels, cells = (size, stride), (size // compression, stride // compression)
-        (size_in, stride_in), (size_out, stride_out) = (cells, pixels) if decoding else (pixels, cells)
-        return Tiles(size=size_in, stride=stride_in, keep=stride_out, blend=size_out - stride_out)
+        return Tiles.of_pixels(size, stride, compression=compression, decoding=decoding)
 
     @classmethod
     def from_original(cls, values: Mapping[str, Any]) -> HunyuanConfig:
@@ -124,15 +121,6 @@ class HunyuanConfig:
                     f"hunyuan: a layer of {width} channels cannot be cut into {self.norm_groups} groups; choose "
                     "block_channels that are multiples of norm_groups"
                 )
-
-    def _check_tile(self, name: str, compression: int) -> None:
-        size = getattr(self, name)
-        stride = size * (1 - self.tile_overlap)
-        if not 0 <= self.tile_overlap < 1 or size % compression or stride % compression or stride < compression:
-            raise ConfigError(
-                f"hunyuan: {name} {size} with tile_overlap {self.tile_overlap} gives tiles every {stride:g}; tiles and "
-                f"their distance must be multiples of {compression}"
-            )
 
 
 def _plain(value: Any) -> Any:

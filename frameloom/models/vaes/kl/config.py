@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from frameloom.core.errors import ConfigError
 from frameloom.models.vaes.kl.keys import NUM_LEVELS
+from frameloom.models.vaes.scaling import spread_scaling
 
 
 @dataclass(frozen=True)
@@ -25,8 +26,7 @@ class KLConfig:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "channel_mult", tuple(self.channel_mult))
-        for name in ("scale", "shift"):
-            object.__setattr__(self, name, self._spread(name, tuple(getattr(self, name))))
+        spread_scaling(self, self.latent_channels, where="kl autoencoder")
         if len(self.channel_mult) != NUM_LEVELS:
             raise ConfigError(
                 f"kl autoencoder: channel_mult {list(self.channel_mult)} must have {NUM_LEVELS} numbers: height and "
@@ -49,17 +49,6 @@ class KLConfig:
     @property
     def strides(self) -> tuple[int, int, int]:
         return 1, 2 ** (NUM_LEVELS - 1), 2 ** (NUM_LEVELS - 1)
-
-    def _spread(self, name: str, values: tuple[float, ...]) -> tuple[float, ...]:
-        # A width can be overridden without naming the scale again, as long as all its numbers are alike.
-        if len(set(values)) == 1:
-            return values[:1] * self.latent_channels
-        if len(values) != self.latent_channels:
-            raise ConfigError(
-                f"kl autoencoder: {name} has {len(values)} numbers for {self.latent_channels} latent channels; "
-                "give one for each channel, or one for all"
-            )
-        return values
 
 
 _PLAYGROUND_MEAN = (-1.6574, 1.886, -1.383, 2.5155)

@@ -15,33 +15,13 @@ from diffusers.models.resnet import ResnetBlock2D
 from torch import Tensor, nn
 
 from frameloom.core.errors import ConfigError, DataError
-from frameloom.models.layers.attention import attend
+from frameloom.models.layers.diffusers_attention import AttendProcessor
+from frameloom.models.layers.frames import fold_frames, unfold_frames
 from frameloom.models.vaes.base import Moments, VideoVAE
 from frameloom.models.vaes.kl.config import KLConfig
 from frameloom.models.vaes.kl.tiling import run_in_tiles
 
 Step = Callable[[Tensor], Tensor]
-
-
-class AttendProcessor:
-    """What diffusers' `Attention` calls: the attention over all cells of a picture, in the middle of both halves."""
-
-    def __call__(
-        self,
-        attn: Any,
-        hidden_states: Tensor,
-        encoder_hidden_states: Tensor | None = None,
-        attention_mask: Tensor | None = None,
-        temb: Tensor | None = None,
-    ) -> Tensor:
-        """The names of the arguments are diffusers'; only the first one is used here."""
-        cells = attn.group_norm(hidden_states.flatten(2)).transpose(1, 2)
-        q, k, v = (
-            layer(cells).unflatten(-1, (attn.heads, -1)).transpose(1, 2) for layer in (attn.to_q, attn.to_k, attn.to_v)
-        )
-        attended = attn.to_out[0](attend(q, k, v).transpose(1, 2).flatten(2))
-        result: Tensor = hidden_states + attended.transpose(1, 2).reshape(hidden_states.shape)
-        return result
 
 
 class KLVAE(VideoVAE):
@@ -120,7 +100,7 @@ class KLVAE(VideoVAE):
                 "kl autoencoder: its activations overflow in float16; keep it in float32 or bfloat16, or set "
                 "force_upcast to false for weights that were made for float16 (sdxl-vae-fp16-fix)"
             )
-        x_NCHW = x_BCFHW.transpose(1, 2).flatten(0, 1)
+        x_NCHW = fold_frames(x_BCFHW)
         pieces = torch.split(x_NCHW, frames or max(len(x_NCHW), 1))
         with torch.autocast(x_NCHW.device.type, enabled=False) if self.config.force_upcast else nullcontext():
             done = [
@@ -128,7 +108,7 @@ class KLVAE(VideoVAE):
                 for piece in pieces
             ]
         y_NCHW = torch.cat(done) if len(done) > 1 else done[0]
-        return torch.unflatten(y_NCHW.to(x_BCFHW.dtype), 0, (-1, num_frames)).transpose(1, 2)
+        return unfold_frames(y_NCHW.to(x_BCFHW.dtype), num_frames)
 
 
 def diffusers_arguments(config: KLConfig) -> dict[str, Any]:

@@ -11,9 +11,9 @@ from typing import Literal
 from torch import Tensor
 
 from frameloom.core.errors import CheckpointError
-from frameloom.models.fit import check_fit
 from frameloom.models.vaes.base import VideoVAE
 from frameloom.models.vaes.kl import keys
+from frameloom.models.vaes.loading import load_same_keys
 
 Layout = Literal["diffusers", "single", "bare"]
 # Other parts of a whole single file.
@@ -48,13 +48,7 @@ def to_folder_keys(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 def load_original(model: VideoVAE, tensors: Mapping[str, Tensor]) -> None:
     """Load any layout, or raise CheckpointError that names what does not fit."""
-    given = to_folder_keys(tensors)
-    expected = model.state_dict()
-    check_fit(expected, given, where="kl autoencoder weights")
-    is_meta = any(tensor.is_meta for tensor in expected.values())
-    model.load_state_dict(given, assign=is_meta)
-    if is_meta:
-        model.reset_scaling()
+    load_same_keys(model, to_folder_keys(tensors), where="kl autoencoder weights")
 
 
 def export_original(model: VideoVAE, layout: Layout) -> dict[str, Tensor]:

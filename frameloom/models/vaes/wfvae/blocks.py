@@ -12,9 +12,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from frameloom.models.layers.attention import attend
+from frameloom.models.layers.frames import fold_frames, unfold_frames
 from frameloom.models.vaes.wfvae.chunking import FrameStream, prepend_past
 from frameloom.models.vaes.wfvae.config import Interpolation, NormKind
-from frameloom.models.vaes.wfvae.layout import fold_frames, join_frames, unfold_frames
+from frameloom.models.vaes.wfvae.layout import join_frames
 
 NORM_EPS = 1e-6
 NUM_GROUPS = 32
@@ -128,7 +130,7 @@ class FrameAttention(nn.Module):
     def forward(self, x_BCFHW: Tensor, stream: FrameStream | None = None) -> Tensor:
         h: Tensor = self.norm(x_BCFHW)
         query, key, value = (self._to_tokens(project(h)) for project in (self.q, self.k, self.v))
-        mixed_BFNC = F.scaled_dot_product_attention(query, key, value)
+        mixed_BFNC = attend(query, key, value)
         mixed_BCFHW = mixed_BFNC.reshape(h.movedim(1, -1).shape).movedim(-1, 1)
         change_BCFHW: Tensor = self.proj_out(mixed_BCFHW)
         return x_BCFHW + change_BCFHW

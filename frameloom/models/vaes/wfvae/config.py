@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from frameloom.core.errors import ConfigError
 from frameloom.models.names import refuse_unknown
+from frameloom.models.vaes.scaling import spread_scaling
 
 NormKind = Literal["layernorm", "groupnorm"]
 Interpolation = Literal["trilinear", "nearest"]
@@ -64,8 +65,7 @@ class WFVAEConfig:
     shift: tuple[float, ...] = (0.0,)
 
     def __post_init__(self) -> None:
-        for name in ("scale", "shift"):
-            object.__setattr__(self, name, self._spread(name, tuple(getattr(self, name))))
+        spread_scaling(self, self.latent_channels, where="WFVAE")
         self._check_choice("norm", ("layernorm", "groupnorm"))
         self._check_choice("time_interpolation", ("trilinear", "nearest"))
         narrow = [width for width in self._norm_widths() if width % 32]
@@ -98,17 +98,6 @@ class WFVAEConfig:
             values[key] = list(value) if isinstance(value, tuple) else value
         for level, temporal in ((1, self.level1_temporal), (2, self.level2_temporal)):
             values |= {f"l{level}_{key}": names[temporal] for key, names in _LEVEL_OPTIONS.items()}
-        return values
-
-    def _spread(self, name: str, values: tuple[float, ...]) -> tuple[float, ...]:
-        # A width can be overridden without naming the scale again, as long as all its numbers are alike.
-        if len(set(values)) == 1:
-            return values[:1] * self.latent_channels
-        if len(values) != self.latent_channels:
-            raise ConfigError(
-                f"WFVAE: {name} has {len(values)} numbers for {self.latent_channels} latent channels; "
-                "give one for each channel, or one for all"
-            )
         return values
 
     def _check_choice(self, name: str, known: tuple[str, ...]) -> None:

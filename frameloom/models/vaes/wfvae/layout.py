@@ -1,4 +1,4 @@
-"""Moving between clips and images, and joining tensors, without leaving channels-last order.
+"""Joining tensors without leaving channels-last order.
 
 Shape letters: B batch, C channels, F frames, H height, W width.
 
@@ -12,15 +12,6 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
-
-
-def fold_frames(x_BCFHW: Tensor) -> Tensor:
-    """Frames into the batch, for layers that treat every frame as an image."""
-    return x_BCFHW.transpose(1, 2).flatten(0, 1)
-
-
-def unfold_frames(x: Tensor, num_frames: int) -> Tensor:
-    return x.reshape(-1, num_frames, *x.shape[1:]).transpose(1, 2)
 
 
 def join_frames(pieces_BCFHW: Sequence[Tensor]) -> Tensor:

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from frameloom.core.parity import ParityCase, ParityOutput
-from frameloom.core.recipe_weights import draw_recipe_weight
 from frameloom.models.vaes.base import Moments
+from frameloom.models.vaes.parity_weights import find_weights
 from frameloom.models.vaes.wfvae.config import WFVAEConfig
 from frameloom.models.vaes.wfvae.model import WFVAE
 from frameloom.models.vaes.wfvae.weights import load_original
@@ -31,31 +31,13 @@ def matches(case: ParityCase) -> bool:
 
 def run(case: ParityCase) -> list[ParityOutput]:
     config = WFVAEConfig.from_original(case.config["model"])
-    weights, probes = _find_weights(case)
+    weights, probes = find_weights(case, leave_out=lambda key: "wavelet_tranform" in key)
     model = WFVAE(config).eval()
     load_original(model, weights)
     is_rough = config.time_interpolation == "nearest" and not config.attention
     with torch.no_grad():
         outputs = _Comparison(case, model, TOLERANCE_NEAREST if is_rough else TOLERANCE).compare_all()
     return probes + outputs
-
-
-def _find_weights(case: ParityCase) -> tuple[dict[str, Tensor], list[ParityOutput]]:
-    """Stored weights, or computed ones with a comparison of every number that the file gives of them."""
-    if case.config.get("weights") != "recipe":
-        return dict(case.weights), []
-    seed, gain = case.config.get("recipe_seed", 0), case.config.get("recipe_gain", 1.0)
-    weights = {
-        key: torch.from_numpy(draw_recipe_weight(key, tuple(shape), seed=seed, gain=gain))
-        for key, shape in case.config["state_dict_shapes"].items()
-        if "wavelet_tranform" not in key
-    }
-    stored = [ParityOutput(f"weights.{key}", weights[key], tensor, 0.0) for key, tensor in case.weights.items()]
-    probes = [
-        ParityOutput(f"recipe_probe.{key}", weights[key].flatten()[: len(values)], torch.tensor(values), 0.0)
-        for key, values in case.config.get("recipe_probe", {}).items()
-    ]
-    return weights, stored + probes
 
 
 class _Comparison:

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
-from frameloom.models.fit import check_fit
 from frameloom.models.vaes.base import VideoVAE
+from frameloom.models.vaes.loading import load_same_keys
 from frameloom.models.vaes.wfvae.wavelet import HaarJoin2D, HaarJoin3D, HaarSplit2D, HaarSplit3D
 
 # Where a training checkpoint keeps the weights, best first.
@@ -22,14 +22,7 @@ def load_original(model: VideoVAE, tensors: Mapping[str, Tensor]) -> None:
     Averaged weights hold only what was trained, so absent wavelet filters are made anew. A `module.` prefix goes,
     and so do the filters of the pixel transform, which later versions of the model store.
     """
-    given = _rename(tensors)
-    given = _make_filters(model) | given
-    expected = model.state_dict()
-    check_fit(expected, given, where="WFVAE weights")
-    is_meta = any(tensor.is_meta for tensor in expected.values())
-    model.load_state_dict(given, assign=is_meta)
-    if is_meta:
-        model.reset_scaling()
+    load_same_keys(model, _make_filters(model) | _rename(tensors), where="WFVAE weights")
 
 
 def _rename(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

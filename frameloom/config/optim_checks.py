@@ -1,0 +1,150 @@
+"""Rules of the optimizer's keys: each yields every mistake that it finds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from math import floor, log10
+
+from frameloom.config.optim import OWN_BETAS, OptimSection, ScheduleSection
+from frameloom.config.problems import Problem
+from frameloom.config.schema import DataSection, Recipe
+from frameloom.config.yaml_values import format_value
+
+MAX_LR = 0.1
+_WITH_EPS = ("adamw", "adamw8bit", "prodigy", "muon")
+_FALLING = ("cosine", "linear", "polynomial", "cosine_with_restarts")
+_SCHEDULES_OF = {
+    "min_share": (*_FALLING, "multi_step"),
+    "decay_steps": _FALLING,
+    "num_cycles": ("cosine_with_restarts",),
+    "power": ("polynomial",),
+    "milestones": ("multi_step",),
+    "gamma": ("multi_step",),
+}
+
+
+def check_optim(recipe: Recipe) -> Iterator[Problem]:
+    yield from _check_schedule(recipe)
+    yield from _check_rate(recipe.optim)
+    yield from _check_kind(recipe.optim)
+    yield from _check_clipping(recipe.optim)
+    yield from _check_parts(recipe)
+    yield from _check_scale(recipe)
+
+
+def _check_rate(optim: OptimSection) -> Iterator[Problem]:
+    if optim.lr <= MAX_LR or (optim.name == "prodigy" and optim.lr <= 10):
+        return
+    exponent = floor(log10(optim.lr))
+    flipped = optim.lr / 10 ** (2 * exponent) if exponent >= 3 else 1e-5
+    usual = "the usual one of prodigy is 1" if optim.name == "prodigy" else "usual rates are 1e-6 to 1e-3"
+    text = f"optim.lr is {format_value(optim.lr)}; nothing trains above {10 if optim.name == 'prodigy' else MAX_LR}"
+    yield Problem(("optim", "lr"), f"{text}, {usual}; did you mean {format_value(float(f'{flipped:.3g}'))}?")
+
+
+def _check_kind(optim: OptimSection) -> Iterator[Problem]:
+    own, also = OWN_BETAS[optim.name], (("optim", "name"),)
+    if len(optim.betas) != len(own):
+        text = f"optim.betas is {format_value(list(optim.betas))}, but {optim.name} takes a list of {len(own)}"
+        yield Problem(("optim", "betas"), f"{text}; write {format_value(list(own))}, or remove it", also)
+    if optim.eps != OptimSection.model_fields["eps"].default and optim.name not in _WITH_EPS:
+        text = f"optim.eps is {format_value(optim.eps)}, which {optim.name} does not use"
+        yield Problem(("optim", "eps"), f"{text}; remove it", also)
+    for number, group in enumerate(optim.groups):
+        if optim.name == "prodigy" and group.lr is not None:
+            text = f"optim.groups.{number}.lr is {format_value(group.lr)}, but prodigy has one rate for all parameters"
+            yield Problem(("optim", "groups", str(number), "lr"), f"{text}; remove it", also)
+
+
+def _check_schedule(recipe: Recipe) -> Iterator[Problem]:
+    schedule, steps, also = recipe.optim.schedule, recipe.train.steps, (("train", "steps"),)
+    path = ("optim", "schedule")
+    if schedule.warmup_steps >= steps:
+        text = f"optim.schedule.warmup_steps is {schedule.warmup_steps}, but the run has only train.steps {steps}"
+        yield Problem((*path, "warmup_steps"), f"{text}; make it shorter than the run", also)
+    for name, users in _SCHEDULES_OF.items():
+        value, default = getattr(schedule, name), ScheduleSection.model_fields[name].default
+        if value != default and schedule.name not in users:
+            text = f"optim.schedule.{name} is {format_value(list(value) if isinstance(value, tuple) else value)}"
+            why = "a constant schedule does not fall" if schedule.name == "constant" else f"{schedule.name} has none"
+            advice = f"remove it, or choose {' or '.join(users[:2])}"
+            yield Problem((*path, name), f"{text}, but {why}; {advice}", ((*path, "name"),))
+    if not schedule.warmup_steps:
+        for name in ("start_share", "idle_start"):
+            if value := getattr(schedule, name):
+                text = f"optim.schedule.{name} is {format_value(value)}, but there is no warm-up"
+                yield Problem((*path, name), f"{text}; remove it, or set warmup_steps", ((*path, "warmup_steps"),))
+    if schedule.name == "multi_step":
+        yield from _check_milestones(schedule)
+
+
+def _check_milestones(schedule: ScheduleSection) -> Iterator[Problem]:
+    path, found = ("optim", "schedule", "milestones"), schedule.milestones
+    if not found:
+        text = "optim.schedule needs the key 'milestones' for multi_step"
+        yield Problem(path, f"{text}; e.g. milestones: [200, 400]", (("optim", "schedule", "name"),))
+    elif list(found) != sorted(set(found)) or found[0] < schedule.warmup_steps:
+        text = f"optim.schedule.milestones is {format_value(list(found))}; expected rising steps after the warm-up"
+        yield Problem(path, f"{text} of {schedule.warmup_steps}", (("optim", "schedule", "warmup_steps"),))
+
+
+def _check_clipping(optim: OptimSection) -> Iterator[Problem]:
+    if optim.clip_fade is not None and optim.clip_norm is None:
+        text = "optim.clip_fade is set, but optim.clip_norm is null, so there is no limit that could fade"
+        path = ("optim", "clip_fade")
+        yield Problem(path, f"{text}; remove it, or set clip_norm", (("optim", "clip_norm"),))
+
+
+def _check_parts(recipe: Recipe) -> Iterator[Problem]:
+    """What can be seen of the chosen parameters before there is a model."""
+    optim = recipe.optim
+    if recipe.lora is not None:
+        for name in ("trainable", "frozen"):
+            if value := getattr(optim, name):
+                text = f"optim.{name} is {format_value(list(value))}, but with lora only the adapters train"
+                yield Problem(("optim", name), f"{text}; remove it, and choose layers with lora.targets", (("lora",),))
+    for number, group in enumerate(optim.groups):
+        path = ("optim", "groups", str(number))
+        if not group.match:
+            text = f"optim.groups.{number} needs the key 'match'"
+            yield Problem((*path, "match"), f"{text}: parts of the parameters' names; e.g. match: img_in")
+        elif group.lr is None and group.weight_decay is None:
+            text = f"optim.groups.{number} changes nothing for '{group.match}'"
+            yield Problem(path, f"{text}; give it lr or weight_decay, or remove it")
+
+
+def _check_scale(recipe: Recipe) -> Iterator[Problem]:
+    if not recipe.optim.scale_lr:
+        return
+    also = (("data", "policy"), ("data", "buckets"))
+    sizes = batch_sizes(recipe.data)
+    if len(sizes) != 1:
+        found = f"are {' and '.join(map(str, sizes))}" if sizes else f"follow from the clips ({recipe.data.policy})"
+        text = f"optim.scale_lr is true, but batch sizes {found}, so there is no one factor"
+        yield Problem(("optim", "scale_lr"), f"{text}; remove it and write the scaled rate in optim.lr", also)
+    elif (rate := scaled_rate(recipe)) > MAX_LR and recipe.optim.name != "prodigy":
+        text = f"optim.scale_lr is true, which makes the rate {format_value(float(f'{rate:.3g}'))}"
+        yield Problem(("optim", "scale_lr"), f"{text}; nothing trains above {MAX_LR}, lower optim.lr", also)
+
+
+def batch_sizes(data: DataSection) -> list[int]:
+    """The different sizes of a full micro-batch; none when they follow from the clips."""
+    if data.policy == "grid":
+        return sorted({cell[1] for cells in (data.buckets or {}).values() for cell in cells.values()})
+    if data.policy == "fixed" and data.fixed is not None:
+        images = data.fixed.image_batch
+        return sorted({data.fixed.batch} | ({images} if images is not None else set()))
+    section = {"grouped": data.grouped, "multi_aspect": data.multi_aspect}.get(data.policy)
+    if section is not None:
+        return [section.batch]
+    if data.ratio_tokens is not None and not data.ratio_tokens.training_with_video_token_length:
+        return [data.ratio_tokens.train_batch_size]
+    return []
+
+
+def scaled_rate(recipe: Recipe, *, num_processes: int = 1) -> float:
+    """The learning rate of the run: optim.lr, with scale_lr times the samples of a step over all processes."""
+    if not recipe.optim.scale_lr:
+        return recipe.optim.lr
+    (batch,) = batch_sizes(recipe.data)
+    return recipe.optim.lr * batch * recipe.train.accumulate * num_processes

@@ -1,0 +1,81 @@
+"""What an objective does over the noise levels: how often each comes, and how much it counts. No network is asked.
+
+Shape letters: L noise levels, F frames, H height, W width.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from frameloom.diffusion.objective import Objective, level_of, noise_error_factor
+
+# Draws of the quadrature: the midpoints of this many equal parts of [0, 1).
+NUM_DRAWS = 200_000
+
+
+@dataclass(frozen=True)
+class Profile:
+    """Values in the middle of equal bands of the noise level, in float64.
+
+    density          of the law; its mean over the bands is 1
+    weight           what the squared error of the network's target is multiplied by
+    pull             density * weight: how much of the training goes to a level
+    noise_pull       the same for the error of the noise that the prediction implies, which compares objectives that
+                     predict different things; infinite where nothing of the latent is left
+    share            the part of all draws that falls on the band
+    """
+
+    level_L: Tensor
+    density_L: Tensor
+    weight_L: Tensor
+    pull_L: Tensor
+    noise_pull_L: Tensor
+    share_L: Tensor
+
+    @property
+    def mean_level(self) -> float:
+        return float((self.share_L * self.level_L).sum())
+
+    @property
+    def mean_weight(self) -> float:
+        return float((self.share_L * self.weight_L).sum())
+
+    def pull_middle(self) -> float:
+        """The noise level that has half of the pull below it."""
+        running_L = torch.cumsum(self.pull_L, dim=0)
+        half = running_L[-1] / 2
+        band = int((running_L >= half).nonzero()[0])
+        before = running_L[band - 1] if band else torch.zeros(())
+        inside = float((half - before) / self.pull_L[band])
+        return (band + inside) / len(self.level_L)
+
+
+def band_levels(num_bands: int) -> Tensor:
+    """The middles of equal bands of the noise level."""
+    return (torch.arange(num_bands, dtype=torch.float64) + 0.5) / num_bands
+
+
+def band_shares(objective: Objective, latent: Tensor, num_bands: int, *, num_draws: int = NUM_DRAWS) -> Tensor:
+    """[L], the part of the law's draws that falls on each band, by quadrature over the uniform draw."""
+    draw = (torch.arange(num_draws, dtype=torch.float64) + 0.5) / num_draws
+    level = level_of(objective.mix_at(objective.place_B(draw, latent)))
+    band = (level * num_bands).long().clamp(0, num_bands - 1)
+    return torch.bincount(band, minlength=num_bands).double() / num_draws
+
+
+def profile_objective(objective: Objective, shape_FHW: tuple[int, int, int], *, num_bands: int = 50) -> Profile:
+    """Of an objective on latents of this size, which only some laws depend on."""
+    latent = torch.empty(1, 1, *shape_FHW, device="meta")
+    level_L = band_levels(num_bands)
+    share_L = band_shares(objective, latent, num_bands)
+    closed_L = objective.density(level_L, latent)
+    density_L = share_L * num_bands if closed_L is None else closed_L
+    place_L = objective.place_at(level_L)
+    weight_L = objective.weight_at(place_L).double()
+    pull_L = density_L * weight_L
+    return Profile(
+        level_L, density_L, weight_L, pull_L, pull_L * noise_error_factor(objective.mix_at(place_L)), share_L
+    )

@@ -1,0 +1,132 @@
+"""Metrics of many clips: a row for each, a summary with confidence intervals, as text, parquet and JSON."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+
+from frameloom.core.errors import DataError
+from frameloom.core.files import atomic_file, write_json
+from frameloom.evaluate.intervals import CONFIDENCE, Summary, summarise
+
+Record = Mapping[str, Any]
+TABLE, DOCUMENT = "metrics.parquet", "metrics.json"
+_SHOWN_ROWS = 50
+_NAME_WIDTH = 40
+
+
+@dataclass(frozen=True)
+class MetricTable:
+    """`records` have a `name`, an `error` (None for a good clip) and the `columns`; `more` are numbers of whole sets,
+    and `notes` what a reader should know of them."""
+
+    records: Sequence[Record]
+    columns: Sequence[str]
+    confidence: float = CONFIDENCE
+    more: Mapping[str, Any] = field(default_factory=dict)
+    notes: Sequence[str] = ()
+
+    @property
+    def good(self) -> list[Record]:
+        return [record for record in self.records if record["error"] is None]
+
+    @property
+    def bad(self) -> list[Record]:
+        return [record for record in self.records if record["error"] is not None]
+
+    def refuse_empty(self) -> None:
+        """DataError when there is no number at all."""
+        if not self.good and not self.more:
+            first = f"; the first reason: {self.bad[0]['error']}" if self.bad else "; ask for metrics or --features"
+            raise DataError(f"none of {len(self.records)} clips could be measured{first}")
+
+    def summaries(self) -> dict[str, Summary]:
+        """By column; one that no clip has a number for is left out."""
+        found = {}
+        for column in self.columns:
+            values = [record[column] for record in self.good if record.get(column) is not None]
+            if values:
+                found[column] = summarise(values, confidence=self.confidence)
+        return found
+
+    def to_json(self) -> dict[str, Any]:
+        """Infinite numbers, which JSON lacks, are written as the text "inf"."""
+        whole = {
+            "clips": len(self.good),
+            "confidence": self.confidence,
+            "summary": {name: asdict(summary) for name, summary in self.summaries().items()},
+            "sets": dict(self.more),
+            "notes": list(self.notes),
+            "files": [dict(record) for record in self.good],
+            "bad": [{"name": record["name"], "error": record["error"]} for record in self.bad],
+        }
+        plain: dict[str, Any] = _to_plain(whole)
+        return plain
+
+    def write(self, folder: Path) -> None:
+        """`metrics.parquet` with a row per clip, bad ones too, and `metrics.json` with the summary."""
+        names = list(dict.fromkeys(name for record in self.records for name in record))
+        rows = {name: [record.get(name) for record in self.records] for name in names}
+        schema = {name: pl.Float64 for name in self.columns}
+        with atomic_file(folder / TABLE) as temporary:
+            pl.DataFrame(rows, schema_overrides=schema, strict=False).write_parquet(temporary)
+        write_json(folder / DOCUMENT, self.to_json())
+
+    def describe(self) -> list[str]:
+        columns = [name for name in self.columns if any(record.get(name) is not None for record in self.good)]
+        lines = []
+        if columns:
+            lines.append(f"{'clip':<{_NAME_WIDTH}}" + "".join(f"{name:>10}" for name in columns))
+            lines += [_describe_row(record, columns) for record in self.good[:_SHOWN_ROWS]]
+            if len(self.good) > _SHOWN_ROWS:
+                lines.append(f"... and {len(self.good) - _SHOWN_ROWS} more")
+        for name, summary in self.summaries().items():
+            lines.append(_describe_summary(name, summary, self.confidence))
+        lines += [
+            f"{name} {value:.4f}" if isinstance(value, float) else f"{name} {value}"
+            for name, value in self.more.items()
+        ]
+        lines += [f"note: {note}" for note in self.notes]
+        if self.bad:
+            lines.append(f"{len(self.bad)} of {len(self.records)} could not be used:")
+            lines += [f"  {record['error']}" for record in self.bad]
+        return lines
+
+
+def refuse_existing_metrics(folder: Path, *, force: bool) -> None:
+    """DataError when the metrics of an earlier call would be replaced."""
+    if folder.exists() and not folder.is_dir():
+        raise DataError(f"{folder}: is a file; metrics go to a folder: choose another name")
+    present = [name for name in (TABLE, DOCUMENT) if (folder / name).exists()]
+    if present and not force:
+        raise DataError(f"{folder / present[0]} exists; choose another folder, or replace it with --force")
+
+
+def _describe_row(record: Record, columns: Sequence[str]) -> str:
+    name = str(record["name"])
+    shown = name if len(name) < _NAME_WIDTH else f"...{name[4 - _NAME_WIDTH :]}"
+    cells = ["-" if record.get(column) is None else f"{record[column]:.4f}" for column in columns]
+    return f"{shown:<{_NAME_WIDTH}}" + "".join(f"{cell:>10}" for cell in cells)
+
+
+def _describe_summary(name: str, summary: Summary, confidence: float) -> str:
+    clips = f"{summary.count} clip{'s' if summary.count > 1 else ''}"
+    text = f"{name}: {summary.mean:.4f} over {clips}"
+    if summary.low is not None and summary.high is not None:
+        text += f", {confidence:.0%} interval of the mean {summary.low:.4f} to {summary.high:.4f}"
+    return text
+
+
+def _to_plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _to_plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_to_plain(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    return value

@@ -1,0 +1,41 @@
+"""Layers of two linear maps. Names inside are those of published checkpoints."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+
+class TwoLinear(nn.Module):
+    """The embedding of a noise level, or the projection of a caption."""
+
+    def __init__(self, in_width: int, width: int, activation: nn.Module) -> None:
+        super().__init__()
+        self.linear_1 = nn.Linear(in_width, width)
+        self.activation = activation
+        self.linear_2 = nn.Linear(width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = self.linear_2(self.activation(self.linear_1(x)))
+        return result
+
+
+class _ProjectedGELU(nn.GELU):
+    def __init__(self, width: int, hidden: int) -> None:
+        super().__init__(approximate="tanh")
+        self.proj = nn.Linear(width, hidden)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(self.proj(x))
+
+
+class FeedForward(nn.Module):
+    """The MLP of a block, four times as wide inside."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        # The published list has a dropout in the middle, which never drops; it still counts in the names.
+        self.net = nn.Sequential(_ProjectedGELU(width, 4 * width), nn.Identity(), nn.Linear(4 * width, width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = self.net(x)
+        return result

@@ -1,0 +1,56 @@
+"""Student's t against its tables, and what an interval promises."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from frameloom.core.random import numpy_stream
+from frameloom.evaluate.intervals import summarise, t_quantile
+
+
+@pytest.mark.parametrize(
+    ("share", "freedom", "expected"),
+    [
+        (0.975, 1, 12.706205),
+        (0.975, 2, 4.302653),
+        (0.975, 4, 2.776445),
+        (0.995, 9, 3.249836),
+        (0.975, 29, 2.045230),
+        (0.95, 100, 1.660234),
+        (0.975, 200, 1.971896),
+        (0.975, 201, 1.971837),
+        (0.975, 1000, 1.962339),
+        (0.975, 10**7, 1.959964),
+    ],
+)
+def test_quantiles_are_those_of_the_tables(share: float, freedom: int, expected: float) -> None:
+    assert t_quantile(share, freedom) == pytest.approx(expected, abs=2e-6)
+
+
+def test_an_interval_by_hand() -> None:
+    # 1, 2, 3: mean 2, deviation 1, reach 4.302653 / sqrt(3).
+    found = summarise([1.0, 2.0, 3.0])
+    assert (found.count, found.mean, found.std, found.smallest, found.largest) == (3, 2.0, 1.0, 1.0, 3.0)
+    assert found.low == pytest.approx(2 - 4.302653 / math.sqrt(3), abs=1e-5)
+    assert found.high == pytest.approx(2 + 4.302653 / math.sqrt(3), abs=1e-5)
+    wider = summarise([1.0, 2.0, 3.0], confidence=0.99)
+    assert wider.low < found.low  # type: ignore[operator]
+
+
+def test_intervals_hold_the_mean_as_often_as_they_say() -> None:
+    draws = numpy_stream(0, "test intervals").normal(5.0, 2.0, (4000, 5))
+    found = [summarise(row.tolist(), confidence=0.9) for row in draws]
+    share = np.mean([one.low < 5.0 < one.high for one in found])  # type: ignore[operator]
+    assert share == pytest.approx(0.9, abs=0.02)
+
+
+def test_one_number_and_infinite_ones_have_no_interval() -> None:
+    alone = summarise([7.0])
+    assert (alone.mean, alone.low, alone.std) == (7.0, None, None)
+    equal = summarise([30.0, math.inf])
+    assert equal.mean == math.inf and equal.low is None and equal.smallest == 30.0
+    with pytest.raises(ValueError, match="at least one"):
+        summarise([])
