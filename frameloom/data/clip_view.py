@@ -18,6 +18,7 @@ from frameloom.data.frames import Cover, FrameRule, Window, cover, select_frames
 from frameloom.data.members import find_media
 from frameloom.data.probe import HeaderFacts, kind_of, probe_header
 from frameloom.data.sources import read_source
+from frameloom.data.sources.media_folder import has_media, read_media_folder
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,9 @@ def list_clips(source: Path, *, root: Path | None = None) -> list[ListedClip]:
     """One media file, a folder of them, or any table or tar that `read_source` reads; in its order."""
     if source.is_file() and kind_of(source) is not None:
         return [ListedClip(source.name, source.parent, source.name)]
+    if source.is_dir() and has_media(source):
+        # Tables beside the clips are not asked: results of an earlier call lie next to their metrics.
+        return [ListedClip(name, source, name) for name in read_media_folder(source)["path"]]
     found = read_source(source, root=root)
     has = set(found.table.columns)
     clips = []

@@ -35,6 +35,11 @@ def test_a_file_a_folder_and_a_table_list_the_same_clips(folder: Path) -> None:
     assert list_clips(folder)[0].locate() == folder / "a" / "one.mp4"
 
 
+def test_tables_beside_the_clips_of_a_folder_are_not_read(folder: Path) -> None:
+    pl.DataFrame({"psnr_db": [1.0]}).write_parquet(folder / "metrics.parquet")
+    assert [clip.name for clip in list_clips(folder)] == ["a/one.mp4", "b/two.png"]
+
+
 def test_a_clip_keeps_its_size_and_length(folder: Path) -> None:
     video, image = (view_clip(clip, ClipView()) for clip in list_clips(folder))
     assert video.pixels_CFHW.shape == (3, 11, 46, 62) and video.fps == 24

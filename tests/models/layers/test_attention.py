@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import ast
+from pathlib import Path
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -9,6 +12,7 @@ from diffusers.models.attention_processor import Attention, AttnProcessor2_0
 from torch import Tensor
 
 from frameloom.core.random import stream
+from frameloom.models.layers import attention
 from frameloom.models.layers.attention import Projections, RotaryAttention, attend_tokens
 from frameloom.models.layers.diffusers_attention import AttendProcessor
 from frameloom.models.layers.rope import rotary_table, rotate
@@ -82,3 +86,17 @@ def test_an_autoencoder_layer_gives_what_diffusers_gives() -> None:
         layer.set_processor(AttendProcessor())  # type: ignore[arg-type]
         assert difference(layer(x), expected) < 1e-6
     assert difference(x, expected) > 1e-2
+
+
+def test_attention_is_computed_in_one_place() -> None:
+    """Every other module of ours calls `attend`."""
+    home = Path(attention.__file__)
+    callers = [path.name for path in home.parents[2].rglob("*.py") if _names_kernel(path.read_text())]
+    assert callers == [home.name]
+
+
+def _names_kernel(source: str) -> bool:
+    nodes = list(ast.walk(ast.parse(source)))
+    names = {node.attr for node in nodes if isinstance(node, ast.Attribute)}
+    names |= {alias.name for node in nodes if isinstance(node, ast.ImportFrom) for alias in node.names}
+    return "scaled_dot_product_attention" in names
