@@ -63,7 +63,7 @@ def _check_grid(recipe: Recipe) -> Iterator[Problem]:
                 f"data.buckets has the resolution '{name}'; expected a number with px (256px: area of 256 x 256) or p"
             )
             yield Problem(path, f"{text} (720p: 16:9 of that height), and _ar16:9 or _max behind it if wanted")
-        elif facts and family and int(match[1]) < (smallest := facts.strides[1] * token_patch(recipe)[1]):
+        elif facts and family and int(match[1]) < (smallest := _token_side(recipe, facts)):
             text = f"data.buckets has the resolution '{name}', smaller than one token of {recipe.model.family}"
             yield Problem(path, f"{text}; use {smallest}px or more", (("model", "family"), ("vae", "name")))
         for frames in cells:
