@@ -19,6 +19,7 @@ COMPARISONS = {
     "scan": ("frameloom.bench.scan", "compare_scan", 5),
     "decode": ("frameloom.bench.decode", "compare_decode", 5),
     "cache": ("frameloom.bench.cache", "compare_cache", 5),
+    "vae": ("frameloom.bench.vae", "compare_vaes", 5),
 }
 _TAKE_FILES = ("scan", "decode")
 

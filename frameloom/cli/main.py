@@ -90,6 +90,19 @@ _DATA = {
     ),
 }
 
+_VAE = {
+    "reconstruct": Entry(
+        "send clips through an autoencoder and back, with metrics",
+        "frameloom vae reconstruct clips/ out/ --vae runs/my-vae --grid",
+        "frameloom.cli.vae_reconstruct:reconstruct",
+    ),
+    "stats": Entry(
+        "measure the latents of a set, and the scale to use",
+        "frameloom vae stats runs/my-vae clips/manifest.parquet",
+        "frameloom.cli.vae_stats:stats",
+    ),
+}
+
 COMMANDS = {
     "demo": Entry(
         "make clips, train a tiny model on them, sample and report",
@@ -116,6 +129,14 @@ COMMANDS = {
         "frameloom objective my.yaml --out objective.html",
         "frameloom.cli.objective:objective",
         takes_overrides=True,
+    ),
+    "vae": Entry(
+        "reconstruct clips with an autoencoder, measure its latents",
+        "frameloom vae reconstruct clips/ out/ --vae runs/my-vae",
+        commands=_VAE,
+    ),
+    "eval": Entry(
+        "compare generated with reference clips", "frameloom eval samples/ clips/", "frameloom.cli.eval:evaluate_clips"
     ),
     "convert": Entry(
         "convert weights between files, folders and published layouts",

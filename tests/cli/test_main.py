@@ -42,6 +42,8 @@ print([name for name in {HEAVY!r} if name in sys.modules])
     "words",
     [["demo"], ["train"], ["sample"], ["convert"], ["objective"], ["parity"], ["bench"]]
     + [["data", name] for name in ("shapes", "scan", "check", "report", "shard", "cache", "ledger", "score")]
+    + [["vae", name] for name in ("reconstruct", "stats")]
+    + [["eval"]]
     + [["recipe", name] for name in ("check", "show", "list", "schema", "reference")],
 )
 def test_every_command_has_help_with_an_example(words):
