@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, TypeVar, cast
 
 import torch
@@ -122,7 +122,7 @@ class DenoiserFamily:
     pack_known: Callable[[Any, Tensor, Tensor, Encode, Draws], Tensor] | None = None
     text_join: Literal["first", "concat"] = "first"
     lora_targets: tuple[str, ...] | None = None
-    lora_names: LoraNames = LoraNames()
+    lora_names: LoraNames = field(default_factory=LoraNames)
 
 
 def find_index(timestep_B: Tensor) -> Tensor:
@@ -137,9 +137,9 @@ def list_blocks(model: nn.Module, names: Collection[str]) -> list[nn.Module]:
 
 def refuse_foreign(given: Conditions, family: str, *, known: Collection[str]) -> None:
     """ConfigError for a condition that the family has no input for: ignoring it would train on something else."""
-    for field in dataclasses.fields(given):
-        if getattr(given, field.name) is not None and field.name not in known:
-            raise ConfigError(f"{family}: the model has no input for the condition '{field.name}'; leave it out")
+    for name, value in vars(given).items():
+        if value is not None and name not in known:
+            raise ConfigError(f"{family}: the model has no input for the condition '{name}'; leave it out")
 
 
 def choose_size(

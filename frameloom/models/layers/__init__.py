@@ -1,1 +1,1 @@
-"""Layers that three or more models share."""
+"""Layers that models share, under the names of published checkpoints where they have parameters."""
