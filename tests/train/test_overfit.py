@@ -14,6 +14,8 @@ from tests.conftest import World
 
 NUM_CLIPS = 8
 STEPS = 80
+# Clips that were not learned have at least this many times the loss of those that were.
+MORE = 1.3
 V = {"objective": {"kind": "v"}}
 FAMILIES: dict[str, dict[str, Any]] = {
     "sdxl": {"objective": {"kind": "epsilon"}, "sample": {"frames": 1}},
@@ -84,11 +86,14 @@ def test_the_tiny_size_learns_eight_clips_by_heart(eight: World, family: str) ->
     assert len(losses) == STEPS
     assert mean(losses[-10:]) < 0.3 * mean(losses[:5])
     (others,) = read(run, "validation/validation_loss")
-    assert others > 1.2 * mean(losses[-10:])
+    assert others > MORE * mean(losses[-10:])
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("family", ["opensora2", "sdxl", "latte"])
 def test_without_a_learning_rate_nothing_is_learned(eight: World, family: str) -> None:
-    losses = read(overfit(eight, family, "--optim.lr", "1e-9", steps=15), "train/loss")
+    run = overfit(eight, family, "--optim.lr", "1e-9", steps=15)
+    losses = read(run, "train/loss")
     assert mean(losses[-10:]) > 0.7 * mean(losses[:5])
+    (others,) = read(run, "validation/validation_loss")
+    assert others < MORE * mean(losses[-10:])

@@ -64,6 +64,4 @@ class TiledVAE(VideoVAE):
 
     def _tiles(self, stride: int, *, decoding: bool) -> Tiles:
         step_px = round(self.tile_px * (1 - self.overlap))
-        pixels, cells = (self.tile_px, step_px), (self.tile_px // stride, step_px // stride)
-        (size, step), (size_out, step_out) = (cells, pixels) if decoding else (pixels, cells)
-        return Tiles(size=size, stride=step, keep=step_out, blend=size_out - step_out)
+        return Tiles.of_pixels(self.tile_px, step_px, compression=stride, decoding=decoding)
