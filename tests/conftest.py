@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 from pathlib import Path
 
 import pytest
@@ -50,6 +51,15 @@ class World:
 
     def recipe(self, *overrides: str, task: str = "denoiser", **sections: object) -> Recipe:
         return load_recipe(self.write_recipe(task, **sections), overrides)
+
+
+@pytest.fixture(autouse=True)
+def plain_logging() -> None:
+    """A command that ran in this process before has sent our messages elsewhere; tests read them from the root."""
+    logger = logging.getLogger("frameloom")
+    logger.handlers.clear()
+    logger.propagate = True
+    logger.setLevel(logging.NOTSET)
 
 
 @pytest.fixture(scope="session")

@@ -115,7 +115,7 @@ def test_schema_is_json_and_reference_is_markdown(folder: Path) -> None:
     code, out, _ = run(["recipe", "reference"], folder)
     assert code == 0
     assert out.startswith("# The recipe\n")
-    assert "| `lr` | a number above 0 | `1e-4` | learning rate |" in out
+    assert "| `lr` | a number above 0 | `1e-4` | learning rate;" in out
 
 
 def test_list_shows_names_and_titles(folder: Path) -> None:

@@ -156,7 +156,7 @@ def write_foreign(world, kind: str) -> Path:
     recipe = world.recipe()
     table = pl.read_parquet(recipe.data.manifest).filter((pl.col("kind") == "image") & (pl.col("split") == "train"))
     folder = world.folder / kind
-    text = build_text(recipe.text)
+    text = build_text(recipe.text, recipe.model)
     latent_channels = build_vae(recipe.vae, seed=0).model.latent_channels
     write_manifest(folder / "images.parquet", table)
     policy = build_policy(recipe)
@@ -199,7 +199,7 @@ def test_open_sora_plan_embeddings_train_like_fresh_ones(world):
     caches = open_caches(recipe, read_manifest(recipe), build_policy(recipe))
     assert caches.row_text is not None and caches.latents is None
     found = caches.row_text.get_rows([1, 0])
-    wanted = build_text(recipe.text).encode([read_manifest(recipe).caption(row) for row in (1, 0)])
+    wanted = build_text(recipe.text, recipe.model).encode([read_manifest(recipe).caption(row) for row in (1, 0)])
     assert torch.equal(found["tokens_BKD"], wanted.tokens_BKD) and torch.equal(found["mask_BK"], wanted.mask_BK)
     assert len(losses(train(recipe))) == 6
 
