@@ -42,9 +42,9 @@ def test_a_latent_that_patches_do_not_tile_names_the_rule(latent: tuple[int, int
 
 
 def test_a_convolution_of_patches_is_a_linear_map_of_packed_tokens() -> None:
-    embed = PatchEmbed(3, 5, 2)
-    linear = nn.functional.linear(pack(LATENT, 2), embed.proj.weight.flatten(1), embed.proj.bias)
-    tokens = embed(LATENT)
+    embed, latent = PatchEmbed(3, 5, 2).double(), LATENT.double()
+    linear = nn.functional.linear(pack(latent, 2), embed.proj.weight.flatten(1), embed.proj.bias)
+    tokens = embed(latent)
     assert tokens.shape == (2, 2, 2, 3, 5)
-    torch.testing.assert_close(tokens.flatten(1, 3), linear, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(tokens.flatten(1, 3), linear, atol=1e-12, rtol=1e-12)
     assert not torch.allclose(tokens.transpose(2, 3).flatten(1, 3), linear)
