@@ -7,6 +7,8 @@ import torch
 from torch import nn
 
 from frameloom.core.errors import ConfigError
+from frameloom.core.random import stream
+from frameloom.models.denoisers.base import initialize
 from frameloom.models.layers.patches import PatchEmbed, pack, token_grid, unpack
 
 LATENT = torch.arange(2 * 3 * 2 * 4 * 6.0).reshape(2, 3, 2, 4, 6)
@@ -43,6 +45,7 @@ def test_a_latent_that_patches_do_not_tile_names_the_rule(latent: tuple[int, int
 
 def test_a_convolution_of_patches_is_a_linear_map_of_packed_tokens() -> None:
     embed, latent = PatchEmbed(3, 5, 2).double(), LATENT.double()
+    initialize(embed, stream(0, "patch weights"))
     linear = nn.functional.linear(pack(latent, 2), embed.proj.weight.flatten(1), embed.proj.bias)
     tokens = embed(latent)
     assert tokens.shape == (2, 2, 2, 3, 5)
