@@ -98,7 +98,9 @@ def _prepare(folder: Path, steps: int) -> Recipe:
     recipe = load_recipe(
         "shapes/demo",
         [
-            *("--data.manifest", str(folder / "data" / "manifest.parquet"), "--run.folder", str(folder)),
+            *("--data.manifest", "null", "--run.folder", str(folder)),
+            # Epochs as long as the demo's, without as many clips to write and to encode.
+            *("--data.sources", f"[{{path: {folder / 'data' / 'manifest.parquet'}, repeat: 12}}]"),
             *("--name", "run", "--vae.weights", str(folder / "vae")),
             *("--data.cache.latents", str(folder / "latents"), "--data.cache.text", str(folder / "text")),
             *("--train.steps", str(steps), "--optim.schedule.warmup_steps", "0", "--data.drop_last", "true"),

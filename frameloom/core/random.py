@@ -32,14 +32,9 @@ def stream(seed: int, purpose: str, *counters: int, device: str = "cpu") -> torc
     import torch
 
     generator = torch.Generator(device)
-    generator.manual_seed(stream_seed(seed, purpose, *counters))
-    return generator
-
-
-def stream_seed(seed: int, purpose: str, *counters: int) -> int:
-    """What `stream` seeds its generator with; for a loop over many streams that seeds one generator again and again."""
     # torch takes signed 64-bit seeds; the top bit carries nothing we need.
-    return key(seed, purpose, *counters) & 0x7FFF_FFFF_FFFF_FFFF
+    generator.manual_seed(key(seed, purpose, *counters) & 0x7FFF_FFFF_FFFF_FFFF)
+    return generator
 
 
 def numpy_stream(seed: int, purpose: str, *counters: int) -> np.random.Generator:

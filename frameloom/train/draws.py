@@ -5,10 +5,11 @@ Shape letters: B batch, C channels, F frames, H height, W width.
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from frameloom.core.random import key, stream_seed, uniform_at
+from frameloom.core.random import bits_at, key, uniform_at
 from frameloom.data.batch import Batch
 
 
@@ -16,8 +17,10 @@ def draw_normal(seed: int, purpose: str, batch: Batch, shape_CFHW: tuple[int, ..
     """Standard normal numbers of shape B + `shape_CFHW`, each sample's from a stream of its own."""
     drawn_BCFHW = torch.empty((len(batch.ordinals), *shape_CFHW), device=device)
     generator = torch.Generator(device)
-    for sample, ordinal in zip(drawn_BCFHW.unbind(), batch.ordinals.tolist(), strict=True):
-        sample.normal_(generator=generator.manual_seed(stream_seed(seed, purpose, batch.epoch, ordinal)))
+    # torch takes signed 64-bit seeds; all of them at once, since a digest for each costs a fifth of the drawing.
+    seeds_B = bits_at(key(seed, purpose, batch.epoch), batch.ordinals) >> np.uint64(1)
+    for sample, sample_seed in zip(drawn_BCFHW.unbind(), seeds_B.tolist(), strict=True):
+        sample.normal_(generator=generator.manual_seed(sample_seed))
     return drawn_BCFHW
 
 

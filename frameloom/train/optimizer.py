@@ -221,6 +221,39 @@ _CLIP_EPS = 1e-6  # what torch adds to the norm before it divides
 
 
 @torch.no_grad()
+def clip_within_step(optimizer: Optimizer, max_norm: float | Callable[[float], float] | None) -> Tensor:
+    """`clip_gradients` of an optimizer's parameters; where its step can scale gradients itself, it will.
+
+    That saves a pass over all gradients. The gradients themselves then stay as they are.
+    """
+    params = [param for group in optimizer.param_groups for param in group["params"]]
+    if not _scales_gradients(optimizer):
+        return clip_gradients(params, max_norm)
+    norm = measure_gradients(params)
+    limit = max_norm(float(norm)) if callable(max_norm) else max_norm
+    excess = None if limit is None else ((norm + _CLIP_EPS) / limit).clamp_min(1.0)
+    if excess is not None and excess.device.type == "cpu" and excess == 1.0:
+        excess = None  # the number is at hand, and dividing by 1 can be left out
+    optimizer.grad_scale = excess  # type: ignore[attr-defined]
+    return norm
+
+
+def _scales_gradients(optimizer: Optimizer) -> bool:
+    """Fused AdamW divides gradients by its `grad_scale`; sharded ones have no kernel that does."""
+    groups = optimizer.param_groups
+    return type(optimizer) is torch.optim.AdamW and all(
+        group["fused"] and not isinstance(group["params"][0], DTensor) for group in groups
+    )
+
+
+def measure_gradients(params: Sequence[nn.Parameter]) -> Tensor:
+    """The joint 2-norm of all gradients, on their device."""
+    norm = nn.utils.get_total_norm([param.grad for param in params if param.grad is not None])
+    # Each process has the norm of its shard; the sum over all of them is one small collective.
+    return norm.full_tensor() if isinstance(norm, DTensor) else norm
+
+
+@torch.no_grad()
 def clip_gradients(params: Iterable[nn.Parameter], max_norm: float | Callable[[float], float] | None) -> Tensor:
     """Scale all gradients so that their joint 2-norm is at most `max_norm`; None only measures.
 
@@ -230,10 +263,7 @@ def clip_gradients(params: Iterable[nn.Parameter], max_norm: float | Callable[[f
     that is not finite makes the gradients not finite.
     """
     with_grad = [param for param in params if param.grad is not None]
-    norm = nn.utils.get_total_norm([param.grad for param in with_grad if param.grad is not None])
-    if isinstance(norm, DTensor):
-        # Each process has the norm of its shard; the sum over all of them is one small collective.
-        norm = norm.full_tensor()
+    norm = measure_gradients(with_grad)
     if callable(max_norm):
         max_norm = max_norm(float(norm))
     # On the CPU the norm is at hand, and a pass over all gradients that multiplies them by 1 can be left out.

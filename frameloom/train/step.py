@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from frameloom.data.batch import Batch
 from frameloom.train.clipping import FadingLimit, SpikeGuard
 from frameloom.train.ema import EMA
-from frameloom.train.optimizer import clip_gradients
+from frameloom.train.optimizer import clip_within_step
 
 
 class Task(Protocol):
@@ -67,10 +67,9 @@ class Stepper:
         return self._update(number, totals)
 
     def _update(self, number: int, totals: dict[str, Tensor]) -> StepResult:
-        parameters = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
         # The rules count steps from 0.
         limit = self.clip_norm if self.fade is None else partial(self.fade.for_norm, number - 1)
-        norm = clip_gradients(parameters, limit)
+        norm = clip_within_step(self.optimizer, limit)
         is_finite = bool(torch.isfinite(norm) & torch.isfinite(totals["loss"]))
         is_spike = self.guard is not None and is_finite and self.guard.is_spike(float(norm))
         lr = self.lr_at(number)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from frameloom.train.optimizer import (
     allocate_state,
     build_optimizer,
     clip_gradients,
+    clip_within_step,
     load_optimizer_tensors,
     optimizer_tensors,
 )
@@ -244,3 +246,27 @@ def test_norm_of_a_bad_gradient_is_not_finite():
 def test_parameters_without_gradients_are_skipped():
     model = make_model()
     assert clip_gradients(model.parameters(), 1.0).item() == 0
+
+
+@pytest.mark.parametrize("max_norm", [0.5, 1e9, None])
+def test_a_step_that_scales_gradients_itself_equals_one_after_clipping(max_norm: float | None) -> None:
+    within = _train_clipped(lambda optimizer, model: clip_within_step(optimizer, max_norm))
+    before = _train_clipped(lambda optimizer, model: clip_gradients(model.parameters(), max_norm))
+    plain = _train_clipped(lambda optimizer, model: None)
+    torch.testing.assert_close(within, before, atol=1e-6, rtol=1e-6)
+    # Only a limit that bites makes a difference.
+    assert torch.allclose(within, plain, atol=1e-6) == (max_norm != 0.5)
+
+
+def _train_clipped(clip: Callable[[torch.optim.Optimizer, nn.Module], object]) -> torch.Tensor:
+    """Weights after three steps with gradients above 0.5; the large eps lets their size count."""
+    model = nn.Linear(8, 8)
+    nn.init.normal_(model.weight, generator=stream(3, "weights"))
+    nn.init.zeros_(model.bias)
+    optimizer = build_optimizer(model.named_parameters(), lr=1e-2, eps=1.0)
+    for number in range(3):
+        model(torch.randn(4, 8, generator=stream(3, "input", number))).square().sum().backward()
+        clip(optimizer, model)
+        optimizer.step()
+        optimizer.zero_grad()
+    return model.weight.detach()
