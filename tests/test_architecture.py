@@ -10,7 +10,8 @@ LAYERS = [
     ["config"],
     ["data", "models", "diffusion", "distributed", "checkpoint"],
     ["generate", "evaluate"],
-    ["train", "plan"],
+    ["train"],
+    ["plan"],
     ["studio", "bench"],
     ["cli"],
 ]

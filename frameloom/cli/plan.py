@@ -1,0 +1,78 @@
+"""Say what a recipe needs in memory and time before anything is started."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def plan(
+    ctx: typer.Context,
+    recipe: Annotated[str, typer.Argument(metavar="RECIPE", help="a recipe file, or the name of a shipped recipe")],
+    devices: Annotated[int, typer.Option(help="number of devices", min=1)] = 1,
+    device: Annotated[str, typer.Option(help="h100, h200, a100, 4090, 910b or cpu")] = "cpu",
+    memory: Annotated[
+        str | None, typer.Option(help="memory of a device, as 80GB; default: what the device has")
+    ] = None,
+    calibrate: Annotated[bool, typer.Option("--calibrate", help="measure the rates of the machine at hand")] = False,
+    data: Annotated[bool, typer.Option(help="read the manifest for steps and time of an epoch")] = True,
+    write: Annotated[
+        Path | None, typer.Option(help="write a recipe on top of RECIPE with the change that makes it fit")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="print JSON instead of a table")] = False,
+) -> None:
+    """Memory, arithmetic and time of every bucket of RECIPE; shapes only, no weights are made or read.
+
+    A bucket that does not fit is named with the smallest change that helps. Rows with ~ follow from measured ones.
+
+    Example: frameloom plan opensora2/stage1 --devices 8 --device h200 --no-data
+    """
+    from frameloom.config.load import load_recipe
+    from frameloom.plan.devices import calibrate as measure_rates
+    from frameloom.plan.devices import choose_device
+    from frameloom.plan.estimate import plan_run
+    from frameloom.plan.suggest import suggest_change
+    from frameloom.plan.table import describe_plan, plan_json
+
+    loaded = load_recipe(recipe, ctx.args)
+    chosen = choose_device(device, memory)
+    if calibrate:
+        chosen = measure_rates(chosen)
+    found = plan_run(loaded, chosen, devices, with_data=data)
+    change = suggest_change(loaded, found, devices)
+    if as_json:
+        print(json.dumps(plan_json(found) | {"change": change.settings if change else None}, indent=2))
+    else:
+        print("\n".join(describe_plan(found)))
+        _print_advice(len(found.breaking), found.breaking[0].bucket.name if found.breaking else "", change)
+    if write is not None and change is not None:
+        _write_recipe(write, recipe, change.settings)
+
+
+def _print_advice(num_breaking: int, worst: str, change: object) -> None:
+    from frameloom.plan.suggest import Change
+
+    if not num_breaking:
+        print("every bucket fits")
+    elif isinstance(change, Change):
+        print(f"{num_breaking} bucket(s) do not fit, the worst is {worst}; the smallest change that helps:")
+        print("\n".join(f"  {key}: {value}" for key, value in change.settings.items()))
+    else:
+        print(f"{num_breaking} bucket(s) do not fit, the worst is {worst}; no sharding, recompute or batch helps")
+
+
+def _write_recipe(path: Path, base: str, settings: dict[str, object]) -> None:
+    from frameloom.config.yaml_values import format_value
+    from frameloom.core.files import write_text
+
+    sections: dict[str, dict[str, object]] = {}
+    for dotted, value in settings.items():
+        section, key = dotted.split(".")
+        sections.setdefault(section, {})[key] = value
+    lines = [f"_base_: {format_value(str(Path(base).resolve()) if Path(base).exists() else base)}"]
+    lines += [f"{section}: {format_value(values)}" for section, values in sections.items()]
+    write_text(path, "\n".join(lines) + "\n")
+    print(f"wrote {path}")

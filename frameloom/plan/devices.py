@@ -1,0 +1,105 @@
+"""Accelerators as their makers describe them, and the machine at hand as it is measured.
+
+Rates are dense products of matrices; a training step reaches `EFFICIENCY` of them and `BANDWIDTH_SHARE` of the memory's
+speed. Both are what well-tuned transformer training is known to reach, not promises: `--calibrate` measures them here.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, replace
+
+import torch
+
+from frameloom.core.errors import ConfigError
+from frameloom.core.random import stream
+from frameloom.models.names import refuse_unknown
+
+EFFICIENCY = 0.45
+BANDWIDTH_SHARE = 0.7
+_TERA, _GIGA = 1e12, 1e9
+_UNITS = {"kb": 1e3, "mb": 1e6, "gb": 1e9, "tb": 1e12, "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}
+
+
+@dataclass(frozen=True)
+class Device:
+    """`half_rate` and `full_rate` in operations per second (bf16; fp32, or TF32 where there is such a thing)."""
+
+    name: str
+    half_rate: float
+    full_rate: float
+    bandwidth: float
+    memory: float
+    efficiency: float = EFFICIENCY
+    bandwidth_share: float = BANDWIDTH_SHARE
+
+    def seconds(self, flops: float, moved_bytes: float, *, bf16: bool) -> float:
+        """Products at the machine's rate, everything else at its memory's speed."""
+        rate = self.half_rate if bf16 else self.full_rate
+        return flops / (rate * self.efficiency) + moved_bytes / (self.bandwidth * self.bandwidth_share)
+
+
+DEVICES = {
+    device.name: device
+    for device in (
+        Device("h100", 989 * _TERA, 494 * _TERA, 3350 * _GIGA, 80 * _GIGA),
+        Device("h200", 989 * _TERA, 494 * _TERA, 4800 * _GIGA, 141 * _GIGA),
+        Device("a100", 312 * _TERA, 156 * _TERA, 2039 * _GIGA, 80 * _GIGA),
+        Device("4090", 165 * _TERA, 82 * _TERA, 1008 * _GIGA, 24 * _GIGA),
+        Device("910b", 320 * _TERA, 80 * _TERA, 1600 * _GIGA, 64 * _GIGA),
+        Device("cpu", 0.1 * _TERA, 0.1 * _TERA, 20 * _GIGA, 16 * _GIGA),
+    )
+}
+
+
+def choose_device(name: str, memory: str | None) -> Device:
+    refuse_unknown(name, DEVICES, what="--device")
+    device = DEVICES[name]
+    return device if memory is None else replace(device, memory=parse_size(memory))
+
+
+def parse_size(text: str) -> float:
+    """Bytes of "80GB", "80 GiB", "512mb"."""
+    number = text.strip().lower()
+    unit = number.lstrip("0123456789. ")
+    try:
+        return float(number.removesuffix(unit)) * _UNITS[unit.strip()]
+    except (ValueError, KeyError) as error:
+        raise ConfigError(f"--memory {text!r}: write a number and a unit, as in 80GB or 75GiB") from error
+
+
+def calibrate(device: Device, *, seconds: float = 1.0) -> Device:
+    """The same device with the rates of the machine at hand: a large product, and a sum over much memory."""
+    target = torch.device("cuda" if torch.cuda.is_available() and device.name != "cpu" else "cpu")
+    side = 8192 if target.type == "cuda" else 1024
+    generator = stream(0, "calibrate", device=target.type)
+    rates = {}
+    for dtype in (torch.float32, torch.bfloat16):
+        left = torch.randn(side, side, generator=generator, device=target).to(dtype)
+        rates[dtype] = 2 * side**3 * _rate(lambda left=left: left @ left, seconds, target)
+    many = torch.zeros(2**24 if target.type == "cpu" else 2**28, device=target)
+    bandwidth = 2 * many.nbytes * _rate(lambda: many.add_(1.0), seconds, target)
+    # What was measured is what is reached: nothing is to be taken off for large layers.
+    return replace(
+        device,
+        half_rate=rates[torch.bfloat16],
+        full_rate=rates[torch.float32],
+        bandwidth=bandwidth,
+        efficiency=0.8,
+        bandwidth_share=0.8,
+    )
+
+
+def _rate(run: object, seconds: float, target: torch.device) -> float:
+    """How often per second `run` can be called."""
+    assert callable(run)
+    run()
+    count, started = 0, time.perf_counter()
+    while True:
+        run()
+        if target.type == "cuda":
+            torch.cuda.synchronize(target)
+        count += 1
+        elapsed = time.perf_counter() - started
+        if elapsed > seconds:
+            return count / elapsed

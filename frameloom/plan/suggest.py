@@ -1,0 +1,106 @@
+"""What to change in a recipe so that every bucket fits: the smallest change first."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from frameloom.config.schema import Recipe
+from frameloom.core.errors import ConfigError
+from frameloom.plan.estimate import RunPlan, plan_run
+
+
+@dataclass(frozen=True)
+class Change:
+    """`settings` are dotted keys with their new values, as they would be given on the command line."""
+
+    settings: dict[str, Any]
+    plan: RunPlan
+
+    def describe(self) -> str:
+        return ", ".join(f"{key}: {value}" for key, value in self.settings.items())
+
+
+def suggest_change(recipe: Recipe, plan: RunPlan, num_devices: int) -> Change | None:
+    """The first of these that makes all fit: more sharding, then recompute, then both, then smaller batches.
+
+    Sharding costs communication and changes no number; recompute costs a third more arithmetic; a smaller batch changes
+    the training, so it comes last. None when not even one clip fits.
+    """
+    if not plan.breaking:
+        return None
+    for settings in _candidates(recipe, num_devices):
+        changed = _apply(recipe, settings)
+        found = plan_run(changed, plan.device, num_devices, with_data=False)
+        if not found.breaking:
+            return Change(settings, found)
+    strongest = _strongest(recipe, num_devices)
+    changed = _apply(recipe, strongest)
+    found = plan_run(changed, plan.device, num_devices, with_data=False)
+    smaller = fitting_batches(changed, found)
+    if smaller is None:
+        return None
+    settings = {**strongest, "data.buckets": smaller}
+    return Change(settings, plan_run(_apply(recipe, settings), plan.device, num_devices, with_data=False))
+
+
+def _candidates(recipe: Recipe, num_devices: int) -> Iterator[dict[str, Any]]:
+    zeros = [zero for zero in (1, 2, 3) if zero > recipe.parallel.zero] if num_devices > 1 else []
+    for zero in zeros:
+        yield {"parallel.zero": zero}
+    if not recipe.train.recompute:
+        yield {"train.recompute": True}
+        for zero in zeros:
+            yield {"train.recompute": True, "parallel.zero": zero}
+
+
+def _strongest(recipe: Recipe, num_devices: int) -> dict[str, Any]:
+    return {} if recipe.train.recompute else {"train.recompute": True}
+
+
+def fitting_batches(recipe: Recipe, plan: RunPlan) -> dict[str, dict[int, list[Any]]] | None:
+    """`data.buckets` with the largest batch that fits in every cell that does not; None if one clip is too much."""
+    return _rewrite(recipe, plan, lambda batch, largest: min(batch, largest))
+
+
+def largest_batches(recipe: Recipe, plan: RunPlan) -> dict[str, dict[int, list[Any]]] | None:
+    """`data.buckets` with the largest batch that fits in every cell."""
+    return _rewrite(recipe, plan, lambda batch, largest: largest)
+
+
+def _rewrite(
+    recipe: Recipe, plan: RunPlan, choose: Callable[[int, int], int]
+) -> dict[str, dict[int, list[Any]]] | None:
+    if recipe.data.policy != "grid" or recipe.data.buckets is None:
+        raise ConfigError(
+            f"data.policy {recipe.data.policy}: batch sizes can be proposed for the policy grid only; "
+            "lower the number of tokens or the batch size of this policy by hand"
+        )
+    limits: dict[tuple[str, int], int] = {}
+    for item in plan.buckets:
+        cell = item.bucket.resolution, item.bucket.frames
+        limits[cell] = min(limits.get(cell, item.largest_batch), item.largest_batch)
+    if min(limits.values()) < 1:
+        return None
+    return {
+        resolution: {
+            frames: [probability, choose(batch, limits.get((resolution, frames), batch))]
+            for frames, (probability, batch) in cells.items()
+        }
+        for resolution, cells in recipe.data.buckets.items()
+    }
+
+
+def _apply(recipe: Recipe, settings: dict[str, Any]) -> Recipe:
+    values = recipe.model_dump()
+    for dotted, value in settings.items():
+        *sections, key = dotted.split(".")
+        place = values
+        for section in sections:
+            place = place[section]
+        place[key] = value
+    return Recipe.model_validate(values)
+
+
+__all__ = ["Change", "fitting_batches", "largest_batches", "suggest_change"]

@@ -1,0 +1,81 @@
+"""A plan in words and tables for a terminal, and as JSON."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from frameloom.plan.estimate import BucketPlan, RunPlan
+
+_MIB, _GIB = 2**20, 2**30
+
+
+def describe_plan(plan: RunPlan) -> list[str]:
+    """Lines for a terminal."""
+    device, mesh = plan.device, plan.mesh
+    lines = [
+        f"{plan.size.weights / 1e6:,.1f}M weights, {plan.size.trained / 1e6:,.1f}M of them train; {mesh.num_ranks} x "
+        f"{device.name} with {device.memory / 1e9:,.0f} GB: replicate {mesh.replicate}, shard {mesh.shard}, "
+        f"sequence {mesh.sequence}, zero {plan.zero}",
+        "on each device before a batch: "
+        + ", ".join(f"{name} {_size(value)}" for name, value in vars(plan.resident).items() if value),
+        "",
+        f"{'bucket':<22}{'tokens':>9}{'batch':>7}{'activations':>13}{'total':>11}{'fits':>6}{'largest':>9}"
+        f"{'PFLOP':>9}{'seconds':>9}",
+    ]
+    lines += [_row(item, plan.device.memory) for item in plan.buckets]
+    lines += ["", *_epoch(plan), f"a checkpoint is {_size(plan.checkpoint)}"]
+    rate = device.half_rate / 1e12
+    lines.append(
+        f"times: {device.efficiency:.0%} of {rate:,.4g} TFLOP/s (bf16) for products, {device.bandwidth_share:.0%} of "
+        f"{device.bandwidth / 1e9:,.4g} GB/s for the rest; communication, reading and the frozen parts are not in them"
+    )
+    return lines
+
+
+def _row(item: BucketPlan, memory: float) -> str:
+    fits = "yes" if item.total <= memory else "NO"
+    mark = "" if item.is_measured else "~"
+    return (
+        f"{item.bucket.name:<22}{item.tokens:>9,}{item.bucket.batch_size:>7}{mark + _size(item.activations):>13}"
+        f"{_size(item.total):>11}{fits:>6}{item.largest_batch:>9}{item.flops / 1e15:>9.3g}{item.seconds:>9.3g}"
+    )
+
+
+def _epoch(plan: RunPlan) -> list[str]:
+    if plan.epoch is None:
+        return []
+    epoch = plan.epoch
+    return [
+        f"an epoch: {epoch.clips:,} clips, {epoch.steps:,} steps, {_duration(epoch.seconds)}; the slowest device has "
+        f"{epoch.imbalance:.2f} times the mean work of a step; latents cached: {_size(epoch.cache_bytes)}"
+    ]
+
+
+def plan_json(plan: RunPlan) -> dict[str, Any]:
+    return {
+        "device": vars(plan.device),
+        "mesh": {**vars(plan.mesh), "zero": plan.zero},
+        "model": vars(plan.size),
+        "resident_bytes": vars(plan.resident),
+        "buckets": [
+            {
+                "name": item.bucket.name,
+                "batch": item.bucket.batch_size,
+                **{name: value for name, value in vars(item).items() if name != "bucket"},
+                "fits": item.total <= plan.device.memory,
+            }
+            for item in plan.buckets
+        ],
+        "checkpoint_bytes": plan.checkpoint,
+        "epoch": None if plan.epoch is None else vars(plan.epoch),
+    }
+
+
+def _size(num_bytes: float) -> str:
+    return f"{num_bytes / _GIB:,.1f} GiB" if num_bytes >= _GIB / 10 else f"{num_bytes / _MIB:,.1f} MiB"
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 120:
+        return f"{seconds:,.3g} s"
+    return f"{seconds / 3600:,.1f} h" if seconds >= 7200 else f"{seconds / 60:,.1f} min"

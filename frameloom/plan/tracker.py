@@ -1,0 +1,153 @@
+"""Counts what a forward and backward pass does, on the meta device: operations, live bytes, bytes moved.
+
+Every tensor operation is seen as it is dispatched; storages are counted from their first sight to their end, as an
+allocator without fragments would. Attention stands for a fused kernel, which keeps no scores.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import flop_registry
+
+# A fused backward pass computes the scores again: five products where the forward pass has two.
+_BACKWARD_RATIO = 2.5
+
+
+@dataclass
+class Tally:
+    """Bytes beside the weights. `peak` leaves their gradients out, of which `gradients_at_peak` were there then.
+
+    `moved` are bytes read and written by operations other than products of matrices: their time is that of the memory.
+    """
+
+    flops: int = 0
+    moved: int = 0
+    live: int = 0
+    gradients: int = 0
+    peak: int = 0
+    gradients_at_peak: int = 0
+
+    def add(self, num_bytes: int) -> None:
+        self.live += num_bytes
+        if self.live - self.gradients > self.peak:
+            self.peak, self.gradients_at_peak = self.live - self.gradients, self.gradients
+
+
+class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Adds each operation to a tally."""
+
+    def __init__(self, tally: Tally) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.tally = tally
+        self._seen: dict[int, weakref.ref[torch.UntypedStorage]] = {}
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        out = func(*args, **kwargs)
+        count = flop_registry.get(func._overloadpacket)
+        made = [item for item in (out if isinstance(out, tuple | list) else (out,)) if isinstance(item, Tensor)]
+        if count is not None:
+            self.tally.flops += count(*args, **kwargs, out_val=out)
+        elif not func.is_view:
+            self.tally.moved += sum(item.nbytes for item in (*args, *made) if isinstance(item, Tensor))
+        for item in made:
+            self._take(item)
+        return out
+
+    def ignore(self, tensors: Iterable[Tensor]) -> None:
+        """Storages that are there before the pass: the weights."""
+        for tensor in tensors:
+            storage = tensor.untyped_storage()
+            self._seen[storage._cdata] = weakref.ref(storage)
+
+    def _take(self, tensor: Tensor) -> None:
+        storage = tensor.untyped_storage()
+        address, num_bytes = storage._cdata, storage.nbytes()
+        if address in self._seen:
+            return
+        self.tally.add(num_bytes)
+
+        def forget(_: object) -> None:
+            self.tally.live -= num_bytes
+            self._seen.pop(address, None)
+
+        self._seen[address] = weakref.ref(storage, forget)
+
+
+class _FusedAttention(torch.autograd.Function):
+    """What a fused kernel allocates and computes; no numbers."""
+
+    @staticmethod
+    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, tally: Tally) -> Tensor:
+        out = query.new_empty(*query.shape[:-1], value.shape[-1])
+        log_sums = query.new_empty(query.shape[:-1], dtype=torch.float32)
+        ctx.save_for_backward(query, key, value, out, log_sums)
+        ctx.flops = 2 * query.shape[:-1].numel() * key.shape[-2] * (query.shape[-1] + value.shape[-1])
+        ctx.tally = tally
+        tally.flops += ctx.flops
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        query, key, value, _, _ = ctx.saved_tensors
+        ctx.tally.flops += int(_BACKWARD_RATIO * ctx.flops)
+        return torch.empty_like(query), torch.empty_like(key), torch.empty_like(value), None
+
+
+@contextmanager
+def _fused_attention(tally: Tally) -> Iterator[None]:
+    """Inside the block attention is the stand-in. A function mode would be off while blocks are recomputed."""
+
+    def attend(query: Tensor, key: Tensor, value: Tensor, *masks: Any, **options: Any) -> Any:
+        return _FusedAttention.apply(_cast(query), _cast(key), _cast(value), tally)  # type: ignore[no-untyped-call]
+
+    own = nn.functional.scaled_dot_product_attention
+    nn.functional.scaled_dot_product_attention = attend
+    try:
+        yield
+    finally:
+        nn.functional.scaled_dot_product_attention = own
+
+
+def _cast(tensor: Tensor) -> Tensor:
+    """As automatic casts do with what attention is given."""
+    return tensor.to(torch.get_autocast_dtype("cpu")) if torch.is_autocast_enabled("cpu") else tensor
+
+
+@contextmanager
+def tally_passes(model: nn.Module) -> Iterator[Tally]:
+    """Count all that happens inside the block; `model` and its weights are on the meta device."""
+    tally = Tally()
+    watch = _Watch(tally)
+    watch.ignore([*model.parameters(), *model.buffers()])
+    hooks = [
+        parameter.register_post_accumulate_grad_hook(_count_gradient(tally))  # type: ignore[no-untyped-call]
+        for parameter in model.parameters()
+        if parameter.requires_grad
+    ]
+    try:
+        with _fused_attention(tally), watch:
+            yield tally
+    finally:
+        for hook in hooks:
+            hook.remove()
+        for parameter in model.parameters():
+            parameter.grad = None
+
+
+def _count_gradient(tally: Tally) -> Callable[[Tensor], None]:
+    def count(parameter: Tensor) -> None:
+        assert parameter.grad is not None
+        tally.gradients += parameter.grad.nbytes
+
+    return count

@@ -1,0 +1,155 @@
+"""Predicted against measured: memory by the allocator's own record, operations by torch's counter."""
+
+from __future__ import annotations
+
+import statistics
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.profiler import ProfilerActivity, profile
+from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
+
+from frameloom.core.random import stream
+from frameloom.models.denoisers import DenoiserFamily, get_family
+from frameloom.models.text import TextStates
+from frameloom.plan.costs import Shape, StepCost, TextShape, measure_costs
+from frameloom.train.recompute import recompute_blocks
+
+
+@dataclass(frozen=True)
+class Setting:
+    family: str
+    channels: int
+    shape: Shape
+    batch: int
+    recompute: bool = False
+    bf16: bool = False
+
+    @property
+    def text(self) -> TextShape:
+        return TextShape({"cogvideox_fun": 226, "sdxl": 77}.get(self.family, 20), 64, 32)
+
+    def build(self, device: str) -> tuple[DenoiserFamily, nn.Module]:
+        family = get_family(self.family)
+        text = self.text
+        with torch.device(device):
+            config = family.configure(
+                "tiny",
+                latent_channels=self.channels,
+                text_width=text.width,
+                pooled_width=text.pooled_width,
+                overrides={},
+            )
+            model = family.build(config)
+        if self.recompute:
+            recompute_blocks(family.blocks(model))
+        return family, model
+
+    def predict(self) -> StepCost:
+        family, model = self.build("meta")
+        return measure_costs(
+            family, model, [self.shape], latent_channels=self.channels, text=self.text, bf16=self.bf16
+        )[self.shape]
+
+
+SETTINGS = [
+    Setting("opensora2", 4, (3, 16, 16), 2),
+    Setting("opensora2", 4, (5, 16, 16), 1, recompute=True),
+    Setting("opensora2", 4, (2, 24, 16), 3, bf16=True),
+    Setting("opensora_plan", 8, (3, 16, 16), 2),
+    Setting("opensora_plan", 8, (5, 16, 16), 2, recompute=True),
+    Setting("opensora_plan", 8, (2, 24, 16), 1, bf16=True),
+    Setting("latte", 4, (3, 16, 16), 2),
+    Setting("latte", 4, (5, 16, 16), 1, recompute=True),
+    Setting("latte", 4, (5, 24, 16), 2),
+    Setting("cogvideox_fun", 16, (3, 16, 16), 2),
+    Setting("cogvideox_fun", 16, (5, 16, 16), 1, recompute=True),
+    Setting("sdxl", 4, (1, 32, 32), 2),
+    Setting("sdxl", 4, (1, 48, 32), 1),
+]
+
+
+def take_pass(setting: Setting, family: DenoiserFamily, model: nn.Module) -> None:
+    generator = stream(0, "pass")
+    noisy_BCFHW = torch.randn(setting.batch, setting.channels, *setting.shape, generator=generator)
+    text = setting.text
+    states = TextStates(
+        tokens_BKD=torch.randn(setting.batch, text.tokens, text.width, generator=generator),
+        mask_BK=torch.ones(setting.batch, text.tokens, dtype=torch.bool),
+        pooled_BD=torch.randn(setting.batch, text.pooled_width, generator=generator),
+    )
+    target = torch.randn(noisy_BCFHW.shape, generator=generator)
+    with torch.autocast("cpu", torch.bfloat16, enabled=setting.bf16):
+        made = family.denoise(model, noisy_BCFHW, torch.rand(setting.batch, generator=generator), states)
+    loss = F.mse_loss(made.float(), target)
+    del made
+    torch.autograd.backward(loss)
+
+
+def measure_peak(setting: Setting) -> int:
+    """Bytes above the weights at the worst moment, as the allocator has seen it, gradients of weights included."""
+    family, model = setting.build("cpu")
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        take_pass(setting, family, model)
+    live = peak = 0
+    for event in sorted(memory_events(profiler), key=lambda event: event.start_ns()):
+        live += event.nbytes()
+        peak = max(peak, live)
+    return peak
+
+
+def memory_events(profiler: Any) -> list[Any]:
+    return [event for event in profiler.profiler.kineto_results.events() if event.name() == "[memory]"]
+
+
+def weight_bytes(setting: Setting) -> int:
+    _, model = setting.build("meta")
+    return sum(weight.nbytes for weight in model.parameters())
+
+
+def test_the_peak_of_a_step_is_predicted_within_a_tenth() -> None:
+    errors = {}
+    for setting in SETTINGS:
+        weights = weight_bytes(setting)
+        predicted = weights + setting.predict().transient_bytes(setting.batch, weights)
+        measured = weights + measure_peak(setting)
+        errors[setting] = predicted / measured - 1
+    shown = "\n".join(f"{error:+.1%} {setting}" for setting, error in errors.items())
+    assert statistics.median(map(abs, errors.values())) < 0.1, shown
+    assert max(map(abs, errors.values())) < 0.3, shown
+
+
+@pytest.mark.parametrize("setting", SETTINGS, ids=lambda setting: f"{setting.family}-{setting.shape}-{setting.batch}")
+def test_operations_are_those_that_torch_counts(setting: Setting) -> None:
+    family, model = setting.build("cpu")
+    # torch's own formulas, also for the fused kernel of the CPU, which it has no entry for.
+    aten = torch.ops.aten
+    entries = {
+        aten._scaled_dot_product_flash_attention_for_cpu: lambda *shapes, **_: sdpa_flop_count(*shapes[:3]),
+        aten._scaled_dot_product_flash_attention_for_cpu_backward: lambda *shapes, **_: sdpa_backward_flop_count(
+            *shapes[:4]
+        ),
+    }
+    with FlopCounterMode(display=False, custom_mapping=entries) as counter:
+        take_pass(setting, family, model)
+    assert setting.batch * setting.predict().flops == pytest.approx(counter.get_total_flops(), rel=0.02)
+
+
+def test_shapes_that_were_not_measured_follow_from_those_that_were() -> None:
+    setting = SETTINGS[0]
+    family, model = setting.build("meta")
+    shapes = [(frames, side, 16) for frames in (1, 2, 3, 5, 7, 9) for side in (8, 16, 24)]
+    costs = measure_costs(family, model, shapes, latent_channels=4, text=setting.text, bf16=False)
+    fitted = [shape for shape, cost in costs.items() if not cost.is_measured]
+    assert len(fitted) > len(shapes) / 2
+    for shape in fitted[:3]:
+        _, model = setting.build("meta")
+        alone = measure_costs(family, model, [shape], latent_channels=4, text=setting.text, bf16=False)[shape]
+        assert costs[shape].flops == pytest.approx(alone.flops, rel=0.01)
+        assert costs[shape].activation_bytes(4) == pytest.approx(alone.activation_bytes(4), rel=0.1)
+    small, large = costs[(1, 8, 16)], costs[(2, 8, 16)]
+    assert large.flops > 1.5 * small.flops

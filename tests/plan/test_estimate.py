@@ -1,0 +1,128 @@
+"""A plan as its user sees it: tables, budgets, and the change that makes a recipe fit."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from frameloom.config.load import load_recipe
+from frameloom.core.errors import ConfigError
+from frameloom.plan.devices import DEVICES, choose_device, parse_size
+from frameloom.plan.estimate import RunPlan, plan_run
+from frameloom.plan.suggest import largest_batches, suggest_change
+
+BUCKETS = "{64px: {1: [1.0, 4], 9: [1.0, 8]}}"
+
+
+def plan(*overrides: str, memory: str = "1GB", devices: int = 1) -> RunPlan:
+    recipe = load_recipe("shapes/demo", ["--data.buckets", BUCKETS, *overrides])
+    return plan_run(recipe, choose_device("cpu", memory), devices, with_data=False)
+
+
+def largest(found: RunPlan) -> float:
+    return max(item.total for item in found.buckets)
+
+
+def test_a_budget_that_holds_everything_needs_no_change() -> None:
+    recipe = load_recipe("shapes/demo", ["--data.buckets", BUCKETS])
+    found = plan_run(recipe, choose_device("cpu", "16GB"), 1, with_data=False)
+    assert not found.breaking and suggest_change(recipe, found, 1) is None
+
+
+def test_what_recompute_and_sharding_save_is_seen() -> None:
+    base, again = plan(devices=4), plan("--train.recompute", "true", devices=4)
+    without, with_it = (max(item.activations for item in found.buckets) for found in (base, again))
+    assert with_it < 0.7 * without
+    sharded = [plan("--parallel.zero", str(zero), devices=4).resident for zero in (0, 1, 2)]
+    assert sharded[1].optimizer == pytest.approx(sharded[0].optimizer / 4)
+    assert sharded[1].gradients == sharded[0].gradients > sharded[2].gradients
+    weights = [plan("--parallel.zero", str(zero), devices=4).resident.weights for zero in (2, 3)]
+    assert weights[1] < weights[0]
+
+
+def test_a_bucket_that_breaks_the_budget_gets_the_smallest_change_that_helps() -> None:
+    recipe = load_recipe("shapes/demo", ["--data.buckets", BUCKETS])
+    needed = largest(plan())
+    tight = choose_device("cpu", f"{0.8 * needed / 1e6}MB")
+    found = plan_run(recipe, tight, 1, with_data=False)
+    assert [item.bucket.frames for item in found.breaking][:1] == [9]
+    change = suggest_change(recipe, found, 1)
+    assert change is not None and change.settings == {"train.recompute": True} and not change.plan.breaking
+
+
+def test_smaller_batches_come_last_and_fit() -> None:
+    recipe = load_recipe("shapes/demo", ["--data.buckets", BUCKETS])
+    least = largest(plan("--train.recompute", "true"))
+    found = plan_run(recipe, choose_device("cpu", f"{0.96 * least / 1e6}MB"), 1, with_data=False)
+    change = suggest_change(recipe, found, 1)
+    assert change is not None and not change.plan.breaking
+    cells = change.settings["data.buckets"]["64px"]
+    assert 1 <= cells[9][1] < 8 and cells[1][1] == 4
+
+
+def test_the_largest_batch_fits_and_one_more_does_not() -> None:
+    found = plan(memory="200MB")
+    recipe = load_recipe("shapes/demo", ["--data.buckets", BUCKETS])
+    cells = largest_batches(recipe, found)
+    assert cells is not None
+    batch = cells["64px"][9][1]
+    for size, fits in ((batch, True), (batch + 1, False)):
+        again = plan("--data.buckets", f"{{64px: {{1: [1.0, 4], 9: [1.0, {size}]}}}}", memory="200MB")
+        assert (not again.breaking) == fits
+
+
+def run(*words: str) -> str:
+    """What `frameloom` prints; it must succeed."""
+    done = subprocess.run(
+        [sys.executable, "-m", "frameloom", "plan", *words], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_the_command_prints_a_table_and_writes_a_recipe_that_fits(tmp_path: Path) -> None:
+    recipe, out = tmp_path / "mine.yaml", tmp_path / "fits.yaml"
+    recipe.write_text(f"_base_: shapes/demo\ndata: {{buckets: {BUCKETS}}}\n")
+    memory = f"{0.8 * largest(plan()) / 1e6}MB"
+    shown = run(str(recipe), "--no-data", "--memory", memory, "--write", str(out))
+    assert "64px 9f" in shown and "train.recompute" in shown
+    again = json.loads(run(str(out), "--no-data", "--memory", memory, "--json"))
+    assert all(item["fits"] for item in again["buckets"])
+
+
+def test_an_epoch_is_planned_from_the_clips(tmp_path: Path) -> None:
+    from frameloom.data.shapes_set import write_shapes
+
+    write_shapes(tmp_path / "data", count=24, seed=1, num_workers=1)
+    recipe = load_recipe(
+        "shapes/demo",
+        [
+            "--data.buckets",
+            BUCKETS,
+            "--data.manifest",
+            str(tmp_path / "data" / "manifest.parquet"),
+            "--validation",
+            "null",
+        ],
+    )
+    one, two = (plan_run(recipe, DEVICES["cpu"], count).epoch for count in (1, 2))
+    assert one is not None and two is not None
+    # Two of the 24 are held out.
+    assert one.clips == two.clips == 22 and one.steps > two.steps
+    assert one.imbalance == 1.0 <= two.imbalance
+    assert one.seconds > two.seconds and one.cache_bytes > 0
+
+
+@pytest.mark.parametrize(("text", "wanted"), [("80GB", 80e9), ("1.5 GiB", 1.5 * 2**30), ("512mb", 512e6)])
+def test_sizes_are_read_with_their_units(text: str, wanted: float) -> None:
+    assert parse_size(text) == wanted
+
+
+@pytest.mark.parametrize("text", ["80", "GB", "80 GBs", "eighty GB"])
+def test_a_size_without_a_known_unit_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="80GB or 75GiB"):
+        parse_size(text)
