@@ -22,6 +22,9 @@ def plan(
     write: Annotated[
         Path | None, typer.Option(help="write a recipe on top of RECIPE with the change that makes it fit")
     ] = None,
+    every_shape: Annotated[
+        bool, typer.Option("--all", help="a row for every aspect ratio, not only for the most expensive one")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="print JSON instead of a table")] = False,
 ) -> None:
     """Memory, arithmetic and time of every bucket of RECIPE; shapes only, no weights are made or read.
@@ -33,7 +36,7 @@ def plan(
     from frameloom.config.load import load_recipe
     from frameloom.plan.devices import calibrate as measure_rates
     from frameloom.plan.devices import choose_device
-    from frameloom.plan.estimate import plan_run
+    from frameloom.plan.estimate import measure_recipe, plan_run
     from frameloom.plan.suggest import suggest_change
     from frameloom.plan.table import describe_plan, plan_json
 
@@ -41,12 +44,13 @@ def plan(
     chosen = choose_device(device, memory)
     if calibrate:
         chosen = measure_rates(chosen)
-    found = plan_run(loaded, chosen, devices, with_data=data)
-    change = suggest_change(loaded, found, devices)
+    measured = measure_recipe(loaded)
+    found = plan_run(loaded, chosen, devices, with_data=data, measured=measured)
+    change = suggest_change(loaded, found, devices, measured)
     if as_json:
         print(json.dumps(plan_json(found) | {"change": change.settings if change else None}, indent=2))
     else:
-        print("\n".join(describe_plan(found)))
+        print("\n".join(describe_plan(found, every_shape=every_shape)))
         _print_advice(len(found.breaking), found.breaking[0].bucket.name if found.breaking else "", change)
     if write is not None and change is not None:
         _write_recipe(write, recipe, change.settings)

@@ -64,11 +64,18 @@ class RunPlan:
         return sorted(over, key=lambda item: -item.total)
 
 
-def plan_run(recipe: Recipe, device: Device, num_devices: int, *, with_data: bool = True) -> RunPlan:
-    """The plan of a recipe as it stands."""
-    parts = build_meta_parts(recipe)
-    policy = build_policy(recipe)
-    mesh, zero = fit_mesh(recipe.parallel, num_devices), recipe.parallel.zero
+@dataclass(frozen=True)
+class Measured:
+    """The models of a recipe in shapes, its buckets, and what a clip of each costs; sharding has no part in it."""
+
+    parts: MetaParts
+    policy: BucketPolicy
+    shapes: Mapping[Bucket, Shape]
+    costs: Mapping[Shape, StepCost]
+
+
+def measure_recipe(recipe: Recipe) -> Measured:
+    parts, policy = build_meta_parts(recipe), build_policy(recipe)
     shapes = {bucket: latent_shape(parts, bucket) for bucket in policy.buckets}
     costs = measure_costs(
         parts.family,
@@ -78,13 +85,24 @@ def plan_run(recipe: Recipe, device: Device, num_devices: int, *, with_data: boo
         text=parts.text,
         bf16=recipe.train.precision != "fp32",
     )
-    resident = rest_on_device(recipe, parts.size, mesh, zero)
+    return Measured(parts, policy, shapes, costs)
+
+
+def plan_run(
+    recipe: Recipe, device: Device, num_devices: int, *, with_data: bool = True, measured: Measured | None = None
+) -> RunPlan:
+    """The plan of a recipe as it stands; `measured` saves the measuring where only sharding or batches have changed."""
+    found = measured or measure_recipe(recipe)
+    mesh, zero = fit_mesh(recipe.parallel, num_devices), recipe.parallel.zero
+    size = found.parts.size
+    resident = rest_on_device(recipe, size, mesh, zero)
     buckets = [
-        _plan_bucket(recipe, parts, bucket, shape, costs[shape], resident, device, mesh)
-        for bucket, shape in shapes.items()
+        _plan_bucket(recipe, found.parts, bucket, shape, found.costs[shape], resident, device, mesh)
+        # Their batch sizes are those of this recipe.
+        for bucket, shape in zip(build_policy(recipe).buckets, found.shapes.values(), strict=True)
     ]
-    epoch = _plan_epoch(recipe, policy, buckets, parts, mesh, shapes) if with_data else None
-    return RunPlan(device, mesh, zero, parts.size, resident, buckets, checkpoint_bytes(recipe, parts.size), epoch)
+    epoch = _plan_epoch(recipe, found, buckets, mesh) if with_data else None
+    return RunPlan(device, mesh, zero, size, resident, buckets, checkpoint_bytes(recipe, size), epoch)
 
 
 def latent_shape(parts: MetaParts, bucket: Bucket) -> Shape:
@@ -133,15 +151,8 @@ def _largest_batch(total: Callable[[int], float], memory: float) -> int:
     return low
 
 
-def _plan_epoch(
-    recipe: Recipe,
-    policy: BucketPolicy,
-    buckets: list[BucketPlan],
-    parts: MetaParts,
-    mesh: MeshShape,
-    shapes: Mapping[Bucket, Shape],
-) -> EpochPlan:
-    plan = build_plan(recipe, read_manifest(recipe), policy)(0)
+def _plan_epoch(recipe: Recipe, measured: Measured, buckets: list[BucketPlan], mesh: MeshShape) -> EpochPlan:
+    plan = build_plan(recipe, read_manifest(recipe), build_policy(recipe))(0)
     seconds = np.array([item.seconds for item in buckets])
     batch_sizes = np.array([item.bucket.batch_size for item in buckets])
     sizes = np.diff(plan.starts)
@@ -150,7 +161,7 @@ def _plan_epoch(
     per_step = mesh.data * recipe.train.accumulate
     padded = np.pad(work, (0, -len(work) % per_step)).reshape(-1, recipe.train.accumulate, mesh.data).sum(axis=1)
     slowest, mean = padded.max(axis=1), padded.mean(axis=1)
-    cells = np.array([np.prod(shapes[item.bucket]) for item in buckets]) * parts.vae.latent_channels
+    cells = np.array([np.prod(shape) for shape in measured.shapes.values()]) * measured.parts.vae.latent_channels
     stored = 2 if recipe.data.cache.store == "moments" else 1
     return EpochPlan(
         clips=plan.num_samples,

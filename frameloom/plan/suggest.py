@@ -8,7 +8,7 @@ from typing import Any
 
 from frameloom.config.schema import Recipe
 from frameloom.core.errors import ConfigError
-from frameloom.plan.estimate import RunPlan, plan_run
+from frameloom.plan.estimate import Measured, RunPlan, measure_recipe, plan_run
 
 
 @dataclass(frozen=True)
@@ -22,27 +22,32 @@ class Change:
         return ", ".join(f"{key}: {value}" for key, value in self.settings.items())
 
 
-def suggest_change(recipe: Recipe, plan: RunPlan, num_devices: int) -> Change | None:
+def suggest_change(recipe: Recipe, plan: RunPlan, num_devices: int, measured: Measured) -> Change | None:
     """The first of these that makes all fit: more sharding, then recompute, then both, then smaller batches.
 
     Sharding costs communication and changes no number; recompute costs a third more arithmetic; a smaller batch changes
-    the training, so it comes last. None when not even one clip fits.
+    the training, so it comes last. None when all fits, and when not even one clip does.
     """
     if not plan.breaking:
         return None
+    known = {False: measured}
+
+    def try_out(settings: dict[str, Any]) -> RunPlan:
+        changed, recomputes = _apply(recipe, settings), "train.recompute" in settings
+        if recomputes not in known:
+            known[recomputes] = measure_recipe(changed)
+        return plan_run(changed, plan.device, num_devices, with_data=False, measured=known[recomputes])
+
+    strongest: dict[str, Any] = {}
     for settings in _candidates(recipe, num_devices):
-        changed = _apply(recipe, settings)
-        found = plan_run(changed, plan.device, num_devices, with_data=False)
+        found, strongest = try_out(settings), settings
         if not found.breaking:
             return Change(settings, found)
-    strongest = _strongest(recipe, num_devices)
-    changed = _apply(recipe, strongest)
-    found = plan_run(changed, plan.device, num_devices, with_data=False)
-    smaller = fitting_batches(changed, found)
+    smaller = fitting_batches(recipe, try_out(strongest))
     if smaller is None:
         return None
     settings = {**strongest, "data.buckets": smaller}
-    return Change(settings, plan_run(_apply(recipe, settings), plan.device, num_devices, with_data=False))
+    return Change(settings, try_out(settings))
 
 
 def _candidates(recipe: Recipe, num_devices: int) -> Iterator[dict[str, Any]]:
@@ -53,10 +58,6 @@ def _candidates(recipe: Recipe, num_devices: int) -> Iterator[dict[str, Any]]:
         yield {"train.recompute": True}
         for zero in zeros:
             yield {"train.recompute": True, "parallel.zero": zero}
-
-
-def _strongest(recipe: Recipe, num_devices: int) -> dict[str, Any]:
-    return {} if recipe.train.recompute else {"train.recompute": True}
 
 
 def fitting_batches(recipe: Recipe, plan: RunPlan) -> dict[str, dict[int, list[Any]]] | None:

@@ -9,8 +9,8 @@ from frameloom.plan.estimate import BucketPlan, RunPlan
 _MIB, _GIB = 2**20, 2**30
 
 
-def describe_plan(plan: RunPlan) -> list[str]:
-    """Lines for a terminal."""
+def describe_plan(plan: RunPlan, *, every_shape: bool = False) -> list[str]:
+    """Lines for a terminal; of the shapes of a resolution and a length the most expensive stands for all."""
     device, mesh = plan.device, plan.mesh
     lines = [
         f"{plan.size.weights / 1e6:,.1f}M weights, {plan.size.trained / 1e6:,.1f}M of them train; {mesh.num_ranks} x "
@@ -22,7 +22,7 @@ def describe_plan(plan: RunPlan) -> list[str]:
         f"{'bucket':<22}{'tokens':>9}{'batch':>7}{'activations':>13}{'total':>11}{'fits':>6}{'largest':>9}"
         f"{'PFLOP':>9}{'seconds':>9}",
     ]
-    lines += [_row(item, plan.device.memory) for item in plan.buckets]
+    lines += [_row(item, plan.device.memory) for item in (plan.buckets if every_shape else _worst(plan.buckets))]
     lines += ["", *_epoch(plan), f"a checkpoint is {_size(plan.checkpoint)}"]
     rate = device.half_rate / 1e12
     lines.append(
@@ -30,6 +30,14 @@ def describe_plan(plan: RunPlan) -> list[str]:
         f"{device.bandwidth / 1e9:,.4g} GB/s for the rest; communication, reading and the frozen parts are not in them"
     )
     return lines
+
+
+def _worst(buckets: list[BucketPlan]) -> list[BucketPlan]:
+    worst: dict[tuple[str, int], BucketPlan] = {}
+    for item in buckets:
+        cell = item.bucket.resolution, item.bucket.frames
+        worst[cell] = max(worst.get(cell, item), item, key=lambda one: one.total)
+    return list(worst.values())
 
 
 def _row(item: BucketPlan, memory: float) -> str:

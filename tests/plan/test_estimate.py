@@ -12,7 +12,7 @@ import pytest
 from frameloom.config.load import load_recipe
 from frameloom.core.errors import ConfigError
 from frameloom.plan.devices import DEVICES, choose_device, parse_size
-from frameloom.plan.estimate import RunPlan, plan_run
+from frameloom.plan.estimate import RunPlan, measure_recipe, plan_run
 from frameloom.plan.suggest import largest_batches, suggest_change
 
 BUCKETS = "{64px: {1: [1.0, 4], 9: [1.0, 8]}}"
@@ -30,7 +30,7 @@ def largest(found: RunPlan) -> float:
 def test_a_budget_that_holds_everything_needs_no_change() -> None:
     recipe = load_recipe("shapes/demo", ["--data.buckets", BUCKETS])
     found = plan_run(recipe, choose_device("cpu", "16GB"), 1, with_data=False)
-    assert not found.breaking and suggest_change(recipe, found, 1) is None
+    assert not found.breaking and suggest_change(recipe, found, 1, measure_recipe(recipe)) is None
 
 
 def test_what_recompute_and_sharding_save_is_seen() -> None:
@@ -50,7 +50,7 @@ def test_a_bucket_that_breaks_the_budget_gets_the_smallest_change_that_helps() -
     tight = choose_device("cpu", f"{0.8 * needed / 1e6}MB")
     found = plan_run(recipe, tight, 1, with_data=False)
     assert [item.bucket.frames for item in found.breaking][:1] == [9]
-    change = suggest_change(recipe, found, 1)
+    change = suggest_change(recipe, found, 1, measure_recipe(recipe))
     assert change is not None and change.settings == {"train.recompute": True} and not change.plan.breaking
 
 
@@ -58,7 +58,7 @@ def test_smaller_batches_come_last_and_fit() -> None:
     recipe = load_recipe("shapes/demo", ["--data.buckets", BUCKETS])
     least = largest(plan("--train.recompute", "true"))
     found = plan_run(recipe, choose_device("cpu", f"{0.96 * least / 1e6}MB"), 1, with_data=False)
-    change = suggest_change(recipe, found, 1)
+    change = suggest_change(recipe, found, 1, measure_recipe(recipe))
     assert change is not None and not change.plan.breaking
     cells = change.settings["data.buckets"]["64px"]
     assert 1 <= cells[9][1] < 8 and cells[1][1] == 4
