@@ -48,12 +48,13 @@ class TextShape:
 class StepCost:
     """Of one sample: operations and bytes moved forward and backward, and bytes that live at the worst moment.
 
-    `fixed_bytes` are there once for any batch (casts of weights). Gradients of weights are not in these; at the worst
-    moment, which is the start of the backward pass, `gradient_bytes` of them are there.
+    `fixed_moved` and `fixed_bytes` come once for any batch (casts of weights). Gradients of weights are not in these;
+    `gradient_bytes` of them are there at the worst moment, which is the start of the backward pass.
     """
 
     flops: float
     moved_bytes: float
+    fixed_moved: float
     sample_bytes: float
     fixed_bytes: float
     gradient_bytes: float
@@ -110,20 +111,30 @@ class _Fixed:
 
     casts: float
     tables_per_cell: float
+    moved: float
 
     @classmethod
     def find(cls, runner: _Runner, largest: Shape) -> _Fixed:
-        once, twice = (runner.run(largest, batch).peak for batch in (1, 2))
-        both = max(0, 2 * once - twice)
+        once, twice = (runner.run(largest, batch) for batch in (1, 2))
+        both = max(0, 2 * once.peak - twice.peak)
+        moved = max(0, 2 * once.moved - twice.moved)
         casts = sum(2 * weight.numel() for weight in runner.model.parameters()) if runner.bf16 else 0
-        return cls(min(casts, both), max(0, both - casts) / _size(largest))
+        return cls(min(casts, both), max(0, both - casts) / _size(largest), moved)
 
     def at(self, shape: Shape) -> float:
         return self.casts + self.tables_per_cell * _size(shape)
 
     def split(self, shape: Shape, tally: Tally) -> StepCost:
         fixed = self.at(shape)
-        return StepCost(tally.flops, tally.moved, tally.peak - fixed, fixed, tally.gradients_at_peak, is_measured=True)
+        return StepCost(
+            flops=tally.flops,
+            moved_bytes=max(0.0, tally.moved - self.moved),
+            fixed_moved=self.moved,
+            sample_bytes=tally.peak - fixed,
+            fixed_bytes=fixed,
+            gradient_bytes=tally.gradients_at_peak,
+            is_measured=True,
+        )
 
 
 def _size(shape: Shape) -> int:
@@ -204,6 +215,7 @@ def _estimate(shape: Shape, measured: Mapping[Shape, StepCost], fixed: _Fixed) -
     return StepCost(
         flops=fit([cost.flops for cost in measured.values()]),
         moved_bytes=fit([cost.moved_bytes for cost in measured.values()]),
+        fixed_moved=fixed.moved,
         sample_bytes=fit([cost.sample_bytes for cost in measured.values()]),
         fixed_bytes=fixed.at(shape),
         gradient_bytes=max(cost.gradient_bytes for cost in measured.values()),

@@ -132,7 +132,9 @@ def _plan_bucket(
         activations=cost.activation_bytes(batch * share),
         total=resting + transient(batch * share),
         flops=batch * cost.flops,
-        seconds=device.seconds(batch * cost.flops * share, batch * cost.moved_bytes * share, bf16=bf16),
+        seconds=device.seconds(
+            batch * cost.flops * share, cost.fixed_moved + batch * cost.moved_bytes * share, bf16=bf16
+        ),
         largest_batch=_largest_batch(lambda count: resting + transient(count * share), device.memory),
         is_measured=cost.is_measured,
     )
