@@ -48,8 +48,8 @@ class TextShape:
 class StepCost:
     """Of one sample: operations and bytes moved forward and backward, and bytes that live at the worst moment.
 
-    `fixed_moved` and `fixed_bytes` come once for any batch (casts of weights). Gradients of weights are not in these;
-    `gradient_bytes` of them are there at the worst moment, which is the start of the backward pass.
+    `fixed_moved` and `fixed_bytes` come once for any batch (casts of weights). Gradients of weights are not in these:
+    `moments` has pairs of shares, (of these bytes, of all gradients), that live at the same time.
     """
 
     flops: float
@@ -57,7 +57,7 @@ class StepCost:
     fixed_moved: float
     sample_bytes: float
     fixed_bytes: float
-    gradient_bytes: float
+    moments: tuple[tuple[float, float], ...]
     is_measured: bool
 
     def activation_bytes(self, batch: float) -> float:
@@ -68,8 +68,9 @@ class StepCost:
 
         Activations go as gradients come. With `keeps_gradients`, when a step has several passes, both are there.
         """
-        kept = gradients if keeps_gradients else min(self.gradient_bytes, gradients)
-        return max(self.activation_bytes(batch) + kept, gradients)
+        if keeps_gradients:
+            return self.activation_bytes(batch) + gradients
+        return max(part * self.activation_bytes(batch) + share * gradients for part, share in self.moments)
 
 
 def measure_costs(
@@ -132,9 +133,20 @@ class _Fixed:
             fixed_moved=self.moved,
             sample_bytes=tally.peak - fixed,
             fixed_bytes=fixed,
-            gradient_bytes=tally.gradients_at_peak,
+            moments=_moments(tally),
             is_measured=True,
         )
+
+
+def _moments(tally: Tally) -> tuple[tuple[float, float], ...]:
+    """Only those that another one does not exceed in both; the end, when all gradients are there, is one of them."""
+    found: list[tuple[float, float]] = []
+    least = -1
+    for gradients, others in sorted(tally.most.items(), reverse=True):
+        if others > least:
+            found.append((others / tally.peak, gradients / max(tally.gradients, 1)))
+            least = others
+    return ((0.0, 1.0), *found)
 
 
 def _size(shape: Shape) -> int:
@@ -218,7 +230,7 @@ def _estimate(shape: Shape, measured: Mapping[Shape, StepCost], fixed: _Fixed) -
         fixed_moved=fixed.moved,
         sample_bytes=fit([cost.sample_bytes for cost in measured.values()]),
         fixed_bytes=fixed.at(shape),
-        gradient_bytes=max(cost.gradient_bytes for cost in measured.values()),
+        moments=next(iter(measured.values())).moments,
         is_measured=False,
     )
 

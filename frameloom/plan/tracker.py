@@ -9,7 +9,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -23,7 +23,8 @@ _BACKWARD_RATIO = 2.5
 
 @dataclass
 class Tally:
-    """Bytes beside the weights. `peak` leaves their gradients out, of which `gradients_at_peak` were there then.
+    """Bytes beside the weights. `peak` leaves their gradients out; `most` has the most of the other bytes that lived
+    while there were so many bytes of gradients: they come as the rest goes.
 
     `moved` are bytes read and written by operations other than products of matrices: their time is that of the memory.
     """
@@ -33,12 +34,13 @@ class Tally:
     live: int = 0
     gradients: int = 0
     peak: int = 0
-    gradients_at_peak: int = 0
+    most: dict[int, int] = field(default_factory=dict)
 
     def add(self, num_bytes: int) -> None:
         self.live += num_bytes
-        if self.live - self.gradients > self.peak:
-            self.peak, self.gradients_at_peak = self.live - self.gradients, self.gradients
+        others = self.live - self.gradients
+        self.peak = max(self.peak, others)
+        self.most[self.gradients] = max(self.most.get(self.gradients, 0), others)
 
 
 class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]

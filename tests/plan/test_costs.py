@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 from dataclasses import dataclass
 from typing import Any
 
@@ -119,8 +118,7 @@ def test_the_peak_of_a_step_is_predicted_within_a_tenth() -> None:
         measured = weights + measure_peak(setting)
         errors[setting] = predicted / measured - 1
     shown = "\n".join(f"{error:+.1%} {setting}" for setting, error in errors.items())
-    assert statistics.median(map(abs, errors.values())) < 0.1, shown
-    assert max(map(abs, errors.values())) < 0.3, shown
+    assert max(map(abs, errors.values())) < 0.1, shown
 
 
 @pytest.mark.parametrize("setting", SETTINGS, ids=lambda setting: f"{setting.family}-{setting.shape}-{setting.batch}")
