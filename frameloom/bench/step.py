@@ -59,11 +59,11 @@ class Comparison:
 def compare_step(rounds: int = 100, warmup: int = 6) -> Comparison:
     """Both loops in turn on the demo's denoiser, batch 32."""
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
-        recipe = _prepare(Path(folder), steps=warmup + rounds)
+        recipe = prepare_demo(Path(folder), steps=warmup + rounds)
         trainer = build_trainer(recipe, RunFolder(Path(folder) / "run"), first_step=1)
         for tracker in trainer.trackers:
             stack.callback(tracker.close)
-        ours, plain = _our_step(trainer), _plain_step(trainer)
+        ours, plain = _our_step(trainer), plain_step(trainer)
         for _ in range(warmup):
             ours()
             plain()
@@ -92,9 +92,9 @@ def _median_ratio(ours: Sequence[float], plain: Sequence[float]) -> float:
     return statistics.median(mine / theirs for mine, theirs in zip(ours, plain, strict=True))
 
 
-def _prepare(folder: Path, steps: int) -> Recipe:
+def prepare_demo(folder: Path, steps: int, num_clips: int = 160) -> Recipe:
     """A small set, a fresh autoencoder and both caches, as a run would have them."""
-    write_shapes(folder / "data", count=160, seed=0, image_share=0.0)
+    write_shapes(folder / "data", count=num_clips, seed=0, image_share=0.0)
     recipe = load_recipe(
         "shapes/demo",
         [
@@ -130,7 +130,7 @@ def _our_step(trainer: Trainer) -> Step:
     return step
 
 
-def _plain_step(trainer: Trainer) -> Step:
+def plain_step(trainer: Trainer) -> Step:
     task = trainer.built.task
     assert isinstance(task, DenoiserTask)
     model, family = task.model, task.denoiser.family

@@ -23,6 +23,7 @@ __all__ = ["Target", "check_space", "check_target", "parse_size", "write_sharded
 # Readers of other libraries ask for this note before they open a file.
 _FORMAT = {"format": "pt"}
 _UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
+_PIPELINE_PARTS = ("unet", "vae", "text_encoder", "text_encoder_2", "tokenizer", "tokenizer_2", "scheduler")
 _SPARE_BYTES = 16_000_000  # headers, an index, and what the file system needs itself
 Advance = Callable[[int], object]
 
@@ -34,6 +35,7 @@ class Target:
     out: Path
     is_folder: bool
     force: bool = False
+    is_pipeline: bool = False
 
 
 def parse_size(text: str) -> int:
@@ -60,15 +62,17 @@ def check_target(target: Target, sources: Sequence[Path]) -> None:
         raise CheckpointError(f"{out}: holds what is to be converted; write to another place")
     if not target.force:
         raise CheckpointError(f"{out}: is there already; choose another name, or replace it with --force")
-    if target.is_folder and (others := [path.name for path in sorted(out.iterdir()) if not _is_ours(path)]):
+    if target.is_folder and (others := [path.name for path in sorted(out.iterdir()) if not _is_ours(path, target)]):
         raise CheckpointError(
             f"{out}: holds {', '.join(others[:3])}, which no conversion wrote, so it is not replaced; choose another "
             "folder"
         )
 
 
-def _is_ours(path: Path) -> bool:
-    return path.is_file() and (path.suffix == SAFETENSORS or path.name == CONFIG or path.name.endswith(INDEX))
+def _is_ours(path: Path, target: Target) -> bool:
+    if path.is_dir():
+        return target.is_pipeline and path.name in _PIPELINE_PARTS
+    return path.suffix == SAFETENSORS or path.name in (CONFIG, "model_index.json") or path.name.endswith(INDEX)
 
 
 def check_space(out: Path, num_bytes: int) -> None:

@@ -15,11 +15,13 @@ from frameloom.core.errors import ConfigError
 COMPARISONS = {
     "skiparse": ("frameloom.bench.skiparse", "compare_skiparse", 9),
     "step": ("frameloom.bench.step", "compare_step", 100),
+    "objective": ("frameloom.bench.objective", "compare_objectives", 40),
     "plan": ("frameloom.bench.plan", "compare_plan", 3),
     "scan": ("frameloom.bench.scan", "compare_scan", 5),
     "decode": ("frameloom.bench.decode", "compare_decode", 5),
     "cache": ("frameloom.bench.cache", "compare_cache", 5),
     "vae": ("frameloom.bench.vae", "compare_vaes", 5),
+    "cluster": ("frameloom.bench.cluster", "compare_cluster", 3),
 }
 _TAKE_FILES = ("scan", "decode")
 

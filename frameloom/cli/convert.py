@@ -14,6 +14,7 @@ class To(StrEnum):
     single = "single"
     sharded = "sharded"
     model = "model"
+    pipeline = "pipeline"
 
 
 class Format(StrEnum):
@@ -28,7 +29,7 @@ def convert(
         Path, typer.Argument(metavar="IN", help="file, index or folder of weights; .bin, .ckpt and so on")
     ],
     out: Annotated[Path, typer.Argument(metavar="OUT", help="a .safetensors file or a folder, not there yet")],
-    to: Annotated[To, typer.Option(help="one file, shards with an index, or a model folder of ours")] = To.auto,
+    to: Annotated[To, typer.Option(help="one file, shards, a model folder of ours, or an SDXL pipeline")] = To.auto,
     shard_size: Annotated[str, typer.Option(help="largest shard, such as 5GB or 500MB")] = "5GB",
     dtype: Annotated[Format, typer.Option(help="number format of floating-point tensors")] = Format.keep,
     section: Annotated[str, typer.Option(help="table of a .ckpt to take, such as ema_state_dict")] = "",
@@ -36,6 +37,7 @@ def convert(
     family: Annotated[str, typer.Option(help="model family whose keys these are, such as wfvae")] = "",
     size: Annotated[str, typer.Option(help="size of that family, when no config.json is beside IN")] = "",
     layout: Annotated[str, typer.Option(help="published layout of the family to write")] = "",
+    config: Annotated[Path | None, typer.Option(help="folder with tokenizers and config files for a pipeline")] = None,
     copy_tied: Annotated[bool, typer.Option("--copy-tied", help="write tied tensors as copies, not by name")] = False,
     force: Annotated[bool, typer.Option("--force", help="replace OUT")] = False,
 ) -> None:
@@ -50,6 +52,10 @@ def convert(
     Example: frameloom convert merged.safetensors shards/ --shard-size 2GB --dtype bf16
 
     Example: frameloom convert vae/merged.ckpt wfvae/ --family wfvae --section ema_state_dict
+
+    Example: frameloom convert sd_xl_base_1.0.safetensors sdxl/ --to pipeline --config sdxl-configs/
+
+    Example: frameloom convert sdxl/ whole.safetensors
 
     Example: frameloom convert flux1-dev.safetensors flux/ --family opensora2 --size flux-dev --layout diffusers
     """
@@ -67,6 +73,7 @@ def convert(
         family=family,
         size=size,
         layout=layout,
+        config=config,
         copy_tied=copy_tied,
         force=force,
     )

@@ -42,6 +42,11 @@ _RECIPE = {
         "frameloom recipe reference > docs/recipe.md",
         "frameloom.cli.recipe:reference",
     ),
+    "arguments": Entry(
+        "print where the arguments of other trainers live here (Markdown)",
+        "frameloom recipe arguments > docs/arguments.md",
+        "frameloom.cli.import_command:arguments",
+    ),
 }
 
 _DATA = {
@@ -116,18 +121,40 @@ COMMANDS = {
         "frameloom.cli.train:train",
         takes_overrides=True,
     ),
+    "launch": Entry(
+        "start a run on several processes: this box, a hostfile, Slurm",
+        "frameloom launch my.yaml --nproc 8 --parallel.zero 2",
+        "frameloom.cli.launch:launch",
+        takes_overrides=True,
+    ),
     "sample": Entry(
         "make videos from prompts",
         'frameloom sample runs/my-run --prompt "a red circle moves left over a gray background"',
         "frameloom.cli.sample:sample",
         takes_overrides=True,
     ),
+    "refine": Entry(
+        "make short prompts long",
+        'frameloom refine "a cat by the sea" --model models/prompt_refiner',
+        "frameloom.cli.refine:refine",
+    ),
     "data": Entry("make, encode and inspect data", "frameloom data shapes data/shapes", commands=_DATA),
     "recipe": Entry("check, show and list recipes", "frameloom recipe check my.yaml", commands=_RECIPE),
+    "import-command": Entry(
+        "turn a training command or configuration of another system into a recipe",
+        "frameloom import-command train.sh -o my.yaml",
+        "frameloom.cli.import_command:import_command",
+    ),
     "objective": Entry(
         "show which noise levels a recipe trains on and how much each counts",
         "frameloom objective my.yaml --out objective.html",
         "frameloom.cli.objective:objective",
+        takes_overrides=True,
+    ),
+    "plan": Entry(
+        "say what a recipe needs in memory and time, before a run",
+        "frameloom plan my.yaml --devices 8 --device h100",
+        "frameloom.cli.plan:plan",
         takes_overrides=True,
     ),
     "vae": Entry(
@@ -142,6 +169,17 @@ COMMANDS = {
         "convert weights between files, folders and published layouts",
         "frameloom convert pytorch_model.bin model.safetensors",
         "frameloom.cli.convert:convert",
+    ),
+    "export": Entry(
+        "take the model of a run away: diffusers, one file, LoRA, original layout",
+        "frameloom export runs/my-run --to diffusers my-model",
+        "frameloom.cli.export:export",
+    ),
+    "replay": Entry(
+        "start the run again that made an export",
+        "frameloom replay my-model",
+        "frameloom.cli.replay:replay",
+        takes_overrides=True,
     ),
     "parity": Entry(
         "run golden cases through our models", "frameloom parity tests/goldens", "frameloom.cli.parity:parity"

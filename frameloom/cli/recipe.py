@@ -34,7 +34,8 @@ def check(
     shapes = f"shapes of policy {loaded.data.policy}"
     if loaded.data.buckets:
         shapes = f"{sum(len(cells) for cells in loaded.data.buckets.values())} bucket(s)"
-    print(f"ok: {loaded.name} trains {loaded.task} {trained} for {loaded.train.steps} steps on {shapes}")
+    length = f"{loaded.train.epochs} epoch(s)" if loaded.train.steps is None else f"{loaded.train.steps} steps"
+    print(f"ok: {loaded.name} trains {loaded.task} {trained} for {length} on {shapes}")
 
 
 def _check_filters(recipe: Recipe) -> None:

@@ -1,7 +1,8 @@
-"""Make videos from prompts with a trained run."""
+"""Make pictures and videos from prompts, pictures and videos."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Annotated
 
@@ -10,31 +11,133 @@ import typer
 
 def sample(
     context: typer.Context,
-    run: Annotated[Path, typer.Argument(help="a run folder of `frameloom train`, finished or still running")],
+    run: Annotated[
+        Path | None,
+        typer.Argument(help="a run folder, an exported model folder, a recipe, or published weights with --family"),
+    ] = None,
     prompt: Annotated[list[str] | None, typer.Option(help="what to show; may be given several times")] = None,
-    prompts: Annotated[Path | None, typer.Option(help="a text file with one prompt per line")] = None,
+    prompts: Annotated[
+        Path | None, typer.Option(help="a file: one prompt per line, or .csv or .jsonl with settings for each row")
+    ] = None,
     out: Annotated[Path | None, typer.Option(help="folder for the files; default: RUN/samples")] = None,
     seed: Annotated[int, typer.Option(help="seed of the first video; each further one counts up")] = 0,
+    num: Annotated[int, typer.Option(min=1, help="samples of each prompt")] = 1,
     steps: Annotated[int | None, typer.Option(help="solver steps")] = None,
     guidance: Annotated[float | None, typer.Option(help="classifier-free guidance scale; 1 switches it off")] = None,
+    negative: Annotated[str | None, typer.Option(help="what guidance leads away from")] = None,
+    sampler: Annotated[str | None, typer.Option(help="default, euler, heun, ddim, dpmpp_2m, unipc, ...")] = None,
+    frames: Annotated[int | None, typer.Option(help="frames of a video; 1: a picture")] = None,
+    size: Annotated[str | None, typer.Option(help="WIDTHxHEIGHT in pixels")] = None,
+    ratio: Annotated[str | None, typer.Option(help="width:height at the usual number of pixels, as 16:9")] = None,
+    fps: Annotated[float | None, typer.Option(help="frame rate of the file")] = None,
+    image: Annotated[Path | None, typer.Option(help="a picture to start from: the first frame")] = None,
+    last_image: Annotated[Path | None, typer.Option(help="a picture to end with: the last frame")] = None,
+    video: Annotated[Path | None, typer.Option(help="a video to go on with, or to change")] = None,
+    mask: Annotated[Path | None, typer.Option(help="a picture or video: white parts of --video are made anew")] = None,
+    control: Annotated[Path | None, typer.Option(help="a video that a control model follows")] = None,
+    strength: Annotated[float | None, typer.Option(help="how much --video is changed, above 0 to 1")] = None,
+    image_model: Annotated[
+        str | None, typer.Option(help="make the first frame with this model, then the video from it; self: with RUN")
+    ] = None,
+    format: Annotated[str | None, typer.Option(help="mp4, webm, gif, or png for a folder of frames")] = None,
     weights: Annotated[str | None, typer.Option(help="ema (averaged) or raw (last)")] = None,
+    lora: Annotated[list[str] | None, typer.Option(help="PATH or PATH:SCALE; may be given several times")] = None,
+    refine: Annotated[Path | None, typer.Option(help="refine prompts with the language model in this folder")] = None,
+    refine_command: Annotated[str | None, typer.Option(help="refine prompts with this command")] = None,
+    step: Annotated[int | None, typer.Option(help="the checkpoint of this step of a run; default: the newest")] = None,
+    family: Annotated[str | None, typer.Option(help="the family of published weights")] = None,
+    recipe: Annotated[str | None, typer.Option(help="the recipe that describes published weights")] = None,
+    batch: Annotated[int, typer.Option(min=1, help="videos made at once; more may change their last bits")] = 1,
+    again: Annotated[bool, typer.Option("--again", help="make files once more that are there already")] = False,
+    like: Annotated[Path | None, typer.Option(help="repeat this file, to the bit")] = None,
 ) -> None:
-    """Write one mp4 per prompt and a contact sheet; other settings follow with dots.
+    """Write a file for each prompt, `samples.jsonl` and a contact sheet; other settings follow with dots.
+
+    Under torchrun the prompts are shared out. A call that was stopped goes on where it was.
 
     Example: frameloom sample runs/demo/denoiser --prompt "a red circle moves left slowly over a gray background"
 
-    Example: frameloom sample runs/cats --prompts prompts.txt --guidance 5 --sample.frames 17
+    Example: frameloom sample runs/i2v --image first.png --prompt "the boat leaves" --guidance 5 --sample.frames 17
+
+    Example: frameloom sample models/CogVideoX-2b --family cogvideox_fun --prompts prompts.csv --out samples
+
+    Example: frameloom sample --like samples/a-boat-seed3.mp4 --out again
     """
-    from frameloom.generate.prompts import read_prompts
+    from frameloom.generate.prompts import read_rows
 
-    texts = read_prompts(prompt or [], prompts)
-    flags = {"steps": steps, "guidance": guidance, "weights": weights}
+    if like is not None:
+        from frameloom.generate.order import repeat_file
+
+        _show(repeat_file(like, out or like.parent, model=run), None)
+        return
+    if run is None:
+        raise typer.BadParameter(
+            "name a run, a model folder, a recipe or weights; or a file with --like", param_hint="RUN"
+        )
+    rows = read_rows(prompt or [], prompts)
+    height_width = _read_size(size)
+    flags = {
+        **{"steps": steps, "guidance": guidance, "weights": weights, "sampler": sampler, "frames": frames, "fps": fps},
+        **{
+            "strength": strength,
+            "format": format,
+            "negative_prompt": None if negative is None else json.dumps(negative),
+        },
+        **{"height": height_width[0], "width": height_width[1], "lora": _read_loras(lora)},
+    }
     chosen = [part for name, value in flags.items() if value is not None for part in (f"--sample.{name}", str(value))]
-    from frameloom.generate.load import load_sampler
-    from frameloom.generate.prompts import sample_to_files
+    media = {"head": image, "tail": last_image, "video": video, "mask": mask, "control": control}
+    from frameloom.generate.load import Source
+    from frameloom.generate.order import Order, fill_order
 
-    sampler = load_sampler(run, [*chosen, *context.args])
-    folder = out or run / "samples"
-    for path in sample_to_files(sampler, texts, first_seed=seed, out=folder):
-        print(path)
-    print(folder / "contact-sheet.png")
+    folder = out or (run / "samples" if run.is_dir() else Path("samples"))
+    order = Order(
+        source=Source(run, (*chosen, *context.args), step=step, family=family, recipe=recipe),
+        rows=rows,
+        out=folder,
+        first_seed=seed,
+        num_samples=num,
+        media={name: path for name, path in media.items() if path is not None},
+        ratio=ratio,
+        refiner=refine,
+        refiner_command=refine_command,
+        image_model=image_model,
+        batch_size=batch,
+        again=again,
+    )
+    _show(fill_order(order, tell=print), folder)
+
+
+def _show(paths: list[Path], folder: Path | None) -> None:
+    from frameloom.core.ranks import read_ranks
+    from frameloom.generate.pipeline import CONTACT_SHEET
+
+    if read_ranks().is_first:
+        for path in paths:
+            print(path)
+        if folder is not None:
+            print(folder / CONTACT_SHEET)
+
+
+def _read_size(text: str | None) -> tuple[int | None, int | None]:
+    """Height and width of WIDTHxHEIGHT."""
+    if text is None:
+        return None, None
+    width, cross, height = text.lower().partition("x")
+    if not (cross and width.isdecimal() and height.isdecimal()):
+        raise typer.BadParameter(f"'{text}' is not a size; write WIDTHxHEIGHT, as in 640x352", param_hint="--size")
+    return int(height), int(width)
+
+
+def _read_loras(words: list[str] | None) -> str | None:
+    """PATH or PATH:SCALE, as the recipe has them."""
+    if not words:
+        return None
+    found = []
+    for word in words:
+        path, colon, scale = word.rpartition(":")
+        try:
+            found.append({"path": path, "scale": float(scale)} if colon else {"path": word})
+        except ValueError:
+            found.append({"path": word})
+    return json.dumps(found)

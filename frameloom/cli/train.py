@@ -19,12 +19,29 @@ def train(
     """
     from frameloom.config.checks import check_files
     from frameloom.config.load import load_recipe
+    from frameloom.config.parallel_checks import check_world
+    from frameloom.core.errors import FrameloomError
+    from frameloom.core.ranks import read_ranks
 
-    resolved = load_recipe(recipe, context.args)
-    check_files(resolved)
+    ranks = read_ranks()
+    try:
+        resolved = load_recipe(recipe, context.args)
+        check_files(resolved)
+        check_world(resolved, ranks.num_ranks)
+    except FrameloomError as error:
+        if ranks.local_rank == 0:
+            raise
+        # All processes of a host find the same; one of them tells it.
+        raise typer.Exit(error.exit_code) from error
     from frameloom.train.loop import train as run_training
+    from frameloom.train.parallel.voice import SilentStop
 
-    folder = run_training(resolved)
+    try:
+        folder = run_training(resolved)
+    except SilentStop as stop:
+        raise typer.Exit(stop.exit_code) from stop
+    if not ranks.is_first:
+        return
     print(f"done: {folder}")
     if resolved.task == "denoiser":
         print(f'sample it: frameloom sample {folder} --prompt "…"')

@@ -6,7 +6,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from frameloom.config.section import Section, Words
+from frameloom.config.section import Count, Section, Words
+from frameloom.config.train_settings import Amount
 
 Compile = Annotated[
     bool | Literal["inductor", "aot_eager", "eager"],
@@ -23,6 +24,11 @@ class RecomputeSection(Section):
         description="how many blocks of a kind, from the first on, as in {double_blocks: 8}; other kinds: all",
         examples=[{"double_blocks": 8}],
     )
-    offload: bool = Field(
-        default=False, description="what blocks are given waits in host memory; needs a GPU (grad_ckpt_buffer_size)"
+    every: Count = Field(default=1, description="of these blocks only each k-th, the first among them")
+    offload: bool = Field(default=False, description="what blocks are given waits in host memory; needs a GPU")
+    buffer: Amount | None = Field(
+        default=None,
+        description="the most host memory for that, pinned and taken at once; what does not fit stays on the GPU; "
+        "null: no limit (grad_ckpt_buffer_size, which counts numbers of two bytes)",
+        examples=["25GB"],
     )

@@ -7,13 +7,20 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from frameloom.config.autoencoder_checks import check_autoencoder
+from frameloom.config.control_checks import check_control
 from frameloom.config.facts import FAMILIES, KNOWN_KINDS, PACKAGED_ENCODERS, TEXT_ENCODERS, VAES
 from frameloom.config.objective_checks import check_objective
 from frameloom.config.optim_checks import check_optim
-from frameloom.config.policy_checks import check_buckets, frame_problem, token_patch
+from frameloom.config.parallel_checks import check_parallel
+from frameloom.config.personal_checks import check_personal
+from frameloom.config.policy_checks import check_buckets
 from frameloom.config.problems import Problem
+from frameloom.config.sample_checks import check_note, check_sample
 from frameloom.config.schema import Recipe, TextEncoderSection
 from frameloom.config.spelling import nearest, suggest
+from frameloom.config.text_checks import check_text_files, check_text_place
+from frameloom.config.train_checks import check_train
 from frameloom.config.yaml_values import KeyPath, format_value
 from frameloom.core.errors import ConfigError
 
@@ -127,27 +134,12 @@ def _check_sources(recipe: Recipe) -> Iterator[Problem]:
             yield Problem((*path, "repeat"), f"{text}; a weight already says how often its rows come: remove one")
 
 
-def _check_sample(recipe: Recipe) -> Iterator[Problem]:
-    """Only a denoiser samples, so an autoencoder's recipe may keep defaults that its VAE could not decode."""
-    facts, family = VAES.get(recipe.vae.name), FAMILIES.get(recipe.model.family)
-    if recipe.task != "denoiser" or facts is None or family is None:
-        return
-    also: tuple[KeyPath, ...] = (("task",), ("vae", "name"), ("model", "family"))
-    if advice := frame_problem(recipe, facts, recipe.sample.frames):
-        yield Problem(("sample", "frames"), f"sample.frames is {recipe.sample.frames}; {advice}", also)
-    for axis, name in ((1, "height"), (2, "width")):
-        pixels: int = getattr(recipe.sample, name)
-        step = facts.strides[axis] * token_patch(recipe)[axis]
-        if pixels % step:
-            below = pixels // step * step
-            near = " or ".join(str(size) for size in (below, below + step) if size)
-            text = f"sample.{name} is {pixels}; {recipe.model.family} with {recipe.vae.name} needs a multiple of {step}"
-            yield Problem(("sample", name), f"{text}; write {near}", also)
-
-
 def _check_recompute(recipe: Recipe) -> Iterator[Problem]:
     """Kinds of blocks are those of the family; an autoencoder's are only known once it is built."""
     family, settings = FAMILIES.get(recipe.model.family), recipe.train.recompute
+    if not isinstance(settings, bool) and settings.buffer is not None and not settings.offload:
+        text = f"train.recompute.buffer is {settings.buffer}, but nothing waits in host memory"
+        yield Problem(("train", "recompute", "buffer"), f"{text}; set train.recompute.offload: true, or remove it")
     if recipe.task != "denoiser" or family is None or isinstance(settings, bool):
         return
     path = ("train", "recompute", "blocks")
@@ -259,7 +251,10 @@ def _check_lora(recipe: Recipe) -> Iterator[Problem]:
 
 def _check_validation(recipe: Recipe) -> Iterator[Problem]:
     """Rows are kept apart only by a column that both selections name with different values."""
-    if recipe.validation is None:
+    if recipe.validation is None or not recipe.validation.batches:
+        if recipe.validation is not None and recipe.validation.samples is None:
+            text = "validation.batches is 0 and validation.samples is null, so nothing would be done"
+            yield Problem(("validation", "batches"), f"{text}; set one of them, or remove the section (null)")
         return
     held_out, trained = recipe.validation.where, recipe.data.where
     if isinstance(held_out, str) or isinstance(trained, str):
@@ -286,16 +281,23 @@ RULES: tuple[Callable[[Recipe], Iterator[Problem]], ...] = (
     _check_names,
     _check_overrides,
     _check_text,
+    check_note,
+    check_personal,
+    check_text_place,
     _check_sources,
     check_buckets,
-    _check_sample,
+    check_sample,
     check_optim,
+    check_train,
+    check_parallel,
     _check_recompute,
     _check_units,
     _check_cache,
     _check_vae_weights,
+    check_autoencoder,
     check_objective,
     _check_known,
+    check_control,
     _check_lora,
     _check_validation,
 )
@@ -318,12 +320,21 @@ def check_files(recipe: Recipe, *, skip_caches: bool = False, places: Mapping[Ke
         problems.append(_check_path((*path, "root"), source.root, "folder"))
     problems.append(_check_path(("data", "root"), recipe.data.root, "folder"))
     problems.append(_check_path(("vae", "weights"), recipe.vae.weights, "file or folder"))
+    if recipe.task == "autoencoder":
+        problems += _check_loss_files(recipe)
     if recipe.task == "denoiser":
         problems.append(_check_path(("model", "weights"), recipe.model.weights, "file or folder"))
         lora = recipe.lora.weights if recipe.lora else None
         problems.append(_check_path(("lora", "weights"), lora, "file or folder"))
         for index, encoder in enumerate(recipe.text.encoders):
-            problems.append(_check_path(("text", "encoders", str(index), "path"), encoder.path, "folder"))
+            place = ("text", "encoders", str(index))
+            problems.append(_check_path((*place, "path"), encoder.path, "file or folder"))
+            problems.append(_check_path((*place, "tokenizer"), encoder.tokenizer, "folder"))
+        problems += check_text_files(recipe)
+        problems += _check_sample_files(recipe)
+        if recipe.inversion is not None:
+            problems.append(_check_path(("inversion", "weights"), recipe.inversion.weights, "file or folder"))
+            problems.append(_check_path(("inversion", "template_file"), recipe.inversion.template_file, "file"))
     if recipe.task == "denoiser":
         for index, folder in enumerate(recipe.data.cache.foreign_folders):
             problems.append(_check_path(("data", "cache", "foreign_folders", str(index)), folder, "folder"))
@@ -333,6 +344,24 @@ def check_files(recipe: Recipe, *, skip_caches: bool = False, places: Mapping[Ke
     found = [problem for problem in problems if problem]
     if found:
         raise ConfigError([place_problem(problem, places or {}, "recipe") for problem in found])
+
+
+def _check_loss_files(recipe: Recipe) -> list[Problem | None]:
+    """Weights of the networks that only train or judge an autoencoder."""
+    lpips, judge = recipe.autoencoder.lpips, recipe.autoencoder.discriminator
+    named: list[tuple[KeyPath, str | None]] = [(("discriminator", "weights"), judge.weights if judge else None)]
+    if lpips is not None:
+        named += [(("lpips", "weights"), lpips.weights), (("lpips", "heads"), lpips.heads)]
+    return [_check_path(("autoencoder", *path), name, "file or folder") for path, name in named]
+
+
+def _check_sample_files(recipe: Recipe) -> list[Problem | None]:
+    samples = recipe.validation.samples if recipe.validation else None
+    if samples is None:
+        return []
+    section = ("validation", "samples")
+    pictures = [_check_path((*section, "images", str(i)), name, "file") for i, name in enumerate(samples.images)]
+    return [_check_path((*section, "prompts_file"), samples.prompts_file, "file"), *pictures]
 
 
 def _source_kind(name: str | None) -> str:

@@ -38,7 +38,8 @@ class FamilyFacts:
     """`patch` is latent cells (frames, height, width) per token, and `patches` has it for sizes where it differs;
     `fields` are those of its architecture that a recipe may override, with their types (tuple: a list). `takes` are the
     conditions it can use besides the caption: `sizes` of pictures and their crops, `images` beside a clip, frames that
-    are `known`, a `control` clip. `blocks` are the kinds of its repeated blocks."""
+    are `known`, a `control` clip. `blocks` are the kinds of its repeated blocks. `heads` are the attention heads of a
+    size, which limit parallel.sequence; none: the family's clips cannot be shared by processes."""
 
     patch: tuple[int, int, int]
     sizes: tuple[str, ...]
@@ -46,6 +47,11 @@ class FamilyFacts:
     blocks: tuple[str, ...]
     takes: tuple[str, ...] = ()
     patches: Mapping[str, tuple[int, int, int]] = field(default_factory=dict)
+    heads: Mapping[str, int] = field(default_factory=dict)
+
+    def heads_of(self, size: str, overrides: Mapping[str, Any]) -> int | None:
+        given = overrides.get("num_heads", overrides.get("num_attention_heads"))
+        return given if isinstance(given, int) and self.heads else self.heads.get(size)
 
     def patch_of(self, size: str, overrides: Mapping[str, Any]) -> tuple[int, int, int]:
         frames, height, width = self.patches.get(size, self.patch)
@@ -154,6 +160,8 @@ VAES = {
     ),
     "dc_ae": VAEFacts(strides=(4, 32, 32), causal=False, sizes=("tiny", "f32t4c128"), fields=_DC_AE_FIELDS),
 }
+# Video autoencoders that can start from the weights of an image autoencoder.
+INFLATING_VAES = ("causal",)
 FAMILIES = {
     "cogvideox_fun": FamilyFacts(
         patch=(1, 2, 2),
@@ -163,13 +171,19 @@ FAMILIES = {
             *("5b-1.5", "5b-1.5-inpaint"),
         ),
         fields=_COGVIDEOX_FUN_FIELDS,
+        heads={
+            "tiny": 4,
+            **dict.fromkeys(("2b", "2b-inpaint", "2b-control"), 30),
+            **dict.fromkeys(("5b", "5b-inpaint", "5b-1.1-inpaint", "5b-control", "5b-1.5", "5b-1.5-inpaint"), 48),
+        },
         blocks=("transformer_blocks",),
-        takes=("known",),
+        takes=("known", "control"),
     ),
     "latte": FamilyFacts(
         patch=(1, 2, 2),
         sizes=("tiny", "xl", "xl-221", "xl-513", "xl-d64"),
         fields=_LATTE_FIELDS,
+        heads={"tiny": 4, "xl": 16, "xl-221": 16, "xl-513": 16, "xl-d64": 18},
         blocks=("transformer_blocks", "temporal_transformer_blocks"),
         takes=("images",),
     ),
@@ -178,6 +192,7 @@ FAMILIES = {
         patches={"11b-dcae": (1, 1, 1)},
         sizes=("tiny", "small", "11b", "11b-dcae", "flux-dev"),
         fields=_OPENSORA2_FIELDS,
+        heads={"tiny": 4, "small": 4, "11b": 24, "11b-dcae": 24, "flux-dev": 24},
         blocks=("double_blocks", "single_blocks"),
         takes=("known",),
     ),
@@ -185,6 +200,7 @@ FAMILIES = {
         patch=(1, 2, 2),
         sizes=("tiny", "tiny-inpaint", "2b", "2b-inpaint"),
         fields=_OPENSORA_PLAN_FIELDS,
+        heads={"tiny": 4, "tiny-inpaint": 4, "2b": 24, "2b-inpaint": 24},
         blocks=("transformer_blocks",),
         takes=("known",),
     ),

@@ -59,7 +59,7 @@ def _check_kind(optim: OptimSection) -> Iterator[Problem]:
 def _check_schedule(recipe: Recipe) -> Iterator[Problem]:
     schedule, steps, also = recipe.optim.schedule, recipe.train.steps, (("train", "steps"),)
     path = ("optim", "schedule")
-    if schedule.warmup_steps >= steps:
+    if steps is not None and schedule.warmup_steps >= steps:
         text = f"optim.schedule.warmup_steps is {schedule.warmup_steps}, but the run has only train.steps {steps}"
         yield Problem((*path, "warmup_steps"), f"{text}; make it shorter than the run", also)
     for name, users in _SCHEDULES_OF.items():

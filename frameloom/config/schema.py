@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from frameloom.config.autoencoder_settings import AutoencoderSection
 from frameloom.config.block_settings import Compile, RecomputeSection
 from frameloom.config.bucket_policies import (
     FixedSection,
@@ -17,9 +18,15 @@ from frameloom.config.bucket_policies import (
     RatioTokensSection,
     TokenBudgetSection,
 )
+from frameloom.config.caption_settings import CaptionNoteSection
 from frameloom.config.objective_settings import ObjectiveSection
 from frameloom.config.optim import OptimSection
+from frameloom.config.parallel import ParallelSection
+from frameloom.config.personal_settings import DreamBoothSection, InversionSection
+from frameloom.config.sampling_settings import SampleSection, SamplesSection
 from frameloom.config.section import Count, Section, Share, Words
+from frameloom.config.tracking_settings import TrackerName, TrackingSection
+from frameloom.config.train_settings import Interval, LossScaleSection, Memory, Precision, ProfileSection
 
 Cell = Annotated[
     tuple[Share | tuple[Share, Share], Count],
@@ -43,9 +50,11 @@ class RunSection(Section):
         default="latest",
         description="latest: go on from the newest complete checkpoint; never: refuse a folder that was used",
     )
-    trackers: tuple[Literal["jsonl", "tensorboard"], ...] = Field(
-        default=("jsonl", "tensorboard"), description="where metrics go besides the progress line"
+    trackers: tuple[TrackerName, ...] = Field(
+        default=("jsonl", "tensorboard"),
+        description="where metrics go besides the progress line; wandb and trackio need the extras of those names",
     )
+    tracking: TrackingSection = Field(default=TrackingSection(), description="how wandb and trackio show the run")
 
 
 class ModelSection(Section):
@@ -78,13 +87,27 @@ class VAESection(Section):
     )
     overrides: dict[str, Any] = Field(default={}, description="architecture fields that differ from the named size")
     weights: str | None = Field(default=None, description="a model folder, a run folder or a file; null: fresh weights")
+    precision: Precision = Field(
+        default="fp32", description="number format of a frozen autoencoder; its latents are fp32 in any case"
+    )
+    fp32_norms: bool = Field(default=False, description="compute its norm layers in fp32 all the same")
+    mini_batch: Count | None = Field(
+        default=None, description="clips that a frozen autoencoder encodes or decodes at once; null: all of a batch"
+    )
+    inflate: bool = Field(
+        default=False, description="weights are those of an image autoencoder, which a video one starts from (causal)"
+    )
 
 
 class TextEncoderSection(Section):
     name: str = Field(default="minilm", description="the text encoder")
     max_length: Count = Field(default=16, description="captions are padded or cut to this many tokens")
     path: str | None = Field(
-        default=None, description="folder of the encoder; null: the installed package that carries it (minilm)"
+        default=None,
+        description="folder, or SDXL single file (clip_l, clip_bigg); null: the installed package with it (minilm)",
+    )
+    tokenizer: str | None = Field(
+        default=None, description="folder of the tokenizer of a single file; null: tokenizer/, tokenizer_2/ beside it"
     )
     padding: Literal["attend", "mask"] | None = Field(
         default=None, description="pads are tokens like any other, or left out; null, here and below: the encoder's own"
@@ -108,6 +131,12 @@ class TextEncoderSection(Section):
     precision: Literal["fp32", "bf16", "fp16"] | None = Field(
         default=None, description="number format of the encoder; its states are fp32 in any case"
     )
+    train: bool = Field(
+        default=False, description="train it with the denoiser, in fp32 (is_trainable); captions are then not cached"
+    )
+    lr: Annotated[float, Field(ge=0)] | None = Field(
+        default=None, description="its learning rate where it trains; null: optim.lr"
+    )
 
 
 class TextSection(Section):
@@ -123,6 +152,11 @@ class TextSection(Section):
     dropout: Share = Field(default=0.1, description="share of captions replaced by the empty one, for guidance")
     independent_dropout: bool = Field(
         default=False, description="drop the part of each text encoder by a draw of its own (Open-Sora 2.0)"
+    )
+    note: CaptionNoteSection | None = Field(
+        default=None,
+        description="facts of a clip behind its caption, in training, in text caches and in sampling (Open-Sora 2.0); "
+        "null: none",
     )
 
 
@@ -248,6 +282,10 @@ class DataSection(Section):
     use_img_from_vid: bool = Field(
         default=False, description="take these images from the video's own frames instead of the set's images"
     )
+    control: bool = Field(
+        default=False,
+        description="read the control clip of each row too (manifest column control), for control models",
+    )
     flip: Share = Field(default=0.0, description="share of clips mirrored left to right")
     decoder: Literal["pyav", "torchcodec"] = Field(
         default="pyav", description="the video decoder; torchcodec needs the extra of that name"
@@ -288,14 +326,6 @@ class KnownSection(Section):
     )
 
 
-class AutoencoderSection(Section):
-    reconstruction: Literal["l1", "l2"] = Field(default="l1", description="pixel error")
-    kl_weight: Annotated[float, Field(ge=0)] = Field(default=1e-6, description="pull of the latents to a unit normal")
-    wavelet_weight: Annotated[float, Field(ge=0)] = Field(
-        default=0.1, description="agreement of encoder and decoder sub-bands"
-    )
-
-
 class EMASection(Section):
     decay: Annotated[float, Field(ge=0, lt=1)] = Field(
         default=0.999, description="share kept of the average at each step"
@@ -308,10 +338,23 @@ class EMASection(Section):
 
 
 class TrainSection(Section):
-    steps: Count = Field(description="optimizer steps of the whole run", examples=[1000])
+    steps: Count | None = Field(
+        default=None, description="optimizer steps of the whole run; null: see epochs", examples=[1000]
+    )
+    epochs: Count | None = Field(
+        default=None, description="passes over the data instead, from which the number of steps follows"
+    )
     accumulate: Count = Field(default=1, description="micro-batches per step")
-    precision: Literal["fp32", "bf16"] = Field(
-        default="fp32", description="number format of the forward pass; weights stay fp32"
+    precision: Precision = Field(
+        default="fp32", description="number format of the forward pass; losses, norms and the optimizer stay fp32"
+    )
+    weights_precision: Precision = Field(
+        default="fp32",
+        description="number format of the denoiser's weights; norms stay fp32, and so do copies for the optimizer",
+    )
+    loss_scale: LossScaleSection | None = Field(
+        default=None,
+        description="multiplies the loss so that small gradients survive; null: dynamic with fp16, none otherwise",
     )
     recompute: bool | RecomputeSection = Field(
         default=False,
@@ -324,34 +367,54 @@ class TrainSection(Section):
     on_nonfinite: Literal["skip", "stop"] = Field(default="skip", description="a loss or gradient that is not finite")
     nonfinite_limit: Count = Field(default=3, description="stop after this many such steps in a row")
     log_every: Count = Field(default=10, description="steps between metrics")
-    save_every: Count = Field(default=500, description="steps between checkpoints")
+    save_every: Interval = Field(
+        default=500, description="steps between checkpoints; or epochs, as in 2 epochs", examples=[500]
+    )
     keep: Annotated[int, Field(ge=2)] = Field(
         default=2, description="complete checkpoints kept; the newest may be the damaged one"
     )
     device: Device = Field(default="auto", description="where the run computes; auto: a GPU if there is one")
+    park_encoders: bool = Field(
+        default=False,
+        description="weights of the autoencoder and the text encoders wait in host memory between uses; for a GPU",
+    )
+    gc_every: Count | None = Field(
+        default=None,
+        description="steps between collections of Python's garbage, in all processes alike; null: when Python likes",
+    )
+    max_device_memory: Memory | None = Field(
+        default=None, description="the most that the run takes of a GPU: a share, or an amount as 30GB; null: all"
+    )
+    deterministic: bool = Field(
+        default=False, description="only operations that give the same bits each time, which may be slower on a GPU"
+    )
+    profile: ProfileSection | None = Field(
+        default=None, description="record some steps to a trace in the run's folder; null: no"
+    )
+
+    @property
+    def num_steps(self) -> int:
+        """Steps of the whole run; of a recipe in epochs they are known once its data is."""
+        assert self.steps is not None
+        return self.steps
 
 
 class ValidationSection(Section):
-    every: Count = Field(default=500, description="steps between validations; the last step is always validated")
+    every: Interval = Field(
+        default=500,
+        description="steps between validations, or epochs, as in 1 epoch; the last step is always validated",
+        examples=[500],
+    )
     where: Where = Field(default={}, description="rows of the manifest used, never trained on; as in data.where")
-    batches: Count = Field(default=4, description="micro-batches read each time, always the same ones")
+    batches: Annotated[int, Field(ge=0)] = Field(
+        default=4, description="micro-batches read each time, always the same ones; 0: none, only samples are drawn"
+    )
     levels: Count = Field(
         default=8,
         description="noise levels that a denoiser is judged at on each clip, evenly from data to noise",
     )
-
-
-class SampleSection(Section):
-    steps: Count = Field(default=30, description="solver steps")
-    guidance: Annotated[float, Field(ge=0)] = Field(default=4.0, description="classifier-free guidance scale; 1: none")
-    frames: Count = Field(default=9, description="frames of the video")
-    height: Count = Field(default=64, description="height in pixels")
-    width: Count = Field(default=64, description="width in pixels")
-    fps: Annotated[float, Field(gt=0)] = Field(default=8, description="frame rate of the written file")
-    weights: Literal["ema", "raw"] = Field(default="ema", description="averaged or last weights")
-    lora: str | None = Field(default=None, description="a LoRA to add to the model: a file, or the folder of a run")
-    lora_scale: Annotated[float, Field(ge=0)] = Field(
-        default=1.0, description="strength of adapters, the run's own and those of sample.lora; 0: without them"
+    samples: SamplesSection | None = Field(
+        default=None, description="clips from fixed prompts, to look at while the run goes on; null: none"
     )
 
 
@@ -366,6 +429,12 @@ class Recipe(Section):
     lora: LoraSection | None = Field(
         default=None, description="train small adapters beside the frozen weights of model; null: train all weights"
     )
+    inversion: InversionSection | None = Field(
+        default=None, description="learn one new word for the text encoders, and nothing else (sdxl); null: no"
+    )
+    dreambooth: DreamBoothSection | None = Field(
+        default=None, description="teach one thing from a few pictures, with lora or all weights (sdxl); null: no"
+    )
     vae: VAESection = Field(
         default=VAESection(), description="the autoencoder: frozen for task denoiser, trained for autoencoder"
     )
@@ -378,5 +447,8 @@ class Recipe(Section):
     autoencoder: AutoencoderSection = Field(default=AutoencoderSection(), description="the autoencoder's losses")
     optim: OptimSection = Field(default=OptimSection(), description="the optimizer")
     train: TrainSection = Field(description="the loop")
-    validation: ValidationSection | None = Field(default=None, description="held-out clips; null: none")
+    parallel: ParallelSection = Field(
+        default=ParallelSection(), description="how several processes share the run; one process ignores most of it"
+    )
+    validation: ValidationSection | None = Field(default=None, description="held-out clips and samples; null: none")
     sample: SampleSection = Field(default=SampleSection(), description="defaults of `frameloom sample` for this run")

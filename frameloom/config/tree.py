@@ -216,8 +216,9 @@ def _find_meant(parents: KeyPath, key: str, known: list[str]) -> list[KeyPath]:
         return [(*parents, near)]
     places = [item.path for item in walk()]
     if exact := [place for place in places if place[-1] == key]:
-        # A key of the recipe itself is meant before one of a list's sections.
-        return [place for place in exact if "0" not in place] or exact
+        # A key of the recipe itself is meant before one of a list's sections, and the least deep one before others.
+        exact = [place for place in exact if "0" not in place] or exact
+        return [place for place in exact if len(place) == min(map(len, exact))]
     synonym = SYNONYMS.get(nearest(key, SYNONYMS) or "", "")
     home = tuple(synonym.split(".")) if synonym else ()
     if home and home[: len(parents)] == parents:

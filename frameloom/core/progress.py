@@ -23,7 +23,14 @@ class ProgressBar:
     """Counts `total` pieces of work. Use as a context manager and call `advance`."""
 
     def __init__(
-        self, title: str, total: int, *, done: int = 0, stream: TextIO | None = None, every_s: float = 10.0
+        self,
+        title: str,
+        total: int,
+        *,
+        done: int = 0,
+        stream: TextIO | None = None,
+        every_s: float = 10.0,
+        is_shown: bool = True,
     ) -> None:
         self.title = title
         self.total = total
@@ -31,13 +38,14 @@ class ProgressBar:
         self._first = done
         self._stream = stream or sys.stderr
         self._every_s = every_s
+        self._is_shown = is_shown
         self._started = self._printed = time.monotonic()
         self._bar: Progress | None = None
         self._task = TaskID(0)
 
     def __enter__(self) -> Self:
         console = Console(file=self._stream)
-        if console.is_terminal:
+        if console.is_terminal and self._is_shown:
             self._bar = Progress(
                 TextColumn("{task.description}", markup=False),
                 BarColumn(bar_width=30),
@@ -56,6 +64,8 @@ class ProgressBar:
         self.done += count
         if self._bar is not None:
             self._bar.update(self._task, completed=self.done, note=note)
+            return
+        if not self._is_shown:
             return
         now = time.monotonic()
         if now - self._printed >= self._every_s or self.done >= self.total:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+from collections.abc import Iterable
 from pathlib import Path
 
 from frameloom.core.errors import DataError
@@ -22,11 +23,13 @@ class BadClipLog:
     resumed run goes on with the same file: a slot that is read again is not listed twice.
     """
 
-    def __init__(self, path: Path, *, num_clips: int, limit: float) -> None:
+    def __init__(self, path: Path, *, num_clips: int, limit: float, is_writer: bool = True) -> None:
+        """Of several processes that are told of the same clips, one is the writer."""
         self.path = path
+        self._is_writer = is_writer
         self.num_clips = num_clips
         self.limit = limit
-        self.clips = _read_log(path)
+        self.clips = read_bad_clips(path, repair=is_writer)
         self._seen = set(self.clips)
         self._rows = {clip.row for clip in self.clips}
 
@@ -42,10 +45,14 @@ class BadClipLog:
 
     def add(self, batch: Batch) -> None:
         """Take note of the bad clips of a batch; DataError when they have become too many."""
-        new = [clip for clip in batch.bad if clip not in self._seen]
+        self.add_clips(batch.bad)
+
+    def add_clips(self, clips: Iterable[BadClip]) -> None:
+        new = [clip for clip in dict.fromkeys(clips) if clip not in self._seen]
         if not new:
             return
-        self._append(new)
+        if self._is_writer:
+            self._append(new)
         for clip in new:
             self._seen.add(clip)
             self.clips.append(clip)
@@ -78,14 +85,16 @@ class BadClipLog:
             os.fsync(file.fileno())
 
 
-def _read_log(path: Path) -> list[BadClip]:
+def read_bad_clips(path: Path, *, repair: bool = False) -> list[BadClip]:
+    """The clips of a list; `repair` also cuts off the half line that a killed run may leave."""
     if not path.exists():
         return []
     text = path.read_text(encoding="utf-8")
     if text and not text.endswith("\n"):
         # A killed run can leave half a line; what it stood for is read again.
         text = text[: text.rfind("\n") + 1]
-        path.write_text(text, encoding="utf-8")
+        if repair:
+            path.write_text(text, encoding="utf-8")
     try:
         return [BadClip(**json.loads(line)) for line in text.splitlines()]
     except (ValueError, TypeError) as error:

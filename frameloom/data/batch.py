@@ -86,7 +86,11 @@ class Batch:
     text: dict[str, Tensor] | None = None
     crops: Crops | None = None
     images: JointImages | None = None
+    control_BCFHW: Tensor | None = None
+    """control clips, cut as the clips are"""
     bad: list[BadClip] = field(default_factory=list)
+    is_filler: bool = False
+    """run so that all processes compute alike, and counted as nothing"""
 
     @property
     def size(self) -> int:

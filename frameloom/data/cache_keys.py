@@ -103,9 +103,12 @@ def _describe(value: Any) -> Any:
     return value
 
 
-def text_fingerprint(*, encoder: Mapping[str, Any], dtype: torch.dtype) -> dict[str, Any]:
-    """What a text cache depends on, besides the captions, which are its keys."""
-    return {"kind": "text", "encoder": dict(encoder), "dtype": str(dtype).removeprefix("torch.")}
+def text_fingerprint(
+    *, encoder: Mapping[str, Any], dtype: torch.dtype, note: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """What a text cache depends on, besides the captions, which are its keys; `note` is what was added to them."""
+    about = {"kind": "text", "encoder": dict(encoder), "dtype": str(dtype).removeprefix("torch.")}
+    return about if note is None else {**about, "note": dict(note)}
 
 
 def latent_items(manifest: Manifest, policy: BucketPolicy, pairs: Pairs) -> pl.DataFrame:

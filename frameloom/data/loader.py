@@ -18,9 +18,14 @@ def make_requests(plan: BatchPlan, *, position: int = 0, rank: int = 0, num_rank
     """Micro-batches from `position` on; with several ranks, those whose index in the epoch is `rank` modulo theirs."""
     first = position + (rank - position) % num_ranks
     for index in range(first, plan.num_microbatches, num_ranks):
-        yield BatchRequest(
-            plan.epoch, index, int(plan.buckets[index]), plan.rows(index), plan.ordinals(index), plan.spares(index)
-        )
+        yield request_at(plan, index)
+
+
+def request_at(plan: BatchPlan, index: int) -> BatchRequest:
+    """One micro-batch of a plan."""
+    return BatchRequest(
+        plan.epoch, index, int(plan.buckets[index]), plan.rows(index), plan.ordinals(index), plan.spares(index)
+    )
 
 
 def iterate_batches(

@@ -37,7 +37,7 @@ from frameloom.data.table_rows import Rows, TableRows
 __all__ = ["KINDS", "REQUIRED", "ClipRow", "Manifest", "SourceSpec", "check_table", "rows_of_epoch", "write_manifest"]
 
 # Columns beyond the required ones that decide what is trained on.
-_TRAINED_ON = ("sha256", "start_frame", "end_frame", "captions", "member", "offset")
+_TRAINED_ON = ("sha256", "start_frame", "end_frame", "captions", "member", "offset", "control")
 _HASH_ROWS = 1_000_000
 
 
@@ -163,6 +163,12 @@ class Manifest:
         part, local = self._locate(row)
         (path,) = part.rows.values(["path"], local)
         return safe_join(part.root, str(path), where=f"{part.source}: row {local}")
+
+    def control_file(self, row: int) -> Path | None:
+        """The control clip that lies beside a row's own; None for a row without one."""
+        part, local = self._locate(row)
+        path = part.rows.values(["control"], local)[0] if "control" in part.rows.columns else None
+        return None if path is None else safe_join(part.root, str(path), where=f"{part.source}: row {local}")
 
     def window(self, row: int) -> tuple[int, int] | None:
         """(first frame, frame behind the last) that the row means; None for the whole file."""

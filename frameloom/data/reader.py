@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal, NamedTuple, Protocol
 
 import numpy as np
@@ -34,7 +35,7 @@ class ReadSettings:
 
     `use_image_num` puts so many images beside every video (joint training): frames of the video itself with
     `use_img_from_vid`, else images of the manifest, drawn for each sample. `caption_choice` is which caption a clip
-    with several of them gets.
+    with several of them gets. `control` reads the control clip of each row, too: the same frames, the same cut.
     """
 
     frame_start: StartRule = "random"
@@ -45,6 +46,7 @@ class ReadSettings:
     use_image_num: int = 0
     use_img_from_vid: bool = False
     caption_choice: CaptionChoice = "random"
+    control: bool = False
 
     def __post_init__(self) -> None:
         if self.frame_start not in START_RULES:
@@ -62,6 +64,7 @@ class Sample(NamedTuple):
     pixels_CFHW: Tensor
     original: tuple[int, int]
     top_left: tuple[int, int]
+    control_CFHW: Tensor | None = None
 
 
 class TextSource(Protocol):
@@ -101,6 +104,8 @@ class ClipReader:
         self._joint = self._build_joint() if self.settings.use_image_num else None
         self._transforms = Transforms(self.settings.transforms)
         self._has_windows = "start_frame" in manifest.columns
+        if self.settings.control:
+            refuse_without_control(manifest)
 
     def name(self, row: int) -> str:
         return self.manifest.clip(row).path
@@ -136,6 +141,9 @@ class ClipReader:
             else torch.empty((0, 3, bucket.frames, bucket.height, bucket.width), dtype=torch.uint8)
         )
         batch.crops = _stack_crops([(clip.original, clip.top_left) for clip in clips], bucket)
+        if self.settings.control:
+            controls = [clip.control_CFHW for clip in clips if clip.control_CFHW is not None]
+            batch.control_BCFHW = torch.stack(controls) if controls else torch.empty_like(batch.pixels_BCFHW)
         if joint is not None and found:
             batch.images = joint.join([beside for _, beside in found])
             if self.text is not None:
@@ -157,27 +165,46 @@ class ClipReader:
 
         source, spot = (0, 0), Cover(0, 0, 0, 0)
 
+        def cut(height: int, width: int) -> Cover:
+            draws = (draw("crop_top"), draw("crop_left")) if self._transforms.is_random else (0.0, 0.0)
+            return self._transforms.place(height, width, bucket.height, bucket.width, draws)
+
         def place(height: int, width: int) -> Cover:
             nonlocal source, spot
-            source = (height, width)
-            draws = (draw("crop_top"), draw("crop_left")) if self._transforms.is_random else (0.0, 0.0)
-            spot = self._transforms.place(height, width, bucket.height, bucket.width, draws)
+            source, spot = (height, width), cut(height, width)
             return spot
 
         pixels_CFHW = self._read_file(row, bucket, place, draw)
+        control_CFHW = None
+        if settings.control and not purpose:
+            # The same draws give the same frames and the same part of the picture, whatever size it has.
+            control_CFHW = self._read_file(row, bucket, cut, draw, path=self._find_control(row))
         if settings.flip_probability and draw("flip") < settings.flip_probability:
             # The picture is what it would be had the source been mirrored, and so is the place of the cut.
             left = spot.width - bucket.width - spot.left
-            return Sample(pixels_CFHW.flip(-1), source, (spot.top, left))
-        return Sample(pixels_CFHW, source, (spot.top, spot.left))
+            mirrored = None if control_CFHW is None else control_CFHW.flip(-1)
+            return Sample(pixels_CFHW.flip(-1), source, (spot.top, left), mirrored)
+        return Sample(pixels_CFHW, source, (spot.top, spot.left), control_CFHW)
 
-    def _read_file(self, row: int, bucket: Bucket, place: PlaceRule, draw: Callable[[str], float]) -> Tensor:
+    def _find_control(self, row: int) -> Path:
+        try:
+            path = self.manifest.control_file(row)
+        except DataError as error:
+            raise ClipError(str(error)) from error
+        if path is None:
+            raise ClipError(f"{self.name(row)}: has no control clip")
+        return path
+
+    def _read_file(
+        self, row: int, bucket: Bucket, place: PlaceRule, draw: Callable[[str], float], *, path: Path | None = None
+    ) -> Tensor:
+        """The frames of a row's own file, or the same frames of another one at `path`."""
         clip = self.manifest.clip(row)
         size = {"height": bucket.height, "width": bucket.width}
         try:
-            path = self.manifest.member(row) or self.manifest.file(row)
+            place_of_file = path or self.manifest.member(row) or self.manifest.file(row)
             if clip.kind == "image":
-                return read_image(path, **size, limits=self.settings.limits, place=place)
+                return read_image(place_of_file, **size, limits=self.settings.limits, place=place)
             assert clip.fps is not None
             indices = select_frames(
                 clip_window(clip.frames, *self._window(row)),
@@ -193,7 +220,7 @@ class ClipReader:
         except DataError as error:
             raise ClipError(str(error)) from error
         read = pick_decoder(self.settings.decoder)
-        return read(path, indices=indices, **size, limits=self.settings.limits, place=place)
+        return read(place_of_file, indices=indices, **size, limits=self.settings.limits, place=place)
 
     def _build_joint(self) -> JointSource:
         settings = self.settings
@@ -210,6 +237,20 @@ class ClipReader:
         has_end = "end_frame" in self.manifest.columns
         start = self.manifest.column("start_frame")[row]
         return start, self.manifest.column("end_frame")[row] if has_end else None
+
+
+def refuse_without_control(manifest: Manifest) -> None:
+    """DataError unless every row names a control clip."""
+    if "control" not in manifest.columns:
+        raise DataError(
+            f"{manifest.source}: no column 'control' (or 'control_file_path') names control clips, which data.control "
+            "asks for; add it with the path of a video beside each clip"
+        )
+    if num_without := manifest.column("control").null_count():
+        raise DataError(
+            f"{manifest.source}: {num_without} of {len(manifest)} rows have no control clip, which data.control asks "
+            'for; fill the column in, or leave these rows out with data.where: "control is not null"'
+        )
 
 
 def pick_decoder(name: Decoder) -> Callable[..., Tensor]:

@@ -17,7 +17,10 @@ from frameloom.core.random import bits_at, key
 
 
 class Share(NamedTuple):
-    """`repeat` is how often each row comes in an epoch; a `weight` is the source's part of an epoch instead."""
+    """`repeat` is how often each row comes in an epoch; a `weight` is the source's part of an epoch instead.
+
+    A source with a repeat of 0 (and a weight of 0 where others have weights) is there for other uses than epochs.
+    """
 
     num_rows: int
     weight: float | None = None
@@ -30,7 +33,9 @@ class Share(NamedTuple):
 
 def samples_per_source(shares: Sequence[Share]) -> list[int]:
     """Samples of each source in an epoch. Weights divide as many samples as there are rows (repeats counted)."""
-    counts = [max(1, round(share.num_rows * share.repeat)) if share.num_rows else 0 for share in shares]
+    counts = [
+        max(1, round(share.num_rows * share.repeat)) if share.num_rows and share.repeat else 0 for share in shares
+    ]
     if all(share.weight is None for share in shares):
         return counts
     if any(share.weight is None for share in shares):

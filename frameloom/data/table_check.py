@@ -5,7 +5,16 @@ from __future__ import annotations
 import polars as pl
 
 from frameloom.core.errors import DataError
-from frameloom.data.sources.columns import COUNTS, KINDS, REQUIRED, Place, path_rules, refuse_first, row_place
+from frameloom.data.sources.columns import (
+    COUNTS,
+    KINDS,
+    REQUIRED,
+    Place,
+    has_control,
+    path_rules,
+    refuse_first,
+    row_place,
+)
 
 _TEXT = ("path", "caption", "kind")
 _MAX_COUNT = 2**31 - 1
@@ -36,6 +45,8 @@ def check_table(table: pl.DataFrame, *, source: str, place: Place = row_place) -
         )
     _check_types(table, source)
     refuse_first(table, _rules(), source, place)
+    if has_control(table):
+        refuse_first(table, path_rules("control"), source, place)
     casts: list[pl.Expr] = [pl.col(COUNTS).cast(pl.Int32), pl.col("fps").cast(pl.Float64)]
     return table.with_columns(casts).rechunk()
 

@@ -264,13 +264,25 @@ class DDPMObjective:
         signal, spread = math.sqrt(next_alpha_bar), math.sqrt(1 - next_alpha_bar)
         return signal * latent + spread * noise
 
+    def begin(self, latent_BCFHW: Tensor, noise_BCFHW: Tensor, *, num_steps: int, skip: int) -> Tensor:
+        index_B = torch.full((latent_BCFHW.shape[0],), self.schedule(num_steps)[skip])
+        return self.add_noise_at(latent_BCFHW, noise_BCFHW, index_B).noisy_BCFHW
+
     @torch.no_grad()
-    def sample(self, predict: Predict, noise_BCFHW: Tensor, *, num_steps: int, on_step: OnStep | None = None) -> Tensor:
+    def sample(
+        self,
+        predict: Predict,
+        noise_BCFHW: Tensor,
+        *,
+        num_steps: int,
+        on_step: OnStep | None = None,
+        skip: int = 0,
+    ) -> Tensor:
         """Deterministic DDIM (Song et al. 2021, eta 0); the last step goes to the noise-free latent."""
         x_BCFHW = noise_BCFHW.to(torch.promote_types(noise_BCFHW.dtype, torch.float32))
         indices = self.schedule(num_steps)
         levels = self.levels(indices)
-        for step, index in enumerate(indices):
+        for step, index in list(enumerate(indices))[skip:]:
             index_B = torch.full((x_BCFHW.shape[0],), index, device=x_BCFHW.device)
             prediction = predict(x_BCFHW, self.timestep_B(index_B)).to(x_BCFHW.dtype)
             x_BCFHW = self.ddim_step(x_BCFHW, prediction, *levels[step])

@@ -128,14 +128,25 @@ class EDMObjective:
         size, data = math.hypot(sigma, self.sigma_data), self.sigma_data
         return (data / size) ** 2 * x + sigma * data / size * output
 
+    def begin(self, latent_BCFHW: Tensor, noise_BCFHW: Tensor, *, num_steps: int, skip: int) -> Tensor:
+        return latent_BCFHW.float() + self.schedule(num_steps)[skip] * noise_BCFHW.float()
+
     @torch.no_grad()
-    def sample(self, predict: Predict, noise_BCFHW: Tensor, *, num_steps: int, on_step: OnStep | None = None) -> Tensor:
+    def sample(
+        self,
+        predict: Predict,
+        noise_BCFHW: Tensor,
+        *,
+        num_steps: int,
+        on_step: OnStep | None = None,
+        skip: int = 0,
+    ) -> Tensor:
         """Euler steps of the probability flow (their algorithm 1 without churn and correction)."""
         sigmas = self.schedule(num_steps)
         noise = noise_BCFHW.to(torch.promote_types(noise_BCFHW.dtype, torch.float32))
         # The first latent is as wide as training's at sigma_max with data of unit size, as SDXL's samplers have it.
-        x_BCFHW = noise * math.hypot(1, sigmas[0])
-        for step, (sigma, next_sigma) in enumerate(pairwise(sigmas)):
+        x_BCFHW = noise if skip else noise * math.hypot(1, sigmas[0])
+        for step, (sigma, next_sigma) in list(enumerate(pairwise(sigmas)))[skip:]:
             sigma_B = torch.full((x_BCFHW.shape[0],), sigma, dtype=torch.float64, device=x_BCFHW.device)
             seen_BCFHW = x_BCFHW / math.hypot(sigma, self.sigma_data)
             output = predict(seen_BCFHW, self.timestep_B(sigma_B)).to(x_BCFHW.dtype)

@@ -220,12 +220,24 @@ class FlowObjective:
         alpha = self.alpha(latent, patch_area=self.sampling_patch_area)
         return [float(time) for time in shift_time(even_S, alpha)]
 
+    def begin(self, latent_BCFHW: Tensor, noise_BCFHW: Tensor, *, num_steps: int, skip: int) -> Tensor:
+        time_B = torch.full((latent_BCFHW.shape[0],), self.schedule(latent_BCFHW, num_steps)[skip])
+        return self.add_noise_at(latent_BCFHW, noise_BCFHW, time_B.to(latent_BCFHW.device)).noisy_BCFHW
+
     @torch.no_grad()
-    def sample(self, predict: Predict, noise_BCFHW: Tensor, *, num_steps: int, on_step: OnStep | None = None) -> Tensor:
+    def sample(
+        self,
+        predict: Predict,
+        noise_BCFHW: Tensor,
+        *,
+        num_steps: int,
+        on_step: OnStep | None = None,
+        skip: int = 0,
+    ) -> Tensor:
         """Euler steps along the predicted velocity."""
         x_BCFHW = noise_BCFHW.to(torch.promote_types(noise_BCFHW.dtype, torch.float32))
         times = self.schedule(x_BCFHW, num_steps)
-        for step, (time, next_time) in enumerate(pairwise(times)):
+        for step, (time, next_time) in list(enumerate(pairwise(times)))[skip:]:
             timestep_B = torch.full((x_BCFHW.shape[0],), time, dtype=torch.float32, device=x_BCFHW.device)
             velocity_BCFHW = predict(x_BCFHW, timestep_B).to(x_BCFHW.dtype)
             x_BCFHW = x_BCFHW + (next_time - time) * velocity_BCFHW

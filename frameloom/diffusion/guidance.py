@@ -5,6 +5,7 @@ Shape letters: B batch, C channels, F frames, H height, W width.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import count
@@ -39,6 +40,16 @@ def rescale_guided(guided_BCFHW: Tensor, conditional_BCFHW: Tensor, share: float
 def oscillate(scale: float, step: int) -> float:
     """`scale` in the first steps and every even step after them, else 1: less saturation at the same strength."""
     return scale if step < FIRST_OSCILLATING_STEP or step % 2 == 0 else 1.0
+
+
+def dynamic_scale(scale: float, step: int, num_steps: int) -> float:
+    """From 1 to 1 + `scale`, most of it late: CogVideoX's dynamic guidance, with `step` counted from 0.
+
+    Its published formula puts the noise index, up to 999, where the number of the step belongs, so that its value jumps
+    about unless there are 1000 steps; with 1000 both are the same.
+    """
+    share = (step + 1) / num_steps
+    return 1 + scale * (1 - math.cos(math.pi * share**5)) / 2
 
 
 @dataclass(frozen=True)

@@ -113,8 +113,23 @@ class Objective(Protocol):
         """Weighted mean squared error of each sample; its mean over the batch is the training loss."""
         ...
 
-    def sample(self, predict: Predict, noise_BCFHW: Tensor, *, num_steps: int, on_step: OnStep | None = None) -> Tensor:
-        """Walk from noise to a latent, in float32 or the wider dtype of `noise`."""
+    def begin(self, latent_BCFHW: Tensor, noise_BCFHW: Tensor, *, num_steps: int, skip: int) -> Tensor:
+        """A latent with the noise that `num_steps` sampling steps find after the first `skip` of them."""
+        ...
+
+    def sample(
+        self,
+        predict: Predict,
+        noise_BCFHW: Tensor,
+        *,
+        num_steps: int,
+        on_step: OnStep | None = None,
+        skip: int = 0,
+    ) -> Tensor:
+        """Walk from noise to a latent, in float32 or the wider dtype of `noise`.
+
+        With `skip`, the walk starts after that many steps, at what `begin` gave instead of noise.
+        """
         ...
 
 

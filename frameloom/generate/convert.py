@@ -8,6 +8,8 @@ Besides `load_original`, the module `weights` of a family may offer:
     SECTIONS                         tables of a .ckpt in order of preference, such as ("ema_state_dict", "state_dict")
 
 All of it runs on deferred tensors and a model on the meta device, so it must not look at the numbers of a tensor.
+
+Whole SDXL models, of several parts, are in `convert_pipeline`.
 """
 
 from __future__ import annotations
@@ -15,7 +17,8 @@ from __future__ import annotations
 import dataclasses
 import inspect
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -26,25 +29,28 @@ from torch import nn
 from frameloom.checkpoint.conversion_source import Source, open_source, strip_prefixes, strip_wrappers
 from frameloom.checkpoint.conversion_target import Target, check_space, check_target, write_sharded, write_single
 from frameloom.checkpoint.deferred import to_deferred, to_pending
+from frameloom.checkpoint.folders import replace_folder
 from frameloom.checkpoint.lazy_tensors import LazyTensors, cast_tensors
-from frameloom.checkpoint.model_folder import TENSORS, write_model_folder
+from frameloom.checkpoint.model_folder import CONFIG, TENSORS, write_model_folder
 from frameloom.core.errors import CheckpointError, ConfigError
 from frameloom.core.progress import ProgressBar
-from frameloom.generate.published import find_config_reader, weights_module
+from frameloom.generate.published import find_config_reader, read_pipeline_index, weights_module
 from frameloom.models.denoisers import FAMILIES, DenoiserFamily, get_family
 from frameloom.models.names import refuse_unknown
 from frameloom.models.vaes import VAES, VAEFamily, get_vae
 
 __all__ = ["Conversion", "Form", "Outcome", "convert_weights", "find_layouts"]
 
-Form = Literal["auto", "single", "sharded", "model"]
+Form = Literal["auto", "single", "sharded", "model", "pipeline"]
+_SDXL = "StableDiffusionXL"  # the beginning of the class names of its pipelines
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 @dataclass(frozen=True)
 class Conversion:
     """What to do. `to` "auto": a file for a name that ends with .safetensors, else a folder: of one of our models when
-    a family is named and no layout, and of shards otherwise.
+    a family is named and no layout, and of shards otherwise. `config` is a folder with what weights alone do not tell
+    of a pipeline: tokenizers, the scheduler, and descriptions of parts that have no published size.
     """
 
     source: Path
@@ -57,6 +63,7 @@ class Conversion:
     family: str = ""
     size: str = ""
     layout: str = ""
+    config: Path | None = None
     copy_tied: bool = False
     force: bool = False
 
@@ -76,7 +83,10 @@ class Outcome:
         formats = ", ".join(f"{count} {name}" for name, count in self.dtypes.items())
         tied = f", {self.num_tied} names tied to them" if self.num_tied else ""
         first = f"{self.out}: {self.num_tensors} tensors ({formats}){tied}, {self.num_bytes:,} bytes"
-        return [first, *(f"sha256 {digest}  {path.name}" for path, digest in self.digests.items())]
+        return [first, *(f"sha256 {digest}  {self._name(path)}" for path, digest in self.digests.items())]
+
+    def _name(self, path: Path) -> Path:
+        return path.relative_to(self.out) if self.out in path.parents else Path(path.name)
 
 
 @dataclass(frozen=True)
@@ -92,16 +102,23 @@ def convert_weights(task: Conversion) -> Outcome:
     """Read, rename, cast and write, one tensor at a time."""
     kind, family = _find_family(task.family) if task.family else ("", None)
     prefer = getattr(weights_module(family), "SECTIONS", ()) if family else ()
-    source = open_source(task.source, kind=kind, section=task.section, prefer=prefer)
+    if family is None and str(read_pipeline_index(task.source).get("_class_name")).startswith(_SDXL):
+        from frameloom.generate.convert_pipeline import open_pipeline
+
+        source = open_pipeline(task.source)
+    else:
+        source = open_source(task.source, kind=kind, section=task.section, prefer=prefer)
     if family is None and source.name and task.layout:
         kind, family = _find_family(source.name)
     form = _choose_form(task, source)
-    target = Target(task.out, is_folder=form != "single", force=task.force)
+    target = Target(task.out, is_folder=form != "single", force=task.force, is_pipeline=form == "pipeline")
     check_target(target, [task.source, *source.files])
 
     architecture = _read_architecture(task, kind, family, source) if family else None
     tensors = strip_prefixes(source.tensors, task.prefixes, where=str(source.path))
     tensors = strip_wrappers(tensors, where=str(source.path))
+    if form == "pipeline":
+        return _convert_pipeline(task, source, tensors)
     if architecture:
         tensors = _map_keys(architecture, tensors, task.layout)
     if task.dtype != "keep":
@@ -115,17 +132,48 @@ def convert_weights(task: Conversion) -> Outcome:
     return Outcome(task.out, len(tensors.pending), len(tensors.tied), tensors.num_bytes, dtypes, digests)
 
 
+def _convert_pipeline(task: Conversion, source: Source, tensors: LazyTensors) -> Outcome:
+    """All parts of a model, each into a folder of its own."""
+    from frameloom.generate.convert_pipeline import split_pipeline
+    from frameloom.generate.pipeline_folder import write_pipeline_folder
+
+    if task.dtype != "keep":
+        tensors = cast_tensors(tensors, DTYPES[task.dtype])
+    config = task.source if task.config is None and task.source.is_dir() else task.config
+    if task.config is not None and not task.config.is_dir():
+        raise ConfigError(f"--config {task.config}: no such folder; name one that holds unet/{CONFIG}, tokenizer/ ...")
+    pipeline = split_pipeline(tensors, config=config, where=str(source.path))
+    check_space(task.out, pipeline.num_bytes)
+    with (
+        ProgressBar("converting tensors", total=pipeline.num_tensors) as bar,
+        _told_as_error(task.out),
+        replace_folder(task.out) as folder,
+    ):
+        written = write_pipeline_folder(
+            folder, pipeline, max_bytes=task.shard_bytes, advance=lambda num_bytes: bar.advance()
+        )
+    dtypes = Counter(
+        str(one.dtype).removeprefix("torch.") for part in pipeline.parts for one in part.tensors.pending.values()
+    )
+    digests = {task.out / name: digest for name, digest in written.items()}
+    return Outcome(task.out, pipeline.num_tensors, 0, pipeline.num_bytes, dtypes, digests)
+
+
 def _find_family(name: str) -> tuple[str, DenoiserFamily | VAEFamily]:
     refuse_unknown(name, [*FAMILIES, *VAES], what="--family")
     return ("denoiser", get_family(name)) if name in FAMILIES else ("vae", get_vae(name))
 
 
 def _choose_form(task: Conversion, source: Source) -> Form:
+    if task.config is not None and task.to != "pipeline":
+        raise ConfigError("--config: only --to pipeline needs it; leave it out")
     is_own = bool(task.family or source.name) and not task.layout
     if task.to == "auto":
         if task.out.suffix.lower() == ".safetensors":
             return "single"
         return "model" if is_own else "sharded"
+    if task.to == "pipeline" and (task.family or source.name or task.layout):
+        raise ConfigError("--to pipeline: writes all parts of an SDXL model, so --family and --layout must be left out")
     if task.to == "model" and not is_own:
         raise ConfigError(
             "--to model: a model folder needs --family, and holds the model's own keys, so --layout must be left out"
@@ -197,7 +245,7 @@ def _write(
     def advance(num_bytes: int) -> None:
         bar.advance()
 
-    try:
+    with _told_as_error(task.out):
         if form == "single":
             return write_single(task.out, tensors, advance=advance)
         if form == "model":
@@ -206,8 +254,14 @@ def _write(
         # A published config describes published keys; after a change of keys it would mislead its readers.
         config = {} if architecture else source.published
         return write_sharded(task.out, tensors, stem=stem, max_bytes=task.shard_bytes, config=config, advance=advance)
+
+
+@contextmanager
+def _told_as_error(out: Path) -> Iterator[None]:
+    try:
+        yield
     except OSError as error:
-        raise CheckpointError(f"{task.out}: could not be written ({error}); nothing is left there") from error
+        raise CheckpointError(f"{out}: could not be written ({error}); nothing is left there") from error
 
 
 def _write_model(

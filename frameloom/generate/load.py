@@ -1,15 +1,23 @@
-"""A finished or running run folder, as something to sample from."""
+"""Something to sample from: a run, an exported model folder, a recipe, or a published checkpoint."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+import torch
+
+from frameloom.checkpoint.model_folder import find_own
 from frameloom.checkpoint.store import Checkpoint, load_checkpoint, load_latest, step_folder
-from frameloom.config.load import load_recipe
+from frameloom.config.load import SHIPPED, load_recipe
 from frameloom.config.schema import Recipe
 from frameloom.core.errors import CheckpointError, ConfigError, RunError
-from frameloom.generate.lora import add_lora, check_base
+from frameloom.core.files import digest_value
+from frameloom.core.ranks import Ranks, read_ranks
+from frameloom.generate.embeddings import LearntWord, read_word, use_word
+from frameloom.generate.lora import add_lora, check_base, digest_lora, use_adapters
 from frameloom.generate.parts import (
     LoadedDenoiser,
     TextPipeline,
@@ -21,8 +29,39 @@ from frameloom.generate.parts import (
     rebuild_denoiser,
 )
 from frameloom.generate.pipeline import Sampler
-from frameloom.models.lora import merge_adapters, to_adapters
+from frameloom.generate.placement import Placement
+from frameloom.generate.prompt_notes import build_note
+from frameloom.generate.published_sources import find_objective, name_overrides
+from frameloom.generate.trained_text import TRAINED_TEXT, read_trained, use_trained
+from frameloom.models.half_precision import PRECISIONS
+from frameloom.models.lora import to_adapters
 from frameloom.models.text.scaling import TextScaling
+from frameloom.models.vaes import VideoVAE
+from frameloom.models.vaes.tiled import TiledVAE
+
+RECIPE = "recipe.yaml"
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where a model comes from.
+
+    `path` is a run folder, a model folder that a run exported, a recipe, or published weights: a file, a folder, a
+    pipeline. The last need a `recipe`, or a `family`, whose shipped recipe is taken. `step` chooses a checkpoint of a
+    run. `overrides` are dotted, as in `--sample.guidance 6`.
+    """
+
+    path: Path
+    overrides: tuple[str, ...] = ()
+    step: int | None = None
+    family: str | None = None
+    recipe: str | None = None
+
+    def describe(self) -> dict[str, str]:
+        """What a file says of its model, so that it can be found again."""
+        known = {"family": self.family, "recipe_name": self.recipe}
+        chosen = {name: value for name, value in known.items() if value is not None}
+        return {"model": str(self.path), "overrides": json.dumps(list(self.overrides)), **chosen}
 
 
 def load_sampler(run: Path, overrides: Sequence[str] = (), *, step: int | None = None) -> Sampler:
@@ -30,26 +69,138 @@ def load_sampler(run: Path, overrides: Sequence[str] = (), *, step: int | None =
 
     `overrides` are dotted, as in `--sample.guidance 6`.
     """
-    if not (run / "recipe.yaml").is_file():
+    return load_run(Source(run, tuple(overrides), step=step))
+
+
+def open_sampler(source: Source) -> Sampler:
+    """The model at a path, whatever it is; an error says what would be right there."""
+    path = source.path
+    if (path / RECIPE).is_file() and (path / "checkpoints").is_dir():
+        return load_run(source)
+    if source.step is not None:
+        raise ConfigError(f"--step: {path} is no run folder, so it has no steps to choose from; leave it out")
+    own = find_own(path) if path.is_dir() else None
+    if own is not None:
+        return _load_export(source, own)
+    if source.family is not None or source.recipe is not None:
+        return _load_published(source)
+    if path.suffix in (".yaml", ".yml") or (SHIPPED / f"{path}.yaml").is_file():
+        return _load_recipe(source)
+    if not path.exists():
+        raise RunError(f"{path}: no such run, model folder or recipe; name the folder that `frameloom train` printed")
+    raise RunError(
+        f"{path}: neither a run folder (it has no {RECIPE} and checkpoints), nor a model folder, nor a recipe; for "
+        "published weights add --family NAME, or --recipe FILE"
+    )
+
+
+def load_run(source: Source) -> Sampler:
+    run = source.path
+    if not (run / RECIPE).is_file():
         raise RunError(
             f"{run}: not a run folder (it has no recipe.yaml); name the folder that `frameloom train` printed"
         )
-    recipe = load_recipe(run / "recipe.yaml", overrides)
-    if recipe.task != "denoiser":
-        raise ConfigError(f"{run}: is a run of task {recipe.task}; videos are sampled from a run of task denoiser")
-    device = pick_device(recipe.train.device)
-    vae = build_vae(recipe.vae, seed=recipe.seed).model.to(device).eval()
-    text = build_text(recipe.text, recipe.model).to(device)
+    recipe = _read_recipe(run / RECIPE, source.overrides, where=run)
     folder = run / "checkpoints"
-    checkpoint = load_latest(folder) if step is None else load_checkpoint(step_folder(folder, step))
+    checkpoint = load_latest(folder) if source.step is None else load_checkpoint(step_folder(folder, source.step))
     if checkpoint is None:
         raise CheckpointError(
             f"{run}: holds no complete checkpoint yet; train it first: frameloom train {run}/recipe.yaml"
         )
+    vae, text = _build_others(recipe)
     denoiser = _load_denoiser(run, recipe, checkpoint, latent_channels=vae.latent_channels, text=text)
-    denoiser.model.to(device).eval()
-    origin = {"run": recipe.name, "step": str(checkpoint.step)}
+    use_trained(text, recipe.text, checkpoint.tensors.get("beside", {}), where=f"{run}: step {checkpoint.step}")
     scaling = TextScaling.from_tensors(checkpoint.tensors.get("text_scaling"))
+    origin = {"run": recipe.name, "step": str(checkpoint.step), **source.describe()}
+    return _assemble(recipe, denoiser, vae, text, scaling, origin, digest_value(checkpoint.state["files"]))
+
+
+def _load_export(source: Source, own: Path) -> Sampler:
+    """A model folder holds a denoiser alone; the recipe, in it or in the run around it, names the other parts."""
+    places = [Path(source.recipe)] if source.recipe else [own / RECIPE, own.parent / RECIPE]
+    found = next((place for place in places if source.recipe or place.is_file()), None)
+    if found is None:
+        raise RunError(
+            f"{own}: a model folder does not say its autoencoder and text encoders, and there is no {RECIPE} in it or "
+            "beside it; add --recipe FILE"
+        )
+    recipe = _read_recipe(found, (*source.overrides, "--model.weights", str(own)), where=own)
+    scaling = None
+    if recipe.text.rescale:
+        checkpoint = load_latest(own.parent / "checkpoints") if (own.parent / "checkpoints").is_dir() else None
+        if checkpoint is None:
+            raise CheckpointError(
+                f"{own}: was trained with text.rescale, and the scale of its captions is in the run's checkpoints; "
+                "sample from the run folder"
+            )
+        scaling = TextScaling.from_tensors(checkpoint.tensors.get("text_scaling"))
+    return _build_whole(recipe, source, scaling, trained_text=own.parent / TRAINED_TEXT)
+
+
+def _load_recipe(source: Source) -> Sampler:
+    recipe = _read_recipe(source.path, source.overrides, where=source.path)
+    if recipe.model.weights is None:
+        raise RunError(f"{source.path}: model.weights is null, so there is nothing trained to sample from; name a run")
+    return _build_whole(recipe, source, None)
+
+
+def _load_published(source: Source) -> Sampler:
+    name, found = name_overrides(source.path, family=source.family, recipe=source.recipe)
+    recipe = _read_recipe(name, (*found, *source.overrides), where=source.path)
+    return _build_whole(recipe, source, None, published=source.path)
+
+
+def _build_whole(
+    recipe: Recipe,
+    source: Source,
+    scaling: TextScaling | None,
+    *,
+    published: Path | None = None,
+    trained_text: Path | None = None,
+) -> Sampler:
+    vae, text = _build_others(recipe)
+    if trained_text is not None:
+        read_trained(trained_text, text, recipe.text)
+    denoiser = build_denoiser(recipe.model, latent_channels=vae.latent_channels, text=text, seed=recipe.seed)
+    digest = denoiser.digest
+    _add_loras(denoiser, recipe)
+    origin = {"run": recipe.name, **source.describe()}
+    sampler = _assemble(recipe, denoiser, vae, text, scaling, origin, digest)
+    objective = find_objective(published) if published is not None and recipe.objective.kind != "flow" else None
+    return sampler if objective is None else replace(sampler, objective=objective)
+
+
+def _read_recipe(place: Path | str, overrides: Sequence[str], *, where: Path) -> Recipe:
+    recipe = load_recipe(place, overrides)
+    if recipe.task != "denoiser":
+        raise ConfigError(f"{where}: is a run of task {recipe.task}; videos are sampled from a run of task denoiser")
+    return recipe
+
+
+def _build_others(recipe: Recipe) -> tuple[VideoVAE, TextPipeline]:
+    vae: VideoVAE = build_vae(recipe.vae, seed=recipe.seed).model.eval()
+    if recipe.sample.tile_px is not None:
+        vae = TiledVAE(vae, tile_px=recipe.sample.tile_px).eval()
+    text = build_text(recipe.text, recipe.model)
+    for path in recipe.sample.words:
+        use_word(text, read_word(Path(path)), where=path)
+    return vae, text
+
+
+def _assemble(
+    recipe: Recipe,
+    denoiser: LoadedDenoiser,
+    vae: VideoVAE,
+    text: TextPipeline,
+    scaling: TextScaling | None,
+    origin: dict[str, str],
+    weights: str,
+) -> Sampler:
+    device = _pick_device(recipe.train.device, read_ranks())
+    denoiser.model.eval().requires_grad_(False).to(PRECISIONS[recipe.sample.precision])
+    placement = Placement({"text": text, "denoiser": denoiser.model, "vae": vae}, device, offload=recipe.sample.offload)
+    loras = [digest_lora(Path(path), denoiser) for path, _ in list_loras(recipe)]
+    recipe_digest = digest_value(recipe.model_dump(mode="json", exclude={"sample"}))
     return Sampler(
         denoiser=denoiser,
         vae=vae,
@@ -57,26 +208,54 @@ def load_sampler(run: Path, overrides: Sequence[str] = (), *, step: int | None =
         scaling=None if scaling is None else scaling.to(device),
         objective=build_objective(recipe.objective),
         settings=recipe.sample,
-        origin=origin,
+        origin={**origin, "recipe": recipe_digest, "weights": digest_value([weights, *loras])},
         device=device,
+        note=build_note(recipe),
+        placement=placement,
     )
+
+
+def _pick_device(name: str, ranks: Ranks) -> torch.device:
+    device = pick_device(name)
+    if device.type == "cuda" and device.index is None and ranks.num_ranks > 1:
+        return torch.device("cuda", ranks.local_rank)
+    return device
 
 
 def _load_denoiser(
     run: Path, recipe: Recipe, checkpoint: Checkpoint, *, latent_channels: int, text: TextPipeline
 ) -> LoadedDenoiser:
-    """The model of a checkpoint; adapters, the run's own and `sample.lora`, are added into its weights."""
-    tensors, lora, strength = checkpoint.tensors["model"], checkpoint.state.get("lora"), recipe.sample.lora_scale
-    if recipe.sample.weights == "ema":
+    """The model of a checkpoint, with the run's own adapters and those of `sample.lora`."""
+    tensors, lora, sample = checkpoint.tensors["model"], checkpoint.state.get("lora"), recipe.sample
+    word = checkpoint.state.get("inversion")
+    if sample.weights == "ema":
         if "ema" not in checkpoint.tensors:
             raise CheckpointError(f"{run}: was trained without averaged weights; sample with --weights raw")
         tensors = {**tensors, **checkpoint.tensors["ema"]}
-    if lora is None:
+    if word is not None:
+        denoiser = build_denoiser(recipe.model, latent_channels=latent_channels, text=text, seed=recipe.seed)
+        use_word(text, LearntWord(word["placeholder"], tensors), where=f"{run}: step {checkpoint.step}")
+    elif lora is None:
         denoiser = rebuild_denoiser(recipe.model.family, checkpoint.state["architecture"], tensors)
     else:
         denoiser = build_denoiser(recipe.model, latent_channels=latent_channels, text=text, seed=recipe.seed)
         check_base(denoiser, lora, weights=recipe.model.weights, where=f"{run}: step {checkpoint.step}")
-        merge_adapters(denoiser.model, to_adapters(tensors, alpha=lora["alpha"]), strength=strength)
-    if recipe.sample.lora is not None:
-        add_lora(denoiser, Path(recipe.sample.lora), strength=strength)
+        own = to_adapters(tensors, alpha=lora["alpha"])
+        use_adapters(denoiser, own, strength=sample.lora_scale, merge=sample.lora_merge)
+    _add_loras(denoiser, recipe)
     return denoiser
+
+
+def list_loras(recipe: Recipe) -> list[tuple[str, float]]:
+    """Paths and strengths of `sample.lora`."""
+    sample = recipe.sample
+    if sample.lora is None:
+        return []
+    if isinstance(sample.lora, str):
+        return [(sample.lora, sample.lora_scale)]
+    return [(one.path, one.scale * sample.lora_scale) for one in sample.lora]
+
+
+def _add_loras(denoiser: LoadedDenoiser, recipe: Recipe) -> None:
+    for path, strength in list_loras(recipe):
+        add_lora(denoiser, Path(path), strength=strength, merge=recipe.sample.lora_merge)

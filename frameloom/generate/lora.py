@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor, nn
+
 from frameloom.checkpoint.folders import replace_folder
 from frameloom.checkpoint.lazy_tensors import LazyTensors, defer_tensors
 from frameloom.checkpoint.model_folder import CONFIG, EXPORT, LORA, find_own
@@ -19,7 +21,16 @@ from frameloom.generate.parts import LoadedDenoiser
 from frameloom.models.lora import Adapter, check_layers, linear_layers, merge_adapters
 from frameloom.models.lora_keys import NOTES, parse_alpha, read_adapters, write_diffusers, write_kohya
 
-__all__ = ["DIFFUSERS_FILE", "KOHYA_FILE", "add_lora", "check_base", "read_lora", "write_lora"]
+__all__ = [
+    "DIFFUSERS_FILE",
+    "KOHYA_FILE",
+    "add_lora",
+    "check_base",
+    "digest_lora",
+    "read_lora",
+    "use_adapters",
+    "write_lora",
+]
 
 DIFFUSERS_FILE = "pytorch_lora_weights.safetensors"
 KOHYA_FILE = "lora-kohya.safetensors"
@@ -99,12 +110,41 @@ def _find_alpha(file: Path, tensors: LazyTensors) -> float | None:
     return parse_alpha(settings.read_bytes(), where=str(settings)) if settings.is_file() else None
 
 
-def add_lora(denoiser: LoadedDenoiser, path: Path, *, strength: float) -> None:
-    """Add the adapters of a file or folder to the weights of a denoiser."""
+def add_lora(denoiser: LoadedDenoiser, path: Path, *, strength: float, merge: bool = True) -> None:
+    """Add the adapters of a file or folder to the weights of a denoiser, or let them work beside its layers."""
     adapters = read_lora(path, denoiser)
     if any(one.alpha is None for one in adapters.values()):
         _log.warning("%s: does not say its alpha; taken as equal to its rank, as diffusers does", path)
-    merge_adapters(denoiser.model, adapters, strength=strength)
+    use_adapters(denoiser, adapters, strength=strength, merge=merge)
+
+
+def use_adapters(
+    denoiser: LoadedDenoiser, adapters: Mapping[str, Adapter], *, strength: float, merge: bool = True
+) -> None:
+    """Into the weights, or beside them: then each layer adds what its adapter makes of the same input."""
+    if merge:
+        merge_adapters(denoiser.model, adapters, strength=strength)
+        return
+    layers = linear_layers(denoiser.model)
+    for name, one in adapters.items():
+        layers[name].register_forward_hook(_Beside(one, strength))
+
+
+class _Beside:
+    """A hook of one layer. It follows the layer to other devices and number formats with each call."""
+
+    def __init__(self, adapter: Adapter, strength: float) -> None:
+        self._down_RI, self._up_OR = adapter.down_RI, adapter.up_OR
+        self._factor = strength * adapter.usual_alpha / adapter.rank
+
+    def __call__(self, layer: nn.Module, given: tuple[Tensor, ...], result: Tensor) -> Tensor:
+        self._down_RI, self._up_OR = self._down_RI.to(result), self._up_OR.to(result)
+        return result + self._factor * (given[0].to(result) @ self._down_RI.T @ self._up_OR.T)
+
+
+def digest_lora(path: Path, denoiser: LoadedDenoiser) -> str:
+    """SHA-256 of the file that `add_lora` reads."""
+    return digest_file(_find_file(path, denoiser.family.name))
 
 
 def check_base(denoiser: LoadedDenoiser, state: Mapping[str, Any], *, weights: str | None, where: str) -> None:

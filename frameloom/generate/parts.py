@@ -6,7 +6,7 @@ Nothing here draws from the global generators.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -28,9 +28,12 @@ from frameloom.diffusion.timesteps import LevelBias
 from frameloom.generate.published import warn_of_differences
 from frameloom.models.denoisers import DenoiserFamily, get_family
 from frameloom.models.denoisers.base import override_fields
+from frameloom.models.half_precision import PRECISIONS
 from frameloom.models.text import TextEncoder, TextStates, build_text_encoder
 from frameloom.models.text.dropout import drop_text
 from frameloom.models.vaes import VideoVAE, get_vae
+from frameloom.models.vaes.half import HalfVAE
+from frameloom.models.vaes.sliced import SlicedVAE
 
 
 def pick_device(name: str) -> torch.device:
@@ -60,12 +63,14 @@ def build_vae(section: VAESection, *, seed: int) -> LoadedVAE:
     """The autoencoder of a recipe; fresh weights follow from `seed`."""
     family = get_vae(section.name)
     found = read_weights(Path(section.weights), kind="vae") if section.weights else None
-    if found is not None and found.config:
+    if found is not None:
+        _check_inflation(section, is_image=family.inflates(found.tensors))
+    if found is not None and found.config and not section.inflate:
         _expect(found, kind="vae", name=section.name, path=section.weights or "")
         config = family.config_class(**found.config)
     else:
         config = override_fields(family.sizes[section.size], section.overrides, where="vae.overrides")
-        if found is not None:
+        if found is not None and not section.inflate:
             warn_of_differences(family, config, found.original_config, key="vae", path=section.weights or "")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(key(seed, "vae weights") >> 1)
@@ -74,8 +79,13 @@ def build_vae(section: VAESection, *, seed: int) -> LoadedVAE:
         family.start(model)
     else:
         family.load_original(model, found.tensors)
-    digest = digest_value([section.name, dataclasses.asdict(config), found.digest if found else seed])
-    return LoadedVAE(model, section.name, config, digest)
+    facts = [section.name, dataclasses.asdict(config), found.digest if found else seed]
+    if section.precision != "fp32":
+        facts += [section.precision, section.fp32_norms]
+        model = HalfVAE(model, PRECISIONS[section.precision], fp32_norms=section.fp32_norms)
+    if section.mini_batch is not None:
+        model = SlicedVAE(model, section.mini_batch)
+    return LoadedVAE(model, section.name, config, digest_value(facts))
 
 
 class TextPipeline:
@@ -100,6 +110,14 @@ class TextPipeline:
         self.width = sum(encoder.width for encoder in self._words)
         self.pooled_width = 0 if self._pooling is None else self._encoders[self._pooling].pooled_width
         self.max_length = self._encoders[0].max_length
+
+    @property
+    def encoders(self) -> tuple[TextEncoder, ...]:
+        return tuple(self._encoders)
+
+    def with_each(self, change: Callable[[TextEncoder], TextEncoder]) -> TextPipeline:
+        """The same with other encoders in the place of its own, one for one."""
+        return TextPipeline([change(encoder) for encoder in self._encoders], join=self._join)
 
     @property
     def num_encoders(self) -> int:
@@ -144,10 +162,17 @@ class TextPipeline:
 
 def build_text(section: TextSection, model: ModelSection) -> TextPipeline:
     """The text encoders of a recipe, joined as its denoiser's family asks; on the host until they are moved."""
-    encoders = []
+    encoders: list[TextEncoder] = []
     for item in section.encoders:
-        options = item.model_dump(exclude={"name", "max_length", "path"}, exclude_none=True)
-        encoders.append(build_text_encoder(item.name, max_length=item.max_length, path=item.path, options=options))
+        options = item.model_dump(exclude={"name", "max_length", "path", "tokenizer", "train", "lr"}, exclude_none=True)
+        if item.path is not None and Path(item.path).is_file():
+            from frameloom.generate.text_file import build_from_single_file
+
+            place = Path(item.path)
+            made = build_from_single_file(item.name, item.max_length, place, options, tokenizer=item.tokenizer)
+            encoders.append(made)
+        else:
+            encoders.append(build_text_encoder(item.name, max_length=item.max_length, path=item.path, options=options))
     return TextPipeline(encoders, join=get_family(model.family).text_join)
 
 
@@ -250,6 +275,20 @@ def to_unit_range(pixels: Tensor) -> Tensor:
 def to_uint8(pixels: Tensor) -> Tensor:
     """[-1, 1] to uint8, rounded and clamped."""
     return pixels.float().add(1).mul(127.5).round().clamp(0, 255).to(torch.uint8)
+
+
+def _check_inflation(section: VAESection, *, is_image: bool) -> None:
+    """An image autoencoder becomes a video one only when it is asked for, and nothing else can."""
+    if is_image and not section.inflate:
+        raise CheckpointError(
+            f"{section.weights}: holds an image autoencoder; set vae.inflate: true to start {section.name} from it, or "
+            "name weights of a video autoencoder"
+        )
+    if section.inflate and not is_image:
+        raise CheckpointError(
+            f"{section.weights}: vae.inflate is true, but this is no image autoencoder that {section.name} can start "
+            "from; name the weights of Stable Diffusion's, or remove vae.inflate"
+        )
 
 
 def _expect(found: ModelFolder, *, kind: str, name: str, path: str) -> None:

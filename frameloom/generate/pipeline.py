@@ -2,13 +2,18 @@
 
     encode_prompts -> draw_noise -> solve -> decode -> write_results
 
+What differs between families is in their records (`models/denoisers/base.py`); what is given besides the prompt is read
+in `given` and made into conditions in `conditions`.
+
 Shape letters: B batch, C channels, F frames, H height, W width.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 
 import numpy as np
@@ -16,23 +21,32 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from frameloom.config.schema import SampleSection
-from frameloom.core.paths import clean_name
+from frameloom.config.sampling_settings import SampleSection
 from frameloom.core.random import stream
-from frameloom.data.media import contact_sheet, write_image, write_video
-from frameloom.diffusion.guidance import guided
+from frameloom.data.media import contact_sheet, write_image
 from frameloom.diffusion.objective import Objective
-from frameloom.generate.conditions import text_only, twice
+from frameloom.diffusion.samplers import Start, run_sampler
+from frameloom.generate.block_cache import CacheCount, skipping_blocks
+from frameloom.generate.conditions import Prepared, prepare
+from frameloom.generate.given import Given, name_mode, read_given
+from frameloom.generate.guidance import GuidedDenoiser
+from frameloom.generate.outputs import describe_result, free_path, write_clip
 from frameloom.generate.parts import LoadedDenoiser, TextPipeline, to_uint8
-from frameloom.models.denoisers.base import NOTHING, Conditions
+from frameloom.generate.placement import Placement
+from frameloom.generate.prompt_notes import PromptNote
 from frameloom.models.text import TextStates
 from frameloom.models.text.scaling import TextScaling
 from frameloom.models.vaes import VideoVAE
 
+CONTACT_SHEET = "contact-sheet.png"
+
 
 @dataclass(frozen=True)
 class Sampler:
-    """A trained model, ready to sample. `origin` is written into every file: the run and its step."""
+    """A trained model, ready to sample. `origin` is written into every file: the run and its step.
+
+    `note` is what the model expects behind a prompt; `placement` moves parts that are idle away, without one they stay.
+    """
 
     denoiser: LoadedDenoiser
     vae: VideoVAE
@@ -42,14 +56,31 @@ class Sampler:
     settings: SampleSection
     origin: dict[str, str]
     device: torch.device
+    note: PromptNote | None = None
+    placement: Placement | None = None
+
+    def using(self, part: str) -> AbstractContextManager[None]:
+        return nullcontext() if self.placement is None else self.placement.using(part)
 
 
 @dataclass(frozen=True)
 class Request:
-    """One video to make; the same request gives the same video, alone or among others."""
+    """One video to make; the same request gives the same video, alone or among others.
+
+    `head` and `tail` are picture files given as the first and the last frame, `video` and `mask` what is continued or
+    changed (see `given`), `control` what a control model follows. `settings` are those of the sampler unless a request
+    has its own; `name` that of the file.
+    """
 
     prompt: str
     seed: int
+    head: Path | None = None
+    tail: Path | None = None
+    video: Path | None = None
+    mask: Path | None = None
+    settings: SampleSection | None = None
+    name: str | None = None
+    control: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -63,38 +94,70 @@ def generate(
 ) -> list[Result]:
     """Make all requested videos; `on_step` is told the number of videos that moved one solver step."""
     results = []
-    for start in range(0, len(requests), batch_size):
-        part = requests[start : start + batch_size]
-        text = encode_prompts(sampler, [request.prompt for request in part])
-        noise = draw_noise(sampler, part)
-        seeds, settings = [request.seed for request in part], sampler.settings
-        size = (settings.frames, settings.height, settings.width)
-        given = text_only(sampler.denoiser, sampler.vae, seeds, size, sampler.device)
-        latent = solve(sampler, text, noise, given, on_step)
-        results += [Result(*pair) for pair in zip(part, decode(sampler, latent), strict=True)]
+    for part, settings in split_batches(sampler, requests, batch_size):
+        given = [read_given(one, settings, stride=sampler.vae.strides[0], causal=sampler.vae.causal) for one in part]
+        text = encode_prompts(sampler, [request.prompt for request in part], settings)
+        noise = draw_noise(sampler, part, settings)
+        prepared = prepare_batch(sampler, part, given, settings)
+        latent = solve(sampler, text, noise, prepared, [request.seed for request in part], settings, on_step)
+        clips = decode(sampler, latent)
+        if settings.keep == "pixels":
+            clips = [put_back(*pair) for pair in zip(clips, given, strict=True)]
+        results += [Result(*pair) for pair in zip(part, clips, strict=True)]
     return results
 
 
-def encode_prompts(sampler: Sampler, prompts: Sequence[str]) -> tuple[TextStates, TextStates]:
-    """States of the prompts, and of the empty prompt as often."""
-    states = [sampler.text.encode(texts).to(sampler.device) for texts in (prompts, [""] * len(prompts))]
+def split_batches(
+    sampler: Sampler, requests: Sequence[Request], batch_size: int
+) -> Iterator[tuple[list[Request], SampleSection]]:
+    """Neighbours with equal settings and the same kind of inputs, at most `batch_size`, with their settings."""
+
+    def kind(request: Request) -> tuple[SampleSection, str]:
+        settings = request.settings or sampler.settings
+        return settings, name_mode(request, settings)
+
+    for (settings, _), group in groupby(requests, key=kind):
+        alike = list(group)
+        for start in range(0, len(alike), batch_size):
+            yield alike[start : start + batch_size], settings
+
+
+@torch.no_grad()
+def encode_prompts(
+    sampler: Sampler, prompts: Sequence[str], settings: SampleSection | None = None
+) -> tuple[TextStates, TextStates]:
+    """States of the prompts, and of the negative prompt as often."""
+    settings = settings or sampler.settings
+    told = [prompt if sampler.note is None else sampler.note.add(prompt, settings) for prompt in prompts]
+    with sampler.using("text"):
+        pairs = (told, [settings.negative_prompt] * len(prompts))
+        states = [sampler.text.encode(texts).to(sampler.device) for texts in pairs]
     if sampler.scaling is not None:
         states = [sampler.scaling.apply(part) for part in states]
     return states[0], states[1]
 
 
-def draw_noise(sampler: Sampler, requests: Sequence[Request]) -> Tensor:
+def draw_noise(sampler: Sampler, requests: Sequence[Request], settings: SampleSection | None = None) -> Tensor:
     """Noise from each request's own seed, drawn on the host, so that a seed means the same on every device."""
-    settings, vae = sampler.settings, sampler.vae
+    settings, vae = settings or sampler.settings, sampler.vae
     _, height_stride, width_stride = vae.strides
-    shape = (
-        vae.latent_channels,
-        vae.latent_frames(settings.frames),
-        settings.height // height_stride,
-        settings.width // width_stride,
-    )
+    # A picture is one latent frame, also of an autoencoder that packs several frames into one.
+    frames = 1 if settings.frames == 1 else vae.latent_frames(settings.frames)
+    shape = (vae.latent_channels, frames, settings.height // height_stride, settings.width // width_stride)
     drawn = [torch.randn(shape, generator=stream(request.seed, "sample")) for request in requests]
     return torch.stack(drawn).to(sampler.device)
+
+
+def prepare_batch(
+    sampler: Sampler, requests: Sequence[Request], given: Sequence[Given], settings: SampleSection
+) -> Prepared:
+    """Encode what is given; a model that takes nothing but text, and gets nothing else, is told nothing."""
+    takes = sampler.denoiser.family.beside(sampler.denoiser.config) != "none"
+    if not takes and not any(one.is_known or one.starts or one.control_CFHW is not None for one in given):
+        return Prepared()
+    seeds = [request.seed for request in requests]
+    with sampler.using("vae"):
+        return prepare(sampler.denoiser, sampler.vae, seeds, given, sampler.device, keeps=settings.keep == "latent")
 
 
 @torch.no_grad()
@@ -102,66 +165,68 @@ def solve(
     sampler: Sampler,
     text: tuple[TextStates, TextStates],
     noise_BCFHW: Tensor,
-    given: Conditions = NOTHING,
+    prepared: Prepared,
+    seeds: Sequence[int],
+    settings: SampleSection | None = None,
     on_step: Callable[[int], None] | None = None,
+    count: CacheCount | None = None,
 ) -> Tensor:
-    """From noise to a clean latent, with classifier-free guidance unless its scale is 1."""
-    family, model, scale = sampler.denoiser.family, sampler.denoiser.model, sampler.settings.guidance
-    conditional, unconditional = text
-    both, given_twice = TextStates.concatenate([conditional, unconditional]), twice(given)
-
-    def predict(x_BCFHW: Tensor, timestep_B: Tensor) -> Tensor:
-        if scale == 1:
-            return family.denoise(model, x_BCFHW, timestep_B, conditional, given)
-        x_twice, timestep_twice = torch.cat([x_BCFHW, x_BCFHW]), torch.cat([timestep_B, timestep_B])
-        doubled = family.denoise(model, x_twice, timestep_twice, both, given_twice)
-        conditioned, unconditioned = doubled.chunk(2)
-        return guided(conditioned, unconditioned, scale)
+    """From noise to a clean latent, with guidance; what is given is put back last. `count` is of skipped blocks."""
+    settings = settings or sampler.settings
+    predict = GuidedDenoiser(sampler.denoiser, *text, prepared, settings)
+    start = None
+    if prepared.origin_BCFHW is not None and settings.strength is not None:
+        start = Start(prepared.origin_BCFHW, settings.strength)
+        predict.step = start.skip(settings.steps)
 
     def report(step: int, latent: Tensor) -> None:
+        predict.step = step
         if on_step is not None:
             on_step(len(latent))
 
-    return sampler.objective.sample(predict, noise_BCFHW, num_steps=sampler.settings.steps, on_step=report)
+    blocks = sampler.denoiser.family.blocks(sampler.denoiser.model)
+    with sampler.using("denoiser"), skipping_blocks(blocks, settings.cache_threshold, count):
+        latent = run_sampler(
+            settings.sampler,
+            sampler.objective,
+            predict,
+            noise_BCFHW,
+            num_steps=settings.steps,
+            generators=[stream(seed, "sampler noise", device=noise_BCFHW.device.type) for seed in seeds],
+            start=start,
+            on_step=report,
+        )
+    return prepared.put_back(latent)
 
 
 @torch.no_grad()
 def decode(sampler: Sampler, latent_BCFHW: Tensor) -> list[NDArray[np.uint8]]:
     """Latents to frames, one clip at a time: memory does not grow with the number of clips."""
     clips = []
-    for latent_CFHW in latent_BCFHW:
-        pixels = sampler.vae.decode(sampler.vae.denormalize(latent_CFHW[None]))
-        clips.append(to_uint8(pixels[0]).permute(1, 2, 3, 0).cpu().numpy())
+    with sampler.using("vae"):
+        for latent_CFHW in latent_BCFHW:
+            pixels = sampler.vae.decode(sampler.vae.denormalize(latent_CFHW[None]))
+            clips.append(to_uint8(pixels[0]).permute(1, 2, 3, 0).cpu().numpy())
     return clips
 
 
+def put_back(frames_FHWC: NDArray[np.uint8], given: Given) -> NDArray[np.uint8]:
+    """The frames with every known pixel as it was given."""
+    clip_FHWC = to_uint8(given.clip_CFHW).permute(1, 2, 3, 0).numpy()
+    known = given.known_FHW.numpy()[..., None] > 0
+    return np.where(known, clip_FHWC, frames_FHWC)
+
+
 def write_results(sampler: Sampler, results: Sequence[Result], out: Path) -> list[Path]:
-    """One mp4 per result (png for a single frame), none overwritten, and `contact-sheet.png` of this call."""
+    """One file per result, none overwritten, and `contact-sheet.png` of this call."""
     out.mkdir(parents=True, exist_ok=True)
     paths = []
     for result in results:
-        settings = {f"sample.{name}": str(value) for name, value in sampler.settings.model_dump().items()}
-        about = {
-            "prompt": result.request.prompt,
-            "seed": str(result.request.seed),
-            **settings,
-            **sampler.origin,
-        }
-        is_image = len(result.frames_FHWC) == 1
-        path = _free_path(out, clean_name(result.request.prompt), result.request.seed, ".png" if is_image else ".mp4")
-        if is_image:
-            write_image(path, result.frames_FHWC[0], metadata=about)
-        else:
-            write_video(path, result.frames_FHWC, sampler.settings.fps, metadata=about)
+        settings = result.request.settings or sampler.settings
+        suffix = "png" if len(result.frames_FHWC) == 1 else settings.format
+        path = free_path(out, result.request, suffix)
+        write_clip(path, result.frames_FHWC, settings, describe_result(sampler.origin, result.request, settings))
         paths.append(path)
     labels = [f"{result.request.prompt} (seed {result.request.seed})" for result in results]
-    write_image(out / "contact-sheet.png", contact_sheet([list(result.frames_FHWC) for result in results], labels))
+    write_image(out / CONTACT_SHEET, contact_sheet([list(result.frames_FHWC) for result in results], labels))
     return paths
-
-
-def _free_path(out: Path, name: str, seed: int, suffix: str) -> Path:
-    """The first name that is not taken; `clean_name` has left nothing that could leave `out`."""
-    path, again = out / f"{name}-seed{seed}{suffix}", 2
-    while path.exists():
-        path, again = out / f"{name}-seed{seed}-{again}{suffix}", again + 1
-    return path

@@ -1,25 +1,49 @@
-"""What a family's `weights.py` may offer beyond loading: reading a published config.json."""
+"""What a family's `weights.py` may offer beyond loading, reading a published config.json, and what pipelines are."""
 
 from __future__ import annotations
 
 import dataclasses
 import inspect
+import json
 import sys
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from frameloom.core.errors import ConfigError
+from frameloom.core.errors import CheckpointError, ConfigError
 from frameloom.core.log import get_logger
 from frameloom.models.denoisers import DenoiserFamily
 from frameloom.models.vaes.base import VAEFamily
 
 _log = get_logger(__name__)
 _SHOWN = 6
+PIPELINE_INDEX = "model_index.json"
 
 
 def weights_module(family: DenoiserFamily | VAEFamily) -> ModuleType:
     return sys.modules[family.load_original.__module__]
+
+
+def read_pipeline_index(path: Path) -> dict[str, Any]:
+    """What a diffusers pipeline says of its parts; empty for anything else."""
+    return read_table(path / PIPELINE_INDEX)
+
+
+def read_table(path: Path) -> dict[str, Any]:
+    """A JSON object; empty for a file that is not there."""
+    return parse_table(path.read_bytes(), where=str(path)) if path.is_file() else {}
+
+
+def parse_table(text: str | bytes, *, where: str) -> dict[str, Any]:
+    """A JSON object in a file or a note."""
+    try:
+        content = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"{where}: cannot be read as JSON ({error}); copy it again") from error
+    if not isinstance(content, dict):
+        raise CheckpointError(f"{where}: holds no JSON object; copy it again")
+    return content
 
 
 def find_config_reader(family: DenoiserFamily | VAEFamily) -> Callable[[Mapping[str, Any]], Any] | None:

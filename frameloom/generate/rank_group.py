@@ -26,6 +26,14 @@ class RankGroup:
         if self.ranks.num_ranks > 1:
             dist.barrier()
 
+    def broadcast(self, value: Any) -> Any:
+        """What the first rank has, on all of them."""
+        if self.ranks.num_ranks == 1:
+            return value
+        box = [value]
+        dist.broadcast_object_list(box, src=0)
+        return box[0]
+
     def gather(self, items: Sequence[Any]) -> list[Any] | None:
         """The items of all ranks, by rank, on the first one; None on the others."""
         if self.ranks.num_ranks == 1:

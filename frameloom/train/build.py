@@ -4,48 +4,81 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import torch
+
 from frameloom.config.optim_checks import scaled_rate
-from frameloom.config.schema import Recipe
+from frameloom.config.schema import Recipe, TrainSection
+from frameloom.config.train_settings import LossScaleSection
 from frameloom.generate.parts import pick_device
+from frameloom.train.adversarial import add_discriminator
+from frameloom.train.autoencoder import AutoencoderTask
 from frameloom.train.clipping import FadingLimit, SpikeGuard
+from frameloom.train.denoiser import DenoiserTask
+from frameloom.train.dreambooth import make_class_images
 from frameloom.train.ema import EMA
 from frameloom.train.feed import build_feed
 from frameloom.train.loop import Trainer
+from frameloom.train.loss_scale import LossScale
+from frameloom.train.master_weights import MasterWeights
 from frameloom.train.optimizer import allocate_state, build_optimizer
+from frameloom.train.parallel.peers import Peers
+from frameloom.train.parallel.shares import Shares
 from frameloom.train.parameter_groups import RateGroup, freeze_parameters, hidden_matrices
+from frameloom.train.profiling import StepProfiler
 from frameloom.train.run_folder import RunFolder
+from frameloom.train.run_length import settle_length
+from frameloom.train.samples import build_samples
 from frameloom.train.schedules import build_schedule
-from frameloom.train.step import Stepper
+from frameloom.train.step import AnyStepper, Stepper
 from frameloom.train.tasks import build_task
-from frameloom.train.trackers import build_trackers
+from frameloom.train.trackers import TrackedRun, build_trackers
 
 
-def build_trainer(recipe: Recipe, folder: RunFolder, *, first_step: int) -> Trainer:
-    """Everything a run needs, fresh; a checkpoint is restored into it afterwards."""
+def build_trainer(recipe: Recipe, folder: RunFolder, *, first_step: int, peers: Peers | None = None) -> Trainer:
+    """Everything a run needs, fresh; a checkpoint is restored into it afterwards. `peers` None: one process."""
+    peers = peers or Peers(Shares(num_shares=recipe.parallel.data or 1))
+    device = pick_device(recipe.train.device)
+    peers.do_first(lambda: make_class_images(recipe))
+    feed = build_feed(recipe, bad_clips=folder.bad_clips, shares=peers.shares, is_first=peers.is_first)
+    recipe = settle_length(recipe, feed.manifest, feed.policy, num_ranks=peers.shares.num_shares)
     optim, settings = recipe.optim, recipe.train
-    device = pick_device(settings.device)
-    feed = build_feed(recipe, bad_clips=folder.bad_clips)
-    built = build_task(recipe, feed.manifest.column("caption").to_list(), device)
+    built = build_task(recipe, feed.manifest.column("caption").to_list(), device, peers.share_text)
     freeze_parameters(built.task.model, optim.trainable, optim.frozen)
+    if isinstance(built.task, DenoiserTask):
+        peers.share_tokens(built.task.denoiser)
+    peers.split_model(built.task.model, built.blocks)
+    if (peers.splits_weights and built.images_skip) or (peers.shares_text and recipe.data.use_image_num):
+        feed.shares = feed.shares.by_kind([bucket.frames > 1 for bucket in feed.policy.buckets])
     trainable = {name: value for name, value in built.task.model.named_parameters() if value.requires_grad}
+    master = None
+    if any(value.dtype != torch.float32 for value in trainable.values()):
+        master = MasterWeights(trainable)
+        trainable = master.params
     optimizer = build_optimizer(
-        trainable.items(),
+        {**trainable, **built.beside}.items(),
         name=optim.name,
         lr=optim.lr,
         betas=optim.betas,
         eps=optim.eps,
         weight_decay=optim.weight_decay,
         no_decay=not optim.decay_norms,
-        rates=[RateGroup(group.match, group.lr, group.weight_decay) for group in optim.groups],
+        # Decay would pull what stands beside the model, a log-variance, to 0.
+        rates=[
+            *built.rates,
+            *(RateGroup(name, None, 0.0) for name in built.beside),
+            *(RateGroup(group.match, group.lr, group.weight_decay) for group in optim.groups),
+        ],
         hidden=hidden_matrices(built.task.model),
     )
+    peers.split_optimizer(optimizer)
     allocate_state(optimizer)  # so that the checkpoint of step 0 is like every other
     ema = EMA(trainable, **settings.ema.model_dump()) if settings.ema else None
-    stepper = Stepper(
+    lr_at = build_rate(recipe, num_shares=peers.shares.num_shares)
+    plain = Stepper(
         built.task,
         optimizer,
         ema,
-        build_rate(recipe),
+        lr_at,
         optim.clip_norm,
         device.type,
         settings.precision == "bf16",
@@ -53,19 +86,39 @@ def build_trainer(recipe: Recipe, folder: RunFolder, *, first_step: int) -> Trai
         if optim.clip_fade and optim.clip_norm
         else None,
         guard=SpikeGuard(**optim.skip_spikes.model_dump()) if optim.skip_spikes else None,
+        fp16=settings.precision == "fp16",
+        scaler=build_loss_scale(settings),
+        master=master,
+        peers=peers,
     )
-    trackers = build_trackers(
-        recipe.run.trackers, metrics=folder.metrics, tensorboard=folder.tensorboard, first_step=first_step
-    )
-    return Trainer(recipe, folder, built, stepper, feed, trackers)
+    stepper: AnyStepper = plain
+    if isinstance(built.task, AutoencoderTask) and recipe.autoencoder.discriminator is not None:
+        stepper = add_discriminator(plain, recipe, built.task, lr_at, build_loss_scale(settings))
+    samples = build_samples(recipe, built.task, folder.samples)
+    config = recipe.model_dump(mode="json")
+    tracked = TrackedRun(folder.path, recipe.name, first_step, config, recipe.run.tracking)
+    names = recipe.run.trackers if peers.is_first else ()
+    trackers = build_trackers(names, tracked, metrics=folder.metrics, tensorboard=folder.tensorboard)
+    profile = settings.profile if peers.is_first else None
+    profiler = StepProfiler(profile, folder.path / "profile", device.type == "cuda")
+    return Trainer(recipe, folder, built, stepper, feed, trackers, samples, profiler=profiler, peers=peers)
 
 
-def build_rate(recipe: Recipe) -> Callable[[int], float]:
-    """The learning rate of each step; the first step is 1."""
-    schedule, rate = recipe.optim.schedule, scaled_rate(recipe)
+def build_loss_scale(settings: TrainSection) -> LossScale | None:
+    """That of the recipe; fp16 has a dynamic one in any case."""
+    section = settings.loss_scale or (LossScaleSection() if settings.precision == "fp16" else None)
+    if section is None:
+        return None
+    factor = section.factor if section.mode == "dynamic" else None
+    return LossScale(section.initial, factor, section.window, section.minimum)
+
+
+def build_rate(recipe: Recipe, *, num_shares: int = 1) -> Callable[[int], float]:
+    """The learning rate of each step; the first step is 1. A step has `num_shares` times train.accumulate batches."""
+    schedule, rate = recipe.optim.schedule, scaled_rate(recipe, num_processes=num_shares)
     factor = build_schedule(
         "constant_with_warmup" if schedule.name == "constant" else schedule.name,
-        num_steps=recipe.train.steps,
+        num_steps=recipe.train.num_steps,
         num_warmup_steps=schedule.warmup_steps,
         min_share=schedule.min_share,
         first_share=schedule.start_share,

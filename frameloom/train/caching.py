@@ -161,7 +161,9 @@ def _latent_fingerprint(recipe: Recipe, policy: BucketPolicy, vae: LoadedVAE) ->
 def _text_fingerprint(recipe: Recipe, text: TextPipeline) -> dict[str, Any]:
     names = [encoder.name for encoder in recipe.text.encoders]
     encoder = {"names": names, "max_length": text.max_length, "digest": text.fingerprint()}
-    return text_fingerprint(encoder=encoder, dtype=_DTYPES[recipe.data.cache.precision])
+    # Notes are parts of the captions, which are the keys; here they only explain why captions are not found.
+    note = recipe.text.note.model_dump(include={"fps", "motion"}) if recipe.text.note else None
+    return text_fingerprint(encoder=encoder, dtype=_DTYPES[recipe.data.cache.precision], note=note)
 
 
 def _captions(manifest: Manifest) -> list[str]:

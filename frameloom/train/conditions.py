@@ -47,13 +47,15 @@ class SampleDraws:
 
 @dataclass(frozen=True)
 class ConditionMaker:
-    """`known` is the law of what is given to an inpaint model; sizes are told to families that take them."""
+    """`known` is the law of what is given to an inpaint model; sizes are told to families that take them. `has_control`
+    says that batches bring control clips, which a control model is given."""
 
     denoiser: LoadedDenoiser
     vae: VideoVAE
     known: KnownSection | None
     takes_sizes: bool
     device: torch.device
+    has_control: bool = False
 
     def __post_init__(self) -> None:
         beside = self.denoiser.family.beside(self.denoiser.config)
@@ -64,12 +66,22 @@ class ConditionMaker:
             raise ConfigError(
                 f"known is set, but this {name} is no inpaint model; choose an inpaint size, or remove it"
             )
-        if beside == "control":
-            raise ConfigError(f"model.size: this {name} takes a control clip, which no data source brings yet")
+        if beside == "control" and not self.has_control:
+            raise ConfigError(
+                f"data.control is false, but this {name} is a control model; set it to true, and name a control clip "
+                "for each row in the manifest's column 'control'"
+            )
+        if beside != "control" and self.has_control:
+            raise ConfigError(f"data.control is true, but this {name} is no control model; choose one, or remove it")
 
     def make(self, batch: Batch, seed: int, image_text: TextStates | None) -> Conditions:
+        beside_BCFHW = None
+        if self.known is not None:
+            beside_BCFHW = self._beside(batch, seed)
+        elif self.has_control:
+            beside_BCFHW = self._control(batch, seed)
         return Conditions(
-            beside_BCFHW=self._beside(batch, seed) if self.known is not None else None,
+            beside_BCFHW=beside_BCFHW,
             sizes_B6=self._sizes(batch) if self.takes_sizes else None,
             image_text=image_text,
         )
@@ -89,6 +101,15 @@ class ConditionMaker:
         draws = SampleDraws(seed, batch, self.device)
         with torch.no_grad(), torch.autocast(self.device.type, enabled=False):
             return pack(self.denoiser.config, clip_BCFHW, known_B1FHW, self.encode, draws)
+
+    def _control(self, batch: Batch, seed: int) -> Tensor:
+        """The control clip as a latent, drawn from its distribution as in the published training."""
+        assert batch.control_BCFHW is not None
+        with torch.no_grad(), torch.autocast(self.device.type, enabled=False):
+            moments = self.vae.encode(to_unit_range(batch.control_BCFHW.to(self.device)))
+            shape = tuple(moments.mean_BCFHW.shape[1:])
+            noise_BCFHW = draw_normal(seed, "control", batch, shape, self.device)
+            return self.vae.normalize(moments.mean_BCFHW + torch.exp(0.5 * moments.logvar_BCFHW) * noise_BCFHW)
 
     def encode(self, pixels_BCFHW: Tensor) -> Tensor:
         """Given pixels as the middle of their distribution: noise in what is known would only blur it."""

@@ -34,6 +34,7 @@ class DenoiserTask:
 
     `scaling` is applied to text states from wherever they come, the null text included. With `independent_dropout`
     each text encoder's part of a caption is dropped by a draw of its own. `num_levels` noise levels are validated.
+    `half` is the number format of the denoiser's weights where it is not fp32: then validation runs in it, too.
     """
 
     denoiser: LoadedDenoiser
@@ -48,6 +49,9 @@ class DenoiserTask:
     seed: int
     device: torch.device
     num_levels: int = 8
+    half: torch.dtype | None = None
+    trains_text: bool = False
+    """then the states of the empty caption change from step to step, and are encoded each time"""
 
     @property
     def model(self) -> nn.Module:
@@ -59,12 +63,16 @@ class DenoiserTask:
     def validate(self, batches: Sequence[Batch]) -> dict[str, float]:
         """Losses on held-out clips at fixed noise levels, with the same noise each time: the numbers compare."""
         losses, shares = [], []
-        with torch.no_grad():
+        with torch.no_grad(), torch.autocast(self.device.type, self.half, enabled=self.half is not None):
             for batch in batches:
                 loss_BL, share_L = self._judge(batch, self.seed + 1)
                 losses.append(loss_BL)
                 shares.append(share_L.expand_as(loss_BL))
         return summarize_levels(torch.cat(losses).cpu(), torch.cat(shares))
+
+    def draw_pictures(self, batches: Sequence[Batch]) -> dict[str, Tensor]:
+        """None: what a denoiser draws is asked for by prompts (validation.samples)."""
+        return {}
 
     def count_tokens(self, batch: Batch) -> int:
         """Denoiser tokens of a micro-batch, text not counted."""
@@ -137,7 +145,8 @@ class DenoiserTask:
         else:
             states = self.text.encode(captions).to(self.device)
         if dropout > 0:
-            states = self.text.drop(states, self.null_text, self._draw_dropped(slots, seed, dropout))
+            null = self.text.encode([""]).to(self.device) if self.trains_text else self.null_text
+            states = self.text.drop(states, null, self._draw_dropped(slots, seed, dropout))
         return states if self.scaling is None else self.scaling.apply(states)
 
     def _draw_dropped(self, slots: Batch, seed: int, dropout: float) -> Tensor:

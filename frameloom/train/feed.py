@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import islice
 from pathlib import Path
@@ -18,12 +19,15 @@ from frameloom.config.schema import Recipe
 from frameloom.core.errors import CheckpointError, DataError
 from frameloom.core.log import get_logger
 from frameloom.data.bad_clips import BadClipLog
-from frameloom.data.batch import Batch, BatchReader
+from frameloom.data.batch import Batch, BatchReader, BatchRequest
 from frameloom.data.buckets import BucketPolicy, assign, count_unused
+from frameloom.data.caption_notes import CaptionNotes, note_captions
+from frameloom.data.caption_templates import read_templates, retell
 from frameloom.data.filters import Where
 from frameloom.data.foreign_cache import RowTextReader
-from frameloom.data.loader import iterate_batches, iterate_epochs
+from frameloom.data.loader import iterate_batches, read_requests, request_at
 from frameloom.data.manifest import Manifest, SourceSpec, rows_of_epoch
+from frameloom.data.paired_reader import PairedReader
 from frameloom.data.plan import BatchPlan, plan_epoch
 from frameloom.data.policies.build import build_bucket_policy
 from frameloom.data.policies.lengths import LengthRule
@@ -31,6 +35,8 @@ from frameloom.data.prefetch import prefetch_to_device
 from frameloom.data.reader import CachedReader, ClipReader, ReadSettings, TextSource
 from frameloom.data.transforms import parse_transforms
 from frameloom.generate.parts import pick_device
+from frameloom.train.class_images import class_rows, with_class_images
+from frameloom.train.parallel.shares import Pick, Shares, Span, find_microbatch, iterate_spans
 
 _log = get_logger(__name__)
 
@@ -50,29 +56,49 @@ class Feed:
     device: torch.device
     validation: Callable[[], list[Batch]]
     measuring: Callable[[], list[Batch]]
+    shares: Shares = field(default_factory=Shares)
+    span: Span | None = None
+    """what all processes take in the step that `steps` gave last"""
 
     def steps(self, epoch: int, position: int, accumulate: int) -> Iterator[tuple[list[Batch], Position]]:
-        """Endless steps of `accumulate` micro-batches (fewer at an epoch's end), each with the position after it."""
-        microbatch = self._microbatch_at(epoch, position)
-        waiting: list[Batch] = []
-        source = iterate_epochs(
-            self.plan,
+        """Endless steps of `accumulate` micro-batches (fewer at an epoch's end), each with the position after it.
+
+        With several processes, or `parallel.data`, a step has a multiple of them, of which this process gets its share.
+        """
+        asked: deque[tuple[Span, list[Pick]]] = deque()
+        source = read_requests(
+            self._requests(epoch, position, accumulate, asked),
             self.reader,
-            epoch=epoch,
-            position=microbatch,
             workers=self.workers,
             timeout_s=self.timeout_s,
             quarantine=self.bad_clips.quarantine,
         )
+        waiting: list[Batch] = []
         # Where there is no copy to hide, a thread would only take time from the step.
-        for plan, batch in prefetch_to_device(source, self.device) if self.device.type == "cuda" else source:
-            self.bad_clips.add(batch)
-            waiting.append(batch)
-            is_end = batch.index + 1 == plan.num_microbatches
-            if len(waiting) == accumulate or is_end:
-                after = (plan.epoch + 1, 0) if is_end else (plan.epoch, int(plan.starts[batch.index + 1]))
-                yield waiting, after
+        for batch in prefetch_to_device(source, self.device) if self.device.type == "cuda" else source:
+            span, picks = asked[0]
+            is_filler = picks[len(waiting)].is_filler
+            waiting.append(replace(batch, is_filler=True, bad=[]) if is_filler else batch)
+            if self.shares.num_ranks == 1:
+                self.bad_clips.add(batch)
+            if len(waiting) == len(picks):
+                asked.popleft()
+                self.span = span
+                yield waiting, span.after
                 waiting = []
+
+    def _requests(
+        self, epoch: int, position: int, accumulate: int, asked: deque[tuple[Span, list[Pick]]]
+    ) -> Iterator[BatchRequest]:
+        """What this process reads, without end; each step is put down in `asked` before its first request."""
+        per_step = accumulate * self.shares.num_shares
+        first = self._microbatch_at(epoch, position)
+        names = [bucket.name for bucket in self.policy.buckets]
+        for span in iterate_spans(self.plan, epoch=epoch, microbatch=first, per_step=per_step, names=names):
+            picks = self.shares.pick(span)
+            asked.append((span, picks))
+            for pick in picks:
+                yield request_at(span.plan, pick.index)
 
     def validation_batches(self) -> list[Batch]:
         return self.validation()
@@ -82,9 +108,8 @@ class Feed:
         return self.measuring()
 
     def _microbatch_at(self, epoch: int, position: int) -> int:
-        plan = self.plan(epoch)
-        found = int(plan.starts.searchsorted(position))
-        if found >= len(plan.starts) or plan.starts[found] != position:
+        found = find_microbatch(self.plan(epoch), position)
+        if found is None:
             raise CheckpointError(
                 f"sample {position} of epoch {epoch} is in the middle of a batch of this recipe; the batch sizes "
                 "changed since the checkpoint: restore data.buckets and train.accumulate, "
@@ -102,7 +127,10 @@ def build_policy(recipe: Recipe) -> BucketPolicy:
 
 
 def read_manifest(recipe: Recipe, where: Where | None = None) -> Manifest:
-    """The clips of `data.manifest` or of all `data.sources`; `where` stands in for `data.where`."""
+    """The clips of `data.manifest` or of all `data.sources`, their captions with the notes of `text.note`.
+
+    `where` stands in for `data.where`.
+    """
     data = recipe.data
     if data.sources:
         specs = [
@@ -111,7 +139,24 @@ def read_manifest(recipe: Recipe, where: Where | None = None) -> Manifest:
         ]
     else:
         specs = [SourceSpec(Path(data.manifest or ""), Path(data.root) if data.root else None)]
-    return Manifest.read_sources(specs, where=data.where if where is None else where)
+    manifest = _retell(recipe, Manifest.read_sources(specs, where=data.where if where is None else where))
+    note = recipe.text.note
+    if note is None or recipe.task != "denoiser":
+        return manifest
+    policy = build_policy(recipe)
+    notes = CaptionNotes.for_policy(policy, fps=note.fps, motion=note.motion, fps_max=data.fps_max)
+    return note_captions(manifest, notes)
+
+
+def _retell(recipe: Recipe, manifest: Manifest) -> Manifest:
+    """Other captions, where the recipe has prompts or templates for all pictures."""
+    word = recipe.inversion
+    if recipe.dreambooth is not None:
+        return with_class_images(manifest, recipe.dreambooth)
+    if word is None or word.templates == "captions":
+        return manifest
+    file = Path(word.template_file) if word.template_file else None
+    return retell(manifest, read_templates(word.templates, file, word.placeholder))
 
 
 def build_clip_reader(
@@ -130,6 +175,7 @@ def read_settings(recipe: Recipe) -> ReadSettings:
         use_image_num=data.use_image_num,
         use_img_from_vid=data.use_img_from_vid,
         caption_choice=data.caption_choice,
+        control=data.control,
     )
 
 
@@ -197,7 +243,8 @@ def _warn_of_unused(manifest: Manifest, policy: BucketPolicy, assignment: NDArra
         _log.warning("%d of %d clips fit no bucket: %s", sum(unused.values()), len(manifest), unused)
 
 
-def build_feed(recipe: Recipe, *, bad_clips: Path) -> Feed:
+def build_feed(recipe: Recipe, *, bad_clips: Path, shares: Shares | None = None, is_first: bool = True) -> Feed:
+    """`shares` is the part of this process; of several, the first one writes the list of bad clips."""
     from frameloom.train.caching import open_caches
 
     policy = build_policy(recipe)
@@ -218,6 +265,8 @@ def build_feed(recipe: Recipe, *, bad_clips: Path) -> Feed:
         )
     if caches.row_text is not None:
         reader = RowTextReader(reader, caches.row_text)
+    if recipe.dreambooth is not None and len(rows := class_rows(manifest)):
+        reader = PairedReader(clips, rows, seed=recipe.seed)
 
     def measure() -> list[Batch]:
         return list(islice(iterate_batches(plan(0), clips), 8))
@@ -227,13 +276,16 @@ def build_feed(recipe: Recipe, *, bad_clips: Path) -> Feed:
         policy=policy,
         plan=plan,
         reader=reader,
-        bad_clips=BadClipLog(bad_clips, num_clips=len(manifest), limit=recipe.data.bad_limit),
+        bad_clips=BadClipLog(
+            bad_clips, num_clips=len(manifest), limit=recipe.data.bad_limit, is_writer=is_first
+        ),
         # A cached batch is a lookup: a process hop would cost more than it.
         workers=recipe.data.workers if caches.latents is None else 0,
         timeout_s=recipe.data.timeout_s,
         device=pick_device(recipe.train.device),
         validation=_validation_source(recipe, policy),
         measuring=measure,
+        shares=shares or Shares(),
     )
 
 

@@ -8,12 +8,14 @@ from __future__ import annotations
 import dataclasses
 import signal
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, closing, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 from typing import Any
+
+from torch import Tensor
 
 from frameloom.checkpoint.model_folder import write_model_folder
 from frameloom.checkpoint.store import (
@@ -24,18 +26,35 @@ from frameloom.checkpoint.store import (
     save_checkpoint,
 )
 from frameloom.config.schema import Recipe
+from frameloom.config.train_settings import is_due
 from frameloom.core.errors import CheckpointError, RunError
 from frameloom.core.log import get_logger
 from frameloom.core.progress import ProgressBar
+from frameloom.core.ranks import read_ranks
+from frameloom.data.bad_clips import read_bad_clips
 from frameloom.data.batch import Batch
+from frameloom.data.media import write_image
+from frameloom.generate.parts import pick_device
+from frameloom.train.device_settings import device_settings
 from frameloom.train.feed import Feed
-from frameloom.train.optimizer import load_optimizer_tensors, optimizer_tensors
+from frameloom.train.garbage import scheduled_garbage
+from frameloom.train.parallel.peers import Peers
+from frameloom.train.profiling import StepProfiler
 from frameloom.train.run_folder import RunFolder, versions
-from frameloom.train.step import Stepper, StepResult
+from frameloom.train.samples import TrainingSamples
+from frameloom.train.step import AnyStepper, StepResult
 from frameloom.train.tasks import BuiltTask
-from frameloom.train.trackers import Tracker
+from frameloom.train.trackers import Media, Tracker
 
 _log = get_logger(__name__)
+
+# Groups of tensors that a checkpoint has or has not, and the keys that decide it.
+_SWITCHES = {
+    "ema": "train.ema",
+    "master": "train.weights_precision",
+    "discriminator": "autoencoder.discriminator",
+    "beside": "autoencoder.learn_logvar or text.encoders.N.train",
+}
 
 
 class Interrupted(RunError):
@@ -53,14 +72,17 @@ class Trainer:
     recipe: Recipe
     folder: RunFolder
     built: BuiltTask
-    stepper: Stepper
+    stepper: AnyStepper
     feed: Feed
     trackers: list[Tracker]
+    samples: TrainingSamples | None = None
     step: int = 0
     epoch: int = 0
     position: int = 0
     nonfinite: int = 0
     stop_signal: int | None = None
+    profiler: StepProfiler = field(default_factory=StepProfiler)
+    peers: Peers = field(default_factory=Peers)
     _clock: float = field(default_factory=time.perf_counter)
     _tokens: int = 0
     _steps: int = 0
@@ -70,22 +92,34 @@ class Trainer:
         settings = self.recipe.train
         if self.step == 0:
             self.save()
+        samples = self.samples
+        if samples is not None and not self.peers.ask_first(lambda: samples.is_drawn(self.step)):
+            self.draw_samples()
         title = f"{self.recipe.name} ({self.recipe.task})"
-        with ProgressBar(title, settings.steps, done=self.step) as bar:
+        self.profiler.note(self.step)
+        bar = ProgressBar(title, settings.num_steps, done=self.step, is_shown=self.peers.is_first)
+        with bar, closing(self.profiler), scheduled_garbage(settings.gc_every) as collect_garbage:
             for batches, position in self.feed.steps(self.epoch, self.position, settings.accumulate):
-                if self.step >= settings.steps:
+                if self.step >= settings.num_steps:
                     break
+                assert self.feed.span is not None
+                self.peers.begin(self.step + 1, self.feed.span)
                 result = self.take_step(batches)
+                self.feed.bad_clips.add_clips(self.peers.take_bad_clips(batches))
                 self.epoch, self.position = position
                 bar.advance(note=self.note(result))
                 self.after_step(result)
+                self.profiler.note(self.step)
+                collect_garbage(self.step)
         self.export()
 
     def take_step(self, batches: list[Batch]) -> StepResult:
         result = self.stepper.step(self.step + 1, batches)
         self.step += 1
         self._steps += 1
-        self._tokens += sum(self.built.task.count_tokens(batch) for batch in batches)
+        # The shares of a step are alike in cost, so one stands for all.
+        own = sum(self.built.task.count_tokens(batch) for batch in batches if not batch.is_filler)
+        self._tokens += own * self.peers.shares.num_ranks
         if result.is_spike:
             text = (
                 "step %d: gradient norm %.3g is far above the usual, bucket %s; weights unchanged, going on (%d so far)"
@@ -93,6 +127,9 @@ class Trainer:
             _log.warning(text, self.step, result.values["grad_norm"], batches[0].bucket.name, result.values["spikes"])
         if result.is_finite:
             self.nonfinite = 0
+        elif result.is_overflow:
+            text = "step %d: gradients overflow at loss scale %g, which shrinks; weights unchanged"
+            _log.info(text, self.step, _find(result, "loss_scale"))
         else:
             self.refuse(batches, result)
         return result
@@ -102,7 +139,7 @@ class Trainer:
         self.nonfinite += 1
         rows = [int(row) for batch in batches for row in batch.rows]
         message = (
-            f"step {self.step}: the loss ({result.values['loss']}) or the gradient norm ({result.values['grad_norm']}) "
+            f"step {self.step}: the loss ({_find(result, 'loss')}) or the gradient norm ({_find(result, 'grad_norm')}) "
             f"is not finite, bucket {batches[0].bucket.name}, manifest rows {rows[:8]}; weights unchanged"
         )
         if self.recipe.train.on_nonfinite == "stop" or self.nonfinite >= self.recipe.train.nonfinite_limit:
@@ -110,17 +147,22 @@ class Trainer:
         _log.warning("%s, going on", message)
 
     def after_step(self, result: StepResult) -> None:
-        settings, is_last = self.recipe.train, self.step == self.recipe.train.steps
+        settings, is_last = self.recipe.train, self.step == self.recipe.train.num_steps
         if self.step % settings.log_every == 0 or is_last or result.is_spike or not result.is_finite:
             self.log({**result.values, "epoch": self.epoch, **self.rates()})
         validation = self.recipe.validation
-        if validation is not None and (self.step % validation.every == 0 or is_last):
+        if validation is not None and validation.batches and (self.is_due(validation.every) or is_last):
             self.log(self.validate(), mark="validation")
-        if self.step % settings.save_every == 0 or is_last or self.stop_signal:
+        stop_signal = self.peers.agree_to_stop(self.stop_signal)
+        if self.is_due(settings.save_every) or is_last or stop_signal:
             self.save()
-        if self.stop_signal and not is_last:
-            name = signal.Signals(self.stop_signal).name
-            raise Interrupted(f"{name}: saved step {self.step}; start the same command to go on", self.stop_signal)
+        if stop_signal and not is_last:
+            name = signal.Signals(stop_signal).name
+            raise Interrupted(f"{name}: saved step {self.step}; start the same command to go on", stop_signal)
+        self.draw_samples()
+
+    def is_due(self, interval: int | str) -> bool:
+        return is_due(interval, step=self.step, epoch=self.epoch, position=self.position)
 
     def rates(self) -> dict[str, float]:
         """Steps and tokens per second since the last call."""
@@ -132,7 +174,7 @@ class Trainer:
 
     def note(self, result: StepResult) -> str:
         elapsed = max(time.perf_counter() - self._clock, 1e-9)
-        return f"loss {result.values['loss']:.4g}  {self._tokens / elapsed:,.0f} tokens/s"
+        return f"loss {_find(result, 'loss'):.4g}  {self._tokens / elapsed:,.0f} tokens/s"
 
     def log(self, values: dict[str, float], mark: str = "train") -> None:
         for tracker in self.trackers:
@@ -142,36 +184,68 @@ class Trainer:
         model = self.built.task.model
         model.eval()
         try:
-            if self.stepper.ema is None:
-                return self.built.task.validate(self.feed.validation_batches())
-            with self.stepper.ema.applied(model):
-                return self.built.task.validate(self.feed.validation_batches())
+            with nullcontext() if self.stepper.ema is None else self.stepper.ema.applied(model):
+                batches = self.feed.validation_batches()
+                self.show(self.built.task.draw_pictures(batches))
+                return self.built.task.validate(batches)
         finally:
             model.train()
 
+    def show(self, pictures: Mapping[str, Tensor]) -> None:
+        """Pictures of a validation, HWC in bytes: into the run's folder, and to the trackers."""
+        if not self.peers.is_first:
+            return
+        media = []
+        for name, picture_HWC in pictures.items():
+            path = self.folder.path / name / f"step-{self.step:08d}.png"
+            path.parent.mkdir(exist_ok=True)
+            write_image(path, picture_HWC.numpy())
+            media.append(Media(f"validation/{name}", path))
+        for tracker in self.trackers if media else ():
+            tracker.log_media(self.step, media)
+
+    def draw_samples(self) -> None:
+        """Where they are due; after saving, so that a mistake there costs no step. Rates do not count their time."""
+        if self.samples is None:
+            return
+        is_due = self.is_due(self.samples.every) if self.step else self.samples.at_start
+        if not is_due and self.step != self.recipe.train.num_steps:
+            return
+        started = time.perf_counter()
+        if self.peers.is_first:
+            self.samples.draw(self.step, self.stepper.ema, self.trackers)
+        elif self.peers.splits_weights or self.peers.shares_text:
+            self.samples.generate(self.step, self.stepper.ema)  # the first process needs the parts of all
+        self._clock += time.perf_counter() - started
+
     def save(self) -> None:
-        save_checkpoint(self.folder.checkpoints, self.snapshot())
-        apply_retention(self.folder.checkpoints, self.recipe.train.keep)
+        snapshot = self.snapshot()
+        whole = dataclasses.replace(snapshot, tensors=self.peers.collect(snapshot.tensors))
+
+        def write() -> None:
+            save_checkpoint(self.folder.checkpoints, whole)
+            apply_retention(self.folder.checkpoints, self.recipe.train.keep)
+
+        self.peers.do_first(write)
 
     def snapshot(self) -> Checkpoint:
-        names = [name for name, parameter in self.built.task.model.named_parameters() if parameter.requires_grad]
         adapters = self.built.adapters
         tensors = {
             "model": dict(self.built.task.model.state_dict()) if adapters is None else adapters.tensors(),
-            "optimizer": optimizer_tensors(self.stepper.optimizer, names),
+            **self.stepper.tensors(),
             **self.built.extra,
         }
-        if self.stepper.ema is not None:
-            tensors["ema"] = self.stepper.ema.state_dict()
+        if self.built.beside:
+            tensors["beside"] = dict(self.built.beside)
         state = {
             "epoch": self.epoch,
             "position": self.position,
             "nonfinite": self.nonfinite,
-            "spikes": self.stepper.guard.state() if self.stepper.guard else None,
+            **self.stepper.state(),
             "manifest": self.feed.manifest.fingerprint,
             "architecture": dataclasses.asdict(self.built.config),
             "versions": versions(),
-            **({} if adapters is None else {"lora": adapters.state()}),
+            **({} if adapters is None else {adapters.key: adapters.state()}),
         }
         return Checkpoint(self.step, tensors, state)
 
@@ -180,34 +254,37 @@ class Trainer:
         if checkpoint.state["manifest"] != self.feed.manifest.fingerprint:
             raise CheckpointError(
                 f"{self.folder.path}: the manifest has changed since step {checkpoint.step}, so the order of the clips "
-                "would differ; restore the manifest, or start a new run with --name"
+                "would differ; restore the manifest and what text.note, inversion and dreambooth make of its captions, "
+                "or start a new run with --name"
             )
-        if ("ema" in checkpoint.tensors) != (self.stepper.ema is not None):
-            raise CheckpointError(
-                f"{self.folder.path}: train.ema was switched since step {checkpoint.step}; switch it back"
-            )
+        own = self.snapshot().tensors
+        for group, key in _SWITCHES.items():
+            if (group in checkpoint.tensors) != (group in own):
+                raise CheckpointError(
+                    f"{self.folder.path}: {key} was switched since step {checkpoint.step}; switch it back, or start a "
+                    "new run with --name"
+                )
         self.restore_weights(checkpoint)
-        model = self.built.task.model
-        names = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
-        load_optimizer_tensors(self.stepper.optimizer, names, checkpoint.tensors["optimizer"])
-        if self.stepper.ema is not None:
-            self.stepper.ema.load_state_dict(checkpoint.tensors["ema"])
+        self.stepper.load(checkpoint.tensors)
+        for name, parameter in self.built.beside.items():
+            parameter.data.copy_(checkpoint.tensors["beside"][name])
         self.step = checkpoint.step
         self.epoch, self.position = checkpoint.state["epoch"], checkpoint.state["position"]
         self.nonfinite = checkpoint.state["nonfinite"]
-        if self.stepper.guard is not None and checkpoint.state.get("spikes"):
-            self.stepper.guard.load(checkpoint.state["spikes"])
+        self.stepper.load_state(checkpoint.state)
 
     def restore_weights(self, checkpoint: Checkpoint) -> None:
         """The whole model, or adapters after a look at what they stand beside."""
         where, adapters = f"{self.folder.path}: step {checkpoint.step}", self.built.adapters
-        if ("lora" in checkpoint.state) != (adapters is not None):
-            raise CheckpointError(
-                f"{where} was trained {'with' if adapters is None else 'without'} lora, the recipe has it switched; "
-                "switch it back, or start a new run with --name"
-            )
+        for key in ("lora", "inversion"):
+            if (key in checkpoint.state) != (adapters is not None and adapters.key == key):
+                found = "with" if key in checkpoint.state else "without"
+                raise CheckpointError(
+                    f"{where} was trained {found} {key}, the recipe has it switched; "
+                    "switch it back, or start a new run with --name"
+                )
         if adapters is not None:
-            adapters.load(checkpoint.tensors["model"], checkpoint.state["lora"], where=where)
+            adapters.load(checkpoint.tensors["model"], checkpoint.state[adapters.key], where=where)
             return
         try:
             self.built.task.model.load_state_dict(checkpoint.tensors["model"])
@@ -223,13 +300,26 @@ class Trainer:
         tensors = dict(self.built.task.model.state_dict()) if adapters is None else adapters.tensors()
         if self.stepper.ema is not None:
             tensors.update(self.stepper.ema.state_dict())
-        if adapters is not None:
-            adapters.export(self.folder.export, tensors)
-            return
-        config: dict[str, Any] = dataclasses.asdict(self.built.export_config(self.feed.first_batches()))
-        write_model_folder(
-            self.folder.export, kind=self.built.kind, name=self.built.name, config=config, tensors=tensors
-        )
+        whole = self.peers.collect({"model": tensors}).get("model", {})
+        config: dict[str, Any] = {}
+        if adapters is None:
+            config = dataclasses.asdict(self.built.export_config(self.feed.first_batches()))
+
+        def write() -> None:
+            self.built.export_beside(self.folder.path)
+            if adapters is not None:
+                adapters.export(self.folder.export, whole)
+                return
+            write_model_folder(
+                self.folder.export, kind=self.built.kind, name=self.built.name, config=config, tensors=whole
+            )
+
+        self.peers.do_first(write)
+
+
+def _find(result: StepResult, name: str) -> float:
+    """A value of the model's step, or of the discriminator's where that one alone took a turn."""
+    return result.values[name] if name in result.values else result.values[f"discriminator_{name}"]
 
 
 @contextmanager
@@ -238,6 +328,7 @@ def stop_on_signals(trainer: Trainer) -> Iterator[None]:
 
     def request_stop(number: int, frame: FrameType | None) -> None:
         trainer.stop_signal = number
+        trainer.peers.ask_to_stop(number)
         signal.signal(number, signal.SIG_DFL)
 
     before = {number: signal.signal(number, request_stop) for number in (signal.SIGINT, signal.SIGTERM)}
@@ -249,31 +340,54 @@ def stop_on_signals(trainer: Trainer) -> Iterator[None]:
 
 
 def train(recipe: Recipe) -> Path:
-    """Run a recipe to its end, from the newest complete checkpoint if there is one; gives the run's folder."""
-    from frameloom.train.build import build_trainer
+    """Run a recipe to its end, from the newest complete checkpoint if there is one; gives the run's folder.
+
+    Under torchrun every process calls this.
+    """
+    from frameloom.train.parallel.mesh import join_peers
 
     folder = RunFolder(Path(recipe.run.folder) / recipe.name)
-    with folder.locked():
-        if recipe.run.resume == "never" and folder.is_used:
-            raise RunError(f"{folder.path}: holds a run already and run.resume is never; choose another --name")
-        clear_leftovers(folder.checkpoints)
-        checkpoint = load_latest(folder.checkpoints, set_aside=True)
-        if checkpoint is not None:
-            folder.trim_metrics(checkpoint.step)
-            _log.info("%s: resuming from step %d", folder.path, checkpoint.step)
-        elif folder.has_trained:
+    with join_peers(recipe, read_ranks()) as peers, ExitStack() as held:
+        peers.do_first(lambda: held.enter_context(folder.locked()))
+        held.enter_context(device_settings(recipe.train, pick_device(recipe.train.device)))
+        run_recipe(recipe, folder, peers)
+    return folder.path
+
+
+def run_recipe(recipe: Recipe, folder: RunFolder, peers: Peers) -> None:
+    """Build, take up the newest checkpoint, and train; the folder is held."""
+    from frameloom.train.build import build_trainer
+
+    found: list[Checkpoint] = []
+    step = peers.ask_first(lambda: _find_checkpoint(recipe, folder, found))
+    trainer = build_trainer(recipe, folder, first_step=1 if step is None else step + 1, peers=peers)
+    try:
+        if step is not None:
+            trainer.restore(peers.spread(found[0] if found else None, trainer.snapshot().tensors))
+            found.clear()
+        peers.do_first(lambda: folder.write_recipe(recipe))
+        with stop_on_signals(trainer):
+            trainer.run()
+    finally:
+        for tracker in trainer.trackers:
+            tracker.close()
+
+
+def _find_checkpoint(recipe: Recipe, folder: RunFolder, found: list[Checkpoint]) -> int | None:
+    """The step to go on from, None for a new run; its checkpoint is added to `found`."""
+    if recipe.run.resume == "never" and folder.is_used:
+        raise RunError(f"{folder.path}: holds a run already and run.resume is never; choose another --name")
+    clear_leftovers(folder.checkpoints)
+    read_bad_clips(folder.bad_clips, repair=True)
+    checkpoint = load_latest(folder.checkpoints, set_aside=True)
+    if checkpoint is None:
+        if folder.has_trained:
             raise CheckpointError(
                 f"{folder.path}: has trained before but holds no complete checkpoint; restore one into "
                 f"{folder.checkpoints}, or move the folder away to start again"
             )
-        trainer = build_trainer(recipe, folder, first_step=checkpoint.step + 1 if checkpoint else 1)
-        try:
-            if checkpoint is not None:
-                trainer.restore(checkpoint)
-            folder.write_recipe(recipe)
-            with stop_on_signals(trainer):
-                trainer.run()
-        finally:
-            for tracker in trainer.trackers:
-                tracker.close()
-    return folder.path
+        return None
+    folder.trim_metrics(checkpoint.step)
+    _log.info("%s: resuming from step %d", folder.path, checkpoint.step)
+    found.append(checkpoint)
+    return checkpoint.step

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -45,6 +45,9 @@ class Adapters:
     adapted: tuple[str, ...]
     layers: tuple[str, ...]
     weights: str | None
+
+    key: ClassVar[str] = "lora"
+    """where a checkpoint keeps `state`"""
 
     def tensors(self) -> dict[str, Tensor]:
         """What a checkpoint holds of the model: all adapters, also those that the optimizer is told to leave alone."""

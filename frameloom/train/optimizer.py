@@ -62,7 +62,8 @@ def allocate_state(optimizer: Optimizer) -> None:
 
     Weights, gradients, and state that is there already stay as they are.
     """
-    empty = [param for group in optimizer.param_groups for param in group["params"] if param not in optimizer.state]
+    params = params_by_name(optimizer)
+    empty = [params[name] for name in trained_names(optimizer) if params[name] not in optimizer.state]
     if not empty:
         return
     with _zero_gradients(optimizer, empty):
@@ -112,7 +113,7 @@ def optimizer_tensors(optimizer: Optimizer, names: Iterable[str]) -> dict[str, T
     Tensors are not copied, plain numbers become tensors. Parameters that have not taken a step yet have none. The
     optimizer must be one of `build_optimizer`, which remembers the names.
     """
-    params = _params_by_name(optimizer)
+    params = params_by_name(optimizer)
     common = {key: _as_tensor(value) for key, value in _group_state(optimizer.param_groups[0]).items()}
     return common | {
         f"{key}.{name}": _as_tensor(value)
@@ -130,7 +131,7 @@ def load_optimizer_tensors(optimizer: Optimizer, names: Iterable[str], tensors: 
     State is filled in place (sharded tensors take sharded tensors). Tensors that do not fit are refused before
     anything is changed.
     """
-    known = _params_by_name(optimizer)
+    known = params_by_name(optimizer)
     params = {name: known[name] for name in names}
     allocate_state(optimizer)
     common = {key: tensor for key, tensor in tensors.items() if "." not in key}
@@ -153,7 +154,17 @@ def load_optimizer_tensors(optimizer: Optimizer, names: Iterable[str], tensors: 
         _fill(group, {key: tensor for key, tensor in common.items() if key in group})
 
 
-def _params_by_name(optimizer: Optimizer) -> dict[str, nn.Parameter]:
+def trained_names(optimizer: Optimizer) -> list[str]:
+    """Names of the parameters that an optimizer of `build_optimizer` keeps state of.
+
+    Where several processes split it, `own_names` are those of this process.
+    """
+    own = getattr(optimizer, "own_names", None)
+    return [name for name in params_by_name(optimizer) if own is None or name in own]
+
+
+def params_by_name(optimizer: Optimizer) -> dict[str, nn.Parameter]:
+    """All parameters that an optimizer of `build_optimizer` was given."""
     return {
         name: param
         for group in optimizer.param_groups
@@ -221,20 +232,24 @@ _CLIP_EPS = 1e-6  # what torch adds to the norm before it divides
 
 
 @torch.no_grad()
-def clip_within_step(optimizer: Optimizer, max_norm: float | Callable[[float], float] | None) -> Tensor:
+def clip_within_step(
+    optimizer: Optimizer, max_norm: float | Callable[[float], float] | None, *, scale: float = 1.0
+) -> Tensor:
     """`clip_gradients` of an optimizer's parameters; where its step can scale gradients itself, it will.
 
     That saves a pass over all gradients. The gradients themselves then stay as they are.
     """
     params = [param for group in optimizer.param_groups for param in group["params"]]
     if not _scales_gradients(optimizer):
-        return clip_gradients(params, max_norm)
-    norm = measure_gradients(params)
+        return clip_gradients(params, max_norm, scale=scale)
+    norm = measure_gradients(params) / scale
     limit = max_norm(float(norm)) if callable(max_norm) else max_norm
-    excess = None if limit is None else ((norm + _CLIP_EPS) / limit).clamp_min(1.0)
-    if excess is not None and excess.device.type == "cpu" and excess == 1.0:
-        excess = None  # the number is at hand, and dividing by 1 can be left out
-    optimizer.grad_scale = excess  # type: ignore[attr-defined]
+    excess = torch.ones_like(norm) if limit is None else ((norm + _CLIP_EPS) / limit).clamp_min(1.0)
+    divisor: Tensor | None = excess * scale
+    # Where nothing is clipped, or the number is at hand, dividing by 1 can be left out.
+    if scale == 1 and (limit is None or (excess.device.type == "cpu" and excess == 1.0)):
+        divisor = None
+    optimizer.grad_scale = divisor  # type: ignore[attr-defined]
     return norm
 
 
@@ -254,15 +269,20 @@ def measure_gradients(params: Sequence[nn.Parameter]) -> Tensor:
 
 
 @torch.no_grad()
-def clip_gradients(params: Iterable[nn.Parameter], max_norm: float | Callable[[float], float] | None) -> Tensor:
+def clip_gradients(
+    params: Iterable[nn.Parameter], max_norm: float | Callable[[float], float] | None, *, scale: float = 1.0
+) -> Tensor:
     """Scale all gradients so that their joint 2-norm is at most `max_norm`; None only measures.
 
-    `max_norm` may be a rule that gives the limit for a norm, which makes the host wait for it.
+    `max_norm` may be a rule that gives the limit for a norm, which makes the host wait for it. Gradients of a loss that
+    was multiplied by `scale` are divided by it first.
 
     Returns the norm before clipping, on the device: reading it is what makes the host wait, so read it seldom. A norm
     that is not finite makes the gradients not finite.
     """
     with_grad = [param for param in params if param.grad is not None]
+    if scale != 1:
+        torch._foreach_mul_([param.grad for param in with_grad if param.grad is not None], 1 / scale)
     norm = measure_gradients(with_grad)
     if callable(max_norm):
         max_norm = max_norm(float(norm))

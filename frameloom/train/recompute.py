@@ -12,18 +12,25 @@ from torch.autograd.graph import save_on_cpu
 from torch.utils.checkpoint import checkpoint
 
 from frameloom.config.block_settings import RecomputeSection
+from frameloom.config.train_settings import memory_bytes
 from frameloom.core.errors import ConfigError
 from frameloom.models.names import refuse_unknown
+from frameloom.train.host_buffer import HostBuffer
 
 _WHERE = "train.recompute"
 
 
-def recompute_blocks(blocks: Iterable[nn.Module], *, offload: bool = False) -> None:
+def recompute_blocks(blocks: Iterable[nn.Module], *, offload: bool = False, buffer: HostBuffer | None = None) -> None:
     """Make each block forget its inner activations; results stay equal to the bit, because no block draws numbers.
 
-    With `offload` what a block is given waits in host memory for the backward pass.
+    With `offload` what a block is given waits in host memory for the backward pass: as much as there is, or, with a
+    `buffer`, what fits there.
     """
-    run = partial(_run_offloaded, pin_memory=torch.cuda.is_available()) if offload else _run
+    run = _run
+    if buffer is not None:
+        run = partial(_run_buffered, buffer=buffer)
+    elif offload:
+        run = partial(_run_offloaded, pin_memory=torch.cuda.is_available())
     for block in blocks:
         block.forward = partial(run, block.forward)
 
@@ -38,6 +45,11 @@ def _run_offloaded(forward: Callable[..., Any], *args: Any, pin_memory: bool, **
         return _run(forward, *args, **options)
 
 
+def _run_buffered(forward: Callable[..., Any], *args: Any, buffer: HostBuffer, **options: Any) -> Any:
+    with buffer.keeping(args):
+        return _run(forward, *args, **options)
+
+
 def group_blocks(model: nn.Module, blocks: Iterable[nn.Module]) -> dict[str, list[nn.Module]]:
     """Blocks by kind, which is the name of the list they stand in, each kind in the order given."""
     names = {id(module): name for name, module in model.named_modules()}
@@ -49,7 +61,7 @@ def group_blocks(model: nn.Module, blocks: Iterable[nn.Module]) -> dict[str, lis
 
 
 def choose_blocks(kinds: Mapping[str, list[nn.Module]], settings: RecomputeSection) -> list[nn.Module]:
-    """The first blocks of each kind, as many as the settings say.
+    """The first blocks of each kind, as many as the settings say, or each k-th of them.
 
     The last ones are left out, not the first: their activations are used up before any block is recomputed.
     """
@@ -58,7 +70,7 @@ def choose_blocks(kinds: Mapping[str, list[nn.Module]], settings: RecomputeSecti
     chosen = []
     for kind, blocks in kinds.items():
         limit = min(settings.blocks.get(kind, len(blocks)), len(blocks) - settings.skip)
-        chosen += blocks[: max(0, limit)]
+        chosen += blocks[: max(0, limit) : settings.every]
     if not chosen:
         found = ", ".join(f"{len(blocks)} {kind}" for kind, blocks in kinds.items())
         raise ConfigError(
@@ -81,4 +93,8 @@ def apply_recompute(
             f"{_WHERE}.offload is true, but the run computes on the CPU, whose memory is the host's; set it to false, "
             "or choose a GPU with train.device"
         )
-    recompute_blocks(choose_blocks(group_blocks(model, blocks), settings), offload=settings.offload)
+    chosen = choose_blocks(group_blocks(model, blocks), settings)
+    buffer = None
+    if settings.offload and settings.buffer is not None:
+        buffer = HostBuffer(memory_bytes(settings.buffer), pin_memory=torch.cuda.is_available())
+    recompute_blocks(chosen, offload=settings.offload, buffer=buffer)

@@ -39,6 +39,14 @@ _FREE = (
     "train.save_every",
     "train.keep",
     "sample.",
+    "validation.samples",
+    "parallel.zero",
+    "parallel.replicate",
+    "parallel.shard",
+    "parallel.sequence",
+    "parallel.tensor",
+    "parallel.encoders",
+    "parallel.timeout_s",
 )
 
 
@@ -52,6 +60,7 @@ class RunFolder:
         self.bad_clips = path / "bad_clips.jsonl"
         self.tensorboard = path / "tensorboard"
         self.checkpoints = path / "checkpoints"
+        self.samples = path / "samples"
         self.export = path / EXPORT
 
     @property
@@ -80,6 +89,7 @@ class RunFolder:
             file.write(f"process {os.getpid()} on {socket.gethostname()}")
             file.flush()
             remove_partial(self.path)
+            remove_partial(self.samples)
             try:
                 yield
             finally:

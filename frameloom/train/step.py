@@ -6,10 +6,11 @@ an accumulation split changes nothing but the order of a sum.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +18,15 @@ from torch import Tensor, nn
 from frameloom.data.batch import Batch
 from frameloom.train.clipping import FadingLimit, SpikeGuard
 from frameloom.train.ema import EMA
-from frameloom.train.optimizer import clip_within_step
+from frameloom.train.loss_scale import LossScale
+from frameloom.train.master_weights import MasterWeights
+from frameloom.train.optimizer import (
+    clip_within_step,
+    load_optimizer_tensors,
+    optimizer_tensors,
+    trained_names,
+)
+from frameloom.train.parallel.peers import Peers
 
 
 class Task(Protocol):
@@ -31,11 +40,31 @@ class Task(Protocol):
 
 @dataclass(frozen=True)
 class StepResult:
-    """`is_finite` False or `is_spike` means that nothing was changed: weights, averages, optimizer are as before."""
+    """`is_finite` False or `is_spike` means that nothing was changed: weights, averages, optimizer are as before.
+
+    `is_overflow`: not finite only because of the loss scale, which is smaller from now on.
+    """
 
     values: dict[str, float]
     is_finite: bool
     is_spike: bool = False
+    is_overflow: bool = False
+
+
+class AnyStepper(Protocol):
+    """What the loop asks of a stepper: a step, and what a checkpoint must hold of it besides the model.
+
+    `tensors` are by group and name, the average of the weights in the group `ema`.
+    """
+
+    @property
+    def ema(self) -> EMA | None: ...
+
+    def step(self, number: int, batches: Sequence[Batch]) -> StepResult: ...
+    def tensors(self) -> dict[str, dict[str, Tensor]]: ...
+    def load(self, tensors: Mapping[str, Mapping[str, Tensor]]) -> None: ...
+    def state(self) -> dict[str, Any]: ...
+    def load_state(self, state: Mapping[str, Any]) -> None: ...
 
 
 @dataclass
@@ -52,35 +81,103 @@ class Stepper:
     fade: FadingLimit | None = None
     """a limit that follows step and norm, instead of `clip_norm`"""
     guard: SpikeGuard | None = None
+    fp16: bool = False
+    scaler: LossScale | None = None
+    """what the loss is multiplied by before the backward pass, and gradients are divided by after it"""
+    master: MasterWeights | None = None
+    """the copies that `optimizer` and `ema` hold in the place of half-precision weights of the model"""
+    peers: Peers = field(default_factory=Peers)
+    """the other processes of the run"""
+
+    def autocast(self) -> torch.autocast:
+        """The number format of the forward pass."""
+        return torch.autocast(
+            self.device_type, torch.float16 if self.fp16 else torch.bfloat16, enabled=self.bf16 or self.fp16
+        )
 
     def step(self, number: int, batches: Sequence[Batch]) -> StepResult:
-        num_samples = sum(len(batch.rows) for batch in batches)
+        num_samples = self.peers.count_samples(batches)
         totals: dict[str, Tensor] = {}
-        for batch in batches:
-            with torch.autocast(self.device_type, torch.bfloat16, enabled=self.bf16):
+        for place, batch in enumerate(batches):
+            self.peers.expect(is_last=place == len(batches) - 1)
+            with self.autocast():
                 losses_B, parts = self.task.losses(batch)
-            loss = losses_B.sum() / num_samples
-            torch.autograd.backward(loss)
+            # Divided by infinity, a filler takes part in all passes and leaves nothing.
+            divisor = math.inf if batch.is_filler else num_samples
+            loss = losses_B.sum() / (divisor / self.peers.gradient_scale)
+            torch.autograd.backward(loss if self.scaler is None else loss * self.scaler.scale)
+            if self.master is not None:
+                self.master.take_gradients()
             for name, part_B in {"loss": losses_B, **parts}.items():
-                part = part_B.detach().sum() / num_samples
+                part = part_B.detach().sum() / divisor
                 totals[name] = totals[name] + part if name in totals else part
-        return self._update(number, totals)
+        params = [param for group in self.optimizer.param_groups for param in group["params"]]
+        return self._update(number, self.peers.join(totals, batches, params))
 
     def _update(self, number: int, totals: dict[str, Tensor]) -> StepResult:
         # The rules count steps from 0.
         limit = self.clip_norm if self.fade is None else partial(self.fade.for_norm, number - 1)
-        norm = clip_within_step(self.optimizer, limit)
+        scale = 1.0 if self.scaler is None else self.scaler.scale
+        norm = clip_within_step(self.optimizer, limit, scale=scale)
         is_finite = bool(torch.isfinite(norm) & torch.isfinite(totals["loss"]))
+        is_overflow = self.scaler is not None and _adapt_scale(self.scaler, is_finite, totals["loss"])
         is_spike = self.guard is not None and is_finite and self.guard.is_spike(float(norm))
         lr = self.lr_at(number)
         if is_finite and not is_spike:
-            for group in self.optimizer.param_groups:
-                group["lr"] = lr * group["lr_factor"]
-            self.optimizer.step()
-            if self.ema is not None:
-                self.ema.update(number)
+            self._move(number, lr)
         self.optimizer.zero_grad(set_to_none=True)
         values = {name: float(total) for name, total in totals.items()}
         if self.guard is not None:
             values["spikes"] = self.guard.num_spikes
-        return StepResult({**values, "grad_norm": float(norm), "lr": lr}, is_finite, is_spike)
+        if self.scaler is not None:
+            values |= {"loss_scale": scale, "overflows": self.scaler.num_overflows}
+        return StepResult({**values, "grad_norm": float(norm), "lr": lr}, is_finite, is_spike, is_overflow)
+
+    def _move(self, number: int, lr: float) -> None:
+        for group in self.optimizer.param_groups:
+            group["lr"] = lr * group["lr_factor"]
+        self.optimizer.step()
+        if self.master is not None:
+            self.master.write_back()
+        if self.ema is not None:
+            self.ema.update(number)
+
+    def tensors(self) -> dict[str, dict[str, Tensor]]:
+        tensors = {"optimizer": optimizer_tensors(self.optimizer, trained_names(self.optimizer))}
+        if self.ema is not None:
+            tensors["ema"] = self.ema.state_dict()
+        return tensors if self.master is None else {**tensors, "master": self.master.tensors()}
+
+    def load(self, tensors: Mapping[str, Mapping[str, Tensor]]) -> None:
+        load_optimizer_tensors(self.optimizer, trained_names(self.optimizer), tensors["optimizer"])
+        if self.ema is not None:
+            self.ema.load_state_dict(tensors["ema"])
+        if self.master is not None:
+            self.master.load(tensors["master"])
+
+    def state(self) -> dict[str, Any]:
+        return {
+            "spikes": self.guard.state() if self.guard else None,
+            "loss_scale": self.scaler.state() if self.scaler else None,
+        }
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        if self.guard is not None and state.get("spikes"):
+            self.guard.load(state["spikes"])
+        if self.scaler is not None and state.get("loss_scale"):
+            self.scaler.load(state["loss_scale"])
+
+
+def _adapt_scale(scaler: LossScale, is_finite: bool, loss: Tensor) -> bool:
+    """Whether a step failed for its scale alone, which then was made smaller.
+
+    A loss that is not finite itself is none of the scale's doing, and at its minimum there is nothing left to try.
+    """
+    if is_finite:
+        scaler.note_clean()
+        return False
+    if not bool(torch.isfinite(loss)):
+        return False
+    could_shrink = scaler.can_shrink
+    scaler.note_overflow()
+    return could_shrink

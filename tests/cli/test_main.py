@@ -40,7 +40,19 @@ print([name for name in {HEAVY!r} if name in sys.modules])
 
 @pytest.mark.parametrize(
     "words",
-    [["demo"], ["train"], ["sample"], ["convert"], ["objective"], ["parity"], ["bench"]]
+    [
+        ["demo"],
+        ["train"],
+        ["launch"],
+        ["sample"],
+        ["refine"],
+        ["convert"],
+        ["export"],
+        ["replay"],
+        ["objective"],
+        ["parity"],
+        ["bench"],
+    ]
     + [["data", name] for name in ("shapes", "scan", "check", "report", "shard", "cache", "ledger", "score")]
     + [["vae", name] for name in ("reconstruct", "stats")]
     + [["eval"]]
@@ -58,14 +70,26 @@ def test_a_mistyped_command_answers_with_the_nearest():
 
 FLAGS = {
     "train": set(),
-    "sample": {"--prompt", "--prompts", "--out", "--seed", "--steps", "--guidance", "--weights"},
+    "launch": {
+        *("--nproc", "--hostfile", "--slurm", "--hours", "--sbatch", "--port", "--restarts", "--out", "--dry-run"),
+    },
+    "sample": {
+        *("--prompt", "--prompts", "--out", "--seed", "--num", "--steps", "--guidance", "--negative", "--sampler"),
+        *("--frames", "--size", "--ratio", "--fps", "--image", "--last-image", "--video", "--mask", "--strength"),
+        "--control",
+        *("--image-model", "--format", "--weights", "--lora", "--refine", "--refine-command", "--step", "--family"),
+        *("--recipe", "--batch", "--again", "--like"),
+    },
+    "refine": {"--prompts", "--model", "--command", "--seed", "--max-tokens"},
     "demo": {"--folder", "--long"},
     "parity": {"--json", "--verbose"},
     "bench": {"--rounds", "--file", "--json"},
     "convert": {
         *("--to", "--shard-size", "--dtype", "--section", "--strip-prefix", "--family", "--size", "--layout"),
-        *("--copy-tied", "--force"),
+        *("--config", "--copy-tied", "--force"),
     },
+    "export": {"--to", "--weights", "--step", "--dtype", "--shard-size", "--prompt", "--seed", "--force"},
+    "replay": {"--out", "--name", "--start"},
 }
 
 

@@ -156,7 +156,7 @@ MISTAKES = [
         "run.trackers is 'jsonl'",
         "write it as a list: [jsonl]",
     ),
-    more("unknown tracker", "run: {trackers: [jsonl, wandb]}", "run.trackers.1 is 'wandb'", "jsonl or tensorboard"),
+    more("unknown tracker", "run: {trackers: [jsonl, mlflow]}", "run.trackers.1 is 'mlflow'", "wandb or trackio"),
     more("wrong choice", "objective: {kind: flwo}", "objective.kind is 'flwo'", "flow, v, epsilon, sample or edm"),
     more(
         "word for a union",

@@ -86,7 +86,7 @@ def test_default_lists_can_be_changed_by_index(recipe_file: Path) -> None:
             "--train.ema: train.ema is 'off'; expected a section with the keys decay, warmup, every, on_cpu or null",
         ),
         (["--train.recompute", "yes"], "--train.recompute: train.recompute is 'yes'; expected true or false"),
-        (["--train.steps", "1e3"], "train.steps is 1000.0; expected a whole number of at least 1; write 1000"),
+        (["--train.steps", "1e3"], "train.steps is 1000.0; expected a whole number of at least 1 or null; write 1000"),
         (["--data.buckets.256px.1", "[1.0, 45"], "--data.buckets.256px.1: not valid YAML"),
         (["stray"], "stray: not an override; write --key value"),
         (["-x", "3"], "-x: not an override"),

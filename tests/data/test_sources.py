@@ -153,7 +153,7 @@ def test_cogvideox_fun_metadata(tmp_path: Path) -> None:
         ("train/2.jpg", "a cat", "image", None, None, 1, None),
         ("train/3.mp4", "a bird", "video", None, None, None, None),  # without a type, its ending decides
     ]
-    assert source.table["control_file_path"].to_list() == [None, None, "c/3.mp4"]
+    assert source.table["control"].to_list() == [None, None, "c/3.mp4"]
 
 
 def test_open_sora_plan_annotation_1_3(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from frameloom.core.errors import CheckpointError, DataError, RunError
 from frameloom.data.media import read_metadata
-from frameloom.generate.load import load_sampler
+from frameloom.generate.load import Source, load_sampler, open_sampler
 from frameloom.generate.pipeline import Request, Sampler, generate, write_results
 from frameloom.generate.prompts import read_prompts
 from frameloom.train.loop import train
@@ -98,6 +98,14 @@ def test_a_folder_that_is_no_run_is_refused(tmp_path, run):
         load_sampler(run)
 
 
+def test_the_export_of_a_run_samples_like_the_run(run, sampler):
+    """Its recipe lies beside it; averaged weights are what is exported."""
+    exported = open_sampler(Source(run / "export", tuple(FEW)))
+    assert np.array_equal(frames(exported, Request(PROMPTS[0], 1))[0], frames(sampler, Request(PROMPTS[0], 1))[0])
+    raw = load_sampler(run, [*FEW, "--sample.weights", "raw"])
+    assert not np.array_equal(frames(exported, Request(PROMPTS[0], 1))[0], frames(raw, Request(PROMPTS[0], 1))[0])
+
+
 @pytest.mark.slow
 def test_the_command_writes_videos_and_a_contact_sheet(run, tmp_path):
     command = [sys.executable, "-m", "frameloom", "sample", str(run), "--prompt", PROMPTS[0], "--prompt", PROMPTS[1]]
@@ -105,6 +113,15 @@ def test_the_command_writes_videos_and_a_contact_sheet(run, tmp_path):
     done = subprocess.run(command, capture_output=True, text=True, env={**os.environ}, timeout=120)
     assert done.returncode == 0, done.stderr
     names = sorted(path.name for path in (tmp_path / "out").iterdir())
-    assert names == ["a-blue-square-moves-left-seed8.mp4", "a-red-circle-seed7.mp4", "contact-sheet.png"]
+    made = ["a-blue-square-moves-left-seed8.mp4", "a-red-circle-seed7.mp4"]
+    assert names == [*made, "contact-sheet.png", "samples.jsonl"]
+    # The same call once more finds its files; one of them can be made again from itself.
+    before = [(tmp_path / "out" / name).stat().st_mtime_ns for name in made]
+    subprocess.run(command, check=True, capture_output=True, timeout=120)
+    assert [(tmp_path / "out" / name).stat().st_mtime_ns for name in made] == before
+    like = ["--like", str(tmp_path / "out" / made[0]), "--out", str(tmp_path / "like")]
+    done = subprocess.run([*command[:4], *like], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "like" / made[0]).read_bytes() == (tmp_path / "out" / made[0]).read_bytes()
     refused = subprocess.run([*command[:4], "--weights", "best"], capture_output=True, text=True, timeout=120)
     assert refused.returncode == 2 and "Traceback" not in refused.stderr

@@ -19,6 +19,7 @@ from frameloom.checkpoint.model_folder import read_weights
 from frameloom.config.load import SHIPPED, load_recipe, resolve, shipped_recipes
 from frameloom.config.schema import Recipe
 from frameloom.generate.parts import build_objective
+from frameloom.train.adversarial import AdversarialStepper
 from frameloom.train.build import build_trainer
 from frameloom.train.caching import write_caches
 from frameloom.train.denoiser import DenoiserTask
@@ -28,6 +29,8 @@ from tests.recipes.twins import NUM_STEPS, Workshop, trains_clips
 
 # Moving Shapes is tiny already, and the tests of the demo train it.
 STAGES = [name for name, _ in shipped_recipes() if not name.startswith("shapes/")]
+# Of the networks that judge an autoencoder: where their weights lie, and how wide they are.
+SMALL_LOSSES = {"lpips": {"weights", "channels"}, "discriminator": {"channels"}}
 GOLDENS = Path(__file__).parents[1] / "goldens" / "open-sora-v2"
 
 
@@ -103,6 +106,7 @@ def test_the_twin_of_a_stage_trains(runs, name: str) -> None:
     run = runs(name)
     losses = run.metrics("train/loss")
     assert len(losses) == NUM_STEPS and all(math.isfinite(loss) and loss > 0 for loss in losses)
+    assert bool(run.metrics("train/discriminator_accuracy")) == isinstance(run.trainer.stepper, AdversarialStepper)
     moved = [not torch.equal(run.before[name], value) for name, value in trained_weights(run.trainer).items()]
     assert sum(moved) > 0.9 * len(moved), f"{sum(moved)} of {len(moved)} tensors moved"
     assert all(torch.isfinite(value).all() for value in trained_weights(run.trainer).values())
@@ -111,11 +115,13 @@ def test_the_twin_of_a_stage_trains(runs, name: str) -> None:
 @pytest.mark.parametrize("name", STAGES)
 def test_the_twin_has_the_settings_of_its_stage(runs, name: str) -> None:
     stage, run = find_stage(name), runs(name)
-    twin, stepper, task = run.twin, run.trainer.stepper, run.trainer.built.task
+    twin, task = run.twin, run.trainer.built.task
+    whole = run.trainer.stepper
+    stepper = whole.autoencoder if isinstance(whole, AdversarialStepper) else whole
     same: dict[str, Callable[[Recipe], Any]] = {
         "task": lambda recipe: (recipe.task, recipe.seed, recipe.model.family, recipe.vae.name, recipe.lora),
         "conditions": lambda recipe: recipe.known,
-        "objective": lambda recipe: (recipe.objective, recipe.autoencoder),
+        "objective": lambda recipe: (recipe.objective, recipe.autoencoder.model_dump(exclude=SMALL_LOSSES)),
         "optimizer": lambda recipe: recipe.optim.model_dump(exclude={"schedule": {"warmup_steps"}}),
         "loop": lambda recipe: (recipe.train.ema, recipe.train.accumulate),
         "text": lambda recipe: (recipe.text.dropout, recipe.text.independent_dropout),
@@ -217,6 +223,7 @@ def test_what_must_be_downloaded_is_told_at_the_head(name: str) -> None:
         file = file.with_name(base[0]) if base else None
     wanted = [recipe.vae.weights] if recipe.task == "autoencoder" else [recipe.model.weights, recipe.vae.weights]
     wanted += [item.path for item in recipe.text.encoders] if recipe.task == "denoiser" else []
+    wanted += [recipe.autoencoder.lpips.weights] if recipe.autoencoder.lpips else []
     for path in filter(None, wanted):
         place, *parts = path.split("/")
         assert place in ("models", "runs")

@@ -11,7 +11,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import torch
 import yaml
+from safetensors.torch import save_file
 
 from frameloom.checkpoint.model_folder import write_model_folder
 from frameloom.config.facts import FAMILIES, VAES
@@ -20,12 +22,14 @@ from frameloom.config.schema import Recipe, TextEncoderSection, VAESection
 from frameloom.core.files import digest_value
 from frameloom.generate.parts import build_vae
 from frameloom.models.denoisers import get_family
+from frameloom.models.vaes.lpips import LPIPS
 from tests.models.text import tiny
 
 NUM_STEPS = 2
 LONGEST = 9  # frames; no clip of Moving Shapes is shorter
 SIDE = 64
 TEXT_LENGTH = 32
+NARROW = 4  # channels of networks that judge an autoencoder
 # Fields that make a model large; all others (positions, layouts, conditions) are kept.
 _DIMENSIONS = {
     "sdxl": (
@@ -60,7 +64,7 @@ class Workshop:
 
     def _shrink(self, recipe: Recipe, run_folder: Path) -> dict[str, Any]:
         warmup = min(recipe.optim.schedule.warmup_steps, NUM_STEPS - 1)
-        train: dict[str, Any] = {"steps": NUM_STEPS, "log_every": 1, "device": "cpu"}
+        train: dict[str, Any] = {"steps": count_steps(recipe), "log_every": 1, "device": "cpu"}
         if not isinstance(recipe.train.recompute, bool):
             train["recompute"] = {"offload": False}  # memory of a GPU only
         if recipe.task == "autoencoder":
@@ -70,10 +74,23 @@ class Workshop:
             "data": _shrink_data(recipe, self.manifest, run_folder),
             "optim": {"schedule": {"warmup_steps": warmup}},
             "train": train,
-            **(
-                self._shrink_models(recipe) if recipe.task == "denoiser" else {"vae": {"size": "tiny", "weights": None}}
-            ),
+            **(self._shrink_models(recipe) if recipe.task == "denoiser" else self._shrink_autoencoder(recipe)),
         }
+
+    def _shrink_autoencoder(self, recipe: Recipe) -> dict[str, Any]:
+        """Its own networks and those that judge it, all narrow; weights of the losses stay."""
+        losses: dict[str, Any] = {}
+        if recipe.autoencoder.discriminator is not None:
+            losses["discriminator"] = {"channels": NARROW}
+        if recipe.autoencoder.lpips is not None:
+            losses["lpips"] = {"weights": str(self._lpips()), "channels": NARROW}
+        return {"vae": {"size": "tiny", "weights": None}, "autoencoder": losses}
+
+    def _lpips(self) -> Path:
+        path = self.folder / "lpips.safetensors"
+        if not path.exists():
+            write_lpips(path, NARROW)
+        return path
 
     def _shrink_models(self, recipe: Recipe) -> dict[str, Any]:
         return {
@@ -104,6 +121,16 @@ class Workshop:
         return {**values, "path": str(folder), "max_length": length}
 
 
+def write_lpips(path: Path, channels: int) -> None:
+    """LPIPS of random weights, with heads that are not below 0 as the published ones."""
+    generator = torch.Generator().manual_seed(0)
+    tensors = {}
+    for name, value in LPIPS(channels).state_dict().items():
+        drawn = torch.randn(value.shape, generator=generator) * max(1, value[0].numel()) ** -0.5
+        tensors[name] = value if name.startswith("scaling_layer.") else drawn.abs() if "lin" in name else drawn
+    save_file(tensors, path)
+
+
 def _kept_fields(recipe: Recipe) -> dict[str, Any]:
     """All of the architecture but its dimensions, for `model.overrides` of the tiny size."""
     name = recipe.model.family
@@ -132,6 +159,12 @@ def _shrink_data(recipe: Recipe, manifest: Path, run_folder: Path) -> dict[str, 
         "cache": caches,
         "buckets" if data.policy == "grid" else data.policy: section,
     }
+
+
+def count_steps(recipe: Recipe) -> int:
+    """Steps in which the model itself takes `NUM_STEPS`: a discriminator may have every second one."""
+    judge = recipe.autoencoder.discriminator if recipe.task == "autoencoder" else None
+    return 2 * NUM_STEPS - 1 if judge is not None and judge.turns == "alternate" else NUM_STEPS
 
 
 def trains_clips(recipe: Recipe) -> bool:

@@ -112,13 +112,16 @@ def test_a_spike_changes_nothing_and_is_counted(world) -> None:
 
 def test_a_fading_limit_clips_by_step_and_norm(world) -> None:
     trainer = build(world, "run", clip_norm=1e-3, clip_fade={"ratio": 4.0, "fade_steps": 2})
+    optimizer = trainer.stepper.optimizer
     seen: list[float] = []
 
     def keep_norm(*_: object) -> None:
-        grads = [param.grad for group in trainer.stepper.optimizer.param_groups for param in group["params"]]
-        seen.append(float(nn.utils.get_total_norm([grad for grad in grads if grad is not None])))
+        """What the step moves by: fused AdamW divides gradients by `grad_scale` itself."""
+        grads = [param.grad for group in optimizer.param_groups for param in group["params"]]
+        divisor = 1.0 if optimizer.grad_scale is None else float(optimizer.grad_scale)
+        seen.append(float(nn.utils.get_total_norm([grad for grad in grads if grad is not None])) / divisor)
 
-    trainer.stepper.optimizer.register_step_pre_hook(keep_norm)
+    optimizer.register_step_pre_hook(keep_norm)
     batches, _ = next(iter(trainer.feed.steps(0, 0, 1)))
     norms = [trainer.stepper.step(number, batches).values["grad_norm"] for number in (1, 2, 3, 4)]
     assert all(norm > 1e-2 for norm in norms)  # every one would be a spike once the limit is narrow

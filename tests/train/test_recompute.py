@@ -92,6 +92,30 @@ def test_the_first_blocks_of_each_kind_are_recomputed(
     assert count_chosen(family, **settings) == expected
 
 
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({"every": 2}, {"double_blocks": [0, 2], "single_blocks": [0, 2]}),
+        ({"every": 3}, {"double_blocks": [0], "single_blocks": [0, 3]}),
+        ({"every": 2, "skip": 1}, {"double_blocks": [0], "single_blocks": [0, 2]}),
+        ({"every": 2, "blocks": {"double_blocks": 0}}, {"double_blocks": [], "single_blocks": [0, 2]}),
+    ],
+)
+def test_every_kth_block_is_recomputed(settings: dict[str, Any], expected: dict[str, list[int]]) -> None:
+    model = build("opensora2")
+    kinds = group_blocks(model, get_family("opensora2").blocks(model))
+    chosen = {id(block) for block in choose_blocks(kinds, RecomputeSection(**settings))}
+    found = {
+        kind: [index for index, block in enumerate(blocks) if id(block) in chosen] for kind, blocks in kinds.items()
+    }
+    assert found == expected
+    held, gradients = run("opensora2", RecomputeSection(**settings))
+    plain, others = run("opensora2", False)
+    whole, _ = run("opensora2", True)
+    assert whole < held < plain
+    assert all(torch.equal(ours, other) for ours, other in zip(gradients, others, strict=True))
+
+
 @pytest.mark.parametrize("family", SMALL)
 def test_fewer_recomputed_blocks_keep_more_and_change_nothing(family: str) -> None:
     plain, gradients = run(family, False)
@@ -155,6 +179,14 @@ def test_a_recipe_names_kinds_of_its_own_family(world) -> None:
     assert world.recipe("--train.recompute", "false", **blocks).train.recompute is False
     with pytest.raises(ConfigError, match=r"train.recompute.blocks has 'double_blocks', which latte has no blocks of"):
         load_recipe(world.write_recipe(**blocks, model={"_delete_": True, "family": "latte"}, objective={"kind": "v"}))
+
+
+def test_a_buffer_needs_something_to_wait_in_it(world) -> None:
+    with pytest.raises(ConfigError, match=r"train.recompute.buffer is 25GB, but nothing waits.*offload: true"):
+        world.recipe(train={"recompute": {"buffer": "25GB"}})
+    with pytest.raises(ConfigError, match=r"train.recompute.buffer.*an amount of memory: 25GB, 800MB"):
+        world.recipe(train={"recompute": {"offload": True, "buffer": "25 gigs"}})
+    assert world.recipe(train={"recompute": {"offload": True, "buffer": "25GB"}}).train.recompute.buffer == "25GB"
 
 
 @pytest.mark.parametrize("task", ["denoiser", "autoencoder"])

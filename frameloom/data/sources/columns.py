@@ -24,9 +24,10 @@ ALIASES = {
     "caption": ("text", "cap", "prompt"),
     "kind": ("type",),
     "frames": ("num_frames",),
+    "control": ("control_file_path",),
 }
 PATH_NAMES = ("path", *ALIASES["path"])
-TEXT_NAMES = (*PATH_NAMES, "caption", *ALIASES["caption"], "kind", "type", "frame_idx")
+TEXT_NAMES = (*PATH_NAMES, "caption", *ALIASES["caption"], "kind", "type", "frame_idx", "control", *ALIASES["control"])
 NUMBER_NAMES = ("height", "width", "frames", "num_frames", "fps")
 
 _SCHEME = r"^[A-Za-z][A-Za-z0-9+.-]+:"
@@ -58,21 +59,29 @@ def to_our_columns(table: pl.DataFrame, *, root: Path, source: str, place: Place
     )
     table = table.with_columns(_to_rate(table, source, place), _to_kind(table))
     table = add_windows(table, source, place)
-    table = _fill_images(_make_relative(table, root, source, place))
+    for name in ("path", "control") if has_control(table) else ("path",):
+        table = _make_relative(table, name, root, source, place)
+    table = _fill_images(table)
     return table.select(*REQUIRED, *(name for name in table.columns if name not in REQUIRED))
 
 
-def path_rules() -> list[tuple[str, pl.Expr, str]]:
-    """(column, rows that are wrong, why) for paths that may be opened."""
-    path = pl.col("path")
-    return [
-        ("path", path.is_null(), "must not be null"),
-        ("path", path == "", "must name a file below the root"),
-        ("path", path.str.contains("\0", literal=True), "must not hold a null byte"),
-        ("path", path.str.contains(_SCHEME), "has a scheme; only plain paths below the root are opened"),
-        ("path", path.str.starts_with("/") | path.str.starts_with("\\"), "is absolute; paths are relative to the root"),
-        ("path", path.str.contains(_UPWARD), "leaves the root by '..'; move the file below it or choose another root"),
+def path_rules(name: str = "path") -> list[tuple[str, pl.Expr, str]]:
+    """(column, rows that are wrong, why) for paths that may be opened; a row need not have a control clip."""
+    path = pl.col(name)
+    rules = [
+        ("must not be null", path.is_null() if name == "path" else pl.lit(False)),
+        ("must name a file below the root", path == ""),
+        ("must not hold a null byte", path.str.contains("\0", literal=True)),
+        ("has a scheme; only plain paths below the root are opened", path.str.contains(_SCHEME)),
+        ("is absolute; paths are relative to the root", path.str.starts_with("/") | path.str.starts_with("\\")),
+        ("leaves the root by '..'; move the file below it or choose another root", path.str.contains(_UPWARD)),
     ]
+    return [(name, wrong, why) for why, wrong in rules]
+
+
+def has_control(table: pl.DataFrame) -> bool:
+    """Whether rows name control clips: files beside the clips that say what happens in them (poses, edges, depth)."""
+    return table.schema.get("control") == pl.String
 
 
 def first_row(table: pl.DataFrame, wrong: pl.Expr) -> int | None:
@@ -190,22 +199,22 @@ def _fill_images(table: pl.DataFrame) -> pl.DataFrame:
     return table.with_columns(pl.when(still).then(1).otherwise(pl.col("frames")).alias("frames"))
 
 
-def _make_relative(table: pl.DataFrame, root: Path, source: str, place: Place) -> pl.DataFrame:
+def _make_relative(table: pl.DataFrame, name: str, root: Path, source: str, place: Place) -> pl.DataFrame:
     """Absolute paths below the root lose it; whatever leaves the root is refused."""
-    path = pl.col("path")
+    path = pl.col(name)
     for prefix in sorted({f"{str(form).rstrip('/')}/" for form in (root.absolute(), root.resolve())}, key=len):
         inside = pl.when(path.str.starts_with(prefix)).then(path.str.strip_prefix(prefix)).otherwise(path)
-        table = table.with_columns(inside.alias("path"))
-    table = table.with_columns(path.str.replace(r"^(\./+)+", "").alias("path"))
+        table = table.with_columns(inside.alias(name))
+    table = table.with_columns(path.str.replace(r"^(\./+)+", "").alias(name))
     row = first_row(table, path.str.starts_with("/"))
     if row is not None:
-        common = _common_folder(table.filter(path.str.starts_with("/"))["path"])
+        common = _common_folder(table.filter(path.str.starts_with("/"))[name])
         hint = f"those outside lie below {common}" if common != "/" else "they share no folder"
         raise DataError(
-            f"{source}: {place(row)}, column 'path': {table['path'][row]!r} is absolute and outside the root {root}; "
+            f"{source}: {place(row)}, column '{name}': {table[name][row]!r} is absolute and outside the root {root}; "
             f"{hint}: give the folder that holds the media as the root (data.root)"
         )
-    refuse_first(table, path_rules(), source, place)
+    refuse_first(table, path_rules(name), source, place)
     return table
 
 

@@ -102,8 +102,16 @@ class DenoiserFamily:
                    pixels in [-1, 1], a mask that is 1 where a pixel is given and 0 where it must be made, a function
                    from pixels to normalised latents, and random numbers for families that vary what they give. The
                    family blanks, encodes, brings the mask to latent cells and orders the channels.
+    knows          what an "inpaint" model can be given: any "regions" of a clip, or whole frames at its "ends"
+    find_kept      beside_BCFHW -> (mask_B1FHW, latent_BCFHW) for "inpaint": the latent cells that are given, where the
+                   family encodes them apart from the clip; None: they are those of the encoded clip
+    told_guidance  config -> whether the model was distilled to be told its guidance scale (`Conditions.guidance_B`)
     text_join      "first": token states of the first text encoder; "concat": of all, side by side along D. The pooled
                    vector is that of the last one in both.
+    num_heads      config -> heads of self-attention, which limit the ranks of a sequence group; None: the tokens of a
+                   clip cannot be divided over ranks
+    images_skip    whether clips of one frame leave out blocks that longer ones use: processes that split the weights
+                   must then not mix the two in one pass
     lora_targets   patterns of the linear layers that get LoRA adapters by default; None: all inside the blocks
     lora_names     how published LoRA files call the family and its layers
     """
@@ -120,7 +128,12 @@ class DenoiserFamily:
     num_tokens: Callable[[Any, tuple[int, int, int]], int]
     beside: Callable[[Any], Literal["none", "inpaint", "control"]] = lambda config: "none"
     pack_known: Callable[[Any, Tensor, Tensor, Encode, Draws], Tensor] | None = None
+    knows: Literal["regions", "ends"] = "regions"
+    find_kept: Callable[[Tensor], tuple[Tensor, Tensor]] | None = None
+    told_guidance: Callable[[Any], bool] = lambda config: False
     text_join: Literal["first", "concat"] = "first"
+    num_heads: Callable[[Any], int] | None = None
+    images_skip: bool = False
     lora_targets: tuple[str, ...] | None = None
     lora_names: LoraNames = field(default_factory=LoraNames)
 

@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from frameloom.models.layers.rope import rotate
+from frameloom.models.layers.sequence_parallel import ALONE, SequenceGroup
 
 _FLASH_DTYPES = (torch.float16, torch.bfloat16)
 
@@ -40,12 +41,15 @@ def attend_tokens(q_BNHD: Tensor, k_BMHD: Tensor, v_BMHD: Tensor, mask: Tensor |
 class RotaryAttention(nn.Module):
     """Attention of heads that are turned by their position; `parts` says which channels are a pair (see `rotate`).
 
-    It has no parameters; sequence parallelism replaces it from outside.
+    It has no parameters. In a sequence group a rank gives the heads of its own tokens and gets these back; the rotary
+    table and the mask are those of the whole sequence. With `whole` all tokens that see each other are on each rank.
     """
 
-    def __init__(self, *, parts: int = 0) -> None:
+    def __init__(self, *, parts: int = 0, whole: bool = False) -> None:
         super().__init__()
         self.parts = parts
+        self.whole = whole
+        self.sequence: SequenceGroup = ALONE
 
     def forward(
         self,
@@ -55,10 +59,24 @@ class RotaryAttention(nn.Module):
         rope_N1P: Tensor | None = None,
         mask: Tensor | None = None,
     ) -> Tensor:
+        if self.sequence.degree > 1 and not self.whole:
+            assert rope_N1P is not None, "in a sequence group the table says how many tokens there are"
+            return self._attend_parts(q_BNHD, k_BMHD, v_BMHD, rope_N1P, mask)
         if rope_N1P is not None:
             # Norms give float32 under autocast, and rotation always does; attention wants one precision for all three.
             q_BNHD, k_BMHD = (rotate(x, rope_N1P, parts=self.parts).type_as(v_BMHD) for x in (q_BNHD, k_BMHD))
         return attend_tokens(q_BNHD, k_BMHD, v_BMHD, mask)
+
+    def _attend_parts(
+        self, q_BSHD: Tensor, k_BSHD: Tensor, v_BSHD: Tensor, rope: Tensor, mask: Tensor | None
+    ) -> Tensor:
+        """The same in a sequence group. A table without pairs (`count_table`) turns nothing."""
+        if rope.shape[-1]:
+            own_rope = self.sequence.split(rope, dim=-3)
+            q_BSHD, k_BSHD = (rotate(x, own_rope, parts=self.parts).type_as(v_BSHD) for x in (q_BSHD, k_BSHD))
+        q, k, v = self.sequence.exchange_heads(q_BSHD, k_BSHD, v_BSHD)
+        num_keys = rope.shape[-3]  # behind them are those that only fill up the last parts
+        return self.sequence.exchange_tokens(attend_tokens(q, k[:, :num_keys], v[:, :num_keys], mask))
 
 
 class Projections(nn.Module):

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, Self, get_args, get_type_hints
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from frameloom.core.errors import ConfigError
 from frameloom.models.names import refuse_unknown
@@ -106,6 +106,10 @@ class TextEncoder(ABC):
     @abstractmethod
     def to(self, device: torch.device | str) -> Self:
         """Move the encoder; its states then live on `device`."""
+
+    def load(self) -> nn.Module | None:
+        """The weights, read if they were not yet; None for an encoder without any."""
+        return None
 
     def unload(self) -> None:  # noqa: B027 - an encoder may have nothing to free
         """Free the memory of the weights; the next `encode` reads them again."""

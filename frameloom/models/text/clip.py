@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from frameloom.core.errors import CheckpointError, ConfigError
 from frameloom.models.text.base import TextOptions, choose_options
-from frameloom.models.text.folders import find_folder
+from frameloom.models.text.folders import EncoderFile, find_folder
 from frameloom.models.text.loading import quiet_transformers
 from frameloom.models.text.pretrained import PretrainedEncoder
 
@@ -47,6 +47,8 @@ class CLIPEncoder(PretrainedEncoder):
         widths = {"none": 0, "pooler": config.hidden_size, "projected": config.projection_dim}
         self.pooled_width = int(widths[self.options.pooled])
         self.num_windows = _count_windows(self.max_length, self.window, self.name)
+        self.spellings: list[tuple[str, str]] = []
+        """new words as a caption has them, and as the tokens that they are made of"""
         if self.num_windows > 1 and self.options.padding == "mask":
             raise ConfigError(
                 f"text encoder {self.name}: padding 'mask' and texts of several windows exclude each other"
@@ -69,6 +71,8 @@ class CLIPEncoder(PretrainedEncoder):
                 f"{self._folder.weights}: its end token is {self._config.eos_token_id}, that of the tokenizer in "
                 f"{self._folder.tokenizer} is {end}; put the tokenizer of this model there"
             )
+        for name, tokens in self.spellings:
+            captions = [caption.replace(name, tokens) for caption in captions]
         ids_BK, mask_BK = super().tokenize(captions)
         if self.num_windows > 1:
             # Over several windows the end token stands at the very end, after the padding.
@@ -77,6 +81,15 @@ class CLIPEncoder(PretrainedEncoder):
             mask_BK.scatter_(1, last_B, False)
             ids_BK[:, -1], mask_BK[:, -1] = end, True
         return ids_BK, mask_BK
+
+    def load(self) -> nn.Module:
+        """The model with its weights."""
+        return self._load()
+
+    def unload(self) -> None:
+        """Not while it has new words, whose vectors live in the model."""
+        if not self.spellings:
+            super().unload()
 
     def run(self, model: nn.Module, ids_BK: Tensor, mask_BK: Tensor | None) -> tuple[Tensor, Tensor]:
         if self.num_windows == 1:
@@ -151,3 +164,13 @@ def build(name: str, max_length: int, path: Path | None, given: Mapping[str, Any
         # Of a folder that holds both halves, this is the configuration of the text half.
         config = CLIPTextConfig.from_pretrained(folder.weights, local_files_only=True)
     return CLIPEncoder(name, folder, config, options, max_length)
+
+
+def build_from_file(name: str, max_length: int, file: EncoderFile, given: Mapping[str, Any]) -> CLIPEncoder:
+    """An encoder whose weights lie in a single file, beside those of other parts."""
+    options = choose_options(DEFAULTS[name], given, encoder=name)
+    with quiet_transformers():
+        from transformers import CLIPTextConfig
+
+        config = CLIPTextConfig.from_dict(dict(file.config))
+    return CLIPEncoder(name, file, config, options, max_length)

@@ -6,14 +6,18 @@ Two layouts are known: one folder with everything in it, and the folders of a di
 
 from __future__ import annotations
 
+import hashlib
 import json
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from frameloom.core.errors import CheckpointError, ConfigError
-from frameloom.core.files import digest_file
+from frameloom.core.files import digest_file, digest_value
 
 CONFIG = "config.json"
 # Any one of these groups of files makes a tokenizer.
@@ -38,9 +42,45 @@ class EncoderFolder:
     def digests(self) -> dict[str, str]:
         """SHA-256 of every file that the states depend on, by its role rather than by its place."""
         parts = [self.weights / CONFIG, *self.files]
-        words = [self.tokenizer / name for name in _TOKENIZER_FILES if (self.tokenizer / name).is_file()]
-        named = {f"weights/{path.name}": path for path in parts} | {f"tokenizer/{path.name}": path for path in words}
-        return {name: digest_file(path) for name, path in named.items()}
+        named = {f"weights/{path.name}": path for path in parts}
+        return {name: digest_file(path) for name, path in named.items()} | digest_tokenizer(self.tokenizer)
+
+
+@dataclass(frozen=True)
+class EncoderFile:
+    """An encoder in a single file beside other parts of a model: `weights` is that file.
+
+    `tensors` are those of this encoder under transformers' names, read when they are asked for; `config` is what its
+    config.json would say.
+    """
+
+    weights: Path
+    tensors: Mapping[str, Tensor]
+    config: Mapping[str, Any]
+    tokenizer: Path
+
+    def digests(self) -> dict[str, str]:
+        """Of this encoder's tensors alone: what else is in the file does not matter to the states."""
+        digest = hashlib.sha256()
+        for name in sorted(self.tensors):
+            tensor = self.tensors[name].contiguous()
+            digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+            digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
+        words = digest_tokenizer(self.tokenizer)
+        return {"weights/config.json": digest_value(dict(self.config)), "weights/tensors": digest.hexdigest(), **words}
+
+
+def list_tokenizer(folder: Path) -> list[Path]:
+    """The files of a folder that make its tokenizer."""
+    return [folder / name for name in _TOKENIZER_FILES if (folder / name).is_file()]
+
+
+def digest_tokenizer(folder: Path) -> dict[str, str]:
+    return {f"tokenizer/{path.name}": digest_file(path) for path in list_tokenizer(folder)}
+
+
+def holds_tokenizer(folder: Path) -> bool:
+    return any(all((folder / name).is_file() for name in group) for group in TOKENIZERS)
 
 
 def find_folder(path: Path | None, *, encoder: str, kinds: Collection[str], subfolders: Sequence[str]) -> EncoderFolder:
@@ -112,7 +152,7 @@ def _read_index(index: Path) -> tuple[Path, ...]:
 def _find_tokenizer(weights: Path, encoder: str) -> Path:
     sibling = weights.with_name(weights.name.replace("text_encoder", "tokenizer"))
     for place in (weights, sibling):
-        if any(all((place / name).is_file() for name in group) for group in TOKENIZERS):
+        if holds_tokenizer(place):
             return place
     files = ", ".join(" with ".join(group) for group in TOKENIZERS)
     raise CheckpointError(

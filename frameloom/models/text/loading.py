@@ -14,7 +14,7 @@ from safetensors import SafetensorError
 from torch import nn
 
 from frameloom.core.errors import CheckpointError, MissingExtra
-from frameloom.models.text.folders import EncoderFolder
+from frameloom.models.text.folders import EncoderFile, EncoderFolder
 
 
 @contextmanager
@@ -54,7 +54,7 @@ def load_tokenizer(folder: Path) -> Any:
             raise CheckpointError(f"{folder}: the tokenizer cannot be read ({error}); copy it again") from error
 
 
-def load_model(kind: Any, folder: EncoderFolder, dtype: torch.dtype, *, advice: str = "") -> nn.Module:
+def load_model(kind: Any, folder: EncoderFolder | EncoderFile, dtype: torch.dtype, *, advice: str = "") -> nn.Module:
     """A frozen model of the transformers class `kind`; weights that are missing are an error, never drawn at random.
 
     Weights that the class has no place for are left: a folder may hold the decoder or the image half as well.
@@ -62,12 +62,7 @@ def load_model(kind: Any, folder: EncoderFolder, dtype: torch.dtype, *, advice: 
     try:
         with quiet_transformers():
             model, report = kind.from_pretrained(
-                folder.weights,
-                local_files_only=True,
-                use_safetensors=True,
-                variant=folder.variant,
-                dtype=dtype,
-                output_loading_info=True,
+                **_name_source(kind, folder), local_files_only=True, dtype=dtype, output_loading_info=True
             )
     except (OSError, SafetensorError) as error:
         raise CheckpointError(f"{folder.weights}: the weights cannot be read ({error}); copy them again") from error
@@ -79,3 +74,10 @@ def load_model(kind: Any, folder: EncoderFolder, dtype: torch.dtype, *, advice: 
         )
     model.eval().requires_grad_(False)
     return model  # type: ignore[no-any-return]
+
+
+def _name_source(kind: Any, folder: EncoderFolder | EncoderFile) -> dict[str, Any]:
+    if isinstance(folder, EncoderFile):
+        config, tensors = kind.config_class.from_dict(dict(folder.config)), dict(folder.tensors)
+        return {"pretrained_model_name_or_path": None, "config": config, "state_dict": tensors}
+    return {"pretrained_model_name_or_path": folder.weights, "use_safetensors": True, "variant": folder.variant}

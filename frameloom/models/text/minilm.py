@@ -49,6 +49,9 @@ class MiniLM(TextEncoder):
     def fingerprint(self) -> str:
         return digest_value({"encoder": self.name, "files": SHA256, "max_length": self.max_length})
 
+    def load(self) -> torch.nn.Module:
+        return self._model
+
     def to(self, device: torch.device | str) -> Self:
         self._model.to(device)
         return self

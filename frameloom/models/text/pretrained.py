@@ -9,6 +9,7 @@ import dataclasses
 from abc import abstractmethod
 from collections.abc import Sequence
 from functools import cached_property
+from pathlib import Path
 from typing import Any, Self
 
 import torch
@@ -17,7 +18,7 @@ from torch import Tensor, nn
 from frameloom.core.errors import CheckpointError, ConfigError
 from frameloom.core.files import digest_value
 from frameloom.models.text.base import TextEncoder, TextOptions, TextStates
-from frameloom.models.text.folders import EncoderFolder
+from frameloom.models.text.folders import EncoderFile, EncoderFolder, list_tokenizer
 from frameloom.models.text.loading import load_model, load_tokenizer
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -31,10 +32,14 @@ class PretrainedEncoder(TextEncoder):
 
     batch_size = 32
     """captions per forward; bounds memory when a whole data set is encoded in one call"""
+    learns = False
+    """whether `encode` keeps what gradients need: for new words, or because the encoder itself trains"""
     load_advice = ""
     """what to do when the folder lacks weights"""
 
-    def __init__(self, name: str, folder: EncoderFolder, config: Any, options: TextOptions, max_length: int) -> None:
+    def __init__(
+        self, name: str, folder: EncoderFolder | EncoderFile, config: Any, options: TextOptions, max_length: int
+    ) -> None:
         self.name = name
         self.options = options
         self.max_length = max_length
@@ -66,8 +71,17 @@ class PretrainedEncoder(TextEncoder):
             self._model.to(self._device)
         return self
 
+    def load(self) -> nn.Module:
+        return self._load()
+
     def unload(self) -> None:
-        self._model = None
+        """Not while it learns: its files do not hold what it has learnt."""
+        if not self.learns:
+            self._model = None
+
+    def tokenizer_files(self) -> list[Path]:
+        """What a copy of the encoder needs to read captions alike."""
+        return list_tokenizer(self._folder.tokenizer)
 
     def tokenize(self, captions: Sequence[str]) -> tuple[Tensor, Tensor]:
         rows = self.tokenizer(self._clean(captions), truncation=True, max_length=self.max_length)["input_ids"]
@@ -82,7 +96,9 @@ class PretrainedEncoder(TextEncoder):
         if isinstance(captions, str) or not captions:
             raise ValueError(f"encode takes a list of at least one caption, got {captions!r}")
         size = self.batch_size
-        with torch.no_grad(), torch.autocast(self._device.type, enabled=False):
+        # Frozen unless vectors of a new word are learnt through it, or it trains itself.
+        learns = self.learns and torch.is_grad_enabled()
+        with torch.set_grad_enabled(learns), torch.autocast(self._device.type, enabled=False):
             parts = [self._encode_batch(captions[start : start + size]) for start in range(0, len(captions), size)]
         return TextStates.concatenate(parts)
 

@@ -1,7 +1,6 @@
 """What a discriminator adds to the training of an autoencoder: its own loss, and its weight in the autoencoder's.
 
-The two networks take turns: a step trains the autoencoder (`generator_term`) or the discriminator
-(`discriminator_loss`), never both.
+A step trains the autoencoder (`generator_term`), the discriminator (`discriminator_loss`), or one after the other.
 """
 
 from __future__ import annotations
@@ -22,12 +21,18 @@ _MOST_RATIO = 1e4
 
 @dataclass(frozen=True)
 class AdversarialSettings:
-    """Defaults are Open-Sora-Plan 1.3's. Before step `start` the discriminator has no say."""
+    """Defaults are Open-Sora-Plan 1.3's. Before step `start` the discriminator has no say; steps count from 0.
+
+    With `turns` "both" a step trains both networks, as Open-Sora 2 does it. Without `adaptive` gradients are not
+    balanced, and `weight` stands alone.
+    """
 
     start: int = 0
     weight: float = 0.5
     factor: float = 1.0
     loss: Literal["hinge", "vanilla"] = "hinge"
+    turns: Literal["alternate", "both"] = "alternate"
+    adaptive: bool = True
 
     def __post_init__(self) -> None:
         if self.loss not in ("hinge", "vanilla"):
@@ -38,8 +43,11 @@ class AdversarialSettings:
         return self.factor if step >= self.start else 0.0
 
     def trains_discriminator(self, step: int) -> bool:
-        """Whether a step belongs to the discriminator: every second one from `start` on."""
-        return step % 2 == 1 and step >= self.start
+        """Whether a step is one of the discriminator's: from `start` on, every second one or all."""
+        return (self.turns == "both" or step % 2 == 1) and step >= self.start
+
+    def trains_autoencoder(self, step: int) -> bool:
+        return self.turns == "both" or not self.trains_discriminator(step)
 
 
 class GeneratorTerm(NamedTuple):
@@ -57,7 +65,7 @@ def generator_term(
     """The discriminator's part in the autoencoder's loss: it should take reconstructions for real.
 
     Its weight makes its gradient at `last_layer`, the weight of the decoder's last convolution, as large as that of the
-    reconstruction. The discriminator has to be run before `start` too: its batch norms get used to the reconstructions.
+    reconstruction.
     """
     zero = logits_made.new_zeros(())
     if step < settings.start:
@@ -65,7 +73,8 @@ def generator_term(
     made = -logits_made.mean()
     if settings.factor <= 0:
         return GeneratorTerm(zero, made, torch.ones_like(zero), 0.0)
-    weight = balance_gradients(reconstruction_loss, made, last_layer) * settings.weight
+    ratio = balance_gradients(reconstruction_loss, made, last_layer) if settings.adaptive else torch.ones_like(zero)
+    weight = ratio * settings.weight
     return GeneratorTerm(weight * settings.factor * made, made, weight, settings.factor)
 
 

@@ -91,6 +91,13 @@ class VideoVAE(nn.Module):
     def decode_with_coefficients(self, latent_BCFHW: Tensor) -> tuple[Tensor, Sequence[Tensor]]:
         return self.decode(latent_BCFHW), ()
 
+    def last_layer(self) -> nn.Parameter:
+        """The weight of the decoder's last convolution, where gradients of losses are compared."""
+        layer = self.get_submodule("decoder.conv_out")
+        weight = getattr(layer, "conv", layer).weight
+        assert isinstance(weight, nn.Parameter)
+        return weight
+
     def blocks(self) -> list[nn.Module]:
         """Repeated blocks, for recompute; they take tensors first and give one tensor."""
         return []
@@ -135,6 +142,7 @@ class VAEFamily:
 
     `load_original(model, tensors)` takes a state dict with the published keys and raises CheckpointError
     that names what is missing, unexpected or of another shape. `start(model)` improves freshly drawn weights.
+    `inflates(tensors)` says whether they are those of an image autoencoder that this one can start from.
     """
 
     name: str
@@ -143,3 +151,4 @@ class VAEFamily:
     build: Callable[[Any], VideoVAE]
     load_original: Callable[[VideoVAE, Mapping[str, Tensor]], None]
     start: Callable[[Any], None] = lambda model: None
+    inflates: Callable[[Mapping[str, Tensor]], bool] = lambda tensors: False

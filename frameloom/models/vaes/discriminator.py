@@ -1,87 +1,150 @@
-"""A 3D PatchGAN: says for every patch of a clip how real it looks. Keys are those of Open-Sora-Plan's checkpoints.
+"""PatchGANs: networks that say for every patch of a clip, or of its frames, how real it looks.
 
-Shape letters: B batch, C channels, F frames, H height, W width.
+The 3-D one has the keys of Open-Sora-Plan's and Open-Sora's checkpoints, the 2-D one those of Stable Diffusion's
+(Isola et al. 2017).
+
+Shape letters: B batch, C channels, F frames, H height, W width, N pictures.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import cast
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
 from frameloom.core.random import stream
 from frameloom.models.fit import load_fitting
+from frameloom.models.layers.frames import fold_frames
 
 _MOST_WIDENING = 8
 _SPREAD = 0.02
 # Time is halved by the first two layers only; later ones look at the frames as they are.
 _LAYERS_OVER_TIME = 2
+_SLOPE = 0.2
 
 
 @dataclass(frozen=True)
 class DiscriminatorConfig:
-    """`num_layers` counts the convolutions with a batch norm; Open-Sora-Plan 1.3 has 4 of them, 1.2 has 3."""
+    """`num_layers` counts the convolutions with a batch norm; Open-Sora-Plan 1.3 has 4 of them, 1.2 has 3, Open-Sora 2
+    has 5 with a dropout of 0.3."""
 
     in_channels: int = 3
     channels: int = 64
     num_layers: int = 4
+    dropout: float = 0.0
+    kind: Literal["3d", "2d"] = "3d"
+
+    @property
+    def widths(self) -> list[int]:
+        return [self.channels * min(2**layer, _MOST_WIDENING) for layer in range(self.num_layers + 1)]
 
 
-class Discriminator3D(nn.Module):
-    """Logits [B, 1, F', H', W'] of a clip: above 0 is real.
+class Dropout(nn.Module):
+    """Drops numbers by draws of a generator that the caller brings; without one it does nothing."""
 
-    Every layer but the last two halves height and width. Batch norms use the statistics of the batch while training, so
-    real and made-up clips must be given apart, and each pass moves the running statistics.
+    def __init__(self, share: float) -> None:
+        super().__init__()
+        self.share = share
+
+    def forward(self, x: Tensor, generator: torch.Generator | None) -> Tensor:
+        if not self.training or generator is None:
+            return x
+        kept = torch.rand(x.shape, generator=generator, device=generator.device).to(x.device) >= self.share
+        return x * kept / (1 - self.share)
+
+
+class Discriminator(nn.Module):
+    """Logits of a clip: above 0 is real.
+
+    Batch norms use the statistics of the batch while training, so real and made-up clips must be given apart, and each
+    pass moves the running statistics. With dropout, `generator` says which numbers are dropped.
     """
 
-    def __init__(self, config: DiscriminatorConfig | None = None) -> None:
+    def __init__(self, config: DiscriminatorConfig, layers: list[nn.Module]) -> None:
         super().__init__()
-        self.config = config or DiscriminatorConfig()
-        num_layers, channels = self.config.num_layers, self.config.channels
-        widths = [channels * min(2**layer, _MOST_WIDENING) for layer in range(num_layers + 1)]
-        layers: list[nn.Module] = [
-            nn.Conv3d(self.config.in_channels, channels, 3, stride=2, padding=1),
-            nn.LeakyReLU(0.2, inplace=True),
-        ]
+        self.config = config
+        self.main = nn.Sequential(*layers)
+
+    def forward(self, pixels_BCFHW: Tensor, generator: torch.Generator | None = None) -> Tensor:
+        x = pixels_BCFHW
+        for layer in self.main:
+            x = layer(x, generator) if isinstance(layer, Dropout) else layer(x)
+        return x
+
+
+class Discriminator3D(Discriminator):
+    """Logits [B, 1, F', H', W']. Every layer but the last two halves height and width."""
+
+    def __init__(self, config: DiscriminatorConfig | None = None) -> None:
+        config = config or DiscriminatorConfig()
+        widths, num_layers = config.widths, config.num_layers
+        layers: list[nn.Module] = [nn.Conv3d(config.in_channels, widths[0], 3, stride=2, padding=1), _leak()]
         for layer in range(1, num_layers + 1):
             space = 2 if layer < num_layers else 1
             time = space if layer < _LAYERS_OVER_TIME else 1
+            stride = (time, space, space)
             layers += [
-                nn.Conv3d(widths[layer - 1], widths[layer], 3, stride=(time, space, space), padding=1, bias=False),
+                nn.Conv3d(widths[layer - 1], widths[layer], 3, stride=stride, padding=1, bias=False),
                 nn.BatchNorm3d(widths[layer]),
-                nn.LeakyReLU(0.2, inplace=True),
+                *_act(config),
             ]
-        self.main = nn.Sequential(*layers, nn.Conv3d(widths[-1], 1, 3, padding=1))
+        super().__init__(config, [*layers, nn.Conv3d(widths[-1], 1, 3, padding=1)])
 
-    def forward(self, pixels_BCFHW: Tensor) -> Tensor:
-        return cast(Tensor, self.main(pixels_BCFHW))
+
+class Discriminator2D(Discriminator):
+    """Logits [N, 1, H', W'] of all frames, each by itself; kernels of 4."""
+
+    def __init__(self, config: DiscriminatorConfig | None = None) -> None:
+        config = config or DiscriminatorConfig(kind="2d", num_layers=3)
+        widths, num_layers = config.widths, config.num_layers
+        layers: list[nn.Module] = [nn.Conv2d(config.in_channels, widths[0], 4, stride=2, padding=1), _leak()]
+        for layer in range(1, num_layers + 1):
+            stride = 2 if layer < num_layers else 1
+            layers += [
+                nn.Conv2d(widths[layer - 1], widths[layer], 4, stride=stride, padding=1, bias=False),
+                nn.BatchNorm2d(widths[layer]),
+                *_act(config),
+            ]
+        super().__init__(config, [*layers, nn.Conv2d(widths[-1], 1, 4, padding=1)])
+
+    def forward(self, pixels_BCFHW: Tensor, generator: torch.Generator | None = None) -> Tensor:
+        return super().forward(fold_frames(pixels_BCFHW), generator)
+
+
+def _leak() -> nn.Module:
+    return nn.LeakyReLU(_SLOPE, inplace=True)
+
+
+def _act(config: DiscriminatorConfig) -> list[nn.Module]:
+    return [_leak(), Dropout(config.dropout)] if config.dropout else [_leak()]
 
 
 def build_discriminator(
     config: DiscriminatorConfig | None = None, generator: torch.Generator | None = None
-) -> Discriminator3D:
+) -> Discriminator:
     """Fresh weights as published: convolutions N(0, 0.02), norm scales N(1, 0.02), from `generator` alone."""
-    model = Discriminator3D(config)
+    config = config or DiscriminatorConfig()
+    model = Discriminator3D(config) if config.kind == "3d" else Discriminator2D(config)
     if next(model.parameters()).is_meta:
         return model
     generator = generator or stream(0, "discriminator")
     with torch.no_grad():
         for module in model.modules():
-            if isinstance(module, nn.Conv3d):
+            if isinstance(module, nn.Conv3d | nn.Conv2d):
                 module.weight.normal_(0.0, _SPREAD, generator=generator)
                 if module.bias is not None:
                     bound = module.weight[0].numel() ** -0.5
                     module.bias.uniform_(-bound, bound, generator=generator)
-            elif isinstance(module, nn.BatchNorm3d):
+            elif isinstance(module, nn.BatchNorm3d | nn.BatchNorm2d):
                 module.weight.normal_(1.0, _SPREAD, generator=generator)
                 module.bias.zero_()
     return model
 
 
-def load_discriminator(model: Discriminator3D, tensors: Mapping[str, Tensor]) -> None:
+def load_discriminator(model: Discriminator, tensors: Mapping[str, Tensor]) -> None:
     """Published weights, also from a checkpoint that keeps them below `discriminator.`; CheckpointError otherwise."""
     given = {key.removeprefix("module.").removeprefix("discriminator."): value for key, value in tensors.items()}
     load_fitting(model, given, where="the discriminator's weights")

@@ -5,6 +5,7 @@ Shape letters: N pictures, C channels, H height, W width. Pictures are in [-1, 1
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import cast
 
@@ -16,14 +17,10 @@ from frameloom.models.fit import load_fitting
 # Mean and spread of ImageNet's colours, for pictures in [-1, 1].
 _SHIFT = (-0.030, -0.088, -0.188)
 _SCALE = (0.458, 0.448, 0.450)
-# Convolutions of each slice: (place in VGG16's list of layers, channels). Slices after the first begin with a pooling.
-_SLICES = (
-    ((0, 64), (2, 64)),
-    ((5, 128), (7, 128)),
-    ((10, 256), (12, 256), (14, 256)),
-    ((17, 512), (19, 512), (21, 512)),
-    ((24, 512), (26, 512), (28, 512)),
-)
+# Convolutions of each slice as places in VGG16's list of layers, and their width in units of the first slice's. Slices
+# after the first begin with a pooling.
+_SLICES = (((0, 2), 1), ((5, 7), 2), ((10, 12, 14), 4), ((17, 19, 21), 8), ((24, 26, 28), 8))
+_CHANNELS = 64
 _EPS = 1e-10
 
 
@@ -43,17 +40,17 @@ class _Scaling(nn.Module):
 class VGG16Features(nn.Module):
     """Five slices of VGG16; each ends behind its last ReLU, where LPIPS looks."""
 
-    def __init__(self) -> None:
+    def __init__(self, channels: int = _CHANNELS) -> None:
         super().__init__()
-        channels = 3
-        for number, places in enumerate(_SLICES, start=1):
+        before = 3
+        for number, (places, factor) in enumerate(_SLICES, start=1):
             layers = nn.Sequential()
             if number > 1:
-                layers.add_module(str(places[0][0] - 1), nn.MaxPool2d(2))
-            for place, width in places:
-                layers.add_module(str(place), nn.Conv2d(channels, width, 3, padding=1))
+                layers.add_module(str(places[0] - 1), nn.MaxPool2d(2))
+            for place in places:
+                layers.add_module(str(place), nn.Conv2d(before, channels * factor, 3, padding=1))
                 layers.add_module(str(place + 1), nn.ReLU())
-                channels = width
+                before = channels * factor
             self.add_module(f"slice{number}", layers)
 
     def forward(self, x_NCHW: Tensor) -> list[Tensor]:
@@ -76,14 +73,17 @@ class _Weights(nn.Module):
 
 
 class LPIPS(nn.Module):
-    """The distance of picture pairs, [N, 1, 1, 1]. It does not train, but gradients reach the pictures."""
+    """The distance of picture pairs, [N, 1, 1, 1]. It does not train, but gradients reach the pictures.
 
-    def __init__(self) -> None:
+    `channels` is the width of the first slice, 64 in the published network.
+    """
+
+    def __init__(self, channels: int = _CHANNELS) -> None:
         super().__init__()
         self.scaling_layer = _Scaling()
-        self.net = VGG16Features()
-        for number, places in enumerate(_SLICES):
-            self.add_module(f"lin{number}", _Weights(places[-1][1]))
+        self.net = VGG16Features(channels)
+        for number, (_, factor) in enumerate(_SLICES):
+            self.add_module(f"lin{number}", _Weights(channels * factor))
         self.requires_grad_(False)
 
     def forward(self, first_NCHW: Tensor, second_NCHW: Tensor) -> Tensor:
@@ -105,6 +105,21 @@ def _to_unit_length(x_NCHW: Tensor) -> Tensor:
 
 
 def load_lpips(model: LPIPS, tensors: Mapping[str, Tensor]) -> None:
-    """Published weights; the colour constants may be left out."""
+    """Published weights, in one file or as torchvision's VGG16 with the heads beside it.
+
+    The colour constants may be left out. VGG16's classifier, and the second names of the heads in files of the package
+    `lpips`, are not looked at.
+    """
     constants = {key: value for key, value in model.state_dict().items() if key.startswith("scaling_layer.")}
-    load_fitting(model, {**constants, **tensors}, where="the weights of LPIPS")
+    used = [key for key in tensors if not key.startswith(("classifier.", "lins."))]
+    given = {_PLAIN_VGG.sub(_name_in_slice, key): tensors[key] for key in used}
+    load_fitting(model, {**constants, **given}, where="the weights of LPIPS")
+
+
+_PLAIN_VGG = re.compile(r"^features\.(\d+)\.")
+
+
+def _name_in_slice(match: re.Match[str]) -> str:
+    place = int(match[1])
+    number = next((number for number, (places, _) in enumerate(_SLICES, start=1) if place <= places[-1]), 0)
+    return f"net.slice{number}.{place}."

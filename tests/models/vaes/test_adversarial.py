@@ -13,7 +13,7 @@ from frameloom.checkpoint.goldens import read_case
 from frameloom.checkpoint.parity import run_case
 from frameloom.core.errors import CheckpointError, ConfigError
 from frameloom.core.random import stream
-from frameloom.models.vaes import gan_parity
+from frameloom.models.vaes import VAES, gan_parity
 from frameloom.models.vaes.adversarial import AdversarialSettings, balance_gradients, discriminator_loss, generator_term
 from frameloom.models.vaes.discriminator import (
     Discriminator3D,
@@ -52,6 +52,56 @@ def test_the_published_size_has_the_published_parameters() -> None:
     assert counts == [11_744_641, 4_665_729]
 
 
+def test_the_picture_discriminator_is_the_published_patchgan() -> None:
+    """Isola et al. 2017: 4x4 kernels; the logits of a 256 px picture are 30x30, each of a patch of 70 px."""
+    with torch.device("meta"):
+        model = build_discriminator(DiscriminatorConfig(kind="2d", num_layers=3))
+    assert sum(parameter.numel() for parameter in model.parameters()) == 2_765_633
+    narrow = build_discriminator(DiscriminatorConfig(kind="2d", channels=2, num_layers=3))
+    assert narrow(torch.zeros(1, 3, 2, 256, 256)).shape == (2, 1, 30, 30)
+
+
+def test_the_discriminator_of_open_sora_2_has_the_published_keys() -> None:
+    with torch.device("meta"):
+        model = build_discriminator(DiscriminatorConfig(num_layers=5, dropout=0.3))
+    places = {int(name.split(".")[1]) for name in model.state_dict()}
+    assert places == {0, 2, 3, 6, 7, 10, 11, 14, 15, 18, 19, 22}
+
+
+def test_dropout_follows_from_the_generator_it_is_given() -> None:
+    clip = torch.rand(2, 3, 5, 8, 8, generator=stream(1, "clip"))
+    model = build_discriminator(dataclasses.replace(TINY, dropout=0.5), stream(0, "d"))
+    state = torch.get_rng_state()
+    first, again, other = (model(clip, stream(seed, "dropout")) for seed in (1, 1, 2))
+    assert torch.equal(first, again) and not torch.equal(first, other)
+    assert torch.equal(state, torch.get_rng_state())
+    plain = build_discriminator(TINY, stream(0, "d"))
+    tensors = dict(zip(model.state_dict(), plain.state_dict().values(), strict=True))
+    model.load_state_dict(tensors)
+    assert torch.equal(model.eval()(clip, stream(1, "dropout")), plain.eval()(clip))
+
+
+@pytest.mark.parametrize("name", VAES)
+def test_the_last_layer_of_an_autoencoder_is_the_one_before_the_pixels(name: str) -> None:
+    """Doubling it and its bias, and nothing else, doubles what a decoder gives: no layer comes after it."""
+    family = VAES[name]
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        vae = family.build(family.sizes["tiny"]).eval()
+    weight = vae.last_layer()
+    layer = next(module for module in vae.modules() if getattr(module, "weight", None) is weight)
+    latent = torch.randn(1, vae.latent_channels, 2, 2, 2, generator=stream(0, "latent"))
+    with torch.no_grad():
+        if name == "wfvae":  # its low bands are added afterwards
+            for branch in (vae.decoder.connect_l1[-1], vae.decoder.connect_l2[-1]):
+                branch.weight.zero_(), branch.bias.zero_()
+        before = vae.decode(latent)
+        weight.mul_(2)
+        layer.bias.mul_(2)
+        assert torch.allclose(vae.decode(latent), 2 * before, rtol=1e-4, atol=1e-5)
+    assert float(before.abs().max()) > 0
+
+
 def test_fresh_weights_follow_from_the_generator_alone() -> None:
     state = torch.get_rng_state()
     first, again, other = (build_discriminator(TINY, stream(seed, "d")).state_dict() for seed in (1, 1, 2))
@@ -74,6 +124,10 @@ def test_turns_and_start() -> None:
     settings = AdversarialSettings(start=10)
     assert [settings.trains_discriminator(step) for step in (9, 10, 11, 12)] == [False, False, True, False]
     assert [settings.factor_at(step) for step in (9, 10)] == [0.0, 1.0]
+    assert [settings.trains_autoencoder(step) for step in (9, 10, 11, 12)] == [True, True, False, True]
+    both = AdversarialSettings(start=10, turns="both")
+    assert [both.trains_discriminator(step) for step in (9, 10, 11)] == [False, True, True]
+    assert all(both.trains_autoencoder(step) for step in (9, 10, 11))
     with pytest.raises(ConfigError, match="'hinge' or 'vanilla'"):
         AdversarialSettings(loss="other")  # type: ignore[arg-type]
 

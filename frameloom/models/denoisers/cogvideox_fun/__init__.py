@@ -49,6 +49,7 @@ FAMILY = DenoiserFamily(
     num_tokens=lambda config, latent_FHW: math.prod(find_grid(config, latent_FHW)),
     beside=lambda config: config.condition,
     pack_known=draw_known,
+    num_heads=lambda config: config.num_attention_heads,
     lora_targets=("*",),  # as published: every linear layer
     lora_names=LoraNames(root="lora_unet__"),
 )

@@ -26,6 +26,7 @@ from frameloom.models.denoisers.cogvideox_fun.positions import (
 from frameloom.models.layers.mlp import TwoLinear
 from frameloom.models.layers.patches import Grid, embed_frames, pack, unpack
 from frameloom.models.layers.position_tables import PositionTables
+from frameloom.models.layers.sequence_parallel import ALONE, SequenceGroup
 from frameloom.models.layers.sinusoids import embed_index
 
 
@@ -68,11 +69,13 @@ class FinalNorm(nn.Module):
 
 
 class CogVideoXFunTransformer(nn.Module):
-    """One device, no parallelism; `rotary` and `sinusoids` keep the position tables of the latest shapes."""
+    """`rotary` and `sinusoids` keep the position tables of the latest shapes. In a `sequence` group each rank has a
+    part of the joint sequence, text first."""
 
     def __init__(self, config: CogVideoXFunConfig) -> None:
         super().__init__()
         self.config = config
+        self.sequence: SequenceGroup = ALONE
         self.patch_embed = PatchEmbed(config)
         self.time_embedding = TwoLinear(config.width, config.time_embed_dim, nn.SiLU())
         self.transformer_blocks = nn.ModuleList(Block(config) for _ in range(config.num_layers))
@@ -94,12 +97,17 @@ class CogVideoXFunTransformer(nn.Module):
         latent_BCFHW = F.pad(latent_BCFHW, (0, 0, 0, 0, 0, grid[0] * self.config.patch_size_t - size[0]))
         video_BND, text_BKD = self.embed(latent_BCFHW, text_BKD.to(dtype), grid)
         time_BE = self.time_embedding(embed_index(index_B, self.config.width).to(dtype))
-        tables: tuple[Tensor, ...] = ()
+        num_text, num_video = text_BKD.shape[1], video_BND.shape[1]
+        table = self.sequence.count_table(num_text + num_video, noisy_BCFHW.device)
         if self.config.use_rotary_positional_embeddings:
-            tables = (self.rotary.get(grid, text_BKD.shape[1], device=noisy_BCFHW.device),)
+            table = self.rotary.get(grid, num_text, device=noisy_BCFHW.device)
+        tables = () if table is None else (table,)
+        text_BKD = self.sequence.split_text(text_BKD, num_video)
+        video_BND = self.sequence.split_video(video_BND, num_text)
         for block in self.transformer_blocks:
             video_BND, text_BKD = block(video_BND, text_BKD, time_BE, *tables)
         tokens_BNC = self.proj_out(self.norm_out(self.norm_final(video_BND), time_BE))
+        tokens_BNC = self.sequence.gather_video(tokens_BNC, num_text, num_video)
         prediction_BCFHW = unpack(tokens_BNC, grid, *self.patch_embed.patch)
         return prediction_BCFHW[:, :, : size[0]].to(noisy_BCFHW.dtype)
 

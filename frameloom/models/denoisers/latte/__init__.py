@@ -76,5 +76,7 @@ FAMILY = DenoiserFamily(
     blocks=_blocks,
     load_original=load_original,
     num_tokens=_num_tokens,
+    num_heads=lambda config: config.num_attention_heads,
+    images_skip=True,
     lora_targets=("to_q", "to_k", "to_v", "to_out.0"),
 )

@@ -31,7 +31,8 @@ class SelfAttention(Projections):
         super().__init__(config.hidden_size, config.num_attention_heads)
         self.num_axes = num_axes
         self.factor = factor
-        self.attend = RotaryAttention(parts=num_axes)
+        # In a sequence group each rank has some places of all frames: only pictures are divided.
+        self.attend = RotaryAttention(parts=num_axes, whole=num_axes == 1)
         if factor > 1:
             width = config.hidden_size
             convolution = {1: nn.Conv1d, 2: nn.Conv2d}[num_axes]

@@ -17,8 +17,9 @@ from frameloom.models.denoisers.latte.config import WHERE, LatteConfig
 from frameloom.models.denoisers.latte.positions import frame_table, picture_table, turn_table
 from frameloom.models.layers.mlp import TwoLinear
 from frameloom.models.layers.modulation import ModulationTable, SharedModulation, modulate
-from frameloom.models.layers.patches import PatchEmbed, token_grid, unpack
+from frameloom.models.layers.patches import Grid, PatchEmbed, token_grid, unpack
 from frameloom.models.layers.position_tables import PositionTables
+from frameloom.models.layers.sequence_parallel import ALONE, SequenceGroup
 
 HIDDEN = -10_000.0
 # Rows of a table that the published captions never use; files hold it.
@@ -34,13 +35,14 @@ class CaptionProjection(TwoLinear):
 
 
 class LatteT2V(ModulationTable):
-    """One device, no parallelism."""
+    """In a `sequence` group each rank has some places of all pictures, and all of the text."""
 
     def __init__(self, config: LatteConfig) -> None:
         width, factor = config.hidden_size, config.compress_kv_factor
         super().__init__(2, width)
         factors = [factor if config.compresses(layer) else 1 for layer in range(config.num_layers)]
         self.config = config
+        self.sequence: SequenceGroup = ALONE
         self.pos_embed = PatchEmbed(config.in_channels, width, config.patch_size)
         self.transformer_blocks = nn.ModuleList(SpatialBlock(config, factor=each) for each in factors)
         self.temporal_transformer_blocks = nn.ModuleList(TemporalBlock(config, factor=each) for each in factors)
@@ -77,13 +79,15 @@ class LatteT2V(ModulationTable):
         text_BSKD = self.caption_projection(text_BSKD.to(dtype))
         text_bias_BSK = (1 - text_mask_BSK.float()) * HIDDEN
         biases = self._mask_cells(cells_BFHW)
-        picture_rope, frame_rope, position_FD = self._find_tables(x_BFHWD, num_video)
+        picture_ropes, frame_rope, position_FD = self._find_tables(x_BFHWD, num_video)
         if num_images and not config.joint_temporal_positions:
             position_FD = torch.zeros_like(position_FD)
+        grid = x_BFHWD.shape[1], x_BFHWD.shape[2], x_BFHWD.shape[3]
+        x_BFHWD = self._split(x_BFHWD)
         for layer, (spatial, temporal) in enumerate(
             zip(self.transformer_blocks, self.temporal_transformer_blocks, strict=True)
         ):
-            bias_BFM = biases[config.compresses(layer)]
+            bias_BFM, picture_rope = (pair[config.compresses(layer)] for pair in (biases, picture_ropes))
             x_BFHWD = spatial(x_BFHWD, modulation_B6D, text_BSKD, text_bias_BSK, bias_BFM, picture_rope)
             if num_video == 1:
                 continue
@@ -92,7 +96,7 @@ class LatteT2V(ModulationTable):
                 video_BFHWD = video_BFHWD + position_FD[:, None, None].to(dtype)
             video_BFHWD = temporal(video_BFHWD, modulation_B6D, frame_rope)
             x_BFHWD = torch.cat([video_BFHWD, images_BFHWD], dim=1) if num_images else video_BFHWD
-        return self._unpatch(x_BFHWD, embedded_BD)
+        return self._unpatch(x_BFHWD, embedded_BD, grid)
 
     def _embed(self, noisy_BCFHW: Tensor) -> Tensor:
         frames, height, width = noisy_BCFHW.shape[2:]
@@ -101,15 +105,30 @@ class LatteT2V(ModulationTable):
         x_BFHWD: Tensor = self.pos_embed(noisy_BCFHW)
         return x_BFHWD + table_HWD.to(noisy_BCFHW.dtype)
 
-    def _find_tables(self, x_BFHWD: Tensor, num_video: int) -> tuple[Tensor | None, Tensor | None, Tensor]:
-        """Rotary tables of pictures and frames (without use_rope, none), and the sinusoids of the frames."""
+    def _split(self, x_BFHWD: Tensor) -> Tensor:
+        """The own places: a run of them as one row; where neighbours are joined, whole rows, `factor` or a multiple."""
+        factor = self.config.compress_kv_factor
+        if self.sequence.degree == 1:
+            return x_BFHWD
+        if factor == 1:
+            return self.sequence.split(x_BFHWD.flatten(2, 3), dim=2)[:, :, None]
+        filled = F.pad(x_BFHWD, (0, 0, 0, 0, 0, -x_BFHWD.shape[2] % factor))
+        return self.sequence.split(torch.unflatten(filled, 2, (-1, factor)), dim=2).flatten(2, 3)
+
+    def _find_tables(
+        self, x_BFHWD: Tensor, num_video: int
+    ) -> tuple[tuple[Tensor | None, Tensor | None], Tensor | None, Tensor]:
+        """Rotary tables of pictures, as they are and joined for compression, and of frames (without use_rope, none),
+        and the sinusoids of the frames."""
         _, _, rows, columns, _ = x_BFHWD.shape
-        device = x_BFHWD.device
+        device, factor = x_BFHWD.device, self.config.compress_kv_factor
         position_FD = self.frames.get(num_video, device=device)
         if not self.config.use_rope:
-            return None, None, position_FD
+            numbers = rows * columns, (rows // factor) * (columns // factor)
+            plain, joined = (self.sequence.count_table(number, device) for number in numbers)
+            return (plain, joined), None, position_FD
         picture = self.picture_rotary.get(rows, columns, device=device)
-        return picture, self.frame_rotary.get(num_video, device=device), position_FD
+        return (picture, picture), self.frame_rotary.get(num_video, device=device), position_FD
 
     def _mask_cells(self, cells_BFHW: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
         """What is added to the scores of a frame's patches, [B, F, M]: as they are, and joined for compression.
@@ -124,11 +143,11 @@ class LatteT2V(ModulationTable):
         plain_BFM, joined_BFM = ((1 - pooled.flatten(2)) * HIDDEN for pooled in (patches, joined))
         return plain_BFM, joined_BFM
 
-    def _unpatch(self, x_BFHWD: Tensor, embedded_BD: Tensor) -> Tensor:
+    def _unpatch(self, x_BFHWD: Tensor, embedded_BD: Tensor, grid: Grid) -> Tensor:
         shift, scale = (self.scale_shift_table + embedded_BD[:, None])[:, None, None, None].unbind(-2)
-        _, frames, rows, columns, _ = x_BFHWD.shape
-        tokens_BNC = self.proj_out(modulate(x_BFHWD, shift, scale)).flatten(1, 3)
-        return unpack(tokens_BNC, (frames, rows, columns), self.config.patch_size, channels_last=True)
+        places_BFNC = self.proj_out(modulate(x_BFHWD, shift, scale)).flatten(2, 3)
+        tokens_BNC = self.sequence.gather(places_BFNC, grid[1] * grid[2], dim=2).flatten(1, 2)
+        return unpack(tokens_BNC, grid, self.config.patch_size, channels_last=True)
 
 
 def build(config: LatteConfig, generator: torch.Generator | None = None) -> LatteT2V:

@@ -56,6 +56,10 @@ FAMILY = DenoiserFamily(
     num_tokens=_num_tokens,
     beside=lambda config: "inpaint" if config.cond_embed else "none",
     pack_known=pack_known,
+    knows="ends",
+    find_kept=lambda beside_BCFHW: (beside_BCFHW[:, :1], beside_BCFHW[:, 1:]),
+    told_guidance=lambda config: config.guidance_embed,
+    num_heads=lambda config: config.num_heads,
     # Attention of both kinds of blocks, with fused and with split projections.
     lora_targets=("*_attn.*", "single_blocks.*.[qk]_proj", "single_blocks.*.v_mlp", "single_blocks.*.linear?"),
 )

@@ -22,6 +22,7 @@ from frameloom.models.denoisers.opensora2.positions import (
 from frameloom.models.layers.modulation import TIME_WIDTH, modulate
 from frameloom.models.layers.patches import pack, token_grid, unpack
 from frameloom.models.layers.position_tables import PositionTables
+from frameloom.models.layers.sequence_parallel import ALONE, SequenceGroup
 from frameloom.models.layers.sinusoids import embed_index
 
 # What the published training passes to models with a guidance embedding.
@@ -57,12 +58,14 @@ class FinalLayer(nn.Module):
 
 
 class MMDiT(nn.Module):
-    """One device, no parallelism; `rotary` and `absolute` keep the position tables of the latest shapes."""
+    """`rotary` and `absolute` keep the position tables of the latest shapes. In a `sequence` group each rank has a part
+    of the joint sequence, text first."""
 
     def __init__(self, config: MMDiTConfig) -> None:
         super().__init__()
         width = config.hidden_size
         self.config = config
+        self.sequence: SequenceGroup = ALONE
         self.img_in = nn.Linear(config.in_channels, width)
         self.txt_in = nn.Linear(config.context_in_dim, width)
         self.time_in = Embedder(TIME_WIDTH, width)
@@ -112,10 +115,14 @@ class MMDiT(nn.Module):
         position_ND: Tensor | None = None,
     ) -> Tensor:
         """The same on packed tokens. Without a condition (text to video), a model that takes one sees zeros."""
-        img_BND = self._embed_video(img_BNC, cond_BNC)
+        sequence, num_text, num_video = self.sequence, txt_BKD.shape[1], img_BNC.shape[1]
+        img_BND = self._embed_video(
+            sequence.split_video(img_BNC, num_text),
+            None if cond_BNC is None else sequence.split_video(cond_BNC, num_text),
+        )
         if position_ND is not None:
-            img_BND = img_BND + position_ND
-        txt_BKD = self.txt_in(txt_BKD)
+            img_BND = img_BND + sequence.split_video(position_ND, num_text)
+        txt_BKD = self.txt_in(sequence.split_text(txt_BKD, num_video))
         vec_BD = self._embed_vector(timestep_B, pooled_BD, guidance_B)
         for block in self.double_blocks:
             img_BND, txt_BKD = block(img_BND, txt_BKD, vec_BD, rope_M1P)
@@ -123,7 +130,7 @@ class MMDiT(nn.Module):
         for block in self.single_blocks:
             joint_BMD = block(joint_BMD, vec_BD, rope_M1P)
         prediction: Tensor = self.final_layer(joint_BMD[:, txt_BKD.shape[1] :], vec_BD)
-        return prediction
+        return sequence.gather_video(prediction, num_text, num_video)
 
     def _embed_video(self, img_BNC: Tensor, cond_BNC: Tensor | None) -> Tensor:
         img_BND: Tensor = self.img_in(img_BNC)

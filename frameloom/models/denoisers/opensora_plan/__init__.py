@@ -54,5 +54,6 @@ FAMILY = DenoiserFamily(
     num_tokens=_num_tokens,
     beside=lambda config: "inpaint" if config.inpaint else "none",
     pack_known=pack_known,
+    num_heads=lambda config: config.num_attention_heads,
     lora_targets=("to_q", "to_k", "to_v", "to_out.0"),
 )

@@ -19,15 +19,18 @@ from frameloom.models.layers.mlp import TwoLinear
 from frameloom.models.layers.modulation import ModulationTable, SharedModulation, modulate
 from frameloom.models.layers.patches import Grid, PatchEmbed, token_grid, unpack
 from frameloom.models.layers.position_tables import PositionTables
+from frameloom.models.layers.sequence_parallel import ALONE, SequenceGroup
 
 
 class OpenSoraT2V(ModulationTable):
-    """One device, no parallelism; `rotary` keeps the position tables of the latest shapes."""
+    """`rotary` keeps the position tables of the latest shapes. In a `sequence` group each rank has a part of the video
+    tokens and all of the text."""
 
     def __init__(self, config: OpenSoraPlanConfig) -> None:
         width = config.hidden_size
         super().__init__(2, width)
         self.config = config
+        self.sequence: SequenceGroup = ALONE
         self.pos_embed = PatchEmbed(config.in_channels, width, config.patch_size)
         self.adaln_single = SharedModulation(width)
         self.caption_projection = TwoLinear(config.context_in_dim, width, nn.GELU(approximate="tanh"))
@@ -66,12 +69,14 @@ class OpenSoraT2V(ModulationTable):
         text_BKD = self.caption_projection(text_BKD.to(dtype))
         text_mask = None if text_mask_BK is None else ((1 - text_mask_BK.float()) * PADDED).to(dtype)[:, None, None]
         rope_N1P = self.rotary.get(grid, device=noisy_BCFHW.device)
-        masks = self._masks(cells_BFHW, x_BND)
+        masks, num_tokens = self._masks(cells_BFHW, x_BND), x_BND.shape[1]
+        x_BND = self.sequence.split(x_BND)
         for layer, block in enumerate(self.transformer_blocks):
             mask = masks[self.config.pattern(layer)]
             x_BND = block(x_BND, text_BKD, modulation_B6D, rope_N1P, mask, text_mask)
         shift, scale = (self.scale_shift_table + time_BD[:, None]).chunk(2, dim=1)
         prediction_BNC = self.proj_out(modulate(x_BND, shift, scale, self.config.norm_eps))
+        prediction_BNC = self.sequence.gather(prediction_BNC, num_tokens)
         return unpack(prediction_BNC, grid, self.config.patch_size, channels_last=True).to(noisy_BCFHW.dtype)
 
     def _embed(self, noisy_BCFHW: Tensor, beside_BCFHW: Tensor | None) -> Tensor:

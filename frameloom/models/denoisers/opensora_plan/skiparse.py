@@ -23,6 +23,7 @@ from frameloom.models.denoisers.opensora_plan.config import Pattern
 from frameloom.models.denoisers.opensora_plan.positions import NUM_AXES
 from frameloom.models.layers.attention import attend
 from frameloom.models.layers.rope import rotate
+from frameloom.models.layers.sequence_parallel import ALONE, SequenceGroup
 
 PADDED = -10_000.0
 FILLED = -9_980.0
@@ -71,19 +72,30 @@ def deal_mask(tokens_BN: Tensor | None, pattern: Pattern, sparse_n: int, *, like
 
 
 class SkiparseAttention(nn.Module):
-    """Attention of rotated heads, full or skiparse. It has no parameters; sequence parallelism replaces it from
-    outside. The mask comes from `deal_mask` for the same pattern."""
+    """Attention of rotated heads, full or skiparse. It has no parameters. The mask comes from `deal_mask` for the same
+    pattern. In a sequence group heads are those of a rank's own tokens, table and mask those of all tokens."""
 
     def __init__(self, pattern: Pattern, sparse_n: int) -> None:
         super().__init__()
         self.pattern: Pattern = pattern
         self.sparse_n = sparse_n
+        self.sequence: SequenceGroup = ALONE
 
     def forward(
         self, q_BNHD: Tensor, k_BNHD: Tensor, v_BNHD: Tensor, rope_N1P: Tensor, mask: Tensor | None = None
     ) -> Tensor:
-        q, k = (rotate(heads, rope_N1P, parts=NUM_AXES).type_as(v_BNHD) for heads in (q_BNHD, k_BNHD))
-        q, k, v = (self._deal(heads).transpose(1, 2) for heads in (q, k, v_BNHD))
+        own_rope = self.sequence.split(rope_N1P, dim=0)
+        q, k = (rotate(heads, own_rope, parts=NUM_AXES).type_as(v_BNHD) for heads in (q_BNHD, k_BNHD))
+        if self.sequence.degree == 1:
+            return self._attend(q, k, v_BNHD, mask)
+        # What fills up the last parts is cut off before tokens are dealt: it would shift them.
+        num_tokens, own_tokens = len(rope_N1P), q.shape[1]
+        q, k, v = (heads[:, :num_tokens] for heads in self.sequence.exchange_heads(q, k, v_BNHD))
+        filling = self.sequence.degree * own_tokens - num_tokens
+        return self.sequence.exchange_tokens(F.pad(self._attend(q, k, v, mask), (0, 0, 0, filling)))
+
+    def _attend(self, q_BNHD: Tensor, k_BNHD: Tensor, v_BNHD: Tensor, mask: Tensor | None) -> Tensor:
+        q, k, v = (self._deal(heads).transpose(1, 2) for heads in (q_BNHD, k_BNHD, v_BNHD))
         attended = attend(q, k, v, mask).transpose(1, 2)
         return gather(attended, self.pattern, self.sparse_n)[:, : q_BNHD.shape[1]].flatten(2)
 

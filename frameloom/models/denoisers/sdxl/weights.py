@@ -44,7 +44,8 @@ def to_folder_keys(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     layout = detect_layout(tensors)
     if layout == "diffusers":
         return dict(tensors)
-    own = {key: tensor for key, tensor in tensors.items() if not key.startswith(_OTHER_PARTS)}
+    # By key: a look at a tensor of another part would read it from the file.
+    own = {key: tensors[key] for key in tensors if not key.startswith(_OTHER_PARTS)}
     names = UNetNames.read(key.removeprefix(UNET_PREFIX) for key in own)
     return {names.to_folder(key.removeprefix(UNET_PREFIX)) or key: tensor for key, tensor in own.items()}
 

@@ -143,6 +143,11 @@ class DCAE(VideoVAE):
             )
         return super().encode_with_coefficients(pixels_BCFHW)
 
+    def last_layer(self) -> nn.Parameter:
+        weight = self.get_submodule("decoder.project_out.op_list.2.conv").weight
+        assert isinstance(weight, nn.Parameter)
+        return weight
+
     def blocks(self) -> list[nn.Module]:
         return [module for module in self.modules() if isinstance(module, ResBlock | AttentionBlock)]
 

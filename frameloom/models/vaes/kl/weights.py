@@ -38,11 +38,12 @@ def to_folder_keys(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The autoencoder's tensors as diffusers has them; one that no rule covers keeps its name, to be refused by it."""
     layout = detect_layout(tensors)
     result: dict[str, Tensor] = {}
-    for key, tensor in tensors.items():
+    for key in tensors:
+        # Before its tensor is looked at: that would read it from the file.
         if layout == "single" and key.startswith(_OTHER_PARTS):
             continue
         name = keys.renew(key) if layout == "diffusers" else keys.to_folder(key.removeprefix(keys.PREFIX))
-        result[name or key] = keys.to_folder_tensor(name or key, tensor)
+        result[name or key] = keys.to_folder_tensor(name or key, tensors[key])
     return result
 
 

@@ -1,0 +1,89 @@
+"""Start a recipe on several processes: on this box, on the hosts of a file, or as a Slurm job."""
+
+from __future__ import annotations
+
+import shlex
+import subprocess
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from frameloom.core.errors import ConfigError
+
+
+def launch(
+    context: typer.Context,
+    recipe: Annotated[str, typer.Argument(help="a recipe file, or the name of a shipped one")],
+    nproc: Annotated[int, typer.Option(help="processes on each host, one for each GPU", min=1)] = 1,
+    hostfile: Annotated[Path | None, typer.Option(help="hosts, one a line, e.g. `node1 slots=8`")] = None,
+    slurm: Annotated[int | None, typer.Option(help="write a Slurm script for so many nodes", min=1)] = None,
+    hours: Annotated[float, typer.Option(help="how long a Slurm job may run")] = 24.0,
+    sbatch: Annotated[
+        list[str] | None, typer.Option(help="a further option of the Slurm script, e.g. --sbatch=--partition=gpu")
+    ] = None,
+    port: Annotated[int, typer.Option(help="where hosts find each other", min=1024, max=65535)] = 29500,
+    restarts: Annotated[int, typer.Option(help="start again this often after a crash", min=0)] = 0,
+    out: Annotated[Path | None, typer.Option(help="write the Slurm script here")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="print the commands and start nothing")] = False,
+) -> None:
+    """Start what RECIPE describes with torchrun; any key can follow with dots.
+
+    Example: frameloom launch my.yaml --nproc 8 --parallel.zero 2
+    """
+    from frameloom.config.checks import check_files
+    from frameloom.config.load import load_recipe
+    from frameloom.config.parallel_checks import check_world
+    from frameloom.train.parallel.launch import Job, Slurm, host_commands, read_hostfile, single_command, slurm_script
+
+    if hostfile is not None and slurm is not None:
+        raise ConfigError("--hostfile and --slurm: only one of them can say where the run goes; remove one")
+    resolved = load_recipe(recipe, context.args)
+    check_files(resolved)
+    job = Job(recipe, context.args, nproc, port, restarts)
+    if slurm is not None:
+        check_world(resolved, nproc * slurm)
+        gpus = resolved.train.device != "cpu"
+        script = slurm_script(job, Slurm(slurm, hours, gpus, sbatch or ()), name=resolved.name)
+        _submit(script, out, dry_run)
+        return
+    if hostfile is None:
+        check_world(resolved, nproc)
+        _start(single_command(job), dry_run)
+        return
+    hosts = read_hostfile(hostfile)
+    check_world(resolved, sum(host.slots or nproc for host in hosts))
+    _start_hosts(host_commands(job, hosts), dry_run)
+
+
+def _start(command: list[str], dry_run: bool) -> None:
+    if dry_run:
+        print(shlex.join(command))
+        return
+    raise typer.Exit(subprocess.run(command, check=False).returncode)
+
+
+def _start_hosts(commands: list[tuple[str, str]], dry_run: bool) -> None:
+    from frameloom.train.parallel.launch import ssh_command
+
+    if dry_run:
+        for host, line in commands:
+            print(f"{host}: {line}")
+        return
+    started = [subprocess.Popen(ssh_command(host, line)) for host, line in commands]
+    codes = [process.wait() for process in started]
+    raise typer.Exit(max(codes))
+
+
+def _submit(script: str, out: Path | None, dry_run: bool) -> None:
+    if dry_run and out is None:
+        print(script, end="")
+        return
+    from frameloom.core.files import write_text
+
+    path = out or Path("frameloom.sbatch")
+    write_text(path, script)
+    if dry_run:
+        print(f"written: {path}; submit it with: sbatch {shlex.quote(str(path))}")
+        return
+    raise typer.Exit(subprocess.run(["sbatch", str(path)], check=False).returncode)

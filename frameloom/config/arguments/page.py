@@ -1,0 +1,86 @@
+"""The page of all arguments, in Markdown."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+
+from frameloom.config.arguments import COMMAND, SYSTEMS, Argument, load_system
+from frameloom.config.yaml_values import format_value
+
+_INTRODUCTION = """\
+# Arguments of other trainers
+
+Where the arguments, configuration keys and variables of five published systems live here. `frameloom import-command
+FILE` turns a whole command or configuration of theirs into a recipe ([how](import.md)). This page is printed by
+`frameloom recipe arguments`; a test checks that each key and each option named here exists.
+
+A dotted name is a key of the recipe ([reference](recipe.md)); `frameloom ...` is a command, with an option or a
+place on its line. "None" says why there is no such key and what replaces it.
+"""
+
+
+def render_arguments() -> str:
+    """The whole page: a section for each system, a table for each of its programs."""
+    return "\n".join([_INTRODUCTION, _render_counts(), *(_render_system(name) for name in SYSTEMS)]).rstrip("\n") + "\n"
+
+
+def _render_counts() -> str:
+    rows = ["| system | in its document | also known | without a key here |", "|---|---|---|---|"]
+    for name in SYSTEMS:
+        system = load_system(name)
+        everything = [argument for arguments in system.programs.values() for argument in arguments.values()]
+        known = sum(argument.undocumented for argument in everything)
+        without = sum(argument.none is not None for argument in everything)
+        rows.append(f"| [{system.title}](#{name}) | {len(everything) - known} | {known} | {without} |")
+    return "\n".join([*rows, ""])
+
+
+def _render_system(name: str) -> str:
+    system = load_system(name)
+    parts = [f'<a id="{name}"></a>\n', f"## {system.title}\n", f"Source: {system.document}.\n"]
+    for program, arguments in system.programs.items():
+        told = {key: item for key, item in arguments.items() if not item.undocumented}
+        more = {key: item for key, item in arguments.items() if item.undocumented}
+        if told:
+            parts += [f"### `{program}`\n", *_render_table(told)]
+        if more:
+            title = (
+                f"Not in the document, but known to `{program}`:" if told else f"### `{program}`, not in the document"
+            )
+            parts += [f"{title}\n", *_render_table(more)]
+    return "\n".join(parts)
+
+
+def _render_table(arguments: Mapping[str, Argument]) -> Iterator[str]:
+    yield "| argument | meaning | default | here |"
+    yield "|---|---|---|---|"
+    for argument in arguments.values():
+        cells = (f"`{argument.name}`", argument.means, _default(argument), _home(argument))
+        yield f"| {' | '.join(_cell(cell) for cell in cells)} |"
+    yield ""
+
+
+def _default(argument: Argument) -> str:
+    if argument.required:
+        return "required"
+    if argument.default is None:
+        return ""
+    own = "" if argument.program is None else f" (the program's own: `{format_value(argument.program)}`)"
+    return f"`{format_value(argument.default)}`{own}"
+
+
+def _home(argument: Argument) -> str:
+    if argument.none is not None:
+        return f"None: {argument.none}"
+    return ", ".join(f"`{key}`" for key in argument.keys) + (f": {argument.note}" if argument.note else "")
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|").replace("<", "\\<")
+
+
+def split_homes(arguments: Iterable[Argument]) -> tuple[set[str], set[str]]:
+    """(dotted keys, commands) that the arguments name."""
+    homes = {key for argument in arguments for key in argument.keys}
+    commands = {key for key in homes if key.startswith(COMMAND)}
+    return homes - commands, commands

@@ -1,0 +1,210 @@
+"""From a file of another trainer to the text of a recipe: what it is, which program it starts, and its translation."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from frameloom.config.arguments import COMMAND, Argument, load_system
+from frameloom.config.checks import check_rules
+from frameloom.config.imports import causalvae, cogvideox_fun, latte, open_sora_plan, opensora2, sdxl
+from frameloom.config.imports.detection import Program, choose_launch, find_program, refuse_system
+from frameloom.config.imports.draft import Draft, render_draft
+from frameloom.config.imports.given import Given
+from frameloom.config.imports.job import Job, name_run, tell_start
+from frameloom.config.imports.launch import Launch, find_launches
+from frameloom.config.imports.merging import flatten, merge_over
+from frameloom.config.imports.python_config import read_python_config
+from frameloom.config.imports.sdxl_config import drop_structure
+from frameloom.config.imports.sdxl_yaml import read_sdxl_yaml
+from frameloom.config.imports.shell import parse_script
+from frameloom.config.load import resolve
+from frameloom.config.problems import parse_recipe
+from frameloom.config.yaml_values import parse_scalar, read_text
+from frameloom.core.errors import ConfigError
+
+_LAUNCHERS = {
+    "accelerate": ("cogvideox_fun", "accelerate launch"),
+    "torchrun": ("opensora2", "torchrun"),
+    "colossalai": ("opensora2", "colossalai run"),
+    "msrun": ("opensora_plan", "msrun"),
+}
+_PARENTS = 4
+
+
+def import_command(path: Path, *, system: str | None = None, is_lenient: bool = False) -> str:
+    """The text of the recipe that equals the command or configuration in `path`; ConfigError lists all that is wrong.
+
+    A lenient import keeps what it does not understand as comments.
+    """
+    refuse_system(system)
+    if path.suffix == ".py":
+        launch = Launch("scripts/diffusion/train.py", "", 1, positional=(path.name,))
+    elif path.suffix in (".yaml", ".yml"):
+        launch = Launch("train.py", "", 1, arguments={"config": (path.name,)})
+    else:
+        text = read_text(path, shown=str(path))
+        launch = choose_launch(find_launches(parse_script(text, where=str(path))), system=system, where=str(path))
+    program = find_program(launch, system, where=str(path))
+    import_ = _Import(path, launch, program)
+    return import_.finish(is_lenient=is_lenient)
+
+
+class _Import:
+    """One file on its way; `problems` are told together at the end."""
+
+    def __init__(self, path: Path, launch: Launch, program: Program) -> None:
+        self.path, self.launch, self.program = path, launch, program
+        self.arguments = load_system(program.system).programs[program.name]
+        parents = list(path.absolute().parents)[:_PARENTS]
+        launcher = Given(self._launcher_arguments(), launch.options, name=launch.launcher)
+        self.job = Job(Given(self.arguments, dict(launch.arguments)), launcher, Draft({}), (*parents, Path.cwd()))
+        self.sources = [self.job.given]
+
+    def _launcher_arguments(self) -> Mapping[str, Argument]:
+        system, program = _LAUNCHERS.get(self.launch.launcher, ("", ""))
+        return load_system(system).programs[program] if system else {}
+
+    def finish(self, *, is_lenient: bool) -> str:
+        draft = self._translate()
+        problems = [*self._list_unknown(draft, is_lenient=is_lenient), *self._list_missing(draft)]
+        problems += [problem for source in self.sources for problem in source.problems]
+        if problems:
+            raise ConfigError([f"{self.path}:{self.launch.line}: {problem}" for problem in problems])
+        started = tell_start(self.job.launcher)
+        self._tell_rest(draft)
+        self._check(draft, is_lenient=is_lenient)
+        title = load_system(self.program.system).title
+        script = f", {self.launch.script}" if self.launch.script and self.path.suffix not in (".py", ".yaml") else ""
+        if started:
+            draft.head.insert(0, started)
+        draft.head.insert(0, f"Imported from {self.path.name}: {title}{script}")
+        return render_draft(draft)
+
+    def _translate(self) -> Draft:
+        job, script = self.job, self.launch.script
+        match self.program.name:
+            case "scripts/train.py":
+                return cogvideox_fun.translate(job, script=script)
+            case "opensora/train/train_t2v.py":
+                return latte.translate(job)
+            case "opensora/train/train_t2v_diffusers.py":
+                return open_sora_plan.translate(job)
+            case "opensora/train/train_causalvae.py":
+                return causalvae.translate(job)
+            case "scripts/diffusion/train.py":
+                return self._translate_opensora2()
+        return self._translate_sdxl()
+
+    def _translate_opensora2(self) -> Draft:
+        if not self.launch.positional:
+            raise ConfigError(
+                f"{self.path}:{self.launch.line}: no configuration is named; expected one after the script"
+            )
+        name = self.launch.positional[0]
+        stem = PurePosixPath(name).stem
+        file = self.job.find_file(name)
+        base = None if file else opensora2.PUBLISHED.get(stem)
+        if file is None and base is None:
+            known = ", ".join(f"{published}.py" for published in opensora2.PUBLISHED)
+            text = f"the configuration '{name}' is not there; expected a file, or one that is published: {known}"
+            raise ConfigError(f"{self.path}:{self.launch.line}: {text}")
+        values: dict[str, Any] = {}
+        whole = [key for key, argument in self.arguments.items() if argument.kind in ("mapping", "any")]
+        if file is not None:
+            values = flatten(read_python_config(file), whole)
+        values |= {key: _plain(words) for key, words in self.launch.arguments.items()}
+        is_command = file is None or bool(self.launch.arguments)
+        self.job.given = Given(self.arguments, values, "--" if is_command else "")
+        self.sources = [self.job.given]
+        draft = opensora2.translate(self.job, base=base, name=name_run("opensora2", stem))
+        if base is not None:
+            draft.head.append(f"{name} was not found; the published one is shipped as {base}")
+        return draft
+
+    def _translate_sdxl(self) -> Draft:
+        name = self.job.given.get("config") or ""
+        file = self.job.find_file(name) if name else None
+        stem = PurePosixPath(name).stem
+        if file is None:
+            base = next((recipe for part, recipe in sdxl.PUBLISHED.items() if part in stem), None)
+            if name and base is None:
+                text = f"the configuration '{name}' is not there; name it as it is found from here"
+                raise ConfigError(f"{self.path}:{self.launch.line}: {text}")
+            base = base or "sdxl/finetune"
+            draft = sdxl.translate(self.job, None, {}, base=base, name=f"{base.replace('/', '-')}-imported")
+            draft.head.append(f"{name or 'the configuration'} was not found; the published one is shipped as {base}")
+            return draft
+        raw, has_placeholder = read_sdxl_yaml(file)
+        rows = load_system("sdxl").programs["configuration"]
+        whole = [key for key, argument in rows.items() if argument.kind == "any"]
+        config = Given(rows, drop_structure(flatten(raw, whole)), "")
+        self.sources.append(config)
+        draft = sdxl.translate(self.job, config, raw, base=None, name=name_run("sdxl", stem))
+        if has_placeholder:
+            draft.head.append(f"{name} leaves parts out ('...'); they are as in sdxl/finetune")
+        return draft
+
+    def _list_unknown(self, draft: Draft, *, is_lenient: bool) -> Iterator[str]:
+        for source in self.sources:
+            for name, near in source.unknown():
+                hint = f"did you mean {source.shown(near)}?" if near else "docs/arguments.md lists what is known"
+                if is_lenient:
+                    draft.left.append(f"{source.shown(name)} {source.written(name)}: unknown; {hint}")
+                else:
+                    yield f"{source.shown(name)} is unknown to {self.program.name}; {hint}"
+
+    def _list_missing(self, draft: Draft) -> Iterator[str]:
+        for name, argument in self.arguments.items():
+            if not argument.required or name in self.job.given.values:
+                continue
+            if self.launch.has_placeholder:
+                draft.head.append(f"--{name} is left out ('...'): fill in {argument.keys[0]}")
+            else:
+                yield f"--{name} is missing; expected {argument.means}"
+
+    def _tell_rest(self, draft: Draft) -> None:
+        """Comments for all that was given and that nobody has read."""
+        for source in (*self.sources, self.job.launcher):
+            for argument in source.unread():
+                told = f"{source.shown(argument.name)} {source.written(argument.name)}".rstrip()
+                commands = [key for key in argument.keys if key.startswith(COMMAND)]
+                home = argument.none or f"{'with' if commands else 'see'} {', '.join(commands or argument.keys)}"
+                (draft.unused if argument.is_unused else draft.left).append(f"{told}: {home}")
+            for name, other in source.overruled.items():
+                draft.unused.append(f"{source.shown(name)} {source.written(name)}: {source.shown(other)} decides")
+        for name in self.job.launcher.values:
+            if name not in self.job.launcher.arguments:
+                draft.left.append(f"{self.launch.launcher} --{name}: an option of the launcher; see torchrun's")
+        known = load_system(self.program.system).programs.get("environment", {})
+        for name, value in self.launch.variables.items():
+            if name in known and known[name].none:
+                draft.left.append(f"{name}={value}: {known[name].none}")
+
+    def _check(self, draft: Draft, *, is_lenient: bool) -> None:
+        """The recipe must be one: its problems are the person's to put right, in the command or in the recipe."""
+        values: dict[str, Any] = {}
+        if base := draft.values.get("_base_"):
+            values = resolve(base)
+        merge_over(values, {key: item for key, item in draft.values.items() if key != "_base_"})
+        recipe, wrong = parse_recipe(values)
+        if recipe is not None and recipe.task == "denoiser" and recipe.train.ema is None:
+            draft.set("sample.weights", "raw")
+        found = [*wrong, *(check_rules(recipe) if recipe is not None else ())]
+        if found and not is_lenient:
+            advice = "--lenient writes the recipe all the same"
+            texts = [f"{self.path}:{self.launch.line}: the recipe would not do: {problem.text}" for problem in found]
+            raise ConfigError([*texts, advice])
+        draft.head += [f"TO PUT RIGHT: {problem.text}" for problem in found]
+
+
+def _plain(words: tuple[str, ...]) -> Any:
+    """A value of Open-Sora's command line, as its own parser would have it."""
+    if not words:
+        return True
+    text = " ".join(words)
+    if text.startswith(("(", "[")):
+        return [parse_scalar(part.strip()) for part in text.strip("()[] ").split(",") if part.strip()]
+    value = parse_scalar(text)
+    return None if isinstance(value, str) and value.lower() == "none" else value

@@ -1,0 +1,185 @@
+"""The configuration of the SDXL trainer: network, objective, optimizer and data."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from frameloom.config.arguments import load_system
+from frameloom.config.bucket_policies import SDXL_SIZES
+from frameloom.config.imports.given import Given
+from frameloom.config.imports.job import Job, set_length
+
+_STEPS: dict[str, list[dict[str, str]]] = {
+    "Resize": [{"name": "resize"}],
+    "AddOriginalImageSizeAsTupleAndCropToSquare": [{"name": "random_crop"}],
+    "CenterCrop": [{"name": "center_crop"}],
+    "BatchedResizedAndRandomCrop": [{"name": "resize", "rounding": "up"}, {"name": "random_crop"}],
+    "RandomHorizontalFlip": [],
+    "Rescaler": [],
+    "Transpose": [],
+    "BatchedRescaler": [],
+    "BatchedTranspose": [],
+}
+_NET = "model.params.network_config.params"
+_SCHEDULE = "optim.scheduler_config.params"
+_DATASET = "data.dataset_config.params"
+# Parts of a configuration that only spell out the published model; the shipped recipe has them.
+_STRUCTURE = (
+    "model.params.first_stage_config.",
+    "model.params.conditioner_config.",
+    "model.params.denoiser_config.",
+    "model.params.sigma_sampler_config.",
+    "model.params.loss_fn_config.",
+    "model.params.network_config.",
+    "model.params.latents_",
+)
+_TARGETS = ("optim.optimizer_config.target", "optim.scheduler_config.target", "data.dataset_config.target")
+
+
+def set_config(job: Job, config: Given, raw: Mapping[str, Any]) -> None:
+    """What the configuration itself says; problems and comments go to the same place as the command's."""
+    inner = Job(config, job.launcher, job.draft, job.folders)
+    if "model" in raw:
+        _set_network(inner, raw)
+        _set_config_objective(inner, raw)
+    if "optim" in raw:
+        _set_config_optimizer(inner, raw)
+    if "data" in raw:
+        _set_config_data(inner)
+
+
+def _target(raw: Mapping[str, Any], *path: str) -> str:
+    """The class that a part of the configuration names, without its module."""
+    value: Any = raw
+    for key in (*path, "target"):
+        value = value.get(key) if isinstance(value, Mapping) else None
+    return str(value or "").rpartition(".")[2]
+
+
+def _set_network(job: Job, raw: Mapping[str, Any]) -> None:
+    draft, config = job.draft, job.given
+    engine = _target(raw, "model")
+    if config.has("model.target") and engine != "DiffusionEngine":
+        config.problems.append(f"model.target {engine}: unknown; known: DiffusionEngine")
+    depth = config.get(f"{_NET}.transformer_depth") if config.has(f"{_NET}.transformer_depth") else None
+    if depth is not None and [int(number) for number in depth] != [1, 2, 10]:
+        draft.set("model.overrides", {"transformer_depth": [int(number) for number in depth]})
+    if config.has(f"{_NET}.use_recompute"):
+        job.copy("train.recompute", f"{_NET}.use_recompute")
+    else:
+        draft.set("train.recompute", False)
+    if _target(raw, "model", "params", "network_config") == "UNetModel_lora":
+        rank = config.get(f"{_NET}.lora_dim") or 4
+        alpha = config.get(f"{_NET}.lora_alpha") or rank
+        draft.set("lora", {"rank": rank, "alpha": alpha, "targets": ["to_q", "to_k", "to_v", "to_out.0"]})
+    else:
+        for name in ("lora_dim", "lora_alpha"):
+            job.ignore(f"{_NET}.{name}", "adapters are those of UNetModel_lora")
+    config.has("model.params.scale_factor")
+    if config.has("version") and "refiner" in str(config.get("version")):
+        config.problems.append(f"version {config.get('version')}: only the base model is trained from a configuration")
+    has_amp = not config.get("model.params.disable_first_stage_amp")
+    draft.set("vae.precision", "fp16" if has_amp else "fp32")
+    for embedder in _embedders(config):
+        if isinstance(embedder, Mapping) and embedder.get("is_trainable") is True:
+            draft.left.append(f"is_trainable: true of {_target(embedder)}: text encoders stay frozen")
+
+
+def _embedders(config: Given) -> list[Any]:
+    name = "model.params.conditioner_config.params.emb_models"
+    found = config.get(name) if config.has(name) else []
+    return found if isinstance(found, list) else []
+
+
+def _set_config_objective(job: Job, raw: Mapping[str, Any]) -> None:
+    draft, config = job.draft, job.given
+    if _target(raw, "model", "params", "sigma_sampler_config") == "EDMSampling":
+        draft.set("objective", {"kind": "edm"})
+        draft.set("vae.size", "playground-2.5")
+    level = config.get("model.params.loss_fn_config.params.offset_noise_level")
+    if level:
+        draft.set("objective.noise_offset", level)
+        draft.set("objective.noise_offset_per", "sample")
+
+
+def _set_config_optimizer(job: Job, raw: Mapping[str, Any]) -> None:
+    draft, config = job.draft, job.given
+    place = "optim.optimizer_config.params"
+    job.copy("optim.lr", "optim.base_learning_rate")
+    draft.set("optim.betas", [config.get(f"{place}.beta1"), config.get(f"{place}.beta2")])
+    job.copy("optim.eps", f"{place}.eps")
+    job.copy("optim.weight_decay", f"{place}.weight_decay")
+    if _target(raw, "optim", "optimizer_config") == "AdamWeightDecay":
+        text = "AdamWeightDecay corrects no bias, so its first steps are several times larger than these"
+        draft.note("optim.betas", text)
+    kind = _target(raw, "optim", "scheduler_config")
+    if not kind:
+        return
+    names = {"LambdaWarmUpScheduler": "constant", "LambdaWarmUpCosineScheduler": "cosine", "MultiStepLR": "multi_step"}
+    if kind not in names:
+        config.problems.append(f"optim.scheduler_config.target {kind}: unknown; known: {', '.join(names)}")
+        return
+    draft.set("optim.schedule", {"name": names[kind], "idle_start": True})
+    pairs = (("warmup_steps", "warm_up_steps"), ("min_share", "lr_min"), ("start_share", "lr_start"))
+    for ours, theirs in (*pairs, ("decay_steps", "max_decay_steps"), ("milestones", "milestones"), ("gamma", "gamma")):
+        value = config.get(f"{_SCHEDULE}.{theirs}")
+        if value is not None and value != -1:
+            draft.set(f"optim.schedule.{ours}", [int(n) for n in value] if theirs == "milestones" else value)
+    config.has(f"{_SCHEDULE}.lr_max")
+
+
+def _set_config_data(job: Job) -> None:
+    draft, config = job.draft, job.given
+    batch = config.get("data.per_batch_size")
+    sizes = config.get(f"{_DATASET}.multi_aspect") if config.has(f"{_DATASET}.multi_aspect") else None
+    if sizes:
+        draft.drop("data.fixed")
+        draft.set("data.policy", "multi_aspect")
+        section = {"batch": batch, "as_published": True}
+        if [tuple(size) for size in sizes] != list(SDXL_SIZES):
+            section["sizes"] = sizes
+        text = "the original draws a size for each batch, whatever the shapes; as_published: false takes the nearest"
+        draft.set("data.multi_aspect", section, text)
+        config.has(f"{_DATASET}.target_size")
+    else:
+        size = config.get(f"{_DATASET}.target_size") if config.has(f"{_DATASET}.target_size") else 1024
+        height, width = (size, size) if not isinstance(size, list) else (size[0], size[-1])
+        draft.set("data.fixed", {"height": height, "width": width, "frames": 1, "batch": batch})
+    job.copy("data.workers", "data.num_parallel_workers")
+    set_length(job, config.get("data.total_step"), config.get("data.num_epochs"))
+    if config.get("data.total_step") is None and not config.get("data.num_epochs"):
+        config.problems.append("data.total_step: not given; expected the steps of the run")
+    if config.has("data.drop_remainder"):
+        job.copy("data.drop_last", "data.drop_remainder")
+    job.copy("text.dropout", f"{_DATASET}.prompt_empty_probability")
+    least = config.get(f"{_DATASET}.image_filter_size")
+    if config.get(f"{_DATASET}.filter_small_size") and least:
+        draft.set("data.where", f"height >= {least} and width >= {least}")
+    _set_transforms(job, bool(sizes))
+
+
+def _set_transforms(job: Job, is_batched: bool) -> None:
+    """Both lists of the configuration, in order."""
+    config, steps = job.given, []
+    for name in ("transforms", "batched_transforms"):
+        listed = config.get(f"{_DATASET}.{name}") if config.has(f"{_DATASET}.{name}") else None
+        for item in listed if isinstance(listed, list) else []:
+            kind = _target(item) if isinstance(item, Mapping) else str(item)
+            if kind not in _STEPS:
+                config.problems.append(f"{_DATASET}.{name}: {kind} is unknown; known: {', '.join(_STEPS)}")
+            elif kind == "RandomHorizontalFlip":
+                job.draft.set("data.flip", 0.5)
+            steps += _STEPS.get(kind, [])
+    if steps:
+        job.draft.set("data.transforms", steps)
+
+
+def drop_structure(values: Mapping[str, Any]) -> dict[str, Any]:
+    """`values` without what is null or spells out the model; settings among them that have a home stay."""
+    rows = load_system("sdxl").programs["configuration"]
+    return {
+        name: value
+        for name, value in values.items()
+        if value is not None and (name in rows or not name.startswith(_STRUCTURE)) and name not in _TARGETS
+    }

@@ -1,0 +1,100 @@
+"""Rules of the keys about several processes: each yields every mistake that it finds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from frameloom.config.facts import FAMILIES
+from frameloom.config.parallel import MeshShape, check_step, fit_mesh
+from frameloom.config.problems import Problem
+from frameloom.config.schema import Recipe
+from frameloom.config.yaml_values import KeyPath
+
+# Optimizers whose step looks at each number of a weight alone, so that a part of the weight is enough for it.
+ELEMENTWISE = ("adamw", "lion")
+
+
+def check_parallel(recipe: Recipe) -> Iterator[Problem]:
+    section, also = recipe.parallel, (("parallel", "zero"),)
+    if section.zero == 0 and (section.shard or 1) > 1:
+        text = f"parallel.shard is {section.shard}, but parallel.zero 0 splits nothing"
+        yield Problem(("parallel", "shard"), f"{text}; set zero 1, 2 or 3, or remove it", also)
+    if section.tensor > 1:
+        text = f"parallel.tensor is {section.tensor}; layers are not split yet"
+        yield Problem(("parallel", "tensor"), f"{text}: write 1, and split the model with zero 3 or sequence")
+    if section.sequence > 1 and recipe.task != "denoiser":
+        text = f"parallel.sequence is {section.sequence}, but task {recipe.task} has no sequence of tokens"
+        yield Problem(("parallel", "sequence"), f"{text}; write 1", (("task",),))
+    elif section.sequence > 1:
+        yield from _check_heads(recipe)
+    if section.zero >= 2:
+        yield from _check_split(recipe)
+    if section.gather == "bf16" and (section.zero < 2 or recipe.train.precision != "bf16"):
+        text = f"parallel.gather is bf16, but zero is {section.zero} and train.precision is {recipe.train.precision}"
+        advice = "it needs zero 2 or 3 and train.precision: bf16; remove it"
+        yield Problem(("parallel", "gather"), f"{text}; {advice}", (*also, ("train", "precision")))
+    if section.encoders != "each":
+        yield from _check_encoders(recipe)
+    yield from _check_optimizer(recipe)
+
+
+def _check_split(recipe: Recipe) -> Iterator[Problem]:
+    """What does not go together with split weights."""
+    zero, path = recipe.parallel.zero, ("parallel", "zero")
+    if recipe.task == "autoencoder":
+        text = f"parallel.zero is {zero}, but the weights of an autoencoder are not split"
+        yield Problem(path, f"{text}, they are small; use zero 0 or 1", (("task",),))
+    if recipe.train.weights_precision != "fp32":
+        text = f"parallel.zero is {zero}, but train.weights_precision is {recipe.train.weights_precision}"
+        advice = "split weights are fp32: remove it (parallel.gather: bf16 sends half), or use zero 0 or 1"
+        yield Problem(path, f"{text}; {advice}", (("train", "weights_precision"),))
+    if recipe.train.ema is not None and recipe.train.ema.on_cpu:
+        text = f"parallel.zero is {zero}, but train.ema.on_cpu is true"
+        yield Problem(path, f"{text}; the average is split like the weights: set it to false", (("train", "ema"),))
+
+
+def _check_heads(recipe: Recipe) -> Iterator[Problem]:
+    """Processes that share a clip take equally many heads. A model folder says its own: that is checked when built."""
+    model, degree = recipe.model, recipe.parallel.sequence
+    facts = FAMILIES.get(model.family)
+    if facts is None or (model.weights is not None and not model.weights.endswith(".safetensors")):
+        return
+    path, also = ("parallel", "sequence"), (("model", "family"), ("model", "size"))
+    num_heads = facts.heads_of(model.size, model.overrides)
+    if not facts.heads:
+        text = f"parallel.sequence is {degree}, but the tokens of {model.family} cannot be divided over processes"
+        yield Problem(path, f"{text}; write 1", also)
+    elif num_heads is not None and (num_heads < 1 or num_heads % degree):
+        fitting = ", ".join(str(count) for count in range(1, num_heads + 1) if num_heads % count == 0)
+        text = f"parallel.sequence is {degree}, but {model.family} {model.size} has {num_heads} attention heads"
+        yield Problem(path, f"{text}, and processes take equally many; write one of {fitting}", also)
+
+
+def _check_encoders(recipe: Recipe) -> Iterator[Problem]:
+    path, found = ("parallel", "encoders"), recipe.parallel.encoders
+    if recipe.task != "denoiser":
+        text = f"parallel.encoders is {found}, but task {recipe.task} has no text encoders"
+        yield Problem(path, f"{text}; remove it", (("task",),))
+    for index, encoder in enumerate(recipe.text.encoders):
+        if encoder.train:
+            text = f"parallel.encoders is {found}, but text.encoders.{index}.train is true"
+            yield Problem(path, f"{text}; only frozen encoders are shared: write each", (("text", "encoders"),))
+
+
+def _check_optimizer(recipe: Recipe) -> Iterator[Problem]:
+    zero, name = recipe.parallel.zero, recipe.optim.name
+    path: KeyPath = ("parallel", "zero")
+    also: tuple[KeyPath, ...] = (("optim", "name"),)
+    if zero >= 2 and name not in ELEMENTWISE:
+        text = f"parallel.zero is {zero}, but optim.name {name} looks at whole weights, of which a process has a part"
+        yield Problem(path, f"{text}; use zero 1, or {' or '.join(ELEMENTWISE)}", also)
+    elif zero == 1 and name == "prodigy":
+        text = "parallel.zero is 1, but prodigy finds one rate from the state of all weights, which is split"
+        yield Problem(path, f"{text}; use zero 0, or another optimizer", also)
+
+
+def check_world(recipe: Recipe, num_ranks: int) -> MeshShape:
+    """The mesh of a recipe on so many processes; ConfigError when they cannot share it."""
+    shape = fit_mesh(recipe.parallel, num_ranks)
+    check_step(recipe.parallel, shape, recipe.train.accumulate)
+    return shape

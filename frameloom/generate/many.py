@@ -1,0 +1,149 @@
+"""Many requests into a folder of files: shared out over processes, each file written as soon as it is made, and none
+made twice."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from frameloom.config.sampling_settings import SampleSection
+from frameloom.core.errors import ConfigError
+from frameloom.core.files import digest_value
+from frameloom.core.progress import ProgressBar
+from frameloom.data.media import contact_sheet, write_image
+from frameloom.diffusion.samplers import check_sampler
+from frameloom.generate.autoencoders import check_frames
+from frameloom.generate.conditions import no_input
+from frameloom.generate.given import name_mode
+from frameloom.generate.ledger import Entry, Ledger, digest_clip
+from frameloom.generate.outputs import PLACES, describe_result, free_path, read_frames, write_clip
+from frameloom.generate.pipeline import CONTACT_SHEET, Request, Sampler, generate, split_batches
+from frameloom.generate.rank_group import RankGroup
+
+_MAX_SHOWN = 24
+FIRST_FRAMES = "first-frames"
+
+
+@dataclass(frozen=True)
+class Job:
+    """A request with its settings, what is written into its file, the file, and whether it is there already."""
+
+    request: Request
+    settings: SampleSection
+    about: dict[str, str]
+    path: Path
+    is_done: bool
+    key: str
+
+
+def check_requests(sampler: Sampler, requests: Sequence[Request]) -> None:
+    """ConfigError for the first request that this model cannot make, before anything is made."""
+    patch = sampler.denoiser.family.patch(sampler.denoiser.config)
+    for settings in dict.fromkeys(request.settings or sampler.settings for request in requests):
+        check_sampler(settings.sampler, sampler.objective)
+        check_frames(sampler.vae, settings.frames)
+        for name, stride, cells in (
+            ("height", sampler.vae.strides[1], patch[1]),
+            ("width", sampler.vae.strides[2], patch[2]),
+        ):
+            side: int = getattr(settings, name)
+            if side % (stride * cells):
+                raise ConfigError(f"--{name} {side}: this model makes multiples of {stride * cells} pixels")
+    takes = sampler.denoiser.family.beside(sampler.denoiser.config)
+    for request in requests:
+        mode = name_mode(request, request.settings or sampler.settings)
+        if takes == "none" and mode in ("image", "continue", "inpaint"):
+            raise no_input(sampler.denoiser.family.name)
+
+
+def sample_many(
+    sampler: Sampler,
+    requests: Sequence[Request],
+    out: Path,
+    group: RankGroup,
+    *,
+    batch_size: int = 1,
+    again: bool = False,
+) -> list[Path]:
+    """Files of all requests, in order, with `samples.jsonl` and a contact sheet; those that are there are kept.
+
+    Batches are cut from the whole list, so that neither the number of processes nor what was done before changes which
+    requests are made together. `again` makes all of them once more, beside the earlier files.
+    """
+    check_requests(sampler, requests)
+    ledger = Ledger(out, rank=group.ranks.rank)
+    jobs = _plan(sampler, requests, out, ledger, again=again)
+    # Names are chosen by what is in the folder, so nobody writes before all have looked.
+    group.wait()
+    share = group.ranks.share(list(_split(sampler, jobs, batch_size)))
+    total = sum(len(batch) * batch[0].settings.steps for batch in share)
+    with ProgressBar("sampling", total) as bar:
+        for batch in share:
+            if all(job.is_done for job in batch):
+                bar.advance(len(batch) * batch[0].settings.steps, note="done before")
+                continue
+            results = generate(sampler, [job.request for job in batch], batch_size=batch_size, on_step=bar.advance)
+            for job, result in zip(batch, results, strict=True):
+                if not job.is_done:
+                    write_clip(job.path, result.frames_FHWC, job.settings, job.about)
+                    ledger.add(_enter(job, out))
+    group.wait()
+    if group.ranks.is_first:
+        ledger.settle(job.key for job in jobs)
+        _write_sheet(jobs, out)
+    paths = {job.key: job.path for job in jobs}
+    return [paths[_find_key(sampler, request)] for request in requests]
+
+
+def make_first_frames(
+    sampler: Sampler, requests: Sequence[Request], out: Path, group: RankGroup, *, settings: SampleSection | None = None
+) -> list[Request]:
+    """The requests with a picture of the same prompt and seed as their first frame: text to image to video."""
+    chosen = (settings or sampler.settings).model_copy(update={"frames": 1, "strength": None})
+    pictures = [replace(request, settings=chosen) for request in requests]
+    paths = sample_many(sampler, pictures, out / FIRST_FRAMES, group)
+    group.wait()
+    return [replace(request, head=path) for request, path in zip(requests, paths, strict=True)]
+
+
+def _plan(sampler: Sampler, requests: Sequence[Request], out: Path, ledger: Ledger, *, again: bool) -> list[Job]:
+    """A job for each request; those that are the same in all that matters are one."""
+    jobs: dict[str, Job] = {}
+    taken: set[str] = set()
+    for request in requests:
+        settings = request.settings or sampler.settings
+        whole, key = replace(request, settings=settings), _find_key(sampler, request)
+        if key in jobs:
+            continue
+        done = None if again else ledger.find_done(key)
+        suffix = "png" if settings.frames == 1 else settings.format
+        path = out / done.file if done is not None else free_path(out, whole, suffix, frozenset(taken))
+        taken.add(path.name)
+        about = describe_result(sampler.origin, whole, settings)
+        jobs[key] = Job(whole, settings, about, path, done is not None, key)
+    return list(jobs.values())
+
+
+def _find_key(sampler: Sampler, request: Request) -> str:
+    """A digest of what the frames follow from; where the files lie does not matter."""
+    about = describe_result(sampler.origin, request, request.settings or sampler.settings)
+    return digest_value({name: value for name, value in about.items() if name not in PLACES})
+
+
+def _split(sampler: Sampler, jobs: Sequence[Job], batch_size: int) -> Iterator[list[Job]]:
+    left = iter(jobs)
+    for part, _ in split_batches(sampler, [job.request for job in jobs], batch_size):
+        yield [next(left) for _ in part]
+
+
+def _enter(job: Job, out: Path) -> Entry:
+    file = job.path.relative_to(out).as_posix()
+    return Entry(file, job.request.prompt, job.request.seed, job.key, digest_clip(job.path))
+
+
+def _write_sheet(jobs: Sequence[Job], out: Path) -> None:
+    """Read back from the files, so that it is the same however they were made."""
+    shown = jobs[:_MAX_SHOWN]
+    labels = [f"{job.request.prompt} (seed {job.request.seed})" for job in shown]
+    write_image(out / CONTACT_SHEET, contact_sheet([list(read_frames(job.path)) for job in shown], labels))

@@ -1,0 +1,42 @@
+"""A denoiser whose tokens lie on the ranks of a sequence group. See `models/layers/sequence_parallel.py`.
+
+After `use_sequence_group` the model is called as before, by all ranks of the group with the same tensors (noise, noise
+levels, captions, conditions); each gets the whole prediction. For training, the gradients of all weights must then be
+joined over the group, by the group's `reduction`; for sampling there is nothing else to do.
+"""
+
+from __future__ import annotations
+
+from torch import nn
+
+from frameloom.core.errors import ConfigError
+from frameloom.models.denoisers.base import DenoiserFamily
+from frameloom.models.layers.sequence_parallel import SequenceGroup
+
+
+def use_sequence_group(family: DenoiserFamily, model: nn.Module, group: SequenceGroup) -> None:
+    """Let `group` share the tokens of every clip that the model sees from now on; a group of one undoes it.
+
+    Weights stay where they are. Comes at any time after the model is built, before or behind recompute and compile.
+    """
+    check_degree(family, model.config, group.degree)
+    for module in model.modules():
+        if isinstance(getattr(module, "sequence", None), SequenceGroup):
+            module.sequence = group  # type: ignore[assignment]
+
+
+def check_degree(family: DenoiserFamily, config: object, degree: int) -> None:
+    """ConfigError when so many ranks cannot share the heads of a model's attention."""
+    if degree == 1:
+        return
+    if family.num_heads is None:
+        raise ConfigError(
+            f"parallel.sequence is {degree}, but the tokens of {family.name} cannot be divided over ranks; set it to 1"
+        )
+    num_heads = family.num_heads(config)
+    if num_heads % degree:
+        fitting = [count for count in range(1, num_heads + 1) if num_heads % count == 0]
+        raise ConfigError(
+            f"parallel.sequence is {degree}, but this {family.name} has {num_heads} attention heads, and ranks take "
+            f"equally many; set it to one of {', '.join(map(str, fitting))}"
+        )

@@ -1,0 +1,258 @@
+"""Training with a discriminator: two steppers, one for each network, that take turns.
+
+Each has its own task, optimizer and clipping; the average of the weights is of the autoencoder alone. What a turn
+draws is a function of the seed and the batch, and whose turn it is follows from the step, so a run resumes to the bit.
+
+Shape letters: B batch, C channels, F frames, H height, W width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from frameloom.checkpoint.model_folder import read_weights
+from frameloom.config.autoencoder_settings import DiscriminatorSection
+from frameloom.config.schema import Recipe
+from frameloom.core.errors import CheckpointError, ConfigError
+from frameloom.core.random import stream
+from frameloom.data.batch import Batch
+from frameloom.models.vaes.adversarial import AdversarialSettings, discriminator_loss, generator_term
+from frameloom.models.vaes.discriminator import (
+    Discriminator,
+    DiscriminatorConfig,
+    build_discriminator,
+    load_discriminator,
+)
+from frameloom.train.autoencoder import AutoencoderTask, spread_losses
+from frameloom.train.ema import EMA
+from frameloom.train.loss_scale import LossScale
+from frameloom.train.optimizer import allocate_state, build_optimizer
+from frameloom.train.step import Stepper, StepResult
+
+_NAME = "discriminator"
+
+
+@dataclass
+class Judge:
+    """The discriminator and what both turns must know of it; `step` counts from 0, as the published rules do."""
+
+    model: Discriminator
+    settings: AdversarialSettings
+    seed: int
+    device: torch.device
+    step: int = 0
+    made: dict[tuple[int, int], tuple[Tensor, Tensor]] = field(default_factory=dict)
+    """clips and reconstructions of the autoencoder's turn, where the other one follows in the same step"""
+
+    def judge(self, pixels_BCFHW: Tensor, batch: Batch, purpose: str) -> Tensor:
+        generator = None
+        if self.model.config.dropout:
+            counters = (batch.epoch, batch.index)
+            generator = stream(self.seed, f"{_NAME} dropout {purpose}", *counters, device=str(self.device))
+        logits: Tensor = self.model(pixels_BCFHW, generator)
+        return logits
+
+
+@dataclass
+class AutoencoderTurn:
+    """The autoencoder's losses, with the discriminator's opinion once it has a say."""
+
+    own: AutoencoderTask
+    judge: Judge
+
+    @property
+    def model(self) -> nn.Module:
+        return self.own.model
+
+    def losses(self, batch: Batch) -> tuple[Tensor, Mapping[str, Tensor]]:
+        made = self.own.reconstruct(batch)
+        compared = self.own.compare(made)
+        judge, settings = self.judge, self.judge.settings
+        if judge.step < settings.start:
+            return spread_losses(compared.loss, compared.parts, batch)
+        with _frozen(judge.model):
+            logits = judge.judge(made.decoded_BCFHW, batch, "autoencoder")
+        last_layer = self.own.vae.last_layer()
+        term = generator_term(logits, compared.reconstruction, last_layer, settings, judge.step)
+        if settings.turns == "both":
+            judge.made[batch.epoch, batch.index] = (made.pixels_BCFHW, made.decoded_BCFHW.detach())
+        parts = {**compared.parts, "generator": term.made, "adversarial_weight": term.weight}
+        return spread_losses(compared.loss + term.loss, parts, batch)
+
+
+@dataclass
+class DiscriminatorTurn:
+    """The discriminator's own loss on clips and reconstructions, which are made here unless the turn before did."""
+
+    own: AutoencoderTask
+    judge: Judge
+
+    @property
+    def model(self) -> nn.Module:
+        return self.judge.model
+
+    def losses(self, batch: Batch) -> tuple[Tensor, Mapping[str, Tensor]]:
+        pair = self.judge.made.pop((batch.epoch, batch.index), None)
+        pixels, decoded = self._reconstruct(batch) if pair is None else pair
+        real = self.judge.judge(pixels, batch, "clips")
+        made = self.judge.judge(decoded, batch, "reconstructions")
+        loss = discriminator_loss(real, made, self.judge.settings, self.judge.step)
+        with torch.no_grad():
+            told = [(real > 0).float().mean(), (made < 0).float().mean()]
+            parts = {"accuracy": (told[0] + told[1]) / 2, "real": real.float().mean(), "made": made.float().mean()}
+        return spread_losses(loss, parts, batch)
+
+    def _reconstruct(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        with torch.no_grad():
+            made = self.own.reconstruct(batch)
+        return made.pixels_BCFHW, made.decoded_BCFHW
+
+
+@contextmanager
+def _frozen(model: nn.Module) -> Iterator[None]:
+    """Gradients pass through `model` and leave none in it."""
+    model.requires_grad_(False)
+    try:
+        yield
+    finally:
+        model.requires_grad_(True)
+
+
+@dataclass
+class AdversarialStepper:
+    """A step is the autoencoder's, the discriminator's, or both, one after the other."""
+
+    autoencoder: Stepper
+    discriminator: Stepper
+    judge: Judge
+
+    @property
+    def ema(self) -> EMA | None:
+        return self.autoencoder.ema
+
+    def step(self, number: int, batches: Sequence[Batch]) -> StepResult:
+        settings, step = self.judge.settings, number - 1
+        self.judge.step = step
+        self.judge.made.clear()
+        results = []
+        if settings.trains_autoencoder(step):
+            results.append(self._take_turn(self.autoencoder, number, batches))
+        if settings.trains_discriminator(step):
+            result = self._take_turn(self.discriminator, number, batches)
+            values = {f"{_NAME}_{name}": value for name, value in result.values.items()}
+            results.append(StepResult(values, result.is_finite, result.is_spike, result.is_overflow))
+        self.judge.made.clear()
+        return _join(results)
+
+    def _take_turn(self, stepper: Stepper, number: int, batches: Sequence[Batch]) -> StepResult:
+        """A turn that changes no weight leaves the discriminator's running statistics as they were, too."""
+        buffers = list(self.judge.model.buffers())
+        before = [buffer.clone() for buffer in buffers]
+        result = stepper.step(number, batches)
+        if not result.is_finite or result.is_spike:
+            for buffer, old in zip(buffers, before, strict=True):
+                buffer.copy_(old)
+        return result
+
+    def tensors(self) -> dict[str, dict[str, Tensor]]:
+        own = {f"{_NAME}_{group}": tensors for group, tensors in self.discriminator.tensors().items()}
+        return {**self.autoencoder.tensors(), _NAME: dict(self.judge.model.state_dict()), **own}
+
+    def load(self, tensors: Mapping[str, Mapping[str, Tensor]]) -> None:
+        try:
+            self.judge.model.load_state_dict(tensors[_NAME])
+        except RuntimeError as error:
+            raise CheckpointError(
+                f"the checkpoint's discriminator does not fit the recipe's ({error}); restore "
+                "autoencoder.discriminator, or start a new run with --name"
+            ) from error
+        self.autoencoder.load(tensors)
+        prefix = f"{_NAME}_"
+        self.discriminator.load({key.removeprefix(prefix): tensors[key] for key in tensors if key.startswith(prefix)})
+
+    def state(self) -> dict[str, Any]:
+        return {**self.autoencoder.state(), _NAME: self.discriminator.state()}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        self.autoencoder.load_state(state)
+        self.discriminator.load_state(state[_NAME])
+
+
+def _join(results: Sequence[StepResult]) -> StepResult:
+    values = {name: value for result in results for name, value in result.values.items()}
+    failed = [result for result in results if not result.is_finite]
+    return StepResult(
+        values,
+        is_finite=not failed,
+        is_spike=any(result.is_spike for result in results),
+        is_overflow=bool(failed) and all(result.is_overflow for result in failed),
+    )
+
+
+def add_discriminator(
+    stepper: Stepper, recipe: Recipe, task: AutoencoderTask, lr_at: Callable[[int], float], scaler: LossScale | None
+) -> AdversarialStepper:
+    """The stepper of an autoencoder together with that of the discriminator of its recipe.
+
+    `lr_at` is the learning rate of the autoencoder; `scaler` is one of the discriminator's own.
+    """
+    section, optim = recipe.autoencoder.discriminator, recipe.optim
+    assert section is not None
+    if section.adaptive and not task.vae.last_layer().requires_grad:
+        raise ConfigError(
+            "autoencoder.discriminator.adaptive compares gradients at the decoder's last layer, which does not train; "
+            "let it train (optim.trainable, optim.frozen), or set adaptive to false with a weight of your choice"
+        )
+    judge = Judge(_build(section, recipe.seed, task.device), _settings_of(section), recipe.seed, task.device)
+    optimizer = build_optimizer(
+        judge.model.named_parameters(),
+        name=optim.name,
+        lr=section.lr or optim.lr,
+        betas=optim.betas,
+        eps=optim.eps,
+        weight_decay=section.weight_decay,
+        no_decay=not optim.decay_norms,
+    )
+    allocate_state(optimizer)
+    share = 1.0 if section.lr is None else section.lr / optim.lr
+    second = Stepper(
+        DiscriminatorTurn(task, judge),
+        optimizer,
+        None,
+        lambda step: share * lr_at(step),
+        section.clip_norm,
+        stepper.device_type,
+        stepper.bf16,
+        fp16=stepper.fp16,
+        scaler=scaler,
+        peers=stepper.peers,
+    )
+    stepper.task = AutoencoderTurn(task, judge)
+    return AdversarialStepper(stepper, second, judge)
+
+
+def _settings_of(section: DiscriminatorSection) -> AdversarialSettings:
+    return AdversarialSettings(
+        start=section.start,
+        weight=section.weight,
+        loss=section.loss,
+        turns=section.turns,
+        adaptive=section.adaptive,
+    )
+
+
+def _build(section: DiscriminatorSection, seed: int, device: torch.device) -> Discriminator:
+    config = DiscriminatorConfig(
+        channels=section.channels, num_layers=section.num_layers, dropout=section.dropout, kind=section.kind
+    )
+    model = build_discriminator(config, stream(seed, f"{_NAME} weights"))
+    if section.weights is not None:
+        load_discriminator(model, dict(read_weights(Path(section.weights)).tensors))
+    return model.to(device).train()

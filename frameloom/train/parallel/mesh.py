@@ -1,0 +1,263 @@
+"""Several processes that train one model: their mesh, and what a step and a checkpoint need of all of them."""
+
+from __future__ import annotations
+
+import math
+import os
+import signal
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.optim import Optimizer
+
+from frameloom.checkpoint.store import Checkpoint
+from frameloom.config.parallel import MeshShape, step_shares
+from frameloom.config.parallel_checks import check_world
+from frameloom.config.schema import Recipe
+from frameloom.core.errors import FrameloomError, RunError
+from frameloom.core.files import digest_value
+from frameloom.core.ranks import Ranks
+from frameloom.data.batch import BadClip, Batch
+from frameloom.generate.parts import LoadedDenoiser, TextPipeline, pick_device
+from frameloom.models.denoisers.sequence import use_sequence_group
+from frameloom.models.layers.sequence_parallel import join_sequence_group
+from frameloom.train.parallel.agreement import (
+    Ballot,
+    Claim,
+    claim_step,
+    count_votes,
+    describe_difference,
+    describe_mates,
+    digest_words,
+)
+from frameloom.train.parallel.encoders import OnceEncoder, SplitEncoder
+from frameloom.train.parallel.gradients import add_up_gradients, split_state
+from frameloom.train.parallel.peers import Answer, Peers, Tensors, scale_gradients
+from frameloom.train.parallel.sharding import expect_backward, split_weights
+from frameloom.train.parallel.shares import Shares, Span
+from frameloom.train.parallel.voice import SilentStop, hushed, speak_once
+from frameloom.train.parallel.whole_tensors import gather_whole, names_held, spread_whole
+
+AXES = ("replicate", "shard", "sequence", "tensor")
+_SIGNALS = {"sigint": signal.SIGINT, "sigterm": signal.SIGTERM}
+
+
+class MeshPeers(Peers):
+    """One of several processes. Made by `join_peers`."""
+
+    def __init__(self, recipe: Recipe, shape: MeshShape, rank: int, device: torch.device) -> None:
+        section = recipe.parallel
+        super().__init__(Shares(shape.data_rank(rank), shape.data, step_shares(section, shape)))
+        self.rank, self.num_ranks, self.shape, self.device = rank, shape.num_ranks, shape, device
+        self.zero, self._gather_bf16 = section.zero, section.gather == "bf16"
+        self.splits_weights = section.zero >= 2
+        self.gradient_scale = float(shape.num_ranks) if self.splits_weights else 1.0
+        self.mesh = init_device_mesh(
+            device.type, (shape.replicate, shape.shard, shape.sequence, shape.tensor), mesh_dim_names=AXES
+        )
+        self._recipe = digest_value(recipe.model_dump(mode="json"))[:12]
+        self._encoders = section.encoders
+        self.shares_text = section.encoders != "each"
+        self._host = join_host()
+        self._model: nn.Module | None = None
+        self._claim: Claim | None = None
+        self._num_planned = 0
+        self._num_bad = 0
+        self._asked: int | None = None
+        self._agreed: int | None = None
+
+    # A step
+
+    def begin(self, step: int, span: Span) -> None:
+        self._claim = claim_step(step, span, self._recipe)
+        self._num_planned = span.num_samples
+
+    def count_samples(self, batches: Sequence[Batch]) -> int:
+        return self._num_planned
+
+    def expect(self, *, is_last: bool) -> None:
+        if self._model is not None:
+            expect_backward(self._model, is_last=is_last, keep_gathered=self.zero == 2)
+
+    def join(
+        self, totals: Mapping[str, Tensor], batches: Sequence[Batch], params: Sequence[nn.Parameter]
+    ) -> dict[str, Tensor]:
+        sums = self._vote(totals, batches)
+        num_read = sums.pop("samples") / self.shape.mates
+        missing = self._num_planned / num_read if num_read else math.nan
+        add_up_gradients(params, None, factor=1 / self.gradient_scale)
+        scale_gradients(params, missing)
+        factor = missing / self.shape.mates
+        return {name: torch.tensor(sums[name] * factor, dtype=torch.float64) for name in totals}
+
+    def _vote(self, totals: Mapping[str, Tensor], batches: Sequence[Batch]) -> dict[str, float]:
+        """One sum over all processes: the losses, what else they must know of each other, and whether they agree."""
+        assert self._claim is not None
+        own = [batch for batch in batches if not batch.is_filler]
+        asked = self._asked
+        ballot = Ballot(
+            self._claim.words(),
+            self._read_words(batches),
+            self.shape.mates,
+            self.rank % self.shape.mates == 0,
+            {
+                "samples": float(sum(len(batch.rows) for batch in own)),
+                "bad": float(sum(len(batch.bad) for batch in own)),
+                **{name: float(asked == number) for name, number in _SIGNALS.items()},
+            },
+        )
+        said = torch.tensor(ballot.pack(), dtype=torch.float64, device=self.device)
+        losses = torch.stack([total.to(self.device, torch.float64) for total in totals.values()])
+        vector = torch.cat([said, losses])
+        dist.all_reduce(vector)
+        count = count_votes(vector.tolist(), self.num_ranks, [*ballot.sums, *totals])
+        if not count.is_agreed:
+            self._refuse(batches, count.claims_agree)
+        self._num_bad = int(count.sums["bad"])
+        self._agreed = next((int(number) for name, number in _SIGNALS.items() if count.sums[name]), None)
+        return count.sums
+
+    def _read_words(self, batches: Sequence[Batch]) -> list[int]:
+        rows = np.concatenate([batch.rows for batch in batches])
+        return digest_words([(batch.epoch, batch.index, batch.bucket.name) for batch in batches], rows)
+
+    def _refuse(self, batches: Sequence[Batch], claims_agree: bool) -> None:
+        """RunError on all processes, with what differs between them."""
+        assert self._claim is not None
+        rows = [int(row) for batch in batches for row in batch.rows]
+        read = (self.shares.rank, f"{[batch.bucket.name for batch in batches]}, rows {rows}")
+        found: list[Any] = [None] * self.num_ranks
+        dist.all_gather_object(found, (self._claim.facts(), read))
+        if claims_agree:
+            what = f"step {self._claim.step}: processes that share a clip have read different ones"
+            raise RunError(describe_mates([part[1] for part in found], what))
+        what = f"step {self._claim.step}: the processes do not agree on the step"
+        raise RunError(describe_difference([part[0] for part in found], what))
+
+    def agree_to_stop(self, asked: int | None) -> int | None:
+        return self._agreed
+
+    def ask_to_stop(self, number: int) -> None:
+        self._asked = number
+
+    def take_bad_clips(self, batches: Sequence[Batch]) -> list[BadClip]:
+        if not self._num_bad:
+            return []
+        found: list[Any] = [None] * self.num_ranks
+        dist.all_gather_object(found, super().take_bad_clips(batches))
+        return [clip for part in found for clip in part]
+
+    # What is split
+
+    def split_model(self, model: nn.Module, blocks: Sequence[nn.Module]) -> None:
+        if not self.splits_weights:
+            return
+        # Processes that share a clip hold different parts too: their gradients are parts of one sum.
+        parts = self.shape.shard * self.shape.sequence * self.shape.tensor
+        mesh = init_device_mesh(self.device.type, (self.shape.replicate, parts), mesh_dim_names=("copies", "parts"))
+        split_weights(
+            model,
+            blocks,
+            mesh if self.shape.replicate > 1 else mesh["parts"],
+            keep_gathered=self.zero == 2,
+            gather_bf16=self._gather_bf16,
+        )
+        self._model = model
+
+    def share_tokens(self, denoiser: LoadedDenoiser) -> None:
+        if self.shape.sequence == 1:
+            return
+        # Gradients of all processes are added up, those of one clip's parts among them.
+        group = join_sequence_group(self.mesh.get_group("sequence"), reduction="sum")
+        use_sequence_group(denoiser.family, denoiser.model, group)
+
+    def split_optimizer(self, optimizer: Optimizer) -> None:
+        if self.zero == 1 and self.shape.shard > 1:
+            group = self.mesh.get_group("shard")
+            index = self.mesh.get_local_rank("shard")
+            split_state(optimizer, group, index=index, ranks=dist.get_process_group_ranks(group))
+
+    def share_text(self, text: TextPipeline) -> TextPipeline:
+        if self._encoders == "each":
+            return text
+        if self._encoders == "shard":
+            mesh = init_device_mesh(self.device.type, (self.num_ranks,), mesh_dim_names=("encoders",))
+            return text.with_each(lambda encoder: SplitEncoder(encoder, self.device, mesh))
+        # Several encoders of a machine are kept by different processes, which spreads their memory.
+        size = dist.get_world_size(self._host)
+        places = {id(encoder): number % size for number, encoder in enumerate(text.encoders)}
+        return text.with_each(lambda encoder: OnceEncoder(encoder, self.device, self._host, owner=places[id(encoder)]))
+
+    # Files
+
+    def ask_first(self, work: Callable[[], Answer]) -> Answer:
+        outcome: list[Any] = [None]
+        error: BaseException | None = None
+        if self.is_first:
+            try:
+                outcome = [(True, work())]
+            except BaseException as found:
+                error = found
+                outcome = [(False, found.exit_code if isinstance(found, FrameloomError) else 1)]
+        dist.broadcast_object_list(outcome, src=0)
+        is_done, value = outcome[0]
+        if error is not None:
+            raise error
+        if not is_done:
+            raise SilentStop(value)
+        answer: Answer = value
+        return answer
+
+    def collect(self, tensors: Tensors) -> Tensors:
+        return gather_whole(tensors, self._state_group())
+
+    def spread(self, checkpoint: Checkpoint | None, own: Tensors) -> Checkpoint:
+        known = set().union(*names_held(own, self._state_group()))
+        parts = spread_whole(checkpoint.tensors if checkpoint else None, own, known, self.device)
+        step, state = self.ask_first(lambda: (checkpoint.step, checkpoint.state) if checkpoint else (0, {}))
+        return Checkpoint(step, parts, state)
+
+    def _state_group(self) -> dist.ProcessGroup:
+        """Processes that have all tensors between them, where some have what others lack."""
+        return self.mesh.get_group("shard")
+
+
+def join_host() -> dist.ProcessGroup:
+    """The processes of this machine, as torchrun counts them; all, where nobody does."""
+    num_ranks = dist.get_world_size()
+    size = int(os.environ.get("LOCAL_WORLD_SIZE", num_ranks))
+    if size >= num_ranks or num_ranks % size:
+        group = dist.group.WORLD
+    else:
+        hosts = [list(range(first, first + size)) for first in range(0, num_ranks, size)]
+        group, _ = dist.new_subgroups_by_enumeration(hosts)  # type: ignore[no-untyped-call]
+    assert group is not None
+    return group
+
+
+@contextmanager
+def join_peers(recipe: Recipe, ranks: Ranks) -> Iterator[Peers]:
+    """The processes of a run, from the first word to the last; ConfigError when they cannot share the recipe."""
+    shape = check_world(recipe, ranks.num_ranks)
+    if ranks.num_ranks == 1:
+        yield Peers(Shares(num_shares=step_shares(recipe.parallel, shape)))
+        return
+    device = pick_device(recipe.train.device)
+    if device.type == "cuda":
+        device = torch.device("cuda", ranks.local_rank)
+        torch.cuda.set_device(device)
+    backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+    dist.init_process_group(backend, timeout=timedelta(seconds=recipe.parallel.timeout_s))
+    try:
+        store = dist.distributed_c10d._get_default_store()
+        with hushed(ranks.rank), speak_once(ranks.rank, store):
+            yield MeshPeers(recipe, shape, ranks.rank, device)
+    finally:
+        dist.destroy_process_group()

@@ -1,0 +1,119 @@
+"""The other processes of a run, as the step and the loop see them. This one has none: nothing is sent anywhere."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from frameloom.checkpoint.store import Checkpoint
+from frameloom.data.batch import BadClip, Batch
+from frameloom.generate.parts import LoadedDenoiser, TextPipeline
+from frameloom.train.parallel.shares import Shares, Span
+
+Answer = TypeVar("Answer")
+Tensors = dict[str, dict[str, Tensor]]
+
+
+class Peers:
+    """One process alone. `MeshPeers` overrides what several processes do otherwise.
+
+    A step calls, in this order: `begin`; for each micro-batch `expect`; after the last backward pass `join`.
+    """
+
+    rank = 0
+    num_ranks = 1
+    splits_weights = False
+    """whether a forward pass needs all processes at once"""
+    shares_text = False
+    """whether a text is encoded by several processes at once"""
+    gradient_scale = 1.0
+    """what the loss is multiplied by, because gradients are averaged over processes instead of added up"""
+
+    def __init__(self, shares: Shares | None = None) -> None:
+        self.shares = shares or Shares()
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this process logs, writes files and shows progress."""
+        return self.rank == 0
+
+    # A step
+
+    def begin(self, step: int, span: Span) -> None:
+        """Say which step comes next."""
+
+    def count_samples(self, batches: Sequence[Batch]) -> int:
+        """Samples of the step, on all processes."""
+        return sum(len(batch.rows) for batch in batches if not batch.is_filler)
+
+    def expect(self, *, is_last: bool) -> None:
+        """A forward and backward pass comes; gradients are sent with the last one of a step only."""
+
+    def join(
+        self, totals: Mapping[str, Tensor], batches: Sequence[Batch], params: Sequence[nn.Parameter]
+    ) -> dict[str, Tensor]:
+        """Add up `totals` and the gradients over all processes, after a look whether they did the same step."""
+        return dict(totals)
+
+    def agree_to_stop(self, asked: int | None) -> int | None:
+        """The signal at which all stop now; `asked` is the one that this process got."""
+        return asked
+
+    def ask_to_stop(self, number: int) -> None:
+        """This process got a signal; may be called from its handler."""
+
+    def take_bad_clips(self, batches: Sequence[Batch]) -> list[BadClip]:
+        """Clips of the last step that could not be read, on all processes."""
+        return [clip for batch in batches for clip in batch.bad]
+
+    # What is split
+
+    def split_model(self, model: nn.Module, blocks: Sequence[nn.Module]) -> None:
+        """Split the weights of `model`, block by block."""
+
+    def share_tokens(self, denoiser: LoadedDenoiser) -> None:
+        """Let the processes that see the same clip divide its tokens."""
+
+    def split_optimizer(self, optimizer: Optimizer) -> None:
+        """Leave each process the state of a part of the weights."""
+
+    def share_text(self, text: TextPipeline) -> TextPipeline:
+        """The text encoders as these processes use them together."""
+        return text
+
+    # Files
+
+    def ask_first(self, work: Callable[[], Answer]) -> Answer:
+        """What the first process finds, on all of them; an error there ends all."""
+        return work()
+
+    def do_first(self, work: Callable[[], object]) -> None:
+        """Work of the first process, for which the others wait; an error there ends all."""
+        self.ask_first(lambda: work() and None)
+
+    def collect(self, tensors: Tensors) -> Tensors:
+        """Whole tensors on the first process; on the others nothing."""
+        return tensors
+
+    def spread(self, checkpoint: Checkpoint | None, own: Tensors) -> Checkpoint:
+        """Of a checkpoint that the first process has read whole, the part of each; `own` are its tensors now."""
+        assert checkpoint is not None
+        return checkpoint
+
+    def close(self) -> None:
+        """Leave in order."""
+
+
+def has_gradient(param: nn.Parameter) -> bool:
+    return param.grad is not None
+
+
+@torch.no_grad()
+def scale_gradients(params: Sequence[nn.Parameter], factor: float) -> None:
+    grads = [param.grad for param in params if param.grad is not None]
+    if grads and factor != 1.0:
+        torch._foreach_mul_(grads, factor)

@@ -1,0 +1,11 @@
+python opensora/train/train_t2v_diffusers.py \
+    --data "scripts/train_data/merge_data_train.txt" \
+    --val_data "scripts/train_data/merge_data_val.txt" \
+    --validate True \
+    --val_batch_size 1 \
+    --val_interval 1 \
+    --num_frames 93 \
+    --max_hxw 409600 \
+    --parallel_mode "zero" \
+    --zero_stage 2 \
+    --sp_size 8

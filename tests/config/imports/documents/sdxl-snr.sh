@@ -1,0 +1,3 @@
+python train.py \
+  ...
+  --snr_gamma 5.0

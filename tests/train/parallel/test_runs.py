@@ -1,0 +1,138 @@
+"""Whole runs with several processes: resume at another number of them, signals, errors, disagreement, bad clips."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from frameloom.checkpoint.store import list_steps, load_latest
+from tests.conftest import World
+from tests.models.text.tiny import make_t5
+from tests.train.parallel.conftest import Found, Jobs, largest_difference
+
+pytestmark = pytest.mark.timeout(900)
+
+OPTIM = {"lr": 1e-3, "eps": 1e-3}
+
+
+def write_recipe(jobs: Jobs, shared: Path, name: str, data: dict[str, object] | None = None) -> Path:
+    folder = jobs.folder / name
+    folder.mkdir()
+    buckets = {"buckets": {"64px": {"1": [1.0, 3], "9": [1.0, 3]}}, "frame_start": "first"}
+    return World(shared, folder).write_recipe(data=buckets | (data or {}), optim=OPTIM, parallel={"data": 4})
+
+
+def copy_with_a_broken_clip(shared: Path, folder: Path) -> dict[str, object]:
+    shutil.copytree(shared / "data", folder)
+    clip = sorted(folder.rglob("*.mp4"))[0]
+    clip.write_bytes(clip.read_bytes()[:200])
+    return {"manifest": str(folder / "manifest.parquet"), "bad_limit": 0.5}
+
+
+@pytest.fixture(scope="module")
+def done(jobs: Jobs, shared_world: Path) -> Jobs:
+    path = write_recipe(jobs, shared_world, "runs")
+
+    def whole(name: str, world: int, run: str, *overrides: str, **more: object) -> None:
+        jobs.add(name, world, path, "--name", run, *overrides, kind="whole", **more)
+
+    whole("alone", 1, "alone", "--train.steps", "6")
+    whole("moved a", 2, "moved", "--train.steps", "2", "--parallel.zero", "1")
+    whole("moved b", 4, "moved", "--train.steps", "4", "--parallel.zero", "3")
+    whole("moved c", 1, "moved", "--train.steps", "6")
+    whole("stopped", 2, "stopped", "--train.steps", "6", "--parallel.zero", "2", fault="sigterm on rank 1")
+    whole("other", 2, "other", overrides_of={"1": ["--optim.lr", "2e-3", "--seed", "7"]})
+    broken = write_recipe(
+        jobs, shared_world, "broken", copy_with_a_broken_clip(shared_world, jobs.folder / "broken data")
+    )
+    jobs.add("broken alone", 1, broken)
+    jobs.add("broken", 2, broken)
+    plain = write_recipe(jobs, shared_world, "plain")
+    jobs.add("plain alone", 1, plain)
+    for encoders in ("once", "shard"):
+        jobs.add(f"plain {encoders}", 2, plain, "--parallel.encoders", encoders)
+    jobs.add("encoders", 3, plain, kind="encoders", t5=str(make_t5(jobs.folder / "t5")))
+    whole("failing", 2, "failing", fault="error on rank 1")
+    whole("killed", 2, "killed", fault="kill rank 1")
+    codes = jobs.run()
+    assert codes == [0, -9, 0, 0], jobs.errors()
+    return jobs
+
+
+def outcomes(done: Jobs, name: str, world: int) -> list[str]:
+    return [(done.folder / name / f"outcome-{rank}").read_text() for rank in range(world)]
+
+
+def losses(done: Jobs, run: str) -> dict[int, float]:
+    lines = map(json.loads, (done.folder / "runs" / run / "metrics.jsonl").read_text().splitlines())
+    return {line["step"]: line["train/loss"] for line in lines if "train/loss" in line}
+
+
+def test_a_run_goes_on_with_any_number_of_processes(done):
+    """Two processes, then four, then one: losses, weights and all state are those of one process throughout."""
+    for name, world in (("moved a", 2), ("moved b", 4), ("moved c", 1), ("alone", 1)):
+        assert outcomes(done, name, world) == ["done"] * world
+    assert losses(done, "moved").keys() == losses(done, "alone").keys() == set(range(1, 7))
+    assert losses(done, "moved") == pytest.approx(losses(done, "alone"), rel=1e-6)
+    ours, alone = (load_latest(done.folder / "runs" / run / "checkpoints") for run in ("moved", "alone"))
+    assert ours is not None and alone is not None and ours.step == alone.step == 6
+    assert (ours.state["epoch"], ours.state["position"]) == (alone.state["epoch"], alone.state["position"])
+    for kind in ("model", "ema", "optimizer"):
+        assert largest_difference(ours.tensors[kind], alone.tensors[kind]) < 1e-6
+    first = load_latest(done.folder / "runs" / "stopped" / "checkpoints")
+    assert first is not None and largest_difference(first.tensors["model"], alone.tensors["model"]) > 1e-4
+
+
+def test_only_the_first_process_writes_metrics(done):
+    lines = (done.folder / "runs" / "moved" / "metrics.jsonl").read_text().splitlines()
+    assert len(lines) == len({json.loads(line)["step"] for line in lines})
+
+
+def test_a_signal_to_one_process_saves_and_stops_all(done):
+    found = outcomes(done, "stopped", 2)
+    assert found[0].startswith("Interrupted 143: SIGTERM: saved step 2") and found[1] == "silent 143"
+    assert list_steps(done.folder / "runs" / "stopped" / "checkpoints")[-1] == 2
+
+
+def test_processes_that_disagree_stop_at_once_and_say_where(done):
+    found = outcomes(done, "other", 2)
+    assert found[0].startswith("RunError 2: step 1: the processes do not agree") and found[1] == "silent 2"
+    assert "recipe: rank 0:" in found[0] and "recipe: rank 1:" in found[0] and "samples: rank 1:" in found[0]
+    assert "  epoch:" not in found[0]
+    assert list_steps(done.folder / "runs" / "other" / "checkpoints") == [0]
+
+
+def test_an_error_of_one_process_is_told_by_it_alone(done):
+    told = "DataError 2: rank 1: clips/7.mp4: cannot be read on this machine"
+    assert outcomes(done, "failing", 2) == ["silent 2", told]
+
+
+def test_a_process_that_is_killed_ends_the_others_with_one_message(done):
+    (found,) = outcomes(done, "killed", 1)
+    assert found.startswith("RunError 2: rank 0: lost contact with another process")
+
+
+def test_all_processes_know_of_a_clip_that_one_could_not_read(done):
+    ours, alone = done.found("broken"), done.found("broken alone")
+    assert ours.losses() == pytest.approx(alone.losses(), rel=1e-6) and ours.rows() == alone.rows()
+    lists = [(found.folder / "bad_clips.jsonl").read_text().splitlines() for found in (ours, alone)]
+    assert sorted(lists[0]) == sorted(lists[1]) and len(lists[0]) >= 1
+
+
+def test_encoders_that_are_shared_give_the_states_of_ones_own(done):
+    ranks = Found(done.folder / "encoders", 3).ranks
+    for found in ranks:
+        assert found["spread"] > 1e-3, "all captions look alike: the test proves nothing"
+        for differences in found["differences"].values():
+            assert len(differences) == 2 and max(differences) < 1e-5
+    assert [found["has_weights"] for found in ranks] == [False, True, False]
+    assert all(found["share"] < 0.5 for found in ranks) and sum(found["share"] for found in ranks) == pytest.approx(1)
+
+
+@pytest.mark.parametrize("encoders", ["once", "shard"])
+def test_a_run_with_shared_encoders_learns_the_same(done, encoders):
+    ours, alone = done.found(f"plain {encoders}"), done.found("plain alone")
+    assert ours.rows() == alone.rows() and ours.losses() == pytest.approx(alone.losses(), rel=1e-6)

@@ -1,0 +1,213 @@
+"""One process of a test with several: runs the jobs of a list that name its number, one after the other.
+
+Starting processes and importing torch costs more than a tiny run, so one start serves many settings.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import logging
+import os
+import signal
+import sys
+from collections import Counter
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from frameloom.config.load import load_recipe
+from frameloom.core.errors import DataError, FrameloomError
+from frameloom.core.ranks import read_ranks
+from frameloom.train import tasks
+from frameloom.train.build import build_trainer
+from frameloom.train.loop import Trainer, train
+from frameloom.train.parallel import encoders, gradients, mesh
+from frameloom.train.parallel.voice import SilentStop
+from frameloom.train.run_folder import RunFolder
+
+# The text encoder is frozen, and the largest part of a tiny run's start.
+KEEP_TEXT: dict[str, Any] = {}
+
+
+def main(jobs_file: Path, number: int) -> None:
+    torch.set_num_threads(1)
+    logging.getLogger("frameloom").addHandler(logging.NullHandler())
+    keep_text_encoders()
+    for job in json.loads(jobs_file.read_text()):
+        if number in job["processes"]:
+            rank = job["processes"].index(number)
+            set_environment(job, rank)
+            try:
+                KINDS[job["kind"]](job, rank)
+            finally:
+                FAULTS[None](rank)
+
+
+def keep_text_encoders() -> None:
+    build = tasks.build_text
+
+    def build_once(section: Any, model: Any) -> Any:
+        key = f"{section!r} {model.family}"
+        if key not in KEEP_TEXT:
+            KEEP_TEXT[key] = build(section, model)
+        return KEEP_TEXT[key]
+
+    tasks.build_text = build_once
+
+
+def set_environment(job: Mapping[str, Any], rank: int) -> None:
+    values = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": len(job["processes"]), "MASTER_PORT": job["port"]}
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", **{name: str(value) for name, value in values.items()}}
+
+
+def run_steps(job: Mapping[str, Any], rank: int) -> None:
+    """Build a trainer, take some steps, and put down what was read, lost, sent and learnt."""
+    recipe = load_recipe(job["recipe"], job["overrides"])
+    folder = RunFolder(Path(job["out"]))
+    with mesh.join_peers(recipe, read_ranks()) as peers:
+        FAULTS[job["fault"]](rank)
+        peers.do_first(lambda: folder.path.mkdir(parents=True, exist_ok=True))
+        trainer = build_trainer(recipe, folder, first_step=1, peers=peers)
+        found = take_steps(trainer, job["steps"])
+        tensors = peers.collect(trainer.snapshot().tensors)
+        held = sum(tensor.nbytes for tensor in local_optimizer_tensors(trainer))
+        for tracker in trainer.trackers:
+            tracker.close()
+    found |= {"position": [trainer.epoch, trainer.position], "state_bytes": held}
+    (folder.path / f"rank-{rank}.json").write_text(json.dumps(found))
+    if rank == 0:
+        for kind, members in tensors.items():
+            save_file({name: tensor.contiguous() for name, tensor in members.items()}, folder.path / f"{kind}.st")
+
+
+def local_optimizer_tensors(trainer: Trainer) -> list[torch.Tensor]:
+    found = trainer.stepper.tensors()["optimizer"].values()
+    return [tensor.to_local() if hasattr(tensor, "to_local") else tensor for tensor in found]
+
+
+class Sent(TorchDispatchMode):
+    """Counts collectives by name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counts: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.namespace.strip("_").startswith("c10d"):
+            self.counts[func.overloadpacket.__name__] += 1
+        return func(*args, **(kwargs or {}))
+
+
+def take_steps(trainer: Trainer, steps: int) -> dict[str, Any]:
+    """Values of each step, the rows that this process read for it (fillers left out), and what was sent."""
+    found: dict[str, Any] = {"values": [], "rows": [], "sent": []}
+    for batches, position in trainer.feed.steps(trainer.epoch, trainer.position, trainer.recipe.train.accumulate):
+        assert trainer.feed.span is not None
+        trainer.peers.begin(trainer.step + 1, trainer.feed.span)
+        with Sent() as sent:
+            found["values"].append(trainer.take_step(batches).values)
+        found["sent"].append(dict(sent.counts))
+        found["rows"].append([int(row) for batch in batches if not batch.is_filler for row in batch.rows])
+        trainer.feed.bad_clips.add_clips(trainer.peers.take_bad_clips(batches))
+        trainer.epoch, trainer.position = position
+        if trainer.step == steps:
+            return found
+    raise AssertionError("the feed ended")
+
+
+def run_whole(job: Mapping[str, Any], rank: int) -> None:
+    """`frameloom train` as it is; the outcome of each process is put down beside the run."""
+    overrides = [*job["overrides"], *job["overrides_of"].get(str(rank), [])]
+    outcome = "done"
+    FAULTS[job["fault"]](rank)
+    try:
+        train(load_recipe(job["recipe"], overrides))
+    except SilentStop as error:
+        outcome = f"silent {error.exit_code}"
+    except FrameloomError as error:
+        outcome = f"{type(error).__name__} {error.exit_code}: {error}"
+    out = Path(job["out"])
+    out.mkdir(parents=True, exist_ok=True)
+    (out / f"outcome-{rank}").write_text(outcome)
+
+
+RIGHT_SUM, RIGHT_STEP = gradients.add_up_gradients, Trainer.take_step
+
+
+def put_right(rank: int) -> None:
+    mesh.add_up_gradients, Trainer.take_step = RIGHT_SUM, RIGHT_STEP
+
+
+def scale_gradients_wrongly(rank: int) -> None:
+    """What averaging instead of adding up would do with two processes."""
+    mesh.add_up_gradients = lambda params, group, *, factor=1.0: RIGHT_SUM(params, group, factor=factor / 2)
+
+
+def at_step(step: int, rank: int, act: Callable[[], None], this: int) -> None:
+    """Do something on one process before it takes a step."""
+
+    @functools.wraps(RIGHT_STEP)
+    def take_step(trainer: Trainer, batches: Any) -> Any:
+        if trainer.step + 1 == step and this == rank:
+            act()
+        return RIGHT_STEP(trainer, batches)
+
+    Trainer.take_step = take_step  # type: ignore[method-assign]
+
+
+def fail_to_read() -> None:
+    raise DataError("clips/7.mp4: cannot be read on this machine")
+
+
+FAULTS: dict[str | None, Callable[[int], None]] = {
+    None: put_right,
+    "gradient scale": scale_gradients_wrongly,
+    "sigterm on rank 1": lambda rank: at_step(2, 1, lambda: os.kill(os.getpid(), signal.SIGTERM), rank),
+    "error on rank 1": lambda rank: at_step(3, 1, fail_to_read, rank),
+    "kill rank 1": lambda rank: at_step(3, 1, lambda: os.kill(os.getpid(), signal.SIGKILL), rank),
+}
+
+
+def run_encoders(job: Mapping[str, Any], rank: int) -> None:
+    """Encode with one process's weights, with split ones, and alone; the first has more captions than fit one pass."""
+    from frameloom.models.text import build_text_encoder
+
+    recipe = load_recipe(job["recipe"], job["overrides"])
+    captions = [f"a {colour} circle moves {way}" for colour in ("red", "blue") for way in ("left", "up")]
+    captions = captions * 5 if rank == 0 else captions[: rank + 1]
+    made = [build_text_encoder("t5", max_length=8, path=job["t5"], options={"precision": "fp32"}) for _ in range(3)]
+    with mesh.join_peers(recipe, read_ranks()) as peers:
+        assert isinstance(peers, mesh.MeshPeers)
+        host, parts = mesh.join_host(), mesh.init_device_mesh("cpu", (peers.num_ranks,))
+        once = encoders.OnceEncoder(made[0], peers.device, host, owner=1)
+        split = encoders.SplitEncoder(made[1], peers.device, parts)
+        found = {"once": once.encode(captions), "split": split.encode(captions)}
+    alone = made[2].encode(captions)
+    whole = sum(weight.numel() for weight in made[2].load().parameters())
+    result = {
+        "has_weights": made[0]._model is not None,
+        "share": sum(weight.to_local().numel() for weight in made[1].load().parameters()) / whole,
+        "differences": {
+            name: [float((mine.float() - right.float()).abs().max()) for mine, right in pairs(states, alone)]
+            for name, states in found.items()
+        },
+        "spread": float(alone.tokens_BKD.std(0).max()),
+    }
+    Path(job["out"]).mkdir(parents=True, exist_ok=True)
+    (Path(job["out"]) / f"rank-{rank}.json").write_text(json.dumps(result))
+
+
+def pairs(ours: Any, theirs: Any) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    found = zip(vars(ours).values(), vars(theirs).values(), strict=True)
+    return [(mine, right) for mine, right in found if right.numel() and mine.shape == right.shape]
+
+
+KINDS = {"steps": run_steps, "whole": run_whole, "encoders": run_encoders}
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), int(sys.argv[2]))
