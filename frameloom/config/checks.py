@@ -19,7 +19,7 @@ from frameloom.config.problems import Problem
 from frameloom.config.sample_checks import check_note, check_sample
 from frameloom.config.schema import Recipe, TextEncoderSection
 from frameloom.config.spelling import nearest, suggest
-from frameloom.config.text_checks import check_text_files, check_text_place
+from frameloom.config.text_checks import TOKENIZER_FOLDERS, check_text_files, check_text_place
 from frameloom.config.train_checks import check_train
 from frameloom.config.yaml_values import KeyPath, format_value
 from frameloom.core.errors import ConfigError
@@ -328,7 +328,8 @@ def check_files(recipe: Recipe, *, skip_caches: bool = False, places: Mapping[Ke
         problems.append(_check_path(("lora", "weights"), lora, "file or folder"))
         for index, encoder in enumerate(recipe.text.encoders):
             place = ("text", "encoders", str(index))
-            problems.append(_check_path((*place, "path"), encoder.path, "file or folder"))
+            kind = "file or folder" if encoder.name in TOKENIZER_FOLDERS else "folder"
+            problems.append(_check_path((*place, "path"), encoder.path, kind))
             problems.append(_check_path((*place, "tokenizer"), encoder.tokenizer, "folder"))
         problems += check_text_files(recipe)
         problems += _check_sample_files(recipe)

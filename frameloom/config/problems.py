@@ -60,8 +60,9 @@ def _patch(value: Mapping[str, Any], wrong: Sequence[KeyPath]) -> dict[str, Any]
     for key in walk():
         if key.field.is_required():
             section: Any = patched
+            # A section that is left out needs no keys; one that is required was put in before its own.
             for part in key.path[:-1]:
-                section = section.setdefault(part, {}) if isinstance(section, dict) else None
+                section = section.get(part) if isinstance(section, dict) else None
             if isinstance(section, dict):
                 section.setdefault(key.path[-1], {} if key.kind.section else example_of(key.field))
     return patched

@@ -34,9 +34,10 @@ def check_text_files(recipe: Recipe) -> list[Problem]:
     problems = []
     for index, encoder in enumerate(recipe.text.encoders):
         place = Path(encoder.path) if encoder.path is not None else None
-        if place is None or not place.is_file() or encoder.tokenizer is not None:
+        folder = TOKENIZER_FOLDERS.get(encoder.name)
+        if place is None or folder is None or not place.is_file() or encoder.tokenizer is not None:
             continue
-        beside = place.parent / TOKENIZER_FOLDERS.get(encoder.name, "tokenizer")
+        beside = place.parent / folder
         if not beside.is_dir():
             path: KeyPath = ("text", "encoders", str(index), "tokenizer")
             text = f"{'.'.join(path)} is null, but {place} holds weights alone, and there is no {beside}"

@@ -121,9 +121,9 @@ def read_given(media: Media, settings: SampleSection, *, stride: int, causal: bo
 
 
 def choose_known_frames(frames: int, *, stride: int, causal: bool) -> int:
-    """About half of a clip, in whole latent frames, at least one."""
+    """The number of frames nearest to half of a clip that fills latent frames; at least one."""
     lead = int(causal)
-    return max(1, lead + (frames // 2 - lead) // stride * stride)
+    return max(1, lead + round((frames / 2 - lead) / stride) * stride)
 
 
 def _read_picture(path: Path, settings: SampleSection) -> Tensor:

@@ -25,7 +25,7 @@ _TENSORS = "model.safetensors"
 
 def list_trained(text: TextPipeline, section: TextSection) -> dict[str, nn.Module]:
     """The networks of the encoders that train, by the name of their place in the recipe."""
-    found = {}
+    found: dict[str, nn.Module] = {}
     for index, (item, encoder) in enumerate(zip(section.encoders, text.encoders, strict=True)):
         if item.train:
             if not isinstance(encoder, PretrainedEncoder):
@@ -36,7 +36,7 @@ def list_trained(text: TextPipeline, section: TextSection) -> dict[str, nn.Modul
 
 def start_training(text: TextPipeline, section: TextSection) -> dict[str, nn.Parameter]:
     """Let the chosen encoders learn, and give their weights by name."""
-    params = {}
+    params: dict[str, nn.Parameter] = {}
     for place, network in list_trained(text, section).items():
         network.requires_grad_(True)
         params |= {f"{place}.{name}": param for name, param in network.named_parameters()}

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from frameloom.config.facts import FAMILIES
-from frameloom.config.schema import Recipe, TrainSection
+from frameloom.config.schema import Recipe, TrainSection, ValidationSection
 from frameloom.data.batch import Batch
 from frameloom.generate.parts import TextPipeline, build_denoiser, build_objective, build_text, build_vae
 from frameloom.generate.trained_text import PREFIX, TRAINED_TEXT, start_training, write_trained
@@ -130,7 +130,7 @@ def _build_denoiser(
         seed=recipe.seed,
         device=device,
         half=half,
-        **({"num_levels": recipe.validation.levels} if recipe.validation else {}),
+        num_levels=(recipe.validation or ValidationSection()).levels,
     )
     trained_text = start_training(text, recipe.text)
     task.trains_text = bool(trained_text)

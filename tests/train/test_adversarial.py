@@ -173,3 +173,13 @@ def test_a_stage_can_start_from_the_discriminator_of_another(world):
     assert all(torch.equal(own[name], saved[name]) for name in saved)
     _, fresh = start(world)
     assert not torch.equal(fresh.judge.model.state_dict()["main.0.weight"], saved["main.0.weight"])
+
+
+def test_the_discriminator_learns_to_tell_reconstructions_from_clips(world):
+    """Against an autoencoder that hardly moves, its accuracy goes from chance to nearly all."""
+    trainer, _ = start(world, "--optim.lr", "1e-7", turns="both", lr=1e-2)
+    steps = trainer.feed.steps(0, 0, 1)
+    results = [trainer.take_step(next(steps)[0]).values for _ in range(12)]
+    assert results[0]["discriminator_accuracy"] < 0.7
+    assert results[-1]["discriminator_accuracy"] > 0.9
+    assert results[-1]["discriminator_loss"] < 0.5 < results[0]["discriminator_loss"]

@@ -116,9 +116,8 @@ class SplitEncoder(_Shared):
             raise ConfigError(
                 f"parallel.encoders is shard, but the text encoder {self.name} has no weights to split; write each"
             )
-        for block in find_blocks(model):
-            fully_shard(block, mesh=self._mesh)
-        fully_shard(model, mesh=self._mesh)
+        for module in (*find_blocks(model), model):
+            fully_shard(module, mesh=self._mesh, reshard_after_forward=True)
         self.inner.to(self.device)
         self._is_split = True
 

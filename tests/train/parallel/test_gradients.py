@@ -1,0 +1,69 @@
+"""Sums of gradients and owners of optimizer state, in a group of one; several processes are in test_equivalence."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from frameloom.core.random import stream
+from frameloom.train.optimizer import build_optimizer, optimizer_tensors, trained_names
+from frameloom.train.parallel.gradients import add_up_gradients, choose_owners, split_state
+
+
+@pytest.fixture
+def group() -> Iterator[dist.ProcessGroup]:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    assert dist.group.WORLD is not None
+    yield dist.group.WORLD
+    dist.destroy_process_group()
+
+
+def make_params(*shapes: tuple[int, ...]) -> list[nn.Parameter]:
+    generator = stream(0, "params")
+    return [nn.Parameter(torch.randn(shape, generator=generator)) for shape in shapes]
+
+
+@pytest.mark.parametrize("most", [1, 7, 1000])
+def test_gradients_come_back_in_their_shapes_whatever_the_pieces(group, most):
+    params = make_params((3, 2), (5,), (), (4, 1))
+    params[3] = nn.Parameter(params[3].to(torch.float64))
+    grads = [torch.full_like(param, float(number + 1)) for number, param in enumerate(params)]
+    for param, grad in zip(params, grads, strict=True):
+        param.grad = grad.clone()
+    params[1].grad = None
+    add_up_gradients(params, group, factor=0.5, most=most)
+    assert params[1].grad is None, "a parameter that nobody used must keep no gradient"
+    for number in (0, 2, 3):
+        found = params[number].grad
+        assert found is not None and torch.equal(found, grads[number] * 0.5)
+
+
+def test_owners_have_about_equally_much_and_are_chosen_alike_everywhere():
+    sizes = {f"block.{number}.{kind}": size for number in range(20) for kind, size in (("weight", 900), ("bias", 30))}
+    owners = choose_owners(sizes, 3)
+    loads = [sum(size for name, size in sizes.items() if owners[name] == owner) for owner in range(3)]
+    assert max(loads) - min(loads) <= 900 and sum(loads) == sum(sizes.values())
+    assert owners == choose_owners(dict(reversed(list(sizes.items()))), 3)
+
+
+@pytest.mark.parametrize("name", ["adamw", "came", "muon"])
+def test_a_process_keeps_state_of_its_own_weights_alone(group, name):
+    """Number 1 of two; the sending that follows a step is left out, as there is nobody to send to."""
+    params = dict(zip("abcd", make_params((6, 4), (6, 4), (6,), (6,)), strict=True))
+    optimizer = build_optimizer(params.items(), name=name, lr=1e-2, hidden={"a", "b"})
+    split_state(optimizer, group, index=1, ranks=[0, 0])
+    own = trained_names(optimizer)
+    assert 0 < len(own) < 4
+    held = {key.partition(".")[2] for key in optimizer_tensors(optimizer, own) if "." in key}
+    assert held == set(own)
+
+
+def test_more_processes_than_weights_leave_some_without_state(group):
+    params = dict(zip("ab", make_params((6, 4), (6,)), strict=True))
+    optimizer = build_optimizer(params.items(), lr=1e-2)
+    split_state(optimizer, group, index=3, ranks=[0, 0, 0, 0])
+    assert trained_names(optimizer) == [] and optimizer_tensors(optimizer, []) == {}
