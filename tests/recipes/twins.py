@@ -74,6 +74,7 @@ class Workshop:
             "data": _shrink_data(recipe, self.manifest, run_folder),
             "optim": {"schedule": {"warmup_steps": warmup}},
             "train": train,
+            "parallel": {"sequence": 1},  # one process
             **(self._shrink_models(recipe) if recipe.task == "denoiser" else self._shrink_autoencoder(recipe)),
         }
 

@@ -160,15 +160,18 @@ def set_deepspeed(job: Job) -> None:
     if "deepspeed_config_file" not in launcher.arguments:
         return
     name, stage = launcher.get("deepspeed_config_file"), launcher.get("zero_stage")
-    if not launcher.get("use_deepspeed") and name is None:
+    own = launcher.get("config_file") or ""
+    if not launcher.get("use_deepspeed") and name is None and "deepspeed" not in own:
         return
+    if name is None and stage is None and "deepspeed" in own:
+        name = own
     if stage is None and name is not None:
         stage = _read_stage(job, name)
-    set_zero(job, 2 if stage is None else stage, job.told("deepspeed_config_file", launcher) if name else "DeepSpeed")
+    set_zero(job, 2 if stage is None else stage, f"DeepSpeed {name or ''}".rstrip())
 
 
 def _read_stage(job: Job, name: str) -> int | None:
-    file = job.find_file(name)
+    file = job.find_file(name) if name.endswith(".json") else None
     if file is not None:
         try:
             stage = json.loads(file.read_text(encoding="utf-8"))["zero_optimization"]["stage"]

@@ -23,14 +23,14 @@ _VAES = {
 _PICKLES = (".ckpt", ".bin", ".pt", ".pth")
 
 
-def set_parts(job: Job, encoder: str) -> None:
-    """Autoencoder, text encoder and the weights to start from."""
+def set_parts(job: Job, *encoder: str) -> None:
+    """Autoencoder, text encoder (by the names of its folder) and the weights to start from."""
     draft, given = job.draft, job.given
     name, size = job.copy_pair("ae", _VAES)
     draft.set("vae.name", name)
     draft.set("vae.size", size)
     job.copy("vae.weights", "ae_path")
-    job.copy("text.encoders.0.path", encoder)
+    job.copy("text.encoders.0.path", *encoder)
     draft.drop("model.weights")
     if given.get("pretrained"):
         job.copy("model.weights", "pretrained")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from frameloom.config.imports.draft import Draft
-from frameloom.config.imports.job import PRECISIONS, Job, set_length, set_zero
+from frameloom.config.imports.job import PRECISIONS, Job, set_deepspeed, set_length, set_zero
 from frameloom.config.imports.mindspore import set_embeddings, set_loop, set_optimizer, set_parts
 from frameloom.config.load import resolve
 
@@ -28,7 +28,7 @@ def translate(job: Job) -> Draft:
     for section in ("optim", "train", "objective"):
         draft.set(section, {})
     _set_model(job)
-    set_parts(job, "text_encoder_name_1")
+    set_parts(job, "text_encoder_name_1", "text_encoder_name")
     if job.given.get("vae_fp32"):
         draft.set("vae.precision", "fp32")
     job.copy("text.encoders.0.max_length", "model_max_length")
@@ -121,6 +121,9 @@ def _set_loop(job: Job) -> None:
     job.copy("train.save_every", "checkpointing_steps")
     if given.has("checkpoints_total_limit"):
         draft.set("train.keep", max(2, given.get("checkpoints_total_limit")))
+    set_deepspeed(job)
+    if given.get("enable_tracker"):
+        job.leave("enable_tracker", "validation.samples draws samples; its prompts are yours to write")
     if given.get("parallel_mode") == "zero":
         set_zero(job, given.get("zero_stage"), job.told("zero_stage"))
     else:

@@ -34,6 +34,11 @@ _VAE_FIELDS = {
     "ae.use_spatial_tiling": "spatial_tiling",
     "ae.use_temporal_tiling": "temporal_tiling",
 }
+_TILES = {
+    "ae.spatial_tile_size": "tile_px",
+    "ae.temporal_tile_size": "tile_frames",
+    "ae.tile_overlap_factor": "tile_overlap",
+}
 _PUBLISHED_VAE = {"ae.layers_per_block": 2, "ae.latent_channels": 16}
 
 
@@ -80,6 +85,8 @@ def _set_model(job: Job, *, is_whole: bool) -> None:
         given.problems.append(f"{job.told('model.type')}: unknown; known: flux")
     if given.has("model.patch_size") and given.get("model.patch_size") == 1:
         draft.set("model.size", "11b-dcae")
+        # Sampling counts tokens of one cell there, training of four.
+        draft.set("objective.sampling_shift_patch", 1)
     overrides = {}
     for name in _FIELDS:
         value = given.get(f"model.{name}") if given.has(f"model.{name}") else None
@@ -100,7 +107,7 @@ def _set_frozen_parts(job: Job) -> None:
         draft.set("vae.size", size)
         overrides = {
             field: given.get(key)
-            for key, field in _VAE_FIELDS.items()
+            for key, field in (_VAE_FIELDS | _TILES).items()
             if given.has(key) and given.get(key) != _PUBLISHED_VAE.get(key, False)
         }
         draft.set("vae.overrides", overrides if name == "hunyuan" else _keep_tiling(overrides))
@@ -125,7 +132,7 @@ def _set_note(job: Job) -> None:
 
 
 def _keep_tiling(overrides: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in overrides.items() if name.endswith("tiling")}
+    return {name: value for name, value in overrides.items() if name.endswith("tiling") or name.startswith("tile")}
 
 
 def _set_data(job: Job) -> None:
@@ -199,6 +206,9 @@ def _set_recompute(job: Job) -> None:
             draft.set("train.recompute", {"offload": True})
         return
     numbers = given.get(name)
+    if numbers is None:
+        draft.set("train.recompute", {"offload": True} if offload else True)
+        return
     if not isinstance(numbers, list) or len(numbers) != 2 or not all(isinstance(n, int) and n >= 0 for n in numbers):
         given.problems.append(f"{job.told(name)}: expected two whole numbers, (double blocks, single blocks)")
         return

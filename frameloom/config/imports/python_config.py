@@ -174,6 +174,8 @@ class _Reader:
         left, right = self.read(node.left), self.read(node.right)
         kind = type(node.op)
         joins = kind is ast.Add and type(left) is type(right) and isinstance(left, str | list)
+        if kind is ast.Mult and isinstance(left, list) and type(right) is int and len(left) * right <= _MAX_LENGTH:
+            return left * right
         if not joins and not (_is_number(left) and _is_number(right)):
             self._fail(node, "arithmetic needs two numbers")
         if kind not in _OPERATORS or (kind is ast.Pow and not (abs(right) <= _MAX_EXPONENT and abs(left) <= 1e6)):

@@ -95,8 +95,13 @@ def _embedders(config: Given) -> list[Any]:
 def _set_config_objective(job: Job, raw: Mapping[str, Any]) -> None:
     draft, config = job.draft, job.given
     if _target(raw, "model", "params", "sigma_sampler_config") == "EDMSampling":
-        draft.set("objective", {"kind": "edm"})
+        place = "model.params.sigma_sampler_config.params"
+        law = {name: config.get(f"{place}.{name}") for name in ("p_mean", "p_std")}
+        draft.set("objective", {"kind": "edm", "edm": law})
         draft.set("vae.size", "playground-2.5")
+    else:
+        for name in ("p_mean", "p_std"):
+            job.ignore(f"model.params.sigma_sampler_config.params.{name}", "only EDMSampling draws by them")
     level = config.get("model.params.loss_fn_config.params.offset_noise_level")
     if level:
         draft.set("objective.noise_offset", level)
