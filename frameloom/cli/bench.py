@@ -21,6 +21,7 @@ COMPARISONS = {
     "decode": ("frameloom.bench.decode", "compare_decode", 5),
     "cache": ("frameloom.bench.cache", "compare_cache", 5),
     "vae": ("frameloom.bench.vae", "compare_vaes", 5),
+    "save": ("frameloom.bench.save", "compare_save", 5),
     "cluster": ("frameloom.bench.cluster", "compare_cluster", 3),
 }
 _TAKE_FILES = ("scan", "decode")

@@ -370,6 +370,10 @@ class TrainSection(Section):
     save_every: Interval = Field(
         default=500, description="steps between checkpoints; or epochs, as in 2 epochs", examples=[500]
     )
+    async_save: bool = Field(
+        default=False,
+        description="write checkpoints in the background: a step waits only for a copy of the state in host memory",
+    )
     keep: Annotated[int, Field(ge=2)] = Field(
         default=2, description="complete checkpoints kept; the newest may be the damaged one"
     )

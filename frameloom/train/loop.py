@@ -17,13 +17,12 @@ from typing import Any
 
 from torch import Tensor
 
+from frameloom.checkpoint.background import Saver
 from frameloom.checkpoint.model_folder import write_model_folder
 from frameloom.checkpoint.store import (
     Checkpoint,
-    apply_retention,
     clear_leftovers,
     load_latest,
-    save_checkpoint,
 )
 from frameloom.config.schema import Recipe
 from frameloom.config.train_settings import is_due
@@ -83,9 +82,14 @@ class Trainer:
     stop_signal: int | None = None
     profiler: StepProfiler = field(default_factory=StepProfiler)
     peers: Peers = field(default_factory=Peers)
+    saver: Saver = field(init=False)
     _clock: float = field(default_factory=time.perf_counter)
     _tokens: int = 0
     _steps: int = 0
+
+    def __post_init__(self) -> None:
+        settings = self.recipe.train
+        self.saver = Saver(self.folder.checkpoints, settings.keep, in_background=settings.async_save)
 
     def run(self) -> None:
         """Train to the last step, then export. Every way out leaves a complete checkpoint behind."""
@@ -98,7 +102,7 @@ class Trainer:
         title = f"{self.recipe.name} ({self.recipe.task})"
         self.profiler.note(self.step)
         bar = ProgressBar(title, settings.num_steps, done=self.step, is_shown=self.peers.is_first)
-        with bar, closing(self.profiler), scheduled_garbage(settings.gc_every) as collect_garbage:
+        with bar, closing(self.profiler), closing(self.saver), scheduled_garbage(settings.gc_every) as collect_garbage:
             for batches, position in self.feed.steps(self.epoch, self.position, settings.accumulate):
                 if self.step >= settings.num_steps:
                     break
@@ -222,11 +226,7 @@ class Trainer:
         snapshot = self.snapshot()
         whole = dataclasses.replace(snapshot, tensors=self.peers.collect(snapshot.tensors))
 
-        def write() -> None:
-            save_checkpoint(self.folder.checkpoints, whole)
-            apply_retention(self.folder.checkpoints, self.recipe.train.keep)
-
-        self.peers.do_first(write)
+        self.peers.do_first(lambda: self.saver.save(whole))
 
     def snapshot(self) -> Checkpoint:
         adapters = self.built.adapters

@@ -162,18 +162,19 @@ def wait_for_records(run: Path, count: int, process: subprocess.Popen[str]) -> N
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_a_run_killed_again_and_again_equals_one_never_stopped(world):
-    """Real SIGKILL of the real command, at moments that the run does not choose."""
+    """Real SIGKILL of the real command, at moments that the run does not choose, also amid a save in the background."""
     longer = ("--train.steps", "150", "--train.save_every", "7")
     whole = train(world.recipe(*longer, "--name", "whole"))
     path = world.write_recipe()
     num_killed = 0
     for number, records in enumerate((5, 33, 80)):
-        with start(path, *longer, "--name", "killed", "--data.workers", str(number % 2)) as process:
+        more = ("--data.workers", str(number % 2), "--train.async_save", str(number != 1).lower())
+        with start(path, *longer, "--name", "killed", *more) as process:
             wait_for_records(world.folder / "killed", records, process)
             process.kill()
         num_killed += process.returncode == -signal.SIGKILL
     assert num_killed == 3
-    last = start(path, *longer, "--name", "killed")
+    last = start(path, *longer, "--name", "killed", "--train.async_save", "true")
     output = last.communicate(timeout=300)[0]
     assert last.returncode == 0, output
     assert "resuming from step" in output

@@ -11,7 +11,7 @@ from typing import Any
 
 from frameloom.config.arguments import Argument
 from frameloom.config.spelling import nearest
-from frameloom.config.yaml_values import format_value, parse_scalar
+from frameloom.config.yaml_values import format_value, parse_scalar, shorten
 
 _TRUE, _FALSE, _NONE = ("true", "1", "yes", "on", ""), ("false", "0", "no", "off"), ("none", "null")
 _EXPECTED = {
@@ -68,8 +68,8 @@ class Given:
         """The value as the person wrote it, near enough."""
         value = self.values.get(name)
         if isinstance(value, tuple) and all(isinstance(word, str) for word in value) and self.dashes:
-            return " ".join(value)
-        return format_value(value)
+            return shorten(" ".join(value))
+        return shorten(format_value(value))
 
     def _know(self, name: str) -> Argument:
         self.used.add(name)

@@ -76,6 +76,11 @@ class Job:
         if self.given.has(name):
             self.draft.unused.append(f"{self.told(name)}: {why}")
 
+    @property
+    def is_torch(self) -> bool:
+        """Whether a launcher of PyTorch starts it: the original rather than a port of it."""
+        return self.launcher.name in ("accelerate", "torchrun", "deepspeed")
+
     def find_file(self, name: str) -> Path | None:
         return next((folder / name for folder in self.folders if (folder / name).is_file()), None)
 

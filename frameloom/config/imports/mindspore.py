@@ -107,7 +107,10 @@ def _set_schedule(job: Job, rate: tuple[str, ...]) -> None:
     if written == "multi_step_decay":
         text = "the original passes no milestones, so its rate never drops; multi_step with milestones would"
         draft.note("optim.schedule.name", text)
-    job.copy("optim.schedule.warmup_steps", "lr_warmup_steps")
+    if job.is_torch and written == "constant":
+        job.ignore("lr_warmup_steps", "the schedule 'constant' has no warm-up")
+    else:
+        job.copy("optim.schedule.warmup_steps", "lr_warmup_steps")
     if draft.get("optim.schedule.warmup_steps"):
         draft.set("optim.schedule.idle_start", True)
     if "end_learning_rate" not in given.arguments:

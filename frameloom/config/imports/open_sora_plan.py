@@ -16,6 +16,8 @@ _TORCH_DEFAULTS = {
     "clip_grad": True,
     "ema_decay": 0.9999,
     "noise_offset": 0.0,
+    "vae_precision": "bf16",
+    "text_embed_cache": False,
 }
 _KINDS = {"epsilon": "epsilon", "v_prediction": "v", "sample": "sample"}
 
@@ -23,7 +25,7 @@ _KINDS = {"epsilon": "epsilon", "v_prediction": "v", "sample": "sample"}
 def translate(job: Job) -> Draft:
     """`opensora/train/train_t2v_diffusers.py` of 1.3."""
     draft = job.draft = Draft.start(resolve("opensora_plan/stage1-full"))
-    if job.launcher.name in ("accelerate", "torchrun", "deepspeed"):
+    if job.is_torch:
         job.given.defaults.update(_TORCH_DEFAULTS)
     for section in ("optim", "train", "objective"):
         draft.set(section, {})

@@ -233,6 +233,7 @@ def _set_loop(job: Job) -> None:
     if given.has("epochs"):
         set_length(job, None, given.get("epochs"))
     _copy(job, "train.precision", "dtype", values=PRECISIONS)
+    _copy(job, "vae.precision", "dtype", values=PRECISIONS)
     if given.get("ema_decay"):
         draft.set("train.ema", {"decay": given.get("ema_decay"), "warmup": False})
     if given.get("wandb"):
