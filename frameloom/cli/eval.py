@@ -1,16 +1,21 @@
-"""Compare generated clips with reference clips: PSNR, SSIM, MS-SSIM, LPIPS, Fréchet distance."""
+"""Measure generated clips: alone (motion, flicker, CLIP, ...), or against references (PSNR, SSIM, LPIPS, FVD, ...)."""
 
 from __future__ import annotations
 
 import json
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from frameloom.cli.vae_options import AsJson, Device, Frames, Height, SampleRate, ShortSide, Width
 from frameloom.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    import torch
+
+    from frameloom.evaluate.clip_measures import ClipMeasures
 
 
 class Pairs(StrEnum):
@@ -19,19 +24,46 @@ class Pairs(StrEnum):
     none = "none"
 
 
+class IntervalKind(StrEnum):
+    student = "student"
+    bootstrap = "bootstrap"
+
+
 def evaluate_clips(
     generated: Annotated[Path, typer.Argument(help="a video or image, a folder of them, a csv or manifest")],
-    reference: Annotated[Path, typer.Argument(help="what GENERATED is measured against, of the same kinds")],
+    reference: Annotated[
+        Path | None, typer.Argument(help="what GENERATED is measured against, of the same kinds; none: GENERATED alone")
+    ] = None,
     pairs: Annotated[
         Pairs, typer.Option(help="which clips belong together: same name, same place in the list, or none do")
     ] = Pairs.name,
     metrics: Annotated[
-        str | None, typer.Option(help="of psnr, ssim, ms-ssim, lpips, with commas; default: all that can be told")
+        str | None,
+        typer.Option(
+            help="with commas, of pairs: psnr, ssim, ms-ssim, lpips; of GENERATED alone: motion, flicker, consistency, "
+            "clip, shapes; default: all of pairs that can be told, or motion and flicker"
+        ),
     ] = None,
     lpips: Annotated[Path | None, typer.Option(help="LPIPS weights: VGG16 and linear heads (.safetensors)")] = None,
     features: Annotated[
         list[Path] | None,
         typer.Option(help="for FVD: features of GENERATED, then again of REFERENCE (.npy, .safetensors, or a folder)"),
+    ] = None,
+    frame_features: Annotated[
+        list[Path] | None,
+        typer.Option(help="for FID: features of the frames of GENERATED, then again of REFERENCE, as --features"),
+    ] = None,
+    network: Annotated[
+        Path | None,
+        typer.Option(
+            help="a vision network (DINOv2, ViT, ... of transformers) for consistency, and FID of its features"
+        ),
+    ] = None,
+    clip: Annotated[
+        Path | None, typer.Option(help="a CLIP of transformers, for the likeness of prompt and frames")
+    ] = None,
+    prompts: Annotated[
+        Path | None, typer.Option(help="prompts in the order of GENERATED; default: those that its files carry")
     ] = None,
     pixels: Annotated[
         bool, typer.Option("--frechet-pixels", help="Fréchet distance of coarse thumbnails; no FVD, for a quick look")
@@ -42,48 +74,102 @@ def evaluate_clips(
     width: Width = None,
     short_side: ShortSide = None,
     confidence: Annotated[float, typer.Option(help="of the intervals")] = 0.95,
+    intervals: Annotated[
+        IntervalKind, typer.Option(help="by Student's t, or by drawing the clips again and again")
+    ] = IntervalKind.student,
     out: Annotated[Path | None, typer.Option(help="folder for metrics.parquet and metrics.json")] = None,
     force: Annotated[bool, typer.Option("--force", help="replace the metrics of an earlier call")] = False,
     device: Device = "auto",
     as_json: AsJson = False,
 ) -> None:
-    """Measure GENERATED against REFERENCE, clip by clip, and tell means with confidence intervals.
+    """Measure GENERATED, alone or against REFERENCE clip by clip, and tell means with confidence intervals.
 
-    Pairs that cannot be read, or differ in size or length, are listed, and the rest goes on. FVD is the Fréchet
-    distance of features: compute one vector per clip with the network of your choice, and give both sides.
+    Clips that cannot be read, or differ in size or length from their pair, are listed, and the rest goes on. FVD and
+    FID are Fréchet distances of features: compute one vector per clip or frame with the network of your choice, and
+    give both sides, or name the network of the frames with --network.
 
     Example: frameloom eval samples/ clips/ --frames 17 --height 256 --width 256 --out report/
 
     Example: frameloom eval samples/ clips/ --pairs none --features ours.npy --features theirs.npy
+
+    Example: frameloom eval samples/ --metrics motion,flicker,clip --clip models/clip-vit-l --intervals bootstrap
     """
     if not 0 < confidence < 1:
         raise ConfigError(f"--confidence {confidence:g}: choose a number between 0 and 1, such as 0.95")
-    if features is not None and len(features) != 2:
-        raise ConfigError(
-            f"--features is given {len(features)} time(s); give it twice: --features OURS --features THEIRS"
-        )
     from frameloom.data.clip_view import ClipView, list_clips
-    from frameloom.evaluate.comparison import compare_sets, pair_clips
-    from frameloom.evaluate.measures import Measures, build_measures
+    from frameloom.evaluate.comparison import Alone, Distances, compare_sets, pair_clips
+    from frameloom.evaluate.measures import build_measures
     from frameloom.evaluate.metric_table import refuse_existing_metrics
     from frameloom.generate.parts import pick_device
+    from frameloom.generate.sample_folder import find_prompts
 
+    distances = Distances(pixels, _two("--features", features), _two("--frame-features", frame_features))
     if out is not None:
         refuse_existing_metrics(out, force=force)
     view = ClipView(frames, sample_rate, height, width, short_side)
     place = pick_device(device)
-    names = None if metrics is None else [name.strip() for name in metrics.split(",") if name.strip()]
-    if pairs is Pairs.none:
-        if names:
-            raise ConfigError("--metrics are of pairs; leave --pairs none out, or ask for --features only")
-        measures = Measures({})
-    else:
-        measures = build_measures(names, lpips=lpips, device=place)
-    clips = pair_clips(list_clips(generated), list_clips(reference), pairs.value)
-    given = None if features is None else (features[0], features[1])
-    table = compare_sets(clips, measures, view=view, with_pixels=pixels, features=given, confidence=confidence)
+    has_pairs = reference is not None and pairs is not Pairs.none
+    of_pairs, of_clips = _share_out(metrics, has_pairs=has_pairs, has_reference=reference is not None)
+    measures = build_measures(of_pairs, lpips=lpips, device=place)
+    by_itself = _build_alone(of_clips, network, clip, place, is_asked=reference is None)
+    ours = list_clips(generated)
+    theirs = [] if reference is None else list_clips(reference)
+    listed = pair_clips(ours, theirs, pairs.value if has_pairs else "none")
+    alone = None
+    if by_itself is not None:
+        alone = Alone(by_itself, find_prompts(ours, prompts) if by_itself.needs_prompts else {})
+    table = compare_sets(
+        listed,
+        measures,
+        view=view,
+        distances=distances,
+        alone=alone,
+        confidence=confidence,
+        intervals=intervals.value,
+    )
     table.refuse_empty()
     if out is not None:
         table.write(out)
     for line in [json.dumps(table.to_json(), indent=2)] if as_json else table.describe():
         print(line)
+
+
+def _two(option: str, files: list[Path] | None) -> tuple[Path, Path] | None:
+    if files is None:
+        return None
+    if len(files) != 2:
+        raise ConfigError(f"{option} is given {len(files)} time(s); give it twice: {option} OURS {option} THEIRS")
+    return files[0], files[1]
+
+
+def _share_out(
+    metrics: str | None, *, has_pairs: bool, has_reference: bool
+) -> tuple[list[str] | None, list[str] | None]:
+    """The names of metrics of pairs, and those of clips alone; None stands for what is usual."""
+    from frameloom.evaluate.clip_measures import CLIP_METRICS
+    from frameloom.evaluate.measures import METRICS
+    from frameloom.models.names import refuse_unknown
+
+    if metrics is None:
+        return (None if has_pairs else []), None
+    names = [name.strip() for name in metrics.split(",") if name.strip()]
+    for name in names:
+        refuse_unknown(name, [*METRICS, *CLIP_METRICS], what="metric")
+    of_pairs = [name for name in names if name in METRICS]
+    if of_pairs and not has_pairs:
+        advice = "leave --pairs none out" if has_reference else "give REFERENCE as well"
+        raise ConfigError(f"--metrics {','.join(of_pairs)}: metrics of pairs; {advice}, or ask for others")
+    return of_pairs, [name for name in names if name in CLIP_METRICS]
+
+
+def _build_alone(
+    names: list[str] | None, network: Path | None, clip: Path | None, place: torch.device, *, is_asked: bool
+) -> ClipMeasures | None:
+    """Metrics of clips alone; beside references only those that are asked for by name or by giving a network."""
+    from frameloom.evaluate.clip_measures import build_clip_measures
+
+    if names is None and not is_asked:
+        names = [name for name, folder in (("consistency", network), ("clip", clip)) if folder is not None]
+    if names == [] and network is None:
+        return None
+    return build_clip_measures(names, network=network, clip=clip, device=place)

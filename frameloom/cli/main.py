@@ -163,7 +163,14 @@ COMMANDS = {
         commands=_VAE,
     ),
     "eval": Entry(
-        "compare generated with reference clips", "frameloom eval samples/ clips/", "frameloom.cli.eval:evaluate_clips"
+        "measure generated clips, alone or against references",
+        "frameloom eval samples/ clips/",
+        "frameloom.cli.eval:evaluate_clips",
+    ),
+    "compare": Entry(
+        "a page with the samples of two or more runs side by side, and their metrics",
+        "frameloom compare runs/before runs/after --out comparison.html",
+        "frameloom.cli.compare:compare",
     ),
     "convert": Entry(
         "convert weights between files, folders and published layouts",

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+import json
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from frameloom.config.section import Count, Section, Share, Words
 from frameloom.config.train_settings import Interval
@@ -24,6 +25,21 @@ class LoraChoice(Section):
     scale: Scale = Field(default=1.0, description="its strength")
 
 
+def _read_list(value: Any) -> Any:
+    """On the command line a list is text, like a path; a path does not begin with a bracket."""
+    if isinstance(value, str) and value.lstrip().startswith("["):
+        try:
+            return tuple(LoraChoice.model_validate(one) for one in json.loads(value))
+        except ValueError:
+            raise ValueError("not a list of {path, scale}") from None
+    return value
+
+
+Loras = Annotated[
+    str | tuple[LoraChoice, ...] | None, BeforeValidator(_read_list), Words("a path, or a list of {path, scale}")
+]
+
+
 class SampleSection(Section):
     steps: Count = Field(default=30, description="solver steps")
     guidance: Scale = Field(default=4.0, description="classifier-free guidance scale; 1: none")
@@ -32,7 +48,7 @@ class SampleSection(Section):
     width: Count = Field(default=64, description="width in pixels")
     fps: Annotated[float, Field(gt=0)] = Field(default=8, description="frame rate of the written file")
     weights: Literal["ema", "raw"] = Field(default="ema", description="averaged or last weights")
-    lora: Annotated[str | tuple[LoraChoice, ...] | None, Words("a path, or a list of {path, scale}")] = Field(
+    lora: Loras = Field(
         default=None,
         description="a LoRA to add to the model: a file, or the folder of a run; or several, each with its scale",
     )

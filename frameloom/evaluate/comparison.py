@@ -5,8 +5,8 @@ Shape letters: B batch, C channels, F frames, H height, W width.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Literal
 
@@ -16,12 +16,15 @@ from torch import Tensor
 from frameloom.core.errors import DataError
 from frameloom.core.progress import ProgressBar
 from frameloom.data.clip_view import ClipView, ListedClip, view_clip
+from frameloom.evaluate.clip_measures import ClipMeasures
 from frameloom.evaluate.frechet import FeatureStatistics, frechet_distance, pool_pixels, read_features
+from frameloom.evaluate.intervals import Intervals
 from frameloom.evaluate.measures import Measures
 from frameloom.evaluate.metric_table import MetricTable, Record
 
 Pairing = Literal["name", "order", "none"]
-_FEW_CLIPS = 2048  # published Fréchet distances are of this many clips
+# By distance: what is counted, and how many of them published numbers are of.
+_USUAL = {"fvd": ("clips", 2048), "fid": ("frames", 10_000), "frechet_pixels": ("clips", 2048)}
 
 
 @dataclass(frozen=True)
@@ -69,53 +72,126 @@ def _by_name(clips: Sequence[ListedClip], side: str) -> dict[str, ListedClip]:
     return found
 
 
+@dataclass(frozen=True)
+class Distances:
+    """Which Fréchet distances are wanted: of coarse `pixels`, of features of whole `clips` (FVD), of `frames` (FID)."""
+
+    pixels: bool = False
+    clips: tuple[Path, Path] | None = None
+    frames: tuple[Path, Path] | None = None
+
+
+@dataclass(frozen=True)
+class Alone:
+    """Metrics of the generated clips alone, and the prompt of each by its name."""
+
+    measures: ClipMeasures
+    prompts: Mapping[str, str] = field(default_factory=dict)
+
+
+Sides = tuple[FeatureStatistics, FeatureStatistics]
+
+
 def compare_sets(
     pairs: Sequence[Pair],
     measures: Measures,
     *,
     view: ClipView,
-    with_pixels: bool = False,
-    features: tuple[Path, Path] | None = None,
+    distances: Distances | None = None,
+    alone: Alone | None = None,
     confidence: float = 0.95,
+    intervals: Intervals = "student",
 ) -> MetricTable:
-    """Metrics of all pairs, and Fréchet distances if asked: `features` of a network (FVD), or of pooled pixels.
+    """Metrics of all pairs and of generated clips alone, and Fréchet distances if asked.
 
-    A clip that cannot be read, or does not fit its pair, is listed, and the rest goes on.
+    A network of `alone` gives FID as well, when there are references. A clip that cannot be read, or does not fit its
+    pair, is listed, and the rest goes on.
     """
-    given = None if features is None else (read_features(features[0]), read_features(features[1]))
-    pooled = (FeatureStatistics(), FeatureStatistics()) if with_pixels else None
+    wanted = distances or Distances()
+    network = None if alone is None else alone.measures.network
+    gathered: dict[str, Sides] = {}
+    for name, files in (("fvd", wanted.clips), ("fid", wanted.frames)):
+        if files is not None:
+            gathered[name] = (read_features(files[0]), read_features(files[1]))
+    work = _Work(measures, view, alone, _new_sides() if wanted.pixels else None)
+    if network is not None and "fid" not in gathered and any(pair.reference is not None for pair in pairs):
+        work.frames = _new_sides()
     records = []
     with ProgressBar("comparing", len(pairs)) as bar:
         for pair in pairs:
-            records += _compare(pair, measures, view, pooled)
+            records += work.compare(pair)
             bar.advance(note=pair.name)
-    more, notes = _measure_distances(given, pooled)
-    return MetricTable(records, measures.columns, confidence, more, notes)
+    for name, sides in (("fid", work.frames), ("frechet_pixels", work.pooled)):
+        if sides is not None:
+            gathered[name] = sides
+    more, notes = _measure_distances(gathered)
+    if work.frames is not None and network is not None:
+        notes.append(f"fid is of features of {network.name}; published ones are of Inception's and not comparable")
+    columns = [*measures.columns, *(alone.measures.columns if alone else [])]
+    return MetricTable(records, columns, confidence, more, notes, intervals)
 
 
-def _compare(
-    pair: Pair, measures: Measures, view: ClipView, pooled: tuple[FeatureStatistics, FeatureStatistics] | None
-) -> list[Record]:
-    """One record; none for a good clip that has no pair and is not meant to have one."""
-    try:
-        videos = [None if clip is None else _read(clip, view) for clip in (pair.ours, pair.reference)]
-        for statistics, video in zip(pooled or (), videos, strict=False):
-            if video is not None:
-                statistics.add(pool_pixels(video))
-        ours, reference = videos
-        if not measures.columns:
-            return []
+def _new_sides() -> Sides:
+    return FeatureStatistics(), FeatureStatistics()
+
+
+@dataclass
+class _Work:
+    """What is done with each pair, and the statistics that grow on the way."""
+
+    measures: Measures
+    view: ClipView
+    alone: Alone | None
+    pooled: Sides | None = None
+    frames: Sides | None = None
+
+    def compare(self, pair: Pair) -> list[Record]:
+        """One record; none for a good clip that has no pair and is not meant to have one."""
+        try:
+            clips = (pair.ours, pair.reference)
+            videos = [None if clip is None else view_clip(clip, self.view).pixels_CFHW for clip in clips]
+            features_FD = self._gather(videos)
+            ours, reference = videos
+            numbers: dict[str, float | None] = {}
+            if self.measures.columns:
+                numbers |= self._measure_pair(pair, ours, reference)
+            if self.alone is not None and self.alone.measures.columns and ours is not None:
+                numbers |= self._measure_alone(pair, ours, features_FD)
+            return [{"name": pair.name, **numbers, "error": None}] if numbers else []
+        except DataError as error:
+            return [{"name": pair.name, "error": str(error)}]
+
+    def _gather(self, videos: Sequence[Tensor | None]) -> Tensor | None:
+        """Add both sides to the statistics; features of our frames, if there are any."""
+        ours_FD = None
+        for side, video in enumerate(videos):
+            if video is None:
+                continue
+            if self.pooled is not None:
+                self.pooled[side].add(pool_pixels(_to_unit(video)))
+            if self.frames is not None and self.alone is not None and self.alone.measures.network is not None:
+                features_FD = self.alone.measures.network.encode_frames(video)
+                self.frames[side].add(features_FD.numpy())
+                ours_FD = features_FD if side == 0 else ours_FD
+        return ours_FD
+
+    def _measure_pair(self, pair: Pair, ours: Tensor | None, reference: Tensor | None) -> dict[str, float | None]:
         if ours is None or reference is None:
             missing = "reference" if reference is None else "generated"
             raise DataError(f"{pair.name}: no {missing} clip has this name; it is in no pair")
-        _refuse_misfit(pair, ours, reference)
-        return [{"name": pair.name, **measures(ours, reference), "error": None}]
-    except DataError as error:
-        return [{"name": pair.name, "error": str(error)}]
+        pixels = _to_unit(ours), _to_unit(reference)
+        _refuse_misfit(pair, *pixels)
+        return self.measures(*pixels)
+
+    def _measure_alone(self, pair: Pair, ours: Tensor, features_FD: Tensor | None) -> dict[str, float | None]:
+        assert self.alone is not None and pair.ours is not None
+        try:
+            return self.alone.measures(ours, self.alone.prompts.get(pair.ours.name), features_FD=features_FD)
+        except DataError as error:
+            raise DataError(f"{pair.name}: {error}") from error
 
 
-def _read(clip: ListedClip, view: ClipView) -> Tensor:
-    pixels_CFHW = view_clip(clip, view).pixels_CFHW
+def _to_unit(pixels_CFHW: Tensor) -> Tensor:
     return pixels_CFHW[None].to(torch.float32).div_(127.5).sub_(1)
 
 
@@ -133,23 +209,19 @@ def _refuse_misfit(pair: Pair, ours: Tensor, reference: Tensor) -> None:
         )
 
 
-def _measure_distances(
-    given: tuple[FeatureStatistics, FeatureStatistics] | None,
-    pooled: tuple[FeatureStatistics, FeatureStatistics] | None,
-) -> tuple[dict[str, float | int], list[str]]:
+def _measure_distances(gathered: Mapping[str, Sides]) -> tuple[dict[str, float | int], list[str]]:
     more: dict[str, float | int] = {}
     notes = []
-    for name, sides in (("fvd", given), ("frechet_pixels", pooled)):
-        if sides is None:
-            continue
+    for name, sides in gathered.items():
+        what, usual = _USUAL[name]
         fewest = min(side.count for side in sides)
-        more[f"{name}_clips"] = fewest
+        more[f"{name}_{what}"] = fewest
         if fewest < 2:
-            notes.append(f"{name} needs at least 2 clips on either side; there is {fewest}")
+            notes.append(f"{name} needs at least 2 {what} on either side; there is {fewest}")
             continue
         more[name] = frechet_distance(*sides)
-        if fewest < _FEW_CLIPS:
-            notes.append(f"{name} is of {fewest} clips on a side; below {_FEW_CLIPS} it comes out too high")
-    if pooled is not None:
+        if fewest < usual:
+            notes.append(f"{name} is of {fewest} {what} on a side; below {usual} it comes out too high")
+    if "frechet_pixels" in gathered:
         notes.append("frechet_pixels compares coarse thumbnails; it is no FVD, which needs features of a network")
     return more, notes

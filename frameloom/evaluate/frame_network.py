@@ -105,23 +105,23 @@ def _find_class(folder: Path) -> Any:
             raise CheckpointError(
                 f"{folder / CONFIG}: no vision network that transformers knows ({reason}); name another folder"
             ) from error
-    return _without_pooler(kind) if config.model_type == "vit" else kind
+    return _WithoutPooler(kind) if config.model_type == "vit" else kind
 
 
-def _without_pooler(kind: Any) -> Any:
+class _WithoutPooler:
     """Published ViT and DINO folders have no weights for the pooler; the class token is what they were trained for."""
 
-    def build(self: Any, config: Any) -> None:
-        kind.__init__(self, config, add_pooling_layer=False)
+    def __init__(self, kind: Any) -> None:
+        self._kind = kind
+        self.__name__ = kind.__name__
 
-    return type(kind.__name__, (kind,), {"__init__": build})
+    def from_pretrained(self, *args: Any, **options: Any) -> Any:
+        return self._kind.from_pretrained(*args, add_pooling_layer=False, **options)
 
 
 def _load_processor(folder: Path) -> Any:
     if not (folder / PREPROCESSOR).is_file():
-        raise CheckpointError(
-            f"{folder}: has no {PREPROCESSOR}, which says how pictures are scaled; copy it from where the weights are from"
-        )
+        raise CheckpointError(f"{folder}: has no {PREPROCESSOR}, which says how pictures are scaled; copy it there")
     with quiet_transformers():
         from transformers import AutoImageProcessor
 

@@ -1,4 +1,8 @@
-"""Means with confidence intervals: Student's t, which stays honest for a handful of clips."""
+"""Means with confidence intervals: Student's t, which stays honest for a handful of clips, or the bootstrap.
+
+The bootstrap (Efron 1979, percentiles) assumes no law and never leaves the range of the numbers; of fewer than about
+ten clips it comes out too narrow.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +11,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from statistics import NormalDist
+from typing import Literal
 
 import numpy as np
 
+from frameloom.core.random import numpy_stream
+
 CONFIDENCE = 0.95
+Intervals = Literal["student", "bootstrap"]
+_RESAMPLES = 4000
+_MAX_DRAWS = 4_000_000  # indices that are held at once
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(96)
 _EXPAND_FROM = 200  # degrees of freedom from which the expansion around the normal law is exact to 1e-7
 
@@ -28,7 +38,7 @@ class Summary:
     largest: float
 
 
-def summarise(values: Sequence[float], *, confidence: float = CONFIDENCE) -> Summary:
+def summarise(values: Sequence[float], *, confidence: float = CONFIDENCE, intervals: Intervals = "student") -> Summary:
     """Of at least one number; an infinite one (the PSNR of equal clips) makes the mean infinite."""
     numbers = np.asarray(values, dtype=np.float64)
     if not len(numbers) or np.isnan(numbers).any():
@@ -38,8 +48,29 @@ def summarise(values: Sequence[float], *, confidence: float = CONFIDENCE) -> Sum
     if len(numbers) < 2 or not math.isfinite(mean):
         return Summary(len(numbers), mean, None, None, None, *ends)
     std = float(numbers.std(ddof=1))
+    if intervals == "bootstrap":
+        return Summary(len(numbers), mean, std, *bootstrap_mean(values, confidence=confidence), *ends)
     reach = t_quantile((1 + confidence) / 2, len(numbers) - 1) * std / math.sqrt(len(numbers))
     return Summary(len(numbers), mean, std, mean - reach, mean + reach, *ends)
+
+
+def bootstrap_mean(values: Sequence[float], *, confidence: float = CONFIDENCE, seed: int = 0) -> tuple[float, float]:
+    """Where the mean of so many numbers, drawn from `values` with replacement, falls with this confidence.
+
+    Of differences between two sets on the same prompts this is the paired bootstrap. The ends are a function of the
+    values.
+    """
+    numbers = np.asarray(values, dtype=np.float64)
+    if not len(numbers) or not np.isfinite(numbers).all():
+        raise ValueError("a bootstrap needs at least one number, and finite ones")
+    generator = numpy_stream(seed, "bootstrap")
+    rows = max(1, _MAX_DRAWS // len(numbers))
+    means = [
+        numbers[generator.integers(0, len(numbers), (min(rows, _RESAMPLES - start), len(numbers)))].mean(1)
+        for start in range(0, _RESAMPLES, rows)
+    ]
+    low, high = np.quantile(np.concatenate(means), [(1 - confidence) / 2, (1 + confidence) / 2])
+    return float(low), float(high)
 
 
 @lru_cache(maxsize=256)

@@ -12,7 +12,7 @@ import polars as pl
 
 from frameloom.core.errors import DataError
 from frameloom.core.files import atomic_file, write_json
-from frameloom.evaluate.intervals import CONFIDENCE, Summary, summarise
+from frameloom.evaluate.intervals import CONFIDENCE, Intervals, Summary, summarise
 
 Record = Mapping[str, Any]
 TABLE, DOCUMENT = "metrics.parquet", "metrics.json"
@@ -30,6 +30,7 @@ class MetricTable:
     confidence: float = CONFIDENCE
     more: Mapping[str, Any] = field(default_factory=dict)
     notes: Sequence[str] = ()
+    intervals: Intervals = "student"
 
     @property
     def good(self) -> list[Record]:
@@ -51,7 +52,7 @@ class MetricTable:
         for column in self.columns:
             values = [record[column] for record in self.good if record.get(column) is not None]
             if values:
-                found[column] = summarise(values, confidence=self.confidence)
+                found[column] = summarise(values, confidence=self.confidence, intervals=self.intervals)
         return found
 
     def to_json(self) -> dict[str, Any]:
@@ -59,6 +60,7 @@ class MetricTable:
         whole = {
             "clips": len(self.good),
             "confidence": self.confidence,
+            "intervals": self.intervals,
             "summary": {name: asdict(summary) for name, summary in self.summaries().items()},
             "sets": dict(self.more),
             "notes": list(self.notes),
@@ -81,7 +83,7 @@ class MetricTable:
         columns = [name for name in self.columns if any(record.get(name) is not None for record in self.good)]
         lines = []
         if columns:
-            lines.append(f"{'clip':<{_NAME_WIDTH}}" + "".join(f"{name:>10}" for name in columns))
+            lines.append(f"{'clip':<{_NAME_WIDTH}}" + "".join(f"{name:>{_width(name)}}" for name in columns))
             lines += [_describe_row(record, columns) for record in self.good[:_SHOWN_ROWS]]
             if len(self.good) > _SHOWN_ROWS:
                 lines.append(f"... and {len(self.good) - _SHOWN_ROWS} more")
@@ -111,7 +113,12 @@ def _describe_row(record: Record, columns: Sequence[str]) -> str:
     name = str(record["name"])
     shown = name if len(name) < _NAME_WIDTH else f"...{name[4 - _NAME_WIDTH :]}"
     cells = ["-" if record.get(column) is None else f"{record[column]:.4f}" for column in columns]
-    return f"{shown:<{_NAME_WIDTH}}" + "".join(f"{cell:>10}" for cell in cells)
+    placed = [f"{cell:>{_width(column)}}" for cell, column in zip(cells, columns, strict=True)]
+    return f"{shown:<{_NAME_WIDTH}}" + "".join(placed)
+
+
+def _width(column: str) -> int:
+    return max(10, len(column) + 2)
 
 
 def _describe_summary(name: str, summary: Summary, confidence: float) -> str:

@@ -1,11 +1,12 @@
 """How much a clip moves, and how much its still parts flicker: pixels alone, no network.
 
-In the spirit of VBench's dynamic degree and temporal flickering (Huang et al. 2023), with block matching in the place of
-optical flow. Pixels are uint8. Shape letters: C channels, F frames, H height, W width, P pairs of neighbouring frames,
-N blocks.
+In the spirit of VBench's dynamic degree and temporal flickering (Huang et al. 2023), with block matching in the place
+of optical flow. Pixels are uint8. Shape letters: C channels, F frames, H height, W width, N blocks.
 """
 
 from __future__ import annotations
+
+from itertools import pairwise
 
 import torch
 import torch.nn.functional as F
@@ -51,7 +52,7 @@ def measure_motion(pixels_CFHW: Tensor) -> float | None:
     if factor > 1:
         height, width = (round(side / factor) for side in video_FCHW.shape[-2:])
         video_FCHW = F.interpolate(video_FCHW, (height, width), mode="bilinear", antialias=True, align_corners=False)
-    pairs = zip(video_FCHW[:-1], video_FCHW[1:], strict=True)
+    pairs = pairwise(video_FCHW)
     return factor * sum(_fastest(match_blocks(before, after)) for before, after in pairs) / (len(video_FCHW) - 1)
 
 

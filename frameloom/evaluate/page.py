@@ -84,11 +84,13 @@ def picture(path: Path, alt: str) -> str:
 
 
 def clip(path: Path, caption: str, note: str = "", *, is_right: bool | None = None) -> str:
-    """A playable video (or a picture, for a png) with its caption below."""
-    if path.suffix == ".png":
-        media = f'<img alt="{escape(caption)}" src="{_data_uri(path, "image/png")}">'
+    """A playable video (or a picture, for a png or gif) with its caption below."""
+    suffix = path.suffix.lower()
+    if suffix in (".png", ".gif"):
+        media = f'<img alt="{escape(caption)}" src="{_data_uri(path, f"image/{suffix[1:]}")}">'
     else:
-        media = f'<video autoplay loop muted playsinline controls src="{_data_uri(path, "video/mp4")}"></video>'
+        kind = "video/webm" if suffix == ".webm" else "video/mp4"
+        media = f'<video autoplay loop muted playsinline controls src="{_data_uri(path, kind)}"></video>'
     mark = "" if is_right is None else ' class="right"' if is_right else ' class="wrong"'
     return f'<div class="clip">{media}<p>{escape(caption)}<br><small{mark}>{escape(note)}</small></p></div>'
 

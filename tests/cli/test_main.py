@@ -55,7 +55,7 @@ print([name for name in {HEAVY!r} if name in sys.modules])
     ]
     + [["data", name] for name in ("shapes", "scan", "check", "report", "shard", "cache", "ledger", "score")]
     + [["vae", name] for name in ("reconstruct", "stats")]
-    + [["eval"]]
+    + [["eval"], ["compare"]]
     + [["recipe", name] for name in ("check", "show", "list", "schema", "reference")],
 )
 def test_every_command_has_help_with_an_example(words):

@@ -13,7 +13,7 @@ import pytest
 from frameloom.core.errors import DataError
 from frameloom.data.clip_view import ClipView, list_clips
 from frameloom.data.media import write_image
-from frameloom.evaluate.comparison import compare_sets, pair_clips
+from frameloom.evaluate.comparison import Distances, compare_sets, pair_clips
 from frameloom.evaluate.measures import Measures, build_measures
 from frameloom.evaluate.metric_table import refuse_existing_metrics
 
@@ -88,7 +88,7 @@ def test_sets_without_pairs_have_distances(tmp_path: Path) -> None:
     reference = list_clips(write_set(tmp_path / "reference", {"x": 100, "y": 110, "z": 120}))
     brighter = list_clips(write_set(tmp_path / "brighter", {"x": 200, "y": 210, "z": 220}))
     equal, apart = (
-        compare_sets(pair_clips(ours, other, "none"), Measures({}), view=ClipView(), with_pixels=True)
+        compare_sets(pair_clips(ours, other, "none"), Measures({}), view=ClipView(), distances=Distances(pixels=True))
         for other in (reference, brighter)
     )
     assert equal.more["frechet_pixels"] == pytest.approx(0, abs=1e-9) and equal.more["frechet_pixels_clips"] == 3
@@ -101,5 +101,8 @@ def test_features_of_a_network_give_fvd(tmp_path: Path) -> None:
     features = np.random.default_rng(0).normal(size=(8, 4))
     np.save(tmp_path / "ours.npy", features)
     np.save(tmp_path / "theirs.npy", features + np.array([3, 0, 4, 0]))
-    table = compare_sets([], Measures({}), view=ClipView(), features=(tmp_path / "ours.npy", tmp_path / "theirs.npy"))
+    files = (tmp_path / "ours.npy", tmp_path / "theirs.npy")
+    table = compare_sets([], Measures({}), view=ClipView(), distances=Distances(clips=files))
     assert table.more["fvd"] == pytest.approx(25.0) and table.more["fvd_clips"] == 8
+    frames = compare_sets([], Measures({}), view=ClipView(), distances=Distances(frames=files))
+    assert frames.more["fid"] == pytest.approx(25.0) and frames.more["fid_frames"] == 8 and "fvd" not in frames.more

@@ -46,7 +46,7 @@ def test_clip_similarity_is_that_of_the_model_itself(clip_folder: Path) -> None:
     words = CLIPTokenizer.from_pretrained(clip_folder)([CAPTION], return_tensors="pt")
     with torch.no_grad():
         whole = model(pixel_values=by_hand(clip_folder, video), **words)
-    wanted = float((whole.logits_per_image / model.logit_scale.exp()).mean())
+        wanted = float((whole.logits_per_image / model.logit_scale.exp()).mean())
     assert found == pytest.approx(wanted, abs=1e-5)
     other = measure_text_similarity(network.encode_frames(video), network.encode_text("two dogs run along the beach"))
     assert abs(other - found) > 1e-3

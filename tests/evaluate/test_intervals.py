@@ -1,4 +1,4 @@
-"""Student's t against its tables, and what an interval promises."""
+"""Student's t against its tables, the bootstrap against the binomial law, and what an interval promises."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from frameloom.core.random import numpy_stream
-from frameloom.evaluate.intervals import summarise, t_quantile
+from frameloom.evaluate.intervals import bootstrap_mean, summarise, t_quantile
 
 
 @pytest.mark.parametrize(
@@ -54,3 +54,27 @@ def test_one_number_and_infinite_ones_have_no_interval() -> None:
     assert equal.mean == math.inf and equal.low is None and equal.smallest == 30.0
     with pytest.raises(ValueError, match="at least one"):
         summarise([])
+
+
+def test_the_bootstrap_of_shares_follows_the_binomial_law() -> None:
+    # Quantiles 2.5% and 97.5% of Binomial(16, 1/2) are 4 and 12; with two numbers the mean is 0, 1/2, 1/2 or 1.
+    assert bootstrap_mean([0.0] * 8 + [1.0] * 8) == (0.25, 0.75)
+    assert bootstrap_mean([0.0] * 8 + [1.0] * 8, confidence=0.999) != (0.25, 0.75)
+    assert bootstrap_mean([0.0, 1.0]) == (0.0, 1.0)
+    assert bootstrap_mean([0.0, 1.0], confidence=0.4) == (0.5, 0.5)
+    assert bootstrap_mean([3.0] * 5) == (3.0, 3.0)
+
+
+def test_the_bootstrap_agrees_with_student_on_many_normal_numbers() -> None:
+    values = numpy_stream(0, "test bootstrap").normal(5, 2, 400).tolist()
+    student, bootstrap = summarise(values), summarise(values, intervals="bootstrap")
+    assert bootstrap.mean == student.mean and (bootstrap.low, bootstrap.high) != (student.low, student.high)
+    assert bootstrap.low == pytest.approx(student.low, abs=0.02)
+    assert bootstrap.high == pytest.approx(student.high, abs=0.02)
+    assert summarise(values, intervals="bootstrap") == bootstrap
+
+
+def test_the_bootstrap_refuses_what_has_no_mean() -> None:
+    for values in ([], [math.inf, 1.0]):
+        with pytest.raises(ValueError, match="bootstrap"):
+            bootstrap_mean(values)

@@ -26,7 +26,7 @@ from frameloom.generate.cache_report import measure_cache
 from frameloom.generate.conditions import Prepared
 from frameloom.generate.guidance import GuidedDenoiser
 from frameloom.generate.load import Source, open_sampler
-from frameloom.generate.lora import use_adapters
+from frameloom.generate.lora import write_lora
 from frameloom.generate.parts import LoadedDenoiser
 from frameloom.generate.pipeline import Request, Sampler, generate
 from frameloom.generate.placement import Placement
@@ -187,18 +187,32 @@ def make_adapters(denoiser: LoadedDenoiser, seed: int) -> dict[str, Adapter]:
     return found
 
 
-def test_several_adapters_work_beside_the_weights_as_in_them(load: Load, model_folders: dict[str, Path]) -> None:
-    made = []
-    for merge in (True, False):
-        sampler = open_sampler(Source(model_folders["latte"]))
-        before = {name: part.clone() for name, part in sampler.denoiser.model.state_dict().items()}
-        for seed, strength in ((1, 0.7), (2, -0.4)):
-            use_adapters(sampler.denoiser, make_adapters(sampler.denoiser, seed), strength=strength, merge=merge)
+def test_several_loras_work_beside_the_weights_as_in_them(
+    load: Load, model_folders: dict[str, Path], tmp_path: Path
+) -> None:
+    plain = load("latte")
+    for seed in (1, 2):
+        adapters, layers = make_adapters(plain.denoiser, seed), list(linear_layers(plain.denoiser.model))
+        write_lora(tmp_path / str(seed), plain.denoiser, adapters, layers=layers, base={})
+
+    def open_with(scales: tuple[float, float], *, merge: bool) -> Sampler:
+        chosen = [
+            {"path": str(tmp_path / str(number)), "scale": scale} for number, scale in zip((1, 2), scales, strict=True)
+        ]
+        words = ("--sample.lora", json.dumps(chosen), "--sample.lora_merge", str(merge).lower())
+        return open_sampler(Source(model_folders["latte"], words))
+
+    before = plain.denoiser.model.state_dict()
+    found = {merge: open_with((0.7, 0.4), merge=merge) for merge in (True, False)}
+    for merge, sampler in found.items():
         after = sampler.denoiser.model.state_dict()
         assert all(torch.equal(before[name], after[name]) for name in before) != merge
-        made.append(frames(sampler).astype(int))
-    assert np.abs(made[0] - made[1]).max() <= 1
-    assert np.abs(made[0] - frames(load("latte"))).max() > 5
+        assert sampler.origin["weights"] != plain.origin["weights"]
+    merged, beside = (frames(sampler).astype(int) for sampler in found.values())
+    assert np.abs(merged - beside).max() <= 1
+    assert np.abs(merged - frames(plain)).max() > 5
+    assert np.abs(merged - frames(open_with((0.7, 0.1), merge=True))).max() > 1
+    assert np.array_equal(frames(open_with((0.0, 0.0), merge=True)), frames(plain))
 
 
 @pytest.mark.parametrize("name", MODELS)

@@ -192,11 +192,14 @@ def _set_loop(job: Job) -> None:
     job.copy("seed", "seed")
     set_output(draft, given.get("output_dir"))
     set_resume(job)
+    draft.set("train", {})
     set_length(job, given.get("max_train_steps"), given.get("num_train_epochs"))
     job.copy("train.accumulate", "gradient_accumulation_steps")
     draft.set("train.precision", PRECISIONS.get(_precision(job), "fp32"))
     draft.set("train.recompute", bool(given.get("gradient_checkpointing")))
     draft.set("train.ema", {"decay": 0.9999} if given.get("use_ema") else None)
+    if given.get("low_vram"):
+        draft.set("train.park_encoders", True)
     job.copy("train.save_every", "checkpointing_steps")
     if given.has("checkpoints_total_limit"):
         draft.set("train.keep", max(2, given.get("checkpoints_total_limit")))

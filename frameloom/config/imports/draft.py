@@ -13,6 +13,7 @@ from frameloom.config.section import Section
 from frameloom.config.tree import kind_at
 from frameloom.config.yaml_values import KeyPath, format_key, format_value
 
+_RUNNING = ("run", "seed", "parallel", "validation", "lora")
 _WIDTH = 118
 _MOST_IN_LINE = 90
 
@@ -29,7 +30,8 @@ class Draft:
 
     @classmethod
     def start(cls, template: Mapping[str, Any]) -> Draft:
-        return cls(copy.deepcopy(dict(template)))
+        """What a shipped recipe knows of a model and its data; how it is run is the command's own."""
+        return cls({key: copy.deepcopy(value) for key, value in template.items() if key not in _RUNNING})
 
     def set(self, dotted: str, value: Any, note: str = "") -> None:
         """Set one key; `note` becomes a comment above it."""

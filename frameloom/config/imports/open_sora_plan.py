@@ -123,6 +123,8 @@ def _set_loop(job: Job) -> None:
     job.copy("train.save_every", "checkpointing_steps")
     if given.has("checkpoints_total_limit"):
         draft.set("train.keep", max(2, given.get("checkpoints_total_limit")))
+    if given.get("extra_save_mem"):
+        draft.set("train.park_encoders", True)
     set_deepspeed(job)
     if given.get("enable_tracker"):
         job.leave("enable_tracker", "validation.samples draws samples; its prompts are yours to write")

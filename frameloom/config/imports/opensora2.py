@@ -228,6 +228,7 @@ def _set_loop(job: Job) -> None:
         ("train.log_every", "log_every"),
         ("train.save_every", "ckpt_every"),
         ("train.keep", "keep_n_latest"),
+        ("train.async_save", "async_io"),
     ):
         _copy(job, dotted, name)
     if given.has("epochs"):

@@ -161,6 +161,8 @@ def test_a_printed_command_keeps_its_settings(tmp_path: Path, name: str) -> None
         (COG + "--video_repeat 0", "data.where", {"kind": "image"}, {}),
         (COG + "--trainable_modules attn ff", "optim.trainable", ["*attn*", "*ff*"], None),
         (COG + "--use_8bit_adam", "optim.name", "adamw8bit", "adamw"),
+        (COG + "--low_vram", "train.park_encoders", True, False),
+        (SORA + "--async-io True", "train.async_save", True, False),
         (COG + "--use_ema", "train.ema.decay", 0.9999, None),
         (COG + "--max_train_steps 70", "train.steps", 70, None),
         (COG + "--lr_scheduler cosine --lr_warmup_steps 7", "optim.schedule.warmup_steps", 7, 0),
@@ -432,9 +434,9 @@ def test_a_system_can_be_named_where_it_does_not_show(tmp_path: Path) -> None:
 
 def test_comments_tell_what_was_changed_ignored_or_has_no_place(tmp_path: Path) -> None:
     command = (
-        COG + "--use_came --adam_epsilon 1e-10 --low_vram --noise_offset 0.1 --resume_from_checkpoint checkpoint-9"
+        COG + "--use_came --adam_epsilon 1e-10 --multi_stream --noise_offset 0.1 --resume_from_checkpoint checkpoint-9"
     )
     _, text = bring(tmp_path, command)
     left, _, unused = text.partition("# Without a key here:")[2].partition("# Without effect in the original:")
-    assert "--low_vram" in left and "--adam_epsilon 1e-10" in unused and "--noise_offset 0.1" in unused
+    assert "--multi_stream" in left and "--adam_epsilon 1e-10" in unused and "--noise_offset 0.1" in unused
     assert "# --resume_from_checkpoint checkpoint-9: a run goes on from its own folder" in text

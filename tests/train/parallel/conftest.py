@@ -30,8 +30,9 @@ class Jobs:
     jobs: list[dict[str, Any]] = dataclasses.field(default_factory=list)
 
     def add(self, name: str, world: int, recipe: Path, *overrides: str, kind: str = "steps", **more: Any) -> None:
-        job = {"steps": 5, "fault": None, "overrides_of": {}, "out": str(self.folder / name), **more}
-        job |= {"kind": kind, "processes": list(range(world)), "recipe": str(recipe), "overrides": list(overrides)}
+        job = {"steps": 5, "fault": None, "overrides_of": {}, "out": str(self.folder / name)}
+        job |= {"processes": list(range(world)), **more}
+        job |= {"kind": kind, "recipe": str(recipe), "overrides": list(overrides)}
         self.jobs.append(job)
 
     def run(self) -> list[int]:
@@ -40,7 +41,7 @@ class Jobs:
             job["port"] = port
         file = self.folder / "jobs.json"
         file.write_text(json.dumps(self.jobs))
-        number = max(len(job["processes"]) for job in self.jobs)
+        number = 1 + max(max(job["processes"]) for job in self.jobs)
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[3])}
         command = [sys.executable, "-W", "ignore::FutureWarning", str(WORKER), str(file)]
         with ExitStack() as files:

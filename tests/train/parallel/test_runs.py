@@ -55,7 +55,8 @@ def done(jobs: Jobs, shared_world: Path) -> Jobs:
     for encoders in ("once", "shard"):
         jobs.add(f"plain {encoders}", 2, plain, "--parallel.encoders", encoders)
     jobs.add("encoders", 3, plain, kind="encoders", t5=str(make_t5(jobs.folder / "t5")))
-    whole("failing", 2, "failing", fault="error on rank 1")
+    # The last jobs of these processes: one that ends is noticed by its connections.
+    whole("failing", 2, "failing", fault="error on rank 1", processes=[2, 3])
     whole("killed", 2, "killed", fault="kill rank 1")
     codes = jobs.run()
     assert codes == [0, -9, 0, 0], jobs.errors()

@@ -46,6 +46,8 @@ def main(jobs_file: Path, number: int) -> None:
                 KINDS[job["kind"]](job, rank)
             finally:
                 FAULTS[None](rank)
+                if "--parallel.encoders" in job["overrides"]:
+                    KEEP_TEXT.clear()  # encoders that were split stay so
 
 
 def keep_text_encoders() -> None:

@@ -1,0 +1,178 @@
+"""Two or more sets of samples on the same prompts and seeds: metrics of each, differences, and a page to look at.
+
+Shape letters: C channels, F frames, H height, W width.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from frameloom.core.errors import DataError
+from frameloom.core.files import write_text
+from frameloom.core.progress import ProgressBar
+from frameloom.data.media import write_video
+from frameloom.evaluate.clip_measures import ClipMeasures
+from frameloom.evaluate.intervals import CONFIDENCE, Summary, bootstrap_mean, summarise
+from frameloom.evaluate.page import clip, clip_grid, page, paragraph, section, table
+
+Frames = NDArray[np.uint8]
+ReadFrames = Callable[[Path], Frames]
+_LEAD = "The same prompts and the same seeds, side by side; a row of numbers for each metric, then the clips."
+_FOLDER_FPS = 8  # a folder of frames does not say how fast it plays
+
+
+class Key(NamedTuple):
+    """What a sample was made from; `number` counts samples that were made from the same."""
+
+    prompt: str
+    seed: int
+    number: int = 0
+
+
+@dataclass(frozen=True)
+class SampleSet:
+    name: str
+    files: Mapping[Key, Path]
+
+
+@dataclass(frozen=True)
+class ComparedSets:
+    """`numbers` are by set, then by key, then by column."""
+
+    sets: Sequence[SampleSet]
+    keys: Sequence[Key]
+    columns: Sequence[str]
+    numbers: Sequence[Mapping[Key, Mapping[str, float | None]]]
+    confidence: float = CONFIDENCE
+
+    @property
+    def num_left_out(self) -> int:
+        """Samples that not all sets have."""
+        return sum(len(samples.files) - len(self.keys) for samples in self.sets)
+
+    def values(self, column: str) -> list[list[float]]:
+        """By set, over the keys for which every set has a number."""
+        rows = [[found[key].get(column) for found in self.numbers] for key in self.keys]
+        whole = [row for row in rows if all(value is not None for value in row)]
+        return [[float(row[place] or 0.0) for row in whole] for place in range(len(self.sets))]
+
+    def summaries(self) -> dict[str, list[Summary]]:
+        """By column, one for each set; intervals by bootstrap. A column without numbers is left out."""
+        return {
+            column: [summarise(part, confidence=self.confidence, intervals="bootstrap") for part in values]
+            for column in self.columns
+            if (values := self.values(column))[0]
+        }
+
+    def differences(self, column: str) -> list[tuple[float, float, float]]:
+        """(mean, low, high) of each further set minus the first, prompt by prompt."""
+        first, *others = self.values(column)
+        pairs = [np.subtract(other, first) for other in others]
+        return [(float(gap.mean()), *bootstrap_mean(gap.tolist(), confidence=self.confidence)) for gap in pairs]
+
+
+def match_samples(sets: Sequence[SampleSet]) -> list[Key]:
+    """What all sets have, in the order of the first; DataError when that is nothing."""
+    if len(sets) < 2:
+        raise DataError(f"{len(sets)} set of samples; a comparison needs two or more folders")
+    common = [key for key in sets[0].files if all(key in other.files for other in sets[1:])]
+    if not common:
+        firsts = "; ".join(f"{samples.name} has '{key.prompt}' with seed {key.seed}" for samples, key in _firsts(sets))
+        raise DataError(f"no prompt and seed is in all folders ({firsts}); sample them from the same prompts and seeds")
+    return common
+
+
+def _firsts(sets: Sequence[SampleSet]) -> list[tuple[SampleSet, Key]]:
+    return [(samples, next(iter(samples.files))) for samples in sets]
+
+
+def compare_samples(
+    sets: Sequence[SampleSet], measures: ClipMeasures, read_frames: ReadFrames, *, confidence: float = CONFIDENCE
+) -> ComparedSets:
+    """Measure every sample that all sets have."""
+    keys = match_samples(sets)
+    numbers = []
+    with ProgressBar("measuring", len(sets) * len(keys)) as bar:
+        for samples in sets:
+            found = {}
+            for key in keys:
+                pixels_CFHW = torch.from_numpy(read_frames(samples.files[key])).permute(3, 0, 1, 2)
+                found[key] = measures(pixels_CFHW, key.prompt)
+                bar.advance(note=samples.files[key].name)
+            numbers.append(found)
+    return ComparedSets(sets, keys, measures.columns, numbers, confidence)
+
+
+def describe_sets(compared: ComparedSets) -> list[str]:
+    """Plain text: a line for each metric and set."""
+    lines = [f"{len(compared.keys)} prompts and seeds in all {len(compared.sets)} folders"]
+    if compared.num_left_out:
+        lines.append(f"note: {compared.num_left_out} samples are left out; not all folders have them")
+    for column, summaries in compared.summaries().items():
+        gaps = ["", *(f", {_spell_gap(gap)}" for gap in compared.differences(column))]
+        for samples, summary, gap in zip(compared.sets, summaries, gaps, strict=True):
+            lines.append(f"{column}  {samples.name}: {_spell(summary)}{gap}")
+    return lines
+
+
+def write_comparison(compared: ComparedSets, out: Path, read_frames: ReadFrames, *, max_shown: int = 24) -> None:
+    """One file with everything in it; the first `max_shown` prompts are shown, all are measured."""
+    names = [samples.name for samples in compared.sets]
+    sections = [section("Metrics", _metric_table(compared), paragraph(_explain(compared)))]
+    shown = compared.keys[:max_shown]
+    for key in shown:
+        cards = [_card(compared, place, key, read_frames) for place in range(len(compared.sets))]
+        sections.append(section(f"{key.prompt} (seed {key.seed})", clip_grid(cards)))
+    if len(shown) < len(compared.keys):
+        sections.append(paragraph(f"{len(compared.keys) - len(shown)} more prompts are measured and not shown."))
+    write_text(out, page(" / ".join(names), _LEAD, sections))
+
+
+def _metric_table(compared: ComparedSets) -> str:
+    names = [samples.name for samples in compared.sets]
+    header = ["metric", *names, *(f"{name} minus {names[0]}" for name in names[1:])]
+    rows: list[list[str | float | int]] = []
+    for column, summaries in compared.summaries().items():
+        cells = [_spell(summary) for summary in summaries]
+        rows.append([column, *cells, *(_spell_gap(gap) for gap in compared.differences(column))])
+    return table(header, rows)
+
+
+def _explain(compared: ComparedSets) -> str:
+    text = (
+        f"Means over {len(compared.keys)} prompts and seeds that all sets have, with {compared.confidence:.0%} "
+        "intervals by bootstrap. A difference whose interval holds 0 may be chance."
+    )
+    left = compared.num_left_out
+    return f"{text} {left} samples are left out, because not all sets have them." if left else text
+
+
+def _card(compared: ComparedSets, place: int, key: Key, read_frames: ReadFrames) -> str:
+    samples, numbers = compared.sets[place], compared.numbers[place][key]
+    note = ", ".join(f"{name} {value:.3g}" for name, value in numbers.items() if value is not None)
+    path = samples.files[key]
+    if not path.is_dir():
+        return clip(path, samples.name, note)
+    with tempfile.TemporaryDirectory() as folder:
+        joined = Path(folder) / "frames.mp4"
+        write_video(joined, read_frames(path), _FOLDER_FPS)
+        return clip(joined, samples.name, note)
+
+
+def _spell(summary: Summary) -> str:
+    if summary.low is None or summary.high is None:
+        return f"{summary.mean:.4g}"
+    return f"{summary.mean:.4g} ({summary.low:.4g} to {summary.high:.4g})"
+
+
+def _spell_gap(gap: tuple[float, float, float]) -> str:
+    mean, low, high = gap
+    return f"{mean:+.4g} ({low:+.4g} to {high:+.4g})"
