@@ -49,6 +49,7 @@ bench: install
 
 docs: install
 	$(BIN)/frameloom recipe reference > docs/recipe.md
+	$(BIN)/frameloom recipe arguments > docs/arguments.md
 
 wheel: install
 	$(BIN)/python -m build --wheel

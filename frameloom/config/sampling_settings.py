@@ -47,7 +47,9 @@ class SampleSection(Section):
     height: Count = Field(default=64, description="height in pixels")
     width: Count = Field(default=64, description="width in pixels")
     fps: Annotated[float, Field(gt=0)] = Field(default=8, description="frame rate of the written file")
-    weights: Literal["ema", "raw"] = Field(default="ema", description="averaged or last weights")
+    weights: Literal["auto", "ema", "raw"] = Field(
+        default="auto", description="averaged (ema) or last (raw) weights; auto: averaged where there are any"
+    )
     lora: Loras = Field(
         default=None,
         description="a LoRA to add to the model: a file, or the folder of a run; or several, each with its scale",

@@ -228,10 +228,10 @@ def _load_denoiser(
     """The model of a checkpoint, with the run's own adapters and those of `sample.lora`."""
     tensors, lora, sample = checkpoint.tensors["model"], checkpoint.state.get("lora"), recipe.sample
     word = checkpoint.state.get("inversion")
-    if sample.weights == "ema":
-        if "ema" not in checkpoint.tensors:
-            raise CheckpointError(f"{run}: was trained without averaged weights; sample with --weights raw")
-        tensors = {**tensors, **checkpoint.tensors["ema"]}
+    if sample.weights == "ema" and "ema" not in checkpoint.tensors:
+        raise CheckpointError(f"{run}: was trained without averaged weights; sample with --sample.weights raw")
+    if sample.weights != "raw":
+        tensors = {**tensors, **checkpoint.tensors.get("ema", {})}
     if word is not None:
         denoiser = build_denoiser(recipe.model, latent_channels=latent_channels, text=text, seed=recipe.seed)
         use_word(text, LearntWord(word["placeholder"], tensors), where=f"{run}: step {checkpoint.step}")

@@ -71,7 +71,7 @@ class TrainingSamples:
     def generate(self, step: int, ema: EMA | None) -> list[Result]:
         with ExitStack() as stack:
             stack.enter_context(evaluating(self.task.model))
-            if ema is not None and self.settings.weights == "ema":
+            if ema is not None and self.settings.weights != "raw":
                 stack.enter_context(ema.applied(self.model))
             if self.is_compiled:
                 # Other shapes would add graphs, and could turn those of training into ones for any shape.

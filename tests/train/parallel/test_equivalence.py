@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from frameloom.config.load import load_recipe
+from frameloom.train.caching import write_caches
 from tests.conftest import World
 from tests.train.parallel.conftest import Found, Jobs, largest_difference
 
@@ -25,15 +27,17 @@ OPTIM = {"lr": 1e-3, "eps": 1e-3, "clip_norm": 0.5}
 
 @pytest.fixture(scope="module")
 def done(jobs: Jobs, shared_world: Path) -> Jobs:
+    cache = {name: str(jobs.folder / f"{name} cache") for name in ("latents", "text")}
     for family, overrides in FAMILIES.items():
         folder = jobs.folder / f"recipe-{family}"
         folder.mkdir()
         path = World(shared_world, folder).write_recipe(
             model={"family": family, "overrides": overrides},
-            data={"buckets": {"64px": {"1": [1.0, 3], "9": [1.0, 3]}}, "frame_start": "first"},
+            data={"buckets": {"64px": {"1": [1.0, 3], "9": [1.0, 3]}}, "frame_start": "first", "cache": cache},
             optim=OPTIM,
             parallel={"data": 4},
         )
+        list(write_caches(load_recipe(path)))
         jobs.add(f"{family} alone", 1, path)
         for world in WORLDS:
             for zero in ZEROS:

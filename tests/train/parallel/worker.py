@@ -182,7 +182,7 @@ def run_encoders(job: Mapping[str, Any], rank: int) -> None:
     recipe = load_recipe(job["recipe"], job["overrides"])
     captions = [f"a {colour} circle moves {way}" for colour in ("red", "blue") for way in ("left", "up")]
     captions = captions * 5 if rank == 0 else captions[: rank + 1]
-    made = [build_text_encoder("t5", max_length=8, path=job["t5"], options={"precision": "fp32"}) for _ in range(3)]
+    made = [build_text_encoder("t5", max_length=16, path=job["t5"], options={"precision": "fp32"}) for _ in range(3)]
     with mesh.join_peers(recipe, read_ranks()) as peers:
         assert isinstance(peers, mesh.MeshPeers)
         host, parts = mesh.join_host(), mesh.init_device_mesh("cpu", (peers.num_ranks,))
