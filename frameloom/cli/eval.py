@@ -96,6 +96,7 @@ def evaluate_clips(
     """
     if not 0 < confidence < 1:
         raise ConfigError(f"--confidence {confidence:g}: choose a number between 0 and 1, such as 0.95")
+    of_videos, of_frames = _two("--features", features), _two("--frame-features", frame_features)
     from frameloom.data.clip_view import ClipView, list_clips
     from frameloom.evaluate.comparison import Alone, Distances, compare_sets, pair_clips
     from frameloom.evaluate.measures import build_measures
@@ -103,7 +104,7 @@ def evaluate_clips(
     from frameloom.generate.parts import pick_device
     from frameloom.generate.sample_folder import find_prompts
 
-    distances = Distances(pixels, _two("--features", features), _two("--frame-features", frame_features))
+    distances = Distances(pixels, of_videos, of_frames)
     if out is not None:
         refuse_existing_metrics(out, force=force)
     view = ClipView(frames, sample_rate, height, width, short_side)

@@ -75,6 +75,9 @@ def _check_encoders(recipe: Recipe) -> Iterator[Problem]:
     if recipe.task != "denoiser":
         text = f"parallel.encoders is {found}, but task {recipe.task} has no text encoders"
         yield Problem(path, f"{text}; remove it", (("task",),))
+    if recipe.inversion is not None:
+        text = f"parallel.encoders is {found}, but inversion learns a word in a text encoder"
+        yield Problem(path, f"{text}; only frozen encoders are shared: write each", (("inversion",),))
     for index, encoder in enumerate(recipe.text.encoders):
         if encoder.train:
             text = f"parallel.encoders is {found}, but text.encoders.{index}.train is true"

@@ -14,13 +14,16 @@ from torch import Tensor
 
 # A pixel that stays within so many of the 255 levels over the whole clip belongs to a still part.
 STILL_LEVELS = 32.0
-BLOCK_PX, REACH_PX = 8, 8
+# Blocks overlap by half, so that an edge between two of them is inside of a third.
+BLOCK_PX, STRIDE_PX, REACH_PX = 16, 8, 8
 _SIDE_PX = 128  # larger pictures are made smaller before blocks are sought, so that REACH_PX reaches far enough
 _TOP_SHARE = 0.05
 # Cost in levels of a pixel of way: between matches that are alike, which noise would decide, the nearest wins.
 _LEVELS_PER_PX = 0.1
 # A block stays where it is unless another place fits better by this much; noise alone must not move it.
 _LEVELS_TO_MOVE = 1.0
+# A block whose levels lie closer together is plain: it is found anywhere, so it says nothing about motion.
+_PLAIN_LEVELS = 48.0
 
 
 def measure_flicker(pixels_CFHW: Tensor, *, still_levels: float = STILL_LEVELS) -> float | None:
@@ -59,19 +62,19 @@ def measure_motion(pixels_CFHW: Tensor) -> float | None:
 def match_blocks(before_CHW: Tensor, after_CHW: Tensor) -> Tensor:
     """How far each block of `before` is found in `after`, in pixels: the place with the least absolute difference.
 
-    Every place up to REACH_PX away is tried. Rows and columns that do not fill a block are left out.
+    Every place up to REACH_PX away is tried; a plain block counts as still. Rows and columns that do not fill a block
+    are left out.
     """
-    height, width = (side // BLOCK_PX * BLOCK_PX for side in before_CHW.shape[-2:])
+    height, width = before_CHW.shape[-2:]
     # Places outside of the picture cost without end, so no block is found there.
     wide_CHW = F.pad(after_CHW, (REACH_PX,) * 4, value=float("inf"))
-    cut_CHW = before_CHW[:, :height, :width]
     best_N = distance_N = None
     for down in range(-REACH_PX, REACH_PX + 1):
         for right in range(-REACH_PX, REACH_PX + 1):
             length = (down**2 + right**2) ** 0.5
             top, left = REACH_PX + down, REACH_PX + right
-            gap_HW = (wide_CHW[:, top : top + height, left : left + width] - cut_CHW).abs().mean(0)
-            cost_N = F.avg_pool2d(gap_HW[None], BLOCK_PX).flatten() + (
+            gap_HW = (wide_CHW[:, top : top + height, left : left + width] - before_CHW).abs().mean(0)
+            cost_N = F.avg_pool2d(gap_HW[None], BLOCK_PX, STRIDE_PX).flatten() + (
                 _LEVELS_PER_PX * length if length else -_LEVELS_TO_MOVE
             )
             if best_N is None or distance_N is None:
@@ -81,7 +84,8 @@ def match_blocks(before_CHW: Tensor, after_CHW: Tensor) -> Tensor:
             best_N = torch.where(is_better_N, cost_N, best_N)
             distance_N = torch.where(is_better_N, length, distance_N)
     assert distance_N is not None
-    return distance_N
+    high_CN, low_CN = (F.max_pool2d(sign * before_CHW, BLOCK_PX, STRIDE_PX).flatten(1) for sign in (1, -1))
+    return torch.where((high_CN + low_CN).amax(0) < _PLAIN_LEVELS, 0.0, distance_N)
 
 
 def _fastest(distance_N: Tensor) -> float:

@@ -13,7 +13,6 @@ from frameloom.generate.parts import pick_device
 from frameloom.train.adversarial import add_discriminator
 from frameloom.train.autoencoder import AutoencoderTask
 from frameloom.train.clipping import FadingLimit, SpikeGuard
-from frameloom.train.denoiser import DenoiserTask
 from frameloom.train.dreambooth import make_class_images
 from frameloom.train.ema import EMA
 from frameloom.train.feed import build_feed
@@ -32,6 +31,7 @@ from frameloom.train.schedules import build_schedule
 from frameloom.train.step import AnyStepper, Stepper
 from frameloom.train.tasks import build_task
 from frameloom.train.trackers import TrackedRun, build_trackers
+from frameloom.train.wrapped_task import unwrap
 
 
 def build_trainer(recipe: Recipe, folder: RunFolder, *, first_step: int, peers: Peers | None = None) -> Trainer:
@@ -44,8 +44,8 @@ def build_trainer(recipe: Recipe, folder: RunFolder, *, first_step: int, peers: 
     optim, settings = recipe.optim, recipe.train
     built = build_task(recipe, feed.manifest.column("caption").to_list(), device, peers.share_text)
     freeze_parameters(built.task.model, optim.trainable, optim.frozen)
-    if isinstance(built.task, DenoiserTask):
-        peers.share_tokens(built.task.denoiser)
+    if recipe.task == "denoiser":
+        peers.share_tokens(unwrap(built.task).denoiser)
     peers.split_model(built.task.model, built.blocks)
     if (peers.splits_weights and built.images_skip) or (peers.shares_text and recipe.data.use_image_num):
         feed.shares = feed.shares.by_kind([bucket.frames > 1 for bucket in feed.policy.buckets])

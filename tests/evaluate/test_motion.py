@@ -27,6 +27,15 @@ def test_a_shape_that_moves_k_pixels_a_frame_has_motion_k(right: int, down: int,
     assert measure_motion(moving_square(right, down)) == pytest.approx(expected, abs=1e-6)
 
 
+def test_plain_shapes_count_wherever_their_edges_lie() -> None:
+    video = torch.full((3, 2, 64, 64), 40, dtype=torch.uint8)
+    for left in range(8, 17):  # at 8 and 16 all edges lie between cells of 8 pixels
+        video[:] = 40
+        for frame in range(2):
+            video[:, frame, 16:40, left + 5 * frame : left + 5 * frame + 24] = 220
+        assert measure_motion(video) == pytest.approx(5.0, abs=1e-6), left
+
+
 def test_motion_of_large_pictures_is_told_in_their_own_pixels() -> None:
     small = moving_square(3, 0)
     large = small.repeat_interleave(4, dim=2).repeat_interleave(4, dim=3)
@@ -57,4 +66,4 @@ def test_steady_fading_is_flicker_of_its_slope_until_it_leaves_the_still_range()
 def test_pictures_have_neither_motion_nor_flicker() -> None:
     picture = moving_square(0, frames=1)
     assert measure_motion(picture) is None and measure_flicker(picture) is None
-    assert measure_motion(torch.zeros(3, 4, 4, 4, dtype=torch.uint8)) is None
+    assert measure_motion(torch.zeros(3, 4, 12, 40, dtype=torch.uint8)) is None

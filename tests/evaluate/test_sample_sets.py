@@ -1,4 +1,4 @@
-"""Sets of samples beside each other: what is matched, paired differences, and a page with nothing from outside in it."""
+"""Sets of samples beside each other: what is matched, paired differences, and a page that holds everything itself."""
 
 from __future__ import annotations
 

@@ -21,6 +21,15 @@ from tests.train.test_resume import digests, metrics, stop_after
 JUDGE = {"channels": 4, "num_layers": 2}
 CLIPS = {"buckets": {"_delete_": True, "64px": {"5": [1.0, 2]}}}
 
+SMALL = (
+    "--data.policy",
+    "fixed",
+    "--data.buckets",
+    "null",
+    "--data.fixed",
+    "{height: 32, width: 32, frames: 5, batch: 4}",
+)
+
 
 def settings(**judge: Any) -> dict[str, Any]:
     return {"task": "autoencoder", "data": CLIPS, "autoencoder": {"discriminator": {**JUDGE, **judge}}}
@@ -176,10 +185,10 @@ def test_a_stage_can_start_from_the_discriminator_of_another(world):
 
 
 def test_the_discriminator_learns_to_tell_reconstructions_from_clips(world):
-    """Against an autoencoder that hardly moves, its accuracy goes from chance to nearly all."""
-    trainer, _ = start(world, "--optim.lr", "1e-7", turns="both", lr=1e-2)
+    """Against an autoencoder that hardly moves, its accuracy goes from chance to most patches."""
+    trainer, _ = start(world, *SMALL, "--optim.lr", "1e-7", turns="both", channels=16, lr=1e-3)
     steps = trainer.feed.steps(0, 0, 1)
-    results = [trainer.take_step(next(steps)[0]).values for _ in range(12)]
-    assert results[0]["discriminator_accuracy"] < 0.7
-    assert results[-1]["discriminator_accuracy"] > 0.9
-    assert results[-1]["discriminator_loss"] < 0.5 < results[0]["discriminator_loss"]
+    results = [trainer.take_step(next(steps)[0]).values for _ in range(40)]
+    first, last = (sum(one["discriminator_accuracy"] for one in part) / 5 for part in (results[:5], results[-5:]))
+    assert first < 0.65 and last > 0.8
+    assert results[-1]["discriminator_loss"] < 0.6 < results[0]["discriminator_loss"]

@@ -1,73 +1,16 @@
 """One, two and four processes learn the same: samples, losses, weights, averages and optimizer state of five steps.
 
-The third step ends the epoch with a short one, and batches are cut where clips do not fill them.
+The fourth step ends the epoch and is a short one, and batches are cut where clips do not fill them.
 """
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
-from frameloom.config.load import load_recipe
-from frameloom.train.caching import write_caches
-from tests.conftest import World
-from tests.train.parallel.conftest import Found, Jobs, largest_difference
+from tests.train.parallel.jobs import Found, largest_difference
+from tests.train.parallel.settings import FAMILIES, WORLDS, ZEROS
 
-pytestmark = pytest.mark.timeout(900)
-
-FAMILIES = {
-    "opensora2": {},
-    "latte": {"_delete_": True, "num_layers": 2, "num_attention_heads": 2, "attention_head_dim": 16},
-}
-WORLDS, ZEROS = (2, 4), (0, 1, 2, 3)
-# The bias of attention's keys has no gradient but rounding, which Adam would blow up to a full step.
-OPTIM = {"lr": 1e-3, "eps": 1e-3, "clip_norm": 0.5}
-
-
-@pytest.fixture(scope="module")
-def done(jobs: Jobs, shared_world: Path) -> Jobs:
-    cache = {name: str(jobs.folder / f"{name} cache") for name in ("latents", "text")}
-    for family, overrides in FAMILIES.items():
-        folder = jobs.folder / f"recipe-{family}"
-        folder.mkdir()
-        path = World(shared_world, folder).write_recipe(
-            model={"family": family, "overrides": overrides},
-            data={"buckets": {"64px": {"1": [1.0, 3], "9": [1.0, 3]}}, "frame_start": "first", "cache": cache},
-            optim=OPTIM,
-            parallel={"data": 4},
-        )
-        list(write_caches(load_recipe(path)))
-        jobs.add(f"{family} alone", 1, path)
-        for world in WORLDS:
-            for zero in ZEROS:
-                jobs.add(f"{family} {world} {zero}", world, path, "--parallel.zero", str(zero))
-        for world, zero in ((2, 0), (4, 3)):
-            split = ("--parallel.sequence", "2", "--parallel.zero", str(zero))
-            jobs.add(f"{family} sequence {world}", world, path, *split)
-        if family == "opensora2":
-            add_more(jobs, path)
-    assert jobs.run() == [0] * 4, jobs.errors()
-    return jobs
-
-
-def add_more(jobs: Jobs, path: Path) -> None:
-    """Settings that one family is enough for."""
-    jobs.add("wrong scale", 2, path, fault="gradient scale")
-    jobs.add("uneven", 3, path, "--parallel.zero", "3")
-    jobs.add("hybrid", 4, path, "--parallel.zero", "3", "--parallel.replicate", "2")
-    jobs.add("hybrid optimizer", 4, path, "--parallel.zero", "1", "--parallel.replicate", "2")
-    split = ("--parallel.data", "1", "--train.accumulate", "4")
-    jobs.add("accumulated alone", 1, path, *split)
-    for zero in (0, 2, 3):
-        jobs.add(f"accumulated {zero}", 2, path, *split, "--parallel.zero", str(zero))
-    half = ("--train.precision", "bf16")
-    jobs.add("half alone", 1, path, *half)
-    jobs.add("half", 2, path, *half, "--parallel.zero", "3")
-    jobs.add("half sent", 2, path, *half, "--parallel.zero", "3", "--parallel.gather", "bf16")
-    adapters = ("--lora.rank", "2")
-    jobs.add("adapters alone", 1, path, *adapters)
-    jobs.add("adapters", 2, path, *adapters, "--parallel.zero", "3")
+pytestmark = pytest.mark.timeout(1800)
 
 
 def is_alike(ours: Found, theirs: Found, tolerance: float = 1e-6) -> bool:
@@ -124,20 +67,14 @@ def test_accumulated_micro_batches_learn_the_same(done, zero):
 @pytest.mark.parametrize("zero", [0, 2, 3])
 def test_accumulating_sends_gradients_once(done, zero):
     """A step of two micro-batches on each process reduces as often as one of a single micro-batch."""
-    several, single = done.found(f"accumulated {zero}").ranks[0]["sent"], done.found(f"opensora2 4 {zero}").ranks[0]
-    reductions = [
-        {name: count for name, count in sent.items() if "reduce" in name} for sent in (several[1], single["sent"][1])
-    ]
+    several, single = (done.found(name).ranks[0]["sent"] for name in (f"accumulated {zero}", f"opensora2 4 {zero}"))
+    reductions = [{name: count for name, count in sent.items() if "reduce" in name} for sent in (several, single)]
     assert reductions[0] == reductions[1] and sum(reductions[0].values()) > 0
 
 
 def test_weights_are_gathered_again_only_with_zero_3(done):
-    gathers = {
-        zero: sum(
-            count for name, count in done.found(f"accumulated {zero}").ranks[0]["sent"][1].items() if "gather" in name
-        )
-        for zero in (0, 2, 3)
-    }
+    sent = {zero: done.found(f"accumulated {zero}").ranks[0]["sent"] for zero in (0, 2, 3)}
+    gathers = {zero: sum(count for name, count in own.items() if "gather" in name) for zero, own in sent.items()}
     assert gathers[0] == 0 < gathers[2] < gathers[3]
 
 

@@ -3,64 +3,13 @@
 from __future__ import annotations
 
 import json
-import shutil
-from pathlib import Path
 
 import pytest
 
 from frameloom.checkpoint.store import list_steps, load_latest
-from tests.conftest import World
-from tests.models.text.tiny import make_t5
-from tests.train.parallel.conftest import Found, Jobs, largest_difference
+from tests.train.parallel.jobs import Found, Jobs, largest_difference
 
-pytestmark = pytest.mark.timeout(900)
-
-OPTIM = {"lr": 1e-3, "eps": 1e-3}
-
-
-def write_recipe(jobs: Jobs, shared: Path, name: str, data: dict[str, object] | None = None) -> Path:
-    folder = jobs.folder / name
-    folder.mkdir()
-    buckets = {"buckets": {"64px": {"1": [1.0, 3], "9": [1.0, 3]}}, "frame_start": "first"}
-    return World(shared, folder).write_recipe(data=buckets | (data or {}), optim=OPTIM, parallel={"data": 4})
-
-
-def copy_with_a_broken_clip(shared: Path, folder: Path) -> dict[str, object]:
-    shutil.copytree(shared / "data", folder)
-    clip = sorted(folder.rglob("*.mp4"))[0]
-    clip.write_bytes(clip.read_bytes()[:200])
-    return {"manifest": str(folder / "manifest.parquet"), "bad_limit": 0.5}
-
-
-@pytest.fixture(scope="module")
-def done(jobs: Jobs, shared_world: Path) -> Jobs:
-    path = write_recipe(jobs, shared_world, "runs")
-
-    def whole(name: str, world: int, run: str, *overrides: str, **more: object) -> None:
-        jobs.add(name, world, path, "--name", run, *overrides, kind="whole", **more)
-
-    whole("alone", 1, "alone", "--train.steps", "6")
-    whole("moved a", 2, "moved", "--train.steps", "2", "--parallel.zero", "1")
-    whole("moved b", 4, "moved", "--train.steps", "4", "--parallel.zero", "3")
-    whole("moved c", 1, "moved", "--train.steps", "6")
-    whole("stopped", 2, "stopped", "--train.steps", "6", "--parallel.zero", "2", fault="sigterm on rank 1")
-    whole("other", 2, "other", overrides_of={"1": ["--optim.lr", "2e-3", "--seed", "7"]})
-    broken = write_recipe(
-        jobs, shared_world, "broken", copy_with_a_broken_clip(shared_world, jobs.folder / "broken data")
-    )
-    jobs.add("broken alone", 1, broken)
-    jobs.add("broken", 2, broken)
-    plain = write_recipe(jobs, shared_world, "plain")
-    jobs.add("plain alone", 1, plain)
-    for encoders in ("once", "shard"):
-        jobs.add(f"plain {encoders}", 2, plain, "--parallel.encoders", encoders)
-    jobs.add("encoders", 3, plain, kind="encoders", t5=str(make_t5(jobs.folder / "t5")))
-    # The last jobs of these processes: one that ends is noticed by its connections.
-    whole("failing", 2, "failing", fault="error on rank 1", processes=[2, 3])
-    whole("killed", 2, "killed", fault="kill rank 1")
-    codes = jobs.run()
-    assert codes == [0, -9, 0, 0], jobs.errors()
-    return jobs
+pytestmark = pytest.mark.timeout(1800)
 
 
 def outcomes(done: Jobs, name: str, world: int) -> list[str]:

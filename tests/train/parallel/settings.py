@@ -1,0 +1,107 @@
+"""What the processes of these tests are asked to run: settings to compare, and whole runs with things that go wrong."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+from frameloom.config.load import load_recipe
+from frameloom.train.caching import write_caches
+from tests.conftest import World
+from tests.models.text.tiny import make_t5
+from tests.train.parallel.jobs import Jobs
+
+FAMILIES = {
+    "opensora2": {},
+    "latte": {"_delete_": True, "num_layers": 2, "num_attention_heads": 2, "attention_head_dim": 16},
+}
+WORLDS, ZEROS = (2, 4), (0, 1, 2, 3)
+# The bias of attention's keys has no gradient but rounding, which Adam would blow up to a full step.
+OPTIM = {"lr": 1e-3, "eps": 1e-3, "clip_norm": 0.5}
+
+
+def add_settings(jobs: Jobs, shared_world: Path) -> None:
+    """One, two and four processes, each kind of splitting, two families."""
+    cache = {name: str(jobs.folder / f"{name} cache") for name in ("latents", "text")}
+    for family, overrides in FAMILIES.items():
+        folder = jobs.folder / f"recipe-{family}"
+        folder.mkdir()
+        path = World(shared_world, folder).write_recipe(
+            model={"family": family, "overrides": overrides},
+            data={"buckets": {"64px": {"1": [1.0, 3], "9": [1.0, 3]}}, "frame_start": "first", "cache": cache},
+            optim=OPTIM,
+            parallel={"data": 4},
+        )
+        list(write_caches(load_recipe(path)))
+        jobs.add(f"{family} alone", 1, path)
+        for world in WORLDS:
+            for zero in ZEROS:
+                jobs.add(f"{family} {world} {zero}", world, path, "--parallel.zero", str(zero))
+        for world, zero in ((2, 0), (4, 3)):
+            split = ("--parallel.sequence", "2", "--parallel.zero", str(zero))
+            jobs.add(f"{family} sequence {world}", world, path, *split)
+        if family == "opensora2":
+            add_more(jobs, path)
+
+
+def add_more(jobs: Jobs, path: Path) -> None:
+    """Settings that one family is enough for."""
+    jobs.add("wrong scale", 2, path, fault="gradient scale")
+    jobs.add("uneven", 3, path, "--parallel.zero", "3")
+    jobs.add("hybrid", 4, path, "--parallel.zero", "3", "--parallel.replicate", "2")
+    jobs.add("hybrid optimizer", 4, path, "--parallel.zero", "1", "--parallel.replicate", "2")
+    split = ("--parallel.data", "1", "--train.accumulate", "4")
+    jobs.add("accumulated alone", 1, path, *split)
+    for zero in (0, 2, 3):
+        jobs.add(f"accumulated {zero}", 2, path, *split, "--parallel.zero", str(zero))
+    half = ("--train.precision", "bf16")
+    jobs.add("half alone", 1, path, *half)
+    jobs.add("half", 2, path, *half, "--parallel.zero", "3")
+    jobs.add("half sent", 2, path, *half, "--parallel.zero", "3", "--parallel.gather", "bf16")
+    adapters = ("--lora.rank", "2")
+    jobs.add("adapters alone", 1, path, *adapters)
+    jobs.add("adapters", 2, path, *adapters, "--parallel.zero", "3")
+
+
+def write_recipe(jobs: Jobs, shared: Path, name: str, data: dict[str, object] | None = None) -> Path:
+    folder = jobs.folder / name
+    folder.mkdir()
+    buckets = {"buckets": {"64px": {"1": [1.0, 3], "9": [1.0, 3]}}, "frame_start": "first"}
+    return World(shared, folder).write_recipe(
+        data=buckets | (data or {}), optim={"lr": 1e-3, "eps": 1e-3}, parallel={"data": 4}
+    )
+
+
+def copy_with_a_broken_clip(shared: Path, folder: Path) -> dict[str, object]:
+    shutil.copytree(shared / "data", folder)
+    clip = sorted(folder.rglob("*.mp4"))[0]
+    clip.write_bytes(clip.read_bytes()[:200])
+    return {"manifest": str(folder / "manifest.parquet"), "bad_limit": 0.5}
+
+
+def add_runs(jobs: Jobs, shared_world: Path) -> None:
+    """Whole runs; the last ones end their processes."""
+    path = write_recipe(jobs, shared_world, "runs")
+
+    def whole(name: str, world: int, run: str, *overrides: str, **more: object) -> None:
+        jobs.add(name, world, path, "--name", run, *overrides, kind="whole", **more)
+
+    whole("alone", 1, "alone", "--train.steps", "6")
+    whole("moved a", 2, "moved", "--train.steps", "2", "--parallel.zero", "1")
+    whole("moved b", 4, "moved", "--train.steps", "4", "--parallel.zero", "3")
+    whole("moved c", 1, "moved", "--train.steps", "6")
+    whole("stopped", 2, "stopped", "--train.steps", "6", "--parallel.zero", "2", fault="sigterm on rank 1")
+    whole("other", 2, "other", overrides_of={"1": ["--optim.lr", "2e-3", "--seed", "7"]})
+    broken = write_recipe(
+        jobs, shared_world, "broken", copy_with_a_broken_clip(shared_world, jobs.folder / "broken data")
+    )
+    jobs.add("broken alone", 1, broken)
+    jobs.add("broken", 2, broken)
+    plain = write_recipe(jobs, shared_world, "plain")
+    jobs.add("plain alone", 1, plain)
+    for encoders in ("once", "shard"):
+        jobs.add(f"plain {encoders}", 2, plain, "--parallel.encoders", encoders)
+    jobs.add("encoders", 3, plain, kind="encoders", t5=str(make_t5(jobs.folder / "t5")))
+    # The last jobs of these processes: one that ends is noticed by its connections.
+    whole("failing", 2, "failing", fault="error on rank 1", processes=[2, 3])
+    whole("killed", 2, "killed", fault="kill rank 1")
