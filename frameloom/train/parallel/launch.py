@@ -16,6 +16,7 @@ from pathlib import Path
 from frameloom.core.errors import ConfigError
 
 PORT = 29500
+_STARTER = "frameloom.train.parallel.starter"
 _HOST = re.compile(r"^[A-Za-z0-9]([A-Za-z0-9._:-]*[A-Za-z0-9])?$")
 _SLOTS = re.compile(r"^slots=(\d+)$")
 
@@ -171,4 +172,4 @@ def slurm_script(job: Job, slurm: Slurm, *, name: str) -> str:
 
 
 def _torchrun(restarts: int) -> list[str]:
-    return [sys.executable, "-m", "torch.distributed.run", *([f"--max-restarts={restarts}"] if restarts else [])]
+    return [sys.executable, "-m", _STARTER, *([f"--max-restarts={restarts}"] if restarts else [])]

@@ -20,6 +20,7 @@ from frameloom.core.errors import FrameloomError, RunError
 _KEY = "frameloom/word"
 _LEAD_S = 1.0
 _PATIENCE_S = 5.0
+_SILENCE_S = 3.0
 _LOST = ("gloo", "Connection closed", "Connection reset", "Broken pipe", "NCCL", "ncclRemoteError")
 
 
@@ -33,7 +34,20 @@ class SilentStop(RunError):
 
 @contextmanager
 def speak_once(rank: int, store: Store) -> Iterator[None]:
-    """Let one process tell an error of the block; on the others it becomes a SilentStop."""
+    """Let one process tell an error of the block; on the others it becomes a SilentStop.
+
+    A silent one waits a little: torchrun ends all processes when the first one is gone, and that should be the speaker.
+    """
+    try:
+        with _one_speaker(rank, store):
+            yield
+    except SilentStop:
+        time.sleep(_SILENCE_S)
+        raise
+
+
+@contextmanager
+def _one_speaker(rank: int, store: Store) -> Iterator[None]:
     try:
         yield
     except SilentStop:

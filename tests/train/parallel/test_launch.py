@@ -20,12 +20,13 @@ from frameloom.train.parallel.launch import (
     slurm_script,
 )
 
+STARTER = "frameloom.train.parallel.starter"
 JOB = Job("my run.yaml", ["--parallel.zero", "2", "--data.where", "fps > 8; rm x"], nproc=4)
 
 
 def test_one_box_is_torchrun_or_plain():
     words = single_command(JOB)
-    assert words[:5] == [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=4"]
+    assert words[:5] == [sys.executable, "-m", STARTER, "--standalone", "--nproc-per-node=4"]
     assert words[5:] == ["-m", "frameloom", "train", "my run.yaml", *JOB.overrides]
     assert single_command(Job("r.yaml")) == [sys.executable, "-m", "frameloom", "train", "r.yaml"]
 
@@ -112,3 +113,14 @@ def test_the_command_prints_what_it_would_start_and_refuses_impossible_numbers(w
     hosts.write_text("a slots=2\nb slots=2\n")
     done = launch("--hostfile", str(hosts))
     assert done.returncode == 0 and [line.partition(":")[0] for line in done.stdout.splitlines()] == ["a", "b"]
+
+
+def test_what_goes_wrong_in_started_processes_is_told_once(world):
+    """Two real processes under torchrun: one message, no trace, the exit code of the mistake."""
+    recipe = str(world.write_recipe())
+    (world.folder / "run" / "checkpoints").mkdir(parents=True)
+    command = [sys.executable, "-m", "frameloom", "launch", recipe, "--nproc", "2", "--run.resume", "never"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=280)
+    assert done.returncode == 2, done.stderr
+    assert done.stderr.count("holds a run already") == 1 and "Traceback" not in done.stderr
+    assert len(done.stderr.splitlines()) == 1, done.stderr
