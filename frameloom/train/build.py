@@ -62,10 +62,10 @@ def build_trainer(recipe: Recipe, folder: RunFolder, *, first_step: int, peers: 
         eps=optim.eps,
         weight_decay=optim.weight_decay,
         no_decay=not optim.decay_norms,
-        # Decay would pull what stands beside the model, a log-variance, to 0.
+        # Decay would pull a single number beside the model, a log-variance, to 0.
         rates=[
             *built.rates,
-            *(RateGroup(name, None, 0.0) for name in built.beside),
+            *(RateGroup(name, None, 0.0) for name, value in built.beside.items() if value.ndim == 0),
             *(RateGroup(group.match, group.lr, group.weight_decay) for group in optim.groups),
         ],
         hidden=hidden_matrices(built.task.model),

@@ -141,10 +141,9 @@ class Trainer:
     def refuse(self, batches: list[Batch], result: StepResult) -> None:
         """A loss or gradient that is not finite: weights are unchanged; stop, or go on with the next batch."""
         self.nonfinite += 1
-        rows = [int(row) for batch in batches for row in batch.rows]
         message = (
             f"step {self.step}: the loss ({_find(result, 'loss')}) or the gradient norm ({_find(result, 'grad_norm')}) "
-            f"is not finite, bucket {batches[0].bucket.name}, manifest rows {rows[:8]}; weights unchanged"
+            f"is not finite, {self.peers.name_culprits(batches)}; weights unchanged"
         )
         if self.recipe.train.on_nonfinite == "stop" or self.nonfinite >= self.recipe.train.nonfinite_limit:
             raise RunError(f"{message}. {self.nonfinite} in a row: lower optim.lr or look at these clips")

@@ -69,6 +69,7 @@ class MeshPeers(Peers):
         self._model: nn.Module | None = None
         self._claim: Claim | None = None
         self._num_planned = 0
+        self._totals: tuple[Tensor, ...] = ()
         self._num_bad = 0
         self._asked: int | None = None
         self._agreed: int | None = None
@@ -114,6 +115,7 @@ class MeshPeers(Peers):
             },
         )
         said = torch.tensor(ballot.pack(), dtype=torch.float64, device=self.device)
+        self._totals = tuple(totals.values())
         losses = torch.stack([total.to(self.device, torch.float64) for total in totals.values()])
         vector = torch.cat([said, losses])
         dist.all_reduce(vector)
@@ -153,6 +155,14 @@ class MeshPeers(Peers):
         found: list[Any] = [None] * self.num_ranks
         dist.all_gather_object(found, super().take_bad_clips(batches))
         return [clip for part in found for clip in part]
+
+    def name_culprits(self, batches: Sequence[Batch]) -> str:
+        is_finite = all(bool(total.isfinite()) for total in self._totals)
+        found: list[Any] = [None] * self.num_ranks
+        dist.all_gather_object(found, (is_finite, super().name_culprits(batches)))
+        guilty = [f"rank {rank}: {text}" for rank, (finite, text) in enumerate(found) if not finite]
+        # Losses may all be finite and a gradient not; then any of them may have it.
+        return "; ".join(guilty[:4]) or f"rank 0: {found[0][1]}"
 
     # What is split
 

@@ -70,6 +70,11 @@ class Peers:
         """Clips of the last step that could not be read, on all processes."""
         return [clip for batch in batches for clip in batch.bad]
 
+    def name_culprits(self, batches: Sequence[Batch]) -> str:
+        """The batches of a step whose loss is not finite, in words; all processes call it."""
+        rows = [int(row) for batch in batches for row in batch.rows]
+        return f"bucket {batches[0].bucket.name}, manifest rows {rows[:8]}"
+
     # What is split
 
     def split_model(self, model: nn.Module, blocks: Sequence[nn.Module]) -> None:

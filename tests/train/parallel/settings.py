@@ -91,6 +91,7 @@ def add_runs(jobs: Jobs, shared_world: Path) -> None:
     whole("moved b", 4, "moved", "--train.steps", "4", "--parallel.zero", "3")
     whole("moved c", 1, "moved", "--train.steps", "6")
     whole("stopped", 2, "stopped", "--train.steps", "6", "--parallel.zero", "2", fault="sigterm on rank 1")
+    whole("nan", 2, "nan", "--train.on_nonfinite", "stop", fault="nan on rank 1")
     whole("other", 2, "other", overrides_of={"1": ["--optim.lr", "2e-3", "--seed", "7"]})
     broken = write_recipe(
         jobs, shared_world, "broken", copy_with_a_broken_clip(shared_world, jobs.folder / "broken data")

@@ -55,6 +55,12 @@ def test_processes_that_disagree_stop_at_once_and_say_where(done):
     assert list_steps(done.folder / "runs" / "other" / "checkpoints") == [0]
 
 
+def test_a_loss_that_is_not_finite_stops_all_and_names_the_process_that_had_it(done):
+    found = outcomes(done, "nan", 2)
+    assert found[0].startswith("RunError 2: step 3: the loss (nan)") and found[1] == "silent 2"
+    assert "is not finite, rank 1: bucket 64px" in found[0] and "rank 0" not in found[0]
+
+
 def test_an_error_of_one_process_is_told_by_it_alone(done):
     told = "DataError 2: rank 1: clips/7.mp4: cannot be read on this machine"
     assert outcomes(done, "failing", 2) == ["silent 2", told]

@@ -153,28 +153,35 @@ def scale_gradients_wrongly(rank: int) -> None:
     mesh.add_up_gradients = lambda params, group, *, factor=1.0: RIGHT_SUM(params, group, factor=factor / 2)
 
 
-def at_step(step: int, rank: int, act: Callable[[], None], this: int) -> None:
+def at_step(step: int, rank: int, act: Callable[[Trainer], object], this: int) -> None:
     """Do something on one process before it takes a step."""
 
     @functools.wraps(RIGHT_STEP)
     def take_step(trainer: Trainer, batches: Any) -> Any:
         if trainer.step + 1 == step and this == rank:
-            act()
+            act(trainer)
         return RIGHT_STEP(trainer, batches)
 
     Trainer.take_step = take_step  # type: ignore[method-assign]
 
 
-def fail_to_read() -> None:
+def spoil_losses(trainer: Trainer) -> None:
+    task = trainer.built.task
+    losses = task.losses
+    task.losses = lambda batch: (losses(batch)[0] * torch.nan, {})  # type: ignore[method-assign]
+
+
+def fail_to_read(trainer: Trainer) -> None:
     raise DataError("clips/7.mp4: cannot be read on this machine")
 
 
 FAULTS: dict[str | None, Callable[[int], None]] = {
     None: put_right,
     "gradient scale": scale_gradients_wrongly,
-    "sigterm on rank 1": lambda rank: at_step(2, 1, lambda: os.kill(os.getpid(), signal.SIGTERM), rank),
+    "sigterm on rank 1": lambda rank: at_step(2, 1, lambda trainer: os.kill(os.getpid(), signal.SIGTERM), rank),
+    "nan on rank 1": lambda rank: at_step(3, 1, spoil_losses, rank),
     "error on rank 1": lambda rank: at_step(3, 1, fail_to_read, rank),
-    "kill rank 1": lambda rank: at_step(3, 1, lambda: os.kill(os.getpid(), signal.SIGKILL), rank),
+    "kill rank 1": lambda rank: at_step(3, 1, lambda trainer: os.kill(os.getpid(), signal.SIGKILL), rank),
 }
 
 
