@@ -276,9 +276,7 @@ def build_feed(recipe: Recipe, *, bad_clips: Path, shares: Shares | None = None,
         policy=policy,
         plan=plan,
         reader=reader,
-        bad_clips=BadClipLog(
-            bad_clips, num_clips=len(manifest), limit=recipe.data.bad_limit, is_writer=is_first
-        ),
+        bad_clips=BadClipLog(bad_clips, num_clips=len(manifest), limit=recipe.data.bad_limit, is_writer=is_first),
         # A cached batch is a lookup: a process hop would cost more than it.
         workers=recipe.data.workers if caches.latents is None else 0,
         timeout_s=recipe.data.timeout_s,

@@ -95,9 +95,7 @@ def _build_autoencoder(recipe: Recipe, device: torch.device) -> BuiltTask:
     return BuiltTask(task, "vae", vae.name, vae.config, config_with_scale, beside=beside)
 
 
-def _build_denoiser(
-    recipe: Recipe, captions: Sequence[str], device: torch.device, share_text: ShareText
-) -> BuiltTask:
+def _build_denoiser(recipe: Recipe, captions: Sequence[str], device: torch.device, share_text: ShareText) -> BuiltTask:
     vae = build_vae(recipe.vae, seed=recipe.seed).model.to(device).eval().requires_grad_(False)
     text = share_text(build_text(recipe.text, recipe.model)).to(device)
     denoiser = build_denoiser(recipe.model, latent_channels=vae.latent_channels, text=text, seed=recipe.seed)

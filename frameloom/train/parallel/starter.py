@@ -25,7 +25,7 @@ def start(words: Sequence[str]) -> int:
     # torchrun would say at length that it sets this to 1, which leaves most cores of a large machine idle.
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // max(num_local, 1))))
     try:
-        run(args)
+        run(args)  # type: ignore[no-untyped-call]
     except ChildFailedError as error:
         _, failure = error.get_first_failure()
         if failure.exitcode < 0:
