@@ -100,6 +100,7 @@ def _set_objective(job: Job) -> None:
     draft, given = job.draft, job.given
     if given.get("rf_scheduler"):
         draft.set("objective", {"kind": "flow", "law": "logit_normal", "num_levels": 1000})
+        draft.set("sample.sampler", "default")
         for name in ("prediction_type", "rescale_betas_zero_snr", "snr_gamma", "v1_5_scheduler", "cogvideox_scheduler"):
             job.ignore(name, "flow matching has none of it")
     else:

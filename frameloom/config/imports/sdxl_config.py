@@ -9,6 +9,7 @@ from frameloom.config.arguments import load_system
 from frameloom.config.bucket_policies import SDXL_SIZES
 from frameloom.config.imports.given import Given
 from frameloom.config.imports.job import Job, set_length
+from frameloom.config.load import resolve
 
 _STEPS: dict[str, list[dict[str, str]]] = {
     "Resize": [{"name": "resize"}],
@@ -81,9 +82,21 @@ def _set_network(job: Job, raw: Mapping[str, Any]) -> None:
         config.problems.append(f"version {config.get('version')}: only the base model is trained from a configuration")
     has_amp = not config.get("model.params.disable_first_stage_amp")
     draft.set("vae.precision", "fp16" if has_amp else "fp32")
-    for embedder in _embedders(config):
-        if isinstance(embedder, Mapping) and embedder.get("is_trainable") is True:
-            draft.left.append(f"is_trainable: true of {_target(embedder)}: text encoders stay frozen")
+    _set_trained_text(job)
+
+
+def _set_trained_text(job: Job) -> None:
+    """Text encoders that train with the denoiser; embedders of sizes have no weights."""
+    embedders = [
+        item for item in _embedders(job.given) if isinstance(item, Mapping) and item.get("is_trainable") is True
+    ]
+    targets = [target for target in map(_target, embedders) if "CLIP" in target]
+    trained = {"clip_bigg" if "OpenCLIP" in target else "clip_l" for target in targets}
+    if not trained:
+        return
+    encoders = job.draft.get("text.encoders") or resolve(job.draft.values["_base_"])["text"]["encoders"]
+    here = {"train": True, "precision": "fp32"}
+    job.draft.set("text.encoders", [{**item, **(here if item["name"] in trained else {})} for item in encoders])
 
 
 def _embedders(config: Given) -> list[Any]:

@@ -440,3 +440,11 @@ def test_comments_tell_what_was_changed_ignored_or_has_no_place(tmp_path: Path) 
     left, _, unused = text.partition("# Without a key here:")[2].partition("# Without effect in the original:")
     assert "--multi_stream" in left and "--adam_epsilon 1e-10" in unused and "--noise_offset 0.1" in unused
     assert "# --resume_from_checkpoint checkpoint-9: a run goes on from its own folder" in text
+
+
+def test_a_text_encoder_that_trains_in_a_configuration_trains_here(tmp_path: Path) -> None:
+    given = (Path(__file__).parent / "documents" / "sdxl-configure.yaml").read_text()
+    for count, wanted in ((0, []), (1, ["clip_l"])):
+        text = given.replace("is_trainable: False", "is_trainable: True", count)
+        recipe, _ = bring(tmp_path, text, f"{count}.yaml")
+        assert [encoder.name for encoder in recipe.text.encoders if encoder.train] == wanted
