@@ -59,6 +59,10 @@ def evaluate_clips(
             help="a vision network (DINOv2, ViT, ... of transformers) for consistency, and FID of its features"
         ),
     ] = None,
+    video_network: Annotated[
+        Path | None,
+        typer.Option(help="a video network (VideoMAE, TimeSformer or ViViT of transformers), for FVD of its features"),
+    ] = None,
     clip: Annotated[
         Path | None, typer.Option(help="a CLIP of transformers, for the likeness of prompt and frames")
     ] = None,
@@ -86,7 +90,7 @@ def evaluate_clips(
 
     Clips that cannot be read, or differ in size or length from their pair, are listed, and the rest goes on. FVD and
     FID are Fréchet distances of features: compute one vector per clip or frame with the network of your choice, and
-    give both sides, or name the network of the frames with --network.
+    give both sides, or name the network of clips with --video-network and that of frames with --network.
 
     Example: frameloom eval samples/ clips/ --frames 17 --height 256 --width 256 --out report/
 
@@ -101,14 +105,18 @@ def evaluate_clips(
     from frameloom.evaluate.comparison import Alone, Distances, compare_sets, pair_clips
     from frameloom.evaluate.measures import build_measures
     from frameloom.evaluate.metric_table import refuse_existing_metrics
+    from frameloom.evaluate.video_network import load_video_network
     from frameloom.generate.parts import pick_device
     from frameloom.generate.sample_folder import find_prompts
 
-    distances = Distances(pixels, of_videos, of_frames)
+    if video_network is not None and reference is None:
+        raise ConfigError("--video-network: FVD compares two sets; give REFERENCE as well")
     if out is not None:
         refuse_existing_metrics(out, force=force)
     view = ClipView(frames, sample_rate, height, width, short_side)
     place = pick_device(device)
+    watcher = None if video_network is None else load_video_network(video_network, place)
+    distances = Distances(pixels, of_videos, of_frames, watcher)
     has_pairs = reference is not None and pairs is not Pairs.none
     of_pairs, of_clips = _share_out(metrics, has_pairs=has_pairs, has_reference=reference is not None)
     measures = build_measures(of_pairs, lpips=lpips, device=place)

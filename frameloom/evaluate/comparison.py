@@ -21,6 +21,7 @@ from frameloom.evaluate.frechet import FeatureStatistics, frechet_distance, pool
 from frameloom.evaluate.intervals import Intervals
 from frameloom.evaluate.measures import Measures
 from frameloom.evaluate.metric_table import MetricTable, Record
+from frameloom.evaluate.video_network import VideoNetwork
 
 Pairing = Literal["name", "order", "none"]
 # By distance: what is counted, and how many of them published numbers are of.
@@ -74,11 +75,15 @@ def _by_name(clips: Sequence[ListedClip], side: str) -> dict[str, ListedClip]:
 
 @dataclass(frozen=True)
 class Distances:
-    """Which Fréchet distances are wanted: of coarse `pixels`, of features of whole `clips` (FVD), of `frames` (FID)."""
+    """Which Fréchet distances are wanted: of coarse `pixels`, of features of whole `clips` (FVD), of `frames` (FID).
+
+    Features of clips are read from files, or `network` makes them.
+    """
 
     pixels: bool = False
     clips: tuple[Path, Path] | None = None
     frames: tuple[Path, Path] | None = None
+    network: VideoNetwork | None = None
 
 
 @dataclass(frozen=True)
@@ -114,19 +119,24 @@ def compare_sets(
         if files is not None:
             gathered[name] = (read_features(files[0]), read_features(files[1]))
     work = _Work(measures, view, alone, _new_sides() if wanted.pixels else None)
-    if network is not None and "fid" not in gathered and any(pair.reference is not None for pair in pairs):
+    has_reference = any(pair.reference is not None for pair in pairs)
+    if network is not None and "fid" not in gathered and has_reference:
         work.frames = _new_sides()
+    if wanted.network is not None and "fvd" not in gathered and has_reference:
+        work.video_network, work.clips = wanted.network, _new_sides()
     records = []
     with ProgressBar("comparing", len(pairs)) as bar:
         for pair in pairs:
             records += work.compare(pair)
             bar.advance(note=pair.name)
-    for name, sides in (("fid", work.frames), ("frechet_pixels", work.pooled)):
+    for name, sides in (("fvd", work.clips), ("fid", work.frames), ("frechet_pixels", work.pooled)):
         if sides is not None:
             gathered[name] = sides
     more, notes = _measure_distances(gathered)
     if work.frames is not None and network is not None:
         notes.append(f"fid is of features of {network.name}; published ones are of Inception's and not comparable")
+    if work.video_network is not None:
+        notes.append(f"fvd is of features of {work.video_network.name}; published ones are of I3D's and not comparable")
     columns = [*measures.columns, *(alone.measures.columns if alone else [])]
     return MetricTable(records, columns, confidence, more, notes, intervals)
 
@@ -144,6 +154,8 @@ class _Work:
     alone: Alone | None
     pooled: Sides | None = None
     frames: Sides | None = None
+    clips: Sides | None = None
+    video_network: VideoNetwork | None = None
 
     def compare(self, pair: Pair) -> list[Record]:
         """One record; none for a good clip that has no pair and is not meant to have one."""
@@ -169,6 +181,8 @@ class _Work:
                 continue
             if self.pooled is not None:
                 self.pooled[side].add(pool_pixels(_to_unit(video)))
+            if self.clips is not None and self.video_network is not None:
+                self.clips[side].add(self.video_network.encode_clip(video)[None].numpy())
             if self.frames is not None and self.alone is not None and self.alone.measures.network is not None:
                 features_FD = self.alone.measures.network.encode_frames(video)
                 self.frames[side].add(features_FD.numpy())

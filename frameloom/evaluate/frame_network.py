@@ -75,12 +75,18 @@ def _take_pooled(output: Any) -> Tensor:
 
 def load_frame_network(folder: Path, device: torch.device | str = "cpu") -> FrameNetwork:
     """Any vision model that transformers knows: DINOv2, ViT, CLIP, ConvNeXt and so on."""
+    model, processor = load_network(folder, "vision")
+    return FrameNetwork(folder.name, model, processor, device)
+
+
+def load_network(folder: Path, kind: str) -> tuple[Any, Any]:
+    """A model and its processor; `kind` is what the person is told that the folder should hold."""
     if not (folder / CONFIG).is_file():
         raise CheckpointError(
-            f"{folder}: has no {CONFIG}; name the folder of a vision network, as transformers saves it"
+            f"{folder}: has no {CONFIG}; name the folder of a {kind} network, as transformers saves it"
         )
     model = load_model(_find_class(folder), EncoderFolder(folder, (), None, folder), torch.float32)
-    return FrameNetwork(folder.name, model, _load_processor(folder), device)
+    return model, _load_processor(folder)
 
 
 def load_clip(folder: Path, device: torch.device | str = "cpu") -> TextFrameNetwork:

@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from transformers import CLIPConfig, CLIPImageProcessorPil, CLIPModel, ViTConfig, ViTModel
+from transformers import (
+    CLIPConfig,
+    CLIPImageProcessorPil,
+    CLIPModel,
+    VideoMAEConfig,
+    VideoMAEImageProcessorPil,
+    VideoMAEModel,
+    ViTConfig,
+    ViTModel,
+)
 
 from tests.models.text import tiny
 
@@ -27,6 +36,14 @@ def make_vit(folder: Path, *, seed: int = 0, with_pooler: bool = False) -> Path:
     config = ViTConfig(**_VISION, image_size=SIDE_PX, patch_size=4, initializer_range=0.3)
     tiny.save(tiny.draw(lambda: ViTModel(config, add_pooling_layer=with_pooler), seed), folder)
     _write_processor(folder)
+    return folder
+
+
+def make_videomae(folder: Path, *, seed: int = 0, num_frames: int = 4) -> Path:
+    more = {"image_size": SIDE_PX, "patch_size": 8, "num_frames": num_frames, "initializer_range": 0.3}
+    tiny.save(tiny.draw(lambda: VideoMAEModel(VideoMAEConfig(**_VISION, **more)), seed), folder)
+    crop = {"height": SIDE_PX, "width": SIDE_PX}
+    VideoMAEImageProcessorPil(size={"shortest_edge": SIDE_PX}, crop_size=crop).save_pretrained(folder)
     return folder
 
 
