@@ -16,7 +16,10 @@ def score(
     seed: Annotated[int, typer.Option(help="which prompts")] = 1,
     step: Annotated[int | None, typer.Option(help="score this checkpoint; default: the newest")] = None,
     from_first_frame: Annotated[
-        bool, typer.Option("--from-first-frame", help="image to video: give the first frame of a real clip as well")
+        bool,
+        typer.Option(
+            "--from-first-frame", help="image to video: give a first frame as well, which does not tell the direction"
+        ),
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="print JSON instead of a table")] = False,
 ) -> None:

@@ -211,9 +211,22 @@ def render_clip(
     attributes: ShapeAttributes, *, height_px: int, width_px: int, num_frames: int, random: np.random.Generator
 ) -> NDArray[np.uint8]:
     """Draw the clip, FHWC; size and start come from `random`, such that the whole motion stays in the picture."""
-    short_px = min(height_px, width_px)
     size = random.uniform(*SIZE_RANGE)
-    path_F2 = _draw_path(attributes, size, num_frames, random)
+    return _paint(attributes, size, _draw_path(attributes, size, num_frames, random), height_px, width_px)
+
+
+def render_centred(
+    attributes: ShapeAttributes, *, height_px: int, width_px: int, random: np.random.Generator
+) -> NDArray[np.uint8]:
+    """A picture, HWC, with the shape near the middle: where a clip's first frame shows it betrays where it goes."""
+    place_12 = 0.5 + random.uniform(-0.03, 0.03, size=(1, 2))
+    return _paint(attributes, random.uniform(*SIZE_RANGE), place_12, height_px, width_px)[0]
+
+
+def _paint(
+    attributes: ShapeAttributes, size: float, path_F2: NDArray[np.float64], height_px: int, width_px: int
+) -> NDArray[np.uint8]:
+    short_px = min(height_px, width_px)
     corner = np.array([height_px - short_px, width_px - short_px]) / 2
     cover_FHW = cover_shape(attributes.shape, size * short_px, path_F2 * short_px + corner, height_px, width_px)
     background = np.array(BACKGROUNDS[attributes.background], np.float32)

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from frameloom.core.progress import ProgressBar
 from frameloom.core.random import numpy_stream
 from frameloom.data.media import write_image
-from frameloom.data.shapes import heldout_prompts, parse_caption, render_clip
+from frameloom.data.shapes import heldout_prompts, parse_caption, render_centred
 from frameloom.data.shapes_score import ScoreReport, score_prompts
 from frameloom.generate.pipeline import Request, Result, Sampler, generate
 
@@ -46,7 +46,7 @@ def score_run(sampler: Sampler, *, num_prompts: int, seed: int, batch_size: int 
 
 
 def score_from_first_frames(sampler: Sampler, *, num_prompts: int, seed: int, batch_size: int = 24) -> ScoredRun:
-    """The same with the first frame of a real clip given, drawn anew for each held-out prompt.
+    """The same with a first frame given, drawn anew for each held-out prompt.
 
     What the frame shows is then for the model to keep; where it goes, only the prompt says.
     """
@@ -79,17 +79,14 @@ def _score(results: list[Result], first_frame_db: float | None = None) -> Scored
 
 
 def _draw_first_frame(sampler: Sampler, prompt: str, seed: int, number: int) -> NDArray[np.uint8]:
-    """Of a clip whose whole motion stays in the picture, as in the set."""
     attributes, settings = parse_caption(prompt), sampler.settings
     assert attributes is not None
-    clip_FHWC = render_clip(
+    return render_centred(
         attributes,
         height_px=settings.height,
         width_px=settings.width,
-        num_frames=settings.frames,
         random=numpy_stream(seed, "shapes-first-frame", number),
     )
-    return clip_FHWC[0]
 
 
 def _psnr_db(first_HWC: NDArray[np.uint8], second_HWC: NDArray[np.uint8]) -> float:
