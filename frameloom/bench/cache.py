@@ -1,16 +1,17 @@
-"""Latents from our cache against decoding and encoding anew, and against one .npy file per sample.
+"""Caches: reading, writing and opening one, and training from it instead of decoding and encoding in every step.
 
-All three read the same clips in the same shuffled order, in turns within one run; medians are compared. The cold start
-is the opening of a cache of many small latents, with every source file looked at, per row.
+All ways read the same clips in the same shuffled order. The cold start is the opening of a cache of many small latents,
+with every source file looked at, per row.
 """
 
 from __future__ import annotations
 
-import statistics
+import shutil
 import tempfile
-import time
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import asdict
+from itertools import count
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +20,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from frameloom.bench.harness import Effort, Row, Side, Work, attempt, compare_times, take_turns
+from frameloom.bench.step import open_trainer, our_step, prepare_demo
 from frameloom.checkpoint.model_folder import write_model_folder
 from frameloom.config.load import load_recipe
 from frameloom.config.schema import Recipe
@@ -39,66 +42,113 @@ _BATCH = 16
 _GROUP = 1024
 
 
-@dataclass(frozen=True)
-class CacheComparison:
-    """Median seconds per clip, and seconds per row of opening; `*_ratio` is how many times faster ours is."""
-
-    name: str
-    ours_s: float
-    npy_s: float
-    encode_s: float
-    open_per_row_s: float
-    open_rows: int
-    latent_bytes: int
-    num_clips: int
-    rounds: int
-
-    @property
-    def npy_ratio(self) -> float:
-        return self.npy_s / self.ours_s
-
-    @property
-    def encode_ratio(self) -> float:
-        return self.encode_s / self.ours_s
-
-    def to_json(self) -> dict[str, object]:
-        return {**asdict(self), "npy_ratio": self.npy_ratio, "encode_ratio": self.encode_ratio}
-
-    def describe(self) -> list[str]:
-        rate = self.latent_bytes / self.ours_s / 2**20
-        return [
-            f"{self.name}, {self.num_clips} clips, {self.rounds} rounds in turn, medians per clip",
-            f"  our cache          {self.ours_s * 1e6:10.1f} us   {1 / self.ours_s:10,.0f} clips/s   {rate:,.0f} MiB/s",
-            f"  one .npy per clip  {self.npy_s * 1e6:10.1f} us   ours is {self.npy_ratio:,.1f} times as fast",
-            f"  decode and encode  {self.encode_s * 1e6:10.1f} us   ours is {self.encode_ratio:,.0f} times as fast",
-            f"  opening            {self.open_per_row_s * 1e6:10.1f} us per row, {self.open_rows:,} rows",
-        ]
-
-
-def compare_cache(rounds: int = 5, *, num_clips: int = 64, open_rows: int = 20_000) -> CacheComparison:
+def measure(effort: Effort) -> Iterator[Row]:
     """The demo's clips and autoencoder."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        recipe = _prepare(folder, num_clips)
-        bucket, rows = _most_used(recipe)
-        ours = open_latent_cache(recipe, read_manifest(recipe), build_policy(recipe))
-        mean, std = ours.get(rows, bucket)
-        _write_npy(folder / "npy", rows, mean, std)
-        sides = [_read_ours(ours, bucket), _read_npy(folder / "npy"), _encode(recipe, bucket)]
-        times = [[_time(side, _shuffle(rows, number)) for side in sides] for number in range(rounds + 1)]
-        # The first round warms the files and the kernels.
-        medians = [statistics.median(column) / len(rows) for column in zip(*times[1:], strict=True)]
-        return CacheComparison(
-            name="latents of the demo",
-            ours_s=medians[0],
-            npy_s=medians[1],
-            encode_s=medians[2],
-            open_per_row_s=_time_opening(folder / "many", open_rows, rounds) / open_rows,
-            open_rows=open_rows,
-            latent_bytes=2 * mean[0].numel() * mean.element_size(),
-            num_clips=len(rows),
-            rounds=rounds,
+        recipe = _prepare(folder, effort.pick(64, 16))
+        yield from attempt("cache", "reading", _measure_reading, recipe, folder, effort)
+        yield from attempt("cache", "writing", _measure_writing, recipe, folder, effort)
+        yield from attempt("cache", "opening", _measure_opening, folder / "many", effort)
+    yield from attempt("cache", "training", _measure_training, effort)
+
+
+def _measure_reading(recipe: Recipe, folder: Path, effort: Effort) -> Iterator[Row]:
+    bucket, rows = _most_used(recipe)
+    ours = open_latent_cache(recipe, read_manifest(recipe), build_policy(recipe))
+    mean, std = ours.get(rows, bucket)
+    _write_npy(folder / "npy", rows, mean, std)
+    ways = {"ours": _read_ours(ours, bucket), "npy": _read_npy(folder / "npy"), "encode": _encode(recipe, bucket)}
+    times = take_turns({name: _pass_over(way, rows) for name, way in ways.items()}, effort.rounds)
+    for name, against in (("npy", "one .npy per clip"), ("encode", "decoding and encoding anew")):
+        yield compare_times(
+            "cache",
+            "reading a latent",
+            times["ours"],
+            times[name],
+            against=against,
+            items=len(rows),
+            note=f"{2 * mean[0].nbytes / 1024:.0f} KiB",
         )
+
+
+def _pass_over(way: Way, rows: NDArray[np.int64]) -> Work:
+    """All rows in a new order each time."""
+    numbers = count()
+
+    def run() -> None:
+        for batch in _shuffle(rows, next(numbers)):
+            way(batch)
+
+    return run
+
+
+def _measure_writing(recipe: Recipe, folder: Path, effort: Effort) -> Row:
+    """Both encode the same clips; ours also digests, and can be stopped and gone on with."""
+    bucket, rows = _most_used(recipe)
+    encode, place = _encode(recipe, bucket), folder / "written"
+    changed = recipe.model_copy(
+        update={
+            "data": recipe.data.model_copy(
+                update={"cache": recipe.data.cache.model_copy(update={"latents": str(place)})}
+            )
+        }
+    )
+
+    def write_npy() -> None:
+        place.mkdir()
+        for start in range(0, len(rows), _BATCH):
+            batch = rows[start : start + _BATCH]
+            mean, std = encode(batch)
+            for number, row in enumerate(batch.tolist()):
+                np.save(place / f"{row}.npy", torch.stack([mean[number], std[number]]).numpy())
+
+    def clear() -> None:
+        shutil.rmtree(place, ignore_errors=True)
+
+    times = take_turns(
+        {
+            "ours": Side(lambda: list(write_caches(changed, CacheJob(latents=True))), prepare=clear),
+            "other": Side(write_npy, prepare=clear),
+        },
+        min(effort.rounds, 3),
+    )
+    against = "encoding, one .npy per clip"
+    return compare_times("cache", "writing a latent", times["ours"], times["other"], against=against, items=len(rows))
+
+
+def _measure_opening(path: Path, effort: Effort) -> Row:
+    num_rows = effort.pick(20_000, 2000)
+    items = _write_many(path, num_rows)
+    times = take_turns({"ours": lambda: LatentCache.open(path, {}, items)}, effort.rounds)
+    return compare_times("cache", f"opening, per row of {num_rows:,}", times["ours"], items=num_rows)
+
+
+def _measure_training(effort: Effort) -> Row:
+    """Steps of the demo's denoiser from caches, and with decoding, autoencoder and text encoder in every step."""
+    rounds = 2 * effort.rounds
+    with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
+        folder = Path(name)
+        cached = prepare_demo(folder, steps=rounds + 4, num_clips=effort.pick(96, 40))
+        nothing = cached.data.cache.model_copy(update={"latents": None, "text": None})
+        fresh = cached.model_copy(
+            update={"name": "fresh", "data": cached.data.model_copy(update={"cache": nothing, "workers": 0})}
+        )
+        (folder / "fresh").mkdir()
+        times = take_turns(
+            {
+                "ours": our_step(open_trainer(cached, folder, stack)),
+                "other": our_step(open_trainer(fresh, folder, stack)),
+            },
+            rounds,
+        )
+    return compare_times(
+        "cache",
+        "a training step from caches",
+        times["ours"],
+        times["other"],
+        against="decoding and encoding in every step",
+    )
 
 
 def _prepare(folder: Path, num_clips: int) -> Recipe:
@@ -131,10 +181,10 @@ def _shuffle(rows: NDArray[np.int64], number: int) -> list[NDArray[np.int64]]:
     return [order[start : start + _BATCH] for start in range(0, len(order), _BATCH)]
 
 
-Side = Callable[[NDArray[np.int64]], tuple[Tensor, Tensor]]
+Way = Callable[[NDArray[np.int64]], tuple[Tensor, Tensor]]
 
 
-def _read_ours(cache: LatentSource, bucket: Bucket) -> Side:
+def _read_ours(cache: LatentSource, bucket: Bucket) -> Way:
     return lambda rows: cache.get(rows, bucket)
 
 
@@ -144,7 +194,7 @@ def _write_npy(folder: Path, rows: NDArray[np.int64], mean: Tensor, std: Tensor)
         np.save(folder / f"{row}.npy", torch.stack([mean[place], std[place]]).numpy())
 
 
-def _read_npy(folder: Path) -> Side:
+def _read_npy(folder: Path) -> Way:
     def read(rows: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
         both = torch.from_numpy(np.stack([np.load(folder / f"{row}.npy") for row in rows.tolist()]))
         return both[:, 0], both[:, 1]
@@ -152,7 +202,7 @@ def _read_npy(folder: Path) -> Side:
     return read
 
 
-def _encode(recipe: Recipe, bucket: Bucket) -> Side:
+def _encode(recipe: Recipe, bucket: Bucket) -> Way:
     reader = build_clip_reader(recipe, read_manifest(recipe), build_policy(recipe))
     vae = build_vae(recipe.vae, seed=recipe.seed).model.eval()
 
@@ -166,15 +216,8 @@ def _encode(recipe: Recipe, bucket: Bucket) -> Side:
     return read
 
 
-def _time(side: Side, batches: list[NDArray[np.int64]]) -> float:
-    started = time.perf_counter()
-    for rows in batches:
-        side(rows)
-    return time.perf_counter() - started
-
-
-def _time_opening(path: Path, num_rows: int, rounds: int) -> float:
-    """Median seconds of opening a cache of many tiny latents whose files are looked at."""
+def _write_many(path: Path, num_rows: int) -> pl.DataFrame:
+    """A cache of many tiny latents, and the table that it is opened for."""
     bucket = Bucket(0, "64px", 1, "1:1", 64, 64, 1)
     items = pl.DataFrame({"row": np.arange(num_rows), "path": [f"{row // 1000}/{row}.mp4" for row in range(num_rows)]})
     items = items.with_columns(
@@ -193,9 +236,4 @@ def _time_opening(path: Path, num_rows: int, rounds: int) -> float:
             group.add(entry, latent_stack(bucket), {"mean": torch.full((1, 1, 1, 1), float(item["row"]))})
         folder.add_group(group)
     folder.merge_index()
-    times = []
-    for _ in range(rounds):
-        started = time.perf_counter()
-        LatentCache.open(path, {}, items)
-        times.append(time.perf_counter() - started)
-    return statistics.median(times)
+    return items

@@ -8,12 +8,10 @@ whole step with everything on is set against a bare one.
 
 from __future__ import annotations
 
-import statistics
 import tempfile
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -22,22 +20,19 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from frameloom.bench.step import plain_step, prepare_demo
+from frameloom.bench.harness import Effort, Row, Work, compare_numbers, compare_times, take_turns
+from frameloom.bench.step import open_trainer, plain_step, prepare_demo
 from frameloom.config.objective_settings import ObjectiveSection
 from frameloom.core.random import stream
 from frameloom.data.batch import Batch
 from frameloom.diffusion.end_masks import END_SHARES, draw_end_mask
 from frameloom.diffusion.masks import StreamDice, draw_frame_mask, draw_region_mask
 from frameloom.generate.parts import build_objective
-from frameloom.train.build import build_trainer
 from frameloom.train.denoiser import DenoiserTask
 from frameloom.train.draws import draw_normal
 from frameloom.train.loop import Trainer
 from frameloom.train.noising import finish_noise
-from frameloom.train.run_folder import RunFolder
 from frameloom.train.step import Stepper
-
-Work = Callable[[], object]
 
 EVERYTHING: dict[str, Any] = {
     "kind": "v",
@@ -48,6 +43,7 @@ EVERYTHING: dict[str, Any] = {
     "bias": {"strategy": "later", "multiplier": 2.0},
     "motion_share": 0.25,
 }
+EVERYTHING_NAME = "v, all of these"
 FEATURES: dict[str, dict[str, Any]] = {
     "flow, uniform levels": {"law": "uniform"},
     "flow, logit-normal levels": {},
@@ -61,70 +57,30 @@ FEATURES: dict[str, dict[str, Any]] = {
     "v, input perturbation": {"kind": "v", "input_perturbation": 0.1},
     "v, motion loss": {"kind": "v", "motion_share": 0.25},
     "edm": {"kind": "edm"},
-    "v, all of these": EVERYTHING,
+    EVERYTHING_NAME: EVERYTHING,
 }
 
 
-@dataclass(frozen=True)
-class Cost:
-    """Median processor seconds of a feature, and as a share of a bare step."""
-
-    name: str
-    seconds: float
-    share: float
-
-
-@dataclass(frozen=True)
-class Comparison:
-    costs: list[Cost]
-    bare_step_s: float
-    full_step_s: float
-    full_step_ratio: float
-    """of a step with everything on, on a batch at hand, to a bare one: the median over the rounds"""
-    rounds: int
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
-
-    def describe(self) -> list[str]:
-        return [
-            f"objective of 32 clips of the demo, {self.rounds} rounds in turn, processor time, medians",
-            f"  {'':40} {'own work':>11}  of a bare step",
-            *(f"  {cost.name:40} {cost.seconds * 1e3:8.2f} ms  {cost.share:8.2%}" for cost in self.costs),
-            f"  a bare step takes {self.bare_step_s * 1e3:.1f} ms; ours with everything on "
-            f"{self.full_step_s * 1e3:.1f} ms, {self.full_step_ratio:.3f} times as long",
-        ]
-
-
-def compare_objectives(rounds: int = 40, warmup: int = 3, num_clips: int = 40) -> Comparison:
-    """Every feature in turn on the latents of one batch of the demo."""
+def measure(effort: Effort) -> Iterator[Row]:
+    """A step with everything on against a bare one; asked for by name, every feature beside a bare step."""
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
-        recipe = prepare_demo(Path(folder), steps=warmup + rounds, num_clips=num_clips)
-        trainer = build_trainer(recipe, RunFolder(Path(folder) / "run"), first_step=1)
-        for tracker in trainer.trackers:
-            stack.callback(tracker.close)
-        works = _list_works(trainer)
-        for _ in range(warmup):
-            _time_all(works)
-        times = [_time_all(works) for _ in range(rounds)]
-    medians = {name: statistics.median(each[name] for each in times) for name in works}
-    bare, full = medians.pop("bare step"), medians.pop("full step")
-    return Comparison(
-        [Cost(name, seconds, seconds / bare) for name, seconds in medians.items()],
-        bare,
-        full,
-        statistics.median(each["full step"] / each["bare step"] for each in times),
-        rounds,
-    )
-
-
-def _time_all(works: dict[str, Work]) -> dict[str, float]:
-    times = {}
-    for name, work in works.items():
-        start = time.process_time()
-        work()
-        times[name] = time.process_time() - start
-    return times
+        recipe = prepare_demo(Path(folder), steps=8 + effort.rounds, num_clips=effort.pick(40, 12))
+        works = _list_works(open_trainer(recipe, Path(folder), stack))
+        if not effort.is_alone:
+            works = {name: works[name] for name in ("bare step", "full step", EVERYTHING_NAME)}
+        times = take_turns(works, effort.rounds, warmup=effort.pick(3, 0))
+    bare, full = times.pop("bare step"), times.pop("full step")
+    yield compare_times("objective", "a step with everything on", full, bare, against="a bare step")
+    for name, own in times.items():
+        # Its own processor time as a share of a bare step's, which a busy machine disturbs least.
+        yield compare_numbers(
+            "objective",
+            name,
+            own.cpu_s / bare.cpu_s,
+            unit="share",
+            repeats=effort.rounds,
+            note=f"own processor time {own.cpu_s * 1e3:.2f} ms, as a share of a bare step",
+        )
 
 
 def _list_works(trainer: Trainer) -> dict[str, Work]:

@@ -2,15 +2,14 @@
 
 The clips are made up after the Pexels videos (sizes, lengths, frame rates), the buckets are those of Open-Sora 2.0's
 second stage (858 shapes, batch sizes from 2 to 195). Costs are taken in a process of their own: assignment of buckets
-and order, as a run pays for them at the start of an epoch. The plain way is a Python loop over rows with a generator
-per row, as the originals build their buckets, on a sample of the same rows; only the ratio means something.
+and order, as a run pays for them at the start of an epoch. The plain way is a function applied to the rows of a pandas
+table, as the originals build their buckets, on fewer of the same rows, scaled: it is linear in rows.
 
 A hundred million rows: ten million are the tenth that is measured. Every pass over rows is linear but the sort inside
 a bucket, which compares log2(n) times: 27 instead of 24, so a row costs at most an eighth more. What is kept per row
 is one 32-bit number in the plan and one in the assignment, row numbers fitting 32 bits up to two thousand million;
 the passes need about 15 bytes more for a while, and the buckets of a chunk a constant 0.2 GB. Geometry (20 bytes a
-row) can stay a memory-mapped shard: it is read in chunks of a million rows. `at_100m` says what this makes of the
-measured numbers.
+row) can stay a memory-mapped shard: it is read in chunks of a million rows.
 """
 
 from __future__ import annotations
@@ -20,13 +19,15 @@ import resource
 import time
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
+from frameloom.bench.harness import Effort, Row, attempt, compare_numbers
+from frameloom.bench.peers import MissingPeer, load_peer
 from frameloom.core.random import numpy_stream
 from frameloom.data.buckets import assign
 from frameloom.data.manifest import Manifest
@@ -35,6 +36,7 @@ from frameloom.data.policies.grid import GridPolicy
 from frameloom.data.policies.grid_parser import parse_grid
 
 NUM_ROWS = 10_000_000
+PLAIN_ROWS = 50_000
 # height, width, share: landscape 1080 and 4K lead, then upright phones, then a tail of everything
 _SIZES = (
     *((1080, 1920, 0.42), (2160, 3840, 0.20), (1920, 1080, 0.12), (720, 1280, 0.05), (3840, 2160, 0.05)),
@@ -119,16 +121,12 @@ class PlanCost:
 
     num_rows: int
     num_microbatches: int
-    assign_cpu_s: float
-    order_cpu_s: float
+    wall_s: float
+    cpu_s: float
     first_batch_s: float
     lookup_s: float
     before_bytes: int
     peak_bytes: int
-
-    @property
-    def cpu_s(self) -> float:
-        return self.assign_cpu_s + self.order_cpu_s
 
 
 def measure_cost(num_rows: int) -> PlanCost:
@@ -136,11 +134,10 @@ def measure_cost(num_rows: int) -> PlanCost:
     columns, grid = make_mix(num_rows), make_grid()
     tokens = count_tokens(grid)
     before = _resident_bytes("VmRSS")
-    start = time.process_time()
+    wall, start = time.perf_counter(), time.process_time()
     assignment = assign(cast(Manifest, columns), grid, 0, 0)
-    assigned = time.process_time()
     plan = plan_epoch(assignment, grid.batch_sizes, tokens, seed=0, epoch=0)
-    ordered = time.process_time()
+    ordered, wall_s = time.process_time(), time.perf_counter() - wall
     plan.rows(0)
     first = time.process_time()
     looked_up = numpy_stream(0, "bench look-up").integers(0, plan.num_microbatches, 10_000).tolist()
@@ -151,8 +148,8 @@ def measure_cost(num_rows: int) -> PlanCost:
     return PlanCost(
         num_rows=num_rows,
         num_microbatches=plan.num_microbatches,
-        assign_cpu_s=assigned - start,
-        order_cpu_s=ordered - assigned,
+        wall_s=wall_s,
+        cpu_s=ordered - start,
         first_batch_s=first - ordered,
         lookup_s=(end - lookups) / len(looked_up),
         before_bytes=before,
@@ -169,21 +166,37 @@ def _resident_bytes(field: str) -> int:
     return int(line.split()[1]) * 1024
 
 
-def plan_row_by_row(columns: Columns, grid: GridPolicy, num_rows: int, seed: int = 0) -> list[tuple[int, list[int]]]:
-    """Buckets as a loop builds them: a generator per row, a walk over all resolutions and lengths, lists of rows."""
+def plan_row_by_row(columns: Columns, grid: GridPolicy, seed: int = 0) -> list[tuple[int, list[int]]]:
+    """As the published codes build their buckets: a function applied to each row of a pandas table, with a generator
+    per row and a walk over all resolutions and lengths, then lists of rows and lists of batches."""
+    table = load_peer("pandas").DataFrame(vars(columns))
+
+    def find(row: Any) -> int | None:
+        draw = np.random.Generator(np.random.PCG64(seed + int(row.name)))
+        return _find_bucket(grid, int(row["frames"]), int(row["height"]), int(row["width"]), float(row["fps"]), draw)
+
     filled: dict[int, list[int]] = {}
-    for row in range(num_rows):
-        clip = (int(columns.frames[row]), int(columns.height[row]), int(columns.width[row]), float(columns.fps[row]))
-        found = _find_bucket(grid, *clip, np.random.Generator(np.random.PCG64(seed + row)))
-        if found is not None:
-            filled.setdefault(found, []).append(row)
-    draw = numpy_stream(seed, "bench plain order")
+    for row, bucket in enumerate(table.apply(find, axis=1)):
+        if bucket == bucket and bucket is not None:  # pandas makes NaN of None
+            filled.setdefault(int(bucket), []).append(row)
+    order = numpy_stream(seed, "bench plain order")
     batches = []
     for bucket, rows in filled.items():
         size = grid.buckets[bucket].batch_size
-        order = [rows[i] for i in draw.permutation(len(rows))]
-        batches += [(bucket, order[i : i + size]) for i in range(0, len(order), size)]
-    return [batches[i] for i in draw.permutation(len(batches))]
+        shuffled = [rows[i] for i in order.permutation(len(rows))]
+        batches += [(bucket, shuffled[i : i + size]) for i in range(0, len(shuffled), size)]
+    return [batches[i] for i in order.permutation(len(batches))]
+
+
+def measure_plain(num_rows: int) -> tuple[float, float, float]:
+    """Wall and processor seconds and bytes of the plain way, in this process."""
+    load_peer("pandas")
+    columns, grid = make_mix(num_rows), make_grid()
+    plan_row_by_row(make_mix(10), grid)  # what a first call sets up for good does not count
+    before, wall, cpu = _resident_bytes("VmRSS"), time.perf_counter(), time.process_time()
+    plan_row_by_row(columns, grid)
+    spent = time.perf_counter() - wall, time.process_time() - cpu
+    return *spent, max(0, _resident_bytes("VmHWM") - before)
 
 
 def _find_bucket(
@@ -204,72 +217,89 @@ def _find_bucket(
     return None
 
 
+def measure(effort: Effort) -> Iterator[Row]:
+    """Time and memory at growing numbers of rows, and how even the steps are."""
+    plain = _measure_plain(effort)
+    for num_rows in effort.pick((100_000, 1_000_000, NUM_ROWS), (20_000,)):
+        yield from attempt("plan", f"{num_rows:,} rows", _measure_size, num_rows, plain, effort)
+    yield from attempt("plan", "evenness", _measure_evenness, effort)
+
+
 @dataclass(frozen=True)
-class PlanComparison:
-    """Processor time per row of both ways, the cost at full size, and the balance with and without cost classes."""
+class PlainCost:
+    """Of one row, and why there is none."""
 
-    name: str
-    cost: PlanCost
-    ours_row_s: float
-    plain_row_s: float
-    even: tuple[Balance, ...]
-    shuffled: tuple[Balance, ...]
-    rounds: int
-
-    @property
-    def ratio(self) -> float:
-        return self.plain_row_s / self.ours_row_s
-
-    @property
-    def at_100m(self) -> dict[str, float]:
-        """What the docstring's argument gives for ten times the rows, geometry in memory, from the measured numbers."""
-        times = 100_000_000 / self.cost.num_rows
-        working = self.cost.peak_bytes - self.cost.before_bytes
-        return {"cpu_s": times * self.cost.cpu_s * 27 / 24, "working_bytes": times * working}
-
-    def to_json(self) -> dict[str, Any]:
-        return {**asdict(self), "ratio": self.ratio, "cpu_s": self.cost.cpu_s, "at_100m": self.at_100m}
-
-    def describe(self) -> Iterator[str]:
-        cost = self.cost
-        yield f"{self.name}: {cost.num_rows:,} rows, {cost.num_microbatches:,} micro-batches"
-        yield f"  processor {cost.cpu_s:.2f} s (buckets {cost.assign_cpu_s:.2f}, order {cost.order_cpu_s:.2f})"
-        yield f"  memory    {cost.peak_bytes / 1e9:.2f} GB at most, {cost.before_bytes / 1e9:.2f} GB before the plan"
-        yield f"  first batch after {cost.first_batch_s * 1e3:.3f} ms, a look-up {cost.lookup_s * 1e6:.1f} us"
-        ours, plain = self.ours_row_s * 1e6, self.plain_row_s * 1e6
-        yield f"  per row {ours:.2f} us, a loop over rows {plain:.1f} us: {self.ratio:.0f}x"
-        for even, shuffled in zip(self.even, self.shuffled, strict=True):
-            yield (
-                f"  {even.num_ranks} ranks: largest over mean {even.ratio:.4f} (shuffled {shuffled.ratio:.2f}), "
-                f"{even.share_uneven:.1%} of {even.num_steps:,} steps above 1.05, worst {even.worst:.2f}"
-            )
-        cpu_s, working = self.at_100m["cpu_s"], self.at_100m["working_bytes"] / 1e9
-        yield f"  100 million rows by calculation: {cpu_s:.0f} s, {working:.1f} GB besides the geometry"
+    wall_s: float = 0.0
+    cpu_s: float = 0.0
+    num_bytes: float = 0.0
+    num_rows: int = 0
+    missing: str = ""
 
 
-def compare_plan(
-    rounds: int = 3, *, num_rows: int = NUM_ROWS, sample_rows: int = 20_000, mix_rows: int = 200_000
-) -> PlanComparison:
-    """The cost at `num_rows`, both ways in turn on `sample_rows`, and the balance of a set of `mix_rows`."""
-    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
-        cost = pool.submit(measure_cost, num_rows).result()
-    columns, grid = make_mix(mix_rows), make_grid()
-    ours, plain = [], []
+def _measure_plain(effort: Effort) -> PlainCost:
+    """Seconds and bytes of a row of the table, measured on as many rows as one has the patience for."""
+    num_rows = effort.pick(PLAIN_ROWS, 500)
+    try:
+        load_peer("pandas")
+    except MissingPeer as error:
+        return PlainCost(missing=str(error))
+    with _new_process() as pool:
+        found = [pool.submit(measure_plain, num_rows).result() for _ in range(effort.rounds)]
+    wall, cpu, num_bytes = (float(np.median(column)) / num_rows for column in zip(*found, strict=True))
+    return PlainCost(wall, cpu, num_bytes, num_rows)
+
+
+def _new_process() -> ProcessPoolExecutor:
+    return ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn"))
+
+
+def _measure_size(num_rows: int, plain: PlainCost, effort: Effort) -> Iterator[Row]:
+    rounds = effort.rounds if num_rows < NUM_ROWS else 1
+    costs = []
     for _ in range(rounds):
-        start = time.process_time()
-        plan = make_plan(columns, grid)
-        middle = time.process_time()
-        plan_row_by_row(columns, grid, min(sample_rows, mix_rows))
-        ours.append((middle - start) / mix_rows)
-        plain.append((time.process_time() - middle) / min(sample_rows, mix_rows))
-    random_order = make_plan(columns, grid, alike=1)
-    tokens = count_tokens(grid)
-    return PlanComparison(
-        name="plan of an epoch, Pexels-like mix in Open-Sora 2.0's buckets",
-        cost=cost,
-        ours_row_s=float(np.median(ours)),
-        plain_row_s=float(np.median(plain)),
-        even=tuple(measure_balance(plan, tokens, num_ranks) for num_ranks in (8, 64)),
-        shuffled=tuple(measure_balance(random_order, tokens, num_ranks) for num_ranks in (8, 64)),
-        rounds=rounds,
+        with _new_process() as pool:
+            costs.append(pool.submit(measure_cost, num_rows).result())
+    cost = sorted(costs, key=lambda one: one.cpu_s)[rounds // 2]
+    scaled = plain.missing or f"measured on {plain.num_rows:,} rows and scaled"
+    has_plain = not plain.missing
+    ours, other = cost.wall_s, plain.wall_s * num_rows if has_plain else None
+    row = compare_numbers(
+        "plan",
+        f"an epoch of {num_rows:,} rows",
+        ours,
+        other,
+        unit="s",
+        against=f"row by row with pandas, {scaled}",
+        repeats=rounds,
+        note=f"{cost.num_microbatches:,} micro-batches; a look-up takes {cost.lookup_s * 1e6:.1f} us",
+        at=("rows", num_rows),
     )
+    yield replace(row, ours_cpu_s=cost.cpu_s, other_cpu_s=plain.cpu_s * num_rows if has_plain else None)
+    yield compare_numbers(
+        "plan",
+        f"memory of {num_rows:,} rows",
+        cost.peak_bytes - cost.before_bytes,
+        plain.num_bytes * num_rows if has_plain else None,
+        unit="B",
+        against=f"row by row with pandas, {scaled}",
+        repeats=rounds,
+        note="at most, beside the columns",
+        at=("rows", num_rows),
+    )
+
+
+def _measure_evenness(effort: Effort) -> Iterator[Row]:
+    columns, grid = make_mix(effort.pick(200_000, 20_000)), make_grid()
+    plan, shuffled, tokens = make_plan(columns, grid), make_plan(columns, grid, alike=1), count_tokens(grid)
+    for num_ranks in (8, 64):
+        even, random_order = (measure_balance(each, tokens, num_ranks) for each in (plan, shuffled))
+        yield compare_numbers(
+            "plan",
+            f"tokens of the dearest of {num_ranks} ranks, over the mean",
+            even.ratio,
+            random_order.ratio,
+            unit="",
+            against="a plain shuffle",
+            note=f"{even.num_steps:,} steps, {even.share_uneven:.1%} of them above 1.05",
+            at=("ranks", num_ranks),
+        )

@@ -1,74 +1,116 @@
-"""How long a step waits for a checkpoint: written at once, or copied and written in the background."""
+"""How long a step waits for a checkpoint and a new start for the last one, beside accelerate's saving and loading.
+
+The model has about 30 million parameters and the state of AdamW beside them.
+"""
 
 from __future__ import annotations
 
-import statistics
 import tempfile
-import time
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import count
 from pathlib import Path
+from typing import Any
 
 import torch
+from torch import Tensor, nn
 
+from frameloom.bench.harness import Effort, Row, Side, Work, attempt, compare_times, take_turns
+from frameloom.bench.model import build_model, list_cases
+from frameloom.bench.peers import load_peer
 from frameloom.checkpoint.background import Saver
-from frameloom.checkpoint.store import Checkpoint
-from frameloom.core.random import stream
-
-_NUM_TENSORS = 125
-_MIB = 2**20
-
-
-@dataclass(frozen=True)
-class SaveComparison:
-    """Median seconds that a save holds a step up, and how long the background writing took after that."""
-
-    name: str
-    background_s: float
-    direct_s: float
-    writing_s: float
-    share: float
-    rounds: int
-
-    def to_json(self) -> dict[str, float | str]:
-        return asdict(self)
-
-    def describe(self) -> list[str]:
-        return [
-            f"{self.name}, {self.rounds} rounds in turn",
-            f"  in the background  {self.background_s * 1e3:8.1f} ms (then {self.writing_s * 1e3:.0f} ms of writing)",
-            f"  at once            {self.direct_s * 1e3:8.1f} ms",
-            f"  a step waits {self.share:.1%} of a direct save, median of the rounds",
-        ]
+from frameloom.checkpoint.store import Checkpoint, load_latest
+from frameloom.train.optimizer import (
+    allocate_state,
+    build_optimizer,
+    load_optimizer_tensors,
+    optimizer_tensors,
+    trained_names,
+)
 
 
-def compare_save(rounds: int = 5, megabytes: int = 500) -> SaveComparison:
-    """Both ways in turn, on a state of `megabytes`; the first save of each is not counted."""
-    generator = stream(0, "state")
-    count = megabytes * _MIB // 4 // _NUM_TENSORS
-    tensors = {f"weight {index}": torch.randn(count, generator=generator) for index in range(_NUM_TENSORS)}
+def measure(effort: Effort) -> Iterator[Row]:
+    case = [one for one in list_cases(is_quick=effort.is_quick) if one.family == "opensora2"][-1]
+    _, _, model = build_model(case)
+    optimizer = build_optimizer(model.named_parameters(), lr=1e-4)
+    allocate_state(optimizer)
+    tensors = {"model": model.state_dict(), "optimizer": optimizer_tensors(optimizer, trained_names(optimizer))}
+    size = sum(tensor.nbytes for group in tensors.values() for tensor in group.values())
+    note = f"{size / 2**20:,.0f} MiB"
     with tempfile.TemporaryDirectory() as folder:
-        background = Saver(Path(folder) / "background", 1, in_background=True)
-        direct = Saver(Path(folder) / "direct", 1)
-        times = [_time_round(background, direct, tensors, step) for step in range(rounds + 1)][1:]
-    waits, writes, directs = zip(*times, strict=True)
-    return SaveComparison(
-        f"checkpoint of {megabytes} MB",
-        statistics.median(waits),
-        statistics.median(directs),
-        statistics.median(writes),
-        statistics.median(wait / direct for wait, direct in zip(waits, directs, strict=True)),
-        rounds,
+        yield from attempt("save", "background", _measure_background, Path(folder), tensors, note, effort)
+        yield from attempt(
+            "save", "accelerate", _measure_accelerate, Path(folder), model, optimizer, tensors, note, effort
+        )
+
+
+Tensors = dict[str, dict[str, Tensor]]
+
+
+def _measure_background(folder: Path, tensors: Tensors, note: str, effort: Effort) -> Iterator[Row]:
+    background = Saver(folder / "background", 1, in_background=True)
+    times = take_turns(
+        {
+            "ours": Side(_saving(background, tensors), finish=background.wait),
+            "other": _saving(Saver(folder / "direct", 1), tensors),
+        },
+        effort.rounds,
     )
+    row = compare_times(
+        "save", "a step waits for a save in the background", times["ours"], times["other"], against="our save at once"
+    )
+    assert row.ratio is not None
+    yield replace(row, note=f"{note}; {1 / row.ratio:.1%} of a save at once")
 
 
-def _time_round(
-    background: Saver, direct: Saver, tensors: dict[str, torch.Tensor], step: int
-) -> tuple[float, float, float]:
-    checkpoint = Checkpoint(step, {"model": tensors}, {})
-    started = time.perf_counter()
-    background.save(checkpoint)
-    copied = time.perf_counter()
-    background.wait()
-    written = time.perf_counter()
-    direct.save(checkpoint)
-    return copied - started, written - copied, time.perf_counter() - written
+def _saving(saver: Saver, tensors: Tensors) -> Work:
+    steps = count(1)
+    return lambda: saver.save(Checkpoint(next(steps), tensors, {"format": 1}))
+
+
+def _measure_accelerate(
+    folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer, tensors: Tensors, note: str, effort: Effort
+) -> Iterator[Row]:
+    accelerator = load_peer("accelerate").Accelerator(cpu=True)
+    prepared: Any = accelerator.prepare(model, torch.optim.AdamW(model.parameters(), lr=1e-4))
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    prepared[1].step()
+    background = Saver(folder / "ours", 1, in_background=True)
+    direct = Saver(folder / "ours at once", 1)
+    saved = folder / "accelerate"
+    times = take_turns(
+        {
+            "background": Side(_saving(background, tensors), finish=background.wait),
+            "ours": _saving(direct, tensors),
+            "other": lambda: accelerator.save_state(str(saved)),
+        },
+        effort.rounds,
+    )
+    name = "accelerate's save_state"
+    checked = f"{note}; ours is digested, synced and renamed"
+    yield compare_times(
+        "save",
+        "a step waits for a save in the background",
+        times["background"],
+        times["other"],
+        against=name,
+        note=note,
+    )
+    yield compare_times("save", "a save at once", times["ours"], times["other"], against=name, note=checked)
+
+    def resume() -> None:
+        found = load_latest(folder / "ours at once")
+        assert found is not None
+        model.load_state_dict(found.tensors["model"])
+        load_optimizer_tensors(optimizer, trained_names(optimizer), found.tensors["optimizer"])
+
+    times = take_turns({"ours": resume, "other": lambda: accelerator.load_state(str(saved))}, effort.rounds)
+    yield compare_times(
+        "save",
+        "resuming",
+        times["ours"],
+        times["other"],
+        against="accelerate's load_state",
+        note=f"{note}; ours checks the digest of every file",
+    )

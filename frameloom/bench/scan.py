@@ -1,16 +1,15 @@
-"""Reading the header of a clip against decoding all of it, on the same files, in turns within one run."""
+"""Reading the header of a clip against decoding all of it, and against other readers' way to its length."""
 
 from __future__ import annotations
 
-import statistics
 import tempfile
-import time
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 
+from frameloom.bench.harness import Effort, Row, Work, attempt, compare_times, take_turns
+from frameloom.bench.peers import load_peer
 from frameloom.core.random import numpy_stream
 from frameloom.data.decode import read_clip
 from frameloom.data.media import write_video
@@ -19,78 +18,59 @@ from frameloom.data.probe import probe_header
 # A usual clip of the field: ten seconds of 720p.
 _FRAMES, _HEIGHT, _WIDTH, _FPS = 300, 720, 1280, 30
 _DECODED_PX = 64  # frames are scaled down inside the decoder, so that memory does not count
+_HEADERS = 10  # read in a round
 
 
-@dataclass(frozen=True)
-class ScanCase:
-    """Median seconds per file; `ratio` is how many headers are read in the time of one full decode."""
-
-    name: str
-    header_s: float
-    decode_s: float
-    header_cpu_s: float
-    decode_cpu_s: float
-    num_frames: int
-    num_bytes: int
-
-    @property
-    def ratio(self) -> float:
-        return self.decode_s / self.header_s
-
-    def to_json(self) -> dict[str, float | str]:
-        return {**asdict(self), "ratio": self.ratio, "cpu_ratio": self.decode_cpu_s / self.header_cpu_s}
-
-    def describe(self) -> list[str]:
-        return [
-            f"{self.name}: {self.num_frames} frames, {self.num_bytes / 1e6:.1f} MB",
-            f"  header       {self.header_s * 1e3:9.2f} ms   processor {self.header_cpu_s * 1e3:9.2f} ms",
-            f"  full decode  {self.decode_s * 1e3:9.2f} ms   processor {self.decode_cpu_s * 1e3:9.2f} ms",
-            f"  {self.ratio:.0f}x as fast (processor {self.decode_cpu_s / self.header_cpu_s:.0f}x)",
-        ]
-
-
-@dataclass(frozen=True)
-class ScanComparison:
-    cases: list[ScanCase]
-    rounds: int
-
-    def to_json(self) -> dict[str, object]:
-        return {"rounds": self.rounds, "cases": [case.to_json() for case in self.cases]}
-
-    def describe(self) -> list[str]:
-        title = f"header scan against full decode, medians of {self.rounds} rounds"
-        return [title, *(line for case in self.cases for line in case.describe())]
-
-
-def compare_scan(rounds: int = 5, *, clips: Sequence[Path] = (), headers_per_round: int = 10) -> ScanComparison:
-    """Both ways on each of `clips`, or on a made one of 300 frames of 720p; a round is one decode and many headers."""
+def measure(effort: Effort, *, clips: Sequence[Path] = ()) -> Iterator[Row]:
+    """Each of `clips`, or a made one of 300 frames of 720p; a round is many headers against one reading of others."""
     with tempfile.TemporaryDirectory() as folder:
-        paths = clips or [write_moving_texture(Path(folder) / "made clip.mp4")]
-        return ScanComparison([_measure(path, rounds, headers_per_round) for path in paths], rounds)
+        for path in clips or [write_moving_texture(Path(folder) / "720p.mp4", frames=effort.pick(_FRAMES, 60))]:
+            facts = probe_header(path)
+            note = f"{facts.frames} frames, {path.stat().st_size / 1e6:.1f} MB"
+            for against, build in WAYS.items():
+                yield from attempt("scan", path.name, _measure, path, build, against, note, effort)
 
 
-def _measure(path: Path, rounds: int, headers_per_round: int) -> ScanCase:
-    facts = probe_header(path)
-
-    def decode() -> None:
-        read_clip(path, indices=range(facts.frames), height=_DECODED_PX, width=_DECODED_PX)
+def _measure(path: Path, build: Callable[[Path], Work], against: str, note: str, effort: Effort) -> Row:
+    other = build(path)
 
     def read_headers() -> None:
-        for _ in range(headers_per_round):
+        for _ in range(_HEADERS):
             probe_header(path)
 
-    read_headers()
-    times = [(*_time(read_headers), *_time(decode)) for _ in range(rounds)]
-    header, header_cpu, whole, whole_cpu = (statistics.median(column) for column in zip(*times, strict=True))
-    return ScanCase(
-        name=path.name,
-        header_s=header / headers_per_round,
-        decode_s=whole,
-        header_cpu_s=header_cpu / headers_per_round,
-        decode_cpu_s=whole_cpu,
-        num_frames=facts.frames,
-        num_bytes=path.stat().st_size,
-    )
+    times = take_turns({"ours": read_headers, "other": other}, effort.rounds)
+    row = compare_times("scan", f"header of {path.name}", times["ours"], times["other"], against=against, note=note)
+    assert row.ours is not None and row.ours_cpu_s is not None and row.ratio is not None
+    changes = {"ours": row.ours / _HEADERS, "ours_cpu_s": row.ours_cpu_s / _HEADERS, "ratio": row.ratio * _HEADERS}
+    return Row(**{**vars(row), **changes})
+
+
+def _decode_all(path: Path) -> Work:
+    num_frames = probe_header(path).frames
+    return lambda: read_clip(path, indices=range(num_frames), height=_DECODED_PX, width=_DECODED_PX)
+
+
+def _open_decord(path: Path) -> Work:
+    decord = load_peer("decord")
+    return lambda: len(decord.VideoReader(str(path), num_threads=1))
+
+
+def _open_opencv(path: Path) -> Work:
+    cv2 = load_peer("cv2")
+
+    def count() -> None:
+        capture = cv2.VideoCapture(str(path))
+        capture.get(cv2.CAP_PROP_FRAME_COUNT)
+        capture.release()
+
+    return count
+
+
+WAYS: dict[str, Callable[[Path], Work]] = {
+    "decoding all of it": _decode_all,
+    "decord's reader, opened": _open_decord,
+    "OpenCV's capture, opened": _open_opencv,
+}
 
 
 def write_moving_texture(path: Path, *, frames: int = _FRAMES, height: int = _HEIGHT, width: int = _WIDTH) -> Path:
@@ -101,10 +81,3 @@ def write_moving_texture(path: Path, *, frames: int = _FRAMES, height: int = _HE
     clip_FHWC = windows[:height, :frames].transpose(1, 0, 3, 2)
     write_video(path, clip_FHWC, _FPS, crf=23, preset="veryfast")
     return path
-
-
-def _time(work: Callable[[], None]) -> tuple[float, float]:
-    """Wall and processor seconds of one call."""
-    wall, cpu = time.perf_counter(), time.process_time()
-    work()
-    return time.perf_counter() - wall, time.process_time() - cpu

@@ -1,88 +1,73 @@
 """Skiparse attention against full attention, and against its plain form with a mask of all pairs of tokens.
 
 Forward and backward of one attention, without its projections, on the same tokens; the three take turns within one
-run, and medians are compared. The formula promises 1 / sparse_n of the full attention's operations; a mask of all
+run. The formula promises 1 / sparse_n of the full attention's operations; a mask of all
 pairs saves nothing, because the kernel still computes every score.
 """
 
 from __future__ import annotations
 
-import statistics
-import time
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor
 
+from frameloom.bench.harness import Effort, Row, Work, attempt, compare_times, median_ratio, take_turns
 from frameloom.core.random import stream
 from frameloom.models.denoisers.opensora_plan.config import SIZES
 from frameloom.models.denoisers.opensora_plan.positions import NUM_AXES, turn_table
 from frameloom.models.denoisers.opensora_plan.skiparse import SkiparseAttention
 from frameloom.models.layers.attention import RotaryAttention
 
-GRID = (8, 16, 24)
+GRIDS = ((4, 16, 16), (8, 16, 24), (8, 24, 32))
 NUM_HEADS = 4
+_MOST_PAIRS = 4096 * 4096
+Way = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 
 
-@dataclass(frozen=True)
-class Comparison:
-    """Median seconds of forward and backward; shares are of the full attention."""
-
-    num_tokens: int
-    sparse_n: int
-    full_s: float
-    single_s: float
-    group_s: float
-    all_pairs_s: float
-    largest_difference: float
-    rounds: int
-
-    @property
-    def share(self) -> float:
-        """Mean of both patterns."""
-        return (self.single_s + self.group_s) / 2 / self.full_s
-
-    @property
-    def promised_share(self) -> float:
-        return 1 / self.sparse_n
-
-    def to_json(self) -> dict[str, float]:
-        return {**asdict(self), "share": self.share, "promised_share": self.promised_share}
-
-    def describe(self) -> list[str]:
-        rows = (
-            ("full", self.full_s),
-            ("single skip", self.single_s),
-            ("group skip", self.group_s),
-            ("mask of all pairs", self.all_pairs_s),
-        )
-        return [
-            f"attention of {self.num_tokens} tokens, forward and backward, {self.rounds} rounds in turn, medians",
-            *(f"  {name:18} {seconds * 1e3:8.1f} ms  {seconds / self.full_s:6.1%}" for name, seconds in rows),
-            f"  skiparse takes {self.share:.1%} of full attention; its operations are {self.promised_share:.1%}",
-            f"  largest difference to the mask of all pairs: {self.largest_difference:.1e}",
-        ]
+def measure(effort: Effort) -> Iterator[Row]:
+    """Both patterns against full attention at growing numbers of tokens, heads of the released width."""
+    for grid in effort.pick(GRIDS, GRIDS[:1]):
+        name = f"{grid[0] * grid[1] * grid[2]:,} tokens"
+        yield from attempt("skiparse", name, _measure, grid, name, effort)
 
 
-def compare_skiparse(rounds: int = 9, warmup: int = 2) -> Comparison:
-    """All ways in turn on a clip of 3072 tokens and heads of the released width."""
-    config = SIZES["2b"]
-    num_tokens = GRID[0] * GRID[1] * GRID[2]
-    table = turn_table(GRID, config.attention_head_dim, config.interpolation_scales)
+def _measure(grid: tuple[int, int, int], name: str, effort: Effort) -> Iterator[Row]:
+    config, num_tokens = SIZES["2b"], grid[0] * grid[1] * grid[2]
+    table = turn_table(grid, config.attention_head_dim, config.interpolation_scales)
     heads = [_draw_heads(num_tokens, config.attention_head_dim, seed) for seed in range(3)]
-    ways: dict[str, Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]] = {
+    ways: dict[str, Way] = {
         "full": SkiparseAttention("full", config.sparse_n),
         "single": SkiparseAttention("single", config.sparse_n),
         "group": SkiparseAttention("group", config.sparse_n),
-        "all_pairs": AllPairs(num_tokens, config.sparse_n),
     }
-    for _ in range(warmup):
-        outputs = {name: _run(way, heads, table)[0] for name, way in ways.items()}
-    times = [{name: _run(way, heads, table)[1] for name, way in ways.items()} for _ in range(rounds)]
-    medians = {f"{name}_s": statistics.median(each[name] for each in times) for name in ways}
-    gap = float((outputs["single"] - outputs["all_pairs"]).abs().max())
-    return Comparison(num_tokens, config.sparse_n, **medians, largest_difference=gap, rounds=rounds)
+    if num_tokens**2 <= _MOST_PAIRS:
+        ways["pairs"] = AllPairs(num_tokens, config.sparse_n)
+        gap = find_gap(ways, heads, table)
+        if gap > 1e-4:
+            raise ValueError(f"single skip and its mask of all pairs should agree, but they differ by {gap:.1e}")
+    times = take_turns({key: _passes(way, heads, table) for key, way in ways.items()}, effort.rounds)
+    share = median_ratio(times["single"].walls, times["full"].walls) / 2
+    share += median_ratio(times["group"].walls, times["full"].walls) / 2
+    yield compare_times(
+        "skiparse",
+        name,
+        times["single"],
+        times["full"],
+        against="full attention",
+        note=f"both patterns take {share:.0%} of its time; {1 / config.sparse_n:.0%} of its operations",
+        at=("tokens", num_tokens),
+    )
+    if "pairs" in times:
+        yield compare_times(
+            "skiparse", f"{name}, as a mask", times["single"], times["pairs"], against="a mask of all pairs"
+        )
+
+
+@torch.no_grad()
+def find_gap(ways: dict[str, Way], heads: list[Tensor], table: Tensor) -> float:
+    made, wanted = (ways[key](heads[0], heads[1], heads[2], table) for key in ("single", "pairs"))
+    return float((made - wanted).abs().max())
 
 
 class AllPairs:
@@ -103,10 +88,8 @@ def _draw_heads(num_tokens: int, head_dim: int, seed: int) -> Tensor:
     return torch.randn(shape, generator=stream(seed, "skiparse bench")).requires_grad_()
 
 
-def _run(
-    way: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor], heads: list[Tensor], table: Tensor
-) -> tuple[Tensor, float]:
-    start = time.perf_counter()
-    output = way(heads[0], heads[1], heads[2], table)
-    torch.autograd.grad(output.sum(), heads)
-    return output.detach(), time.perf_counter() - start
+def _passes(way: Way, heads: list[Tensor], table: Tensor) -> Work:
+    def run() -> None:
+        torch.autograd.grad(way(heads[0], heads[1], heads[2], table).sum(), heads)
+
+    return run

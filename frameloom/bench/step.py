@@ -1,24 +1,22 @@
 """A training step of our loop against the plainest PyTorch loop on the same model and the same batches.
 
 Ours reads the batch from the caches, draws keyed noise, clips, averages the weights and logs; the plain loop has its
-tensors at hand and does forward, loss, backward and AdamW. Both take turns within one run, each of them first in every
-other round; the overhead is the median of the rounds' own ratios, which a busy machine disturbs least.
+tensors at hand and does forward, loss, backward and AdamW.
 """
 
 from __future__ import annotations
 
-import statistics
 import tempfile
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from frameloom.bench.harness import Effort, Row, Work, compare_times, take_turns
 from frameloom.checkpoint.model_folder import write_model_folder
 from frameloom.config.load import load_recipe
 from frameloom.config.schema import Recipe
@@ -30,66 +28,25 @@ from frameloom.train.denoiser import DenoiserTask
 from frameloom.train.loop import Trainer
 from frameloom.train.run_folder import RunFolder
 
-Step = Callable[[], None]
 
-
-@dataclass(frozen=True)
-class Comparison:
-    """Median seconds per step, and what our loop costs on top, as a share: the median over all rounds."""
-
-    name: str
-    ours_s: float
-    plain_s: float
-    overhead: float
-    cpu_overhead: float
-    rounds: int
-
-    def to_json(self) -> dict[str, float | str]:
-        return asdict(self)
-
-    def describe(self) -> list[str]:
-        return [
-            f"{self.name}, {self.rounds} rounds in turn",
-            f"  ours   {self.ours_s * 1e3:8.1f} ms",
-            f"  plain  {self.plain_s * 1e3:8.1f} ms",
-            f"  our loop costs {self.overhead:+.1%} (processor time {self.cpu_overhead:+.1%}), median of the rounds",
-        ]
-
-
-def compare_step(rounds: int = 100, warmup: int = 6) -> Comparison:
+def measure(effort: Effort) -> Iterator[Row]:
     """Both loops in turn on the demo's denoiser, batch 32."""
+    warmup = effort.pick(6, 1)
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
-        recipe = prepare_demo(Path(folder), steps=warmup + rounds)
-        trainer = build_trainer(recipe, RunFolder(Path(folder) / "run"), first_step=1)
-        for tracker in trainer.trackers:
-            stack.callback(tracker.close)
-        ours, plain = _our_step(trainer), plain_step(trainer)
-        for _ in range(warmup):
-            ours()
-            plain()
-        times = [_time_round(ours, plain, ours_first=bool(number % 2)) for number in range(rounds)]
-    ours_wall, ours_cpu, plain_wall, plain_cpu = zip(*times, strict=True)
-    return Comparison(
-        "training step, demo denoiser",
-        statistics.median(ours_wall),
-        statistics.median(plain_wall),
-        _median_ratio(ours_wall, plain_wall) - 1,
-        _median_ratio(ours_cpu, plain_cpu) - 1,
-        rounds,
-    )
+        recipe = prepare_demo(Path(folder), steps=warmup + effort.rounds, num_clips=effort.pick(160, 40))
+        trainer = open_trainer(recipe, Path(folder), stack)
+        times = take_turns({"ours": our_step(trainer), "other": plain_step(trainer)}, effort.rounds, warmup=warmup)
+    row = compare_times("step", "our loop, demo denoiser", times["ours"], times["other"], against="a bare loop")
+    assert row.ratio is not None
+    yield Row(**{**vars(row), "note": f"our loop costs {1 / row.ratio - 1:+.1%}"})
 
 
-def _time_round(ours: Step, plain: Step, *, ours_first: bool) -> tuple[float, float, float, float]:
-    """Wall and processor seconds of our step, then of the plain one, in whichever order they ran."""
-    if ours_first:
-        first, second = _time(ours), _time(plain)
-        return *first, *second
-    second, first = _time(plain), _time(ours)
-    return *first, *second
-
-
-def _median_ratio(ours: Sequence[float], plain: Sequence[float]) -> float:
-    return statistics.median(mine / theirs for mine, theirs in zip(ours, plain, strict=True))
+def open_trainer(recipe: Recipe, folder: Path, stack: ExitStack) -> Trainer:
+    """A trainer at its first step; `stack` closes its trackers."""
+    trainer = build_trainer(recipe, RunFolder(folder / recipe.name), first_step=1)
+    for tracker in trainer.trackers:
+        stack.callback(tracker.close)
+    return trainer
 
 
 def prepare_demo(folder: Path, steps: int, num_clips: int = 160) -> Recipe:
@@ -116,7 +73,7 @@ def prepare_demo(folder: Path, steps: int, num_clips: int = 160) -> Recipe:
     return recipe
 
 
-def _our_step(trainer: Trainer) -> Step:
+def our_step(trainer: Trainer) -> Work:
     steps = trainer.feed.steps(0, 0, trainer.recipe.train.accumulate)
 
     def step() -> None:
@@ -130,7 +87,7 @@ def _our_step(trainer: Trainer) -> Step:
     return step
 
 
-def plain_step(trainer: Trainer) -> Step:
+def plain_step(trainer: Trainer) -> Work:
     task = trainer.built.task
     assert isinstance(task, DenoiserTask)
     model, family = task.model, task.denoiser.family
@@ -150,10 +107,3 @@ def plain_step(trainer: Trainer) -> Step:
         optimizer.zero_grad(set_to_none=True)
 
     return step
-
-
-def _time(step: Step) -> tuple[float, float]:
-    """Wall and processor seconds of one call."""
-    wall, cpu = time.perf_counter(), time.process_time()
-    step()
-    return time.perf_counter() - wall, time.process_time() - cpu

@@ -1,59 +1,95 @@
-"""Run a measured comparison and print its numbers."""
+"""Run measured comparisons and print one table of their numbers."""
 
 from __future__ import annotations
 
 import json
-from importlib import import_module
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Protocol
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from frameloom.core.errors import ConfigError
+from frameloom.core.errors import ConfigError, DataError
 
-# Module and function of each comparison, and how many rounds it takes unless told.
-COMPARISONS = {
-    "skiparse": ("frameloom.bench.skiparse", "compare_skiparse", 9),
-    "step": ("frameloom.bench.step", "compare_step", 100),
-    "objective": ("frameloom.bench.objective", "compare_objectives", 40),
-    "plan": ("frameloom.bench.plan", "compare_plan", 3),
-    "scan": ("frameloom.bench.scan", "compare_scan", 5),
-    "decode": ("frameloom.bench.decode", "compare_decode", 5),
-    "cache": ("frameloom.bench.cache", "compare_cache", 5),
-    "vae": ("frameloom.bench.vae", "compare_vaes", 5),
-    "save": ("frameloom.bench.save", "compare_save", 5),
-    "cluster": ("frameloom.bench.cluster", "compare_cluster", 3),
-}
-_TAKE_FILES = ("scan", "decode")
-
-
-class Result(Protocol):
-    """What every comparison gives."""
-
-    def describe(self) -> list[str]: ...
-
-    def to_json(self) -> dict[str, object]: ...
+if TYPE_CHECKING:
+    from frameloom.bench.harness import Row
 
 
 def bench(
-    name: Annotated[str, typer.Argument(help=f"which comparison: {', '.join(COMPARISONS)}")] = "step",
-    rounds: Annotated[int | None, typer.Option(help="how often each side is measured", min=3)] = None,
-    files: Annotated[list[Path] | None, typer.Option("--file", help="measure on this clip; repeatable")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="print JSON instead of a table")] = False,
+    names: Annotated[list[str] | None, typer.Argument(metavar="[NAME]...", help="which; default: all")] = None,
+    rounds: Annotated[int | None, typer.Option(help="how often each side is measured", min=1)] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="small inputs: whether it runs, not how fast")] = False,
+    files: Annotated[
+        list[Path] | None, typer.Option("--file", help="measure decode or scan on this clip; repeatable")
+    ] = None,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", help="also write the rows with date and machine to this file")
+    ] = None,
+    page: Annotated[
+        Path | None, typer.Option(help="put the table and its curves into this page, between its marks")
+    ] = None,
+    record: Annotated[
+        Path | None, typer.Option("--from", help="measure nothing: take the rows of a file that --json wrote")
+    ] = None,
 ) -> None:
-    """Measure ours against the plain way, in turns within one run; only the ratio means something.
+    """Measure ours beside what others do, in turns within one run; only ratios carry over to other machines.
 
-    Example: frameloom bench step
+    Ends with 1 if a comparison failed; one whose other side is not installed is left out with the package's name.
+
+    \b
+    Example:
+      frameloom bench
+      frameloom bench step decode --rounds 9
+      frameloom bench --json bench.json --page docs/performance.md
     """
-    if name not in COMPARISONS:
-        raise ConfigError(f"there is no benchmark '{name}'; choose one of: {', '.join(COMPARISONS)}")
-    module, function, usual_rounds = COMPARISONS[name]
-    if files and name not in _TAKE_FILES:
-        raise ConfigError(f"--file: '{name}' makes its own data; files can be given to {' and '.join(_TAKE_FILES)}")
-    more = {"clips": files} if files else {}
-    found: Result = getattr(import_module(module), function)(rounds or usual_rounds, **more)
-    if as_json:
-        print(json.dumps(found.to_json(), indent=2))
-        return
-    for line in found.describe():
-        print(line)
+    from frameloom.bench.page import write_page
+    from frameloom.bench.table import make_record
+
+    if record is not None:
+        found = _read_record(record)
+    else:
+        rows = _measure(names or [], rounds, quick, files or [])
+        found = make_record(rows, is_quick=quick)
+    if json_file is not None:
+        from frameloom.core.files import write_text
+
+        write_text(json_file, json.dumps(found, indent=1) + "\n")
+    if page is not None:
+        write_page(page, found)
+    failed = [row for row in found["rows"] if row["problem"]]
+    if failed:
+        typer.echo(f"{len(failed)} comparison(s) failed: {', '.join(row['name'] for row in failed)}", err=True)
+        raise typer.Exit(1)
+
+
+def _read_record(path: Path) -> dict[str, Any]:
+    from frameloom.bench.harness import Row
+    from frameloom.bench.table import describe_header, describe_row
+
+    try:
+        found: dict[str, Any] = json.loads(path.read_text())
+        rows = [Row.from_json(values) for values in found["rows"]]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise DataError(f"{path}: not a file that frameloom bench --json wrote ({error})") from error
+    print("\n".join([describe_header(), *(describe_row(row) for row in rows)]))
+    return found
+
+
+def _measure(names: Sequence[str], rounds: int | None, quick: bool, files: Sequence[Path]) -> list[Row]:
+    from frameloom.bench.table import describe_header, describe_row
+    from frameloom.bench.topics import TOPICS, choose_effort, measure_apart
+
+    unknown = [name for name in names if name not in TOPICS]
+    if unknown:
+        raise ConfigError(f"there is no benchmark '{unknown[0]}'; choose from: {', '.join(TOPICS)}")
+    takers = [name for name, topic in TOPICS.items() if topic.takes_files]
+    if files and (not names or any(name not in takers for name in names)):
+        raise ConfigError(f"--file: only {' and '.join(takers)} measure given files; name one of them")
+    print(describe_header(), flush=True)
+    rows = []
+    for name in names or TOPICS:
+        effort = choose_effort(name, rounds=rounds, is_quick=quick, is_alone=bool(names))
+        for row in measure_apart(name, effort, files):
+            print(describe_row(row), flush=True)
+            rows.append(row)
+    return rows

@@ -1,0 +1,58 @@
+"""The two sides of a step are one model: same weights, same numbers, same gradients."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from frameloom.bench.harness import Effort
+from frameloom.bench.model import Case, build_model, configure, count_flops, draw_inputs, list_cases, measure
+from frameloom.bench.model_peers import build_peer
+
+TINY = {case.family: case for case in list_cases(is_quick=True)}
+LARGE = [case for case in list_cases() if case.size != "tiny"]
+
+
+@pytest.mark.parametrize("name", TINY)
+def test_a_peer_predicts_the_same_and_has_the_same_gradients(name: str) -> None:
+    case = TINY[name]
+    family, _, model = build_model(case)
+    peer, inputs = build_peer(name, model), draw_inputs(case)
+    arguments = (inputs.noisy_BCFHW, inputs.timestep_B, inputs.text)
+    ours, theirs = family.denoise(model, *arguments), peer.predict(*arguments)
+    torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
+    other = peer.predict(inputs.noisy_BCFHW, inputs.timestep_B * 0.5, inputs.text)
+    assert (other - theirs).abs().max() > 1e-3
+    for side in (ours, theirs):
+        torch.autograd.backward((side - inputs.target_BCFHW).square().mean())
+    norms = [
+        torch.stack([p.grad.square().sum() for p in one.parameters() if p.grad is not None]).sum()
+        for one in (model, peer.module)
+    ]
+    torch.testing.assert_close(norms[0], norms[1], rtol=1e-3, atol=0)
+
+
+@pytest.mark.parametrize("case", LARGE, ids=lambda case: case.family)
+def test_the_larger_models_have_about_30_million_parameters_and_enough_tokens(case: Case) -> None:
+    family, config = configure(case)
+    with torch.device("meta"):
+        model = family.build(config)
+    assert 25e6 < sum(parameter.numel() for parameter in model.parameters()) < 35e6
+    assert family.num_tokens(config, case.latent) >= 1024
+
+
+def test_operations_grow_with_the_batch_and_are_those_of_products() -> None:
+    case = TINY["opensora2"]
+    family, config, model = build_model(case)
+    flops = count_flops(case)
+    weights = sum(parameter.numel() for parameter in model.parameters() if parameter.dim() > 1)
+    tokens = case.batch * family.num_tokens(config, case.latent)
+    # Six for every weight and token, without those that only see a clip once, with attention.
+    assert 3 * weights * tokens < flops < 9 * weights * tokens
+
+
+@pytest.mark.slow
+def test_a_quick_run_measures_every_family() -> None:
+    rows = list(measure(Effort(1, is_quick=True)))
+    assert [row.name for row in rows] == [f"{family} tiny" for family in TINY]
+    assert all(row.ratio and row.ratio > 0 and not row.problem for row in rows)

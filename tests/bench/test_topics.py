@@ -1,0 +1,42 @@
+"""Every comparison runs on small inputs, and one that dies or hangs is told in a row."""
+
+from __future__ import annotations
+
+import pytest
+
+from frameloom.bench.harness import Effort, Row
+from frameloom.bench.topics import TOPICS, choose_effort, measure_apart, measure_here, run_apart
+from tests.bench.children import send_one_and_die, send_one_and_hang
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name in TOPICS if name != "model"])
+def test_a_quick_run_of_every_comparison_gives_numbers(name: str) -> None:
+    rows = list(measure_here(name, Effort(1, is_quick=True)))
+    assert rows and not [row.problem for row in rows if row.problem]
+    assert all(row.topic == name and (row.missing or row.ours is not None) for row in rows)
+    for row in rows:
+        assert row.missing or row.other is None or (row.ratio is not None and row.ratio > 0 and row.against)
+
+
+def test_a_process_that_dies_keeps_its_rows_and_tells_its_exit_code() -> None:
+    first, second = run_apart(send_one_and_die, (), "step", 60)
+    assert first == Row("step", "before") and second.problem == "its process ended with exit code 3"
+
+
+def test_a_process_that_hangs_is_stopped() -> None:
+    found = list(run_apart(send_one_and_hang, (), "step", 20))
+    assert found[0] == Row("step", "before") and found[1].problem == "no answer for 20 s; it was stopped"
+
+
+def test_rows_of_another_process_are_those_of_this_one() -> None:
+    effort = Effort(1, is_quick=True)
+    apart, here = (list(way("cluster", effort)) for way in (measure_apart, measure_here))
+    assert [row.name for row in apart] == [row.name for row in here] and len(here) == 2
+
+
+def test_rounds_are_those_asked_for_or_the_usual_ones() -> None:
+    assert choose_effort("step", rounds=7, is_quick=True, is_alone=False).rounds == 7
+    usual, quick = (choose_effort("step", rounds=None, is_quick=quick, is_alone=True).rounds for quick in (False, True))
+    assert usual == TOPICS["step"].rounds > quick
+    assert Effort(1).pick("usual", "small") == "usual" and Effort(1, is_quick=True).pick("usual", "small") == "small"
