@@ -1,0 +1,128 @@
+"""The rows of a manifest as the page shows them: filtered, a page at a time, without a Python object per row."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+from numpy.typing import NDArray
+
+from frameloom.core.errors import DataError
+from frameloom.core.files import digest_value
+from frameloom.data.filters import parse_filter
+from frameloom.data.sources import Source, read_source
+
+PAGE_ROWS = 24
+_MAX_OPEN = 3
+_MAX_FILTERS = 8
+
+
+@dataclass(frozen=True)
+class ClipFilter:
+    """Which rows are shown. `side` is the shorter side in pixels; None stands for no bound."""
+
+    text: str = ""
+    kind: str = "all"
+    frames: tuple[float | None, float | None] = (None, None)
+    side: tuple[float | None, float | None] = (None, None)
+    fps: tuple[float | None, float | None] = (None, None)
+    where: str = ""
+
+    def expressions(self, schema: pl.Schema, source: str) -> list[pl.Expr]:
+        found = []
+        if words := self.text.strip().lower():
+            has_words = [
+                pl.col(name).str.to_lowercase().str.contains(words, literal=True) for name in ("caption", "path")
+            ]
+            found.append(pl.any_horizontal(has_words))
+        if self.kind != "all":
+            found.append(pl.col("kind") == self.kind)
+        sides = pl.min_horizontal("height", "width")
+        for column, bounds in ((pl.col("frames"), self.frames), (sides, self.side), (pl.col("fps"), self.fps)):
+            low, high = bounds
+            found += [column >= low] if low is not None else []
+            found += [column <= high] if high is not None else []
+        if self.where.strip():
+            found.append(parse_filter(self.where, schema, source=source))
+        return found
+
+
+@dataclass(frozen=True)
+class Page:
+    """One page of the rows that a filter keeps; `rows` has their numbers in a column of that name."""
+
+    rows: pl.DataFrame
+    number: int
+    num_rows: int
+
+    @property
+    def num_pages(self) -> int:
+        return max(1, -(-self.num_rows // PAGE_ROWS))
+
+
+@dataclass
+class ClipTable:
+    """An open manifest."""
+
+    path: Path
+    source: Source
+    key: str
+    _found: OrderedDict[ClipFilter, NDArray[np.uint32]] = field(default_factory=OrderedDict)
+
+    @cached_property
+    def table(self) -> pl.DataFrame:
+        return self.source.table
+
+    def page(self, wanted: ClipFilter, number: int) -> Page:
+        """The page `number` from 0, or the nearest that exists."""
+        rows = self.find(wanted)
+        last = max(0, (len(rows) - 1) // PAGE_ROWS)
+        number = min(max(number, 0), last)
+        shown = rows[number * PAGE_ROWS : (number + 1) * PAGE_ROWS]
+        return Page(self.table[shown].with_columns(row=pl.Series(shown)), number, len(rows))
+
+    def find(self, wanted: ClipFilter) -> NDArray[np.uint32]:
+        """The numbers of the rows that a filter keeps, in order; asked again while paging, so kept."""
+        if wanted not in self._found:
+            lazy = self.table.lazy().with_row_index("__row")
+            for expression in wanted.expressions(self.table.schema, self.path.name):
+                lazy = lazy.filter(expression)
+            self._found[wanted] = lazy.select("__row").collect().to_series().to_numpy()
+            while len(self._found) > _MAX_FILTERS:
+                self._found.popitem(last=False)
+        return self._found[wanted]
+
+    def row(self, number: int) -> dict[str, Any]:
+        if not 0 <= number < self.table.height:
+            raise DataError(f"{self.path.name}: no row {number}; it has {self.table.height:,}")
+        return self.table.row(number, named=True)
+
+
+class ClipShelf:
+    """The manifests that were opened last; one that has changed on disk is read again."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._open: OrderedDict[str, ClipTable] = OrderedDict()
+
+    def open(self, path: Path) -> ClipTable:
+        facts = path.stat()
+        key = digest_value([str(path), facts.st_mtime_ns, facts.st_size])[:24]
+        with self._lock:
+            if key not in self._open:
+                self._open[key] = ClipTable(path, read_source(path), key)
+                while len(self._open) > _MAX_OPEN:
+                    self._open.popitem(last=False)
+            self._open.move_to_end(key)
+            return self._open[key]
+
+    def find(self, key: str) -> ClipTable | None:
+        """The open manifest that a picture on the page belongs to."""
+        with self._lock:
+            return self._open.get(key)

@@ -1,0 +1,48 @@
+"""Recipes that can be picked: those that come with the package, and files below the root."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from frameloom.config.load import SHIPPED, shipped_recipes
+from frameloom.core.errors import ConfigError
+from frameloom.studio.context import StudioContext
+
+SHIPPED_MARK = "shipped: "
+_MAX_LISTED = 500
+_MAX_BYTES = 256 * 1024
+_KEYS = ("_base_:", "task:", "model:", "vae:", "data:", "train:", "optim:", "name:")
+
+
+def list_recipes(context: StudioContext) -> list[str]:
+    """Files first, then the shipped ones; the names are what `find_recipe_file` takes."""
+    files = []
+    for path in context.find_files(".yaml", ".yml"):
+        if len(files) == _MAX_LISTED:
+            break
+        if _looks_like_recipe(path):
+            files.append(context.name_of(path))
+    return [*files, *(f"{SHIPPED_MARK}{name}" for name, _ in shipped_recipes())]
+
+
+def find_recipe_file(context: StudioContext, name: str) -> Path:
+    """The file behind a name of the list; nothing outside the root and the package is found."""
+    if name.startswith(SHIPPED_MARK):
+        known = {shipped for shipped, _ in shipped_recipes()}
+        if name.removeprefix(SHIPPED_MARK) not in known:
+            raise ConfigError(f"{name}: no shipped recipe of that name; pick one from the list")
+        return SHIPPED / f"{name.removeprefix(SHIPPED_MARK)}.yaml"
+    path = context.resolve(name, where="recipe")
+    if path.suffix not in (".yaml", ".yml") or not path.is_file():
+        raise ConfigError(f"{name}: no such recipe; pick one from the list")
+    return path
+
+
+def _looks_like_recipe(path: Path) -> bool:
+    try:
+        if path.stat().st_size > _MAX_BYTES:
+            return False
+        with path.open(encoding="utf-8") as file:
+            return any(line.startswith(_KEYS) for line in file)
+    except (OSError, UnicodeDecodeError):
+        return False

@@ -1,0 +1,136 @@
+"""Runs are found by their files, nothing outside the folder is, and each state is told from what is on disk."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+from pathlib import Path
+
+import pytest
+
+from frameloom.studio.context import StudioContext
+from frameloom.studio.launches import Launches
+from frameloom.studio.run_list import FAILED, FINISHED, RUNNING, STOPPED, RunIndex, find_runs
+from frameloom.studio.run_lock import find_holder
+from frameloom.studio.run_samples import list_steps, nearest_step, read_step, slider_stride
+from frameloom.studio.runs_desk import RunsDesk
+from frameloom.train.run_folder import RunFolder
+from tests.studio.tiny_run import PROMPT, RUN, make_root
+
+
+@pytest.fixture
+def root(shared_world, tmp_path) -> Path:
+    """A copy of the run's small files, so that a test may change them."""
+    target = tmp_path / "root"
+    shutil.copytree(make_root(shared_world) / "runs", target / "runs", ignore=shutil.ignore_patterns("*.safetensors"))
+    return target.resolve()
+
+
+def desk_of(root: Path, tmp_path: Path) -> RunsDesk:
+    return RunsDesk(StudioContext(root, tmp_path))
+
+
+def test_a_finished_run_is_told_with_its_step_model_and_loss(root):
+    (view,) = RunIndex(root).views()
+    assert (view.name, view.state, view.step) == (RUN, FINISHED, 4)
+    assert (view.facts.task, view.facts.num_steps) == ("denoiser", 4)
+    last = json.loads((root / RUN / "metrics.jsonl").read_text().splitlines()[-2])
+    assert view.loss == pytest.approx(last["train/loss"])
+
+
+def test_links_and_hidden_folders_are_not_followed(root, tmp_path):
+    outside = tmp_path / "outside"
+    shutil.copytree(root / RUN, outside / "secret")
+    (root / "link").symlink_to(outside)
+    (root / "runs" / "other").symlink_to(outside / "secret")
+    shutil.copytree(root / RUN, root / ".hidden" / "run")
+    assert find_runs(root) == [RUN]
+    shutil.copytree(root / RUN, root / "more" / "deep" / "run")
+    assert find_runs(root) == ["more/deep/run", RUN]
+
+
+def test_a_run_is_running_as_long_as_its_lock_is_held(root):
+    folder = root / RUN
+    assert find_holder(folder) is None  # words of a process that has ended, or holds nothing
+    with RunFolder(folder).locked():
+        holder = find_holder(folder)
+        assert holder is not None and holder.pid == os.getpid() and holder.is_here
+        assert RunIndex(root).views()[0].state == RUNNING
+    assert RunIndex(root).views()[0].state == FINISHED
+
+
+def test_a_living_process_that_does_not_hold_the_lock_counts_for_nothing(root):
+    (root / RUN / "lock").write_text(f"process {os.getpid()} on {socket.gethostname()}")
+    assert find_holder(root / RUN) is None
+
+
+def test_a_run_on_another_machine_is_running_while_it_writes(root):
+    (root / RUN / "lock").write_text("process 77 on far-away")
+    os.utime(root / RUN / "metrics.jsonl")
+    holder = find_holder(root / RUN)
+    assert holder is not None and not holder.is_here
+    os.utime(root / RUN / "metrics.jsonl", (1, 1))
+    assert find_holder(root / RUN) is None
+
+
+def test_a_run_that_lacks_steps_is_stopped_and_one_that_failed_says_why(root, tmp_path):
+    recipe = root / RUN / "recipe.yaml"
+    recipe.write_text(recipe.read_text().replace("  steps: 4 ", "  steps: 9 "))
+    assert RunIndex(root).views()[0].state == STOPPED
+    index = RunIndex(root, lambda name: "no space left on device")
+    assert (index.views()[0].state, index.views()[0].message) == (FAILED, "no space left on device")
+    table = desk_of(root, tmp_path).draw_table()
+    assert "Resume" in table and "stopped" in table
+
+
+def test_samples_are_found_by_step_with_their_prompts(root, tmp_path):
+    run = root / RUN
+    assert list_steps(run) == [2, 4]
+    assert [shot.caption for shot in read_step(run, 4)] == [f"{PROMPT} (seed 0)"]
+    assert (nearest_step([2, 4], 100), nearest_step([], 1), slider_stride([2, 4, 10])) == (4, None, 2)
+    page = desk_of(root, tmp_path).draw_samples([RUN], 4)
+    assert page.count("<video") == 1 and "step 4" in page and PROMPT in page
+
+
+def test_two_runs_have_their_samples_side_by_side_and_their_curves_over_one_another(root, tmp_path):
+    shutil.copytree(root / RUN, root / "runs" / "again")
+    shutil.rmtree(root / "runs" / "again" / "samples" / "step-00000004")
+    desk = desk_of(root, tmp_path)
+    page = desk.draw_samples([RUN, "runs/again"], 4)
+    assert page.count("<section>") == 2 and "runs/again · step 2" in page
+    charts = desk.draw_charts([RUN, "runs/again"], strength=0.5, is_log=True)
+    assert charts.count("rg-chart") >= 4 and charts.count("runs/again") >= 4
+    assert "Learning rate" in charts and "Validation loss" in charts and "Tokens per second" in charts
+
+
+def test_a_page_cannot_name_a_run_that_was_not_found(root, tmp_path):
+    desk = desk_of(root, tmp_path)
+    for name in ("../outside", "/etc", "", "runs/tiny/../../x", RUN + "/checkpoints"):
+        assert desk.pick([name]) == [] and "no such run" in desk.act("stop", name)
+    assert len(desk.pick([RUN])) == 1
+
+
+def test_a_recipe_that_is_wrong_is_refused_with_every_problem(shared_world, tmp_path):
+    desk = RunsDesk(StudioContext(make_root(shared_world).resolve(), tmp_path))
+    answer = desk.start("bad.yaml", "--optim.momentum 3")
+    assert "bad.yaml:4: optim has no key" in answer and "--optim.momentum" in answer and 'role="alert"' in answer
+    assert str(desk.context.root) not in answer
+    assert "learning_rate" not in desk.check("long.yaml", "--run.folder /elsewhere")
+    assert "outside" in desk.check("long.yaml", "--run.folder /elsewhere")
+    assert "quot" in desk.check("long.yaml", "--name 'half").lower()
+    assert "no key in front" in desk.check("long.yaml", "<b>x</b>") and "<b>" not in desk.check("long.yaml", "<b>x</b>")
+    assert "choose" in desk.start(None, "") and desk.launches.recent() == []
+    assert "no such recipe" in desk.start("../../etc/passwd.yaml", "") or "leaves" in desk.start("../x.yaml", "")
+
+
+def test_a_record_of_an_earlier_studio_is_lost_unless_its_process_holds_the_run(root):
+    folder = root / "studio" / "launches"
+    folder.mkdir(parents=True)
+    values = {"id": "tiny-1", "recipe": "a.yaml", "overrides": [], "run": RUN, "pid": os.getpid(), "started": 1.0}
+    (folder / "tiny-1.json").write_text(json.dumps(values))
+    (folder / "broken.json").write_text("{")
+    launches = Launches(root, folder)
+    (launch,) = launches.recent()
+    assert launch.is_lost and "not running" in launches.stop(RUN)

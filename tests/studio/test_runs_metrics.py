@@ -1,0 +1,72 @@
+"""Metrics are read on from where the last look ended, whatever state the file is in."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+from frameloom.core.files import write_text
+from frameloom.studio.metrics_tail import MetricsTail
+
+
+def record(step: int, **values: object) -> str:
+    return json.dumps({"step": step, **{f"train/{name}": value for name, value in values.items()}}) + "\n"
+
+
+def append(path: Path, text: str) -> None:
+    with path.open("a") as file:
+        file.write(text)
+
+
+def test_a_look_reads_only_what_was_added(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    append(path, "".join(record(step, loss=step / 2) for step in range(1, 501)))
+    tail = MetricsTail(path)
+    assert tail.look() and not tail.look()
+    before = tail.num_read_bytes
+    assert before == path.stat().st_size
+    append(path, record(501, loss=7.0))
+    assert tail.look()
+    assert tail.num_read_bytes - before == len(record(501, loss=7.0))
+    assert list(tail.series("train/loss").points())[-1] == (501, 7.0)
+    assert len(tail.series("train/loss")) == 501 and tail.last_step == 501
+
+
+def test_half_a_line_counts_once_it_is_whole(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    line = record(3, loss=1.5)
+    append(path, record(2, loss=2.0) + line[:9])
+    tail = MetricsTail(path)
+    tail.look()
+    assert tail.last_step == 2
+    append(path, line[9:])
+    tail.look()
+    assert list(tail.series("train/loss").points()) == [(2, 2.0), (3, 1.5)]
+
+
+def test_a_resumed_run_that_writes_its_file_anew_is_read_anew(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    append(path, "".join(record(step, loss=1.0) for step in range(1, 9)))
+    tail = MetricsTail(path)
+    tail.look()
+    write_text(path, record(1, loss=1.0) + record(2, loss=5.0))
+    assert tail.look()
+    assert list(tail.series("train/loss").points()) == [(1, 1.0), (2, 5.0)]
+    path.unlink()
+    assert tail.look() and tail.names() == []
+
+
+def test_lines_that_are_not_ours_are_passed_over(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    odd = ["[]", "{", '"x"', '{"step": "1", "a": 1}', '{"step": -1, "a": 1}', '{"step": true, "a": 1}', "\x00\x01"]
+    append(path, "\n".join(odd) + "\n" + "x" * (3 << 20) + "\n" + record(4, loss=None, name="text", rate=2))
+    tail = MetricsTail(path)
+    tail.look()
+    assert tail.names() == ["train/loss", "train/rate"] and tail.last_step == 4
+    assert math.isnan(tail.last("train/loss") or 0.0) and tail.last("train/rate") == 2.0
+
+
+def test_a_file_that_is_not_there_yet_is_no_error(tmp_path):
+    tail = MetricsTail(tmp_path / "metrics.jsonl")
+    assert not tail.look() and tail.last("train/loss") is None
