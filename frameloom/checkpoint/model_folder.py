@@ -13,15 +13,19 @@ from torch import Tensor
 from frameloom.checkpoint.folders import replace_folder
 from frameloom.checkpoint.lazy_tensors import LazyTensors, defer_tensors
 from frameloom.checkpoint.safetensors_file import open_safetensors, write_safetensors
+from frameloom.checkpoint.store import STATE, StoredCheckpoint, find_latest, verify_checkpoint
+from frameloom.checkpoint.stored import list_groups
 from frameloom.checkpoint.weight_files import CONFIG, find_weights, open_weights, read_config, refuse_pickle
 from frameloom.core.errors import CheckpointError
 from frameloom.core.files import digest_file, digest_value
+from frameloom.core.log import get_logger
 
 __all__ = ["CONFIG", "EXPORT", "LORA", "TENSORS", "ModelFolder", "find_own", "read_weights", "write_model_folder"]
 
 TENSORS = "model.safetensors"
 EXPORT = "export"
 LORA = "lora"  # the kind of an export that holds adapters alone
+_log = get_logger(__name__)
 _KEYS = ("kind", "name", "config", "sha256")
 
 
@@ -60,13 +64,17 @@ def write_model_folder(
 
 
 def read_weights(path: Path, *, kind: str = "") -> ModelFolder:
-    """Read a model folder, a run folder (its export), or published safetensors: a file, an index, a folder, a pipeline.
+    """Read a model folder, a run folder (its export, or else its newest checkpoint), a folder of one checkpoint, or
+    published safetensors: a file, an index, a folder, a pipeline.
 
     `kind` (denoiser or vae) says which part of a pipeline is meant. A pickle is never opened.
     """
     own = find_own(path)
     if own is not None:
         return _read_own(own)
+    stored = _find_step(path)
+    if stored is not None:
+        return _read_step(stored)
     found = find_weights(path, kind=kind)
     refuse_pickle(found)
     tensors = open_weights(found)
@@ -102,3 +110,35 @@ def _read_own(folder: Path) -> ModelFolder:
         )
     tensors = open_safetensors(folder / TENSORS)
     return ModelFolder(content["kind"], content["name"], content["config"], tensors, content["sha256"])
+
+
+def _find_step(path: Path) -> StoredCheckpoint | None:
+    """The checkpoint at `path`, or the newest one of an unfinished run; None for anything else."""
+    if (path / STATE).is_file():
+        return StoredCheckpoint(path, verify_checkpoint(path))
+    is_run = (path / "recipe.yaml").is_file() and (path / "checkpoints").is_dir()
+    return find_latest(path / "checkpoints") if is_run else None
+
+
+def _read_step(stored: StoredCheckpoint) -> ModelFolder:
+    """The weights of a step, averaged where there are averages, as an export of that step would have them."""
+    folder, state = stored.folder, stored.state
+    if "kind" not in state or "lora" in state or "inversion" in state:
+        found = "a word or adapters" if "kind" in state else "weights that an older version saved"
+        raise CheckpointError(
+            f"{folder}: holds {found}, not a whole model with its description; take the model away with "
+            f"`frameloom export {folder.parent.parent} --step {stored.step}` and name what that writes"
+        )
+    if state["kind"] == "vae":
+        raise CheckpointError(
+            f"{folder}: the scale of an autoencoder's latents is measured at the end of its run; let it finish, and "
+            f"name {folder.parent.parent}"
+        )
+    groups = stored.open()
+    pending = groups.defer("model").pending
+    has_average = "ema" in list_groups(state)
+    if has_average:
+        pending = {**pending, **groups.defer("ema").pending}
+    _log.info("%s: %s weights of step %d", folder, "averaged" if has_average else "last", stored.step)
+    digest = digest_value(state["files"])
+    return ModelFolder(state["kind"], state["name"], state["architecture"], LazyTensors(pending), digest)

@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from frameloom.cli.train import AcceptData, AcceptRecipe, DataPosition
 from frameloom.core.errors import ConfigError
 
 
@@ -26,6 +27,9 @@ def launch(
     restarts: Annotated[int, typer.Option(help="start again this often after a crash", min=0)] = 0,
     out: Annotated[Path | None, typer.Option(help="write the Slurm script here")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="print the commands and start nothing")] = False,
+    accept_recipe_change: AcceptRecipe = False,
+    accept_data_change: AcceptData = False,
+    data_position: DataPosition = None,
 ) -> None:
     """Start what RECIPE describes with torchrun; any key can follow with dots.
 
@@ -40,7 +44,11 @@ def launch(
         raise ConfigError("--hostfile and --slurm: only one of them can say where the run goes; remove one")
     resolved = load_recipe(recipe, context.args)
     check_files(resolved)
-    job = Job(recipe, context.args, nproc, port, restarts)
+    if data_position is not None and restarts:
+        raise ConfigError("--data-position and --restarts: every restart would go back in the data; remove one")
+    choices = ["--accept-recipe-change"] * accept_recipe_change + ["--accept-data-change"] * accept_data_change
+    choices += [] if data_position is None else ["--data-position", str(data_position)]
+    job = Job(recipe, [*context.args, *choices], nproc, port, restarts)
     if slurm is not None:
         check_world(resolved, nproc * slurm)
         gpus = resolved.train.device != "cpu"

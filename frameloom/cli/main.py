@@ -13,7 +13,7 @@ import typer
 
 from frameloom import __version__
 from frameloom.cli.lazy import Entry, build_group
-from frameloom.core.errors import FrameloomError
+from frameloom.core.errors import FrameloomError, SilentStop
 
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 _SWITCHES, _WITH_VALUE = ("--debug",), ("--log-level",)
@@ -59,6 +59,11 @@ _DATA = {
         "find rows that should not be trained on, write a manifest without them",
         "frameloom data check clips/manifest.parquet --out clips/clean.parquet --min-frames 17",
         "frameloom.cli.data_check:check",
+    ),
+    "verify": Entry(
+        "compare files with the digests of their manifest",
+        "frameloom data verify clips/manifest.parquet",
+        "frameloom.cli.data_verify:verify",
     ),
     "report": Entry(
         "write a page about a manifest: sizes, lengths, buckets, thumbnails, broken files",
@@ -188,10 +193,15 @@ COMMANDS = {
         "frameloom.cli.replay:replay",
         takes_overrides=True,
     ),
+    "studio": Entry(
+        "a page on this machine: data, runs, recipes, generating",
+        "frameloom studio ~/video",
+        "frameloom.cli.studio:studio",
+    ),
     "parity": Entry(
         "run golden cases through our models", "frameloom parity tests/goldens", "frameloom.cli.parity:parity"
     ),
-    "bench": Entry("run a measured comparison", "frameloom bench step", "frameloom.cli.bench:bench"),
+    "bench": Entry("run measured comparisons", "frameloom bench", "frameloom.cli.bench:bench"),
 }
 
 ROOT = Entry("One training system for open image and video diffusion models.", "frameloom demo", commands=COMMANDS)
@@ -250,6 +260,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         if "--debug" in words:
             traceback.print_exc()
         # A path or a caption in the message must not move the cursor of the terminal.
-        print(_CONTROL.sub("?", str(error)), file=sys.stderr)
+        if not isinstance(error, SilentStop):
+            print(_CONTROL.sub("?", str(error)), file=sys.stderr)
         sys.exit(error.exit_code)
     sys.exit(0)

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
-
-if TYPE_CHECKING:
-    from frameloom.config.schema import Recipe
 
 Source = Annotated[str, typer.Argument(metavar="RECIPE", help="a recipe file, or the name of a shipped recipe")]
 
@@ -23,9 +20,10 @@ def check(
     """
     from frameloom.config.checks import check_files
     from frameloom.config.load import load_with_places
+    from frameloom.data.filters import check_recipe_filters
 
     loaded, places = load_with_places(recipe, ctx.args)
-    _check_filters(loaded)
+    check_recipe_filters(loaded)
     if not skip_files:
         check_files(loaded, places=places)
     trained = f"{loaded.model.family}/{loaded.model.size}"
@@ -36,19 +34,6 @@ def check(
         shapes = f"{sum(len(cells) for cells in loaded.data.buckets.values())} bucket(s)"
     length = f"{loaded.train.epochs} epoch(s)" if loaded.train.steps is None else f"{loaded.train.steps} steps"
     print(f"ok: {loaded.name} trains {loaded.task} {trained} for {length} on {shapes}")
-
-
-def _check_filters(recipe: Recipe) -> None:
-    """Filters are a language of the data engine, which alone can read them."""
-    from frameloom.data.filters import check_filter
-
-    data, validation = recipe.data, recipe.validation
-    filters = [("data.where", data.where), *((f"data.sources[{n}].where", s.where) for n, s in enumerate(data.sources))]
-    if validation is not None:
-        filters.append(("validation.where", validation.where))
-    for key, where in filters:
-        if isinstance(where, str):
-            check_filter(where, source=key)
 
 
 def show(ctx: typer.Context, recipe: Source) -> None:

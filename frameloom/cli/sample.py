@@ -48,12 +48,14 @@ def sample(
     family: Annotated[str | None, typer.Option(help="the family of published weights")] = None,
     recipe: Annotated[str | None, typer.Option(help="the recipe that describes published weights")] = None,
     batch: Annotated[int, typer.Option(min=1, help="videos made at once; more may change their last bits")] = 1,
+    sequence: Annotated[int, typer.Option(min=1, help="processes that make each video together, under torchrun")] = 1,
     again: Annotated[bool, typer.Option("--again", help="make files once more that are there already")] = False,
     like: Annotated[Path | None, typer.Option(help="repeat this file, to the bit")] = None,
 ) -> None:
     """Write a file for each prompt, `samples.jsonl` and a contact sheet; other settings follow with dots.
 
-    Under torchrun the prompts are shared out. A call that was stopped goes on where it was.
+    Under torchrun the prompts are shared out, between groups of --sequence processes. A call that was stopped goes on
+    where it was.
 
     Example: frameloom sample runs/demo/denoiser --prompt "a red circle moves left slowly over a gray background"
 
@@ -68,7 +70,7 @@ def sample(
     if like is not None:
         from frameloom.generate.order import repeat_file
 
-        _show(repeat_file(like, out or like.parent, model=run), None)
+        _show(repeat_file(like, out or like.parent, model=run, sequence=sequence), None)
         return
     if run is None:
         raise typer.BadParameter(
@@ -104,6 +106,7 @@ def sample(
         image_model=image_model,
         batch_size=batch,
         again=again,
+        sequence=sequence,
     )
     _show(fill_order(order, tell=print), folder)
 

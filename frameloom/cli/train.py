@@ -6,16 +6,35 @@ from typing import Annotated
 
 import typer
 
+AcceptRecipe = Annotated[
+    bool,
+    typer.Option("--accept-recipe-change", help="go on with a recipe that differs in what is learnt"),
+]
+AcceptData = Annotated[
+    bool, typer.Option("--accept-data-change", help="go on with a manifest that is not that of the checkpoint")
+]
+DataPosition = Annotated[
+    int | None,
+    typer.Option("--data-position", min=0, help="go on at this sample of the checkpoint's epoch; 0: at its start"),
+]
+
 
 def train(
     context: typer.Context,
     recipe: Annotated[
         str, typer.Argument(help="a recipe file, or the name of a shipped one (`frameloom recipe list`)")
     ],
+    accept_recipe_change: AcceptRecipe = False,
+    accept_data_change: AcceptData = False,
+    data_position: DataPosition = None,
 ) -> None:
     """Train what RECIPE describes; any key can follow with dots.
 
+    A run that was started before goes on from its newest checkpoint.
+
     Example: frameloom train shapes/demo --optim.lr 1e-4 --train.steps 2000
+
+    Example: frameloom train my.yaml --data-position 0
     """
     from frameloom.config.checks import check_files
     from frameloom.config.load import load_recipe
@@ -34,12 +53,10 @@ def train(
         # All processes of a host find the same; one of them tells it.
         raise typer.Exit(error.exit_code) from error
     from frameloom.train.loop import train as run_training
-    from frameloom.train.parallel.voice import SilentStop
+    from frameloom.train.resuming import ResumeChoices
 
-    try:
-        folder = run_training(resolved)
-    except SilentStop as stop:
-        raise typer.Exit(stop.exit_code) from stop
+    choices = ResumeChoices(accept_recipe_change, accept_data_change, data_position)
+    folder = run_training(resolved, choices)
     if not ranks.is_first:
         return
     print(f"done: {folder}")

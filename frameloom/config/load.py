@@ -35,6 +35,8 @@ class Draft:
     value: dict[str, Any] = field(default_factory=dict)
     places: dict[KeyPath, str] = field(default_factory=dict)
     num_files: int = 0
+    # Where inherited files must lie, besides the shipped ones; None: anywhere.
+    inside: Path | None = None
 
 
 def load_recipe(source: str | Path, overrides: Sequence[str] = ()) -> Recipe:
@@ -46,6 +48,18 @@ def load_with_places(source: str | Path, overrides: Sequence[str] = ()) -> tuple
     """The checked recipe and the `file:line` or flag behind each key, for messages about it later on."""
     draft, problems = _read_draft(source, overrides)
     return _check(draft.value, draft.places, draft.name, problems), draft.places
+
+
+def read_draft_text(text: str, *, file: Path, shown: str, inside: Path) -> Draft:
+    """What `text` says if it stands in `file`, which need not exist; it inherits only from files below `inside`."""
+    draft = Draft(shown, inside=inside.resolve())
+    _add_text(draft, text, file, shown, ())
+    return draft
+
+
+def check_draft(draft: Draft) -> Recipe:
+    """The checked recipe of a draft; one ConfigError lists everything that is wrong."""
+    return _check(draft.value, draft.places, draft.name, [])
 
 
 def resolve(source: str | Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
@@ -119,22 +133,35 @@ def _read_draft(source: str | Path, overrides: Sequence[str]) -> tuple[Draft, li
 
 def _add_file(draft: Draft, file: Path, shown: str, chain: tuple[tuple[Path, str], ...]) -> None:
     """Lay the bases of `file` and then the file itself over the draft; `chain` are the files that led here."""
-    names = " -> ".join([*(name for _, name in chain), shown])
     resolved = file.resolve()
+    names = " -> ".join([*(name for _, name in chain), shown])
     if resolved in [path for path, _ in chain]:
         raise ConfigError(f"{shown}: _base_ goes in a circle: {names}; remove one of these _base_ lines")
     draft.num_files += 1
     if draft.num_files > MAX_FILES:
         raise ConfigError(f"{shown}: more than {MAX_FILES} files are inherited ({names}); use fewer _base_ lines")
-    value, lines = parse_document(read_text(file, shown=shown), where=shown)
+    _add_text(draft, read_text(file, shown=shown), file, shown, chain)
+
+
+def _add_text(draft: Draft, text: str, file: Path, shown: str, chain: tuple[tuple[Path, str], ...]) -> None:
+    names = " -> ".join([*(name for _, name in chain), shown])
+    value, lines = parse_document(text, where=shown)
     if not isinstance(value, dict):
         found = "empty" if value is None else "a list" if isinstance(value, list) else "a single value"
         raise ConfigError(f"{shown}: the file is {found}; a recipe is keys and values, e.g. 'name: my-run'")
     for base in _take_bases(value, f"{shown}:{lines.get((BASE,), 1)}"):
         base_file, base_shown = _find_base(base, file, shown, names, lines[(BASE,)])
-        _add_file(draft, base_file, base_shown, (*chain, (resolved, shown)))
+        _refuse_outside(draft.inside, base_file, f"{shown}:{lines[(BASE,)]}", base)
+        _add_file(draft, base_file, base_shown, (*chain, (file.resolve(), shown)))
     places = {path: f"{shown}:{line}" for path, line in lines.items()}
     _overlay(draft.value, value, (), draft.places, places)
+
+
+def _refuse_outside(inside: Path | None, file: Path, place: str, base: str) -> None:
+    resolved = file.resolve()
+    if inside is None or resolved.is_relative_to(inside) or resolved.is_relative_to(SHIPPED.resolve()):
+        return
+    raise ConfigError(f"{place}: the _base_ '{base}' lies outside {inside}; move it below, or name a shipped recipe")
 
 
 def _take_bases(value: dict[str, Any], place: str) -> list[str]:

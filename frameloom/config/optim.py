@@ -117,6 +117,10 @@ class OptimSection(Section):
     skip_spikes: SpikeSection | None = Field(
         default=None, description="leave out a step whose gradient norm is far above the usual; null: never"
     )
+    offload: bool = Field(
+        default=False,
+        description="the optimizer's state rests in host memory and visits the GPU in parts at each step: slower steps",
+    )
     schedule: ScheduleSection = Field(default=ScheduleSection(), description="learning rate over the steps")
 
     @model_validator(mode="after")

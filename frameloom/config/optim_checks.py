@@ -11,6 +11,10 @@ from frameloom.config.schema import DataSection, Recipe
 from frameloom.config.yaml_values import format_value
 
 MAX_LR = 0.1
+WITHOUT_OFFLOAD = {
+    "prodigy": "whose rate follows from the state of all weights at once",
+    "adamw8bit": "whose state is small and managed by its own package",
+}
 _WITH_EPS = ("adamw", "adamw8bit", "prodigy", "muon")
 _FALLING = ("cosine", "linear", "polynomial", "cosine_with_restarts")
 _SCHEDULES_OF = {
@@ -27,6 +31,7 @@ def check_optim(recipe: Recipe) -> Iterator[Problem]:
     yield from _check_schedule(recipe)
     yield from _check_rate(recipe.optim)
     yield from _check_kind(recipe.optim)
+    yield from _check_offload(recipe)
     yield from _check_clipping(recipe.optim)
     yield from _check_parts(recipe)
     yield from _check_scale(recipe)
@@ -54,6 +59,18 @@ def _check_kind(optim: OptimSection) -> Iterator[Problem]:
         if optim.name == "prodigy" and group.lr is not None:
             text = f"optim.groups.{number}.lr is {format_value(group.lr)}, but prodigy has one rate for all parameters"
             yield Problem(("optim", "groups", str(number), "lr"), f"{text}; remove it", also)
+
+
+def _check_offload(recipe: Recipe) -> Iterator[Problem]:
+    name, zero, path = recipe.optim.name, recipe.parallel.zero, ("optim", "offload")
+    if not recipe.optim.offload:
+        return
+    if name in WITHOUT_OFFLOAD:
+        text = f"optim.offload is true, but optim.name is {name}, {WITHOUT_OFFLOAD[name]}"
+        yield Problem(path, f"{text}; set it to false, or choose adamw", (("optim", "name"),))
+    if zero >= 2:
+        text = f"optim.offload is true, but parallel.zero is {zero}, which splits the state over processes already"
+        yield Problem(path, f"{text}; set it to false, or use zero 0 or 1", (("parallel", "zero"),))
 
 
 def _check_schedule(recipe: Recipe) -> Iterator[Problem]:

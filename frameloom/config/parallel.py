@@ -27,14 +27,19 @@ class ParallelSection(Section):
         default=None, description="processes that split the state between them; null: all, or what is left over"
     )
     sequence: Count = Field(default=1, description="processes that split the tokens of one clip")
-    tensor: Count = Field(default=1, description="processes that split a layer; only 1 so far")
+    tensor: Count = Field(
+        default=1,
+        description="neighbouring processes that split each layer of the text encoders (encoders: tensor); the "
+        "denoiser is split by zero and sequence alone",
+    )
     gather: Literal["fp32", "bf16"] = Field(
         default="fp32",
         description="number format in which split weights are gathered (zero 2 and 3); bf16 halves what is sent",
     )
-    encoders: Literal["each", "once", "shard"] = Field(
+    encoders: Literal["each", "once", "shard", "tensor"] = Field(
         default="each",
-        description="who has the text encoders: each process, one of a machine (once), or all in parts (shard)",
+        description="who has the text encoders: each process, one of a machine (once), all in parts that are gathered "
+        "(shard), or groups that compute a part of each layer (tensor)",
     )
     timeout_s: Annotated[float, Field(gt=0)] = Field(
         default=1800, description="a process that waits longer for another one gives up"
@@ -48,17 +53,16 @@ class MeshShape:
     replicate: int = 1
     shard: int = 1
     sequence: int = 1
-    tensor: int = 1
 
     @property
     def data(self) -> int:
-        """Different shares of a step: processes that differ only in `sequence` or `tensor` see the same clips."""
+        """Different shares of a step: processes that differ only in `sequence` see the same clips."""
         return self.replicate * self.shard
 
     @property
     def mates(self) -> int:
         """Processes that see the same clips."""
-        return self.sequence * self.tensor
+        return self.sequence
 
     @property
     def num_ranks(self) -> int:
@@ -71,25 +75,23 @@ class MeshShape:
 
 def fit_mesh(section: ParallelSection, num_ranks: int) -> MeshShape:
     """The mesh of `num_ranks` processes; ConfigError with the arithmetic when they cannot be arranged so."""
-    mates = section.sequence * section.tensor
-    if num_ranks % mates:
-        product = f"parallel.sequence {section.sequence}"
-        if section.tensor > 1:
-            product += f" x parallel.tensor {section.tensor} = {mates}"
-        raise ConfigError(
-            f"{product} does not divide {num_ranks} {_processes(num_ranks)}; start {_multiples(num_ranks, mates)} "
-            "processes, or change it"
-        )
+    for key, size in (("sequence", section.sequence), ("tensor", section.tensor)):
+        if num_ranks % size:
+            raise ConfigError(
+                f"parallel.{key} {size} does not divide {num_ranks} {_processes(num_ranks)}; start "
+                f"{_multiples(num_ranks, size)} processes, or change it"
+            )
+    mates = section.sequence
     data = num_ranks // mates
     replicate, shard = _split_data(section, data)
     if replicate * shard != data:
-        shown = f"{replicate} x {shard} x {section.sequence} x {section.tensor} = {replicate * shard * mates}"
+        shown = f"{replicate} x {shard} x {mates} = {replicate * shard * mates}"
         raise ConfigError(
-            f"parallel.replicate x shard x sequence x tensor is {shown}, but there are {num_ranks} "
+            f"parallel.replicate x shard x sequence is {shown}, but there are {num_ranks} "
             f"{_processes(num_ranks)}; replicate x shard must be {num_ranks} / {mates} = {data}: leave one of them out "
             "to have it follow"
         )
-    return MeshShape(replicate, shard, section.sequence, section.tensor)
+    return MeshShape(replicate, shard, mates)
 
 
 def _split_data(section: ParallelSection, data: int) -> tuple[int, int]:

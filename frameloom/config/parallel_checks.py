@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
+from pathlib import Path
 
 from frameloom.config.facts import FAMILIES
 from frameloom.config.parallel import MeshShape, check_step, fit_mesh
@@ -12,6 +14,8 @@ from frameloom.config.yaml_values import KeyPath
 
 # Optimizers whose step looks at each number of a weight alone, so that a part of the weight is enough for it.
 ELEMENTWISE = ("adamw", "lion")
+# Text encoders whose layers can be split; the others are small.
+LAYERED = ("t5", "mt5")
 
 
 def check_parallel(recipe: Recipe) -> Iterator[Problem]:
@@ -19,9 +23,7 @@ def check_parallel(recipe: Recipe) -> Iterator[Problem]:
     if section.zero == 0 and (section.shard or 1) > 1:
         text = f"parallel.shard is {section.shard}, but parallel.zero 0 splits nothing"
         yield Problem(("parallel", "shard"), f"{text}; set zero 1, 2 or 3, or remove it", also)
-    if section.tensor > 1:
-        text = f"parallel.tensor is {section.tensor}; layers are not split yet"
-        yield Problem(("parallel", "tensor"), f"{text}: write 1, and split the model with zero 3 or sequence")
+    yield from _check_tensor(recipe)
     if section.sequence > 1 and recipe.task != "denoiser":
         text = f"parallel.sequence is {section.sequence}, but task {recipe.task} has no sequence of tokens"
         yield Problem(("parallel", "sequence"), f"{text}; write 1", (("task",),))
@@ -36,6 +38,48 @@ def check_parallel(recipe: Recipe) -> Iterator[Problem]:
     if section.encoders != "each":
         yield from _check_encoders(recipe)
     yield from _check_optimizer(recipe)
+
+
+def _check_tensor(recipe: Recipe) -> Iterator[Problem]:
+    """Layers are split of text encoders, and of those alone that are large."""
+    path, degree, encoders = ("parallel", "tensor"), recipe.parallel.tensor, recipe.parallel.encoders
+    also = (("parallel", "encoders"),)
+    if degree > 1 and encoders != "tensor":
+        text = f"parallel.tensor is {degree}, but parallel.encoders is {encoders}"
+        advice = "it splits text encoders: write encoders: tensor, or 1; the denoiser is split with zero 3 or sequence"
+        yield Problem(path, f"{text}; {advice}", also)
+    if encoders != "tensor" or recipe.task != "denoiser":
+        return
+    names = [encoder.name for encoder in recipe.text.encoders]
+    if degree == 1:
+        text = "parallel.encoders is tensor, but parallel.tensor is 1, so that nothing is split"
+        yield Problem(path, f"{text}; say how many processes split a layer, as in tensor: 2", also)
+    if not any(name in LAYERED for name in names):
+        text = f"parallel.encoders is tensor, but text.encoders are {', '.join(names)}"
+        yield Problem(
+            also[0], f"{text}; layers of {' and '.join(LAYERED)} are split: write each", (("text", "encoders"),)
+        )
+    for index, encoder in enumerate(recipe.text.encoders):
+        if encoder.name in LAYERED and encoder.path is not None:
+            yield from _check_encoder(Path(encoder.path), index, degree)
+
+
+def _check_encoder(folder: Path, index: int, degree: int) -> Iterator[Problem]:
+    """What an encoder's own config.json says, where it can be read; others are checked when they are built."""
+    for place in (folder, *(folder / name for name in ("text_encoder", "text_encoder_2", "text_encoder_3"))):
+        try:
+            found = json.loads((place / "config.json").read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            continue
+        heads, columns = (found.get(name) for name in ("num_heads", "d_ff")) if isinstance(found, dict) else (0, 0)
+        if not isinstance(heads, int) or not isinstance(columns, int) or heads < 1 or columns < 1:
+            continue
+        if heads % degree or columns % degree:
+            fitting = [few for few in range(1, heads + 1) if heads % few == 0 and columns % few == 0]
+            text = f"parallel.tensor is {degree}, but text.encoders.{index} has {heads} attention heads and {columns}"
+            advice = f"processes take equally many of both: write one of {', '.join(map(str, fitting))}"
+            yield Problem(("parallel", "tensor"), f"{text} inner columns ({place}); {advice}", (("text", "encoders"),))
+        return
 
 
 def _check_split(recipe: Recipe) -> Iterator[Problem]:

@@ -26,7 +26,7 @@ from frameloom.config.personal_settings import DreamBoothSection, InversionSecti
 from frameloom.config.sampling_settings import SampleSection, SamplesSection
 from frameloom.config.section import Count, Section, Share, Words
 from frameloom.config.tracking_settings import TrackerName, TrackingSection
-from frameloom.config.train_settings import Interval, LossScaleSection, Memory, Precision, ProfileSection
+from frameloom.config.train_settings import Interval, LossScaleSection, Memory, Precision, ProfileSection, Rehearse
 
 Cell = Annotated[
     tuple[Share | tuple[Share, Share], Count],
@@ -61,7 +61,10 @@ class ModelSection(Section):
     family: str = Field(default="opensora2", description="the denoiser's family")
     size: str = Field(default="tiny", description="a named size of the family")
     overrides: dict[str, Any] = Field(default={}, description="architecture fields that differ from the named size")
-    weights: str | None = Field(default=None, description="start from this file or model folder; null: fresh weights")
+    weights: str | None = Field(
+        default=None,
+        description="start from this file, model folder, run, or checkpoint of a run; null: fresh weights",
+    )
 
 
 class LoraSection(Section):
@@ -374,6 +377,11 @@ class TrainSection(Section):
         default=False,
         description="write checkpoints in the background: a step waits only for a copy of the state in host memory",
     )
+    checkpoint: Literal["auto", "whole", "sharded"] = Field(
+        default="auto",
+        description="who writes checkpoints: the first process (whole), or each its part (sharded); auto: sharded "
+        "where weights or optimizer are split",
+    )
     keep: Annotated[int, Field(ge=2)] = Field(
         default=2, description="complete checkpoints kept; the newest may be the damaged one"
     )
@@ -388,6 +396,16 @@ class TrainSection(Section):
     )
     max_device_memory: Memory | None = Field(
         default=None, description="the most that the run takes of a GPU: a share, or an amount as 30GB; null: all"
+    )
+    halve: bool = Field(
+        default=True,
+        description="a micro-batch that does not fit in memory runs in halves from then on, with the same result; "
+        "false: it ends the run",
+    )
+    rehearse: Rehearse = Field(
+        default="auto",
+        description="run the largest batch of each bucket once before the first step, so that memory trouble shows at "
+        "once; auto: on a GPU",
     )
     deterministic: bool = Field(
         default=False, description="only operations that give the same bits each time, which may be slower on a GPU"

@@ -6,6 +6,7 @@
     ├── CacheError        a latent or text cache is stale or damaged
     ├── CheckpointError   a checkpoint is incomplete, damaged or does not fit
     ├── RunError          a run folder is in use, or a run cannot go on
+    │   └── SilentStop    another process has ended the run, and says why
     └── MissingExtra      an optional package is not installed
 
 Mistakes of ours stay ordinary Python exceptions and keep their traceback.
@@ -40,6 +41,14 @@ class CheckpointError(FrameloomError):
 
 class RunError(FrameloomError):
     """A run folder is in use, or a run cannot go on."""
+
+
+class SilentStop(RunError):
+    """This process ends because another one does, which says why."""
+
+    def __init__(self, exit_code: int) -> None:
+        super().__init__("another process ended the run; its message says why")
+        self.exit_code = exit_code
 
 
 class MissingExtra(FrameloomError):

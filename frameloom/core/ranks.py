@@ -22,6 +22,10 @@ class Ranks:
     def is_first(self) -> bool:
         return self.rank == 0
 
+    def by_groups(self, size: int) -> Ranks:
+        """The place of this rank's group, where `size` neighbours make one."""
+        return Ranks(self.rank // size, self.num_ranks // size, self.local_rank)
+
     def share(self, items: Sequence[Item]) -> list[Item]:
         """Every `num_ranks`-th item; the shares of all ranks hold each item once."""
         return list(items[self.rank :: self.num_ranks])

@@ -73,6 +73,14 @@ class BadClipLog:
                 f"is in {self.path}. Repair or remove them, or raise the limit:\n" + "\n".join(shown + more)
             )
 
+    def start_anew(self, aside: Path) -> None:
+        """Forget all of them, since rows mean other clips now; the list so far is kept as `aside`."""
+        if self._is_writer and self.path.exists():
+            os.replace(self.path, aside)
+        self.clips.clear()
+        self._seen.clear()
+        self._rows.clear()
+
     def _share(self) -> tuple[int, int]:
         return self.num_bad, self.num_clips
 

@@ -91,6 +91,8 @@ class Batch:
     bad: list[BadClip] = field(default_factory=list)
     is_filler: bool = False
     """run so that all processes compute alike, and counted as nothing"""
+    part: int = 0
+    """where a piece of a micro-batch begins in it"""
 
     @property
     def size(self) -> int:

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import polars as pl
 
+from frameloom.config.schema import Recipe
 from frameloom.config.spelling import suggest
 from frameloom.core.errors import DataError
 
@@ -79,6 +80,17 @@ def check_filter(text: str, *, source: str) -> None:
     """DataError if no table could be filtered like this; whether the columns exist is not looked at."""
     if text.strip():
         _Parser(text, None, source).parse()
+
+
+def check_recipe_filters(recipe: Recipe) -> None:
+    """The filters of a recipe; they are a language of the data engine, which alone can read them."""
+    data, validation = recipe.data, recipe.validation
+    filters = [("data.where", data.where), *((f"data.sources[{n}].where", s.where) for n, s in enumerate(data.sources))]
+    if validation is not None:
+        filters.append(("validation.where", validation.where))
+    for key, where in filters:
+        if isinstance(where, str):
+            check_filter(where, source=key)
 
 
 def _match_values(name: str, value: Any, schema: Mapping[str, pl.DataType], source: str) -> Condition:

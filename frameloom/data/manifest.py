@@ -37,7 +37,7 @@ from frameloom.data.table_rows import Rows, TableRows
 __all__ = ["KINDS", "REQUIRED", "ClipRow", "Manifest", "SourceSpec", "check_table", "rows_of_epoch", "write_manifest"]
 
 # Columns beyond the required ones that decide what is trained on.
-_TRAINED_ON = ("sha256", "start_frame", "end_frame", "captions", "member", "offset", "control")
+TRAINED_ON = ("sha256", "start_frame", "end_frame", "captions", "member", "offset", "control")
 _HASH_ROWS = 1_000_000
 
 
@@ -194,7 +194,7 @@ class Manifest:
         if len(self.parts) == 1 and plain and known:
             return known
         digest = hashlib.sha256(f"frameloom manifest 1, {len(self)} rows".encode())
-        for name in (*REQUIRED, *(name for name in _TRAINED_ON if name in self.columns)):
+        for name in (*REQUIRED, *(name for name in TRAINED_ON if name in self.columns)):
             digest.update(f"/{name}/".encode())
             for start in range(0, len(self), _HASH_ROWS):
                 _hash_column(digest, self._slice(name, start, _HASH_ROWS))

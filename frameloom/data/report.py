@@ -74,7 +74,7 @@ def gather_facts(
         title=manifest.name,
         totals=_count_totals(table, known, broken),
         histograms=_make_histograms(known),
-        thumbs=[_make_thumb(row, root, limits) for row in shown.iter_rows(named=True)],
+        thumbs=[make_thumb(row, root, limits) for row in shown.iter_rows(named=True)],
         longest_captions=_longest_captions(table),
         broken_counts=[Bar(reason, count) for reason, count in counts.iter_rows()],
         broken=[BrokenFile(*row) for row in broken.head(_NUM_BROKEN).iter_rows()],
@@ -161,7 +161,8 @@ def _sample(known: pl.DataFrame, count: int, seed: int) -> pl.DataFrame:
     return chosen.sort("draw").head(count)
 
 
-def _make_thumb(row: dict[str, Any], root: Path, limits: DecodeLimits) -> Thumb:
+def make_thumb(row: dict[str, Any], root: Path, limits: DecodeLimits = LIMITS) -> Thumb:
+    """A picture of one row of a folded table (see `fold_members`): its middle frame."""
     path, caption = str(row["path"]), str(row["caption"] or "")
     height, width, frames = (int(str(row[name])) for name in ("height", "width", "frames"))
     note = f"{width}x{height}"

@@ -3,7 +3,8 @@
 From one step to the next most blocks of a denoiser see nearly the same tokens. What such a block added to its input the
 last time is added again. The change of an input is its mean distance from the input at the last real run, relative to
 that one's size, so changes add up until the block runs. Only the tokens that a block adds to are judged: what else it
-is told, such as the noise level, changes at every step.
+is told, such as the noise level, changes at every step. Where several processes have parts of a clip's tokens, the
+change is that of all parts together, so that all of them run a block or none does.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+from frameloom.models.layers.sequence_parallel import ALONE, SequenceGroup
 
 
 @dataclass
@@ -30,7 +33,9 @@ class CacheCount:
 
 
 @contextmanager
-def skipping_blocks(blocks: Sequence[nn.Module], threshold: float, count: CacheCount | None = None) -> Iterator[None]:
+def skipping_blocks(
+    blocks: Sequence[nn.Module], threshold: float, count: CacheCount | None = None, *, group: SequenceGroup = ALONE
+) -> Iterator[None]:
     """Inside, blocks are skipped whose inputs changed less than `threshold`; 0 changes nothing."""
     if threshold <= 0:
         yield
@@ -38,7 +43,7 @@ def skipping_blocks(blocks: Sequence[nn.Module], threshold: float, count: CacheC
     count = count if count is not None else CacheCount()
     for block in blocks:
         # An attribute of the instance stands before the method of its class.
-        block.forward = _CachedForward(block.forward, threshold, count)
+        block.forward = _CachedForward(block.forward, threshold, count, group)
     try:
         yield
     finally:
@@ -49,8 +54,8 @@ def skipping_blocks(blocks: Sequence[nn.Module], threshold: float, count: CacheC
 class _CachedForward:
     """The forward of one block with what it saw and gave at its last real run."""
 
-    def __init__(self, forward: Callable[..., Any], threshold: float, count: CacheCount) -> None:
-        self._forward, self._threshold, self._count = forward, threshold, count
+    def __init__(self, forward: Callable[..., Any], threshold: float, count: CacheCount, group: SequenceGroup) -> None:
+        self._forward, self._threshold, self._count, self._group = forward, threshold, count, group
         self._inputs: list[Tensor] = []
         self._added: list[Tensor] = []
         self._sources: list[int | None] = []
@@ -71,7 +76,9 @@ class _CachedForward:
         if len(before) != len(inputs) or any(a.shape != b.shape for a, b in zip(before, inputs, strict=True)):
             return False
         tokens = [source for source in self._sources if source is not None] or range(len(inputs))
-        return all(_change(before[index], inputs[index]) < self._threshold for index in tokens)
+        # Of all inputs, before any is judged: processes that share a clip must send equally often.
+        changes = [_change(before[index], inputs[index], self._group) for index in tokens]
+        return all(change < self._threshold for change in changes)
 
     def _remember(self, inputs: list[Tensor], result: Any) -> None:
         self._is_single = isinstance(result, Tensor)
@@ -92,13 +99,15 @@ class _CachedForward:
         return outputs[0] if self._is_single else tuple(outputs)
 
 
-def _change(before: Tensor, now: Tensor) -> float:
+def _change(before: Tensor, now: Tensor, group: SequenceGroup) -> float:
+    """Mean distance relative to mean size; infinite for what is no number and not the same."""
     if before is now:
-        return 0.0
-    if not now.is_floating_point():
-        return 0.0 if torch.equal(before, now) else float("inf")
-    size = float(before.abs().mean())
-    distance = float((now - before).abs().mean())
+        distance, size = 0.0, 0.0
+    elif not now.is_floating_point():
+        distance, size = (0.0 if torch.equal(before, now) else float("inf")), 0.0
+    else:
+        distance, size = (float(part.abs().sum(dtype=torch.float32)) for part in (now - before, before))
+    distance, size = group.add_up([distance, size], now.device)
     if distance == 0:
         return 0.0
     return distance / size if size else float("inf")

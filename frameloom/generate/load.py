@@ -212,6 +212,7 @@ def _assemble(
         device=device,
         note=build_note(recipe),
         placement=placement,
+        splits_text=recipe.parallel.encoders == "tensor",
     )
 
 

@@ -3,7 +3,7 @@ made twice."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -65,26 +65,35 @@ def sample_many(
     *,
     batch_size: int = 1,
     again: bool = False,
+    on_step: Callable[[int], object] = lambda count: None,
 ) -> list[Path]:
     """Files of all requests, in order, with `samples.jsonl` and a contact sheet; those that are there are kept.
 
     Batches are cut from the whole list, so that neither the number of processes nor what was done before changes which
-    requests are made together. `again` makes all of them once more, beside the earlier files.
+    requests are made together. The groups that the sampler's `sequence` makes of processes share the batches, and the
+    first process of a group writes. `again` makes all of them once more, beside the earlier files. `on_step` is told
+    how many videos moved a step; an error that it raises ends the call, and files that are done by then stay.
     """
     check_requests(sampler, requests)
     ledger = Ledger(out, rank=group.ranks.rank)
     jobs = _plan(sampler, requests, out, ledger, again=again)
     # Names are chosen by what is in the folder, so nobody writes before all have looked.
     group.wait()
-    share = group.ranks.share(list(_split(sampler, jobs, batch_size)))
+    share = group.ranks.by_groups(sampler.sequence.degree).share(list(_split(sampler, jobs, batch_size)))
     total = sum(len(batch) * batch[0].settings.steps for batch in share)
-    with ProgressBar("sampling", total) as bar:
+    with ProgressBar("sampling", total, is_shown=group.ranks.is_first) as bar:
+
+        def advance(count: int, note: str = "") -> None:
+            bar.advance(count, note)
+            on_step(count)
+
         for batch in share:
             if all(job.is_done for job in batch):
-                bar.advance(len(batch) * batch[0].settings.steps, note="done before")
+                advance(len(batch) * batch[0].settings.steps, note="done before")
                 continue
-            results = generate(sampler, [job.request for job in batch], batch_size=batch_size, on_step=bar.advance)
-            for job, result in zip(batch, results, strict=True):
+            results = generate(sampler, [job.request for job in batch], batch_size=batch_size, on_step=advance)
+            # Others of a group have made the clip, too, and have no result.
+            for job, result in zip(batch if results else [], results, strict=True):
                 if not job.is_done:
                     write_clip(job.path, result.frames_FHWC, job.settings, job.about)
                     ledger.add(_enter(job, out))

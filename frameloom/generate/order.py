@@ -11,6 +11,7 @@ from frameloom.config.sampling_settings import SampleSection
 from frameloom.core.errors import ConfigError
 from frameloom.core.ranks import read_ranks
 from frameloom.generate.cache_report import measure_cache
+from frameloom.generate.clip_groups import divide_clips
 from frameloom.generate.load import Source, open_sampler
 from frameloom.generate.many import check_requests, make_first_frames, sample_many
 from frameloom.generate.pipeline import Request, Sampler
@@ -25,7 +26,10 @@ _RATIO = re.compile(r"(\d+(?:\.\d+)?):(\d+(?:\.\d+)?)")
 
 @dataclass(frozen=True)
 class Order:
-    """What to sample. `image_model` makes the first frames ("self": the model does so itself)."""
+    """What to sample. `image_model` makes the first frames ("self": the model does so itself).
+
+    So many processes as `sequence` says make each clip together.
+    """
 
     source: Source
     rows: Sequence[Row]
@@ -39,14 +43,24 @@ class Order:
     image_model: str | None = None
     batch_size: int = 1
     again: bool = False
+    sequence: int = 1
 
 
-def fill_order(order: Order, *, tell: Callable[[str], object]) -> list[Path]:
-    """The files of an order, on every process; `tell` is told results worth reading, by the first process alone."""
-    with join_ranks(read_ranks()) as group:
+def fill_order(
+    order: Order,
+    *,
+    tell: Callable[[str], object],
+    open_model: Callable[[Source], Sampler] = open_sampler,
+    on_step: Callable[[int], object] = lambda count: None,
+) -> list[Path]:
+    """The files of an order, on every process; `tell` is told results worth reading, by the first process alone.
+
+    `open_model` may give a model that it has kept; `on_step` is that of `sample_many`.
+    """
+    with join_ranks(read_ranks(), sequence=order.sequence) as group:
         say = tell if group.ranks.is_first else _say_nothing
         rows = _refine(order, group, say)
-        sampler = open_sampler(order.source)
+        sampler = divide_clips(open_model(order.source), group.sequence)
         settings = sampler.settings if order.ratio is None else fit_ratio(sampler, order.ratio)
         requests = expand_rows(
             rows, settings, first_seed=order.first_seed, num_samples=order.num_samples, media=order.media
@@ -54,19 +68,25 @@ def fill_order(order: Order, *, tell: Callable[[str], object]) -> list[Path]:
         if order.image_model is not None:
             requests = _add_first_frames(order, sampler, requests, group)
         check_requests(sampler, requests)
-        if settings.cache_threshold and group.ranks.is_first:
+        if settings.cache_threshold and group.ranks.by_groups(order.sequence).is_first:
             say(measure_cache(sampler, requests[0]).describe())
-        paths = sample_many(sampler, requests, order.out, group, batch_size=order.batch_size, again=order.again)
+        paths = sample_many(
+            sampler, requests, order.out, group, batch_size=order.batch_size, again=order.again, on_step=on_step
+        )
         return list(dict.fromkeys(paths))
 
 
-def repeat_file(file: Path, out: Path, *, model: Path | None = None) -> list[Path]:
-    """Make a file again that says how it was made; to the bit, on the same machine and with as many threads."""
+def repeat_file(file: Path, out: Path, *, model: Path | None = None, sequence: int = 1) -> list[Path]:
+    """Make a file again that says how it was made; to the bit, on the same machine and with as many threads.
+
+    With another number of processes to a clip than it was made with, up to the last bits.
+    """
     repeat = read_repeat(file, model=model)
     sampler = open_sampler(repeat.source)
     repeat.check(sampler)
     sampler = replace(sampler, origin={**sampler.origin, **_identity(repeat.about)})
-    with join_ranks(read_ranks()) as group:
+    with join_ranks(read_ranks(), sequence=sequence) as group:
+        sampler = divide_clips(sampler, group.sequence)
         return sample_many(sampler, [repeat.request], out, group, again=True)
 
 

@@ -34,6 +34,8 @@ from frameloom.generate.outputs import describe_result, free_path, write_clip
 from frameloom.generate.parts import LoadedDenoiser, TextPipeline, to_uint8
 from frameloom.generate.placement import Placement
 from frameloom.generate.prompt_notes import PromptNote
+from frameloom.models.denoisers.sequence import find_sequence_group
+from frameloom.models.layers.sequence_parallel import ALONE, SequenceGroup
 from frameloom.models.text import TextStates
 from frameloom.models.text.scaling import TextScaling
 from frameloom.models.vaes import VideoVAE
@@ -46,6 +48,8 @@ class Sampler:
     """A trained model, ready to sample. `origin` is written into every file: the run and its step.
 
     `note` is what the model expects behind a prompt; `placement` moves parts that are idle away, without one they stay.
+    The processes of `sequence` make each clip together: all are asked for the same requests, and the first of them gets
+    the results. `splits_text` says that such a group also splits the layers of its text encoders.
     """
 
     denoiser: LoadedDenoiser
@@ -58,6 +62,8 @@ class Sampler:
     device: torch.device
     note: PromptNote | None = None
     placement: Placement | None = None
+    sequence: SequenceGroup = ALONE
+    splits_text: bool = False
 
     def using(self, part: str) -> AbstractContextManager[None]:
         return nullcontext() if self.placement is None else self.placement.using(part)
@@ -92,7 +98,10 @@ class Result:
 def generate(
     sampler: Sampler, requests: Sequence[Request], *, batch_size: int = 16, on_step: Callable[[int], None] | None = None
 ) -> list[Result]:
-    """Make all requested videos; `on_step` is told the number of videos that moved one solver step."""
+    """Make all requested videos; `on_step` is told the number of videos that moved one solver step.
+
+    Of several processes that make a clip together, only the first decodes it and has a result.
+    """
     results = []
     for part, settings in split_batches(sampler, requests, batch_size):
         given = [read_given(one, settings, stride=sampler.vae.strides[0], causal=sampler.vae.causal) for one in part]
@@ -100,6 +109,8 @@ def generate(
         noise = draw_noise(sampler, part, settings)
         prepared = prepare_batch(sampler, part, given, settings)
         latent = solve(sampler, text, noise, prepared, [request.seed for request in part], settings, on_step)
+        if sampler.sequence.rank:
+            continue
         clips = decode(sampler, latent)
         if settings.keep == "pixels":
             clips = [put_back(*pair) for pair in zip(clips, given, strict=True)]
@@ -185,7 +196,8 @@ def solve(
             on_step(len(latent))
 
     blocks = sampler.denoiser.family.blocks(sampler.denoiser.model)
-    with sampler.using("denoiser"), skipping_blocks(blocks, settings.cache_threshold, count):
+    group = find_sequence_group(sampler.denoiser.model)
+    with sampler.using("denoiser"), skipping_blocks(blocks, settings.cache_threshold, count, group=group):
         latent = run_sampler(
             settings.sampler,
             sampler.objective,

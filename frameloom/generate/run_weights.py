@@ -12,6 +12,7 @@ from torch import Tensor
 
 from frameloom.checkpoint.model_folder import CONFIG, EXPORT
 from frameloom.checkpoint.store import list_steps, load_checkpoint, load_latest, read_state, step_folder
+from frameloom.checkpoint.stored import list_groups
 from frameloom.config.load import load_recipe
 from frameloom.config.schema import Recipe, VAESection
 from frameloom.core.errors import CheckpointError, ConfigError, RunError
@@ -106,7 +107,7 @@ def open_run(path: Path, *, step: int | None = None, weights: Which | None = Non
         if step not in known:
             raise CheckpointError(f"{path}: has no checkpoint of step {step}; there are {json.dumps(known)}")
         state = read_state(step_folder(root, step))
-    has_ema = "ema.safetensors" in state["files"]
+    has_ema = "ema" in list_groups(state)
     if weights == "ema" and not has_ema:
         raise CheckpointError(f"{path}: was trained without averaged weights; use --weights raw")
     return RunWeights(path, recipe, step, state, weights or ("ema" if has_ema else "raw"))

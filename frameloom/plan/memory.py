@@ -62,6 +62,9 @@ def rest_on_device(recipe: Recipe, size: ModelSize, mesh: MeshShape, zero: int) 
     ema = 4.0 * size.trained if recipe.train.ema is not None and not recipe.train.ema.on_cpu else 0.0
     if zero >= 1:
         optimizer /= parts
+    if recipe.optim.offload:
+        # It visits the device in parts while weights are moved, when activations are gone.
+        optimizer = 0.0
     if zero >= 2:
         gathered = weights if zero == 2 else 4.0 * min(2 * size.largest_block, size.trained)
         weights = weights / parts + (gathered if parts > 1 else 0.0)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from frameloom.config.optim_checks import WITHOUT_OFFLOAD
 from frameloom.config.schema import Recipe
 from frameloom.core.errors import ConfigError
 from frameloom.plan.estimate import Measured, RunPlan, measure_recipe, plan_run
@@ -23,7 +24,8 @@ class Change:
 
 
 def suggest_change(recipe: Recipe, plan: RunPlan, num_devices: int, measured: Measured) -> Change | None:
-    """The first of these that makes all fit: more sharding, then recompute, then both, then smaller batches.
+    """The first of these that makes all fit: more sharding, then recompute, then both, then (on one device) recompute
+    and the optimizer's state on the host, then smaller batches.
 
     Sharding costs communication and changes no number; recompute costs a third more arithmetic; a smaller batch changes
     the training, so it comes last. None when all fits, and when not even one clip does.
@@ -39,7 +41,7 @@ def suggest_change(recipe: Recipe, plan: RunPlan, num_devices: int, measured: Me
         return plan_run(changed, plan.device, num_devices, with_data=False, measured=known[recomputes])
 
     strongest: dict[str, Any] = {}
-    for settings in _candidates(recipe, num_devices):
+    for settings in _candidates(recipe, num_devices, has_host=plan.device.name != "cpu"):
         found, strongest = try_out(settings), settings
         if not found.breaking:
             return Change(settings, found)
@@ -50,7 +52,8 @@ def suggest_change(recipe: Recipe, plan: RunPlan, num_devices: int, measured: Me
     return Change(settings, try_out(settings))
 
 
-def _candidates(recipe: Recipe, num_devices: int) -> Iterator[dict[str, Any]]:
+def _candidates(recipe: Recipe, num_devices: int, *, has_host: bool) -> Iterator[dict[str, Any]]:
+    """`has_host`: whether there is other memory than the device's to move the optimizer's state to."""
     zeros = [zero for zero in (1, 2, 3) if zero > recipe.parallel.zero] if num_devices > 1 else []
     for zero in zeros:
         yield {"parallel.zero": zero}
@@ -58,6 +61,9 @@ def _candidates(recipe: Recipe, num_devices: int) -> Iterator[dict[str, Any]]:
         yield {"train.recompute": True}
         for zero in zeros:
             yield {"train.recompute": True, "parallel.zero": zero}
+    can_offload = has_host and not recipe.optim.offload and recipe.optim.name not in WITHOUT_OFFLOAD
+    if num_devices == 1 and can_offload:
+        yield {"optim.offload": True} | ({} if recipe.train.recompute else {"train.recompute": True})
 
 
 def fitting_batches(recipe: Recipe, plan: RunPlan) -> dict[str, dict[int, list[Any]]] | None:

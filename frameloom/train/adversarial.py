@@ -32,6 +32,7 @@ from frameloom.models.vaes.discriminator import (
 )
 from frameloom.train.autoencoder import AutoencoderTask, spread_losses
 from frameloom.train.ema import EMA
+from frameloom.train.halving import BatchLimits, Misfit
 from frameloom.train.loss_scale import LossScale
 from frameloom.train.optimizer import allocate_state, build_optimizer
 from frameloom.train.step import Stepper, StepResult
@@ -48,16 +49,24 @@ class Judge:
     seed: int
     device: torch.device
     step: int = 0
-    made: dict[tuple[int, int], tuple[Tensor, Tensor]] = field(default_factory=dict)
-    """clips and reconstructions of the autoencoder's turn, where the other one follows in the same step"""
+    made: dict[tuple[int, int], list[tuple[int, Tensor, Tensor]]] = field(default_factory=dict)
+    """of the autoencoder's turn, where the other one follows in the same step: by micro-batch, for each piece of it
+    where it begins, clips and reconstructions"""
 
     def judge(self, pixels_BCFHW: Tensor, batch: Batch, purpose: str) -> Tensor:
         generator = None
         if self.model.config.dropout:
-            counters = (batch.epoch, batch.index)
+            # The draws of a piece are its own: norms and draws are those of what is computed at once.
+            counters = (batch.epoch, batch.index, *([batch.part] if batch.part else ()))
             generator = stream(self.seed, f"{_NAME} dropout {purpose}", *counters, device=str(self.device))
         logits: Tensor = self.model(pixels_BCFHW, generator)
         return logits
+
+    def keep(self, batch: Batch, pixels_BCFHW: Tensor, decoded_BCFHW: Tensor) -> None:
+        place = batch.epoch, batch.index
+        if batch.part == 0 and not batch.is_filler:
+            self.made.pop(place, None)  # of passes that did not fit in memory
+        self.made.setdefault(place, []).append((batch.part, pixels_BCFHW, decoded_BCFHW))
 
 
 @dataclass
@@ -82,7 +91,7 @@ class AutoencoderTurn:
         last_layer = self.own.vae.last_layer()
         term = generator_term(logits, compared.reconstruction, last_layer, settings, judge.step)
         if settings.turns == "both":
-            judge.made[batch.epoch, batch.index] = (made.pixels_BCFHW, made.decoded_BCFHW.detach())
+            judge.keep(batch, made.pixels_BCFHW, made.decoded_BCFHW.detach())
         parts = {**compared.parts, "generator": term.made, "adversarial_weight": term.weight}
         return spread_losses(compared.loss + term.loss, parts, batch)
 
@@ -99,8 +108,8 @@ class DiscriminatorTurn:
         return self.judge.model
 
     def losses(self, batch: Batch) -> tuple[Tensor, Mapping[str, Tensor]]:
-        pair = self.judge.made.pop((batch.epoch, batch.index), None)
-        pixels, decoded = self._reconstruct(batch) if pair is None else pair
+        kept = self.judge.made.get((batch.epoch, batch.index))
+        pixels, decoded = self._reconstruct(batch) if kept is None else _find_rows(kept, batch)
         real = self.judge.judge(pixels, batch, "clips")
         made = self.judge.judge(decoded, batch, "reconstructions")
         loss = discriminator_loss(real, made, self.judge.settings, self.judge.step)
@@ -113,6 +122,21 @@ class DiscriminatorTurn:
         with torch.no_grad():
             made = self.own.reconstruct(batch)
         return made.pixels_BCFHW, made.decoded_BCFHW
+
+
+def _find_rows(kept: Sequence[tuple[int, Tensor, Tensor]], batch: Batch) -> tuple[Tensor, Tensor]:
+    """The rows of a piece, which may be cut otherwise than the pieces that were kept; those are in order."""
+    place, end = batch.part, batch.part + batch.size
+    parts = []
+    for start, pixels, decoded in kept:
+        if start <= place < min(end, start + len(pixels)):
+            rows = slice(place - start, end - start)
+            parts.append((pixels[rows], decoded[rows]))
+            place = start + len(pixels)
+    if len(parts) == 1:
+        return parts[0]
+    parts = parts or [(pixels[:0], decoded[:0]) for _, pixels, decoded in kept[:1]]
+    return torch.cat([pixels for pixels, _ in parts]), torch.cat([decoded for _, decoded in parts])
 
 
 @contextmanager
@@ -137,6 +161,10 @@ class AdversarialStepper:
     def ema(self) -> EMA | None:
         return self.autoencoder.ema
 
+    @property
+    def limits(self) -> BatchLimits:
+        return self.autoencoder.limits
+
     def step(self, number: int, batches: Sequence[Batch]) -> StepResult:
         settings, step = self.judge.settings, number - 1
         self.judge.step = step
@@ -151,15 +179,38 @@ class AdversarialStepper:
         self.judge.made.clear()
         return _join(results)
 
+    def try_out(self, pieces: Sequence[Batch]) -> Misfit | None:
+        """Both turns, as they are once the discriminator has a say."""
+        step, self.judge.step = self.judge.step, max(self.judge.step, self.judge.settings.start)
+        try:
+            for stepper in (self.autoencoder, self.discriminator):
+                stepper.undo = self._remember()
+                misfit = stepper.try_out(pieces)
+                if misfit is not None:
+                    return misfit
+            return None
+        finally:
+            self.judge.step = step
+            self.judge.made.clear()
+
     def _take_turn(self, stepper: Stepper, number: int, batches: Sequence[Batch]) -> StepResult:
         """A turn that changes no weight leaves the discriminator's running statistics as they were, too."""
-        buffers = list(self.judge.model.buffers())
-        before = [buffer.clone() for buffer in buffers]
+        stepper.undo = self._remember()
         result = stepper.step(number, batches)
         if not result.is_finite or result.is_spike:
+            stepper.undo()
+        return result
+
+    def _remember(self) -> Callable[[], None]:
+        """A function that puts back what passes change besides gradients: running statistics."""
+        buffers = list(self.judge.model.buffers())
+        before = [buffer.clone() for buffer in buffers]
+
+        def put_back() -> None:
             for buffer, old in zip(buffers, before, strict=True):
                 buffer.copy_(old)
-        return result
+
+        return put_back
 
     def tensors(self) -> dict[str, dict[str, Tensor]]:
         own = {f"{_NAME}_{group}": tensors for group, tensors in self.discriminator.tensors().items()}
@@ -233,7 +284,10 @@ def add_discriminator(
         fp16=stepper.fp16,
         scaler=scaler,
         peers=stepper.peers,
+        limits=stepper.limits,
     )
+    # Its norms and the balance of gradients are those of what is computed at once, so numbers differ a little.
+    stepper.limits.remark = "the discriminator judges the pieces apart"
     stepper.task = AutoencoderTurn(task, judge)
     return AdversarialStepper(stepper, second, judge)
 

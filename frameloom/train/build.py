@@ -16,6 +16,7 @@ from frameloom.train.clipping import FadingLimit, SpikeGuard
 from frameloom.train.dreambooth import make_class_images
 from frameloom.train.ema import EMA
 from frameloom.train.feed import build_feed
+from frameloom.train.halving import BatchLimits
 from frameloom.train.loop import Trainer
 from frameloom.train.loss_scale import LossScale
 from frameloom.train.master_weights import MasterWeights
@@ -28,6 +29,7 @@ from frameloom.train.run_folder import RunFolder
 from frameloom.train.run_length import settle_length
 from frameloom.train.samples import build_samples
 from frameloom.train.schedules import build_schedule
+from frameloom.train.state_offload import apply_offload
 from frameloom.train.step import AnyStepper, Stepper
 from frameloom.train.tasks import build_task
 from frameloom.train.trackers import TrackedRun, build_trackers
@@ -71,6 +73,8 @@ def build_trainer(recipe: Recipe, folder: RunFolder, *, first_step: int, peers: 
         hidden=hidden_matrices(built.task.model),
     )
     peers.split_optimizer(optimizer)
+    if optim.offload:
+        apply_offload(optimizer, device)
     allocate_state(optimizer)  # so that the checkpoint of step 0 is like every other
     ema = EMA(trainable, **settings.ema.model_dump()) if settings.ema else None
     lr_at = build_rate(recipe, num_shares=peers.shares.num_shares)
@@ -90,6 +94,7 @@ def build_trainer(recipe: Recipe, folder: RunFolder, *, first_step: int, peers: 
         scaler=build_loss_scale(settings),
         master=master,
         peers=peers,
+        limits=BatchLimits(settings.halve),
     )
     stepper: AnyStepper = plain
     if isinstance(built.task, AutoencoderTask) and recipe.autoencoder.discriminator is not None:

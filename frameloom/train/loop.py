@@ -15,30 +15,37 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from torch import Tensor
+from torch import OutOfMemoryError, Tensor
 
 from frameloom.checkpoint.background import Saver
 from frameloom.checkpoint.model_folder import write_model_folder
-from frameloom.checkpoint.store import (
-    Checkpoint,
-    clear_leftovers,
-    load_latest,
-)
+from frameloom.checkpoint.store import Checkpoint
 from frameloom.config.schema import Recipe
 from frameloom.config.train_settings import is_due
 from frameloom.core.errors import CheckpointError, RunError
 from frameloom.core.log import get_logger
 from frameloom.core.progress import ProgressBar
 from frameloom.core.ranks import read_ranks
-from frameloom.data.bad_clips import read_bad_clips
 from frameloom.data.batch import Batch
 from frameloom.data.media import write_image
 from frameloom.generate.parts import pick_device
 from frameloom.train.device_settings import device_settings
 from frameloom.train.feed import Feed
 from frameloom.train.garbage import scheduled_garbage
+from frameloom.train.halving import LoneMisfit, read_notes, stop_short, stop_to_halve
 from frameloom.train.parallel.peers import Peers
 from frameloom.train.profiling import StepProfiler
+from frameloom.train.rehearsal import is_wanted, rehearse
+from frameloom.train.restarts import count_restart
+from frameloom.train.resuming import (
+    ResumeChoices,
+    check_data,
+    check_groups,
+    find_checkpoint,
+    keep_rows,
+    load_weights,
+    place_data,
+)
 from frameloom.train.run_folder import RunFolder, versions
 from frameloom.train.samples import TrainingSamples
 from frameloom.train.step import AnyStepper, StepResult
@@ -46,14 +53,6 @@ from frameloom.train.tasks import BuiltTask
 from frameloom.train.trackers import Media, Tracker
 
 _log = get_logger(__name__)
-
-# Groups of tensors that a checkpoint has or has not, and the keys that decide it.
-_SWITCHES = {
-    "ema": "train.ema",
-    "master": "train.weights_precision",
-    "discriminator": "autoencoder.discriminator",
-    "beside": "autoencoder.learn_logvar or text.encoders.N.train",
-}
 
 
 class Interrupted(RunError):
@@ -89,11 +88,20 @@ class Trainer:
 
     def __post_init__(self) -> None:
         settings = self.recipe.train
-        self.saver = Saver(self.folder.checkpoints, settings.keep, in_background=settings.async_save)
+        peers = self.peers
+        # The copy of a save in the background may fail while steps go on; the next step tells all processes.
+        self.saver = Saver(
+            self.folder.checkpoints,
+            settings.keep,
+            in_background=settings.async_save,
+            crew=peers.crew,
+            on_error=peers.note_failure,
+        )
 
     def run(self) -> None:
         """Train to the last step, then export. Every way out leaves a complete checkpoint behind."""
         settings = self.recipe.train
+        self.rehearse()
         if self.step == 0:
             self.save()
         samples = self.samples
@@ -116,6 +124,16 @@ class Trainer:
                 self.profiler.note(self.step)
                 collect_garbage(self.step)
         self.export()
+
+    def rehearse(self) -> None:
+        """Halve what did not fit before, and try out what is left, if the recipe wants it."""
+        notes = self.peers.ask_first(lambda: read_notes(self.folder.path, after_step=self.step))
+        self.stepper.limits.tighten(notes)
+        settings = self.recipe.train
+        if is_wanted(settings, self.feed.device):
+            tokens = self.built.task.count_tokens
+            more = {"epoch": self.epoch, "accumulate": settings.accumulate}
+            rehearse(self.stepper, self.feed, self.peers, tokens, **more)
 
     def take_step(self, batches: list[Batch]) -> StepResult:
         result = self.stepper.step(self.step + 1, batches)
@@ -156,6 +174,7 @@ class Trainer:
         validation = self.recipe.validation
         if validation is not None and validation.batches and (self.is_due(validation.every) or is_last):
             self.log(self.validate(), mark="validation")
+        self.check_saving()
         stop_signal = self.peers.agree_to_stop(self.stop_signal)
         if self.is_due(settings.save_every) or is_last or stop_signal:
             self.save()
@@ -217,15 +236,21 @@ class Trainer:
         started = time.perf_counter()
         if self.peers.is_first:
             self.samples.draw(self.step, self.stepper.ema, self.trackers)
-        elif self.peers.splits_weights or self.peers.shares_text:
+        elif self.peers.passes_together:
             self.samples.generate(self.step, self.stepper.ema)  # the first process needs the parts of all
         self._clock += time.perf_counter() - started
 
     def save(self) -> None:
-        snapshot = self.snapshot()
-        whole = dataclasses.replace(snapshot, tensors=self.peers.collect(snapshot.tensors))
+        snapshot, wanted = self.snapshot(), self.recipe.train.checkpoint
+        if wanted == "whole" or (wanted == "auto" and not self.peers.splits_state):
+            snapshot = dataclasses.replace(snapshot, tensors=self.peers.collect(snapshot.tensors))
+        self.saver.save(snapshot)
 
-        self.peers.do_first(lambda: self.saver.save(whole))
+    def check_saving(self) -> None:
+        """An error of a save in the background ends all processes after the same step."""
+        if self.peers.agree_on_failure():
+            self.saver.wait()
+            raise CheckpointError("another process could not save a checkpoint; its message says why")
 
     def snapshot(self) -> Checkpoint:
         adapters = self.built.adapters
@@ -242,28 +267,19 @@ class Trainer:
             "nonfinite": self.nonfinite,
             **self.stepper.state(),
             "manifest": self.feed.manifest.fingerprint,
+            "kind": self.built.kind,
+            "name": self.built.name,
             "architecture": dataclasses.asdict(self.built.config),
             "versions": versions(),
             **({} if adapters is None else {adapters.key: adapters.state()}),
         }
         return Checkpoint(self.step, tensors, state)
 
-    def restore(self, checkpoint: Checkpoint) -> None:
+    def restore(self, checkpoint: Checkpoint, choices: ResumeChoices | None = None) -> None:
         """Take up a checkpoint; refuse one that was made on other data or for another model."""
-        if checkpoint.state["manifest"] != self.feed.manifest.fingerprint:
-            raise CheckpointError(
-                f"{self.folder.path}: the manifest has changed since step {checkpoint.step}, so the order of the clips "
-                "would differ; restore the manifest and what text.note, inversion and dreambooth make of its captions, "
-                "or start a new run with --name"
-            )
-        own = self.snapshot().tensors
-        for group, key in _SWITCHES.items():
-            if (group in checkpoint.tensors) != (group in own):
-                raise CheckpointError(
-                    f"{self.folder.path}: {key} was switched since step {checkpoint.step}; switch it back, or start a "
-                    "new run with --name"
-                )
-        self.restore_weights(checkpoint)
+        check_data(self.folder, checkpoint, self.feed, choices or ResumeChoices())
+        check_groups(self.folder, checkpoint, self.snapshot().tensors)
+        load_weights(self.folder, checkpoint, self.built)
         self.stepper.load(checkpoint.tensors)
         for name, parameter in self.built.beside.items():
             parameter.data.copy_(checkpoint.tensors["beside"][name])
@@ -271,27 +287,6 @@ class Trainer:
         self.epoch, self.position = checkpoint.state["epoch"], checkpoint.state["position"]
         self.nonfinite = checkpoint.state["nonfinite"]
         self.stepper.load_state(checkpoint.state)
-
-    def restore_weights(self, checkpoint: Checkpoint) -> None:
-        """The whole model, or adapters after a look at what they stand beside."""
-        where, adapters = f"{self.folder.path}: step {checkpoint.step}", self.built.adapters
-        for key in ("lora", "inversion"):
-            if (key in checkpoint.state) != (adapters is not None and adapters.key == key):
-                found = "with" if key in checkpoint.state else "without"
-                raise CheckpointError(
-                    f"{where} was trained {found} {key}, the recipe has it switched; "
-                    "switch it back, or start a new run with --name"
-                )
-        if adapters is not None:
-            adapters.load(checkpoint.tensors["model"], checkpoint.state[adapters.key], where=where)
-            return
-        try:
-            self.built.task.model.load_state_dict(checkpoint.tensors["model"])
-        except RuntimeError as error:
-            raise CheckpointError(
-                f"{where} does not fit the recipe's model ({error}); "
-                "restore the model section or start a new run with --name"
-            ) from error
 
     def export(self) -> None:
         """Write `export/`: the averaged weights where there are any, as a model folder or as LoRA files."""
@@ -338,10 +333,10 @@ def stop_on_signals(trainer: Trainer) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def train(recipe: Recipe) -> Path:
+def train(recipe: Recipe, choices: ResumeChoices | None = None) -> Path:
     """Run a recipe to its end, from the newest complete checkpoint if there is one; gives the run's folder.
 
-    Under torchrun every process calls this.
+    Under torchrun every process calls this, with the same `choices`.
     """
     from frameloom.train.parallel.mesh import join_peers
 
@@ -349,44 +344,30 @@ def train(recipe: Recipe) -> Path:
     with join_peers(recipe, read_ranks()) as peers, ExitStack() as held:
         peers.do_first(lambda: held.enter_context(folder.locked()))
         held.enter_context(device_settings(recipe.train, pick_device(recipe.train.device)))
-        run_recipe(recipe, folder, peers)
+        run_recipe(recipe, folder, peers, choices or ResumeChoices())
     return folder.path
 
 
-def run_recipe(recipe: Recipe, folder: RunFolder, peers: Peers) -> None:
+def run_recipe(recipe: Recipe, folder: RunFolder, peers: Peers, choices: ResumeChoices) -> None:
     """Build, take up the newest checkpoint, and train; the folder is held."""
     from frameloom.train.build import build_trainer
 
-    found: list[Checkpoint] = []
-    step = peers.ask_first(lambda: _find_checkpoint(recipe, folder, found))
-    trainer = build_trainer(recipe, folder, first_step=1 if step is None else step + 1, peers=peers)
+    stored = find_checkpoint(recipe, folder, peers, choices)
+    first_step = 1 if stored is None else stored.step + 1
+    peers.do_first(lambda: count_restart(folder.path, first_step - 1))
+    trainer = build_trainer(recipe, folder, first_step=first_step, peers=peers)
     try:
-        if step is not None:
-            trainer.restore(peers.spread(found[0] if found else None, trainer.snapshot().tensors))
-            found.clear()
+        if stored is not None:
+            trainer.restore(peers.read(stored, trainer.snapshot().tensors), choices)
+        trainer.epoch, trainer.position = place_data(trainer.feed, (trainer.epoch, trainer.position), choices)
+        peers.do_first(lambda: keep_rows(folder, trainer.feed.manifest, stored))
         peers.do_first(lambda: folder.write_recipe(recipe))
-        with stop_on_signals(trainer):
+        with stop_on_signals(trainer), closing(trainer.saver):
             trainer.run()
+    except LoneMisfit as found:
+        stop_to_halve(found, trainer.stepper.limits, folder.path, step=trainer.step + 1, rank=peers.rank)
+    except OutOfMemoryError as error:
+        stop_short(error, step=trainer.step + 1)
     finally:
         for tracker in trainer.trackers:
             tracker.close()
-
-
-def _find_checkpoint(recipe: Recipe, folder: RunFolder, found: list[Checkpoint]) -> int | None:
-    """The step to go on from, None for a new run; its checkpoint is added to `found`."""
-    if recipe.run.resume == "never" and folder.is_used:
-        raise RunError(f"{folder.path}: holds a run already and run.resume is never; choose another --name")
-    clear_leftovers(folder.checkpoints)
-    read_bad_clips(folder.bad_clips, repair=True)
-    checkpoint = load_latest(folder.checkpoints, set_aside=True)
-    if checkpoint is None:
-        if folder.has_trained:
-            raise CheckpointError(
-                f"{folder.path}: has trained before but holds no complete checkpoint; restore one into "
-                f"{folder.checkpoints}, or move the folder away to start again"
-            )
-        return None
-    folder.trim_metrics(checkpoint.step)
-    _log.info("%s: resuming from step %d", folder.path, checkpoint.step)
-    found.append(checkpoint)
-    return checkpoint.step

@@ -25,7 +25,7 @@ from frameloom.train.parameter_groups import NamedParameters, RateGroup, group_p
 log = get_logger(__name__)
 
 # Kept in the groups by the optimizers of pytorch-optimizer; equal in all groups, which step together.
-_GROUP_STATE = ("step", "d", "d_max", "d_numerator")
+GROUP_STATE = ("step", "d", "d_max", "d_numerator")
 # Computed anew in every step before it is used, or a constant table.
 _NOT_SAVED = frozenset({"RMS", "qmap1", "qmap2"})
 
@@ -173,7 +173,7 @@ def params_by_name(optimizer: Optimizer) -> dict[str, nn.Parameter]:
 
 
 def _group_state(group: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: group[key] for key in _GROUP_STATE if key in group}
+    return {key: group[key] for key in GROUP_STATE if key in group}
 
 
 def _as_tensor(value: Any) -> Tensor:

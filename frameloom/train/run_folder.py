@@ -1,6 +1,6 @@
 """A run's folder: its lock, resolved recipe, metrics, checkpoints and export.
 
-runs/<name>/recipe.yaml  versions.json  metrics.jsonl  bad_clips.jsonl  lock
+runs/<name>/recipe.yaml  versions.json  metrics.jsonl  bad_clips.jsonl  rows.parquet  lock
             tensorboard/  checkpoints/step-…/  samples/  export/
 """
 
@@ -14,40 +14,19 @@ import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TextIO
 
 import torch
 
 import frameloom
 from frameloom.checkpoint.model_folder import EXPORT
-from frameloom.config.load import load_recipe
 from frameloom.config.render import render_yaml
 from frameloom.config.schema import Recipe
 from frameloom.core.errors import RunError
-from frameloom.core.files import remove_partial, write_json, write_text
+from frameloom.core.files import PARTIAL, remove_partial, write_json, write_text
 from frameloom.core.log import get_logger
 
 _log = get_logger(__name__)
-
-# Keys that may change between two starts of one run without a word: they cannot change what is learnt.
-_FREE = (
-    "run.",
-    "data.workers",
-    "data.timeout_s",
-    "data.bad_limit",
-    "train.log_every",
-    "train.save_every",
-    "train.keep",
-    "sample.",
-    "validation.samples",
-    "parallel.zero",
-    "parallel.replicate",
-    "parallel.shard",
-    "parallel.sequence",
-    "parallel.tensor",
-    "parallel.encoders",
-    "parallel.timeout_s",
-)
 
 
 class RunFolder:
@@ -62,6 +41,7 @@ class RunFolder:
         self.checkpoints = path / "checkpoints"
         self.samples = path / "samples"
         self.export = path / EXPORT
+        self.rows = path / "rows.parquet"
 
     @property
     def is_used(self) -> bool:
@@ -75,25 +55,50 @@ class RunFolder:
     @contextmanager
     def locked(self) -> Iterator[None]:
         """Hold the folder; a second process is refused. The lock of a dead process counts for nothing."""
-        self.path.mkdir(parents=True, exist_ok=True)
-        with (self.path / "lock").open("a+") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError as error:
-                file.seek(0)
-                holder = file.read().strip() or "another process"
-                raise RunError(
-                    f"{self.path}: in use by {holder}; wait for it, stop it, or choose another --name"
-                ) from error
-            file.truncate(0)
-            file.write(f"process {os.getpid()} on {socket.gethostname()}")
-            file.flush()
+        with self._open_lock() as file:
+            self._take(file)
             remove_partial(self.path)
             remove_partial(self.samples)
             try:
                 yield
             finally:
+                # A name that is still there was left by a process that died.
+                file.truncate(0)
                 self._remove_if_empty()
+
+    def _open_lock(self) -> TextIO:
+        """The lock's file, after a look whether the run can write at all: now, and not at its first save."""
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            if self.checkpoints.is_dir():
+                probe = self.checkpoints / f"{PARTIAL}probe-{os.getpid()}"
+                probe.mkdir()
+                probe.rmdir()
+            return (self.path / "lock").open("a+")
+        except OSError as error:
+            raise RunError(
+                f"{error.filename or self.path}: cannot be written ({error.strerror}), and a run saves there; give "
+                "yourself the right to write, or choose another --run.folder"
+            ) from error
+
+    def _take(self, file: TextIO) -> None:
+        """Lock the file and write our name into it; the system frees the lock of a process that is gone."""
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except (BlockingIOError, PermissionError) as error:
+            file.seek(0)
+            holder = file.read().strip() or "another process"
+            raise RunError(
+                f"{self.path}: in use by {holder}; wait for it, stop it, or choose another --name"
+            ) from error
+        except OSError as error:
+            _log.warning("%s: its file system has no locks (%s); see to it that only one run uses it", self.path, error)
+        file.seek(0)
+        if holder := file.read().strip():
+            _log.info("%s: the lock of %s, which is gone, is taken over", self.path, holder)
+        file.truncate(0)
+        file.write(f"process {os.getpid()} on {socket.gethostname()}")
+        file.flush()
 
     def _remove_if_empty(self) -> None:
         """A start that was refused leaves no folder behind; a lock is harmless to remove while it is held."""
@@ -102,10 +107,7 @@ class RunFolder:
             self.path.rmdir()
 
     def write_recipe(self, recipe: Recipe) -> None:
-        """Save the resolved recipe and the versions; say which fields differ from the start before."""
-        if self.recipe.is_file():
-            for line in recipe_changes(load_recipe(self.recipe, []), recipe):
-                _log.warning("%s: changed since the last start: %s", self.path, line)
+        """Save the resolved recipe and the versions of this start."""
         write_text(self.recipe, render_yaml(recipe))
         write_json(self.path / "versions.json", versions())
 
@@ -121,19 +123,3 @@ class RunFolder:
 
 def versions() -> dict[str, str]:
     return {"frameloom": frameloom.__version__, "torch": torch.__version__, "python": platform.python_version()}
-
-
-def recipe_changes(before: Recipe, after: Recipe) -> list[str]:
-    """`key: old -> new` for every field that differs and matters."""
-    old, new = _flatten(before.model_dump(mode="json")), _flatten(after.model_dump(mode="json"))
-    return [
-        f"{key}: {old.get(key)} -> {new.get(key)}"
-        for key in sorted(old.keys() | new.keys())
-        if old.get(key) != new.get(key) and not key.startswith(_FREE)
-    ]
-
-
-def _flatten(value: Any, prefix: str = "") -> dict[str, Any]:
-    if not isinstance(value, dict) or not value:
-        return {prefix.removesuffix("."): value}
-    return {key: leaf for name, part in value.items() for key, leaf in _flatten(part, f"{prefix}{name}.").items()}

@@ -15,9 +15,19 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from frameloom.core.faults import fail_at
 from frameloom.data.batch import Batch
 from frameloom.train.clipping import FadingLimit, SpikeGuard
 from frameloom.train.ema import EMA
+from frameloom.train.halving import (
+    BatchLimits,
+    LoneMisfit,
+    Misfit,
+    OutOfRoom,
+    cut_batch,
+    find_misfit,
+    release_memory,
+)
 from frameloom.train.loss_scale import LossScale
 from frameloom.train.master_weights import MasterWeights
 from frameloom.train.optimizer import (
@@ -59,8 +69,11 @@ class AnyStepper(Protocol):
 
     @property
     def ema(self) -> EMA | None: ...
+    @property
+    def limits(self) -> BatchLimits: ...
 
     def step(self, number: int, batches: Sequence[Batch]) -> StepResult: ...
+    def try_out(self, pieces: Sequence[Batch]) -> Misfit | None: ...
     def tensors(self) -> dict[str, dict[str, Tensor]]: ...
     def load(self, tensors: Mapping[str, Mapping[str, Tensor]]) -> None: ...
     def state(self) -> dict[str, Any]: ...
@@ -88,6 +101,10 @@ class Stepper:
     """the copies that `optimizer` and `ema` hold in the place of half-precision weights of the model"""
     peers: Peers = field(default_factory=Peers)
     """the other processes of the run"""
+    limits: BatchLimits = field(default_factory=BatchLimits)
+    """buckets whose micro-batches run in pieces, because they do not fit in memory"""
+    undo: Callable[[], None] = lambda: None
+    """puts back what a pass changes besides gradients, before a step is begun anew"""
 
     def autocast(self) -> torch.autocast:
         """The number format of the forward pass."""
@@ -96,23 +113,71 @@ class Stepper:
         )
 
     def step(self, number: int, batches: Sequence[Batch]) -> StepResult:
+        """A step that does not fit in memory is begun anew with smaller pieces; LoneMisfit where others wait in it."""
         num_samples = self.peers.count_samples(batches)
-        totals: dict[str, Tensor] = {}
-        for place, batch in enumerate(batches):
-            self.peers.expect(is_last=place == len(batches) - 1)
-            with self.autocast():
-                losses_B, parts = self.task.losses(batch)
-            # Divided by infinity, a filler takes part in all passes and leaves nothing.
-            divisor = math.inf if batch.is_filler else num_samples
-            loss = losses_B.sum() / (divisor / self.peers.gradient_scale)
-            torch.autograd.backward(loss if self.scaler is None else loss * self.scaler.scale)
-            if self.master is not None:
-                self.master.take_gradients()
-            for name, part_B in {"loss": losses_B, **parts}.items():
-                part = part_B.detach().sum() / divisor
-                totals[name] = totals[name] + part if name in totals else part
         params = [param for group in self.optimizer.param_groups for param in group["params"]]
-        return self._update(number, self.peers.join(totals, batches, params))
+        while True:
+            totals, misfit = self._run_passes(number, self._cut(batches), num_samples)
+            try:
+                joined = self.peers.join(totals, batches, params, misfit)
+            except OutOfRoom as found:
+                self._forget_passes()
+                release_memory(self.device_type)
+                self.limits.halve(found.misfits, step=number)
+            else:
+                return self._update(number, joined)
+
+    def try_out(self, pieces: Sequence[Batch]) -> Misfit | None:
+        """The passes of these pieces, of which nothing remains; what did not fit, if anything."""
+        _, misfit = self._run_passes(0, pieces, sum(piece.size for piece in pieces))
+        self._forget_passes()
+        if misfit is not None:
+            release_memory(self.device_type)
+        return misfit
+
+    def _cut(self, batches: Sequence[Batch]) -> Sequence[Batch]:
+        if not self.limits.most:
+            return batches
+        counts = self.peers.count_passes(batches, self.limits)
+        return [piece for batch, count in zip(batches, counts, strict=True) for piece in cut_batch(batch, count)]
+
+    def _run_passes(
+        self, number: int, pieces: Sequence[Batch], num_samples: int
+    ) -> tuple[dict[str, Tensor], Misfit | None]:
+        """Sums of losses and of their parts, with gradients left in the model; or what did not fit in memory."""
+        totals: dict[str, Tensor] = {}
+        piece = pieces[0]
+        try:
+            for place, piece in enumerate(pieces):
+                self.peers.expect(is_last=place == len(pieces) - 1)
+                self._run_pass(number, piece, num_samples, totals)
+        except (RuntimeError, MemoryError) as error:
+            misfit = find_misfit(error, piece)
+            if misfit is None:
+                raise
+            if self.peers.passes_together:
+                raise LoneMisfit(misfit) from error
+            return {}, misfit
+        return totals, None
+
+    def _run_pass(self, number: int, piece: Batch, num_samples: int, totals: dict[str, Tensor]) -> None:
+        fail_at("pass", step=number, rank=self.peers.rank, bucket=piece.bucket.name, samples=piece.size)
+        with self.autocast():
+            losses_B, parts = self.task.losses(piece)
+        # Divided by infinity, a filler takes part in all passes and leaves nothing.
+        divisor = math.inf if piece.is_filler else num_samples
+        loss = losses_B.sum() / divisor
+        torch.autograd.backward(loss if self.scaler is None else loss * self.scaler.scale)
+        if self.master is not None:
+            self.master.take_gradients()
+        for name, part_B in {"loss": losses_B, **parts}.items():
+            part = part_B.detach().sum() / divisor
+            totals[name] = totals[name] + part if name in totals else part
+
+    def _forget_passes(self) -> None:
+        self.optimizer.zero_grad(set_to_none=True)
+        self.task.model.zero_grad(set_to_none=True)  # half-precision weights are not the optimizer's own
+        self.undo()
 
     def _update(self, number: int, totals: dict[str, Tensor]) -> StepResult:
         # The rules count steps from 0.
@@ -159,6 +224,7 @@ class Stepper:
         return {
             "spikes": self.guard.state() if self.guard else None,
             "loss_scale": self.scaler.state() if self.scaler else None,
+            "halved": self.limits.state(),
         }
 
     def load_state(self, state: Mapping[str, Any]) -> None:
@@ -166,6 +232,7 @@ class Stepper:
             self.guard.load(state["spikes"])
         if self.scaler is not None and state.get("loss_scale"):
             self.scaler.load(state["loss_scale"])
+        self.limits.load(state.get("halved") or {})
 
 
 def _adapt_scale(scaler: LossScale, is_finite: bool, loss: Tensor) -> bool:

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-import shutil
+import json
 from pathlib import Path
 
 import pytest
@@ -10,6 +10,7 @@ from frameloom.checkpoint import background
 from frameloom.checkpoint.background import Saver
 from frameloom.checkpoint.store import Checkpoint, list_steps, load_checkpoint, load_latest, step_folder
 from frameloom.core.errors import CheckpointError
+from frameloom.core.faults import VARIABLE
 from frameloom.core.random import stream
 
 
@@ -40,21 +41,30 @@ def test_only_the_newest_are_kept(tmp_path: Path) -> None:
     assert list_steps(tmp_path) == [3, 4]
 
 
-def test_an_error_of_the_writing_is_told_by_the_next_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    saver = Saver(tmp_path / "runs", keep=2, in_background=True)
+def test_an_error_of_the_thread_is_told_by_the_next_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    noted: list[int] = []
+    saver = Saver(tmp_path, keep=2, in_background=True, on_error=lambda: noted.append(1))
     saver.save(make_checkpoint(1))
     saver.wait()
-    shutil.rmtree(tmp_path / "runs")
-    (tmp_path / "runs").write_text("a file where the folder was")
+    monkeypatch.setenv(VARIABLE, json.dumps([{"point": "save", "step": 2, "message": "the writer fails"}]))
     saver.save(make_checkpoint(2))
-    with pytest.raises((CheckpointError, OSError)):
+    with pytest.raises(RuntimeError, match="the writer fails"):
         saver.wait()
+    assert noted == [1] and [path.name for path in tmp_path.iterdir()] == ["step-00000001"]
     saver.wait()  # told once
-    (tmp_path / "runs").unlink()
     saver.save(make_checkpoint(3))
     saver.close()
-    found = load_latest(tmp_path / "runs")
+    found = load_latest(tmp_path)
     assert found is not None and found.step == 3
+
+
+def test_a_folder_that_cannot_be_written_is_refused_at_once(tmp_path: Path) -> None:
+    (tmp_path / "runs").write_text("a file where the folder should be")
+    saver = Saver(tmp_path / "runs", keep=2, in_background=True)
+    with pytest.raises(CheckpointError, match=r"could not be saved .* needs 4,014 bytes and [\d,]+ are free"):
+        saver.save(make_checkpoint(2))
+    saver.wait()
+    assert (tmp_path / "runs").is_file()
 
 
 def test_memory_of_the_copies_is_used_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -70,4 +80,4 @@ def test_memory_of_the_copies_is_used_again(tmp_path: Path, monkeypatch: pytest.
     for step in range(3):
         saver.save(make_checkpoint(step))
     saver.close()
-    assert made == [(1000,), (7,)]
+    assert sorted(made) == [(7,), (1000,)]

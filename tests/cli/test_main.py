@@ -53,7 +53,7 @@ print([name for name in {HEAVY!r} if name in sys.modules])
         ["parity"],
         ["bench"],
     ]
-    + [["data", name] for name in ("shapes", "scan", "check", "report", "shard", "cache", "ledger", "score")]
+    + [["data", name] for name in ("shapes", "scan", "check", "verify", "report", "shard", "cache", "ledger", "score")]
     + [["vae", name] for name in ("reconstruct", "stats")]
     + [["eval"], ["compare"]]
     + [["recipe", name] for name in ("check", "show", "list", "schema", "reference")],
@@ -68,9 +68,11 @@ def test_a_mistyped_command_answers_with_the_nearest():
     assert done.returncode == 2 and "train" in done.stderr and "Traceback" not in done.stderr
 
 
+RESUME = {"--accept-recipe-change", "--accept-data-change", "--data-position"}
 FLAGS = {
-    "train": set(),
-    "launch": {
+    "train": RESUME,
+    "launch": RESUME
+    | {
         *("--nproc", "--hostfile", "--slurm", "--hours", "--sbatch", "--port", "--restarts", "--out", "--dry-run"),
     },
     "sample": {
@@ -78,12 +80,12 @@ FLAGS = {
         *("--frames", "--size", "--ratio", "--fps", "--image", "--last-image", "--video", "--mask", "--strength"),
         "--control",
         *("--image-model", "--format", "--weights", "--lora", "--refine", "--refine-command", "--step", "--family"),
-        *("--recipe", "--batch", "--again", "--like"),
+        *("--recipe", "--batch", "--sequence", "--again", "--like"),
     },
     "refine": {"--prompts", "--model", "--command", "--seed", "--max-tokens"},
     "demo": {"--folder", "--long"},
     "parity": {"--json", "--verbose"},
-    "bench": {"--rounds", "--file", "--json"},
+    "bench": {"--rounds", "--quick", "--file", "--json", "--page", "--from"},
     "convert": {
         *("--to", "--shard-size", "--dtype", "--section", "--strip-prefix", "--family", "--size", "--layout"),
         *("--config", "--copy-tied", "--force"),

@@ -17,15 +17,16 @@ def section(**keys: object) -> ParallelSection:
 @pytest.mark.parametrize(
     ("keys", "num_ranks", "shape"),
     [
-        ({}, 1, (1, 1, 1, 1)),
-        ({}, 8, (8, 1, 1, 1)),
-        ({"zero": 1}, 8, (1, 8, 1, 1)),
-        ({"zero": 3}, 8, (1, 8, 1, 1)),
-        ({"zero": 3, "replicate": 2}, 8, (2, 4, 1, 1)),
-        ({"zero": 2, "shard": 2}, 8, (4, 2, 1, 1)),
-        ({"zero": 3, "sequence": 2}, 8, (1, 4, 2, 1)),
-        ({"sequence": 4}, 8, (2, 1, 4, 1)),
-        ({"zero": 3, "replicate": 2, "shard": 2, "sequence": 2}, 8, (2, 2, 2, 1)),
+        ({}, 1, (1, 1, 1)),
+        ({}, 8, (8, 1, 1)),
+        ({"zero": 1}, 8, (1, 8, 1)),
+        ({"zero": 3}, 8, (1, 8, 1)),
+        ({"zero": 3, "replicate": 2}, 8, (2, 4, 1)),
+        ({"zero": 2, "shard": 2}, 8, (4, 2, 1)),
+        ({"encoders": "tensor", "tensor": 4}, 8, (8, 1, 1)),
+        ({"zero": 3, "sequence": 2}, 8, (1, 4, 2)),
+        ({"sequence": 4}, 8, (2, 1, 4)),
+        ({"zero": 3, "replicate": 2, "shard": 2, "sequence": 2}, 8, (2, 2, 2)),
     ],
 )
 def test_axes_that_are_left_out_follow(keys, num_ranks, shape):
@@ -37,11 +38,12 @@ def test_axes_that_are_left_out_follow(keys, num_ranks, shape):
     ("keys", "num_ranks", "message"),
     [
         ({"sequence": 3}, 8, r"parallel.sequence 3 does not divide 8 processes; start 6 or 9 processes"),
+        ({"tensor": 3}, 8, r"parallel.tensor 3 does not divide 8 processes; start 6 or 9 processes"),
         ({"sequence": 2}, 1, r"parallel.sequence 2 does not divide 1 process; start 2 processes"),
-        ({"zero": 3, "replicate": 3}, 8, r"is 3 x 2 x 1 x 1 = 6, but there are 8.*must be 8 / 1 = 8"),
-        ({"zero": 3, "replicate": 4, "shard": 4}, 8, r"is 4 x 4 x 1 x 1 = 16, but there are 8 processes"),
-        ({"replicate": 4}, 8, r"is 4 x 1 x 1 x 1 = 4, but there are 8 processes"),
-        ({"zero": 2, "shard": 4, "sequence": 4}, 8, r"is 1 x 4 x 4 x 1 = 16, but there are 8.*must be 8 / 4 = 2"),
+        ({"zero": 3, "replicate": 3}, 8, r"is 3 x 2 x 1 = 6, but there are 8.*must be 8 / 1 = 8"),
+        ({"zero": 3, "replicate": 4, "shard": 4}, 8, r"is 4 x 4 x 1 = 16, but there are 8 processes"),
+        ({"replicate": 4}, 8, r"is 4 x 1 x 1 = 4, but there are 8 processes"),
+        ({"zero": 2, "shard": 4, "sequence": 4}, 8, r"is 1 x 4 x 4 = 16, but there are 8.*must be 8 / 4 = 2"),
     ],
 )
 def test_impossible_products_are_refused_with_the_arithmetic(keys, num_ranks, message):
@@ -77,7 +79,7 @@ def test_a_step_must_have_a_micro_batch_for_every_process():
     ("sections", "message"),
     [
         ({"parallel": {"shard": 2}}, "parallel.shard is 2, but parallel.zero 0 splits nothing"),
-        ({"parallel": {"tensor": 2}}, "parallel.tensor is 2; layers are not split yet"),
+        ({"parallel": {"tensor": 2}}, "parallel.tensor is 2, but parallel.encoders is each"),
         ({"parallel": {"zero": 2}, "optim": {"name": "came"}}, "came looks at whole weights"),
         ({"parallel": {"zero": 1}, "optim": {"name": "prodigy", "lr": 1.0}}, "prodigy finds one rate"),
         ({"parallel": {"zero": 3}, "task": "autoencoder"}, "weights of an autoencoder are not split"),

@@ -18,7 +18,7 @@ from frameloom.config.sampling_settings import SampleSection
 from frameloom.core.random import stream
 from frameloom.data.media import write_image, write_video
 from frameloom.generate.load import Source, open_sampler
-from frameloom.generate.parts import build_denoiser, build_text, build_vae
+from frameloom.generate.parts import LoadedDenoiser, build_denoiser, build_text, build_vae
 from frameloom.generate.pipeline import Sampler
 from tests.conftest import World
 
@@ -50,6 +50,18 @@ INPAINT = ("opensora_plan", "cogvideox_fun", "opensora2")
 Load = Callable[..., Sampler]
 
 
+def write_shaken(denoiser: LoadedDenoiser, folder: Path) -> None:
+    """A model folder with weights that are not zero anywhere."""
+    generator = stream(1, "shake")
+    with torch.no_grad():
+        for parameter in denoiser.model.parameters():
+            parameter.add_(0.05 * torch.randn(parameter.shape, generator=generator))
+    config = dataclasses.asdict(denoiser.config)
+    write_model_folder(
+        folder, kind="denoiser", name=denoiser.family.name, config=config, tensors=denoiser.model.state_dict()
+    )
+
+
 @pytest.fixture(scope="session")
 def model_folders(shared_world: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """A folder for each family, with its recipe."""
@@ -60,15 +72,8 @@ def model_folders(shared_world: Path, tmp_path_factory: pytest.TempPathFactory) 
         recipe = load_recipe(file)
         vae, text = build_vae(recipe.vae, seed=0).model, build_text(recipe.text, recipe.model)
         denoiser = build_denoiser(recipe.model, latent_channels=vae.latent_channels, text=text, seed=1)
-        generator = stream(1, "shake")
-        with torch.no_grad():
-            for parameter in denoiser.model.parameters():
-                parameter.add_(0.05 * torch.randn(parameter.shape, generator=generator))
         folder = root / "model"
-        config = dataclasses.asdict(denoiser.config)
-        write_model_folder(
-            folder, kind="denoiser", name=denoiser.family.name, config=config, tensors=denoiser.model.state_dict()
-        )
+        write_shaken(denoiser, folder)
         (folder / "recipe.yaml").write_text(yaml.safe_dump(resolve(file)))
         found[name] = folder
     return found

@@ -15,8 +15,9 @@ from frameloom.checkpoint.store import load_checkpoint, step_folder
 from frameloom.core.errors import CheckpointError, ConfigError
 from frameloom.train.adversarial import AdversarialStepper
 from frameloom.train.loop import Trainer, train
+from frameloom.train.resuming import ResumeChoices
+from tests.faults.runs import digests, metrics, stop_after
 from tests.train.test_loop import make_trainer, poison
-from tests.train.test_resume import digests, metrics, stop_after
 
 JUDGE = {"channels": 4, "num_layers": 2}
 CLIPS = {"buckets": {"_delete_": True, "64px": {"5": [1.0, 2]}}}
@@ -167,9 +168,9 @@ def test_the_discriminator_has_its_own_rate_decay_and_clipping(world):
 def test_a_checkpoint_is_refused_when_the_discriminator_was_switched_or_changed(world):
     run = train(world.recipe("--train.steps", "2", **settings()))
     with pytest.raises(CheckpointError, match=r"autoencoder\.discriminator was switched"):
-        train(world.recipe(task="autoencoder", data=CLIPS))
+        train(world.recipe(task="autoencoder", data=CLIPS), ResumeChoices(accept_recipe_change=True))
     with pytest.raises(CheckpointError, match="discriminator does not fit"):
-        train(world.recipe(**settings(channels=8)))
+        train(world.recipe(**settings(channels=8)), ResumeChoices(accept_recipe_change=True))
     assert not any(name.startswith("main.") for name in read_weights(run).tensors)
 
 

@@ -28,9 +28,10 @@ from frameloom.models.vaes.lpips import LPIPS
 from frameloom.train.autoencoder import AutoencoderTask
 from frameloom.train.loop import Trainer, train
 from frameloom.train.reconstruction_grid import draw_grid
+from frameloom.train.resuming import ResumeChoices
+from tests.faults.runs import digests, stop_after
 from tests.recipes.twins import write_lpips
 from tests.train.test_loop import make_trainer, records
-from tests.train.test_resume import digests, stop_after
 
 CLIPS = {"buckets": {"_delete_": True, "64px": {"5": [1.0, 2]}}}
 SMALL = (
@@ -116,7 +117,7 @@ def test_a_learned_log_variance_trains_resumes_to_the_bit_and_is_not_exported(wo
     assert digests(run, 2)["beside.safetensors"] != digests(run, 4)["beside.safetensors"]
     assert not any("logvar" in name for name in read_weights(run).tensors)
     with pytest.raises(CheckpointError, match=r"learn_logvar.* was switched"):
-        train(world.recipe(task="autoencoder", data=CLIPS))
+        train(world.recipe(task="autoencoder", data=CLIPS), ResumeChoices(accept_recipe_change=True))
 
 
 def test_a_fixed_log_variance_scales_the_error_and_adds_itself(world):

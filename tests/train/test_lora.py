@@ -22,6 +22,7 @@ from frameloom.generate.parts import build_denoiser, build_text, build_vae
 from frameloom.generate.pipeline import Request, generate
 from frameloom.train.build import build_trainer
 from frameloom.train.loop import Trainer, train
+from frameloom.train.resuming import ResumeChoices
 from frameloom.train.run_folder import RunFolder
 
 LORA = {"rank": 4, "alpha": 2}
@@ -181,7 +182,7 @@ def test_other_base_weights_are_refused(world) -> None:
     assert read_state(step_folder(run / "checkpoints", 2))["lora"]["weights"] == str(world.folder / "base")
     other = with_base(world, seed=5, name="other")
     with pytest.raises(CheckpointError, match=r"trained beside '.*base' \(digest .*the model has '.*other'"):
-        train(world.recipe("--train.steps", "4", **other))
+        train(world.recipe("--train.steps", "4", **other), ResumeChoices(accept_recipe_change=True))
     with pytest.raises(CheckpointError, match="trained beside"):
         load_sampler(run, ["--model.weights", str(world.folder / "other")])
     moved = world.folder / "moved"
@@ -199,7 +200,8 @@ def test_switched_or_changed_adapters_are_refused_on_resume(world) -> None:
         ({**LORA, "targets": ["*"]}, r"does not fit the model: \d+ missing"),
     ):
         with pytest.raises(CheckpointError, match=words):
-            train(world.recipe("--train.steps", "4", **{**sections, "lora": change}))
+            changed = world.recipe("--train.steps", "4", **{**sections, "lora": change})
+            train(changed, ResumeChoices(accept_recipe_change=True))
 
 
 def test_a_target_that_matches_nothing_names_the_nearest(world) -> None:

@@ -13,6 +13,7 @@ from frameloom.generate.pipeline import encode_prompts
 from frameloom.train.caching import write_caches
 from frameloom.train.feed import build_feed
 from frameloom.train.loop import train
+from frameloom.train.resuming import ResumeChoices
 
 
 @pytest.fixture
@@ -59,7 +60,7 @@ def test_a_text_cache_made_with_another_note_is_refused(world, scored):
 def test_a_resumed_run_must_keep_its_notes_and_sampling_uses_them(world, scored):
     run = train(world.recipe(*scored, "--train.steps", "1", text={"note": {}}))
     with pytest.raises(CheckpointError, match=r"text\.note"):
-        train(world.recipe(*scored, "--train.steps", "2"))
+        train(world.recipe(*scored, "--train.steps", "2"), ResumeChoices(accept_recipe_change=True))
     sampler = load_sampler(run, ["--sample.fps", "8"])
     states, null = encode_prompts(sampler, ["a red circle"])
     said = sampler.text.encode(["a red circle 8.0 FPS, 4 motion score.", "a red circle", ""]).tokens_BKD

@@ -19,6 +19,7 @@ from frameloom.core.random import stream
 from frameloom.train.loop import train
 from frameloom.train.optimizer import allocate_state, build_optimizer, load_optimizer_tensors, optimizer_tensors
 from frameloom.train.parameter_groups import hidden_matrices
+from frameloom.train.resuming import ResumeChoices
 
 KINDS = ["adamw", "came", "adafactor", "lion", "prodigy", "muon"]
 LR = {"prodigy": 1.0, "lion": 1e-3}
@@ -283,4 +284,4 @@ def test_a_run_that_resumes_equals_one_that_never_stopped(world, kind: str) -> N
 def test_a_run_that_resumes_with_another_optimizer_is_refused(world) -> None:
     train(world.recipe("--train.steps", "2", optim={"name": "lion"}))
     with pytest.raises(CheckpointError, match=r"put optim\.name back"):
-        train(world.recipe("--train.steps", "3", optim={"name": "came"}))
+        train(world.recipe("--train.steps", "3", optim={"name": "came"}), ResumeChoices(accept_recipe_change=True))

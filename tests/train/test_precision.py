@@ -20,6 +20,7 @@ from frameloom.train.device_settings import limit_memory, memory_share
 from frameloom.train.loop import train
 from frameloom.train.master_weights import MasterWeights
 from frameloom.train.optimizer import build_optimizer
+from frameloom.train.resuming import ResumeChoices
 
 HALF = {"precision": "bf16", "weights_precision": "bf16"}
 # Processors without instructions for it take fifty times as long for half precision.
@@ -77,7 +78,8 @@ def test_half_weights_train_validate_and_resume_to_the_bit(world: Any) -> None:
     validation = {"every": 2, "where": {"split": "heldout"}, "batches": 1, "levels": 2}
 
     def run(name: str, **more: object) -> Path:
-        return train(world.recipe("--name", name, train=settings(**more), validation=validation, data=DATA))
+        recipe = world.recipe("--name", name, train=settings(**more), validation=validation, data=DATA)
+        return train(recipe, ResumeChoices(accept_recipe_change=True))
 
     whole = run("whole", **HALF)
     run("parts", **{**HALF, "steps": 2})

@@ -15,6 +15,7 @@ from frameloom.generate.load import Source, load_sampler, open_sampler
 from frameloom.models.text import build_text_encoder
 from frameloom.train.build import build_trainer
 from frameloom.train.loop import train
+from frameloom.train.resuming import ResumeChoices
 from frameloom.train.run_folder import RunFolder
 from tests.models.text.tiny import POSITIONS, make_sdxl
 from tests.train.test_textual_inversion import write_base
@@ -93,4 +94,5 @@ def test_it_resumes_to_the_bit_samples_and_is_written_as_a_folder(world: Any, se
         "encoders": [dict(item, train=False, lr=None) for item in sections["text"]["encoders"]],
     }
     with pytest.raises(CheckpointError, match=r"text\.encoders\.N\.train was switched"):
-        train(world.recipe("--name", "whole", "--train.steps", "6", **{**sections, "text": frozen}))
+        recipe = world.recipe("--name", "whole", "--train.steps", "6", **{**sections, "text": frozen})
+        train(recipe, ResumeChoices(accept_recipe_change=True))

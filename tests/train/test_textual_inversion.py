@@ -20,6 +20,7 @@ from frameloom.generate.pipeline import Request, encode_prompts, generate
 from frameloom.models.denoisers import get_family
 from frameloom.train.build import build_trainer
 from frameloom.train.loop import train
+from frameloom.train.resuming import ResumeChoices
 from frameloom.train.run_folder import RunFolder
 from frameloom.train.textual_inversion import InversionTask
 from tests.models.text.tiny import POSITIONS, make_sdxl
@@ -108,9 +109,12 @@ def test_a_resume_is_exact_and_the_export_is_what_diffusers_reads(world, section
     assert read_word(whole).placeholder == WORD
     with pytest.raises(CheckpointError, match=r"inversion\.num_vectors 2"):
         changed = {**sections, "inversion": {**sections["inversion"], "num_vectors": 1}}
-        train(world.recipe("--name", "whole", "--train.steps", "4", **changed))
+        train(
+            world.recipe("--name", "whole", "--train.steps", "4", **changed), ResumeChoices(accept_recipe_change=True)
+        )
     with pytest.raises(CheckpointError, match="inversion"):
-        train(world.recipe("--name", "whole", "--train.steps", "4", **{**sections, "inversion": None}))
+        recipe = world.recipe("--name", "whole", "--train.steps", "4", **{**sections, "inversion": None})
+        train(recipe, ResumeChoices(accept_recipe_change=True))
 
 
 def test_the_word_is_used_by_samples_by_its_run_and_by_other_runs(world, sections):

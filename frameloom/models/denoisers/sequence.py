@@ -11,32 +11,41 @@ from torch import nn
 
 from frameloom.core.errors import ConfigError
 from frameloom.models.denoisers.base import DenoiserFamily
-from frameloom.models.layers.sequence_parallel import SequenceGroup
+from frameloom.models.layers.sequence_parallel import ALONE, SequenceGroup
 
 
-def use_sequence_group(family: DenoiserFamily, model: nn.Module, group: SequenceGroup) -> None:
+def use_sequence_group(
+    family: DenoiserFamily, model: nn.Module, group: SequenceGroup, *, key: str = "parallel.sequence"
+) -> None:
     """Let `group` share the tokens of every clip that the model sees from now on; a group of one undoes it.
 
     Weights stay where they are. Comes at any time after the model is built, before or behind recompute and compile.
+    `key` is what a person has set, for the words of an error.
     """
-    check_degree(family, model.config, group.degree)
+    check_degree(family, model.config, group.degree, key=key)
     for module in model.modules():
         if isinstance(getattr(module, "sequence", None), SequenceGroup):
             module.sequence = group  # type: ignore[assignment]
 
 
-def check_degree(family: DenoiserFamily, config: object, degree: int) -> None:
+def find_sequence_group(model: nn.Module) -> SequenceGroup:
+    """The group that shares the clips of a model; that of one rank where none was set."""
+    found = (getattr(module, "sequence", None) for module in model.modules())
+    return next((group for group in found if isinstance(group, SequenceGroup)), ALONE)
+
+
+def check_degree(family: DenoiserFamily, config: object, degree: int, *, key: str = "parallel.sequence") -> None:
     """ConfigError when so many ranks cannot share the heads of a model's attention."""
     if degree == 1:
         return
     if family.num_heads is None:
         raise ConfigError(
-            f"parallel.sequence is {degree}, but the tokens of {family.name} cannot be divided over ranks; set it to 1"
+            f"{key} is {degree}, but the tokens of {family.name} cannot be divided over ranks; set it to 1"
         )
     num_heads = family.num_heads(config)
     if num_heads % degree:
         fitting = [count for count in range(1, num_heads + 1) if num_heads % count == 0]
         raise ConfigError(
-            f"parallel.sequence is {degree}, but this {family.name} has {num_heads} attention heads, and ranks take "
+            f"{key} is {degree}, but this {family.name} has {num_heads} attention heads, and ranks take "
             f"equally many; set it to one of {', '.join(map(str, fitting))}"
         )

@@ -21,6 +21,7 @@ text tokens, W width. `_` stands for any dimensions.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, cast
 
@@ -89,6 +90,14 @@ class SequenceGroup:
     def count_table(self, length: int, device: torch.device) -> Tensor | None:
         """A rotary table without pairs [N, 1, 0], for attention that must know the length of the whole and no more."""
         return None if self.degree == 1 else torch.empty(length, 1, 0, device=device)
+
+    def add_up(self, numbers: Sequence[float], device: torch.device) -> list[float]:
+        """The sums over all ranks, on all ranks."""
+        if self.degree == 1:
+            return list(numbers)
+        own = torch.tensor(numbers, device=device)
+        found: list[float] = _wait(collectives.all_reduce(own, "sum", self.name)).tolist()
+        return found
 
     def exchange_heads(self, *parts_BSHD: Tensor) -> tuple[Tensor, ...]:
         """[B, S, H, D] of own tokens to [B, P * S, h, D] of all tokens, in one message; S may differ."""

@@ -43,6 +43,10 @@ class T5Encoder(PretrainedEncoder):
 
         return MT5EncoderModel if self.name == "mt5" else T5EncoderModel
 
+    def sizes(self) -> dict[str, int]:
+        """What processes that split its layers must divide."""
+        return {"num_heads": int(self._config.num_heads), "feed_forward": int(self._config.d_ff)}
+
     def run(self, model: nn.Module, ids_BK: Tensor, mask_BK: Tensor | None) -> tuple[Tensor, Tensor]:
         tokens_BKD = model(input_ids=ids_BK, attention_mask=mask_BK).last_hidden_state
         return tokens_BKD, tokens_BKD.new_zeros(len(ids_BK), 0)

@@ -1,6 +1,8 @@
 """Large text encoders with several processes: one process of a machine has them and encodes for all, or all split them.
 
-Both need every process of the group to encode equally often; a step has as many rounds on all of them.
+To split them is to keep a part of every layer and gather the layer when it comes (`SplitEncoder`), or to compute a part
+of every layer (`TensorEncoder`): the one sends weights, the other states. All need every process of the group to encode
+equally often; a step has as many rounds on all of them.
 
 Shape letters: B batch, K text tokens, D width.
 """
@@ -8,38 +10,21 @@ Shape letters: B batch, K text tokens, D width.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Self
+from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 
 from frameloom.core.errors import ConfigError
+from frameloom.generate.parts import TextPipeline
 from frameloom.models.text import TextEncoder, TextStates
+from frameloom.models.text.tensor_parallel import SharedEncoder, TensorEncoder, can_split
 
 
-class _Shared(TextEncoder):
-    """What both kinds take over from the encoder they stand for."""
-
-    def __init__(self, inner: TextEncoder, device: torch.device) -> None:
-        self.inner, self.device = inner, device
-        self.name, self.max_length = inner.name, inner.max_length
-        self.width, self.pooled_width = inner.width, inner.pooled_width
-
-    def fingerprint(self) -> str:
-        return self.inner.fingerprint()
-
-    def tokenize(self, captions: Sequence[str]) -> tuple[Tensor, Tensor]:
-        return self.inner.tokenize(captions)
-
-    def to(self, device: torch.device | str) -> Self:
-        """States come to where the run computes; the encoder itself is moved there when it is first used."""
-        return self
-
-
-class OnceEncoder(_Shared):
+class OnceEncoder(SharedEncoder):
     """Process `owner` of the group encodes the captions of all and sends the states; the others hold no weights."""
 
     def __init__(self, inner: TextEncoder, device: torch.device, group: dist.ProcessGroup, *, owner: int) -> None:
@@ -89,7 +74,7 @@ class OnceEncoder(_Shared):
         self.inner.unload()
 
 
-class SplitEncoder(_Shared):
+class SplitEncoder(SharedEncoder):
     """Each process holds a part of every layer, gathers a layer when it comes to it, and encodes its own captions."""
 
     def __init__(self, inner: TextEncoder, device: torch.device, mesh: DeviceMesh, *, batch_size: int = 16) -> None:
@@ -123,6 +108,15 @@ class SplitEncoder(_Shared):
 
     def unload(self) -> None:
         """The parts stay: they are small, and reading the whole again would need all processes at once."""
+
+
+def split_text(text: TextPipeline, degree: int, device: torch.device) -> TextPipeline:
+    """Groups of `degree` neighbouring processes split the layers of the large encoders; each keeps the others whole.
+
+    All processes of the run must call it.
+    """
+    group, _ = dist.new_subgroups(degree)  # type: ignore[no-untyped-call]
+    return text.with_each(lambda encoder: TensorEncoder(encoder, group, device) if can_split(encoder) else encoder)
 
 
 def find_blocks(model: nn.Module) -> list[nn.Module]:

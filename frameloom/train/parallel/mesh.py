@@ -15,19 +15,23 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
-from frameloom.checkpoint.store import Checkpoint
+from frameloom.checkpoint.crew import GroupCrew
+from frameloom.checkpoint.store import Checkpoint, StoredCheckpoint
 from frameloom.config.parallel import MeshShape, step_shares
 from frameloom.config.parallel_checks import check_world
 from frameloom.config.schema import Recipe
-from frameloom.core.errors import FrameloomError, RunError
+from frameloom.core.errors import FrameloomError, RunError, SilentStop
 from frameloom.core.files import digest_value
 from frameloom.core.ranks import Ranks
+from frameloom.core.voice import hushed, speak_once
 from frameloom.data.batch import BadClip, Batch
 from frameloom.generate.parts import LoadedDenoiser, TextPipeline, pick_device
 from frameloom.models.denoisers.sequence import use_sequence_group
 from frameloom.models.layers.sequence_parallel import join_sequence_group
+from frameloom.train.halving import BatchLimits, Misfit, OutOfRoom
 from frameloom.train.parallel.agreement import (
     Ballot,
     Claim,
@@ -37,16 +41,18 @@ from frameloom.train.parallel.agreement import (
     describe_mates,
     digest_words,
 )
-from frameloom.train.parallel.encoders import OnceEncoder, SplitEncoder
+from frameloom.train.parallel.encoders import OnceEncoder, SplitEncoder, split_text
 from frameloom.train.parallel.gradients import add_up_gradients, split_state
+from frameloom.train.parallel.pace import Pace
 from frameloom.train.parallel.peers import Answer, Peers, Tensors, scale_gradients
 from frameloom.train.parallel.sharding import expect_backward, split_weights
 from frameloom.train.parallel.shares import Shares, Span
-from frameloom.train.parallel.voice import SilentStop, hushed, speak_once
-from frameloom.train.parallel.whole_tensors import gather_whole, names_held, spread_whole
+from frameloom.train.parallel.whole_tensors import gather_whole, read_own
 
-AXES = ("replicate", "shard", "sequence", "tensor")
+AXES = ("replicate", "shard", "sequence")
 _SIGNALS = {"sigint": signal.SIGINT, "sigterm": signal.SIGTERM}
+# Places for losses in the sum of a step: a process that has none, since a pass did not fit, sends as many numbers.
+_MOST_TOTALS = 24
 
 
 class MeshPeers(Peers):
@@ -58,49 +64,83 @@ class MeshPeers(Peers):
         self.rank, self.num_ranks, self.shape, self.device = rank, shape.num_ranks, shape, device
         self.zero, self._gather_bf16 = section.zero, section.gather == "bf16"
         self.splits_weights = section.zero >= 2
-        self.gradient_scale = float(shape.num_ranks) if self.splits_weights else 1.0
-        self.mesh = init_device_mesh(
-            device.type, (shape.replicate, shape.shard, shape.sequence, shape.tensor), mesh_dim_names=AXES
-        )
+        # FSDP averages over processes where a sum is meant. The loss could be multiplied instead, but then gradients
+        # in fp16 would overflow earlier than without splitting.
+        self._split_factor = float(shape.num_ranks)
+        self.mesh = init_device_mesh(device.type, (shape.replicate, shape.shard, shape.sequence), mesh_dim_names=AXES)
         self._recipe = digest_value(recipe.model_dump(mode="json"))[:12]
-        self._encoders = section.encoders
+        self._encoders, self._tensor = section.encoders, section.tensor
         self.shares_text = section.encoders != "each"
+        self.passes_together = self.splits_weights or self.shares_text or shape.mates > 1
         self._host = join_host()
         self._model: nn.Module | None = None
         self._claim: Claim | None = None
+        self._span: Span | None = None
         self._num_planned = 0
         self._totals: tuple[Tensor, ...] = ()
         self._num_bad = 0
         self._asked: int | None = None
         self._agreed: int | None = None
+        self._pace = Pace(device, is_first=rank == 0)
+        self._failures_agreed = False
+        self.splits_state = section.zero > 0
+        # Checkpoints may be written by a thread, whose words must not get between those of a step.
+        limit = timedelta(seconds=section.timeout_s)
+        self.crew = GroupCrew(dist.new_group(backend="gloo", timeout=limit))
 
     # A step
 
     def begin(self, step: int, span: Span) -> None:
         self._claim = claim_step(step, span, self._recipe)
-        self._num_planned = span.num_samples
+        self._span, self._num_planned = span, span.num_samples
 
     def count_samples(self, batches: Sequence[Batch]) -> int:
         return self._num_planned
 
+    def count_passes(self, batches: Sequence[Batch], limits: BatchLimits) -> list[int]:
+        """Where a pass waits for others, all processes take as many in a round as the one that needs most."""
+        if not self.passes_together:
+            return super().count_passes(batches, limits)
+        assert self._span is not None
+        plan, names = self._span.plan, self._span.names
+        sizes = np.diff(plan.starts[self._span.first : self._span.end + 1])
+        return [
+            max(
+                limits.count_pieces(names[plan.buckets[index]], int(sizes[index - self._span.first])) for index in dealt
+            )
+            for dealt in self.shares.deal(self._span)[0].tolist()
+        ]
+
     def expect(self, *, is_last: bool) -> None:
         if self._model is not None:
+            self._pace.wait()
             expect_backward(self._model, is_last=is_last, keep_gathered=self.zero == 2)
 
     def join(
-        self, totals: Mapping[str, Tensor], batches: Sequence[Batch], params: Sequence[nn.Parameter]
+        self,
+        totals: Mapping[str, Tensor],
+        batches: Sequence[Batch],
+        params: Sequence[nn.Parameter],
+        misfit: Misfit | None = None,
     ) -> dict[str, Tensor]:
-        sums = self._vote(totals, batches)
+        sums = self._vote(totals, batches, misfit)
+        assert self._claim is not None
+        self._pace.compare(self._claim.step)
+        if sums["misfits"]:
+            raise OutOfRoom([found for found in self.gather(misfit) if found is not None])
         num_read = sums.pop("samples") / self.shape.mates
         missing = self._num_planned / num_read if num_read else math.nan
-        add_up_gradients(params, None, factor=1 / self.gradient_scale)
-        scale_gradients(params, missing)
+        add_up_gradients(params, None)
+        scale_gradients([param for param in params if not isinstance(param, DTensor)], missing)
+        scale_gradients([param for param in params if isinstance(param, DTensor)], missing * self._split_factor)
+        self._pace.begin()
         factor = missing / self.shape.mates
         return {name: torch.tensor(sums[name] * factor, dtype=torch.float64) for name in totals}
 
-    def _vote(self, totals: Mapping[str, Tensor], batches: Sequence[Batch]) -> dict[str, float]:
+    def _vote(self, totals: Mapping[str, Tensor], batches: Sequence[Batch], misfit: Misfit | None) -> dict[str, float]:
         """One sum over all processes: the losses, what else they must know of each other, and whether they agree."""
         assert self._claim is not None
+        self._pace.wait()
         own = [batch for batch in batches if not batch.is_filler]
         asked = self._asked
         ballot = Ballot(
@@ -111,18 +151,22 @@ class MeshPeers(Peers):
             {
                 "samples": float(sum(len(batch.rows) for batch in own)),
                 "bad": float(sum(len(batch.bad) for batch in own)),
+                "misfits": float(misfit is not None),
+                "failures": float(self._has_failed),
                 **{name: float(asked == number) for name, number in _SIGNALS.items()},
             },
         )
         said = torch.tensor(ballot.pack(), dtype=torch.float64, device=self.device)
         self._totals = tuple(totals.values())
-        losses = torch.stack([total.to(self.device, torch.float64) for total in totals.values()])
-        vector = torch.cat([said, losses])
+        assert len(totals) <= _MOST_TOTALS
+        losses = [total.to(self.device, torch.float64).reshape(1) for total in totals.values()]
+        vector = torch.cat([said, *losses, said.new_zeros(_MOST_TOTALS - len(totals))])
         dist.all_reduce(vector)
-        count = count_votes(vector.tolist(), self.num_ranks, [*ballot.sums, *totals])
+        count = count_votes(vector.tolist()[: len(said) + len(totals)], self.num_ranks, [*ballot.sums, *totals])
         if not count.is_agreed:
             self._refuse(batches, count.claims_agree)
         self._num_bad = int(count.sums["bad"])
+        self._failures_agreed = bool(count.sums["failures"])
         self._agreed = next((int(number) for name, number in _SIGNALS.items() if count.sums[name]), None)
         return count.sums
 
@@ -143,18 +187,24 @@ class MeshPeers(Peers):
         what = f"step {self._claim.step}: the processes do not agree on the step"
         raise RunError(describe_difference([part[0] for part in found], what))
 
+    def gather(self, value: Answer) -> list[Answer]:
+        found: list[Any] = [None] * self.num_ranks
+        dist.all_gather_object(found, value)
+        return found
+
     def agree_to_stop(self, asked: int | None) -> int | None:
         return self._agreed
 
     def ask_to_stop(self, number: int) -> None:
         self._asked = number
 
+    def agree_on_failure(self) -> bool:
+        return self._failures_agreed
+
     def take_bad_clips(self, batches: Sequence[Batch]) -> list[BadClip]:
         if not self._num_bad:
             return []
-        found: list[Any] = [None] * self.num_ranks
-        dist.all_gather_object(found, super().take_bad_clips(batches))
-        return [clip for part in found for clip in part]
+        return [clip for part in self.gather(super().take_bad_clips(batches)) for clip in part]
 
     def name_culprits(self, batches: Sequence[Batch]) -> str:
         is_finite = all(bool(total.isfinite()) for total in self._totals)
@@ -170,7 +220,7 @@ class MeshPeers(Peers):
         if not self.splits_weights:
             return
         # Processes that share a clip hold different parts too: their gradients are parts of one sum.
-        parts = self.shape.shard * self.shape.sequence * self.shape.tensor
+        parts = self.shape.shard * self.shape.sequence
         mesh = init_device_mesh(self.device.type, (self.shape.replicate, parts), mesh_dim_names=("copies", "parts"))
         split_weights(
             model,
@@ -200,6 +250,8 @@ class MeshPeers(Peers):
         if self._encoders == "shard":
             mesh = init_device_mesh(self.device.type, (self.num_ranks,), mesh_dim_names=("encoders",))
             return text.with_each(lambda encoder: SplitEncoder(encoder, self.device, mesh))
+        if self._encoders == "tensor":
+            return split_text(text, self._tensor, self.device)
         # Several encoders of a machine are kept by different processes, which spreads their memory.
         size = dist.get_world_size(self._host)
         places = {id(encoder): number % size for number, encoder in enumerate(text.encoders)}
@@ -228,11 +280,11 @@ class MeshPeers(Peers):
     def collect(self, tensors: Tensors) -> Tensors:
         return gather_whole(tensors, self._state_group())
 
-    def spread(self, checkpoint: Checkpoint | None, own: Tensors) -> Checkpoint:
-        known = set().union(*names_held(own, self._state_group()))
-        parts = spread_whole(checkpoint.tensors if checkpoint else None, own, known, self.device)
-        step, state = self.ask_first(lambda: (checkpoint.step, checkpoint.state) if checkpoint else (0, {}))
-        return Checkpoint(step, parts, state)
+    def read(self, stored: StoredCheckpoint, own: Tensors) -> Checkpoint:
+        held = self.crew.gather({(kind, name) for kind, members in own.items() for name in members})
+        known = self.crew.share(set().union(*held))
+        with stored.open() as tensors:
+            return Checkpoint(stored.step, read_own(tensors, own, known), stored.state)
 
     def _state_group(self) -> dist.ProcessGroup:
         """Processes that have all tensors between them, where some have what others lack."""

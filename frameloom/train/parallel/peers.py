@@ -9,9 +9,11 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from frameloom.checkpoint.store import Checkpoint
+from frameloom.checkpoint.crew import Crew
+from frameloom.checkpoint.store import Checkpoint, StoredCheckpoint
 from frameloom.data.batch import BadClip, Batch
 from frameloom.generate.parts import LoadedDenoiser, TextPipeline
+from frameloom.train.halving import BatchLimits, Misfit, OutOfRoom
 from frameloom.train.parallel.shares import Shares, Span
 
 Answer = TypeVar("Answer")
@@ -30,11 +32,16 @@ class Peers:
     """whether a forward pass needs all processes at once"""
     shares_text = False
     """whether a text is encoded by several processes at once"""
-    gradient_scale = 1.0
-    """what the loss is multiplied by, because gradients are averaged over processes instead of added up"""
+    passes_together = False
+    """whether a pass, forward or backward, waits for other processes"""
+
+    splits_state = False
+    """whether weights or optimizer state are in parts on several processes"""
 
     def __init__(self, shares: Shares | None = None) -> None:
         self.shares = shares or Shares()
+        self.crew = Crew()
+        self._has_failed = False
 
     @property
     def is_first(self) -> bool:
@@ -50,14 +57,31 @@ class Peers:
         """Samples of the step, on all processes."""
         return sum(len(batch.rows) for batch in batches if not batch.is_filler)
 
+    def count_passes(self, batches: Sequence[Batch], limits: BatchLimits) -> list[int]:
+        """Into how many pieces each micro-batch is cut."""
+        return [limits.count_pieces(batch.bucket.name, batch.size) for batch in batches]
+
     def expect(self, *, is_last: bool) -> None:
         """A forward and backward pass comes; gradients are sent with the last one of a step only."""
 
     def join(
-        self, totals: Mapping[str, Tensor], batches: Sequence[Batch], params: Sequence[nn.Parameter]
+        self,
+        totals: Mapping[str, Tensor],
+        batches: Sequence[Batch],
+        params: Sequence[nn.Parameter],
+        misfit: Misfit | None = None,
     ) -> dict[str, Tensor]:
-        """Add up `totals` and the gradients over all processes, after a look whether they did the same step."""
+        """Add up `totals` and the gradients over all processes, after a look whether they did the same step.
+
+        `misfit` is what did not fit in memory here; if there is one anywhere, all raise OutOfRoom instead.
+        """
+        if misfit is not None:
+            raise OutOfRoom([misfit])
         return dict(totals)
+
+    def gather(self, value: Answer) -> list[Answer]:
+        """What each process has, in the order of ranks."""
+        return [value]
 
     def agree_to_stop(self, asked: int | None) -> int | None:
         """The signal at which all stop now; `asked` is the one that this process got."""
@@ -65,6 +89,14 @@ class Peers:
 
     def ask_to_stop(self, number: int) -> None:
         """This process got a signal; may be called from its handler."""
+
+    def note_failure(self) -> None:
+        """Something went wrong beside the steps, in a thread; may be called from it."""
+        self._has_failed = True
+
+    def agree_on_failure(self) -> bool:
+        """Whether some process had noted a failure when the last step was taken."""
+        return self._has_failed
 
     def take_bad_clips(self, batches: Sequence[Batch]) -> list[BadClip]:
         """Clips of the last step that could not be read, on all processes."""
@@ -104,10 +136,9 @@ class Peers:
         """Whole tensors on the first process; on the others nothing."""
         return tensors
 
-    def spread(self, checkpoint: Checkpoint | None, own: Tensors) -> Checkpoint:
-        """Of a checkpoint that the first process has read whole, the part of each; `own` are its tensors now."""
-        assert checkpoint is not None
-        return checkpoint
+    def read(self, stored: StoredCheckpoint, own: Tensors) -> Checkpoint:
+        """What this process needs of a checkpoint; `own` are its tensors now."""
+        return stored.load()
 
     def close(self) -> None:
         """Leave in order."""

@@ -1,18 +1,21 @@
 """Whole tensors from parts and parts from whole tensors: what a checkpoint that any number of processes can read needs.
 
-Saving gathers each tensor on the first process, one after the other, so memory there holds the checkpoint and one
-tensor more. Loading sends each tensor from the first process, and every process keeps its part.
+An export, and a checkpoint with `train.checkpoint: whole`, is gathered on the first process, one tensor after the
+other, so memory there holds all of them and one more. Loading reads only the part of each tensor that a process holds.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor, distribute_tensor
+
+from frameloom.checkpoint.pieces import describe_piece, is_simple
+from frameloom.checkpoint.stored import StoredTensors
 
 Tensors = Mapping[str, Mapping[str, Tensor]]
 
@@ -71,38 +74,29 @@ def _send_to_first(tensor: Tensor | None, owner: int, group: dist.ProcessGroup) 
     return None
 
 
-@torch.no_grad()
-def spread_whole(
-    whole: Tensors | None, own: Tensors, known: set[tuple[str, str]], device: torch.device
-) -> dict[str, dict[str, Tensor]]:
-    """What each process needs of the tensors that the first one has, cut as its `own` are.
+def read_own(stored: StoredTensors, own: Tensors, known: Collection[tuple[str, str]]) -> dict[str, dict[str, Tensor]]:
+    """What this process needs of a checkpoint, cut as its `own` tensors are; nothing else is read.
 
-    `known` are all names that some process has; of those a process gets only its own. A tensor that nobody knows, or
-    that does not fit, comes whole to all: who takes it up refuses it in the words for that.
+    `known` are all names that some process has; of those a process reads only its own. A tensor that nobody knows, or
+    that does not fit, is read whole by all: who takes it up refuses it in the words for that.
     """
-    facts: list[Any] = [None]
-    if whole is not None:
-        facts = [
-            [(kind, name, tuple(tensor.shape), tensor.dtype) for name, tensor in members.items()]
-            for kind, members in whole.items()
-        ]
-        facts = [[(kind, {}) for kind in whole], [fact for part in facts for fact in part]]
-    else:
-        facts = [None, None]
-    dist.broadcast_object_list(facts, src=0)
-    spread: dict[str, dict[str, Tensor]] = dict(facts[0])
-    for kind, name, shape, dtype in facts[1]:
-        sent = torch.empty(shape, dtype=dtype, device=device)
-        if whole is not None:
-            sent.copy_(whole[kind][name])
-        dist.broadcast(sent, src=0)
-        mine = own.get(kind, {}).get(name)
-        if mine is not None or (kind, name) not in known:
-            spread[kind][name] = _cut_like(sent, mine)
-    return spread
+    found: dict[str, dict[str, Tensor]] = {}
+    for kind, shapes in stored.shapes().items():
+        found[kind] = {}
+        for name, shape in shapes.items():
+            mine = own.get(kind, {}).get(name)
+            if mine is not None or (kind, name) not in known:
+                found[kind][name] = _read_like(stored, kind, name, shape, mine)
+    return found
 
 
-def _cut_like(whole: Tensor, own: Tensor | None) -> Tensor:
-    if isinstance(own, DTensor) and own.shape == whole.shape:
+def _read_like(stored: StoredTensors, kind: str, name: str, shape: tuple[int, ...], own: Tensor | None) -> Tensor:
+    if not isinstance(own, DTensor) or tuple(own.shape) != shape:
+        return stored.read(kind, name)
+    if not is_simple(own):
+        whole = stored.read(kind, name).to(own.device)
         return distribute_tensor(whole, own.device_mesh, own.placements, src_data_rank=None)
-    return whole
+    part = stored.read(kind, name, describe_piece(own).box).to(own.device)
+    return DTensor.from_local(
+        part, own.device_mesh, own.placements, run_check=False, shape=own.shape, stride=own.stride()
+    )

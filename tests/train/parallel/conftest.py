@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.train.parallel.jobs import Jobs
-from tests.train.parallel.settings import add_runs, add_settings
+from tests.train.parallel.settings import add_judged, add_runs, add_settings
 
 
 @pytest.fixture(scope="session")
@@ -25,6 +25,7 @@ def done(tmp_path_factory: pytest.TempPathFactory, shared_world: Path) -> Jobs:
             jobs.jobs = json.loads((folder / "done.json").read_text())
             return jobs
         add_settings(jobs, shared_world)
+        add_judged(jobs, shared_world)
         add_runs(jobs, shared_world)
         codes = jobs.run()
         # The second one is killed by its last run.

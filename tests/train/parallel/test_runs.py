@@ -6,7 +6,8 @@ import json
 
 import pytest
 
-from frameloom.checkpoint.store import list_steps, load_latest
+from frameloom.checkpoint.store import list_steps, load_latest, read_state, step_folder
+from frameloom.generate.outputs import read_frames
 from tests.train.parallel.jobs import Found, Jobs, largest_difference
 
 pytestmark = pytest.mark.timeout(1800)
@@ -36,6 +37,15 @@ def test_a_run_goes_on_with_any_number_of_processes(done):
     assert first is not None and largest_difference(first.tensors["model"], alone.tensors["model"]) > 1e-4
 
 
+def test_processes_that_share_a_clip_draw_samples_together(done):
+    """Nobody waits for a process that draws none; what is drawn is what one process draws, but for last bits."""
+    assert outcomes(done, "drawn", 2) == ["done"] * 2 and outcomes(done, "drawn alone", 1) == ["done"]
+    clips = [sorted((done.folder / "runs" / run / "samples").rglob("*.mp4")) for run in ("drawn", "drawn-alone")]
+    assert len(clips[0]) == len(clips[1]) >= 1
+    ours, theirs = (read_frames(found[-1]).astype(int) for found in clips)
+    assert abs(ours - theirs).mean() < 0.1 and theirs.std() > 1
+
+
 def test_only_the_first_process_writes_metrics(done):
     lines = (done.folder / "runs" / "moved" / "metrics.jsonl").read_text().splitlines()
     assert len(lines) == len({json.loads(line)["step"] for line in lines})
@@ -45,6 +55,23 @@ def test_a_signal_to_one_process_saves_and_stops_all(done):
     found = outcomes(done, "stopped", 2)
     assert found[0].startswith("Interrupted 143: SIGTERM: saved step 2") and found[1] == "silent 143"
     assert list_steps(done.folder / "runs" / "stopped" / "checkpoints")[-1] == 2
+
+
+def test_what_each_process_wrote_is_its_part(done):
+    """Optimizer state split over two, then everything over four; the last one was alone."""
+    folder = done.folder / "runs" / "moved" / "checkpoints"
+    counts = [
+        len([name for name in read_state(step_folder(folder, step))["files"] if "optim" in name]) for step in (4, 6)
+    ]
+    assert list_steps(folder)[-2:] == [4, 6] and counts == [4, 1]
+
+
+def test_a_disk_that_is_full_for_one_process_stops_all_and_leaves_the_checkpoint_before(done):
+    found = outcomes(done, "unsaved", 2)
+    assert found[0].startswith("CheckpointError 2: ") and found[1] == "silent 2"
+    assert "step-00000002: could not be saved (rank 1: [Errno 28]" in found[0]
+    assert [path.name for path in (done.folder / "runs" / "unsaved" / "checkpoints").iterdir()] == ["step-00000000"]
+    assert max(losses(done, "unsaved")) < 20
 
 
 def test_processes_that_disagree_stop_at_once_and_say_where(done):

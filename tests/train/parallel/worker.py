@@ -5,6 +5,7 @@ Starting processes and importing torch costs more than a tiny run, so one start 
 
 from __future__ import annotations
 
+import errno
 import functools
 import json
 import logging
@@ -21,15 +22,16 @@ import torch
 from safetensors.torch import save_file
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from frameloom.checkpoint import store
 from frameloom.config.load import load_recipe
-from frameloom.core.errors import DataError, FrameloomError
+from frameloom.core.errors import DataError, FrameloomError, SilentStop
 from frameloom.core.ranks import read_ranks
 from frameloom.train import tasks
 from frameloom.train.build import build_trainer
 from frameloom.train.loop import Trainer, train
 from frameloom.train.parallel import encoders, gradients, mesh
-from frameloom.train.parallel.voice import SilentStop
 from frameloom.train.run_folder import RunFolder
+from tests.train.parallel.saving import run_saving
 
 # The text encoder is frozen, and the largest part of a tiny run's start.
 KEEP_TEXT: dict[str, Any] = {}
@@ -141,16 +143,33 @@ def run_whole(job: Mapping[str, Any], rank: int) -> None:
     (out / f"outcome-{rank}").write_text(outcome)
 
 
-RIGHT_SUM, RIGHT_STEP = gradients.add_up_gradients, Trainer.take_step
+RIGHT_SUM, RIGHT_STEP, RIGHT_WRITE = gradients.add_up_gradients, Trainer.take_step, store.write_safetensors
+RIGHT_SPLIT, RIGHT_GROUP = mesh.MeshPeers.split_model, mesh.join_sequence_group
 
 
 def put_right(rank: int) -> None:
-    mesh.add_up_gradients, Trainer.take_step = RIGHT_SUM, RIGHT_STEP
+    mesh.add_up_gradients, Trainer.take_step, store.write_safetensors = RIGHT_SUM, RIGHT_STEP, RIGHT_WRITE
+    mesh.MeshPeers.split_model, mesh.join_sequence_group = RIGHT_SPLIT, RIGHT_GROUP  # type: ignore[method-assign]
 
 
 def scale_gradients_wrongly(rank: int) -> None:
     """What averaging instead of adding up would do with two processes."""
     mesh.add_up_gradients = lambda params, group, *, factor=1.0: RIGHT_SUM(params, group, factor=factor / 2)
+
+
+def average_shards(rank: int) -> None:
+    """FSDP's mean over processes, taken for a sum."""
+
+    def split_model(peers: mesh.MeshPeers, *args: Any) -> None:
+        peers._split_factor = 1.0
+        RIGHT_SPLIT(peers, *args)
+
+    mesh.MeshPeers.split_model = split_model  # type: ignore[method-assign]
+
+
+def count_clips_twice(rank: int) -> None:
+    """What a clip's gradient would be if its parts were scaled for a mean, and then added up."""
+    mesh.join_sequence_group = lambda group, *, reduction: RIGHT_GROUP(group, reduction="mean")  # type: ignore[assignment]
 
 
 def at_step(step: int, rank: int, act: Callable[[Trainer], object], this: int) -> None:
@@ -175,10 +194,25 @@ def fail_to_read(trainer: Trainer) -> None:
     raise DataError("clips/7.mp4: cannot be read on this machine")
 
 
+def fill_disk(rank: int) -> None:
+    """The disk of the second process is full when step 2 is saved."""
+
+    def write(path: Path, *args: Any, **more: Any) -> str:
+        if "step-00000002" in str(path):
+            raise OSError(errno.ENOSPC, "No space left on device", str(path))
+        return RIGHT_WRITE(path, *args, **more)
+
+    if rank == 1:
+        store.write_safetensors = write
+
+
 FAULTS: dict[str | None, Callable[[int], None]] = {
     None: put_right,
     "gradient scale": scale_gradients_wrongly,
+    "shard scale": average_shards,
+    "sequence scale": count_clips_twice,
     "sigterm on rank 1": lambda rank: at_step(2, 1, lambda trainer: os.kill(os.getpid(), signal.SIGTERM), rank),
+    "disk full on rank 1": fill_disk,
     "nan on rank 1": lambda rank: at_step(3, 1, spoil_losses, rank),
     "error on rank 1": lambda rank: at_step(3, 1, fail_to_read, rank),
     "kill rank 1": lambda rank: at_step(3, 1, lambda trainer: os.kill(os.getpid(), signal.SIGKILL), rank),
@@ -214,12 +248,48 @@ def run_encoders(job: Mapping[str, Any], rank: int) -> None:
     (Path(job["out"]) / f"rank-{rank}.json").write_text(json.dumps(result))
 
 
+def run_layers(job: Mapping[str, Any], rank: int) -> None:
+    """Encode with layers that the processes split, and alone; they have different captions, and differently many."""
+    from frameloom.generate.parts import TextPipeline
+    from frameloom.models.text import build_text_encoder
+
+    recipe = load_recipe(job["recipe"], job["overrides"])
+    captions = [f"a {colour} circle moves {way}" for colour in ("red", "blue") for way in ("left", "up")]
+    captions = captions * 5 if rank == 0 else ["the camera follows a small boat", captions[1]]
+    result: dict[str, Any] = {}
+    with mesh.join_peers(recipe, read_ranks()) as peers:
+        for kind, folder in job["encoders"].items():
+            own, whole, half = (
+                build_text_encoder(kind, max_length=16, path=folder, options={"precision": precision})
+                for precision in ("fp32", "fp32", "bf16")
+            )
+            split, split_half = (peers.share_text(TextPipeline([encoder])).encoders[0] for encoder in (own, half))
+            alone, states = whole.encode(captions), split.encode(captions)
+            result[kind] = {
+                "share": count_weights(own.load()) / count_weights(whole.load()),
+                "differences": largest(states, alone),
+                "of_half": largest(split_half.encode(captions), alone),
+                "spread": float(alone.tokens_BKD.std(0).max()),
+                "fingerprints": [split.fingerprint(), whole.fingerprint()],
+            }
+    Path(job["out"]).mkdir(parents=True, exist_ok=True)
+    (Path(job["out"]) / f"rank-{rank}.json").write_text(json.dumps(result))
+
+
+def count_weights(model: Any) -> int:
+    return sum(weight.numel() for weight in model.parameters())
+
+
+def largest(ours: Any, theirs: Any) -> list[float]:
+    return [float((mine.float() - right.float()).abs().max()) for mine, right in pairs(ours, theirs)]
+
+
 def pairs(ours: Any, theirs: Any) -> list[tuple[torch.Tensor, torch.Tensor]]:
     found = zip(vars(ours).values(), vars(theirs).values(), strict=True)
     return [(mine, right) for mine, right in found if right.numel() and mine.shape == right.shape]
 
 
-KINDS = {"steps": run_steps, "whole": run_whole, "encoders": run_encoders}
+KINDS = {"saving": run_saving, "steps": run_steps, "whole": run_whole, "encoders": run_encoders, "layers": run_layers}
 
 if __name__ == "__main__":
     main(Path(sys.argv[1]), int(sys.argv[2]))

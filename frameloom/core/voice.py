@@ -15,21 +15,13 @@ from contextlib import contextmanager
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import Store
 
-from frameloom.core.errors import FrameloomError, RunError
+from frameloom.core.errors import FrameloomError, RunError, SilentStop
 
 _KEY = "frameloom/word"
 _LEAD_S = 1.0
 _PATIENCE_S = 5.0
 _SILENCE_S = 3.0
 _LOST = ("gloo", "Connection closed", "Connection reset", "Broken pipe", "NCCL", "ncclRemoteError")
-
-
-class SilentStop(RunError):
-    """This process ends because another one does, which says why."""
-
-    def __init__(self, exit_code: int) -> None:
-        super().__init__("another process ended the run; its message says why")
-        self.exit_code = exit_code
 
 
 @contextmanager
@@ -67,7 +59,7 @@ def _one_speaker(rank: int, store: Store) -> Iterator[None]:
             raise SilentStop(RunError.exit_code) from error
         raise RunError(
             f"rank {rank}: lost contact with another process ({_first_line(error)}); it was killed or its machine is "
-            "gone. Start the same command again to go on from the last checkpoint"
+            "gone. Start the same command again: it goes on where it was last saved"
         ) from error
     except BaseException:
         _take_word(rank, store)

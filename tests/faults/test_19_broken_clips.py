@@ -1,8 +1,9 @@
-"""The corpus of bad and odd files against its table: what a scan, an audit and decoding make of each."""
+"""Each bad or odd file of a corpus gets its written verdict from a scan, an audit and decoding; runs go on."""
 
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +12,19 @@ import pytest
 
 from frameloom.core.errors import DataError
 from frameloom.core.paths import safe_join
-from frameloom.data.decode import IMAGE_FORMATS, read_clip, read_image
+from frameloom.data import slots
+from frameloom.data.decode import IMAGE_FORMATS, ClipError, read_clip, read_image
 from frameloom.data.scan import ScanOptions, errors_path, finish_scan, scan_files
 from frameloom.data.scan_pool import Job
 from frameloom.data.scan_work import FileWork
+from frameloom.train.loop import train
+from tests.conftest import World
 from tests.data.bad_files import FRAMES, build_bad_files
+from tests.faults.conftest import Tally
 
-TABLE: list[dict[str, Any]] = json.loads(Path(__file__).with_name("bad_files.json").read_text(encoding="utf-8"))
+TABLE: list[dict[str, Any]] = json.loads(
+    (Path(__file__).parents[1] / "data" / "bad_files.json").read_text(encoding="utf-8")
+)
 NAMES = [row["file"] for row in TABLE]
 
 
@@ -52,8 +59,10 @@ def test_scan_says_what_the_table_says(root: Path, row: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("row", EVERY)
-def test_decoder_does_what_the_table_says(root: Path, row: dict[str, Any]) -> None:
+def test_decoder_does_what_the_table_says(root: Path, tally: Tally, row: dict[str, Any]) -> None:
+    tally.inject()
     assert row["decode"] in decode(root, row)
+    tally.survive()
 
 
 def decode(root: Path, row: dict[str, Any]) -> str:
@@ -91,3 +100,42 @@ def test_whole_corpus_becomes_a_manifest_and_a_list_of_errors(root: Path, tmp_pa
     assert errors["error"].null_count() == 0
     by_stage = dict(errors.group_by("stage").len().iter_rows())
     assert by_stage == {"header": sum("reason" in row["scan"] for row in TABLE), "decode": 5}
+
+
+BAD = ("empty.mp4", "index_lost.mp4", "text.mp4", "random.mp4", "audio_only.mp4")
+
+
+def spoil(world: World, root: Path, count: int) -> tuple[Path, list[str]]:
+    """A copy of the shared set in which some train clips are broken, each in another way."""
+    data = world.folder / "data"
+    shutil.copytree(world.shared / "data", data)
+    table = pl.read_parquet(data / "manifest.parquet").filter(split="train", kind="video")
+    paths = table["path"].to_list()[:count]
+    for path, bad in zip(paths, BAD, strict=False):
+        shutil.copy(root / bad, data / path)
+    return data / "manifest.parquet", paths
+
+
+def test_a_run_with_broken_clips_ends_with_their_exact_count(root: Path, world: World, tally: Tally) -> None:
+    manifest, paths = spoil(world, root, 3)
+    words = ("--data.manifest", str(manifest), "--data.bad_limit", "0.2", "--data.workers", "2")
+    tally.inject(len(paths))
+    run = train(world.recipe(*words, "--train.steps", "10"))  # an epoch has 9
+    listed = [json.loads(line) for line in (run / "bad_clips.jsonl").read_text().splitlines()]
+    assert {entry["path"] for entry in listed} == set(paths)
+    assert not any(entry["fatal"] for entry in listed), "a worker died"
+    tally.survive(len(paths))
+
+
+def test_without_replacement_one_broken_clip_would_end_the_run(
+    root: Path, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The control: errors of single clips pass as they come."""
+    manifest, _ = spoil(world, root, 1)
+
+    class Never(Exception):
+        pass
+
+    monkeypatch.setattr(slots, "ClipError", Never)
+    with pytest.raises(ClipError):
+        train(world.recipe("--data.manifest", str(manifest), "--data.bad_limit", "0.2", "--train.steps", "10"))

@@ -1,0 +1,148 @@
+"""The tensors of a checkpoint folder: whole, or the box of each that a process needs, whoever wrote them.
+
+`state.json` says where the pieces of a tensor are. Its `placement` has, for each group that lies in several files,
+`{"shape": [64, 32], "parts": [[1, [0, 0], [32, 32]], [2, [32, 0], [32, 32]]]}` by name: the number of the file, where
+the piece begins in the whole tensor, and its size. A group in one file, `model.safetensors`, has no entry.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file
+from torch import Tensor
+
+from frameloom.checkpoint.lazy_tensors import LazyTensors, PendingTensor
+from frameloom.checkpoint.pieces import Box
+from frameloom.checkpoint.safetensors_file import open_safetensors
+from frameloom.checkpoint.sharded import name_shards
+from frameloom.core.errors import CheckpointError
+
+__all__ = ["StoredTensors", "list_groups"]
+
+
+def list_groups(state: Mapping[str, Any]) -> set[str]:
+    """model, ema, optimizer and so on: the groups of tensors that a checkpoint has."""
+    placement = state.get("placement", {})
+    numbered = {name for group in placement for name in _files_of(group, state)}
+    return {*placement, *(Path(name).stem for name in state["files"] if name not in numbered)}
+
+
+def _files_of(group: str, state: Mapping[str, Any]) -> list[str]:
+    """The files of a group in the order of their numbers."""
+    placement = state.get("placement", {}).get(group)
+    if placement is None:
+        return name_shards(group, 1)
+    return name_shards(group, max(part[0] for entry in placement.values() for part in entry["parts"]))
+
+
+class StoredTensors:
+    """Reads tensors of a folder whose digests were checked; files are opened once, and closed with the block."""
+
+    def __init__(self, folder: Path, state: Mapping[str, Any]) -> None:
+        self._folder = folder
+        self._placement: Mapping[str, Any] = state.get("placement", {})
+        self._files = {group: _files_of(group, state) for group in sorted(list_groups(state))}
+        self._open: dict[str, Any] = {}
+        self._held = ExitStack()
+
+    def __enter__(self) -> StoredTensors:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._open.clear()
+        self._held.close()
+
+    def shapes(self) -> dict[str, dict[str, tuple[int, ...]]]:
+        """Of all tensors, by group and name."""
+        return {group: self._shapes_of(group) for group in self._files}
+
+    def _shapes_of(self, group: str) -> dict[str, tuple[int, ...]]:
+        if group in self._placement:
+            return {name: tuple(entry["shape"]) for name, entry in self._placement[group].items()}
+        file = self._file(self._files[group][0])
+        return {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
+
+    def read(self, group: str, name: str, box: Box | None = None) -> Tensor:
+        """A tensor, or a box of it, put together from the pieces that it lies in."""
+        if group not in self._placement:
+            return self._cut(self._files[group][0], name, box)
+        entry = self._placement[group][name]
+        offset, size = box or ((0,) * len(entry["shape"]), tuple(entry["shape"]))
+        parts = []
+        for number, start, length in entry["parts"]:
+            low = [max(a, b) for a, b in zip(offset, start, strict=True)]
+            high = [min(a + n, b + m) for a, n, b, m in zip(offset, size, start, length, strict=True)]
+            if all(a < b for a, b in zip(low, high, strict=True)):
+                within = tuple(a - b for a, b in zip(low, start, strict=True))
+                extent = tuple(b - a for a, b in zip(low, high, strict=True))
+                part = self._cut(self._files[group][number - 1], name, (within, extent))
+                parts.append((tuple(a - b for a, b in zip(low, offset, strict=True)), part))
+        return self._join(group, name, size, parts)
+
+    def read_all(self) -> dict[str, dict[str, Tensor]]:
+        """Every tensor, whole."""
+        found: dict[str, dict[str, Tensor]] = {}
+        for group, files in self._files.items():
+            if group in self._placement:
+                found[group] = {name: self.read(group, name) for name in self._placement[group]}
+            else:
+                found[group] = load_file(self._folder / files[0])
+        return found
+
+    def defer(self, group: str) -> LazyTensors:
+        """The tensors of a group, each read when it is asked for; needs no block around it."""
+        headers = [open_safetensors(self._folder / file) for file in self._files[group]]
+        if group not in self._placement:
+            return headers[0]
+        pending = {}
+        for name, shape in self._shapes_of(group).items():
+            dtype = headers[self._placement[group][name]["parts"][0][0] - 1].pending[name].dtype
+            pending[name] = PendingTensor(dtype, shape, lambda name=name: self._read_once(group, name))  # type: ignore[misc]
+        return LazyTensors(pending)
+
+    def _read_once(self, group: str, name: str) -> Tensor:
+        with self:
+            return self.read(group, name).clone()
+
+    def _join(
+        self, group: str, name: str, size: tuple[int, ...], parts: Sequence[tuple[tuple[int, ...], Tensor]]
+    ) -> Tensor:
+        if sum(part.numel() for _, part in parts) != torch.Size(size).numel():
+            raise CheckpointError(
+                f"{self._folder}: the pieces of {group} '{name}' do not make up the whole; use another checkpoint"
+            )
+        if not parts:
+            number = self._placement[group][name]["parts"][0][0]
+            return torch.empty(size, dtype=self._cut(self._files[group][number - 1], name, None).dtype)
+        if len(parts) == 1:
+            return parts[0][1]
+        whole = torch.empty(size, dtype=parts[0][1].dtype)
+        for start, part in parts:
+            whole[tuple(slice(a, a + n) for a, n in zip(start, part.shape, strict=True))] = part
+        return whole
+
+    def _cut(self, file: str, name: str, box: Box | None) -> Tensor:
+        try:
+            found = self._file(file).get_slice(name)
+            if box is None or not box[0] or list(box[1]) == found.get_shape():
+                return self._file(file).get_tensor(name)  # type: ignore[no-any-return]
+            return found[tuple(slice(a, a + n) for a, n in zip(*box, strict=True))]  # type: ignore[no-any-return]
+        except SafetensorError as error:
+            raise CheckpointError(f"{self._folder / file}: '{name}' cannot be read ({error})") from error
+
+    def _file(self, name: str) -> Any:
+        if name not in self._open:
+            try:
+                self._open[name] = self._held.enter_context(safe_open(self._folder / name, framework="pt"))
+            except (SafetensorError, OSError) as error:
+                raise CheckpointError(f"{self._folder / name}: cannot be opened ({error})") from error
+        return self._open[name]

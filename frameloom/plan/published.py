@@ -1,0 +1,163 @@
+"""What the planner predicts beside what the published systems report: step times and batches found by trying.
+
+    python -m frameloom.plan.published docs/planning.md      writes the table between the page's marks
+
+Reported figures hold what a plan leaves out (reading, frozen encoders, communication, a slow framework), so they are a
+check of its order of magnitude and of its proportions, not of its digits; `remark` says where the rest goes.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Literal
+
+from frameloom.config.load import load_recipe
+from frameloom.core.errors import DataError
+from frameloom.core.files import write_text
+from frameloom.plan.devices import DEVICES
+from frameloom.plan.estimate import BucketPlan, RunPlan, measure_recipe, plan_run
+
+BEGIN, END = "<!-- published -->", "<!-- /published -->"
+
+
+@dataclass(frozen=True)
+class Figure:
+    """`value` is seconds of a step with `batch` clips on each device, or the largest batch that was found to fit."""
+
+    system: str
+    recipe: str
+    overrides: tuple[str, ...]
+    device: str
+    num_devices: int
+    frames: int
+    resolution: str
+    kind: Literal["seconds", "batch"]
+    value: float
+    batch: float
+    remark: str
+
+
+_OPENSORA2 = "Open-Sora 2.0 (report, tables 4 and 5)"
+_PLAN = "Open-Sora-Plan 1.3 (table of the MindSpore port)"
+_SDXL = "SDXL (table of the MindSpore port)"
+_SP4 = ("--parallel.sequence", "4")
+
+FIGURES = (
+    *(
+        Figure(_OPENSORA2, "opensora2/stage1", (), "h200", 8, frames, "256px", "batch", batch, batch, remark)
+        for frames, batch, remark in (
+            (33, 12, "searched for 5 to 33 frames at once, with an autoencoder and buffers of the framework beside it"),
+            (65, 6, "as above: the batches keep the tokens of a step equal, not the memory full"),
+            (97, 4, "as above"),
+            (129, 3, "as above"),
+        )
+    ),
+    *(
+        Figure(_OPENSORA2, "opensora2/stage1", (), "h200", 8, frames, "256px", "seconds", 7.5, batch, remark)
+        for frames, batch, remark in (
+            (33, 12, "the report's step also encodes video and text and exchanges gradients of 11.9 billion weights"),
+            (129, 3, "as above"),
+        )
+    ),
+    Figure(
+        *(_OPENSORA2, "opensora2/stage2", _SP4, "h200", 8, 129, "768px", "seconds", 48.0, 2),
+        "four GPUs share a clip and exchange heads in every layer, and the autoencoder encodes 129 frames in tiles",
+    ),
+    Figure(
+        *(_PLAN, "opensora_plan/stage1-sparse", (), "910b", 8, 1, "", "seconds", 4.37, 4),
+        "256 tokens a picture keep no accelerator busy: PyNative mode starts each kernel by itself, and mT5-XXL (5.7 "
+        "billion weights, most of the arithmetic here) is not in the prediction",
+    ),
+    Figure(
+        *(_PLAN, "opensora_plan/stage3", (), "910b", 8, 93, "", "seconds", 10.30, 1),
+        "the published step also runs WFVAE on 93 frames and mT5-XXL, in PyNative mode",
+    ),
+    Figure(
+        *(_SDXL, "sdxl/finetune", ("--train.recompute", "false"), "910b", 1, 1, "", "seconds", 0.72, 1),
+        "weights in fp32, no fused attention, latents encoded in the step",
+    ),
+    Figure(
+        *(_SDXL, "sdxl/finetune", ("--train.recompute", "false"), "910b", 8, 1, "", "seconds", 1.07, 4),
+        "the best of the table: fp16 weights, fused attention, data sinking; the autoencoder and two text encoders "
+        "are in it",
+    ),
+)
+
+
+@dataclass(frozen=True)
+class Checked:
+    figure: Figure
+    predicted: float
+
+    @property
+    def ratio(self) -> float:
+        """Published over predicted."""
+        return self.figure.value / self.predicted
+
+
+def check_figures(figures: Iterable[Figure] = FIGURES) -> list[Checked]:
+    return [Checked(figure, predict(figure)) for figure in figures]
+
+
+def predict(figure: Figure) -> float:
+    """What the planner says of the most expensive shape of the figure's resolution and length."""
+    plan = _plan(figure.recipe, figure.overrides, figure.device, figure.num_devices)
+    item = _find_bucket(plan, figure)
+    if figure.kind == "batch":
+        return float(item.largest_batch)
+    return item.seconds / item.bucket.batch_size * figure.batch
+
+
+@lru_cache(maxsize=4)
+def _plan(recipe: str, overrides: tuple[str, ...], device: str, num_devices: int) -> RunPlan:
+    loaded = load_recipe(recipe, list(overrides))
+    return plan_run(loaded, DEVICES[device], num_devices, with_data=False, measured=measure_recipe(loaded))
+
+
+def _find_bucket(plan: RunPlan, figure: Figure) -> BucketPlan:
+    fitting = [
+        item
+        for item in plan.buckets
+        if item.bucket.frames == figure.frames and figure.resolution in ("", item.bucket.resolution)
+    ]
+    if not fitting:
+        raise DataError(f"{figure.recipe}: it has no bucket of {figure.frames} frames of {figure.resolution or 'any'}")
+    return max(fitting, key=lambda item: item.total / item.bucket.batch_size)
+
+
+def render(checked: Sequence[Checked]) -> str:
+    """A table in Markdown; remarks below it, each once."""
+    lines = [
+        "| system | recipe, device | clip | | published | predicted | published / predicted |",
+        "|---|---|---|---|--:|--:|--:|",
+    ]
+    for one in checked:
+        figure = one.figure
+        clip = f"{figure.frames} frames {figure.resolution}".replace("1 frames", "picture").strip()
+        what = "largest batch" if figure.kind == "batch" else f"seconds of a step of {figure.batch:g}"
+        lines.append(
+            f"| {figure.system} | `{figure.recipe}`, {figure.num_devices} x {figure.device} | {clip} | {what} | "
+            f"{figure.value:g} | {one.predicted:.3g} | {one.ratio:.2f} |"
+        )
+    remarks = [
+        f"- {one.figure.recipe}, {one.figure.frames} frames, {one.figure.kind}: {one.figure.remark}."
+        for one in checked
+        if not one.figure.remark.startswith("as above")
+    ]
+    return "\n".join([*lines, "", *remarks])
+
+
+def write_table(page: Path, checked: Sequence[Checked]) -> None:
+    text = page.read_text()
+    if text.count(BEGIN) != 1 or text.count(END) != 1:
+        raise DataError(f"{page}: it should have the lines {BEGIN} and {END} once each, between which the table goes")
+    before, after = text[: text.index(BEGIN) + len(BEGIN)], text[text.index(END) :]
+    write_text(page, f"{before}\n\n{render(checked)}\n\n{after}")
+
+
+if __name__ == "__main__":
+    write_table(Path(sys.argv[1]), check_figures())

@@ -1,0 +1,85 @@
+"""Buckets of unequal size over several ranks: equal numbers of rounds, every sample once, no waiting for ever.
+
+Runs of two and three ranks over such buckets are in tests/train/parallel/test_equivalence.py.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+
+from frameloom.core.random import numpy_stream
+from frameloom.data.plan import BatchPlan, plan_epoch
+from frameloom.train.parallel import shares
+from frameloom.train.parallel.shares import Shares, Span
+
+TABLES = 500
+WORLDS = (1, 2, 3)
+
+
+def make_plan(number: int) -> tuple[BatchPlan, list[int]]:
+    """A random table: up to six buckets, some with one clip, some with none; and the rows that have a bucket."""
+    draw = numpy_stream(number, "bucket table")
+    counts = draw.integers(0, 40, int(draw.integers(1, 7)))
+    counts[int(draw.integers(len(counts)))] = 1
+    assignment = np.repeat(np.arange(len(counts)), counts).astype(np.int32)
+    sizes = draw.integers(1, 6, len(counts))
+    plan = plan_epoch(assignment, sizes, sizes * 1.5, seed=number, epoch=0)
+    return plan, list(range(len(assignment)))
+
+
+def deal(plan: BatchPlan, world: int) -> list[list[list[tuple[int, bool]]]]:
+    """For each rank, its micro-batches (and whether they are fillers) in each step."""
+    spans = [
+        Span(plan, first, min(first + world, plan.num_microbatches)) for first in range(0, plan.num_microbatches, world)
+    ]
+    return [
+        [[(pick.index, pick.is_filler) for pick in Shares(rank, world, world).pick(span)] for span in spans]
+        for rank in range(world)
+    ]
+
+
+def find_faults(number: int) -> list[str]:
+    plan, rows = make_plan(number)
+    found = []
+    for world in WORLDS:
+        ranks = deal(plan, world)
+        if len({tuple(len(step) for step in steps) for steps in ranks}) > 1:
+            found.append(f"table {number}, {world} ranks: not as many rounds on all")
+        used = Counter(
+            int(row)
+            for steps in ranks
+            for step in steps
+            for index, is_filler in step
+            if not is_filler
+            for row in plan.rows(index)
+        )
+        if used != Counter(rows):
+            found.append(f"table {number}, {world} ranks: samples lost or taken twice")
+    return found
+
+
+def test_random_tables_are_shared_out_evenly(tally):
+    for number in range(TABLES):
+        tally.inject()
+        assert find_faults(number) == []
+        tally.survive()
+
+
+def test_without_fillers_some_ranks_would_wait_for_a_round_that_never_comes(monkeypatch):
+    """The control: the last round is dealt to those alone for whom there is something."""
+
+    def deal_short(self: Shares, span: Span) -> list[shares.Pick]:
+        return [shares.Pick(index) for index in range(span.first + self.rank, span.end, self.num_ranks)]
+
+    monkeypatch.setattr(Shares, "pick", deal_short)
+    assert any("rounds" in fault for number in range(20) for fault in find_faults(number))
+
+
+def test_ranks_that_all_take_everything_would_be_noticed(monkeypatch):
+    """The control of the count of samples."""
+    monkeypatch.setattr(
+        Shares, "pick", lambda self, span: [shares.Pick(index) for index in range(span.first, span.end)]
+    )
+    assert any("twice" in fault for fault in find_faults(3))

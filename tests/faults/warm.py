@@ -1,0 +1,186 @@
+"""Processes that start warm: a parent imports everything once and forks what tests ask for.
+
+    python -m tests.faults.warm        reads requests from its input, a JSON object a line, and answers each
+
+A start of the real program costs seconds of imports, a fork of a process that has done them milliseconds; so hundreds
+of processes can be killed. The parent itself computes nothing: threads would not survive the fork.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import traceback
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+ROOT = Path(__file__).parents[2]
+WARM = (
+    "torch.distributed",
+    "torch.distributed.device_mesh",
+    "frameloom.cli.main",
+    "frameloom.cli.train",
+    "frameloom.checkpoint.background",
+    "frameloom.train.build",
+    "frameloom.train.loop",
+    "frameloom.train.parallel.mesh",
+    "transformers.models.bert.modeling_bert",
+    "av",
+)
+
+
+@dataclass(frozen=True)
+class Child:
+    pid: int
+    log: Path
+
+    @property
+    def output(self) -> str:
+        return self.log.read_text(errors="replace")
+
+    def kill(self, number: int = signal.SIGKILL) -> None:
+        os.kill(self.pid, number)
+
+
+class Warm:
+    """The side of the tests: starts functions or commands in forked processes."""
+
+    def __init__(self, folder: Path) -> None:
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "POLARS_MAX_THREADS": "2", "PYTHONPATH": str(ROOT)}
+        command = [sys.executable, "-m", "tests.faults.warm"]
+        self._folder, self._count = folder, 0
+        self._process = subprocess.Popen(
+            command, cwd=ROOT, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+
+    def start(self, call: str, *args: Any, env: dict[str, str] | None = None) -> Child:
+        """Fork a process that calls `module:function` with JSON arguments."""
+        self._count += 1
+        log = self._folder / f"log-{self._count}"
+        answer = self._ask(do="start", call=call, args=args, env=env or {}, log=str(log))
+        return Child(answer["pid"], log)
+
+    def command(self, *words: str, env: dict[str, str] | None = None) -> Child:
+        """Fork `frameloom WORDS`."""
+        return self.start("tests.faults.warm:run_command", list(words), env=env)
+
+    def ranks(self, call: str, args: Sequence[Any], num_ranks: int, env: dict[str, str] | None = None) -> list[Child]:
+        """One process for each rank, with the environment that torchrun gives."""
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(num_ranks), **(env or {})}
+        return [
+            self.start(call, *args, env={**common, "RANK": str(rank), "LOCAL_RANK": str(rank)})
+            for rank in range(num_ranks)
+        ]
+
+    def train_ranks(self, words: Sequence[str], num_ranks: int, env: dict[str, str] | None = None) -> list[Child]:
+        return self.ranks("tests.faults.warm:run_command", [["train", *words]], num_ranks, env)
+
+    def wait(self, child: Child, limit_s: float = 120.0) -> int:
+        """The exit code; a child that does not end in time is killed and fails the test."""
+        code = self._ask(do="wait", pid=child.pid, limit_s=limit_s)["code"]
+        assert code is not None, f"a hang: not ended after {limit_s} s\n{child.output}"
+        return int(code)
+
+    def run(self, call: str, *args: Any, env: dict[str, str] | None = None, limit_s: float = 120.0) -> Child:
+        """Start, wait, and expect success."""
+        child = self.start(call, *args, env=env)
+        code = self.wait(child, limit_s)
+        assert code == 0, f"exit code {code}\n{child.output}"
+        return child
+
+    def close(self) -> None:
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._process.stdin.close()
+        self._process.stdout.close()
+        self._process.wait(timeout=120)
+
+    def _ask(self, **request: Any) -> dict[str, Any]:
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._process.stdin.write(json.dumps(request) + "\n")
+        self._process.stdin.flush()
+        line = self._process.stdout.readline()
+        assert line, "the warm parent is gone"
+        return dict(json.loads(line))
+
+
+def run_command(words: list[str]) -> None:
+    """`frameloom WORDS`, as the installed command runs it."""
+    from frameloom.cli.main import main
+
+    sys.argv = ["frameloom", *words]
+    main()
+
+
+def serve() -> None:
+    for name in WARM:
+        importlib.import_module(name)
+    running: set[int] = set()
+    for line in sys.stdin:
+        request = json.loads(line)
+        if request["do"] == "start":
+            pid = os.fork()
+            if pid == 0:
+                be_child(request)
+            running.add(pid)
+            answer: dict[str, Any] = {"pid": pid}
+        else:
+            code = wait_for(request["pid"], request["limit_s"])
+            running.discard(request["pid"])
+            answer = {"code": code}
+        print(json.dumps(answer), flush=True)
+    for pid in running:
+        end(pid)
+
+
+def be_child(request: dict[str, Any]) -> NoReturn:
+    code = 1
+    try:
+        log = os.open(request["log"], os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+        for stream in (1, 2):
+            os.dup2(log, stream)
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        os.environ.update(request["env"])
+        module, _, function = request["call"].partition(":")
+        getattr(importlib.import_module(module), function)(*request["args"])
+        code = 0
+    except SystemExit as stop:
+        code = stop.code if isinstance(stop.code, int) else int(stop.code is not None)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def wait_for(pid: int, limit_s: float) -> int | None:
+    deadline, pause_s = time.monotonic() + limit_s, 0.0005
+    while True:
+        found, status = os.waitpid(pid, os.WNOHANG)
+        if found:
+            return os.waitstatus_to_exitcode(status)
+        if time.monotonic() > deadline:
+            end(pid)
+            return None
+        time.sleep(pause_s)
+        pause_s = min(pause_s * 1.5, 0.02)
+
+
+def end(pid: int) -> None:
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+
+
+if __name__ == "__main__":
+    serve()
