@@ -5,10 +5,9 @@ from __future__ import annotations
 import logging
 import tempfile
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
-from frameloom.bench.harness import Effort, Row, attempt, compare_numbers, processor_seconds
+from frameloom.bench.harness import Effort, Row, attempt, compare_numbers
 from frameloom.train.parallel.simulation import Report, Scenario, simulate
 
 _SIZES = {512: (512, 496, 384), 4096: (4096, 4088, 3584)}
@@ -25,12 +24,10 @@ def measure(effort: Effort) -> Iterator[Row]:
 def _measure(size: int, sizes: tuple[int, ...], effort: Effort) -> Row:
     # About as many steps an epoch for each, so that ends of epochs are among them.
     steps = effort.rounds * effort.pick(_STEPS, 10)
-    started = processor_seconds()
     report = simulate_quietly(Scenario(sizes=sizes, num_rows=size * effort.pick(2000, 200), num_steps=steps))
-    cpu_s = processor_seconds() - started
     if report.problems:
         raise ValueError("; ".join(report.problems))
-    row = compare_numbers(
+    return compare_numbers(
         "cluster",
         f"10,000 steps of {size:,} processes",
         report.seconds_per_10k,
@@ -40,7 +37,6 @@ def _measure(size: int, sizes: tuple[int, ...], effort: Effort) -> Row:
         f"{report.num_damaged} damaged saves, {report.num_found} of {report.num_dissents} dissents found",
         at=("processes", size),
     )
-    return replace(row, ours_cpu_s=cpu_s * 10_000 / report.num_steps)
 
 
 def simulate_quietly(scenario: Scenario) -> Report:

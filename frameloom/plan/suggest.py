@@ -45,10 +45,10 @@ def suggest_change(recipe: Recipe, plan: RunPlan, num_devices: int, measured: Me
         found, strongest = try_out(settings), settings
         if not found.breaking:
             return Change(settings, found)
-    smaller = fitting_batches(recipe, try_out(strongest))
+    smaller = _shrink(recipe, try_out(strongest))
     if smaller is None:
         return None
-    settings = {**strongest, "data.buckets": smaller}
+    settings = {**strongest, **smaller}
     return Change(settings, try_out(settings))
 
 
@@ -66,6 +66,36 @@ def _candidates(recipe: Recipe, num_devices: int, *, has_host: bool) -> Iterator
         yield {"optim.offload": True} | ({} if recipe.train.recompute else {"train.recompute": True})
 
 
+def _shrink(recipe: Recipe, plan: RunPlan) -> dict[str, Any] | None:
+    """What makes the batches smaller under the recipe's policy; None if one clip is too much."""
+    if recipe.data.policy == "token_budget":
+        tokens = fitting_tokens(recipe, plan)
+        return None if tokens is None else {"data.token_budget": {"tokens": tokens}}
+    buckets = fitting_batches(recipe, plan)
+    return None if buckets is None else {"data.buckets": buckets}
+
+
+def fitting_tokens(recipe: Recipe, plan: RunPlan) -> int | None:
+    """The largest number of tokens whose batches fit in every bucket; None if one clip is too much.
+
+    A bucket whose own limit in data.buckets fits does not bind. Without any that binds, it is the number at which all
+    of them are at their limits.
+    """
+    assert recipe.data.buckets is not None
+    if min(item.largest_batch for item in plan.buckets) < 1:
+        return None
+    limits = {
+        (resolution, frames): int(batch)
+        for resolution, cells in recipe.data.buckets.items()
+        for frames, (_, batch) in cells.items()
+    }
+    own = {item.bucket: limits[item.bucket.resolution, item.bucket.frames] for item in plan.buckets}
+    binding = [
+        (item.largest_batch + 1) * item.tokens - 1 for item in plan.buckets if item.largest_batch < own[item.bucket]
+    ]
+    return min(binding) if binding else max(item.tokens * own[item.bucket] for item in plan.buckets)
+
+
 def fitting_batches(recipe: Recipe, plan: RunPlan) -> dict[str, dict[int, list[Any]]] | None:
     """`data.buckets` with the largest batch that fits in every cell that does not; None if one clip is too much."""
     return _rewrite(recipe, plan, lambda batch, largest: min(batch, largest))
@@ -81,8 +111,8 @@ def _rewrite(
 ) -> dict[str, dict[int, list[Any]]] | None:
     if recipe.data.policy != "grid" or recipe.data.buckets is None:
         raise ConfigError(
-            f"data.policy {recipe.data.policy}: batch sizes can be proposed for the policy grid only; "
-            "lower the number of tokens or the batch size of this policy by hand"
+            f"data.policy {recipe.data.policy}: batch sizes can be proposed for grid and token_budget only; lower "
+            "the number of tokens or the batch size of this policy by hand"
         )
     limits: dict[tuple[str, int], int] = {}
     for item in plan.buckets:
@@ -110,4 +140,4 @@ def _apply(recipe: Recipe, settings: dict[str, Any]) -> Recipe:
     return Recipe.model_validate(values)
 
 
-__all__ = ["Change", "fitting_batches", "largest_batches", "suggest_change"]
+__all__ = ["Change", "fitting_batches", "fitting_tokens", "largest_batches", "suggest_change"]

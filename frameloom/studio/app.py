@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import importlib.util
 from collections.abc import Callable
-from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from frameloom.studio.context import StudioContext
@@ -43,7 +42,8 @@ def build_app(context: StudioContext, access: Access) -> ASGIApp:
 
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
     page = build_page(context)
-    for add_routes in (partial(add_file_route, context=context), *context.routes):
+    add_file_route(app, context)
+    for add_routes in context.routes:
         add_routes(app)
     gradio.mount_gradio_app(
         app,

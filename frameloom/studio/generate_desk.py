@@ -96,13 +96,14 @@ class GenerateDesk:
             format=form.format if form.format in FORMATS else None,
         )
         wish = drop_defaults(wish, facts)
-        given = {"head": form.head, "tail": form.tail} if facts.takes_image else {}
-        given = {name: path for name, path in given.items() if path}
         check_wish(wish, place, facts, self.context.limits)
-        return replace(wish, **{name: self._keep(path) for name, path in given.items() if path}), facts
+        head, tail = (form.head, form.tail) if facts.takes_image else (None, None)
+        return replace(wish, head=self._keep(head), tail=self._keep(tail)), facts
 
-    def _keep(self, path: str) -> str:
+    def _keep(self, path: str | None) -> str | None:
         """A picture that the page has put into the scratch folder."""
+        if not path:
+            return None
         file = Path(path).resolve()
         if not file.is_relative_to(self.context.scratch):
             raise DataError("Image: send it once more")

@@ -122,7 +122,8 @@ def _open(desk: GenerateDesk) -> Any:
 
 def _look(desk: GenerateDesk, chosen: str | None, last: dict[str, Any]) -> list[Any]:
     """What has changed since the last look, and nothing else: a player that is sent again would start again."""
-    now = {"models": desk.model_names(), "queue": desk.version()[0], "history": desk.version()[1]}
+    tickets, changed = desk.version()
+    now: dict[str, Any] = {"models": desk.model_names(), "queue": tickets, "history": changed}
 
     def fresh(key: str, make: Any) -> Any:
         return gr.skip() if key in last and last[key] == now[key] else make()

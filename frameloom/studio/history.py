@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+from typing import Any, TypeVar
 from uuid import uuid4
 
 from frameloom.core.errors import DataError
@@ -17,6 +19,7 @@ from frameloom.studio.wishes import FORMATS, UPLOADS, Wish
 _SUFFIXES = (".mp4", ".webm", ".gif", ".png")
 _CONTACT_SHEET = "contact-sheet.png"
 _MAX_SHOWN = 200
+_Number = TypeVar("_Number", int, float)
 
 
 @dataclass(frozen=True)
@@ -140,7 +143,7 @@ def keep_upload(path: Path, root: Path, *, max_bytes: int) -> str:
     return f"{UPLOADS}/{name}"
 
 
-def _number(about: dict[str, str], name: str, kind: type) -> object:
+def _number(about: dict[str, str], name: str, kind: Callable[[Any], _Number]) -> _Number | None:
     text = about.get(f"sample.{name}")
     return None if text is None else kind(json.loads(text))
 

@@ -206,7 +206,7 @@ class Launches:
 
     def last_words(self, launch: Launch) -> str:
         lines = [line for line in self.read_log(launch).splitlines() if line.strip()]
-        return lines[-1] if lines else f"ended with exit code {launch.exit_code}"
+        return " ".join(line.strip() for line in lines[-3:]) or f"ended with exit code {launch.exit_code}"
 
     def _free_number(self, name: str) -> str:
         number = 1

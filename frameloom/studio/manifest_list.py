@@ -18,7 +18,7 @@ _HEAD_BYTES = 1 << 16
 
 def list_manifests(context: StudioContext) -> list[str]:
     """Names relative to the root, in order."""
-    found = []
+    found: list[str] = []
     for path in context.find_files(*SUFFIXES):
         if len(found) == _MAX_LISTED:
             break

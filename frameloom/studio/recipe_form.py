@@ -61,7 +61,7 @@ class FormField:
         text = str(shown or "").strip()
         if text in ("", _NULL):
             return None
-        if self.kind.accepts(str) and not self.kind.accepts(float):
+        if all(option.annotation in (str, type(None)) for option in self.kind.options):
             return text
         try:
             return parse_value(text, where=".".join(self.path))

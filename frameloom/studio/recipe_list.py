@@ -16,7 +16,7 @@ _KEYS = ("_base_:", "task:", "model:", "vae:", "data:", "train:", "optim:", "nam
 
 def list_recipes(context: StudioContext) -> list[str]:
     """Files first, then the shipped ones; the names are what `find_recipe_file` takes."""
-    files = []
+    files: list[str] = []
     for path in context.find_files(".yaml", ".yml"):
         if len(files) == _MAX_LISTED:
             break

@@ -61,14 +61,17 @@ def serve(orders: Orders, send: Callable[[Event], None]) -> None:
     """Fill orders one by one; an order that fails does not end the process."""
     from frameloom.studio.model_keeper import ModelKeeper
 
+    number = 0
+
     def tell(kind: str, **values: Any) -> None:
-        send({"id": order["id"], "event": kind, **values})
+        send({"id": number, "event": kind, **values})
 
     keeper = ModelKeeper(lambda text: tell("loading"))
     while (order := orders.next()) is not None:
+        number = order["id"]
         try:
-            orders.check(order["id"])
-            files = fill(Wish(**order["wish"]), keeper, _watch(order["id"], orders, send))
+            orders.check(number)
+            files = fill(Wish(**order["wish"]), keeper, _watch(number, orders, send))
             tell("done", files=[path.as_posix() for path in files])
         except Cancelled:
             tell("cancelled")

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import shutil
+from pathlib import Path
 
+import numpy as np
 import polars as pl
 import pytest
 
 from frameloom.core.errors import DataError
+from frameloom.core.files import digest_file
 from frameloom.core.random import numpy_stream
 from frameloom.data.decode import read_clip
+from frameloom.data.media import write_video
 from frameloom.data.sources import read_source
 from frameloom.data.verify import verify_files
 
@@ -31,26 +35,30 @@ def flip(content: bytes, number: int) -> bytes:
     return bytes(changed)
 
 
-def test_every_flip_is_found_by_digest_and_not_by_decoding(data, tally):
-    table = pl.read_parquet(data / "manifest.parquet")
-    clip = table.filter(kind="video").row(0, named=True)
-    path, one = data / clip["path"], table.filter(path=clip["path"])
-    content, num_silent = path.read_bytes(), 0
-    indices = range(clip["frames"])
-    right = read_clip(path, indices=indices, height=32, width=32)
+def write_clip(path: Path) -> None:
+    """A clip with much in it, so that a bit of the file is mostly a bit of a picture."""
+    steps_FHWC = numpy_stream(0, "pixels").integers(-9, 10, (16, 64, 64, 3))
+    write_video(path, (120 + steps_FHWC.cumsum(0).clip(-60, 60)).astype(np.uint8), 24, preset="ultrafast")
+
+
+def test_every_flip_is_found_by_digest_and_most_pass_the_decoder(tmp_path, tally):
+    path, num_silent = tmp_path / "a.mp4", 0
+    write_clip(path)
+    content, right = path.read_bytes(), read_clip(path, indices=range(16), height=32, width=32)
+    table = pl.DataFrame({"path": ["a.mp4"], "sha256": [digest_file(path)]})
     for number in range(COUNT):
         path.write_bytes(flip(content, number))
         tally.inject()
-        assert verify_files(one, data, name="one").problems == {clip["path"]: "its bytes have changed"}
+        assert verify_files(table, tmp_path, name="one").problems == {"a.mp4": "its bytes have changed"}
         tally.survive()
         if number < 20:  # the control: what decoding alone makes of it
             try:
-                num_silent += not read_clip(path, indices=indices, height=32, width=32).equal(right)
+                num_silent += not read_clip(path, indices=range(16), height=32, width=32).equal(right)
             except DataError:
                 continue
-    assert num_silent > 0, "decoders notice every change: digests are not needed"
+    assert num_silent >= 10, "decoders notice most changes: digests are not needed"
     path.write_bytes(content)
-    assert verify_files(one, data, name="one").problems == {}
+    assert verify_files(table, tmp_path, name="one").problems == {}
 
 
 def test_the_command_names_what_changed_or_is_gone(warm, data, tally):

@@ -60,6 +60,7 @@ class Warm:
         self._process = subprocess.Popen(
             command, cwd=ROOT, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
+        self._answer()  # now it is warm, and times can be taken
 
     def start(self, call: str, *args: Any, env: dict[str, str] | None = None) -> Child:
         """Fork a process that calls `module:function` with JSON arguments."""
@@ -106,9 +107,13 @@ class Warm:
         self._process.wait(timeout=120)
 
     def _ask(self, **request: Any) -> dict[str, Any]:
-        assert self._process.stdin is not None and self._process.stdout is not None
+        assert self._process.stdin is not None
         self._process.stdin.write(json.dumps(request) + "\n")
         self._process.stdin.flush()
+        return self._answer()
+
+    def _answer(self) -> dict[str, Any]:
+        assert self._process.stdout is not None
         line = self._process.stdout.readline()
         assert line, "the warm parent is gone"
         return dict(json.loads(line))
@@ -125,6 +130,7 @@ def run_command(words: list[str]) -> None:
 def serve() -> None:
     for name in WARM:
         importlib.import_module(name)
+    print(json.dumps({"ready": True}), flush=True)
     running: set[int] = set()
     for line in sys.stdin:
         request = json.loads(line)

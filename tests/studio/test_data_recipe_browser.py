@@ -105,18 +105,18 @@ def test_a_recipe_is_filled_in_checked_refused_and_saved(page, root):
     answer.get_by_text("No mistake in it").wait_for()
     page.get_by_role("button", name="optim:").click()
     rate = page.locator("#field-optim-lr textarea, #field-optim-lr input").first
-    page.wait_for_function("document.querySelector('#field-optim-lr textarea, #field-optim-lr input').value == '0.001'")
+    page.wait_for_function("document.querySelector('#field-optim-lr textarea, #field-optim-lr input').value == '1e-3'")
     rate.fill("fast")
     answer.get_by_text("optim.lr is 'fast'").wait_for()
     page.locator("#recipe-save").click()
     page.get_by_text("not saved, 1 to put right first").first.wait_for()
     assert [path.name for path in root.glob("*.yaml")] == ["mine.yaml"]
-    rate.fill("0.0005")
+    rate.fill("5e-4")
     answer.get_by_text("No mistake in it").wait_for()
     page.locator("#recipe-save").click()
     page.wait_for_function("document.querySelector('#recipe-pick input').value == 'mine-2.yaml'")
     assert load_recipe(root / "mine-2.yaml").optim.lr == 5e-4
-    assert "lr: 0.0005  # slow" in (root / "mine-2.yaml").read_text()
+    assert "lr: 5e-4  # slow" in (root / "mine-2.yaml").read_text()
 
 
 def test_the_text_can_be_typed_and_the_form_follows(page):

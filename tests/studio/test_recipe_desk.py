@@ -31,7 +31,7 @@ def test_the_messages_are_those_of_the_command(desk, capsys):
     told = capsys.readouterr().err.strip().splitlines()
     found = desk.check(BAD, "bad.yaml")
     assert found.problems == told and len(told) >= 2
-    assert all(word in describe_check(found) for word in ("learning_rate", "2 problems"))
+    assert "learning_rate" in describe_check(found) and f"{len(told)} problems" in describe_check(found)
 
 
 def test_a_recipe_without_mistakes_names_what_is_not_there_yet(desk):

@@ -30,7 +30,7 @@ sample:
     ("path", "value", "line"),
     [
         (("name",), "other", "name: other  # the name"),
-        (("optim", "lr"), 5e-4, "  lr: 0.0005    # was 2.0e-3"),
+        (("optim", "lr"), 5e-4, "  lr: 5e-4    # was 2.0e-3"),
         (("optim", "weight_decay"), 0.1, "  weight_decay: 0.1"),
         (("train", "steps"), 20, "train: {steps: 20, save_every: 5}"),
         (("train", "keep"), 3, "train: {steps: 10, save_every: 5, keep: 3}"),
