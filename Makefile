@@ -49,8 +49,13 @@ format: install
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-bench: install
+bench: $(VENV)/.bench
 	$(BIN)/frameloom bench
+
+# The libraries that it is measured against.
+$(VENV)/.bench: $(STAMP)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[bench]'
+	touch $@
 
 docs: install
 	$(BIN)/frameloom recipe reference > docs/recipe.md

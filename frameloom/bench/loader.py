@@ -43,7 +43,7 @@ def measure(effort: Effort) -> Iterator[Row]:
             write_moving_texture(folder / f"{number}.mp4", frames=num_frames)
             for number in range(effort.pick(_FILES, 1))
         ]
-        order = [paths[number % len(paths)] for number in range(effort.pick(20, 6))]
+        order = [paths[number % len(paths)] for number in range(effort.pick(20, 4))]
         reader, requests = _build_ours(folder, paths, len(order), num_frames)
         for against, build in LOADERS.items():
             ours = _Rounds(lambda: read_requests(requests, reader, workers=_WORKERS))

@@ -14,11 +14,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional as F
 
 from frameloom.models.denoisers.base import DenoiserFamily
 from frameloom.models.text import TextStates
+from frameloom.plan.ghosts import GhostMode
 from frameloom.plan.tracker import Tally, tally_passes
 
 Shape = tuple[int, int, int]
@@ -177,7 +177,7 @@ class _Runner:
     latent_channels: int
     text: TextShape
     bf16: bool
-    mode: FakeTensorMode = field(default_factory=FakeTensorMode)
+    mode: GhostMode = field(default_factory=GhostMode)
 
     def __post_init__(self) -> None:
         with self.mode:
@@ -193,7 +193,7 @@ class _Runner:
             )
             noisy_BCFHW = torch.empty(batch, self.latent_channels, *shape)
             target_BCFHW, timestep_B = torch.empty_like(noisy_BCFHW), torch.empty(batch)
-            with tally_passes(self.model) as tally:
+            with tally_passes(self.model, self.mode) as tally:
                 casting = torch.autocast("cpu", torch.bfloat16) if self.bf16 else nullcontext()
                 with casting:
                     made_BCFHW = self.family.denoise(self.model, noisy_BCFHW, timestep_B, text)

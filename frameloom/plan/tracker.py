@@ -1,4 +1,4 @@
-"""Counts what a forward and backward pass does, on the meta device: operations, live bytes, bytes moved.
+"""Counts what a forward and backward pass of ghosts does: operations, live bytes, bytes moved.
 
 Every tensor operation is seen as it is dispatched; storages are counted from their first sight to their end, as an
 allocator without fragments would. Attention stands for a fused kernel, which keeps no scores.
@@ -7,15 +7,16 @@ allocator without fragments would. Attention stands for a fused kernel, which ke
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
+
+from frameloom.plan.ghosts import Ghost, GhostMode
 
 # A fused backward pass computes the scores again: five products where the forward pass has two.
 _BACKWARD_RATIO = 2.5
@@ -43,19 +44,14 @@ class Tally:
         self.most[self.gradients] = max(self.most.get(self.gradients, 0), others)
 
 
-class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class _Watch:
     """Adds each operation to a tally."""
 
     def __init__(self, tally: Tally) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
         self.tally = tally
         self._seen: dict[int, weakref.ref[torch.UntypedStorage]] = {}
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        kwargs = kwargs or {}
-        out = func(*args, **kwargs)
+    def __call__(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any], out: Any) -> None:
         count = flop_registry.get(func._overloadpacket)
         made = [item for item in (out if isinstance(out, tuple | list) else (out,)) if isinstance(item, Tensor)]
         if count is not None:
@@ -64,12 +60,12 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.tally.moved += sum(item.nbytes for item in (*args, *made) if isinstance(item, Tensor))
         for item in made:
             self._take(item)
-        return out
 
     def ignore(self, tensors: Iterable[Tensor]) -> None:
         """Storages that are there before the pass: the weights."""
         for tensor in tensors:
-            storage = tensor.untyped_storage()
+            assert isinstance(tensor, Ghost)
+            storage = tensor.inner.untyped_storage()
             self._seen[storage._cdata] = weakref.ref(storage)
 
     def _take(self, tensor: Tensor) -> None:
@@ -127,8 +123,8 @@ def _cast(tensor: Tensor) -> Tensor:
 
 
 @contextmanager
-def tally_passes(model: nn.Module) -> Iterator[Tally]:
-    """Count all that happens inside the block; `model` and its weights are on the meta device."""
+def tally_passes(model: nn.Module, mode: GhostMode) -> Iterator[Tally]:
+    """Count all that happens inside the block; the weights of `model` are ghosts, and `mode` is on."""
     tally = Tally()
     watch = _Watch(tally)
     watch.ignore([*model.parameters(), *model.buffers()])
@@ -138,9 +134,11 @@ def tally_passes(model: nn.Module) -> Iterator[Tally]:
         if parameter.requires_grad
     ]
     try:
-        with _fused_attention(tally), watch:
+        mode.on_operation = watch
+        with _fused_attention(tally):
             yield tally
     finally:
+        mode.on_operation = None
         for hook in hooks:
             hook.remove()
         for parameter in model.parameters():

@@ -20,7 +20,10 @@ from frameloom.studio.recipe_list import list_recipes
 _PICK_ROW = """
 element.addEventListener('click', (event) => {
   const row = event.target.closest('[data-row]');
-  if (row) { trigger('click', {row: Number(row.dataset.row)}); }
+  if (!row) { return; }
+  trigger('click', {row: Number(row.dataset.row)});
+  // On a narrow window the player is below the table.
+  if (window.innerWidth <= 640) { document.querySelector('#clip-viewer')?.scrollIntoView({behavior: 'smooth'}); }
 });
 """
 _NOTHING_CHOSEN = note("Choose a clip to play it and to change its caption.")
@@ -50,7 +53,9 @@ def build_data(context: StudioContext) -> None:
     context.routes.append(lambda app: add_thumb_route(app, desk.media))
     names = list_manifests(context)
     with gr.Row(equal_height=True, elem_classes="fl-pick"):
-        manifest = gr.Dropdown(names, value=next(iter(names), None), label="Manifest", scale=8, elem_id="manifest")
+        manifest = gr.Dropdown(
+            names, value=next(iter(names), None), label="Manifest", scale=8, min_width=280, elem_id="manifest"
+        )
         again = gr.Button("Look again", scale=1, min_width=120)
     totals = gr.HTML(elem_id="data-totals")
     with gr.Tabs():

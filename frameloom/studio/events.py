@@ -30,8 +30,8 @@ def tell_errors(handler: Callable[_Arguments, _Result]) -> Callable[_Arguments, 
     return told
 
 
-def on_page_load(handler: Callable[..., Any], inputs: Any, outputs: Any, **settings: Any) -> None:
+def on_page_load(handler: Callable[..., Any], inputs: Any, outputs: Any, **settings: Any) -> Any:
     """Call `handler` whenever a browser opens the page that is being built."""
     page = Context.root_block
     assert page is not None, "a place is built inside the page"
-    page.load(handler, inputs, outputs, **settings)
+    return page.load(handler, inputs, outputs, **settings)

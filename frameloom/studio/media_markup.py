@@ -7,6 +7,7 @@ from pathlib import Path
 from frameloom.core.errors import FrameloomError
 from frameloom.studio.context import StudioContext
 from frameloom.studio.markup import safe
+from frameloom.studio.run_samples import CLIPS
 
 # Buttons inside our HTML tell what they do and to what; other clicks are not told.
 BUTTONS_SCRIPT = """
@@ -15,7 +16,6 @@ element.addEventListener('click', (event) => {
   if (button) { trigger('click', {act: button.dataset.act, key: button.dataset.key}); }
 });
 """
-_CLIP_KINDS = {".mp4": "video/mp4", ".webm": "video/webm"}
 
 
 def player(context: StudioContext, path: Path, caption: str) -> str:
@@ -24,12 +24,12 @@ def player(context: StudioContext, path: Path, caption: str) -> str:
         url = safe(context.file_url(path))
     except (OSError, FrameloomError):
         return '<p class="rg-empty">the file is gone</p>'
-    kind = _CLIP_KINDS.get(path.suffix.lower())
-    if kind is None:
+    if path.suffix.lower() not in CLIPS:
         return f'<img loading="lazy" src="{url}" alt="{safe(caption)}">'
+    # The address stands on the player itself: the page changes elements in place, and a new <source> is not loaded.
     return (
-        f'<video autoplay loop muted playsinline controls preload="metadata" aria-label="{safe(caption)}">'
-        f'<source src="{url}" type="{kind}"></video>'
+        f'<video src="{url}" autoplay loop muted playsinline controls preload="metadata" '
+        f'aria-label="{safe(caption)}"></video>'
     )
 
 
@@ -122,5 +122,11 @@ STYLE = """
 .rg-command { display: block; padding: 8px 10px; margin-top: 6px; border-radius: 8px; font-size: 12.5px;
   user-select: all; background: var(--background-fill-secondary); white-space: pre-wrap; overflow-wrap: anywhere; }
 .rg-start summary, .rg-more summary { cursor: pointer; overflow-wrap: anywhere; }
-@media (max-width: 640px) { .rg-table .rg-bar { display: none; } .rg-table th, .rg-table td { padding-right: 9px; } }
+@media (max-width: 640px) {
+  .rg-table, .rg-table tbody, .rg-table tr, .rg-table td { display: block; width: 100%; }
+  .gradio-container .rg-table tr:has(th) { display: none; }
+  .rg-table tr { border-top: 1px solid var(--border-color-primary); padding: 8px 0; }
+  .gradio-container .rg-table td { border: 0; padding: 2px 0; } .rg-table td:empty { display: none; }
+  .rg-table td[data-label]:not(:empty)::before { content: attr(data-label) " "; color: var(--body-text-color-subdued); }
+  .gradio-container .rg-table td.rg-acts { text-align: left; } .rg-table .rg-acts > :first-child { margin-left: 0; } }
 """

@@ -83,7 +83,11 @@ class RecipeDesk:
         wanted = name.strip() or "recipe.yaml"
         return self.context.resolve(wanted if wanted.endswith((".yaml", ".yml")) else f"{wanted}.yaml", where="save as")
 
-    def set_field(self, text: str, path: KeyPath, value: Any) -> str:
+    def set_field(self, text: str, name: str, path: KeyPath, value: Any) -> str | None:
+        """The text with one key set; None when the recipe has that value already, by itself or from a base."""
+        values = self.check(text, name).values
+        if values is not None and values[path] == value and type(values[path]) is type(value):
+            return None
         return set_key(text, path, value, where="recipe")
 
     def save(self, text: str, name: str) -> str:

@@ -100,6 +100,10 @@ def _literals(kind: Kind) -> tuple[Any, ...]:
     return get_args(kind.annotation) if get_origin(kind.annotation) is Literal else ()
 
 
+def is_size(field: FormField) -> bool:
+    return field.path in _FOLLOWS
+
+
 def sizes_for(field: FormField, values: dict[KeyPath, Any]) -> list[str] | None:
     """The named sizes of the chosen family or autoencoder; None for a field that does not depend on another."""
     leader = _FOLLOWS.get(field.path)

@@ -13,7 +13,7 @@ from frameloom.studio.events import on_page_load, tell_errors
 from frameloom.studio.manifest_list import list_manifests
 from frameloom.studio.plan_view import show_plan
 from frameloom.studio.recipe_desk import Checked, RecipeDesk, describe_check
-from frameloom.studio.recipe_form import FormField, sizes_for
+from frameloom.studio.recipe_form import FormField, is_size, sizes_for
 from frameloom.studio.recipe_list import SHIPPED_MARK, list_recipes
 
 _DEVICES = ("h100", "h200", "a100", "4090", "910b", "cpu")
@@ -26,7 +26,7 @@ def build_recipe(context: StudioContext) -> None:
     desk = RecipeDesk(context)
     names = list_recipes(context)
     with gr.Row(equal_height=True, elem_classes="fl-pick"):
-        pick = gr.Dropdown(names, value=_first(names), label="Recipe", scale=8, elem_id="recipe-pick")
+        pick = gr.Dropdown(names, value=_first(names), label="Recipe", scale=8, min_width=280, elem_id="recipe-pick")
         again = gr.Button("Look again", scale=1, min_width=120)
     with gr.Row(elem_classes="fl-split"):
         with gr.Column(scale=4, min_width=320):
@@ -104,42 +104,56 @@ def _wire(
     widgets: list[tuple[FormField, Any]],
 ) -> None:
     fields = [widget for _, widget in widgets]
+    sizes = [widget for field, widget in widgets if is_size(field)]
 
-    def check(written: str, place: str, *shown: Any) -> list[Any]:
+    def check(written: str, place: str) -> list[Any]:
         found = desk.check(written or "", place or "")
-        return [describe_check(found), *_refresh(found, [field for field, _ in widgets], shown)]
+        return [describe_check(found), *_fill(found, [field for field, _ in widgets])]
 
     def open_picked(chosen: str | None) -> tuple[str, str]:
         return desk.open(chosen) if chosen else ("name: my-run\n", desk.free_name("my-run.yaml"))
 
     def change(field: FormField) -> Any:
-        return tell_errors(lambda written, shown: desk.set_field(written or "", field.path, field.read(shown)))
+        def write_field(written: str, place: str, shown: Any) -> list[Any]:
+            changed = desk.set_field(written or "", place or "", field.path, field.read(shown))
+            found = desk.check(written if changed is None else changed, place or "")
+            return [gr.skip() if changed is None else changed, describe_check(found), *_offer_sizes(desk, found)]
+
+        return tell_errors(write_field)
 
     def write(written: str, place: str) -> Any:
         saved = desk.save(written or "", place or "")
         gr.Info(f"Saved: {saved}")
         return gr.Dropdown(choices=list_recipes(context), value=saved)
 
-    gr.on([pick.change], tell_errors(open_picked), [pick], [text, name], show_progress="hidden")
-    on_page_load(tell_errors(open_picked), [pick], [text, name], show_progress="hidden")
-    gr.on([text.change, name.change], check, [text, name, *fields], [answer, *fields], **_QUIET)
+    everything: dict[str, Any] = {"inputs": [text, name], "outputs": [answer, *fields], **_QUIET}
+    pick.change(tell_errors(open_picked), [pick], [text, name], show_progress="hidden").then(check, **everything)
+    on_page_load(tell_errors(open_picked), [pick], [text, name], show_progress="hidden").then(check, **everything)
+    # Only typing in the text fills the form: an answer that comes late must not undo what is typed in a field.
+    text.input(check, **everything)
+    name.input(lambda written, place: describe_check(desk.check(written or "", place or "")), [text, name], answer)
     for field, widget in widgets:
-        widget.input(change(field), [text, widget], [text], **_QUIET)
+        # Pasted text, and text that the browser fills in, is only told when the field is left.
+        events = [widget.input, *([widget.blur, widget.submit] if isinstance(widget, gr.Textbox) else [])]
+        gr.on(events, change(field), [text, name, widget], [text, answer, *sizes], **_QUIET)
     again.click(lambda: gr.Dropdown(choices=list_recipes(context)), None, pick)
     save.click(tell_errors(write), [text, name], [pick])
 
 
-def _refresh(found: Checked, fields: list[FormField], shown: tuple[Any, ...]) -> list[Any]:
-    """New values for the fields that differ; a field that already says the same is left to who types in it."""
+def _fill(found: Checked, fields: list[FormField]) -> list[Any]:
+    """What each field shows for the recipe; the form stays as it is while the text cannot be read."""
     if found.values is None:
         return [gr.skip()] * len(fields)
     updates = []
-    for field, now in zip(fields, shown, strict=True):
-        value, sizes = found.values[field.path], sizes_for(field, found.values)
-        if sizes is not None:
-            updates.append(gr.Dropdown(choices=sizes, value=field.show(value)))
-        elif field.read(now) == value:
-            updates.append(gr.skip())
-        else:
-            updates.append(field.show(value))
+    for field in fields:
+        sizes, shown = sizes_for(field, found.values), field.show(found.values[field.path])
+        updates.append(shown if sizes is None else gr.Dropdown(choices=sizes, value=shown))
     return updates
+
+
+def _offer_sizes(desk: RecipeDesk, found: Checked) -> list[Any]:
+    """The sizes to choose from follow the family and the autoencoder."""
+    fields = [field for group in desk.fields.values() for field in group if is_size(field)]
+    if found.values is None:
+        return [gr.skip()] * len(fields)
+    return [gr.Dropdown(choices=sizes_for(field, found.values)) for field in fields]

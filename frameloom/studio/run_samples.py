@@ -66,8 +66,8 @@ def nearest_step(steps: list[int], wanted: float) -> int | None:
 
 
 def slider_stride(steps: list[int]) -> int:
-    """The largest stride that stops at every step."""
-    return gcd(*(step - steps[0] for step in steps)) or 1
+    """The largest stride from 0 that stops at every step."""
+    return gcd(*steps) or 1
 
 
 def read_caption(path: Path) -> str:

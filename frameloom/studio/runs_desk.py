@@ -80,8 +80,9 @@ class RunsDesk:
         message = f'<br><small class="rg-message">{safe(view.message)}</small>' if view.message else ""
         return (
             f'<tr><td class="rg-name">{safe(view.name)}<br><small>{safe(about)}</small></td>'
-            f'<td>{badge(view.state)}{message}</td><td class="rg-step">{step}</td><td>{loss}</td>'
-            f'<td>{format_time(view.seconds_left)}</td><td class="rg-acts">{self._draw_acts(view)}</td></tr>'
+            f'<td>{badge(view.state)}{message}</td><td class="rg-step" data-label="step">{step}</td>'
+            f'<td data-label="loss">{loss}</td><td data-label="left">{format_time(view.seconds_left)}</td>'
+            f'<td class="rg-acts">{self._draw_acts(view)}</td></tr>'
         )
 
     def _draw_acts(self, view: RunView) -> str:

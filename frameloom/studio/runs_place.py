@@ -124,6 +124,7 @@ def _look(
         "others": others,
         "charts": [desk.version(names), more, strength, is_log],
         "steps": steps,
+        "most": max([1, last.get("most", 1), *steps]),
         "samples": [names, steps, place],
         "recipes": desk.list_recipes(),
         "logs": desk.draw_launches(),
@@ -137,7 +138,7 @@ def _look(
         fresh("names", lambda: gr.Dropdown(choices=now["names"])),
         fresh("others", lambda: gr.Dropdown(choices=others)),
         fresh("charts", lambda: desk.draw_charts(names, strength=strength, is_log=is_log, more=more)),
-        fresh("steps", lambda: _slide(steps, place)),
+        fresh("steps", lambda: _slide(steps, place, now["most"])),
         fresh("samples", lambda: desk.draw_samples(names, place)),
         fresh("recipes", lambda: gr.Dropdown(choices=now["recipes"])),
         fresh("logs", lambda: now["logs"]),
@@ -145,9 +146,8 @@ def _look(
     ]
 
 
-def _slide(steps: list[int], place: float) -> Any:
+def _slide(steps: list[int], place: float, most: float) -> Any:
+    """From 0, and never shorter than it was: a look that is still on its way would be refused for its old place."""
     if len(steps) < 2:
-        return gr.Slider(visible=False, value=steps[0] if steps else 0, minimum=0, maximum=max(1, *steps, 1))
-    return gr.Slider(
-        visible=True, minimum=steps[0], maximum=steps[-1], step=slider_stride(steps), value=place, label="Step"
-    )
+        return gr.Slider(visible=False)
+    return gr.Slider(visible=True, maximum=most, step=slider_stride(steps), value=place, label="Step")

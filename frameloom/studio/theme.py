@@ -5,7 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-HEAD = '<meta name="color-scheme" content="light dark">'
+# Gradio puts its own container before every selector of `css`; rules about the container itself stand in the head.
+_OUTER = """
+.gradio-container { width: 100% !important; max-width: 1280px !important; margin: 0 auto !important;
+  padding: 0 clamp(10px, 2vw, 24px) 56px !important; }
+.gradio-container > .main.fillable { padding: 8px clamp(0px, 1vw, 8px) !important; }
+@media (max-width: 640px) {
+  .tab-container button[role="tab"] { padding: 0 10px !important; }
+}
+"""
+HEAD = f'<meta name="color-scheme" content="light dark"><style>{_OUTER}</style>'
 CSS = Path(__file__).with_name("studio.css").read_text(encoding="utf-8")
 _SANS = ("system-ui", "-apple-system", "Segoe UI", "Roboto", "Noto Sans", "Liberation Sans", "sans-serif")
 _MONO = ("ui-monospace", "SFMono-Regular", "Menlo", "Consolas", "DejaVu Sans Mono", "monospace")

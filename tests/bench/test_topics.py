@@ -25,8 +25,8 @@ def test_a_process_that_dies_keeps_its_rows_and_tells_its_exit_code() -> None:
 
 
 def test_a_process_that_hangs_is_stopped() -> None:
-    found = list(run_apart(send_one_and_hang, (), "step", 20))
-    assert found[0] == Row("step", "before") and found[1].problem == "no answer for 20 s; it was stopped"
+    found = list(run_apart(send_one_and_hang, (), "step", 8))
+    assert found[0] == Row("step", "before") and found[1].problem == "no answer for 8 s; it was stopped"
 
 
 def test_rows_of_another_process_are_those_of_this_one() -> None:

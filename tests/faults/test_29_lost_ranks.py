@@ -54,12 +54,19 @@ def test_peers_of_a_lost_rank_end_in_time_and_the_restart_is_equal(warm, tally, 
 @pytest.mark.timeout(600)
 def test_a_slow_rank_is_named_within_twenty_steps(warm, tally, world):
     path = world.write_recipe(parallel={"data": 2})
+
+    def train(name: str, steps: int, env: dict[str, str] | None = None) -> str:
+        children = warm.train_ranks([str(path), "--name", name, "--train.steps", str(steps)], 2, env=env)
+        assert [warm.wait(child, 280) for child in children] == [0, 0], [child.output for child in children]
+        return children[0].output
+
+    train("plain", 3)
+    lines = map(json.loads, (world.folder / "plain" / "metrics.jsonl").read_text().splitlines())
+    step_s = max(1 / line["train/steps_per_s"] for line in lines)
     tally.inject()
-    slow = {"point": "pass", "rank": 1, "act": "slow", "seconds": 0.5}
-    children = warm.train_ranks([str(path), "--train.steps", "17"], 2, env=faults(slow))
-    assert [warm.wait(child, 240) for child in children] == [0, 0], [child.output for child in children]
-    assert "rank 1 works" in children[0].output, children[0].output
-    assert "rank 0 works" not in children[0].output
+    slow = {"point": "pass", "rank": 1, "act": "slow", "seconds": max(0.3, 4 * step_s)}
+    told = train("slow", 9, faults(slow))
+    assert "rank 1 works" in told and "rank 0 works" not in told, told
     tally.survive()
 
 

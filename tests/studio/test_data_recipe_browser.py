@@ -99,19 +99,25 @@ def test_buckets_and_broken_files_are_shown(page):
     page.locator("#broken-files", has_text="No broken file is listed").wait_for()
 
 
+def retype(page, field, text: str) -> None:
+    field.click()
+    page.keyboard.press("Control+A")
+    page.keyboard.type(text)
+
+
 def test_a_recipe_is_filled_in_checked_refused_and_saved(page, root):
     page.get_by_role("tab", name="Recipe").click()
     answer = page.locator("#recipe-answer")
     answer.get_by_text("No mistake in it").wait_for()
     page.get_by_role("button", name="optim:").click()
     rate = page.locator("#field-optim-lr textarea, #field-optim-lr input").first
-    page.wait_for_function("document.querySelector('#field-optim-lr textarea, #field-optim-lr input').value == '1e-3'")
-    rate.fill("fast")
+    page.wait_for_function("document.querySelector('#field-optim-lr textarea, #field-optim-lr input').value == '0.001'")
+    retype(page, rate, "fast")
     answer.get_by_text("optim.lr is 'fast'").wait_for()
     page.locator("#recipe-save").click()
     page.get_by_text("not saved, 1 to put right first").first.wait_for()
     assert [path.name for path in root.glob("*.yaml")] == ["mine.yaml"]
-    rate.fill("5e-4")
+    retype(page, rate, "5e-4")
     answer.get_by_text("No mistake in it").wait_for()
     page.locator("#recipe-save").click()
     page.wait_for_function("document.querySelector('#recipe-pick input').value == 'mine-2.yaml'")

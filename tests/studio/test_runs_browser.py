@@ -13,6 +13,8 @@ from tests.studio.tiny_run import PROMPT, make_root
 
 _CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 _PATIENCE_MS = 240_000
+_EACH_CARD_HAS_ITS_OWN_CLIP = """[...document.querySelectorAll('#generate-history .rg-clip')].every(
+    (card) => card.querySelector('video').currentSrc.includes(card.dataset.file))"""
 
 pytest.importorskip("gradio", reason="the studio needs the extra of that name")
 playwright = pytest.importorskip("playwright.sync_api", reason="the browser is driven by playwright")
@@ -109,7 +111,10 @@ def test_a_video_is_made_played_and_its_settings_used_again(page, root):
     page.wait_for_function(f"document.querySelector('#generate-history video').currentTime != {seconds}")
     assert page.evaluate("document.querySelector('#generate-history video').videoWidth") == 64
     page.locator("#generate-prompt textarea").fill("another")
-    page.get_by_role("button", name="Use the settings of").first.click()
+    page.locator("#generate-go").click()
+    page.wait_for_function("document.querySelectorAll('#generate-history video').length == 2")
+    page.wait_for_function(_EACH_CARD_HAS_ITS_OWN_CLIP)
+    page.get_by_role("button", name="Use the settings of a-red").click()
     page.wait_for_function("document.querySelector('#generate-prompt textarea').value.includes('onerror')")
     page.get_by_role("button", name="as gif").first.click()
     page.locator("#generate-told a[download]").wait_for()

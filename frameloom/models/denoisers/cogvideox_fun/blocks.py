@@ -48,8 +48,8 @@ class ModulatedNorm(nn.Module):
         """Modulated video and text, then the gates that their updates are multiplied with."""
         parts_B1D = self.linear(F.silu(time_BE))[:, None].chunk(6, dim=-1)
         shift, scale, gate, text_shift, text_scale, text_gate = parts_B1D
-        video = self.norm(video_BND) * (1 + scale) + shift
-        text = self.norm(text_BKD) * (1 + text_scale) + text_shift
+        video = torch.addcmul(shift, self.norm(video_BND), 1 + scale)
+        text = torch.addcmul(text_shift, self.norm(text_BKD), 1 + text_scale)
         return video, text, gate, text_gate
 
 
@@ -67,9 +67,10 @@ class Block(nn.Module):
         num_text = text_BKD.shape[1]
         video, text, gate, text_gate = self.norm1(video_BND, text_BKD, time_BE)
         attended_BMD = self.attn1(torch.cat([text, video], dim=1), rope_M1P)
-        video_BND = video_BND + gate * attended_BMD[:, num_text:]
-        text_BKD = text_BKD + text_gate * attended_BMD[:, :num_text]
+        video_BND = torch.addcmul(video_BND, gate, attended_BMD[:, num_text:])
+        text_BKD = torch.addcmul(text_BKD, text_gate, attended_BMD[:, :num_text])
 
         video, text, gate, text_gate = self.norm2(video_BND, text_BKD, time_BE)
         out_BMD = self.ff(torch.cat([text, video], dim=1))
-        return video_BND + gate * out_BMD[:, num_text:], text_BKD + text_gate * out_BMD[:, :num_text]
+        video_BND = torch.addcmul(video_BND, gate, out_BMD[:, num_text:])
+        return video_BND, torch.addcmul(text_BKD, text_gate, out_BMD[:, :num_text])
