@@ -220,7 +220,8 @@ def render_centred(
 ) -> NDArray[np.uint8]:
     """A picture, HWC, with the shape near the middle: where a clip's first frame shows it betrays where it goes."""
     place_12 = 0.5 + random.uniform(-0.03, 0.03, size=(1, 2))
-    return _paint(attributes, random.uniform(*SIZE_RANGE), place_12, height_px, width_px)[0]
+    picture_1HWC = _paint(attributes, random.uniform(*SIZE_RANGE), place_12, height_px, width_px)
+    return picture_1HWC.reshape(height_px, width_px, 3)
 
 
 def _paint(

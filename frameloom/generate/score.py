@@ -90,5 +90,5 @@ def _draw_first_frame(sampler: Sampler, prompt: str, seed: int, number: int) -> 
 
 
 def _psnr_db(first_HWC: NDArray[np.uint8], second_HWC: NDArray[np.uint8]) -> float:
-    error = np.mean((first_HWC.astype(np.float64) - second_HWC) ** 2)
+    error = float(np.mean((first_HWC.astype(np.float64) - second_HWC) ** 2))
     return float(10 * np.log10(255**2 / max(error, 1e-10)))

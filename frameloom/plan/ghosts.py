@@ -27,25 +27,27 @@ class _Made(NamedTuple):
 
 
 class Ghost(Tensor):
-    """Looks like a tensor on the host; `inner` has its shape, and a storage that views share."""
+    """Looks like a tensor on the host; `shapes` has its shape, and a storage that views share."""
 
-    inner: Tensor
+    shapes: Tensor
 
     @staticmethod
     def __new__(cls, inner: Tensor) -> Ghost:
-        made: Ghost = torch.Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
+        made: Ghost = torch.Tensor._make_wrapper_subclass(
             cls,
             inner.size(),
             strides=inner.stride(),
             storage_offset=inner.storage_offset(),
             dtype=inner.dtype,
-            device="cpu",
+            device=torch.device("cpu"),
         )
-        made.inner = inner
+        made.shapes = inner
         return made
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         with GhostMode():
             return func(*args, **(kwargs or {}))
 
@@ -122,7 +124,7 @@ def _is_real(args: Any) -> bool:
 
 def _unwrap(item: Any) -> Any:
     if isinstance(item, Ghost):
-        return item.inner
+        return item.shapes
     if isinstance(item, Tensor):
         return item.to(_META)
     if isinstance(item, tuple | list):

@@ -65,7 +65,7 @@ class _Watch:
         """Storages that are there before the pass: the weights."""
         for tensor in tensors:
             assert isinstance(tensor, Ghost)
-            storage = tensor.inner.untyped_storage()
+            storage = tensor.shapes.untyped_storage()
             self._seen[storage._cdata] = weakref.ref(storage)
 
     def _take(self, tensor: Tensor) -> None:
