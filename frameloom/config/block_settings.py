@@ -28,7 +28,6 @@ class RecomputeSection(Section):
     offload: bool = Field(default=False, description="what blocks are given waits in host memory; needs a GPU")
     buffer: Amount | None = Field(
         default=None,
-        description="the most host memory for that, pinned and taken at once; what does not fit stays on the GPU; "
-        "null: no limit (grad_ckpt_buffer_size, which counts numbers of two bytes)",
+        description="the most pinned host memory for that; null: no limit (grad_ckpt_buffer_size, in numbers of two bytes)",
         examples=["25GB"],
     )

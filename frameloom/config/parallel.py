@@ -29,8 +29,7 @@ class ParallelSection(Section):
     sequence: Count = Field(default=1, description="processes that split the tokens of one clip")
     tensor: Count = Field(
         default=1,
-        description="neighbouring processes that split each layer of the text encoders (encoders: tensor); the "
-        "denoiser is split by zero and sequence alone",
+        description="processes that split each layer of the text encoders (encoders: tensor); no denoiser is split so",
     )
     gather: Literal["fp32", "bf16"] = Field(
         default="fp32",
@@ -38,8 +37,7 @@ class ParallelSection(Section):
     )
     encoders: Literal["each", "once", "shard", "tensor"] = Field(
         default="each",
-        description="who has the text encoders: each process, one of a machine (once), all in parts that are gathered "
-        "(shard), or groups that compute a part of each layer (tensor)",
+        description="text encoders: in each process, one per machine (once), gathered parts (shard), split layers (tensor)",
     )
     timeout_s: Annotated[float, Field(gt=0)] = Field(
         default=1800, description="a process that waits longer for another one gives up"

@@ -379,8 +379,7 @@ class TrainSection(Section):
     )
     checkpoint: Literal["auto", "whole", "sharded"] = Field(
         default="auto",
-        description="who writes checkpoints: the first process (whole), or each its part (sharded); auto: sharded "
-        "where weights or optimizer are split",
+        description="written by the first process (whole) or by each its part (sharded); auto: sharded where state is split",
     )
     keep: Annotated[int, Field(ge=2)] = Field(
         default=2, description="complete checkpoints kept; the newest may be the damaged one"
@@ -404,8 +403,7 @@ class TrainSection(Section):
     )
     rehearse: Rehearse = Field(
         default="auto",
-        description="run the largest batch of each bucket once before the first step, so that memory trouble shows at "
-        "once; auto: on a GPU",
+        description="run the largest batch of each bucket once before the first step; auto: on a GPU",
     )
     deterministic: bool = Field(
         default=False, description="only operations that give the same bits each time, which may be slower on a GPU"
