@@ -7,6 +7,7 @@ plain tensor on the meta device would not do: automatic casts do not know that d
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import cache
 from typing import Any, NamedTuple
 
 import torch
@@ -15,6 +16,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 _META = torch.device("meta")
+_REAL = {Tensor}
 
 Seen = Callable[[Any, Sequence[Any], dict[str, Any], Any], None]
 """is told an operation with what it was given and what it gave, on the meta device"""
@@ -62,11 +64,11 @@ class GhostMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if _is_real(args):
+        given, kinds = _unwrap_all(args)
+        if kinds == _REAL:  # small tables may be computed
             return func(*args, **kwargs)
-        given = [_unwrap(item) for item in args]
-        named = {name: _unwrap(item) for name, item in kwargs.items()}
-        if "device" in named or not any(isinstance(item, Tensor) for item in _flat(given)):
+        named = dict(zip(kwargs, _unwrap_all(kwargs.values())[0], strict=True)) if kwargs else {}
+        if not kinds or "device" in named:
             named["device"] = _META
         out = self._run(func, given, named)
         if self.on_operation is not None:
@@ -79,7 +81,7 @@ class GhostMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _run(self, func: Any, given: list[Any], named: dict[str, Any]) -> Any:
         """Blocks are alike: what an operation gives for shapes that it was given before is not worked out again."""
-        if func.is_view or func._schema.is_mutable:
+        if not _is_plain(func):
             return func(*given, **named)
         key = (func, _describe(given), _describe(named.values()), tuple(named))
         known = self._known.get(key)
@@ -106,30 +108,30 @@ def _describe(items: Iterable[Any]) -> tuple[Any, ...]:
     return tuple(found)
 
 
-def _flat(items: Any) -> list[Any]:
+@cache
+def _is_plain(func: Any) -> bool:
+    """Whether it makes tensors of its own, instead of a look at another one or a change of it."""
+    return not func.is_view and not func._schema.is_mutable
+
+
+def _unwrap_all(items: Iterable[Any]) -> tuple[list[Any], set[type]]:
+    """What stands behind ghosts, and which kinds of tensors were there."""
     found: list[Any] = []
+    kinds: set[type] = set()
     for item in items:
-        if isinstance(item, tuple | list):
-            found += item
+        if isinstance(item, Ghost):
+            found.append(item.shapes)
+            kinds.add(Ghost)
+        elif isinstance(item, Tensor):
+            found.append(item.to(_META))
+            kinds.add(Tensor)
+        elif isinstance(item, tuple | list):
+            inner, inner_kinds = _unwrap_all(item)
+            found.append(type(item)(inner))
+            kinds |= inner_kinds
         else:
             found.append(item)
-    return found
-
-
-def _is_real(args: Any) -> bool:
-    """Whether numbers are there, and nothing but numbers: small tables may be computed."""
-    tensors = [item for item in _flat(args) if isinstance(item, Tensor)]
-    return bool(tensors) and not any(isinstance(item, Ghost) for item in tensors)
-
-
-def _unwrap(item: Any) -> Any:
-    if isinstance(item, Ghost):
-        return item.shapes
-    if isinstance(item, Tensor):
-        return item.to(_META)
-    if isinstance(item, tuple | list):
-        return type(item)(map(_unwrap, item))
-    return item
+    return found, kinds
 
 
 def _wrap(made: Tensor, args: Sequence[Any], given: Sequence[Any]) -> Tensor:

@@ -51,8 +51,8 @@ _BATCH_REMARK = (
     "of them fit here"
 )
 _TIME_REMARK = (
-    "the most expensive aspect ratio at 45% of the rate of the device; the report's step implies a larger share, "
-    "although encoders and communication are in it"
+    "the most expensive aspect ratio at 45% of the rate of the device; the published step also encodes clips and "
+    "captions and sends gradients"
 )
 
 FIGURES = (

@@ -76,7 +76,7 @@ def test_a_base_beside_the_file_is_read(desk):
 def test_a_field_that_says_what_is_inherited_writes_nothing(desk):
     text, name = desk.open("shipped: shapes/demo")
     assert desk.set_field(text, name, ("optim", "lr"), 4e-3) is None
-    assert desk.set_field(text, name, ("optim", "lr"), 5e-3) == f"{text}optim:\n  lr: 5e-3\n"
+    assert desk.set_field(text, name, ("optim", "lr"), 5e-3) == f"{text}optim:\n  lr: 0.005\n"
 
 
 def test_saving_writes_a_new_file_once(desk):
