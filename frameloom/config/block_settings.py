@@ -28,6 +28,6 @@ class RecomputeSection(Section):
     offload: bool = Field(default=False, description="what blocks are given waits in host memory; needs a GPU")
     buffer: Amount | None = Field(
         default=None,
-        description="the most pinned host memory for that; null: no limit (grad_ckpt_buffer_size, in numbers of two bytes)",
+        description="the most pinned host memory for that; null: no limit (grad_ckpt_buffer_size, in two-byte numbers)",
         examples=["25GB"],
     )

@@ -18,7 +18,7 @@ class CaptionNoteSection(Section):
     )
     in_sampling: Literal["as_trained", "sentences"] = Field(
         default="as_trained",
-        description="how a prompt gets rate and motion score: as in training, or as published (24 FPS. 4 motion score.)",
+        description="how a prompt gets rate and motion: as in training, or as published (24 FPS. 4 motion score.)",
     )
     motion_in_sampling: Annotated[int, Field(ge=0)] | None = Field(
         default=4, description="motion score of a prompt where sample.motion_score is null; null: none"

@@ -37,7 +37,7 @@ class ParallelSection(Section):
     )
     encoders: Literal["each", "once", "shard", "tensor"] = Field(
         default="each",
-        description="text encoders: in each process, one per machine (once), gathered parts (shard), split layers (tensor)",
+        description="text encoders in each process, one per machine (once), in parts (shard), split layers (tensor)",
     )
     timeout_s: Annotated[float, Field(gt=0)] = Field(
         default=1800, description="a process that waits longer for another one gives up"

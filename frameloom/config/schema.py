@@ -379,7 +379,7 @@ class TrainSection(Section):
     )
     checkpoint: Literal["auto", "whole", "sharded"] = Field(
         default="auto",
-        description="written by the first process (whole) or by each its part (sharded); auto: sharded where state is split",
+        description="saved by the first process (whole) or each its part (sharded); auto: sharded where state is split",
     )
     keep: Annotated[int, Field(ge=2)] = Field(
         default=2, description="complete checkpoints kept; the newest may be the damaged one"
