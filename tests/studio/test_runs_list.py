@@ -24,7 +24,8 @@ from tests.studio.tiny_run import PROMPT, RUN, make_root
 def root(shared_world, tmp_path) -> Path:
     """A copy of the run's small files, so that a test may change them."""
     target = tmp_path / "root"
-    shutil.copytree(make_root(shared_world) / "runs", target / "runs", ignore=shutil.ignore_patterns("*.safetensors"))
+    # Other tests start runs beside it.
+    shutil.copytree(make_root(shared_world) / RUN, target / RUN, ignore=shutil.ignore_patterns("*.safetensors"))
     return target.resolve()
 
 
