@@ -263,7 +263,11 @@ def _scales_gradients(optimizer: Optimizer) -> bool:
 
 def measure_gradients(params: Sequence[nn.Parameter]) -> Tensor:
     """The joint 2-norm of all gradients, on their device."""
-    norm = nn.utils.get_total_norm([param.grad for param in params if param.grad is not None])
+    grads = [param.grad for param in params if param.grad is not None]
+    if not grads:
+        return torch.zeros(())
+    # Not torch's get_total_norm: it sorts gradients by device and type first, for a third of what the norms cost.
+    norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(grads)))
     # Each process has the norm of its shard; the sum over all of them is one small collective.
     return norm.full_tensor() if isinstance(norm, DTensor) else norm
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from dataclasses import dataclass
 from typing import Any
 
@@ -92,8 +93,14 @@ def take_pass(setting: Setting, family: DenoiserFamily, model: nn.Module) -> Non
 def measure_peak(setting: Setting) -> int:
     """Bytes above the weights at the worst moment, as the allocator has seen it, gradients of weights included."""
     family, model = setting.build("cpu")
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
-        take_pass(setting, family, model)
+    # Nothing older may be freed while the record runs: it would be taken from this pass.
+    gc.collect()
+    gc.disable()
+    try:
+        with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+            take_pass(setting, family, model)
+    finally:
+        gc.enable()
     live = peak = 0
     for event in sorted(memory_events(profiler), key=lambda event: event.start_ns()):
         live += event.nbytes()
