@@ -141,14 +141,25 @@ class _Fixed:
 
 
 def _moments(tally: Tally) -> tuple[tuple[float, float], ...]:
-    """Only those that another one does not exceed in both; the end, when all gradients are there, is one of them."""
-    found: list[tuple[float, float]] = []
-    least = -1
-    for gradients, others in sorted(tally.most.items(), reverse=True):
-        if others > least:
-            found.append((others / tally.peak, gradients / max(tally.gradients, 1)))
-            least = others
-    return ((0.0, 1.0), *found)
+    """Only those that can be the worst for some amounts of both: the corners of their hull.
+
+    The end, when all gradients are there, is one of them.
+    """
+    corners: list[tuple[float, float]] = []
+    for gradients, others in [(tally.gradients, 0), *sorted(tally.most.items(), reverse=True)]:
+        moment = (others / tally.peak, gradients / max(tally.gradients, 1))
+        if corners and moment[0] <= corners[-1][0]:
+            continue
+        while len(corners) > 1 and not _bends(corners[-2], corners[-1], moment):
+            corners.pop()
+        corners.append(moment)
+    return tuple(corners)
+
+
+def _bends(start: tuple[float, float], middle: tuple[float, float], end: tuple[float, float]) -> bool:
+    """Whether the middle one is outside of the line from the first to the last."""
+    way, height = (end[0] - start[0], end[1] - start[1]), (middle[0] - start[0], middle[1] - start[1])
+    return way[0] * height[1] > way[1] * height[0]
 
 
 def _size(shape: Shape) -> int:

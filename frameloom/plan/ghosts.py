@@ -27,6 +27,9 @@ class _Made(NamedTuple):
     stride: tuple[int, ...]
     dtype: torch.dtype
 
+    def remake(self) -> Tensor:
+        return torch.empty_strided(self.shape, self.stride, dtype=self.dtype, device=_META)
+
 
 class Ghost(Tensor):
     """Looks like a tensor on the host; `shapes` has its shape, and a storage that views share."""
@@ -60,7 +63,11 @@ class GhostMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.on_operation: Seen | None = None
-        self._known: dict[Any, list[_Made]] = {}
+        self._known: dict[Any, list[_Made | None]] = {}
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # nothing is compiled in here, and the wrapper that says so costs a tenth of the time
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -86,12 +93,14 @@ class GhostMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         key = (func, _describe(given), _describe(named.values()), tuple(named))
         known = self._known.get(key)
         if known is not None:
-            made = [torch.empty_strided(like.shape, like.stride, dtype=like.dtype, device=_META) for like in known]
-            return made[0] if len(made) == 1 else tuple(made)
+            made = tuple(None if like is None else like.remake() for like in known)
+            return made if len(made) > 1 else made[0]
         out = func(*given, **named)
         results = out if isinstance(out, tuple) and len(out) > 1 else (out,)
-        if all(isinstance(item, Tensor) for item in results):
-            self._known[key] = [_Made(item.shape, item.stride(), item.dtype) for item in results]
+        if all(item is None or isinstance(item, Tensor) for item in results):
+            self._known[key] = [
+                None if item is None else _Made(item.shape, item.stride(), item.dtype) for item in results
+            ]
         return out
 
 
