@@ -7,8 +7,9 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+from frameloom.core.host_memory import return_freed_memory
+
 _STATUS, _RESET = Path("/proc/self/status"), Path("/proc/self/clear_refs")
-_MMAP_THRESHOLD = -3  # the number of M_MMAP_THRESHOLD in malloc.h
 _MAPPED_BYTES = 1 << 16
 
 
@@ -20,10 +21,9 @@ def can_measure() -> bool:
 def measure_peak_bytes(work: Callable[[], object]) -> int:
     """Growth of resident memory at its peak, kernels' scratch space included. Measure times before, not after:
     from here on large blocks go back to the system when they are freed, which makes peaks exact and allocation slow."""
-    libc = ctypes.CDLL(None)
-    libc.mallopt(_MMAP_THRESHOLD, _MAPPED_BYTES)
+    return_freed_memory(_MAPPED_BYTES)
     work()  # what a first call sets up for good does not count
-    libc.malloc_trim(0)
+    return_freed_memory(_MAPPED_BYTES)
     _RESET.write_text("5")  # sets the peak back to what is resident now
     before = _read("VmRSS:")
     work()
