@@ -101,7 +101,8 @@ def _read_value(text: str, kind: Kind, flag: str) -> Any:
     if any(0xD800 <= ord(character) <= 0xDFFF for character in text):
         raise ConfigError(f"{flag}: the value {text!r} is not UTF-8 text")
     only_text = kind.accepts(str) and not any(kind.accepts(plain) for plain in (int, float, bool))
-    if not only_text or text[:1] in ('"', "'"):
+    is_group = kind.item is not None and text[:1] == ("[" if kind.is_list else "{")
+    if not only_text or is_group or text[:1] in ('"', "'"):
         return parse_value(text, where=flag)
     return None if kind.accepts(type(None)) and text in ("null", "~", "") else text
 

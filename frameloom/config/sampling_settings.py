@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
@@ -26,13 +25,13 @@ class LoraChoice(Section):
 
 
 def _read_list(value: Any) -> Any:
-    """On the command line a list is text, like a path; a path does not begin with a bracket."""
-    if isinstance(value, str) and value.lstrip().startswith("["):
-        try:
-            return tuple(LoraChoice.model_validate(one) for one in json.loads(value))
-        except ValueError:
-            raise ValueError("not a list of {path, scale}") from None
-    return value
+    """Behind a validator that sees both, pydantic takes a list for no tuple."""
+    if not isinstance(value, list):
+        return value
+    try:
+        return tuple(LoraChoice.model_validate(one) for one in value)
+    except ValueError:
+        raise ValueError("not a list of {path, scale}") from None
 
 
 Loras = Annotated[

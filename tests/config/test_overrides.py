@@ -37,6 +37,9 @@ def at(value: Any, dotted: str) -> Any:
         (["--vae.weights=a=b"], "vae.weights", "a=b"),
         (["--vae.weights", "null"], "vae.weights", None),
         (["--validation.where.split", "val"], "validation.where.split", "val"),
+        (["--validation.where", "{split: val}"], "validation.where.split", "val"),
+        (["--data.where", "{}"], "data.where", {}),
+        (["--data.where", "frames > 9"], "data.where", "frames > 9"),
         (["--validation", "{every: 5, where: {split: val}}"], "validation.every", 5),
     ],
 )

@@ -27,3 +27,8 @@ def test_one_lora_is_a_path_and_several_are_a_list(recipe_file: Path) -> None:
     assert found == (LoraChoice(path="a", scale=0.5), LoraChoice(path="b"))
     with pytest.raises(ConfigError, match=r"sample\.lora"):
         load_recipe(recipe_file, ["--sample.lora", '[{"file": "a"}]'])
+
+
+def test_several_loras_stand_in_a_recipe_file(recipe_file: Path) -> None:
+    recipe_file.write_text(recipe_file.read_text() + "\nsample: {lora: [{path: a, scale: 0.5}, {path: b}]}\n")
+    assert load_recipe(recipe_file).sample.lora == (LoraChoice(path="a", scale=0.5), LoraChoice(path="b"))
