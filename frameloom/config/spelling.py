@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable
 
 # Names that other trainers use, and where the idea lives here.
@@ -91,8 +92,10 @@ SYNONYMS = {
 _MAX_WORD = 64
 
 
-def distance(one: str, other: str) -> int:
-    """Edits between two words: insert, delete, replace, or swap two neighbours."""
+def distance(one: str, other: str, *, limit: int = sys.maxsize) -> int:
+    """Edits between two words: insert, delete, replace, or swap two neighbours; beyond `limit`, some number above it."""
+    if abs(len(one) - len(other)) > limit:
+        return limit + 1
     before: list[int] = []
     row = list(range(len(other) + 1))
     for i, left in enumerate(one, 1):
@@ -102,6 +105,9 @@ def distance(one: str, other: str) -> int:
             if i > 1 and j > 1 and left == other[j - 2] and one[i - 2] == right:
                 cost = min(cost, older[j - 2] + 1)
             row.append(cost)
+        # What follows is built on these two rows and never falls below both.
+        if min(row) > limit and min(before) > limit:
+            return limit + 1
     return row[-1]
 
 
@@ -110,8 +116,8 @@ def nearest(word: str, candidates: Iterable[str]) -> str | None:
     if len(word) > _MAX_WORD:
         return None
     plain = _fold(word)
-    scored = [(distance(plain, _fold(candidate)), candidate) for candidate in candidates]
     limit = max(1, len(plain) // 3)
+    scored = [(distance(plain, _fold(candidate), limit=limit), candidate) for candidate in candidates]
     close = [(score, candidate[:1] != word[:1], candidate) for score, candidate in scored if score <= limit]
     return min(close)[2] if close else None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import types
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -106,16 +107,22 @@ def field_kind(field: FieldInfo) -> Kind:
     return Kind.of(field.annotation, field.metadata)
 
 
-def walk(section: type[Section] = Recipe, prefix: KeyPath = ()) -> Iterator[Key]:
+@functools.cache
+def walk() -> tuple[Key, ...]:
     """Every key, a section before the keys inside it."""
+    return tuple(_walk_section(Recipe, ()))
+
+
+def _walk_section(section: type[Section], prefix: KeyPath) -> Iterator[Key]:
     for name, field in section.model_fields.items():
         key = Key((*prefix, name), field)
         yield key
-        item = key.kind.item
-        if key.kind.section is not None:
-            yield from walk(key.kind.section, key.path)
+        kind = key.kind
+        item = kind.item
+        if kind.section is not None:
+            yield from _walk_section(kind.section, key.path)
         elif item is not None and item.section is not None:
-            yield from walk(item.section, (*key.path, "0"))
+            yield from _walk_section(item.section, (*key.path, "0"))
 
 
 def kind_at(path: KeyPath) -> Kind | None:

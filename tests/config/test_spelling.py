@@ -20,6 +20,12 @@ from frameloom.config.tree import explain_unknown, kind_at
 )
 def test_distance_counts_edits_and_swaps(one: str, other: str, edits: int) -> None:
     assert distance(one, other) == distance(other, one) == edits
+    for limit in range(1, 4):
+        assert (
+            (distance(one, other, limit=limit) == edits)
+            if edits <= limit
+            else distance(one, other, limit=limit) > limit
+        )
 
 
 def test_nearest_is_none_when_nothing_is_close() -> None:
