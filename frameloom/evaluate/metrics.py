@@ -1,17 +1,13 @@
 """Distances between two videos of the same shape, one number per clip.
 
 Values are in [-1, 1]. Shape letters: B batch, C channels, F frames, H height, W width.
+The library is imported by the first use: it takes two seconds, and most runs that could measure do not.
 """
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torchmetrics.functional.image import (
-    multiscale_structural_similarity_index_measure,
-    peak_signal_noise_ratio,
-    structural_similarity_index_measure,
-)
 
 _RANGE = 2.0  # from -1 to 1
 _MIN_SSIM_PX = 11  # the window of the original paper
@@ -20,6 +16,8 @@ _MIN_MS_SSIM_PX = 176  # halved four times, the picture must still hold the wind
 
 def psnr_db(a_BCFHW: Tensor, b_BCFHW: Tensor) -> Tensor:
     """Peak signal-to-noise ratio per clip in dB, the mean over its frames; a frame without difference makes it inf."""
+    from torchmetrics.functional.image import peak_signal_noise_ratio
+
     a_NCHW, b_NCHW = _to_frames(a_BCFHW, b_BCFHW)
     psnr_N = peak_signal_noise_ratio(a_NCHW, b_NCHW, data_range=_RANGE, dim=(1, 2, 3), reduction="none")
     return psnr_N.reshape(len(a_BCFHW), -1).mean(dim=1)
@@ -27,6 +25,8 @@ def psnr_db(a_BCFHW: Tensor, b_BCFHW: Tensor) -> Tensor:
 
 def ssim(a_BCFHW: Tensor, b_BCFHW: Tensor) -> Tensor:
     """Structural similarity per clip: the mean over frames, 11x11 Gaussian window; 1 for equal clips."""
+    from torchmetrics.functional.image import structural_similarity_index_measure
+
     if min(a_BCFHW.shape[-2:]) < _MIN_SSIM_PX:
         raise ValueError(f"SSIM needs at least {_MIN_SSIM_PX} pixels a side, got {tuple(a_BCFHW.shape[-2:])}")
     a_NCHW, b_NCHW = _to_frames(a_BCFHW, b_BCFHW)
@@ -37,6 +37,8 @@ def ssim(a_BCFHW: Tensor, b_BCFHW: Tensor) -> Tensor:
 
 def ms_ssim(a_BCFHW: Tensor, b_BCFHW: Tensor) -> Tensor:
     """Structural similarity over five scales per clip, with the published exponents; the mean over frames."""
+    from torchmetrics.functional.image import multiscale_structural_similarity_index_measure
+
     if min(a_BCFHW.shape[-2:]) < _MIN_MS_SSIM_PX:
         raise ValueError(f"MS-SSIM needs at least {_MIN_MS_SSIM_PX} pixels a side, got {tuple(a_BCFHW.shape[-2:])}")
     a_NCHW, b_NCHW = _to_frames(a_BCFHW, b_BCFHW)

@@ -32,6 +32,7 @@ WARM = (
     "frameloom.train.build",
     "frameloom.train.loop",
     "frameloom.train.parallel.mesh",
+    "torchmetrics.functional.image",
     "transformers.models.bert.modeling_bert",
     "av",
 )
