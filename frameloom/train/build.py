@@ -38,7 +38,7 @@ from frameloom.train.wrapped_task import unwrap
 
 def build_trainer(recipe: Recipe, folder: RunFolder, *, first_step: int, peers: Peers | None = None) -> Trainer:
     """Everything a run needs, fresh; a checkpoint is restored into it afterwards. `peers` None: one process."""
-    peers = peers or Peers(Shares(num_shares=recipe.parallel.data or 1))
+    peers = peers or Peers(Shares(num_shares=recipe.parallel.data or 1), zero=recipe.parallel.zero)
     device = pick_device(recipe.train.device)
     peers.do_first(lambda: make_class_images(recipe))
     feed = build_feed(recipe, bad_clips=folder.bad_clips, shares=peers.shares, is_first=peers.is_first)

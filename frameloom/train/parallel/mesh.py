@@ -60,9 +60,9 @@ class MeshPeers(Peers):
 
     def __init__(self, recipe: Recipe, shape: MeshShape, rank: int, device: torch.device) -> None:
         section = recipe.parallel
-        super().__init__(Shares(shape.data_rank(rank), shape.data, step_shares(section, shape)))
+        super().__init__(Shares(shape.data_rank(rank), shape.data, step_shares(section, shape)), zero=section.zero)
         self.rank, self.num_ranks, self.shape, self.device = rank, shape.num_ranks, shape, device
-        self.zero, self._gather_bf16 = section.zero, section.gather == "bf16"
+        self._gather_bf16 = section.gather == "bf16"
         self.splits_weights = section.zero >= 2
         # FSDP averages over processes where a sum is meant. The loss could be multiplied instead, but then gradients
         # in fp16 would overflow earlier than without splitting.
@@ -309,7 +309,7 @@ def join_peers(recipe: Recipe, ranks: Ranks) -> Iterator[Peers]:
     """The processes of a run, from the first word to the last; ConfigError when they cannot share the recipe."""
     shape = check_world(recipe, ranks.num_ranks)
     if ranks.num_ranks == 1:
-        yield Peers(Shares(num_shares=step_shares(recipe.parallel, shape)))
+        yield Peers(Shares(num_shares=step_shares(recipe.parallel, shape)), zero=recipe.parallel.zero)
         return
     device = pick_device(recipe.train.device)
     if device.type == "cuda":

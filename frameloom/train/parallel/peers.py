@@ -14,6 +14,7 @@ from frameloom.checkpoint.store import Checkpoint, StoredCheckpoint
 from frameloom.data.batch import BadClip, Batch
 from frameloom.generate.parts import LoadedDenoiser, TextPipeline
 from frameloom.train.halving import BatchLimits, Misfit, OutOfRoom
+from frameloom.train.parallel.sharding import add_up_by_block
 from frameloom.train.parallel.shares import Shares, Span
 
 Answer = TypeVar("Answer")
@@ -38,8 +39,9 @@ class Peers:
     splits_state = False
     """whether weights or optimizer state are in parts on several processes"""
 
-    def __init__(self, shares: Shares | None = None) -> None:
+    def __init__(self, shares: Shares | None = None, *, zero: int = 0) -> None:
         self.shares = shares or Shares()
+        self.zero = zero
         self.crew = Crew()
         self._has_failed = False
 
@@ -110,7 +112,9 @@ class Peers:
     # What is split
 
     def split_model(self, model: nn.Module, blocks: Sequence[nn.Module]) -> None:
-        """Split the weights of `model`, block by block."""
+        """Split the weights of `model`, block by block; alone, only compute as those who do."""
+        if self.zero >= 2:
+            add_up_by_block(model, blocks)
 
     def share_tokens(self, denoiser: LoadedDenoiser) -> None:
         """Let the processes that see the same clip divide its tokens."""

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.utils._pytree import tree_map_only
 
 
 def split_weights(
@@ -39,6 +40,21 @@ def split_weights(
 def _own_output(model: nn.Module, inputs: Any, output: Tensor) -> Tensor:
     """A view as output would lose its gathering hook if someone changed it in place."""
     return output.clone() if output._is_view() else output
+
+
+def add_up_by_block(model: nn.Module, blocks: Sequence[nn.Module]) -> None:
+    """Add up gradients in the order of `split_weights`, where one process holds all weights.
+
+    A tensor that several blocks are given, such as the vector of the noise level, has a gradient from each use. FSDP
+    takes a block's inputs through one node, so uses add up inside each block first; without it they would be added to
+    one running sum, which rounds otherwise.
+    """
+    for module in (*blocks, model):
+        module.register_forward_pre_hook(_enter, with_kwargs=True)
+
+
+def _enter(module: nn.Module, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
+    return tree_map_only(Tensor, lambda given: given.view_as(given) if given.requires_grad else given, (args, options))
 
 
 def expect_backward(model: nn.Module, *, is_last: bool, keep_gathered: bool) -> None:

@@ -7,11 +7,15 @@ from collections.abc import Iterator
 import pytest
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
 
 from frameloom.core.random import stream
 from frameloom.train.optimizer import build_optimizer, optimizer_tensors, trained_names
 from frameloom.train.parallel.gradients import add_up_gradients, choose_owners, split_state
+from frameloom.train.parallel.peers import Peers
+from frameloom.train.parallel.sharding import split_weights
 
 
 @pytest.fixture
@@ -67,3 +71,46 @@ def test_more_processes_than_weights_leave_some_without_state(group):
     optimizer = build_optimizer(params.items(), lr=1e-2)
     split_state(optimizer, group, index=3, ranks=[0, 0, 0, 0])
     assert trained_names(optimizer) == [] and optimizer_tensors(optimizer, []) == {}
+
+
+class TwiceModulated(nn.Module):
+    """Uses the vector that all blocks are given in two places."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale, self.shift = nn.Linear(16, 16), nn.Linear(16, 16)
+
+    def forward(self, x_BD: Tensor, *, vec_BD: Tensor) -> Tensor:
+        return x_BD * self.scale(vec_BD).tanh() + self.shift(vec_BD)
+
+
+class SmallModel(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Linear(16, 16)
+        self.blocks = nn.ModuleList(TwiceModulated() for _ in range(3))
+        generator = stream(0, "small model")
+        for param in self.parameters():
+            nn.init.normal_(param, std=0.3, generator=generator)
+
+    def forward(self, x_BD: Tensor) -> Tensor:
+        vec_BD = self.embed(x_BD)
+        for block in self.blocks:
+            x_BD = block(x_BD, vec_BD=vec_BD)
+        return x_BD
+
+
+def gradients(model: nn.Module) -> list[Tensor]:
+    torch.autograd.backward(model(torch.randn(8, 16, generator=stream(0, "x"))).square().sum())
+    grads = [param.grad for param in model.parameters() if param.grad is not None]
+    return [grad.full_tensor() if isinstance(grad, DTensor) else grad for grad in grads]
+
+
+def test_one_process_adds_gradients_in_the_order_of_split_weights(group):
+    split, alone, plain = SmallModel(), SmallModel(), SmallModel()
+    split_weights(split, list(split.blocks), DeviceMesh.from_group(group, "cpu"), keep_gathered=False)
+    Peers(zero=3).split_model(alone, list(alone.blocks))
+    Peers().split_model(plain, list(plain.blocks))
+    wanted = gradients(split)
+    assert all(map(torch.equal, gradients(alone), wanted))
+    assert not all(map(torch.equal, gradients(plain), wanted)), "the order makes no difference here: nothing is tested"
