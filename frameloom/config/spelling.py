@@ -93,7 +93,7 @@ _MAX_WORD = 64
 
 
 def distance(one: str, other: str, *, limit: int = sys.maxsize) -> int:
-    """Edits between two words: insert, delete, replace, or swap two neighbours; beyond `limit`, some number above it."""
+    """Edits between two words: insert, delete, replace, or swap two neighbours; beyond `limit`, any number above it."""
     if abs(len(one) - len(other)) > limit:
         return limit + 1
     before: list[int] = []
