@@ -12,7 +12,6 @@ import importlib
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -21,6 +20,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
+
+from tests.ports import free_ports
 
 ROOT = Path(__file__).parents[2]
 WARM = (
@@ -76,9 +77,7 @@ class Warm:
 
     def ranks(self, call: str, args: Sequence[Any], num_ranks: int, env: dict[str, str] | None = None) -> list[Child]:
         """One process for each rank, with the environment that torchrun gives."""
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
+        (port,) = free_ports(1)
         common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(num_ranks), **(env or {})}
         return [
             self.start(call, *args, env={**common, "RANK": str(rank), "LOCAL_RANK": str(rank)})

@@ -28,7 +28,7 @@ from tests.conftest import World
 from tests.generate.conftest import DDPM, SAMPLE, Files, Load, write_shaken
 from tests.generate.sequence_worker import PROMPT, ROWS, SEED, make_latent, make_latents
 from tests.models.text.tiny import make_t5
-from tests.train.parallel.jobs import free_ports
+from tests.ports import free_ports
 
 FAMILIES = ("latte", "opensora_plan", "cogvideox_fun", "opensora2")
 TOLERANCE = 1e-5

@@ -6,7 +6,6 @@ import dataclasses
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -16,6 +15,8 @@ from typing import Any
 
 import torch
 from safetensors.torch import load_file
+
+from tests.ports import free_ports
 
 WORKER = Path(__file__).with_name("worker.py")
 LIMIT_S = 1500
@@ -99,13 +100,3 @@ def wait_for(started: list[subprocess.Popen[bytes]]) -> list[int]:
             break
         time.sleep(0.1)
     return [-1 if process.poll() is None else process.returncode for process in started]
-
-
-def free_ports(count: int) -> list[int]:
-    sockets = [socket.socket() for _ in range(count)]
-    for one in sockets:
-        one.bind(("127.0.0.1", 0))
-    ports = [one.getsockname()[1] for one in sockets]
-    for one in sockets:
-        one.close()
-    return ports
