@@ -87,7 +87,7 @@ def draw_region_mask(
     if shape_FHW[0] == 1 and not IMAGE_SHARES.keys() >= shares.keys():
         raise ConfigError(f"masks: an image has the kinds {', '.join(IMAGE_SHARES)}; found {', '.join(shares)}")
     kind = list(shares)[dice.kind(list(shares.values()))]
-    return 1 - _draw_unknown(shape_FHW, kind, dice), kind
+    return _draw_unknown(shape_FHW, kind, dice).bitwise_xor_(1), kind
 
 
 def _draw_unknown(shape_FHW: tuple[int, int, int], kind: RegionKind, dice: Dice) -> Tensor:
