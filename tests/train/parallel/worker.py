@@ -26,7 +26,7 @@ from frameloom.checkpoint import store
 from frameloom.config.load import load_recipe
 from frameloom.core.errors import DataError, FrameloomError, SilentStop
 from frameloom.core.ranks import read_ranks
-from frameloom.train import tasks
+from frameloom.train import caching, tasks
 from frameloom.train.build import build_trainer
 from frameloom.train.loop import Trainer, train
 from frameloom.train.parallel import encoders, gradients, mesh
@@ -62,7 +62,7 @@ def keep_text_encoders() -> None:
             KEEP_TEXT[key] = build(section, model)
         return KEEP_TEXT[key]
 
-    tasks.build_text = build_once
+    tasks.build_text = caching.build_text = build_once
 
 
 def set_environment(job: Mapping[str, Any], rank: int) -> None:
