@@ -1,8 +1,6 @@
 import json
-import os
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -23,6 +21,7 @@ from frameloom.checkpoint.parity import (
 )
 from frameloom.core.errors import CheckpointError
 from frameloom.core.parity import ParityCase, ParityOutput
+from tests.faults.warm import run_frameloom
 
 GOLDENS = Path(__file__).parents[1] / "goldens"
 CASE = GOLDENS / "open-sora-plan" / "wfvae_888_variant.safetensors"
@@ -44,13 +43,7 @@ def write_case(path: Path, config: object, **tensors: torch.Tensor) -> None:
 
 
 def run_command(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "frameloom", "parity", *arguments],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        check=False,
-    )
+    return run_frameloom("parity", *arguments, timeout=880)
 
 
 def test_prefixes_go_and_weights_become_float32(tmp_path):

@@ -14,11 +14,11 @@ from safetensors.torch import load_file
 from frameloom.checkpoint.conversion_target import parse_size
 from frameloom.checkpoint.model_folder import read_weights
 from frameloom.core.errors import ConfigError
+from tests.faults.warm import run_frameloom
 
 
 def run(*arguments: object) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "frameloom", "convert", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120)
+    return run_frameloom("convert", *arguments)
 
 
 def test_a_conversion_prints_what_it_wrote(tmp_path):

@@ -2,24 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
-import sys
 from pathlib import Path
 
-import frameloom
-
-ROOT = Path(frameloom.__file__).parent.parent
+from tests.faults.warm import run_frameloom
 
 
 def run(*words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "frameloom", "data", "shapes", *words],
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    return run_frameloom("data", "shapes", *words)
 
 
 def test_command_writes_a_set_and_says_so(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import frameloom
 from frameloom.config.load import load_recipe
+from tests.faults.warm import run_frameloom
 
 ROOT = Path(frameloom.__file__).parent.parent
 DOCUMENTS = Path(__file__).parents[1] / "config" / "imports" / "documents"
@@ -16,9 +17,7 @@ COMMAND = (DOCUMENTS / "cogvideox_fun-train.sh").read_text()
 
 
 def call(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "100"}
-    command = [sys.executable, "-m", "frameloom", *words]
-    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=120)
+    return run_frameloom(*words, cwd=folder, env={**os.environ, "COLUMNS": "100"})
 
 
 def test_a_command_is_printed_or_written_as_a_recipe(tmp_path: Path) -> None:

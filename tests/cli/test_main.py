@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.faults.warm import run_frameloom
+
 ROOT = Path(__file__).parents[2]
 HEAVY = ("torch", "transformers", "polars", "pyarrow", "pydantic", "av")
 
@@ -109,11 +111,11 @@ def test_a_person_s_mistake_gets_one_message_and_ours_a_traceback(tmp_path):
 
 
 def test_the_shipped_recipes_are_right():
-    listed = run("recipe", "list").stdout
+    listed = run_frameloom("recipe", "list").stdout
     for path in sorted((ROOT / "frameloom" / "recipes").rglob("*.yaml")):
         name = path.relative_to(ROOT / "frameloom" / "recipes").with_suffix("").as_posix()
         assert name in listed
-        done = run("recipe", "check", name, "--skip-files")
+        done = run_frameloom("recipe", "check", name, "--skip-files")
         assert done.returncode == 0, done.stderr
 
 
@@ -125,7 +127,7 @@ def test_readme_names_commands_that_exist():
     assert words
     for command in words:
         is_group = command[0] in ("data", "recipe")
-        done = run(*(command if is_group else command[:1]), "--help")
+        done = run_frameloom(*(command if is_group else command[:1]), "--help")
         assert done.returncode == 0, f"{command}: {done.stderr}"
 
 

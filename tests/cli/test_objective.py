@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -13,6 +11,7 @@ import pytest
 
 import frameloom
 from frameloom.cli.objective import objective as command
+from tests.faults.warm import run_frameloom
 
 ROOT = Path(frameloom.__file__).parent.parent
 RECIPE = """\
@@ -33,9 +32,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def run(folder: Path, *words: str) -> tuple[int, str, str]:
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "100"}
-    call = [sys.executable, "-m", "frameloom", "objective", *words]
-    done = subprocess.run(call, cwd=folder, env=environment, capture_output=True, text=True, timeout=120)
+    done = run_frameloom("objective", *words, cwd=folder, env={**os.environ, "COLUMNS": "100"})
     return done.returncode, done.stdout, done.stderr
 
 

@@ -9,11 +9,11 @@ import sys
 import pytest
 
 from tests.conftest import World
+from tests.faults.warm import run_frameloom
 
 
-def run(*arguments: object, launcher: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", *launcher, *([] if launcher else ["frameloom"]), *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=200)
+def run(*arguments: object) -> subprocess.CompletedProcess[str]:
+    return run_frameloom(*arguments, timeout=200)
 
 
 def test_a_folder_is_reconstructed_and_then_compared(world: World) -> None:
@@ -63,12 +63,12 @@ def test_mistakes_get_one_message_and_exit_code_2(world: World, arguments: list[
 @pytest.mark.slow
 def test_two_processes_share_the_clips_and_the_first_writes_the_table(world: World) -> None:
     data, out = world.shared / "data" / "manifest.parquet", world.folder / "out"
-    words = ["-m", "frameloom", "vae", "reconstruct", data, out, "--vae", world.shared / "vae", "--frames", 1]
-    launcher = ("torch.distributed.run", "--standalone", "--nproc-per-node", "2")
-    done = run(*words, launcher=launcher)
+    words = ["frameloom", "vae", "reconstruct", data, out, "--vae", world.shared / "vae", "--frames", 1]
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m"]
+    done = subprocess.run([*launcher, *map(str, words)], capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stderr
     both = json.loads((out / "metrics.json").read_text())
     assert [record["index"] for record in both["files"]] == list(range(40))
-    alone = run("vae", "reconstruct", data, world.folder / "alone", *words[6:])
+    alone = run("vae", "reconstruct", data, world.folder / "alone", *words[5:])
     assert alone.returncode == 0, alone.stderr
     assert json.loads((world.folder / "alone" / "metrics.json").read_text())["files"] == both["files"]

@@ -13,7 +13,7 @@ from frameloom.train.loop import Trainer
 from frameloom.train.run_folder import RunFolder
 from tests.conftest import World
 from tests.faults.table import PROPERTY
-from tests.faults.warm import Warm
+from tests.faults.warm import Warm, warm_parent
 
 _NUMBERED = re.compile(r"^test((?:_\d\d)+)_")
 
@@ -65,10 +65,8 @@ def tally(request: pytest.FixtureRequest, tally_of: Callable[[int], Tally]) -> T
 
 
 @pytest.fixture(scope="session")
-def warm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Warm]:
-    parent = Warm(tmp_path_factory.mktemp("warm"))
-    yield parent
-    parent.close()
+def warm() -> Warm:
+    return warm_parent()
 
 
 @pytest.fixture

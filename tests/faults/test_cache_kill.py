@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.faults.warm import Child
+
 ROOT = Path(__file__).parents[2]
 
 # Forks its writers: they start warm, so many kills cost little. The driver itself does nothing with polars, whose
@@ -145,27 +147,26 @@ def test_killed_at_any_file_operation_or_moment(tmp_path: Path, step: int, num_r
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_the_killed_command_goes_on_and_writes_what_an_undisturbed_one_writes(world) -> None:
-    def command(name: str) -> list[str]:
+def test_the_killed_command_goes_on_and_writes_what_an_undisturbed_one_writes(world, warm) -> None:
+    def start(name: str) -> Child:
         folders = [
             word for part in ("latents", "text") for word in (f"--data.cache.{part}", str(world.folder / name / part))
         ]
-        return [sys.executable, "-m", "frameloom", "data", "cache", str(world.folder / "recipe.yaml"), *folders]
+        return warm.start_frameloom(["data", "cache", world.folder / "recipe.yaml", *folders], env=environment())
 
     world.write_recipe(data={"frame_start": "first", "cache": {"group": 3}})
-    writer = subprocess.Popen(command("killed"), stderr=subprocess.DEVNULL, env=environment())
+    writer = start("killed")
     deadline_s = time.monotonic() + 300
     groups = world.folder / "killed" / "latents" / "groups"
-    while len(list(groups.glob("*.parquet"))) < 2 and time.monotonic() < deadline_s and writer.poll() is None:
+    while len(list(groups.glob("*.parquet"))) < 2 and time.monotonic() < deadline_s:
+        assert warm.poll(writer) is None, writer.errors.read_text()
         time.sleep(0.005)
-    writer.send_signal(signal.SIGKILL)
-    assert writer.wait() == -signal.SIGKILL
+    writer.kill()
+    assert warm.wait(writer) == -signal.SIGKILL
     num_kept = 3 * len([path for path in groups.glob("*.parquet") if not path.name.startswith(".")])
-    outputs = [
-        subprocess.run(command(name), env=environment(), capture_output=True, text=True, check=True).stdout
-        for name in ("killed", "whole")
-    ]
-    assert f"36 latents, {36 - num_kept} of them encoded now" in outputs[0]
+    done = [warm.finish(start(name), 400) for name in ("killed", "whole")]
+    assert [one.returncode for one in done] == [0, 0], done
+    assert f"36 latents, {36 - num_kept} of them encoded now" in done[0].stdout
     for part in ("latents", "text"):
         killed, whole = (
             {path.name: path.read_bytes() for path in (world.folder / name / part / "shards").iterdir()}

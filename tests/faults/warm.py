@@ -3,20 +3,24 @@
     python -m tests.faults.warm        reads requests from its input, a JSON object a line, and answers each
 
 A start of the real program costs seconds of imports, a fork of a process that has done them milliseconds; so hundreds
-of processes can be killed. The parent itself computes nothing: threads would not survive the fork.
+of processes can be killed, and commands be run as a person runs them. The parent itself computes nothing: threads
+would not survive the fork.
 """
 
 from __future__ import annotations
 
+import atexit
+import functools
 import importlib
 import json
 import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
@@ -24,6 +28,8 @@ from typing import Any, NoReturn
 from tests.ports import free_ports
 
 ROOT = Path(__file__).parents[2]
+COMMAND = "tests.faults.warm:run_command"
+PLAIN = {"OMP_NUM_THREADS": "1", "POLARS_MAX_THREADS": "2", "PYTHONPATH": str(ROOT)}
 WARM = (
     "torch.distributed",
     "torch.distributed.device_mesh",
@@ -41,8 +47,11 @@ WARM = (
 
 @dataclass(frozen=True)
 class Child:
+    """`log` has what it prints; also its errors, unless those have a file of their own."""
+
     pid: int
     log: Path
+    errors: Path
 
     @property
     def output(self) -> str:
@@ -56,7 +65,7 @@ class Warm:
     """The side of the tests: starts functions or commands in forked processes."""
 
     def __init__(self, folder: Path) -> None:
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "POLARS_MAX_THREADS": "2", "PYTHONPATH": str(ROOT)}
+        environment = {**os.environ, **PLAIN}
         command = [sys.executable, "-m", "tests.faults.warm"]
         self._folder, self._count = folder, 0
         self._process = subprocess.Popen(
@@ -66,14 +75,32 @@ class Warm:
 
     def start(self, call: str, *args: Any, env: dict[str, str] | None = None) -> Child:
         """Fork a process that calls `module:function` with JSON arguments."""
+        # The whole environment of now: the parent's own may be that of a test which had changed it for itself.
+        return self._start(call, args, env={**os.environ, **PLAIN, **(env or {})})
+
+    def _start(self, call: str, args: Sequence[Any], *, splits: bool = False, **more: Any) -> Child:
         self._count += 1
         log = self._folder / f"log-{self._count}"
-        answer = self._ask(do="start", call=call, args=args, env=env or {}, log=str(log))
-        return Child(answer["pid"], log)
+        errors = log.with_name(f"{log.name}-errors") if splits else log
+        answer = self._ask(do="start", call=call, args=args, log=str(log), errors=str(errors), **more)
+        return Child(answer["pid"], log, errors)
 
     def command(self, *words: str, env: dict[str, str] | None = None) -> Child:
         """Fork `frameloom WORDS`."""
-        return self.start("tests.faults.warm:run_command", list(words), env=env)
+        return self.start(COMMAND, list(words), env=env)
+
+    def start_frameloom(
+        self, words: Sequence[object], *, cwd: Path | None = None, env: Mapping[str, str] | None = None
+    ) -> Child:
+        """Fork `frameloom WORDS` as `subprocess` would start it: in a folder, with all of `env` and nothing else."""
+        own = {**PLAIN, **(os.environ if env is None else env), "OMP_NUM_THREADS": "1"}
+        words, folder = [str(word) for word in words], str(cwd or Path.cwd())
+        return self._start(COMMAND, [words], splits=True, env=own, cwd=folder)
+
+    def finish(self, child: Child, limit_s: float = 120.0) -> subprocess.CompletedProcess[str]:
+        """What `subprocess.run` would give."""
+        code = self.wait(child, limit_s)
+        return subprocess.CompletedProcess(["frameloom"], code, child.output, child.errors.read_text(errors="replace"))
 
     def ranks(self, call: str, args: Sequence[Any], num_ranks: int, env: dict[str, str] | None = None) -> list[Child]:
         """One process for each rank, with the environment that torchrun gives."""
@@ -85,13 +112,35 @@ class Warm:
         ]
 
     def train_ranks(self, words: Sequence[str], num_ranks: int, env: dict[str, str] | None = None) -> list[Child]:
-        return self.ranks("tests.faults.warm:run_command", [["train", *words]], num_ranks, env)
+        return self.ranks(COMMAND, [["train", *words]], num_ranks, env)
 
     def wait(self, child: Child, limit_s: float = 120.0) -> int:
         """The exit code; a child that does not end in time is killed and fails the test."""
         code = self._ask(do="wait", pid=child.pid, limit_s=limit_s)["code"]
         assert code is not None, f"a hang: not ended after {limit_s} s\n{child.output}"
         return int(code)
+
+    def poll(self, child: Child) -> int | None:
+        """The exit code, once; None while it runs."""
+        code = self._ask(do="poll", pid=child.pid)["code"]
+        return None if code is None else int(code)
+
+    def wait_all(self, children: Sequence[Child], limit_s: float) -> list[int | None]:
+        """Exit codes; when one fails by a mistake of ours, or time is over, the others are ended and have none."""
+        codes: list[int | None] = [None] * len(children)
+        deadline_s, has_failed = time.monotonic() + limit_s, False
+        try:
+            while None in codes and time.monotonic() < deadline_s:
+                time.sleep(0.05)
+                codes = [self.poll(one) if code is None else code for one, code in zip(children, codes, strict=True)]
+                if not has_failed and any(code not in (None, 0, -signal.SIGKILL) for code in codes):
+                    has_failed, deadline_s = True, time.monotonic() + 5
+        finally:
+            for child, code in zip(children, codes, strict=True):
+                if code is None:
+                    child.kill()
+                    self.wait(child)
+        return codes
 
     def run(self, call: str, *args: Any, env: dict[str, str] | None = None, limit_s: float = 120.0) -> Child:
         """Start, wait, and expect success."""
@@ -119,6 +168,28 @@ class Warm:
         return dict(json.loads(line))
 
 
+@functools.cache
+def warm_parent() -> Warm:
+    """The parent of all warm processes of this test process; it ends with it."""
+    folder = tempfile.TemporaryDirectory(prefix="warm-")
+    parent = Warm(Path(folder.name))
+
+    def end_parent() -> None:
+        parent.close()
+        folder.cleanup()
+
+    atexit.register(end_parent)
+    return parent
+
+
+def run_frameloom(
+    *words: object, cwd: Path | None = None, env: Mapping[str, str] | None = None, timeout: float = 120.0
+) -> subprocess.CompletedProcess[str]:
+    """`frameloom WORDS` in a process that starts warm, and what it printed."""
+    parent = warm_parent()
+    return parent.finish(parent.start_frameloom(words, cwd=cwd, env=env), timeout)
+
+
 def run_command(words: list[str]) -> None:
     """`frameloom WORDS`, as the installed command runs it."""
     from frameloom.cli.main import main
@@ -140,6 +211,10 @@ def serve() -> None:
                 be_child(request)
             running.add(pid)
             answer: dict[str, Any] = {"pid": pid}
+        elif request["do"] == "poll":
+            code = poll(request["pid"])
+            running -= set() if code is None else {request["pid"]}
+            answer = {"code": code}
         else:
             code = wait_for(request["pid"], request["limit_s"])
             running.discard(request["pid"])
@@ -152,11 +227,13 @@ def serve() -> None:
 def be_child(request: dict[str, Any]) -> NoReturn:
     code = 1
     try:
-        log = os.open(request["log"], os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
-        for stream in (1, 2):
-            os.dup2(log, stream)
+        # Both may be one file, so each writes at its end.
+        for stream, path in ((1, request["log"]), (2, request["errors"])):
+            os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644), stream)
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        os.environ.clear()
         os.environ.update(request["env"])
+        os.chdir(request.get("cwd", "."))
         module, _, function = request["call"].partition(":")
         getattr(importlib.import_module(module), function)(*request["args"])
         code = 0
@@ -170,12 +247,17 @@ def be_child(request: dict[str, Any]) -> NoReturn:
         os._exit(code)
 
 
+def poll(pid: int) -> int | None:
+    found, status = os.waitpid(pid, os.WNOHANG)
+    return os.waitstatus_to_exitcode(status) if found else None
+
+
 def wait_for(pid: int, limit_s: float) -> int | None:
     deadline, pause_s = time.monotonic() + limit_s, 0.0005
     while True:
-        found, status = os.waitpid(pid, os.WNOHANG)
-        if found:
-            return os.waitstatus_to_exitcode(status)
+        code = poll(pid)
+        if code is not None:
+            return code
         if time.monotonic() > deadline:
             end(pid)
             return None

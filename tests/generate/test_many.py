@@ -24,6 +24,7 @@ from frameloom.generate.outputs import read_about, read_frames
 from frameloom.generate.pipeline import Request
 from frameloom.generate.prompts import ROW_SETTINGS, Row, expand_rows, read_rows
 from frameloom.generate.rank_group import RankGroup
+from tests.faults.warm import run_frameloom
 from tests.generate.conftest import Files, Load
 
 ALONE = RankGroup(Ranks())
@@ -162,19 +163,14 @@ def test_two_processes_write_the_files_of_one(model_folders: dict[str, Path], tm
     rows = [f"prompt number {number},{number},{5 if number % 2 else 1}" for number in range(5)]
     prompts.write_text("\n".join(["prompt,seed,frames", *rows]) + "\n")
     words = [str(model_folders["latte"]), "--prompts", str(prompts), "--steps", "2", "--batch", "2"]
-    alone, two = (
-        [sys.executable, "-m", "frameloom"],
-        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "frameloom"],
-    )
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    two = [*launcher, "-m", "frameloom", "sample", *words, "--out", str(tmp_path / "two")]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     printed = []
-    for command, name in ((alone, "one"), (two, "two")):
-        done = subprocess.run(
-            [*command, "sample", *words, "--out", str(tmp_path / name)],
-            capture_output=True,
-            text=True,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-            timeout=250,
-        )
+    for name, done in (
+        ("one", run_frameloom("sample", *words, "--out", tmp_path / "one", timeout=250)),
+        ("two", subprocess.run(two, capture_output=True, text=True, env=environment, timeout=250)),
+    ):
         assert done.returncode == 0, done.stderr[-3000:]
         printed.append(done.stdout.replace(f"/{name}/", "/x/"))
     first, second = contents(tmp_path / "one"), contents(tmp_path / "two")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 
@@ -12,6 +11,7 @@ import torch
 from frameloom.core.errors import CheckpointError, ConfigError, DataError
 from frameloom.generate.refine import REQUEST, SYSTEM, ModelRefiner, build_refiner, refine_prompts
 from frameloom.models.text.loading import quiet_transformers
+from tests.faults.warm import run_frameloom
 
 CHAT = (
     "{{ bos_token }}{% for message in messages %}<{{ message.role }}>{{ message.content }}</s>{% endfor %}"
@@ -124,7 +124,6 @@ def test_a_folder_without_a_model_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_the_command_prints_refined_prompts(drawing: Path) -> None:
-    words = [sys.executable, "-m", "frameloom", "refine", "a cat", "--model", str(drawing), "--max-tokens", "8"]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=120)
+    done = run_frameloom("refine", "a cat", "--model", drawing, "--max-tokens", "8")
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == refine_prompts(build_refiner(drawing, None, max_new_tokens=8), ["a cat"])[0]

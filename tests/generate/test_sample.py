@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +13,7 @@ from frameloom.generate.load import Source, load_sampler, open_sampler
 from frameloom.generate.pipeline import Request, Sampler, generate, write_results
 from frameloom.generate.prompts import read_prompts
 from frameloom.train.loop import train
+from tests.faults.warm import run_frameloom
 
 FEW = ["--sample.steps", "3"]
 PROMPTS = ["a red circle", "a blue square moves left"]
@@ -95,20 +93,20 @@ def test_the_export_of_a_run_samples_like_the_run(run, sampler):
 
 @pytest.mark.slow
 def test_the_command_writes_videos_and_a_contact_sheet(run, tmp_path):
-    command = [sys.executable, "-m", "frameloom", "sample", str(run), "--prompt", PROMPTS[0], "--prompt", PROMPTS[1]]
+    command = ["sample", str(run), "--prompt", PROMPTS[0], "--prompt", PROMPTS[1]]
     command += ["--steps", "2", "--guidance", "2", "--seed", "7", "--out", str(tmp_path / "out")]
-    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ}, timeout=120)
+    done = run_frameloom(*command)
     assert done.returncode == 0, done.stderr
     names = sorted(path.name for path in (tmp_path / "out").iterdir())
     made = ["a-blue-square-moves-left-seed8.mp4", "a-red-circle-seed7.mp4"]
     assert names == [*made, "contact-sheet.png", "samples.jsonl"]
     # The same call once more finds its files; one of them can be made again from itself.
     before = [(tmp_path / "out" / name).stat().st_mtime_ns for name in made]
-    subprocess.run(command, check=True, capture_output=True, timeout=120)
+    assert run_frameloom(*command).returncode == 0
     assert [(tmp_path / "out" / name).stat().st_mtime_ns for name in made] == before
     like = ["--like", str(tmp_path / "out" / made[0]), "--out", str(tmp_path / "like")]
-    done = subprocess.run([*command[:4], *like], capture_output=True, text=True, timeout=120)
+    done = run_frameloom(command[0], *like)
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "like" / made[0]).read_bytes() == (tmp_path / "out" / made[0]).read_bytes()
-    refused = subprocess.run([*command[:4], "--weights", "best"], capture_output=True, text=True, timeout=120)
+    refused = run_frameloom(command[0], "--weights", "best")
     assert refused.returncode == 2 and "Traceback" not in refused.stderr

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -14,6 +12,7 @@ from frameloom.core.errors import ConfigError
 from frameloom.plan.devices import DEVICES, choose_device, parse_size
 from frameloom.plan.estimate import RunPlan, measure_recipe, plan_run
 from frameloom.plan.suggest import largest_batches, suggest_change
+from tests.faults.warm import run_frameloom
 
 BUCKETS = "{64px: {1: [1.0, 4], 9: [1.0, 8]}}"
 
@@ -77,9 +76,7 @@ def test_the_largest_batch_fits_and_one_more_does_not() -> None:
 
 def run(*words: str) -> str:
     """What `frameloom` prints; it must succeed."""
-    done = subprocess.run(
-        [sys.executable, "-m", "frameloom", "plan", *words], capture_output=True, text=True, check=False
-    )
+    done = run_frameloom("plan", *words, timeout=280)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -23,6 +21,7 @@ from frameloom.generate.parts import build_text, build_vae
 from frameloom.train.caching import CacheJob, open_caches, write_caches
 from frameloom.train.feed import build_policy, read_manifest
 from frameloom.train.loop import train
+from tests.faults.warm import warm_parent
 
 ROOT = Path(__file__).parents[2]
 
@@ -122,9 +121,6 @@ def test_stored_samples_train_and_differ_from_moments(world):
     assert losses(train(sample)) != losses(train(moments))
 
 
-COMMAND = [sys.executable, "-m", "frameloom", "data", "cache"]
-
-
 def environment(**more: str) -> dict[str, str]:
     return os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "POLARS_MAX_THREADS": "1"} | more
 
@@ -134,20 +130,19 @@ def test_two_ranks_and_two_strangers_at_once_write_one_right_cache(world):
     list(write_caches(cached(world, folder="whole")))
     wanted = read_all(cached(world, folder="whole"))
     cached(world, group=5)
-    words = [*COMMAND, str(world.folder / "recipe.yaml")]
+    words = ["data", "cache", world.folder / "recipe.yaml"]
     starts = [{"RANK": "0", "WORLD_SIZE": "2"}, {"RANK": "1", "WORLD_SIZE": "2"}, {}, {}]
-    started = [
-        subprocess.Popen(words, env=environment(**start), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-        for start in starts
-    ]
-    results = [(*process.communicate(timeout=240), process.returncode) for process in started]
-    assert [code for _, _, code in results] == [0] * 4, results
-    assert "rank 1 of 2: " in results[1][0]
+    parent = warm_parent()
+    started = [parent.start_frameloom(words, env=environment(**start)) for start in starts]
+    results = [parent.finish(child, 240) for child in started]
+    assert [done.returncode for done in results] == [0] * 4, results
+    assert "rank 1 of 2: " in results[1].stdout
     assert_equal(read_all(cached(world, group=5)), wanted)
-    counts = [int(out.splitlines()[0].split("latents, ")[1].split()[0]) for out, _, _ in results]
+    counts = [int(out.splitlines()[0].split("latents, ")[1].split()[0]) for out in (done.stdout for done in results)]
     # Portions are claimed, so the strangers share the work instead of doing it twice.
     assert sum(counts) == 36, counts
-    again = subprocess.run(words, env=environment(), capture_output=True, text=True, check=True)
+    again = parent.finish(parent.start_frameloom(words, env=environment()), 240)
+    assert again.returncode == 0, again.stderr
     assert "36 latents, 0 of them encoded now" in again.stdout
 
 

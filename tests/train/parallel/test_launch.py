@@ -19,6 +19,7 @@ from frameloom.train.parallel.launch import (
     single_command,
     slurm_script,
 )
+from tests.faults.warm import run_frameloom
 
 STARTER = "frameloom.train.parallel.starter"
 JOB = Job("my run.yaml", ["--parallel.zero", "2", "--data.where", "fps > 8; rm x"], nproc=4)
@@ -102,8 +103,7 @@ def test_the_command_prints_what_it_would_start_and_refuses_impossible_numbers(w
     recipe = str(world.write_recipe())
 
     def launch(*words: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "frameloom", "launch", recipe, "--dry-run", *words]
-        return subprocess.run(command, capture_output=True, text=True, timeout=250)
+        return run_frameloom("launch", recipe, "--dry-run", *words, timeout=250)
 
     done = launch("--nproc", "4", "--parallel.zero", "3")
     assert done.returncode == 0 and "--nproc-per-node=4" in done.stdout and "--parallel.zero 3" in done.stdout
