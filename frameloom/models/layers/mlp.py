@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
+from frameloom.models.layers.activation import TanhGELU
+
 
 class TwoLinear(nn.Module):
     """The embedding of a noise level, or the projection of a caption."""
@@ -19,9 +21,9 @@ class TwoLinear(nn.Module):
         return result
 
 
-class _ProjectedGELU(nn.GELU):
+class _ProjectedGELU(TanhGELU):
     def __init__(self, width: int, hidden: int) -> None:
-        super().__init__(approximate="tanh")
+        super().__init__()
         self.proj = nn.Linear(width, hidden)
 
     def forward(self, x: Tensor) -> Tensor:

@@ -20,7 +20,6 @@ from frameloom.core.random import stream
 from frameloom.models.denoisers import get_family
 from frameloom.models.denoisers.base import Conditions
 from frameloom.models.denoisers.opensora2 import parity
-from frameloom.models.denoisers.opensora2.activation import TanhGELU
 from frameloom.models.denoisers.opensora2.config import SIZES, MMDiTConfig
 from frameloom.models.denoisers.opensora2.model import MMDiT, build
 from frameloom.models.denoisers.opensora2.weights import (
@@ -31,6 +30,7 @@ from frameloom.models.denoisers.opensora2.weights import (
     reorder_pairs,
     split_fused,
 )
+from frameloom.models.layers.activation import TanhGELU
 from frameloom.models.layers.patches import unpack
 from frameloom.models.text import TextStates
 from tests.models.denoisers.contract import DenoiserContract

@@ -11,8 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from frameloom.models.denoisers.opensora2.activation import TanhGELU
 from frameloom.models.denoisers.opensora2.config import MMDiTConfig
+from frameloom.models.layers.activation import TanhGELU
 from frameloom.models.layers.attention import RotaryAttention
 from frameloom.models.layers.modulation import modulate
 
