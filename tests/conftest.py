@@ -54,6 +54,16 @@ class World:
         return load_recipe(self.write_recipe(task, **sections), overrides)
 
 
+# Their processes work for all tests of a file or folder, on all cores. They come first and together, so that one test
+# process has them all and the other does not wait for it.
+LONGEST = ("train/parallel", "models/denoisers/test_sequence.py", "generate/test_sequence_sampling.py")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    longest = [Path(__file__).parent / name for name in LONGEST]
+    items.sort(key=lambda item: not any(item.path.is_relative_to(path) for path in longest))
+
+
 @pytest.fixture(autouse=True)
 def plain_logging() -> None:
     """A command that ran in this process before has sent our messages elsewhere; tests read them from the root."""
