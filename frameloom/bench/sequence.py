@@ -20,7 +20,7 @@ import torch.distributed as dist
 from frameloom.bench.harness import Effort, Row, attempt, compare_numbers
 from frameloom.bench.model import Case, build_model, configure, draw_inputs, list_cases
 from frameloom.models.denoisers.sequence import use_sequence_group
-from frameloom.models.layers.sequence_parallel import Traffic, divide_ranks, exchanged_bytes
+from frameloom.models.layers.sequence_parallel import Traffic, divide_ranks
 
 _RANKS = 2
 _LATENTS = ((3, 16, 16), (5, 16, 16), (9, 16, 16))
@@ -66,18 +66,10 @@ def _count_tokens(case: Case) -> int:
 
 def _count_bytes(case: Case) -> list[int]:
     """Of every self-attention, forward; numbers are float32."""
-    _, config = configure(case)
-    tokens, text = _count_tokens(case), draw_inputs(case).text.tokens_BKD.shape[1]
-    width = config.width if case.family == "cogvideox_fun" else config.hidden_size
-    lengths = {
-        "opensora2": lambda: [text + tokens] * (config.depth + config.depth_single_blocks),
-        "cogvideox_fun": lambda: [text + tokens] * config.num_layers,
-        "opensora_plan": lambda: [tokens] * config.num_layers,
-        # Only pictures are divided.
-        "latte": lambda: [tokens // case.latent[0]] * config.num_layers,
-    }[case.family]()
-    batch = case.batch * (case.latent[0] if case.family == "latte" else 1)
-    return [exchanged_bytes(length, width, _RANKS, batch=batch, number_bytes=4) for length in lengths]
+    family, config = configure(case)
+    num_text = draw_inputs(case).text.tokens_BKD.shape[1]
+    exchanges = family.exchanges(config, case.latent, num_text, _RANKS)
+    return [exchange.sent_bytes(_RANKS, batch=case.batch, number_bytes=4) for exchange in exchanges]
 
 
 def _serve(folder: Path, is_quick: bool, rank: int) -> None:

@@ -1,40 +1,20 @@
-"""What one training step of a denoiser costs in each bucket: measured for some shapes, fitted for the others.
-
-The operations of a transformer or a UNet are a polynomial in latent frames f and cells per frame s: projections go with
-f s, attention over space with f s^2, over time with f^2 s, over both with f^2 s^2. A few measured shapes give all.
-"""
+"""What one training step of a denoiser costs in each bucket: measured for some shapes, fitted for the others."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from frameloom.models.denoisers.base import DenoiserFamily
 from frameloom.models.text import TextStates
+from frameloom.plan.fitting import Fitted, Shape, count_cells, measure_some, order_shapes
 from frameloom.plan.ghosts import GhostMode
 from frameloom.plan.tracker import Tally, tally_passes
-
-Shape = tuple[int, int, int]
-"""latent frames, height, width"""
-
-# In this order: three terms are all that a model with full attention has.
-_BASIS: tuple[Callable[[float, float], float], ...] = (
-    lambda f, s: 1.0,
-    lambda f, s: f * s,
-    lambda f, s: (f * s) ** 2,
-    lambda f, s: f * s * s,
-    lambda f, s: f * f * s,
-    lambda f, s: s,
-)
-_FIRST_TERMS = 3
-_GOOD_FIT = 0.005
 
 
 @dataclass(frozen=True)
@@ -82,29 +62,21 @@ def measure_costs(
     text: TextShape,
     bf16: bool,
 ) -> dict[Shape, StepCost]:
-    """The cost of each shape. `model` is on the meta device, with its recompute applied.
-
-    Shapes are measured until the cost of the next one is what was expected; the rest follow from the fit.
-    """
-    wanted = _spread(sorted(set(shapes), key=_size))
+    """The cost of each shape, in latent cells. `model` is on the meta device, with its recompute applied."""
+    wanted = order_shapes(shapes)
+    largest = wanted[0]
     runner = _Runner(family, model, latent_channels, text, bf16)
-    first = runner.run(wanted[0], 1)
-    fixed = _Fixed.find(runner, wanted[0], first)
-    found: dict[Shape, StepCost] = {}
-    for shape in wanted:
-        cost = fixed.split(shape, runner.run(shape, 1) if found else first)
-        is_expected = len(found) >= _FIRST_TERMS and _is_near(_estimate(shape, found, fixed), cost)
-        found[shape] = cost
-        if is_expected:
-            break
-    return {shape: found.get(shape) or _estimate(shape, found, fixed) for shape in wanted}
+    tallies = {largest: runner.run(largest, 1)}
+    fixed = _Fixed.find(runner, largest, tallies[largest])
 
+    def measure(shape: Shape) -> tuple[float, float, float]:
+        tally = tallies[shape] = tallies.get(shape) or runner.run(shape, 1)
+        return tally.flops, tally.peak - fixed.at(shape), max(0.0, tally.moved - fixed.moved)
 
-def _is_near(expected: StepCost, cost: StepCost) -> bool:
-    return all(
-        abs(one / other - 1) < _GOOD_FIT
-        for one, other in ((expected.flops, cost.flops), (expected.sample_bytes, cost.sample_bytes))
-    )
+    found = measure_some(wanted, measure)
+    return {
+        shape: fixed.join(shape, one, _moments(tallies.get(shape, tallies[largest]))) for shape, one in found.items()
+    }
 
 
 @dataclass(frozen=True)
@@ -122,21 +94,22 @@ class _Fixed:
         both = max(0, 2 * once.peak - twice.peak)
         moved = max(0, 2 * once.moved - twice.moved)
         casts = sum(2 * weight.numel() for weight in runner.model.parameters()) if runner.bf16 else 0
-        return cls(min(casts, both), max(0, both - casts) / _size(largest), moved)
+        return cls(min(casts, both), max(0, both - casts) / count_cells(largest), moved)
 
     def at(self, shape: Shape) -> float:
-        return self.casts + self.tables_per_cell * _size(shape)
+        return self.casts + self.tables_per_cell * count_cells(shape)
 
-    def split(self, shape: Shape, tally: Tally) -> StepCost:
-        fixed = self.at(shape)
+    def join(self, shape: Shape, found: Fitted, moments: tuple[tuple[float, float], ...]) -> StepCost:
+        """With what a sample adds: operations, bytes that live, bytes moved."""
+        flops, sample_bytes, moved_bytes = found.values
         return StepCost(
-            flops=tally.flops,
-            moved_bytes=max(0.0, tally.moved - self.moved),
+            flops=flops,
+            moved_bytes=moved_bytes,
             fixed_moved=self.moved,
-            sample_bytes=tally.peak - fixed,
-            fixed_bytes=fixed,
-            moments=_moments(tally),
-            is_measured=True,
+            sample_bytes=sample_bytes,
+            fixed_bytes=self.at(shape),
+            moments=moments,
+            is_measured=found.is_measured,
         )
 
 
@@ -162,25 +135,6 @@ def _bends(start: tuple[float, float], middle: tuple[float, float], end: tuple[f
     return way[0] * height[1] > way[1] * height[0]
 
 
-def _size(shape: Shape) -> int:
-    return shape[0] * shape[1] * shape[2]
-
-
-def _spread(shapes: Sequence[Shape]) -> list[Shape]:
-    """All of them; the largest and the smallest first, then always the middle of the widest gap."""
-    if len(shapes) < 3:
-        return list(reversed(shapes))
-    chosen, gaps = [shapes[-1], shapes[0]], [(0, len(shapes) - 1)]
-    while gaps:
-        low, high = gaps.pop(0)
-        middle = (low + high) // 2
-        if middle in (low, high):
-            continue
-        chosen.append(shapes[middle])
-        gaps += [(low, middle), (middle, high)]
-    return chosen
-
-
 @dataclass
 class _Runner:
     family: DenoiserFamily
@@ -192,7 +146,7 @@ class _Runner:
 
     def __post_init__(self) -> None:
         with self.mode:
-            _put_weights(self.model)
+            put_weights(self.model)
 
     def run(self, shape: Shape, batch: int) -> Tally:
         """Forward, loss and backward of a batch, in which nothing is computed."""
@@ -214,7 +168,7 @@ class _Runner:
             return tally
 
 
-def _put_weights(model: nn.Module) -> None:
+def put_weights(model: nn.Module) -> None:
     """Stand-ins on the host for weights on the meta device: automatic casts do not know that device."""
     for module in model.modules():
         for name, parameter in module._parameters.items():
@@ -227,36 +181,3 @@ def _put_weights(model: nn.Module) -> None:
 
 def _like(tensor: Tensor) -> Tensor:
     return torch.empty(tensor.shape, dtype=tensor.dtype)
-
-
-def _estimate(shape: Shape, measured: Mapping[Shape, StepCost], fixed: _Fixed) -> StepCost:
-    known = list(measured)
-    num_terms = max(_FIRST_TERMS, min(len(_BASIS), len(known) - 1))
-
-    def fit(values: Sequence[float]) -> float:
-        weights = _solve([_terms(other)[:num_terms] for other in known], values)
-        return float(np.dot(_terms(shape)[:num_terms], weights))
-
-    return StepCost(
-        flops=fit([cost.flops for cost in measured.values()]),
-        moved_bytes=fit([cost.moved_bytes for cost in measured.values()]),
-        fixed_moved=fixed.moved,
-        sample_bytes=fit([cost.sample_bytes for cost in measured.values()]),
-        fixed_bytes=fixed.at(shape),
-        moments=next(iter(measured.values())).moments,
-        is_measured=False,
-    )
-
-
-def _terms(shape: Shape) -> list[float]:
-    frames, cells = float(shape[0]), float(shape[1] * shape[2])
-    return [term(frames, cells) for term in _BASIS]
-
-
-def _solve(rows: Sequence[Sequence[float]], values: Sequence[float]) -> NDArray[np.float64]:
-    """Least squares on relative errors, columns brought to one scale: terms differ by many orders of magnitude."""
-    table, wanted = np.array(rows, dtype=np.float64), np.array(values, dtype=np.float64)
-    table = table / wanted[:, None]
-    scale = np.abs(table).max(axis=0)
-    solution = np.linalg.lstsq(table / scale, np.ones(len(wanted)), rcond=1e-10)[0]
-    return np.asarray(solution / scale)

@@ -2,6 +2,11 @@
 
 Rates are dense products of matrices; a training step reaches `EFFICIENCY` of them and `BANDWIDTH_SHARE` of the memory's
 speed. Both are what well-tuned transformer training is known to reach, not promises: `--calibrate` measures them here.
+
+Between devices: `link` is what one sends to others of its box of eight at a time, `network` what a whole box sends out,
+each in one direction; large messages reach `LINK_SHARE` of it. NVLink 4 has 450 GB/s and eight ports of 400 Gb/s (H100,
+H200), NVLink 3 has 300 GB/s and eight of 200 Gb/s (A100), HCCS seven links of 28 GB/s and eight of 200 Gb/s (910B),
+PCIe 4.0 x16 has 32 GB/s and such a box one port of 100 Gb/s (4090); processes on one host have a fifth of its memory's.
 """
 
 from __future__ import annotations
@@ -17,6 +22,8 @@ from frameloom.models.names import refuse_unknown
 
 EFFICIENCY = 0.45
 BANDWIDTH_SHARE = 0.7
+LINK_SHARE = 0.7
+BOX = 8
 _TERA, _GIGA = 1e12, 1e9
 _UNITS = {"kb": 1e3, "mb": 1e6, "gb": 1e9, "tb": 1e12, "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}
 
@@ -30,6 +37,8 @@ class Device:
     full_rate: float
     bandwidth: float
     memory: float
+    link: float
+    network: float
     efficiency: float = EFFICIENCY
     bandwidth_share: float = BANDWIDTH_SHARE
 
@@ -38,16 +47,27 @@ class Device:
         rate = self.half_rate if bf16 else self.full_rate
         return flops / (rate * self.efficiency) + moved_bytes / (self.bandwidth * self.bandwidth_share)
 
+    def send_seconds(self, sent_bytes: float, *, members: int, stride: int = 1) -> float:
+        """For what each of `members` devices sends around a ring; they are `stride` devices apart.
+
+        A ring over several boxes leaves each of them once, so neighbours share its ports; groups with a stride leave
+        it beside each other, and share them, too.
+        """
+        seconds = sent_bytes / self.link
+        if members * stride > BOX:
+            seconds = max(seconds, sent_bytes * min(stride, BOX) / self.network)
+        return seconds / LINK_SHARE
+
 
 DEVICES = {
     device.name: device
     for device in (
-        Device("h100", 989 * _TERA, 494 * _TERA, 3350 * _GIGA, 80 * _GIGA),
-        Device("h200", 989 * _TERA, 494 * _TERA, 4800 * _GIGA, 141 * _GIGA),
-        Device("a100", 312 * _TERA, 156 * _TERA, 2039 * _GIGA, 80 * _GIGA),
-        Device("4090", 165 * _TERA, 82 * _TERA, 1008 * _GIGA, 24 * _GIGA),
-        Device("910b", 320 * _TERA, 80 * _TERA, 1600 * _GIGA, 64 * _GIGA),
-        Device("cpu", 0.1 * _TERA, 0.1 * _TERA, 20 * _GIGA, 16 * _GIGA),
+        Device("h100", 989 * _TERA, 494 * _TERA, 3350 * _GIGA, 80 * _GIGA, 450 * _GIGA, 400 * _GIGA),
+        Device("h200", 989 * _TERA, 494 * _TERA, 4800 * _GIGA, 141 * _GIGA, 450 * _GIGA, 400 * _GIGA),
+        Device("a100", 312 * _TERA, 156 * _TERA, 2039 * _GIGA, 80 * _GIGA, 300 * _GIGA, 200 * _GIGA),
+        Device("4090", 165 * _TERA, 82 * _TERA, 1008 * _GIGA, 24 * _GIGA, 32 * _GIGA, 12.5 * _GIGA),
+        Device("910b", 320 * _TERA, 80 * _TERA, 1600 * _GIGA, 64 * _GIGA, 196 * _GIGA, 200 * _GIGA),
+        Device("cpu", 0.1 * _TERA, 0.1 * _TERA, 20 * _GIGA, 16 * _GIGA, 4 * _GIGA, 1.25 * _GIGA),
     )
 }
 

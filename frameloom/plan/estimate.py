@@ -2,37 +2,53 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property
 
 import numpy as np
 
 from frameloom.config.parallel import MeshShape, fit_mesh
 from frameloom.config.schema import Recipe
-from frameloom.data.buckets import Bucket, BucketPolicy
-from frameloom.plan.costs import Shape, StepCost, measure_costs
-from frameloom.plan.devices import Device
+from frameloom.data.buckets import Bucket
+from frameloom.models.half_precision import PRECISIONS
+from frameloom.plan.costs import StepCost, measure_costs
+from frameloom.plan.devices import BOX, Device
+from frameloom.plan.encoders import EncodePlan, PixelEncoder, join_plans, measure_encoder, plan_captions
+from frameloom.plan.fitting import Shape, count_cells
 from frameloom.plan.memory import ModelSize, Resident, checkpoint_bytes, rest_on_device
-from frameloom.plan.parts import MetaParts, build_meta_parts
+from frameloom.plan.parts import MetaParts, build_meta_parts, list_caption_costs
+from frameloom.plan.text import NUMBER_BYTES, CaptionCost
+from frameloom.plan.traffic import SendPlan, plan_tokens, plan_weights
 from frameloom.train.feed import build_plan, build_policy, read_manifest
 
 _MOST_CLIPS = 2**20
-_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
 
 
 @dataclass(frozen=True)
 class BucketPlan:
-    """A micro-batch of one bucket on one device; `largest_batch` 0 means that not even one clip fits."""
+    """A micro-batch of one bucket on one device; `largest_batch` 0 means that not even one clip fits.
+
+    `activations` are those of the denoiser or of the frozen encoders, whichever are more. Seconds are what the denoiser
+    takes, what the encoders take before it, and what is waited for other devices.
+    """
 
     bucket: Bucket
     tokens: int
     activations: float
     total: float
     flops: float
-    seconds: float
+    encode_flops: float
+    denoise_seconds: float
+    encode_seconds: float
+    wait_seconds: float
+    send_seconds: float
     largest_batch: int
     is_measured: bool
+
+    @property
+    def seconds(self) -> float:
+        return self.denoise_seconds + self.encode_seconds + self.wait_seconds
 
 
 @dataclass(frozen=True)
@@ -66,26 +82,42 @@ class RunPlan:
 
 @dataclass(frozen=True)
 class Measured:
-    """The models of a recipe in shapes, its buckets, and what a clip of each costs; sharding has no part in it."""
+    """The models of a recipe in shapes, and what clips of its buckets cost; sharding has no part in it.
+
+    `pixels` is None and `captions` are empty where a cache stands in for the encoders.
+    """
 
     parts: MetaParts
-    policy: BucketPolicy
-    shapes: Mapping[Bucket, Shape]
     costs: Mapping[Shape, StepCost]
+    pixels: PixelEncoder | None
+    captions: Sequence[CaptionCost]
 
 
 def measure_recipe(recipe: Recipe) -> Measured:
-    parts, policy = build_meta_parts(recipe), build_policy(recipe)
-    shapes = {bucket: latent_shape(parts, bucket) for bucket in policy.buckets}
+    parts, buckets = build_meta_parts(recipe), build_policy(recipe).buckets
     costs = measure_costs(
         parts.family,
         parts.model,
-        shapes.values(),
+        [latent_shape(parts, bucket) for bucket in buckets],
         latent_channels=parts.vae.latent_channels,
         text=parts.text,
         bf16=recipe.train.precision != "fp32",
     )
-    return Measured(parts, policy, shapes, costs)
+    captions = list_caption_costs(recipe, parts.family.text_join)
+    return Measured(parts, costs, _measure_pixels(recipe, parts, buckets), captions)
+
+
+def _measure_pixels(recipe: Recipe, parts: MetaParts, buckets: Iterable[Bucket]) -> PixelEncoder | None:
+    if recipe.data.cache.latents is not None:
+        return None
+    return measure_encoder(
+        parts.vae,
+        [pixel_shape(bucket) for bucket in buckets],
+        dtype=PRECISIONS[recipe.vae.precision],
+        fp32_norms=recipe.vae.fp32_norms,
+        mini_batch=recipe.vae.mini_batch,
+        times=1 if parts.family.beside(parts.config) == "none" else 2,
+    )
 
 
 def plan_run(
@@ -93,16 +125,17 @@ def plan_run(
 ) -> RunPlan:
     """The plan of a recipe as it stands; `measured` saves the measuring where only sharding or batches have changed."""
     found = measured or measure_recipe(recipe)
-    mesh, zero = fit_mesh(recipe.parallel, num_devices), recipe.parallel.zero
-    size = found.parts.size
-    resident = rest_on_device(recipe, size, mesh, zero)
-    buckets = [
-        _plan_bucket(recipe, found.parts, bucket, shape, found.costs[shape], resident, device, mesh)
-        # Their batch sizes are those of this recipe.
-        for bucket, shape in zip(build_policy(recipe).buckets, found.shapes.values(), strict=True)
-    ]
-    epoch = _plan_epoch(recipe, found, buckets, mesh) if with_data else None
-    return RunPlan(device, mesh, zero, size, resident, buckets, checkpoint_bytes(recipe, size), epoch)
+    mesh, size = fit_mesh(recipe.parallel, num_devices), found.parts.size
+    resident = rest_on_device(recipe, size, mesh, recipe.parallel.zero)
+    planner = _BucketPlanner(recipe, found, resident, device, mesh)
+    buckets = [planner.plan(bucket) for bucket in build_policy(recipe).buckets]
+    epoch = _plan_epoch(recipe, found.parts, buckets, mesh) if with_data else None
+    checkpoint = checkpoint_bytes(recipe, size)
+    return RunPlan(device, mesh, recipe.parallel.zero, size, resident, buckets, checkpoint, epoch)
+
+
+def pixel_shape(bucket: Bucket) -> Shape:
+    return bucket.frames, bucket.height, bucket.width
 
 
 def latent_shape(parts: MetaParts, bucket: Bucket) -> Shape:
@@ -110,34 +143,81 @@ def latent_shape(parts: MetaParts, bucket: Bucket) -> Shape:
     return parts.vae.latent_frames(bucket.frames), bucket.height // height, bucket.width // width
 
 
-def _plan_bucket(
-    recipe: Recipe,
-    parts: MetaParts,
-    bucket: Bucket,
-    shape: Shape,
-    cost: StepCost,
-    resident: Resident,
-    device: Device,
-    mesh: MeshShape,
-) -> BucketPlan:
-    # Processes of a sequence group have a part of each clip's tokens.
-    share = 1 / mesh.sequence
-    batch, bf16 = bucket.batch_size, recipe.train.precision != "fp32"
-    keeps = recipe.train.accumulate > 1
-    resting = resident.total - resident.gradients
-    transient = partial(cost.transient_bytes, gradients=resident.gradients, keeps_gradients=keeps)
-    return BucketPlan(
-        bucket=bucket,
-        tokens=parts.family.num_tokens(parts.config, shape),
-        activations=cost.activation_bytes(batch * share),
-        total=resting + transient(batch * share),
-        flops=batch * cost.flops,
-        seconds=device.seconds(
-            batch * cost.flops * share, cost.fixed_moved + batch * cost.moved_bytes * share, bf16=bf16
-        ),
-        largest_batch=_largest_batch(lambda count: resting + transient(count * share), device.memory),
-        is_measured=cost.is_measured,
-    )
+@dataclass(frozen=True)
+class _BucketPlanner:
+    """What is the same for all buckets of a plan."""
+
+    recipe: Recipe
+    measured: Measured
+    resident: Resident
+    device: Device
+    mesh: MeshShape
+
+    @property
+    def is_half(self) -> bool:
+        return self.recipe.train.precision != "fp32"
+
+    def plan(self, bucket: Bucket) -> BucketPlan:
+        parts, batch = self.measured.parts, bucket.batch_size
+        shape = latent_shape(parts, bucket)
+        cost, encode = self.measured.costs[shape], self.encode(bucket, batch)
+        seconds = self.denoise_seconds(cost, batch)
+        weights, tokens = self.send_weights, self.send_tokens(shape, batch)
+        return BucketPlan(
+            bucket=bucket,
+            tokens=parts.family.num_tokens(parts.config, shape),
+            activations=max(cost.activation_bytes(batch / self.mesh.sequence), encode.peak_bytes),
+            total=self.total(bucket, cost, batch),
+            flops=batch * cost.flops,
+            encode_flops=encode.flops,
+            denoise_seconds=seconds,
+            encode_seconds=encode.seconds,
+            wait_seconds=weights.waited(seconds) + tokens.exposed,
+            send_seconds=weights.hidden + weights.exposed + tokens.exposed,
+            largest_batch=_largest_batch(lambda count: self.total(bucket, cost, count), self.device.memory),
+            is_measured=cost.is_measured,
+        )
+
+    def denoise_seconds(self, cost: StepCost, batch: int) -> float:
+        # Processes of a sequence group have a part of each clip's tokens.
+        clips = batch / self.mesh.sequence
+        return self.device.seconds(clips * cost.flops, cost.fixed_moved + clips * cost.moved_bytes, bf16=self.is_half)
+
+    def total(self, bucket: Bucket, cost: StepCost, batch: int) -> float:
+        """Bytes at the worst moment: while the encoders run, or in a pass of the denoiser."""
+        keeps, gradients = self.recipe.train.accumulate > 1, self.resident.gradients
+        transient = cost.transient_bytes(batch / self.mesh.sequence, gradients, keeps_gradients=keeps)
+        encoding = self.encode(bucket, batch).peak_bytes + (gradients if keeps else 0.0)
+        return self.resident.total - gradients + max(transient, encoding)
+
+    def encode(self, bucket: Bucket, batch: int) -> EncodePlan:
+        """Processes of a sequence group all encode the whole clips."""
+        pixels, parts = self.measured.pixels, self.measured.parts
+        latents = EncodePlan()
+        if pixels is not None:
+            num_cells = count_cells(latent_shape(parts, bucket))
+            latents = pixels.plan(batch, pixel_shape(bucket), num_cells, self.device)
+        captions = plan_captions(self.measured.captions, batch * self.captions_for, self.device)
+        return join_plans(latents, captions)
+
+    @property
+    def captions_for(self) -> int:
+        """For how many micro-batches a device encodes captions: those of its box, where it does so for all."""
+        if self.recipe.parallel.encoders != "once":
+            return 1
+        return max(1, min(BOX, self.mesh.num_ranks) // self.mesh.sequence)
+
+    @cached_property
+    def send_weights(self) -> SendPlan:
+        return plan_weights(self.recipe, self.measured.parts.size, self.mesh, self.device)
+
+    def send_tokens(self, shape: Shape, batch: int) -> SendPlan:
+        parts, degree = self.measured.parts, self.mesh.sequence
+        if degree == 1:
+            return SendPlan()
+        exchanges = parts.family.exchanges(parts.config, shape, parts.text.tokens, degree)
+        number_bytes, recomputes = 2 if self.is_half else 4, bool(self.recipe.train.recompute)
+        return plan_tokens(exchanges, batch, degree, self.device, number_bytes=number_bytes, recomputes=recomputes)
 
 
 def _largest_batch(total: Callable[[int], float], memory: float) -> int:
@@ -153,7 +233,7 @@ def _largest_batch(total: Callable[[int], float], memory: float) -> int:
     return low
 
 
-def _plan_epoch(recipe: Recipe, measured: Measured, buckets: list[BucketPlan], mesh: MeshShape) -> EpochPlan:
+def _plan_epoch(recipe: Recipe, parts: MetaParts, buckets: list[BucketPlan], mesh: MeshShape) -> EpochPlan:
     plan = build_plan(recipe, read_manifest(recipe), build_policy(recipe))(0)
     seconds = np.array([item.seconds for item in buckets])
     batch_sizes = np.array([item.bucket.batch_size for item in buckets])
@@ -163,12 +243,12 @@ def _plan_epoch(recipe: Recipe, measured: Measured, buckets: list[BucketPlan], m
     per_step = mesh.data * recipe.train.accumulate
     padded = np.pad(work, (0, -len(work) % per_step)).reshape(-1, recipe.train.accumulate, mesh.data).sum(axis=1)
     slowest, mean = padded.max(axis=1), padded.mean(axis=1)
-    cells = np.array([np.prod(shape) for shape in measured.shapes.values()]) * measured.parts.vae.latent_channels
+    cells = np.array([count_cells(latent_shape(parts, item.bucket)) for item in buckets]) * parts.vae.latent_channels
     stored = 2 if recipe.data.cache.store == "moments" else 1
     return EpochPlan(
         clips=plan.num_samples,
         steps=len(padded),
         seconds=float(slowest.sum()),
         imbalance=float((slowest / mean).mean()),
-        cache_bytes=float((cells[plan.buckets] * sizes).sum() * stored * _BYTES[recipe.data.cache.precision]),
+        cache_bytes=float((cells[plan.buckets] * sizes).sum() * stored * NUMBER_BYTES[recipe.data.cache.precision]),
     )

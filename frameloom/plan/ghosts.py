@@ -75,7 +75,7 @@ class GhostMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if kinds == _REAL:  # small tables may be computed
             return func(*args, **kwargs)
         named = dict(zip(kwargs, _unwrap_all(kwargs.values())[0], strict=True)) if kwargs else {}
-        if not kinds or "device" in named:
+        if "device" in named or (not kinds and _takes_device(func)):
             named["device"] = _META
         out = self._run(func, given, named)
         if self.on_operation is not None:
@@ -121,6 +121,11 @@ def _describe(items: Iterable[Any]) -> tuple[Any, ...]:
 def _is_plain(func: Any) -> bool:
     """Whether it makes tensors of its own, instead of a look at another one or a change of it."""
     return not func.is_view and not func._schema.is_mutable
+
+
+@cache
+def _takes_device(func: Any) -> bool:
+    return any(argument.name == "device" for argument in func._schema.arguments)
 
 
 def _unwrap_all(items: Iterable[Any]) -> tuple[list[Any], set[type]]:

@@ -51,11 +51,11 @@ def rest_on_device(recipe: Recipe, size: ModelSize, mesh: MeshShape, zero: int) 
     """What a device holds while a step runs, activations apart.
 
     zero 1 splits the optimizer's state and zero 2 the gradients too; zero 3 keeps a part of the weights and gathers
-    two blocks at a time.
+    two blocks at a time. From zero 2 on, devices that share a clip hold different parts, too.
     """
     if recipe.optim.name not in _OPTIMIZER_BYTES:
         raise ConfigError(f"optim.name: the planner does not know the state of '{recipe.optim.name}'")
-    parts = mesh.shard
+    parts = mesh.shard * (mesh.sequence if zero >= 2 else 1)
     frozen = 4.0 * (size.weights - size.trained)
     weights, gradients = 4.0 * size.trained, 4.0 * size.trained
     optimizer = _OPTIMIZER_BYTES[recipe.optim.name] * size.trained
@@ -72,7 +72,8 @@ def rest_on_device(recipe: Recipe, size: ModelSize, mesh: MeshShape, zero: int) 
         ema /= parts
     if zero == 3:
         frozen /= parts
-    return Resident(weights + frozen, gradients, optimizer, ema, size.vae_bytes, size.text_bytes)
+    text_parts = {"shard": mesh.num_ranks, "tensor": recipe.parallel.tensor}.get(recipe.parallel.encoders, 1)
+    return Resident(weights + frozen, gradients, optimizer, ema, size.vae_bytes, size.text_bytes / text_parts)
 
 
 def checkpoint_bytes(recipe: Recipe, size: ModelSize) -> float:

@@ -2,43 +2,22 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
-from frameloom.config.schema import Recipe, TextEncoderSection
+from frameloom.config.schema import Recipe
 from frameloom.core.errors import ConfigError
 from frameloom.models.denoisers import DenoiserFamily, get_family
 from frameloom.models.denoisers.base import override_fields
 from frameloom.models.vaes import VideoVAE, get_vae
 from frameloom.plan.costs import TextShape
 from frameloom.plan.memory import ModelSize
+from frameloom.plan.text import NUMBER_BYTES, CaptionCost, caption_cost, encoder_size, weight_bytes
 from frameloom.train.recompute import apply_recompute
-
-_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
-
-
-@dataclass(frozen=True)
-class EncoderSize:
-    """A published text encoder: width of its states, of its pooled vector, and number of its weights."""
-
-    width: int
-    pooled_width: int
-    weights: float
-
-
-_ENCODERS = {
-    "minilm": EncoderSize(384, 384, 22.7e6),
-    "t5": EncoderSize(4096, 0, 4.762e9),
-    "mt5": EncoderSize(4096, 0, 5.655e9),
-    "clip_l": EncoderSize(768, 768, 123.1e6),
-    "clip_bigg": EncoderSize(1280, 1280, 694.7e6),
-}
 
 
 @dataclass(frozen=True)
@@ -82,18 +61,14 @@ def text_shape(recipe: Recipe, join: str) -> TextShape:
     return TextShape(encoders[0].max_length or 77, width, pooled[-1] if pooled else 0)
 
 
-def encoder_size(section: TextEncoderSection) -> EncoderSize:
-    """Of the folder that a recipe names if it is there, else of the published encoder."""
-    known = _ENCODERS.get(section.name)
-    if known is None:
-        raise ConfigError(f"text.encoders: the planner does not know the size of '{section.name}'")
-    file = Path(section.path or "") / "config.json"
-    if section.path is None or not file.is_file():
-        return known
-    config = json.loads(file.read_text())
-    width = int(config.get("d_model") or config.get("hidden_size") or known.width)
-    share = (width / known.width) ** 2
-    return EncoderSize(width, width if known.pooled_width else 0, known.weights * share)
+def list_caption_costs(recipe: Recipe, join: str) -> list[CaptionCost]:
+    """Of the encoders that run in a step: those of the token states, and the last one with a pooled vector."""
+    if recipe.data.cache.text is not None:
+        return []
+    encoders = recipe.text.encoders
+    words = range(len(encoders)) if join == "concat" else range(1)
+    pooling = [index for index, item in enumerate(encoders) if encoder_size(item).pooled_width][-1:]
+    return [caption_cost(encoders[index]) for index in sorted({*words, *pooling})]
 
 
 def _build_vae(recipe: Recipe) -> VideoVAE:
@@ -104,16 +79,14 @@ def _build_vae(recipe: Recipe) -> VideoVAE:
 
 def _measure(recipe: Recipe, model: nn.Module, blocks: Sequence[nn.Module], vae: VideoVAE) -> ModelSize:
     num_weights = sum(weight.numel() for weight in model.parameters())
-    vae_bytes = 4.0 * sum(weight.numel() for weight in vae.parameters()) if recipe.data.cache.latents is None else 0.0
-    text_bytes = 0.0
-    if recipe.data.cache.text is None:
-        text_bytes = sum(encoder_size(item).weights * _BYTES[item.precision or "fp32"] for item in recipe.text.encoders)
+    cache = recipe.data.cache
+    vae_weights = sum(weight.numel() for weight in vae.parameters())
     return ModelSize(
         weights=num_weights,
         trained=num_weights if recipe.lora is None else _adapter_weights(recipe, blocks),
         largest_block=max((sum(weight.numel() for weight in block.parameters()) for block in blocks), default=0),
-        vae_bytes=vae_bytes,
-        text_bytes=text_bytes,
+        vae_bytes=0.0 if cache.latents else float(NUMBER_BYTES[recipe.vae.precision] * vae_weights),
+        text_bytes=0.0 if cache.text else weight_bytes(recipe.text.encoders),
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from frameloom.plan.devices import BOX, LINK_SHARE, Device
 from frameloom.plan.estimate import BucketPlan, RunPlan
 
 _MIB, _GIB = 2**20, 2**30
@@ -20,15 +21,17 @@ def describe_plan(plan: RunPlan, *, every_shape: bool = False) -> list[str]:
         + ", ".join(f"{name} {_size(value)}" for name, value in vars(plan.resident).items() if value),
         "",
         f"{'bucket':<22}{'tokens':>9}{'batch':>7}{'activations':>13}{'total':>11}{'fits':>6}{'largest':>9}"
-        f"{'PFLOP':>9}{'seconds':>9}",
+        f"{'PFLOP':>9}{'seconds':>9}{'encode':>8}{'wait':>8}",
     ]
     lines += [_row(item, plan.device.memory) for item in (plan.buckets if every_shape else _worst(plan.buckets))]
-    lines += ["", *_epoch(plan), f"a checkpoint is {_size(plan.checkpoint)}"]
+    lines += ["", _shares(plan.buckets), *_epoch(plan), f"a checkpoint is {_size(plan.checkpoint)}"]
     rate = device.half_rate / 1e12
     lines.append(
         f"times: {device.efficiency:.0%} of {rate:,.4g} TFLOP/s (bf16) for products, {device.bandwidth_share:.0%} of "
-        f"{device.bandwidth / 1e9:,.4g} GB/s for the rest; communication, reading and the frozen parts are not in them"
+        f"{device.bandwidth / 1e9:,.4g} GB/s for the rest; reading is not in them"
     )
+    if mesh.num_ranks > 1:
+        lines.append(_links(device, mesh.num_ranks))
     return lines
 
 
@@ -45,8 +48,24 @@ def _row(item: BucketPlan, memory: float) -> str:
     mark = "" if item.is_measured else "~"
     return (
         f"{item.bucket.name:<22}{item.tokens:>9,}{item.bucket.batch_size:>7}{mark + _size(item.activations):>13}"
-        f"{_size(item.total):>11}{fits:>6}{item.largest_batch:>9}{item.flops / 1e15:>9.3g}{item.seconds:>9.3g}"
+        f"{_size(item.total):>11}{fits:>6}{item.largest_batch:>9}"
+        f"{(item.flops + item.encode_flops) / 1e15:>9.3g}{item.seconds:>9.3g}{item.encode_seconds:>8.2g}"
+        f"{item.wait_seconds:>8.2g}"
     )
+
+
+def _shares(buckets: list[BucketPlan]) -> str:
+    """What a step spends its time on, in the bucket where it takes longest."""
+    item = max(buckets, key=lambda one: one.seconds)
+    return (
+        f"the longest step, {item.bucket.name}: {item.seconds:.3g} s; denoiser {item.denoise_seconds:.3g}, encoders "
+        f"{item.encode_seconds:.3g}, waiting {item.wait_seconds:.3g} (sending takes {item.send_seconds:.3g})"
+    )
+
+
+def _links(device: Device, num_ranks: int) -> str:
+    network = f", {device.network / 1e9:,.4g} GB/s out of a box of {BOX}" if num_ranks > BOX else ""
+    return f"sending: {LINK_SHARE:.0%} of {device.link / 1e9:,.4g} GB/s{network}"
 
 
 def _epoch(plan: RunPlan) -> list[str]:
@@ -70,6 +89,7 @@ def plan_json(plan: RunPlan) -> dict[str, Any]:
                 "name": item.bucket.name,
                 "batch": item.bucket.batch_size,
                 **{name: value for name, value in vars(item).items() if name != "bucket"},
+                "seconds": item.seconds,
                 "fits": item.total <= plan.device.memory,
             }
             for item in plan.buckets

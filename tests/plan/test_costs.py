@@ -16,7 +16,8 @@ from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, 
 from frameloom.core.random import stream
 from frameloom.models.denoisers import DenoiserFamily, get_family
 from frameloom.models.text import TextStates
-from frameloom.plan.costs import Shape, StepCost, TextShape, measure_costs
+from frameloom.plan.costs import StepCost, TextShape, measure_costs
+from frameloom.plan.fitting import Shape
 from frameloom.train.recompute import recompute_blocks
 
 

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from frameloom.core.errors import ConfigError
 from frameloom.core.random import stream
+from frameloom.models.layers.sequence_parallel import Exchange
 from frameloom.models.lora_keys import LoraNames
 from frameloom.models.names import refuse_unknown
 from frameloom.models.text.base import TextStates
@@ -110,6 +111,8 @@ class DenoiserFamily:
                    vector is that of the last one in both.
     num_heads      config -> heads of self-attention, which limit the ranks of a sequence group; None: the tokens of a
                    clip cannot be divided over ranks
+    exchanges      (config, latent (frames, height, width), text tokens, ranks of a sequence group) -> every
+                   self-attention of one clip around which these ranks exchange tokens
     images_skip    whether clips of one frame leave out blocks that longer ones use: processes that split the weights
                    must then not mix the two in one pass
     lora_targets   patterns of the linear layers that get LoRA adapters by default; None: all inside the blocks
@@ -133,6 +136,7 @@ class DenoiserFamily:
     told_guidance: Callable[[Any], bool] = lambda config: False
     text_join: Literal["first", "concat"] = "first"
     num_heads: Callable[[Any], int] | None = None
+    exchanges: Callable[[Any, tuple[int, int, int], int, int], list[Exchange]] = lambda *_: []
     images_skip: bool = False
     lora_targets: tuple[str, ...] | None = None
     lora_names: LoraNames = field(default_factory=LoraNames)

@@ -155,6 +155,26 @@ def exchanged_bytes(
     return 2 * (part + part_keys) * batch * width * number_bytes * (degree - 1) // degree
 
 
+@dataclass(frozen=True)
+class Exchange:
+    """A self-attention whose tokens lie on several ranks: of one clip, `sequences` of `tokens` tokens each.
+
+    `keys` is their number where it differs.
+    """
+
+    tokens: int
+    width: int
+    sequences: int = 1
+    keys: int | None = None
+
+    def sent_bytes(self, degree: int, *, batch: int, number_bytes: int) -> int:
+        """By one rank, forward; the backward pass sends as many again."""
+        count = batch * self.sequences
+        return exchanged_bytes(
+            self.tokens, self.width, degree, batch=count, number_bytes=number_bytes, num_keys=self.keys
+        )
+
+
 class Traffic(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Counts what this rank really sends in sequence groups: bytes and messages, by collective."""
 

@@ -9,7 +9,8 @@ over from, the strip that it needs; no tile is kept whole.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import product
 
 import torch
 from torch import Tensor
@@ -41,6 +42,37 @@ class Tiles:
         return range(0, length, self.stride)
 
 
+@dataclass(frozen=True)
+class Cuts:
+    """How a batch is cut before layers see it, as far as it is larger than the tiles: clip by clip (`one_by_one`), in
+    time, and in `space`, which are tiles along height and width. For `lead` see `run_in_spans`."""
+
+    space: tuple[Tiles, Tiles] | None = None
+    time: Tiles | None = None
+    lead: int = 0
+    one_by_one: bool = False
+
+    def list_pieces(self, batch: int, shape_FHW: tuple[int, int, int]) -> list[tuple[int, tuple[int, int, int]]]:
+        """Clips, and frames, height and width, of each piece that the layers see of a batch."""
+        frames, *sides = shape_FHW
+        spans = _list_spans(frames, self.time, self.lead)
+        heights, widths = ([side] for side in sides)
+        if self.space is not None and any(side > tiles.size for side, tiles in zip(sides, self.space, strict=True)):
+            heights, widths = (
+                [min(tiles.size, side - start) for start in tiles.starts(side)]
+                for side, tiles in zip(sides, self.space, strict=True)
+            )
+        counts = [1] * batch if self.one_by_one else [batch]
+        return [(count, piece) for count in counts for piece in product(spans, heights, widths)]
+
+
+def _list_spans(frames: int, time: Tiles | None, lead: int) -> list[int]:
+    if time is None or frames <= time.size:
+        return [frames]
+    starts = [start for start in time.starts(frames) if not start or frames - start > lead]
+    return [min(time.size + lead, frames - start) for start in starts]
+
+
 def check_tile(size: int, overlap: float, *, compression: int, where: str) -> None:
     """ConfigError unless tiles of `size` pixels or frames, and the distance between them, hold whole latent cells."""
     stride = size * (1 - overlap)
@@ -51,22 +83,12 @@ def check_tile(size: int, overlap: float, *, compression: int, where: str) -> No
         )
 
 
-def run_in_cuts(
-    layers: Layers,
-    x_BCFHW: Tensor,
-    *,
-    space: tuple[Tiles, Tiles] | None = None,
-    time: Tiles | None = None,
-    lead: int = 0,
-    one_by_one: bool = False,
-) -> Tensor:
-    """Apply `layers` clip by clip, span by span and tile by tile, as far as a clip is larger than its tiles.
-
-    `space` are tiles along height and width; for `lead` see `run_in_spans`.
-    """
-    if one_by_one and len(x_BCFHW) > 1:
-        clips = torch.split(x_BCFHW, 1)
-        return torch.cat([run_in_cuts(layers, clip, space=space, time=time, lead=lead) for clip in clips])
+def run_in_cuts(layers: Layers, x_BCFHW: Tensor, cuts: Cuts) -> Tensor:
+    """Apply `layers` clip by clip, span by span and tile by tile, as far as a clip is larger than its tiles."""
+    space, time = cuts.space, cuts.time
+    if cuts.one_by_one and len(x_BCFHW) > 1:
+        whole = replace(cuts, one_by_one=False)
+        return torch.cat([run_in_cuts(layers, clip, whole) for clip in torch.split(x_BCFHW, 1)])
 
     def cut_in_space(span_BCFHW: Tensor) -> Tensor:
         sides = span_BCFHW.shape[_HEIGHT:]
@@ -76,7 +98,7 @@ def run_in_cuts(
 
     if time is None or x_BCFHW.shape[_FRAMES] <= time.size:
         return cut_in_space(x_BCFHW)
-    return run_in_spans(cut_in_space, x_BCFHW, time, lead=lead)
+    return run_in_spans(cut_in_space, x_BCFHW, time, lead=cuts.lead)
 
 
 def run_in_tiles(layers: Layers, x_BCFHW: Tensor, height: Tiles, width: Tiles) -> Tensor:

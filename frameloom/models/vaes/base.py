@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from frameloom.core.errors import DataError
+from frameloom.models.layers.tiling import Cuts
 
 LOGVAR_RANGE = (-30.0, 20.0)
 
@@ -83,6 +84,10 @@ class VideoVAE(nn.Module):
     def decode(self, latent_BCFHW: Tensor) -> Tensor:
         """Pixels of unnormalised latents."""
         raise NotImplementedError
+
+    def encode_cuts(self) -> Cuts:
+        """How clips are cut before the encoder sees them; a model without tiles sees a batch as a whole."""
+        return Cuts()
 
     def encode_with_coefficients(self, pixels_BCFHW: Tensor) -> tuple[Moments, Sequence[Tensor]]:
         """For training: also inner coefficients that the decoder should agree with; none unless a model has them."""

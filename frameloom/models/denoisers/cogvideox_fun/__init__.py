@@ -22,9 +22,20 @@ from frameloom.models.denoisers.cogvideox_fun.model import build
 from frameloom.models.denoisers.cogvideox_fun.positions import find_grid
 from frameloom.models.denoisers.cogvideox_fun.sharding import BLOCK_LISTS
 from frameloom.models.denoisers.cogvideox_fun.weights import load_original
+from frameloom.models.layers.sequence_parallel import Exchange
 from frameloom.models.lora_keys import LoraNames
 
 __all__ = ["FAMILY"]
+
+
+def _num_tokens(config: CogVideoXFunConfig, latent_FHW: tuple[int, int, int]) -> int:
+    return math.prod(find_grid(config, latent_FHW))
+
+
+def _exchanges(
+    config: CogVideoXFunConfig, latent_FHW: tuple[int, int, int], num_text: int, degree: int
+) -> list[Exchange]:
+    return [Exchange(num_text + _num_tokens(config, latent_FHW), config.width)] * config.num_layers
 
 
 def _denoise(
@@ -46,10 +57,11 @@ FAMILY = DenoiserFamily(
     denoise=_denoise,
     blocks=lambda model: list_blocks(model, BLOCK_LISTS),
     load_original=load_original,
-    num_tokens=lambda config, latent_FHW: math.prod(find_grid(config, latent_FHW)),
+    num_tokens=_num_tokens,
     beside=lambda config: config.condition,
     pack_known=draw_known,
     num_heads=lambda config: config.num_attention_heads,
+    exchanges=_exchanges,
     lora_targets=("*",),  # as published: every linear layer
     lora_names=LoraNames(root="lora_unet__"),
 )

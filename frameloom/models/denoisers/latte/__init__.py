@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import cast
 
 import torch
@@ -22,6 +23,7 @@ from frameloom.models.denoisers.latte.model import build
 from frameloom.models.denoisers.latte.sharding import BLOCK_LISTS
 from frameloom.models.denoisers.latte.weights import load_original
 from frameloom.models.layers.patches import token_grid
+from frameloom.models.layers.sequence_parallel import Exchange
 
 __all__ = ["FAMILY"]
 
@@ -60,6 +62,20 @@ def _join_captions(text: TextStates, images: TextStates | None) -> tuple[Tensor,
     return torch.cat([tokens[:, None], of_images], dim=1), torch.cat([mask[:, None], image_mask], dim=1)
 
 
+def _exchanges(config: LatteConfig, latent_FHW: tuple[int, int, int], num_text: int, degree: int) -> list[Exchange]:
+    """Only pictures are divided; where neighbours are joined, by whole rows, as many as are joined or a multiple."""
+    frames, rows, columns = token_grid(latent_FHW, config.patch_size, where=WHERE)
+    factor = config.compress_kv_factor
+    if factor > 1:
+        joined_rows = -(-rows // (factor * degree)) * degree
+        rows, keys = joined_rows * factor, joined_rows * (columns // factor)
+    whole = Exchange(rows * columns, config.hidden_size, sequences=frames)
+    return [
+        replace(whole, keys=keys) if factor > 1 and config.compresses(layer) else whole
+        for layer in range(config.num_layers)
+    ]
+
+
 def _blocks(model: nn.Module) -> list[nn.Module]:
     lists = [cast(nn.ModuleList, getattr(model, name)) for name in BLOCK_LISTS]
     return [block for pair in zip(*lists, strict=True) for block in pair]
@@ -77,6 +93,7 @@ FAMILY = DenoiserFamily(
     load_original=load_original,
     num_tokens=_num_tokens,
     num_heads=lambda config: config.num_attention_heads,
+    exchanges=_exchanges,
     images_skip=True,
     lora_targets=("to_q", "to_k", "to_v", "to_out.0"),
 )

@@ -21,12 +21,18 @@ from frameloom.models.denoisers.opensora2.model import build
 from frameloom.models.denoisers.opensora2.sharding import BLOCK_LISTS
 from frameloom.models.denoisers.opensora2.weights import load_original
 from frameloom.models.layers.patches import token_grid
+from frameloom.models.layers.sequence_parallel import Exchange
 
 __all__ = ["FAMILY"]
 
 
 def _num_tokens(config: MMDiTConfig, latent_FHW: tuple[int, int, int]) -> int:
     return math.prod(token_grid(latent_FHW, config.patch_size, where=WHERE))
+
+
+def _exchanges(config: MMDiTConfig, latent_FHW: tuple[int, int, int], num_text: int, degree: int) -> list[Exchange]:
+    joint = Exchange(num_text + _num_tokens(config, latent_FHW), config.hidden_size)
+    return [joint] * (config.depth + config.depth_single_blocks)
 
 
 def _denoise(
@@ -60,6 +66,7 @@ FAMILY = DenoiserFamily(
     find_kept=lambda beside_BCFHW: (beside_BCFHW[:, :1], beside_BCFHW[:, 1:]),
     told_guidance=lambda config: config.guidance_embed,
     num_heads=lambda config: config.num_heads,
+    exchanges=_exchanges,
     # Attention of both kinds of blocks, with fused and with split projections.
     lora_targets=("*_attn.*", "single_blocks.*.[qk]_proj", "single_blocks.*.v_mlp", "single_blocks.*.linear?"),
 )

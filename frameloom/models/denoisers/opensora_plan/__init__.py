@@ -22,12 +22,19 @@ from frameloom.models.denoisers.opensora_plan.model import build
 from frameloom.models.denoisers.opensora_plan.sharding import BLOCK_LISTS
 from frameloom.models.denoisers.opensora_plan.weights import load_original
 from frameloom.models.layers.patches import token_grid
+from frameloom.models.layers.sequence_parallel import Exchange
 
 __all__ = ["FAMILY"]
 
 
 def _num_tokens(config: OpenSoraPlanConfig, latent_FHW: tuple[int, int, int]) -> int:
     return math.prod(token_grid(latent_FHW, config.patch_size, where=WHERE))
+
+
+def _exchanges(
+    config: OpenSoraPlanConfig, latent_FHW: tuple[int, int, int], num_text: int, degree: int
+) -> list[Exchange]:
+    return [Exchange(_num_tokens(config, latent_FHW), config.hidden_size)] * config.num_layers
 
 
 def _denoise(
@@ -55,5 +62,6 @@ FAMILY = DenoiserFamily(
     beside=lambda config: "inpaint" if config.inpaint else "none",
     pack_known=pack_known,
     num_heads=lambda config: config.num_attention_heads,
+    exchanges=_exchanges,
     lora_targets=("to_q", "to_k", "to_v", "to_out.0"),
 )

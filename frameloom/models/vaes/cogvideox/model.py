@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from frameloom.models.layers.tiling import Layers, run_in_cuts
+from frameloom.models.layers.tiling import Cuts, run_in_cuts
 from frameloom.models.vaes.base import Moments, VideoVAE
 from frameloom.models.vaes.cogvideox.blocks import (
     CausalConv3d,
@@ -145,10 +145,10 @@ class CogVideoXVAE(VideoVAE):
     def encode_raw(self, pixels_BCFHW: Tensor) -> Tensor:
         """Means and unclamped log-variances, one behind the other in the channels; tiles fade before any sampling."""
         self.check_pixels(pixels_BCFHW)
-        return self._run(self._encode_chunks, pixels_BCFHW, decoding=False)
+        return run_in_cuts(self._encode_chunks, pixels_BCFHW, self.encode_cuts())
 
     def decode(self, latent_BCFHW: Tensor) -> Tensor:
-        return self._run(self._decode_chunks, latent_BCFHW, decoding=True)
+        return run_in_cuts(self._decode_chunks, latent_BCFHW, self._cuts(decoding=True))
 
     def blocks(self) -> list[nn.Module]:
         return [module for module in self.modules() if isinstance(module, ResBlock)]
@@ -165,7 +165,10 @@ class CogVideoXVAE(VideoVAE):
         bounds = bounds_with_rest_first(num_frames, size)
         return run_in_chunks(self.decoder, latent_BCFHW, bounds, leads=num_frames % 2 == 1)
 
-    def _run(self, layers: Layers, x_BCFHW: Tensor, *, decoding: bool) -> Tensor:
+    def encode_cuts(self) -> Cuts:
+        return self._cuts(decoding=False)
+
+    def _cuts(self, *, decoding: bool) -> Cuts:
         height, width = (self.config.tiles(side, decoding=decoding) for side in ("height", "width"))
         space = (height, width) if self.config.tiling else None
-        return run_in_cuts(layers, x_BCFHW, space=space, one_by_one=self.config.one_by_one)
+        return Cuts(space=space, one_by_one=self.config.one_by_one)

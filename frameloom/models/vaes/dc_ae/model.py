@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from frameloom.core.errors import DataError
-from frameloom.models.layers.tiling import Layers, run_in_cuts
+from frameloom.models.layers.tiling import Cuts, run_in_cuts
 from frameloom.models.vaes.base import LOGVAR_RANGE, Moments, VideoVAE
 from frameloom.models.vaes.dc_ae.blocks import (
     AttentionBlock,
@@ -126,12 +126,12 @@ class DCAE(VideoVAE):
 
     def encode(self, pixels_BCFHW: Tensor) -> Moments:
         self.check_pixels(pixels_BCFHW)
-        mean_BCFHW = self._run(self.encoder, pixels_BCFHW, decoding=False)
+        mean_BCFHW = run_in_cuts(self.encoder, pixels_BCFHW, self.encode_cuts())
         return Moments(mean_BCFHW, torch.full_like(mean_BCFHW, LOGVAR_RANGE[0]))
 
     def decode(self, latent_BCFHW: Tensor) -> Tensor:
         """One latent frame gives one frame, whatever it was made from."""
-        return self._run(self.decoder, latent_BCFHW, decoding=True)
+        return run_in_cuts(self.decoder, latent_BCFHW, self._cuts(decoding=True))
 
     def encode_with_coefficients(self, pixels_BCFHW: Tensor) -> tuple[Moments, Sequence[Tensor]]:
         """For training; refuses clips that come back with another number of frames."""
@@ -151,12 +151,13 @@ class DCAE(VideoVAE):
     def blocks(self) -> list[nn.Module]:
         return [module for module in self.modules() if isinstance(module, ResBlock | AttentionBlock)]
 
-    def _run(self, layers: Layers, x_BCFHW: Tensor, *, decoding: bool) -> Tensor:
+    def encode_cuts(self) -> Cuts:
+        return self._cuts(decoding=False)
+
+    def _cuts(self, *, decoding: bool) -> Cuts:
         config = self.config
         side, time = (config.tiles(in_time=in_time, decoding=decoding) for in_time in (False, True))
-        return run_in_cuts(
-            layers,
-            x_BCFHW,
+        return Cuts(
             space=(side, side) if config.spatial_tiling else None,
             time=time if config.temporal_tiling else None,
             one_by_one=config.one_by_one,

@@ -11,7 +11,7 @@ from diffusers.models.autoencoders.autoencoder_kl_hunyuan_video import (
 )
 from torch import Tensor, nn
 
-from frameloom.models.layers.tiling import Layers, run_in_cuts
+from frameloom.models.layers.tiling import Cuts, run_in_cuts
 from frameloom.models.vaes.base import Moments, VideoVAE
 from frameloom.models.vaes.hunyuan.attention import FrameCausalAttention, MiddleBlock
 from frameloom.models.vaes.hunyuan.config import HunyuanConfig
@@ -51,20 +51,22 @@ class HunyuanVAE(VideoVAE):
     def encode_raw(self, pixels_BCFHW: Tensor) -> Tensor:
         """Means and unclamped log-variances, one behind the other in the channels; tiles fade before any sampling."""
         self.check_pixels(pixels_BCFHW)
-        return self._run(lambda x: self.quant_conv(self.encoder(x)), pixels_BCFHW, decoding=False)
+        return run_in_cuts(lambda x: self.quant_conv(self.encoder(x)), pixels_BCFHW, self.encode_cuts())
 
     def decode(self, latent_BCFHW: Tensor) -> Tensor:
-        return self._run(lambda z: self.decoder(self.post_quant_conv(z)), latent_BCFHW, decoding=True)
+        cuts = self._cuts(decoding=True)
+        return run_in_cuts(lambda z: self.decoder(self.post_quant_conv(z)), latent_BCFHW, cuts)
 
     def blocks(self) -> list[nn.Module]:
         return [module for module in self.modules() if isinstance(module, HunyuanVideoResnetBlockCausal3D)]
 
-    def _run(self, layers: Layers, x_BCFHW: Tensor, *, decoding: bool) -> Tensor:
+    def encode_cuts(self) -> Cuts:
+        return self._cuts(decoding=False)
+
+    def _cuts(self, *, decoding: bool) -> Cuts:
         config = self.config
         side, time = (config.tiles(in_time=in_time, decoding=decoding) for in_time in (False, True))
-        return run_in_cuts(
-            layers,
-            x_BCFHW,
+        return Cuts(
             space=(side, side) if config.spatial_tiling else None,
             time=time if config.temporal_tiling else None,
             lead=1,

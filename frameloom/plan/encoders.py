@@ -1,0 +1,124 @@
+"""What the frozen encoders cost in a step that has no cached latents or text: operations, time, and bytes that live.
+
+They run before the denoiser and without gradients, one after the other, so their peak and its activations never live
+at the same time.
+
+Shape letters: B batch, C channels, F frames, H height, W width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+
+from frameloom.models.half_precision import widen_norms
+from frameloom.models.layers.tiling import Cuts
+from frameloom.models.vaes import VideoVAE
+from frameloom.plan.costs import put_weights
+from frameloom.plan.devices import Device
+from frameloom.plan.fitting import Fitted, Shape, count_cells, measure_some
+from frameloom.plan.ghosts import GhostMode
+from frameloom.plan.text import CaptionCost
+from frameloom.plan.tracker import tally_passes
+
+# Models that run a clip in chunks of frames are no polynomial at their first chunk; more shapes would not help.
+_MOST_SHAPES = 6
+_COLOURS = 3
+
+
+@dataclass(frozen=True)
+class EncodePlan:
+    """A micro-batch of a bucket on one device."""
+
+    flops: float = 0.0
+    seconds: float = 0.0
+    peak_bytes: float = 0.0
+
+
+@dataclass(frozen=True)
+class PixelEncoder:
+    """An autoencoder's half that encodes: `pieces` has operations, peak and bytes moved of what its layers see.
+
+    A clip of a batch is encoded `times` times: models that are given known frames or a control clip encode those too.
+    """
+
+    cuts: Cuts
+    pieces: Mapping[Shape, Fitted]
+    latent_channels: int
+    number_bytes: int
+    mini_batch: int | None
+    times: int
+
+    def plan(self, batch: int, shape: Shape, num_cells: int, device: Device) -> EncodePlan:
+        """`shape` in pixels, which become `num_cells` latent cells."""
+        flops = peak = moved = 0.0
+        for count, piece in self.cuts.list_pieces(min(batch, self.mini_batch or batch), shape):
+            one_flops, one_peak, one_moved = self.pieces[piece].values
+            flops, moved = flops + count * one_flops, moved + count * one_moved
+            peak = max(peak, count * one_peak)
+        runs = self.times * batch / min(batch, self.mini_batch or batch)
+        return EncodePlan(
+            flops=runs * flops,
+            seconds=device.seconds(runs * flops, runs * moved, bf16=self.number_bytes < 4),
+            peak_bytes=peak + batch * self._waiting_bytes(shape, num_cells),
+        )
+
+    def _waiting_bytes(self, shape: Shape, num_cells: int) -> float:
+        """Of a clip, while others are encoded: its pixels in fp32, rounded ones too, and its moments."""
+        rounded = self.number_bytes if self.number_bytes < 4 else 0
+        return float(_COLOURS * count_cells(shape) * (4 + rounded) + 2 * self.latent_channels * num_cells * 4)
+
+
+def measure_encoder(
+    vae: VideoVAE,
+    shapes: Iterable[Shape],
+    *,
+    dtype: torch.dtype = torch.float32,
+    fp32_norms: bool = False,
+    mini_batch: int | None = None,
+    times: int = 1,
+) -> PixelEncoder:
+    """`shapes` are those of clips in pixels. `vae` is on the meta device, and is changed."""
+    cuts, vae = vae.encode_cuts(), vae.to(dtype).eval().requires_grad_(False)
+    if fp32_norms:
+        widen_norms(vae, dtype)
+    vae.encode_cuts = Cuts  # type: ignore[method-assign]  # pieces are measured one by one
+    mode = GhostMode()
+    with mode:
+        put_weights(vae)
+    seen = {piece for shape in shapes for _, piece in cuts.list_pieces(1, shape)}
+    pieces: dict[Shape, Fitted] = {}
+    # A picture costs less than a frame of a clip: what looks back in time has nothing to look at.
+    for group in ([one for one in seen if one[0] == 1], [one for one in seen if one[0] > 1]):
+        pieces |= measure_some(group, partial(_measure_piece, vae, mode, dtype), most=_MOST_SHAPES)
+    return PixelEncoder(cuts, pieces, vae.latent_channels, dtype.itemsize, mini_batch, times)
+
+
+def _measure_piece(vae: VideoVAE, mode: GhostMode, dtype: torch.dtype, shape: Shape) -> tuple[float, float, float]:
+    with mode, torch.no_grad():
+        pixels_BCFHW = torch.empty(1, _COLOURS, *shape, dtype=dtype)
+        with tally_passes(vae, mode) as tally:
+            vae.encode(pixels_BCFHW)
+        return tally.flops, tally.peak, tally.moved
+
+
+def plan_captions(costs: Sequence[CaptionCost], captions: int, device: Device) -> EncodePlan:
+    return EncodePlan(
+        flops=captions * sum(cost.flops for cost in costs),
+        seconds=sum(
+            device.seconds(captions * cost.flops, captions * cost.moved_bytes, bf16=cost.is_half) for cost in costs
+        ),
+        peak_bytes=max((cost.peak(captions) for cost in costs), default=0.0),
+    )
+
+
+def join_plans(*plans: EncodePlan) -> EncodePlan:
+    """One after the other."""
+    return EncodePlan(
+        flops=sum(plan.flops for plan in plans),
+        seconds=sum(plan.seconds for plan in plans),
+        peak_bytes=max((plan.peak_bytes for plan in plans), default=0.0),
+    )
