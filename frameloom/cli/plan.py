@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -72,10 +72,13 @@ def _write_recipe(path: Path, base: str, settings: dict[str, object]) -> None:
     from frameloom.config.yaml_values import format_value
     from frameloom.core.files import write_text
 
-    sections: dict[str, dict[str, object]] = {}
+    sections: dict[str, Any] = {}
     for dotted, value in settings.items():
-        section, key = dotted.split(".")
-        sections.setdefault(section, {})[key] = value
+        *names, key = dotted.split(".")
+        place = sections
+        for name in names:
+            place = place.setdefault(name, {})
+        place[key] = value
     lines = [f"_base_: {format_value(str(Path(base).resolve()) if Path(base).exists() else base)}"]
     lines += [f"{section}: {format_value(values)}" for section, values in sections.items()]
     write_text(path, "\n".join(lines) + "\n")

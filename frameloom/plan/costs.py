@@ -74,9 +74,8 @@ def measure_costs(
         return tally.flops, tally.peak - fixed.at(shape), max(0.0, tally.moved - fixed.moved)
 
     found = measure_some(wanted, measure)
-    return {
-        shape: fixed.join(shape, one, _moments(tallies.get(shape, tallies[largest]))) for shape, one in found.items()
-    }
+    moments = {shape: _moments(tally) for shape, tally in tallies.items()}
+    return {shape: fixed.join(shape, one, moments.get(shape, moments[largest])) for shape, one in found.items()}
 
 
 @dataclass(frozen=True)

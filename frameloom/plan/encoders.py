@@ -8,10 +8,11 @@ Shape letters: B batch, C channels, F frames, H height, W width.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
+import numpy as np
 import torch
 
 from frameloom.models.half_precision import widen_norms
@@ -19,13 +20,14 @@ from frameloom.models.layers.tiling import Cuts
 from frameloom.models.vaes import VideoVAE
 from frameloom.plan.costs import put_weights
 from frameloom.plan.devices import Device
-from frameloom.plan.fitting import Fitted, Shape, count_cells, measure_some
+from frameloom.plan.fitting import Fitted, Shape, Values, count_cells
 from frameloom.plan.ghosts import GhostMode
 from frameloom.plan.text import CaptionCost
 from frameloom.plan.tracker import tally_passes
 
-# Models that run a clip in chunks of frames are no polynomial at their first chunk; more shapes would not help.
-_MOST_SHAPES = 6
+# Of so many lengths, counted from the shortest, all are measured; later on, fewer and fewer.
+_FIRST_LENGTHS = 3
+_GAP_GROWTH = 1.5
 _COLOURS = 3
 
 
@@ -90,11 +92,47 @@ def measure_encoder(
     with mode:
         put_weights(vae)
     seen = {piece for shape in shapes for _, piece in cuts.list_pieces(1, shape)}
-    pieces: dict[Shape, Fitted] = {}
-    # A picture costs less than a frame of a clip: what looks back in time has nothing to look at.
-    for group in ([one for one in seen if one[0] == 1], [one for one in seen if one[0] > 1]):
-        pieces |= measure_some(group, partial(_measure_piece, vae, mode, dtype), most=_MOST_SHAPES)
+    pieces = _measure_pieces(seen, partial(_measure_piece, vae, mode, dtype))
     return PixelEncoder(cuts, pieces, vae.latent_channels, dtype.itemsize, mini_batch, times)
+
+
+def _measure_pieces(seen: Iterable[Shape], measure: Callable[[Shape], Values]) -> dict[Shape, Fitted]:
+    """The smallest and the largest picture of some lengths are measured, the others follow.
+
+    The cost of a pixel grows in a straight line with the picture (attention), and between neighbouring lengths. It is
+    no polynomial in the length: models that run a clip in chunks need no more memory for a second one.
+    """
+    by_length: dict[int, list[Shape]] = {}
+    for shape in sorted(seen, key=lambda shape: (count_cells(shape), shape)):
+        by_length.setdefault(shape[0], []).append(shape)
+    chosen = _choose_lengths(sorted(by_length))
+    known = {
+        length: {shape: measure(shape) for shape in {by_length[length][0], by_length[length][-1]}} for length in chosen
+    }
+
+    def follow(shape: Shape) -> Fitted:
+        if shape in known.get(shape[0], {}):
+            return Fitted(known[shape[0]][shape], True)
+        sized = [_size_up(known[length], shape) for length in chosen]
+        return Fitted(tuple(float(np.interp(shape[0], chosen, values)) for values in zip(*sized, strict=True)), False)
+
+    return {shape: follow(shape) for shapes in by_length.values() for shape in shapes}
+
+
+def _choose_lengths(lengths: Sequence[int]) -> list[int]:
+    places = list(range(min(_FIRST_LENGTHS, len(lengths))))
+    while places[-1] < len(lengths) - 1:
+        places.append(min(len(lengths) - 1, int(_GAP_GROWTH * places[-1])))
+    return [lengths[place] for place in places]
+
+
+def _size_up(known: Mapping[Shape, Values], shape: Shape) -> Values:
+    """The values of a picture of this size, from those of one or two other sizes and another length."""
+    area = shape[1] * shape[2]
+    (small, first), *rest = sorted((one[1] * one[2], values) for one, values in known.items())
+    large, last = rest[0] if rest else (small, first)
+    place = (area - small) / (large - small) if large > small else 0.0
+    return tuple(area * (a / small + place * (b / large - a / small)) for a, b in zip(first, last, strict=True))
 
 
 def _measure_piece(vae: VideoVAE, mode: GhostMode, dtype: torch.dtype, shape: Shape) -> tuple[float, float, float]:

@@ -35,16 +35,14 @@ class Fitted:
     is_measured: bool
 
 
-def measure_some(
-    shapes: Iterable[Shape], measure: Callable[[Shape], Values], *, most: int | None = None
-) -> dict[Shape, Fitted]:
+def measure_some(shapes: Iterable[Shape], measure: Callable[[Shape], Values]) -> dict[Shape, Fitted]:
     """The values of each shape, measured until the first two of the next one are what was expected.
 
-    At most `most` shapes are measured, the largest first; the rest follow from the fit.
+    The rest follow from the fit.
     """
     wanted = order_shapes(shapes)
     known: dict[Shape, Values] = {}
-    for shape in wanted[:most]:
+    for shape in wanted:
         found = measure(shape)
         is_expected = len(known) >= _FIRST_TERMS and _are_near(_estimate(shape, known)[:2], found[:2])
         known[shape] = found

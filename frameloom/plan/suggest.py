@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
+from frameloom.config.bucket_policies import RatioTokensSection
 from frameloom.config.optim_checks import WITHOUT_OFFLOAD
 from frameloom.config.schema import Recipe
-from frameloom.core.errors import ConfigError
+from frameloom.plan.devices import Device
 from frameloom.plan.estimate import Measured, RunPlan, measure_recipe, plan_run
 
 
@@ -24,32 +25,67 @@ class Change:
 
 
 def suggest_change(recipe: Recipe, plan: RunPlan, num_devices: int, measured: Measured) -> Change | None:
-    """The first of these that makes all fit: more sharding, then recompute, then both, then (on one device) recompute
-    and the optimizer's state on the host, then smaller batches.
+    """The first of these that makes all fit: clips encoded one by one, more sharding, then recompute, then both, then
+    (on one device) recompute and the optimizer's state on the host, then smaller batches, and at last devices that
+    share a clip.
 
     Sharding costs communication and changes no number; recompute costs a third more arithmetic; a smaller batch changes
-    the training, so it comes last. None when all fits, and when not even one clip does.
+    the training, so it comes late. None when all fits, and when nothing of this helps.
     """
     if not plan.breaking:
         return None
-    known = {False: measured}
-
-    def try_out(settings: dict[str, Any]) -> RunPlan:
-        changed, recomputes = _apply(recipe, settings), "train.recompute" in settings
-        if recomputes not in known:
-            known[recomputes] = measure_recipe(changed)
-        return plan_run(changed, plan.device, num_devices, with_data=False, measured=known[recomputes])
-
-    strongest: dict[str, Any] = {}
-    for settings in _candidates(recipe, num_devices, has_host=plan.device.name != "cpu"):
-        found, strongest = try_out(settings), settings
+    trial = _Trial(recipe, plan.device, num_devices, {(False, None): measured})
+    sliced, plain = _slicing(recipe), list(_candidates(recipe, num_devices, has_host=plan.device.name != "cpu"))
+    for settings in [sliced, *plain, *(one | sliced for one in plain)]:
+        found = trial.plan(settings)
         if not found.breaking:
             return Change(settings, found)
-    smaller = _shrink(recipe, try_out(strongest))
+    strongest = plain[-1] if plain else {}
+    for shared in _sharings(recipe, num_devices, measured):
+        change = _shrink_sliced(trial, strongest | shared, sliced)
+        if change is not None:
+            return change
+    return None
+
+
+def _shrink_sliced(trial: _Trial, settings: dict[str, Any], sliced: dict[str, Any]) -> Change | None:
+    """Smaller batches, with clips encoded one by one where that leaves more of them."""
+    smaller = _shrink(trial.recipe, trial.plan(settings))
+    if (other := _shrink(trial.recipe, trial.plan(settings | sliced))) != smaller:
+        settings, smaller = settings | sliced, other
     if smaller is None:
         return None
-    settings = {**strongest, **smaller}
-    return Change(settings, try_out(settings))
+    return Change(settings | smaller, trial.plan(settings | smaller))
+
+
+@dataclass(frozen=True)
+class _Trial:
+    """Plans of a recipe with other settings; what was measured for some of them serves for others."""
+
+    recipe: Recipe
+    device: Device
+    num_devices: int
+    known: dict[tuple[bool, int | None], Measured]
+
+    def plan(self, settings: Mapping[str, Any]) -> RunPlan:
+        changed = _apply(self.recipe, settings)
+        key = "train.recompute" in settings, settings.get("vae.mini_batch")
+        if key not in self.known:
+            self.known[key] = self._measure(changed, *key)
+        return plan_run(changed, self.device, self.num_devices, with_data=False, measured=self.known[key])
+
+    def _measure(self, changed: Recipe, recomputes: bool, mini_batch: int | None) -> Measured:
+        """The number of clips that are encoded at once needs no measuring."""
+        same = self.known.get((recomputes, None))
+        if same is None or same.pixels is None:
+            return measure_recipe(changed)
+        return replace(same, pixels=replace(same.pixels, mini_batch=mini_batch))
+
+
+def _slicing(recipe: Recipe) -> dict[str, Any]:
+    """Nothing where no clip is encoded in a step, or few at a time already."""
+    encodes = recipe.data.cache.latents is None and recipe.vae.mini_batch is None
+    return {"vae.mini_batch": 1} if encodes else {}
 
 
 def _candidates(recipe: Recipe, num_devices: int, *, has_host: bool) -> Iterator[dict[str, Any]]:
@@ -66,13 +102,48 @@ def _candidates(recipe: Recipe, num_devices: int, *, has_host: bool) -> Iterator
         yield {"optim.offload": True} | ({} if recipe.train.recompute else {"train.recompute": True})
 
 
+def _sharings(recipe: Recipe, num_devices: int, measured: Measured) -> Iterator[dict[str, Any]]:
+    """None, then more and more devices that share the tokens of a clip."""
+    yield {}
+    parts, mesh = measured.parts, recipe.parallel
+    if parts.family.num_heads is None or mesh.shard or mesh.replicate:
+        return
+    num_heads = parts.family.num_heads(parts.config)
+    for degree in (2, 4, 8):
+        if degree > mesh.sequence and not num_devices % degree and not num_heads % degree:
+            yield {"parallel.sequence": degree}
+
+
 def _shrink(recipe: Recipe, plan: RunPlan) -> dict[str, Any] | None:
-    """What makes the batches smaller under the recipe's policy; None if one clip is too much."""
-    if recipe.data.policy == "token_budget":
-        tokens = fitting_tokens(recipe, plan)
-        return None if tokens is None else {"data.token_budget": {"tokens": tokens}}
-    buckets = fitting_batches(recipe, plan)
-    return None if buckets is None else {"data.buckets": buckets}
+    """What makes the batches smaller under the recipe's policy: nothing if all fits, None if one clip is too much."""
+    if not plan.breaking:
+        return {}
+    if min(item.largest_batch for item in plan.buckets) < 1:
+        return None
+    match recipe.data.policy:
+        case "token_budget":
+            return {"data.token_budget": {"tokens": fitting_tokens(recipe, plan)}}
+        case "grid":
+            return {"data.buckets": fitting_batches(recipe, plan)}
+        case "fixed":
+            return _fit_fixed(plan)
+        case "ratio_tokens":
+            return _fit_ratio_tokens(recipe, plan)
+        case policy:
+            return {f"data.{policy}.batch": min(item.largest_batch for item in plan.buckets)}
+
+
+def _fit_fixed(plan: RunPlan) -> dict[str, Any]:
+    """Clips and images have batches of their own."""
+    keys = ("data.fixed.batch", "data.fixed.image_batch")
+    return {keys[item.bucket.index]: item.largest_batch for item in plan.breaking}
+
+
+def _fit_ratio_tokens(recipe: Recipe, plan: RunPlan) -> dict[str, Any] | None:
+    """Batches of short and small clips are 2 or 4 times the size that is set."""
+    size = (recipe.data.ratio_tokens or RatioTokensSection()).train_batch_size
+    fitting = min(item.largest_batch * size // item.bucket.batch_size for item in plan.buckets)
+    return {"data.ratio_tokens.train_batch_size": fitting} if fitting else None
 
 
 def fitting_tokens(recipe: Recipe, plan: RunPlan) -> int | None:
@@ -109,11 +180,7 @@ def largest_batches(recipe: Recipe, plan: RunPlan) -> dict[str, dict[int, list[A
 def _rewrite(
     recipe: Recipe, plan: RunPlan, choose: Callable[[int, int], int]
 ) -> dict[str, dict[int, list[Any]]] | None:
-    if recipe.data.policy != "grid" or recipe.data.buckets is None:
-        raise ConfigError(
-            f"data.policy {recipe.data.policy}: batch sizes can be proposed for grid and token_budget only; lower "
-            "the number of tokens or the batch size of this policy by hand"
-        )
+    assert recipe.data.buckets is not None
     limits: dict[tuple[str, int], int] = {}
     for item in plan.buckets:
         cell = item.bucket.resolution, item.bucket.frames
@@ -129,12 +196,13 @@ def _rewrite(
     }
 
 
-def _apply(recipe: Recipe, settings: dict[str, Any]) -> Recipe:
+def _apply(recipe: Recipe, settings: Mapping[str, Any]) -> Recipe:
     values = recipe.model_dump()
     for dotted, value in settings.items():
         *sections, key = dotted.split(".")
         place = values
         for section in sections:
+            place[section] = place[section] or {}
             place = place[section]
         place[key] = value
     return Recipe.model_validate(values)

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import gc
 from dataclasses import dataclass
-from typing import Any
 
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
-from torch.profiler import ProfilerActivity, profile
-from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
 
 from frameloom.core.random import stream
 from frameloom.models.denoisers import DenoiserFamily, get_family
@@ -19,6 +15,7 @@ from frameloom.models.text import TextStates
 from frameloom.plan.costs import StepCost, TextShape, measure_costs
 from frameloom.plan.fitting import Shape
 from frameloom.train.recompute import recompute_blocks
+from tests.plan.measuring import count_flops, record_peak
 
 
 @dataclass(frozen=True)
@@ -94,23 +91,7 @@ def take_pass(setting: Setting, family: DenoiserFamily, model: nn.Module) -> Non
 def measure_peak(setting: Setting) -> int:
     """Bytes above the weights at the worst moment, as the allocator has seen it, gradients of weights included."""
     family, model = setting.build("cpu")
-    # Nothing older may be freed while the record runs: it would be taken from this pass.
-    gc.collect()
-    gc.disable()
-    try:
-        with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
-            take_pass(setting, family, model)
-    finally:
-        gc.enable()
-    live = peak = 0
-    for event in sorted(memory_events(profiler), key=lambda event: event.start_ns()):
-        live += event.nbytes()
-        peak = max(peak, live)
-    return peak
-
-
-def memory_events(profiler: Any) -> list[Any]:
-    return [event for event in profiler.profiler.kineto_results.events() if event.name() == "[memory]"]
+    return record_peak(lambda: take_pass(setting, family, model))
 
 
 def weight_bytes(setting: Setting) -> int:
@@ -132,17 +113,8 @@ def test_the_peak_of_a_step_is_predicted_within_a_tenth() -> None:
 @pytest.mark.parametrize("setting", SETTINGS, ids=lambda setting: f"{setting.family}-{setting.shape}-{setting.batch}")
 def test_operations_are_those_that_torch_counts(setting: Setting) -> None:
     family, model = setting.build("cpu")
-    # torch's own formulas, also for the fused kernel of the CPU, which it has no entry for.
-    aten = torch.ops.aten
-    entries = {
-        aten._scaled_dot_product_flash_attention_for_cpu: lambda *shapes, **_: sdpa_flop_count(*shapes[:3]),
-        aten._scaled_dot_product_flash_attention_for_cpu_backward: lambda *shapes, **_: sdpa_backward_flop_count(
-            *shapes[:4]
-        ),
-    }
-    with FlopCounterMode(display=False, custom_mapping=entries) as counter:
-        take_pass(setting, family, model)
-    assert setting.batch * setting.predict().flops == pytest.approx(counter.get_total_flops(), rel=0.02)
+    counted = count_flops(lambda: take_pass(setting, family, model))
+    assert setting.batch * setting.predict().flops == pytest.approx(counted, rel=0.02)
 
 
 def test_shapes_that_were_not_measured_follow_from_those_that_were() -> None:
