@@ -8,7 +8,11 @@ from typing import Annotated, Any
 
 import typer
 
+from frameloom.core.collector import without_collector
 
+
+# Importing models and passes in shapes make many objects and no cycles.
+@without_collector()
 def plan(
     ctx: typer.Context,
     recipe: Annotated[str, typer.Argument(metavar="RECIPE", help="a recipe file, or the name of a shipped recipe")],

@@ -42,30 +42,26 @@ class EncodePlan:
 
 @dataclass(frozen=True)
 class PixelEncoder:
-    """An autoencoder's half that encodes: `pieces` has operations, peak and bytes moved of what its layers see.
+    """An autoencoder's half that encodes: `clips` has operations, peak and bytes moved of one clip.
 
-    A clip of a batch is encoded `times` times: models that are given known frames or a control clip encode those too.
+    At most `most` clips are encoded at once; null: all of a batch. A clip of a batch is encoded `times` times: models
+    that are given known frames or a control clip encode those too.
     """
 
-    cuts: Cuts
-    pieces: Mapping[Shape, Fitted]
+    clips: Mapping[Shape, Fitted]
     latent_channels: int
     number_bytes: int
-    mini_batch: int | None
+    most: int | None
     times: int
 
     def plan(self, batch: int, shape: Shape, num_cells: int, device: Device) -> EncodePlan:
         """`shape` in pixels, which become `num_cells` latent cells."""
-        flops = peak = moved = 0.0
-        for count, piece in self.cuts.list_pieces(min(batch, self.mini_batch or batch), shape):
-            one_flops, one_peak, one_moved = self.pieces[piece].values
-            flops, moved = flops + count * one_flops, moved + count * one_moved
-            peak = max(peak, count * one_peak)
-        runs = self.times * batch / min(batch, self.mini_batch or batch)
+        flops, peak, moved = self.clips[shape].values
+        runs = self.times * batch
         return EncodePlan(
             flops=runs * flops,
             seconds=device.seconds(runs * flops, runs * moved, bf16=self.number_bytes < 4),
-            peak_bytes=peak + batch * self._waiting_bytes(shape, num_cells),
+            peak_bytes=min(batch, self.most or batch) * peak + batch * self._waiting_bytes(shape, num_cells),
         )
 
     def _waiting_bytes(self, shape: Shape, num_cells: int) -> float:
@@ -91,9 +87,17 @@ def measure_encoder(
     mode = GhostMode()
     with mode:
         put_weights(vae)
-    seen = {piece for shape in shapes for _, piece in cuts.list_pieces(1, shape)}
-    pieces = _measure_pieces(seen, partial(_measure_piece, vae, mode, dtype))
-    return PixelEncoder(cuts, pieces, vae.latent_channels, dtype.itemsize, mini_batch, times)
+    cut = {shape: cuts.list_pieces(shape) for shape in set(shapes)}
+    pieces = _measure_pieces({piece for parts in cut.values() for piece in parts}, partial(_measure, vae, mode, dtype))
+    clips = {shape: _join_pieces([pieces[piece] for piece in parts]) for shape, parts in cut.items()}
+    most = 1 if cuts.one_by_one else mini_batch
+    return PixelEncoder(clips, vae.latent_channels, dtype.itemsize, most, times)
+
+
+def _join_pieces(pieces: Sequence[Fitted]) -> Fitted:
+    """One after the other: they add up, but for their peaks."""
+    flops, peaks, moved = zip(*(piece.values for piece in pieces), strict=True)
+    return Fitted((sum(flops), max(peaks), sum(moved)), all(piece.is_measured for piece in pieces))
 
 
 def _measure_pieces(seen: Iterable[Shape], measure: Callable[[Shape], Values]) -> dict[Shape, Fitted]:
@@ -135,7 +139,7 @@ def _size_up(known: Mapping[Shape, Values], shape: Shape) -> Values:
     return tuple(area * (a / small + place * (b / large - a / small)) for a, b in zip(first, last, strict=True))
 
 
-def _measure_piece(vae: VideoVAE, mode: GhostMode, dtype: torch.dtype, shape: Shape) -> tuple[float, float, float]:
+def _measure(vae: VideoVAE, mode: GhostMode, dtype: torch.dtype, shape: Shape) -> tuple[float, float, float]:
     with mode, torch.no_grad():
         pixels_BCFHW = torch.empty(1, _COLOURS, *shape, dtype=dtype)
         with tally_passes(vae, mode) as tally:

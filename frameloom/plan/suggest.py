@@ -6,8 +6,10 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from frameloom.config.bucket_policies import RatioTokensSection
+from frameloom.config.bucket_policies import FixedSection, RatioTokensSection
+from frameloom.config.facts import VAES, VAEFacts
 from frameloom.config.optim_checks import WITHOUT_OFFLOAD
+from frameloom.config.policy_checks import token_patch
 from frameloom.config.schema import Recipe
 from frameloom.plan.devices import Device
 from frameloom.plan.estimate import Measured, RunPlan, measure_recipe, plan_run
@@ -26,8 +28,8 @@ class Change:
 
 def suggest_change(recipe: Recipe, plan: RunPlan, num_devices: int, measured: Measured) -> Change | None:
     """The first of these that makes all fit: clips encoded one by one, more sharding, then recompute, then both, then
-    (on one device) recompute and the optimizer's state on the host, then smaller batches, and at last devices that
-    share a clip.
+    (on one device) recompute and the optimizer's state on the host, then smaller batches, then devices that share
+    a clip, and at last shorter clips (policy fixed).
 
     Sharding costs communication and changes no number; recompute costs a third more arithmetic; a smaller batch changes
     the training, so it comes late. None when all fits, and when nothing of this helps.
@@ -45,7 +47,31 @@ def suggest_change(recipe: Recipe, plan: RunPlan, num_devices: int, measured: Me
         change = _shrink_sliced(trial, strongest | shared, sliced)
         if change is not None:
             return change
-    return None
+    return _shorten(trial, strongest | sliced)
+
+
+def _shorten(trial: _Trial, settings: dict[str, Any]) -> Change | None:
+    """Shorter clips of the policy `fixed`: what one device encodes is not shared, so a long clip may be too much."""
+    recipe, facts = trial.recipe, VAES[trial.recipe.vae.name]
+    section = recipe.data.fixed or FixedSection()
+    if recipe.data.policy != "fixed":
+        return None
+    settings = settings | {"data.fixed.batch": 1}
+    frames, found = section.frames, trial.plan(settings)
+    while found.breaking:
+        share = min(0.95, trial.device.memory / found.breaking[0].total)
+        frames = _legal_frames(recipe, facts, share * frames)
+        if not frames:
+            return None
+        settings["data.fixed.frames"] = frames
+        found = trial.plan_anew(settings)
+    return Change(settings, found)
+
+
+def _legal_frames(recipe: Recipe, facts: VAEFacts, most: float) -> int:
+    """The most frames that the models take, up to `most`; 0 if there are none."""
+    patch = token_patch(recipe)[0]
+    return next((count for count in range(int(most), 0, -1) if facts.accepts_frames(count, patch)), 0)
 
 
 def _shrink_sliced(trial: _Trial, settings: dict[str, Any], sliced: dict[str, Any]) -> Change | None:
@@ -74,12 +100,16 @@ class _Trial:
             self.known[key] = self._measure(changed, *key)
         return plan_run(changed, self.device, self.num_devices, with_data=False, measured=self.known[key])
 
+    def plan_anew(self, settings: Mapping[str, Any]) -> RunPlan:
+        """With settings that change the shapes of clips."""
+        return plan_run(_apply(self.recipe, settings), self.device, self.num_devices, with_data=False)
+
     def _measure(self, changed: Recipe, recomputes: bool, mini_batch: int | None) -> Measured:
         """The number of clips that are encoded at once needs no measuring."""
         same = self.known.get((recomputes, None))
         if same is None or same.pixels is None:
             return measure_recipe(changed)
-        return replace(same, pixels=replace(same.pixels, mini_batch=mini_batch))
+        return replace(same, pixels=replace(same.pixels, most=mini_batch))
 
 
 def _slicing(recipe: Recipe) -> dict[str, Any]:

@@ -6,7 +6,6 @@ allocator without fragments would. Attention stands for a fused kernel, which ke
 
 from __future__ import annotations
 
-import gc
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -17,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import flop_registry
 
+from frameloom.core.collector import without_collector
 from frameloom.plan.ghosts import Ghost, GhostMode
 
 # A fused backward pass computes the scores again: five products where the forward pass has two.
@@ -136,7 +136,7 @@ def tally_passes(model: nn.Module, mode: GhostMode) -> Iterator[Tally]:
     ]
     try:
         mode.on_operation = watch
-        with _fused_attention(tally), _without_collector():
+        with _fused_attention(tally), without_collector():
             yield tally
     finally:
         mode.on_operation = None
@@ -144,18 +144,6 @@ def tally_passes(model: nn.Module, mode: GhostMode) -> Iterator[Tally]:
             hook.remove()
         for parameter in model.parameters():
             parameter.grad = None
-
-
-@contextmanager
-def _without_collector() -> Iterator[None]:
-    """A pass makes many tensors and no cycles: looking for these again and again takes a tenth of its time."""
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()
 
 
 def _count_gradient(tally: Tally) -> Callable[[Tensor], None]:

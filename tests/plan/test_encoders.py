@@ -66,13 +66,13 @@ def test_clips_that_were_not_measured_follow_from_those_that_were() -> None:
     shapes = [(frames, side, 64) for frames in (1, 5, 9, 17, 25, 33) for side in (48, 64, 80, 96)]
     with torch.device("meta"):
         vae = family.build(family.sizes["tiny"])
-    found = measure_encoder(vae, shapes).pieces
+    found = measure_encoder(vae, shapes).clips
     fitted = [shape for shape, one in found.items() if not one.is_measured]
     assert len(fitted) > len(shapes) / 3
     for shape in fitted[::5]:
         flops, peak, _ = found[shape].values
         with torch.device("meta"):
-            alone = measure_encoder(family.build(family.sizes["tiny"]), [shape]).pieces[shape].values
+            alone = measure_encoder(family.build(family.sizes["tiny"]), [shape]).clips[shape].values
         assert (flops, peak) == (pytest.approx(alone[0], rel=0.02), pytest.approx(alone[1], rel=0.05))
 
 

@@ -49,8 +49,8 @@ KEYS = {
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_smaller_batches_are_proposed_for_every_policy(policy: str, tmp_path: Path) -> None:
-    words, base = list(POLICIES[policy]), tmp_path / "base.yaml"
+def test_smaller_batches_are_proposed_for_every_policy(policy: str) -> None:
+    words = list(POLICIES[policy])
     recipe = load_recipe("shapes/demo", words)
     measured = measure_recipe(recipe)
     roomy = plan_run(recipe, DEVICES["cpu"], 1, with_data=False, measured=measured)
@@ -59,8 +59,6 @@ def test_smaller_batches_are_proposed_for_every_policy(policy: str, tmp_path: Pa
     found = plan_run(recipe, tight, 1, with_data=False, measured=measured)
     change = suggest_change(recipe, found, 1, measured)
     assert found.breaking and change is not None and KEYS[policy] in change.settings
-    base.write_text("_base_: shapes/demo\n")
-    _write_recipe(tmp_path / "fits.yaml", str(base), change.settings)
     given = [word for key in change.settings for word in (f"--{key}", str(_value(change.settings[key])))]
     assert not plan_run(load_recipe("shapes/demo", [*words, *given]), tight, 1, with_data=False).breaking
 
@@ -69,7 +67,27 @@ def _value(value: object) -> object:
     return str(value).lower() if isinstance(value, bool) else value
 
 
-@pytest.mark.parametrize("name", ["shapes/long-i2v", "opensora2/demo"])
+def test_a_change_inside_a_section_is_written_beside_what_stands_there(tmp_path: Path) -> None:
+    _write_recipe(tmp_path / "fits.yaml", "sdxl/finetune", {"data.fixed.batch": 3, "vae.mini_batch": 1})
+    recipe = load_recipe(str(tmp_path / "fits.yaml"), [])
+    assert recipe.data.fixed is not None and recipe.vae.mini_batch == 1
+    assert (recipe.data.fixed.batch, recipe.data.fixed.height) == (3, 1024)
+
+
+def test_a_clip_that_is_too_long_for_the_autoencoder_is_shortened() -> None:
+    words = ["--data.policy", "fixed", *NONE, "--data.fixed", "{height: 64, width: 64, frames: 65, batch: 1}"]
+    recipe = load_recipe("shapes/demo", [*words, "--data.cache.latents", "null"])
+    measured = measure_recipe(recipe)
+    roomy = plan_run(recipe, DEVICES["cpu"], 1, with_data=False, measured=measured)
+    room = roomy.buckets[0].total - roomy.resident.total
+    tight = replace(DEVICES["cpu"], memory=roomy.resident.total + 0.4 * room)
+    found = plan_run(recipe, tight, 1, with_data=False, measured=measured)
+    change = suggest_change(recipe, found, 1, measured)
+    assert change is not None and not change.plan.breaking
+    assert change.plan.buckets[0].bucket.frames == change.settings["data.fixed.frames"] < 65
+
+
+@pytest.mark.parametrize("name", ["shapes/long-i2v", "latte/17x512x512", "sdxl/lora"])
 def test_shipped_recipes_are_planned_on_eight_devices(name: str) -> None:
     recipe = load_recipe(name, [])
     measured = measure_recipe(recipe)

@@ -52,8 +52,8 @@ class Cuts:
     lead: int = 0
     one_by_one: bool = False
 
-    def list_pieces(self, batch: int, shape_FHW: tuple[int, int, int]) -> list[tuple[int, tuple[int, int, int]]]:
-        """Clips, and frames, height and width, of each piece that the layers see of a batch."""
+    def list_pieces(self, shape_FHW: tuple[int, int, int]) -> list[tuple[int, int, int]]:
+        """Frames, height and width of each piece that the layers see of a clip."""
         frames, *sides = shape_FHW
         spans = _list_spans(frames, self.time, self.lead)
         heights, widths = ([side] for side in sides)
@@ -62,8 +62,7 @@ class Cuts:
                 [min(tiles.size, side - start) for start in tiles.starts(side)]
                 for side, tiles in zip(sides, self.space, strict=True)
             )
-        counts = [1] * batch if self.one_by_one else [batch]
-        return [(count, piece) for count in counts for piece in product(spans, heights, widths)]
+        return list(product(spans, heights, widths))
 
 
 def _list_spans(frames: int, time: Tiles | None, lead: int) -> list[int]:

@@ -108,17 +108,16 @@ def test_gradients_pass_through_the_seams():
     assert torch.allclose(x.grad, torch.ones_like(x), atol=1e-6)
 
 
-@pytest.mark.parametrize("one_by_one", [False, True])
 @pytest.mark.parametrize("lead", [0, 1])
 @pytest.mark.parametrize("size", [(5, 20, 15), (8, 8, 8), (9, 8, 9), (20, 6, 25), (25, 7, 8)])
-def test_pieces_are_listed_as_the_layers_see_them(size: tuple[int, int, int], lead: int, one_by_one: bool) -> None:
+def test_pieces_are_listed_as_the_layers_see_them(size: tuple[int, int, int], lead: int) -> None:
     seen = []
 
     def look(x: torch.Tensor) -> torch.Tensor:
-        seen.append((x.shape[0], tuple(x.shape[2:])))
+        seen.append(tuple(x.shape[2:]))
         return x
 
-    cuts = Cuts(space=(SAME, SAME), time=SAME, lead=lead, one_by_one=one_by_one)
+    cuts = Cuts(space=(SAME, SAME), time=SAME, lead=lead)
     run_in_cuts(look, draw(2, 1, *size), cuts)
-    assert sorted(cuts.list_pieces(2, size)) == sorted(seen)
-    assert Cuts().list_pieces(2, size) == [(2, size)]
+    assert sorted(cuts.list_pieces(size)) == sorted(seen)
+    assert Cuts().list_pieces(size) == [size]
