@@ -18,7 +18,7 @@ from frameloom.core.errors import ConfigError
 from frameloom.models.denoisers import FAMILIES, get_family
 from frameloom.models.denoisers.sequence import check_degree, use_sequence_group
 from frameloom.models.layers.sequence_parallel import SequenceGroup, exchanged_bytes
-from tests.models.denoisers.sequence_cases import BATCH, CASES, MEASURED, TEXT_TOKENS, Case
+from tests.models.denoisers.sequence_cases import BATCH, CASES, MEASURED, TEXT_TOKENS
 
 NUM_RANKS = 4
 DEGREES = ("2", "4")
@@ -110,45 +110,18 @@ def test_recomputed_compiled_and_rounded_blocks_share_clips_too(found: list[Foun
         assert max(own["compiled"].values()) < 1e-6
 
 
-def shared_attentions(case: Case, degree: int) -> list[tuple[int, int, int]]:
-    """Tokens, keys and sequences of each self-attention over several ranks."""
-    config = case.configure()
-    frames, rows, columns = (
-        -(-side // patch) for side, patch in zip(case.latent_FHW, case.family.patch(config), strict=True)
-    )
-    tokens = frames * rows * columns
-    if case.family_name == "opensora2":
-        return [(TEXT_TOKENS + tokens,) * 2 + (BATCH,)] * (config.depth + config.depth_single_blocks)
-    if case.family_name == "cogvideox_fun":
-        return [(TEXT_TOKENS + tokens,) * 2 + (BATCH,)] * config.num_layers
-    if case.family_name == "opensora_plan":
-        return [(tokens, tokens, BATCH)] * config.num_layers
-    # Latte: only pictures are divided; where neighbours are joined, by whole rows, as many as are joined or a multiple.
-    factor, layers = config.compress_kv_factor, range(config.num_layers)
-    if factor == 1:
-        return [(rows * columns,) * 2 + (BATCH * frames,) for _ in layers]
-    joined_rows = -(-rows // (factor * degree)) * degree
-    places, keys = joined_rows * factor * columns, joined_rows * (columns // factor)
-    return [(places, keys if config.compresses(layer) else places, BATCH * frames) for layer in layers]
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("name", MEASURED)
 def test_what_is_sent_is_what_the_formula_says(found: list[Found], name: str) -> None:
     case = CASES[name]
-    config = case.configure()
-    width = config.width if case.family_name == "cogvideox_fun" else config.hidden_size
     for degree in DEGREES:
-        attentions = shared_attentions(case, int(degree))
-        expected = sum(
-            exchanged_bytes(tokens, width, int(degree), batch=batch, number_bytes=8, num_keys=keys)
-            for tokens, keys, batch in attentions
-        )
+        exchanges = case.family.exchanges(case.configure(), case.latent_FHW, TEXT_TOKENS, int(degree))
+        expected = sum(exchange.sent_bytes(int(degree), batch=BATCH, number_bytes=8) for exchange in exchanges)
         for own in found:
             result = own["traffic"][name][degree]
             # Forward and backward.
             assert result["sent"]["all_to_all"] == 2 * expected > 0
-            assert result["messages"]["all_to_all"] == 4 * len(attentions)
+            assert result["messages"]["all_to_all"] == 4 * len(exchanges)
             assert result["messages"]["all_gather"] == 1
 
 
