@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
 from frameloom.checkpoint.background import Saver
 from frameloom.checkpoint.store import list_steps, load_checkpoint, step_folder
+from frameloom.core.errors import CheckpointError
 from frameloom.core.faults import VARIABLE
 from tests.faults.kills import is_same, make
 from tests.faults.runs import losses
@@ -44,9 +46,15 @@ def test_without_the_copy_later_weights_would_be_saved(tmp_path, monkeypatch):
     monkeypatch.setattr(Saver, "_copy", lambda self, tensors: tensors)
     count = 10
     change_after_saving(Saver(tmp_path, keep=count, in_background=True), count)
-    assert any(
-        not is_same(load_checkpoint(step_folder(tmp_path, step)), make(step, size=20_000)) for step in range(count)
-    )
+    assert any(is_wrong(step_folder(tmp_path, step), step) for step in range(count))
+
+
+def is_wrong(folder: Path, step: int) -> bool:
+    """Other weights, or weights that changed between their digest and their writing."""
+    try:
+        return not is_same(load_checkpoint(folder), make(step, size=20_000))
+    except CheckpointError:
+        return True
 
 
 @pytest.mark.slow
