@@ -9,7 +9,7 @@ from html import escape
 
 from frameloom.bench.table import format_value
 
-_WIDTH, _HEIGHT, _LEFT, _RIGHT, _TOP, _BOTTOM = 640, 320, 76, 200, 34, 40
+_WIDTH, _HEIGHT, _LEFT, _RIGHT, _TOP, _BOTTOM = 700, 320, 76, 260, 34, 40
 # Seen well on white and on black paper.
 _COLOURS = ("#4f6df5", "#e0723a", "#1d8a4e", "#a04fd0", "#c0a020", "#888896", "#20a0a8", "#d04f7a")
 
