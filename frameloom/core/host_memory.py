@@ -15,7 +15,7 @@ def keep_freed_memory() -> None:
     """Let freed blocks wait for the next use, up to a gigabyte of them at the end of the heap.
 
     A training step frees and takes the same blocks again and again. Given back in between, each page is mapped and
-    filled with zeros anew: a step of the demo on two cores had 5 ms of system time, and has 1 ms like this.
+    filled with zeros anew: a step of the demo on two busy cores had 5 to 10 ms of system time, and has 1 to 2 now.
     """
     _set(_MMAP_THRESHOLD, _LARGEST_KEPT)
     _set(_TRIM_THRESHOLD, _MOST_KEPT)
