@@ -10,17 +10,15 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
 
+from frameloom.core.collector import without_collector
+
 
 def record_peak(run: Callable[[], object]) -> int:
     """Bytes that `run` allocates at the worst moment."""
     # Nothing older may be freed while the record runs: it would be taken from this pass.
     gc.collect()
-    gc.disable()
-    try:
-        with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
-            run()
-    finally:
-        gc.enable()
+    with without_collector(), profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        run()
     live = peak = 0
     for event in sorted(_memory_events(profiler), key=lambda event: event.start_ns()):
         live += event.nbytes()
