@@ -104,6 +104,7 @@ class Trainer:
         self.rehearse()
         if self.step == 0:
             self.save()
+            self.saver.wait()  # from its first step on a run has something to go on from
         samples = self.samples
         if samples is not None and not self.peers.ask_first(lambda: samples.is_drawn(self.step)):
             self.draw_samples()

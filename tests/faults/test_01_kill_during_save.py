@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import time
 from pathlib import Path
@@ -18,6 +19,7 @@ from frameloom.checkpoint.store import (
     step_folder,
 )
 from frameloom.core.errors import CheckpointError
+from frameloom.core.faults import VARIABLE
 from frameloom.core.random import numpy_stream
 from tests.faults.kills import loads_as_made, make
 from tests.faults.runs import digests, metrics, wait_for_records
@@ -102,6 +104,20 @@ def test_a_run_killed_again_and_again_equals_one_never_stopped(warm, tally, worl
     assert digests(world.folder / "killed", 100) == digests(world.folder / "whole", 100)
     assert metrics(world.folder / "killed") == metrics(world.folder / "whole")
     tally.survive(3)
+
+
+def test_a_run_killed_after_its_first_step_goes_on_however_slow_its_saves_are(warm, tally, world):
+    path = world.write_recipe(train={"steps": 4, "save_every": 2, "log_every": 1, "async_save": True})
+    slow = [{"point": "save", "step": 0, "act": "slow", "seconds": 1.5}]
+    child = warm.command("train", str(path), env={VARIABLE: json.dumps(slow)})
+    wait_for_records(world.folder / "run", 1)
+    child.kill()
+    tally.inject()
+    warm.wait(child)
+    again = warm.command("train", str(path))
+    assert warm.wait(again) == 0, again.output
+    assert "resuming from step" in again.output
+    tally.survive()
 
 
 def test_leftovers_of_a_killed_save_do_not_stay(tmp_path):
