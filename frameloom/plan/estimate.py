@@ -10,14 +10,22 @@ import numpy as np
 
 from frameloom.config.parallel import MeshShape, fit_mesh
 from frameloom.config.schema import Recipe
+from frameloom.core.aside import Aside
 from frameloom.data.buckets import Bucket
 from frameloom.models.half_precision import PRECISIONS
+from frameloom.models.vaes import VideoVAE
 from frameloom.plan.costs import StepCost, measure_costs
 from frameloom.plan.devices import BOX, Device
 from frameloom.plan.encoders import EncodePlan, PixelEncoder, join_plans, measure_encoder, plan_captions
 from frameloom.plan.fitting import Shape, count_cells
 from frameloom.plan.memory import ModelSize, Resident, checkpoint_bytes, rest_on_device
-from frameloom.plan.parts import MetaParts, build_meta_parts, list_caption_costs
+from frameloom.plan.parts import (
+    MetaDenoiser,
+    build_meta_denoiser,
+    build_meta_vae,
+    list_caption_costs,
+    measure_size,
+)
 from frameloom.plan.text import NUMBER_BYTES, CaptionCost
 from frameloom.plan.traffic import SendPlan, plan_tokens, plan_weights
 from frameloom.train.feed import build_plan, build_policy, read_manifest
@@ -87,36 +95,47 @@ class Measured:
     `pixels` is None and `captions` are empty where a cache stands in for the encoders.
     """
 
-    parts: MetaParts
+    denoiser: MetaDenoiser
+    size: ModelSize
     costs: Mapping[Shape, StepCost]
     pixels: PixelEncoder | None
     captions: Sequence[CaptionCost]
 
 
 def measure_recipe(recipe: Recipe) -> Measured:
-    parts, buckets = build_meta_parts(recipe), build_policy(recipe).buckets
-    costs = measure_costs(
-        parts.family,
-        parts.model,
-        [latent_shape(parts, bucket) for bucket in buckets],
-        latent_channels=parts.vae.latent_channels,
-        text=parts.text,
-        bf16=recipe.train.precision != "fp32",
-    )
-    captions = list_caption_costs(recipe, parts.family.text_join)
-    return Measured(parts, costs, _measure_pixels(recipe, parts, buckets), captions)
+    denoiser, buckets = build_meta_denoiser(recipe), build_policy(recipe).buckets
+
+    def measure() -> dict[Shape, StepCost]:
+        return measure_costs(
+            denoiser.family,
+            denoiser.model,
+            [denoiser.latent_shape(bucket) for bucket in buckets],
+            latent_channels=denoiser.latent_channels,
+            text=denoiser.text,
+            bf16=recipe.train.precision != "fp32",
+        )
+
+    # The encoders are ready before a large denoiser is, although some take seconds to import.
+    with Aside(measure) as costs:
+        vae = build_meta_vae(recipe)
+        size = measure_size(recipe, denoiser, vae)
+        captions = list_caption_costs(recipe, denoiser.family.text_join)
+        pixels = _measure_pixels(recipe, denoiser, vae, buckets)
+        return Measured(denoiser, size, costs.result(), pixels, captions)
 
 
-def _measure_pixels(recipe: Recipe, parts: MetaParts, buckets: Iterable[Bucket]) -> PixelEncoder | None:
+def _measure_pixels(
+    recipe: Recipe, denoiser: MetaDenoiser, vae: VideoVAE, buckets: Iterable[Bucket]
+) -> PixelEncoder | None:
     if recipe.data.cache.latents is not None:
         return None
     return measure_encoder(
-        parts.vae,
+        vae,
         [pixel_shape(bucket) for bucket in buckets],
         dtype=PRECISIONS[recipe.vae.precision],
         fp32_norms=recipe.vae.fp32_norms,
         mini_batch=recipe.vae.mini_batch,
-        times=1 if parts.family.beside(parts.config) == "none" else 2,
+        times=1 if denoiser.family.beside(denoiser.config) == "none" else 2,
     )
 
 
@@ -125,22 +144,17 @@ def plan_run(
 ) -> RunPlan:
     """The plan of a recipe as it stands; `measured` saves the measuring where only sharding or batches have changed."""
     found = measured or measure_recipe(recipe)
-    mesh, size = fit_mesh(recipe.parallel, num_devices), found.parts.size
+    mesh, size = fit_mesh(recipe.parallel, num_devices), found.size
     resident = rest_on_device(recipe, size, mesh, recipe.parallel.zero)
     planner = _BucketPlanner(recipe, found, resident, device, mesh)
     buckets = [planner.plan(bucket) for bucket in build_policy(recipe).buckets]
-    epoch = _plan_epoch(recipe, found.parts, buckets, mesh) if with_data else None
+    epoch = _plan_epoch(recipe, found.denoiser, buckets, mesh) if with_data else None
     checkpoint = checkpoint_bytes(recipe, size)
     return RunPlan(device, mesh, recipe.parallel.zero, size, resident, buckets, checkpoint, epoch)
 
 
 def pixel_shape(bucket: Bucket) -> Shape:
     return bucket.frames, bucket.height, bucket.width
-
-
-def latent_shape(parts: MetaParts, bucket: Bucket) -> Shape:
-    _, height, width = parts.vae.strides
-    return parts.vae.latent_frames(bucket.frames), bucket.height // height, bucket.width // width
 
 
 @dataclass(frozen=True)
@@ -158,14 +172,14 @@ class _BucketPlanner:
         return self.recipe.train.precision != "fp32"
 
     def plan(self, bucket: Bucket) -> BucketPlan:
-        parts, batch = self.measured.parts, bucket.batch_size
-        shape = latent_shape(parts, bucket)
+        denoiser, batch = self.measured.denoiser, bucket.batch_size
+        shape = denoiser.latent_shape(bucket)
         cost, encode = self.measured.costs[shape], self.encode(bucket, batch)
         seconds = self.denoise_seconds(cost, batch)
         weights, tokens = self.send_weights, self.send_tokens(shape, batch)
         return BucketPlan(
             bucket=bucket,
-            tokens=parts.family.num_tokens(parts.config, shape),
+            tokens=denoiser.family.num_tokens(denoiser.config, shape),
             activations=max(cost.activation_bytes(batch / self.mesh.sequence), encode.peak_bytes),
             total=self.total(bucket, cost, batch),
             flops=batch * cost.flops,
@@ -192,10 +206,10 @@ class _BucketPlanner:
 
     def encode(self, bucket: Bucket, batch: int) -> EncodePlan:
         """Processes of a sequence group all encode the whole clips."""
-        pixels, parts = self.measured.pixels, self.measured.parts
+        pixels = self.measured.pixels
         latents = EncodePlan()
         if pixels is not None:
-            num_cells = count_cells(latent_shape(parts, bucket))
+            num_cells = count_cells(self.measured.denoiser.latent_shape(bucket))
             latents = pixels.plan(batch, pixel_shape(bucket), num_cells, self.device)
         captions = plan_captions(self.measured.captions, batch * self.captions_for, self.device)
         return join_plans(latents, captions)
@@ -209,13 +223,13 @@ class _BucketPlanner:
 
     @cached_property
     def send_weights(self) -> SendPlan:
-        return plan_weights(self.recipe, self.measured.parts.size, self.mesh, self.device)
+        return plan_weights(self.recipe, self.measured.size, self.mesh, self.device)
 
     def send_tokens(self, shape: Shape, batch: int) -> SendPlan:
-        parts, degree = self.measured.parts, self.mesh.sequence
+        denoiser, degree = self.measured.denoiser, self.mesh.sequence
         if degree == 1:
             return SendPlan()
-        exchanges = parts.family.exchanges(parts.config, shape, parts.text.tokens, degree)
+        exchanges = denoiser.family.exchanges(denoiser.config, shape, denoiser.text.tokens, degree)
         number_bytes, recomputes = 2 if self.is_half else 4, bool(self.recipe.train.recompute)
         return plan_tokens(exchanges, batch, degree, self.device, number_bytes=number_bytes, recomputes=recomputes)
 
@@ -233,7 +247,7 @@ def _largest_batch(total: Callable[[int], float], memory: float) -> int:
     return low
 
 
-def _plan_epoch(recipe: Recipe, parts: MetaParts, buckets: list[BucketPlan], mesh: MeshShape) -> EpochPlan:
+def _plan_epoch(recipe: Recipe, denoiser: MetaDenoiser, buckets: list[BucketPlan], mesh: MeshShape) -> EpochPlan:
     plan = build_plan(recipe, read_manifest(recipe), build_policy(recipe))(0)
     seconds = np.array([item.seconds for item in buckets])
     batch_sizes = np.array([item.bucket.batch_size for item in buckets])
@@ -243,7 +257,7 @@ def _plan_epoch(recipe: Recipe, parts: MetaParts, buckets: list[BucketPlan], mes
     per_step = mesh.data * recipe.train.accumulate
     padded = np.pad(work, (0, -len(work) % per_step)).reshape(-1, recipe.train.accumulate, mesh.data).sum(axis=1)
     slowest, mean = padded.max(axis=1), padded.mean(axis=1)
-    cells = np.array([count_cells(latent_shape(parts, item.bucket)) for item in buckets]) * parts.vae.latent_channels
+    cells = np.array([count_cells(denoiser.latent_shape(item.bucket)) for item in buckets]) * denoiser.latent_channels
     stored = 2 if recipe.data.cache.store == "moments" else 1
     return EpochPlan(
         clips=plan.num_samples,

@@ -15,19 +15,24 @@ import torch._meta_registrations  # operations on the meta device that torch def
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-_META = torch.device("meta")
-_REAL = {Tensor}
+_META, _HOST = torch.device("meta"), torch.device("cpu")
 
 Seen = Callable[[Any, Sequence[Any], dict[str, Any], Any], None]
 """is told an operation with what it was given and what it gave, on the meta device"""
 
 
-class _Made(NamedTuple):
+class _Form(NamedTuple):
+    """All that the result of an operation depends on: there are no numbers in tensors here."""
+
     shape: torch.Size
     stride: tuple[int, ...]
     dtype: torch.dtype
 
-    def remake(self) -> Tensor:
+    @classmethod
+    def of(cls, tensor: Tensor) -> _Form:
+        return cls(tensor.shape, tensor.stride(), tensor.dtype)
+
+    def make(self) -> Tensor:
         return torch.empty_strided(self.shape, self.stride, dtype=self.dtype, device=_META)
 
 
@@ -35,18 +40,20 @@ class Ghost(Tensor):
     """Looks like a tensor on the host; `shapes` has its shape, and a storage that views share."""
 
     shapes: Tensor
+    form: _Form
 
     @staticmethod
-    def __new__(cls, inner: Tensor) -> Ghost:
+    def __new__(cls, inner: Tensor, form: _Form | None = None) -> Ghost:
+        form = form or _Form.of(inner)
         made: Ghost = torch.Tensor._make_wrapper_subclass(
             cls,
-            inner.size(),
-            strides=inner.stride(),
+            form.shape,
+            strides=form.stride,
             storage_offset=inner.storage_offset(),
-            dtype=inner.dtype,
-            device=torch.device("cpu"),
+            dtype=form.dtype,
+            device=_HOST,
         )
-        made.shapes = inner
+        made.shapes, made.form = inner, form
         return made
 
     @classmethod
@@ -63,58 +70,42 @@ class GhostMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.on_operation: Seen | None = None
-        self._known: dict[Any, list[_Made | None]] = {}
+        self._known: dict[Any, list[_Form | None]] = {}
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
         return False  # nothing is compiled in here, and the wrapper that says so costs a tenth of the time
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        given, kinds = _unwrap_all(args)
-        if kinds == _REAL:  # small tables may be computed
-            return func(*args, **kwargs)
-        named = dict(zip(kwargs, _unwrap_all(kwargs.values())[0], strict=True)) if kwargs else {}
-        if "device" in named or (not kinds and _takes_device(func)):
+        unwrapper = _Unwrapper()
+        given = unwrapper.unwrap(args)
+        if unwrapper.is_all_real:  # small tables may be computed
+            return func(*args, **(kwargs or {}))
+        named = dict(zip(kwargs, unwrapper.unwrap(kwargs.values()), strict=True)) if kwargs else {}
+        if "device" in named or (not unwrapper.has_tensors and _takes_device(func)):
             named["device"] = _META
-        out = self._run(func, given, named)
+        changed: Sequence[Any] = args
+        if _is_plain(func):
+            changed = ()
+            key = (func, tuple(named), *unwrapper.facts)
+            known = self._known.get(key)
+            if known is None:
+                out = func(*given, **named)
+                self._remember(key, out)
+            else:
+                # Blocks are alike: what an operation gives for forms that it was given before is not worked out again.
+                made = [None if form is None else form.make() for form in known]
+                out = tuple(made) if len(made) > 1 else made[0]
+        else:
+            out = func(*given, **named)
         if self.on_operation is not None:
             self.on_operation(func, given, named, out)
-        if isinstance(out, Tensor):
-            return _wrap(out, args, given)
-        if isinstance(out, tuple | list):
-            return type(out)(_wrap(item, args, given) if isinstance(item, Tensor) else item for item in out)
-        return out
+        return _wrap_all(out, changed, given)
 
-    def _run(self, func: Any, given: list[Any], named: dict[str, Any]) -> Any:
-        """Blocks are alike: what an operation gives for shapes that it was given before is not worked out again."""
-        if not _is_plain(func):
-            return func(*given, **named)
-        key = (func, _describe(given), _describe(named.values()), tuple(named))
-        known = self._known.get(key)
-        if known is not None:
-            made = tuple(None if like is None else like.remake() for like in known)
-            return made if len(made) > 1 else made[0]
-        out = func(*given, **named)
+    def _remember(self, key: Any, out: Any) -> None:
         results = out if isinstance(out, tuple) and len(out) > 1 else (out,)
         if all(item is None or isinstance(item, Tensor) for item in results):
-            self._known[key] = [
-                None if item is None else _Made(item.shape, item.stride(), item.dtype) for item in results
-            ]
-        return out
-
-
-def _describe(items: Iterable[Any]) -> tuple[Any, ...]:
-    """Equal for what gives equal results, apart from numbers in tensors, which there are none of."""
-    found: list[Any] = []
-    for item in items:
-        if isinstance(item, Tensor):
-            found.append((item.shape, item.stride(), item.dtype))
-        elif isinstance(item, tuple | list):
-            found.append(_describe(item))
-        else:
-            found.append((type(item), item))
-    return tuple(found)
+            self._known[key] = [None if item is None else _Form.of(item) for item in results]
 
 
 @cache
@@ -128,29 +119,48 @@ def _takes_device(func: Any) -> bool:
     return any(argument.name == "device" for argument in func._schema.arguments)
 
 
-def _unwrap_all(items: Iterable[Any]) -> tuple[list[Any], set[type]]:
-    """What stands behind ghosts, and which kinds of tensors were there."""
-    found: list[Any] = []
-    kinds: set[type] = set()
-    for item in items:
-        if isinstance(item, Ghost):
-            found.append(item.shapes)
-            kinds.add(Ghost)
-        elif isinstance(item, Tensor):
-            found.append(item.to(_META))
-            kinds.add(Tensor)
-        elif isinstance(item, tuple | list):
-            inner, inner_kinds = _unwrap_all(item)
-            found.append(type(item)(inner))
-            kinds |= inner_kinds
-        else:
-            found.append(item)
-    return found, kinds
+class _Unwrapper:
+    """Finds what stands behind ghosts; `facts` are equal for what gives equal results."""
+
+    def __init__(self) -> None:
+        self.facts: list[Any] = []
+        self.num_ghosts = self.num_real = 0
+
+    @property
+    def is_all_real(self) -> bool:
+        return self.num_real > 0 and self.num_ghosts == 0
+
+    @property
+    def has_tensors(self) -> bool:
+        return self.num_real + self.num_ghosts > 0
+
+    def unwrap(self, items: Iterable[Any]) -> list[Any]:
+        found: list[Any] = []
+        for item in items:
+            if isinstance(item, Ghost):
+                self.num_ghosts += 1
+                self.facts.append(item.form)
+                found.append(item.shapes)
+            elif isinstance(item, Tensor):
+                self.num_real += 1
+                self.facts.append(_Form.of(item))
+                found.append(item.to(_META))
+            elif isinstance(item, tuple | list):
+                self.facts.append(len(item))
+                found.append(type(item)(self.unwrap(item)))
+            else:
+                self.facts.append((type(item), item))
+                found.append(item)
+        return found
 
 
-def _wrap(made: Tensor, args: Sequence[Any], given: Sequence[Any]) -> Tensor:
-    """A new ghost, or the one that was changed in place."""
-    for ghost, inner in zip(args, given, strict=True):
-        if inner is made:
-            return ghost  # type: ignore[no-any-return]
-    return Ghost(made)
+def _wrap_all(out: Any, changed: Sequence[Any], given: Sequence[Any]) -> Any:
+    """New ghosts; for what was changed in place, the one in `changed` that stands for it."""
+    if isinstance(out, tuple | list):
+        return type(out)(_wrap_all(item, changed, given) for item in out)
+    if not isinstance(out, Tensor):
+        return out
+    for ghost, inner in zip(changed, given, strict=False):
+        if inner is out:
+            return ghost
+    return Ghost(out)

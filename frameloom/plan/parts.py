@@ -9,48 +9,67 @@ from typing import Any
 import torch
 from torch import nn
 
+from frameloom.config.facts import VAES, VAEFacts
 from frameloom.config.schema import Recipe
 from frameloom.core.errors import ConfigError
+from frameloom.data.buckets import Bucket
 from frameloom.models.denoisers import DenoiserFamily, get_family
 from frameloom.models.denoisers.base import override_fields
 from frameloom.models.vaes import VideoVAE, get_vae
 from frameloom.plan.costs import TextShape
+from frameloom.plan.fitting import Shape
 from frameloom.plan.memory import ModelSize
 from frameloom.plan.text import NUMBER_BYTES, CaptionCost, caption_cost, encoder_size, weight_bytes
 from frameloom.train.recompute import apply_recompute
 
 
 @dataclass(frozen=True)
-class MetaParts:
+class MetaDenoiser:
+    """With what its inputs follow from: `vae` are the facts of the autoencoder, `latent_channels` its output."""
+
     family: DenoiserFamily
     model: nn.Module
     config: Any
-    vae: VideoVAE
     text: TextShape
-    size: ModelSize
+    vae: VAEFacts
+    latent_channels: int
+
+    def latent_shape(self, bucket: Bucket) -> Shape:
+        stride, height, width = self.vae.strides
+        lead = int(self.vae.causal)
+        frames = max(1, (bucket.frames - lead) // stride + lead)
+        return frames, bucket.height // height, bucket.width // width
 
 
-def build_meta_parts(recipe: Recipe) -> MetaParts:
-    """All of a denoiser recipe in shapes; weights named in it need not be there."""
+def build_meta_denoiser(recipe: Recipe) -> MetaDenoiser:
+    """The denoiser in shapes, with its recompute; weights named in the recipe need not be there."""
     if recipe.task != "denoiser":
         raise ConfigError(f"task {recipe.task}: only runs of task denoiser can be planned")
     family = get_family(recipe.model.family)
     text = text_shape(recipe, family.text_join)
+    latent_channels = _configure_vae(recipe).latent_channels
+    config = family.configure(
+        recipe.model.size,
+        latent_channels=latent_channels,
+        text_width=text.width,
+        pooled_width=text.pooled_width,
+        overrides=recipe.model.overrides,
+    )
     with torch.device("meta"):
-        vae = _build_vae(recipe)
-        config = family.configure(
-            recipe.model.size,
-            latent_channels=vae.latent_channels,
-            text_width=text.width,
-            pooled_width=text.pooled_width,
-            overrides=recipe.model.overrides,
-        )
         model = family.build(config)
     model.train()
-    blocks = family.blocks(model)
-    size = _measure(recipe, model, blocks, vae)
-    apply_recompute(model, blocks, recipe.train.recompute, torch.device("meta"))
-    return MetaParts(family, model, config, vae, text, size)
+    apply_recompute(model, family.blocks(model), recipe.train.recompute, torch.device("meta"))
+    return MetaDenoiser(family, model, config, text, VAES[recipe.vae.name], latent_channels)
+
+
+def build_meta_vae(recipe: Recipe) -> VideoVAE:
+    with torch.device("meta"):
+        return get_vae(recipe.vae.name).build(_configure_vae(recipe))
+
+
+def _configure_vae(recipe: Recipe) -> Any:
+    sizes = get_vae(recipe.vae.name).sizes
+    return override_fields(sizes[recipe.vae.size], recipe.vae.overrides, where="vae.overrides")
 
 
 def text_shape(recipe: Recipe, join: str) -> TextShape:
@@ -71,13 +90,8 @@ def list_caption_costs(recipe: Recipe, join: str) -> list[CaptionCost]:
     return [caption_cost(encoders[index]) for index in sorted({*words, *pooling})]
 
 
-def _build_vae(recipe: Recipe) -> VideoVAE:
-    family = get_vae(recipe.vae.name)
-    config = override_fields(family.sizes[recipe.vae.size], recipe.vae.overrides, where="vae.overrides")
-    return family.build(config)
-
-
-def _measure(recipe: Recipe, model: nn.Module, blocks: Sequence[nn.Module], vae: VideoVAE) -> ModelSize:
+def measure_size(recipe: Recipe, denoiser: MetaDenoiser, vae: VideoVAE) -> ModelSize:
+    model, blocks = denoiser.model, denoiser.family.blocks(denoiser.model)
     num_weights = sum(weight.numel() for weight in model.parameters())
     cache = recipe.data.cache
     vae_weights = sum(weight.numel() for weight in vae.parameters())

@@ -135,10 +135,10 @@ def _candidates(recipe: Recipe, num_devices: int, *, has_host: bool) -> Iterator
 def _sharings(recipe: Recipe, num_devices: int, measured: Measured) -> Iterator[dict[str, Any]]:
     """None, then more and more devices that share the tokens of a clip."""
     yield {}
-    parts, mesh = measured.parts, recipe.parallel
-    if parts.family.num_heads is None or mesh.shard or mesh.replicate:
+    family, mesh = measured.denoiser.family, recipe.parallel
+    if family.num_heads is None or mesh.shard or mesh.replicate:
         return
-    num_heads = parts.family.num_heads(parts.config)
+    num_heads = family.num_heads(measured.denoiser.config)
     for degree in (2, 4, 8):
         if degree > mesh.sequence and not num_devices % degree and not num_heads % degree:
             yield {"parallel.sequence": degree}

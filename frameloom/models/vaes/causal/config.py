@@ -61,6 +61,10 @@ class CausalVAEConfig:
             raise ConfigError(problems)
 
     @property
+    def latent_channels(self) -> int:
+        return self.embed_dim
+
+    @property
     def num_levels(self) -> int:
         return len(self.hidden_size_mult)
 

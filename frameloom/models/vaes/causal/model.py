@@ -135,7 +135,7 @@ class CausalVAE(VideoVAE):
     def __init__(self, config: CausalVAEConfig) -> None:
         super().__init__(
             strides=config.strides,
-            latent_channels=config.embed_dim,
+            latent_channels=config.latent_channels,
             causal=True,
             scale=config.scale,
             shift=config.shift,

@@ -1,0 +1,57 @@
+"""Work in a forked process while this one goes on: two cores, and neither waits for the other's imports."""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from typing import Generic, TypeVar
+
+from frameloom.core.errors import FrameloomError
+
+Result = TypeVar("Result")
+
+
+class Aside(Generic[Result]):
+    """`work` is begun at once and needs no pickling, its result does. Leave the block when `result` has been asked for:
+    what still runs then is ended.
+
+    The other process has the memory of this one, but none of its threads: give it work that asks for none.
+    """
+
+    def __init__(self, work: Callable[[], Result]) -> None:
+        context = multiprocessing.get_context("fork")
+        self._receiver, sender = context.Pipe(duplex=False)
+        self._process = context.Process(target=_serve, args=(sender, work), daemon=True)
+        self._process.start()
+        sender.close()
+
+    def result(self) -> Result:
+        """Waits for it; an error of the work is raised here."""
+        try:
+            is_good, found = self._receiver.recv()
+        except EOFError:
+            self._process.join()
+            raise FrameloomError(
+                f"a helping process ended with exit code {self._process.exitcode}, perhaps for want of memory; free "
+                "some and try again"
+            ) from None
+        if not is_good:
+            raise found
+        return found  # type: ignore[no-any-return]
+
+    def __enter__(self) -> Aside[Result]:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._receiver.close()
+        if self._process.is_alive():
+            self._process.kill()
+        self._process.join()
+
+
+def _serve(sender: Connection, work: Callable[[], object]) -> None:
+    try:
+        sender.send((True, work()))
+    except Exception as error:
+        sender.send((False, error))

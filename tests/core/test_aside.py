@@ -1,0 +1,39 @@
+"""Work in a forked process: its result, its error, its death, and an end when nobody waits for it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+
+import pytest
+
+from frameloom.core.aside import Aside
+from frameloom.core.errors import ConfigError, FrameloomError
+
+
+def test_the_result_comes_from_another_process_which_has_our_memory():
+    ours = [1, 2, 3]
+    with Aside(lambda: (os.getpid(), sum(ours))) as aside:
+        pid, found = aside.result()
+    assert found == 6 and pid != os.getpid()
+
+
+def test_an_error_of_the_work_is_raised_here():
+    def fail() -> None:
+        raise ConfigError("model.size: there is no size 'huge'")
+
+    with Aside(fail) as aside, pytest.raises(ConfigError, match="there is no size 'huge'"):
+        aside.result()
+
+
+def test_a_process_that_dies_is_told():
+    with Aside(lambda: os.kill(os.getpid(), signal.SIGKILL)) as aside, pytest.raises(FrameloomError, match="code -9"):
+        aside.result()
+
+
+def test_who_leaves_early_does_not_wait():
+    started = time.monotonic()
+    with pytest.raises(KeyError), Aside(lambda: time.sleep(60)):
+        raise KeyError("an error of ours")
+    assert time.monotonic() - started < 30
