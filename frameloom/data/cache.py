@@ -128,9 +128,14 @@ class LatentCache:
         """Rows that could not be read when the cache was written, with the reason."""
         return {row: reason for (row, _), reason in self._reasons.items()}
 
+    @property
+    def may_refuse(self) -> bool:
+        """Whether a clip was bad when the cache was written."""
+        return bool(self._reasons)
+
     def check(self, row: int, bucket: Bucket) -> None:
         """ClipError if this clip was bad when the cache was written."""
-        if self._reasons and (reason := self._reasons.get((row, bucket.index))) is not None:
+        if (reason := self._reasons.get((row, bucket.index))) is not None:
             raise ClipError(str(reason))
 
     def locate(self, row: int, bucket: Bucket) -> int:

@@ -257,6 +257,10 @@ class ForeignLatents:
         self._find = find
         self._shape = shape
 
+    @property
+    def may_refuse(self) -> bool:
+        return True
+
     def check(self, row: int, bucket: Bucket) -> None:
         """ClipError for a row without a file: it is replaced and counted like a clip that cannot be read."""
         path = self._find(row)

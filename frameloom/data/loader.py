@@ -99,7 +99,7 @@ def read_requests(
     is treated as unreadable, and so are those of `quarantine` (row and reason), which are not opened at all.
     """
     if workers == 0:
-        watch = guard(quarantine or {}, no_watch)
+        watch = guard(quarantine, no_watch) if quarantine else no_watch
         yield from (reader.read(request, watch) for request in requests)
         return
     pool = WorkerPool(

@@ -86,6 +86,10 @@ class GrowingLatents:
         self._held: dict[tuple[int, int], dict[str, Tensor]] = {}
         self.num_encoded = 0
 
+    @property
+    def may_refuse(self) -> bool:
+        return True
+
     def check(self, row: int, bucket: Bucket) -> None:
         """ClipError if this clip cannot be read; encodes it if it is missing."""
         self._ensure(row, bucket)

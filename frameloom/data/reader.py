@@ -78,6 +78,10 @@ class LatentSource(Protocol):
 
     def get(self, rows: NDArray[np.int64], bucket: Bucket) -> tuple[Tensor, Tensor]: ...
 
+    @property
+    def may_refuse(self) -> bool:
+        """Whether there are rows that `check` refuses."""
+
     def check(self, row: int, bucket: Bucket) -> None:
         """ClipError if the row was unreadable when the cache was written."""
         ...
@@ -311,7 +315,10 @@ class CachedReader:
             watch(row)
             self.latents.check(row, bucket)
 
-        rows, ordinals, _, bad = self._slots.fill(request, check)
+        rows, ordinals = request.rows.tolist(), request.ordinals.tolist()
+        bad: list[BadClip] = []
+        if watch is not no_watch or self.latents.may_refuse:
+            rows, ordinals, _, bad = self._slots.fill(request, check)
         captions = choose_captions(
             self.manifest, rows, ordinals, seed=self.seed, epoch=request.epoch, choice=self._caption_choice
         )

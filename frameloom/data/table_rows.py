@@ -15,6 +15,7 @@ import pyarrow as pa
 
 # Larger tables travel to worker processes as a memory-mapped file that all of them share.
 INLINE_BYTES = 32 * 2**20
+_LISTED_ROWS = 2**17
 
 
 class Rows(Protocol):
@@ -45,6 +46,7 @@ class TableRows:
     def __init__(self, table: pl.DataFrame) -> None:
         self._table = table
         self._spill: Path | None = None
+        self._columns: dict[str, Any] = {}
 
     @property
     def columns(self) -> list[str]:
@@ -58,8 +60,11 @@ class TableRows:
         return tuple(self._table[name][row] for name in names)
 
     def gather(self, name: str, rows: Sequence[int]) -> list[Any]:
-        # One by one: for a batch of rows that costs a tenth of polars' own gather.
-        column = self._table[name]
+        # One by one: for a batch of rows that costs a tenth of polars' own gather, and a list a tenth of that.
+        if name not in self._columns:
+            column = self._table[name]
+            self._columns[name] = column.to_list() if len(column) <= _LISTED_ROWS else column
+        column = self._columns[name]
         return [column[row] for row in rows]
 
     def slice(self, name: str, start: int, count: int) -> pl.Series:
@@ -76,6 +81,7 @@ class TableRows:
         inline = state.get("inline")
         self._table = pl.read_ipc(inline) if inline is not None else _map_table(Path(state["spill"]))
         self._spill = None
+        self._columns = {}
 
     def _spill_file(self) -> Path:
         if self._spill is None:

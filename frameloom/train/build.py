@@ -17,6 +17,7 @@ from frameloom.train.dreambooth import make_class_images
 from frameloom.train.ema import EMA
 from frameloom.train.feed import build_feed
 from frameloom.train.halving import BatchLimits
+from frameloom.train.known_text import take_text
 from frameloom.train.loop import Trainer
 from frameloom.train.loss_scale import LossScale
 from frameloom.train.master_weights import MasterWeights
@@ -47,7 +48,10 @@ def build_trainer(recipe: Recipe, folder: RunFolder, *, first_step: int, peers: 
     built = build_task(recipe, feed.manifest.column("caption").to_list(), device, peers.share_text)
     freeze_parameters(built.task.model, optim.trainable, optim.frozen)
     if recipe.task == "denoiser":
-        peers.share_tokens(unwrap(built.task).denoiser)
+        task = unwrap(built.task)
+        peers.share_tokens(task.denoiser)
+        if not task.trains_text and not task.independent_dropout and recipe.inversion is None:
+            task.known = take_text(feed, task.null_text, task.scaling)
     peers.split_model(built.task.model, built.blocks)
     if (peers.splits_weights and built.images_skip) or (peers.shares_text and recipe.data.use_image_num):
         feed.shares = feed.shares.by_kind([bucket.frames > 1 for bucket in feed.policy.buckets])

@@ -138,7 +138,7 @@ def _write_text(recipe: Recipe, manifest: Manifest, job: CacheJob) -> Filled:
     pipeline = build_text(recipe.text, recipe.model)
     return write_text_cache(
         Path(recipe.data.cache.text or ""),
-        _captions(manifest),
+        list_captions(manifest),
         encode=lambda part: vars(pipeline.encode(part)),
         fingerprint=_text_fingerprint(recipe, pipeline),
         dtype=_DTYPES[recipe.data.cache.precision],
@@ -166,7 +166,7 @@ def _text_fingerprint(recipe: Recipe, text: TextPipeline) -> dict[str, Any]:
     return text_fingerprint(encoder=encoder, dtype=_DTYPES[recipe.data.cache.precision], note=note)
 
 
-def _captions(manifest: Manifest) -> list[str]:
+def list_captions(manifest: Manifest) -> list[str]:
     """Every caption that a batch may carry; a row may have several."""
     texts = manifest.column("caption").to_list()
     if "captions" in manifest.columns:
@@ -257,7 +257,7 @@ def open_text_cache(recipe: Recipe, manifest: Manifest) -> TextSource:
     pipeline = build_text(recipe.text, recipe.model)
     fingerprint = _text_fingerprint(recipe, pipeline)
     if not cache.on_demand:
-        return TextCache.open(path, fingerprint, captions=_captions(manifest))
+        return TextCache.open(path, fingerprint, captions=list_captions(manifest))
     folder = CacheFolder.create(path, "text", TEXT_COLUMNS)
     return GrowingText(
         TextCache.open(path, fingerprint, on_missing="allow"),

@@ -21,6 +21,7 @@ from frameloom.models.text.scaling import TextScaling
 from frameloom.models.vaes import VideoVAE
 from frameloom.train.conditions import ConditionMaker, image_ordinals, join_images, split_images
 from frameloom.train.draws import draw_normal, draw_uniform
+from frameloom.train.known_text import KnownText
 from frameloom.train.level_grid import summarize_levels
 from frameloom.train.noising import finish_noise
 
@@ -52,6 +53,8 @@ class DenoiserTask:
     half: torch.dtype | None = None
     trains_text: bool = False
     """then the states of the empty caption change from step to step, and are encoded each time"""
+    known: KnownText | None = None
+    """scaled states of captions whose encoders are dropped together"""
 
     @property
     def model(self) -> nn.Module:
@@ -140,20 +143,25 @@ class DenoiserTask:
     def _text(
         self, cached: Mapping[str, Tensor] | None, captions: list[str], slots: Batch, seed: int, dropout: float
     ) -> TextStates:
+        dropped_BE = self._draw_dropped(slots, seed, dropout) if dropout > 0 else None
+        if self.known is not None:
+            known = self.known.pick(captions, None if dropped_BE is None else dropped_BE[:, 0])
+            if known is not None:
+                return known
         if cached is not None:
             states = TextStates(**{name: part.to(self.device) for name, part in cached.items()})
         else:
             states = self.text.encode(captions).to(self.device)
-        if dropout > 0:
+        if dropped_BE is not None:
             null = self.text.encode([""]).to(self.device) if self.trains_text else self.null_text
-            states = self.text.drop(states, null, self._draw_dropped(slots, seed, dropout))
+            states = self.text.drop(states, null, dropped_BE.to(self.device))
         return states if self.scaling is None else self.scaling.apply(states)
 
     def _draw_dropped(self, slots: Batch, seed: int, dropout: float) -> Tensor:
-        """[B, text encoders], true where a caption is replaced by the empty one."""
+        """[B, text encoders], on the host: true where a caption is replaced by the empty one."""
         count = self.text.num_encoders
         purposes = ["caption dropout"] * count
         if self.independent_dropout:
             purposes = [f"caption dropout {index}" for index in range(count)]
         drawn = {purpose: draw_uniform(seed, purpose, slots) for purpose in set(purposes)}
-        return (torch.stack([drawn[purpose] for purpose in purposes], dim=1) < dropout).to(self.device)
+        return torch.stack([drawn[purpose] for purpose in purposes], dim=1) < dropout

@@ -19,6 +19,7 @@ from torch.optim import Optimizer
 from frameloom.config.optim import OWN_BETAS
 from frameloom.core.errors import CheckpointError, ConfigError
 from frameloom.core.log import get_logger
+from frameloom.train.lean_adamw import LeanAdamW
 from frameloom.train.optimizer_kinds import KINDS, Settings
 from frameloom.train.parameter_groups import NamedParameters, RateGroup, group_parameters
 
@@ -256,9 +257,7 @@ def clip_within_step(
 def _scales_gradients(optimizer: Optimizer) -> bool:
     """Fused AdamW divides gradients by its `grad_scale`; sharded ones have no kernel that does."""
     groups = optimizer.param_groups
-    return type(optimizer) is torch.optim.AdamW and all(
-        group["fused"] and not isinstance(group["params"][0], DTensor) for group in groups
-    )
+    return isinstance(optimizer, LeanAdamW) and not any(isinstance(group["params"][0], DTensor) for group in groups)
 
 
 def measure_gradients(params: Sequence[nn.Parameter]) -> Tensor:

@@ -11,6 +11,7 @@ from torch.optim import AdamW, Optimizer
 
 from frameloom.core.errors import ConfigError
 from frameloom.core.log import get_logger
+from frameloom.train.lean_adamw import LeanAdamW
 
 log = get_logger(__name__)
 
@@ -35,7 +36,7 @@ def _build_adamw(groups: Groups, settings: Settings) -> Optimizer:
     beta1, beta2 = settings.betas
     options: dict[str, Any] = {"lr": settings.lr, "betas": (beta1, beta2), "eps": settings.eps}
     try:
-        return AdamW(groups, fused=True, **options)
+        return LeanAdamW(groups, **options)
     except RuntimeError as error:
         log.warning("fused AdamW is not possible here, using the slower foreach form: %s", error)
         return AdamW(groups, foreach=True, **options)

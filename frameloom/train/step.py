@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol
@@ -106,11 +107,11 @@ class Stepper:
     undo: Callable[[], None] = lambda: None
     """puts back what a pass changes besides gradients, before a step is begun anew"""
 
-    def autocast(self) -> torch.autocast:
+    def autocast(self) -> AbstractContextManager[object]:
         """The number format of the forward pass."""
-        return torch.autocast(
-            self.device_type, torch.float16 if self.fp16 else torch.bfloat16, enabled=self.bf16 or self.fp16
-        )
+        if not self.bf16 and not self.fp16:
+            return nullcontext()
+        return torch.autocast(self.device_type, torch.float16 if self.fp16 else torch.bfloat16)
 
     def step(self, number: int, batches: Sequence[Batch]) -> StepResult:
         """A step that does not fit in memory is begun anew with smaller pieces; LoneMisfit where others wait in it."""
@@ -170,8 +171,8 @@ class Stepper:
         torch.autograd.backward(loss if self.scaler is None else loss * self.scaler.scale)
         if self.master is not None:
             self.master.take_gradients()
-        for name, part_B in {"loss": losses_B, **parts}.items():
-            part = part_B.detach().sum() / divisor
+        found = {"loss": loss.detach(), **{name: part_B.detach().sum() / divisor for name, part_B in parts.items()}}
+        for name, part in found.items():
             totals[name] = totals[name] + part if name in totals else part
 
     def _forget_passes(self) -> None:

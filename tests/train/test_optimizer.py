@@ -88,12 +88,10 @@ def test_optimizer_is_fused_and_says_so_when_it_cannot_be(monkeypatch, caplog):
     model = make_model()
     assert make_optimizer(model).param_groups[0]["fused"]
 
-    def refuse_fused(params, *, fused=None, **options):
-        if fused:
-            raise RuntimeError("no fused kernel on this device")
-        return AdamW(params, **options)
+    def refuse(params, **options):
+        raise RuntimeError("no fused kernel on this device")
 
-    monkeypatch.setattr(optimizer_kinds, "AdamW", refuse_fused)
+    monkeypatch.setattr(optimizer_kinds, "LeanAdamW", refuse)
     with caplog.at_level(logging.WARNING, logger="frameloom"):
         plain = make_optimizer(model)
     assert "no fused kernel" in caplog.text
