@@ -20,7 +20,6 @@ from frameloom.bench.harness import Effort, Row, Work, compare_times, take_turns
 from frameloom.checkpoint.model_folder import write_model_folder
 from frameloom.config.load import load_recipe
 from frameloom.config.schema import Recipe
-from frameloom.core.host_memory import keep_freed_memory
 from frameloom.data.shapes_set import write_shapes
 from frameloom.generate.parts import build_vae
 from frameloom.train.build import build_trainer
@@ -32,7 +31,6 @@ from frameloom.train.run_folder import RunFolder
 
 def measure(effort: Effort) -> Iterator[Row]:
     """Both loops in turn on the demo's denoiser, batch 32."""
-    keep_freed_memory()  # as every run on the CPU does
     warmup = effort.pick(6, 1)
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         recipe = prepare_demo(Path(folder), steps=warmup + effort.rounds, num_clips=effort.pick(160, 40))

@@ -14,6 +14,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 from frameloom.bench.harness import Effort, Row, attempt
+from frameloom.core.host_memory import keep_freed_memory
 
 TIME_LIMIT_S = 600.0
 _QUICK_ROUNDS = 2
@@ -57,6 +58,7 @@ def measure_here(name: str, effort: Effort, files: Sequence[Path] = ()) -> Itera
     """The rows of one comparison, in this process."""
 
     def measure() -> Iterator[Row]:
+        keep_freed_memory()  # as our commands do on the CPU; here both sides have it
         module = import_module(f"frameloom.bench.{name}")
         rows: Iterator[Row] = module.measure(effort, clips=files) if files else module.measure(effort)
         return rows

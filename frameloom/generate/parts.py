@@ -19,6 +19,7 @@ from frameloom.config.objective_settings import ObjectiveSection, beta_range
 from frameloom.config.schema import ModelSection, TextSection, VAESection
 from frameloom.core.errors import CheckpointError, ConfigError
 from frameloom.core.files import digest_value
+from frameloom.core.host_memory import keep_freed_memory
 from frameloom.core.random import key, stream
 from frameloom.diffusion.ddpm import DDPMObjective
 from frameloom.diffusion.edm import EDMObjective
@@ -37,15 +38,17 @@ from frameloom.models.vaes.sliced import SlicedVAE
 
 
 def pick_device(name: str) -> torch.device:
-    """`auto` is the first accelerator that is there, else the CPU."""
+    """`auto` is the first accelerator that is there, else the CPU, whose work then keeps the memory that it frees."""
     if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        name = "cuda" if torch.cuda.is_available() else "cpu"
     try:
         device = torch.device(name)
     except RuntimeError as error:
         raise ConfigError(f"train.device: '{name}' is not a device; use auto, cpu, cuda or cuda:N") from error
     if device.type == "cuda" and not torch.cuda.is_available():
         raise ConfigError(f"train.device: '{name}' asked for, but PyTorch sees no CUDA device; use auto or cpu")
+    if device.type == "cpu":
+        keep_freed_memory()
     return device
 
 

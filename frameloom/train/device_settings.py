@@ -11,7 +11,6 @@ import torch
 from frameloom.config.schema import TrainSection
 from frameloom.config.train_settings import memory_bytes
 from frameloom.core.errors import ConfigError
-from frameloom.core.host_memory import keep_freed_memory
 from frameloom.core.log import get_logger
 
 _log = get_logger(__name__)
@@ -21,8 +20,6 @@ _WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
 @contextmanager
 def device_settings(settings: TrainSection, device: torch.device) -> Iterator[None]:
     """Inside the block the process has what `settings` ask for; to be entered before anything runs on the device."""
-    if device.type == "cpu":
-        keep_freed_memory()
     if settings.max_device_memory is not None:
         limit_memory(settings.max_device_memory, device)
     if not settings.deterministic:

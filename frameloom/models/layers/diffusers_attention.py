@@ -30,7 +30,8 @@ class AttendProcessor:
         # An autoencoder: the cells of a picture [B, C, H, W], with a norm before and a residual around.
         cells_BNC = attn.group_norm(hidden_states.flatten(2)).transpose(1, 2)
         attended_BNC = _attend(attn, cells_BNC, cells_BNC, None)
-        return hidden_states + attended_BNC.transpose(1, 2).reshape(hidden_states.shape)
+        # In the order of the picture: convolutions that follow would keep the other one, and are slower in it.
+        return hidden_states + attended_BNC.transpose(1, 2).contiguous().view(hidden_states.shape)
 
 
 def _attend(attn: Any, x_BND: Tensor, context_BMD: Tensor, mask: Tensor | None) -> Tensor:
