@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
 from itertools import count
@@ -46,11 +46,15 @@ def measure(effort: Effort) -> Iterator[Row]:
     """The demo's clips and autoencoder."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        recipe = _prepare(folder, effort.pick(64, 16))
+        recipe = _prepare(folder, effort.pick(512, 16))
         yield from attempt("cache", "reading", _measure_reading, recipe, folder, effort)
         yield from attempt("cache", "writing", _measure_writing, recipe, folder, effort)
         yield from attempt("cache", "opening", _measure_opening, folder / "many", effort)
-    yield from attempt("cache", "training", _measure_training, effort)
+    yield from attempt("cache", "training", _measure_training, effort, "the demo's autoencoder", 2 * effort.rounds)
+    if not effort.is_quick:
+        large = ("--vae.size", "8ch", "--data.buckets", "{64px: {9: [1.0, 4]}}")
+        name = "Open-Sora-Plan's autoencoder, 147M"
+        yield from attempt("cache", "training, large", _measure_training, effort, name, effort.rounds, large)
 
 
 def _measure_reading(recipe: Recipe, folder: Path, effort: Effort) -> Iterator[Row]:
@@ -84,9 +88,13 @@ def _pass_over(way: Way, rows: NDArray[np.int64]) -> Work:
 
 
 def _measure_writing(recipe: Recipe, folder: Path, effort: Effort) -> Row:
-    """Both encode the same clips; ours also digests, and can be stopped and gone on with."""
-    bucket, rows = _most_used(recipe)
-    encode, place = _encode(recipe, bucket), folder / "written"
+    """Both encode the same clips for the same buckets; ours also digests, and can be stopped and gone on with."""
+    policy, place = build_policy(recipe), folder / "written"
+    pairs = possible_buckets(read_manifest(recipe), policy)
+    work = [
+        (_encode(recipe, policy.buckets[index]), index, pairs.rows[pairs.buckets == index])
+        for index in np.unique(pairs.buckets).tolist()
+    ]
     changed = recipe.model_copy(
         update={
             "data": recipe.data.model_copy(
@@ -97,11 +105,12 @@ def _measure_writing(recipe: Recipe, folder: Path, effort: Effort) -> Row:
 
     def write_npy() -> None:
         place.mkdir()
-        for start in range(0, len(rows), _BATCH):
-            batch = rows[start : start + _BATCH]
-            mean, std = encode(batch)
-            for number, row in enumerate(batch.tolist()):
-                np.save(place / f"{row}.npy", torch.stack([mean[number], std[number]]).numpy())
+        for encode, index, rows in work:
+            for start in range(0, len(rows), _BATCH):
+                batch = rows[start : start + _BATCH]
+                mean, std = encode(batch)
+                for number, row in enumerate(batch.tolist()):
+                    np.save(place / f"{index}-{row}.npy", torch.stack([mean[number], std[number]]).numpy())
 
     def clear() -> None:
         shutil.rmtree(place, ignore_errors=True)
@@ -113,8 +122,11 @@ def _measure_writing(recipe: Recipe, folder: Path, effort: Effort) -> Row:
         },
         min(effort.rounds, 3),
     )
-    against = "encoding, one .npy per clip"
-    return compare_times("cache", "writing a latent", times["ours"], times["other"], against=against, items=len(rows))
+    against, count = "encoding, one .npy per clip", len(pairs.rows)
+    note = f"{count} latents, {_BATCH} at a time, the start of the command included"
+    return compare_times(
+        "cache", "writing a latent", times["ours"], times["other"], against=against, items=count, note=note
+    )
 
 
 def _measure_opening(path: Path, effort: Effort) -> Row:
@@ -124,12 +136,12 @@ def _measure_opening(path: Path, effort: Effort) -> Row:
     return compare_times("cache", f"opening, per row of {num_rows:,}", times["ours"], items=num_rows)
 
 
-def _measure_training(effort: Effort) -> Row:
+def _measure_training(effort: Effort, autoencoder: str, rounds: int, changes: Sequence[str] = ()) -> Row:
     """Steps of the demo's denoiser from caches, and with decoding, autoencoder and text encoder in every step."""
-    rounds = 2 * effort.rounds
     with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
         folder = Path(name)
-        cached = prepare_demo(folder, steps=rounds + 4, num_clips=effort.pick(96, 40))
+        num_clips = 40 if effort.is_quick or changes else 96
+        cached = prepare_demo(folder, steps=rounds + 4, num_clips=num_clips, changes=changes)
         nothing = cached.data.cache.model_copy(update={"latents": None, "text": None})
         fresh = cached.model_copy(
             update={"name": "fresh", "data": cached.data.model_copy(update={"cache": nothing, "workers": 0})}
@@ -144,7 +156,7 @@ def _measure_training(effort: Effort) -> Row:
         )
     return compare_times(
         "cache",
-        "a training step from caches",
+        f"a training step from caches, {autoencoder}",
         times["ours"],
         times["other"],
         against="decoding and encoding in every step",
@@ -158,7 +170,7 @@ def _prepare(folder: Path, num_clips: int) -> Recipe:
         "shapes/demo",
         [
             *("--data.manifest", str(folder / "data" / "manifest.parquet"), "--vae.weights", str(folder / "vae")),
-            *("--data.cache", f"{{latents: {folder / 'latents'}, text: null}}", "--data.workers", "0"),
+            *("--data.cache", f"{{latents: {folder / 'latents'}, text: null, batch: {_BATCH}}}", "--data.workers", "0"),
             *("--data.buckets", "{64px: {9: [1.0, 16]}}", "--validation", "null"),
         ],
     )

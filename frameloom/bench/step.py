@@ -7,7 +7,7 @@ tensors at hand and does forward, loss, backward and AdamW.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
@@ -49,8 +49,8 @@ def open_trainer(recipe: Recipe, folder: Path, stack: ExitStack) -> Trainer:
     return trainer
 
 
-def prepare_demo(folder: Path, steps: int, num_clips: int = 160) -> Recipe:
-    """A small set, a fresh autoencoder and both caches, as a run would have them."""
+def prepare_demo(folder: Path, steps: int, num_clips: int = 160, changes: Sequence[str] = ()) -> Recipe:
+    """A small set, a fresh autoencoder and both caches, as a run would have them; `changes` are overrides."""
     write_shapes(folder / "data", count=num_clips, seed=0, image_share=0.0)
     recipe = load_recipe(
         "shapes/demo",
@@ -62,6 +62,7 @@ def prepare_demo(folder: Path, steps: int, num_clips: int = 160) -> Recipe:
             *("--data.cache.latents", str(folder / "latents"), "--data.cache.text", str(folder / "text")),
             *("--train.steps", str(steps), "--optim.schedule.warmup_steps", "0", "--data.drop_last", "true"),
             *("--data.buckets", "{64px: {9: [1.0, 32]}}", "--validation", "null"),
+            *changes,
         ],
     )
     vae = build_vae(recipe.vae.model_copy(update={"weights": None}), seed=0)

@@ -12,6 +12,7 @@ import os
 import re
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -67,6 +68,9 @@ class StoredCheckpoint:
 
 Report = tuple[dict[str, tuple[str, int]], str | None]
 """the digest and size of each file that a process wrote, or what went wrong"""
+
+
+_DIGEST_THREADS = 4
 
 
 class UnseenError(CheckpointError):
@@ -273,14 +277,18 @@ def _check_share(folder: Path, files: Mapping[str, str], sizes: Mapping[str, int
                 f"{path}: rank 0 sees {num_bytes:,} bytes, rank {crew.rank} {found}; the run's folder must be on a "
                 "file system that all processes share"
             )
-    for name in sorted(files)[crew.rank :: crew.size]:
-        try:
-            is_right = digest_file(folder / name) == files[name]
-        except OSError as error:
-            return False, f"{folder / name}: damaged, it cannot be read ({error})"
-        if not is_right:
-            return False, f"{folder / name}: damaged, its content does not match the digest in {STATE}"
-    return False, ""
+    names = sorted(files)[crew.rank :: crew.size]
+    with ThreadPoolExecutor(_DIGEST_THREADS) as pool:
+        problems = pool.map(lambda name: _find_damage(folder / name, files[name]), names)
+        return False, next((problem for problem in problems if problem), "")
+
+
+def _find_damage(path: Path, digest: str) -> str:
+    try:
+        is_right = digest_file(path) == digest
+    except OSError as error:
+        return f"{path}: damaged, it cannot be read ({error})"
+    return "" if is_right else f"{path}: damaged, its content does not match the digest in {STATE}"
 
 
 def read_state(folder: Path) -> dict[str, Any]:
