@@ -30,8 +30,8 @@ class AttendProcessor:
         # An autoencoder: the cells of a picture [B, C, H, W], with a norm before and a residual around.
         cells_BNC = attn.group_norm(hidden_states.flatten(2)).transpose(1, 2)
         attended_BNC = _attend(attn, cells_BNC, cells_BNC, None)
-        # In the order of the picture: convolutions that follow would keep the other one, and are slower in it.
-        return hidden_states + attended_BNC.transpose(1, 2).contiguous().view(hidden_states.shape)
+        # Named first, its order in memory (channels last) is that of the sum: convolutions after it are faster in it.
+        return attended_BNC.transpose(1, 2).reshape(hidden_states.shape) + hidden_states
 
 
 def _attend(attn: Any, x_BND: Tensor, context_BMD: Tensor, mask: Tensor | None) -> Tensor:

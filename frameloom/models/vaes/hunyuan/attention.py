@@ -39,9 +39,7 @@ class FrameCausalAttention(nn.Module):
             stop = (frame + 1) * num_cells
             seen.append(attend(q[:, :, stop - num_cells : stop], k[:, :, :stop], v[:, :, :stop]))
         out_BNC: Tensor = self.to_out[0](torch.cat(seen, dim=2).squeeze(1))
-        # In the order of the clip: convolutions that follow would keep the other one, and are slower in it.
-        out_BCN = out_BNC.transpose(1, 2).contiguous()
-        return x_BCFHW + torch.unflatten(out_BCN, 2, (num_frames, height, width))
+        return x_BCFHW + torch.unflatten(out_BNC.transpose(1, 2), 2, (num_frames, height, width))
 
 
 class MiddleBlock(nn.Module):

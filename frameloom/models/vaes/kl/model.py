@@ -100,7 +100,8 @@ class KLVAE(VideoVAE):
                 "kl autoencoder: its activations overflow in float16; keep it in float32 or bfloat16, or set "
                 "force_upcast to false for weights that were made for float16 (sdxl-vae-fp16-fix)"
             )
-        x_NCHW = fold_frames(x_BCFHW)
+        # Channels last in memory: the convolutions keep it, and are faster in it.
+        x_NCHW = fold_frames(x_BCFHW).contiguous(memory_format=torch.channels_last)
         pieces = torch.split(x_NCHW, frames or max(len(x_NCHW), 1))
         with torch.autocast(x_NCHW.device.type, enabled=False) if self.config.force_upcast else nullcontext():
             done = [
