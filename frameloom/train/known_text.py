@@ -17,6 +17,7 @@ from frameloom.train.feed import Feed
 
 MOST_BYTES = 64 * 2**20
 _CHUNK = 256
+_EMPTY = ""  # every cache has its states
 
 
 @dataclass(frozen=True)
@@ -47,9 +48,11 @@ def take_text(feed: Feed, null: TextStates, scaling: TextScaling | None) -> Know
     reader = feed.reader
     if not isinstance(reader, CachedReader | ClipReader) or not isinstance(reader.text, TextCache):
         return None
+    size = sum(part.nbytes for part in reader.text.sample(_EMPTY).values())
+    if feed.manifest.column("caption").n_unique() * size > MOST_BYTES:
+        return None  # before millions of captions are sorted
     captions = sorted(set(list_captions(feed.manifest)))
-    size = sum(part.nbytes for part in reader.text.sample(captions[0]).values()) if captions else 0
-    if not 0 < len(captions) * size <= MOST_BYTES:
+    if len(captions) * size > MOST_BYTES:
         return None
     device = null.tokens_BKD.device
     parts = [
