@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import threading
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import Generic, TypeVar
@@ -16,10 +17,15 @@ class Aside(Generic[Result]):
     """`work` is begun at once and needs no pickling, its result does. Leave the block when `result` has been asked for:
     what still runs then is ended.
 
-    The other process has the memory of this one, but none of its threads: give it work that asks for none.
+    The other process has the memory of this one, but none of its threads, and locks that they hold stay shut. So where
+    there are other threads, as in a server, or `is_apart` is False, the work is done here, when its result is wanted.
     """
 
-    def __init__(self, work: Callable[[], Result]) -> None:
+    def __init__(self, work: Callable[[], Result], *, is_apart: bool = True) -> None:
+        self._work: Callable[[], Result] | None = None
+        if not is_apart or threading.active_count() > 1:
+            self._work = work
+            return
         context = multiprocessing.get_context("fork")
         self._receiver, sender = context.Pipe(duplex=False)
         self._process = context.Process(target=_serve, args=(sender, work), daemon=True)
@@ -28,6 +34,8 @@ class Aside(Generic[Result]):
 
     def result(self) -> Result:
         """Waits for it; an error of the work is raised here."""
+        if self._work is not None:
+            return self._work()
         try:
             is_good, found = self._receiver.recv()
         except EOFError:
@@ -44,6 +52,8 @@ class Aside(Generic[Result]):
         return self
 
     def __exit__(self, *_: object) -> None:
+        if self._work is not None:
+            return
         self._receiver.close()
         if self._process.is_alive():
             self._process.kill()

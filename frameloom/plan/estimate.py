@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
+import torch
 
 from frameloom.config.parallel import MeshShape, fit_mesh
 from frameloom.config.schema import Recipe
@@ -115,8 +116,9 @@ def measure_recipe(recipe: Recipe) -> Measured:
             bf16=recipe.train.precision != "fp32",
         )
 
-    # The encoders are ready before a large denoiser is, although some take seconds to import.
-    with Aside(measure) as costs:
+    # The encoders are ready before a large denoiser is, although some take seconds to import. A device in use does not
+    # survive a fork.
+    with Aside(measure, is_apart=not torch.cuda.is_initialized()) as costs:  # type: ignore[no-untyped-call]
         vae = build_meta_vae(recipe)
         size = measure_size(recipe, denoiser, vae)
         captions = list_caption_costs(recipe, denoiser.family.text_join)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -12,14 +14,20 @@ from frameloom.core.aside import Aside
 from frameloom.core.errors import ConfigError, FrameloomError
 
 
-def test_the_result_comes_from_another_process_which_has_our_memory():
+@pytest.fixture
+def alone(monkeypatch):
+    """As in a command: a test process has threads that bring it its tests."""
+    monkeypatch.setattr(threading, "active_count", lambda: 1)
+
+
+def test_the_result_comes_from_another_process_which_has_our_memory(alone):
     ours = [1, 2, 3]
     with Aside(lambda: (os.getpid(), sum(ours))) as aside:
         pid, found = aside.result()
     assert found == 6 and pid != os.getpid()
 
 
-def test_an_error_of_the_work_is_raised_here():
+def test_an_error_of_the_work_is_raised_here(alone):
     def fail() -> None:
         raise ConfigError("model.size: there is no size 'huge'")
 
@@ -27,13 +35,22 @@ def test_an_error_of_the_work_is_raised_here():
         aside.result()
 
 
-def test_a_process_that_dies_is_told():
+def test_a_process_that_dies_is_told(alone):
     with Aside(lambda: os.kill(os.getpid(), signal.SIGKILL)) as aside, pytest.raises(FrameloomError, match="code -9"):
         aside.result()
 
 
-def test_who_leaves_early_does_not_wait():
+def test_who_leaves_early_does_not_wait(alone):
     started = time.monotonic()
     with pytest.raises(KeyError), Aside(lambda: time.sleep(60)):
         raise KeyError("an error of ours")
     assert time.monotonic() - started < 30
+
+
+def test_beside_other_threads_it_is_done_here():
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(int).result()  # its thread waits for more
+        with Aside(os.getpid) as aside:
+            assert aside.result() == os.getpid()
+    with Aside(os.getpid, is_apart=False) as aside:
+        assert aside.result() == os.getpid()
