@@ -43,8 +43,8 @@ class Ghost(Tensor):
     form: _Form
 
     @staticmethod
-    def __new__(cls, inner: Tensor, form: _Form | None = None) -> Ghost:
-        form = form or _Form.of(inner)
+    def __new__(cls, inner: Tensor) -> Ghost:
+        form = _Form.of(inner)
         made: Ghost = torch.Tensor._make_wrapper_subclass(
             cls,
             form.shape,
