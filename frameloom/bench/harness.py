@@ -57,6 +57,11 @@ class Times:
     def cpu_s(self) -> float:
         return statistics.median(self.cpus)
 
+    @classmethod
+    def join(cls, parts: Sequence[Times]) -> Times:
+        """The rounds of all parts, one after the other."""
+        return cls(*(tuple(second for part in parts for second in getattr(part, name)) for name in ("walls", "cpus")))
+
 
 @dataclass(frozen=True)
 class Row:

@@ -160,8 +160,7 @@ class DenoiserTask:
     def _draw_dropped(self, slots: Batch, seed: int, dropout: float) -> Tensor:
         """[B, text encoders], on the host: true where a caption is replaced by the empty one."""
         count = self.text.num_encoders
-        purposes = ["caption dropout"] * count
-        if self.independent_dropout:
-            purposes = [f"caption dropout {index}" for index in range(count)]
-        drawn = {purpose: draw_uniform(seed, purpose, slots) for purpose in set(purposes)}
-        return torch.stack([drawn[purpose] for purpose in purposes], dim=1) < dropout
+        if not self.independent_dropout:
+            return (draw_uniform(seed, "caption dropout", slots) < dropout)[:, None].expand(-1, count)
+        drawn = [draw_uniform(seed, f"caption dropout {index}", slots) for index in range(count)]
+        return torch.stack(drawn, dim=1) < dropout

@@ -243,14 +243,16 @@ def clip_within_step(
     params = [param for group in optimizer.param_groups for param in group["params"]]
     if not _scales_gradients(optimizer):
         return clip_gradients(params, max_norm, scale=scale)
-    norm = measure_gradients(params) / scale
+    norm = measure_gradients(params)
+    if scale != 1:
+        norm = norm / scale
+    optimizer.grad_scale = None  # type: ignore[attr-defined]
     limit = max_norm(float(norm)) if callable(max_norm) else max_norm
+    # Where nothing is clipped, and the number is at hand, dividing by 1 is left out.
+    if scale == 1 and (limit is None or (norm.device.type == "cpu" and float(norm) + _CLIP_EPS <= limit)):
+        return norm
     excess = torch.ones_like(norm) if limit is None else ((norm + _CLIP_EPS) / limit).clamp_min(1.0)
-    divisor: Tensor | None = excess * scale
-    # Where nothing is clipped, or the number is at hand, dividing by 1 can be left out.
-    if scale == 1 and (limit is None or (excess.device.type == "cpu" and excess == 1.0)):
-        divisor = None
-    optimizer.grad_scale = divisor  # type: ignore[attr-defined]
+    optimizer.grad_scale = excess * scale  # type: ignore[attr-defined]
     return norm
 
 
@@ -262,7 +264,16 @@ def _scales_gradients(optimizer: Optimizer) -> bool:
 
 def measure_gradients(params: Sequence[nn.Parameter]) -> Tensor:
     """The joint 2-norm of all gradients, on their device."""
-    grads = [param.grad for param in params if param.grad is not None]
+    vectors: list[Tensor] = []
+    others: list[Tensor] = []
+    for param in params:
+        grad = param.grad
+        if grad is not None:
+            (vectors if grad.ndim == 1 else others).append(grad)
+    if len(vectors) > 1 and vectors[0].device.type == "cpu" and not isinstance(vectors[0], DTensor):
+        # On the CPU the norm of a small tensor is all overhead, and more than half of all tensors are such.
+        vectors = [torch.cat(vectors)]
+    grads = vectors + others
     if not grads:
         return torch.zeros(())
     # Not torch's get_total_norm: it sorts gradients by device and type first, for a third of what the norms cost.

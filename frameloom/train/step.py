@@ -185,19 +185,21 @@ class Stepper:
         limit = self.clip_norm if self.fade is None else partial(self.fade.for_norm, number - 1)
         scale = 1.0 if self.scaler is None else self.scaler.scale
         norm = clip_within_step(self.optimizer, limit, scale=scale)
-        is_finite = bool(torch.isfinite(norm) & torch.isfinite(totals["loss"]))
-        is_overflow = self.scaler is not None and _adapt_scale(self.scaler, is_finite, totals["loss"])
-        is_spike = self.guard is not None and is_finite and self.guard.is_spike(float(norm))
+        # All numbers of a step in one transfer: the host waits for the device once.
+        *found, grad_norm = torch.stack([*totals.values(), norm]).tolist()
+        values: dict[str, float] = dict(zip(totals, found, strict=True))
+        is_finite = math.isfinite(grad_norm) and math.isfinite(values["loss"])
+        is_overflow = self.scaler is not None and _adapt_scale(self.scaler, is_finite, values["loss"])
+        is_spike = self.guard is not None and is_finite and self.guard.is_spike(grad_norm)
         lr = self.lr_at(number)
         if is_finite and not is_spike:
             self._move(number, lr)
         self.optimizer.zero_grad(set_to_none=True)
-        values = {name: float(total) for name, total in totals.items()}
         if self.guard is not None:
             values["spikes"] = self.guard.num_spikes
         if self.scaler is not None:
             values |= {"loss_scale": scale, "overflows": self.scaler.num_overflows}
-        return StepResult({**values, "grad_norm": float(norm), "lr": lr}, is_finite, is_spike, is_overflow)
+        return StepResult({**values, "grad_norm": grad_norm, "lr": lr}, is_finite, is_spike, is_overflow)
 
     def _move(self, number: int, lr: float) -> None:
         for group in self.optimizer.param_groups:
@@ -236,7 +238,7 @@ class Stepper:
         self.limits.load(state.get("halved") or {})
 
 
-def _adapt_scale(scaler: LossScale, is_finite: bool, loss: Tensor) -> bool:
+def _adapt_scale(scaler: LossScale, is_finite: bool, loss: float) -> bool:
     """Whether a step failed for its scale alone, which then was made smaller.
 
     A loss that is not finite itself is none of the scale's doing, and at its minimum there is nothing left to try.
@@ -244,7 +246,7 @@ def _adapt_scale(scaler: LossScale, is_finite: bool, loss: Tensor) -> bool:
     if is_finite:
         scaler.note_clean()
         return False
-    if not bool(torch.isfinite(loss)):
+    if not math.isfinite(loss):
         return False
     could_shrink = scaler.can_shrink
     scaler.note_overflow()
