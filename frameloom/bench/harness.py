@@ -13,7 +13,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 from frameloom.bench.peers import MissingPeer
 
@@ -40,6 +40,23 @@ class Side:
     run: Work
     prepare: Work | None = None
     finish: Work | None = None
+
+    def time(self) -> tuple[float, float]:
+        """Seconds of wall and of processor time."""
+        if self.prepare is not None:
+            self.prepare()
+        wall, cpu = time.perf_counter(), processor_seconds()
+        self.run()
+        found = time.perf_counter() - wall, processor_seconds() - cpu
+        if self.finish is not None:
+            self.finish()
+        return found
+
+
+class Timed(Protocol):
+    """A side that says how long a turn of it took."""
+
+    def time(self) -> tuple[float, float]: ...
 
 
 @dataclass(frozen=True)
@@ -96,28 +113,17 @@ class Row:
         return cls(**{**values, "at": None if at is None else (str(at[0]), float(at[1]))})
 
 
-def take_turns(sides: Mapping[str, Work | Side], rounds: int, *, warmup: int = 1) -> dict[str, Times]:
+def take_turns(sides: Mapping[str, Work | Timed], rounds: int, *, warmup: int = 1) -> dict[str, Times]:
     """Time every side `rounds` times, in turns."""
-    all_sides = {name: side if isinstance(side, Side) else Side(side) for name, side in sides.items()}
+    all_sides: dict[str, Timed] = {name: Side(side) if callable(side) else side for name, side in sides.items()}
     names = list(all_sides)
     found: dict[str, list[tuple[float, float]]] = {name: [] for name in names}
     for number in range(warmup + rounds):
         for name in names if number % 2 else reversed(names):
-            seconds = _time(all_sides[name])
+            seconds = all_sides[name].time()
             if number >= warmup:
                 found[name].append(seconds)
     return {name: Times(*(tuple(column) for column in zip(*each, strict=True))) for name, each in found.items()}
-
-
-def _time(side: Side) -> tuple[float, float]:
-    if side.prepare is not None:
-        side.prepare()
-    wall, cpu = time.perf_counter(), processor_seconds()
-    side.run()
-    found = time.perf_counter() - wall, processor_seconds() - cpu
-    if side.finish is not None:
-        side.finish()
-    return found
 
 
 def processor_seconds() -> float:

@@ -1,16 +1,19 @@
 """A training step of every family, forward, backward, clip and AdamW, against the same model of another hand.
 
-Where diffusers has a class for the architecture it gets our weights and is trained as its scripts do it, with
-accelerate and torch's AdamW; where it has none, the model is written out plainly and gets our optimizer. Both predict
-the same before they are timed. For the larger size a product of matrices takes its turn, too: the arithmetic of the
-step, counted as the planner counts it, over its time is a share of that rate.
+Where diffusers has a class for the architecture it gets our weights; where it has none, the model is written out
+plainly. It is trained as diffusers' scripts do it, with accelerate and torch's AdamW, in a process of its own. Both
+predict the same before they are timed. For the larger size the other side runs a second time, in a process that keeps
+memory as ours does, which tells how much of the difference that makes; and a product of matrices takes its turn: the
+arithmetic of the step, counted as the planner counts it, over its time is a share of that rate.
 
 Shape letters: B batch, C channels, F frames, H height, W width.
 """
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +21,19 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from frameloom.bench.harness import Effort, Row, Side, Work, attempt, compare_numbers, compare_times, take_turns
+from frameloom.bench.elsewhere import Elsewhere
+from frameloom.bench.harness import (
+    Effort,
+    Row,
+    Timed,
+    Times,
+    Work,
+    attempt,
+    compare_numbers,
+    compare_times,
+    median_ratio,
+    take_turns,
+)
 from frameloom.bench.model_peers import Peer, build_peer
 from frameloom.bench.peers import load_peer
 from frameloom.core.random import stream
@@ -31,7 +46,9 @@ from frameloom.train.optimizer import build_optimizer, clip_within_step
 _TEXT = TextShape(tokens=32, width=384, pooled_width=384)
 _CHANNELS = 4
 _LR, _CLIP = 1e-5, 1.0
-_MATRIX_SIDE = 2048
+_MATRIX_SIDE, _MATRIX_TIMES = 2048, 8
+# The first steps take memory from the system that later ones find at hand.
+_WARMUP = 3
 _LARGEST_GAP = 1e-3
 
 
@@ -76,8 +93,12 @@ def _fit(family: str, latent: tuple[int, int, int]) -> dict[str, Any]:
 
 
 def measure(effort: Effort) -> Iterator[Row]:
-    for case in list_cases(is_quick=effort.is_quick):
-        yield from attempt("model", f"{case.family} {case.size}", _measure_case, case, effort)
+    with ExitStack() as stack:
+        places = [stack.enter_context(Elsewhere())]
+        if not effort.is_quick:
+            places.append(stack.enter_context(Elsewhere(keeps_memory=True)))
+        for case in list_cases(is_quick=effort.is_quick):
+            yield from attempt("model", f"{case.family} {case.size}", _measure_case, case, places, effort)
 
 
 def configure(case: Case) -> tuple[DenoiserFamily, Any]:
@@ -123,48 +144,69 @@ def draw_inputs(case: Case) -> Inputs:
     return Inputs(noisy, (torch.arange(case.batch) + 1) / (case.batch + 1) // 0.001 * 0.001, text, target)
 
 
-def _measure_case(case: Case, effort: Effort) -> Iterator[Row]:
+def _measure_case(case: Case, places: list[Elsewhere], effort: Effort) -> Iterator[Row]:
     family, config, model = build_model(case)
-    inputs, peer = draw_inputs(case), build_peer(case.family, model)
+    inputs, is_large = draw_inputs(case), case.size != "tiny"
+    against, gap = _check_peer(case, family, model, inputs)
+    ours: Predict = lambda: family.denoise(model, inputs.noisy_BCFHW, inputs.timestep_B, inputs.text)  # noqa: E731
+    sides: dict[str, Work | Timed] = {"ours": our_step(model, ours, inputs)}
+    sides["other"] = places[0].build(build_other_step, case)
+    if is_large:
+        sides["kept"] = places[1].build(build_other_step, case)
+        sides["product"] = _build_product()
+    rounds = effort.rounds * (1 if is_large or effort.is_quick else 4)
+    times = take_turns(sides, rounds, warmup=effort.pick(_WARMUP, 1))
+    num_parameters = sum(parameter.numel() for parameter in model.parameters())
+    tokens = case.batch * family.num_tokens(config, case.latent)
+    note = f"{num_parameters / 1e6:.1f}M parameters, {tokens:,} tokens; predictions within {gap:.0e}"
+    if is_large:
+        note += f"; if it keeps memory as ours does {median_ratio(times['kept'].walls, times['ours'].walls):.2f}x"
+    name = f"{case.family} {case.size}"
+    loop = f"{against} in accelerate's loop"
+    yield compare_times("model", name, times["ours"], times["other"], against=loop, note=note)
+    if is_large:
+        yield _compare_shares(name, count_flops(case), times, against)
+
+
+def _check_peer(case: Case, family: DenoiserFamily, model: nn.Module, inputs: Inputs) -> tuple[str, float]:
+    """What the other side is called, and how far its prediction is from ours."""
+    load_peer("accelerate")
+    peer = build_peer(case.family, model)
     gap = _find_gap(family, model, peer, inputs)
     if gap > _LARGEST_GAP:
         raise ValueError(f"both sides should predict the same, but they differ by {gap:.1e}")
-    ours: Predict = lambda: family.denoise(model, inputs.noisy_BCFHW, inputs.timestep_B, inputs.text)  # noqa: E731
-    sides: dict[str, Work | Side] = {"ours": our_step(model, ours, inputs), "other": _other_step(peer, inputs)}
-    is_large = case.size != "tiny"
-    if is_large:
-        matrix = torch.randn(_MATRIX_SIDE, _MATRIX_SIDE, generator=stream(0, "bench matrix"))
-        sides["product"] = lambda: matrix @ matrix
-    is_short = is_large or effort.is_quick
-    times = take_turns(sides, effort.rounds * (1 if is_short else 4), warmup=1 if is_short else 3)
-    num_parameters = sum(parameter.numel() for parameter in model.parameters())
-    tokens = case.batch * family.num_tokens(config, case.latent)
-    loop = "in accelerate's loop" if peer.is_library else "in our loop"
-    name = f"{case.family} {case.size}"
-    yield compare_times(
+    return peer.name, gap
+
+
+def _build_product() -> Work:
+    matrix = torch.randn(_MATRIX_SIDE, _MATRIX_SIDE, generator=stream(0, "bench matrix"))
+
+    def multiply() -> None:
+        for _ in range(_MATRIX_TIMES):
+            torch.mm(matrix, matrix)
+
+    return multiply
+
+
+def _compare_shares(name: str, flops: float, times: dict[str, Times], against: str) -> Row:
+    """Of the rate of a product of matrices."""
+    product, product_flops = times["product"], 2.0 * _MATRIX_TIMES * _MATRIX_SIDE**3
+    by_rounds = [
+        statistics.median(flops * turn / (product_flops * step) for turn, step in zip(product.walls, side, strict=True))
+        for side in (times["ours"].walls, times["other"].walls)
+    ]
+    by_cpu = flops * product.cpu_s / (product_flops * times["ours"].cpu_s)
+    rate = product_flops / product.wall_s
+    return compare_numbers(
         "model",
-        name,
-        times["ours"],
-        times["other"],
-        against=f"{peer.name} {loop}",
-        note=f"{num_parameters / 1e6:.1f}M parameters, {tokens:,} tokens; predictions within {gap:.0e}",
+        f"{name}, of the rate of a product",
+        *by_rounds,
+        unit="share",
+        against=against,
+        better="more",
+        repeats=len(product.walls),
+        note=f"{flops / 1e9:.0f} GFLOP a step, products {rate / 1e9:.0f} GFLOP/s; by processor time {by_cpu:.0%}",
     )
-    if is_large:
-        flops = count_flops(case)
-        product = 2 * _MATRIX_SIDE**3
-        rate, cpu_rate = product / times["product"].wall_s, product / times["product"].cpu_s
-        by_cpu = flops / times["ours"].cpu_s / cpu_rate
-        yield compare_numbers(
-            "model",
-            f"{name}, of the rate of a product",
-            flops / times["ours"].wall_s / rate,
-            flops / times["other"].wall_s / rate,
-            unit="share",
-            against=peer.name,
-            better="more",
-            repeats=len(times["ours"].walls),
-            note=f"{flops / 1e9:.0f} GFLOP a step, products {rate / 1e9:.0f} GFLOP/s; by processor time {by_cpu:.0%}",
-        )
 
 
 Predict = Callable[[], Tensor]
@@ -191,22 +233,21 @@ def our_step(model: nn.Module, predict: Predict, inputs: Inputs) -> Work:
     return step
 
 
-def _other_step(peer: Peer, inputs: Inputs) -> Work:
-    def predict() -> Tensor:
-        return peer.predict(inputs.noisy_BCFHW, inputs.timestep_B, inputs.text)
-
-    if not peer.is_library:
-        return our_step(peer.module, predict, inputs)
+def build_other_step(case: Case) -> Work:
+    """A step of the other side, on the same inputs."""
+    _, _, model = build_model(case)
+    inputs, peer = draw_inputs(case), build_peer(case.family, model)
     accelerator = load_peer("accelerate").Accelerator(cpu=True)
     optimizer: Any
-    model, optimizer = accelerator.prepare(peer.module, torch.optim.AdamW(peer.module.parameters(), lr=_LR))
-    model.train()
+    other, optimizer = accelerator.prepare(peer.module, torch.optim.AdamW(peer.module.parameters(), lr=_LR))
+    other.train()
 
     def step() -> None:
-        with accelerator.accumulate(model):
-            accelerator.backward(F.mse_loss(predict().float(), inputs.target_BCFHW.float()))
+        with accelerator.accumulate(other):
+            prediction = peer.predict(inputs.noisy_BCFHW, inputs.timestep_B, inputs.text)
+            accelerator.backward(F.mse_loss(prediction.float(), inputs.target_BCFHW.float()))
             if accelerator.sync_gradients:
-                accelerator.clip_grad_norm_(model.parameters(), _CLIP)
+                accelerator.clip_grad_norm_(other.parameters(), _CLIP)
             optimizer.step()
             optimizer.zero_grad()
 

@@ -26,12 +26,11 @@ Predict = Callable[[Tensor, Tensor, TextStates], Tensor]
 
 @dataclass(frozen=True)
 class Peer:
-    """`name` says what the other is; `is_library`: its usual training loop is that of diffusers with accelerate."""
+    """`name` says what the other is."""
 
     name: str
     module: nn.Module
     predict: Predict
-    is_library: bool = True
 
 
 def build_peer(family: str, model: nn.Module) -> Peer:
@@ -137,7 +136,7 @@ def _build_written_out(model: nn.Module) -> Peer:
         made: Tensor = other(noisy_BCFHW, find_index(timestep_B), text.tokens_BKD, text.mask_BK)
         return made
 
-    return Peer("the model written out", other, predict, is_library=False)
+    return Peer("the model written out", other, predict)
 
 
 _BUILDERS: dict[str, Callable[[nn.Module], Peer]] = {

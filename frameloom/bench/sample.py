@@ -1,7 +1,7 @@
 """Solver steps per second with guidance, tiny models.
 
 For every family the same model of another hand walks in a plain Euler loop; CogVideoX also in diffusers' own pipeline
-with its DDIM scheduler, from embeddings to a latent.
+with its DDIM scheduler, from embeddings to a latent. The other side has a process of its own.
 """
 
 from __future__ import annotations
@@ -11,8 +11,9 @@ from itertools import pairwise
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
+from frameloom.bench.elsewhere import Elsewhere
 from frameloom.bench.harness import Effort, Row, Work, attempt, compare_rates, take_turns
 from frameloom.bench.model import Case, Inputs, build_model, draw_inputs, list_cases
 from frameloom.bench.model_peers import Peer, build_peer
@@ -31,20 +32,20 @@ _STEPS, _GUIDANCE = 20, 4.0
 
 def measure(effort: Effort) -> Iterator[Row]:
     steps = effort.pick(_STEPS, 2)
-    for case in list_cases(is_quick=True):
-        yield from attempt("sample", case.family, _measure_family, case, steps, effort)
-    (case,) = [one for one in list_cases(is_quick=True) if one.family == "cogvideox_fun"]
-    yield from attempt("sample", "diffusers' pipeline", _measure_pipeline, case, steps, effort)
+    with Elsewhere() as place:
+        for case in list_cases(is_quick=True):
+            yield from attempt("sample", case.family, _measure_family, case, steps, place, effort)
+        (case,) = [one for one in list_cases(is_quick=True) if one.family == "cogvideox_fun"]
+        yield from attempt("sample", "diffusers' pipeline", _measure_pipeline, case, steps, place, effort)
 
 
-def _measure_family(case: Case, steps: int, effort: Effort) -> Row:
+def _measure_family(case: Case, steps: int, place: Elsewhere, effort: Effort) -> Row:
     family, config, model = build_model(case)
-    inputs, peer = draw_inputs(case), build_peer(case.family, model)
-    model.eval()
-    peer.module.eval()
+    peer = build_peer(case.family, model).name
     settings = SampleSection(steps=steps, guidance=_GUIDANCE)
-    ours = _our_walk(LoadedDenoiser(family, model, config), inputs, settings, ObjectiveSection(kind="flow"), "default")
-    times = take_turns({"ours": ours, "other": _plain_walk(peer, inputs, steps)}, effort.rounds)
+    denoiser = LoadedDenoiser(family, model.eval(), config)
+    ours = _our_walk(denoiser, draw_inputs(case), settings, ObjectiveSection(kind="flow"), "default")
+    times = take_turns({"ours": ours, "other": place.build(build_plain_walk, case, steps)}, effort.rounds)
     return compare_rates(
         "sample",
         f"{case.family} tiny, {case.batch} clips with guidance",
@@ -52,7 +53,7 @@ def _measure_family(case: Case, steps: int, effort: Effort) -> Row:
         times["other"],
         amount=steps,
         unit="steps/s",
-        against=f"{peer.name} in a plain Euler loop",
+        against=f"{peer} in a plain Euler loop",
     )
 
 
@@ -73,7 +74,8 @@ def _empty_text(text: TextStates) -> TextStates:
     return TextStates(torch.zeros_like(text.tokens_BKD), text.mask_BK, torch.zeros_like(text.pooled_BD))
 
 
-def _plain_walk(peer: Peer, inputs: Inputs, steps: int) -> Work:
+def build_plain_walk(case: Case, steps: int) -> Work:
+    inputs, peer = draw_inputs(case), _build_peer(case)
     both = TextStates.concatenate([_empty_text(inputs.text), inputs.text])
 
     @torch.no_grad()
@@ -89,13 +91,13 @@ def _plain_walk(peer: Peer, inputs: Inputs, steps: int) -> Work:
     return walk
 
 
-def _measure_pipeline(case: Case, steps: int, effort: Effort) -> Row:
+def _measure_pipeline(case: Case, steps: int, place: Elsewhere, effort: Effort) -> Row:
     family, config, model = build_model(case)
-    inputs, peer = draw_inputs(case), build_peer(case.family, model)
+    load_peer("diffusers")
     settings = SampleSection(steps=steps, guidance=_GUIDANCE)
     denoiser = LoadedDenoiser(family, model.eval(), config)
-    ours = _our_walk(denoiser, inputs, settings, ObjectiveSection(kind="v"), "ddim")
-    times = take_turns({"ours": ours, "other": _pipeline_walk(peer.module, inputs, case, steps)}, effort.rounds)
+    ours = _our_walk(denoiser, draw_inputs(case), settings, ObjectiveSection(kind="v"), "ddim")
+    times = take_turns({"ours": ours, "other": place.build(build_pipeline_walk, case, steps)}, effort.rounds)
     return compare_rates(
         "sample",
         f"{case.family} tiny, DDIM, {case.batch} clips with guidance",
@@ -107,8 +109,15 @@ def _measure_pipeline(case: Case, steps: int, effort: Effort) -> Row:
     )
 
 
-def _pipeline_walk(transformer: nn.Module, inputs: Inputs, case: Case, steps: int) -> Work:
+def _build_peer(case: Case) -> Peer:
+    peer = build_peer(case.family, build_model(case)[2])
+    peer.module.eval()
+    return peer
+
+
+def build_pipeline_walk(case: Case, steps: int) -> Work:
     diffusers: Any = load_peer("diffusers")
+    inputs = draw_inputs(case)
     # The pipeline asks its autoencoder for nothing but strides here.
     vae = diffusers.AutoencoderKLCogVideoX(
         block_out_channels=(8, 8, 8, 8),
@@ -120,7 +129,7 @@ def _pipeline_walk(transformer: nn.Module, inputs: Inputs, case: Case, steps: in
         tokenizer=None,
         text_encoder=None,
         vae=vae,
-        transformer=transformer.eval(),
+        transformer=_build_peer(case).module,
         scheduler=diffusers.CogVideoXDDIMScheduler(prediction_type="v_prediction"),
     )
     pipeline.set_progress_bar_config(disable=True)

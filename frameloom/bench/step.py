@@ -28,7 +28,6 @@ from frameloom.train.denoiser import DenoiserTask
 from frameloom.train.loop import Trainer
 from frameloom.train.run_folder import RunFolder
 
-
 _BUILDS = 4
 """trainers built one after the other: where tensors happen to lie in memory alone moves a step by a percent"""
 

@@ -8,24 +8,29 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-# 0.5 * (1 + tanh(u)) = sigmoid(2u), with u = sqrt(2 / pi) * (x + 0.044715 * x^3)
-_LINEAR = 2 * (2 / torch.pi) ** 0.5
-_CUBIC = _LINEAR * 0.044715
+# 0.5 * (1 + tanh(u)) = sigmoid(2u), with 2u = _OUTER * (x + _CUBIC * x^3)
+_OUTER = 2 * (2 / torch.pi) ** 0.5
+_CUBIC = 0.044715
 
 
 class _SigmoidGELU(torch.autograd.Function):
+    """Finds the slope along with the value: one tensor is kept for the backward pass, which is one product."""
+
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
-        gate = x.square().mul_(_CUBIC).add_(_LINEAR).mul_(x).sigmoid_()
-        ctx.save_for_backward(x, gate)
-        return x * gate
+        square = x * x
+        gate = torch.addcmul(x, square, x, value=_CUBIC).mul_(_OUTER).sigmoid_()
+        value = x * gate
+        if ctx.needs_input_grad[0]:
+            inner = torch.addcmul(x, square, x, value=3 * _CUBIC, out=square)
+            curve = torch.addcmul(gate, gate, gate, value=-1)
+            ctx.save_for_backward(torch.addcmul(gate, curve, inner, value=_OUTER, out=gate))
+        return value
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Tensor:
-        x, gate = ctx.saved_tensors
-        slope = x.square().mul_(3 * _CUBIC).add_(_LINEAR).mul_(x)
-        slope.mul_(torch.addcmul(gate, gate, gate, value=-1)).add_(gate)
-        return cast(Tensor, slope.mul_(grad))
+        (slope,) = ctx.saved_tensors
+        return cast(Tensor, grad * slope)
 
 
 class TanhGELU(nn.Module):
@@ -33,5 +38,5 @@ class TanhGELU(nn.Module):
         if x.device.type != "cpu" or x.dtype != torch.float32:
             return F.gelu(x, approximate="tanh")
         if torch.compiler.is_compiling():  # a compiler fuses the plain form and its gradient by itself
-            return x * torch.sigmoid(x * (_CUBIC * x.square() + _LINEAR))
+            return x * torch.sigmoid(_OUTER * (x + _CUBIC * x * x * x))
         return cast(Tensor, _SigmoidGELU.apply(x))  # type: ignore[no-untyped-call]

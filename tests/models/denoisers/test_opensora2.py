@@ -21,6 +21,7 @@ from frameloom.models.denoisers import get_family
 from frameloom.models.denoisers.base import Conditions
 from frameloom.models.denoisers.opensora2 import parity
 from frameloom.models.denoisers.opensora2.config import SIZES, MMDiTConfig
+from frameloom.models.denoisers.opensora2.head_norm import EPS, HeadNorm
 from frameloom.models.denoisers.opensora2.model import MMDiT, build
 from frameloom.models.denoisers.opensora2.weights import (
     convert,
@@ -463,6 +464,26 @@ def test_compiled_gelu_gives_the_same_numbers_and_gradients() -> None:
     assert difference(values.detach(), TanhGELU()(points)) <= 2e-6
     assert difference(ours.grad, plain.grad) <= 2e-6
     assert difference(values.detach(), F.relu(points)) > 0.1
+
+
+@pytest.mark.parametrize("dim", [1, 2])
+def test_the_norm_of_heads_has_the_numbers_and_gradients_of_its_formula(dim: int) -> None:
+    """Heads are parts of a larger tensor, as projections give them, in two orders of memory."""
+    generator = stream(0, "test heads")
+    norm, exact_scale = HeadNorm(8), torch.rand(8, generator=generator, dtype=torch.float64).requires_grad_()
+    norm.scale.data = exact_scale.detach().float()
+    joint = torch.randn([5, 3, 3, 4, 8], generator=generator).select(dim, 1)
+    ours, exact = joint.requires_grad_(), joint.detach().double().requires_grad_()
+    push = torch.randn(ours.shape, generator=generator)
+    made = norm(ours)
+    formula = exact * (exact.square().mean(-1, keepdim=True) + EPS).rsqrt() * exact_scale
+    made.backward(push)
+    formula.backward(push.double())
+    assert difference(made.detach(), formula.detach()) <= 2e-6
+    assert ours.grad is not None and exact.grad is not None and difference(ours.grad, exact.grad) <= 1e-5
+    assert norm.scale.grad is not None and exact_scale.grad is not None
+    assert difference(norm.scale.grad, exact_scale.grad) <= 1e-5
+    assert difference(ours.grad, push) > 0.1
 
 
 def test_a_condition_needs_a_model_that_takes_one() -> None:

@@ -12,28 +12,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from frameloom.models.denoisers.opensora2.config import MMDiTConfig
+from frameloom.models.denoisers.opensora2.head_norm import HeadNorm
 from frameloom.models.layers.activation import TanhGELU
 from frameloom.models.layers.attention import RotaryAttention
 from frameloom.models.layers.modulation import modulate
 
-EPS = 1e-6
 QKV = tuple[Tensor, Tensor, Tensor]
-
-
-class HeadNorm(nn.Module):
-    """RMS norm of every head; statistics in float32, rounded to the input's precision before the scale."""
-
-    def __init__(self, head_dim: int) -> None:
-        super().__init__()
-        self.scale = nn.Parameter(torch.ones(head_dim))
-
-    def initialize_parameters(self, generator: torch.Generator) -> None:
-        self.scale.fill_(1.0)
-
-    def forward(self, heads_BNHD: Tensor) -> Tensor:
-        unit = F.rms_norm(heads_BNHD, heads_BNHD.shape[-1:], eps=EPS)
-        # One long row per token: the gradient of the scale is then a sum over rows, not a slow strided one.
-        return (unit.flatten(2) * self.scale.repeat(heads_BNHD.shape[2])).view_as(heads_BNHD)
 
 
 class QKNorm(nn.Module):
