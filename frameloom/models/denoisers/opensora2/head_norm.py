@@ -26,7 +26,7 @@ class _ScaledUnit(torch.autograd.Function):
         # One long row per token here and below: sums over rows are fast, strided ones over heads are slow.
         row = scale_D.repeat(num_heads)
         ctx.save_for_backward(unit, inverse, row)
-        return (unit.flatten(2) * row).view_as(unit)
+        return cast(Tensor, (unit.flatten(2) * row).view_as(unit))
 
     @staticmethod
     def backward(ctx: Any, grad_BNHD: Tensor) -> tuple[Tensor, Tensor]:
