@@ -51,7 +51,7 @@ def test_text_that_is_no_yaml_is_told_and_the_form_is_left_alone(desk):
 def test_the_form_shows_what_is_inherited_and_what_is_set(desk):
     found = desk.check("_base_: shapes/demo\nname: x\ntrain: {steps: 7}\nmodel: {family: latte}\n", "x.yaml")
     assert found.values is not None
-    assert found.values[("train", "steps")] == 7 and found.values[("optim", "lr")] == 4e-3
+    assert found.values[("train", "steps")] == 7 and found.values[("optim", "lr")] == 3e-3
     assert found.values[("lora", "rank")] is None
     size = next(field for field in desk.fields["model"] if field.path[-1] == "size")
     assert "tiny" in (sizes_for(size, found.values) or [])
@@ -75,7 +75,7 @@ def test_a_base_beside_the_file_is_read(desk):
 
 def test_a_field_that_says_what_is_inherited_writes_nothing(desk):
     text, name = desk.open("shipped: shapes/demo")
-    assert desk.set_field(text, name, ("optim", "lr"), 4e-3) is None
+    assert desk.set_field(text, name, ("optim", "lr"), 3e-3) is None
     assert desk.set_field(text, name, ("optim", "lr"), 5e-3) == f"{text}optim:\n  lr: 0.005\n"
 
 

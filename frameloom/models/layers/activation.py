@@ -38,5 +38,5 @@ class TanhGELU(nn.Module):
         if x.device.type != "cpu" or x.dtype != torch.float32:
             return F.gelu(x, approximate="tanh")
         if torch.compiler.is_compiling():  # a compiler fuses the plain form and its gradient by itself
-            return x * torch.sigmoid(_OUTER * (x + _CUBIC * x * x * x))
+            return x * torch.sigmoid(torch.addcmul(x, x * x, x, value=_CUBIC) * _OUTER)
         return cast(Tensor, _SigmoidGELU.apply(x))  # type: ignore[no-untyped-call]

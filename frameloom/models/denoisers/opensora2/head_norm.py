@@ -14,19 +14,27 @@ from torch import Tensor, nn
 EPS = 1e-6
 
 
+def _invert_length(heads_BNHD: Tensor) -> Tensor:
+    """[B, N, H, 1]: what makes the mean square of a head 1."""
+    length = torch.linalg.vector_norm(heads_BNHD, dim=-1, keepdim=True)
+    return cast(Tensor, (length.square() / heads_BNHD.shape[-1] + EPS).rsqrt())
+
+
+def _scale(unit_BNHD: Tensor, row: Tensor) -> Tensor:
+    """One long row per token: the gradient of the scale is then a sum over rows, not a slow strided one."""
+    return (unit_BNHD.flatten(2) * row).view_as(unit_BNHD)
+
+
 class _ScaledUnit(torch.autograd.Function):
     """x / rms(x) * scale; keeps the unit heads and one number for each."""
 
     @staticmethod
     def forward(ctx: Any, heads_BNHD: Tensor, scale_D: Tensor) -> Tensor:
-        num_heads, width = heads_BNHD.shape[-2:]
-        length = torch.linalg.vector_norm(heads_BNHD, dim=-1, keepdim=True)
-        inverse = length.square_().div_(width).add_(EPS).rsqrt_()
+        inverse = _invert_length(heads_BNHD)
         unit = heads_BNHD * inverse
-        # One long row per token here and below: sums over rows are fast, strided ones over heads are slow.
-        row = scale_D.repeat(num_heads)
+        row = scale_D.repeat(heads_BNHD.shape[2])
         ctx.save_for_backward(unit, inverse, row)
-        return cast(Tensor, (unit.flatten(2) * row).view_as(unit))
+        return _scale(unit, row)
 
     @staticmethod
     def backward(ctx: Any, grad_BNHD: Tensor) -> tuple[Tensor, Tensor]:
@@ -50,8 +58,9 @@ class HeadNorm(nn.Module):
         self.scale.fill_(1.0)
 
     def forward(self, heads_BNHD: Tensor) -> Tensor:
-        is_plain = heads_BNHD.device.type == "cpu" and heads_BNHD.dtype == self.scale.dtype == torch.float32
-        if is_plain and not torch.compiler.is_compiling():  # a compiler fuses the form below by itself
-            return cast(Tensor, _ScaledUnit.apply(heads_BNHD, self.scale))  # type: ignore[no-untyped-call]
-        unit = F.rms_norm(heads_BNHD, heads_BNHD.shape[-1:], eps=EPS)
-        return (unit.flatten(2) * self.scale.repeat(heads_BNHD.shape[2])).view_as(heads_BNHD)
+        row = self.scale.repeat(heads_BNHD.shape[2])
+        if heads_BNHD.device.type != "cpu" or not heads_BNHD.dtype == self.scale.dtype == torch.float32:
+            return _scale(F.rms_norm(heads_BNHD, heads_BNHD.shape[-1:], eps=EPS), row)
+        if torch.compiler.is_compiling():  # a compiler finds a gradient as short by itself
+            return _scale(heads_BNHD * _invert_length(heads_BNHD), row)
+        return cast(Tensor, _ScaledUnit.apply(heads_BNHD, self.scale))  # type: ignore[no-untyped-call]
