@@ -36,6 +36,7 @@ class Elsewhere(AbstractContextManager["Elsewhere"]):
     def ask(self, message: object) -> Any:
         self._connection.send(message)
         if not self._connection.poll(_LIMIT_S):
+            self._process.terminate()  # a late answer would be taken for that of the next question
             raise TimeoutError(f"the process of the other side gave no answer for {_LIMIT_S:.0f} s")
         try:
             return self._connection.recv()

@@ -20,9 +20,10 @@ def _invert_length(heads_BNHD: Tensor) -> Tensor:
     return cast(Tensor, (length.square() / heads_BNHD.shape[-1] + EPS).rsqrt())
 
 
-def _scale(unit_BNHD: Tensor, row: Tensor) -> Tensor:
+def _scale(heads_BNHD: Tensor, scale_D: Tensor) -> Tensor:
     """One long row per token: the gradient of the scale is then a sum over rows, not a slow strided one."""
-    return (unit_BNHD.flatten(2) * row).view_as(unit_BNHD)
+    num_heads, width = heads_BNHD.shape[-2:]
+    return torch.unflatten(heads_BNHD.flatten(2) * scale_D.repeat(num_heads), -1, (num_heads, width))
 
 
 class _ScaledUnit(torch.autograd.Function):
@@ -32,18 +33,17 @@ class _ScaledUnit(torch.autograd.Function):
     def forward(ctx: Any, heads_BNHD: Tensor, scale_D: Tensor) -> Tensor:
         inverse = _invert_length(heads_BNHD)
         unit = heads_BNHD * inverse
-        row = scale_D.repeat(heads_BNHD.shape[2])
-        ctx.save_for_backward(unit, inverse, row)
-        return _scale(unit, row)
+        ctx.save_for_backward(unit, inverse, scale_D)
+        return _scale(unit, scale_D)
 
     @staticmethod
     def backward(ctx: Any, grad_BNHD: Tensor) -> tuple[Tensor, Tensor]:
-        unit, inverse, row = ctx.saved_tensors
+        unit, inverse, scale_D = ctx.saved_tensors
         num_heads, width = unit.shape[-2:]
         product = grad_BNHD.flatten(2) * unit.flatten(2)
         grad_scale = product.flatten(0, 1).sum(0).view(num_heads, width).sum(0)
-        mean = (product.reshape(-1, width) @ (row[:width] / width)).view_as(inverse)
-        grad = torch.addcmul((grad_BNHD.flatten(2) * row).view_as(unit), unit, mean, value=-1)
+        mean = (product.reshape(-1, width) @ (scale_D / width)).view_as(inverse)
+        grad = torch.addcmul(_scale(grad_BNHD, scale_D), unit, mean, value=-1)
         return grad.mul_(inverse), grad_scale
 
 
@@ -58,9 +58,8 @@ class HeadNorm(nn.Module):
         self.scale.fill_(1.0)
 
     def forward(self, heads_BNHD: Tensor) -> Tensor:
-        row = self.scale.repeat(heads_BNHD.shape[2])
         if heads_BNHD.device.type != "cpu" or not heads_BNHD.dtype == self.scale.dtype == torch.float32:
-            return _scale(F.rms_norm(heads_BNHD, heads_BNHD.shape[-1:], eps=EPS), row)
+            return _scale(F.rms_norm(heads_BNHD, heads_BNHD.shape[-1:], eps=EPS), self.scale)
         if torch.compiler.is_compiling():  # a compiler finds a gradient as short by itself
-            return _scale(heads_BNHD * _invert_length(heads_BNHD), row)
+            return _scale(heads_BNHD * _invert_length(heads_BNHD), self.scale)
         return cast(Tensor, _ScaledUnit.apply(heads_BNHD, self.scale))  # type: ignore[no-untyped-call]
