@@ -9,13 +9,15 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import torch
-from torch import Tensor
-from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch import Tensor, nn
 
 from frameloom.checkpoint.sharded import name_shards
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor
 
 __all__ = [
     "Box",
@@ -59,16 +61,27 @@ Layout = dict[str, dict[str, Piece]]
 """group -> name -> what a process holds of it"""
 
 
+def _is_split(tensor: Tensor) -> TypeGuard[DTensor]:
+    """Plain tensors are told apart first: importing DTensor takes a second, and most commands never have one."""
+    if type(tensor) in (Tensor, nn.Parameter):
+        return False
+    from torch.distributed.tensor import DTensor
+
+    return isinstance(tensor, DTensor)
+
+
 def is_simple(tensor: Tensor) -> bool:
     """Whether a process holds one box of it; strided splits of several axes are scattered rows."""
-    if not isinstance(tensor, DTensor):
+    if not _is_split(tensor):
         return True
+    from torch.distributed.tensor import Replicate, Shard
+
     return all(type(placement) in (Shard, Replicate) for placement in tensor.placements)
 
 
 def describe_piece(tensor: Tensor) -> Piece:
     shape, itemsize = tuple(tensor.shape), tensor.dtype.itemsize
-    if not isinstance(tensor, DTensor):
+    if not _is_split(tensor):
         return Piece(shape, (0,) * len(shape), shape, itemsize)
     (chunk,) = tensor.__create_chunk_list__()  # type: ignore[no-untyped-call]
     return Piece(shape, tuple(chunk.offsets), tuple(chunk.sizes), itemsize)
@@ -87,7 +100,7 @@ def describe_pieces(tensors: Mapping[str, Mapping[str, Tensor]]) -> Layout:
 def take_local(tensor: Tensor) -> Tensor:
     """The numbers of this process, not copied."""
     found = tensor.detach()
-    return found.to_local() if isinstance(found, DTensor) else found
+    return found.to_local() if _is_split(found) else found
 
 
 @dataclass(frozen=True)

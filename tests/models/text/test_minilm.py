@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -28,6 +30,55 @@ def test_states_have_the_promised_shapes(encoder: TextEncoder) -> None:
     assert not states.tokens_BKD.requires_grad
     # [CLS] a red circle moves left [SEP], and an empty caption is its two marks alone
     assert states.mask_BK.sum(1).tolist() == [7, 2]
+
+
+ODD = [
+    "a red circle moves left",
+    "",
+    "Ünïcödé café, naïve! [SEP] two",
+    "一只小狗在草地上奔跑",
+    "emoji 🚀 and “quotes”, don't stop 3.14% [MASK]",
+    "x" * 200,
+    "a very long caption that fills all of the tokens and is cut at the end of them",
+]
+
+
+def test_tokens_and_states_are_those_of_transformers(encoder: TextEncoder) -> None:
+    from transformers import AutoModel, AutoTokenizer
+
+    folder = minilm._find_package()
+    tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    model = AutoModel.from_pretrained(folder, local_files_only=True, dtype=torch.float32).eval()
+    theirs = tokenizer(ODD, padding="max_length", truncation=True, max_length=LENGTH, return_tensors="pt")
+    ids_BK, mask_BK = encoder.tokenize(ODD)
+    assert torch.equal(ids_BK, theirs["input_ids"]) and torch.equal(mask_BK, theirs["attention_mask"].bool())
+    with torch.no_grad():
+        expected = model(**theirs).last_hidden_state * mask_BK[..., None]
+    torch.testing.assert_close(encoder.encode(ODD).tokens_BKD, expected, atol=1e-5, rtol=1e-5)
+
+
+def test_states_of_a_half_precision_run_are_those_of_a_cache(encoder: TextEncoder) -> None:
+    plain = encoder.encode(ODD)
+    with torch.autocast("cpu", torch.bfloat16):
+        half = encoder.encode(ODD)
+    assert torch.equal(half.tokens_BKD, plain.tokens_BKD) and torch.equal(half.pooled_BD, plain.pooled_BD)
+
+
+def test_it_needs_neither_transformers_nor_a_compiler() -> None:
+    """Either takes longer to import than a short command may last."""
+    code = (
+        "import sys; from frameloom.models.text import build_text_encoder; "
+        "build_text_encoder('minilm', max_length=4).encode(['a']); "
+        "print({'transformers', 'torch._dynamo', 'torch.distributed.tensor'} & set(sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "set()"
+
+
+def test_weights_are_read_when_they_are_used(encoder: TextEncoder) -> None:
+    states = encoder.encode(["a red circle"])
+    encoder.unload()
+    assert torch.equal(encoder.encode(["a red circle"]).tokens_BKD, states.tokens_BKD)
 
 
 def test_padding_is_zero_and_the_rest_is_not(encoder: TextEncoder) -> None:
