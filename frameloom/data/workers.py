@@ -79,7 +79,9 @@ class WorkerPool:
         self._num_workers = num_workers
         self._context = multiprocessing.get_context("forkserver")
         # polars must not be among them: it starts threads when imported, which a fork would lose.
-        self._context.set_forkserver_preload(["torch.utils.data", "av", "PIL.Image"])
+        self._context.set_forkserver_preload(
+            ["torch.utils.data", "av", "PIL.Image", "frameloom.core.log", "frameloom.config.schema"]
+        )
         self._board = self._context.RawArray("q", [_IDLE] * (num_workers * _FIELDS))
         self._workers: dict[int, _Worker] = {}
         self._asked: dict[int, BatchRequest] = {}  # by job: a running number

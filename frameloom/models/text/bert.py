@@ -16,6 +16,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from frameloom.models.layers.attention import attend_tokens
+
 
 @dataclass(frozen=True)
 class BertConfig:
@@ -54,11 +56,9 @@ class BertLayer(nn.Module):
         self.mlp_norm = nn.LayerNorm(width, eps)
 
     def forward(self, x_BKD: Tensor, mask_B11K: Tensor) -> Tensor:
-        q_BHKE, k_BHKE, v_BHKE = (
-            part.unflatten(-1, (self.num_heads, -1)).transpose(1, 2) for part in self.qkv(x_BKD).chunk(3, -1)
-        )
-        seen_BHKE = F.scaled_dot_product_attention(q_BHKE, k_BHKE, v_BHKE, attn_mask=mask_B11K)
-        x_BKD = self.attention_norm(x_BKD + self.attention_out(seen_BHKE.transpose(1, 2).flatten(2)))
+        q_BKHE, k_BKHE, v_BKHE = (part.unflatten(-1, (self.num_heads, -1)) for part in self.qkv(x_BKD).chunk(3, -1))
+        seen_BKD = attend_tokens(q_BKHE, k_BKHE, v_BKHE, mask_B11K)
+        x_BKD = self.attention_norm(x_BKD + self.attention_out(seen_BKD))
         return self.mlp_norm(x_BKD + self.mlp_out(F.gelu(self.mlp_in(x_BKD))))  # type: ignore[no-any-return]
 
 
