@@ -195,6 +195,7 @@ def test_command_passes_on_the_goldens_and_knows_every_file():
     cases = json.loads(done.stdout)["cases"]
     assert len(cases) == sum(path.suffix in (".json", ".safetensors") for path in GOLDENS.rglob("*"))
     assert {case["status"] for case in cases} == {"compared", "information"}
+    assert sum(len(case["outputs"]) for case in cases) > 2200
     assert all(output["verdict"] in ("ok", "deviation") for case in cases for output in case["outputs"])
     assert all(output["note"] for case in cases for output in case["outputs"] if output["verdict"] == "deviation")
 

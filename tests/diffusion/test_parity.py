@@ -76,14 +76,6 @@ def test_another_setting_is_found_out(name: str, change: Callable[[Any], None]) 
     assert not check(dataclasses.replace(case, config=config)).is_good
 
 
-@pytest.mark.slow
-def test_many_masks_have_the_published_statistics() -> None:
-    case = load("cogvideox-fun/mask_statistics")
-    result = check(case)
-    assert result.is_good, result
-    assert result.num_compared == 36
-
-
 def test_other_cases_are_left_to_other_runners() -> None:
     assert not parity.matches(ParityCase("scheduler", {}, {}, {}, {}))
     assert not parity.matches(load("open-sora-v2/packing"))
