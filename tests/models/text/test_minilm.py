@@ -48,7 +48,7 @@ def test_tokens_and_states_are_those_of_transformers(encoder: TextEncoder) -> No
 
     folder = minilm._find_package()
     tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
-    model = AutoModel.from_pretrained(folder, local_files_only=True, dtype=torch.float32).eval()
+    model = AutoModel.from_pretrained(folder, local_files_only=True, use_safetensors=True, dtype=torch.float32)
     theirs = tokenizer(ODD, padding="max_length", truncation=True, max_length=LENGTH, return_tensors="pt")
     ids_BK, mask_BK = encoder.tokenize(ODD)
     assert torch.equal(ids_BK, theirs["input_ids"]) and torch.equal(mask_BK, theirs["attention_mask"].bool())
