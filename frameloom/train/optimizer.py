@@ -264,22 +264,28 @@ def _scales_gradients(optimizer: Optimizer) -> bool:
 
 def measure_gradients(params: Sequence[nn.Parameter]) -> Tensor:
     """The joint 2-norm of all gradients, on their device."""
-    vectors: list[Tensor] = []
-    others: list[Tensor] = []
-    for param in params:
-        grad = param.grad
-        if grad is not None:
-            (vectors if grad.ndim == 1 else others).append(grad)
-    if len(vectors) > 1 and vectors[0].device.type == "cpu" and not isinstance(vectors[0], DTensor):
-        # On the CPU the norm of a small tensor is all overhead, and more than half of all tensors are such.
-        vectors = [torch.cat(vectors)]
-    grads = vectors + others
+    grads = [param.grad for param in params if param.grad is not None]
     if not grads:
         return torch.zeros(())
+    is_sharded, is_on_host = isinstance(grads[0], DTensor), grads[0].device.type == "cpu"
+    if is_on_host and not is_sharded and {grad.dtype for grad in grads} == {torch.float32}:
+        return _measure_on_host(grads)
     # Not torch's get_total_norm: it sorts gradients by device and type first, for a third of what the norms cost.
     norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(grads)))
     # Each process has the norm of its shard; the sum over all of them is one small collective.
     return norm.full_tensor() if isinstance(norm, DTensor) else norm
+
+
+def _measure_on_host(grads: Sequence[Tensor]) -> Tensor:
+    """Products of each gradient with itself: a quarter of the time of torch's norm on large ones, and a truer sum.
+
+    More than half of all tensors are vectors, whose products would be all overhead: they are joined first.
+    """
+    vectors = [grad for grad in grads if grad.ndim == 1]
+    flat = [grad.flatten() for grad in grads if grad.ndim != 1]
+    if vectors:
+        flat.append(torch.cat(vectors))
+    return torch.stack([torch.dot(one, one) for one in flat]).sum().sqrt()
 
 
 @torch.no_grad()
