@@ -12,7 +12,7 @@ Shape letters: B batch, C channels, F frames, H height, W width.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
@@ -41,6 +41,7 @@ from frameloom.models.denoisers import get_family
 from frameloom.models.denoisers.base import DenoiserFamily
 from frameloom.models.text import TextStates
 from frameloom.plan.costs import TextShape, measure_costs
+from frameloom.train.compiling import compile_blocks
 from frameloom.train.optimizer import build_optimizer, clip_within_step
 
 _TEXT = TextShape(tokens=32, width=384, pooled_width=384)
@@ -61,6 +62,12 @@ class Case:
     latent: tuple[int, int, int]
     batch: int
     overrides: dict[str, Any]
+    compiler: str | None = None
+    """for the blocks of our model"""
+
+    @property
+    def name(self) -> str:
+        return f"{self.family} {self.size}" + (", compiled" if self.compiler else "")
 
 
 _FLUX_LIKE = {"theta": 10_000, "normalize_vec": False, "absolute_positions": False}
@@ -94,12 +101,16 @@ def _fit(family: str, latent: tuple[int, int, int]) -> dict[str, Any]:
 
 
 def measure(effort: Effort) -> Iterator[Row]:
+    yield from measure_cases("model", list_cases(is_quick=effort.is_quick), effort)
+
+
+def measure_cases(topic: str, cases: Iterable[Case], effort: Effort) -> Iterator[Row]:
     with ExitStack() as stack:
         places = [stack.enter_context(Elsewhere())]
         if not effort.is_quick:
             places.append(stack.enter_context(Elsewhere(keeps_memory=True)))
-        for case in list_cases(is_quick=effort.is_quick):
-            yield from attempt("model", f"{case.family} {case.size}", _measure_case, case, places, effort)
+        for case in cases:
+            yield from attempt(topic, case.name, _measure_case, topic, case, places, effort)
 
 
 def configure(case: Case) -> tuple[DenoiserFamily, Any]:
@@ -145,15 +156,17 @@ def draw_inputs(case: Case) -> Inputs:
     return Inputs(noisy, (torch.arange(case.batch) + 1) / (case.batch + 1) // 0.001 * 0.001, text, target)
 
 
-def _measure_case(case: Case, places: list[Elsewhere], effort: Effort) -> Iterator[Row]:
+def _measure_case(topic: str, case: Case, places: list[Elsewhere], effort: Effort) -> Iterator[Row]:
     family, config, model = build_model(case)
     inputs, is_large = draw_inputs(case), case.size != "tiny"
+    if case.compiler:
+        compile_blocks(family.blocks(model), backend=case.compiler)
     against, gap = _check_peer(case, family, model, inputs)
     ours: Predict = lambda: family.denoise(model, inputs.noisy_BCFHW, inputs.timestep_B, inputs.text)  # noqa: E731
     sides: dict[str, Work | Timed] = {"ours": our_step(model, ours, inputs)}
     sides["other"] = places[0].build(build_other_step, case)
     if is_large:
-        sides["kept"] = places[1].build(build_other_step, case)
+        sides["kept"] = places[1].build(build_other_step, case, case.compiler)
         sides["product"] = _build_product()
     rounds = effort.rounds * (1 if is_large or effort.is_quick else 4)
     times = take_turns(sides, rounds, warmup=effort.pick(_WARMUP, 1))
@@ -161,12 +174,12 @@ def _measure_case(case: Case, places: list[Elsewhere], effort: Effort) -> Iterat
     tokens = case.batch * family.num_tokens(config, case.latent)
     note = f"{num_parameters / 1e6:.1f}M parameters, {tokens:,} tokens; predictions within {gap:.0e}"
     if is_large:
-        note += f"; if it keeps memory as ours does {median_ratio(times['kept'].walls, times['ours'].walls):.2f}x"
-    name = f"{case.family} {case.size}"
+        alike = "is compiled and keeps" if case.compiler else "keeps"
+        note += f"; if it {alike} memory as ours does {median_ratio(times['kept'].walls, times['ours'].walls):.2f}x"
     loop = f"{against} in accelerate's loop"
-    yield compare_times("model", name, times["ours"], times["other"], against=loop, note=note)
+    yield compare_times(topic, case.name, times["ours"], times["other"], against=loop, note=note)
     if is_large:
-        yield _compare_shares(name, count_flops(case), times, against)
+        yield _compare_shares(topic, case, times, against)
 
 
 def _check_peer(case: Case, family: DenoiserFamily, model: nn.Module, inputs: Inputs) -> tuple[str, float]:
@@ -189,8 +202,9 @@ def _build_product() -> Work:
     return multiply
 
 
-def _compare_shares(name: str, flops: float, times: dict[str, Times], against: str) -> Row:
+def _compare_shares(topic: str, case: Case, times: dict[str, Times], against: str) -> Row:
     """Of the rate of a product of matrices."""
+    flops = count_flops(case)
     product, product_flops = times["product"], 2.0 * _MATRIX_TIMES * _MATRIX_SIDE**3
     by_rounds = [
         statistics.median(flops * turn / (product_flops * step) for turn, step in zip(product.walls, side, strict=True))
@@ -199,8 +213,8 @@ def _compare_shares(name: str, flops: float, times: dict[str, Times], against: s
     by_cpu = flops * product.cpu_s / (product_flops * times["ours"].cpu_s)
     rate = product_flops / product.wall_s
     return compare_numbers(
-        "model",
-        f"{name}, of the rate of a product",
+        topic,
+        f"{case.name}, of the rate of a product",
         *by_rounds,
         unit="share",
         against=against,
@@ -234,10 +248,13 @@ def our_step(model: nn.Module, predict: Predict, inputs: Inputs) -> Work:
     return step
 
 
-def build_other_step(case: Case) -> Work:
+def build_other_step(case: Case, compiler: str | None = None) -> Work:
     """A step of the other side, on the same inputs."""
     _, _, model = build_model(case)
     inputs, peer = draw_inputs(case), build_peer(case.family, model)
+    if compiler:
+        for block in peer.list_blocks():
+            block.compile(backend=compiler)
     accelerator = load_peer("accelerate").Accelerator(cpu=True)
     optimizer: Any
     other, optimizer = accelerator.prepare(peer.module, torch.optim.AdamW(peer.module.parameters(), lr=_LR))

@@ -32,6 +32,11 @@ class Peer:
     module: nn.Module
     predict: Predict
 
+    def list_blocks(self) -> list[nn.Module]:
+        """The repeated blocks of a transformer: what stands in the lists at its top."""
+        lists = [child for child in self.module.children() if isinstance(child, nn.ModuleList)]
+        return [block for one in lists for block in one]
+
 
 def build_peer(family: str, model: nn.Module) -> Peer:
     return _BUILDERS[family](model)

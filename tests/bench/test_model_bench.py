@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from frameloom.bench.compile import list_compiled
 from frameloom.bench.harness import Effort
 from frameloom.bench.model import Case, build_model, configure, count_flops, draw_inputs, list_cases, measure
 from frameloom.bench.model_peers import build_peer
@@ -30,6 +31,18 @@ def test_a_peer_predicts_the_same_and_has_the_same_gradients(name: str) -> None:
         for one in (model, peer.module)
     ]
     torch.testing.assert_close(norms[0], norms[1], rtol=1e-3, atol=0)
+
+
+def test_transformers_are_also_measured_compiled() -> None:
+    compiled = list(list_compiled())
+    assert [case.family for case in compiled] == [case.family for case in LARGE if case.family != "sdxl"]
+    assert all(case.compiler == "inductor" and case.name == f"{case.family} 30M, compiled" for case in compiled)
+
+
+@pytest.mark.parametrize("name", [name for name in TINY if name != "sdxl"])
+def test_all_blocks_of_the_other_side_are_found(name: str) -> None:
+    family, _, model = build_model(TINY[name])
+    assert len(build_peer(name, model).list_blocks()) == len(family.blocks(model))
 
 
 @pytest.mark.parametrize("case", LARGE, ids=lambda case: case.family)
