@@ -32,6 +32,7 @@ from frameloom.generate.pipeline import Sampler
 from frameloom.generate.placement import Placement
 from frameloom.generate.prompt_notes import build_note
 from frameloom.generate.published_sources import find_objective, name_overrides
+from frameloom.generate.run_paths import place_parts
 from frameloom.generate.trained_text import TRAINED_TEXT, read_trained, use_trained
 from frameloom.models.half_precision import PRECISIONS
 from frameloom.models.lora import to_adapters
@@ -107,8 +108,9 @@ def load_run(source: Source) -> Sampler:
         raise CheckpointError(
             f"{run}: holds no complete checkpoint yet; train it first: frameloom train {run}/recipe.yaml"
         )
-    vae, text = _build_others(recipe)
-    denoiser = _load_denoiser(run, recipe, checkpoint, latent_channels=vae.latent_channels, text=text)
+    parts = place_parts(recipe, run, source.overrides)
+    vae, text = _build_others(parts)
+    denoiser = _load_denoiser(run, parts, checkpoint, latent_channels=vae.latent_channels, text=text)
     use_trained(text, recipe.text, checkpoint.tensors.get("beside", {}), where=f"{run}: step {checkpoint.step}")
     scaling = TextScaling.from_tensors(checkpoint.tensors.get("text_scaling"))
     origin = {"run": recipe.name, "step": str(checkpoint.step), **source.describe()}
@@ -124,7 +126,8 @@ def _load_export(source: Source, own: Path) -> Sampler:
             f"{own}: a model folder does not say its autoencoder and text encoders, and there is no {RECIPE} in it or "
             "beside it; add --recipe FILE"
         )
-    recipe = _read_recipe(found, (*source.overrides, "--model.weights", str(own)), where=own)
+    overrides = (*source.overrides, "--model.weights", str(own))
+    recipe = place_parts(_read_recipe(found, overrides, where=own), found.parent, overrides)
     scaling = None
     if recipe.text.rescale:
         checkpoint = load_latest(own.parent / "checkpoints") if (own.parent / "checkpoints").is_dir() else None

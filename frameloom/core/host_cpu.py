@@ -1,0 +1,53 @@
+"""Instructions that a processor announces and does not describe: torch would use them all the same, and die."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import platform
+from pathlib import Path
+
+from frameloom.core.log import get_logger
+
+_log = get_logger(__name__)
+
+# What oneDNN, torch's library for products in bf16, may use at most; it reads this once, before its first product.
+ISA_LIMIT = "ONEDNN_MAX_CPU_ISA"
+_WITHOUT_TILES = "AVX512_CORE_FP16"
+
+_TILE_PALETTES = 0x1D
+_ASK = bytes.fromhex("53 89f8 31c9 0fa2 5b c3")  # push rbx; mov eax, edi; xor ecx, ecx; cpuid; pop rbx; ret
+
+
+def avoid_undescribed_tiles() -> None:
+    """Keep torch from the matrix tiles (AMX) of a processor that does not say how large they are.
+
+    Some virtual machines announce tiles and hide their sizes. oneDNN then sets them up with no size at all, and the
+    first product in bf16 ends the process with "Illegal instruction". To be called before torch computes anything.
+    """
+    if ISA_LIMIT in os.environ or not announces_tiles() or describes_tiles():
+        return
+    os.environ[ISA_LIMIT] = _WITHOUT_TILES
+    _log.debug("this machine announces matrix tiles (AMX) without their sizes: products in bf16 do without them")
+
+
+def announces_tiles() -> bool:
+    """Whether torch would use tiles here."""
+    if platform.system() != "Linux" or platform.machine() != "x86_64":
+        return False
+    flags = next((line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("flags")), "")
+    return "amx_bf16" in flags.split()
+
+
+def describes_tiles() -> bool:
+    """Whether there is a palette of tile sizes."""
+    return _ask_processor(0) >= _TILE_PALETTES and _ask_processor(_TILE_PALETTES) > 0
+
+
+def _ask_processor(leaf: int) -> int:
+    """The first register of the answer of the instruction `cpuid`."""
+    page = mmap.mmap(-1, mmap.PAGESIZE, prot=mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXEC)
+    page.write(_ASK)
+    code = ctypes.addressof(ctypes.c_char.from_buffer(page))
+    return int(ctypes.CFUNCTYPE(ctypes.c_uint32, ctypes.c_uint32)(code)(leaf))

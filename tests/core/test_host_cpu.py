@@ -1,0 +1,61 @@
+"""Products in bf16 run on every processor, also where matrix tiles are announced and not described."""
+
+from __future__ import annotations
+
+import os
+import platform
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from frameloom.core import host_cpu
+from frameloom.core.host_cpu import ISA_LIMIT, announces_tiles, avoid_undescribed_tiles, describes_tiles
+
+PRODUCT = "import torch; x = torch.ones(64, 64, dtype=torch.bfloat16); print(int((x @ x).sum()))"
+AVOID = "from frameloom.core.host_cpu import avoid_undescribed_tiles; avoid_undescribed_tiles(); "
+IS_X86_LINUX = platform.system() == "Linux" and platform.machine() == "x86_64"
+
+
+def multiply(code: str) -> subprocess.CompletedProcess[str]:
+    env = {name: value for name, value in os.environ.items() if name != ISA_LIMIT}
+    return subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True)
+
+
+def test_a_product_in_bf16_runs_on_this_machine() -> None:
+    done = multiply(AVOID + PRODUCT)
+    assert done.returncode == 0 and done.stdout.strip() == str(64**3)
+
+
+@pytest.mark.skipif(not IS_X86_LINUX, reason="asks an x86 processor on Linux")
+def test_without_care_it_dies_where_tiles_are_not_described() -> None:
+    """The control; a machine that is in order needs no care."""
+    is_broken = announces_tiles() and not describes_tiles()
+    assert multiply(PRODUCT).returncode == (-signal.SIGILL if is_broken else 0)
+
+
+@pytest.mark.skipif(not IS_X86_LINUX, reason="asks an x86 processor on Linux")
+def test_the_processor_answers() -> None:
+    assert 0 < host_cpu._ask_processor(0) < 0x100
+
+
+@pytest.mark.parametrize(
+    ("announced", "described", "before", "after"),
+    [
+        (True, False, None, "AVX512_CORE_FP16"),
+        (True, True, None, None),
+        (False, False, None, None),
+        (True, False, "AVX2", "AVX2"),  # a person's own choice stays
+    ],
+)
+def test_only_undescribed_tiles_are_avoided(
+    monkeypatch: pytest.MonkeyPatch, announced: bool, described: bool, before: str | None, after: str | None
+) -> None:
+    monkeypatch.setattr(host_cpu, "announces_tiles", lambda: announced)
+    monkeypatch.setattr(host_cpu, "describes_tiles", lambda: described)
+    monkeypatch.setenv(ISA_LIMIT, before or "")
+    if before is None:
+        monkeypatch.delenv(ISA_LIMIT)
+    avoid_undescribed_tiles()
+    assert os.environ.get(ISA_LIMIT) == after
