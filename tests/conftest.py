@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import os
 from pathlib import Path
 
 import pytest
@@ -12,12 +13,13 @@ import yaml
 from frameloom.checkpoint.model_folder import write_model_folder
 from frameloom.config.load import load_recipe
 from frameloom.config.schema import Recipe
-from frameloom.core.host_cpu import avoid_undescribed_tiles
+from frameloom.core.host_cpu import ISA_LIMIT
 from frameloom.data.shapes_set import write_shapes
 from frameloom.generate.parts import build_vae
 from tests.faults.table import pytest_terminal_summary as pytest_terminal_summary
 
-avoid_undescribed_tiles()  # for this process and those that it starts, before the first of them computes
+# Convolutions round as the instructions that they use: all machines, and the processes of tests, take the same ones.
+os.environ.setdefault(ISA_LIMIT, "AVX2")
 
 VAE = {"base_channels": 8, "latent_channels": 4, "encoder_flow_channels": 8, "decoder_flow_channels": 8}
 MODEL = {"hidden_size": 32, "num_heads": 2, "depth": 1, "depth_single_blocks": 1, "axes_dim": [4, 6, 6]}

@@ -1,4 +1,4 @@
-"""Instructions that a processor announces and does not describe: torch would use them all the same, and die."""
+"""Instructions that libraries should not use on this processor, though it announces them."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import ctypes
 import mmap
 import os
 import platform
+from functools import cache
 from pathlib import Path
 
 from frameloom.core.log import get_logger
@@ -15,6 +16,7 @@ _log = get_logger(__name__)
 # What oneDNN, torch's library for products in bf16, may use at most; it reads this once, before its first product.
 ISA_LIMIT = "ONEDNN_MAX_CPU_ISA"
 _WITHOUT_TILES = "AVX512_CORE_FP16"
+_WITHOUT_AVX512 = "AVX2"
 
 _TILE_PALETTES = 0x1D
 _ASK = bytes.fromhex("53 89f8 31c9 0fa2 5b c3")  # push rbx; mov eax, edi; xor ecx, ecx; cpuid; pop rbx; ret
@@ -32,12 +34,32 @@ def avoid_undescribed_tiles() -> None:
     _log.debug("this machine announces matrix tiles (AMX) without their sizes: products in bf16 do without them")
 
 
+def avoid_avx512_in_half() -> None:
+    """Keep training in half precision from oneDNN's code for AVX-512, before torch computes anything.
+
+    Its gradients of small convolutions in bf16 read memory that nobody wrote: in torch 2.13, two of three passes of a
+    tiny DC-AE came out with weights' gradients that were not numbers.
+    """
+    if has_avx512() and os.environ.get(ISA_LIMIT, _WITHOUT_TILES) == _WITHOUT_TILES:
+        os.environ[ISA_LIMIT] = _WITHOUT_AVX512
+
+
 def announces_tiles() -> bool:
     """Whether torch would use tiles here."""
+    return "amx_bf16" in _read_flags()
+
+
+def has_avx512() -> bool:
+    return "avx512f" in _read_flags()
+
+
+@cache
+def _read_flags() -> frozenset[str]:
+    """What the processor announces; empty where nothing here depends on it."""
     if platform.system() != "Linux" or platform.machine() != "x86_64":
-        return False
-    flags = next((line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("flags")), "")
-    return "amx_bf16" in flags.split()
+        return frozenset()
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    return frozenset(next((line for line in lines if line.startswith("flags")), "").split())
 
 
 def describes_tiles() -> bool:

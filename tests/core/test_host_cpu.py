@@ -11,7 +11,13 @@ import sys
 import pytest
 
 from frameloom.core import host_cpu
-from frameloom.core.host_cpu import ISA_LIMIT, announces_tiles, avoid_undescribed_tiles, describes_tiles
+from frameloom.core.host_cpu import (
+    ISA_LIMIT,
+    announces_tiles,
+    avoid_avx512_in_half,
+    avoid_undescribed_tiles,
+    describes_tiles,
+)
 
 PRODUCT = "import torch; x = torch.ones(64, 64, dtype=torch.bfloat16); print(int((x @ x).sum()))"
 AVOID = "from frameloom.core.host_cpu import avoid_undescribed_tiles; avoid_undescribed_tiles(); "
@@ -58,4 +64,19 @@ def test_only_undescribed_tiles_are_avoided(
     if before is None:
         monkeypatch.delenv(ISA_LIMIT)
     avoid_undescribed_tiles()
+    assert os.environ.get(ISA_LIMIT) == after
+
+
+@pytest.mark.parametrize(
+    ("has_avx512", "before", "after"),
+    [(True, None, "AVX2"), (True, "AVX512_CORE_FP16", "AVX2"), (True, "SSE41", "SSE41"), (False, None, None)],
+)
+def test_half_precision_trains_without_avx512(
+    monkeypatch: pytest.MonkeyPatch, has_avx512: bool, before: str | None, after: str | None
+) -> None:
+    monkeypatch.setattr(host_cpu, "has_avx512", lambda: has_avx512)
+    monkeypatch.setenv(ISA_LIMIT, before or "")
+    if before is None:
+        monkeypatch.delenv(ISA_LIMIT)
+    avoid_avx512_in_half()
     assert os.environ.get(ISA_LIMIT) == after

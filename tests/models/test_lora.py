@@ -77,7 +77,9 @@ def test_fresh_adapters_change_no_bit_and_all_of_them_learn(name: str) -> None:
     before = predict(family, model)
     layers = adapt(family, model)
     after = predict(family, model)
-    assert torch.equal(before, after)
+    # Adding zeros leaves some of the UNet's tensors in another order in memory, for which convolutions may have another
+    # kernel, and that another rounding.
+    assert (after - before).abs().max() <= (1e-6 if name == "sdxl" else 0)
     after.square().mean().backward()
     own = trained(model)
     assert len(own) == 2 * len(layers) and all("lora_" in key for key in own)

@@ -179,8 +179,9 @@ def run_changed(case: ParityCase, weights: dict[str, Tensor], **settings: Any) -
 def test_layouts_are_equivalent_as_recorded() -> None:
     record = json.loads((GOLDENS / "mmdit_equivalences.json").read_text())
     fused, split = read_case("mmdit_flux_like"), read_case("mmdit_split_plain_rope")
-    assert run_changed(fused, split_fused(fused.weights), fused_qkv=False) <= 1e-5
-    assert run_changed(split, reorder_pairs(split.weights, "half-split"), use_liger_rope=True) <= 1e-5
+    assert run_changed(fused, split_fused(fused.weights), fused_qkv=False) <= parity.GUIDED_TOLERANCE
+    reordered = reorder_pairs(split.weights, "half-split")
+    assert run_changed(split, reordered, use_liger_rope=True) <= parity.GUIDED_TOLERANCE
     same_weights = next(value for key, value in record.items() if key.startswith("same weights"))
     assert run_changed(split, split.weights, use_liger_rope=True) == pytest.approx(same_weights, abs=1e-4)
 

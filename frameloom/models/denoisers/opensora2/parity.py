@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from frameloom.core.parity import ParityCase, ParityOutput, under
+from frameloom.models.denoisers.base import NUM_TIMESTEPS
 from frameloom.models.denoisers.opensora2.config import MMDiTConfig
 from frameloom.models.denoisers.opensora2.model import MMDiT, build, embed_time
 from frameloom.models.denoisers.opensora2.positions import (
@@ -27,6 +28,9 @@ from frameloom.models.layers.patches import pack, token_grid, unpack
 from frameloom.models.layers.rope import axis_angles
 
 MODEL_TOLERANCE = 1e-5
+# Sinusoids of guidance 4 are taken at 4,000, where a last bit of their frequencies, which processors round in their own
+# way, moves them by up to 5e-4.
+GUIDED_TOLERANCE = 1e-4
 EXACT = 1e-6
 _MODEL_INPUTS = {"img", "img_ids", "txt", "txt_ids", "timesteps", "y_vec"}
 Tensors = Mapping[str, Tensor]
@@ -65,9 +69,8 @@ def _run_model(case: ParityCase) -> list[ParityOutput]:
         inputs = under(case.inputs, prefix)
         states = _trace(model, inputs)
         outputs = under(case.outputs, prefix)
-        results += [
-            _compare(prefix + name, states.get(name), value, MODEL_TOLERANCE) for name, value in outputs.items()
-        ]
+        tolerance = GUIDED_TOLERANCE if "guidance" in inputs else MODEL_TOLERANCE
+        results += [_compare(prefix + name, states.get(name), value, tolerance) for name, value in outputs.items()]
         results += _compare_packed_inputs(prefix, inputs, config.patch_size)
     return results
 
@@ -164,7 +167,10 @@ def _run_packing(case: ParityCase) -> list[ParityOutput]:
     for settings in case.config["cases"]:
         prefix = f"{settings['i']}."
         ours |= {prefix + name: value for name, value in _pack_one(settings, under(case.inputs, prefix)).items()}
-    results = [_compare(name, ours.get(name), expected, EXACT) for name, expected in case.outputs.items()]
+    results = [
+        _compare(name, ours.get(name), expected, _tolerance_of_time(case) if name.startswith("time.") else EXACT)
+        for name, expected in case.outputs.items()
+    ]
     for settings in case.config["cases"]:
         packed = case.outputs[f"{settings['i']}.packed"]
         latent = case.inputs[f"{settings['i']}.latents"]
@@ -198,6 +204,11 @@ def _draw_start_noise(settings: Mapping[str, int]) -> Tensor:
     sides = (settings["patch_size"] * -(-settings[side] // compression) for side in ("height_px", "width_px"))
     generator = torch.Generator().manual_seed(settings["noise_seed"])
     return torch.randn(settings["B"], settings["C"], settings["T"], *sides, generator=generator)
+
+
+def _tolerance_of_time(case: ParityCase) -> float:
+    """A last bit of a frequency, at the largest index of the file."""
+    return float(case.inputs["time.t"].abs().max()) * NUM_TIMESTEPS * torch.finfo(torch.float32).eps
 
 
 def _embed_and_rotate(case: ParityCase) -> dict[str, Tensor]:
