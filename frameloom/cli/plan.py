@@ -24,7 +24,7 @@ def plan(
     calibrate: Annotated[bool, typer.Option("--calibrate", help="measure the rates of the machine at hand")] = False,
     data: Annotated[bool, typer.Option(help="read the manifest for steps and time of an epoch")] = True,
     write: Annotated[
-        Path | None, typer.Option(help="write a recipe on top of RECIPE with the change that makes it fit")
+        Path | None, typer.Option(help="write a recipe on top of RECIPE with the changes that are proposed")
     ] = None,
     every_shape: Annotated[
         bool, typer.Option("--all", help="a row for every aspect ratio, not only for the most expensive one")
@@ -38,6 +38,7 @@ def plan(
     Example: frameloom plan opensora2/stage1 --devices 8 --device h200 --no-data
     """
     from frameloom.config.load import load_recipe
+    from frameloom.plan.balance import KEY, balance_tokens
     from frameloom.plan.devices import calibrate as measure_rates
     from frameloom.plan.devices import choose_device
     from frameloom.plan.estimate import measure_recipe, plan_run
@@ -51,13 +52,17 @@ def plan(
     measured = measure_recipe(loaded)
     found = plan_run(loaded, chosen, devices, with_data=data, measured=measured)
     change = suggest_change(loaded, found, devices, measured)
+    balance = balance_tokens(loaded, found, devices, measured)
+    settings = (change.settings if change else {}) | ({KEY: balance.attention} if balance else {})
     if as_json:
-        print(json.dumps(plan_json(found) | {"change": change.settings if change else None}, indent=2))
+        print(json.dumps(plan_json(found) | {"change": settings or None}, indent=2))
     else:
         print("\n".join(describe_plan(found, every_shape=every_shape)))
         _print_advice(len(found.breaking), found.breaking[0].bucket.name if found.breaking else "", change)
-    if write is not None and change is not None:
-        _write_recipe(write, recipe, change.settings)
+        if balance is not None:
+            print(balance.describe())
+    if write is not None and settings:
+        _write_recipe(write, recipe, settings)
 
 
 def _print_advice(num_breaking: int, worst: str, change: object) -> None:

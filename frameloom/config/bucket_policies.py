@@ -116,3 +116,8 @@ class TokenBudgetSection(Section):
         default=16384,
         description="tokens of a micro-batch; the batch sizes in data.buckets become upper limits, and the least is 1",
     )
+    attention: Count | None = Field(
+        default=None,
+        description="tokens of a clip at which attention takes as long as everything else, as `frameloom plan` finds "
+        "it: micro-batches of a step then are alike in time; null: alike in tokens",
+    )

@@ -62,12 +62,17 @@ class BucketPlan:
 
 @dataclass(frozen=True)
 class EpochPlan:
-    """What follows from the clips; `imbalance` is the slowest rank's work over the mean, averaged over steps."""
+    """What follows from the clips; `imbalance` is the slowest rank's work over the mean, averaged over steps.
+
+    Clips of a micro-batch have one shape, so none is padded; `padding` is the share of all turns of all devices that
+    only fill up the last step.
+    """
 
     clips: int
     steps: int
     seconds: float
     imbalance: float
+    padding: float
     cache_bytes: float
 
 
@@ -257,14 +262,16 @@ def _plan_epoch(recipe: Recipe, denoiser: MetaDenoiser, buckets: list[BucketPlan
     # A last, smaller micro-batch costs its part.
     work = seconds[plan.buckets] * sizes / batch_sizes[plan.buckets]
     per_step = mesh.data * recipe.train.accumulate
-    padded = np.pad(work, (0, -len(work) % per_step)).reshape(-1, recipe.train.accumulate, mesh.data).sum(axis=1)
-    slowest, mean = padded.max(axis=1), padded.mean(axis=1)
+    num_fillers = -len(work) % per_step
+    by_rank = np.pad(work, (0, num_fillers)).reshape(-1, recipe.train.accumulate, mesh.data).sum(axis=1)
+    slowest, mean = by_rank.max(axis=1), by_rank.mean(axis=1)
     cells = np.array([count_cells(denoiser.latent_shape(item.bucket)) for item in buckets]) * denoiser.latent_channels
     stored = 2 if recipe.data.cache.store == "moments" else 1
     return EpochPlan(
         clips=plan.num_samples,
-        steps=len(padded),
+        steps=len(by_rank),
         seconds=float(slowest.sum()),
         imbalance=float((slowest / mean).mean()),
+        padding=num_fillers / (len(work) + num_fillers),
         cache_bytes=float((cells[plan.buckets] * sizes).sum() * stored * NUMBER_BYTES[recipe.data.cache.precision]),
     )

@@ -94,7 +94,7 @@ class _Trial:
     known: dict[tuple[bool, int | None], Measured]
 
     def plan(self, settings: Mapping[str, Any]) -> RunPlan:
-        changed = _apply(self.recipe, settings)
+        changed = apply_settings(self.recipe, settings)
         key = "train.recompute" in settings, settings.get("vae.mini_batch")
         if key not in self.known:
             self.known[key] = self._measure(changed, *key)
@@ -102,7 +102,7 @@ class _Trial:
 
     def plan_anew(self, settings: Mapping[str, Any]) -> RunPlan:
         """With settings that change the shapes of clips."""
-        return plan_run(_apply(self.recipe, settings), self.device, self.num_devices, with_data=False)
+        return plan_run(apply_settings(self.recipe, settings), self.device, self.num_devices, with_data=False)
 
     def _measure(self, changed: Recipe, recomputes: bool, mini_batch: int | None) -> Measured:
         """The number of clips that are encoded at once needs no measuring."""
@@ -152,7 +152,7 @@ def _shrink(recipe: Recipe, plan: RunPlan) -> dict[str, Any] | None:
         return None
     match recipe.data.policy:
         case "token_budget":
-            return {"data.token_budget": {"tokens": fitting_tokens(recipe, plan)}}
+            return {"data.token_budget.tokens": fitting_tokens(recipe, plan)}
         case "grid":
             return {"data.buckets": fitting_batches(recipe, plan)}
         case "fixed":
@@ -226,7 +226,8 @@ def _rewrite(
     }
 
 
-def _apply(recipe: Recipe, settings: Mapping[str, Any]) -> Recipe:
+def apply_settings(recipe: Recipe, settings: Mapping[str, Any]) -> Recipe:
+    """The recipe with other values at dotted keys."""
     values = recipe.model_dump()
     for dotted, value in settings.items():
         *sections, key = dotted.split(".")
@@ -238,4 +239,4 @@ def _apply(recipe: Recipe, settings: Mapping[str, Any]) -> Recipe:
     return Recipe.model_validate(values)
 
 
-__all__ = ["Change", "fitting_batches", "fitting_tokens", "largest_batches", "suggest_change"]
+__all__ = ["Change", "apply_settings", "fitting_batches", "fitting_tokens", "largest_batches", "suggest_change"]

@@ -74,7 +74,8 @@ def _epoch(plan: RunPlan) -> list[str]:
     epoch = plan.epoch
     return [
         f"an epoch: {epoch.clips:,} clips, {epoch.steps:,} steps, {_duration(epoch.seconds)}; the slowest device has "
-        f"{epoch.imbalance:.2f} times the mean work of a step; latents cached: {_size(epoch.cache_bytes)}"
+        f"{epoch.imbalance:.2f} times the mean work of a step, {epoch.padding:.1%} of all turns only fill up the last "
+        f"step; latents cached: {_size(epoch.cache_bytes)}"
     ]
 
 

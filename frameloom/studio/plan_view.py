@@ -18,6 +18,7 @@ _MAX_ROWS = 60
 def show_plan(context: StudioContext, recipe: Recipe, device: str, num_devices: int, memory: str) -> str:
     """Work the plan out (shapes only, no weights) and show it."""
     # The planner brings the models along; a page that plans nothing starts without them.
+    from frameloom.plan.balance import balance_tokens
     from frameloom.plan.devices import choose_device
     from frameloom.plan.estimate import measure_recipe, plan_run
     from frameloom.plan.suggest import suggest_change
@@ -28,6 +29,8 @@ def show_plan(context: StudioContext, recipe: Recipe, device: str, num_devices: 
     plan = plan_run(recipe, chosen, num_devices, with_data=reads_data, measured=measured)
     change = suggest_change(recipe, plan, num_devices, measured)
     parts = [fact_tiles(_facts(plan)), _verdict(plan, change.describe() if change else None), _table(plan)]
+    if balance := balance_tokens(recipe, plan, num_devices, measured):
+        parts.append(note(f"Better: {balance.describe()}."))
     if not reads_data:
         parts.append(note("No times of an epoch: the manifest is not there, or not below the folder."))
     return "".join(parts)

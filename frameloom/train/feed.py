@@ -227,14 +227,19 @@ def order_epoch(
 
 
 def clip_costs(recipe: Recipe, policy: BucketPolicy) -> NDArray[np.float64]:
-    """What one clip of each bucket costs: tokens for a denoiser, pixels for an autoencoder."""
+    """What one clip of each bucket costs: tokens for a denoiser, pixels for an autoencoder.
+
+    With a token budget whose `attention` is known, tokens are counted as often as they take longer in a long clip.
+    """
     if recipe.task != "denoiser":
         return policy.costs
     vae, patch = VAES[recipe.vae.name], token_patch(recipe)
     latent_frames = [max(1, (bucket.frames - vae.causal) // vae.strides[0] + vae.causal) for bucket in policy.buckets]
     areas = [bucket.height * bucket.width for bucket in policy.buckets]
     cell = vae.strides[1] * vae.strides[2] * patch[0] * patch[1] * patch[2]
-    return np.array(latent_frames, dtype=np.float64) * areas / cell
+    tokens = np.array(latent_frames, dtype=np.float64) * areas / cell
+    budget = recipe.data.token_budget if recipe.data.policy == "token_budget" else None
+    return tokens if budget is None or budget.attention is None else tokens * (1 + tokens / budget.attention)
 
 
 def _warn_of_unused(manifest: Manifest, policy: BucketPolicy, assignment: NDArray[np.int32]) -> None:

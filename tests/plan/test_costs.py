@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 import torch
@@ -26,6 +27,7 @@ class Setting:
     batch: int
     recompute: bool = False
     bf16: bool = False
+    overrides: dict[str, Any] = field(default_factory=dict, hash=False)
 
     @property
     def text(self) -> TextShape:
@@ -40,7 +42,7 @@ class Setting:
                 latent_channels=self.channels,
                 text_width=text.width,
                 pooled_width=text.pooled_width,
-                overrides={},
+                overrides=self.overrides,
             )
             model = family.build(config)
         if self.recompute:
@@ -52,6 +54,20 @@ class Setting:
         return measure_costs(
             family, model, [self.shape], latent_channels=self.channels, text=self.text, bf16=self.bf16
         )[self.shape]
+
+
+# Models of 12 to 18 million parameters, whose weights and gradients weigh as much as what a pass keeps.
+MID: dict[str, dict[str, Any]] = {
+    "opensora2": {"hidden_size": 384, "num_heads": 6, "depth": 2, "depth_single_blocks": 3, "axes_dim": (16, 24, 24)},
+    "opensora_plan": {"num_layers": 5, "num_attention_heads": 4, "attention_head_dim": 96},
+    "latte": {"num_layers": 3, "num_attention_heads": 6, "attention_head_dim": 64},
+    "cogvideox_fun": {"num_layers": 5, "num_attention_heads": 6, "attention_head_dim": 64},
+    "sdxl": {"model_channels": 64, "transformer_depth": (1, 1, 2), "norm_groups": 32, "size_embed_dim": 64},
+}
+
+
+def mid(family: str, channels: int, shape: Shape, batch: int, **options: Any) -> Setting:
+    return Setting(family, channels, shape, batch, overrides=MID[family], **options)
 
 
 SETTINGS = [
@@ -68,6 +84,13 @@ SETTINGS = [
     Setting("cogvideox_fun", 16, (5, 16, 16), 1, recompute=True),
     Setting("sdxl", 4, (1, 32, 32), 2),
     Setting("sdxl", 4, (1, 48, 32), 1),
+    mid("opensora2", 4, (4, 32, 32), 1),
+    mid("opensora2", 4, (4, 32, 32), 1, recompute=True),
+    mid("opensora_plan", 8, (4, 32, 32), 1),
+    mid("latte", 4, (4, 32, 32), 1, recompute=True),
+    mid("latte", 4, (4, 16, 16), 2, bf16=True),
+    mid("cogvideox_fun", 16, (4, 32, 32), 1),
+    mid("sdxl", 4, (1, 32, 32), 2),
 ]
 
 

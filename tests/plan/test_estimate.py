@@ -107,11 +107,12 @@ def test_an_epoch_is_planned_from_the_clips(tmp_path: Path) -> None:
             "null",
         ],
     )
-    one, two = (plan_run(recipe, DEVICES["cpu"], count).epoch for count in (1, 2))
-    assert one is not None and two is not None
+    one, two, three = (plan_run(recipe, DEVICES["cpu"], count).epoch for count in (1, 2, 3))
+    assert one is not None and two is not None and three is not None
     # Two of the 24 are held out.
     assert one.clips == two.clips == 22 and one.steps > two.steps
     assert one.imbalance == 1.0 <= two.imbalance
+    assert one.padding == 0.0 < three.padding == pytest.approx(1 - one.steps / (3 * three.steps))
     assert one.seconds > two.seconds and one.cache_bytes > 0
 
 

@@ -40,7 +40,7 @@ POLICIES = {
 }
 KEYS = {
     "grid": "data.buckets",
-    "token_budget": "data.token_budget",
+    "token_budget": "data.token_budget.tokens",
     "ratio_tokens": "data.ratio_tokens.train_batch_size",
     "grouped": "data.grouped.batch",
     "multi_aspect": "data.multi_aspect.batch",

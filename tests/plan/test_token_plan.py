@@ -35,7 +35,7 @@ def test_the_budget_found_fits_and_one_clip_more_does_not() -> None:
     assert plan(tokens + 1, 0.7 * needed, measured).breaking
     change = suggest_change(recipe, tight, 1, measured)
     assert change is not None and not change.plan.breaking
-    assert change.settings == {"data.token_budget": {"tokens": tokens}}
+    assert change.settings == {"data.token_budget.tokens": tokens}
 
 
 def test_without_room_for_a_clip_there_is_no_budget_and_with_much_room_the_limits_bind() -> None:
