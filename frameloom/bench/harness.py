@@ -113,7 +113,7 @@ class Row:
         return cls(**{**values, "at": None if at is None else (str(at[0]), float(at[1]))})
 
 
-def take_turns(sides: Mapping[str, Work | Timed], rounds: int, *, warmup: int = 1) -> dict[str, Times]:
+def take_turns(sides: Mapping[str, Work | Timed], rounds: int, warmup: int = 1) -> dict[str, Times]:
     """Time every side `rounds` times, in turns."""
     all_sides: dict[str, Timed] = {name: Side(side) if callable(side) else side for name, side in sides.items()}
     names = list(all_sides)

@@ -4,7 +4,8 @@ Where diffusers has a class for the architecture it gets our weights; where it h
 plainly. It is trained as diffusers' scripts do it, with accelerate and torch's AdamW, in a process of its own. Both
 predict the same before they are timed. For the larger size the other side runs a second time, in a process that keeps
 memory as ours does, which tells how much of the difference that makes; and a product of matrices takes its turn: the
-arithmetic of the step, counted as the planner counts it, over its time is a share of that rate.
+arithmetic of the step, counted as the planner counts it, over its time is a share of that rate. At last the larger size
+comes with a batch of four, beside which the optimizer, whose time does not grow with the batch, weighs less.
 
 Shape letters: B batch, C channels, F frames, H height, W width.
 """
@@ -14,7 +15,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -51,6 +52,8 @@ _MATRIX_SIDE, _MATRIX_TIMES = 2048, 8
 # The first steps take memory from the system that later ones find at hand.
 _WARMUP = 3
 _LARGEST_GAP = 1e-3
+# Steps of several clips are long, and calmer than short ones.
+_BATCH, _BATCH_ROUNDS, _BATCH_WARMUP = 4, 3, 1
 
 
 @dataclass(frozen=True)
@@ -67,18 +70,24 @@ class Case:
 
     @property
     def name(self) -> str:
-        return f"{self.family} {self.size}" + (", compiled" if self.compiler else "")
+        batch = f", batch of {self.batch}" if self.is_large and self.batch > 1 else ""
+        return f"{self.family} {self.size}{batch}" + (", compiled" if self.compiler else "")
+
+    @property
+    def is_large(self) -> bool:
+        return self.size != "tiny"
 
 
 _FLUX_LIKE = {"theta": 10_000, "normalize_vec": False, "absolute_positions": False}
-# Few layers, nearer in width to published models than many narrow ones, in which attention and norms weigh more.
+# Few layers, nearer in width to published models than many narrow ones, in which attention and norms weigh more; heads
+# are as wide as the published ones.
 _LARGE: dict[str, dict[str, Any]] = {
     "sdxl": {"model_channels": 96, "transformer_depth": (1, 1, 2), "norm_groups": 32, "size_embed_dim": 64},
-    "latte": {"num_layers": 3, "num_attention_heads": 9, "attention_head_dim": 64},
+    "latte": {"num_layers": 3, "num_attention_heads": 8, "attention_head_dim": 72},
     "opensora_plan": {"num_layers": 5, "num_attention_heads": 6, "attention_head_dim": 96},
     "cogvideox_fun": {"num_layers": 5, "num_attention_heads": 10, "attention_head_dim": 64},
     "opensora2": {
-        **{"hidden_size": 576, "num_heads": 9, "depth": 1, "depth_single_blocks": 4, "axes_dim": (16, 24, 24)},
+        **{"hidden_size": 512, "num_heads": 4, "depth": 1, "depth_single_blocks": 5, "axes_dim": (16, 56, 56)},
         **_FLUX_LIKE,
     },
 }
@@ -100,8 +109,17 @@ def _fit(family: str, latent: tuple[int, int, int]) -> dict[str, Any]:
     return {"sample_size": latent[1:], "video_length": latent[0]} if family == "latte" else {}
 
 
+def list_batches() -> Iterator[Case]:
+    """The larger models on several clips."""
+    for case in list_cases():
+        if case.is_large:
+            yield replace(case, batch=_BATCH)
+
+
 def measure(effort: Effort) -> Iterator[Row]:
     yield from measure_cases("model", list_cases(is_quick=effort.is_quick), effort)
+    if not effort.is_quick:
+        yield from measure_cases("model", list_batches(), effort)
 
 
 def measure_cases(topic: str, cases: Iterable[Case], effort: Effort) -> Iterator[Row]:
@@ -158,28 +176,35 @@ def draw_inputs(case: Case) -> Inputs:
 
 def _measure_case(topic: str, case: Case, places: list[Elsewhere], effort: Effort) -> Iterator[Row]:
     family, config, model = build_model(case)
-    inputs, is_large = draw_inputs(case), case.size != "tiny"
+    inputs = draw_inputs(case)
     if case.compiler:
         compile_blocks(family.blocks(model), backend=case.compiler)
     against, gap = _check_peer(case, family, model, inputs)
     ours: Predict = lambda: family.denoise(model, inputs.noisy_BCFHW, inputs.timestep_B, inputs.text)  # noqa: E731
     sides: dict[str, Work | Timed] = {"ours": our_step(model, ours, inputs)}
     sides["other"] = places[0].build(build_other_step, case)
-    if is_large:
+    if case.is_large and case.batch == 1:
         sides["kept"] = places[1].build(build_other_step, case, case.compiler)
+    if case.is_large:
         sides["product"] = _build_product()
-    rounds = effort.rounds * (1 if is_large or effort.is_quick else 4)
-    times = take_turns(sides, rounds, warmup=effort.pick(_WARMUP, 1))
+    times = take_turns(sides, *_choose_rounds(case, effort))
     num_parameters = sum(parameter.numel() for parameter in model.parameters())
     tokens = case.batch * family.num_tokens(config, case.latent)
     note = f"{num_parameters / 1e6:.1f}M parameters, {tokens:,} tokens; predictions within {gap:.0e}"
-    if is_large:
+    if "kept" in times:
         alike = "is compiled and keeps" if case.compiler else "keeps"
         note += f"; if it {alike} memory as ours does {median_ratio(times['kept'].walls, times['ours'].walls):.2f}x"
     loop = f"{against} in accelerate's loop"
     yield compare_times(topic, case.name, times["ours"], times["other"], against=loop, note=note)
-    if is_large:
+    if case.is_large:
         yield _compare_shares(topic, case, times, against)
+
+
+def _choose_rounds(case: Case, effort: Effort) -> tuple[int, int]:
+    """Rounds that count, and those before them."""
+    if case.is_large and case.batch > 1:
+        return min(effort.rounds, _BATCH_ROUNDS), _BATCH_WARMUP
+    return effort.rounds * (1 if case.is_large or effort.is_quick else 4), effort.pick(_WARMUP, 1)
 
 
 def _check_peer(case: Case, family: DenoiserFamily, model: nn.Module, inputs: Inputs) -> tuple[str, float]:

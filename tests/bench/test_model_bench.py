@@ -7,7 +7,16 @@ import torch
 
 from frameloom.bench.compile import list_compiled
 from frameloom.bench.harness import Effort
-from frameloom.bench.model import Case, build_model, configure, count_flops, draw_inputs, list_cases, measure
+from frameloom.bench.model import (
+    Case,
+    build_model,
+    configure,
+    count_flops,
+    draw_inputs,
+    list_batches,
+    list_cases,
+    measure,
+)
 from frameloom.bench.model_peers import build_peer
 
 TINY = {case.family: case for case in list_cases(is_quick=True)}
@@ -31,6 +40,10 @@ def test_a_peer_predicts_the_same_and_has_the_same_gradients(name: str) -> None:
         for one in (model, peer.module)
     ]
     torch.testing.assert_close(norms[0], norms[1], rtol=1e-3, atol=0)
+
+
+def test_the_larger_models_are_also_measured_on_several_clips() -> None:
+    assert [case.name for case in list_batches()] == [f"{case.family} 30M, batch of 4" for case in LARGE]
 
 
 def test_transformers_are_also_measured_compiled() -> None:
