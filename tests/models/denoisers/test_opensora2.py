@@ -452,6 +452,20 @@ def test_sigmoid_gelu_is_tanh_gelu() -> None:
     assert difference(TanhGELU()(points), F.gelu(points)) > 1e-4
 
 
+def test_gelu_of_a_large_tensor_is_that_of_its_parts() -> None:
+    """It is worked on in pieces, also where it is a part of a larger tensor, as a joint projection gives it."""
+    joint = torch.randn(3, 480, 768, generator=stream(0, "test gelu"))
+    whole, push = joint[..., 128:].detach().requires_grad_(), joint[..., :640]
+    made = TanhGELU()(whole)
+    made.backward(push)
+    for sample in range(3):
+        part = whole.detach()[sample, :16].clone().requires_grad_()
+        made_part = TanhGELU()(part)
+        made_part.backward(push[sample, :16])
+        assert torch.equal(made[sample, :16], made_part) and not torch.equal(made[sample, 16:32], made_part)
+        assert whole.grad is not None and part.grad is not None and torch.equal(whole.grad[sample, :16], part.grad)
+
+
 def test_compiled_gelu_gives_the_same_numbers_and_gradients() -> None:
     torch.compiler.reset()
     compiled = torch.compile(TanhGELU(), fullgraph=True, backend="eager")
