@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from frameloom.models.layers.activation import TanhGELU
+from frameloom.models.layers.gelu_mlp import run_mlp
 
 
 class TwoLinear(nn.Module):
@@ -21,23 +21,14 @@ class TwoLinear(nn.Module):
         return result
 
 
-class _ProjectedGELU(TanhGELU):
-    def __init__(self, width: int, hidden: int) -> None:
-        super().__init__()
-        self.proj = nn.Linear(width, hidden)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return super().forward(self.proj(x))
-
-
 class FeedForward(nn.Module):
     """The MLP of a block, four times as wide inside."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
+        up, down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
         # The published list has a dropout in the middle, which never drops; it still counts in the names.
-        self.net = nn.Sequential(_ProjectedGELU(width, 4 * width), nn.Identity(), nn.Linear(4 * width, width))
+        self.net = nn.ModuleList([nn.ModuleDict({"proj": up}), nn.Identity(), down])
 
     def forward(self, x: Tensor) -> Tensor:
-        result: Tensor = self.net(x)
-        return result
+        return run_mlp(x, self.get_submodule("net.0.proj"), self.get_submodule("net.2"))

@@ -10,7 +10,6 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
-import torch.nn.functional as F
 from safetensors import safe_open
 from torch import Tensor
 
@@ -20,6 +19,7 @@ from frameloom.core.random import stream
 from frameloom.models.denoisers import get_family
 from frameloom.models.denoisers.base import Conditions
 from frameloom.models.denoisers.opensora2 import parity
+from frameloom.models.denoisers.opensora2.blocks import SingleBlock
 from frameloom.models.denoisers.opensora2.config import SIZES, MMDiTConfig
 from frameloom.models.denoisers.opensora2.head_norm import EPS, HeadNorm
 from frameloom.models.denoisers.opensora2.model import MMDiT, build
@@ -31,8 +31,8 @@ from frameloom.models.denoisers.opensora2.weights import (
     reorder_pairs,
     split_fused,
 )
-from frameloom.models.layers.activation import TanhGELU
 from frameloom.models.layers.patches import unpack
+from frameloom.models.layers.rope import rotary_table
 from frameloom.models.text import TextStates
 from tests.models.denoisers.contract import DenoiserContract
 
@@ -441,44 +441,32 @@ def test_a_table_made_while_sampling_serves_training() -> None:
     assert model.img_in.weight.grad is not None
 
 
-def test_sigmoid_gelu_is_tanh_gelu() -> None:
-    points = torch.linspace(-12, 12, 4001)
-    ours, exact = points.clone().requires_grad_(), points.double().requires_grad_()
-    TanhGELU()(ours).sum().backward()
-    F.gelu(exact, approximate="tanh").sum().backward()
-    assert ours.grad is not None and exact.grad is not None
-    assert difference(TanhGELU()(points), F.gelu(exact.detach(), approximate="tanh")) <= 2e-6
-    assert difference(ours.grad, exact.grad) <= 2e-6
-    assert difference(TanhGELU()(points), F.gelu(points)) > 1e-4
+@pytest.mark.parametrize("fused", [True, False])
+def test_a_single_block_on_parts_of_its_weights_gives_what_it_gives_on_joined_tensors(fused: bool) -> None:
+    block = SingleBlock(replace(SMALL, fused_qkv=fused))
+    generator = stream(0, "test single block")
+    with torch.no_grad():
+        for parameter in block.parameters():
+            parameter.normal_(std=0.2, generator=generator)
+    x, vec, push = (torch.randn(shape, generator=generator) for shape in ((2, 7, 32), (2, 32), (2, 7, 32)))
+    rope = rotary_table(torch.arange(21.0).view(7, 3), SMALL.axes_dim)
 
+    def run() -> list[Tensor]:
+        inputs = [x.clone().requires_grad_(), vec.clone().requires_grad_()]
+        made = block(*inputs, rope)
+        return [made.detach(), *torch.autograd.grad(made, [*inputs, *block.parameters()], push)]
 
-def test_gelu_of_a_large_tensor_is_that_of_its_parts() -> None:
-    """It is worked on in pieces, also where it is a part of a larger tensor, as a joint projection gives it."""
-    joint = torch.randn(3, 480, 768, generator=stream(0, "test gelu"))
-    whole, push = joint[..., 128:].detach().requires_grad_(), joint[..., :640]
-    made = TanhGELU()(whole)
-    made.backward(push)
-    for sample in range(3):
-        part = whole.detach()[sample, :16].clone().requires_grad_()
-        made_part = TanhGELU()(part)
-        made_part.backward(push[sample, :16])
-        assert torch.equal(made[sample, :16], made_part) and not torch.equal(made[sample, 16:32], made_part)
-        assert whole.grad is not None and part.grad is not None and torch.equal(whole.grad[sample, :16], part.grad)
-
-
-def test_compiled_gelu_gives_the_same_numbers_and_gradients() -> None:
-    torch.compiler.reset()
-    compiled = torch.compile(TanhGELU(), fullgraph=True, backend="eager")
-    points = torch.linspace(-12, 12, 4001)
-    ours, plain = points.clone().requires_grad_(), points.clone().requires_grad_()
-    values = compiled(ours)
-    values.sum().backward()
-    TanhGELU()(plain).sum().backward()
-    torch.compiler.reset()
-    assert ours.grad is not None and plain.grad is not None
-    assert difference(values.detach(), TanhGELU()(points)) <= 2e-6
-    assert difference(ours.grad, plain.grad) <= 2e-6
-    assert difference(values.detach(), F.relu(points)) > 0.1
+    apart, calls = run(), []
+    # A layer that somebody listens to is called as a whole.
+    handle = block.linear2.register_forward_hook(lambda *_: calls.append(1))
+    joined = run()
+    handle.remove()
+    assert calls == [1]
+    for one, other in zip(apart, joined, strict=True):
+        torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-4)
+    with torch.no_grad():
+        block.linear2.weight[:, -1] += 1
+    assert difference(run()[0], apart[0]) > 1e-2
 
 
 @pytest.mark.parametrize("dim", [1, 2])

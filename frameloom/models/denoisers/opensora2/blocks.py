@@ -7,14 +7,16 @@ Shape letters: B batch, N video tokens, K text tokens, M = K + N, D width, H hea
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from frameloom.models.denoisers.opensora2.config import MMDiTConfig
 from frameloom.models.denoisers.opensora2.head_norm import HeadNorm
-from frameloom.models.layers.activation import TanhGELU
 from frameloom.models.layers.attention import RotaryAttention
+from frameloom.models.layers.gelu_mlp import TanhGELU, can_fuse, fused_mlp, run_mlp
 from frameloom.models.layers.modulation import modulate
 
 QKV = tuple[Tensor, Tensor, Tensor]
@@ -68,8 +70,14 @@ class StreamAttention(nn.Module):
         return *self.norm(q, k), v
 
 
-def build_mlp(width: int, hidden: int) -> nn.Sequential:
-    return nn.Sequential(nn.Linear(width, hidden), TanhGELU(), nn.Linear(hidden, width))
+class StreamMLP(nn.ModuleList):
+    def __init__(self, config: MMDiTConfig) -> None:
+        width, hidden = config.hidden_size, config.mlp_hidden_dim
+        super().__init__([nn.Linear(width, hidden), TanhGELU(), nn.Linear(hidden, width)])
+
+    def forward(self, x_BND: Tensor) -> Tensor:
+        up, _, down = self
+        return run_mlp(x_BND, up, down)
 
 
 class DoubleBlock(nn.Module):
@@ -80,10 +88,10 @@ class DoubleBlock(nn.Module):
         width = config.hidden_size
         self.img_mod = Modulation(width, 6)
         self.img_attn = StreamAttention(config)
-        self.img_mlp = build_mlp(width, config.mlp_hidden_dim)
+        self.img_mlp = StreamMLP(config)
         self.txt_mod = Modulation(width, 6)
         self.txt_attn = StreamAttention(config)
-        self.txt_mlp = build_mlp(width, config.mlp_hidden_dim)
+        self.txt_mlp = StreamMLP(config)
         self.attend = RotaryAttention(parts=int(config.use_liger_rope))
 
     def forward(self, img_BND: Tensor, txt_BKD: Tensor, vec_BD: Tensor, rope_M1P: Tensor) -> tuple[Tensor, Tensor]:
@@ -109,7 +117,7 @@ class SingleBlock(nn.Module):
         width, mlp_width = config.hidden_size, config.mlp_hidden_dim
         self.num_heads = config.num_heads
         self.fused = config.fused_qkv
-        self.widths = (width, width, width, mlp_width)
+        self.widths = (*[width] * (3 if self.fused else 1), mlp_width)
         if self.fused:
             self.linear1 = nn.Linear(width, 3 * width + mlp_width)
         else:
@@ -124,16 +132,36 @@ class SingleBlock(nn.Module):
 
     def forward(self, x_BMD: Tensor, vec_BD: Tensor, rope_M1P: Tensor) -> Tensor:
         shift, scale, gate = self.modulation(vec_BD)
-        q, k, v, mlp = self._project(modulate(x_BMD, shift, scale))
-        q, k = self.norm(q, k)
-        attended = self.attend(q, k, v, rope_M1P)
-        return torch.addcmul(x_BMD, gate, self.linear2(torch.cat((attended, self.mlp_act(mlp)), dim=-1)))
+        normal_BMD = modulate(x_BMD, shift, scale)
+        mix = self._mix_apart if can_fuse(normal_BMD, self._joint, self.linear2) else self._mix
+        return torch.addcmul(x_BMD, gate, mix(normal_BMD, rope_M1P))
 
-    def _project(self, x_BMD: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        if self.fused:
-            q, k, v, mlp = self.linear1(x_BMD).split(self.widths, dim=-1)
-        else:
-            q, k = self.q_proj(x_BMD), self.k_proj(x_BMD)
-            v, mlp = self.v_mlp(x_BMD).split(self.widths[2:], dim=-1)
+    @property
+    def _joint(self) -> nn.Module:
+        """The layer whose last outputs go into the MLP, and those before them into the heads."""
+        return self.linear1 if self.fused else self.v_mlp
+
+    def _mix(self, x_BMD: Tensor, rope_M1P: Tensor) -> Tensor:
+        *heads, mlp = self._joint(x_BMD).split(self.widths, dim=-1)
+        attended = self._attend(x_BMD, heads, rope_M1P)
+        mixed_BMD: Tensor = self.linear2(torch.cat((attended, self.mlp_act(mlp)), dim=-1))
+        return mixed_BMD
+
+    def _mix_apart(self, x_BMD: Tensor, rope_M1P: Tensor) -> Tensor:
+        """The same with attention and MLP each on its part of the weights: no wide tensor is cut or joined."""
+        *head_widths, mlp_width = self.widths
+        widths = [sum(head_widths), mlp_width]
+        (into_heads, into_mlp), (heads_bias, mlp_bias) = (
+            torch.split(part, widths) for part in self._joint.parameters()
+        )
+        of_heads, of_mlp = torch.split(self.linear2.weight, [head_widths[0], mlp_width], dim=1)
+        heads = torch.split(F.linear(x_BMD, into_heads, heads_bias), head_widths, dim=-1)
+        attended = self._attend(x_BMD, heads, rope_M1P)
+        return fused_mlp(x_BMD, into_mlp, mlp_bias, of_mlp, None) + F.linear(attended, of_heads, self.linear2.bias)
+
+    def _attend(self, x_BMD: Tensor, heads: Sequence[Tensor], rope_M1P: Tensor) -> Tensor:
+        """`heads` are queries, keys and values, or the values alone where the others have layers of their own."""
+        q, k, v = heads if self.fused else (self.q_proj(x_BMD), self.k_proj(x_BMD), *heads)
         q, k, v = (part.unflatten(-1, (self.num_heads, -1)) for part in (q, k, v))
-        return q, k, v, mlp
+        attended: Tensor = self.attend(*self.norm(q, k), v, rope_M1P)
+        return attended

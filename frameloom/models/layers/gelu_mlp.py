@@ -1,0 +1,128 @@
+"""Two linear maps with a tanh-GELU between them; on a CPU in float32 in one piece.
+
+In one piece the bias of the first map is added where GELU reads its input anyway, GELU's slope is found along with its
+value and takes the place of its input, and the backward pass is one product with it. All of that works on pieces that
+stay in the caches of a core. GELU is written with a sigmoid, whose kernel is cheaper than that of tanh.
+
+Shape letters: N rows, D and E outer widths, H inner width.
+"""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+# 0.5 * (1 + tanh(u)) = sigmoid(2u), with 2u = _OUTER * (x + _CUBIC * x^3)
+_OUTER = 2 * (2 / torch.pi) ** 0.5
+_CUBIC = 0.044715
+# Numbers that are worked on at a time.
+_PIECE = 1 << 16
+
+
+class TanhGELU(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        if torch.compiler.is_compiling() and x.device.type == "cpu":
+            return x * torch.sigmoid(torch.addcmul(x, x * x, x, value=_CUBIC) * _OUTER)
+        return F.gelu(x, approximate="tanh")
+
+
+def run_mlp(x: Tensor, up: nn.Module, down: nn.Module) -> Tensor:
+    """`down` of the GELU of `up`, which are linear layers or adapters around them."""
+    if can_fuse(x, up, down):
+        return fused_mlp(x, *up.parameters(), *down.parameters())
+    result: Tensor = down(TanhGELU()(up(x)))
+    return result
+
+
+def can_fuse(x: Tensor, *maps: nn.Module) -> bool:
+    """Whether these are plain linear layers on plain numbers: nothing else may expect to be called in between.
+
+    Tensors of another kind may hold no numbers at all, and a compiler fuses the plain form by itself.
+    """
+    return (
+        x.device.type == "cpu"
+        and x.dtype == torch.float32
+        and type(x) is Tensor
+        and not torch.compiler.is_compiling()
+        and not torch.is_autocast_enabled("cpu")
+        and all(map(_is_plain, maps))
+    )
+
+
+def _is_plain(layer: nn.Module) -> bool:
+    return (
+        type(layer) is nn.Linear
+        and layer.bias is not None
+        and layer.weight.dtype == torch.float32
+        and type(layer.weight) is nn.Parameter
+        and not layer._forward_hooks
+        and not layer._forward_pre_hooks
+    )
+
+
+def fused_mlp(x: Tensor, up_HD: Tensor, bias_H: Tensor, down_EH: Tensor, bias_E: Tensor | None) -> Tensor:
+    """What `can_fuse` allows; the weights may be parts of a layer's."""
+    made_NE = _FusedMLP.apply(x.reshape(-1, x.shape[-1]), up_HD, bias_H, down_EH, bias_E)  # type: ignore[no-untyped-call]
+    return cast(Tensor, made_NE).view(*x.shape[:-1], len(down_EH))
+
+
+class _FusedMLP(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, x_ND: Tensor, up_HD: Tensor, bias_H: Tensor, down_EH: Tensor, bias_E: Tensor | None
+    ) -> Tensor:
+        hidden_NH = torch.mm(x_ND, up_HD.t())
+        has_slope = any(ctx.needs_input_grad[:3])
+        value_NH = torch.empty_like(hidden_NH) if has_slope else hidden_NH
+        _activate(hidden_NH, bias_H, value_NH)
+        if any(ctx.needs_input_grad):
+            needs_up, needs_down = ctx.needs_input_grad[1], ctx.needs_input_grad[3]
+            ctx.save_for_backward(
+                x_ND if needs_up else None,
+                up_HD,
+                down_EH,
+                value_NH if needs_down else None,
+                hidden_NH if has_slope else None,
+            )
+        if bias_E is None:
+            return torch.mm(value_NH, down_EH.t())
+        return torch.addmm(bias_E, value_NH, down_EH.t())
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_NE: Tensor) -> tuple[Tensor | None, ...]:
+        x_ND, up_HD, down_EH, value_NH, slope_NH = ctx.saved_tensors
+        needs_x, needs_up, needs_bias, needs_down, needs_down_bias = ctx.needs_input_grad
+        grad_down = torch.mm(grad_NE.t(), value_NH) if needs_down else None
+        grad_down_bias = grad_NE.sum(0) if needs_down_bias else None
+        if slope_NH is None:
+            return None, None, None, grad_down, grad_down_bias
+        grad_NH = torch.mm(grad_NE, down_EH).mul_(slope_NH)
+        return (
+            torch.mm(grad_NH, up_HD) if needs_x else None,
+            torch.mm(grad_NH.t(), x_ND) if needs_up else None,
+            grad_NH.sum(0) if needs_bias else None,
+            grad_down,
+            grad_down_bias,
+        )
+
+
+def _activate(hidden_NH: Tensor, bias_H: Tensor, value_NH: Tensor) -> None:
+    """Fill `value` with GELU(hidden + bias), and `hidden` with its slope, unless both are the same."""
+    num_rows = max(1, _PIECE // hidden_NH.shape[1])
+    rooms = torch.empty(3, min(num_rows, len(hidden_NH)), hidden_NH.shape[1])
+    for start in range(0, len(hidden_NH), num_rows):
+        hidden, value = hidden_NH[start : start + num_rows], value_NH[start : start + num_rows]
+        x, square, gate = rooms[:, : len(hidden)]
+        torch.add(hidden, bias_H, out=x)
+        torch.mul(x, x, out=square)
+        torch.addcmul(x, square, x, value=_CUBIC, out=gate).mul_(_OUTER).sigmoid_()
+        torch.mul(x, gate, out=value)
+        if value_NH is not hidden_NH:
+            inner = torch.addcmul(x, square, x, value=3 * _CUBIC, out=square)
+            curve = torch.addcmul(gate, gate, gate, value=-1, out=x)
+            torch.addcmul(gate, curve, inner, value=_OUTER, out=hidden)

@@ -1,0 +1,132 @@
+"""Two linear maps and a GELU in one piece: numbers and gradients of the formula, and when it is not for them."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from frameloom.core.random import stream
+from frameloom.models.layers.gelu_mlp import TanhGELU, can_fuse, fused_mlp, run_mlp
+from tests.models.denoisers.contract import SavedBytes
+
+WIDTH, INNER = 24, 96
+
+
+def draw(*shape: int, seed: int = 0, scale: float = 1.0) -> Tensor:
+    return scale * torch.randn(shape, generator=stream(seed, "test gelu"))
+
+
+def build() -> tuple[nn.Linear, nn.Linear]:
+    up, down = nn.Linear(WIDTH, INNER), nn.Linear(INNER, WIDTH)
+    with torch.no_grad():
+        for seed, parameter in enumerate([*up.parameters(), *down.parameters()]):
+            parameter.copy_(draw(*parameter.shape, seed=seed + 1, scale=0.3))
+    return up, down
+
+
+def formula(x: Tensor, up: Tensor, bias: Tensor, down: Tensor, down_bias: Tensor) -> Tensor:
+    return F.linear(F.gelu(F.linear(x, up, bias), approximate="tanh"), down, down_bias)
+
+
+def gradients(made: Tensor, inputs: list[Tensor], push: Tensor) -> list[Tensor]:
+    return [made.detach(), *torch.autograd.grad(made, inputs, push.to(made.dtype))]
+
+
+# Less than one piece, and several of which the last is shorter.
+@pytest.mark.parametrize("shape", [(3, 5), (2, 1000)])
+def test_numbers_and_gradients_are_those_of_the_formula(shape: tuple[int, int]) -> None:
+    up, down = build()
+    # As a part of a larger tensor.
+    x, push = draw(*shape, 2 * WIDTH)[..., WIDTH:].requires_grad_(), draw(*shape, WIDTH, seed=9)
+    inputs = [x, *up.parameters(), *down.parameters()]
+    exact_inputs = [part.detach().double().requires_grad_() for part in inputs]
+    assert can_fuse(x, up, down)
+    ours = gradients(run_mlp(x, up, down), inputs, push)
+    exact = gradients(formula(*exact_inputs), exact_inputs, push)
+    for one, other in zip(ours, exact, strict=True):
+        assert (one - other).abs().max() <= 2e-6 * other.abs().max()
+    with torch.no_grad():
+        assert torch.equal(run_mlp(x, up, down), ours[0])
+        up.bias[0] += 0.5
+        assert (run_mlp(x, up, down) - ours[0]).abs().max() > 1e-3
+
+
+def test_no_rows_are_fine_too() -> None:
+    """As of a process that has no text of a sequence."""
+    up, down = build()
+    made = run_mlp(draw(4, 0, WIDTH), up, down)
+    assert made.shape == (4, 0, WIDTH)
+    made.sum().backward()
+    assert up.weight.grad is not None and not up.weight.grad.any()
+
+
+def test_gelu_is_exact_far_from_zero() -> None:
+    points = torch.linspace(-12, 12, 4001)
+    ours, exact = points.clone().requires_grad_(), points.double().requires_grad_()
+    one = torch.ones(1, 1)
+    made = fused_mlp(ours[:, None], one, torch.zeros(1), one, None)[:, 0]
+    expected = F.gelu(exact, approximate="tanh")
+    for mine, theirs in zip(
+        gradients(made, [ours], torch.ones(4001)), gradients(expected, [exact], torch.ones(4001)), strict=True
+    ):
+        assert (mine - theirs).abs().max() <= 2e-6
+    assert (made - F.gelu(points)).abs().max() > 1e-4
+
+
+def test_compiled_gelu_has_the_same_numbers_and_gradients() -> None:
+    torch.compiler.reset()
+    compiled = torch.compile(TanhGELU(), fullgraph=True, backend="eager")
+    points = torch.linspace(-12, 12, 4001)
+    ours, exact = points.clone().requires_grad_(), points.double().requires_grad_()
+    push = torch.ones(4001)
+    mine = gradients(compiled(ours), [ours], push)
+    torch.compiler.reset()
+    for one, other in zip(mine, gradients(F.gelu(exact, approximate="tanh"), [exact], push), strict=True):
+        assert (one - other).abs().max() <= 3e-6
+    assert (mine[0] - F.relu(points)).abs().max() > 0.1
+
+
+@pytest.mark.parametrize("frozen", ["up", "down", "both"])
+def test_frozen_maps_get_no_gradient_and_what_only_they_need_is_not_kept(frozen: str) -> None:
+    up, down = build()
+    x, push = draw(50, WIDTH).requires_grad_(), draw(50, WIDTH, seed=9)
+    with SavedBytes(nn.ModuleList([up, down])) as saved:
+        run_mlp(x, up, down).backward(push)
+    whole_bytes, expected = saved.total, x.grad
+    assert expected is not None
+    x.grad = None
+    for layer in {"up": (up,), "down": (down,), "both": (up, down)}[frozen]:
+        layer.requires_grad_(False)
+        layer.zero_grad()
+    with SavedBytes(nn.ModuleList([up, down])) as saved:
+        run_mlp(x, up, down).backward(push)
+    assert saved.total < whole_bytes and x.grad is not None and torch.equal(x.grad, expected)
+    assert all((layer.weight.grad is not None) == layer.weight.requires_grad for layer in (up, down))
+
+
+def test_a_frozen_first_map_on_plain_numbers_keeps_no_slope() -> None:
+    """As when only later layers train."""
+    up, down = build()
+    up.requires_grad_(False)
+    x, push = draw(50, WIDTH), draw(50, WIDTH, seed=9)
+    run_mlp(x, up, down).backward(push)
+    assert down.weight.grad is not None
+    hidden = F.gelu(up(x), approximate="tanh")
+    torch.testing.assert_close(down.weight.grad, push.t() @ hidden, atol=1e-5, rtol=1e-5)
+
+
+def test_layers_that_are_more_than_linear_are_called() -> None:
+    up, down = build()
+    x = draw(5, WIDTH)
+    plain, seen = run_mlp(x, up, down), []
+    up.register_forward_hook(lambda *_: seen.append("up"))
+    assert not can_fuse(x, up, down) and seen == []
+    torch.testing.assert_close(run_mlp(x, up, down), plain, atol=1e-6, rtol=1e-5)
+    assert seen == ["up"]
+    other = nn.Sequential(up)
+    assert not can_fuse(x, other, down) and not can_fuse(x.double(), down)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert not can_fuse(x, down) and run_mlp(x, up, down).dtype == torch.bfloat16
+    assert not can_fuse(x.to("meta"), down) and can_fuse(x, down)
