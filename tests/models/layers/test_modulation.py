@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -10,7 +11,7 @@ from frameloom.core.random import stream
 from frameloom.models.denoisers.base import initialize
 from frameloom.models.layers.frames import fold_frames, unfold_frames
 from frameloom.models.layers.mlp import FeedForward
-from frameloom.models.layers.modulation import ModulationTable, SharedModulation, modulate
+from frameloom.models.layers.modulation import ModulationTable, SharedModulation, modulate, norm_samples
 from frameloom.models.layers.sinusoids import embed_index, embed_position
 
 
@@ -85,3 +86,28 @@ def test_frames_come_back_from_the_batch() -> None:
     assert torch.equal(pictures[5], clip[1, :, 1])
     assert torch.equal(unfold_frames(pictures, 4), clip)
     assert not torch.equal(unfold_frames(pictures.flip(0), 4), clip)
+
+
+@pytest.mark.parametrize("shape", [(1, 5, 8), (3, 5, 8), (2, 2048, 136)], ids=["one sample", "several", "large ones"])
+def test_the_norm_of_samples_has_the_numbers_and_gradients_of_its_formula(shape: tuple[int, int, int]) -> None:
+    batch, _, width = shape
+    inputs = [draw(*shape, seed=0), draw(batch, 1, width, seed=1), draw(batch, 1, width, seed=2)]
+    push = draw(*shape, seed=3)
+
+    def formula(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        return F.layer_norm(x, (width,), eps=1e-6) * weight + bias
+
+    found = []
+    for run, dtype in ((lambda *given: norm_samples(*given, 1e-6), torch.float32), (formula, torch.float64)):
+        given = [part.to(dtype).requires_grad_() for part in inputs]
+        made = run(*given)
+        found.append([made.detach(), *torch.autograd.grad(made, given, push.to(dtype))])
+    for ours, exact in zip(*found, strict=True):
+        assert difference(ours, exact) <= 3e-6 * float(exact.abs().max())
+    other = norm_samples(inputs[0], inputs[1], inputs[2] + 1e-2, 1e-6)
+    assert difference(other, found[0][0]) > 5e-3
+
+
+def test_vectors_of_another_precision_are_not_rounded() -> None:
+    x, scale, shift = draw(1, 5, 8, seed=0).bfloat16(), draw(1, 1, 8, seed=1), draw(1, 1, 8, seed=2)
+    assert norm_samples(x, 1 + scale, shift, 1e-6).dtype == torch.float32

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from frameloom.models.denoisers.cogvideox_fun.config import CogVideoXFunConfig
 from frameloom.models.layers.attention import Projections, RotaryAttention
 from frameloom.models.layers.mlp import FeedForward
+from frameloom.models.layers.modulation import norm_samples
 
 QK_NORM_EPS = 1e-6
 
@@ -36,6 +37,12 @@ class SelfAttention(Projections):
         return attended
 
 
+def modulate_norm(norm: nn.LayerNorm, x_BND: Tensor, shift_B1D: Tensor, factor_B1D: Tensor) -> Tensor:
+    """A norm, a factor and a shift; they go into the norm's own weight and bias, instead of all that it gives."""
+    weight_B1D, bias_B1D = factor_B1D * norm.weight, torch.addcmul(shift_B1D, factor_B1D, norm.bias)
+    return norm_samples(x_BND, weight_B1D, bias_B1D, norm.eps)
+
+
 class ModulatedNorm(nn.Module):
     """One LayerNorm for video and text; shift, scale and gate of each follow from the timestep."""
 
@@ -48,8 +55,8 @@ class ModulatedNorm(nn.Module):
         """Modulated video and text, then the gates that their updates are multiplied with."""
         parts_B1D = self.linear(F.silu(time_BE))[:, None].chunk(6, dim=-1)
         shift, scale, gate, text_shift, text_scale, text_gate = parts_B1D
-        video = torch.addcmul(shift, self.norm(video_BND), 1 + scale)
-        text = torch.addcmul(text_shift, self.norm(text_BKD), 1 + text_scale)
+        video = modulate_norm(self.norm, video_BND, shift, 1 + scale)
+        text = modulate_norm(self.norm, text_BKD, text_shift, 1 + text_scale)
         return video, text, gate, text_gate
 
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from frameloom.core.errors import ConfigError
 from frameloom.models.denoisers.base import build_fresh
-from frameloom.models.denoisers.cogvideox_fun.blocks import Block
+from frameloom.models.denoisers.cogvideox_fun.blocks import Block, modulate_norm
 from frameloom.models.denoisers.cogvideox_fun.config import FAMILY_NAME, CogVideoXFunConfig
 from frameloom.models.denoisers.cogvideox_fun.positions import (
     axis_sinusoids,
@@ -64,8 +64,7 @@ class FinalNorm(nn.Module):
 
     def forward(self, x_BND: Tensor, time_BE: Tensor) -> Tensor:
         shift, scale = self.linear(F.silu(time_BE))[:, None].chunk(2, dim=-1)
-        normed: Tensor = self.norm(x_BND) * (1 + scale) + shift
-        return normed
+        return modulate_norm(self.norm, x_BND, shift, 1 + scale)
 
 
 class CogVideoXFunTransformer(nn.Module):
