@@ -14,6 +14,7 @@ from typing import Any
 
 from frameloom.bench.harness import Side, Work
 from frameloom.core.host_memory import keep_freed_memory
+from frameloom.core.processes import end_with_parent
 
 _LIMIT_S = 300.0
 
@@ -66,6 +67,7 @@ class RemoteSide:
 
 def _serve(connection: Connection, keeps_memory: bool) -> None:
     """Build what a message describes, run it for an empty one; an error ends the process with its trace."""
+    end_with_parent()
     if keeps_memory:
         keep_freed_memory()
     side: Side | None = None

@@ -1,22 +1,28 @@
-"""A training step of our loop against the plainest PyTorch loop on the same model and the same batches.
+"""A training step of our loop against two others on the same model and the same batches.
 
-Ours reads the batch from the caches, draws keyed noise, clips, averages the weights and logs; the plain loop has its
-tensors at hand and does forward, loss, backward and AdamW.
+Ours reads the batch from the caches, samples latents, draws keyed noise, drops captions, clips, averages the weights
+and logs. The bare loop has its tensors at hand and does forward, loss, backward and AdamW. The third one does more of
+what training needs, in the way of diffusers' scripts, still with its tensors at hand: accelerate, sampled latents,
+clipping, a schedule, diffusers' average of the weights, and the loss as a number.
 """
 
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
+from importlib.util import find_spec
+from itertools import count
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from frameloom.bench.harness import Effort, Row, Times, Work, attempt, compare_times, take_turns
+from frameloom.bench.peers import load_peer
 from frameloom.checkpoint.model_folder import write_model_folder
 from frameloom.config.load import load_recipe
 from frameloom.config.schema import Recipe
@@ -30,6 +36,8 @@ from frameloom.train.run_folder import RunFolder
 
 _BUILDS = 4
 """trainers built one after the other: where tensors happen to lie in memory alone moves a step by a percent"""
+_BARE, _SCRIPTS = "a bare loop", "the loop of diffusers' scripts, with accelerate"
+_LR = 1e-3
 _FEWER = 5
 """times fewer rounds of a larger model"""
 
@@ -39,29 +47,35 @@ _LARGE = ("--model.overrides", "{depth: 3, depth_single_blocks: 0, hidden_size: 
 
 
 def measure(effort: Effort) -> Iterator[Row]:
-    """Both loops in turn on batches of 32, with the demo's denoiser and with a larger one."""
+    """All loops in turn on batches of 32, with the demo's denoiser and with a larger one."""
     yield from attempt("step", "our loop, demo denoiser", _measure_loop, "demo denoiser", (), effort.rounds, effort)
     if not effort.is_quick:
         rounds = -(-effort.rounds // _FEWER)
         yield from attempt("step", "our loop, 30M", _measure_loop, "30M", _LARGE, rounds, effort)
 
 
-def _measure_loop(name: str, changes: Sequence[str], all_rounds: int, effort: Effort) -> Row:
+def _measure_loop(name: str, changes: Sequence[str], all_rounds: int, effort: Effort) -> Iterator[Row]:
     warmup, builds = effort.pick(6, 1), effort.pick(_BUILDS, 1)
     rounds = -(-all_rounds // builds)
     with tempfile.TemporaryDirectory() as folder:
         recipe = prepare_demo(Path(folder), warmup + rounds, num_clips=effort.pick(160, 40), changes=changes)
         found = [_measure_build(recipe, Path(folder), rounds, warmup) for _ in range(builds)]
-    ours, other = (Times.join([times[name] for times in found]) for name in ("ours", "other"))
-    row = compare_times("step", f"our loop, {name}", ours, other, against="a bare loop")
-    assert row.ratio is not None
-    return replace(row, note=f"our loop costs {1 / row.ratio - 1:+.1%}")
+    ours, *others = (Times.join([times[side] for times in found]) for side in found[0])
+    for against, other in zip((_BARE, _SCRIPTS), others, strict=False):
+        row = compare_times("step", f"our loop, {name}", ours, other, against=against)
+        assert row.ratio is not None
+        yield replace(row, note=f"our loop costs {1 / row.ratio - 1:+.1%}")
+    if len(others) == 1:
+        load_peer("accelerate")  # says what is missing
 
 
 def _measure_build(recipe: Recipe, folder: Path, rounds: int, warmup: int) -> dict[str, Times]:
     with ExitStack() as stack:
         trainer = open_trainer(recipe, folder, stack)
-        return take_turns({"ours": our_step(trainer), "other": plain_step(trainer)}, rounds, warmup=warmup)
+        sides = {"ours": our_step(trainer), _BARE: plain_step(trainer)}
+        if find_spec("accelerate") is not None:
+            sides[_SCRIPTS] = script_step(trainer)
+        return take_turns(sides, rounds, warmup=warmup)
 
 
 def open_trainer(recipe: Recipe, folder: Path, stack: ExitStack) -> Trainer:
@@ -111,23 +125,78 @@ def our_step(trainer: Trainer) -> Work:
     return step
 
 
+@dataclass(frozen=True)
+class AtHand:
+    """A model, and a batch of which nothing has to be read."""
+
+    model: nn.Module
+    predict: Callable[[Tensor, Tensor], Tensor]
+    mean_BCFHW: Tensor
+    std_BCFHW: Tensor
+    normalize: Callable[[Tensor], Tensor]
+
+    @classmethod
+    def take(cls, trainer: Trainer) -> AtHand:
+        task = trainer.built.task
+        assert isinstance(task, DenoiserTask)
+        model, family = task.model, task.denoiser.family
+        batches, _ = next(trainer.feed.steps(0, 0, 1))
+        batch = batches[0]
+        assert batch.latents is not None
+        text = task.text.encode(batch.captions)
+
+        def predict(noisy_BCFHW: Tensor, time_B: Tensor) -> Tensor:
+            return family.denoise(model, noisy_BCFHW, time_B, text)
+
+        return cls(model, predict, *batch.latents, task.vae.normalize)
+
+    def loss(self, latent_BCFHW: Tensor) -> Tensor:
+        """Flow matching with fresh noise at uniform times."""
+        noise, time_B = torch.randn_like(latent_BCFHW), torch.rand(len(latent_BCFHW))
+        mix = time_B[:, None, None, None, None]
+        prediction = self.predict((1 - mix) * latent_BCFHW + mix * noise, time_B)
+        return F.mse_loss(prediction, noise - latent_BCFHW)
+
+
 def plain_step(trainer: Trainer) -> Work:
-    task = trainer.built.task
-    assert isinstance(task, DenoiserTask)
-    model, family = task.model, task.denoiser.family
-    batches, _ = next(trainer.feed.steps(0, 0, 1))
-    batch = batches[0]
-    assert batch.latents is not None
-    latent: Tensor = task.vae.normalize(batch.latents[0])
-    text = task.text.encode(batch.captions)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
+    given = AtHand.take(trainer)
+    latent = given.normalize(given.mean_BCFHW)
+    optimizer = torch.optim.AdamW(given.model.parameters(), lr=_LR, fused=True)
 
     def step() -> None:
-        noise, time_B = torch.randn_like(latent), torch.rand(len(latent))
-        mix = time_B[:, None, None, None, None]
-        prediction = family.denoise(model, (1 - mix) * latent + mix * noise, time_B, text)
-        torch.autograd.backward(F.mse_loss(prediction, noise - latent))
+        torch.autograd.backward(given.loss(latent))
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
+
+    return step
+
+
+def script_step(trainer: Trainer) -> Work:
+    given, settings = AtHand.take(trainer), trainer.recipe.train
+    accelerator = load_peer("accelerate").Accelerator(cpu=True)
+    optimizer: Any = torch.optim.AdamW(given.model.parameters(), lr=_LR, fused=True)
+    schedule: Any = load_peer("diffusers.optimization").get_scheduler("constant", optimizer)
+    average = load_peer("diffusers.training_utils").EMAModel(given.model.parameters())
+    model, optimizer, schedule = accelerator.prepare(given.model, optimizer, schedule)
+    limit = trainer.recipe.optim.clip_norm or 1.0
+    every = 1 if settings.ema is None else settings.ema.every
+    numbers = count(1)
+
+    def step() -> None:
+        with accelerator.accumulate(model):
+            latent = given.normalize(given.mean_BCFHW + given.std_BCFHW * torch.randn_like(given.mean_BCFHW))
+            loss = given.loss(latent)
+            accelerator.backward(loss)
+            if accelerator.sync_gradients:
+                accelerator.clip_grad_norm_(model.parameters(), limit)
+            optimizer.step()
+            schedule.step()
+            optimizer.zero_grad()
+        number = next(numbers)
+        if number % every == 0:
+            average.step(model.parameters())
+        logs = {"loss": loss.detach().item(), "lr": schedule.get_last_lr()[0]}
+        if number % settings.log_every == 0:
+            accelerator.log(logs, step=number)
 
     return step

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from frameloom.bench.harness import Effort, Row, attempt
 from frameloom.core.host_memory import keep_freed_memory
+from frameloom.core.processes import end_with_parent
 
 TIME_LIMIT_S = 600.0
 _QUICK_ROUNDS = 2
@@ -100,6 +101,7 @@ def run_apart(serve: Callable[..., None], arguments: tuple[object, ...], name: s
 
 
 def _serve(connection: Connection, name: str, effort: Effort, files: Sequence[Path]) -> None:
+    end_with_parent()
     for row in measure_here(name, effort, files):
         connection.send(row)
     connection.send(None)

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -50,3 +53,44 @@ def test_a_side_that_cannot_be_built_says_so(capfd: pytest.CaptureFixture[str]) 
     with Elsewhere() as place, pytest.raises(RuntimeError, match="ended with exit code 1"):
         place.build(build_failure)
     assert "ValueError: cannot be built" in capfd.readouterr().err
+
+
+HOLDER = """
+import sys
+from pathlib import Path
+from frameloom.bench.elsewhere import Elsewhere
+from tests.bench.test_elsewhere import build_burn
+
+if __name__ == "__main__":
+    with Elsewhere() as place:
+        place.build(build_burn, Path(sys.argv[1]), 10**12).time()
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a process that its parent has ended")
+def test_a_killed_bench_leaves_no_process_behind(tmp_path: Path) -> None:
+    script, pids = tmp_path / "holder.py", tmp_path / "pids"
+    script.write_text(HOLDER)
+    root = Path(__file__).parents[2]
+    command = [sys.executable, str(script), str(pids)]
+    with subprocess.Popen(command, cwd=root, env={**os.environ, "PYTHONPATH": str(root)}) as holder:
+        wait_until(lambda: pids.exists() and bool(pids.read_text()), 60)
+        child = Path("/proc") / pids.read_text().strip() / "stat"
+        assert runs(child)
+        holder.kill()
+    wait_until(lambda: not runs(child), 10)
+
+
+def wait_until(is_so: Callable[[], bool], limit_s: float) -> None:
+    deadline = time.monotonic() + limit_s
+    while not is_so():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def runs(stat: Path) -> bool:
+    """A process that has ended may wait for somebody to ask how."""
+    try:
+        return stat.read_text().rpartition(") ")[2][0] not in "ZX"
+    except FileNotFoundError:
+        return False
