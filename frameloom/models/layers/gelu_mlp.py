@@ -23,18 +23,17 @@ _CUBIC = 0.044715
 _PIECE = 1 << 16
 
 
-class TanhGELU(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        if torch.compiler.is_compiling() and x.device.type == "cpu":
-            return x * torch.sigmoid(torch.addcmul(x, x * x, x, value=_CUBIC) * _OUTER)
-        return F.gelu(x, approximate="tanh")
+def gelu(x: Tensor) -> Tensor:
+    if torch.compiler.is_compiling() and x.device.type == "cpu":
+        return x * torch.sigmoid(torch.addcmul(x, x * x, x, value=_CUBIC) * _OUTER)
+    return F.gelu(x, approximate="tanh")
 
 
 def run_mlp(x: Tensor, up: nn.Module, down: nn.Module) -> Tensor:
     """`down` of the GELU of `up`, which are linear layers or adapters around them."""
     if can_fuse(x, up, down):
         return fused_mlp(x, *up.parameters(), *down.parameters())
-    result: Tensor = down(TanhGELU()(up(x)))
+    result: Tensor = down(gelu(up(x)))
     return result
 
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from frameloom.models.denoisers.opensora2.config import MMDiTConfig
 from frameloom.models.denoisers.opensora2.head_norm import HeadNorm
 from frameloom.models.layers.attention import RotaryAttention
-from frameloom.models.layers.gelu_mlp import TanhGELU, can_fuse, fused_mlp, run_mlp
+from frameloom.models.layers.gelu_mlp import can_fuse, fused_mlp, gelu, run_mlp
 from frameloom.models.layers.modulation import modulate
 
 QKV = tuple[Tensor, Tensor, Tensor]
@@ -71,9 +71,11 @@ class StreamAttention(nn.Module):
 
 
 class StreamMLP(nn.ModuleList):
+    """The published list has GELU in the middle, which has no weights and counts in the names."""
+
     def __init__(self, config: MMDiTConfig) -> None:
         width, hidden = config.hidden_size, config.mlp_hidden_dim
-        super().__init__([nn.Linear(width, hidden), TanhGELU(), nn.Linear(hidden, width)])
+        super().__init__([nn.Linear(width, hidden), nn.Identity(), nn.Linear(hidden, width)])
 
     def forward(self, x_BND: Tensor) -> Tensor:
         up, _, down = self
@@ -126,7 +128,6 @@ class SingleBlock(nn.Module):
             self.v_mlp = nn.Linear(width, width + mlp_width)
         self.linear2 = nn.Linear(width + mlp_width, width)
         self.norm = QKNorm(config.head_dim)
-        self.mlp_act = TanhGELU()
         self.modulation = Modulation(width, 3)
         self.attend = RotaryAttention(parts=int(config.use_liger_rope))
 
@@ -144,7 +145,7 @@ class SingleBlock(nn.Module):
     def _mix(self, x_BMD: Tensor, rope_M1P: Tensor) -> Tensor:
         *heads, mlp = self._joint(x_BMD).split(self.widths, dim=-1)
         attended = self._attend(x_BMD, heads, rope_M1P)
-        mixed_BMD: Tensor = self.linear2(torch.cat((attended, self.mlp_act(mlp)), dim=-1))
+        mixed_BMD: Tensor = self.linear2(torch.cat((attended, gelu(mlp)), dim=-1))
         return mixed_BMD
 
     def _mix_apart(self, x_BMD: Tensor, rope_M1P: Tensor) -> Tensor:
