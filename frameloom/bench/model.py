@@ -211,10 +211,7 @@ def _check_peer(case: Case, family: DenoiserFamily, model: nn.Module, inputs: In
     """What the other side is called, and how far its prediction is from ours."""
     load_peer("accelerate")
     peer = build_peer(case.family, model)
-    gap = _find_gap(family, model, peer, inputs)
-    if gap > _LARGEST_GAP:
-        raise ValueError(f"both sides should predict the same, but they differ by {gap:.1e}")
-    return peer.name, gap
+    return peer.name, find_gap(family, model, peer, inputs)
 
 
 def _build_product() -> Work:
@@ -253,10 +250,14 @@ Predict = Callable[[], Tensor]
 
 
 @torch.no_grad()
-def _find_gap(family: DenoiserFamily, model: nn.Module, peer: Peer, inputs: Inputs) -> float:
+def find_gap(family: DenoiserFamily, model: nn.Module, peer: Peer, inputs: Inputs) -> float:
+    """How far both predictions are from each other; ValueError if that is far, or one of them is no number."""
     mine = family.denoise(model, inputs.noisy_BCFHW, inputs.timestep_B, inputs.text)
     theirs = peer.predict(inputs.noisy_BCFHW, inputs.timestep_B, inputs.text)
-    return float((mine - theirs).abs().max() / theirs.abs().max())
+    gap = float((mine - theirs).abs().max() / theirs.abs().max())
+    if not gap <= _LARGEST_GAP:
+        raise ValueError(f"both sides should predict the same, but they differ by {gap:.1e}")
+    return gap
 
 
 def our_step(model: nn.Module, predict: Predict, inputs: Inputs) -> Work:

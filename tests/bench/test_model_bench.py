@@ -13,6 +13,7 @@ from frameloom.bench.model import (
     configure,
     count_flops,
     draw_inputs,
+    find_gap,
     list_batches,
     list_cases,
     measure,
@@ -40,6 +41,18 @@ def test_a_peer_predicts_the_same_and_has_the_same_gradients(name: str) -> None:
         for one in (model, peer.module)
     ]
     torch.testing.assert_close(norms[0], norms[1], rtol=1e-3, atol=0)
+
+
+@pytest.mark.parametrize("wrong", [1.0, float("nan")])
+def test_sides_that_predict_otherwise_are_not_timed(wrong: float) -> None:
+    case = TINY["latte"]
+    family, _, model = build_model(case)
+    peer, inputs = build_peer("latte", model), draw_inputs(case)
+    assert find_gap(family, model, peer, inputs) < 1e-4
+    with torch.no_grad():
+        next(model.parameters()).add_(wrong)
+    with pytest.raises(ValueError, match="should predict the same"):
+        find_gap(family, model, peer, inputs)
 
 
 def test_the_larger_models_are_also_measured_on_several_clips() -> None:
