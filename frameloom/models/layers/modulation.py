@@ -15,9 +15,7 @@ from frameloom.models.layers.mlp import TwoLinear
 from frameloom.models.layers.sinusoids import embed_index
 
 TIME_WIDTH = 256
-
-
-# Numbers of a sample from which on a norm by itself pays on the CPU, whose operations cost little to start.
+# Numbers of a sample from which on a norm by itself pays on the CPU.
 _LARGE_SAMPLE = 1 << 18
 
 
