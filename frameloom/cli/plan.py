@@ -41,12 +41,14 @@ def plan(
     from frameloom.plan.balance import KEY, balance_tokens
     from frameloom.plan.devices import calibrate as measure_rates
     from frameloom.plan.devices import choose_device
-    from frameloom.plan.estimate import measure_recipe, plan_run
+    from frameloom.plan.estimate import measure_recipe, plan_run, refuse_missing_manifest
     from frameloom.plan.suggest import suggest_change
     from frameloom.plan.table import describe_plan, plan_json
 
     loaded = load_recipe(recipe, ctx.args)
     chosen = choose_device(device, memory)
+    if data:
+        refuse_missing_manifest(loaded)
     if calibrate:
         chosen = measure_rates(chosen)
     measured = measure_recipe(loaded)

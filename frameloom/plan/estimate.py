@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -12,6 +13,7 @@ import torch
 from frameloom.config.parallel import MeshShape, fit_mesh
 from frameloom.config.schema import Recipe
 from frameloom.core.aside import Aside
+from frameloom.core.errors import DataError
 from frameloom.data.buckets import Bucket
 from frameloom.models.half_precision import PRECISIONS
 from frameloom.models.vaes import VideoVAE
@@ -252,6 +254,16 @@ def _largest_batch(total: Callable[[int], float], memory: float) -> int:
         middle = (low + high) // 2
         low, high = (middle, high) if total(middle) <= memory else (low, middle)
     return low
+
+
+def refuse_missing_manifest(recipe: Recipe) -> None:
+    """DataError before the passes, which take longer than a look for the file."""
+    manifest = recipe.data.manifest
+    if manifest and not recipe.data.sources and not Path(manifest).exists():
+        raise DataError(
+            f"{manifest}: no such file; make it (docs/getting-started.md shows how), or add --no-data to plan "
+            "without steps and time of an epoch"
+        )
 
 
 def _plan_epoch(recipe: Recipe, denoiser: MetaDenoiser, buckets: list[BucketPlan], mesh: MeshShape) -> EpochPlan:

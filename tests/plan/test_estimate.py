@@ -82,6 +82,14 @@ def run(*words: str) -> str:
     return done.stdout
 
 
+def test_a_missing_manifest_is_told_with_the_way_around_it(tmp_path: Path) -> None:
+    recipe = tmp_path / "mine.yaml"
+    recipe.write_text(f"_base_: shapes/demo\ndata: {{manifest: {tmp_path / 'none.parquet'}}}\n")
+    done = run_frameloom("plan", str(recipe), timeout=280)
+    assert done.returncode == 2 and done.stdout == ""
+    assert f"{tmp_path / 'none.parquet'}: no such file" in done.stderr and "--no-data" in done.stderr
+
+
 def test_the_command_prints_a_table_and_writes_a_recipe_that_fits(tmp_path: Path) -> None:
     recipe, out = tmp_path / "mine.yaml", tmp_path / "fits.yaml"
     recipe.write_text(f"_base_: shapes/demo\ndata: {{buckets: {BUCKETS}}}\n")
