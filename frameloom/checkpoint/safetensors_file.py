@@ -16,7 +16,7 @@ import os
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -144,19 +144,28 @@ def _damaged(path: Path, problem: str) -> CheckpointError:
     return CheckpointError(f"{path}: not a complete safetensors file, {problem}; copy or download it again")
 
 
+class Digest(Protocol):
+    """What `hashlib` and `xxhash` make."""
+
+    def update(self, data: memoryview | bytes, /) -> None: ...
+
+    def hexdigest(self) -> str: ...
+
+
 def write_safetensors(
     path: Path,
     tensors: LazyTensors,
     *,
     metadata: Mapping[str, str] | None = None,
     advance: Callable[[int], object] = lambda num_bytes: None,
+    digest: Digest | None = None,
 ) -> str:
-    """Write tensor by tensor, byte for byte what the library writes, and return the SHA-256 of the file.
+    """Write tensor by tensor, byte for byte what the library writes, and return the digest, SHA-256 unless told.
 
     Tied names are written into the metadata. `advance` hears the bytes of each tensor that is done.
     """
     names = sorted(tensors.pending, key=lambda name: (-_RANKS[_known(name, tensors)], name))
-    digest = hashlib.sha256()
+    digest = digest or hashlib.sha256()
     with path.open("wb") as file:
         header = _format_header(names, tensors, {**(metadata or {}), **tensors.tied})
         digest.update(header)

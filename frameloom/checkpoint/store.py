@@ -1,8 +1,10 @@
 """Training checkpoints: `step-00001200/` with safetensors files and `state.json`, complete or absent.
 
-A folder is written under another name, digested, synced and renamed once. `state.json` lists the SHA-256 of every file
+A folder is written under another name, digested, synced and renamed once. `state.json` lists the digest of every file
 beside it and one of itself, so a reader notices a flipped byte before a weight is used. One process writes
-`model.safetensors`; several write `model-00001-of-00008.safetensors` and so on together (format 2, see `stored.py`).
+`model.safetensors`; several write `model-00001-of-00008.safetensors` and so on together (see `stored.py`).
+
+Format 1 came from one process, 2 from several; 3 comes from both and has digests of another kind (`digests.py`).
 """
 
 from __future__ import annotations
@@ -23,16 +25,16 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from frameloom.checkpoint.crew import Crew, name_error
+from frameloom.checkpoint.digests import is_undamaged, write_digested
 from frameloom.checkpoint.lazy_tensors import defer_tensors
 from frameloom.checkpoint.pieces import FilePlan, Layout, describe_pieces, is_simple, plan_files, take_local
-from frameloom.checkpoint.safetensors_file import write_safetensors
 from frameloom.checkpoint.stored import StoredTensors
 from frameloom.core.errors import CheckpointError
 from frameloom.core.faults import fail_at
-from frameloom.core.files import PARTIAL, atomic_folder, digest_file, digest_value, remove_partial, sync_file
+from frameloom.core.files import PARTIAL, atomic_folder, digest_value, remove_partial, sync_file
 from frameloom.core.log import get_logger
 
-FORMAT, PLACED = 1, 2
+FORMAT, _READABLE = 3, (1, 2, 3)
 STATE = "state.json"
 _STEP = re.compile(r"^step-(\d{8,})$")
 _log = get_logger(__name__)
@@ -186,7 +188,7 @@ class Writer:
 
     def _write(self, path: Path, tensors: Mapping[str, Tensor]) -> tuple[str, int]:
         """The digest and the size of a file, written and safe on the disk."""
-        digest = write_safetensors(path, defer_tensors(tensors))
+        digest = write_digested(path, defer_tensors(tensors))
         if not self._crew.is_first:
             sync_file(path)  # the first process's own are synced with the folder
         return digest, path.stat().st_size
@@ -211,7 +213,7 @@ class Writer:
         assert self._plan is not None
         placed = {"placement": self._plan.placement} if self._plan.placement else {}
         state = {**save.state, "step": save.step, "files": files, **placed}
-        (save.folder / STATE).write_text(_sealed(state, PLACED if placed else FORMAT))
+        (save.folder / STATE).write_text(_sealed(state))
 
     def _describe(self, step: int, error: BaseException, num_bytes: int) -> str:
         free = shutil.disk_usage(next(place for place in (self._root, *self._root.parents) if place.is_dir())).free
@@ -285,7 +287,7 @@ def _check_share(folder: Path, files: Mapping[str, str], sizes: Mapping[str, int
 
 def _find_damage(path: Path, digest: str) -> str:
     try:
-        is_right = digest_file(path) == digest
+        is_right = is_undamaged(path, digest)
     except OSError as error:
         return f"{path}: damaged, it cannot be read ({error})"
     return "" if is_right else f"{path}: damaged, its content does not match the digest in {STATE}"
@@ -304,8 +306,9 @@ def read_state(folder: Path) -> dict[str, Any]:
         raise CheckpointError(f"{path}: damaged, not the JSON that was written") from error
     if sealed.encode() != text:
         raise CheckpointError(f"{path}: damaged, its content does not match its seal")
-    if state["format"] not in (FORMAT, PLACED):
-        raise CheckpointError(f"{path}: format {state['format']}, this version reads formats {FORMAT} and {PLACED}")
+    if state["format"] not in _READABLE:
+        readable = f"{_READABLE[0]} to {_READABLE[-1]}"
+        raise CheckpointError(f"{path}: format {state['format']}, this version reads formats {readable}")
     return dict(state)
 
 

@@ -1,4 +1,4 @@
-"""Tensors of a checkpoint folder, whoever wrote it: whole, a box of them, and both formats."""
+"""Tensors of a checkpoint folder, whoever wrote it: whole, a box of them, and every format."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import save_file
+from xxhash import xxh3_128_hexdigest
 
 from frameloom.checkpoint.store import Checkpoint, load_checkpoint, read_state, save_checkpoint, step_folder
 from frameloom.checkpoint.stored import StoredTensors, list_groups
@@ -21,17 +22,21 @@ WEIGHT = torch.randn(7, 6, generator=stream(0, "weight"))
 BIAS = torch.randn(5, generator=stream(0, "bias"))
 
 
-def write_by_hand(folder: Path, files: dict[str, dict[str, torch.Tensor]], **state: Any) -> Path:
+def write_by_hand(folder: Path, files: dict[str, dict[str, torch.Tensor]], *, format: int, **state: Any) -> Path:
     """A checkpoint without the code that writes them."""
     folder.mkdir(parents=True)
     for name, tensors in files.items():
         save_file(tensors, folder / name)
-    digests = {name: hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in files}
-    content = {"step": 4, "files": digests, **state}
+    digests = {name: digest((folder / name).read_bytes(), format) for name in files}
+    content = {"step": 4, "files": digests, "format": format, **state}
     text = json.dumps(content, sort_keys=True, separators=(",", ":"))
     sealed = {**content, "seal": hashlib.sha256(text.encode()).hexdigest()}
     (folder / "state.json").write_text(json.dumps(sealed, indent=1, sort_keys=True) + "\n")
     return folder
+
+
+def digest(data: bytes, format: int) -> str:
+    return f"xxh3:{xxh3_128_hexdigest(data)}" if format > 2 else hashlib.sha256(data).hexdigest()
 
 
 def write_pieces(folder: Path) -> Path:
@@ -78,19 +83,28 @@ def test_pieces_that_do_not_make_up_the_whole_are_refused(tmp_path: Path) -> Non
         stored.read("model", "weight")
 
 
-def test_the_first_format_still_loads_and_an_unknown_one_is_refused(tmp_path: Path) -> None:
-    first = write_by_hand(tmp_path / "first", {"model.safetensors": {"weight": WEIGHT}}, format=1, position=40)
-    loaded = load_checkpoint(first)
+@pytest.mark.parametrize("format", [1, 3])
+def test_a_format_of_one_file_loads_and_its_damage_is_seen(tmp_path: Path, format: int) -> None:
+    folder = write_by_hand(tmp_path / "step", {"model.safetensors": {"weight": WEIGHT}}, format=format, position=40)
+    loaded = load_checkpoint(folder)
     assert torch.equal(loaded.tensors["model"]["weight"], WEIGHT) and loaded.state["position"] == 40
-    unknown = write_by_hand(tmp_path / "unknown", {"model.safetensors": {"weight": WEIGHT}}, format=3)
-    with pytest.raises(CheckpointError, match="format 3, this version reads formats 1 and 2"):
+    data = bytearray((folder / "model.safetensors").read_bytes())
+    data[-1] ^= 1
+    (folder / "model.safetensors").write_bytes(data)
+    with pytest.raises(CheckpointError, match=r"model\.safetensors: damaged, its content does not match the digest"):
+        load_checkpoint(folder)
+
+
+def test_an_unknown_format_is_refused(tmp_path: Path) -> None:
+    unknown = write_by_hand(tmp_path / "unknown", {"model.safetensors": {"weight": WEIGHT}}, format=4)
+    with pytest.raises(CheckpointError, match="format 4, this version reads formats 1 to 3"):
         load_checkpoint(unknown)
 
 
-def test_what_one_process_writes_has_the_first_format_byte_for_byte(tmp_path: Path) -> None:
+def test_what_one_process_writes_has_the_newest_format_byte_for_byte(tmp_path: Path) -> None:
     tensors = {"model": {"weight": WEIGHT, "bias": BIAS.to(torch.bfloat16), "step": torch.tensor(3)}, "ema": {}}
     save_checkpoint(tmp_path, Checkpoint(4, tensors, {"position": 40}))
     files = {f"{group}.safetensors": named for group, named in tensors.items()}
-    by_hand = write_by_hand(tmp_path / "by hand", files, format=1, position=40)
+    by_hand = write_by_hand(tmp_path / "by hand", files, format=3, position=40)
     for name in (*files, "state.json"):
         assert (step_folder(tmp_path, 4) / name).read_bytes() == (by_hand / name).read_bytes()

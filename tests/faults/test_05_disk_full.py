@@ -60,7 +60,7 @@ def test_the_message_has_the_path_and_both_numbers(tmp_path, monkeypatch):
     def fill(path: Path) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(store, "write_safetensors", lambda path, tensors: fill(path))
+    monkeypatch.setattr(store, "write_digested", lambda path, tensors: fill(path))
     with pytest.raises(CheckpointError) as caught:
         save_checkpoint(tmp_path, make(2, size=SIZE))
     found = re.search(r"step-00000002.*No space left.*needs ([\d,]+) bytes and ([\d,]+) are free", str(caught.value))

@@ -56,7 +56,7 @@ def test_a_recipe_of_an_earlier_version_is_read(path, tally):
 
 
 def test_the_museum_has_every_format():
-    assert {read_state(folder)["format"] for folder in CHECKPOINTS} == {1, 2}
+    assert {read_state(folder)["format"] for folder in CHECKPOINTS} == {1, 2, 3}
     assert RECIPES
 
 
@@ -68,6 +68,6 @@ def test_a_format_of_the_future_is_refused_by_number(tmp_path, tally):
     sealed = {**content, "seal": digest_value(content)}
     (folder / "state.json").write_text(json.dumps(sealed, indent=1, sort_keys=True) + "\n")
     tally.inject()
-    with pytest.raises(CheckpointError, match=r"format 99, this version reads formats 1 and 2"):
+    with pytest.raises(CheckpointError, match=r"format 99, this version reads formats 1 to 3"):
         load_checkpoint(folder)
     tally.survive()

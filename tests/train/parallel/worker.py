@@ -143,12 +143,12 @@ def run_whole(job: Mapping[str, Any], rank: int) -> None:
     (out / f"outcome-{rank}").write_text(outcome)
 
 
-RIGHT_SUM, RIGHT_STEP, RIGHT_WRITE = gradients.add_up_gradients, Trainer.take_step, store.write_safetensors
+RIGHT_SUM, RIGHT_STEP, RIGHT_WRITE = gradients.add_up_gradients, Trainer.take_step, store.write_digested
 RIGHT_SPLIT, RIGHT_GROUP = mesh.MeshPeers.split_model, mesh.join_sequence_group
 
 
 def put_right(rank: int) -> None:
-    mesh.add_up_gradients, Trainer.take_step, store.write_safetensors = RIGHT_SUM, RIGHT_STEP, RIGHT_WRITE
+    mesh.add_up_gradients, Trainer.take_step, store.write_digested = RIGHT_SUM, RIGHT_STEP, RIGHT_WRITE
     mesh.MeshPeers.split_model, mesh.join_sequence_group = RIGHT_SPLIT, RIGHT_GROUP  # type: ignore[method-assign]
 
 
@@ -203,7 +203,7 @@ def fill_disk(rank: int) -> None:
         return RIGHT_WRITE(path, *args, **more)
 
     if rank == 1:
-        store.write_safetensors = write
+        store.write_digested = write
 
 
 FAULTS: dict[str | None, Callable[[int], None]] = {
