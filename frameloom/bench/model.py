@@ -4,8 +4,9 @@ Where diffusers has a class for the architecture it gets our weights; where it h
 plainly. It is trained as diffusers' scripts do it, with accelerate and torch's AdamW, in a process of its own. Both
 predict the same before they are timed. For the larger size the other side runs a second time, in a process that keeps
 memory as ours does, which tells how much of the difference that makes; and a product of matrices takes its turn: the
-arithmetic of the step, counted as the planner counts it, over its time is a share of that rate. At last the larger size
-comes with a batch of four, beside which the optimizer, whose time does not grow with the batch, weighs less.
+arithmetic of the step, counted as the planner counts it, over its time is a share of that rate. A bare DiT tells what
+share a transformer can have on the machine (`bare_dit.py`). At last the larger size comes with a batch of four, beside
+which the optimizer, whose time does not grow with the batch, weighs less.
 
 Shape letters: B batch, C channels, F frames, H height, W width.
 """
@@ -22,6 +23,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from frameloom.bench.bare_dit import BareDiT
 from frameloom.bench.elsewhere import Elsewhere
 from frameloom.bench.harness import (
     Effort,
@@ -53,7 +55,7 @@ _MATRIX_SIDE, _MATRIX_TIMES = 2048, 8
 _WARMUP = 3
 _LARGEST_GAP = 1e-3
 # Steps of several clips are long, and calmer than short ones.
-_BATCH, _BATCH_ROUNDS, _BATCH_WARMUP = 4, 3, 1
+_BATCH, _BATCH_ROUNDS, _BATCH_WARMUP = 4, 5, 1
 
 
 @dataclass(frozen=True)
@@ -187,6 +189,9 @@ def _measure_case(topic: str, case: Case, places: list[Elsewhere], effort: Effor
         sides["kept"] = places[1].build(build_other_step, case, case.compiler)
     if case.is_large:
         sides["product"] = _build_product()
+    bare = choose_bare(case, family.num_tokens(config, case.latent))
+    if bare is not None:
+        sides["bare"] = bare.build_step()
     times = take_turns(sides, *_choose_rounds(case, effort))
     num_parameters = sum(parameter.numel() for parameter in model.parameters())
     tokens = case.batch * family.num_tokens(config, case.latent)
@@ -197,7 +202,10 @@ def _measure_case(topic: str, case: Case, places: list[Elsewhere], effort: Effor
     loop = f"{against} in accelerate's loop"
     yield compare_times(topic, case.name, times["ours"], times["other"], against=loop, note=note)
     if case.is_large:
-        yield _compare_shares(topic, case, times, against)
+        flops = count_flops(case)
+        yield _compare_shares(topic, case, times, flops, ("other", flops, against))
+        if bare is not None:
+            yield _compare_shares(topic, case, times, flops, ("bare", bare.count_flops(), bare.name))
 
 
 def _choose_rounds(case: Case, effort: Effort) -> tuple[int, int]:
@@ -224,19 +232,30 @@ def _build_product() -> Work:
     return multiply
 
 
-def _compare_shares(topic: str, case: Case, times: dict[str, Times], against: str) -> Row:
-    """Of the rate of a product of matrices."""
-    flops = count_flops(case)
+def choose_bare(case: Case, num_tokens: int) -> BareDiT | None:
+    """As wide as a larger transformer, with heads as wide."""
+    if not case.is_large or case.family == "sdxl":
+        return None
+    num_heads = case.overrides.get("num_heads") or case.overrides["num_attention_heads"]
+    width = case.overrides.get("hidden_size") or num_heads * case.overrides["attention_head_dim"]
+    return BareDiT(width, num_heads, case.batch, num_tokens)
+
+
+def _compare_shares(
+    topic: str, case: Case, times: dict[str, Times], flops: float, other: tuple[str, float, str]
+) -> Row:
+    """Of the rate of a product of matrices; `other` is a side, its operations and its name."""
     product, product_flops = times["product"], 2.0 * _MATRIX_TIMES * _MATRIX_SIDE**3
+    side, other_flops, against = other
     by_rounds = [
-        statistics.median(flops * turn / (product_flops * step) for turn, step in zip(product.walls, side, strict=True))
-        for side in (times["ours"].walls, times["other"].walls)
+        statistics.median(done * turn / (product_flops * step) for turn, step in zip(product.walls, walls, strict=True))
+        for done, walls in ((flops, times["ours"].walls), (other_flops, times[side].walls))
     ]
     by_cpu = flops * product.cpu_s / (product_flops * times["ours"].cpu_s)
     rate = product_flops / product.wall_s
     return compare_numbers(
         topic,
-        f"{case.name}, of the rate of a product",
+        f"{case.name}, of the rate of a product" + (", and a bare DiT" if side == "bare" else ""),
         *by_rounds,
         unit="share",
         against=against,
