@@ -41,7 +41,8 @@ class _Block(nn.Module):
         q, k, v = qkv.unflatten(-1, (3, self.num_heads, -1)).permute(2, 0, 3, 1, 4)
         mixed_BND = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
         x_BND = x_BND + gate * self.out(mixed_BND)
-        return x_BND + mlp_gate * self.mlp(self.mlp_norm(x_BND) * (1 + mlp_scale) + mlp_shift)
+        x_BND = x_BND + mlp_gate * self.mlp(self.mlp_norm(x_BND) * (1 + mlp_scale) + mlp_shift)
+        return x_BND
 
 
 @dataclass(frozen=True)
