@@ -187,6 +187,8 @@ def test_an_interrupt_ends_with_one_line_and_130(folder: Path) -> None:
         '"""Wait."""\nimport time\n\n\ndef wait() -> None:\n    print("ready", flush=True)\n    time.sleep(60)\n'
     )
     code = (
+        # Children of a shell that runs in the background ignore interrupts.
+        "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         "from frameloom.cli import main\n"
         "main.COMMANDS['wait'] = main.Entry('wait', target='waiting:wait')\n"
         "main.main(['wait'])\n"
