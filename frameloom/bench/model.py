@@ -51,6 +51,7 @@ _TEXT = TextShape(tokens=32, width=384, pooled_width=384)
 _CHANNELS = 4
 _LR, _CLIP = 1e-5, 1.0
 _MATRIX_SIDE, _MATRIX_TIMES = 2048, 8
+_PRODUCT_FLOPS = 2.0 * _MATRIX_TIMES * _MATRIX_SIDE**3
 # The first steps take memory from the system that later ones find at hand.
 _WARMUP = 3
 _LARGEST_GAP = 1e-3
@@ -203,9 +204,12 @@ def _measure_case(topic: str, case: Case, places: list[Elsewhere], effort: Effor
     yield compare_times(topic, case.name, times["ours"], times["other"], against=loop, note=note)
     if case.is_large:
         flops = count_flops(case)
-        yield _compare_shares(topic, case, times, flops, ("other", flops, against))
+        name = f"{case.name}, of the rate of a product"
+        own, product = _Done(times["ours"], flops), times["product"]
+        yield _compare_shares(topic, name, own, _Done(times["other"], flops), product, against)
         if bare is not None:
-            yield _compare_shares(topic, case, times, flops, ("bare", bare.count_flops(), bare.name))
+            yardstick = _Done(times["bare"], bare.count_flops())
+            yield _compare_shares(topic, f"{name}, and a bare DiT", own, yardstick, product, bare.name)
 
 
 def _choose_rounds(case: Case, effort: Effort) -> tuple[int, int]:
@@ -241,27 +245,32 @@ def choose_bare(case: Case, num_tokens: int) -> BareDiT | None:
     return BareDiT(width, num_heads, case.batch, num_tokens)
 
 
-def _compare_shares(
-    topic: str, case: Case, times: dict[str, Times], flops: float, other: tuple[str, float, str]
-) -> Row:
-    """Of the rate of a product of matrices; `other` is a side, its operations and its name."""
-    product, product_flops = times["product"], 2.0 * _MATRIX_TIMES * _MATRIX_SIDE**3
-    side, other_flops, against = other
-    by_rounds = [
-        statistics.median(done * turn / (product_flops * step) for turn, step in zip(product.walls, walls, strict=True))
-        for done, walls in ((flops, times["ours"].walls), (other_flops, times[side].walls))
-    ]
-    by_cpu = flops * product.cpu_s / (product_flops * times["ours"].cpu_s)
-    rate = product_flops / product.wall_s
+@dataclass(frozen=True)
+class _Done:
+    """The times of a side, and the operations of one turn of it."""
+
+    times: Times
+    flops: float
+
+    def share_of(self, product: Times) -> float:
+        """Of the rate of a product, as the median of the rounds' own shares."""
+        rounds = zip(product.walls, self.times.walls, strict=True)
+        return statistics.median(self.flops * turn / (_PRODUCT_FLOPS * step) for turn, step in rounds)
+
+
+def _compare_shares(topic: str, name: str, ours: _Done, other: _Done, product: Times, against: str) -> Row:
+    by_cpu = ours.flops * product.cpu_s / (_PRODUCT_FLOPS * ours.times.cpu_s)
+    rate = _PRODUCT_FLOPS / product.wall_s
     return compare_numbers(
         topic,
-        f"{case.name}, of the rate of a product" + (", and a bare DiT" if side == "bare" else ""),
-        *by_rounds,
+        name,
+        ours.share_of(product),
+        other.share_of(product),
         unit="share",
         against=against,
         better="more",
         repeats=len(product.walls),
-        note=f"{flops / 1e9:.0f} GFLOP a step, products {rate / 1e9:.0f} GFLOP/s; by processor time {by_cpu:.0%}",
+        note=f"{ours.flops / 1e9:.0f} GFLOP a step, products {rate / 1e9:.0f} GFLOP/s; by processor time {by_cpu:.0%}",
     )
 
 
