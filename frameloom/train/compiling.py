@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -13,6 +14,8 @@ from frameloom.core.errors import ConfigError
 # Blocks of one kind share their graphs; each new shape, precision or pattern of a kind costs one. Beyond this many a
 # run stops rather than crawl.
 MAX_GRAPHS = 128
+# torch's own settings: the widest vectors it may use, and where it keeps compiled code.
+_WIDEST, _KEPT_CODE = "ATEN_CPU_CAPABILITY", "TORCHINDUCTOR_CACHE_DIR"
 
 
 def compile_blocks(blocks: Iterable[nn.Module], *, backend: str | Callable[..., Any] = "inductor") -> None:
@@ -20,6 +23,7 @@ def compile_blocks(blocks: Iterable[nn.Module], *, backend: str | Callable[..., 
 
     Comes before recompute, which then runs the compiled block twice.
     """
+    part_kept_code()
     options: dict[str, Any] = {"recompile_limit": MAX_GRAPHS}
     for block in blocks:
         block.forward = torch.compile(block.forward, fullgraph=True, backend=backend, **options)
@@ -36,6 +40,7 @@ def apply_compile(blocks: Iterable[nn.Module], settings: bool | str, device: tor
 
 def check_compiler(backend: str, device: torch.device) -> None:
     """Compile a line of arithmetic, so that a missing compiler is told before clips are read."""
+    part_kept_code()
     try:
         torch.compile(_calculate, fullgraph=True, backend=backend)(torch.zeros(2, device=device))
     except torch._dynamo.exc.BackendCompilerFailed as error:
@@ -44,6 +49,18 @@ def check_compiler(backend: str, device: torch.device) -> None:
             f"train.compile: '{backend}' cannot compile for {device.type} here ({reason}); install a C++ compiler "
             "(CXX names it) and, for a GPU, Triton, or set train.compile: false"
         ) from error
+
+
+def part_kept_code() -> None:
+    """A folder of its own for code that was compiled under a limit on vectors.
+
+    Names in torch's folder do not tell such code apart: run under another limit it gives wrong numbers or ends the
+    process.
+    """
+    if (limit := os.environ.get(_WIDEST)) and _KEPT_CODE not in os.environ:
+        from torch._inductor.runtime.cache_dir_utils import default_cache_dir
+
+        os.environ[_KEPT_CODE] = f"{default_cache_dir()}_{limit}"
 
 
 def _calculate(x: Tensor) -> Tensor:

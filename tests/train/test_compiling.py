@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from frameloom.core.errors import ConfigError
-from frameloom.train.compiling import apply_compile, check_compiler, compile_blocks
+from frameloom.train.compiling import apply_compile, check_compiler, compile_blocks, part_kept_code
 from frameloom.train.loop import train
 from frameloom.train.recompute import recompute_blocks
 from tests.models.denoisers.contract import SavedBytes
@@ -122,6 +122,27 @@ def test_a_missing_compiler_is_told_in_one_line(monkeypatch: pytest.MonkeyPatch,
     with pytest.raises(ConfigError, match=r"train.compile: 'inductor' cannot compile for cpu here.*C\+\+") as told:
         check_compiler("inductor", CPU)
     assert "\n" not in str(told.value) and "train.compile: false" in str(told.value)
+
+
+def test_code_for_narrower_vectors_is_kept_apart(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    from torch._inductor.runtime.cache_dir_utils import cache_dir
+
+    torch.rand(1).exp()  # torch reads the limit once, when it first computes, and the tests after this one have none
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    folders = set()
+    for limit in ("avx2", "default", None):
+        for name, value in (("ATEN_CPU_CAPABILITY", limit), ("TORCHINDUCTOR_CACHE_DIR", None)):
+            monkeypatch.setenv(name, value or "")
+            if value is None:
+                monkeypatch.delenv(name)
+        part_kept_code()
+        folders.add(Path(cache_dir()))
+    assert len(folders) == 3 and all(folder.parent == tmp_path for folder in folders)
+
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "chosen"))
+    monkeypatch.setenv("ATEN_CPU_CAPABILITY", "avx2")
+    part_kept_code()
+    assert Path(cache_dir()) == tmp_path / "chosen"
 
 
 ONE_SHAPE = {"_delete_": True, "64px_ar16:9": {"1": [1.0, 4]}}
