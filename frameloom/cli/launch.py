@@ -36,14 +36,14 @@ def launch(
     Example: frameloom launch my.yaml --nproc 8 --parallel.zero 2
     """
     from frameloom.config.checks import check_files
-    from frameloom.config.load import load_recipe
+    from frameloom.config.load import load_with_places
     from frameloom.config.parallel_checks import check_world
     from frameloom.train.parallel.launch import Job, Slurm, host_commands, read_hostfile, single_command, slurm_script
 
     if hostfile is not None and slurm is not None:
         raise ConfigError("--hostfile and --slurm: only one of them can say where the run goes; remove one")
-    resolved = load_recipe(recipe, context.args)
-    check_files(resolved)
+    resolved, places = load_with_places(recipe, context.args)
+    check_files(resolved, places=places)
     if data_position is not None and restarts:
         raise ConfigError("--data-position and --restarts: every restart would go back in the data; remove one")
     choices = ["--accept-recipe-change"] * accept_recipe_change + ["--accept-data-change"] * accept_data_change

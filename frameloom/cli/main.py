@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import re
 import sys
 import traceback
@@ -16,6 +17,21 @@ from frameloom.cli.lazy import Entry, build_group
 from frameloom.core.errors import FrameloomError, SilentStop
 
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+# What the system says of a place that a person chose, and what helps; any other error of a file is a mistake of ours.
+_OTHER_PLACE, _RIGHT = "choose another place", "give yourself the right to use it, or choose another place"
+_REMEDIES = {
+    errno.ENOSPC: "make room there, and start the same command again",
+    errno.EDQUOT: "make room there, and start the same command again",
+    errno.EACCES: _RIGHT,
+    errno.EPERM: _RIGHT,
+    errno.EROFS: _OTHER_PLACE,
+    errno.EISDIR: f"there is a folder of this name; {_OTHER_PLACE}",
+    errno.ENOTDIR: f"a folder above it is a file; {_OTHER_PLACE}",
+    errno.EEXIST: f"there is a file of this name; {_OTHER_PLACE}",
+    errno.ENAMETOOLONG: "choose a shorter name",
+    errno.EMFILE: "allow more open files: ulimit -n 65536",
+    errno.EIO: "the disk may be failing",
+}
 _SWITCHES, _WITH_VALUE = ("--debug",), ("--log-level",)
 
 _RECIPE = {
@@ -261,8 +277,20 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     except FrameloomError as error:
         if "--debug" in words:
             traceback.print_exc()
-        # A path or a caption in the message must not move the cursor of the terminal.
         if not isinstance(error, SilentStop):
-            print(_CONTROL.sub("?", str(error)), file=sys.stderr)
+            _tell(str(error))
         sys.exit(error.exit_code)
+    except OSError as error:
+        if error.errno not in _REMEDIES:
+            raise
+        if "--debug" in words:
+            traceback.print_exc()
+        place = "" if error.filename is None else f"{error.filename}: "
+        _tell(f"{place}{error.strerror}; {_REMEDIES[error.errno]}")
+        sys.exit(FrameloomError.exit_code)
     sys.exit(0)
+
+
+def _tell(message: str) -> None:
+    """A path or a caption in it must not move the cursor of the terminal."""
+    print(_CONTROL.sub("?", message), file=sys.stderr)

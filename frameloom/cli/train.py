@@ -37,15 +37,15 @@ def train(
     Example: frameloom train my.yaml --data-position 0
     """
     from frameloom.config.checks import check_files
-    from frameloom.config.load import load_recipe
+    from frameloom.config.load import load_with_places
     from frameloom.config.parallel_checks import check_world
     from frameloom.core.errors import FrameloomError
     from frameloom.core.ranks import read_ranks
 
     ranks = read_ranks()
     try:
-        resolved = load_recipe(recipe, context.args)
-        check_files(resolved)
+        resolved, places = load_with_places(recipe, context.args)
+        check_files(resolved, places=places)
         check_world(resolved, ranks.num_ranks)
     except FrameloomError as error:
         if ranks.local_rank == 0:

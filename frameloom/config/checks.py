@@ -333,6 +333,9 @@ def check_files(recipe: Recipe, *, skip_caches: bool = False, places: Mapping[Ke
             problems.append(_check_path((*place, "tokenizer"), encoder.tokenizer, "folder"))
         problems += check_text_files(recipe)
         problems += _check_sample_files(recipe)
+        pictures = recipe.dreambooth.class_folder if recipe.dreambooth else None
+        if pictures is not None and Path(pictures).exists():
+            problems.append(_check_path(("dreambooth", "class_folder"), pictures, "folder"))
         if recipe.inversion is not None:
             problems.append(_check_path(("inversion", "weights"), recipe.inversion.weights, "file or folder"))
             problems.append(_check_path(("inversion", "template_file"), recipe.inversion.template_file, "file"))

@@ -34,16 +34,31 @@ def sync_file(path: Path) -> None:
 
 
 @contextmanager
+def _naming(path: Path, temporary: Path) -> Iterator[None]:
+    """An error names what is made: not the temporary, which nobody knows, nor nothing, as that of a full disk does."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno is not None and error.filename is None:
+            error.filename = str(path)
+        for key in ("filename", "filename2"):
+            if isinstance(name := getattr(error, key), str | Path):
+                setattr(error, key, str(name).replace(temporary.name, path.name))
+        raise
+
+
+@contextmanager
 def atomic_file(path: Path) -> Iterator[Path]:
     """Yield a temporary path to write; it becomes `path` when the block ends without an error."""
     path.parent.mkdir(parents=True, exist_ok=True)
     # The suffix stays last: video writers choose the container by it.
     temporary = path.with_name(f"{PARTIAL}{uuid4().hex[:8]}-{path.name}")
     try:
-        yield temporary
-        sync_file(temporary)
-        os.replace(temporary, path)
-        sync_folder(path.parent)
+        with _naming(path, temporary):
+            yield temporary
+            sync_file(temporary)
+            os.replace(temporary, path)
+            sync_folder(path.parent)
     finally:
         temporary.unlink(missing_ok=True)
 
@@ -66,13 +81,14 @@ def atomic_folder(path: Path) -> Iterator[Path]:
     temporary = path.with_name(f"{PARTIAL}{uuid4().hex[:8]}-{path.name}")
     temporary.mkdir()
     try:
-        yield temporary
-        for file in temporary.rglob("*"):
-            if file.is_file():
-                sync_file(file)
-        sync_folder(temporary)
-        os.rename(temporary, path)
-        sync_folder(path.parent)
+        with _naming(path, temporary):
+            yield temporary
+            for file in temporary.rglob("*"):
+                if file.is_file():
+                    sync_file(file)
+            sync_folder(temporary)
+            os.rename(temporary, path)
+            sync_folder(path.parent)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
 

@@ -16,6 +16,7 @@ import frameloom
 from frameloom.config.render import render_yaml
 from frameloom.config.schema import Recipe
 from frameloom.core.errors import CheckpointError
+from frameloom.core.metrics_file import read_records
 from frameloom.generate.published import read_table
 
 __all__ = ["CARD", "NOTE", "README", "Card", "collect_samples", "read_card", "read_metrics", "write_card"]
@@ -81,9 +82,8 @@ def read_card(path: Path) -> dict[str, Any]:
 def read_metrics(file: Path, step: int) -> dict[str, float]:
     """The last value of each metric of a run, up to `step`."""
     found: dict[str, float] = {}
-    for line in file.read_text(encoding="utf-8").splitlines() if file.is_file() else []:
-        values = json.loads(line)
-        if values.get("step", 0) <= step:
+    for values in read_records(file):
+        if values["step"] <= step:
             found |= {name: value for name, value in values.items() if "/" in name and isinstance(value, int | float)}
     return {name: found[name] for name in sorted(found)}
 

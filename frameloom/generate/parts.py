@@ -194,18 +194,13 @@ class LoadedDenoiser:
 def build_denoiser(section: ModelSection, *, latent_channels: int, text: TextPipeline, seed: int) -> LoadedDenoiser:
     """The denoiser of a recipe; fresh weights follow from `seed`."""
     family = get_family(section.family)
+    widths = {"latent_channels": latent_channels, "text_width": text.width, "pooled_width": text.pooled_width}
     found = read_weights(Path(section.weights), kind="denoiser") if section.weights else None
     if found is not None and found.config:
         _expect(found, kind="denoiser", name=section.family, path=section.weights or "")
-        config = family.config_class(**found.config)
+        config = _fit_stored(family, section, found.config, widths)
     else:
-        config = family.configure(
-            section.size,
-            latent_channels=latent_channels,
-            text_width=text.width,
-            pooled_width=text.pooled_width,
-            overrides=section.overrides,
-        )
+        config = family.configure(section.size, **widths, overrides=section.overrides)
         if found is not None:
             warn_of_differences(family, config, found.original_config, key="model", path=section.weights or "")
     model = family.build(config, generator=stream(seed, "denoiser weights"))
@@ -213,6 +208,30 @@ def build_denoiser(section: ModelSection, *, latent_channels: int, text: TextPip
         family.load_original(model, found.tensors)
     digest = digest_value([section.family, dataclasses.asdict(config), found.digest if found else seed])
     return LoadedDenoiser(family, model, config, digest)
+
+
+def _fit_stored(
+    family: DenoiserFamily, section: ModelSection, stored: Mapping[str, Any], widths: Mapping[str, int]
+) -> Any:
+    """The architecture that a folder of weights brings along, with the overrides of the recipe.
+
+    CheckpointError where the recipe's autoencoder or text encoders are as wide as others.
+    """
+    here = family.configure(section.size, **widths, overrides={})
+    wider = family.configure(section.size, **{name: width + 1 for name, width in widths.items()}, overrides={})
+    derived = [name for name, value in dataclasses.asdict(here).items() if value != getattr(wider, name)]
+    rest = {name: value for name, value in stored.items() if name not in derived}
+    # Some widths depend on other fields: on the size of a patch, for one.
+    expected = family.configure(section.size, **widths, overrides=rest)
+    wrong = [name for name in derived if name in stored and stored[name] != getattr(expected, name)]
+    if wrong:
+        listed = ", ".join(f"{name} {stored[name]} (here {getattr(expected, name)})" for name in wrong)
+        raise CheckpointError(
+            f"{section.weights}: was made for another autoencoder or text encoder, with {listed}; name those of its "
+            "run in vae and text, or choose other weights"
+        )
+    config = family.config_class(**stored)
+    return override_fields(config, section.overrides, where="model.overrides", derived=derived)
 
 
 def rebuild_denoiser(name: str, architecture: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> LoadedDenoiser:

@@ -112,7 +112,7 @@ def fill(wish: Wish, keeper: Any, on_step: Callable[[int], None]) -> list[Path]:
 
 
 def _explain(error: Exception) -> str:
-    from frameloom.train.samples import is_shortage
+    from frameloom.train.shortage import is_shortage
 
     if is_shortage(error):
         return "memory or disk space ran out; ask for fewer frames or a smaller size"

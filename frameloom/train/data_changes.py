@@ -28,9 +28,11 @@ def write_rows(path: Path, manifest: Manifest) -> None:
 
 def describe_changes(path: Path, manifest: Manifest) -> str:
     """What became of the rows since `write_rows`, in words."""
-    if not path.is_file():
-        return f"it has {len(manifest):,} rows now; which ones changed is not known, the run keeps no copy of them"
-    before, after = (_number(table) for table in (pl.read_parquet(path), _take_table(manifest)))
+    try:
+        kept = pl.read_parquet(path)
+    except (OSError, pl.exceptions.PolarsError):
+        return f"it has {len(manifest):,} rows now; which ones changed is not known, the run has no copy of them"
+    before, after = (_number(table) for table in (kept, _take_table(manifest)))
     removed = before.join(after, on=_KEY, how="anti")["path"].to_list()
     added = after.join(before, on=_KEY, how="anti")["path"].to_list()
     found = [

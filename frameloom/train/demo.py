@@ -16,6 +16,7 @@ from frameloom.config.load import load_recipe
 from frameloom.config.schema import Recipe
 from frameloom.core.files import write_json
 from frameloom.core.log import get_logger
+from frameloom.core.metrics_file import read_records
 from frameloom.data.shapes import heldout_prompts
 from frameloom.data.shapes_set import write_shapes
 from frameloom.generate.load import load_sampler
@@ -96,7 +97,7 @@ def summary(plan: DemoPlan) -> list[str]:
 
 def last_value(metrics: Path, key: str) -> float:
     """The newest value of a metric in a metrics file."""
-    values = [record[key] for record in map(json.loads, metrics.read_text().splitlines()) if key in record]
+    values = [record[key] for record in read_records(metrics) if key in record]
     return float(values[-1])
 
 

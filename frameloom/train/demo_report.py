@@ -11,6 +11,7 @@ import numpy as np
 
 from frameloom.config.load import load_recipe
 from frameloom.core.files import write_text
+from frameloom.core.metrics_file import read_records
 from frameloom.data.batch import Batch
 from frameloom.data.buckets import assign, bucket_table
 from frameloom.data.loader import iterate_batches
@@ -30,8 +31,8 @@ _LEAD = (
 def write_report(path: Path, folder: Path, seconds: Mapping[str, float]) -> None:
     """Write the self-contained page from what the demo left in `folder`."""
     scores = json.loads((folder / "samples" / "scores.json").read_text())
-    vae_metrics = read_metrics(folder / "vae" / "metrics.jsonl")
-    denoiser_metrics = read_metrics(folder / "denoiser" / "metrics.jsonl")
+    vae_metrics = read_records(folder / "vae" / "metrics.jsonl")
+    denoiser_metrics = read_records(folder / "denoiser" / "metrics.jsonl")
     sections = [
         _headline(scores, vae_metrics, seconds),
         _generated(folder, scores),
@@ -55,10 +56,6 @@ _SCORES_TEXT = (
     "The combinations of colour, shape, motion and background in these prompts never occurred in training."
 )
 _BUCKETS_TEXT = "Clips of many sizes, ratios and lengths are sorted into shapes that can share a batch."
-
-
-def read_metrics(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text().splitlines()]
 
 
 def series(records: Sequence[Mapping[str, Any]], key: str) -> list[tuple[float, float]]:

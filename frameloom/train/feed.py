@@ -295,13 +295,17 @@ def build_feed(recipe: Recipe, *, bad_clips: Path, shares: Shares | None = None,
 def _validation_source(recipe: Recipe, policy: BucketPolicy) -> Callable[[], list[Batch]]:
     """The same few held-out batches each time, read once and kept."""
     section = recipe.validation
-    if section is None:
+    if section is None or not section.batches:
         return list
+    # At once: told at the first validation, a mistake would cost the steps before it.
+    try:
+        manifest = read_manifest(recipe, where=section.where)
+        plan = build_plan(recipe, manifest, policy)(0)
+    except DataError as error:
+        raise DataError(f"validation.where: {error}") from error
 
     @lru_cache(maxsize=1)
     def read() -> tuple[Batch, ...]:
-        manifest = read_manifest(recipe, where=section.where)
-        plan = build_plan(recipe, manifest, policy)(0)
         return tuple(islice(iterate_batches(plan, build_clip_reader(recipe, manifest, policy)), section.batches))
 
     return lambda: list(read())

@@ -16,6 +16,7 @@ _ABSENT = "(not there)"
 
 # Sections and keys that do not change what is learnt from one step to the next: length, speed, files, what is shown.
 _HARMLESS = (
+    "name",
     "run",
     "data.workers",
     "data.timeout_s",

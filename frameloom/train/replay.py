@@ -38,7 +38,8 @@ def read_replay(path: Path, overrides: Sequence[str] = (), *, name: str | None =
     if table.get("format") != FORMAT or not isinstance(table.get("recipe"), dict):
         raise CheckpointError(f"{path}: its card has format {table.get('format')!r}; this version reads {FORMAT}")
     recipe = recipe_from_dict(table["recipe"], name=str(path))
-    recipe = recipe.model_copy(update={"name": name or f"{recipe.name[:73]}-replay"})
+    chosen = f"{recipe.name[:73]}-replay" if name is None else name
+    recipe = recipe_from_dict({**table["recipe"], "name": chosen}, name="--name")
     if overrides:
         recipe = _override(recipe, overrides)
     data: Any = table.get("data", {})

@@ -7,7 +7,6 @@ runs/<name>/recipe.yaml  versions.json  metrics.jsonl  bad_clips.jsonl  rows.par
 from __future__ import annotations
 
 import fcntl
-import json
 import os
 import platform
 import socket
@@ -20,11 +19,13 @@ import torch
 
 import frameloom
 from frameloom.checkpoint.model_folder import EXPORT
+from frameloom.checkpoint.store import step_folder
 from frameloom.config.render import render_yaml
 from frameloom.config.schema import Recipe
 from frameloom.core.errors import RunError
 from frameloom.core.files import PARTIAL, remove_partial, write_json, write_text
 from frameloom.core.log import get_logger
+from frameloom.core.metrics_file import parse_record, read_lines
 
 _log = get_logger(__name__)
 
@@ -49,8 +50,10 @@ class RunFolder:
 
     @property
     def has_trained(self) -> bool:
-        """Whether a step was ever logged here or a checkpoint was found damaged."""
-        return (self.metrics.is_file() and self.metrics.stat().st_size > 0) or any(self.checkpoints.glob("damaged-*"))
+        """Whether a step has left something here: its metrics, samples, a damaged checkpoint, a finished model."""
+        has_logged = self.metrics.is_file() and self.metrics.stat().st_size > 0
+        has_drawn = any(folder != step_folder(self.samples, 0) for folder in self.samples.glob("step-*"))
+        return has_logged or has_drawn or self.export.exists() or any(self.checkpoints.glob("damaged-*"))
 
     @contextmanager
     def locked(self) -> Iterator[None]:
@@ -68,17 +71,22 @@ class RunFolder:
 
     def _open_lock(self) -> TextIO:
         """The lock's file, after a look whether the run can write at all: now, and not at its first save."""
-        try:
+        with self._writing():
             self.path.mkdir(parents=True, exist_ok=True)
             if self.checkpoints.is_dir():
                 probe = self.checkpoints / f"{PARTIAL}probe-{os.getpid()}"
                 probe.mkdir()
                 probe.rmdir()
             return (self.path / "lock").open("a+")
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        try:
+            yield
         except OSError as error:
             raise RunError(
                 f"{error.filename or self.path}: cannot be written ({error.strerror}), and a run saves there; give "
-                "yourself the right to write, or choose another --run.folder"
+                "yourself the right to write, make room, or choose another --run.folder"
             ) from error
 
     def _take(self, file: TextIO) -> None:
@@ -96,9 +104,9 @@ class RunFolder:
         file.seek(0)
         if holder := file.read().strip():
             _log.info("%s: the lock of %s, which is gone, is taken over", self.path, holder)
-        file.truncate(0)
-        file.write(f"process {os.getpid()} on {socket.gethostname()}")
-        file.flush()
+        with self._writing():
+            file.truncate(0)
+            os.write(file.fileno(), f"process {os.getpid()} on {socket.gethostname()}".encode())
 
     def _remove_if_empty(self) -> None:
         """A start that was refused leaves no folder behind; a lock is harmless to remove while it is held."""
@@ -113,10 +121,11 @@ class RunFolder:
 
     def trim_metrics(self, step: int) -> None:
         """Drop metrics after `step`: the resumed run writes those lines again, equal to the bit."""
-        if not self.metrics.is_file():
-            return
-        lines = self.metrics.read_text().splitlines(keepends=True)
-        kept = [line for line in lines if line.endswith("\n") and json.loads(line)["step"] <= step]
+        lines = read_lines(self.metrics)
+        records = [parse_record(line) for line in lines]
+        if num_damaged := sum(record is None for record in records[:-1]):
+            _log.warning("%s: %d damaged lines are dropped", self.metrics, num_damaged)
+        kept = [line for line, found in zip(lines, records, strict=True) if found is not None and found["step"] <= step]
         if len(kept) != len(lines):
             write_text(self.metrics, "".join(kept))
 

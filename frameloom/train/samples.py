@@ -5,7 +5,6 @@ Sampling leaves no trace in the run: it draws only from streams of its own, and 
 
 from __future__ import annotations
 
-import errno
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -18,18 +17,15 @@ from frameloom.checkpoint.folders import replace_folder
 from frameloom.checkpoint.store import step_folder
 from frameloom.config.sampling_settings import SampleSection
 from frameloom.config.schema import Recipe
-from frameloom.core.log import get_logger
 from frameloom.generate.pipeline import CONTACT_SHEET, Request, Result, Sampler, generate, write_results
 from frameloom.generate.prompt_notes import PromptNote, build_note
 from frameloom.generate.prompts import read_prompts
 from frameloom.train.denoiser import DenoiserTask
 from frameloom.train.ema import EMA
+from frameloom.train.shortage import outlasting_shortage
 from frameloom.train.step import Task
 from frameloom.train.trackers import Media, Tracker
 from frameloom.train.wrapped_task import unwrap
-
-_log = get_logger(__name__)
-_RESOURCES = (errno.ENOSPC, errno.EDQUOT, errno.ENOMEM, errno.EMFILE, errno.ENFILE)
 
 
 @dataclass(frozen=True)
@@ -55,18 +51,11 @@ class TrainingSamples:
     def draw(self, step: int, ema: EMA | None, trackers: Sequence[Tracker]) -> None:
         """Write `samples/step-…/` and hand it to the trackers. Too little memory or space is told, and the run goes on;
         any other error ends it, because it would come again at every step."""
-        try:
+        with outlasting_shortage(f"step {step}: no samples"):
             results = self.generate(step, ema)
             paths = self.write(step, results)
             for tracker in trackers:
                 tracker.log_media(step, self._media(results, paths))
-        except (RuntimeError, MemoryError, OSError) as error:
-            if not is_shortage(error):
-                raise
-            reason = str(error).partition("\n")[0] or type(error).__name__
-            _log.error("step %d: no samples, for lack of resources (%s); training goes on", step, reason)
-            if torch.cuda.is_available():
-                torch.cuda.empty_cache()
 
     def generate(self, step: int, ema: EMA | None) -> list[Result]:
         with ExitStack() as stack:
@@ -125,15 +114,6 @@ def evaluating(model: nn.Module) -> Iterator[None]:
     finally:
         for module, mode in modes:
             module.training = mode
-
-
-def is_shortage(error: BaseException) -> bool:
-    """Whether memory, disk space or file handles ran out, which may be otherwise at the next step."""
-    if isinstance(error, MemoryError | torch.OutOfMemoryError):
-        return True
-    if isinstance(error, OSError):
-        return error.errno in _RESOURCES
-    return isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
 
 
 def build_samples(recipe: Recipe, task: Task, folder: Path) -> TrainingSamples | None:

@@ -4,10 +4,13 @@ where the tracker can drop them.
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 import math
+import os
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -17,6 +20,10 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from frameloom.config.tracking_settings import TrackingSection
+from frameloom.core.log import get_logger
+from frameloom.train.shortage import outlasting_shortage
+
+_log = get_logger(__name__)
 
 
 @dataclass(frozen=True)
@@ -51,12 +58,17 @@ class JsonlTracker:
     """One JSON object per record; a value that is not finite is written as null, so every line is valid JSON."""
 
     def __init__(self, path: Path) -> None:
-        self._file = path.open("a", encoding="utf-8")
+        self._file = path.open("ab", buffering=0)
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
+        """A line is there as a whole or, on a full disk, not at all."""
         finite = {key: value if math.isfinite(value) else None for key, value in values.items()}
-        self._file.write(json.dumps({"step": step, **finite}) + "\n")
-        self._file.flush()
+        line = (json.dumps({"step": step, **finite}) + "\n").encode()
+        size = os.fstat(self._file.fileno()).st_size
+        written = self._file.write(line)
+        if written != len(line):
+            self._file.truncate(size)
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), self._file.name)
 
     def log_media(self, step: int, media: Sequence[Media]) -> None:
         """Files stay where they are: in the run folder, by step."""
@@ -96,6 +108,35 @@ class TensorBoardTracker:
         self._writer.close()
 
 
+class LenientTracker:
+    """A tracker that runs out of room loses what it was given, and says so once; training goes on."""
+
+    def __init__(self, name: str, tracker: Tracker) -> None:
+        self._name = name
+        self._tracker = tracker
+        self._has_told = False
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        with self._outlasting(f"step {step}"):
+            self._tracker.log(step, values)
+
+    def log_media(self, step: int, media: Sequence[Media]) -> None:
+        with self._outlasting(f"step {step}"):
+            self._tracker.log_media(step, media)
+
+    def close(self) -> None:
+        with self._outlasting("at the end"):
+            self._tracker.close()
+
+    def _outlasting(self, place: str) -> AbstractContextManager[None]:
+        return outlasting_shortage(f"{place}: nothing more for the tracker '{self._name}'", self._tell)
+
+    def _tell(self, *message: object) -> None:
+        if not self._has_told:
+            _log.error(*message)
+        self._has_told = True
+
+
 def encode_gif(frames_FHWC: NDArray[np.uint8], fps: float) -> bytes:
     """A clip as an endless moving picture, which is all the motion that TensorBoard shows."""
     first, *rest = [Image.fromarray(np.ascontiguousarray(frame)) for frame in frames_FHWC]
@@ -117,7 +158,7 @@ def build_trackers(names: Sequence[str], run: TrackedRun, *, metrics: Path, tens
     trackers: list[Tracker] = []
     try:
         for name in dict.fromkeys(names):
-            trackers.append(build[name]())
+            trackers.append(LenientTracker(name, build[name]()))
     except BaseException:
         for tracker in trackers:
             tracker.close()

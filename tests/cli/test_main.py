@@ -110,6 +110,18 @@ def test_a_person_s_mistake_gets_one_message_and_ours_a_traceback(tmp_path):
     assert "Traceback" in run("--debug", "train", str(tmp_path / "missing.yaml")).stderr
 
 
+def test_a_place_that_cannot_be_written_gets_one_message(tmp_path):
+    (tmp_path / "train.sh").write_text(
+        "torchrun train.py configs/diffusion/train/stage1.py --dataset.data-path clips.csv"
+    )
+    (tmp_path / "file").touch()
+    for out, words in (("file/my.yaml", "there is a file of this name"), (".", "there is a folder of this name")):
+        place = str(tmp_path / out)
+        done = run("import-command", str(script), "-o", place)
+        assert done.returncode == 2 and "Traceback" not in done.stderr
+        assert words in done.stderr and str(tmp_path) in done.stderr
+
+
 def test_the_shipped_recipes_are_right():
     listed = run_frameloom("recipe", "list").stdout
     for path in sorted((ROOT / "frameloom" / "recipes").rglob("*.yaml")):

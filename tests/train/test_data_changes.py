@@ -47,3 +47,6 @@ def test_removed_added_edited_and_reordered_rows_are_told_apart(opened, tmp_path
 def test_without_a_copy_only_the_number_is_known(opened, tmp_path):
     manifest, _ = opened
     assert f"{len(manifest):,} rows now" in describe_changes(tmp_path / "none.parquet", manifest)
+    damaged = tmp_path / "rows.parquet"
+    damaged.write_bytes(b"PAR1 and no more")
+    assert f"{len(manifest):,} rows now" in describe_changes(damaged, manifest)

@@ -17,6 +17,7 @@ from frameloom.train.caching import write_caches
 from frameloom.train.loop import Trainer, train
 from frameloom.train.resuming import ResumeChoices
 from frameloom.train.run_folder import RunFolder
+from tests.conftest import VAE
 
 
 def records(run: Path, key: str) -> list[float]:
@@ -97,6 +98,25 @@ def test_tensorboard_gets_the_same_numbers(world):
     events.Reload()
     written = [event.value for event in events.Scalars("train/loss")]
     assert written == pytest.approx(records(run, "train/loss"))
+
+
+def test_a_slip_in_the_held_out_clips_is_told_before_the_first_step(world):
+    with pytest.raises(DataError, match=r"validation.where: .*manifest.parquet: no row has split = 'held-out'"):
+        train(world.recipe(validation={"every": 3, "where": {"split": "held-out"}}))
+    assert not (world.folder / "run").exists()
+
+
+def test_weights_of_a_folder_take_the_recipe_s_overrides_and_refuse_other_widths(world):
+    start = train(world.recipe("--train.steps", "1"))
+    words = ("--train.steps", "1", "--model.weights", str(start))
+    theta = train(world.recipe("--name", "theta", *words, "--model.overrides.theta", "20000"))
+    assert read_weights(theta).config == {**read_weights(start).config, "theta": 20000}
+    with pytest.raises(CheckpointError, match=r"opensora2 checkpoint does not fit the model: \d+ missing"):
+        train(world.recipe("--name", "deep", *words, "--model.overrides.depth", "9"))
+    vae = world.recipe(task="autoencoder", vae={"overrides": {**VAE, "latent_channels": 6}}, name="narrow")
+    narrow = train(vae.model_copy(update={"train": vae.train.model_copy(update={"steps": 1})}))
+    with pytest.raises(CheckpointError, match=r"run: was made for another autoencoder.* in_channels \d+ \(here 24\)"):
+        train(world.recipe("--name", "other", *words, "--vae.weights", str(narrow)))
 
 
 def test_a_refused_start_leaves_no_folder_and_no_other_recipe(world):

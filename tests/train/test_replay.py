@@ -11,6 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from frameloom.cli.main import main
 from frameloom.config.load import load_recipe
 from frameloom.core.errors import CheckpointError, ConfigError
 from frameloom.generate.export import Export, export_run
@@ -55,6 +56,18 @@ def test_changes_since_then_are_listed(run: Path, tmp_path: Path, world: Any) ->
     card["recipe"]["data"]["manifest"] = str(tmp_path / "gone.parquet")
     (export / "frameloom.json").write_text(json.dumps(card))
     assert "gone.parquet" in find_changes(read_replay(export))[0]
+
+
+def test_a_name_that_no_run_can_have_is_refused_before_anything_is_written(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    before = sorted(tmp_path.rglob("*.yaml"))
+    for name in ("a/b", "..", ""):
+        with pytest.raises(SystemExit) as exit_:
+            main(["replay", str(run), "--name", name])
+        assert exit_.value.code == 2 and f"--name: name is '{name}'" in capsys.readouterr().err
+    assert sorted(tmp_path.rglob("*.yaml")) == before
 
 
 def test_what_carries_nothing_is_refused(run: Path, tmp_path: Path) -> None:

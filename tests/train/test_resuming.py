@@ -56,6 +56,7 @@ def test_what_does_not_change_what_is_learnt_goes_on_without_a_word(world):
     before = world.recipe()
     harmless = world.recipe(
         *("--train.steps", "9", "--train.save_every", "3", "--train.keep", "4", "--data.workers", "1"),
+        *("--name", "other"),
         *("--parallel.zero", "3", "--run.trackers", "[]", "--sample.guidance", "3", "--train.checkpoint", "whole"),
         validation={"every": 3, "where": {"split": "val"}},
     )
@@ -69,6 +70,25 @@ def test_what_does_not_change_what_is_learnt_goes_on_without_a_word(world):
     ):
         assert any(not change.is_harmless for change in find_changes(before, world.recipe(*words)))
     assert find_changes(before, before) == []
+
+
+def test_a_damaged_line_of_metrics_is_dropped_and_told(world, caplog):
+    run = train(world.recipe("--train.steps", "2"))
+    with (run / "metrics.jsonl").open("ab") as file:
+        file.write(b"\0\0\0\0\n\xff\xfe\n[1]\n" + b'{"step": 2, "train/lo')
+    train(world.recipe("--train.steps", "4"))
+    assert list(losses(run)) == [1, 2, 3, 4]
+    assert "metrics.jsonl: 3 damaged lines are dropped" in caplog.text
+
+
+@pytest.mark.parametrize("left", ["export/model.safetensors", "samples/step-00000002/contact-sheet.png"])
+def test_a_folder_with_results_and_no_checkpoint_is_not_started_afresh(world, left):
+    place = world.folder / "run" / left
+    place.parent.mkdir(parents=True)
+    place.write_bytes(b"of another start")
+    with pytest.raises(CheckpointError, match="has trained before but holds no complete checkpoint"):
+        train(world.recipe("--run.trackers", "[]"))
+    assert place.read_bytes() == b"of another start"
 
 
 def test_the_data_may_start_again_while_weights_and_step_go_on(world):

@@ -24,7 +24,8 @@ from frameloom.train import samples as samples_module
 from frameloom.train.build import build_trainer
 from frameloom.train.loop import train
 from frameloom.train.run_folder import RunFolder
-from frameloom.train.samples import TrainingSamples, evaluating, is_shortage
+from frameloom.train.samples import TrainingSamples, evaluating
+from frameloom.train.shortage import is_shortage
 
 PROMPTS = ["a red circle", "a blue square moves left"]
 SAMPLES = {"prompts": PROMPTS, "every": 2, "steps": 2, "guidance": 2.0, "seed": 7, "at_start": True}
@@ -82,7 +83,7 @@ def test_lack_of_space_is_told_and_anything_else_ends_the_run(world, monkeypatch
     fail(OSError(errno.ENOSPC, "No space left on device"))
     run = train(world.recipe(*FAST, validation=validation(every=4, at_start=False)))
     assert list_steps(run / "checkpoints")[-1] == 4 and not list((run / "samples").iterdir())
-    assert "step 4: no samples, for lack of resources ([Errno 28] No space left on device)" in caplog.text
+    assert "step 4: no samples, for lack of resources ([Errno 28] No space left on device" in caplog.text
     fail(ValueError("wrong shape"))
     with pytest.raises(ValueError, match="wrong shape"):
         train(world.recipe(*FAST, "--name", "second", validation=validation()))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import subprocess
 import sys
 from importlib.util import find_spec
@@ -17,7 +18,7 @@ from frameloom.config.tracking_settings import TrackingSection
 from frameloom.core.errors import ConfigError, FrameloomError, RunError
 from frameloom.data.media import write_image, write_video
 from frameloom.train.hosted_trackers import keep_id
-from frameloom.train.trackers import Media, TrackedRun, build_trackers, encode_gif
+from frameloom.train.trackers import JsonlTracker, LenientTracker, Media, TrackedRun, build_trackers, encode_gif
 
 
 def tracked(folder: Path, first_step: int = 1, **settings: Any) -> TrackedRun:
@@ -53,6 +54,39 @@ def test_files_of_a_run_get_scalars_and_media(tmp_path):
     picture, clip = events.Images("samples/picture")[0], events.Images("samples/0")[0]
     assert picture.encoded_image_string == (tmp_path / "picture.png").read_bytes()
     assert (clip.width, clip.height) == (32, 16) and clip.encoded_image_string.startswith(b"GIF89a")
+
+
+def test_a_full_disk_costs_numbers_and_is_told_once(caplog):
+    tracker = LenientTracker("jsonl", JsonlTracker(Path("/dev/full")))
+    for step in (1, 2):
+        tracker.log(step, {"train/loss": 0.5})
+    tracker.close()
+    assert len(caplog.records) == 1
+    assert "step 1" in caplog.text and "No space left" in caplog.text and "training goes on" in caplog.text
+
+
+def test_a_mistake_in_a_tracker_is_no_shortage(tmp_path):
+    tracker = LenientTracker("jsonl", JsonlTracker(tmp_path / "metrics.jsonl"))
+    tracker.close()
+    with pytest.raises(ValueError, match="closed"):
+        tracker.log(1, {"train/loss": 0.5})
+
+
+def test_a_line_is_written_as_a_whole_or_not_at_all(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    tracker, limits = JsonlTracker(path), resource.getrlimit(resource.RLIMIT_FSIZE)
+    tracker.log(1, {"train/loss": 0.5})
+    before = path.read_bytes()
+    resource.setrlimit(resource.RLIMIT_FSIZE, (len(before) + 7, limits[1]))
+    try:
+        with pytest.raises(OSError, match="No space left"):
+            tracker.log(2, {"train/loss": 0.25})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert path.read_bytes() == before
+    tracker.log(3, {"train/loss": 0.125})
+    tracker.close()
+    assert [json.loads(line)["step"] for line in path.read_text().splitlines()] == [1, 3]
 
 
 def test_a_moving_picture_has_all_frames_at_their_rate():
