@@ -1,18 +1,24 @@
-"""What one training step of a denoiser costs in each bucket: measured for some shapes, fitted for the others."""
+"""What one training step of a denoiser costs in each bucket: measured for some shapes, fitted for the others.
+
+Shape letters: M moments of a pass, B batches, S shares of gradients.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+from bisect import bisect_right
+from collections.abc import Iterable, Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from frameloom.models.denoisers.base import DenoiserFamily
 from frameloom.models.text import TextStates
-from frameloom.plan.fitting import Fitted, Shape, count_cells, measure_some, order_shapes
+from frameloom.plan.fitting import Fitted, Shape, count_cells, measure_some
 from frameloom.plan.ghosts import GhostMode
 from frameloom.plan.tracker import Tally, tally_passes
 
@@ -25,23 +31,31 @@ class TextShape:
 
 
 @dataclass(frozen=True)
-class StepCost:
-    """Of one sample: operations and bytes moved forward and backward, and bytes that live at the worst moment.
+class Moment:
+    """A time in a pass when most may live: bytes for any batch (casts of weights), bytes of each sample, and the share
+    of all gradients of weights that are there; the gradients themselves are not in the bytes."""
 
-    `fixed_moved` and `fixed_bytes` come once for any batch (casts of weights). Gradients of weights are not in these:
-    `moments` has pairs of shares, (of these bytes, of all gradients), that live at the same time.
+    fixed: float
+    sample: float
+    gradients: float
+
+
+@dataclass(frozen=True)
+class StepCost:
+    """Of one sample: operations and bytes moved forward and backward; `fixed_moved` comes once for any batch.
+
+    Which of the `moments` is the worst depends on the batch: casts of weights weigh most beside few samples, and are
+    gone where many samples weigh most.
     """
 
     flops: float
     moved_bytes: float
     fixed_moved: float
-    sample_bytes: float
-    fixed_bytes: float
-    moments: tuple[tuple[float, float], ...]
+    moments: tuple[Moment, ...]
     is_measured: bool
 
     def activation_bytes(self, batch: float) -> float:
-        return self.fixed_bytes + batch * self.sample_bytes
+        return max(moment.fixed + batch * moment.sample for moment in self.moments)
 
     def transient_bytes(self, batch: float, gradients: float, *, keeps_gradients: bool = False) -> float:
         """What a pass needs beside the weights, all `gradients` of them included.
@@ -50,7 +64,14 @@ class StepCost:
         """
         if keeps_gradients:
             return self.activation_bytes(batch) + gradients
-        return max(part * self.activation_bytes(batch) + share * gradients for part, share in self.moments)
+        return max(each.fixed + batch * each.sample + each.gradients * gradients for each in self.moments)
+
+
+# Passes of one sample and of so many tell what goes with the batch. One sample takes shorter ways at some places.
+_MANY = 8
+# Batches, and gradients as shares of those of one process, for which the worst moments are looked up.
+_BATCHES = 2.0 ** np.arange(-4, 13)
+_SHARES = np.array([0.0, *2.0 ** np.arange(-10, 1)])
 
 
 def measure_costs(
@@ -63,75 +84,58 @@ def measure_costs(
     bf16: bool,
 ) -> dict[Shape, StepCost]:
     """The cost of each shape, in latent cells. `model` is on the meta device, with its recompute applied."""
-    wanted = order_shapes(shapes)
-    largest = wanted[0]
     runner = _Runner(family, model, latent_channels, text, bf16)
-    tallies = {largest: runner.run(largest, 1)}
-    fixed = _Fixed.find(runner, largest, tallies[largest])
+    costs: dict[Shape, StepCost] = {}
 
     def measure(shape: Shape) -> tuple[float, float, float]:
-        tally = tallies[shape] = tallies.get(shape) or runner.run(shape, 1)
-        return tally.flops, tally.peak - fixed.at(shape), max(0.0, tally.moved - fixed.moved)
+        cost = costs[shape] = _measure(runner, shape)
+        return cost.flops, _steepest(cost), cost.moved_bytes
 
-    found = measure_some(wanted, measure)
-    moments = {shape: _moments(tally) for shape, tally in tallies.items()}
-    return {shape: fixed.join(shape, one, moments.get(shape, moments[largest])) for shape, one in found.items()}
-
-
-@dataclass(frozen=True)
-class _Fixed:
-    """What lives once for any batch: casts of the weights, and tables that go with the tokens of a sample."""
-
-    casts: float
-    tables_per_cell: float
-    moved: float
-
-    @classmethod
-    def find(cls, runner: _Runner, largest: Shape, once: Tally) -> _Fixed:
-        """From what a batch of one, `once`, and a batch of two need."""
-        twice = runner.run(largest, 2)
-        both = max(0, 2 * once.peak - twice.peak)
-        moved = max(0, 2 * once.moved - twice.moved)
-        casts = sum(2 * weight.numel() for weight in runner.model.parameters()) if runner.bf16 else 0
-        return cls(min(casts, both), max(0, both - casts) / count_cells(largest), moved)
-
-    def at(self, shape: Shape) -> float:
-        return self.casts + self.tables_per_cell * count_cells(shape)
-
-    def join(self, shape: Shape, found: Fitted, moments: tuple[tuple[float, float], ...]) -> StepCost:
-        """With what a sample adds: operations, bytes that live, bytes moved."""
-        flops, sample_bytes, moved_bytes = found.values
-        return StepCost(
-            flops=flops,
-            moved_bytes=moved_bytes,
-            fixed_moved=self.moved,
-            sample_bytes=sample_bytes,
-            fixed_bytes=self.at(shape),
-            moments=moments,
-            is_measured=found.is_measured,
-        )
+    found = measure_some(shapes, measure)
+    return {shape: costs[shape] if one.is_measured else _fit(shape, one, costs) for shape, one in found.items()}
 
 
-def _moments(tally: Tally) -> tuple[tuple[float, float], ...]:
-    """Only those that can be the worst for some amounts of both: the corners of their hull.
+def _measure(runner: _Runner, shape: Shape) -> StepCost:
+    one, many = (runner.run(shape, batch) for batch in (1, _MANY))
+    moved = max(0.0, (many.moved - one.moved) / (_MANY - 1))
+    return StepCost(
+        flops=one.flops,
+        moved_bytes=moved,
+        fixed_moved=max(0.0, one.moved - moved),
+        moments=_find_moments(one, many),
+        is_measured=True,
+    )
+
+
+def _find_moments(one: Tally, many: Tally) -> tuple[Moment, ...]:
+    """Those that are the worst for some batch and some amount of gradients.
 
     The end, when all gradients are there, is one of them.
     """
-    corners: list[tuple[float, float]] = []
-    for gradients, others in [(tally.gradients, 0), *sorted(tally.most.items(), reverse=True)]:
-        moment = (others / tally.peak, gradients / max(tally.gradients, 1))
-        if corners and moment[0] <= corners[-1][0]:
-            continue
-        while len(corners) > 1 and not _bends(corners[-2], corners[-1], moment):
-            corners.pop()
-        corners.append(moment)
-    return tuple(corners)
+    levels = sorted(many.most)
+    with_many = [many.most[levels[max(0, bisect_right(levels, level) - 1)]] for level in one.most]
+    with_one = np.array([*one.most.values(), 0], dtype=np.float64)
+    sample = (np.array([*with_many, 0]) - with_one) / (_MANY - 1)
+    fixed, share = with_one - sample, np.array([*one.most, one.gradients]) / max(one.gradients, 1)
+    gradients = share * one.gradients
+    samples_MB, gradients_MS = np.outer(sample, _BATCHES), np.outer(gradients, _SHARES)
+    bytes_MBS = fixed[:, None, None] + samples_MB[:, :, None] + gradients_MS[:, None, :]
+    worst = np.unique(bytes_MBS.reshape(len(fixed), -1).argmax(0))
+    return tuple(Moment(float(fixed[index]), float(sample[index]), float(share[index])) for index in worst)
 
 
-def _bends(start: tuple[float, float], middle: tuple[float, float], end: tuple[float, float]) -> bool:
-    """Whether the middle one is outside of the line from the first to the last."""
-    way, height = (end[0] - start[0], end[1] - start[1]), (middle[0] - start[0], middle[1] - start[1])
-    return way[0] * height[1] > way[1] * height[0]
+def _steepest(cost: StepCost) -> float:
+    """What a sample adds to a large batch."""
+    return max(moment.sample for moment in cost.moments)
+
+
+def _fit(shape: Shape, found: Fitted, costs: Mapping[Shape, StepCost]) -> StepCost:
+    """Like the shape that is nearest in tokens, with samples as large as was fitted."""
+    near = min(costs, key=lambda other: abs(math.log(count_cells(other) / count_cells(shape))))
+    flops, sample, moved = found.values
+    ratio = sample / _steepest(costs[near])
+    moments = tuple(replace(moment, sample=ratio * moment.sample) for moment in costs[near].moments)
+    return StepCost(flops, moved, costs[near].fixed_moved, moments, is_measured=False)
 
 
 @dataclass

@@ -133,6 +133,17 @@ def test_the_peak_of_a_step_is_predicted_within_a_tenth() -> None:
     assert max(map(abs, errors.values())) < 0.1, shown
 
 
+def test_casts_of_weights_do_not_grow_with_the_batch() -> None:
+    """Beside a large shape, in whose worst moment there are none."""
+    setting = mid("opensora2", 4, (1, 8, 8), 24, bf16=True)
+    family, model = setting.build("meta")
+    shapes = [setting.shape, (4, 32, 32)]
+    costs = measure_costs(family, model, shapes, latent_channels=4, text=setting.text, bf16=True)
+    weights = weight_bytes(setting)
+    predicted = weights + costs[setting.shape].transient_bytes(setting.batch, weights)
+    assert predicted == pytest.approx(weights + measure_peak(setting), rel=0.1)
+
+
 @pytest.mark.parametrize("setting", SETTINGS, ids=lambda setting: f"{setting.family}-{setting.shape}-{setting.batch}")
 def test_operations_are_those_that_torch_counts(setting: Setting) -> None:
     family, model = setting.build("cpu")
