@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import Annotated
 
 import typer
+
+from frameloom.cli.outputs import check_output_folder
 
 
 def cache(
@@ -26,10 +29,13 @@ def cache(
     Example: frameloom data cache my.yaml --latents
     """
     from frameloom.config.checks import check_files
-    from frameloom.config.load import load_recipe
+    from frameloom.config.load import load_with_places
 
-    resolved = load_recipe(recipe, context.args)
-    check_files(resolved, skip_caches=True)
+    resolved, places = load_with_places(recipe, context.args)
+    check_files(resolved, skip_caches=True, places=places)
+    for name in ("latents", "text"):
+        if folder := getattr(resolved.data.cache, name):
+            check_output_folder(Path(folder), f"data.cache.{name}")
     from frameloom.train.caching import CacheJob, write_caches
 
     rank, num_ranks, local_rank = (int(os.environ.get(name, default)) for name, default in _RANKS)

@@ -8,6 +8,8 @@ from typing import Annotated
 
 import typer
 
+from frameloom.cli.outputs import check_output_file
+
 
 class Duplicates(StrEnum):
     off = "off"
@@ -41,8 +43,11 @@ def check(
     from frameloom.data.check import CheckOptions, check_files, describe_check
     from frameloom.data.filters import filter_table
     from frameloom.data.sources import read_source
+    from frameloom.data.table_check import refuse_captions
 
+    check_output_file(out, suffix=".parquet", source=Path(manifest))
     listed = read_source(Path(manifest), root=root)
+    refuse_captions(listed.table.schema, source=manifest)
     table = filter_table(listed.table, where, source=manifest) if where else listed.table
     options = CheckOptions(
         min_frames=min_frames,

@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from frameloom.cli.outputs import check_output_file
+
 
 def ledger(
     run: Annotated[Path, typer.Argument(help="a run folder, such as runs/my-run", show_default=False)],
@@ -20,6 +22,8 @@ def ledger(
     """
     from frameloom.train.ledger import account_run
 
+    if out is not None:
+        check_output_file(out, suffix=".parquet")
     found = account_run(run)
     for line in found.describe():
         print(line)

@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from frameloom.cli.outputs import check_output_file
+
 
 def report(
     context: typer.Context,
@@ -25,6 +27,7 @@ def report(
     from frameloom.data.sources import read_source
     from frameloom.evaluate.data_report import write_data_report
 
+    check_output_file(out, source=Path(manifest))
     listed = read_source(Path(manifest), root=root)
     facts = gather_facts(listed.table, listed.root, Path(manifest), num_thumbs=thumbs, seed=seed)
     buckets = unused = None

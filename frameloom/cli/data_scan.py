@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from frameloom.cli.outputs import check_output_file
+
 
 def scan(
     source: Annotated[str, typer.Argument(help="a folder, a manifest, or any list of files that frameloom reads")],
@@ -30,11 +32,14 @@ def scan(
     from frameloom.data.filters import filter_table
     from frameloom.data.scan import ScanOptions, Shard, describe_scan, finish_scan, scan_files
     from frameloom.data.sources import read_source
+    from frameloom.data.table_check import refuse_captions
 
     if merge and shard:
         raise ConfigError("--merge joins all shards; leave --shard out")
     part = Shard.parse(shard) if shard else None
+    check_output_file(out, suffix=".parquet", source=Path(source))
     listed = read_source(Path(source), root=root)
+    refuse_captions(listed.table.schema, source=source)
     table = filter_table(listed.table, where, source=source) if where else listed.table
     if not merge:
         options = ScanOptions(workers=workers, timeout_s=timeout, audit=audit)

@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from frameloom.cli.outputs import check_output_folder
+
 
 def shapes(
     out: Annotated[Path, typer.Argument(help="a new folder, or one that an interrupted call left", show_default=False)],
@@ -24,6 +26,7 @@ def shapes(
     """
     from frameloom.data.shapes_set import describe_shapes, write_shapes
 
+    check_output_folder(out, "OUT")
     manifest = write_shapes(
         out, count=count, seed=seed, image_share=image_share, heldout_share=heldout_share, num_workers=workers
     )

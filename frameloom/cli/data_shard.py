@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from frameloom.cli.outputs import check_output_folder
+
 
 def shard(
     manifest: Annotated[Path, typer.Argument(help="a manifest, or any complete table, list or folder")],
@@ -21,5 +23,6 @@ def shard(
     """
     from frameloom.data.manifest import shard_manifest
 
+    check_output_folder(out, "OUT")
     for line in shard_manifest(manifest, out, rows=rows, root=root, where=where):
         typer.echo(line)

@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from frameloom.cli.outputs import check_output_file
+
 
 def verify(
     manifest: Annotated[str, typer.Argument(help="a manifest, or any list of files that frameloom reads")],
@@ -26,6 +28,8 @@ def verify(
     from frameloom.data.sources import read_source
     from frameloom.data.verify import record_digests, refuse_problems, verify_files
 
+    if out is not None:
+        check_output_file(out, suffix=".parquet", source=Path(manifest))
     listed = read_source(Path(manifest), root=root)
     if out is not None:
         table = record_digests(listed.table, listed.root, name=manifest, workers=workers)

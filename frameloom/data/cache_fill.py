@@ -209,7 +209,7 @@ class _Filling:
                 # One at a time: whoever waits for another process must hold nothing that one may be waiting for.
                 self._pass([portion], wait=True)
         num_pruned = self._prune(own) if self._settings.prune else 0
-        self._folder.merge_index()
+        self._folder.merge_index(placed)
         return Filled(own.height, self._num_encoded, self._num_unreadable, num_pruned)
 
     def _find_intact(self, own: pl.DataFrame) -> pl.DataFrame:

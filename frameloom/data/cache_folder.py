@@ -4,7 +4,7 @@
     made-by/<digest>.json         fingerprints: what samples were made from
     shards/<digest>.safetensors   the tensors of a group
     groups/<digest>.parquet       the entries of a group; the group exists once this file does
-    index-<digest>.parquet        the entries of many groups in one file, only to open faster
+    index-<digest>.parquet        the entries of many groups in one file, to open faster, and in order: newest last
     files-<digest>.parquet        digests of source files that were touched or copied, so that each is read only once
 
 Every file but the first is named by the digest of its content: processes that do the same work write the same files,
@@ -85,7 +85,7 @@ class CacheFolder:
         return folder
 
     def read_index(self) -> pl.DataFrame:
-        """The entries of all groups; a damaged group is left out with a warning."""
+        """The entries of all groups, the newest last; a damaged group is left out with a warning."""
         self._seen = set()
         merged = self._read_merged()
         covered = set(merged["group"].unique().to_list())
@@ -94,8 +94,8 @@ class CacheFolder:
         return pl.concat([merged.filter(pl.col("group").is_in(list(names))), self.read_new()])
 
     def read_new(self) -> pl.DataFrame:
-        """The entries of groups that came since this object read or added any."""
-        new = sorted(self._group_names() - self._seen)
+        """The entries of groups that came since this object read or added any, in the order of writing."""
+        new = sorted(self._group_names() - self._seen, key=self._written_at)
         self._seen.update(new)
         found = [table for table in (self._read_group(name) for name in new) if table is not None]
         return pl.concat([self._no_entries(), *found])
@@ -161,10 +161,18 @@ class CacheFolder:
                 _log.warning("%s: damaged; its %d samples are encoded again", self.path / SHARDS / shard, part.height)
                 self._remove(part["group"].unique().to_list(), [shard])
 
-    def merge_index(self) -> None:
-        """Write the entries of all groups into one file, so that the next opening reads one instead of many."""
+    def merge_index(self, current: pl.DataFrame | None = None) -> None:
+        """Write the entries of all groups into one file, so that the next opening reads one instead of many.
+
+        Those of `current` were just found to be right, so they count as the newest: a file may go back to what it was.
+        """
         with self._committing():
-            self._replace("index", _to_parquet(self.read_index()))
+            index = self.read_index()
+            if current is not None:
+                entry = ["group", "number"]
+                older, newer = (index.join(current, entry, how, maintain_order="left") for how in ("anti", "semi"))
+                index = pl.concat([older, newer])
+            self._replace("index", _to_parquet(index))
 
     def _replace(self, kind: str, data: bytes) -> None:
         """Write the only file of its kind, then remove the ones before it."""
@@ -244,6 +252,12 @@ class CacheFolder:
 
     def _group_names(self) -> set[str]:
         return {path.name for path in (self.path / GROUPS).glob("*.parquet") if not path.name.startswith(PARTIAL)}
+
+    def _written_at(self, name: str) -> tuple[int, str]:
+        try:
+            return (self.path / GROUPS / name).stat().st_mtime_ns, name
+        except FileNotFoundError:
+            return 0, name
 
     def _read_merged(self) -> pl.DataFrame:
         for path in self.path.glob("index-*.parquet"):

@@ -147,13 +147,14 @@ def find_latents(items: pl.DataFrame, entries: pl.DataFrame, made_by: str, known
     """`items` in their order with the entry of each; `group` is null where there is none that is fresh.
 
     `changed` marks items whose latent was made from another version of their file. `known` are digests of touched
-    files, which may grow; with None, files are not looked at.
+    files, which may grow; with None, files are not looked at. Where that leaves several versions, because the file is
+    gone, the last of `entries` counts, and a latent before a reason why there is none.
     """
     ours = entries.filter(pl.col("made_by") == made_by)
     numbered = items.with_row_index("item")
-    found = numbered.join(ours, on=list(LATENT_KEY), how="inner")
+    found = numbered.join(ours, on=list(LATENT_KEY), how="inner", maintain_order="left_right")
     fresh = found if known is None else find_fresh(found, known)
-    fresh = fresh.unique("item", keep="first", maintain_order=True)
+    fresh = fresh.sort(pl.col("reason").is_null(), maintain_order=True).unique("item", keep="last")
     columns = [name for name in fresh.columns if name not in items.columns]
     placed = numbered.join(fresh.select(columns), on="item", how="left", maintain_order="left")
     is_known = pl.col("item").is_in(found["item"].unique().implode())

@@ -91,17 +91,10 @@ def check_files(table: pl.DataFrame, root: Path, out: Path, options: CheckOption
     table = fold_members(table)
     store = _look_at_files(table, root, out, options)
     records = store.read().join(table.select("path").unique(), on="path", how="semi")
-    looks = records.select("path", "reason", "height", "width", "hashes", "colours", "sha256")
     joined = join_records(table, records.drop("hashes", "colours", "sha256"))
-    found = [
-        _take(joined, pl.col("reason").is_not_null(), pl.col("reason"), pl.col("error")),
-        *_find_by_value(joined, options),
-        _find_same_paths(joined),
-        _list_copies(joined, _find_copies(looks, options.duplicates)),
-    ]
-    reasons = pl.concat(found).sort("row", maintain_order=True)
-    good = joined.join(reasons, on="row", how="anti", maintain_order="left")
-    good = unfold_members(good.drop("row", "audited", "reason", "stage", "error", "mtime_ns"))
+    reasons = _find_reasons(joined, records, options)
+    good = _leave_out(joined, reasons).drop("row", "audited", "reason", "stage", "error", "mtime_ns")
+    good = unfold_members(good)
     write_manifest(out, good)
     with atomic_file(reasons_path(out)) as temporary:
         reasons.write_parquet(temporary)
@@ -125,6 +118,20 @@ def _look_at_files(table: pl.DataFrame, root: Path, out: Path, options: CheckOpt
         timeout_s=options.timeout_s,
     )
     return store
+
+
+def _find_reasons(joined: pl.DataFrame, records: pl.DataFrame, options: CheckOptions) -> pl.DataFrame:
+    """Rows that say the same are looked for among those that nothing else speaks against: one of them must stay."""
+    broken = _take(joined, pl.col("reason").is_not_null(), pl.col("reason"), pl.col("error"))
+    reasons = pl.concat([broken, *_find_by_value(joined, options)])
+    reasons = pl.concat([reasons, _find_same_paths(_leave_out(joined, reasons))])
+    left = _leave_out(joined, reasons)
+    copies = _find_copies(records.join(left, on="path", how="semi"), options.duplicates)
+    return pl.concat([reasons, _list_copies(left, copies)]).sort("row", maintain_order=True)
+
+
+def _leave_out(joined: pl.DataFrame, reasons: pl.DataFrame) -> pl.DataFrame:
+    return joined.join(reasons, on="row", how="anti", maintain_order="left")
 
 
 def _take(joined: pl.DataFrame, wrong: pl.Expr, reason: pl.Expr, detail: pl.Expr) -> pl.DataFrame:
@@ -168,13 +175,10 @@ class _Copy:
     detail: str
 
 
-def _find_copies(looks: pl.DataFrame, duplicates: Duplicates) -> list[_Copy]:
+def _find_copies(records: pl.DataFrame, duplicates: Duplicates) -> list[_Copy]:
     """Files whose content is that of another one, which stays: the larger picture, else the first path."""
-    ordered = (
-        looks.filter(pl.col("reason").is_null())
-        .with_columns(area=pl.col("height").cast(pl.Int64) * pl.col("width"))
-        .sort(["area", "path"], descending=[True, False])
-    )
+    area = pl.col("height").cast(pl.Int64) * pl.col("width")
+    ordered = records.with_columns(area=area).sort(["area", "path"], descending=[True, False])
     if duplicates == "exact":
         first = ordered.with_columns(first=pl.col("path").first().over("sha256"))
         same = first.filter(pl.col("path") != pl.col("first"))

@@ -100,26 +100,32 @@ def _match_values(name: str, value: Any, schema: Mapping[str, pl.DataType], sour
         kind = "truth" if isinstance(item, bool) else "number" if isinstance(item, int | float) else "text"
         if kind != column.kind:
             raise DataError(f"{source}: cannot filter by {name}: {item!r}; the column holds {_PLURAL[column.kind]}")
-    return Condition(f"{name} = {value!r}", _is_one_of(column.expression, values))
-
-
-def _is_one_of(expression: pl.Expr, values: list[Any]) -> pl.Expr:
-    """polars looks for whole numbers among whole numbers only, so one fraction makes all of them fractions."""
-    if any(isinstance(value, float) for value in values):
-        return expression.cast(pl.Float64).is_in([float(value) for value in values])
-    return expression.is_in(values)
+    return Condition(f"{name} = {value!r}", _is_one_of(column, values))
 
 
 class _Typed(NamedTuple):
-    """An expression and what it yields: number, text, truth, null or other; unknown where there is no table yet."""
+    """An expression and what it yields: number, text, truth, null or other; unknown where there is no table yet.
+
+    `match_as` is the type in which a number is looked for among others: polars compares it with its own type only.
+    """
 
     expression: pl.Expr
     kind: str
     label: str
+    match_as: pl.DataType = pl.Float64()
 
 
 _PLURAL = {"number": "numbers", "text": "text", "truth": "true or false", "null": "null", "other": "nested values"}
 _UNKNOWN = "unknown"
+
+
+def _is_one_of(left: _Typed, values: list[Any]) -> pl.Expr:
+    if left.kind != "number":
+        return left.expression.is_in(values)
+    # One fraction makes fractions of all.
+    is_whole = left.match_as.is_integer() and all(isinstance(value, int) for value in values)
+    dtype = left.match_as if is_whole or left.match_as.is_float() else pl.Float64()
+    return left.expression.cast(dtype).is_in(pl.Series(values, dtype=dtype, strict=False).implode())
 
 
 def _column(name: str, schema: Mapping[str, pl.DataType] | None, problem: str) -> _Typed:
@@ -129,11 +135,12 @@ def _column(name: str, schema: Mapping[str, pl.DataType] | None, problem: str) -
         raise DataError(f"{problem}; {suggest(name, schema, kind='columns')}")
     dtype, column = schema[name], pl.col(name)
     if dtype.is_float():
-        return _Typed(column.fill_nan(None), "number", name)
-    if dtype.is_numeric():
-        # Widths and heights are stored in 32 bits, and their product must not wrap around.
-        return _Typed(column.cast(pl.Int64, strict=False), "number", name)
-    if dtype == pl.Null:
+        return _Typed(column.fill_nan(None), "number", name, dtype)
+    if dtype.is_integer():
+        # Sides are stored in 32 bits and their product must not wrap around; a hash may need 64 without a sign.
+        wide = pl.Int128() if dtype == pl.UInt64 else pl.Int64()
+        return _Typed(column.cast(wide, strict=False), "number", name, wide)
+    if dtype.is_numeric() or dtype == pl.Null:
         return _Typed(column.cast(pl.Float64), "number", name)
     if dtype == pl.Boolean:
         return _Typed(column, "truth", name)
@@ -259,7 +266,7 @@ class _Parser:
             if values:
                 self._expect(",")
             values.append(self._literal(left))
-        found = _is_one_of(left.expression, values)
+        found = _is_one_of(left, values)
         return _Typed(~found if negated else found, "truth", "the part with 'in'")
 
     def _literal(self, left: _Typed) -> Any:
@@ -293,7 +300,8 @@ class _Parser:
     def _signed(self) -> _Typed:
         if token := self._take("-"):
             inner = self._need(self._deeper(self._signed, token.place), "number", token.place)
-            return _Typed(-inner.expression, "number", f"-{inner.label}")
+            # polars cannot negate 128 bits, but subtract them.
+            return _Typed(pl.lit(0) - inner.expression, "number", f"-{inner.label}")
         return self._atom()
 
     def _atom(self) -> _Typed:
@@ -335,7 +343,9 @@ class _Parser:
 def _value(token: _Token) -> tuple[Any, str | None]:
     """(value, its kind); the kind is None for a token that is no value."""
     if token.kind == "number":
-        return (int(token.text) if token.text.isdecimal() else float(token.text)), "number"
+        # polars knows no whole number of more than 38 digits.
+        is_whole = token.text.isdecimal() and len(token.text) <= 38
+        return (int(token.text) if is_whole else float(token.text)), "number"
     if token.kind == "text":
         return re.sub(r"\\(.)", r"\1", token.text[1:-1]), "text"
     if token.kind == "word" and token.text in ("true", "false"):

@@ -153,10 +153,11 @@ class Manifest:
         return [str(caption) for caption in found]
 
     def all_captions(self, row: int) -> list[str]:
-        """Those that a row has to choose from; a row without a list has its one caption."""
+        """Those that a row has to choose from; a row without a list, or with an empty one, has its one caption."""
         part, local = self._locate(row)
         several = part.rows.values(["captions"], local)[0] if "captions" in part.rows.columns else None
-        return [str(text) for text in several] if several is not None and len(several) else [self.caption(row)]
+        texts = [str(text) for text in several if text is not None] if several is not None else []
+        return texts or [self.caption(row)]
 
     def file(self, row: int) -> Path:
         """Where the file of a row is (a tar for a member of one); refused when a link leads out of the root."""

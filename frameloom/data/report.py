@@ -63,11 +63,7 @@ def gather_facts(
 ) -> SetFacts:
     """Look at the table, decode a picture of `num_thumbs` files, read the lists of broken files beside `manifest`."""
     broken = read_broken(manifest)
-    known = table.filter(pl.all_horizontal(pl.col("height", "width", "frames").is_not_null()))
-    notes = []
-    if known.height < table.height:
-        without = table.height - known.height
-        notes.append(f"{without:,} rows have no size or length yet; frameloom data scan fills them in.")
+    known = table.filter(pl.all_horizontal(pl.col("height", "width", "frames") > 0))
     counts = broken["reason"].value_counts().sort(["count", "reason"], descending=[True, False])
     shown = _sample(fold_members(known), num_thumbs, seed)
     return SetFacts(
@@ -79,8 +75,21 @@ def gather_facts(
         broken_counts=[Bar(reason, count) for reason, count in counts.iter_rows()],
         broken=[BrokenFile(*row) for row in broken.head(_NUM_BROKEN).iter_rows()],
         num_broken=broken.height,
-        notes=notes,
+        notes=_note_unknown(table, known),
     )
+
+
+def _note_unknown(table: pl.DataFrame, known: pl.DataFrame) -> list[str]:
+    """How many rows the histograms leave out: nobody has checked the numbers of a list yet."""
+    num_videos = known.filter(pl.col("kind") == "video").height
+    without = {"rows have no size or length": table.height - known.height}
+    without["videos have no frame rate"] = num_videos - _with_rate(known).height
+    return [f"{count:,} {what}; frameloom data scan fills them in." for what, count in without.items() if count]
+
+
+def _with_rate(known: pl.DataFrame) -> pl.DataFrame:
+    fps = pl.col("fps")
+    return known.filter((pl.col("kind") == "video") & (fps > 0) & fps.is_finite())
 
 
 def read_broken(manifest: Path) -> pl.DataFrame:
@@ -98,7 +107,7 @@ def read_broken(manifest: Path) -> pl.DataFrame:
 
 
 def _count_totals(table: pl.DataFrame, known: pl.DataFrame, broken: pl.DataFrame) -> dict[str, str]:
-    videos = known.filter((pl.col("kind") == "video") & pl.col("fps").is_not_null())
+    videos = _with_rate(known)
     hours = float((videos["frames"] / videos["fps"]).sum() or 0) / 3600
     kinds = dict(table["kind"].fill_null("unknown").value_counts().iter_rows())
     empty = int((table["caption"].fill_null("").str.strip_chars() == "").sum())
@@ -120,7 +129,7 @@ def _make_histograms(known: pl.DataFrame) -> dict[str, list[Bar]]:
         return {}
     height, width = known["height"].to_numpy().astype(np.float64), known["width"].to_numpy().astype(np.float64)
     words = known["caption"].fill_null("").str.count_matches(r"\S+").to_numpy()
-    videos = known.filter((pl.col("kind") == "video") & pl.col("fps").is_not_null())
+    videos = _with_rate(known)
     made = {
         "size (square root of the pixels)": bin_numbers(np.sqrt(height * width)),
         "width / height": bin_numbers(width / height),

@@ -31,6 +31,9 @@ from frameloom.data.scan_work import STUCK, FileWork, blame_file
 # Records of another version are not understood; raise it when the meaning of a field changes.
 _VERSION = 1
 NO_WINDOW = "window outside the file"
+# Columns of the source with the names of our notes get this before them, until the notes are taken off again.
+_ASIDE = "of the source: "
+_NOTES = ("row", "size", "mtime_ns", "audited", "reason", "stage", "error", "noted_ns", "member_bytes")
 SCHEMA: dict[str, Any] = {
     "path": pl.String(),
     "size": pl.Int64(),
@@ -113,8 +116,12 @@ def scan_files(
 
 
 def fold_members(table: pl.DataFrame) -> pl.DataFrame:
-    """A table in which each file has a path of its own: `shard.tar!0001.mp4` for a file inside a tar."""
-    if "member" not in table.columns:
+    """A table in which each file has a path of its own: `shard.tar!0001.mp4` for a file inside a tar.
+
+    Columns that are named as the notes of a scan step aside, so that both can stand in one table.
+    """
+    table = table.rename({name: _ASIDE + name for name in _NOTES if name in table.columns})
+    if not {"member", "offset", "bytes"} <= set(table.columns):
         return table
     inside = pl.col("member").is_not_null()
     path = pl.when(inside).then(pl.col("path") + MEMBER_MARK + pl.col("member")).otherwise("path")
@@ -122,17 +129,17 @@ def fold_members(table: pl.DataFrame) -> pl.DataFrame:
 
 
 def unfold_members(table: pl.DataFrame) -> pl.DataFrame:
-    """The inverse of `fold_members`."""
-    if "member" not in table.columns:
-        return table
-    mark = pl.lit(MEMBER_MARK) + pl.col("member")
-    path = pl.when(pl.col("member").is_not_null()).then(pl.col("path").str.strip_suffix(mark)).otherwise("path")
-    return table.with_columns(path.alias("path")).drop("member_bytes")
+    """The inverse of `fold_members`, for a table without notes."""
+    if "member_bytes" in table.columns:
+        mark = pl.lit(MEMBER_MARK) + pl.col("member")
+        path = pl.when(pl.col("member").is_not_null()).then(pl.col("path").str.strip_suffix(mark)).otherwise("path")
+        table = table.with_columns(path.alias("path")).drop("member_bytes")
+    return table.rename({name: name.removeprefix(_ASIDE) for name in table.columns if name.startswith(_ASIDE)})
 
 
 def list_files(table: pl.DataFrame) -> pl.DataFrame:
     """The different files of a folded table, with the place of those inside tars."""
-    place = ["member", "offset", "member_bytes"] if "member" in table.columns else []
+    place = ["member", "offset", "member_bytes"] if "member_bytes" in table.columns else []
     return table.select("path", *place).unique("path", maintain_order=True)
 
 
@@ -152,7 +159,7 @@ def plan_jobs(plan: pl.DataFrame) -> Iterator[Job]:
 
 def member_of(row: Mapping[str, Any]) -> tuple[str, int, int] | None:
     """(name, first byte, number of bytes) of a row of a folded table; None for a file of its own."""
-    if row.get("member") is None:
+    if row.get("member_bytes") is None or row["member"] is None:
         return None
     return row["member"], row["offset"], row["member_bytes"]
 
@@ -228,6 +235,7 @@ def join_records(table: pl.DataFrame, records: pl.DataFrame) -> pl.DataFrame:
 
     `row` counts the rows of the source; `audited` is null where a file has no record yet.
     """
+    table = _close_windows(table)
     taken = set(records.columns) - {"path"} | {"bytes", "row"}
     kept = table.drop([name for name in table.columns if name in taken]).with_row_index("row")
     facts = records.rename({"size": "bytes"}).drop("noted_ns")
@@ -237,6 +245,14 @@ def join_records(table: pl.DataFrame, records: pl.DataFrame) -> pl.DataFrame:
     first = ["path", "caption", "kind", "height", "width", "frames", "fps"]
     rest = [name for name in joined.columns if name not in first]
     return joined.with_columns(pl.col("caption").fill_null("")).select([*first, *rest])
+
+
+def _close_windows(table: pl.DataFrame) -> pl.DataFrame:
+    """Ends for windows that the source gives by their length, which the file's own is about to replace."""
+    if "start_frame" not in table.columns:
+        return table
+    ends = {"end_frame": pl.col("end_frame"), "frames": pl.col("start_frame") + pl.col("frames")}
+    return table.with_columns(end_frame=pl.coalesce(end for name, end in ends.items() if name in table.columns))
 
 
 def _apply_windows(joined: pl.DataFrame) -> pl.DataFrame:

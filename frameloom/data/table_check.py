@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import polars as pl
 
 from frameloom.core.errors import DataError
@@ -44,11 +46,25 @@ def check_table(table: pl.DataFrame, *, source: str, place: Place = row_place) -
             f"a manifest needs {', '.join(REQUIRED)}; docs/getting-started.md shows how to make one"
         )
     _check_types(table, source)
+    refuse_captions(table.schema, source=source)
     refuse_first(table, _rules(), source, place)
     if has_control(table):
         refuse_first(table, path_rules("control"), source, place)
     casts: list[pl.Expr] = [pl.col(COUNTS).cast(pl.Int32), pl.col("fps").cast(pl.Float64)]
     return table.with_columns(casts).rechunk()
+
+
+def refuse_captions(schema: Mapping[str, pl.DataType], *, source: str) -> None:
+    """DataError when `captions` holds anything but lists of texts.
+
+    A text is not taken for a list of one: it is mostly a list in some spelling, and all of it would be one caption.
+    """
+    dtype = schema.get("captions", pl.Null())
+    if dtype not in (pl.Null, pl.List(pl.String), pl.List(pl.Null)):
+        raise DataError(
+            f"{source}: column 'captions' has type {dtype}; it must hold a list of texts, the captions that a clip has "
+            "to choose from; write lists (jsonl or parquet can), or give the column another name"
+        )
 
 
 def _check_types(table: pl.DataFrame, source: str) -> None:

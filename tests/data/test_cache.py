@@ -310,6 +310,53 @@ def test_a_repaired_clip_is_encoded(own: Maker) -> None:
     compare_all(own, own.open())
 
 
+def read_first(maker: Maker) -> Tensor:
+    """All latents of a.mp4."""
+    cache, items = maker.open(), maker.items.filter(pl.col("path") == "a.mp4")
+    buckets = [maker.policy.buckets[number] for number in items["bucket"]]
+    return torch.cat([cache.get(np.array([0]), bucket)[0].flatten() for bucket in buckets])
+
+
+@pytest.mark.parametrize("has_index", [True, False])
+def test_of_a_deleted_file_the_latents_of_its_last_version_count(own: Maker, has_index: bool) -> None:
+    path = own.manifest.root / "a.mp4"
+    for version in range(5):
+        write_video(path, np.full((12, 64, 64, 3), 50 * version, dtype=np.uint8), 24, preset="ultrafast")
+        os.utime(path, (1000 - version, 1000 - version))  # a copy of an older file is newer nevertheless
+        own.write()
+        if not has_index:
+            for index in own.folder.glob("index-*.parquet"):
+                index.unlink()
+        right, content = read_first(own), path.read_bytes()
+        path.unlink()
+        assert torch.equal(read_first(own), right)
+        path.write_bytes(content)
+
+
+def test_a_file_that_is_deleted_after_it_went_back_has_its_old_latents(own: Maker) -> None:
+    path = own.manifest.root / "a.mp4"
+    right, content = read_first(own), path.read_bytes()
+    write_video(path, np.full((12, 64, 64, 3), 7, dtype=np.uint8), 24, preset="ultrafast")
+    own.write()
+    assert not torch.equal(read_first(own), right)
+    path.write_bytes(content)
+    assert own.write().num_encoded == 0
+    path.unlink()
+    assert torch.equal(read_first(own), right)
+
+
+@pytest.mark.parametrize("is_repaired", [True, False])
+def test_latents_of_a_deleted_file_count_more_than_a_broken_version_of_it(own: Maker, is_repaired: bool) -> None:
+    path = own.manifest.root / "a.mp4"
+    good = path.read_bytes()
+    own.folder = own.folder.with_name("other")
+    for content in (b"not a video", good) if is_repaired else (good, b"not a video"):
+        path.write_bytes(content)
+        own.write()
+    path.unlink()
+    assert not own.open().bad and own.write().num_encoded == 0
+
+
 def test_cache_that_lacks_clips_is_refused(made: Maker, tmp_path: Path) -> None:
     pairs = possible_buckets(made.manifest, made.policy)
     part = replace(made, folder=tmp_path / "c", pairs=Pairs(pairs.rows[3:], pairs.buckets[3:]))

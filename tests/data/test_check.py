@@ -59,11 +59,12 @@ def test_every_reason_is_found(root: Path) -> None:
     shutil.copy(root / "0.png", root / "picture.mp4")
     write_video(root / "short.mp4", draw_clip(20, frames=3), 24)
     write_image(root / "small.png", draw_clip(21, height=16, width=16)[0])
-    paths = [*ALL, "none.mp4", "empty.mp4", "picture.mp4", "short.mp4", "small.png", "1.mp4"]
+    paths = [*ALL, "none.mp4", "empty.mp4", "picture.mp4", "short.mp4", "small.png", "2.mp4"]
     captions = ["a clip"] * len(paths)
     captions[2] = "  "
     assert check(root, paths, captions=captions, min_frames=5, min_side=32) == {
-        "1.mp4": "empty caption, duplicate path",
+        "1.mp4": "empty caption",
+        "2.mp4": "duplicate path",
         "none.mp4": "missing",
         "empty.mp4": "empty file",
         "picture.mp4": "wrong extension",
@@ -103,6 +104,33 @@ def test_same_bytes_are_found_without_decoding(root: Path) -> None:
     shutil.copy(root / "2.mp4", root / "z.mp4")
     assert check(root, [*ALL, "z.mp4"], duplicates="exact") == {"z.mp4": "duplicate content"}
     assert check(root, [*ALL, "z.mp4"], duplicates="near") == {"z.mp4": "near duplicate"}
+
+
+@pytest.mark.parametrize("duplicates", ["exact", "near"])
+def test_a_copy_stays_when_something_else_speaks_against_its_original(root: Path, duplicates: str) -> None:
+    shutil.copy(root / "2.mp4", root / "z.mp4")
+    captions = ["" if path == "2.mp4" else "a clip" for path in [*ALL, "z.mp4"]]
+    assert check(root, [*ALL, "z.mp4"], captions=captions, duplicates=duplicates) == {"2.mp4": "empty caption"}
+    captions[-1] = ""
+    assert check(root, [*ALL, "z.mp4"], captions=captions, duplicates=duplicates) == dict.fromkeys(
+        ("2.mp4", "z.mp4"), "empty caption"
+    )
+
+
+def test_a_second_row_of_a_file_stays_when_the_first_has_no_caption(root: Path) -> None:
+    found = check(root, ["1.mp4"] * 3, captions=["", "a clip", "a clip"])
+    assert found == {"1.mp4": "empty caption, duplicate path"}
+
+
+def test_columns_of_the_source_are_kept_whatever_their_names(root: Path) -> None:
+    names = ("row", "reason", "error", "stage", "size", "audited", "mtime_ns", "noted_ns", "first", "area", "detail")
+    (root / "bad.mp4").write_bytes(b"")
+    table = pl.DataFrame({"path": ["0.mp4", "bad.mp4", "0.png"], "caption": "a clip"} | dict.fromkeys(names, "mine"))
+    result = check_files(table, root, root.parent / "out.parquet", CheckOptions(workers=0))
+    assert result.reasons.select("row", "path", "reason").rows() == [(1, "bad.mp4", "empty file")]
+    written = pl.read_parquet(root.parent / "out.parquet")
+    assert written["path"].to_list() == ["0.mp4", "0.png"]
+    assert written.select(names).equals(table[[0, 2]].select(names))
 
 
 def test_another_colour_or_another_order_of_frames_is_no_copy(root: Path) -> None:

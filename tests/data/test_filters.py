@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import datetime
+from decimal import Decimal
 
 import polars as pl
 import pytest
@@ -21,6 +22,10 @@ TABLE = pl.DataFrame(
         "day": [datetime.date(2024, 1, 1)] * 4,
         "nothing": [None] * 4,
         "mode": pl.Series(["x", "y", "x", "y"], dtype=pl.Categorical),
+        "fps": [12.0, 24.0, 23.976, None],
+        "rate": pl.Series([2.7, 12, 24, None], dtype=pl.Float32),
+        "price": [Decimal("2.70"), Decimal("2.00"), None, Decimal("-1.50")],
+        "code": pl.Series([2**63 + 1, 2**63 + 2, 3, None], dtype=pl.UInt64),
     }
 )
 
@@ -63,6 +68,17 @@ def keep(where: str) -> list[int]:
         ("height == 4.8e2", [0]),
         ("id in []", []),
         ("split == 'it\\'s'", []),
+        ("fps in [12]", [0]),
+        ("fps not in [12, 24]", [2]),
+        ("fps * 2 in [24, 48]", [0, 1]),
+        ("rate in [2.7, 12]", [0, 1]),
+        ("price > 2", [0]),
+        ("price in [2, -1.5]", [1, 3]),
+        ("code == 9223372036854775809", [0]),
+        ("code in [9223372036854775810, 3]", [1, 2]),
+        ("-code < -3", [0, 1]),
+        ("id < 1" + "0" * 40, [0, 1, 2, 3]),
+        ("id not in [1" + "0" * 25 + "]", [0, 1, 2, 3]),
     ],
 )
 def test_a_filter_keeps_the_rows_it_describes(where: str, rows: list[int]) -> None:
@@ -119,6 +135,8 @@ def test_a_mapping_keeps_equal_values_and_lists() -> None:
     assert filter_table(TABLE, {"split": "train", "height": [480, 240]}, source="m")["id"].to_list() == [0]
     assert filter_table(TABLE, {"ok": True}, source="m")["id"].to_list() == [0, 2]
     assert filter_table(TABLE, {}, source="m").height == filter_table(TABLE, " ", source="m").height == 4
+    assert filter_table(TABLE, {"fps": 12}, source="m")["id"].to_list() == [0]
+    assert filter_table(TABLE, {"fps": [12, 24], "price": 2}, source="m")["id"].to_list() == [1]
     with pytest.raises(DataError, match=r"cannot filter by split: 3; the column holds text"):
         filter_table(TABLE, {"split": 3}, source="m")
     with pytest.raises(DataError, match=r"cannot filter by 'spilt'; did you mean 'split'\?"):

@@ -155,11 +155,21 @@ def test_weights_are_shares_of_an_epoch_that_keeps_its_length() -> None:
         ({"fps": [24.0, 24.0, 24.0]}, r"row 2, column 'fps': 24.0 must be null for an image"),
         ({"height": ["64", "48", "32"]}, r"column 'height' has type String; it must hold whole numbers"),
         ({"caption": [1, 2, 3]}, r"column 'caption' has type Int64; it must hold text"),
+        ({"captions": ["one;uno", "two", "drei"]}, r"column 'captions' has type String; it must hold a list of texts"),
+        ({"captions": [[1], [2], [3]]}, r"column 'captions' has type List\(Int64\); it must hold a list of texts"),
     ],
 )
 def test_wrong_values_are_named_by_row_and_column(tmp_path: Path, changes: dict, message: str) -> None:
     with pytest.raises(DataError, match=message):
         Manifest.read(write(tmp_path / "m.parquet", **changes))
+
+
+def test_a_row_chooses_among_its_captions_and_has_one_if_it_lists_none(tmp_path: Path) -> None:
+    manifest = Manifest.read(write(tmp_path / "m.parquet", captions=[["one", None, "uno"], [], None]))
+    assert [manifest.all_captions(row) for row in range(3)] == [["one", "uno"], ["two"], ["drei ü"]]
+    for nothing in (None, []):
+        manifest = Manifest.read(write(tmp_path / "m.parquet", captions=[nothing] * 3))
+        assert manifest.all_captions(1) == ["two"]
 
 
 def test_missing_column_and_unreadable_file_are_refused(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import multiprocessing
 import os
+import shutil
 import signal
 import tarfile
 import time
@@ -205,6 +206,60 @@ def test_windows_are_kept_within_their_file(clips: Path, tmp_path: Path) -> None
     result = finish_scan(table, clips, tmp_path / "m.parquet")
     assert result.good.select("frames", "end_frame").rows() == [(4, 4), (4, 10), (3, None)]
     assert result.errors.select("row", "reason").rows() == [(2, "window outside the file")]
+
+
+def scan(source: Path, out: Path, root: Path | None = None) -> pl.DataFrame:
+    """What the command does, in this process."""
+    listed = read_source(source, root=root)
+    scan_files(listed.table, listed.root, out, HERE)
+    return finish_scan(listed.table, listed.root, out).good
+
+
+def test_the_same_scan_again_finds_new_clips_and_captions(clips: Path) -> None:
+    (clips / "0.txt").write_text("old")
+    assert scan(clips, clips / "manifest.parquet").height == 8
+    listed = read_source(clips / "manifest.parquet")
+    check_files(listed.table, listed.root, clips / "clean.parquet", CheckOptions(workers=0, needs_captions=False))
+    _write_clip(clips / "new.mp4", frames=20)
+    (clips / "0.txt").write_text("changed")
+    good = scan(clips, clips / "manifest.parquet")
+    assert good["path"].to_list() == [*(f"{number}.mp4" for number in range(8)), "new.mp4"]
+    assert good["caption"][0] == "changed"
+
+
+def test_a_manifest_among_its_tars_is_not_read_in_their_place(clips: Path, tmp_path: Path) -> None:
+    pack_tars(clips, tmp_path / "tars")
+    first = scan(tmp_path / "tars", tmp_path / "tars/manifest.parquet")
+    (tmp_path / "tars/1.tar").unlink()
+    again = scan(tmp_path / "tars", tmp_path / "tars/manifest.parquet")
+    assert again.equals(first.filter(pl.col("path") == "0.tar"))
+
+
+def test_columns_named_as_our_notes_are_kept(clips: Path, tmp_path: Path) -> None:
+    own = {"row": 7, "size": "big", "stage": "train", "reason": "why", "error": "no", "audited": "x", "member": "m"}
+    own |= {"mtime_ns": 3, "noted_ns": 4, "member_bytes": 5}
+    table = tmp_path / "clips.csv"
+    pl.DataFrame({"path": ["0.mp4", "none.mp4"], "text": "x", **own}).write_csv(table)
+    assert scan(table, tmp_path / "m.parquet", clips).select(*own).rows() == [tuple(own.values())]
+    listed = read_source(table, root=clips)
+    checked = check_files(listed.table, listed.root, tmp_path / "c.parquet", CheckOptions(workers=0))
+    assert checked.good.select(*own).rows() == [tuple(own.values())]
+    assert pl.read_parquet(errors_path(tmp_path / "m.parquet"))["row", "reason"].rows() == [(1, "missing")]
+
+
+def test_a_window_may_be_given_by_its_length(clips: Path, tmp_path: Path) -> None:
+    table = tmp_path / "clips.csv"
+    table.write_text("path,text,start_frame,frames\n7.mp4,x,2,5\n")
+    assert scan(table, tmp_path / "m.parquet", clips).select("frames", "end_frame").rows() == [(5, 7)]
+
+
+def test_names_that_cannot_be_kept_do_not_end_a_scan(clips: Path, caplog: pytest.LogCaptureFixture) -> None:
+    for name in (b"caf\xe9", b"intro: the cat", b"\\x"):
+        shutil.copy(clips / "0.mp4", clips / os.fsdecode(name + b".mp4"))
+        (clips / os.fsdecode(name + b".txt")).write_text("left out with its clip")
+    assert scan(clips, clips / "m.parquet")["path"].to_list() == [f"{number}.mp4" for number in range(8)]
+    assert r"3 of 11 files are left out, the first is '\\x.mp4'" in caplog.text
+    assert caplog.text.count("rename them") == 1
 
 
 def pack_tars(clips: Path, out: Path) -> None:

@@ -283,6 +283,26 @@ def test_a_caption_that_is_a_link_out_of_the_folder_is_refused(tmp_path: Path) -
         read_source(tmp_path / "set")
 
 
+def test_a_media_folder_may_lie_below_another_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path / "set/a.mp4", b"x")
+    monkeypatch.chdir(tmp_path)
+    for folder, root in ((Path("set"), tmp_path), (tmp_path / "set", Path()), (Path("set/../set"), Path())):
+        assert rows(read_source(folder, root=root), "path") == [("set/a.mp4",)]
+
+
+def test_a_table_among_its_clips_is_read_unless_a_scan_has_written_it(tmp_path: Path) -> None:
+    write(tmp_path / "a.mp4", b"x")
+    table = pl.DataFrame({"path": ["b.mp4"], "caption": "x"})
+    scanned = table.with_columns(codec=pl.lit("h264"), rotation=0, vfr=False, bytes=1)
+    scanned.write_parquet(tmp_path / "kept.parquet")
+    assert read_source(tmp_path).format == "media folder"
+    table.write_parquet(tmp_path / "train.parquet")
+    assert rows(read_source(tmp_path), "path") == [("b.mp4",)]
+    (tmp_path / "a.mp4").unlink()
+    (tmp_path / "train.parquet").unlink()
+    assert rows(read_source(tmp_path), "path") == [("b.mp4",)]
+
+
 def add(archive: tarfile.TarFile, name: str, data: bytes) -> None:
     info = tarfile.TarInfo(name)
     info.size = len(data)
@@ -326,6 +346,23 @@ def test_tar_members_are_listed_and_read_in_place(tmp_path: Path) -> None:
     assert np.abs(decoded[7].astype(int) - frames[7]).mean() < 20 < np.abs(decoded[0].astype(int) - frames[11]).mean()
     assert {item.name for item in tmp_path.rglob("*")} == {"shards", "0.tar", "1.tar"}  # nothing was unpacked
     assert read_source(tmp_path / "shards/1.tar").table["path"].to_list() == ["1.tar"]
+
+
+def test_tars_may_lie_below_another_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_tars(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    for folder, root in ((Path("shards"), tmp_path), (tmp_path / "shards", Path()), (Path("shards/0.tar"), Path())):
+        assert read_source(folder, root=root).table["path"][0] == "shards/0.tar"
+    (tmp_path / "clips").mkdir()
+    with pytest.raises(DataError, match=r"shards/0\.tar' is absolute and outside the root clips; .* give the folder"):
+        read_source(Path("shards/0.tar"), root=Path("clips"))
+
+
+def test_members_whose_names_are_no_utf8_are_listed(tmp_path: Path) -> None:
+    with tarfile.open(tmp_path / "x.tar", "w", format=tarfile.GNU_FORMAT, encoding="latin-1") as archive:
+        add(archive, "caf\u00e8.mp4", b"x")
+        add(archive, "caf\u00e9.mp4", b"y")
+    assert read_source(tmp_path / "x.tar").table["member"].to_list() == [r"caf\xe8.mp4", r"caf\xe9.mp4"]
 
 
 def test_a_member_file_seeks_and_ends_like_a_file(tmp_path: Path) -> None:
@@ -405,6 +442,8 @@ def test_paths_that_leave_their_root_are_refused(tmp_path: Path, path: str, kind
     [
         (b"", "the file is empty"),
         (b" \n\n", "the file is empty"),
+        (b"\xef\xbb\xbf", "the file is empty"),
+        (b"\xc2\xa0\n", "the file is empty"),
         (pickle.dumps([1]), "a pickle can run code.*with json.dump"),
         (b"\x1f\x8b\x08\x00abc", "gzip-compressed; unpack it first"),
         (b"PK\x03\x04abc", "a zip or spreadsheet"),
@@ -431,6 +470,17 @@ def test_paths_that_leave_their_root_are_refused(tmp_path: Path, path: str, kind
         (b"path,text\na.mp4,a dog, running\n", "line 2 has 3 cells, the header 2: put captions"),
         (b"name,score\na,3\n", r"names no column of files \(found: name, score\)"),
         (b"a.mp4,a dog\nb.mp4,a cat\n", "no header; put one above it, e.g. path,text"),
+        (b"path, path,text\na.mp4,b.mp4,x\n", "two columns of its first line are named 'path'"),
+        (b'[{"path": "a.mp4", "cap": "x"}, {"path": "b", "cap": "\\ud800"}]', "entry 1, 'cap': .* half of a letter"),
+        (b'{"path": "a.mp4", "cap": "x"}\n{"path": "b", "cap": "y\\ud800 z"}\n', "line 2, 'cap': .* half of a letter"),
+        (b'{"path": "a.mp4", "cap": [{"x": "y"}]}\n', r"column 'caption' has type List\(Struct"),
+        (b"path,member,offset\na.mp4,x,3\n", "together say where a clip is in a tar; complete them, or rename"),
+        (b"path,member,offset,bytes\na.mp4,,,9\na.mp4,x,,3\n", "row 1, column 'offset': None must not be null"),
+        (b"path,start_frame\na.mp4,3\n", "row 0, column 'start_frame': 3 needs end_frame"),
+        (b"path,end_frame\na.mp4,3\n", "row 0, column 'end_frame': 3 needs start_frame"),
+        (b"path,start_frame,end_frame\na.mp4,,\nb.mp4,x,9\n", "row 1, column 'start_frame': 'x' is no number"),
+        (b"path,start_frame,end_frame\na.mp4,-3,9\n", "row 0, column 'start_frame': -3 must be 0 or more"),
+        (b"path,start_frame,end_frame\na.mp4,0,9\nb.mp4,5,5\n", "row 1, column 'end_frame': 5 must be above"),
         (b"hello world\n", "not a readable table"),
         (b"path,text\n", "no row in it"),
     ],
@@ -439,6 +489,31 @@ def test_what_is_no_source_is_refused_with_a_reason(tmp_path: Path, content: byt
     with pytest.raises(DataError, match=message) as caught:
         read_source(write(tmp_path / "source", content))
     assert str(caught.value).startswith(str(tmp_path / "source"))
+
+
+@pytest.mark.parametrize(
+    ("first", "line"),
+    [
+        (b"", b"a/long/path/%d.mp4"),
+        (b"path,text\n", b"a/long/path/%d.mp4,x"),
+        (b"", b'{"path": "a/long/path/%d.mp4"}'),
+        (b"", b"videos/%d,embeddings,annotation.json"),
+    ],
+    ids=["paths", "csv", "jsonl", "list"],
+)
+def test_a_wrong_byte_far_into_a_text_is_found(tmp_path: Path, first: bytes, line: bytes) -> None:
+    good = first + b"".join(line % number + b"\n" for number in range(60_000))
+    path = write(tmp_path / "source.txt", good + b"caf\xe9.mp4\n")
+    message = rf"source\.txt: line {len(good.splitlines()) + 1} is no UTF-8 text .* at byte {len(good) + 3}\)"
+    with pytest.raises(DataError, match=message):
+        read_source(path)
+
+
+def test_a_count_beyond_64_bits_is_refused(tmp_path: Path) -> None:
+    heights = pl.Series([64, 2**63 + 5], dtype=pl.UInt64)
+    pl.DataFrame({"path": ["a.mp4", "b.mp4"], "height": heights}).write_parquet(tmp_path / "m.parquet")
+    with pytest.raises(DataError, match=r"row 1, column 'height': 9223372036854775813 is no whole number below"):
+        read_source(tmp_path / "m.parquet")
 
 
 def test_folders_without_clips_and_missing_files_are_refused(tmp_path: Path) -> None:

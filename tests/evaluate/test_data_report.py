@@ -102,6 +102,31 @@ def test_rows_without_sizes_are_told_and_do_not_break_the_page(manifest: Path) -
     assert "5 rows have no size" in facts.notes[0]
 
 
+@pytest.mark.parametrize(
+    ("columns", "note"),
+    [
+        ({"fps": [0.0, -24.0, float("inf"), None, 24.0]}, "3 videos have no frame rate"),
+        ({"height": [0, -5, 32, 40, 32]}, "2 rows have no size or length"),
+        ({"width": [48] * 4 + [0], "frames": [0, 6, 7, 1, 9]}, "2 rows have no size or length"),
+    ],
+)
+def test_numbers_that_cannot_be_right_are_told_and_left_out(
+    manifest: Path, columns: dict[str, list[float]], note: str
+) -> None:
+    table = pl.read_parquet(manifest).with_columns(pl.Series(name, values) for name, values in columns.items())
+    facts = gather_facts(table, manifest.parent, manifest, num_thumbs=4)
+    assert facts.notes == [f"{note}; frameloom data scan fills them in."]
+    labels = [float(bar.label) for bars in facts.histograms.values() for bar in bars]
+    assert np.isfinite(labels).all() and min(labels) >= 0
+
+
+def test_many_rates_from_zero_on_have_a_histogram(manifest: Path) -> None:
+    rows = [(f"{number}.mp4", "a clip", "video", 32, 48, 9, float(number)) for number in range(20)]
+    table = pl.DataFrame(rows, schema=pl.read_parquet(manifest).columns, orient="row")
+    facts = gather_facts(table, manifest.parent, manifest, num_thumbs=0)
+    assert sum(bar.num_files for bar in facts.histograms["frames per second"]) == 19
+
+
 def test_bins_are_round_and_lose_nothing() -> None:
     few = bin_numbers(np.array([24.0, 24.0, 30.0]))
     assert few == [("24", 2), ("30", 1)]

@@ -6,7 +6,7 @@
 | `merge_data.txt` and the like | Open-Sora-Plan's lists: media folder, embedding folders, annotation |
 | a list of paths | a file a line, no captions |
 | folder of csv | SDXL's `dir,text`; paths start from the folder |
-| folder of parquet shards | one table, ours or Open-Sora's |
+| folder of parquet shards | one table, ours or Open-Sora's; results of scans among their clips are no shards |
 | tar, folder of tars | webdataset; members are read in place |
 | folder of media | a `.txt` beside each file is its caption |
 
@@ -15,6 +15,7 @@ What it is, is decided by content. Sizes that a source does not give are null; `
 
 from __future__ import annotations
 
+import os
 from bisect import bisect_right
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,7 +26,7 @@ from frameloom.core.errors import DataError
 from frameloom.core.log import get_logger
 from frameloom.data.sources.columns import Place, row_place, to_our_columns
 from frameloom.data.sources.dataset_list import read_dataset_list
-from frameloom.data.sources.delimited import read_csv, read_csv_folder, read_paths
+from frameloom.data.sources.delimited import find_csv, read_csv, read_csv_folder, read_paths
 from frameloom.data.sources.json_entries import dialect, read_json, read_jsonl
 from frameloom.data.sources.media_folder import has_media, read_media_folder
 from frameloom.data.sources.parquet_tables import find_shards, read_parquet, read_shards
@@ -75,7 +76,7 @@ def _read_file(path: Path, root: Path | None) -> Source:
     if kind == "list":
         return _read_list(path, root)
     if kind == "tar":
-        table = read_tars([path.absolute()], (root or path.parent).absolute())
+        table = _start_above(read_tars([path], path.parent), path.parent, root)
     elif kind == "parquet":
         table = read_parquet(path)
     elif kind == "csv":
@@ -103,20 +104,24 @@ def _read_folder(folder: Path, root: Path | None) -> Source:
     if shards is not None:
         return _finish(folder, read_shards(shards), root or shards.root, "parquet shards")
     if tars := find_tars(folder):
-        return _finish(folder, read_tars(tars, root or folder), root or folder, "tar")
-    if files := sorted(file for file in folder.glob("*.csv") if file.is_file()):
+        return _finish(folder, _start_above(read_tars(tars, folder), folder, root), root or folder, "tar")
+    if files := find_csv(folder):
         table, starts = read_csv_folder(folder, files)
         return _finish(folder, table, root or folder, "csv folder", starts)
     if has_media(folder):
-        table = read_media_folder(folder)
-        if root is not None:
-            table = table.with_columns(pl.lit(f"{folder.absolute()}/") + pl.col("path"))
-        return _finish(folder, table, root or folder, "media folder")
+        return _finish(folder, _start_above(read_media_folder(folder), folder, root), root or folder, "media folder")
     inside = ", ".join(sorted(entry.name for entry in folder.iterdir())[:8]) or "nothing"
     raise DataError(
         f"{folder}: no table, tar or media in it (it holds: {inside}); name a file or a folder with parquet, csv, "
         "tar, video or image files"
     )
+
+
+def _start_above(table: pl.DataFrame, folder: Path, root: Path | None) -> pl.DataFrame:
+    """Paths below `folder` as absolute ones, where they are to start from another root."""
+    if root is None:
+        return table
+    return table.with_columns(path=pl.lit(f"{os.path.abspath(folder)}/") + pl.col("path"))
 
 
 def _finish(

@@ -13,7 +13,7 @@ import polars as pl
 
 from frameloom.core.errors import DataError
 from frameloom.data.decode import IMAGE_FORMATS, VIDEO_FORMATS
-from frameloom.data.sources.windows import add_windows
+from frameloom.data.sources.windows import WINDOW, add_windows, window_rules
 
 REQUIRED = ("path", "caption", "kind", "height", "width", "frames", "fps")
 KINDS = ("video", "image")
@@ -50,15 +50,18 @@ def to_our_columns(table: pl.DataFrame, *, root: Path, source: str, place: Place
             f"{source}: no column names the files (it has: {', '.join(table.columns) or 'none'}); "
             f"name it 'path'; {', '.join(ALIASES['path'])} are understood too"
         )
-    table = _split_captions(_split_resolution(table))
+    table = _split_captions(_split_resolution(_read_places(table, source, place)), source)
     for name in ("path", "caption"):
         if table.schema[name] != pl.String and table[name].null_count() < table.height:
             raise DataError(f"{source}: column '{name}' has type {table.schema[name]}; it must hold text")
     table = table.with_columns(
-        pl.col("path", "caption").cast(pl.String), *(_to_count(table, name, source, place) for name in COUNTS)
+        pl.col("path", "caption").cast(pl.String),
+        *(_to_count(table, name, source, place) for name in COUNTS),
+        *(_to_count(table, name, source, place) for name in WINDOW if name in table.columns),
     )
     table = table.with_columns(_to_rate(table, source, place), _to_kind(table))
     table = add_windows(table, source, place)
+    refuse_first(table, window_rules(table.columns), source, place)
     for name in ("path", "control") if has_control(table) else ("path",):
         table = _make_relative(table, name, root, source, place)
     table = _fill_images(table)
@@ -135,11 +138,32 @@ def _split_resolution(table: pl.DataFrame) -> pl.DataFrame:
     return table.with_columns(new).drop("resolution")
 
 
-def _split_captions(table: pl.DataFrame) -> pl.DataFrame:
+def _read_places(table: pl.DataFrame, source: str, place: Place) -> pl.DataFrame:
+    """Places inside tars as numbers. A scan adds `bytes`, so `member` and `offset` of other meaning are refused."""
+    if not {"member", "offset"} <= set(table.columns):
+        return table
+    if "bytes" not in table.columns or table.schema["member"] not in (pl.String, pl.Null):
+        raise DataError(
+            f"{source}: columns 'member' (text), 'offset' and 'bytes' (numbers) together say where a clip is in a tar; "
+            "complete them, or rename 'member' if it means something else"
+        )
+    table = table.with_columns(
+        pl.col("member").cast(pl.String), *(_to_count(table, name, source, place) for name in ("offset", "bytes"))
+    )
+    lacks = {name: pl.col("member").is_not_null() & pl.col(name).is_null() for name in ("offset", "bytes")}
+    rules = [(name, wrong, "must not be null where member is not") for name, wrong in lacks.items()]
+    refuse_first(table, rules, source, place)
+    return table
+
+
+def _split_captions(table: pl.DataFrame, source: str) -> pl.DataFrame:
     """Several captions of a clip stay together in `captions`; `caption` is the first."""
     if "caption" not in table.columns:
         return table.with_columns(pl.lit("").alias("caption"))
-    if isinstance(table.schema["caption"], pl.List):
+    dtype = table.schema["caption"]
+    if isinstance(dtype, pl.List):
+        if dtype.inner not in (pl.String, pl.Null):
+            raise DataError(f"{source}: column 'caption' has type {dtype}; it must hold text or lists of text")
         captions = pl.col("caption").cast(pl.List(pl.String)).list.drop_nulls()
         return table.with_columns(captions.alias("captions"), captions.list.first().alias("caption"))
     return table
@@ -147,18 +171,19 @@ def _split_captions(table: pl.DataFrame) -> pl.DataFrame:
 
 def _to_count(table: pl.DataFrame, name: str, source: str, place: Place) -> pl.Series:
     """Whole numbers; a table that once held NaN has them as 16.0."""
-    if name not in table.columns:
+    if name not in table.columns or table[name].null_count() == table.height:
         return pl.Series(name, [None] * table.height, dtype=pl.Int64)
     column = table[name]
-    if column.dtype.is_integer() or column.dtype == pl.Null:
-        return column.cast(pl.Int64)
-    if not column.dtype.is_float():
+    if not (column.dtype.is_integer() or column.dtype.is_float()):
         raise _not_numbers(column, source, place, "whole numbers")
-    column = column.fill_nan(None)
-    row = first_row(pl.DataFrame({name: column}), pl.col(name) != pl.col(name).round())
+    column = column.fill_nan(None) if column.dtype.is_float() else column
+    counts = column.cast(pl.Int64, strict=False)
+    given, count = pl.col("given"), pl.col("count")
+    is_lost = given.is_not_null() & (count.is_null() | (given != count))
+    row = first_row(pl.DataFrame({"given": column, "count": counts}), is_lost)
     if row is not None:
-        raise DataError(f"{source}: {place(row)}, column '{name}': {column[row]!r} is no whole number")
-    return column.cast(pl.Int64, strict=False)
+        raise DataError(f"{source}: {place(row)}, column '{name}': {column[row]!r} is no whole number below 2**63")
+    return counts
 
 
 def _to_rate(table: pl.DataFrame, source: str, place: Place) -> pl.Series:

@@ -19,6 +19,7 @@ from typing import NamedTuple
 import polars as pl
 
 from frameloom.core.errors import DataError
+from frameloom.data.sources.text import read_text
 
 EMBEDDING_NAMES = ("embedding", "embedding_2")
 _ANY_SUFFIX = r"\.[^./\\]+$"
@@ -59,7 +60,7 @@ def read_dataset_list(
 def parse_dataset_list(path: Path) -> list[ListedSet]:
     """The sets of a list; DataError names the line that is wrong."""
     sets = []
-    for number, line in enumerate(path.read_text(encoding="utf-8-sig").splitlines(), 1):
+    for number, line in enumerate(read_text(path).splitlines(), 1):
         items = [item.strip() for item in line.split(",")]
         if items == [""]:
             continue

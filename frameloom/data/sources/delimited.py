@@ -9,6 +9,8 @@ import polars as pl
 from frameloom.core.errors import DataError
 from frameloom.core.log import get_logger
 from frameloom.data.sources.columns import ALIASES, NUMBER_NAMES, PATH_NAMES, TEXT_NAMES
+from frameloom.data.sources.text import not_utf8, read_text
+from frameloom.data.sources.windows import WINDOW
 
 _log = get_logger(__name__)
 
@@ -39,18 +41,22 @@ def read_csv(path: Path, first_line: str) -> pl.DataFrame:
         )
     except (pl.exceptions.PolarsError, OSError) as error:
         raise DataError(f"{path}: not a readable csv table ({_short(error)}){_find_ragged(path, separator)}") from error
-    table = table.rename({name: name.strip() for name in table.columns})
+    table = _strip_names(table, path)
     table = table.with_columns(
-        [_numbers(table[name]) for name in NUMBER_NAMES if name in table.columns and table.schema[name] == pl.String]
+        [_numbers(table[name]) for name in (*NUMBER_NAMES, *WINDOW) if table.schema.get(name) == pl.String]
     )
     return _fill_captions(table, path)
 
 
 def read_paths(path: Path) -> pl.DataFrame:
     """A path a line and nothing else, as for training an autoencoder."""
-    lines = path.read_text(encoding="utf-8-sig").splitlines()
+    lines = read_text(path).splitlines()
     paths = pl.Series("path", lines, dtype=pl.String).str.strip_chars()
     return paths.filter(paths != "").to_frame()
+
+
+def find_csv(folder: Path) -> list[Path]:
+    return sorted(file for file in folder.glob("*.csv") if file.is_file())
 
 
 def read_csv_folder(folder: Path, files: list[Path]) -> tuple[pl.DataFrame, list[tuple[int, str]]]:
@@ -69,6 +75,14 @@ def read_csv_folder(folder: Path, files: list[Path]) -> tuple[pl.DataFrame, list
         starts.append((sum(table.height for table in tables), file.name))
         tables.append(read_csv(file, line))
     return pl.concat(tables, how="diagonal_relaxed", rechunk=True), starts
+
+
+def _strip_names(table: pl.DataFrame, path: Path) -> pl.DataFrame:
+    names = [name.strip() for name in table.columns]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise DataError(f"{path}: two columns of its first line are named '{twice}'; rename one of them")
+    return table.rename(dict(zip(table.columns, names, strict=True)))
 
 
 def _numbers(column: pl.Series) -> pl.Series:
@@ -103,7 +117,7 @@ def _find_ragged(path: Path, separator: str) -> str:
                         "put captions with a separator in them into double quotes"
                     )
     except UnicodeDecodeError as error:
-        return f"; it is no UTF-8 text ({error.reason} at byte {error.start}): convert it, e.g. with iconv"
+        raise not_utf8(path) from error
     except (csv.Error, StopIteration):
         return "; write it again"
     return "; write it again"

@@ -16,6 +16,7 @@ import pyarrow as pa
 
 from frameloom.core.errors import DataError
 from frameloom.data.sources.columns import ALIASES
+from frameloom.data.sources.text import has_whole_letters, may_hold_half_letters, not_utf8, read_text
 
 _PORTION = 50_000
 _CAPTIONS = ("caption", *ALIASES["caption"])
@@ -32,9 +33,10 @@ def read_json(path: Path) -> pl.DataFrame:
 
 def read_jsonl(path: Path) -> pl.DataFrame:
     try:
-        table = pl.read_ndjson(path, infer_schema_length=None)
-        if not _has_lists_as_text(table):
-            return _name_dialect(table)
+        if not may_hold_half_letters(path):
+            table = pl.read_ndjson(path, infer_schema_length=None)
+            if not _has_lists_as_text(table):
+                return _name_dialect(table)
     except (pl.exceptions.PolarsError, OSError):
         pass  # read line by line below, which finds the line that is wrong
     return _name_dialect(entries_to_table(_line_entries(path), source=str(path)))
@@ -76,7 +78,7 @@ def _name_dialect(table: pl.DataFrame) -> pl.DataFrame:
 
 def _list_entries(path: Path) -> Iterator[Entry]:
     """The objects of a JSON list, decoded one by one."""
-    text = _read_text(path)
+    text = read_text(path)
     decoder = json.JSONDecoder()
     place = _skip(text, text.index("[") + 1)
     number = 0
@@ -99,25 +101,24 @@ def _list_entries(path: Path) -> Iterator[Entry]:
 
 
 def _line_entries(path: Path) -> Iterator[Entry]:
-    with path.open(encoding="utf-8-sig") as file:
-        for number, line in enumerate(file, 1):
-            if not line.strip():
-                continue
-            try:
-                value = json.loads(line)
-            except (ValueError, RecursionError) as error:
-                raise DataError(f"{path}: line {number}: not JSON ({error}); repair it") from error
-            if not isinstance(value, dict):
-                kind = _SHOWN.get(type(value), "null")
-                raise DataError(f"{path}: line {number} is {kind}; expected an object per clip")
-            yield f"line {number}", value
+    for number, line in enumerate(_lines(path), 1):
+        if not line.strip():
+            continue
+        try:
+            value = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise DataError(f"{path}: line {number}: not JSON ({error}); repair it") from error
+        if not isinstance(value, dict):
+            raise DataError(f"{path}: line {number} is {_SHOWN.get(type(value), 'null')}; expected an object per clip")
+        yield f"line {number}", value
 
 
-def _read_text(path: Path) -> str:
+def _lines(path: Path) -> Iterator[str]:
     try:
-        return path.read_text(encoding="utf-8-sig")
+        with path.open(encoding="utf-8-sig") as file:
+            yield from file
     except UnicodeDecodeError as error:
-        raise DataError(f"{path}: no UTF-8 text ({error.reason} at byte {error.start}); convert it") from error
+        raise not_utf8(path) from error
 
 
 def _skip(text: str, place: int) -> int:
@@ -141,15 +142,18 @@ def _column(name: str, entries: list[Entry], source: str) -> pl.Series:
         values = [[value] if isinstance(value, str) else value for value in values]
     try:
         # Arrow keeps what polars' own constructor drops: fields that only later objects have, fractions in lists.
-        array = pa.array(values)
-    except (pa.ArrowException, OverflowError) as error:
+        return pl.Series(name, pl.from_arrow(pa.array(values)))
+    except (pa.ArrowException, OverflowError, UnicodeEncodeError) as error:
         raise _find_odd(name, values, entries, source, error) from error
-    return pl.Series(name, pl.from_arrow(array))
 
 
 def _find_odd(name: str, values: list[Any], entries: list[Entry], source: str, error: Exception) -> DataError:
     first: str | None = None
     for (place, _), value in zip(entries, values, strict=True):
+        if not has_whole_letters(json.dumps({name: value}, ensure_ascii=False)):
+            return DataError(
+                f"{source}: {place}, {name!r}: {value!r} holds half of a letter (\\ud800 to \\udfff); repair it"
+            )
         kind = _SHOWN.get(type(value))
         first = first or kind
         if kind is not None and kind != first:

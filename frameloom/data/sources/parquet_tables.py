@@ -18,7 +18,11 @@ import polars as pl
 from frameloom.core.errors import DataError
 from frameloom.core.files import PARTIAL
 from frameloom.data.sources.columns import ALIASES, NUMBER_NAMES
+from frameloom.data.sources.delimited import find_csv
+from frameloom.data.sources.media_folder import has_media
+from frameloom.data.sources.tar_shards import find_tars
 
+_SCANNED = ("codec", "rotation", "vfr", "bytes")
 INDEX_NAME = "shards.json"
 INDEX_FORMAT = "frameloom table shards 1"
 
@@ -83,15 +87,30 @@ def _is_parquet(path: Path) -> bool:
 def _open_folder(folder: Path) -> ShardFiles | None:
     if (folder / INDEX_NAME).is_file():
         return _read_index(folder)
-    files = _parquet_files(folder)
+    files = _leave_out_results(folder, _parquet_files(folder))
     if not files:
         return None
-    main = folder.with_name(f"{folder.name}.parquet")
+    main = folder.parent / f"{folder.name}.parquet"
     if main.is_file() and not set(_names(files[0])) & set(NUMBER_NAMES):
         return _with_main(main, folder)
-    # Numbered shards stand for a table beside which they lie; other files lie among their media.
+    # Numbered shards stand for a table beside which they lie; paths of others start from their own folder.
     numbered = all(file.stem.isdecimal() for file in files)
     return ShardFiles(tuple(files), _count_rows(files), folder.parent if numbered else folder)
+
+
+def _leave_out_results(folder: Path, files: list[Path]) -> list[Path]:
+    """Manifests that were made of the clips in a folder, and lie among them, are no source of the next scan."""
+    others = [file for file in files if not _is_result(file)]
+    if len(others) < len(files) and (has_media(folder) or find_csv(folder) or find_tars(folder)):
+        return others
+    return files
+
+
+def _is_result(file: Path) -> bool:
+    """Whether a scan or a check has written it: a manifest with what a scan adds, or a list of broken files."""
+    manifest = file.parent / file.name.replace(".errors.", ".").replace(".reasons.", ".")
+    has_progress = any(manifest.with_suffix(suffix).is_dir() for suffix in (".scan", ".check"))
+    return has_progress or set(_SCANNED) <= set(_names(file))
 
 
 def _with_main(main: Path, folder: Path) -> ShardFiles:

@@ -11,6 +11,7 @@ from typing import Any
 from frameloom.core.errors import DataError
 from frameloom.data.sources.columns import PATH_NAMES, kind_of
 from frameloom.data.sources.delimited import has_path_column, header_cells
+from frameloom.data.sources.text import not_utf8
 
 _HEAD_BYTES = 1 << 20
 _LISTED = (".json", ".jsonl", ".pkl", ".csv", ".parquet")
@@ -42,14 +43,14 @@ def sniff_file(path: Path) -> tuple[str, str]:
     """(format, first line of a text): parquet, tar, csv, paths, list, jsonl or json. DataError for anything else."""
     with path.open("rb") as file:
         head = file.read(_HEAD_BYTES)
-    if not head.strip():
-        raise DataError(f"{path}: the file is empty; a source is {_KNOWN}")
     if head.startswith(b"PAR1"):
         return "parquet", ""
     if head[257:262] == b"ustar" or (path.suffix == ".tar" and tarfile.is_tarfile(path)):
         return "tar", ""
     _refuse_binary(path, head)
     text = _decode(path, head)
+    if not text.strip():
+        raise DataError(f"{path}: the file is empty; a source is {_KNOWN}")
     line = next(line for line in text.splitlines() if line.strip())
     if text.lstrip().startswith("["):
         return _sniff_list(path, text), line
@@ -75,7 +76,7 @@ def _decode(path: Path, head: bytes) -> str:
         # The head may end in the middle of a letter.
         return codecs.getincrementaldecoder("utf-8-sig")().decode(head, final=len(head) < _HEAD_BYTES)
     except UnicodeDecodeError as error:
-        raise DataError(f"{path}: no UTF-8 text ({error.reason} at byte {error.start}); convert it") from error
+        raise not_utf8(path) from error
 
 
 def _sniff_list(path: Path, text: str) -> str:

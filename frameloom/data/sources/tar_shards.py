@@ -26,10 +26,10 @@ _MAX_TEXT_BYTES = 1 << 20
 _CAPTION_KEYS = ("caption", *ALIASES["caption"], "text_english")
 
 
-def read_tars(tars: list[Path], root: Path) -> pl.DataFrame:
-    """A row per sample: `path` is the tar's, `member` the name inside it, `offset` and `bytes` where it is."""
+def read_tars(tars: list[Path], folder: Path) -> pl.DataFrame:
+    """A row per sample: `path` is the tar's below `folder`, `member` the name in it, `offset` and `bytes` its place."""
     source = str(tars[0].parent if len(tars) > 1 else tars[0])
-    return entries_to_table((row for tar in tars for row in _samples(tar, root)), source=source)
+    return entries_to_table((row for tar in tars for row in _samples(tar, folder)), source=source)
 
 
 def find_tars(folder: Path) -> list[Path]:
@@ -59,7 +59,8 @@ def _samples(tar: Path, root: Path) -> Iterator[Entry]:
 def _members(tar: Path) -> Iterator[tarfile.TarInfo]:
     size = tar.stat().st_size
     try:
-        with tarfile.open(tar, "r:") as archive:
+        # Names in other encodings stay different from each other; they are only labels, so nothing is lost.
+        with tarfile.open(tar, "r:", errors="backslashreplace") as archive:
             for info in archive:
                 if info.isreg() and not os.path.basename(info.name).startswith("."):
                     if info.offset_data + info.size > size or info.issparse():

@@ -7,18 +7,19 @@ alone; here the end counts too, and where `num_frames` is given, it decides, as 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 import polars as pl
 
 from frameloom.core.errors import DataError
 
+WINDOW = ("start_frame", "end_frame")
 _RANGE = r"^\s*(\d+)\s*:\s*(\d+)\s*$"
 
 
 def add_windows(table: pl.DataFrame, source: str, place: Callable[[int], str]) -> pl.DataFrame:
     """The table with its windows as numbers; DataError names a row whose window is empty or not understood."""
-    if "start_frame" in table.columns:
+    if set(WINDOW) & set(table.columns):
         return table
     if "frame_idx" in table.columns and table.schema["frame_idx"] == pl.String:
         column, starts, ends = "frame_idx", _range_part(1), _range_part(2)
@@ -42,6 +43,24 @@ def add_windows(table: pl.DataFrame, source: str, place: Callable[[int], str]) -
         raise DataError(f"{source}: {place(int(row[0]))}, column '{column}': {shown!r} is no window; {rule}")
     length = pl.col("end_frame") - pl.col("start_frame")
     return with_window.with_columns(pl.coalesce(pl.col("frames"), length).alias("frames"))
+
+
+def window_rules(names: Collection[str]) -> list[tuple[str, pl.Expr, str]]:
+    """(column, rows that are wrong, why) for a table with these columns; no rule for one that knows no windows.
+
+    A row without a window has two nulls. `frames`, the window's length, can stand for its end.
+    """
+    given = [name for name in WINDOW if name in names]
+    if not given:
+        return []
+    start, end = (pl.col(name) if name in given else pl.lit(None, pl.Int64) for name in WINDOW)
+    is_open = start.is_not_null() & end.is_null() & pl.col("frames").is_null()
+    return [
+        ("start_frame", is_open, "needs end_frame beside it, the first frame behind the window"),
+        ("end_frame", start.is_null() & end.is_not_null(), "needs start_frame beside it, the window's first frame"),
+        ("start_frame", start < 0, "must be 0 or more"),
+        ("end_frame", end <= start, "must be above start_frame: it is the first frame behind the window"),
+    ]
 
 
 def _range_part(number: int) -> pl.Expr:
