@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from frameloom.cli.outputs import check_output_folder
 from frameloom.cli.vae_options import AsJson, Device, Frames, Height, SampleRate, ShortSide, Width
 from frameloom.core.errors import ConfigError
 
@@ -112,6 +113,7 @@ def evaluate_clips(
     if video_network is not None and reference is None:
         raise ConfigError("--video-network: FVD compares two sets; give REFERENCE as well")
     if out is not None:
+        check_output_folder(out, "--out")
         refuse_existing_metrics(out, force=force)
     view = ClipView(frames, sample_rate, height, width, short_side)
     place = pick_device(device)

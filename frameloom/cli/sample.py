@@ -8,6 +8,11 @@ from typing import Annotated
 
 import typer
 
+from frameloom.cli.outputs import check_output_folder
+
+# What a repeated file does not say itself; all else would make another one.
+_BESIDE_LIKE = ("run", "like", "out", "sequence")
+
 
 def sample(
     context: typer.Context,
@@ -70,6 +75,9 @@ def sample(
     if like is not None:
         from frameloom.generate.order import repeat_file
 
+        _refuse_beside_like(context, like)
+        if out is not None:
+            check_output_folder(out, "--out")
         _show(repeat_file(like, out or like.parent, model=run, sequence=sequence), None)
         return
     if run is None:
@@ -93,6 +101,7 @@ def sample(
     from frameloom.generate.order import Order, fill_order
 
     folder = out or (run / "samples" if run.is_dir() else Path("samples"))
+    check_output_folder(folder, "--out")
     order = Order(
         source=Source(run, (*chosen, *context.args), step=step, family=family, recipe=recipe),
         rows=rows,
@@ -109,6 +118,22 @@ def sample(
         sequence=sequence,
     )
     _show(fill_order(order, tell=print), folder)
+
+
+def _refuse_beside_like(context: typer.Context, like: Path) -> None:
+    """A flag that is passed over in silence lets a person think that it worked."""
+    given = []
+    for parameter in context.command.params:
+        source = context.get_parameter_source(parameter.name or "")
+        if parameter.name not in _BESIDE_LIKE and source is not None and source.name == "COMMANDLINE":
+            given.append(parameter.opts[0])
+    given += [word.partition("=")[0] for word in context.args if word.startswith("--")]
+    if given:
+        raise typer.BadParameter(
+            f"{like} is repeated with the settings that it carries; leave {', '.join(given)} out, or sample without "
+            "--like",
+            param_hint="--like",
+        )
 
 
 def _show(paths: list[Path], folder: Path | None) -> None:

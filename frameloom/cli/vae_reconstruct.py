@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from frameloom.cli.outputs import check_output_folder
 from frameloom.cli.vae_options import (
     AsJson,
     ChunkFrames,
@@ -71,6 +72,7 @@ def reconstruct(
     from frameloom.evaluate.metric_table import MetricTable
     from frameloom.generate.reconstruct import Reconstruction, check_view, reconstruct_files
 
+    check_output_folder(out, "OUT")
     ranks = read_ranks()
     view = ClipView(frames, sample_rate, height, width, short_side)
     clips = list_clips(source, root=root)

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from frameloom.cli.outputs import check_output_file
 from frameloom.cli.vae_options import (
     AsJson,
     ChunkFrames,
@@ -63,6 +64,8 @@ def stats(
     from frameloom.generate.latent_report import describe_statistics, draw_clips, report_statistics
     from frameloom.generate.reconstruct import measure_latents
 
+    if out is not None:
+        check_output_file(out, source=manifest)
     view = ClipView(frames, sample_rate, height, width, short_side)
     clips = draw_clips(list_clips(manifest, root=root), limit, seed)
     model = open_vae(

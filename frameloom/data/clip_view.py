@@ -20,6 +20,9 @@ from frameloom.data.probe import HeaderFacts, kind_of, probe_header
 from frameloom.data.sources import read_source
 from frameloom.data.sources.media_folder import has_media, read_media_folder
 
+# What `frameloom sample` and training put beside their samples to show them all at once: a picture, but no clip.
+CONTACT_SHEET = "contact-sheet.png"
+
 
 @dataclass(frozen=True)
 class ListedClip:
@@ -37,12 +40,16 @@ class ListedClip:
 
 
 def list_clips(source: Path, *, root: Path | None = None) -> list[ListedClip]:
-    """One media file, a folder of them, or any table or tar that `read_source` reads; in its order."""
+    """One media file, a folder of them, or any table or tar that `read_source` reads; in its order.
+
+    The contact sheet of a folder of samples is none of its clips.
+    """
     if source.is_file() and kind_of(source) is not None:
         return [ListedClip(source.name, source.parent, source.name)]
     if source.is_dir() and has_media(source):
         # Tables beside the clips are not asked: results of an earlier call lie next to their metrics.
-        return [ListedClip(name, source, name) for name in read_media_folder(source)["path"]]
+        names = [name for name in read_media_folder(source)["path"] if Path(name).name != CONTACT_SHEET]
+        return [ListedClip(name, source, name) for name in names]
     found = read_source(source, root=root)
     has = set(found.table.columns)
     clips = []

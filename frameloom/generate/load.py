@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from frameloom.checkpoint.model_folder import find_own
-from frameloom.checkpoint.store import Checkpoint, load_checkpoint, load_latest, step_folder
+from frameloom.checkpoint.store import Checkpoint, load_checkpoint, load_latest
 from frameloom.config.load import SHIPPED, load_recipe
 from frameloom.config.schema import Recipe
 from frameloom.core.errors import CheckpointError, ConfigError, RunError
@@ -33,6 +33,7 @@ from frameloom.generate.placement import Placement
 from frameloom.generate.prompt_notes import build_note
 from frameloom.generate.published_sources import find_objective, name_overrides
 from frameloom.generate.run_paths import place_parts
+from frameloom.generate.run_weights import find_step
 from frameloom.generate.trained_text import TRAINED_TEXT, read_trained, use_trained
 from frameloom.models.half_precision import PRECISIONS
 from frameloom.models.lora import to_adapters
@@ -102,8 +103,8 @@ def load_run(source: Source) -> Sampler:
             f"{run}: not a run folder (it has no recipe.yaml); name the folder that `frameloom train` printed"
         )
     recipe = _read_recipe(run / RECIPE, source.overrides, where=run)
-    folder = run / "checkpoints"
-    checkpoint = load_latest(folder) if source.step is None else load_checkpoint(step_folder(folder, source.step))
+    step = source.step
+    checkpoint = load_latest(run / "checkpoints") if step is None else load_checkpoint(find_step(run, step))
     if checkpoint is None:
         raise CheckpointError(
             f"{run}: holds no complete checkpoint yet; train it first: frameloom train {run}/recipe.yaml"

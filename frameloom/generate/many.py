@@ -135,7 +135,7 @@ def _plan(sampler: Sampler, requests: Sequence[Request], out: Path, ledger: Ledg
 
 
 def _find_key(sampler: Sampler, request: Request) -> str:
-    """A digest of what the frames follow from; where the files lie does not matter."""
+    """A digest of what the frames follow from, and of a name that was given; where files lie does not matter."""
     about = describe_result(sampler.origin, request, request.settings or sampler.settings)
     return digest_value({name: value for name, value in about.items() if name not in PLACES})
 

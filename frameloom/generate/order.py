@@ -15,7 +15,7 @@ from frameloom.generate.clip_groups import divide_clips
 from frameloom.generate.load import Source, open_sampler
 from frameloom.generate.many import check_requests, make_first_frames, sample_many
 from frameloom.generate.pipeline import Request, Sampler
-from frameloom.generate.prompts import Row, expand_rows
+from frameloom.generate.prompts import Row, check_media, expand_rows
 from frameloom.generate.rank_group import RankGroup, join_ranks
 from frameloom.generate.refine import build_refiner, refine_prompts
 from frameloom.generate.repeat import read_repeat
@@ -57,6 +57,7 @@ def fill_order(
 
     `open_model` may give a model that it has kept; `on_step` is that of `sample_many`.
     """
+    check_media(order.rows, order.media)
     with join_ranks(read_ranks(), sequence=order.sequence) as group:
         say = tell if group.ranks.is_first else _say_nothing
         rows = _refine(order, group, say)

@@ -32,8 +32,13 @@ _FIRST_FRAME = "00000.png"
 
 
 def describe_result(origin: Mapping[str, str], request: Request, settings: SampleSection) -> dict[str, str]:
-    """Everything that a file is made from: model, prompt, seed, settings, and given files with their digests."""
+    """Everything that a file is made from: model, prompt, seed, settings, and given files with their digests.
+
+    The name is among it if one was given: the same video under two names is two files.
+    """
     about = {"prompt": request.prompt, "seed": str(request.seed)}
+    if request.name is not None:
+        about["name"] = request.name
     for name in MEDIA:
         path: Path | None = getattr(request, name)
         if path is not None:

@@ -23,6 +23,7 @@ from torch import Tensor
 
 from frameloom.config.sampling_settings import SampleSection
 from frameloom.core.random import stream
+from frameloom.data.clip_view import CONTACT_SHEET as CONTACT_SHEET
 from frameloom.data.media import contact_sheet, write_image
 from frameloom.diffusion.objective import Objective
 from frameloom.diffusion.samplers import Start, run_sampler
@@ -39,8 +40,6 @@ from frameloom.models.layers.sequence_parallel import ALONE, SequenceGroup
 from frameloom.models.text import TextStates
 from frameloom.models.text.scaling import TextScaling
 from frameloom.models.vaes import VideoVAE
-
-CONTACT_SHEET = "contact-sheet.png"
 
 
 @dataclass(frozen=True)

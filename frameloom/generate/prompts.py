@@ -23,6 +23,7 @@ _MAX_PROMPT_CHARACTERS = 10_000
 # Names of columns as other systems write them.
 _ALIASES = {"text": "prompt", "caption": "prompt", "neg": "negative_prompt", "ref": "image"}
 _MEDIA = {"image": "head", "last_image": "tail", "video": "video", "mask": "mask", "control": "control"}
+_COLUMNS = {field: column for column, field in _MEDIA.items()}
 _OWN = ("prompt", "seed", "name", *_MEDIA)
 # These belong to the model, which is loaded once.
 _OF_MODEL = ("weights", "lora", "lora_scale", "lora_merge", "precision", "tile_px", "offload")
@@ -61,6 +62,20 @@ def read_rows(given: Sequence[str], file: Path | None) -> list[Row]:
                 f"{_MAX_PROMPT_CHARACTERS:,}"
             )
     return rows
+
+
+def check_media(rows: Sequence[Row], media: Mapping[str, Path]) -> None:
+    """DataError for the first given file that is none, with the flag or the row that names it.
+
+    `media` are those of the command line. Nothing but names is needed for this, so it comes before a model is loaded.
+    """
+    given = [(f"--{_COLUMNS[field].replace('_', '-')}", path) for field, path in media.items()]
+    given += [(f"{row.where}: {_COLUMNS[field]}", path) for row in rows for field, path in row.media.items()]
+    for where, path in given:
+        if path.is_dir():
+            raise DataError(f"{where} {path}: a folder; name a picture or a video in it")
+        if not path.is_file():
+            raise DataError(f"{where} {path}: no such file; name a picture or a video, from the folder you are in")
 
 
 def _read_text(file: Path) -> str:

@@ -63,7 +63,8 @@ def read_repeat(file: Path, *, model: Path | None = None) -> Repeat:
             raise DataError(
                 f"{file}: was made with {path} as its {name}, which is not there or has changed; bring it back"
             )
-    return Repeat(file, source, Request(about["prompt"], seed, **media, settings=settings), about)
+    request = Request(about["prompt"], seed, **media, settings=settings, name=about.get("name"))
+    return Repeat(file, source, request, about)
 
 
 def _read_settings(file: Path, about: dict[str, str]) -> SampleSection:

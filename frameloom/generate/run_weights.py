@@ -20,7 +20,7 @@ from frameloom.generate.lora import check_base
 from frameloom.generate.parts import LoadedDenoiser, LoadedVAE, build_denoiser, build_text, build_vae, rebuild_denoiser
 from frameloom.models.lora import Adapter, linear_layers, merge_adapters, to_adapters
 
-__all__ = ["RunWeights", "TrainedLora", "open_run"]
+__all__ = ["RunWeights", "TrainedLora", "find_step", "open_run"]
 
 Which = Literal["ema", "raw"]
 
@@ -90,6 +90,14 @@ class RunWeights:
         return tensors["model"] | (tensors["ema"] if self.weights == "ema" else {})
 
 
+def find_step(run: Path, step: int) -> Path:
+    """The checkpoint of a step that a person chose; CheckpointError with the steps that there are."""
+    known = list_steps(run / "checkpoints")
+    if step not in known:
+        raise CheckpointError(f"{run}: has no checkpoint of step {step}; there are {json.dumps(known)}")
+    return step_folder(run / "checkpoints", step)
+
+
 def open_run(path: Path, *, step: int | None = None, weights: Which | None = None) -> RunWeights:
     """A run folder at `step`, its newest undamaged one without; `weights` None: averaged where there are such."""
     if not (path / "recipe.yaml").is_file():
@@ -103,10 +111,7 @@ def open_run(path: Path, *, step: int | None = None, weights: Which | None = Non
             raise CheckpointError(f"{path}: holds no complete checkpoint yet; train it first")
         step, state = latest.step, latest.state
     else:
-        known = list_steps(root)
-        if step not in known:
-            raise CheckpointError(f"{path}: has no checkpoint of step {step}; there are {json.dumps(known)}")
-        state = read_state(step_folder(root, step))
+        state = read_state(find_step(path, step))
     has_ema = "ema" in list_groups(state)
     if weights == "ema" and not has_ema:
         raise CheckpointError(f"{path}: was trained without averaged weights; use --weights raw")

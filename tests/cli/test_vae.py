@@ -60,6 +60,19 @@ def test_mistakes_get_one_message_and_exit_code_2(world: World, arguments: list[
     assert not (world.folder / "out").exists()
 
 
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["vae", "stats", "no-vae", "clips", "--out", "."], "--out .: a folder"),
+        (["vae", "reconstruct", "clips", __file__, "--vae", "no-vae"], f"OUT {__file__}"),
+        (["eval", "clips", "--out", __file__], f"--out {__file__}"),
+    ],
+)
+def test_a_place_that_cannot_be_written_is_told_before_any_work(words: list[str], message: str) -> None:
+    done = run(*words)
+    assert done.returncode == 2 and message in done.stderr
+
+
 @pytest.mark.slow
 def test_two_processes_share_the_clips_and_the_first_writes_the_table(world: World) -> None:
     data, out = world.shared / "data" / "manifest.parquet", world.folder / "out"

@@ -1,3 +1,5 @@
+import errno
+
 import pytest
 
 from frameloom.core.files import (
@@ -34,6 +36,18 @@ def test_a_folder_appears_only_when_complete_and_is_never_written_twice(tmp_path
     assert (folder / "a").read_text() == "x"
     with pytest.raises(FileExistsError), atomic_folder(folder):
         pass
+
+
+def test_an_error_names_what_is_made_and_not_the_temporary(tmp_path):
+    (tmp_path / "data").mkdir()
+    with pytest.raises(IsADirectoryError) as blocked:
+        write_json(tmp_path / "data", {})
+    with pytest.raises(FileNotFoundError) as absent, atomic_folder(tmp_path / "step") as temporary:
+        (temporary / "no" / "file").write_text("x")
+    with pytest.raises(OSError, match="no room") as full, atomic_file(tmp_path / "a.json"):
+        raise OSError(errno.ENOSPC, "no room")
+    for error, name in ((blocked, "data"), (absent, "step/no/file"), (full, "a.json")):
+        assert error.value.filename == str(tmp_path / name) and PARTIAL not in str(error.value)
 
 
 def test_leftovers_of_a_killed_writer_are_cleared(tmp_path):

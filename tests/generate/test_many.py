@@ -15,15 +15,17 @@ import pytest
 
 from frameloom.core.errors import CheckpointError, ConfigError, DataError
 from frameloom.core.ranks import Ranks
+from frameloom.data.clip_view import list_clips
 from frameloom.data.decode import probe_clip
 from frameloom.generate.ledger import LEDGER
 from frameloom.generate.load import Source
 from frameloom.generate.many import sample_many
 from frameloom.generate.order import Order, fill_order, fit_ratio, repeat_file
 from frameloom.generate.outputs import read_about, read_frames
-from frameloom.generate.pipeline import Request
+from frameloom.generate.pipeline import CONTACT_SHEET, Request
 from frameloom.generate.prompts import ROW_SETTINGS, Row, expand_rows, read_rows
 from frameloom.generate.rank_group import RankGroup
+from frameloom.generate.sample_folder import find_prompts
 from tests.faults.warm import run_frameloom
 from tests.generate.conftest import Files, Load
 
@@ -84,6 +86,27 @@ def test_a_setting_that_cannot_be_is_told_with_its_line(load: Load) -> None:
         sample_many(sampler, wrong, Path("nowhere"), ALONE)
 
 
+@pytest.mark.parametrize(
+    ("flags", "row", "message"),
+    [
+        (["--image", "gone.png"], {}, "--image gone.png: no such file"),
+        (["--last-image", "."], {}, "--last-image .: a folder"),
+        (["--video", "gone.mp4", "--mask", __file__], {"seed": 1}, "--video gone.mp4: no such file"),
+        ([], {"image": "gone.png"}, "rows.jsonl:2: image gone.png: no such file"),
+        (["--image", __file__], {"last_image": "."}, "rows.jsonl:2: last_image .: a folder"),
+        ([], {"control": "gone.mp4"}, "rows.jsonl:2: control gone.mp4: no such file"),
+    ],
+)
+def test_a_given_file_that_is_none_is_told_before_a_model_is_looked_for(
+    tmp_path: Path, flags: list[str], row: dict[str, Any], message: str
+) -> None:
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text('{"prompt": "a"}\n' + json.dumps({"prompt": "b", **row}) + "\n")
+    done = run_frameloom("sample", tmp_path / "no-model", "--prompts", rows, *flags, "--out", tmp_path / "out")
+    assert done.returncode == 2 and message in done.stderr and "Traceback" not in done.stderr
+    assert not (tmp_path / "out").exists()
+
+
 @pytest.mark.parametrize("format", ["mp4", "webm", "gif", "png"])
 def test_each_format_holds_all_frames_and_says_how_it_was_made(load: Load, tmp_path: Path, format: str) -> None:
     sampler = load("latte", format=format, frames=5, steps=2)
@@ -120,16 +143,38 @@ def test_done_requests_are_kept_and_damaged_ones_made_again(load: Load, tmp_path
     assert sample_many(sampler, requests[1:2], tmp_path, ALONE, again=True) != [paths[1]]
 
 
+def test_rows_that_differ_in_their_name_alone_are_files_of_their_own(load: Load, tmp_path: Path) -> None:
+    sampler = load("latte", steps=1, frames=1)
+    paths = sample_many(sampler, [Request("a boat", 1, name=name) for name in ("x", "y")], tmp_path, ALONE)
+    assert [path.name for path in paths] == ["x-seed1.png", "y-seed1.png"]
+    assert np.array_equal(*(read_frames(path) for path in paths))
+    before = paths[1].stat().st_mtime_ns
+    renamed = sample_many(sampler, [Request("a boat", 1, name=name) for name in ("z", "y")], tmp_path, ALONE)
+    assert [path.name for path in renamed] == ["z-seed1.png", "y-seed1.png"]
+    assert paths[1].stat().st_mtime_ns == before
+
+
+def test_the_contact_sheet_is_no_clip_of_a_folder_of_samples(load: Load, tmp_path: Path) -> None:
+    requests = [Request("a boat", 1), Request("a car", 2)]
+    paths = sample_many(load("latte", steps=1, frames=1), requests, tmp_path / "out", ALONE)
+    (tmp_path / "prompts.txt").write_text("one\ntwo\n")
+    clips = list_clips(tmp_path / "out")
+    assert [clip.name for clip in clips] == [path.name for path in paths]
+    assert list(find_prompts(clips, tmp_path / "prompts.txt").values()) == ["one", "two"]
+    assert [clip.name for clip in list_clips(tmp_path / "out" / CONTACT_SHEET)] == [CONTACT_SHEET]
+
+
 def order(folder: Path, out: Path, *rows: Row, **changes: Any) -> Sequence[Path]:
     source = Source(folder, ("--sample.steps", "2", "--sample.frames", "5"))
     return fill_order(Order(**{"source": source, "rows": rows, "out": out, **changes}), tell=lambda text: None)
 
 
 def test_a_file_is_repeated_to_the_bit(model_folders: dict[str, Path], files: Files, tmp_path: Path) -> None:
-    row = Row("a boat", seed=3, media={"head": files.picture}, settings={"guidance": 3.0, "sampler": "heun"})
+    settings = {"guidance": 3.0, "sampler": "heun"}
+    row = Row("a boat", seed=3, name="trip", media={"head": files.picture}, settings=settings)
     (path,) = order(model_folders["opensora2"], tmp_path / "first", row)
     (again,) = repeat_file(path, tmp_path / "again")
-    assert again.read_bytes() == path.read_bytes()
+    assert again.read_bytes() == path.read_bytes() and again.name == path.name == "trip-seed3.mp4"
     (other,) = order(model_folders["opensora2"], tmp_path / "other", Row("a boat", 4, media={"head": files.picture}))
     assert not np.array_equal(read_frames(other), read_frames(path))
 

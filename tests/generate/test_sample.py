@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from frameloom.checkpoint.store import list_steps
 from frameloom.core.errors import CheckpointError, DataError, RunError
 from frameloom.data.media import read_metadata
+from frameloom.generate.export import Export, export_run
 from frameloom.generate.load import Source, load_sampler, open_sampler
 from frameloom.generate.pipeline import Request, Sampler, generate, write_results
 from frameloom.generate.prompts import read_prompts
@@ -81,6 +84,27 @@ def test_a_folder_that_is_no_run_is_refused(tmp_path, run):
         (path / "ema.safetensors").unlink()
     with pytest.raises(CheckpointError):
         load_sampler(run)
+
+
+def test_a_step_that_is_not_there_is_told_alike_by_sample_and_export(run, tmp_path):
+    message = re.escape(f"{run}: has no checkpoint of step 999; there are {list_steps(run / 'checkpoints')}")
+    with pytest.raises(CheckpointError, match=message):
+        load_sampler(run, step=999)
+    with pytest.raises(CheckpointError, match=message):
+        export_run(Export(run, "original", tmp_path / "out", step=999))
+
+
+def test_flags_that_a_repeated_file_would_pass_over_are_refused(tmp_path):
+    words = ["--steps", "3", "--last-image=a.png", "--sample.fps", "9", "--out", str(tmp_path), "--sequence", "1"]
+    done = run_frameloom("sample", "--like", "a.mp4", *words)
+    assert done.returncode == 2 and "leave --steps, --last-image, --sample.fps out" in done.stderr
+
+
+def test_a_place_that_is_no_folder_is_told_before_a_model_is_looked_for(tmp_path):
+    (tmp_path / "file").touch()
+    for words in (["no-model", "--prompt", "a"], ["--like", "no-file.mp4"]):
+        done = run_frameloom("sample", *words, "--out", tmp_path / "file")
+        assert done.returncode == 2 and f"--out {tmp_path / 'file'}" in done.stderr
 
 
 def test_the_export_of_a_run_samples_like_the_run(run, sampler):
