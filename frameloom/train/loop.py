@@ -363,6 +363,9 @@ def run_recipe(recipe: Recipe, folder: RunFolder, peers: Peers, choices: ResumeC
     try:
         if stored is not None:
             trainer.restore(peers.read(stored, trainer.snapshot().tensors), choices)
+        if trainer.step > trainer.recipe.train.num_steps:
+            steps = trainer.step, trainer.recipe.train.num_steps
+            _log.warning("%s: is at step %d, beyond the %d of this recipe; nothing is trained", folder.path, *steps)
         trainer.epoch, trainer.position = place_data(trainer.feed, (trainer.epoch, trainer.position), choices)
         peers.do_first(lambda: keep_rows(folder, trainer.feed.manifest, stored))
         peers.do_first(lambda: folder.write_recipe(recipe))

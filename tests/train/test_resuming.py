@@ -81,6 +81,13 @@ def test_a_damaged_line_of_metrics_is_dropped_and_told(world, caplog):
     assert "metrics.jsonl: 3 damaged lines are dropped" in caplog.text
 
 
+def test_a_run_beyond_its_last_step_says_that_it_trains_nothing(world, caplog):
+    run = train(world.recipe("--train.steps", "4"))
+    train(world.recipe("--train.steps", "2"))
+    assert f"{run}: is at step 4, beyond the 2 of this recipe; nothing is trained" in caplog.text
+    assert list(losses(run)) == [1, 2, 3, 4]
+
+
 @pytest.mark.parametrize("left", ["export/model.safetensors", "samples/step-00000002/contact-sheet.png"])
 def test_a_folder_with_results_and_no_checkpoint_is_not_started_afresh(world, left):
     place = world.folder / "run" / left
