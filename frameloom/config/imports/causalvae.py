@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from frameloom.config.imports.draft import Draft
-from frameloom.config.imports.job import PRECISIONS, Job, set_length, set_memory, set_resume
+from frameloom.config.imports.job import PRECISIONS, Job, set_length, set_memory, set_resume, set_stride
 from frameloom.config.imports.mindspore import set_optimizer
 from frameloom.config.load import resolve
 
@@ -42,9 +42,7 @@ def _set_data(job: Job) -> None:
     if given.get("video_column") not in ("video", "path", "file_path", "video_path"):
         job.leave("video_column", "rename the column to 'path'")
     job.copy("data.workers", "dataloader_num_workers")
-    if (rate := given.get("sample_rate")) > 1:
-        text = f"--sample_rate {rate}: clips are thinned by their rate here; this is for files of 24 to 30 a second"
-        draft.set("data.fps_max", 30 / rate, text)
+    set_stride(job, "sample_rate")
 
 
 def _set_losses(job: Job) -> None:

@@ -9,9 +9,11 @@ from frameloom.config.imports.job import (
     PRECISIONS,
     Job,
     set_deepspeed,
+    set_keep,
     set_length,
     set_output,
     set_resume,
+    set_stride,
 )
 from frameloom.config.load import resolve
 
@@ -23,10 +25,13 @@ _SCHEDULES = {
     "cosine_with_restarts": "cosine_with_restarts",
     "polynomial": "polynomial",
 }
-_TOKEN_KEYS = (
-    *("image_sample_size", "video_sample_size", "token_sample_size", "video_sample_stride", "video_sample_n_frames"),
-    *("train_batch_size", "random_hw_adapt", "training_with_video_token_length", "random_frame_crop"),
+_BUCKET_KEYS = (
+    *("token_sample_size", "random_hw_adapt", "training_with_video_token_length", "random_frame_crop"),
     *("random_ratio_crop", "keep_all_node_same_token_length"),
+)
+_TOKEN_KEYS = (
+    *("image_sample_size", "video_sample_size", "video_sample_stride", "video_sample_n_frames", "train_batch_size"),
+    *_BUCKET_KEYS,
 )
 _TRACKERS = {"tensorboard": ["jsonl", "tensorboard"], "wandb": ["jsonl", "wandb"], "all": ["jsonl", "tensorboard"]}
 
@@ -103,17 +108,29 @@ def _set_data(job: Job) -> None:
     if given.get("enable_bucket"):
         draft.set("data.ratio_tokens", {name: given.get(name) for name in _TOKEN_KEYS if given.get(name) is not None})
         return
+    _set_squares(job)
+
+
+def _set_squares(job: Job) -> None:
+    """Without --enable_bucket: images alone have their own size, and beside clips that of clips."""
+    draft, given = job.draft, job.given
     draft.drop("data.ratio_tokens")
-    side = given.get("video_sample_size")
-    sizes = {"height": side, "width": side, "frames": given.get("video_sample_n_frames")}
+    trained, other = "video_sample_size", "image_sample_size"
+    if given.get("video_repeat") == 0:
+        trained, other = other, trained
+    sizes = {"height": given.get(trained), "width": given.get(trained)}
     batch = given.get("train_batch_size")
-    text = "without --enable_bucket squares are cut; clips and images have one size here, and neighbouring frames"
+    text = f"without --enable_bucket squares are cut; clips and images have one size here, {given.shown(trained)}"
     draft.set("data.policy", "fixed", text)
-    draft.set("data.fixed", {**sizes, "batch": batch, "image_batch": batch})
+    frames = given.get("video_sample_n_frames")
+    draft.set("data.fixed", {**sizes, "frames": frames, "batch": batch, "image_batch": batch})
     draft.set("data.transforms", [{"name": "resize", "fit": "short_side"}, {"name": "center_crop"}])
-    for name in _TOKEN_KEYS:
-        if name not in ("video_sample_size", "video_sample_n_frames", "train_batch_size"):
-            job.leave(name, "belongs to buckets, which this command does not enable")
+    for name, side in sizes.items():
+        draft.set(f"sample.{name}", side)
+    set_stride(job, "video_sample_stride")
+    job.leave(other, f"clips and images have one size here, {given.shown(trained)}")
+    for name in _BUCKET_KEYS:
+        job.leave(name, "belongs to buckets, which this command does not enable")
 
 
 def _set_repeat(job: Job) -> None:
@@ -201,8 +218,7 @@ def _set_loop(job: Job) -> None:
     if given.get("low_vram"):
         draft.set("train.park_encoders", True)
     job.copy("train.save_every", "checkpointing_steps")
-    if given.has("checkpoints_total_limit"):
-        draft.set("train.keep", max(2, given.get("checkpoints_total_limit")))
+    set_keep(job, "checkpoints_total_limit")
     if given.has("report_to"):
         job.copy("run.trackers", "report_to", values=_TRACKERS)
     if given.get("validation_prompts"):

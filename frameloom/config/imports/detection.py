@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from frameloom.config.arguments import SYSTEMS, load_system
 from frameloom.config.imports.launch import Launch
-from frameloom.config.imports.shell import find_unset
+from frameloom.config.imports.shell import explain_unset, find_unset
 from frameloom.config.spelling import suggest
 from frameloom.core.errors import ConfigError
 
@@ -43,8 +43,7 @@ def choose_launch(launches: Sequence[Launch], *, system: str | None, where: str)
         launch = trainers[0]
         words = [word for values in (*launch.arguments.values(), launch.positional) for word in values]
         if unset := find_unset(words):
-            text = f"{unset} is not set in this file; write its value, or set it above"
-            raise ConfigError(f"{where}:{launch.line}: {text}")
+            raise ConfigError(f"{where}:{launch.line}: {explain_unset(unset)}")
         return launch
     if trainers:
         named = "; ".join(f"line {launch.line}: {launch.script or 'arguments alone'}" for launch in trainers)

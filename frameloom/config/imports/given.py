@@ -14,6 +14,7 @@ from frameloom.config.spelling import nearest
 from frameloom.config.yaml_values import format_value, parse_scalar, shorten
 
 _TRUE, _FALSE, _NONE = ("true", "1", "yes", "on", ""), ("false", "0", "no", "off"), ("none", "null")
+_NUMBERS = ("integer", "number")
 _EXPECTED = {
     "integer": "a whole number",
     "number": "a number",
@@ -42,14 +43,20 @@ class Given:
         self._know(name)
         return name in self.values
 
-    def get(self, name: str) -> Any:
-        """The value of its argument's kind; the documented default where it is not given, None where there is none."""
+    def get(self, name: str, *, may_be_none: bool = False) -> Any:
+        """The value of its argument's kind; the documented default where it is not given, None where there is none.
+
+        A number with a default has a value: None is as wrong as a word, unless it `may_be_none`.
+        """
         argument = self._know(name)
         if name not in self.values:
             return self.defaults.get(name, argument.default)
         try:
-            return _convert(self.values[name], argument.kind)
-        except (ValueError, TypeError):
+            value = _convert(self.values[name], argument.kind)
+            if value is None and argument.default is not None and argument.kind in _NUMBERS and not may_be_none:
+                raise ValueError
+            return value
+        except (ValueError, TypeError, OverflowError):
             expected = _EXPECTED.get(argument.kind, "a value")
             self.problems.append(f"{self.shown(name)} is {self.written(name) or 'empty'!s}; expected {expected}")
             return argument.default
@@ -116,7 +123,7 @@ def _convert_one(value: Any, kind: str) -> Any:
         if word not in (*_TRUE, *_FALSE):
             raise ValueError
         return word in _TRUE
-    if kind in ("integer", "number"):
+    if kind in _NUMBERS:
         number = float(value)
         if kind == "integer" and (isinstance(value, bool) or number != int(number)):
             raise ValueError

@@ -18,7 +18,7 @@ from frameloom.config.imports.merging import flatten, merge_over
 from frameloom.config.imports.python_config import read_python_config
 from frameloom.config.imports.sdxl_config import drop_structure
 from frameloom.config.imports.sdxl_yaml import read_sdxl_yaml
-from frameloom.config.imports.shell import parse_script
+from frameloom.config.imports.shell import explain_unset, find_unset, parse_script
 from frameloom.config.load import resolve
 from frameloom.config.problems import parse_recipe
 from frameloom.config.yaml_values import parse_scalar, read_text
@@ -70,6 +70,7 @@ class _Import:
         draft = self._translate()
         problems = [*self._list_unknown(draft, is_lenient=is_lenient), *self._list_missing(draft)]
         problems += [problem for source in self.sources for problem in source.problems]
+        problems += self._list_unset()
         if problems:
             raise ConfigError([f"{self.path}:{self.launch.line}: {problem}" for problem in problems])
         started = tell_start(self.job.launcher)
@@ -113,7 +114,8 @@ class _Import:
         values: dict[str, Any] = {}
         whole = [key for key, argument in self.arguments.items() if argument.kind in ("mapping", "any")]
         if file is not None:
-            values = flatten(read_python_config(file), whole)
+            settings = {key.partition(".")[0] for key in self.arguments} - set(opensora2.REPEATED)
+            values = flatten(read_python_config(file, settings=settings), whole)
         values |= {key: _plain(words) for key, words in self.launch.arguments.items()}
         is_command = file is None or bool(self.launch.arguments)
         self.job.given = Given(self.arguments, values, "--" if is_command else "")
@@ -163,6 +165,13 @@ class _Import:
                 draft.head.append(f"--{name} is left out ('...'): fill in {argument.keys[0]}")
             else:
                 yield f"--{name} is missing; expected {argument.means}"
+
+    def _list_unset(self) -> Iterator[str]:
+        """Variables in the launcher's options that a recipe depends on; addresses and process counts may stay."""
+        for name, argument in self.job.launcher.arguments.items():
+            decides = any(not key.startswith(COMMAND) for key in argument.keys)
+            if decides and (unset := find_unset(self.launch.options.get(name, ()))):
+                yield explain_unset(unset)
 
     def _tell_rest(self, draft: Draft) -> None:
         """Comments for all that was given and that nobody has read."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -127,6 +128,12 @@ def set_length(job: Job, steps: int | None, epochs: int | None) -> None:
         job.draft.set("train.epochs", epochs)
 
 
+def set_keep(job: Job, name: str) -> None:
+    """How many checkpoints are kept; two at least, since the newest may be damaged."""
+    if (number := job.given.get(name)) is not None:
+        job.draft.set("train.keep", max(2, number))
+
+
 def set_memory(job: Job, name: str) -> None:
     """An amount such as 59GB."""
     text = job.given.get(name)
@@ -135,6 +142,21 @@ def set_memory(job: Job, name: str) -> None:
         job.given.problems.append(f"{job.told(name)}: expected an amount such as 59GB")
     elif match is not None:
         job.draft.set("train.max_device_memory", f"{match[1]}{match[2].upper()}B")
+
+
+def set_stride(job: Job, name: str) -> None:
+    """Every how many frames of a file one is taken; a recipe thins clips by their rate."""
+    stride = job.given.get(name)
+    if stride < 1:
+        job.given.problems.append(f"{job.told(name)}: expected 1 or more")
+    elif stride == 1:
+        job.draft.set("data.fps_max", 1000)
+    else:
+        slowest = 30 * (stride - 1) // stride + 1
+        text = f"{job.given.shown(name)} {stride}: clips are thinned by their rate here; this is for files of "
+        # Rounded up: a rate that is a hair too low would take one frame fewer.
+        rate = math.ceil(300_000 / stride) / 10_000
+        job.draft.set("data.fps_max", rate, f"{text}{slowest} to 30 frames a second")
 
 
 def set_zero(job: Job, stage: int, shown: str) -> None:
@@ -151,8 +173,8 @@ def tell_start(launcher: Given) -> str | None:
     flags = []
     for flag, names in _LAUNCH_FLAGS.items():
         given = [name for name in names if name in launcher.arguments and launcher.has(name)]
-        if given:
-            value = launcher.get(given[0])
+        value = launcher.get(given[0]) if given else None
+        if value is not None:
             if flag == "--nproc" and given[0] == "num_processes" and launcher.has("num_machines"):
                 value = max(1, value // max(1, launcher.get("num_machines") or 1))
             flags.append(f"{flag} {value}")

@@ -8,17 +8,23 @@ from pathlib import PurePosixPath
 
 from frameloom.config.imports.shell import Command
 
-# The words that name a launcher; plain python is one without options of its own.
+# The words that name a launcher.
 _LAUNCHERS = {
     ("accelerate", "launch"): "accelerate",
     ("colossalai", "run"): "colossalai",
+    ("accelerate-launch",): "accelerate",
+    ("-m", "accelerate.commands.launch"): "accelerate",
     ("torchrun",): "torchrun",
+    ("-m", "torch.distributed.run"): "torchrun",
+    ("-m", "torch.distributed.launch"): "torchrun",
     ("deepspeed",): "deepspeed",
     ("msrun",): "msrun",
     ("python",): "python",
     ("python3",): "python",
     ("mpirun",): "mpirun",
 }
+# These may start another launcher, which then counts.
+_OUTER = ("python", "mpirun")
 PLACEHOLDER = "..."
 
 
@@ -47,27 +53,32 @@ def find_launches(commands: Sequence[Command]) -> list[Launch]:
 
 
 def _take_apart(command: Command) -> Launch | None:
-    words = list(command.words)
-    launcher = ""
-    for names, name in _LAUNCHERS.items():
-        if PurePosixPath(words[0]).name == names[0] and tuple(words[1 : len(names)]) == names[1:]:
-            launcher, words = name, words[len(names) :]
-            break
+    words = command.words
     place = _find_script(words)
     if place is None:
         # Documents often print the arguments alone.
-        is_bare = not launcher and words[0].startswith("--")
-        return _launch("", "", words, command, []) if is_bare else None
+        return _launch("", "", words, command, ()) if words[0].startswith("--") else None
     script = words[place]
-    front = words[:place]
-    if front and front[-1] == "-m":
+    launcher, front = _find_launcher(words[:place])
+    if words[place - 1 : place] == ("-m",):
         front, script = front[:-1], script.replace(".", "/") + ".py"
     return _launch(script, launcher, words[place + 1 :], command, front)
 
 
+def _find_launcher(words: Sequence[str]) -> tuple[str, Sequence[str]]:
+    """(the launcher, its options) among the words before a script; others such as `srun -N 2` may stand before it."""
+    found = []
+    for start, word in enumerate(words):
+        for names, name in _LAUNCHERS.items():
+            if (PurePosixPath(word).name, *words[start + 1 : start + len(names)]) == names:
+                found.append((name in _OUTER, start, name, words[start + len(names) :]))
+    return min(found)[2:] if found else ("", ())
+
+
 def _find_script(words: Sequence[str]) -> int | None:
     for place, word in enumerate(words):
-        if word.endswith(".py") or (place and words[place - 1] == "-m"):
+        is_module = place > 0 and words[place - 1] == "-m" and ("-m", word) not in _LAUNCHERS
+        if word.endswith(".py") or is_module:
             return place
     return None
 

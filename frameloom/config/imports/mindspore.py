@@ -50,7 +50,12 @@ def set_embeddings(job: Job, listed: str | None) -> None:
         text = "captions are encoded while training; where the list names a folder of embeddings, data.cache.foreign: "
         job.draft.note("text.encoders", f"{text}open_sora_plan and data.cache.foreign_folders read them as they are")
         return
-    lines = [line.split(",") for line in file.read_text(encoding="utf-8").splitlines() if line.strip()]
+    try:
+        text = file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        job.given.problems.append(f"{file}: cannot be read ({error}); expected a list of folders in UTF-8")
+        return
+    lines = [line.split(",") for line in text.splitlines() if line.strip()]
     folders = {tuple(item.strip() for item in line[1:-1]) for line in lines}
     if len(folders) == 1 and len(next(iter(folders))) in (1, 2):
         job.draft.set("data.cache.foreign", "open_sora_plan")
@@ -119,8 +124,8 @@ def _set_schedule(job: Job, rate: tuple[str, ...]) -> None:
         for unused in ("end_learning_rate", "lr_decay_steps"):
             job.ignore(unused, "a constant rate does not fall")
         return
-    if written in ("cosine_decay", "polynomial_decay"):
-        share = given.get("end_learning_rate") / given.first(*rate)
+    if written in ("cosine_decay", "polynomial_decay") and (start := given.first(*rate)):
+        share = given.get("end_learning_rate") / start
         draft.set("optim.schedule.min_share", float(f"{share:.6g}"), job.default_note("end_learning_rate"))
     if written == "polynomial_decay":
         draft.set("optim.schedule.power", 0.9)

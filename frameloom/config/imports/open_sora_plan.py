@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
+
 from frameloom.config.imports.draft import Draft
-from frameloom.config.imports.job import PRECISIONS, Job, set_deepspeed, set_length, set_zero
+from frameloom.config.imports.job import PRECISIONS, Job, set_deepspeed, set_keep, set_length, set_zero
 from frameloom.config.imports.mindspore import set_embeddings, set_loop, set_optimizer, set_parts
 from frameloom.config.load import resolve
 
@@ -85,7 +87,7 @@ def _set_grouped(job: Job) -> None:
         section["sp_size"] = shared
         draft.set("parallel.sequence", shared)
     if not is_forced:
-        height = width = max(32, int(area**0.5) // 32 * 32)
+        height = width = max(32, math.isqrt(max(0, area)) // 32 * 32)
     for key, value in (("frames", given.get("num_frames")), ("height", height), ("width", width)):
         draft.set(f"sample.{key}", value)
     draft.set("data.grouped", section)
@@ -122,8 +124,7 @@ def _set_loop(job: Job) -> None:
     draft.set("train.recompute", bool(given.get("gradient_checkpointing")))
     set_length(job, given.get("max_train_steps"), given.first("epochs", "num_train_epochs"))
     job.copy("train.save_every", "checkpointing_steps")
-    if given.has("checkpoints_total_limit"):
-        draft.set("train.keep", max(2, given.get("checkpoints_total_limit")))
+    set_keep(job, "checkpoints_total_limit")
     if given.get("extra_save_mem"):
         draft.set("train.park_encoders", True)
     set_deepspeed(job)

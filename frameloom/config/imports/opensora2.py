@@ -22,6 +22,8 @@ PUBLISHED = {
     "demo": "opensora2/demo",
     "high_compression": "opensora2/high-compression",
 }
+# Variables that the published configurations repeat in a section, whose value counts.
+REPEATED = ("lr", "grad_ckpt_settings", "grad_ckpt_setting")
 _DEPTHS = {"double_blocks": 19, "single_blocks": 38}
 _FIELDS = (
     *("guidance_embed", "fused_qkv", "use_liger_rope", "cond_embed", "hidden_size", "mlp_ratio", "num_heads", "depth"),
@@ -183,8 +185,8 @@ def _set_optimizer(job: Job) -> None:
     for name in ("eps", "weight_decay", "betas"):
         _copy(job, f"optim.{name}", f"optim.{name}")
     if given.has("grad_clip"):
-        draft.set("optim.clip_norm", given.get("grad_clip") or None)
-    if given.get("warmup_steps"):
+        draft.set("optim.clip_norm", given.get("grad_clip", may_be_none=True) or None)
+    if given.get("warmup_steps", may_be_none=True):
         job.copy("optim.schedule.warmup_steps", "warmup_steps")
     if given.get("use_cosine_scheduler"):
         draft.set("optim.schedule.name", "cosine")
@@ -200,7 +202,7 @@ def _set_recompute(job: Job) -> None:
     if given.has("grad_checkpoint") and not given.get("grad_checkpoint"):
         draft.set("train.recompute", False)
         return
-    offload = bool(given.get("grad_ckpt_buffer_size"))
+    offload = bool(given.get("grad_ckpt_buffer_size", may_be_none=True))
     if name is None:
         if offload:
             draft.set("train.recompute", {"offload": True})

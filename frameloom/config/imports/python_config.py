@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ast
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Never
 
@@ -29,24 +29,26 @@ _OPERATORS: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
 }
 
 
-def read_python_config(path: Path, *, chain: tuple[Path, ...] = ()) -> dict[str, Any]:
+def read_python_config(path: Path, *, settings: Container[str] = (), chain: tuple[Path, ...] = ()) -> dict[str, Any]:
     """The values of a configuration over those of its `_base_` files."""
     if path.resolve() in chain or len(chain) > _MAX_BASES:
         raise ConfigError(f"{path}: _base_ goes in a circle; remove one of these lines")
-    own = parse_python_config(read_text(path, shown=str(path)), where=str(path))
+    own = parse_python_config(read_text(path, shown=str(path)), where=str(path), settings=settings)
     bases = own.pop("_base_", [])
     values: dict[str, Any] = {}
+    if not isinstance(bases, str | list):
+        raise ConfigError(f"{path}: _base_ is {bases!r}; expected a file, or a list of files")
     for base in [bases] if isinstance(bases, str) else bases:
         file = path.parent / str(base)
         if not file.is_file():
             raise ConfigError(f"{path}: the _base_ '{base}' does not exist; it is looked for in {path.parent}")
-        merge_over(values, read_python_config(file, chain=(*chain, path.resolve())))
+        merge_over(values, read_python_config(file, settings=settings, chain=(*chain, path.resolve())))
     merge_over(values, own)
     return values
 
 
-def parse_python_config(text: str, *, where: str) -> dict[str, Any]:
-    """The variables that the text assigns."""
+def parse_python_config(text: str, *, where: str, settings: Container[str] = ()) -> dict[str, Any]:
+    """The variables that the text assigns; one that feeds others is left out, unless it is among `settings`."""
     try:
         tree = ast.parse(text)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
@@ -58,8 +60,7 @@ def parse_python_config(text: str, *, where: str) -> dict[str, Any]:
             reader.run(statement)
     except RecursionError as error:
         raise ConfigError(f"{where}: values nest too deep; a configuration needs far less") from error
-    # A variable that only feeds others is none of the configuration's own settings.
-    values = {name: value for name, value in reader.values.items() if name not in reader.used}
+    values = {name: value for name, value in reader.values.items() if name in settings or name not in reader.used}
     if _count(values) > _MAX_VALUES:
         raise ConfigError(f"{where}: more than {_MAX_VALUES} values; a configuration needs far less")
     return values
@@ -117,11 +118,12 @@ class _Reader:
         return node.value
 
     def _read_name(self, node: ast.Name) -> Any:
-        known = {**self.values, **self.local}
-        if node.id not in known:
+        if node.id in self.local:
+            return self.local[node.id]
+        if node.id not in self.values:
             self._fail(node, f"'{node.id}' is not assigned above")
         self.used.add(node.id)
-        return known[node.id]
+        return self.values[node.id]
 
     def _read_tuple(self, node: ast.Tuple) -> list[Any]:
         return [self.read(item) for item in node.elts]
@@ -190,22 +192,18 @@ class _Reader:
 
     def _read_dictcomp(self, node: ast.DictComp) -> dict[str, Any]:
         result = {}
-        for name, number in self._loop(node.generators, node):
-            self.local[name] = number
+        for _ in self._loop(node.generators, node):
             result[str(self.read(node.key))] = self.read(node.value)
-            del self.local[name]
         return result
 
     def _read_listcomp(self, node: ast.ListComp) -> list[Any]:
         result = []
-        for name, number in self._loop(node.generators, node):
-            self.local[name] = number
+        for _ in self._loop(node.generators, node):
             result.append(self.read(node.elt))
-            del self.local[name]
         return result
 
-    def _loop(self, generators: list[ast.comprehension], node: ast.expr) -> list[tuple[str, int]]:
-        """The steps of `for name in range(...)`, the only loop that is understood."""
+    def _loop(self, generators: list[ast.comprehension], node: ast.expr) -> Iterator[None]:
+        """Go through `for name in range(...)`, the only loop that is understood; one around it may use that name."""
         first = generators[0]
         call = first.iter
         if len(generators) > 1 or first.ifs or not isinstance(first.target, ast.Name) or not _is_range(call):
@@ -217,7 +215,11 @@ class _Reader:
         steps = range(*numbers)
         if len(steps) > _MAX_LENGTH:
             self._fail(node, f"more than {_MAX_LENGTH} items")
-        return [(first.target.id, number) for number in steps]
+        outer = self.local
+        for number in steps:
+            self.local = {**outer, first.target.id: number}
+            yield
+        self.local = outer
 
     def _fail(self, node: ast.AST, text: str) -> Never:
         raise ConfigError(f"{self.where}:{getattr(node, 'lineno', 1)}: {text}")

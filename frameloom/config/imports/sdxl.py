@@ -7,7 +7,7 @@ from typing import Any
 
 from frameloom.config.imports.draft import Draft
 from frameloom.config.imports.given import Given
-from frameloom.config.imports.job import Job, set_memory
+from frameloom.config.imports.job import Job, set_keep, set_memory
 from frameloom.config.imports.sdxl_config import set_config
 from frameloom.config.load import resolve
 
@@ -54,7 +54,7 @@ def _set_data(job: Job) -> None:
         length = 75 * given.get("max_embeddings_multiples") + 2
         encoders = draft.get("text.encoders") or resolve(draft.values["_base_"])["text"]["encoders"]
         draft.set("text.encoders", [{**encoder, "max_length": length} for encoder in encoders])
-    if "refiner" in given.get("version"):
+    if "refiner" in (given.get("version") or ""):
         given.problems.append(f"{job.told('version')}: only the base model is trained")
 
 
@@ -97,8 +97,7 @@ def _set_loop(job: Job) -> None:
     job.copy("train.accumulate", "gradient_accumulation_steps")
     job.copy("train.log_every", "log_interval")
     job.copy("train.save_every", "save_ckpt_interval")
-    if given.has("max_num_ckpt"):
-        draft.set("train.keep", max(2, given.get("max_num_ckpt")))
+    set_keep(job, "max_num_ckpt")
     draft.set("train.ema", {"decay": 0.9999} if given.get("use_ema") else None)
     level = given.get("ms_amp_level")
     if level == "O0":
@@ -129,9 +128,12 @@ def _set_resume(job: Job) -> None:
 def _set_cache(job: Job) -> None:
     given, draft = job.given, job.draft
     wants = given.get("cache_latent"), given.get("cache_text_embedding")
-    folder, fills = given.get("cache_path").rstrip("/"), given.get("task") == "cache"
+    folder, fills = (given.get("cache_path") or "").rstrip("/"), given.get("task") == "cache"
     if not any(wants):
         job.ignore("cache_path", "nothing is cached without --cache_latent and --cache_text_embedding")
+        return
+    if not folder:
+        given.problems.append(f"{job.told('cache_path')}: expected a folder for what is cached")
         return
     if all(wants) and not fills and any((place / folder / "latent_cache").is_dir() for place in job.folders):
         draft.set("data.cache", {"foreign": "sdxl", "foreign_folders": [folder]}, "the original's own cache, as it is")

@@ -150,19 +150,18 @@ def _set_config_optimizer(job: Job, raw: Mapping[str, Any]) -> None:
 def _set_config_data(job: Job) -> None:
     draft, config = job.draft, job.given
     batch = config.get("data.per_batch_size")
-    sizes = config.get(f"{_DATASET}.multi_aspect") if config.has(f"{_DATASET}.multi_aspect") else None
+    sizes = _read_sizes(config)
     if sizes:
         draft.drop("data.fixed")
         draft.set("data.policy", "multi_aspect")
         section = {"batch": batch, "as_published": True}
-        if [tuple(size) for size in sizes] != list(SDXL_SIZES):
+        if sizes != [list(size) for size in SDXL_SIZES]:
             section["sizes"] = sizes
         text = "the original draws a size for each batch, whatever the shapes; as_published: false takes the nearest"
         draft.set("data.multi_aspect", section, text)
         config.has(f"{_DATASET}.target_size")
     else:
-        size = config.get(f"{_DATASET}.target_size") if config.has(f"{_DATASET}.target_size") else 1024
-        height, width = (size, size) if not isinstance(size, list) else (size[0], size[-1])
+        height, width = _read_size(config)
         draft.set("data.fixed", {"height": height, "width": width, "frames": 1, "batch": batch})
     job.copy("data.workers", "data.num_parallel_workers")
     set_length(job, config.get("data.total_step"), config.get("data.num_epochs"))
@@ -175,6 +174,26 @@ def _set_config_data(job: Job) -> None:
     if config.get(f"{_DATASET}.filter_small_size") and least:
         draft.set("data.where", f"height >= {least} and width >= {least}")
     _set_transforms(job, bool(sizes))
+
+
+def _read_sizes(config: Given) -> list[Any]:
+    """The sizes of multi_aspect; none where one size is trained."""
+    name = f"{_DATASET}.multi_aspect"
+    sizes = (config.get(name) if config.has(name) else None) or []
+    if isinstance(sizes, list) and all(isinstance(size, list) and len(size) == 2 for size in sizes):
+        return sizes
+    config.problems.append(f"{name} is {config.written(name)}; expected a list of [height, width]")
+    return []
+
+
+def _read_size(config: Given) -> tuple[Any, Any]:
+    name = f"{_DATASET}.target_size"
+    size = config.get(name) if config.has(name) else 1024
+    sides = size if isinstance(size, list) else [size]
+    if len(sides) in (1, 2):
+        return sides[0], sides[-1]
+    config.problems.append(f"{name} is {config.written(name)}; expected a number, or [height, width]")
+    return 1024, 1024
 
 
 def _set_transforms(job: Job, is_batched: bool) -> None:

@@ -1,8 +1,9 @@
 """Shell scripts as lists of commands: words, variables, comments and continued lines. Nothing is ever run.
 
 What can be read without running it is read: quotes, `\\` at the end of a line, `#`, `;`, `&&`, `|`, redirections,
-`export A=b`, `A=b command`, `$A`, `${A}` and `${A:-b}`. Words inside `if`, `for` and functions are read as if these
-were not there.
+`export A=b`, `A=b command`, `$A`, `${A}`, `${A:-b}`, `${A:=b}`, `${A:?b}`, `${A:+b}`, and beginnings and ends cut off
+as in `${A%/}` and `${A##*/}`. Other expansions stay as they are written, for `find_unset` to find. Words inside `if`,
+`for` and functions are read as if these were not there.
 """
 
 from __future__ import annotations
@@ -11,16 +12,25 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from frameloom.config.yaml_values import MAX_BYTES, shorten
 from frameloom.core.errors import ConfigError
 
 _ASSIGNMENT = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=")
-_VARIABLE = re.compile(r"\$(?:([A-Za-z_][A-Za-z0-9_]*|[0-9@*#?$!])|\{([A-Za-z_][A-Za-z0-9_]*)(?::?-([^}]*))?\})")
-_OUTPUT = re.compile(r"\$\([^)]*\)|`[^`]*`")
+_NAME = r"[A-Za-z_][A-Za-z0-9_]*|[0-9@*#?$!]"
+# An opening that is never closed, or holds more than three levels, is an expansion of its own: one that is not read.
+_BRACES = r"\{(?:[^{}]|\{(?:[^{}]|\{[^{}]*\})*\})*\}|\{"
+_PARENTHESES = r"\((?:[^()]|\((?:[^()]|\([^()]*\))*\))*\)|\("
+_EXPANSION = re.compile(rf"\$(?:{_NAME}|{_BRACES}|{_PARENTHESES}|'[^']*')|`[^`]*`")
+_VARIABLE = re.compile(rf"\$(?:({_NAME})|\{{({_NAME})(?:(:?[-=?+]|%%?|##?)(.*))?\}})", re.DOTALL)
+# A fallback; quotes around blanks would keep these together, which is not read.
+_FALLBACK = re.compile(r"\"([^\"\\ \t\n]*)\"|([^\"'\\]*)")
+_HOME = re.compile(r"^([A-Za-z_][A-Za-z0-9_]*=)?~(?=/|$)")
+_BLANK = re.compile(r"[ \t\n]+")
 _REDIRECTION = re.compile(r"[0-9]*[<>]{1,2}(&[0-9-])?|&>")
 _LEFT_OUT = re.compile(r"(\\\n[ \t]*\.\.\.)[ \t]*\n")
 _ENDS, _SPACE = ";|&\n", " \t"
 _SETTERS = ("export", "declare", "local", "readonly")
-_KEYWORDS = (*_SETTERS, "then", "do", "else", "if", "while", "set", "nohup", "exec", "time")
+_KEYWORDS = (*_SETTERS, "then", "do", "else", "if", "while", "set", "nohup", "exec", "time", "env")
 
 
 @dataclass(frozen=True)
@@ -91,7 +101,7 @@ class _Reader:
             else:
                 line = line or self._line()
                 # Assignments take effect from left to right, so a later word of the same line may use them.
-                words.append(self._read_word(words))
+                words += self._read_words(words)
         return (words, line) if words else None
 
     def _skip_redirection(self, end: int, is_whole: bool) -> None:
@@ -99,26 +109,39 @@ class _Reader:
         if not is_whole:
             while self.text[self.position : self.position + 1] in (" ", "\t"):
                 self.position += 1
-            self._read_word([])
+            self._read_words([])
 
-    def _read_word(self, before: list[str]) -> str:
-        parts: list[str] = []
+    def _read_words(self, before: list[str]) -> list[str]:
+        """The next word as it is written; a variable outside quotes can make several of it, or none."""
+        done: list[str] = []
+        word: str | None = None
         while self.position < len(self.text):
             character = self.text[self.position]
-            if character in _ENDS + _SPACE + "<>":
+            if character in _ENDS + _SPACE + "<>" or self.text.startswith("\\\n", self.position):
                 break
-            if character == "'":
-                parts.append(self._read_quoted("'"))
-            elif character == '"':
-                parts.append(self._substitute(self._read_quoted('"'), before))
-            elif character == "\\":
-                if self.text.startswith("\\\n", self.position):
-                    break
-                parts.append(self.text[self.position + 1 : self.position + 2])
-                self.position += 2
-            else:
-                parts.append(self._substitute(self._read_plain(), before))
-        return "".join(parts)
+            pieces = self._read_pieces(character, word, before)
+            if pieces[0] or character in "'\"":
+                word = (word or "") + pieces[0]
+            for piece in pieces[1:]:
+                done += [] if word is None else [word]
+                word = piece or None
+        return done if word is None else [*done, word]
+
+    def _read_pieces(self, character: str, word: str | None, before: list[str]) -> list[str]:
+        """What stands here, cut at the blanks that a value outside quotes brings; an assignment is never cut."""
+        if character == "'":
+            return [self._read_quoted("'")]
+        if character == '"':
+            return [self._substitute(self._read_quoted('"'), before)]
+        if character == "\\":
+            self.position += 2
+            return [self.text[self.position - 1 : self.position]]
+        text = self._read_plain()
+        value = self._substitute(_HOME.sub(r"\1$HOME", text) if word is None else text, before)
+        is_assigned = _ASSIGNMENT.match(word or "") and all(
+            item in _KEYWORDS or _ASSIGNMENT.match(item) for item in before
+        )
+        return [value] if is_assigned or find_unset([value]) else _BLANK.split(value)
 
     def _read_quoted(self, quote: str) -> str:
         start = self.position
@@ -133,7 +156,7 @@ class _Reader:
 
     def _read_plain(self) -> str:
         start = self.position
-        if found := _VARIABLE.match(self.text, start) or _OUTPUT.match(self.text, start):
+        if found := _EXPANSION.match(self.text, start):
             self.position = found.end()
             return found.group()
         self.position += 1
@@ -142,14 +165,43 @@ class _Reader:
         return self.text[start : self.position]
 
     def _substitute(self, text: str, before: list[str]) -> str:
-        """Variables of the script by their values; what it does not set stays as it is written."""
-        known = {**self.variables, **dict(word.split("=", 1) for word in before if _ASSIGNMENT.match(word))}
+        """Variables of the script by their values; what it does not set or cannot read stays as it is written."""
 
         def replace(match: re.Match[str]) -> str:
-            name, fallback = match.group(1) or match.group(2), match.group(3)
-            return known.get(name, match.group() if fallback is None else fallback)
+            value = self._expand(match.group(), before)
+            return match.group() if value is None else value
 
-        return _VARIABLE.sub(replace, text)
+        result = _EXPANSION.sub(replace, text)
+        if len(result) > MAX_BYTES:
+            raise ConfigError(f"{self.where}:{self._line()}: a value of {len(result)} characters; expected far fewer")
+        return result
+
+    def _expand(self, text: str, before: list[str]) -> str | None:
+        found = _VARIABLE.fullmatch(text)
+        if found is None:
+            return None
+        name, operator, operand = found[1] or found[2], found[3], found[4]
+        known = {**self.variables, **dict(word.split("=", 1) for word in before if _ASSIGNMENT.match(word))}
+        value = known.get(name)
+        # Of a value that is not known to its end, nothing can be cut or said; what is missing shows in it.
+        if operator is None or (value is not None and find_unset([value])):
+            return value
+        if operator[0] in "%#":
+            return None if value is None else _trim(value, operator, operand)
+        # With a colon, an empty value counts as none.
+        is_set = bool(value) if operator[0] == ":" else value is not None
+        if operator[-1] == "+":
+            return self._read_operand(operand, before) if is_set else ""
+        if is_set or operator[-1] == "?":
+            return value if is_set else None
+        fallback = self._read_operand(operand, before)
+        if operator[-1] == "=" and fallback is not None:
+            self.variables[name] = fallback
+        return fallback
+
+    def _read_operand(self, operand: str, before: list[str]) -> str | None:
+        found = _FALLBACK.fullmatch(operand)
+        return None if found is None else self._substitute(found[1] if found[2] is None else found[2], before)
 
     def _end_of_line(self) -> int:
         end = self.text.find("\n", self.position)
@@ -159,9 +211,32 @@ class _Reader:
         return self.text.count("\n", 0, self.position) + 1
 
 
+def _trim(value: str, operator: str, pattern: str) -> str | None:
+    """`${A%/}`, `${A#x}`, and with one `*` at the far end `${A%.*}`, `${A##*/}`; None for any other pattern."""
+    is_end = operator[0] == "%"
+    part = pattern.removesuffix("*") if is_end else pattern.removeprefix("*")
+    if not part or any(sign in "*?[]\\'\"$`~" for sign in part):
+        return None
+    if part == pattern:
+        return value.removesuffix(part) if is_end else value.removeprefix(part)
+    takes_first = (len(operator) == 2) == is_end
+    left, found, right = value.partition(part) if takes_first else value.rpartition(part)
+    return value if not found else left if is_end else right
+
+
 def find_unset(words: Iterable[str]) -> str | None:
-    """The first variable, or output of another program, among `words` that only a shell could fill in."""
+    """The first expansion among `words` that only a shell could fill in."""
     for word in words:
-        if found := _VARIABLE.search(word) or _OUTPUT.search(word):
+        if found := _EXPANSION.search(word):
             return found.group()
     return None
+
+
+def explain_unset(expansion: str) -> str:
+    """What a person can do about one that `find_unset` found."""
+    found = _VARIABLE.fullmatch(expansion)
+    operator = found[3] if found else None
+    is_trim = operator is not None and operator[0] in "%#"
+    if found and operator not in ("+", ":+") and not (is_trim and _trim("", found[3], found[4]) is None):
+        return f"{expansion} is not set in this file; write its value, or set it above"
+    return f"{shorten(expansion)}: this expansion is not read; write its value"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from pathlib import Path
 from typing import Any
@@ -333,6 +334,19 @@ def test_a_whole_configuration_of_open_sora_is_read(tmp_path: Path) -> None:
     assert "reduce_bucket_size_in_m 128: PyTorch's own sizes" in text
 
 
+def test_a_setting_that_another_one_reads_counts(tmp_path: Path) -> None:
+    text = (
+        'model = dict(type="flux")\nckpt_every = 200\nlog_every = ckpt_every\nepochs = 5\nkeep_n_latest = epochs\n'
+        'lr = 1e-5\noptim = dict(lr=lr * 2)\nbucket_config = {"256px": {1: (1.0, 2)}}\nshared = "x.csv"\n'
+        "dataset = dict(data_path=shared)\n"
+    )
+    recipe, _ = bring(tmp_path, text, "c.py")
+    section = recipe.train
+    assert (section.epochs, section.steps, section.keep) == (5, None, 5)
+    assert (section.save_every, section.log_every) == (200, 200)
+    assert (recipe.optim.lr, recipe.data.manifest) == (2e-5, "x.csv")
+
+
 def _plain(found: dict[str, Any]) -> Any:
     return {name: {str(n): cell for n, cell in cells.items()} for name, cells in found["data"]["buckets"].items()}
 
@@ -368,6 +382,39 @@ def test_the_stage_of_deepspeed_comes_from_its_file(tmp_path: Path) -> None:
     assert bring(tmp_path, command)[0].parallel.zero == 1
 
 
+@pytest.mark.parametrize("front", ["env A=b", "srun -N 2 --label", "nohup", "time -p", "CUDA_VISIBLE_DEVICES=0"])
+def test_words_before_the_launcher_change_nothing(tmp_path: Path, front: str) -> None:
+    options = "launch --mixed_precision=fp16 --use_deepspeed --deepspeed_config_file zero_stage2.json"
+    command = COG.replace("launch", options)
+    recipe, text = bring(tmp_path, f"{front} {command}")
+    assert (recipe.train.precision, recipe.parallel.zero) == ("fp16", 2)
+    assert text == bring(tmp_path, command)[1]
+
+
+def test_squares_keep_the_stride_and_the_trained_side(tmp_path: Path) -> None:
+    command = COG.replace("--enable_bucket ", "") + "--image_sample_size 1024 --video_sample_size 256 "
+    for stride, most in ((1, 1000), (3, 10.0), (4, 7.5), (13, 2.3077)):
+        recipe, text = bring(tmp_path, f"{command} --video_sample_stride {stride} --token_sample_size 512")
+        assert recipe.data.fps_max == most and math.ceil(30 / min(30, most)) == stride
+        assert "--video_sample_stride" not in text.partition("# Without")[2]
+    assert (recipe.data.fixed.height, recipe.sample.height, recipe.sample.width) == (256, 256, 256)  # type: ignore[union-attr]
+    assert "--image_sample_size 1024: clips and images have one size here, --video_sample_size" in text
+    assert "--token_sample_size 512: belongs to buckets" in text
+    images = bring(tmp_path, f"{command} --video_repeat 0")[0]
+    assert (images.data.fixed.height, images.sample.height) == (1024, 1024)  # type: ignore[union-attr]
+
+
+def test_flags_in_a_variable_are_read(tmp_path: Path) -> None:
+    text = f"OUT=exp/run1/\nEXTRA='--use_ema --seed 7'\n{COG} $EXTRA --output_dir=${{OUT%/}}"
+    recipe, _ = bring(tmp_path, text)
+    assert (recipe.run.folder, recipe.name, recipe.seed) == ("exp", "run1", 7) and recipe.train.ema is not None
+
+
+def test_a_process_count_that_only_a_shell_knows_is_not_told(tmp_path: Path) -> None:
+    command = COG.replace("launch", "launch --num_processes $N --num_machines 2 --main_process_port 9000")
+    assert "# Started as the original is: frameloom launch RECIPE --port 9000\n" in bring(tmp_path, command)[1]
+
+
 def test_the_processes_of_the_launcher_are_told(tmp_path: Path) -> None:
     start = "frameloom launch RECIPE"
     for launcher, told in (
@@ -399,6 +446,22 @@ def test_the_original_on_pytorch_has_its_own_defaults(tmp_path: Path) -> None:
         (COG.replace("2b", "x"), ["does not tell the model's size"]),
         ("accelerate launch scripts/train.py --train_batch_size 4", ["--train_data_meta is missing"]),
         (COG + "--seed $SEED", [r"train\.sh:1: \$SEED is not set in this file"]),
+        (COG + "--output_dir ${OUT:?say it}", [r"\$\{OUT:\?say it\} is not set in this file"]),
+        (COG + "--output_dir ${L[0]}", [r"train\.sh:1: \$\{L\[0\]\}: this expansion is not read; write its value"]),
+        (COG.replace("launch", "launch --mixed_precision=$P"), [r"\$P is not set in this file"]),
+        (COG + "--video_sample_stride 0", ["video_sample_stride is 0"]),
+        (COG.replace("--enable_bucket", "--video_sample_stride 0"), ["--video_sample_stride 0: expected 1 or more"]),
+        (COG + "--video_repeat None --seed inf", ["--video_repeat is None; expected a whole number", "--seed is inf"]),
+        (COG + "--checkpoints_total_limit inf", ["--checkpoints_total_limit is inf; expected a whole number"]),
+        (LATTE + "--num_frames None", ["--num_frames is None; expected a whole number"]),
+        (LATTE + "--start_learning_rate 0 --lr_scheduler cosine_decay", ["the recipe would not do: .*optim.lr"]),
+        (LATTE + "--start_learning_rate None", ["--start_learning_rate is None; expected a number"]),
+        (PLAN + "--sp_size None", ["--sp_size is None; expected a whole number"]),
+        (PLAN + "--max_hxw -1", ["the recipe would not do: .*max_hxw"]),
+        (VAE + "--sample_rate None", ["--sample_rate is None; expected a whole number"]),
+        (SDXL + "--max_embeddings_multiples None --lpw True", ["--max_embeddings_multiples is None"]),
+        (SDXL + "--cache_path None --cache_latent True", ["--cache_path None: expected a folder"]),
+        (SORA + "--plugin_config.sp_size None", ["sp_size is null; expected a whole number"]),
         (COG + "\n" + PLAN, ["2 commands train .line 1: scripts/train.py; line 2: opensora/train/train_t2v_diff"]),
         ("python opensora/sample/sample.py --fps 18", ["no command here trains: .*which here is `frameloom sample`"]),
         ("python examples/rec_video.py --fps 18", ["which here is `frameloom vae reconstruct`"]),
@@ -415,6 +478,41 @@ def test_mistakes_are_told_together(tmp_path: Path, text: str, messages: list[st
         bring(tmp_path, text)
     for message in messages:
         assert re.search(message, str(error.value)), str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("c.py", "epochs = 1e400", "epochs is .*; expected a whole number"),
+        ("c.yaml", "data: {total_step: 9, dataset_config: {params: {target_size: []}}}", r"target_size is \[\]; exp"),
+        (
+            "c.yaml",
+            "data: {total_step: 9, dataset_config: {params: {multi_aspect: true}}}",
+            "multi_aspect is true; exp",
+        ),
+        (
+            "c.yaml",
+            "data: {total_step: 9, dataset_config: {params: {multi_aspect: [1, 2]}}}",
+            r"\[1, 2\]; expected a l",
+        ),
+    ],
+)
+def test_wrong_values_of_a_configuration_are_told(tmp_path: Path, name: str, text: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        bring(tmp_path, text, name)
+
+
+def test_none_switches_off_what_open_sora_switches_off_by_it(tmp_path: Path) -> None:
+    names = ("grad_clip", "warmup_steps", "grad_ckpt_buffer_size", "ema_decay")
+    start = 'model = dict(type="flux")\nbucket_config = {"256px": {1: (1.0, 2)}}\n'
+    recipe, _ = bring(tmp_path, start + "".join(f"{name} = None\n" for name in names), "c.py")
+    assert recipe.optim.clip_norm is None and recipe.optim.schedule.warmup_steps == 0
+
+
+def test_a_list_that_is_no_text_is_told(tmp_path: Path) -> None:
+    (tmp_path / "d.txt").write_bytes(b"clips,caf\xe9_emb,clips.json\n")
+    with pytest.raises(ConfigError, match=r"d\.txt: cannot be read .*utf-8.*; expected a list of folders in UTF-8"):
+        bring(tmp_path, PLAN)
 
 
 def test_a_lenient_import_keeps_what_it_does_not_understand(tmp_path: Path) -> None:

@@ -19,18 +19,22 @@ optim = dict(lr=lr, betas=[0.9, 0.999], eps=-1e-15)
 bucket_config = {"256px": {1: (1.0, 45), **{n: (1.0, 12) for n in range(5, 14, 4)}}, "768px": {1: (0.5, 7 + 6)}}
 copy = dict(**model, extra=optim["lr"])
 frames = [n // 4 for n in range(4, 13, 4)] + [9]
+nested = [[n for n in range(n + 1)] + [n] for n in range(3)]
 '''
     found = parse_python_config(text, where="c.py")
     space: dict[str, object] = {}
     exec(text, space)  # the control: what Python itself makes of it
-    assert found["size"] == space["size"] and found["frames"] == space["frames"]
+    for name in ("size", "frames", "nested"):
+        assert found[name] == space[name]
     assert found["copy"] == {**space["copy"], "axes": [16, 56, 56]}  # type: ignore[dict-item]
     assert found["bucket_config"]["256px"] == {"1": [1.0, 45], "5": [1.0, 12], "9": [1.0, 12], "13": [1.0, 12]}
     assert found["bucket_config"]["768px"] == {"1": [0.5, 13]}
 
 
 def test_variables_that_only_feed_others_are_no_settings() -> None:
-    assert parse_python_config("lr = 1\noptim = dict(lr=lr)\nseed = 2", where="c.py") == {"optim": {"lr": 1}, "seed": 2}
+    text = "lr = 1\noptim = dict(lr=lr)\nseed = 2"
+    assert parse_python_config(text, where="c.py") == {"optim": {"lr": 1}, "seed": 2}
+    assert parse_python_config(text, where="c.py", settings=("lr",)) == {"lr": 1, "optim": {"lr": 1}, "seed": 2}
 
 
 @pytest.mark.parametrize(
@@ -87,6 +91,10 @@ def test_a_base_that_is_missing_or_goes_in_a_circle_is_told(tmp_path: Path) -> N
     file.write_text("_base_ = 'b.py'")
     with pytest.raises(ConfigError, match=r"the _base_ 'b\.py' does not exist"):
         read_python_config(file)
+    file.write_text("_base_ = 3")
+    with pytest.raises(ConfigError, match="_base_ is 3; expected a file"):
+        read_python_config(file)
+    file.write_text("_base_ = 'b.py'")
     (tmp_path / "b.py").write_text("_base_ = ['a.py']")
     with pytest.raises(ConfigError, match="in a circle"):
         read_python_config(file)
