@@ -6,9 +6,13 @@ it.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
 
 from frameloom.bench.curves import Line, draw_curves
 from frameloom.bench.harness import Row
@@ -21,18 +25,54 @@ BEGIN, END = "<!-- bench -->", "<!-- /bench -->"
 _HEADER = ("", "ours", "the other", "ratio", "processor", "the other's", "times", "the other")
 
 
-def write_page(page: Path, record: Mapping[str, Any]) -> None:
-    """Put the rows of a record into `page`."""
-    text = page.read_text() if page.is_file() else ""
+@dataclass(frozen=True)
+class _Record:
+    """What a record must have for a page to be made of it."""
+
+    date: str
+    machine: str
+    versions: dict[str, str | None]
+    quick: bool
+    rows: list[Row]
+
+
+def read_record(path: Path) -> tuple[dict[str, Any], list[Row]]:
+    """A record and its rows; DataError unless a page can be made of it."""
+    try:
+        found: dict[str, Any] = json.loads(path.read_text())
+        TypeAdapter(_Record).validate_python(found)
+        rows = [Row.from_json(values) for values in found["rows"]]
+    except ValidationError as error:
+        first = error.errors()[0]
+        reason = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
+        raise DataError(f"{path}: not a file that frameloom bench --json wrote ({reason})") from error
+    except (OSError, ValueError, TypeError) as error:
+        raise DataError(f"{path}: not a file that frameloom bench --json wrote ({error})") from error
+    unknown = [row.topic for row in rows if row.topic not in TOPICS]
+    if unknown:
+        raise DataError(f"{path}: has rows of '{unknown[0]}', which is no comparison; known: {', '.join(TOPICS)}")
+    return found, rows
+
+
+def read_page(page: Path) -> tuple[str, str]:
+    """What stands before and after the place of the table, marks included; DataError where there is no such place."""
+    if not page.is_file():
+        raise DataError(f"{page}: no such page; make it, with the lines {BEGIN} and {END} where the table goes")
+    text = page.read_text()
     if text.count(BEGIN) != 1 or text.count(END) != 1 or text.index(BEGIN) > text.index(END):
         raise DataError(f"{page}: it should have the lines {BEGIN} and {END} once each, between which the table goes")
+    return text[: text.index(BEGIN) + len(BEGIN)], text[text.index(END) :]
+
+
+def write_page(page: Path, record: Mapping[str, Any]) -> None:
+    """Put the rows of a record into `page`."""
+    before, after = read_page(page)
     rows = [Row.from_json(values) for values in record["rows"]]
     pictures = _draw(rows)
     folder = page.parent / "images"
     for name, content in pictures.items():
         folder.mkdir(exist_ok=True)
         write_text(folder / name, content)
-    before, after = text[: text.index(BEGIN) + len(BEGIN)], text[text.index(END) :]
     write_text(page, f"{before}\n\n{render(record, rows, list(pictures))}\n\n{after}")
 
 

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from frameloom.core.errors import ConfigError, DataError
+from frameloom.cli.outputs import check_output_file, check_output_folder
+from frameloom.core.errors import ConfigError
 
 if TYPE_CHECKING:
     from frameloom.bench.harness import Row
@@ -45,7 +46,10 @@ def bench(
     from frameloom.bench.page import write_page
     from frameloom.bench.table import make_record
 
+    _check_places(json_file, page)
     if record is not None:
+        given = {"NAME": names, "--rounds": rounds, "--quick": quick, "--file": files}
+        _refuse_beside_record([key for key, value in given.items() if value])
         found = _read_record(record)
     else:
         rows = _measure(names or [], rounds, quick, files or [])
@@ -56,21 +60,36 @@ def bench(
         write_text(json_file, json.dumps(found, indent=1) + "\n")
     if page is not None:
         write_page(page, found)
-    failed = [row for row in found["rows"] if row["problem"]]
+    failed = [row for row in found["rows"] if row.get("problem")]
     if failed:
         typer.echo(f"{len(failed)} comparison(s) failed: {', '.join(row['name'] for row in failed)}", err=True)
         raise typer.Exit(1)
 
 
+def _check_places(json_file: Path | None, page: Path | None) -> None:
+    """Before minutes of measuring: the page has a place for the table, and all can be written."""
+    from frameloom.bench.page import read_page
+
+    if json_file is not None:
+        check_output_file(json_file, "--json")
+    if page is not None:
+        read_page(page)
+        check_output_file(page, "--page")
+        check_output_folder(page.parent / "images", "--page")
+
+
+def _refuse_beside_record(given: Sequence[str]) -> None:
+    if given:
+        raise ConfigError(
+            f"--from measures nothing, so {', '.join(given)} would do nothing; leave out one or the other"
+        )
+
+
 def _read_record(path: Path) -> dict[str, Any]:
-    from frameloom.bench.harness import Row
+    from frameloom.bench.page import read_record
     from frameloom.bench.table import describe_header, describe_row
 
-    try:
-        found: dict[str, Any] = json.loads(path.read_text())
-        rows = [Row.from_json(values) for values in found["rows"]]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise DataError(f"{path}: not a file that frameloom bench --json wrote ({error})") from error
+    found, rows = read_record(path)
     print("\n".join([describe_header(), *(describe_row(row) for row in rows)]))
     return found
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from frameloom.cli.outputs import check_output_file
 from frameloom.core.collector import without_collector
+from frameloom.core.errors import ConfigError
 
 
 # Importing models and passes in shapes make many objects and no cycles.
@@ -24,7 +27,7 @@ def plan(
     calibrate: Annotated[bool, typer.Option("--calibrate", help="measure the rates of the machine at hand")] = False,
     data: Annotated[bool, typer.Option(help="read the manifest for steps and time of an epoch")] = True,
     write: Annotated[
-        Path | None, typer.Option(help="write a recipe on top of RECIPE with the changes that are proposed")
+        Path | None, typer.Option(help="a new file for the recipe with the changes that are proposed, on top of RECIPE")
     ] = None,
     every_shape: Annotated[
         bool, typer.Option("--all", help="a row for every aspect ratio, not only for the most expensive one")
@@ -45,6 +48,8 @@ def plan(
     from frameloom.plan.suggest import suggest_change
     from frameloom.plan.table import describe_plan, plan_json
 
+    if write is not None:
+        _refuse_existing(write)
     loaded = load_recipe(recipe, ctx.args)
     chosen = choose_device(device, memory)
     if data:
@@ -63,34 +68,38 @@ def plan(
         _print_advice(len(found.breaking), found.breaking[0].bucket.name if found.breaking else "", change)
         if balance is not None:
             print(balance.describe())
-    if write is not None and settings:
-        _write_recipe(write, recipe, settings)
+    if write is not None:
+        _write_recipe(write, recipe, ctx.args, settings, fits=not found.breaking)
 
 
 def _print_advice(num_breaking: int, worst: str, change: object) -> None:
+    from frameloom.config.yaml_values import format_value
     from frameloom.plan.suggest import Change
 
     if not num_breaking:
         print("every bucket fits")
     elif isinstance(change, Change):
         print(f"{num_breaking} bucket(s) do not fit, the worst is {worst}; the smallest change that helps:")
-        print("\n".join(f"  {key}: {value}" for key, value in change.settings.items()))
+        print("\n".join(f"  {key}: {format_value(value)}" for key, value in change.settings.items()))
     else:
         print(f"{num_breaking} bucket(s) do not fit, the worst is {worst}; no sharding, recompute or batch helps")
 
 
-def _write_recipe(path: Path, base: str, settings: dict[str, object]) -> None:
-    from frameloom.config.yaml_values import format_value
-    from frameloom.core.files import write_text
+def _refuse_existing(path: Path) -> None:
+    """A file on top of RECIPE cannot stand in its own place, and what another file says would be lost."""
+    check_output_file(path, "--write")
+    if path.exists():
+        raise ConfigError(f"--write {path}: exists; name a new file, which will inherit from the recipe")
 
-    sections: dict[str, Any] = {}
-    for dotted, value in settings.items():
-        *names, key = dotted.split(".")
-        place = sections
-        for name in names:
-            place = place.setdefault(name, {})
-        place[key] = value
-    lines = [f"_base_: {format_value(str(Path(base).resolve()) if Path(base).exists() else base)}"]
-    lines += [f"{section}: {format_value(values)}" for section, values in sections.items()]
-    write_text(path, "\n".join(lines) + "\n")
-    print(f"wrote {path}")
+
+def _write_recipe(path: Path, base: str, overrides: Sequence[str], settings: Mapping[str, Any], *, fits: bool) -> None:
+    """Says what it did on stderr: stdout may be JSON."""
+    from frameloom.core.files import write_text
+    from frameloom.plan.changed_recipe import render_recipe
+
+    if not settings:
+        reason = "nothing to change" if fits else "no change was found that helps"
+        typer.echo(f"{reason}; {path} was not written", err=True)
+        return
+    write_text(path, render_recipe(base, overrides, settings))
+    typer.echo(f"wrote {path}", err=True)

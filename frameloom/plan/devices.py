@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from frameloom.config.train_settings import memory_bytes
 from frameloom.core.errors import ConfigError
 from frameloom.core.random import stream
 from frameloom.models.names import refuse_unknown
@@ -30,7 +31,10 @@ _UNITS = {"kb": 1e3, "mb": 1e6, "gb": 1e9, "tb": 1e12, "kib": 2**10, "mib": 2**2
 
 @dataclass(frozen=True)
 class Device:
-    """`half_rate` and `full_rate` in operations per second (bf16; fp32, or TF32 where there is such a thing)."""
+    """`half_rate` and `full_rate` in operations per second (bf16; fp32, or TF32 where there is such a thing).
+
+    `memory` is what a run may take; where that is not all, `whole_memory` is what there is.
+    """
 
     name: str
     half_rate: float
@@ -41,11 +45,30 @@ class Device:
     network: float
     efficiency: float = EFFICIENCY
     bandwidth_share: float = BANDWIDTH_SHARE
+    whole_memory: float | None = None
+
+    def rate(self, *, bf16: bool) -> float:
+        return self.half_rate if bf16 else self.full_rate
 
     def seconds(self, flops: float, moved_bytes: float, *, bf16: bool) -> float:
         """Products at the machine's rate, everything else at its memory's speed."""
-        rate = self.half_rate if bf16 else self.full_rate
-        return flops / (rate * self.efficiency) + moved_bytes / (self.bandwidth * self.bandwidth_share)
+        return flops / (self.rate(bf16=bf16) * self.efficiency) + moved_bytes / (self.bandwidth * self.bandwidth_share)
+
+    def limit(self, most: float | str | None) -> Device:
+        """The device for a run that takes at most a share or an amount of a GPU (train.max_device_memory).
+
+        On the host a run has no such limit. A device that is limited already is limited anew.
+        """
+        if most is None or self.name == "cpu":
+            return self
+        whole = self.whole_memory or self.memory
+        memory = min(memory_bytes(most), whole) if isinstance(most, str) else most * whole
+        return replace(self, memory=memory, whole_memory=whole)
+
+    def describe_memory(self) -> str:
+        """As memory is sold: 80 GB, 60 MB."""
+        shown = _describe_amount(self.memory)
+        return shown if self.whole_memory is None else f"{shown} of {_describe_amount(self.whole_memory)}"
 
     def send_seconds(self, sent_bytes: float, *, members: int, stride: int = 1) -> float:
         """For what each of `members` devices sends around a ring; they are `stride` devices apart.
@@ -72,6 +95,11 @@ DEVICES = {
 }
 
 
+def _describe_amount(num_bytes: float) -> str:
+    unit, name = (_GIGA, "GB") if num_bytes >= _GIGA else (1e6, "MB") if num_bytes >= 1e6 else (1e3, "kB")
+    return f"{num_bytes / unit:,.4g} {name}"
+
+
 def choose_device(name: str, memory: str | None) -> Device:
     refuse_unknown(name, DEVICES, what="--device")
     device = DEVICES[name]
@@ -83,9 +111,12 @@ def parse_size(text: str) -> float:
     number = text.strip().lower()
     unit = number.lstrip("0123456789. ")
     try:
-        return float(number.removesuffix(unit)) * _UNITS[unit.strip()]
+        size = float(number.removesuffix(unit)) * _UNITS[unit.strip()]
     except (ValueError, KeyError) as error:
         raise ConfigError(f"--memory {text!r}: write a number and a unit, as in 80GB or 75GiB") from error
+    if size == 0:
+        raise ConfigError(f"--memory {text!r}: a device has some memory; write a number above 0, as in 80GB or 75GiB")
+    return size
 
 
 def calibrate(device: Device, *, seconds: float = 1.0) -> Device:

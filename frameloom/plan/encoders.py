@@ -147,13 +147,14 @@ def _measure(vae: VideoVAE, mode: GhostMode, dtype: torch.dtype, shape: Shape) -
         return tally.flops, tally.peak, tally.moved
 
 
-def plan_captions(costs: Sequence[CaptionCost], captions: int, device: Device) -> EncodePlan:
+def plan_captions(costs: Sequence[CaptionCost], captions: int, device: Device, *, visiting: bool = False) -> EncodePlan:
+    """`visiting`: the weights of each encoder are on the device only while it runs."""
     return EncodePlan(
         flops=captions * sum(cost.flops for cost in costs),
         seconds=sum(
             device.seconds(captions * cost.flops, captions * cost.moved_bytes, bf16=cost.is_half) for cost in costs
         ),
-        peak_bytes=max((cost.peak(captions) for cost in costs), default=0.0),
+        peak_bytes=max((cost.peak(captions) + visiting * cost.weight_bytes for cost in costs), default=0.0),
     )
 
 

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
-from frameloom.config.parallel import MeshShape, fit_mesh
+from frameloom.config.parallel import MeshShape, step_shares
+from frameloom.config.parallel_checks import check_world
 from frameloom.config.schema import Recipe
 from frameloom.core.aside import Aside
 from frameloom.core.errors import DataError
@@ -21,18 +23,21 @@ from frameloom.plan.costs import StepCost, measure_costs
 from frameloom.plan.devices import BOX, Device
 from frameloom.plan.encoders import EncodePlan, PixelEncoder, join_plans, measure_encoder, plan_captions
 from frameloom.plan.fitting import Shape, count_cells
-from frameloom.plan.memory import ModelSize, Resident, checkpoint_bytes, rest_on_device
+from frameloom.plan.memory import ModelSize, Resident, checkpoint_bytes, count_passes, rest_on_device
 from frameloom.plan.parts import (
     MetaDenoiser,
     build_meta_denoiser,
     build_meta_vae,
     list_caption_costs,
+    list_precisions,
+    list_uncounted,
     measure_size,
 )
 from frameloom.plan.text import NUMBER_BYTES, CaptionCost
 from frameloom.plan.traffic import SendPlan, plan_tokens, plan_weights
 from frameloom.train.feed import build_plan, build_policy, read_manifest
 
+Floats = NDArray[np.float64]
 _MOST_CLIPS = 2**20
 
 
@@ -40,7 +45,8 @@ _MOST_CLIPS = 2**20
 class BucketPlan:
     """A micro-batch of one bucket on one device; `largest_batch` 0 means that not even one clip fits.
 
-    `activations` are those of the denoiser or of the frozen encoders, whichever are more. Seconds are what the denoiser
+    `activations` are those of the denoiser or of the frozen encoders, with their weights where these are parked,
+    whichever are more. Seconds are what the denoiser
     takes, what the encoders take before it, and what is waited for other devices.
     """
 
@@ -67,7 +73,7 @@ class EpochPlan:
     """What follows from the clips; `imbalance` is the slowest rank's work over the mean, averaged over steps.
 
     Clips of a micro-batch have one shape, so none is padded; `padding` is the share of all turns of all devices that
-    only fill up the last step.
+    only fill up a step.
     """
 
     clips: int
@@ -80,6 +86,8 @@ class EpochPlan:
 
 @dataclass(frozen=True)
 class RunPlan:
+    """`precisions` are those of the products that take time; `uncounted` are keys of the recipe that are left out."""
+
     device: Device
     mesh: MeshShape
     zero: int
@@ -88,6 +96,8 @@ class RunPlan:
     buckets: list[BucketPlan]
     checkpoint: float
     epoch: EpochPlan | None
+    precisions: Sequence[str]
+    uncounted: Sequence[str]
 
     @property
     def breaking(self) -> list[BucketPlan]:
@@ -153,13 +163,28 @@ def plan_run(
 ) -> RunPlan:
     """The plan of a recipe as it stands; `measured` saves the measuring where only sharding or batches have changed."""
     found = measured or measure_recipe(recipe)
-    mesh, size = fit_mesh(recipe.parallel, num_devices), found.size
-    resident = rest_on_device(recipe, size, mesh, recipe.parallel.zero)
+    device, mesh, size = device.limit(recipe.train.max_device_memory), check_world(recipe, num_devices), found.size
+    resident = rest_on_device(recipe, size, mesh, recipe.parallel.zero, parks=_parks(recipe, device))
     planner = _BucketPlanner(recipe, found, resident, device, mesh)
     buckets = [planner.plan(bucket) for bucket in build_policy(recipe).buckets]
     epoch = _plan_epoch(recipe, found.denoiser, buckets, mesh) if with_data else None
-    checkpoint = checkpoint_bytes(recipe, size)
-    return RunPlan(device, mesh, recipe.parallel.zero, size, resident, buckets, checkpoint, epoch)
+    return RunPlan(
+        device=device,
+        mesh=mesh,
+        zero=recipe.parallel.zero,
+        size=size,
+        resident=resident,
+        buckets=buckets,
+        checkpoint=checkpoint_bytes(recipe, size),
+        epoch=epoch,
+        precisions=list_precisions(recipe),
+        uncounted=list_uncounted(recipe),
+    )
+
+
+def _parks(recipe: Recipe, device: Device) -> bool:
+    """Whether encoders are on the device only while they run; a new word learns through them, so they stay."""
+    return recipe.train.park_encoders and device.name != "cpu" and recipe.inversion is None
 
 
 def pixel_shape(bucket: Bucket) -> Shape:
@@ -208,19 +233,34 @@ class _BucketPlanner:
 
     def total(self, bucket: Bucket, cost: StepCost, batch: int) -> float:
         """Bytes at the worst moment: while the encoders run, or in a pass of the denoiser."""
-        keeps, gradients = self.recipe.train.accumulate > 1, self.resident.gradients
-        transient = cost.transient_bytes(batch / self.mesh.sequence, gradients, keeps_gradients=keeps)
-        encoding = self.encode(bucket, batch).peak_bytes + (gradients if keeps else 0.0)
-        return self.resident.total - gradients + max(transient, encoding)
+        gradients = self.resident.gradients
+        encoding = self.encode(bucket, batch).peak_bytes + (gradients if self.keeps_gradients else 0.0)
+        return self.resident.total - gradients + max(self.transient(cost, batch / self.mesh.sequence), encoding)
+
+    def transient(self, cost: StepCost, clips: float) -> float:
+        """Bytes of a pass beside the weights, with all gradients."""
+        gradients = self.resident.gradients
+        if not self.measured.size.master_bytes:
+            return cost.transient_bytes(clips, gradients, keeps_gradients=self.keeps_gradients)
+        # Those of the pass are in half precision; they are added to those of the fp32 copies when it is over.
+        own = cost.transient_bytes(clips, gradients / 2)
+        return gradients + own if self.keeps_gradients else max(gradients, own)
+
+    @property
+    def keeps_gradients(self) -> bool:
+        return count_passes(self.recipe, self.mesh) > 1
 
     def encode(self, bucket: Bucket, batch: int) -> EncodePlan:
         """Processes of a sequence group all encode the whole clips."""
-        pixels = self.measured.pixels
+        pixels, parks = self.measured.pixels, _parks(self.recipe, self.device)
         latents = EncodePlan()
         if pixels is not None:
             num_cells = count_cells(self.measured.denoiser.latent_shape(bucket))
             latents = pixels.plan(batch, pixel_shape(bucket), num_cells, self.device)
-        captions = plan_captions(self.measured.captions, batch * self.captions_for, self.device)
+            if parks:
+                latents = replace(latents, peak_bytes=latents.peak_bytes + self.measured.size.vae_bytes)
+        num_captions = batch * self.captions_for
+        captions = plan_captions(self.measured.captions, num_captions, self.device, visiting=parks)
         return join_plans(latents, captions)
 
     @property
@@ -273,9 +313,7 @@ def _plan_epoch(recipe: Recipe, denoiser: MetaDenoiser, buckets: list[BucketPlan
     sizes = np.diff(plan.starts)
     # A last, smaller micro-batch costs its part.
     work = seconds[plan.buckets] * sizes / batch_sizes[plan.buckets]
-    per_step = mesh.data * recipe.train.accumulate
-    num_fillers = -len(work) % per_step
-    by_rank = np.pad(work, (0, num_fillers)).reshape(-1, recipe.train.accumulate, mesh.data).sum(axis=1)
+    by_rank, num_fillers = _deal(work, step_shares(recipe.parallel, mesh) * recipe.train.accumulate, mesh.data)
     slowest, mean = by_rank.max(axis=1), by_rank.mean(axis=1)
     cells = np.array([count_cells(denoiser.latent_shape(item.bucket)) for item in buckets]) * denoiser.latent_channels
     stored = 2 if recipe.data.cache.store == "moments" else 1
@@ -287,3 +325,14 @@ def _plan_epoch(recipe: Recipe, denoiser: MetaDenoiser, buckets: list[BucketPlan
         padding=num_fillers / (len(work) + num_fillers),
         cache_bytes=float((cells[plan.buckets] * sizes).sum() * stored * NUMBER_BYTES[recipe.data.cache.precision]),
     )
+
+
+def _deal(work: Floats, per_step: int, num_ranks: int) -> tuple[Floats, int]:
+    """Work of each device in each step, [steps, devices], and how many turns have none.
+
+    As the trainer deals micro-batches: the next `per_step` are a step, in rounds over the devices.
+    """
+    steps = np.pad(work, (0, -len(work) % per_step)).reshape(-1, per_step)
+    rounds = np.pad(steps, ((0, 0), (0, -per_step % num_ranks))).reshape(len(steps), -1, num_ranks)
+    whole, rest = divmod(len(work), per_step)
+    return rounds.sum(axis=1), whole * (-per_step % num_ranks) + -rest % num_ranks

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from frameloom.config.parallel import MeshShape
+from frameloom.config.parallel import MeshShape, step_shares
 from frameloom.config.schema import Recipe
 from frameloom.core.errors import ConfigError
 
@@ -22,11 +22,18 @@ _OPTIMIZER_BYTES = {
 
 @dataclass(frozen=True)
 class ModelSize:
-    """Weights of the denoiser, those of them that train, those of its largest block, and those of the frozen parts."""
+    """Weights of the denoiser, those of them that train and those of its largest block; and bytes.
+
+    `weight_bytes` are those of the model, `master_bytes` those of the fp32 copies of half-precision weights that train,
+    `saved_bytes` those of the weights that a checkpoint holds; the others are of the frozen parts.
+    """
 
     weights: int
     trained: int
     largest_block: int
+    weight_bytes: float
+    master_bytes: float
+    saved_bytes: float
     vae_bytes: float
     text_bytes: float
 
@@ -47,8 +54,13 @@ class Resident:
         return float(sum(vars(self).values()))
 
 
-def rest_on_device(recipe: Recipe, size: ModelSize, mesh: MeshShape, zero: int) -> Resident:
-    """What a device holds while a step runs, activations apart.
+def count_passes(recipe: Recipe, mesh: MeshShape) -> int:
+    """Micro-batches that a device runs in a step."""
+    return -(-step_shares(recipe.parallel, mesh) * recipe.train.accumulate // mesh.data)
+
+
+def rest_on_device(recipe: Recipe, size: ModelSize, mesh: MeshShape, zero: int, *, parks: bool = False) -> Resident:
+    """What a device holds while a step runs, activations apart; encoders are not on it all the time if it `parks` them.
 
     zero 1 splits the optimizer's state and zero 2 the gradients too; zero 3 keeps a part of the weights and gathers
     two blocks at a time. From zero 2 on, devices that share a clip hold different parts, too.
@@ -56,8 +68,7 @@ def rest_on_device(recipe: Recipe, size: ModelSize, mesh: MeshShape, zero: int) 
     if recipe.optim.name not in _OPTIMIZER_BYTES:
         raise ConfigError(f"optim.name: the planner does not know the state of '{recipe.optim.name}'")
     parts = mesh.shard * (mesh.sequence if zero >= 2 else 1)
-    frozen = 4.0 * (size.weights - size.trained)
-    weights, gradients = 4.0 * size.trained, 4.0 * size.trained
+    weights, gradients = size.weight_bytes, 4.0 * size.trained
     optimizer = _OPTIMIZER_BYTES[recipe.optim.name] * size.trained
     ema = 4.0 * size.trained if recipe.train.ema is not None and not recipe.train.ema.on_cpu else 0.0
     if zero >= 1:
@@ -65,18 +76,17 @@ def rest_on_device(recipe: Recipe, size: ModelSize, mesh: MeshShape, zero: int) 
     if recipe.optim.offload:
         # It visits the device in parts while weights are moved, when activations are gone.
         optimizer = 0.0
-    if zero >= 2:
-        gathered = weights if zero == 2 else 4.0 * min(2 * size.largest_block, size.trained)
-        weights = weights / parts + (gathered if parts > 1 else 0.0)
-        gradients = gradients / parts + (4.0 * size.largest_block if parts > 1 else 0.0)
+    if zero >= 2 and parts > 1:
+        gathered = weights if zero == 2 else 4.0 * min(2 * size.largest_block, size.weights)
+        weights = weights / parts + gathered
+        gradients = gradients / parts + 4.0 * min(size.largest_block, size.trained)
         ema /= parts
-    if zero == 3:
-        frozen /= parts
     text_parts = {"shard": mesh.num_ranks, "tensor": recipe.parallel.tensor}.get(recipe.parallel.encoders, 1)
-    return Resident(weights + frozen, gradients, optimizer, ema, size.vae_bytes, size.text_bytes / text_parts)
+    vae, text = (0.0, 0.0) if parks else (size.vae_bytes, size.text_bytes / text_parts)
+    return Resident(weights + size.master_bytes, gradients, optimizer, ema, vae, text)
 
 
 def checkpoint_bytes(recipe: Recipe, size: ModelSize) -> float:
-    """One checkpoint on disk: weights (or adapters), the optimizer's state and the average."""
+    """One checkpoint on disk: all weights (or adapters); of those that train the optimizer's state and the average."""
     ema = 4.0 if recipe.train.ema is not None else 0.0
-    return size.trained * (4.0 + _OPTIMIZER_BYTES[recipe.optim.name] + ema)
+    return size.saved_bytes + size.master_bytes + size.trained * (_OPTIMIZER_BYTES[recipe.optim.name] + ema)

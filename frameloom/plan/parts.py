@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,16 +10,20 @@ import torch
 from torch import nn
 
 from frameloom.config.facts import VAES, VAEFacts
-from frameloom.config.schema import Recipe
+from frameloom.config.optim import OptimSection
+from frameloom.config.schema import LoraSection, Recipe
 from frameloom.core.errors import ConfigError
 from frameloom.data.buckets import Bucket
 from frameloom.models.denoisers import DenoiserFamily, get_family
 from frameloom.models.denoisers.base import override_fields
+from frameloom.models.half_precision import cast_weights
+from frameloom.models.lora import add_adapters, choose_layers, default_layers
 from frameloom.models.vaes import VideoVAE, get_vae
 from frameloom.plan.costs import TextShape
 from frameloom.plan.fitting import Shape
 from frameloom.plan.memory import ModelSize
-from frameloom.plan.text import NUMBER_BYTES, CaptionCost, caption_cost, encoder_size, weight_bytes
+from frameloom.plan.text import NUMBER_BYTES, CaptionCost, caption_cost, encoder_size, precision_of, weight_bytes
+from frameloom.train.parameter_groups import freeze_parameters
 from frameloom.train.recompute import apply_recompute
 
 
@@ -42,7 +46,10 @@ class MetaDenoiser:
 
 
 def build_meta_denoiser(recipe: Recipe) -> MetaDenoiser:
-    """The denoiser in shapes, with its recompute; weights named in the recipe need not be there."""
+    """The denoiser in shapes, with its adapters, its recompute and what of it is frozen, as the trainer makes it.
+
+    Weights named in the recipe need not be there.
+    """
     if recipe.task != "denoiser":
         raise ConfigError(f"task {recipe.task}: only runs of task denoiser can be planned")
     family = get_family(recipe.model.family)
@@ -58,8 +65,30 @@ def build_meta_denoiser(recipe: Recipe) -> MetaDenoiser:
     with torch.device("meta"):
         model = family.build(config)
     model.train()
+    if recipe.lora is not None:
+        _add_adapters(recipe.lora, family, model)
+    if recipe.train.weights_precision != "fp32":
+        # The passes are in bf16 here, which takes as many bytes as fp16.
+        adapters = [weight for weight in model.parameters() if weight.requires_grad] if recipe.lora else ()
+        cast_weights(model, torch.bfloat16, keep=adapters)
     apply_recompute(model, family.blocks(model), recipe.train.recompute, torch.device("meta"))
+    if recipe.inversion is None:
+        _freeze(recipe.optim, model)
     return MetaDenoiser(family, model, config, text, VAES[recipe.vae.name], latent_channels)
+
+
+def _add_adapters(section: LoraSection, family: DenoiserFamily, model: nn.Module) -> None:
+    if section.targets is None:
+        chosen = default_layers(model, family.lora_targets, family.blocks(model))
+    else:
+        chosen = choose_layers(model, section.targets, where="lora.targets")
+    add_adapters(model, chosen, rank=section.rank, alpha=1.0, generator=torch.Generator())
+
+
+def _freeze(section: OptimSection, model: nn.Module) -> None:
+    freeze_parameters(model, section.trainable, section.frozen)
+    if not any(weight.requires_grad for weight in model.parameters()):
+        raise ConfigError("optim.frozen: with it no weight trains; remove some of its patterns")
 
 
 def build_meta_vae(recipe: Recipe) -> VideoVAE:
@@ -90,22 +119,43 @@ def list_caption_costs(recipe: Recipe, join: str) -> list[CaptionCost]:
     return [caption_cost(encoders[index]) for index in sorted({*words, *pooling})]
 
 
-def measure_size(recipe: Recipe, denoiser: MetaDenoiser, vae: VideoVAE) -> ModelSize:
-    model, blocks = denoiser.model, denoiser.family.blocks(denoiser.model)
-    num_weights = sum(weight.numel() for weight in model.parameters())
+def list_precisions(recipe: Recipe) -> list[str]:
+    """Of the denoiser's passes, and of the encoders that run in a step."""
     cache = recipe.data.cache
-    vae_weights = sum(weight.numel() for weight in vae.parameters())
+    found = [recipe.train.precision, *([] if cache.latents else [recipe.vae.precision])]
+    return list(dict.fromkeys([*found, *([] if cache.text else map(precision_of, recipe.text.encoders))]))
+
+
+def list_uncounted(recipe: Recipe) -> list[str]:
+    """Keys that cost memory or time, or save it, of which a plan knows nothing."""
+    recompute = recipe.train.recompute
+    reasons = {
+        "data.use_image_num": recipe.data.use_image_num > 0,
+        "inversion": recipe.inversion is not None,
+        "train.recompute.offload": not isinstance(recompute, bool) and recompute.offload,
+        **{f"text.encoders.{index}.train": item.train for index, item in enumerate(recipe.text.encoders)},
+    }
+    return [key for key, is_set in reasons.items() if is_set]
+
+
+def measure_size(recipe: Recipe, denoiser: MetaDenoiser, vae: VideoVAE) -> ModelSize:
+    weights, cache = list(denoiser.model.parameters()), recipe.data.cache
+    trained = [weight for weight in weights if weight.requires_grad]
     return ModelSize(
-        weights=num_weights,
-        trained=num_weights if recipe.lora is None else _adapter_weights(recipe, blocks),
-        largest_block=max((sum(weight.numel() for weight in block.parameters()) for block in blocks), default=0),
-        vae_bytes=0.0 if cache.latents else float(NUMBER_BYTES[recipe.vae.precision] * vae_weights),
+        weights=_count(weights),
+        trained=_count(trained),
+        largest_block=max((_count(block.parameters()) for block in denoiser.family.blocks(denoiser.model)), default=0),
+        weight_bytes=_count_bytes(weights),
+        master_bytes=4.0 * _count(weight for weight in trained if weight.dtype != torch.float32),
+        saved_bytes=_count_bytes(weights if recipe.lora is None else trained),
+        vae_bytes=0.0 if cache.latents else float(NUMBER_BYTES[recipe.vae.precision] * _count(vae.parameters())),
         text_bytes=0.0 if cache.text else weight_bytes(recipe.text.encoders),
     )
 
 
-def _adapter_weights(recipe: Recipe, blocks: Sequence[nn.Module]) -> int:
-    """Weights of adapters on every linear layer of the blocks: an upper bound where fewer are chosen."""
-    assert recipe.lora is not None
-    layers = [module for block in blocks for module in block.modules() if isinstance(module, nn.Linear)]
-    return sum(recipe.lora.rank * (layer.in_features + layer.out_features) for layer in layers)
+def _count(weights: Iterable[nn.Parameter]) -> int:
+    return sum(weight.numel() for weight in weights)
+
+
+def _count_bytes(weights: Iterable[nn.Parameter]) -> float:
+    return float(sum(weight.numel() * weight.dtype.itemsize for weight in weights))

@@ -6,9 +6,10 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from frameloom.config.block_settings import RecomputeSection
 from frameloom.config.bucket_policies import FixedSection, RatioTokensSection
+from frameloom.config.checks import check_rules
 from frameloom.config.facts import VAES, VAEFacts
-from frameloom.config.optim_checks import WITHOUT_OFFLOAD
 from frameloom.config.policy_checks import token_patch
 from frameloom.config.schema import Recipe
 from frameloom.plan.devices import Device
@@ -37,14 +38,15 @@ def suggest_change(recipe: Recipe, plan: RunPlan, num_devices: int, measured: Me
     if not plan.breaking:
         return None
     trial = _Trial(recipe, plan.device, num_devices, {(False, None): measured})
-    sliced, plain = _slicing(recipe), list(_candidates(recipe, num_devices, has_host=plan.device.name != "cpu"))
+    sliced = _slicing(recipe)
+    plain = [one for one in _candidates(recipe, num_devices, has_host=plan.device.name != "cpu") if trial.allows(one)]
     for settings in [sliced, *plain, *(one | sliced for one in plain)]:
         found = trial.plan(settings)
         if not found.breaking:
             return Change(settings, found)
     strongest = plain[-1] if plain else {}
     for shared in _sharings(recipe, num_devices, measured):
-        change = _shrink_sliced(trial, strongest | shared, sliced)
+        change = _shrink_sliced(trial, strongest | shared, sliced) if trial.allows(strongest | shared) else None
         if change is not None:
             return change
     return _shorten(trial, strongest | sliced)
@@ -93,6 +95,10 @@ class _Trial:
     num_devices: int
     known: dict[tuple[bool, int | None], Measured]
 
+    def allows(self, settings: Mapping[str, Any]) -> bool:
+        """Whether a run would take them: not all settings go together."""
+        return not check_rules(apply_settings(self.recipe, settings))
+
     def plan(self, settings: Mapping[str, Any]) -> RunPlan:
         changed = apply_settings(self.recipe, settings)
         key = "train.recompute" in settings, settings.get("vae.mini_batch")
@@ -123,13 +129,23 @@ def _candidates(recipe: Recipe, num_devices: int, *, has_host: bool) -> Iterator
     zeros = [zero for zero in (1, 2, 3) if zero > recipe.parallel.zero] if num_devices > 1 else []
     for zero in zeros:
         yield {"parallel.zero": zero}
-    if not recipe.train.recompute:
-        yield {"train.recompute": True}
+    recomputing = _recomputing(recipe.train.recompute)
+    if recomputing:
+        yield recomputing
         for zero in zeros:
-            yield {"train.recompute": True, "parallel.zero": zero}
-    can_offload = has_host and not recipe.optim.offload and recipe.optim.name not in WITHOUT_OFFLOAD
-    if num_devices == 1 and can_offload:
-        yield {"optim.offload": True} | ({} if recipe.train.recompute else {"train.recompute": True})
+            yield recomputing | {"parallel.zero": zero}
+    if num_devices == 1 and has_host and not recipe.optim.offload:
+        yield {"optim.offload": True} | recomputing
+
+
+def _recomputing(now: bool | RecomputeSection) -> dict[str, Any]:
+    """All blocks, and what they are given where it is now; nothing where all are recomputed already."""
+    if isinstance(now, bool):
+        return {} if now else {"train.recompute": True}
+    every = RecomputeSection(offload=now.offload, buffer=now.buffer)
+    if now == every:
+        return {}
+    return {"train.recompute": every.model_dump(exclude_defaults=True) or True}
 
 
 def _sharings(recipe: Recipe, num_devices: int, measured: Measured) -> Iterator[dict[str, Any]]:

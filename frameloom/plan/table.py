@@ -14,8 +14,8 @@ def describe_plan(plan: RunPlan, *, every_shape: bool = False) -> list[str]:
     """Lines for a terminal; of the shapes of a resolution and a length the most expensive stands for all."""
     device, mesh = plan.device, plan.mesh
     lines = [
-        f"{plan.size.weights / 1e6:,.1f}M weights, {plan.size.trained / 1e6:,.1f}M of them train; {mesh.num_ranks} x "
-        f"{device.name} with {device.memory / 1e9:,.0f} GB: replicate {mesh.replicate}, shard {mesh.shard}, "
+        f"{_count(plan.size.weights)} weights, {_count(plan.size.trained)} of them train; {mesh.num_ranks} x "
+        f"{device.name} with {device.describe_memory()}: replicate {mesh.replicate}, shard {mesh.shard}, "
         f"sequence {mesh.sequence}, zero {plan.zero}",
         "on each device before a batch: "
         + ", ".join(f"{name} {_size(value)}" for name, value in vars(plan.resident).items() if value),
@@ -25,11 +25,12 @@ def describe_plan(plan: RunPlan, *, every_shape: bool = False) -> list[str]:
     ]
     lines += [_row(item, plan.device.memory) for item in (plan.buckets if every_shape else _worst(plan.buckets))]
     lines += ["", _shares(plan.buckets), *_epoch(plan), f"a checkpoint is {_size(plan.checkpoint)}"]
-    rate = device.half_rate / 1e12
     lines.append(
-        f"times: {device.efficiency:.0%} of {rate:,.4g} TFLOP/s (bf16) for products, {device.bandwidth_share:.0%} of "
+        f"times: {device.efficiency:.0%} of {_rates(plan)} for products, {device.bandwidth_share:.0%} of "
         f"{device.bandwidth / 1e9:,.4g} GB/s for the rest; reading is not in them"
     )
+    if plan.uncounted:
+        lines.append(f"not counted: {', '.join(plan.uncounted)}")
     if mesh.num_ranks > 1:
         lines.append(_links(device, mesh.num_ranks))
     return lines
@@ -63,6 +64,14 @@ def _shares(buckets: list[BucketPlan]) -> str:
     )
 
 
+def _rates(plan: RunPlan) -> str:
+    """Those that were used, that of the denoiser first."""
+    return " and ".join(
+        f"{plan.device.rate(bf16=precision != 'fp32') / 1e12:,.4g} TFLOP/s ({precision})"
+        for precision in plan.precisions
+    )
+
+
 def _links(device: Device, num_ranks: int) -> str:
     network = f", {device.network / 1e9:,.4g} GB/s out of a box of {BOX}" if num_ranks > BOX else ""
     return f"sending: {LINK_SHARE:.0%} of {device.link / 1e9:,.4g} GB/s{network}"
@@ -74,8 +83,8 @@ def _epoch(plan: RunPlan) -> list[str]:
     epoch = plan.epoch
     return [
         f"an epoch: {epoch.clips:,} clips, {epoch.steps:,} steps, {_duration(epoch.seconds)}; the slowest device has "
-        f"{epoch.imbalance:.2f} times the mean work of a step, {epoch.padding:.1%} of all turns only fill up the last "
-        f"step; latents cached: {_size(epoch.cache_bytes)}"
+        f"{epoch.imbalance:.2f} times the mean work of a step, {epoch.padding:.1%} of all turns only fill up a step; "
+        f"latents cached: {_size(epoch.cache_bytes)}"
     ]
 
 
@@ -96,8 +105,13 @@ def plan_json(plan: RunPlan) -> dict[str, Any]:
             for item in plan.buckets
         ],
         "checkpoint_bytes": plan.checkpoint,
+        "not_counted": list(plan.uncounted),
         "epoch": None if plan.epoch is None else vars(plan.epoch),
     }
+
+
+def _count(number: int) -> str:
+    return f"{number / 1e6:,.1f}M" if number >= 10**6 else f"{number:,}"
 
 
 def _size(num_bytes: float) -> str:

@@ -144,7 +144,7 @@ def weight_bytes(sections: Sequence[TextEncoderSection]) -> float:
 
 @dataclass(frozen=True)
 class CaptionCost:
-    """One encoder on one caption; it takes `most` captions at a time."""
+    """One encoder on one caption; it takes `most` captions at a time. `weight_bytes` are those of the encoder."""
 
     flops: float
     moved_bytes: float
@@ -152,6 +152,7 @@ class CaptionCost:
     fixed_bytes: float
     most: int
     is_half: bool
+    weight_bytes: float
 
     def peak(self, captions: int) -> float:
         return self.fixed_bytes + min(captions, self.most) * self.peak_bytes
@@ -169,4 +170,5 @@ def caption_cost(section: TextEncoderSection) -> CaptionCost:
         fixed_bytes=size.table_bytes(tokens, number_bytes),
         most=_MOST_CAPTIONS[section.name],
         is_half=precision != "fp32",
+        weight_bytes=weight_bytes([section]),
     )

@@ -14,7 +14,7 @@ from frameloom.config.parallel import MeshShape
 from frameloom.config.schema import Recipe
 from frameloom.models.layers.sequence_parallel import Exchange
 from frameloom.plan.devices import Device
-from frameloom.plan.memory import ModelSize
+from frameloom.plan.memory import ModelSize, count_passes
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class SendPlan:
 
 def plan_weights(recipe: Recipe, size: ModelSize, mesh: MeshShape, device: Device) -> SendPlan:
     """Weights and gradients. What is sent once a step is shared by its micro-batches."""
-    zero, once = recipe.parallel.zero, 1 / recipe.train.accumulate
+    zero, once = recipe.parallel.zero, 1 / count_passes(recipe, mesh)
     if mesh.num_ranks == 1:
         return SendPlan()
     gradients = 4.0 * size.trained

@@ -47,7 +47,7 @@ def _facts(plan: RunPlan) -> dict[str, str]:
     facts = {
         "weights": f"{plan.size.weights / 1e6:,.1f} M",
         "of them train": f"{plan.size.trained / 1e6:,.1f} M",
-        f"largest bucket, of {plan.device.memory / _GB:,.0f} GB": f"{worst.total / _GB:,.2f} GB",
+        f"largest bucket, of {plan.device.describe_memory()}": f"{worst.total / _GB:,.2f} GB",
         "slowest micro-batch": f"{max(item.seconds for item in plan.buckets):,.3g} s",
         "a checkpoint": f"{plan.checkpoint / _GB:,.2f} GB",
     }

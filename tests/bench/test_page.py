@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 import pytest
@@ -71,6 +72,55 @@ def test_a_page_without_marks_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="once each"):
         write_page(page, make_record(ROWS, is_quick=False))
     assert page.read_text() == "no marks"
+
+
+def test_places_that_cannot_be_written_are_told_before_anything_is_measured(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").write_text("no marks")
+    with pytest.raises(DataError, match="no such page; make it"):
+        bench(page=tmp_path / "performence.md")
+    with pytest.raises(DataError, match="once each"):
+        bench(page=tmp_path / "file")
+    with pytest.raises(ConfigError, match=r"--json .*: a folder"):
+        bench(json_file=tmp_path)
+    with pytest.raises(ConfigError, match=r"--json .* is no folder"):
+        bench(json_file=tmp_path / "file" / "bench.json")
+    assert capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        *(({key: None}, f"({key}: ") for key in ("date", "machine", "versions", "quick", "rows")),
+        ({"rows": [{"topic": "speed", "name": "clip"}]}, "rows of 'speed', which is no comparison; known: start"),
+        ({"rows": [{"topic": "scan", "name": "clip", "ours": "fast"}]}, "(rows.0.ours: "),
+        ({"rows": [{"topic": "scan", "name": "clip", "theirs": 1}]}, "theirs"),
+    ],
+)
+def test_a_record_that_no_page_can_be_made_of_is_refused(tmp_path: Path, change: dict[str, Any], told: str) -> None:
+    record, page = make_record(ROWS, is_quick=False) | change, tmp_path / "page.md"
+    page.write_text(f"{BEGIN}\n{END}\n")
+    (tmp_path / "r.json").write_text(json.dumps({key: value for key, value in record.items() if value is not None}))
+    with pytest.raises(DataError, match=r"r\.json: ") as refused:
+        bench(record=tmp_path / "r.json", page=page)
+    assert told in str(refused.value) and page.read_text() == f"{BEGIN}\n{END}\n"
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"names": ["step"]}, "NAME"),
+        ({"rounds": 3}, "--rounds"),
+        ({"quick": True, "files": [Path("clip.mp4")]}, "--quick, --file"),
+    ],
+)
+def test_what_would_say_how_to_measure_is_refused_beside_a_record(
+    tmp_path: Path, options: dict[str, Any], told: str
+) -> None:
+    (tmp_path / "r.json").write_text(json.dumps(make_record(ROWS, is_quick=False)))
+    with pytest.raises(ConfigError, match=f"--from measures nothing, so {told} would do nothing"):
+        bench(record=tmp_path / "r.json", **options)
 
 
 def test_a_failed_comparison_ends_the_command_with_1(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

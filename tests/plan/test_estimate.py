@@ -100,6 +100,53 @@ def test_the_command_prints_a_table_and_writes_a_recipe_that_fits(tmp_path: Path
     assert all(item["fits"] for item in again["buckets"])
 
 
+def test_a_file_that_exists_is_not_written_over(tmp_path: Path) -> None:
+    """Neither the recipe itself, which would come to inherit from itself, nor any other; and nothing is measured."""
+    recipe, other = tmp_path / "mine.yaml", tmp_path / "notes.txt"
+    recipe.write_text(f"# tuned by hand\n_base_: shapes/demo\ndata: {{buckets: {BUCKETS}}}\n")
+    other.write_text("notes")
+    before = recipe.read_text()
+    for file in (recipe, other):
+        done = run_frameloom("plan", recipe, "--no-data", "--memory", "60MB", "--write", file, timeout=280)
+        assert done.returncode == 2 and done.stdout == "" and f"--write {file}: exists; name a new file" in done.stderr
+    assert recipe.read_text() == before and other.read_text() == "notes"
+
+
+def test_the_output_of_json_is_json_whatever_is_written(tmp_path: Path) -> None:
+    out, no = tmp_path / "fits.yaml", tmp_path / "no.yaml"
+    words = ("plan", "shapes/demo", "--no-data", "--json", "--data.buckets", BUCKETS)
+    tight = run_frameloom(*words, "--memory", f"{0.8 * largest(plan()) / 1e6}MB", "--write", out, timeout=280)
+    assert json.loads(tight.stdout)["change"] and f"wrote {out}" in tight.stderr
+    assert load_recipe(out).train.recompute is True and len(load_recipe(out).data.buckets or {}) == 1
+    roomy = run_frameloom(*words, "--write", no, timeout=280)
+    assert json.loads(roomy.stdout)["change"] is None
+    assert f"nothing to change; {no} was not written" in roomy.stderr and not no.exists()
+
+
+def test_a_step_has_as_many_micro_batches_as_the_run_takes(tmp_path: Path) -> None:
+    """With parallel.data they are the same on any number of devices, and gradients of one add up to the next."""
+    from frameloom.data.shapes_set import write_shapes
+    from frameloom.train.feed import build_policy, read_manifest
+    from frameloom.train.run_length import count_steps
+
+    write_shapes(tmp_path / "data", count=24, seed=1, num_workers=1)
+    words = ["--data.manifest", str(tmp_path / "data" / "manifest.parquet"), "--validation", "null"]
+    words += ["--data.buckets", "{64px: {1: [1.0, 2], 9: [1.0, 2]}}"]
+    shared = load_recipe("shapes/demo", [*words, "--parallel.data", "4"])
+    num_steps = count_steps(shared, read_manifest(shared), build_policy(shared), 0, 4)
+    measured = measure_recipe(shared)
+    found = [plan_run(shared, DEVICES["cpu"], count, measured=measured) for count in (1, 2, 3)]
+    epochs = [one.epoch for one in found if one.epoch is not None]
+    assert [epoch.steps for epoch in epochs] == 3 * [num_steps]
+    # Four micro-batches are two rounds of three devices, of which two turns are empty.
+    assert epochs[0].padding == 0.0 <= epochs[1].padding < 0.1 < 0.25 < epochs[2].padding <= 1 / 3
+    alone = plan_run(load_recipe("shapes/demo", words), DEVICES["cpu"], 1, measured=measured)
+    assert alone.epoch is not None and alone.epoch.steps > epochs[0].steps
+    assert found[0].buckets[0].total > alone.buckets[0].total
+    with pytest.raises(ConfigError, match=r"raise parallel.data to 5"):
+        plan_run(shared, DEVICES["cpu"], 5, measured=measured)
+
+
 def test_an_epoch_is_planned_from_the_clips(tmp_path: Path) -> None:
     from frameloom.data.shapes_set import write_shapes
 
@@ -129,7 +176,7 @@ def test_sizes_are_read_with_their_units(text: str, wanted: float) -> None:
     assert parse_size(text) == wanted
 
 
-@pytest.mark.parametrize("text", ["80", "GB", "80 GBs", "eighty GB"])
-def test_a_size_without_a_known_unit_is_refused(text: str) -> None:
+@pytest.mark.parametrize("text", ["80", "GB", "80 GBs", "eighty GB", "0GB", "-1GB"])
+def test_a_size_without_a_known_unit_or_of_nothing_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="80GB or 75GiB"):
         parse_size(text)

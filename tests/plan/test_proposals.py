@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from frameloom.cli.plan import _write_recipe
 from frameloom.config.load import load_recipe
+from frameloom.plan.changed_recipe import render_recipe
 from frameloom.plan.devices import DEVICES
 from frameloom.plan.estimate import measure_recipe, plan_run
-from frameloom.plan.suggest import suggest_change
+from frameloom.plan.suggest import apply_settings, suggest_change
 
 NONE = ("--data.buckets", "null", "--train.recompute", "true")
 POLICIES = {
@@ -68,10 +68,62 @@ def _value(value: object) -> object:
 
 
 def test_a_change_inside_a_section_is_written_beside_what_stands_there(tmp_path: Path) -> None:
-    _write_recipe(tmp_path / "fits.yaml", "sdxl/finetune", {"data.fixed.batch": 3, "vae.mini_batch": 1})
+    text = render_recipe("sdxl/finetune", [], {"data.fixed.batch": 3, "vae.mini_batch": 1})
+    (tmp_path / "fits.yaml").write_text(text)
     recipe = load_recipe(str(tmp_path / "fits.yaml"), [])
     assert recipe.data.fixed is not None and recipe.vae.mini_batch == 1
     assert (recipe.data.fixed.batch, recipe.data.fixed.height) == (3, 1024)
+
+
+def test_a_written_recipe_is_the_one_that_was_planned(tmp_path: Path) -> None:
+    """With the overrides of the plan: whole sections, single keys, items of lists, and keys that they take away."""
+    mine, out = tmp_path / "mine.yaml", tmp_path / "fits.yaml"
+    mine.write_text("_base_: shapes/demo\nname: mine\nmodel: {overrides: {hidden_size: 96}}\n")
+    words = [
+        *("--model.overrides", "{depth: 4}", "--train.accumulate", "4", "--train.ema", "null"),
+        *("--text.encoders.0.max_length", "11", "--data.buckets", "{64px: {9: [0.5, 64]}}", "--name", "7"),
+    ]
+    settings = {"train.recompute": True, "data.buckets": {"64px": {9: [0.5, 3]}}, "optim.offload": True}
+    out.write_text(render_recipe(str(mine), words, settings))
+    planned = apply_settings(load_recipe(mine, words), settings)
+    assert load_recipe(out) == planned != load_recipe(mine, words)
+
+
+def test_a_folder_with_the_name_of_a_shipped_recipe_is_no_base(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "shapes" / "demo").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    Path("fits.yaml").write_text(render_recipe("shapes/demo", [], {"train.recompute": True}))
+    assert load_recipe("fits.yaml").train.recompute is True
+
+
+def suggest(words: list[str], *, device: str = "cpu", num_devices: int = 1, short: float) -> dict[str, object] | None:
+    """What is proposed for the demo when a device has `short` of what its largest bucket needs."""
+    recipe = load_recipe("shapes/demo", words)
+    measured = measure_recipe(recipe)
+    roomy = plan_run(recipe, DEVICES[device], num_devices, with_data=False, measured=measured)
+    tight = replace(DEVICES[device], memory=short * max(item.total for item in roomy.buckets))
+    found = plan_run(recipe, tight, num_devices, with_data=False, measured=measured)
+    assert found.breaking
+    change = suggest_change(recipe, found, num_devices, measured)
+    return None if change is None else change.settings
+
+
+def test_all_blocks_are_recomputed_before_a_batch_shrinks() -> None:
+    words = ["--data.buckets", "{64px: {9: [1.0, 32]}}"]
+    assert suggest([*words, "--train.recompute", "{every: 2}"], short=0.97) == {"train.recompute": True}
+    # The control: where all are, as true or as a section, only the batch is left.
+    for everything in ("true", "{every: 1}"):
+        found = suggest([*words, "--train.recompute", everything], short=0.97)
+        assert found is not None and list(found) == ["data.buckets"]
+
+
+def test_nothing_is_proposed_that_a_run_would_refuse() -> None:
+    """Weights in half precision are not split over devices."""
+    words = ["--data.buckets", "{64px: {9: [1.0, 32]}}", "--train.recompute", "true", "--train.precision", "bf16"]
+    half = [*words, "--train.weights_precision", "bf16"]
+    plain, found = (suggest(one, num_devices=2, short=0.75) for one in (words, half))
+    assert plain is not None and plain["parallel.zero"] == 3
+    assert found is not None and found["parallel.zero"] == 1 and "data.buckets" in found
 
 
 def test_a_clip_that_is_too_long_for_the_autoencoder_is_shortened() -> None:

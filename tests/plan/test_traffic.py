@@ -11,7 +11,16 @@ from frameloom.plan.devices import DEVICES, LINK_SHARE
 from frameloom.plan.memory import ModelSize
 from frameloom.plan.traffic import SendPlan, plan_tokens, plan_weights
 
-SIZE = ModelSize(weights=10**9, trained=10**9, largest_block=10**7, vae_bytes=0, text_bytes=0)
+SIZE = ModelSize(
+    weights=10**9,
+    trained=10**9,
+    largest_block=10**7,
+    weight_bytes=4e9,
+    master_bytes=0,
+    saved_bytes=4e9,
+    vae_bytes=0,
+    text_bytes=0,
+)
 H100 = DEVICES["h100"]
 HALF = ("--parallel.gather", "bf16", "--train.precision", "bf16")
 LINK = LINK_SHARE * H100.link
