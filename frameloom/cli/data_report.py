@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from frameloom.cli.outputs import check_output_file
+from frameloom.core.errors import ConfigError
 
 
 def report(
@@ -28,6 +29,8 @@ def report(
     from frameloom.evaluate.data_report import write_data_report
 
     check_output_file(out, source=Path(manifest))
+    if recipe is None and context.args:
+        raise ConfigError(f"{context.args[0]}: no flag of this command; a key of a recipe needs --recipe before it")
     listed = read_source(Path(manifest), root=root)
     facts = gather_facts(listed.table, listed.root, Path(manifest), num_thumbs=thumbs, seed=seed)
     buckets = unused = None

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
+import os
 import shlex
 import subprocess
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -11,6 +14,8 @@ import typer
 
 from frameloom.cli.train import AcceptData, AcceptRecipe, DataPosition
 from frameloom.core.errors import ConfigError
+
+_LEAST_HOURS = 0.1
 
 
 def launch(
@@ -42,6 +47,12 @@ def launch(
 
     if hostfile is not None and slurm is not None:
         raise ConfigError("--hostfile and --slurm: only one of them can say where the run goes; remove one")
+    if slurm is None and (out is not None or sbatch):
+        raise ConfigError(
+            f"{'--out' if out else '--sbatch'}: is for the script of a Slurm job; say --slurm NODES as well"
+        )
+    if not (math.isfinite(hours) and hours > _LEAST_HOURS):
+        raise ConfigError(f"--hours {hours:g}: a run is told to save two minutes before the end; give it more time")
     resolved, places = load_with_places(recipe, context.args)
     check_files(resolved, places=places)
     if data_position is not None and restarts:
@@ -65,10 +76,12 @@ def launch(
 
 
 def _start(command: list[str], dry_run: bool) -> None:
+    """In the place of this process, so that its signals reach those that train."""
     if dry_run:
         print(shlex.join(command))
         return
-    raise typer.Exit(subprocess.run(command, check=False).returncode)
+    sys.stdout.flush()
+    os.execv(command[0], command)
 
 
 def _start_hosts(commands: list[tuple[str, str]], dry_run: bool) -> None:
@@ -80,7 +93,7 @@ def _start_hosts(commands: list[tuple[str, str]], dry_run: bool) -> None:
         return
     started = [subprocess.Popen(ssh_command(host, line)) for host, line in commands]
     codes = [process.wait() for process in started]
-    raise typer.Exit(max(codes))
+    raise typer.Exit(max(code if code >= 0 else 128 - code for code in codes))
 
 
 def _submit(script: str, out: Path | None, dry_run: bool) -> None:

@@ -9,7 +9,8 @@ from typing import Any
 
 from frameloom.config.autoencoder_checks import check_autoencoder
 from frameloom.config.control_checks import check_control
-from frameloom.config.facts import FAMILIES, KNOWN_KINDS, PACKAGED_ENCODERS, TEXT_ENCODERS, VAES
+from frameloom.config.facts import FAMILIES, PACKAGED_ENCODERS, TEXT_ENCODERS, VAES
+from frameloom.config.known_checks import check_known
 from frameloom.config.objective_checks import check_objective
 from frameloom.config.optim_checks import check_optim
 from frameloom.config.parallel_checks import check_parallel
@@ -19,12 +20,13 @@ from frameloom.config.problems import Problem
 from frameloom.config.sample_checks import check_note, check_sample
 from frameloom.config.schema import Recipe, TextEncoderSection
 from frameloom.config.spelling import nearest, suggest
-from frameloom.config.text_checks import TOKENIZER_FOLDERS, check_text_files, check_text_place
+from frameloom.config.text_checks import TOKENIZER_FOLDERS, check_text_files, check_text_options, check_text_place
 from frameloom.config.train_checks import check_train
 from frameloom.config.yaml_values import KeyPath, format_value
 from frameloom.core.errors import ConfigError
 
 MAX_TIMEOUT_S = 3600
+PICKLES = (".pt", ".pth", ".ckpt", ".bin")
 
 
 def _check_names(recipe: Recipe) -> Iterator[Problem]:
@@ -214,28 +216,6 @@ def _check_vae_weights(recipe: Recipe) -> Iterator[Problem]:
         )
 
 
-def _check_known(recipe: Recipe) -> Iterator[Problem]:
-    """What can be seen of inpaint training and of images beside clips before a model is built."""
-    takes = FAMILIES[recipe.model.family].takes if recipe.model.family in FAMILIES else ("known", "images")
-    also: tuple[KeyPath, ...] = (("model", "family"),)
-    if recipe.known is not None:
-        if "known" not in takes:
-            yield Problem(("known",), f"known is set, but {recipe.model.family} has no inpaint models; remove it", also)
-        if recipe.data.cache.latents is not None or recipe.data.cache.foreign in ("sdxl", "open_sora2"):
-            text = "known is set, but with a latent cache there are no pixels to take known parts from"
-            yield Problem(("data", "cache", "latents"), f"{text}; remove the latent cache", (("known",),))
-        kinds = KNOWN_KINDS[recipe.known.law]
-        for key, allowed in (("shares", kinds[0]), ("image_shares", kinds[1])):
-            for name in getattr(recipe.known, key):
-                if name not in allowed:
-                    text = f"known.{key} has '{name}', which law {recipe.known.law} does not know"
-                    path = ("known", key, name)
-                    yield Problem(path, f"{text}; {suggest(name, allowed, kind='kinds')}", (("known", "law"),))
-    if recipe.data.use_image_num and "images" not in takes:
-        text = f"data.use_image_num is {recipe.data.use_image_num}, but {recipe.model.family} takes no images beside"
-        yield Problem(("data", "use_image_num"), f"{text} clips; use buckets of 1 frame for images instead", also)
-
-
 def _check_lora(recipe: Recipe) -> Iterator[Problem]:
     lora, sample = recipe.lora, recipe.sample
     if lora is not None and recipe.task != "denoiser":
@@ -284,6 +264,7 @@ RULES: tuple[Callable[[Recipe], Iterator[Problem]], ...] = (
     check_note,
     check_personal,
     check_text_place,
+    check_text_options,
     _check_sources,
     check_buckets,
     check_sample,
@@ -296,7 +277,7 @@ RULES: tuple[Callable[[Recipe], Iterator[Problem]], ...] = (
     _check_vae_weights,
     check_autoencoder,
     check_objective,
-    _check_known,
+    check_known,
     check_control,
     _check_lora,
     _check_validation,
@@ -319,11 +300,11 @@ def check_files(recipe: Recipe, *, skip_caches: bool = False, places: Mapping[Ke
         problems.append(_check_path((*path, "path"), source.path, _source_kind(source.path)))
         problems.append(_check_path((*path, "root"), source.root, "folder"))
     problems.append(_check_path(("data", "root"), recipe.data.root, "folder"))
-    problems.append(_check_path(("vae", "weights"), recipe.vae.weights, "file or folder"))
+    problems.append(_check_weights(("vae", "weights"), recipe.vae.weights))
     if recipe.task == "autoencoder":
         problems += _check_loss_files(recipe)
     if recipe.task == "denoiser":
-        problems.append(_check_path(("model", "weights"), recipe.model.weights, "file or folder"))
+        problems.append(_check_weights(("model", "weights"), recipe.model.weights))
         lora = recipe.lora.weights if recipe.lora else None
         problems.append(_check_path(("lora", "weights"), lora, "file or folder"))
         for index, encoder in enumerate(recipe.text.encoders):
@@ -343,8 +324,9 @@ def check_files(recipe: Recipe, *, skip_caches: bool = False, places: Mapping[Ke
         for index, folder in enumerate(recipe.data.cache.foreign_folders):
             problems.append(_check_path(("data", "cache", "foreign_folders", str(index)), folder, "folder"))
     if recipe.task == "denoiser" and not skip_caches and not recipe.data.cache.on_demand:
-        problems.append(_check_path(("data", "cache", "latents"), recipe.data.cache.latents, "folder"))
-        problems.append(_check_path(("data", "cache", "text"), recipe.data.cache.text, "folder"))
+        for name in ("latents", "text"):
+            folder = getattr(recipe.data.cache, name)
+            problems.append(_check_path(("data", "cache", name), folder, "folder", made_by="frameloom data cache"))
     found = [problem for problem in problems if problem]
     if found:
         raise ConfigError([place_problem(problem, places or {}, "recipe") for problem in found])
@@ -368,12 +350,19 @@ def _check_sample_files(recipe: Recipe) -> list[Problem | None]:
     return [_check_path((*section, "prompts_file"), samples.prompts_file, "file"), *pictures]
 
 
+def _check_weights(path: KeyPath, name: str | None) -> Problem | None:
+    if name is None or Path(name).suffix not in PICKLES or not Path(name).is_file():
+        return _check_path(path, name, "file or folder")
+    text = f"{'.'.join(path)} is '{name}', a pickle by its name, which can run code when opened"
+    return Problem(path, f"{text}; convert it first: frameloom convert {name} {Path(name).with_suffix('.safetensors')}")
+
+
 def _source_kind(name: str | None) -> str:
     """A name with an ending that is not there was meant to be a file."""
     return "file" if name and Path(name).suffix and not Path(name).exists() else "file or folder"
 
 
-def _check_path(path: KeyPath, name: str | None, expected: str) -> Problem | None:
+def _check_path(path: KeyPath, name: str | None, expected: str, *, made_by: str | None = None) -> Problem | None:
     if name is None:
         return None
     place = Path(name)
@@ -386,6 +375,8 @@ def _check_path(path: KeyPath, name: str | None, expected: str) -> Problem | Non
     siblings = [entry.name for entry in place.parent.iterdir()] if place.parent.is_dir() else []
     near = nearest(place.name, siblings)
     hint = f"did you mean '{place.parent / near}'?" if near else f"relative paths start from {Path.cwd()}"
+    if made_by and not near:
+        hint = f"make it with: {made_by} RECIPE"
     return Problem(path, f"{dotted} is '{name}', which does not exist; expected a {expected}; {hint}")
 
 

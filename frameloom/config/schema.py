@@ -325,7 +325,8 @@ class KnownSection(Section):
         default={}, description="the same for single images; empty: the published shares"
     )
     known_share: tuple[Share, Share] = Field(
-        default=(0.0, 1.0), description="least and largest share of frames given by continuations and scattered frames"
+        default=(0.0, 1.0),
+        description="with law frames: least and largest share of frames that continuations and scattered frames give",
     )
 
 

@@ -1,16 +1,18 @@
-"""Rules about text encoders that come out of a whole single file: which can, and that their tokenizer is there."""
+"""Rules about text encoders: which come out of a whole single file, with a tokenizer; which are used in one way."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
 
+from frameloom.config.facts import PACKAGED_ENCODERS
 from frameloom.config.problems import Problem
 from frameloom.config.schema import Recipe
 from frameloom.config.yaml_values import KeyPath
 
 # Folder of the tokenizer beside a single file, by encoder; the others lie in folders of their own only.
 TOKENIZER_FOLDERS = {"clip_l": "tokenizer", "clip_bigg": "tokenizer_2"}
+_OPTIONS = ("padding", "pad", "layer", "pooled", "null", "cleaning", "keep_chinese", "precision")
 
 
 def check_text_place(recipe: Recipe) -> Iterator[Problem]:
@@ -27,6 +29,17 @@ def check_text_place(recipe: Recipe) -> Iterator[Problem]:
         if encoder.path is not None and encoder.path.endswith(".safetensors"):
             text = f"{where}.path is the file '{encoder.path}', but only {known} are parts of single files"
             yield Problem((*path, "path"), f"{text}; name the folder of {encoder.name}", also)
+
+
+def check_text_options(recipe: Recipe) -> Iterator[Problem]:
+    """An encoder that comes with the package is used in one way."""
+    for index, encoder in enumerate(recipe.text.encoders):
+        if encoder.name not in PACKAGED_ENCODERS:
+            continue
+        for name in _OPTIONS:
+            if getattr(encoder, name) is not None:
+                path: KeyPath = ("text", "encoders", str(index), name)
+                yield Problem(path, f"{'.'.join(path)} is set, but {encoder.name} is used in one way only; remove it")
 
 
 def check_text_files(recipe: Recipe) -> list[Problem]:

@@ -132,7 +132,8 @@ def _column(name: str, schema: Mapping[str, pl.DataType] | None, problem: str) -
     if schema is None:
         return _Typed(pl.col(name), _UNKNOWN, name)
     if name not in schema:
-        raise DataError(f"{problem}; {suggest(name, schema, kind='columns')}")
+        known = [column for column in schema if not column.startswith("__")]
+        raise DataError(f"{problem}; {suggest(name, known, kind='columns')}")
     dtype, column = schema[name], pl.col(name)
     if dtype.is_float():
         return _Typed(column.fill_nan(None), "number", name, dtype)

@@ -77,7 +77,8 @@ class Part:
 
     @property
     def share(self) -> Share:
-        return Share(len(self.rows), self.weight, self.repeat)
+        """Always with fractions: a fingerprint must not tell 2 in one recipe from 2.0 in another."""
+        return Share(len(self.rows), None if self.weight is None else float(self.weight), float(self.repeat))
 
 
 class Manifest:

@@ -1,7 +1,7 @@
 """Caches that grow while a run trains: what is missing is encoded when a batch asks for it and added group by group.
 
 Nothing is sent between ranks: each commits whole groups of its own and looks for those of the others before it encodes.
-A run gets the same numbers as from a full cache, because a sample is encoded alone in both.
+A run gets the same samples as from a full cache, because a sample is encoded alone in both.
 """
 
 from __future__ import annotations

@@ -72,7 +72,7 @@ def build_vae(section: VAESection, *, seed: int) -> LoadedVAE:
         _check_inflation(section, is_image=family.inflates(found.tensors))
     if found is not None and found.config and not section.inflate:
         _expect(found, kind="vae", name=section.name, path=section.weights or "")
-        config = family.config_class(**found.config)
+        config = override_fields(family.config_class(**found.config), section.overrides, where="vae.overrides")
     else:
         config = override_fields(family.sizes[section.size], section.overrides, where="vae.overrides")
         if found is not None and not section.inflate:

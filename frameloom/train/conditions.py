@@ -64,7 +64,8 @@ class ConditionMaker:
             raise ConfigError(f"known is null, but this {name} is an inpaint model; say which frames it is given")
         if beside != "inpaint" and self.known is not None:
             raise ConfigError(
-                f"known is set, but this {name} is no inpaint model; choose an inpaint size, or remove it"
+                f"known is set, but this {name} is no inpaint model; choose an inpaint size, for opensora2 set "
+                "model.overrides: {cond_embed: true}, or remove it"
             )
         if beside == "control" and not self.has_control:
             raise ConfigError(

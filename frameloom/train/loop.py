@@ -294,8 +294,12 @@ class Trainer:
         """Write `export/`: the averaged weights where there are any, as a model folder or as LoRA files."""
         adapters = self.built.adapters
         tensors = dict(self.built.task.model.state_dict()) if adapters is None else adapters.tensors()
-        if self.stepper.ema is not None:
-            tensors.update(self.stepper.ema.state_dict())
+        ema = self.stepper.ema
+        if ema is not None and self.step < ema.every:
+            text = "train.ema.every is %d, and the run has %d steps: the export has the weights as trained, no average"
+            _log.warning(text, ema.every, self.step)
+        elif ema is not None:
+            tensors.update(ema.state_dict())
         whole = self.peers.collect({"model": tensors}).get("model", {})
         config: dict[str, Any] = {}
         if adapters is None:

@@ -53,7 +53,7 @@ def build_optimizer(
         raise ConfigError(f"optimizer '{name}' is unknown; choose one of {', '.join(KINDS)}")
     groups = group_parameters(named_parameters, lr=lr, weight_decay=weight_decay, no_decay=no_decay, rates=rates)
     if not groups:
-        raise ConfigError("optimizer: no parameter trains; unfreeze a part of the model")
+        raise ConfigError("no parameter trains; let optim.trainable name, or optim.frozen leave, a part of the model")
     return KINDS[name](groups, Settings(lr=lr, betas=betas or OWN_BETAS[name], eps=eps, hidden=hidden))
 
 

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from frameloom.config.facts import FAMILIES
 from frameloom.config.schema import Recipe, TrainSection, ValidationSection
+from frameloom.core.log import get_logger
 from frameloom.data.batch import Batch
 from frameloom.generate.parts import TextPipeline, build_denoiser, build_objective, build_text, build_vae
 from frameloom.generate.trained_text import PREFIX, TRAINED_TEXT, start_training, write_trained
@@ -37,6 +38,9 @@ class TrainTask(Task, Protocol):
     def validate(self, batches: Sequence[Batch]) -> dict[str, float]: ...
     def draw_pictures(self, batches: Sequence[Batch]) -> dict[str, Tensor]: ...
     def count_tokens(self, batch: Batch) -> int: ...
+
+
+_log = get_logger(__name__)
 
 
 @dataclass(frozen=True)
@@ -132,7 +136,9 @@ def _build_denoiser(recipe: Recipe, captions: Sequence[str], device: torch.devic
     )
     trained_text = start_training(text, recipe.text)
     task.trains_text = bool(trained_text)
-    if recipe.train.park_encoders:
+    if recipe.train.park_encoders and device.type == "cpu":
+        _log.warning("train.park_encoders is true, which has no effect on the CPU")
+    elif recipe.train.park_encoders:
         # The vectors of a new word learn through the text encoders: they stay where they are.
         park_encoders(vae, text.encoders if recipe.inversion is None else (), device)
     extra = {"text_scaling": task.scaling.tensors()} if task.scaling is not None else {}

@@ -87,7 +87,7 @@ def test_files_are_looked_for(recipe_file: Path, monkeypatch: pytest.MonkeyPatch
         "did you mean 'clip.parquet'?",
         "--text.encoders.0.path: text.encoders.0.path is 'tiny.yaml', which is not a folder; name a folder",
         "--data.cache.text: data.cache.text is 'cache', which does not exist; expected a folder; "
-        f"relative paths start from {folder}",
+        "make it with: frameloom data cache RECIPE",
     ]
     (folder / "clip.parquet").rename("clips.parquet")
     right = load_recipe("tiny.yaml", ["--data.cache.text", "cache"])

@@ -194,6 +194,17 @@ MISTAKES = [
         "remove the latent cache",
     ),
     swap("images beside clips", "optim:", "  use_image_num: 2\noptim:", "opensora2 takes no images beside"),
+    swap("images of no number", "optim:", "  use_img_from_vid: true\noptim:", "data.use_image_num is 0"),
+    more(
+        "a share that the law does not draw by",
+        "known: {law: ends, known_share: [0.1, 0.2]}",
+        "known.known_share is set, but only law frames draws by it",
+    ),
+    more(
+        "an option of an encoder without any",
+        "text: {encoders: [{name: minilm, padding: attend}]}",
+        "text.encoders.0.padding is set, but minilm is used in one way only",
+    ),
     more(
         "noise cannot be predicted at zero signal",
         "objective: {kind: epsilon, zero_terminal_snr: true}",

@@ -93,6 +93,9 @@ def test_sources_follow_each_other_and_keep_their_roots(tmp_path: Path) -> None:
     assert Manifest.read_sources(specs[::-1]).fingerprint != both.fingerprint
     doubled = [specs[0], SourceSpec(tmp_path / "two/n.csv", repeat=2)]
     assert Manifest.read_sources(doubled).fingerprint != both.fingerprint
+    # A recipe that a person wrote has 2, the one in the folder of its run 2.0.
+    written = [specs[0], SourceSpec(tmp_path / "two/n.csv", repeat=2.0)]
+    assert Manifest.read_sources(written).fingerprint == Manifest.read_sources(doubled).fingerprint
     with pytest.raises(IndexError):
         both.clip(4)
 

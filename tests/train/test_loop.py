@@ -119,6 +119,14 @@ def test_weights_of_a_folder_take_the_recipe_s_overrides_and_refuse_other_widths
         train(world.recipe("--name", "other", *words, "--vae.weights", str(narrow)))
 
 
+def test_an_average_without_an_update_is_not_exported(world, caplog):
+    run = train(world.recipe("--train.steps", "2", "--train.ema", "{every: 5}"))
+    raw = load_latest(run / "checkpoints").tensors["model"]
+    exported = read_weights(run).tensors
+    assert all(torch.equal(exported[name], value) for name, value in raw.items())
+    assert "train.ema.every is 5, and the run has 2 steps" in caplog.text
+
+
 def test_a_refused_start_leaves_no_folder_and_no_other_recipe(world):
     with pytest.raises(DataError):
         train(world.recipe("--data.where.split", "nothing"))

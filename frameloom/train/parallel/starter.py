@@ -19,7 +19,10 @@ from torch.distributed.run import get_args_parser, run
 
 def start(words: Sequence[str]) -> int:
     """Run torchrun and give an exit code; one above 128 is that of a signal."""
-    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
+    # Each of its loggers has a level of its own.
+    for name in list(logging.root.manager.loggerDict):
+        if name.startswith("torch.distributed.elastic"):
+            logging.getLogger(name).setLevel(logging.CRITICAL)
     args = get_args_parser().parse_args(list(words))
     num_local = int(args.nproc_per_node) if args.nproc_per_node.isdecimal() else 1
     # torchrun would say at length that it sets this to 1, which leaves most cores of a large machine idle.

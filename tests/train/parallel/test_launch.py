@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import shlex
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
+from frameloom.checkpoint.store import list_steps
 from frameloom.core.errors import ConfigError
 from frameloom.train.parallel.launch import (
     Host,
@@ -19,6 +22,7 @@ from frameloom.train.parallel.launch import (
     single_command,
     slurm_script,
 )
+from frameloom.train.run_folder import RunFolder
 from tests.faults.warm import run_frameloom
 
 STARTER = "frameloom.train.parallel.starter"
@@ -113,6 +117,35 @@ def test_the_command_prints_what_it_would_start_and_refuses_impossible_numbers(w
     hosts.write_text("a slots=2\nb slots=2\n")
     done = launch("--hostfile", str(hosts))
     assert done.returncode == 0 and [line.partition(":")[0] for line in done.stdout.splitlines()] == ["a", "b"]
+
+
+@pytest.mark.parametrize("words", [("--hours", "nan"), ("--hours", "0"), ("--out", "x"), ("--sbatch=--partition=gpu",)])
+def test_options_that_mean_nothing_are_refused(world, words: tuple[str, ...]):
+    done = run_frameloom("launch", str(world.write_recipe()), "--dry-run", *words, timeout=250)
+    assert done.returncode == 2 and words[0].partition("=")[0] in done.stderr and "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_to_the_command_saves_and_leaves_no_process(world, number: signal.Signals):
+    recipe = str(world.write_recipe())
+    command = [sys.executable, "-m", "frameloom", "launch", recipe, "--nproc", "2", "--train.steps", "3000"]
+    process = subprocess.Popen(
+        [*command, "--train.save_every", "3000"],
+        stderr=subprocess.PIPE,
+        text=True,
+        # A shell in the background has its commands ignore interrupts.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
+    metrics = world.folder / "run" / "metrics.jsonl"
+    while process.poll() is None and not (metrics.is_file() and metrics.stat().st_size):
+        time.sleep(0.05)
+    process.send_signal(number)
+    _, said = process.communicate(timeout=120)
+    assert process.returncode == 128 + number, said
+    assert "saved step" in said and "Traceback" not in said and "death signal" not in said
+    assert list_steps(world.folder / "run" / "checkpoints")[-1] > 0
+    with RunFolder(world.folder / "run").locked():
+        pass  # nobody holds it
 
 
 def test_what_goes_wrong_in_started_processes_is_told_once(world):
