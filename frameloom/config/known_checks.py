@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from frameloom.config.facts import FAMILIES, KNOWN_KINDS
 from frameloom.config.problems import Problem
-from frameloom.config.schema import Recipe
+from frameloom.config.schema import KnownSection, Recipe
 from frameloom.config.spelling import suggest
 from frameloom.config.yaml_values import KeyPath
 
@@ -21,7 +21,8 @@ def check_known(recipe: Recipe) -> Iterator[Problem]:
         if recipe.data.cache.latents is not None or recipe.data.cache.foreign in ("sdxl", "open_sora2"):
             text = "known is set, but with a latent cache there are no pixels to take known parts from"
             yield Problem(("data", "cache", "latents"), f"{text}; remove the latent cache", (("known",),))
-        if recipe.known.law != "frames" and "known_share" in recipe.known.model_fields_set:
+        share = KnownSection.model_fields["known_share"].default
+        if recipe.known.law != "frames" and recipe.known.known_share != share:
             text = f"known.known_share is set, but only law frames draws by it, and known.law is {recipe.known.law}"
             yield Problem(("known", "known_share"), f"{text}; remove it", (("known", "law"),))
         kinds = KNOWN_KINDS[recipe.known.law]
