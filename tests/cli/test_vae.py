@@ -44,6 +44,12 @@ def test_statistics_are_printed_with_the_scale(world: World) -> None:
     assert report["clips"] == 3 and len(report["mean"]) == 4 and report["scale"] > 0
 
 
+def test_a_run_without_an_export_is_told_from_published_weights(world: World) -> None:
+    (world.folder / "run" / "checkpoints").mkdir(parents=True)
+    done = run("vae", "stats", world.folder / "run", world.shared / "data" / "manifest.parquet")
+    assert done.returncode == 2 and f"{world.folder / 'run'}: a run that has not finished" in done.stderr
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
