@@ -91,7 +91,9 @@ def _find_name(choice: VAEChoice, own: Path | None) -> str:
             raise CheckpointError(f"{own}: holds the autoencoder '{found}', not '{choice.name}'; leave --name out")
         return found
     if choice.weights is not None and (choice.weights / "checkpoints").is_dir():
-        raise CheckpointError(f"{choice.weights}: a run that has not finished, so it has no export yet; let it train on")
+        raise CheckpointError(
+            f"{choice.weights}: a run that has not finished, so it has no export yet; let it train on"
+        )
     if choice.weights is not None and (choice.name is None or choice.size is None):
         raise ConfigError(
             f"{choice.weights}: published weights do not say what they are; add --name ({', '.join(VAES)}) and --size"
