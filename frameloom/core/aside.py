@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import sys
 import threading
 from collections.abc import Callable
 from multiprocessing.connection import Connection
@@ -61,6 +62,9 @@ class Aside(Generic[Result]):
 
 
 def _serve(sender: Connection, work: Callable[[], object]) -> None:
+    # Threads in which torch has computed are none of this process, and it would wait for them without end.
+    if (torch := sys.modules.get("torch")) is not None:
+        torch.set_num_threads(1)
     try:
         sender.send((True, work()))
     except Exception as error:

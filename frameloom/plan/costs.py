@@ -6,8 +6,7 @@ Shape letters: M moments of a pass, B batches, S shares of gradients.
 from __future__ import annotations
 
 import math
-from bisect import bisect_right
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 
@@ -16,9 +15,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from frameloom.core.aside import Aside
 from frameloom.models.denoisers.base import DenoiserFamily
 from frameloom.models.text import TextStates
-from frameloom.plan.fitting import Fitted, Shape, count_cells, measure_some
+from frameloom.plan.fitting import FIRST_SHAPES, Fitted, Shape, count_cells, measure_some, order_shapes
 from frameloom.plan.ghosts import GhostMode
 from frameloom.plan.tracker import Tally, tally_passes
 
@@ -45,7 +45,8 @@ class StepCost:
     """Of one sample: operations and bytes moved forward and backward; `fixed_moved` comes once for any batch.
 
     Which of the `moments` is the worst depends on the batch: casts of weights weigh most beside few samples, and are
-    gone where many samples weigh most.
+    gone where many samples weigh most. A sample that is alone takes `alone` of their bytes: a part of its tokens is
+    one piece of memory and needs no copy.
     """
 
     flops: float
@@ -53,9 +54,10 @@ class StepCost:
     fixed_moved: float
     moments: tuple[Moment, ...]
     is_measured: bool
+    alone: float = 1.0
 
     def activation_bytes(self, batch: float) -> float:
-        return max(moment.fixed + batch * moment.sample for moment in self.moments)
+        return self.transient_bytes(batch, 0.0)
 
     def transient_bytes(self, batch: float, gradients: float, *, keeps_gradients: bool = False) -> float:
         """What a pass needs beside the weights, all `gradients` of them included.
@@ -64,11 +66,12 @@ class StepCost:
         """
         if keeps_gradients:
             return self.activation_bytes(batch) + gradients
-        return max(each.fixed + batch * each.sample + each.gradients * gradients for each in self.moments)
+        samples = batch if batch > 1 else batch * self.alone
+        return max(each.fixed + samples * each.sample + each.gradients * gradients for each in self.moments)
 
 
-# Passes of one sample and of so many tell what goes with the batch. One sample takes shorter ways at some places.
-_MANY = 8
+# Samples of a measured pass. A prime that divides no size of a model tells what goes with the batch from what does not.
+_BATCH = 1009
 # Batches, and gradients as shares of those of one process, for which the worst moments are looked up.
 _BATCHES = 2.0 ** np.arange(-4, 13)
 _SHARES = np.array([0.0, *2.0 ** np.arange(-10, 1)])
@@ -82,42 +85,53 @@ def measure_costs(
     latent_channels: int,
     text: TextShape,
     bf16: bool,
+    with_alone: bool = True,
 ) -> dict[Shape, StepCost]:
-    """The cost of each shape, in latent cells. `model` is on the meta device, with its recompute applied."""
+    """The cost of each shape, in latent cells. `model` is on the meta device, with its recompute applied.
+
+    `with_alone`: whether a pass is spent on what one sample saves; nothing where all blocks are recomputed.
+    """
     runner = _Runner(family, model, latent_channels, text, bf16)
+    wanted = order_shapes(shapes)
+    largest, first = wanted[0], wanted[:FIRST_SHAPES]
+    ones = [(largest, 1)] if with_alone else []
+    tallies = runner.run_all([*ones, *((shape, _BATCH) for shape in first)])
     costs: dict[Shape, StepCost] = {}
 
     def measure(shape: Shape) -> tuple[float, float, float]:
-        cost = costs[shape] = _measure(runner, shape)
+        cost = costs[shape] = _to_cost(tallies.get((shape, _BATCH)) or runner.run(shape, _BATCH))
         return cost.flops, _steepest(cost), cost.moved_bytes
 
-    found = measure_some(shapes, measure)
+    found = measure_some(wanted, measure)
+    alone = _find_alone(costs[largest], tallies[largest, 1].peak) if with_alone else 1.0
+    costs = {shape: replace(cost, alone=alone) for shape, cost in costs.items()}
     return {shape: costs[shape] if one.is_measured else _fit(shape, one, costs) for shape, one in found.items()}
 
 
-def _measure(runner: _Runner, shape: Shape) -> StepCost:
-    one, many = (runner.run(shape, batch) for batch in (1, _MANY))
-    moved = max(0.0, (many.moved - one.moved) / (_MANY - 1))
+def _find_alone(cost: StepCost, peak: float) -> float:
+    """What makes the activations of one sample as many as its `peak`."""
+    worst = max(cost.moments, key=lambda moment: moment.fixed + moment.sample)
+    return (peak - worst.fixed) / worst.sample
+
+
+def _to_cost(tally: Tally) -> StepCost:
     return StepCost(
-        flops=one.flops,
-        moved_bytes=moved,
-        fixed_moved=max(0.0, one.moved - moved),
-        moments=_find_moments(one, many),
+        flops=tally.flops / _BATCH,
+        moved_bytes=tally.samples_moved / _BATCH,
+        fixed_moved=tally.fixed_moved,
+        moments=_find_moments(tally),
         is_measured=True,
     )
 
 
-def _find_moments(one: Tally, many: Tally) -> tuple[Moment, ...]:
+def _find_moments(tally: Tally) -> tuple[Moment, ...]:
     """Those that are the worst for some batch and some amount of gradients.
 
     The end, when all gradients are there, is one of them.
     """
-    levels = sorted(many.most)
-    with_many = [many.most[levels[max(0, bisect_right(levels, level) - 1)]] for level in one.most]
-    with_one = np.array([*one.most.values(), 0], dtype=np.float64)
-    sample = (np.array([*with_many, 0]) - with_one) / (_MANY - 1)
-    fixed, share = with_one - sample, np.array([*one.most, one.gradients]) / max(one.gradients, 1)
-    gradients = share * one.gradients
+    pairs = [(*pair, gradients) for gradients, front in tally.fronts.items() for pair in front]
+    fixed, samples, gradients = np.array([*pairs, (0, 0, tally.gradients)], dtype=np.float64).T
+    sample, share = samples / _BATCH, gradients / max(tally.gradients, 1)
     samples_MB, gradients_MS = np.outer(sample, _BATCHES), np.outer(gradients, _SHARES)
     bytes_MBS = fixed[:, None, None] + samples_MB[:, :, None] + gradients_MS[:, None, :]
     worst = np.unique(bytes_MBS.reshape(len(fixed), -1).argmax(0))
@@ -135,7 +149,7 @@ def _fit(shape: Shape, found: Fitted, costs: Mapping[Shape, StepCost]) -> StepCo
     flops, sample, moved = found.values
     ratio = sample / _steepest(costs[near])
     moments = tuple(replace(moment, sample=ratio * moment.sample) for moment in costs[near].moments)
-    return StepCost(flops, moved, costs[near].fixed_moved, moments, is_measured=False)
+    return replace(costs[near], flops=flops, moved_bytes=moved, moments=moments, is_measured=False)
 
 
 @dataclass
@@ -151,6 +165,12 @@ class _Runner:
         with self.mode:
             put_weights(self.model)
 
+    def run_all(self, passes: Sequence[tuple[Shape, int]]) -> dict[tuple[Shape, int], Tally]:
+        """Shapes with their batches; every other pass in a process of its own."""
+        with Aside(lambda: [self.run(*one) for one in passes[1::2]], is_apart=can_fork()) as others:
+            mine = [self.run(*one) for one in passes[::2]]
+            return dict(zip([*passes[::2], *passes[1::2]], [*mine, *others.result()], strict=True))
+
     def run(self, shape: Shape, batch: int) -> Tally:
         """Forward, loss and backward of a batch, in which nothing is computed."""
         with self.mode:
@@ -161,7 +181,7 @@ class _Runner:
             )
             noisy_BCFHW = torch.empty(batch, self.latent_channels, *shape)
             target_BCFHW, timestep_B = torch.empty_like(noisy_BCFHW), torch.empty(batch)
-            with tally_passes(self.model, self.mode) as tally:
+            with tally_passes(self.model, self.mode, batch=batch) as tally:
                 casting = torch.autocast("cpu", torch.bfloat16) if self.bf16 else nullcontext()
                 with casting:
                     made_BCFHW = self.family.denoise(self.model, noisy_BCFHW, timestep_B, text)
@@ -169,6 +189,11 @@ class _Runner:
                 del made_BCFHW
                 torch.autograd.backward(loss)
             return tally
+
+
+def can_fork() -> bool:
+    """A device in use does not survive it."""
+    return not torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
 
 
 def put_weights(model: nn.Module) -> None:

@@ -144,7 +144,7 @@ def _measure(vae: VideoVAE, mode: GhostMode, dtype: torch.dtype, shape: Shape) -
         pixels_BCFHW = torch.empty(1, _COLOURS, *shape, dtype=dtype)
         with tally_passes(vae, mode) as tally:
             vae.encode(pixels_BCFHW)
-        return tally.flops, tally.peak, tally.moved
+        return tally.flops, tally.peak, tally.samples_moved
 
 
 def plan_captions(costs: Sequence[CaptionCost], captions: int, device: Device, *, visiting: bool = False) -> EncodePlan:

@@ -8,7 +8,6 @@ from functools import cached_property
 from pathlib import Path
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from frameloom.config.parallel import MeshShape, step_shares
@@ -19,7 +18,7 @@ from frameloom.core.errors import DataError
 from frameloom.data.buckets import Bucket
 from frameloom.models.half_precision import PRECISIONS
 from frameloom.models.vaes import VideoVAE
-from frameloom.plan.costs import StepCost, measure_costs
+from frameloom.plan.costs import StepCost, can_fork, measure_costs
 from frameloom.plan.devices import BOX, Device
 from frameloom.plan.encoders import EncodePlan, PixelEncoder, join_plans, measure_encoder, plan_captions
 from frameloom.plan.fitting import Shape, count_cells
@@ -121,26 +120,39 @@ class Measured:
 
 
 def measure_recipe(recipe: Recipe) -> Measured:
-    denoiser, buckets = build_meta_denoiser(recipe), build_policy(recipe).buckets
+    denoiser = build_meta_denoiser(recipe)
+    # Some encoders take seconds to import.
+    with Aside(lambda: _measure_encoders(recipe, denoiser), is_apart=can_fork()) as encoders:
+        costs = _measure_passes(recipe, denoiser)
+        size, pixels, captions = encoders.result()
+        return Measured(denoiser, size, costs, pixels, captions)
 
-    def measure() -> dict[Shape, StepCost]:
-        return measure_costs(
-            denoiser.family,
-            denoiser.model,
-            [denoiser.latent_shape(bucket) for bucket in buckets],
-            latent_channels=denoiser.latent_channels,
-            text=denoiser.text,
-            bf16=recipe.train.precision != "fp32",
-        )
 
-    # The encoders are ready before a large denoiser is, although some take seconds to import. A device in use does not
-    # survive a fork.
-    with Aside(measure, is_apart=not torch.cuda.is_initialized()) as costs:  # type: ignore[no-untyped-call]
-        vae = build_meta_vae(recipe)
-        size = measure_size(recipe, denoiser, vae)
-        captions = list_caption_costs(recipe, denoiser.family.text_join)
-        pixels = _measure_pixels(recipe, denoiser, vae, buckets)
-        return Measured(denoiser, size, costs.result(), pixels, captions)
+def _measure_encoders(
+    recipe: Recipe, denoiser: MetaDenoiser
+) -> tuple[ModelSize, PixelEncoder | None, Sequence[CaptionCost]]:
+    vae = build_meta_vae(recipe)
+    size = measure_size(recipe, denoiser, vae)
+    pixels = _measure_pixels(recipe, denoiser, vae, build_policy(recipe).buckets)
+    return size, pixels, list_caption_costs(recipe, denoiser.family.text_join)
+
+
+def measure_recomputed(recipe: Recipe, before: Measured) -> Measured:
+    """For a recipe that has all blocks recomputed now, and nothing else changed."""
+    denoiser = build_meta_denoiser(recipe)
+    return replace(before, denoiser=denoiser, costs=_measure_passes(recipe, denoiser, with_alone=False))
+
+
+def _measure_passes(recipe: Recipe, denoiser: MetaDenoiser, *, with_alone: bool = True) -> dict[Shape, StepCost]:
+    return measure_costs(
+        denoiser.family,
+        denoiser.model,
+        [denoiser.latent_shape(bucket) for bucket in build_policy(recipe).buckets],
+        latent_channels=denoiser.latent_channels,
+        text=denoiser.text,
+        bf16=recipe.train.precision != "fp32",
+        with_alone=with_alone,
+    )
 
 
 def _measure_pixels(

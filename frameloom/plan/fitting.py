@@ -28,6 +28,9 @@ _BASIS: tuple[Callable[[float, float], float], ...] = (
 _FIRST_TERMS = 3
 _GOOD_FIT = 0.005
 
+# So many are always measured: three for the terms, and one that shows whether they are enough.
+FIRST_SHAPES = _FIRST_TERMS + 1
+
 
 @dataclass(frozen=True)
 class Fitted:

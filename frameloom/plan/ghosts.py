@@ -7,18 +7,21 @@ plain tensor on the meta device would not do: automatic casts do not know that d
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from functools import cache
 from typing import Any, NamedTuple
 
 import torch
+import torch._dynamo  # which the next loads with its first operation: once, before processes fork
 import torch._meta_registrations  # operations on the meta device that torch defines in Python
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 _META, _HOST = torch.device("meta"), torch.device("cpu")
 
-Seen = Callable[[Any, Sequence[Any], dict[str, Any], Any], None]
-"""is told an operation with what it was given and what it gave, on the meta device"""
+Seen = Callable[[Any, Sequence[Any], dict[str, Any], Any, "Known | None"], None]
+"""is told an operation with what it was given and what it gave, on the meta device, and the same object whenever an
+operation is known to be like one before it"""
 
 
 class _Form(NamedTuple):
@@ -34,6 +37,17 @@ class _Form(NamedTuple):
 
     def make(self) -> Tensor:
         return torch.empty_strided(self.shape, self.stride, dtype=self.dtype, device=_META)
+
+
+@dataclass(frozen=True, eq=False)
+class Known:
+    """What an operation gives for forms that it was given before."""
+
+    forms: Sequence[_Form | None]
+
+    def make(self) -> Any:
+        made = [None if form is None else form.make() for form in self.forms]
+        return tuple(made) if len(made) > 1 else made[0]
 
 
 class Ghost(Tensor):
@@ -70,7 +84,7 @@ class GhostMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.on_operation: Seen | None = None
-        self._known: dict[Any, list[_Form | None]] = {}
+        self._known: dict[Any, Known] = {}
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -85,6 +99,7 @@ class GhostMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if "device" in named or (not unwrapper.has_tensors and _takes_device(func)):
             named["device"] = _META
         changed: Sequence[Any] = args
+        known: Known | None = None
         if _is_plain(func):
             changed = ()
             key = (func, tuple(named), *unwrapper.facts)
@@ -93,19 +108,17 @@ class GhostMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 out = func(*given, **named)
                 self._remember(key, out)
             else:
-                # Blocks are alike: what an operation gives for forms that it was given before is not worked out again.
-                made = [None if form is None else form.make() for form in known]
-                out = tuple(made) if len(made) > 1 else made[0]
+                out = known.make()  # blocks are alike: most is not worked out again
         else:
             out = func(*given, **named)
         if self.on_operation is not None:
-            self.on_operation(func, given, named, out)
+            self.on_operation(func, given, named, out, known)
         return _wrap_all(out, changed, given)
 
     def _remember(self, key: Any, out: Any) -> None:
         results = out if isinstance(out, tuple) and len(out) > 1 else (out,)
         if all(item is None or isinstance(item, Tensor) for item in results):
-            self._known[key] = [None if item is None else _Form.of(item) for item in results]
+            self._known[key] = Known([None if item is None else _Form.of(item) for item in results])
 
 
 @cache

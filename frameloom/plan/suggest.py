@@ -13,7 +13,7 @@ from frameloom.config.facts import VAES, VAEFacts
 from frameloom.config.policy_checks import token_patch
 from frameloom.config.schema import Recipe
 from frameloom.plan.devices import Device
-from frameloom.plan.estimate import Measured, RunPlan, measure_recipe, plan_run
+from frameloom.plan.estimate import Measured, RunPlan, measure_recomputed, plan_run
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ def suggest_change(recipe: Recipe, plan: RunPlan, num_devices: int, measured: Me
     """
     if not plan.breaking:
         return None
-    trial = _Trial(recipe, plan.device, num_devices, {(False, None): measured})
+    trial = _Trial(recipe, plan.device, num_devices, {False: measured})
     sliced = _slicing(recipe)
     plain = [one for one in _candidates(recipe, num_devices, has_host=plan.device.name != "cpu") if trial.allows(one)]
     for settings in [sliced, *plain, *(one | sliced for one in plain)]:
@@ -88,12 +88,13 @@ def _shrink_sliced(trial: _Trial, settings: dict[str, Any], sliced: dict[str, An
 
 @dataclass(frozen=True)
 class _Trial:
-    """Plans of a recipe with other settings; what was measured for some of them serves for others."""
+    """Plans of a recipe with other settings; what was measured serves for others too: `known` without and with more
+    recompute than the recipe has."""
 
     recipe: Recipe
     device: Device
     num_devices: int
-    known: dict[tuple[bool, int | None], Measured]
+    known: dict[bool, Measured]
 
     def allows(self, settings: Mapping[str, Any]) -> bool:
         """Whether a run would take them: not all settings go together."""
@@ -101,21 +102,20 @@ class _Trial:
 
     def plan(self, settings: Mapping[str, Any]) -> RunPlan:
         changed = apply_settings(self.recipe, settings)
-        key = "train.recompute" in settings, settings.get("vae.mini_batch")
-        if key not in self.known:
-            self.known[key] = self._measure(changed, *key)
-        return plan_run(changed, self.device, self.num_devices, with_data=False, measured=self.known[key])
+        measured = self._measure(changed, "train.recompute" in settings)
+        if "vae.mini_batch" in settings and measured.pixels is not None:
+            # The number of clips that are encoded at once needs no measuring.
+            measured = replace(measured, pixels=replace(measured.pixels, most=settings["vae.mini_batch"]))
+        return plan_run(changed, self.device, self.num_devices, with_data=False, measured=measured)
 
     def plan_anew(self, settings: Mapping[str, Any]) -> RunPlan:
         """With settings that change the shapes of clips."""
         return plan_run(apply_settings(self.recipe, settings), self.device, self.num_devices, with_data=False)
 
-    def _measure(self, changed: Recipe, recomputes: bool, mini_batch: int | None) -> Measured:
-        """The number of clips that are encoded at once needs no measuring."""
-        same = self.known.get((recomputes, None))
-        if same is None or same.pixels is None:
-            return measure_recipe(changed)
-        return replace(same, pixels=replace(same.pixels, most=mini_batch))
+    def _measure(self, changed: Recipe, recomputes: bool) -> Measured:
+        if recomputes not in self.known:
+            self.known[recomputes] = measure_recomputed(changed, self.known[False])
+        return self.known[recomputes]
 
 
 def _slicing(recipe: Recipe) -> dict[str, Any]:

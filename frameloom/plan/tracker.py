@@ -10,39 +10,72 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import flop_registry
 
 from frameloom.core.collector import without_collector
-from frameloom.plan.ghosts import Ghost, GhostMode
+from frameloom.plan.ghosts import Ghost, GhostMode, Known
 
 # A fused backward pass computes the scores again: five products where the forward pass has two.
 _BACKWARD_RATIO = 2.5
 
 
-@dataclass
-class Tally:
-    """Bytes beside the weights. `peak` leaves their gradients out; `most` has the most of the other bytes that lived
-    while there were so many bytes of gradients: they come as the rest goes.
-
-    `moved` are bytes read and written by operations other than products of matrices: their time is that of the memory.
-    """
+class Work(NamedTuple):
+    """Of one operation."""
 
     flops: int = 0
-    moved: int = 0
-    live: int = 0
+    fixed_moved: int = 0
+    samples_moved: int = 0
+
+
+@dataclass
+class Tally:
+    """Of a pass of `batch` samples: operations, bytes that live beside the weights, and bytes that are moved by
+    operations other than products of matrices, whose time is that of the memory.
+
+    A size that the batch divides is one of samples, any other is the same for every batch (casts of weights): give a
+    batch that divides no size of a model. With one sample all are samples' sizes.
+
+    `fronts` has, for each amount of gradients that there was, the pairs of fixed and samples' bytes that lived with it;
+    without the gradients, and without pairs that are below another one in both.
+    """
+
+    batch: int = 1
+    flops: int = 0
+    fixed_moved: int = 0
+    samples_moved: int = 0
+    fixed: int = 0
+    samples: int = 0
     gradients: int = 0
-    peak: int = 0
-    most: dict[int, int] = field(default_factory=dict)
+    fronts: dict[int, list[tuple[int, int]]] = field(default_factory=dict)
+
+    @property
+    def peak(self) -> int:
+        """Without the gradients."""
+        return max((sum(pair) for front in self.fronts.values() for pair in front), default=0)
+
+    def work(self, done: Work) -> None:
+        self.flops += done.flops
+        self.fixed_moved += done.fixed_moved
+        self.samples_moved += done.samples_moved
 
     def add(self, num_bytes: int) -> None:
-        self.live += num_bytes
-        others = self.live - self.gradients
-        self.peak = max(self.peak, others)
-        self.most[self.gradients] = max(self.most.get(self.gradients, 0), others)
+        if num_bytes % self.batch:
+            self.fixed += num_bytes
+        else:
+            self.samples += num_bytes
+        if num_bytes > 0:
+            self._keep_front()
+
+    def _keep_front(self) -> None:
+        fixed, samples = self.fixed - self.gradients, self.samples
+        front = self.fronts.setdefault(self.gradients, [])
+        if not any(fixed <= most_fixed and samples <= most_samples for most_fixed, most_samples in front):
+            front[:] = [pair for pair in front if pair[0] > fixed or pair[1] > samples]
+            front.append((fixed, samples))
 
 
 class _Watch:
@@ -50,17 +83,29 @@ class _Watch:
 
     def __init__(self, tally: Tally) -> None:
         self.tally = tally
+        self._known_work: dict[Known, Work] = {}
         self._seen: dict[int, weakref.ref[torch.UntypedStorage]] = {}
 
-    def __call__(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any], out: Any) -> None:
-        count = flop_registry.get(func._overloadpacket)
+    def __call__(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any], out: Any, known: Known | None) -> None:
         made = [item for item in (out if isinstance(out, tuple | list) else (out,)) if isinstance(item, Tensor)]
-        if count is not None:
-            self.tally.flops += count(*args, **kwargs, out_val=out)
-        elif not func.is_view:
-            self.tally.moved += sum(item.nbytes for item in (*args, *made) if isinstance(item, Tensor))
+        work = None if known is None else self._known_work.get(known)
+        if work is None:
+            work = self._weigh(func, args, kwargs, out, made)
+            if known is not None:
+                self._known_work[known] = work
+        self.tally.work(work)
         for item in made:
             self._take(item)
+
+    def _weigh(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any], out: Any, made: Sequence[Tensor]) -> Work:
+        count = flop_registry.get(func._overloadpacket)
+        if count is not None:
+            return Work(flops=count(*args, **kwargs, out_val=out))
+        if func.is_view:
+            return Work()
+        sizes = [item.nbytes for item in (*args, *made) if isinstance(item, Tensor)]
+        samples = sum(size for size in sizes if size % self.tally.batch == 0)
+        return Work(fixed_moved=sum(sizes) - samples, samples_moved=samples)
 
     def ignore(self, tensors: Iterable[Tensor]) -> None:
         """Storages that are there before the pass: the weights."""
@@ -77,7 +122,7 @@ class _Watch:
         self.tally.add(num_bytes)
 
         def forget(_: object) -> None:
-            self.tally.live -= num_bytes
+            self.tally.add(-num_bytes)
             self._seen.pop(address, None)
 
         self._seen[address] = weakref.ref(storage, forget)
@@ -124,9 +169,9 @@ def _cast(tensor: Tensor) -> Tensor:
 
 
 @contextmanager
-def tally_passes(model: nn.Module, mode: GhostMode) -> Iterator[Tally]:
+def tally_passes(model: nn.Module, mode: GhostMode, *, batch: int = 1) -> Iterator[Tally]:
     """Count all that happens inside the block; the weights of `model` are ghosts, and `mode` is on."""
-    tally = Tally()
+    tally = Tally(batch)
     watch = _Watch(tally)
     watch.ignore([*model.parameters(), *model.buffers()])
     hooks = [

@@ -9,6 +9,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+import torch
 
 from frameloom.core.aside import Aside
 from frameloom.core.errors import ConfigError, FrameloomError
@@ -54,3 +55,17 @@ def test_beside_other_threads_it_is_done_here():
             assert aside.result() == os.getpid()
     with Aside(os.getpid, is_apart=False) as aside:
         assert aside.result() == os.getpid()
+
+
+def test_torch_computes_in_both_processes() -> None:
+    """Its threads do not survive a fork."""
+    numbers = torch.ones(1200, 1200)
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        here = (numbers @ numbers).exp2().sum()
+        with Aside(lambda: float((numbers @ numbers).exp2().sum())) as aside:
+            assert aside.result() == float(here)
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
