@@ -13,14 +13,33 @@ from torch import Tensor
 from frameloom.checkpoint.folders import replace_folder
 from frameloom.checkpoint.lazy_tensors import LazyTensors, defer_tensors
 from frameloom.checkpoint.safetensors_file import open_safetensors, write_safetensors
-from frameloom.checkpoint.store import STATE, StoredCheckpoint, find_latest, verify_checkpoint
+from frameloom.checkpoint.store import (
+    STATE,
+    StoredCheckpoint,
+    find_latest,
+    list_steps,
+    read_state,
+    step_folder,
+    verify_checkpoint,
+)
 from frameloom.checkpoint.stored import list_groups
 from frameloom.checkpoint.weight_files import CONFIG, find_weights, open_weights, read_config, refuse_pickle
 from frameloom.core.errors import CheckpointError
 from frameloom.core.files import digest_file, digest_value
 from frameloom.core.log import get_logger
 
-__all__ = ["CONFIG", "EXPORT", "LORA", "TENSORS", "ModelFolder", "find_own", "read_weights", "write_model_folder"]
+__all__ = [
+    "CONFIG",
+    "EXPORT",
+    "LORA",
+    "TENSORS",
+    "Architecture",
+    "ModelFolder",
+    "find_own",
+    "read_architecture",
+    "read_weights",
+    "write_model_folder",
+]
 
 TENSORS = "model.safetensors"
 EXPORT = "export"
@@ -30,16 +49,19 @@ _KEYS = ("kind", "name", "config", "sha256")
 
 
 @dataclass(frozen=True)
-class ModelFolder:
-    """`kind` is denoiser or vae, `name` its family, `config` the architecture; empty for published files.
-
-    `tensors` are read one at a time, each time they are asked for. `original_config` is the `config.json` that
-    published files came with.
-    """
+class Architecture:
+    """`kind` is denoiser or vae, `name` its family; all are empty for published files."""
 
     kind: str
     name: str
     config: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class ModelFolder(Architecture):
+    """`tensors` are read one at a time, each time they are asked for. `original_config` is the `config.json` that
+    published files came with."""
+
     tensors: LazyTensors
     digest: str
     original_config: Mapping[str, Any] = field(default_factory=dict)
@@ -85,6 +107,19 @@ def read_weights(path: Path, *, kind: str = "") -> ModelFolder:
     return ModelFolder("", "", {}, tensors, digest, published)
 
 
+def read_architecture(path: Path) -> Architecture | None:
+    """What the weights at `path` would be built as, without a look at them; None for anything that is not ours."""
+    own = find_own(path)
+    if own is not None:
+        content = _read_description(own)
+        return Architecture(content["kind"], content["name"], content["config"])
+    steps = path / "checkpoints"
+    latest = list_steps(steps)[-1:] if _is_run(path) else []
+    folder = step_folder(steps, latest[0]) if latest else path
+    state = read_state(folder) if (folder / STATE).is_file() else {}
+    return Architecture(state["kind"], state["name"], state["architecture"]) if "kind" in state else None
+
+
 def find_own(path: Path) -> Path | None:
     """The model folder at `path`, which may be a run folder; None for anything that is not ours."""
     for folder in (path, path / EXPORT):
@@ -94,6 +129,16 @@ def find_own(path: Path) -> Path | None:
 
 
 def _read_own(folder: Path) -> ModelFolder:
+    content = _read_description(folder)
+    if not (folder / TENSORS).is_file() or digest_file(folder / TENSORS) != content["sha256"]:
+        raise CheckpointError(
+            f"{folder / TENSORS}: missing or damaged, it does not match {CONFIG}; export the model again"
+        )
+    tensors = open_safetensors(folder / TENSORS)
+    return ModelFolder(content["kind"], content["name"], content["config"], tensors, content["sha256"])
+
+
+def _read_description(folder: Path) -> dict[str, Any]:
     content = read_config(folder)
     if missing := [key for key in _KEYS if key not in content]:
         raise CheckpointError(
@@ -104,20 +149,18 @@ def _read_own(folder: Path) -> ModelFolder:
             f"{folder}: holds a LoRA, not a whole model; name it in lora.weights or sample.lora, and the weights it "
             "belongs to in model.weights"
         )
-    if not (folder / TENSORS).is_file() or digest_file(folder / TENSORS) != content["sha256"]:
-        raise CheckpointError(
-            f"{folder / TENSORS}: missing or damaged, it does not match {CONFIG}; export the model again"
-        )
-    tensors = open_safetensors(folder / TENSORS)
-    return ModelFolder(content["kind"], content["name"], content["config"], tensors, content["sha256"])
+    return content
 
 
 def _find_step(path: Path) -> StoredCheckpoint | None:
     """The checkpoint at `path`, or the newest one of an unfinished run; None for anything else."""
     if (path / STATE).is_file():
         return StoredCheckpoint(path, verify_checkpoint(path))
-    is_run = (path / "recipe.yaml").is_file() and (path / "checkpoints").is_dir()
-    return find_latest(path / "checkpoints") if is_run else None
+    return find_latest(path / "checkpoints") if _is_run(path) else None
+
+
+def _is_run(path: Path) -> bool:
+    return (path / "recipe.yaml").is_file() and (path / "checkpoints").is_dir()
 
 
 def _read_step(stored: StoredCheckpoint) -> ModelFolder:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shlex
 from collections.abc import Callable, Iterable, Mapping
@@ -15,6 +14,7 @@ from frameloom.checkpoint.pickle_reader import PICKLES
 from frameloom.checkpoint.safetensors_file import open_safetensors
 from frameloom.checkpoint.sharded import INDEX, join_parts, open_sharded, read_index
 from frameloom.core.errors import CheckpointError
+from frameloom.core.json_objects import read_object
 
 __all__ = ["CONFIG", "WeightFiles", "find_weights", "is_pickle", "open_weights", "read_config", "refuse_pickle"]
 
@@ -160,11 +160,4 @@ def _read_config_beside(folder: Path) -> dict[str, Any]:
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    path = folder / CONFIG
-    try:
-        content = json.loads(path.read_bytes())
-    except (ValueError, RecursionError, OSError) as error:
-        raise CheckpointError(f"{path}: not a model description ({error}); export or download it again") from error
-    if not isinstance(content, dict):
-        raise CheckpointError(f"{path}: not a model description (no JSON object); export or download it again")
-    return content
+    return read_object(folder / CONFIG, error=CheckpointError, fix="export or download it again")

@@ -29,6 +29,7 @@ import polars as pl
 
 from frameloom.core.errors import CacheError
 from frameloom.core.files import PARTIAL, atomic_file, digest_file, digest_value, remove_partial, write_json
+from frameloom.core.json_objects import read_object
 from frameloom.core.log import get_logger
 from frameloom.data.cache_sources import FileDigests
 from frameloom.data.shards import REBUILD, Group, ShardReader
@@ -309,13 +310,7 @@ def _check_kind(path: Path, kind: str) -> None:
 
 
 def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise CacheError(f"{path}: damaged ({error}); remove the folder and {REBUILD}") from error
-    if not isinstance(value, dict):
-        raise CacheError(f"{path}: damaged (no JSON object); remove the folder and {REBUILD}")
-    return value
+    return read_object(path, error=CacheError, fix=f"remove the folder and {REBUILD}")
 
 
 def _read_digested(path: Path, digest: str) -> bytes | None:

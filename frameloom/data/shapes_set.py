@@ -8,7 +8,6 @@ out/
 
 from __future__ import annotations
 
-import json
 import multiprocessing
 import os
 import signal
@@ -27,6 +26,7 @@ import numpy as np
 
 from frameloom.core.errors import DataError, RunError
 from frameloom.core.files import PARTIAL, digest_file, remove_partial, write_json
+from frameloom.core.json_objects import read_object
 from frameloom.core.progress import ProgressBar
 from frameloom.core.random import numpy_stream
 from frameloom.data.media import write_image, write_video
@@ -127,12 +127,7 @@ def _has_same_settings(out: Path, settings: dict[str, Any]) -> bool:
         if others:
             raise DataError(f"{out}: holds other files ({others[0]}, ...); choose a new or an empty folder")
         return False
-    try:
-        found = json.loads(recorded.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise DataError(f"{recorded}: not readable as JSON ({error}); choose a new folder") from error
-    if not isinstance(found, dict):
-        raise DataError(f"{recorded}: expected the settings of a set, found {found!r:.40}; choose a new folder")
+    found = read_object(recorded, error=DataError, fix="choose a new folder")
     differences = [
         f"{name} {found.get(name)} instead of {value}" for name, value in settings.items() if found.get(name) != value
     ]

@@ -14,7 +14,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from frameloom.checkpoint.model_folder import ModelFolder, read_weights
+from frameloom.checkpoint.model_folder import Architecture, read_weights
 from frameloom.config.objective_settings import ObjectiveSection, beta_range
 from frameloom.config.schema import ModelSection, TextSection, VAESection
 from frameloom.core.errors import CheckpointError, ConfigError
@@ -70,13 +70,9 @@ def build_vae(section: VAESection, *, seed: int) -> LoadedVAE:
     found = read_weights(Path(section.weights), kind="vae") if section.weights else None
     if found is not None:
         _check_inflation(section, is_image=family.inflates(found.tensors))
-    if found is not None and found.config and not section.inflate:
-        _expect(found, kind="vae", name=section.name, path=section.weights or "")
-        config = override_fields(family.config_class(**found.config), section.overrides, where="vae.overrides")
-    else:
-        config = override_fields(family.sizes[section.size], section.overrides, where="vae.overrides")
-        if found is not None and not section.inflate:
-            warn_of_differences(family, config, found.original_config, key="vae", path=section.weights or "")
+    config = configure_vae(section, found)
+    if found is not None and not found.config and not section.inflate:
+        warn_of_differences(family, config, found.original_config, key="vae", path=section.weights or "")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(key(seed, "vae weights") >> 1)
         model = family.build(config)
@@ -91,6 +87,16 @@ def build_vae(section: VAESection, *, seed: int) -> LoadedVAE:
     if section.mini_batch is not None:
         model = SlicedVAE(model, section.mini_batch)
     return LoadedVAE(model, section.name, config, digest_value(facts))
+
+
+def configure_vae(section: VAESection, stored: Architecture | None) -> Any:
+    """The architecture that its weights bring along, or else that of the recipe's size; with overrides."""
+    family = get_vae(section.name)
+    base = family.sizes[section.size]
+    if stored is not None and stored.config and not section.inflate:
+        _expect(stored, kind="vae", name=section.name, path=section.weights or "")
+        base = family.config_class(**stored.config)
+    return override_fields(base, section.overrides, where="vae.overrides")
 
 
 class TextPipeline:
@@ -196,18 +202,26 @@ def build_denoiser(section: ModelSection, *, latent_channels: int, text: TextPip
     family = get_family(section.family)
     widths = {"latent_channels": latent_channels, "text_width": text.width, "pooled_width": text.pooled_width}
     found = read_weights(Path(section.weights), kind="denoiser") if section.weights else None
-    if found is not None and found.config:
-        _expect(found, kind="denoiser", name=section.family, path=section.weights or "")
-        config = _fit_stored(family, section, found.config, widths)
-    else:
-        config = family.configure(section.size, **widths, overrides=section.overrides)
-        if found is not None:
-            warn_of_differences(family, config, found.original_config, key="model", path=section.weights or "")
+    config = configure_denoiser(section, found, **widths)
+    if found is not None and not found.config:
+        warn_of_differences(family, config, found.original_config, key="model", path=section.weights or "")
     model = family.build(config, generator=stream(seed, "denoiser weights"))
     if found is not None:
         family.load_original(model, found.tensors)
     digest = digest_value([section.family, dataclasses.asdict(config), found.digest if found else seed])
     return LoadedDenoiser(family, model, config, digest)
+
+
+def configure_denoiser(section: ModelSection, stored: Architecture | None, **widths: int) -> Any:
+    """The architecture that its weights bring along, or else that of the recipe's size; with overrides.
+
+    `widths` are those of latents and text.
+    """
+    family = get_family(section.family)
+    if stored is None or not stored.config:
+        return family.configure(section.size, **widths, overrides=section.overrides)
+    _expect(stored, kind="denoiser", name=section.family, path=section.weights or "")
+    return _fit_stored(family, section, stored.config, widths)
 
 
 def _fit_stored(
@@ -315,7 +329,7 @@ def _check_inflation(section: VAESection, *, is_image: bool) -> None:
         )
 
 
-def _expect(found: ModelFolder, *, kind: str, name: str, path: str) -> None:
+def _expect(found: Architecture, *, kind: str, name: str, path: str) -> None:
     if (found.kind, found.name) != (kind, name):
         raise CheckpointError(
             f"{path}: holds the {found.kind} '{found.name}', the recipe asks for the {kind} '{name}'; "

@@ -15,6 +15,7 @@ from pydantic import ValidationError
 from frameloom.config.sampling_settings import SampleSection
 from frameloom.config.spelling import suggest
 from frameloom.core.errors import DataError
+from frameloom.core.json_objects import parse_object
 
 if TYPE_CHECKING:
     from frameloom.generate.pipeline import Request
@@ -106,12 +107,7 @@ def _read_jsonl(file: Path, text: str) -> Iterator[Row]:
         if not line.strip():
             continue
         where = f"{file}:{number}"
-        try:
-            values = json.loads(line)
-        except ValueError as error:
-            raise DataError(f"{where}: not JSON ({error}); each line is an object with a prompt") from error
-        if not isinstance(values, dict):
-            raise DataError(f'{where}: not an object; write {{"prompt": "…", "seed": 1}}')
+        values = parse_object(line, where=where, error=DataError, fix='write {"prompt": "…", "seed": 1}')
         yield _make_row({name: value for name, value in values.items() if value is not None}, where=where)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-import json
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -12,6 +11,7 @@ from types import ModuleType
 from typing import Any
 
 from frameloom.core.errors import CheckpointError, ConfigError
+from frameloom.core.json_objects import parse_object
 from frameloom.core.log import get_logger
 from frameloom.models.denoisers import DenoiserFamily
 from frameloom.models.vaes.base import VAEFamily
@@ -37,13 +37,7 @@ def read_table(path: Path) -> dict[str, Any]:
 
 def parse_table(text: str | bytes, *, where: str) -> dict[str, Any]:
     """A JSON object in a file or a note."""
-    try:
-        content = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"{where}: cannot be read as JSON ({error}); copy it again") from error
-    if not isinstance(content, dict):
-        raise CheckpointError(f"{where}: holds no JSON object; copy it again")
-    return content
+    return parse_object(text, where=where, error=CheckpointError, fix="copy it again")
 
 
 def find_config_reader(family: DenoiserFamily | VAEFamily) -> Callable[[Mapping[str, Any]], Any] | None:

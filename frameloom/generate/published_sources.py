@@ -10,6 +10,7 @@ from typing import Any
 from frameloom.checkpoint.weight_files import find_weights
 from frameloom.config.load import load_recipe
 from frameloom.core.errors import CheckpointError, ConfigError
+from frameloom.core.json_objects import read_object
 from frameloom.diffusion.ddpm import DDPMObjective
 from frameloom.diffusion.published import read_scheduler
 from frameloom.generate.published import find_config_reader
@@ -76,8 +77,4 @@ def find_objective(path: Path) -> DDPMObjective | None:
     file = path / _SCHEDULER
     if not file.is_file():
         return None
-    try:
-        content = json.loads(file.read_bytes())
-    except (ValueError, OSError) as error:
-        raise CheckpointError(f"{file}: cannot be read ({error}); download it again") from error
-    return read_scheduler(content)
+    return read_scheduler(read_object(file, error=CheckpointError, fix="download it again"))

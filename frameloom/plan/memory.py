@@ -79,7 +79,9 @@ def rest_on_device(recipe: Recipe, size: ModelSize, mesh: MeshShape, zero: int, 
     if zero >= 2 and parts > 1:
         gathered = weights if zero == 2 else 4.0 * min(2 * size.largest_block, size.weights)
         weights = weights / parts + gathered
-        gradients = gradients / parts + 4.0 * min(size.largest_block, size.trained)
+        if count_passes(recipe, mesh) == 1:
+            # Of several passes the last one sends them, and until then they are whole.
+            gradients = gradients / parts + 4.0 * min(size.largest_block, size.trained)
         ema /= parts
     text_parts = {"shard": mesh.num_ranks, "tensor": recipe.parallel.tensor}.get(recipe.parallel.encoders, 1)
     vae, text = (0.0, 0.0) if parks else (size.vae_bytes, size.text_bytes / text_parts)

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
+from frameloom.checkpoint.model_folder import Architecture, read_architecture
 from frameloom.config.facts import VAES, VAEFacts
 from frameloom.config.optim import OptimSection
 from frameloom.config.schema import LoraSection, Recipe
 from frameloom.core.errors import ConfigError
 from frameloom.data.buckets import Bucket
+from frameloom.generate.parts import configure_denoiser, configure_vae
 from frameloom.models.denoisers import DenoiserFamily, get_family
-from frameloom.models.denoisers.base import override_fields
 from frameloom.models.half_precision import cast_weights
 from frameloom.models.lora import add_adapters, choose_layers, default_layers
 from frameloom.models.vaes import VideoVAE, get_vae
@@ -48,19 +50,19 @@ class MetaDenoiser:
 def build_meta_denoiser(recipe: Recipe) -> MetaDenoiser:
     """The denoiser in shapes, with its adapters, its recompute and what of it is frozen, as the trainer makes it.
 
-    Weights named in the recipe need not be there.
+    Weights named in the recipe need not be there; where they are, they say how large it is.
     """
     if recipe.task != "denoiser":
         raise ConfigError(f"task {recipe.task}: only runs of task denoiser can be planned")
     family = get_family(recipe.model.family)
     text = text_shape(recipe, family.text_join)
     latent_channels = _configure_vae(recipe).latent_channels
-    config = family.configure(
-        recipe.model.size,
+    config = configure_denoiser(
+        recipe.model,
+        _read_stored(recipe.model.weights),
         latent_channels=latent_channels,
         text_width=text.width,
         pooled_width=text.pooled_width,
-        overrides=recipe.model.overrides,
     )
     with torch.device("meta"):
         model = family.build(config)
@@ -97,8 +99,11 @@ def build_meta_vae(recipe: Recipe) -> VideoVAE:
 
 
 def _configure_vae(recipe: Recipe) -> Any:
-    sizes = get_vae(recipe.vae.name).sizes
-    return override_fields(sizes[recipe.vae.size], recipe.vae.overrides, where="vae.overrides")
+    return configure_vae(recipe.vae, _read_stored(recipe.vae.weights))
+
+
+def _read_stored(weights: str | None) -> Architecture | None:
+    return read_architecture(Path(weights)) if weights and Path(weights).exists() else None
 
 
 def text_shape(recipe: Recipe, join: str) -> TextShape:

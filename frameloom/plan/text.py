@@ -5,14 +5,14 @@ Shape letters: K text tokens.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from frameloom.config.schema import TextEncoderSection
-from frameloom.core.errors import ConfigError
+from frameloom.core.errors import CheckpointError, ConfigError
+from frameloom.core.json_objects import read_object
 from frameloom.models.text import clip, minilm, t5
 
 NUMBER_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
@@ -105,7 +105,7 @@ def encoder_size(section: TextEncoderSection) -> EncoderSize:
     file = Path(section.path or "") / "config.json"
     if section.path is None or not file.is_file():
         return known
-    return read_size(known, json.loads(file.read_text()))
+    return read_size(known, read_object(file, error=CheckpointError, fix="copy it again"))
 
 
 def read_size(known: EncoderSize, config: Mapping[str, Any]) -> EncoderSize:

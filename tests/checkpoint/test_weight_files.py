@@ -227,7 +227,7 @@ def test_a_model_folder_and_a_run_are_read_and_damage_is_found(tmp_path):
     with pytest.raises(CheckpointError, match="name, config, sha256 missing"):
         read_weights(tmp_path / "run")
     config.write_text("{")
-    with pytest.raises(CheckpointError, match="not a model description"):
+    with pytest.raises(CheckpointError, match="not JSON"):
         read_weights(tmp_path / "run")
     config.write_text(text)
     save_file(TENSORS | {"block.0.weight": torch.ones(8)}, config.with_name("model.safetensors"))

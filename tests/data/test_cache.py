@@ -495,7 +495,7 @@ def test_damaged_records_count_as_missing(own: Maker) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("{", "cache.json: damaged"),
+        ("{", "cache.json: not JSON"),
         (None, "no cache here"),
         (json.dumps({"format": 1}), "cache format 1, this version"),
     ],

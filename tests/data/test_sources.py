@@ -461,7 +461,7 @@ def test_paths_that_leave_their_root_are_refused(tmp_path: Path, path: str, kind
         (b'[{"path": "a.mp4"}] x', "line 1: more text behind the list"),
         (b'{"path": "a.mp4"}\n{"path": \n', "line 2: not JSON"),
         (b'{"path": \n{"path": "a.mp4"}\n', "its first line is not a JSON object"),
-        (b'{"path": "a.mp4"}\n[3]\n', "line 2 is a list"),
+        (b'{"path": "a.mp4"}\n[3]\n', "line 2: is a list"),
         (b'{\n  "videos": [],\n "x": 1\n}', "one JSON object with the keys videos, x; expected a list"),
         (b'{"__kind__": "wids-shard-index-v1", "shardlist": []}', "index of tar shards; name the folder"),
         (b'[{"path": "a.mp4", "height": 3}, {"path": "b.mp4", "height": "x"}]', "entry 1, 'height': 'x' is text"),

@@ -41,6 +41,9 @@ def test_what_recompute_and_sharding_save_is_seen() -> None:
     assert sharded[1].gradients == sharded[0].gradients > sharded[2].gradients
     weights = [plan("--parallel.zero", str(zero), devices=4).resident.weights for zero in (2, 3)]
     assert weights[1] < weights[0]
+    # The trainer adds whole gradients up until the last of several passes.
+    several = plan("--parallel.zero", "2", "--train.accumulate", "2", devices=4).resident
+    assert several.gradients == sharded[0].gradients
 
 
 def test_a_bucket_that_breaks_the_budget_gets_the_smallest_change_that_helps() -> None:

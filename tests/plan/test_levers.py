@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
+from pathlib import Path
+
 import pytest
 import torch
 from torch import Tensor, nn
 
+from frameloom.checkpoint.model_folder import write_model_folder
+from frameloom.checkpoint.store import save_checkpoint
 from frameloom.config.load import load_recipe
 from frameloom.config.schema import Recipe
 from frameloom.core.errors import ConfigError
@@ -62,6 +67,31 @@ def test_weights_and_a_checkpoint_are_those_of_the_trainer(lever: str, world: Wo
     assert found.resident.optimizer == pytest.approx(count_bytes(tensors["optimizer"]), rel=0.01)
     # Beside parameters a model has small tables.
     assert found.checkpoint == pytest.approx(sum(map(count_bytes, tensors.values())), rel=0.02)
+
+
+def test_weights_that_are_there_say_how_large_the_model_is(tmp_path: Path, world: World) -> None:
+    """In an export and in a checkpoint of a run that goes on; a path where nothing is yet says nothing."""
+    smaller = load("--model.overrides.mlp_ratio", "2")
+    made = build_meta_denoiser(smaller)
+    tensors = {name: torch.zeros(weight.shape) for name, weight in made.model.state_dict().items()}
+    write_model_folder(
+        tmp_path / "export", kind="denoiser", name="opensora2", config=dataclasses.asdict(made.config), tensors=tensors
+    )
+    wanted = plan_run(smaller, DEVICES["cpu"], 1, with_data=False).size.weights
+    assert plan("--model.weights", str(tmp_path), device="cpu").size.weights == wanted
+    absent = plan("--model.weights", str(tmp_path / "absent"), device="cpu").size.weights
+    assert absent == plan(device="cpu").size.weights > wanted
+
+    run = tmp_path / "run"
+    narrow = world.recipe("--run.trackers", "[]", "--model.overrides.mlp_ratio", "2")
+    trainer = build_trainer(narrow, RunFolder(run), first_step=1)
+    saved = save_checkpoint(run / "checkpoints", trainer.snapshot())
+    (run / "recipe.yaml").touch()
+    trained = sum(weight.numel() for weight in trainer.built.task.model.parameters())
+    for place in (run, saved):
+        recipe = world.recipe("--model.weights", str(place))
+        assert build_meta_denoiser(recipe).config.mlp_ratio == 2
+        assert plan_run(recipe, DEVICES["cpu"], 1, with_data=False).size.weights == trained
 
 
 @pytest.mark.parametrize("lever", ["some", "lora", "lora on half", "half"])

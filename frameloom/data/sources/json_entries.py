@@ -15,13 +15,13 @@ import polars as pl
 import pyarrow as pa
 
 from frameloom.core.errors import DataError
+from frameloom.core.json_objects import KINDS, parse_object
 from frameloom.data.sources.columns import ALIASES
 from frameloom.data.sources.text import has_whole_letters, may_hold_half_letters, not_utf8, read_text
 
 _PORTION = 50_000
 _CAPTIONS = ("caption", *ALIASES["caption"])
 _SPACE = " \t\r\n"
-_SHOWN = {bool: "true or false", int: "a number", float: "a number", str: "text", list: "a list", dict: "an object"}
 
 Entry = tuple[str, dict[str, Any]]
 """(where it stands, the object)."""
@@ -88,7 +88,7 @@ def _list_entries(path: Path) -> Iterator[Entry]:
         except (ValueError, RecursionError) as error:
             raise DataError(f"{path}: entry {number}, {_line(text, place)}: not JSON ({error}); repair it") from error
         if not isinstance(value, dict):
-            raise DataError(f"{path}: entry {number} is {_SHOWN.get(type(value), 'null')}; expected an object per clip")
+            raise DataError(f"{path}: entry {number} is {KINDS.get(type(value), 'null')}; expected an object per clip")
         yield f"entry {number}", value
         number += 1
         place = _skip(text, place)
@@ -104,13 +104,8 @@ def _line_entries(path: Path) -> Iterator[Entry]:
     for number, line in enumerate(_lines(path), 1):
         if not line.strip():
             continue
-        try:
-            value = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            raise DataError(f"{path}: line {number}: not JSON ({error}); repair it") from error
-        if not isinstance(value, dict):
-            raise DataError(f"{path}: line {number} is {_SHOWN.get(type(value), 'null')}; expected an object per clip")
-        yield f"line {number}", value
+        where = f"{path}: line {number}"
+        yield f"line {number}", parse_object(line, where=where, error=DataError, fix="write one per clip")
 
 
 def _lines(path: Path) -> Iterator[str]:
@@ -154,7 +149,7 @@ def _find_odd(name: str, values: list[Any], entries: list[Entry], source: str, e
             return DataError(
                 f"{source}: {place}, {name!r}: {value!r} holds half of a letter (\\ud800 to \\udfff); repair it"
             )
-        kind = _SHOWN.get(type(value))
+        kind = KINDS.get(type(value))
         first = first or kind
         if kind is not None and kind != first:
             return DataError(f"{source}: {place}, '{name}': {value!r} is {kind}, in entries before it {first}")

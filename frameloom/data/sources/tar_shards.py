@@ -7,7 +7,6 @@ is ever unpacked, so a member's name cannot lead anywhere; `data/members.py` ope
 from __future__ import annotations
 
 import io
-import json
 import os
 import tarfile
 from collections.abc import Iterator
@@ -17,6 +16,7 @@ from typing import Any
 import polars as pl
 
 from frameloom.core.errors import DataError
+from frameloom.core.json_objects import parse_object
 from frameloom.core.log import get_logger
 from frameloom.data.sources.columns import ALIASES, kind_of
 from frameloom.data.sources.json_entries import Entry, entries_to_table
@@ -83,7 +83,8 @@ def _read_texts(tar: Path, file: io.BufferedReader, infos: list[tarfile.TarInfo]
     for info in infos:
         suffix = os.path.splitext(info.name)[1].lower()
         if suffix == ".json":
-            found = _load_object(tar, info, _read_text(tar, file, info))
+            where = f"{tar}: '{info.name}'"
+            found = parse_object(_read_text(tar, file, info), where=where, error=DataError, fix="write it again")
             caption = caption or next((found[key] for key in _CAPTION_KEYS if isinstance(found.get(key), str)), None)
             # Lists and objects differ from sample to sample too much to be columns.
             row |= {key: value for key, value in found.items() if isinstance(value, str | int | float | bool)}
@@ -102,13 +103,3 @@ def _read_text(tar: Path, file: io.BufferedReader, info: tarfile.TarInfo) -> str
         return file.read(info.size).decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise DataError(f"{tar}: '{info.name}' is no UTF-8 text ({error.reason}); write it again") from error
-
-
-def _load_object(tar: Path, info: tarfile.TarInfo, text: str) -> dict[str, Any]:
-    try:
-        value = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise DataError(f"{tar}: '{info.name}' is not JSON ({error}); write it again") from error
-    if not isinstance(value, dict):
-        raise DataError(f"{tar}: '{info.name}' is no JSON object; write it again")
-    return value

@@ -7,7 +7,6 @@ Two layouts are known: one folder with everything in it, and the folders of a di
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +17,7 @@ from torch import Tensor
 
 from frameloom.core.errors import CheckpointError, ConfigError
 from frameloom.core.files import digest_file, digest_value
+from frameloom.core.json_objects import read_object
 
 CONFIG = "config.json"
 # Any one of these groups of files makes a tokenizer.
@@ -161,10 +161,4 @@ def _find_tokenizer(weights: Path, encoder: str) -> Path:
 
 
 def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{path}: cannot be read as JSON ({error}); copy it again") from error
-    if not isinstance(content, dict):
-        raise CheckpointError(f"{path}: holds a {type(content).__name__}, expected a JSON object; copy it again")
-    return content
+    return read_object(path, error=CheckpointError, fix="copy it again")

@@ -201,7 +201,7 @@ def test_a_path_is_needed(tmp_path: Path) -> None:
 
 def test_damaged_json_is_named(folder: Path) -> None:
     (folder / "config.json").write_text("{")
-    with pytest.raises(CheckpointError, match=r"config\.json: cannot be read as JSON"):
+    with pytest.raises(CheckpointError, match=r"config\.json: not JSON"):
         build(folder)
 
 
