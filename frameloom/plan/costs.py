@@ -109,9 +109,9 @@ def measure_costs(
 
 
 def _find_alone(cost: StepCost, peak: float) -> float:
-    """What makes the activations of one sample as many as its `peak`."""
+    """What makes the activations of one sample as many as its `peak`; beside large casts that is within their error."""
     worst = max(cost.moments, key=lambda moment: moment.fixed + moment.sample)
-    return (peak - worst.fixed) / worst.sample
+    return min(1.0, max(0.0, (peak - worst.fixed) / worst.sample))
 
 
 def _to_cost(tally: Tally) -> StepCost:

@@ -63,7 +63,7 @@ def test_rows_have_settings_of_their_own(tmp_path: Path, load: Load) -> None:
         ("a.csv", "seed\n1\n", r"a.csv:2: has no prompt"),
         ("a.csv", "prompt\na,b\n", "more values than columns"),
         ("a.jsonl", '{"prompt": "x", "seed": "one"}', "seed is 'one'"),
-        ("a.jsonl", "[1]", "not an object"),
+        ("a.jsonl", "[1]", "is a list, expected a JSON object"),
         ("a.jsonl", "{", "not JSON"),
         ("a.txt", "\n\n", "no prompt given"),
     ],

@@ -12,8 +12,6 @@ import pytest
 
 TWINS = [
     "sdxl/multi-aspect",
-    "latte/65x512x512",
-    "opensora_plan/stage3",
     "cogvideox_fun/2b-inpaint",
     "opensora2/stage1-i2v",
     "opensora_plan/wfvae-stage3",
