@@ -6,7 +6,6 @@ import json
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -18,20 +17,15 @@ TWINS = [
 ]
 
 
-@pytest.fixture(scope="module")
-def found(shared_world: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+@pytest.mark.slow
+def test_runs_learn_and_sample_on_another_device(shared_world: Path, tmp_path: Path) -> None:
     """In a process of its own: a second device changes torch for good."""
-    folder = tmp_path_factory.mktemp("devices")
-    words = ["-m", "tests.train.second_device_worker", shared_world / "data" / "manifest.parquet", folder, *TWINS]
+    words = ["-m", "tests.train.second_device_worker", shared_world / "data" / "manifest.parquet", tmp_path, *TWINS]
     done = subprocess.run([sys.executable, *map(str, words)], capture_output=True, text=True, timeout=290)
     assert done.returncode == 0, done.stderr[-4000:]
-    return dict(json.loads((folder / "found.json").read_text()))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", TWINS)
-def test_a_run_learns_and_samples_on_another_device(found: dict[str, Any], name: str) -> None:
-    here, there = found[f"{name} cpu"], found[f"{name} second"]
-    assert (here["devices"], there["devices"]) == (["cpu"], ["second"])
-    assert there["losses"] == pytest.approx(here["losses"], rel=1e-3) and len(there["losses"]) > 2
-    assert there["samples"] == here["samples"] and bool(there["samples"]) == ("wfvae" not in name)
+    found = json.loads((tmp_path / "found.json").read_text())
+    for name in TWINS:
+        here, there = found[f"{name} cpu"], found[f"{name} second"]
+        assert (here["devices"], there["devices"]) == (["cpu"], ["second"]), name
+        assert there["losses"] == pytest.approx(here["losses"], rel=1e-3) and len(there["losses"]) > 2, name
+        assert there["samples"] == here["samples"] and bool(there["samples"]) == ("wfvae" not in name), name
