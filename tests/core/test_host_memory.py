@@ -24,7 +24,9 @@ def left_behind():
 return_freed_memory(1 << 16)
 given_back = left_behind()
 keep_freed_memory()
-print(given_back, left_behind(), left_behind())
+kept = left_behind()
+# Where the first blocks lie is luck, so the second round may need some more.
+print(given_back, kept, [left_behind() for _ in range(4)][-1])
 """
 
 
@@ -34,4 +36,4 @@ def test_freed_blocks_are_kept_and_used_again() -> None:
     given_back, kept, kept_more = (int(word) / 2**20 for word in done.stdout.split())
     assert given_back < 5  # of 40 MiB
     assert kept > 30
-    assert kept_more < 20
+    assert kept_more < 5
