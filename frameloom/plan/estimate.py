@@ -45,8 +45,8 @@ class BucketPlan:
     """A micro-batch of one bucket on one device; `largest_batch` 0 means that not even one clip fits.
 
     `activations` are those of the denoiser or of the frozen encoders, with their weights where these are parked,
-    whichever are more. Seconds are what the denoiser
-    takes, what the encoders take before it, and what is waited for other devices.
+    whichever are more. Seconds are what the denoiser takes, what the encoders take before it, and what is waited for
+    other devices.
     """
 
     bucket: Bucket

@@ -17,14 +17,9 @@ FAMILIES = {
     "latte": {"_delete_": True, "num_layers": 2, "num_attention_heads": 2, "attention_head_dim": 16},
 }
 WORLDS, ZEROS = (2, 4), (0, 1, 2, 3)
-# Processes and kinds of splitting: all of them, and of the other family, in four processes, the ends.
-SPLITS = {
-    "opensora2": tuple((world, zero) for world in WORLDS for zero in ZEROS),
-    "latte": (*((2, zero) for zero in ZEROS), (4, 0), (4, 3)),
-}
-# The same where two share a clip.
+# Processes and kinds of splitting where two share a clip: all of them, and of the other family the ends.
 SEQUENCES = {
-    "opensora2": ((2, 0), (2, 1), (2, 2), (2, 3), (4, 0), (4, 3)),
+    "opensora2": ((2, 0), (2, 1), (2, 2), (2, 3), (4, 0), (4, 1), (4, 2), (4, 3)),
     "latte": ((2, 0), (2, 3), (4, 3)),
 }
 # fp32 copies of half-precision weights are what gradients are added up for.
@@ -49,8 +44,9 @@ def add_settings(jobs: Jobs, shared_world: Path) -> None:
         )
         list(write_caches(load_recipe(path)))
         jobs.add(f"{family} alone", 1, path)
-        for world, zero in SPLITS[family]:
-            jobs.add(f"{family} {world} {zero}", world, path, "--parallel.zero", str(zero))
+        for world in WORLDS:
+            for zero in ZEROS:
+                jobs.add(f"{family} {world} {zero}", world, path, "--parallel.zero", str(zero))
         for world, zero in SEQUENCES[family]:
             split = ("--parallel.sequence", "2", "--parallel.zero", str(zero))
             jobs.add(f"{family} sequence {world} {zero}", world, path, *split)
