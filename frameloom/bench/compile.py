@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from frameloom.bench.harness import Effort, Row
-from frameloom.bench.model import Case, list_cases, measure_cases
+from frameloom.bench.model import Case, list_batches, list_cases, measure_cases
 
 
 def measure(effort: Effort) -> Iterator[Row]:
@@ -18,7 +18,7 @@ def measure(effort: Effort) -> Iterator[Row]:
 
 
 def list_compiled(*, is_quick: bool = False) -> Iterator[Case]:
-    """A quick run traces the blocks of tiny models and generates no code."""
-    for case in list_cases(is_quick=is_quick):
-        if case.family != "sdxl" and (is_quick or case.size != "tiny"):
+    """On one clip and on four. A quick run traces the blocks of tiny models and generates no code."""
+    for case in list_cases(is_quick=True) if is_quick else (*list_cases(), *list_batches()):
+        if case.family != "sdxl" and (is_quick or case.is_large):
             yield replace(case, compiler="eager" if is_quick else "inductor")

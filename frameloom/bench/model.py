@@ -5,8 +5,9 @@ plainly. It is trained as diffusers' scripts do it, with accelerate and torch's 
 predict the same before they are timed. For the larger size the other side runs a second time, in a process that keeps
 memory as ours does, which tells how much of the difference that makes; and a product of matrices takes its turn: the
 arithmetic of the step, counted as the planner counts it, over its time is a share of that rate. A bare DiT tells what
-share a transformer can have on the machine (`bare_dit.py`). At last the larger size comes with a batch of four, beside
-which the optimizer, whose time does not grow with the batch, weighs less.
+share a transformer can have on the machine (`bare_dit.py`). At last the larger size comes with a batch of four, whose
+halves our side runs side by side (`train/lanes.py`), and beside which the optimizer, whose time does not grow with the
+batch, weighs less.
 
 Shape letters: B batch, C channels, F frames, H height, W width.
 """
@@ -14,9 +15,10 @@ Shape letters: B batch, C channels, F frames, H height, W width.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -45,6 +47,7 @@ from frameloom.models.denoisers.base import DenoiserFamily
 from frameloom.models.text import TextStates
 from frameloom.plan.costs import TextShape, measure_costs
 from frameloom.train.compiling import compile_blocks
+from frameloom.train.lanes import NUM_LANES, Lanes, least_tokens
 from frameloom.train.optimizer import build_optimizer, clip_within_step
 
 _TEXT = TextShape(tokens=32, width=384, pooled_width=384)
@@ -163,6 +166,12 @@ class Inputs:
     text: TextStates
     target_BCFHW: Tensor
 
+    def cut(self, num_parts: int) -> list[Inputs]:
+        text = zip(*(part.chunk(num_parts) for part in vars(self.text).values()), strict=True)
+        levels, targets = self.timestep_B.chunk(num_parts), self.target_BCFHW.chunk(num_parts)
+        parts = zip(self.noisy_BCFHW.chunk(num_parts), levels, text, targets, strict=True)
+        return [Inputs(noisy, level, TextStates(*states), target) for noisy, level, states, target in parts]
+
 
 def draw_inputs(case: Case) -> Inputs:
     generator = stream(0, "bench inputs")
@@ -183,8 +192,13 @@ def _measure_case(topic: str, case: Case, places: list[Elsewhere], effort: Effor
     if case.compiler:
         compile_blocks(family.blocks(model), backend=case.compiler)
     against, gap = _check_peer(case, family, model, inputs)
-    ours: Predict = lambda: family.denoise(model, inputs.noisy_BCFHW, inputs.timestep_B, inputs.text)  # noqa: E731
-    sides: dict[str, Work | Timed] = {"ours": our_step(model, ours, inputs)}
+
+    def predict(inputs: Inputs) -> Tensor:
+        return family.denoise(model, inputs.noisy_BCFHW, inputs.timestep_B, inputs.text)
+
+    tokens = case.batch * family.num_tokens(config, case.latent)
+    halves = inputs.cut(NUM_LANES) if tokens >= least_tokens(model) else [inputs]
+    sides: dict[str, Work | Timed] = {"ours": our_step(model, predict, halves)}
     sides["other"] = places[0].build(build_other_step, case)
     if case.is_large and case.batch == 1:
         sides["kept"] = places[1].build(build_other_step, case, case.compiler)
@@ -195,7 +209,6 @@ def _measure_case(topic: str, case: Case, places: list[Elsewhere], effort: Effor
         sides["bare"] = bare.build_step()
     times = take_turns(sides, *_choose_rounds(case, effort))
     num_parameters = sum(parameter.numel() for parameter in model.parameters())
-    tokens = case.batch * family.num_tokens(config, case.latent)
     note = f"{num_parameters / 1e6:.1f}M parameters, {tokens:,} tokens; predictions within {gap:.0e}"
     if "kept" in times:
         alike = "is compiled and keeps" if case.compiler else "keeps"
@@ -274,7 +287,7 @@ def _compare_shares(topic: str, name: str, ours: _Done, other: _Done, product: T
     )
 
 
-Predict = Callable[[], Tensor]
+Predict = Callable[[Inputs], Tensor]
 
 
 @torch.no_grad()
@@ -288,13 +301,20 @@ def find_gap(family: DenoiserFamily, model: nn.Module, peer: Peer, inputs: Input
     return gap
 
 
-def our_step(model: nn.Module, predict: Predict, inputs: Inputs) -> Work:
-    """As `train/step.py` takes one, on tensors at hand."""
+def our_step(model: nn.Module, predict: Predict, halves: Sequence[Inputs]) -> Work:
+    """As `train/step.py` takes one, on tensors at hand; two halves run side by side."""
     optimizer = build_optimizer(model.named_parameters(), lr=_LR)
     model.train()
+    lanes = Lanes(max(1, torch.get_num_threads() // len(halves))) if len(halves) > 1 else None
+
+    def learn(inputs: Inputs) -> None:
+        torch.autograd.backward(F.mse_loss(predict(inputs), inputs.target_BCFHW) / len(halves))
 
     def step() -> None:
-        torch.autograd.backward(F.mse_loss(predict(), inputs.target_BCFHW))
+        if lanes is None:
+            learn(*halves)
+        else:
+            lanes.run("step", [partial(learn, half) for half in halves])
         clip_within_step(optimizer, _CLIP)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)

@@ -26,7 +26,7 @@ from frameloom.config.personal_settings import DreamBoothSection, InversionSecti
 from frameloom.config.sampling_settings import SampleSection, SamplesSection
 from frameloom.config.section import Count, Section, Share, Words
 from frameloom.config.tracking_settings import TrackerName, TrackingSection
-from frameloom.config.train_settings import Interval, LossScaleSection, Memory, Precision, ProfileSection, Rehearse
+from frameloom.config.train_settings import Choice, Interval, LossScaleSection, Memory, Precision, ProfileSection
 
 Cell = Annotated[
     tuple[Share | tuple[Share, Share], Count],
@@ -402,7 +402,11 @@ class TrainSection(Section):
         description="a micro-batch that does not fit in memory runs in halves from then on, with the same result; "
         "false: it ends the run",
     )
-    rehearse: Rehearse = Field(
+    side_by_side: Choice = Field(
+        default="auto",
+        description="halves of a micro-batch run side by side on a CPU, from caches; auto: where that is faster",
+    )
+    rehearse: Choice = Field(
         default="auto",
         description="run the largest batch of each bucket once before the first step; auto: on a GPU",
     )

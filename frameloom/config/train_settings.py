@@ -19,7 +19,7 @@ Memory = Annotated[
     Words("a share of the device's memory above 0 and up to 1, or an amount: 0.9, 30GB, 800MB"),
 ]
 Precision = Literal["fp32", "bf16", "fp16"]
-Rehearse = Annotated[bool | Literal["auto"], Words("true, false or auto")]
+Choice = Annotated[bool | Literal["auto"], Words("true, false or auto")]
 
 
 class LossScaleSection(Section):
