@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
+from torch import Tensor, nn
 
 from frameloom.bench.compile import list_compiled
 from frameloom.bench.harness import Effort
 from frameloom.bench.model import (
     Case,
+    Inputs,
     build_model,
     configure,
     count_flops,
@@ -17,6 +21,7 @@ from frameloom.bench.model import (
     list_batches,
     list_cases,
     measure,
+    our_step,
 )
 from frameloom.bench.model_peers import build_peer
 
@@ -59,10 +64,28 @@ def test_the_larger_models_are_also_measured_on_several_clips() -> None:
     assert [case.name for case in list_batches()] == [f"{case.family} 30M, batch of 4" for case in LARGE]
 
 
-def test_transformers_are_also_measured_compiled() -> None:
+def test_transformers_are_also_measured_compiled_on_one_clip_and_on_several() -> None:
+    families = [case.family for case in LARGE if case.family != "sdxl"]
+    names = [f"{family} 30M{batch}, compiled" for batch in ("", ", batch of 4") for family in families]
     compiled = list(list_compiled())
-    assert [case.family for case in compiled] == [case.family for case in LARGE if case.family != "sdxl"]
-    assert all(case.compiler == "inductor" and case.name == f"{case.family} 30M, compiled" for case in compiled)
+    assert [case.name for case in compiled] == names and {case.compiler for case in compiled} == {"inductor"}
+
+
+def test_a_step_in_halves_moves_weights_as_a_whole_one() -> None:
+    found = {}
+    for num_parts in (1, 2):
+        family, _, model = build_model(TINY["opensora2"])
+        before = {name: value.detach().clone() for name, value in model.named_parameters()}
+
+        def predict(given: Inputs, family: Any = family, model: nn.Module = model) -> Tensor:
+            return family.denoise(model, given.noisy_BCFHW, given.timestep_B, given.text)
+
+        our_step(model, predict, draw_inputs(TINY["opensora2"]).cut(num_parts))()
+        moved = {name: value.detach() - before[name] for name, value in model.named_parameters()}
+        found[num_parts] = torch.cat([value.flatten() for value in moved.values()])
+    # Adam makes a full step of a gradient that is nothing but rounding, of few numbers here.
+    is_equal = torch.isclose(found[1], found[2], rtol=1e-2, atol=1e-8)
+    assert found[1].abs().median() > 0 and is_equal.float().mean() > 0.98
 
 
 @pytest.mark.parametrize("name", [name for name in TINY if name != "sdxl"])

@@ -84,14 +84,14 @@ def make_trainer(world, name: str, **sections: Any) -> Trainer:
 def test_a_lora_trains_resumes_to_the_bit_exports_and_samples(world, case: str) -> None:
     options = ("--train.recompute", "true", "--train.accumulate", "2", "--train.precision", "bf16")
     sections = with_base(world, case)
-    whole = train(world.recipe("--name", "whole", "--train.steps", "4", *options, **sections))
-    train(world.recipe("--name", "parts", "--train.steps", "2", *options, **sections))
-    parts = train(world.recipe("--name", "parts", "--train.steps", "4", *options, **sections))
-    assert losses(whole) == losses(parts) and len(losses(whole)) == 4
+    whole = train(world.recipe("--name", "whole", "--train.steps", "2", *options, **sections))
+    train(world.recipe("--name", "parts", "--train.steps", "1", *options, **sections))
+    parts = train(world.recipe("--name", "parts", "--train.steps", "2", *options, **sections))
+    assert losses(whole) == losses(parts) and len(losses(whole)) == 2
     ours, again = weights_of(whole), weights_of(parts)
     assert all(torch.equal(ours[name], again[name]) for name in ours)
-    other = train(world.recipe("--name", "other", "--train.steps", "4", "--seed", "43", *options, **sections))
-    assert losses(other) != losses(whole)
+    other = train(world.recipe("--name", "other", "--train.steps", "1", "--seed", "43", *options, **sections))
+    assert losses(other) != losses(whole)[:1]
     exported = {name: load_file(whole / "export" / name) for name in (KOHYA_FILE, DIFFUSERS_FILE)}
     assert len(exported[KOHYA_FILE]) == 3 * len(ours) // 2 and len(exported[DIFFUSERS_FILE]) == len(ours)
     few = ["--sample.steps", "2", "--sample.guidance", "2"]
