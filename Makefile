@@ -31,7 +31,7 @@ demo: install
 	$(BIN)/frameloom demo
 
 test: install
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m "not stress"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 -m "not stress"
 
 test-all: install
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m ""
