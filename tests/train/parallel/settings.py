@@ -71,9 +71,9 @@ def add_more(jobs: Jobs, path: Path) -> None:
     jobs.add("copies alone", 1, path, *HALF)
     for zero in (0, 1):
         jobs.add(f"copies {zero}", 2, path, *HALF, "--parallel.zero", str(zero))
-    jobs.add("scaled alone", 1, path, *SCALED)
+    jobs.add("scaled alone", 1, path, *SCALED, steps=5)
     for zero in (0, 3):
-        jobs.add(f"scaled {zero}", 2, path, *SCALED, "--parallel.zero", str(zero))
+        jobs.add(f"scaled {zero}", 2, path, *SCALED, "--parallel.zero", str(zero), steps=5)
     jobs.add("wrong scale of shards", 2, path, "--parallel.zero", "3", fault="shard scale")
     jobs.add("wrong scale of a clip", 2, path, "--parallel.sequence", "2", fault="sequence scale")
     adapters = ("--lora.rank", "2")

@@ -1,4 +1,4 @@
-"""One, two and four processes learn the same: samples, losses, weights, averages and optimizer state of five steps.
+"""One, two and four processes learn the same: samples, losses, weights, averages and optimizer state of four steps.
 
 The fourth step ends the epoch and is a short one, and batches are cut where clips do not fill them.
 """
