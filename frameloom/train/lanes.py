@@ -78,7 +78,10 @@ def _using_threads(count: int) -> Iterator[None]:
 
 @contextmanager
 def adding_up(params: Sequence[nn.Parameter]) -> Iterator[None]:
-    """Gradients from before come to the sum of those from the block, whichever half has been first there."""
+    """Gradients from before come to the sum of those from the block, whichever half has been first there.
+
+    After an error none are left: the step is begun anew, or the run ends.
+    """
     before = {param: param.grad for param in params if param.grad is not None}
     for param in before:
         param.grad = None
@@ -95,20 +98,30 @@ def least_tokens(model: nn.Module) -> float:
 
 
 def build_lanes(wanted: bool | str, task: DenoiserTask, device: torch.device, peers: Peers) -> Lanes | None:
-    """What a recipe's `train.side_by_side` asks for; None where halves cannot run so, or there is one core only."""
-    num_threads = torch.get_num_threads() // NUM_LANES
-    if not wanted or device.type != "cpu":
-        if wanted is True:
-            _log.warning("train.side_by_side is true, which has no effect on the %s", device.type.upper())
+    """What a recipe's `train.side_by_side` asks for; None where halves cannot run so."""
+    if not wanted:
         return None
-    # Sums over processes are kept in the order that any number of them has.
-    is_alone = peers.num_ranks == peers.shares.num_shares == 1 and peers.zero < 2
-    params = [param for param in task.model.parameters() if param.dtype == torch.float32]
-    if num_threads == 0 or not is_alone or len(params) < len(list(task.model.parameters())):
+    hindrance = _find_hindrance(task, device, peers)
+    if hindrance is not None:
+        if wanted is True:
+            _log.warning("train.side_by_side is true, which has no effect %s", hindrance)
         return None
     least = 0 if wanted is True else least_tokens(task.model)
 
     def is_worth(batch: Batch) -> bool:
         return task.count_tokens(batch) >= least and task.only_denoises(batch)
 
-    return Lanes(num_threads, is_worth)
+    return Lanes(torch.get_num_threads() // NUM_LANES, is_worth)
+
+
+def _find_hindrance(task: DenoiserTask, device: torch.device, peers: Peers) -> str | None:
+    if device.type != "cpu":
+        return f"on the {device.type.upper()}"
+    if torch.get_num_threads() < NUM_LANES:
+        return "with one thread (OMP_NUM_THREADS)"
+    # Sums over processes are kept in the order that any number of them has.
+    if peers.num_ranks > 1 or peers.shares.num_shares > 1 or peers.zero >= 2:
+        return "where gradients are added up as those of several processes (parallel)"
+    if any(param.dtype != torch.float32 for param in task.model.parameters()):
+        return "on half-precision weights (train.weights_precision)"
+    return None

@@ -203,6 +203,8 @@ def test_runs_that_add_up_in_another_order_have_no_halves(world: Any, setting: t
     assert lanes_of(build(world, *setting)) is None
 
 
-def test_one_core_has_no_halves(world: Any) -> None:
+def test_one_core_has_no_halves_and_says_so_if_asked(world: Any, caplog: pytest.LogCaptureFixture) -> None:
     torch.set_num_threads(1)
+    assert lanes_of(build(world)) is None and "side_by_side" not in caplog.text
     assert lanes_of(build(world, "--train.side_by_side", "true")) is None
+    assert "train.side_by_side is true, which has no effect with one thread (OMP_NUM_THREADS)" in caplog.text
