@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import shutil
 from pathlib import Path
@@ -19,6 +18,7 @@ from frameloom.generate.prompts import read_rows
 from frameloom.train.caching import write_caches
 from frameloom.train.loop import train
 from tests.recipes.twins import SIDE, Workshop
+from tests.train.runs import losses
 
 DOCUMENTS = Path(__file__).parents[1] / "config" / "imports" / "documents"
 STEPS = 8
@@ -57,11 +57,6 @@ def make_twin(workshop: Workshop, folder: Path, name: str, *, rate: float, steps
     (folder / "here.yaml").write_text(yaml.safe_dump(here))
     train_section = {"steps": steps, "epochs": None, "save_every": steps // 2, "keep": 9}
     return workshop.load_twin(str(folder / "here.yaml"), run_folder=folder, train=train_section)
-
-
-def losses(run: Path) -> list[float]:
-    records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    return [record["train/loss"] for record in records if "train/loss" in record]
 
 
 def digests(run: Path) -> dict[str, str]:

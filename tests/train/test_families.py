@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,6 +17,7 @@ from frameloom.train.build import build_trainer
 from frameloom.train.denoiser import DenoiserTask
 from frameloom.train.loop import train
 from frameloom.train.run_folder import RunFolder
+from tests.train.runs import losses
 
 IMAGES = {"buckets": {"_delete_": True, "64px": {"1": [1.0, 4]}}}
 CLIPS = {"buckets": {"_delete_": True, "64px": {"9": [1.0, 4]}}}
@@ -61,11 +60,6 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "data": CLIPS,
     },
 }
-
-
-def losses(run: Path) -> list[float]:
-    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    return [line["train/loss"] for line in lines if "train/loss" in line]
 
 
 @pytest.mark.slow

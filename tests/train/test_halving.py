@@ -19,7 +19,6 @@ from frameloom.core.errors import RunError
 from frameloom.core.random import stream
 from frameloom.data.batch import Batch, Crops, JointImages
 from frameloom.data.buckets import Bucket
-from frameloom.train.build import build_trainer
 from frameloom.train.halving import (
     BatchLimits,
     LoneMisfit,
@@ -31,8 +30,8 @@ from frameloom.train.halving import (
     take_rows,
 )
 from frameloom.train.loop import Trainer, train
-from frameloom.train.run_folder import RunFolder
 from frameloom.train.step import Stepper
+from tests.train.runs import losses, open_trainer
 
 BUCKET = Bucket(0, "64px", 9, "1:1", 64, 64, 5)
 LONG = "64px 9f 3:2"  # in steps 3, 5 and 6 of the runs here
@@ -127,11 +126,6 @@ def fail(monkeypatch: pytest.MonkeyPatch, *faults: dict[str, Any]) -> None:
     monkeypatch.setenv("FRAMELOOM_FAULTS", json.dumps(told))
 
 
-def losses(run: Path) -> list[float]:
-    records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    return [record["train/loss"] for record in records if "train/loss" in record]
-
-
 def halvings(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [record.getMessage() for record in caplog.records if "do not fit in memory" in record.getMessage()]
 
@@ -192,13 +186,8 @@ def test_a_single_sample_that_does_not_fit_ends_the_run_with_advice(
 
 
 def make_trainer(world: Any, name: str, **sections: Any) -> Trainer:
-    folder = RunFolder(world.folder / name)
-    folder.path.mkdir(exist_ok=True)
     data = {"buckets": {"_delete_": True, "64px": {"9": [1.0, 4]}}}
-    trainer = build_trainer(world.recipe(data=data, **sections), folder, first_step=1)
-    for tracker in trainer.trackers:
-        tracker.close()
-    return trainer
+    return open_trainer(world.recipe(data=data, **sections), world.folder / name)
 
 
 def test_a_step_that_was_begun_anew_leaves_no_trace(world: Any, monkeypatch: pytest.MonkeyPatch) -> None:

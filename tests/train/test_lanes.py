@@ -18,13 +18,12 @@ from frameloom.checkpoint.store import load_latest
 from frameloom.config.schema import Recipe
 from frameloom.core.errors import RunError
 from frameloom.models.denoisers.opensora2.model import MMDiT
-from frameloom.train.build import build_trainer
 from frameloom.train.caching import write_caches
 from frameloom.train.lanes import Lanes, adding_up
 from frameloom.train.loop import Trainer, train
-from frameloom.train.run_folder import RunFolder
 from frameloom.train.step import Stepper
 from tests.conftest import World
+from tests.train.runs import losses, open_trainer
 
 # The bias of attention's keys has no gradient but rounding, which Adam would blow up to a full step.
 OPTIM = {"lr": 1e-3, "eps": 1e-3}
@@ -64,22 +63,12 @@ class CachedWorld(World):
 
 
 def build(world: Any, *overrides: str, **sections: Any) -> Trainer:
-    folder = RunFolder(world.folder / "built")
-    folder.path.mkdir(exist_ok=True)
-    trainer = build_trainer(world.recipe(*overrides, **sections), folder, first_step=1)
-    for tracker in trainer.trackers:
-        tracker.close()
-    return trainer
+    return open_trainer(world.recipe(*overrides, **sections), world.folder / "built")
 
 
 def lanes_of(trainer: Trainer) -> Lanes | None:
     assert isinstance(trainer.stepper, Stepper)
     return trainer.stepper.lanes
-
-
-def losses(run: Path) -> list[float]:
-    records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    return [record["train/loss"] for record in records if "train/loss" in record]
 
 
 def tensors_of(run: Path) -> dict[str, torch.Tensor]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import logging
 from pathlib import Path
 from typing import Any
@@ -20,10 +19,9 @@ from frameloom.generate.load import load_sampler
 from frameloom.generate.lora import DIFFUSERS_FILE, KOHYA_FILE, read_lora
 from frameloom.generate.parts import build_denoiser, build_text, build_vae
 from frameloom.generate.pipeline import Request, generate
-from frameloom.train.build import build_trainer
 from frameloom.train.loop import Trainer, train
 from frameloom.train.resuming import ResumeChoices
-from frameloom.train.run_folder import RunFolder
+from tests.train.runs import losses, open_trainer
 
 LORA = {"rank": 4, "alpha": 2}
 FAMILIES: dict[str, dict[str, Any]] = {
@@ -59,11 +57,6 @@ def with_base(world, case: str = "opensora2", *, seed: int = 0, name: str = "bas
     return {**values, "model": {**values.get("model", {}), "weights": str(folder)}}
 
 
-def losses(run: Path) -> list[float]:
-    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    return [line["train/loss"] for line in lines if "train/loss" in line]
-
-
 def weights_of(run: Path) -> dict[str, torch.Tensor]:
     checkpoint = load_latest(run / "checkpoints")
     assert checkpoint is not None
@@ -71,12 +64,7 @@ def weights_of(run: Path) -> dict[str, torch.Tensor]:
 
 
 def make_trainer(world, name: str, **sections: Any) -> Trainer:
-    folder = RunFolder(world.folder / name)
-    folder.path.mkdir()
-    trainer = build_trainer(world.recipe("--name", name, **sections), folder, first_step=1)
-    for tracker in trainer.trackers:
-        tracker.close()
-    return trainer
+    return open_trainer(world.recipe("--name", name, **sections), world.folder / name)
 
 
 @pytest.mark.slow

@@ -14,11 +14,10 @@ from torch import nn
 from frameloom.checkpoint.store import read_state, step_folder
 from frameloom.core.errors import RunError
 from frameloom.core.random import stream
-from frameloom.train.build import build_trainer
 from frameloom.train.loop import Trainer, train
 from frameloom.train.loss_scale import LossScale
 from frameloom.train.optimizer import build_optimizer, clip_within_step
-from frameloom.train.run_folder import RunFolder
+from tests.train.runs import open_trainer
 
 
 def test_a_dynamic_scale_grows_after_clean_windows_and_shrinks_at_once() -> None:
@@ -126,13 +125,8 @@ def test_fp16_overflows_shrinks_its_scale_learns_and_resumes_to_the_bit(world: A
 
 
 def make_trainer(world: Any, **settings: object) -> Trainer:
-    folder = RunFolder(world.folder / "run")
-    folder.path.mkdir(exist_ok=True)
     sections = {"steps": 6, "save_every": 2, "log_every": 1, **settings}
-    trainer = build_trainer(world.recipe(train=sections), folder, first_step=1)
-    for tracker in trainer.trackers:
-        tracker.close()
-    return trainer
+    return open_trainer(world.recipe(train=sections), world.folder / "run")
 
 
 def poison(trainer: Trainer, value: float) -> None:

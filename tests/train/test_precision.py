@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import math
 from pathlib import Path
@@ -21,6 +20,7 @@ from frameloom.train.loop import train
 from frameloom.train.master_weights import MasterWeights
 from frameloom.train.optimizer import build_optimizer
 from frameloom.train.resuming import ResumeChoices
+from tests.train.runs import losses
 
 HALF = {"precision": "bf16", "weights_precision": "bf16"}
 # Processors without instructions for it take fifty times as long for half precision.
@@ -34,11 +34,6 @@ def settings(**more: object) -> dict[str, object]:
 def files(run: Path, step: int = 4) -> dict[str, str]:
     found: dict[str, str] = read_state(step_folder(run / "checkpoints", step))["files"]
     return found
-
-
-def losses(run: Path) -> list[float]:
-    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    return [line["train/loss"] for line in lines if "train/loss" in line]
 
 
 def test_copies_keep_the_steps_that_half_precision_rounds_away() -> None:

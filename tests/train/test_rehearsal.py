@@ -13,11 +13,10 @@ import torch
 
 from frameloom.checkpoint.store import load_latest, read_state, step_folder
 from frameloom.core.errors import ConfigError, RunError
-from frameloom.train.build import build_trainer
 from frameloom.train.caching import write_caches
 from frameloom.train.loop import Trainer, train
 from frameloom.train.rehearsal import is_wanted, rehearse
-from frameloom.train.run_folder import RunFolder
+from tests.train.runs import open_trainer
 
 LONG = "64px 9f 3:2"
 WANTED = ("--train.rehearse", "true")
@@ -63,12 +62,7 @@ def test_two_networks_and_clips_from_files_are_as_before(world: Any) -> None:
 
 
 def make_trainer(world: Any, *words: str, **sections: Any) -> Trainer:
-    folder = RunFolder(world.folder / "run")
-    folder.path.mkdir(exist_ok=True)
-    trainer = build_trainer(world.recipe(*words, **sections), folder, first_step=1)
-    for tracker in trainer.trackers:
-        tracker.close()
-    return trainer
+    return open_trainer(world.recipe(*words, **sections), world.folder / "run")
 
 
 def test_a_bucket_that_does_not_fit_is_halved_before_the_first_step(

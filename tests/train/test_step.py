@@ -15,11 +15,10 @@ from frameloom.core.random import stream
 from frameloom.data.batch import Batch
 from frameloom.diffusion.objective import Noised, weighted_error_B
 from frameloom.generate.parts import build_objective, to_unit_range
-from frameloom.train.build import build_trainer
 from frameloom.train.denoiser import DenoiserTask
 from frameloom.train.loop import Trainer
-from frameloom.train.run_folder import RunFolder
 from frameloom.train.step import Stepper
+from tests.train.runs import open_trainer
 
 OBJECTIVES: dict[str, dict[str, Any]] = {
     "flow": {"shift": "sd3", "weighting": "cosmap"},
@@ -39,13 +38,8 @@ OBJECTIVES: dict[str, dict[str, Any]] = {
 
 
 def make_trainer(world: Any, **sections: object) -> Trainer:
-    folder = RunFolder(world.folder / "run")
-    folder.path.mkdir(exist_ok=True)
     data = {"buckets": {"_delete_": True, "64px": {"9": [1.0, 4]}}}
-    trainer = build_trainer(world.recipe(data=data, **sections), folder, first_step=1)
-    for tracker in trainer.trackers:
-        tracker.close()
-    return trainer
+    return open_trainer(world.recipe(data=data, **sections), world.folder / "run")
 
 
 def read_whole(trainer: Trainer) -> Batch:
