@@ -54,9 +54,12 @@ def unpack(
 
 
 def embed_frames(projection: nn.Module, latent_BCFHW: Tensor) -> Tensor:
-    """Tokens [B, F, H, W, D] from a convolution over the patches of every frame."""
+    """Tokens [B, F, H, W, D] from a convolution over the patches of every frame.
+
+    A token lies in one piece: all blocks add to what they are given, and would keep the layout of the convolution.
+    """
     patches: Tensor = projection(fold_frames(latent_BCFHW))
-    return torch.unflatten(patches, 0, (len(latent_BCFHW), -1)).movedim(2, -1)
+    return torch.unflatten(patches, 0, (len(latent_BCFHW), -1)).movedim(2, -1).contiguous()
 
 
 class PatchEmbed(nn.Module):
