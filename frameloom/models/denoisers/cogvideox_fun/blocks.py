@@ -71,13 +71,13 @@ class Block(nn.Module):
     def forward(
         self, video_BND: Tensor, text_BKD: Tensor, time_BE: Tensor, rope_M1P: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        num_text = text_BKD.shape[1]
+        sizes = text_BKD.shape[1], video_BND.shape[1]
         video, text, gate, text_gate = self.norm1(video_BND, text_BKD, time_BE)
-        attended_BMD = self.attn1(torch.cat([text, video], dim=1), rope_M1P)
-        video_BND = torch.addcmul(video_BND, gate, attended_BMD[:, num_text:])
-        text_BKD = torch.addcmul(text_BKD, text_gate, attended_BMD[:, :num_text])
+        # The gradient of a split is one joining, that of two slices two whole tensors and their sum.
+        text, video = torch.split(self.attn1(torch.cat([text, video], dim=1), rope_M1P), sizes, dim=1)
+        video_BND = torch.addcmul(video_BND, gate, video)
+        text_BKD = torch.addcmul(text_BKD, text_gate, text)
 
         video, text, gate, text_gate = self.norm2(video_BND, text_BKD, time_BE)
-        out_BMD = self.ff(torch.cat([text, video], dim=1))
-        video_BND = torch.addcmul(video_BND, gate, out_BMD[:, num_text:])
-        return video_BND, torch.addcmul(text_BKD, text_gate, out_BMD[:, :num_text])
+        text, video = torch.split(self.ff(torch.cat([text, video], dim=1)), sizes, dim=1)
+        return torch.addcmul(video_BND, gate, video), torch.addcmul(text_BKD, text_gate, text)

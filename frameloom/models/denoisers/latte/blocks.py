@@ -5,7 +5,7 @@ and return tensors only. LayerNorms have no parameters. Masks are added to the s
 looked at: a row without any key then still gets finite numbers, those of the published code.
 
 Shape letters: B batch, F frames, H rows and W columns of patches, N tokens, M keys, D width, S captions of a sample
-(the clip's, then one of each image that follows the clip along F), K text tokens, P rotary pairs.
+(the clip's, then one of each image that follows the clip along F), K text tokens, C channels of a head, P rotary pairs.
 """
 
 from __future__ import annotations
@@ -23,9 +23,15 @@ def _spread_bias(bias_BM: Tensor | None, q: Tensor) -> Tensor | None:
     return None if bias_BM is None else bias_BM[:, None, None].to(q.dtype)
 
 
+# What the grid of a GPU has room for.
+_MOST_HEADS = 65_535
+
+
 class SelfAttention(Projections):
-    """Attention of the N tokens of one picture or of one place. With `factor` > 1, keys and values come from
-    neighbours that a depthwise convolution has joined."""
+    """Attention of the N tokens of each picture [B, N, D], or of the frames of each place [B, F, N, D].
+
+    With `factor` > 1, keys and values come from neighbours that a depthwise convolution has joined.
+    """
 
     def __init__(self, config: LatteConfig, *, num_axes: int, factor: int) -> None:
         super().__init__(config.hidden_size, config.num_attention_heads)
@@ -39,11 +45,24 @@ class SelfAttention(Projections):
             self.sr = convolution(width, width, factor, stride=factor, groups=width)
             self.norm = nn.LayerNorm(width)
 
-    def forward(self, x_BND: Tensor, source_BMD: Tensor, bias_BM: Tensor | None, rope_N1P: Tensor | None) -> Tensor:
-        """`source_BMD` is what keys and values are made of."""
-        q, k, v = self.project(x_BND, source_BMD)
-        mixed_BND: Tensor = self.to_out(self.attend(q, k, v, rope_N1P, _spread_bias(bias_BM, q)))
-        return mixed_BND
+    def forward(self, x: Tensor, source: Tensor, bias_BM: Tensor | None, rope_N1P: Tensor | None) -> Tensor:
+        """`source` is what keys and values are made of."""
+        q, k, v = self.project(x, source)
+        if self.num_axes == 1:
+            attended = self._attend_places(q, k, v, rope_N1P)
+        else:
+            attended = self.attend(q, k, v, rope_N1P, _spread_bias(bias_BM, q))
+        mixed: Tensor = self.to_out(attended)
+        return mixed
+
+    def _attend_places(self, q_BFNHC: Tensor, k_BMNHC: Tensor, v_BMNHC: Tensor, rope_F1P: Tensor | None) -> Tensor:
+        """The heads of all places stand side by side, so that no token is moved; several times where they are many."""
+        heads = q_BFNHC, k_BMNHC, v_BMNHC
+        most, num_places = max(1, _MOST_HEADS // self.num_heads), q_BFNHC.shape[2]
+        groups = [heads] if num_places <= most else zip(*(part.split(most, dim=2) for part in heads), strict=True)
+        attended = [self.attend(*(part.flatten(2, 3) for part in group), rope_F1P) for group in groups]
+        joined_BFW = attended[0] if len(attended) == 1 else torch.cat(attended, dim=-1)
+        return torch.unflatten(joined_BFW, -1, (num_places, -1))
 
     def join_picture(self, x_BHWD: Tensor) -> Tensor:
         """Keys of a picture [B, M, D]; an odd last row or column is left out."""
@@ -53,13 +72,14 @@ class SelfAttention(Projections):
         normal: Tensor = self.norm(joined_BDHW.flatten(2).mT)
         return normal
 
-    def join_frames(self, x_BFD: Tensor) -> Tensor:
-        """Keys along the frames [B, M, D]; before an odd number of frames stand copies of the first."""
+    def join_frames(self, x_BFND: Tensor) -> Tensor:
+        """Keys along the frames [B, M, N, D]; before an odd number of frames stand copies of the first."""
         if self.factor == 1:
-            return x_BFD
-        if x_BFD.shape[1] % 2:
-            x_BFD = torch.cat([x_BFD[:, :1].expand(-1, self.factor - 1, -1), x_BFD], dim=1)
-        normal: Tensor = self.norm(self.sr(x_BFD.mT).mT)
+            return x_BFND
+        if x_BFND.shape[1] % 2:
+            x_BFND = torch.cat([x_BFND[:, :1].expand(-1, self.factor - 1, -1, -1), x_BFND], dim=1)
+        joined_BNDM = torch.unflatten(self.sr(x_BFND.movedim(1, 3).flatten(0, 1)), 0, (len(x_BFND), -1))
+        normal: Tensor = self.norm(joined_BNDM.movedim(3, 1))
         return normal
 
     @torch.no_grad()
@@ -78,14 +98,13 @@ class CrossAttention(Projections):
         q, k, v = self.project(x_BFND, text_BSKD)
         batch, num_frames, num_tokens, _ = x_BFND.shape
         num_images = text_BSKD.shape[1] - 1
-        of_clip, of_images = q.tensor_split((num_frames - num_images,), dim=1)
+        of_clip, *of_images = torch.split(q, (num_frames - num_images, num_images), dim=1) if num_images else (q,)
         mixed = attend_tokens(of_clip.flatten(1, 2), k[:, 0], v[:, 0], _spread_bias(bias_BSK[:, 0], q))
         mixed_BFND = torch.unflatten(mixed, 1, (-1, num_tokens))
         if num_images:
             k, v, bias_BM = (part[:, 1:].flatten(0, 1) for part in (k, v, bias_BSK))
-            mixed = attend_tokens(of_images.flatten(0, 1), k, v, _spread_bias(bias_BM, q))
-            of_images = torch.unflatten(mixed, 0, (batch, num_images))
-            mixed_BFND = torch.cat([mixed_BFND, of_images], dim=1)
+            mixed = attend_tokens(of_images[0].flatten(0, 1), k, v, _spread_bias(bias_BM, q))
+            mixed_BFND = torch.cat([mixed_BFND, torch.unflatten(mixed, 0, (batch, num_images))], dim=1)
         result: Tensor = self.to_out(mixed_BFND)
         return result
 
@@ -135,8 +154,7 @@ class TemporalBlock(Block):
     def forward(self, x_BFHWD: Tensor, modulation_B6D: Tensor, rope_N1P: Tensor | None) -> Tensor:
         """Frames of the clip alone; no mask, as published."""
         shift1, scale1, gate1, shift2, scale2, gate2 = self.split_modulation(modulation_B6D)
-        batch, _, rows, columns, _ = x_BFHWD.shape
-        along_BFD = modulate(x_BFHWD, shift1, scale1).movedim(1, 3).flatten(0, 2)
-        mixed = self.attn1(along_BFD, self.attn1.join_frames(along_BFD), None, rope_N1P)
-        x_BFHWD = torch.addcmul(x_BFHWD, gate1, mixed.unflatten(0, (batch, rows, columns)).movedim(3, 1))
+        normal_BFND = modulate(x_BFHWD, shift1, scale1).flatten(2, 3)
+        mixed = self.attn1(normal_BFND, self.attn1.join_frames(normal_BFND), None, rope_N1P)
+        x_BFHWD = torch.addcmul(x_BFHWD, gate1, mixed.view_as(x_BFHWD))
         return torch.addcmul(x_BFHWD, gate2, self.ff(modulate(x_BFHWD, shift2, scale2)))

@@ -91,11 +91,11 @@ class LatteT2V(ModulationTable):
             x_BFHWD = spatial(x_BFHWD, modulation_B6D, text_BSKD, text_bias_BSK, bias_BFM, picture_rope)
             if num_video == 1:
                 continue
-            video_BFHWD, images_BFHWD = x_BFHWD.tensor_split((num_video,), dim=1)
+            video_BFHWD, *images = torch.split(x_BFHWD, (num_video, num_images), dim=1) if num_images else (x_BFHWD,)
             if layer == 0:
                 video_BFHWD = video_BFHWD + position_FD[:, None, None].to(dtype)
             video_BFHWD = temporal(video_BFHWD, modulation_B6D, frame_rope)
-            x_BFHWD = torch.cat([video_BFHWD, images_BFHWD], dim=1) if num_images else video_BFHWD
+            x_BFHWD = torch.cat([video_BFHWD, *images], dim=1) if images else video_BFHWD
         return self._unpatch(x_BFHWD, embedded_BD, grid)
 
     def _embed(self, noisy_BCFHW: Tensor) -> Tensor:
