@@ -8,11 +8,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.fx.experimental import _config as shape_settings
 
 from frameloom.core.errors import ConfigError
 
-# Blocks of one kind share their graphs; each new shape, precision or pattern of a kind costs one. Beyond this many a
-# run stops rather than crawl.
+# Blocks of one kind share their graphs; each precision or pattern of a kind costs one. Beyond this many a run stops
+# rather than crawl.
 MAX_GRAPHS = 128
 # torch's own settings: the widest vectors it may use, and where it keeps compiled code.
 _WIDEST, _KEPT_CODE = "ATEN_CPU_CAPABILITY", "TORCHINDUCTOR_CACHE_DIR"
@@ -21,10 +22,14 @@ _WIDEST, _KEPT_CODE = "ATEN_CPU_CAPABILITY", "TORCHINDUCTOR_CACHE_DIR"
 def compile_blocks(blocks: Iterable[nn.Module], *, backend: str | Callable[..., Any] = "inductor") -> None:
     """Replace each block's forward by a compiled one. A block that does not fit one graph is an error when it runs.
 
-    Comes before recompute, which then runs the compiled block twice.
+    Graphs are for any number of samples and tokens, but those for one sample: left to itself, the compiler would take
+    the first lengths for fixed ones, and equal ones for the same, so that the code of a bucket would depend on those
+    that came before it, and a resumed run would compile other code. Comes before recompute, which then runs the
+    compiled block twice.
     """
     part_kept_code()
-    options: dict[str, Any] = {"recompile_limit": MAX_GRAPHS}
+    shape_settings.use_duck_shape = False
+    options: dict[str, Any] = {"recompile_limit": MAX_GRAPHS, "dynamic": True}
     for block in blocks:
         block.forward = torch.compile(block.forward, fullgraph=True, backend=backend, **options)
 

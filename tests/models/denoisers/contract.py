@@ -256,6 +256,22 @@ class DenoiserContract:
         assert 0 < len(graphs) <= len(self.family.blocks(model))
         torch.testing.assert_close(compiled, expected, atol=1e-6, rtol=1e-5)
 
+    def test_tokens_lie_in_one_piece(self) -> None:
+        """What blocks are given: they add to it, and would keep another layout to the end."""
+        model = self.build_awake()
+        given: list[Tensor] = []
+
+        def keep(block: Any, args: tuple[Any, ...], options: dict[str, Any]) -> None:
+            given.extend(value for value in (*args, *options.values()) if isinstance(value, Tensor) and value.ndim > 2)
+
+        for block in self.family.blocks(model):
+            block.register_forward_pre_hook(keep, with_kwargs=True)
+        _, height, width = self.default_size
+        for size in (self.default_size, (1, height, width)):
+            with torch.no_grad():
+                self.denoise(model, *self.make_inputs(size))
+        assert given and all(value.is_contiguous() for value in given)
+
     def test_all_attention_goes_through_one_door(self, monkeypatch: pytest.MonkeyPatch) -> None:
         callers: list[str] = []
         real = torch.nn.functional.scaled_dot_product_attention

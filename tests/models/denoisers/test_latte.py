@@ -16,7 +16,7 @@ from frameloom.core.errors import CheckpointError, ConfigError
 from frameloom.core.random import stream
 from frameloom.models.denoisers import get_family
 from frameloom.models.denoisers.base import Conditions
-from frameloom.models.denoisers.latte import parity
+from frameloom.models.denoisers.latte import blocks, parity
 from frameloom.models.denoisers.latte.config import SIZES, LatteConfig
 from frameloom.models.denoisers.latte.model import LatteT2V, build
 from frameloom.models.denoisers.latte.positions import frame_table, picture_table, turn_table
@@ -167,6 +167,15 @@ def test_frames_of_a_clip_see_each_other_and_images_do_not() -> None:
     assert apart[:, :, 0].abs().max() > 1e-3
     assert joint[:, :, :2].abs().max() <= 1e-6
     assert joint[:, :, 2].abs().max() > 1e-3
+
+
+def test_places_in_several_groups_see_the_same_frames(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, calls = build_awake(ROPE), []
+    whole = predict(model)
+    model.temporal_transformer_blocks[0].attn1.attend.register_forward_hook(lambda *call: calls.append(call))
+    monkeypatch.setattr(blocks, "_MOST_HEADS", 3 * SMALL.num_attention_heads)
+    assert difference(predict(model), whole) <= 1e-6
+    assert len(calls) == 3  # of 8 places
 
 
 def test_masked_text_has_no_say() -> None:

@@ -71,7 +71,7 @@ class Block(nn.Module):
     def forward(
         self, video_BND: Tensor, text_BKD: Tensor, time_BE: Tensor, rope_M1P: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        sizes = text_BKD.shape[1], video_BND.shape[1]
+        sizes = [text_BKD.shape[1], video_BND.shape[1]]
         video, text, gate, text_gate = self.norm1(video_BND, text_BKD, time_BE)
         # The gradient of a split is one joining, that of two slices two whole tensors and their sum.
         text, video = torch.split(self.attn1(torch.cat([text, video], dim=1), rope_M1P), sizes, dim=1)

@@ -59,10 +59,11 @@ class SelfAttention(Projections):
         """The heads of all places stand side by side, so that no token is moved; several times where they are many."""
         heads = q_BFNHC, k_BMNHC, v_BMNHC
         most, num_places = max(1, _MOST_HEADS // self.num_heads), q_BFNHC.shape[2]
-        groups = [heads] if num_places <= most else zip(*(part.split(most, dim=2) for part in heads), strict=True)
-        attended = [self.attend(*(part.flatten(2, 3) for part in group), rope_F1P) for group in groups]
-        joined_BFW = attended[0] if len(attended) == 1 else torch.cat(attended, dim=-1)
-        return torch.unflatten(joined_BFW, -1, (num_places, -1))
+        if num_places <= most:
+            attended_BFW = self.attend(*(part.flatten(2, 3) for part in heads), rope_F1P)
+            return torch.unflatten(attended_BFW, -1, (num_places, -1))
+        groups = zip(*(torch.split(part, most, dim=2) for part in heads), strict=True)
+        return torch.cat([self._attend_places(q, k, v, rope_F1P) for q, k, v in groups], dim=2)
 
     def join_picture(self, x_BHWD: Tensor) -> Tensor:
         """Keys of a picture [B, M, D]; an odd last row or column is left out."""
@@ -98,7 +99,7 @@ class CrossAttention(Projections):
         q, k, v = self.project(x_BFND, text_BSKD)
         batch, num_frames, num_tokens, _ = x_BFND.shape
         num_images = text_BSKD.shape[1] - 1
-        of_clip, *of_images = torch.split(q, (num_frames - num_images, num_images), dim=1) if num_images else (q,)
+        of_clip, *of_images = torch.split(q, [num_frames - num_images, num_images], dim=1) if num_images else (q,)
         mixed = attend_tokens(of_clip.flatten(1, 2), k[:, 0], v[:, 0], _spread_bias(bias_BSK[:, 0], q))
         mixed_BFND = torch.unflatten(mixed, 1, (-1, num_tokens))
         if num_images:

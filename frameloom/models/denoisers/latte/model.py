@@ -91,7 +91,7 @@ class LatteT2V(ModulationTable):
             x_BFHWD = spatial(x_BFHWD, modulation_B6D, text_BSKD, text_bias_BSK, bias_BFM, picture_rope)
             if num_video == 1:
                 continue
-            video_BFHWD, *images = torch.split(x_BFHWD, (num_video, num_images), dim=1) if num_images else (x_BFHWD,)
+            video_BFHWD, *images = torch.split(x_BFHWD, [num_video, num_images], dim=1) if num_images else (x_BFHWD,)
             if layer == 0:
                 video_BFHWD = video_BFHWD + position_FD[:, None, None].to(dtype)
             video_BFHWD = temporal(video_BFHWD, modulation_B6D, frame_rope)

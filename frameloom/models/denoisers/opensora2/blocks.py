@@ -103,7 +103,7 @@ class DoubleBlock(nn.Module):
         txt_qkv = self.txt_attn.project(modulate(txt_BKD, txt_shift1, txt_scale1))
         q, k, v = (torch.cat(pair, dim=1) for pair in zip(txt_qkv, img_qkv, strict=True))
         # The gradient of a split is one joining, that of two slices two whole tensors and their sum.
-        attended = torch.split(self.attend(q, k, v, rope_M1P), (txt_BKD.shape[1], img_BND.shape[1]), dim=1)
+        attended = torch.split(self.attend(q, k, v, rope_M1P), [txt_BKD.shape[1], img_BND.shape[1]], dim=1)
         txt_attended, img_attended = attended
 
         img_BND = torch.addcmul(img_BND, img_gate1, self.img_attn.proj(img_attended))
