@@ -5,7 +5,8 @@ and return tensors only. LayerNorms have no parameters. Masks are added to the s
 looked at: a row without any key then still gets finite numbers, those of the published code.
 
 Shape letters: B batch, F frames, H rows and W columns of patches, N tokens, M keys, D width, S captions of a sample
-(the clip's, then one of each image that follows the clip along F), K text tokens, C channels of a head, P rotary pairs.
+(the clip's, then one of each image that follows the clip along F), K text tokens, G heads, C channels of a head, P
+rotary pairs.
 """
 
 from __future__ import annotations
@@ -18,13 +19,12 @@ from frameloom.models.layers.attention import Projections, RotaryAttention, atte
 from frameloom.models.layers.mlp import FeedForward
 from frameloom.models.layers.modulation import ModulationTable, modulate
 
+# What the grid of a GPU has room for.
+_MOST_HEADS = 65_535
+
 
 def _spread_bias(bias_BM: Tensor | None, q: Tensor) -> Tensor | None:
     return None if bias_BM is None else bias_BM[:, None, None].to(q.dtype)
-
-
-# What the grid of a GPU has room for.
-_MOST_HEADS = 65_535
 
 
 class SelfAttention(Projections):
@@ -55,13 +55,13 @@ class SelfAttention(Projections):
         mixed: Tensor = self.to_out(attended)
         return mixed
 
-    def _attend_places(self, q_BFNHC: Tensor, k_BMNHC: Tensor, v_BMNHC: Tensor, rope_F1P: Tensor | None) -> Tensor:
+    def _attend_places(self, q_BFNGC: Tensor, k_BMNGC: Tensor, v_BMNGC: Tensor, rope_F1P: Tensor | None) -> Tensor:
         """The heads of all places stand side by side, so that no token is moved; several times where they are many."""
-        heads = q_BFNHC, k_BMNHC, v_BMNHC
-        most, num_places = max(1, _MOST_HEADS // self.num_heads), q_BFNHC.shape[2]
+        heads = q_BFNGC, k_BMNGC, v_BMNGC
+        most, num_places = max(1, _MOST_HEADS // self.num_heads), q_BFNGC.shape[2]
         if num_places <= most:
-            attended_BFW = self.attend(*(part.flatten(2, 3) for part in heads), rope_F1P)
-            return torch.unflatten(attended_BFW, -1, (num_places, -1))
+            attended = self.attend(*(part.flatten(2, 3) for part in heads), rope_F1P)
+            return torch.unflatten(attended, -1, (num_places, -1))
         groups = zip(*(torch.split(part, most, dim=2) for part in heads), strict=True)
         return torch.cat([self._attend_places(q, k, v, rope_F1P) for q, k, v in groups], dim=2)
 

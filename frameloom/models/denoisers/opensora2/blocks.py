@@ -103,8 +103,8 @@ class DoubleBlock(nn.Module):
         txt_qkv = self.txt_attn.project(modulate(txt_BKD, txt_shift1, txt_scale1))
         q, k, v = (torch.cat(pair, dim=1) for pair in zip(txt_qkv, img_qkv, strict=True))
         # The gradient of a split is one joining, that of two slices two whole tensors and their sum.
-        attended = torch.split(self.attend(q, k, v, rope_M1P), [txt_BKD.shape[1], img_BND.shape[1]], dim=1)
-        txt_attended, img_attended = attended
+        sizes = [txt_BKD.shape[1], img_BND.shape[1]]
+        txt_attended, img_attended = torch.split(self.attend(q, k, v, rope_M1P), sizes, dim=1)
 
         img_BND = torch.addcmul(img_BND, img_gate1, self.img_attn.proj(img_attended))
         img_BND = torch.addcmul(img_BND, img_gate2, self.img_mlp(modulate(img_BND, img_shift2, img_scale2)))
