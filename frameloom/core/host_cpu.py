@@ -54,12 +54,23 @@ def has_avx512() -> bool:
 
 
 @cache
+def mkl_misses_avx512() -> bool:
+    """Whether MKL does without AVX-512, as on all processors but Intel's, where oneDNN uses it."""
+    may_use = os.environ.get(ISA_LIMIT, _WITHOUT_TILES) == _WITHOUT_TILES
+    return has_avx512() and may_use and "GenuineIntel" not in _read_line("vendor_id")
+
+
 def _read_flags() -> frozenset[str]:
-    """What the processor announces; empty where nothing here depends on it."""
+    return _read_line("flags")
+
+
+@cache
+def _read_line(name: str) -> frozenset[str]:
+    """What the processor announces, word by word; empty where nothing here depends on it."""
     if platform.system() != "Linux" or platform.machine() != "x86_64":
         return frozenset()
     lines = Path("/proc/cpuinfo").read_text().splitlines()
-    return frozenset(next((line for line in lines if line.startswith("flags")), "").split())
+    return frozenset(next((line for line in lines if line.startswith(name)), "").split())
 
 
 def describes_tiles() -> bool:

@@ -17,6 +17,7 @@ from frameloom.core.host_cpu import (
     avoid_avx512_in_half,
     avoid_undescribed_tiles,
     describes_tiles,
+    mkl_misses_avx512,
 )
 
 PRODUCT = "import torch; x = torch.ones(64, 64, dtype=torch.bfloat16); print(int((x @ x).sum()))"
@@ -80,3 +81,27 @@ def test_half_precision_trains_without_avx512(
         monkeypatch.delenv(ISA_LIMIT)
     avoid_avx512_in_half()
     assert os.environ.get(ISA_LIMIT) == after
+
+
+@pytest.mark.parametrize(
+    ("vendor", "flags", "limit", "expected"),
+    [
+        ("AuthenticAMD", {"avx2", "avx512f"}, None, True),
+        ("AuthenticAMD", {"avx2", "avx512f"}, "AVX2", False),  # oneDNN may not use it either
+        ("AuthenticAMD", {"avx2"}, None, False),
+        ("GenuineIntel", {"avx2", "avx512f"}, None, False),
+    ],
+)
+def test_mkl_misses_avx512_on_processors_of_others(
+    monkeypatch: pytest.MonkeyPatch, vendor: str, flags: set[str], limit: str | None, expected: bool
+) -> None:
+    lines = {"vendor_id": frozenset({"vendor_id", ":", vendor}), "flags": frozenset(flags)}
+    monkeypatch.setattr(host_cpu, "_read_line", lines.__getitem__)
+    monkeypatch.setenv(ISA_LIMIT, limit or "")
+    if limit is None:
+        monkeypatch.delenv(ISA_LIMIT)
+    mkl_misses_avx512.cache_clear()
+    try:
+        assert mkl_misses_avx512() is expected
+    finally:
+        mkl_misses_avx512.cache_clear()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -31,13 +32,14 @@ def _memory_events(profiler: Any) -> list[Any]:
 
 
 def count_flops(run: Callable[[], object]) -> int:
-    """By torch's own formulas, also for the fused kernel of the CPU, which it has no entry for."""
+    """By torch's own formulas, also for the kernels of the CPU that it has no entry for."""
     aten = torch.ops.aten
     entries = {
         aten._scaled_dot_product_flash_attention_for_cpu: lambda *shapes, **_: sdpa_flop_count(*shapes[:3]),
         aten._scaled_dot_product_flash_attention_for_cpu_backward: lambda *shapes, **_: sdpa_backward_flop_count(
             *shapes[:4]
         ),
+        torch.ops.mkldnn._linear_pointwise: lambda rows, weight, *_, **__: 2 * math.prod(rows) * weight[0],
     }
     with FlopCounterMode(display=False, custom_mapping=entries) as counter:
         run()

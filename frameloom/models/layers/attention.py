@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from frameloom.models.layers.linear import Linear
 from frameloom.models.layers.rope import rotate
 from frameloom.models.layers.sequence_parallel import ALONE, SequenceGroup
 
@@ -85,10 +86,10 @@ class Projections(nn.Module):
     def __init__(self, width: int, num_heads: int, *, bias: bool = True) -> None:
         super().__init__()
         self.num_heads = num_heads
-        self.to_q = nn.Linear(width, width, bias=bias)
-        self.to_k = nn.Linear(width, width, bias=bias)
-        self.to_v = nn.Linear(width, width, bias=bias)
-        self.to_out = nn.Sequential(nn.Linear(width, width))
+        self.to_q = Linear(width, width, bias=bias)
+        self.to_k = Linear(width, width, bias=bias)
+        self.to_v = Linear(width, width, bias=bias)
+        self.to_out = nn.Sequential(Linear(width, width))
 
     def project(self, x_BNW: Tensor, context_BMW: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Heads [B, tokens, H, D] of queries from `x` and of keys and values from `context`."""

@@ -16,6 +16,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from frameloom.models.layers.linear import Linear, is_plain, multiply
+
 # 0.5 * (1 + tanh(u)) = sigmoid(2u), with 2u = _OUTER * (x + _CUBIC * x^3)
 _OUTER = 2 * (2 / torch.pi) ** 0.5
 _CUBIC = 0.044715
@@ -38,23 +40,13 @@ def run_mlp(x: Tensor, up: nn.Module, down: nn.Module) -> Tensor:
 
 
 def can_fuse(x: Tensor, *maps: nn.Module) -> bool:
-    """Whether these are plain linear layers on plain numbers: nothing else may expect to be called in between.
+    """Whether these are plain linear layers on plain numbers: nothing else may expect to be called in between."""
+    return is_plain(x) and all(map(_is_plain_layer, maps))
 
-    Tensors of another kind may hold no numbers at all, and a compiler fuses the plain form by itself.
-    """
+
+def _is_plain_layer(layer: nn.Module) -> bool:
     return (
-        x.device.type == "cpu"
-        and x.dtype == torch.float32
-        and type(x) is Tensor
-        and not torch.compiler.is_compiling()
-        and not torch.is_autocast_enabled("cpu")
-        and all(map(_is_plain, maps))
-    )
-
-
-def _is_plain(layer: nn.Module) -> bool:
-    return (
-        type(layer) is nn.Linear
+        type(layer) is Linear
         and layer.bias is not None
         and layer.weight.dtype == torch.float32
         and type(layer.weight) is nn.Parameter
@@ -74,7 +66,7 @@ class _FusedMLP(torch.autograd.Function):
     def forward(
         ctx: Any, x_ND: Tensor, up_HD: Tensor, bias_H: Tensor, down_EH: Tensor, bias_E: Tensor | None
     ) -> Tensor:
-        hidden_NH = torch.mm(x_ND, up_HD.t())
+        hidden_NH = multiply(x_ND, up_HD)
         has_slope = any(ctx.needs_input_grad[:3])
         value_NH = torch.empty_like(hidden_NH) if has_slope else hidden_NH
         _activate(hidden_NH, bias_H, value_NH)
@@ -87,9 +79,7 @@ class _FusedMLP(torch.autograd.Function):
                 value_NH if needs_down else None,
                 hidden_NH if has_slope else None,
             )
-        if bias_E is None:
-            return torch.mm(value_NH, down_EH.t())
-        return torch.addmm(bias_E, value_NH, down_EH.t())
+        return multiply(value_NH, down_EH, bias_E)
 
     @staticmethod
     @once_differentiable
@@ -100,9 +90,9 @@ class _FusedMLP(torch.autograd.Function):
         grad_down_bias = grad_NE.sum(0) if needs_down_bias else None
         if slope_NH is None:
             return None, None, None, grad_down, grad_down_bias
-        grad_NH = torch.mm(grad_NE, down_EH).mul_(slope_NH)
+        grad_NH = multiply(grad_NE, down_EH.t()).mul_(slope_NH)
         return (
-            torch.mm(grad_NH, up_HD) if needs_x else None,
+            multiply(grad_NH, up_HD.t()) if needs_x else None,
             torch.mm(grad_NH.t(), x_ND) if needs_up else None,
             grad_NH.sum(0) if needs_bias else None,
             grad_down,

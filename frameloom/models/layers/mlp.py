@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from frameloom.models.layers.gelu_mlp import run_mlp
+from frameloom.models.layers.linear import Linear
 
 
 class TwoLinear(nn.Module):
@@ -26,7 +27,7 @@ class FeedForward(nn.Module):
 
     def __init__(self, width: int) -> None:
         super().__init__()
-        up, down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+        up, down = Linear(width, 4 * width), Linear(4 * width, width)
         # The published list has a dropout in the middle, which never drops; it still counts in the names.
         self.net = nn.ModuleList([nn.ModuleDict({"proj": up}), nn.Identity(), down])
 

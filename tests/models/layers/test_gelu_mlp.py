@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from frameloom.core.random import stream
 from frameloom.models.layers.gelu_mlp import can_fuse, fused_mlp, gelu, run_mlp
+from frameloom.models.layers.linear import Linear
 from tests.models.denoisers.contract import SavedBytes
 
 WIDTH, INNER = 24, 96
@@ -19,7 +20,7 @@ def draw(*shape: int, seed: int = 0, scale: float = 1.0) -> Tensor:
 
 
 def build() -> tuple[nn.Linear, nn.Linear]:
-    up, down = nn.Linear(WIDTH, INNER), nn.Linear(INNER, WIDTH)
+    up, down = Linear(WIDTH, INNER), Linear(INNER, WIDTH)
     with torch.no_grad():
         for seed, parameter in enumerate([*up.parameters(), *down.parameters()]):
             parameter.copy_(draw(*parameter.shape, seed=seed + 1, scale=0.3))

@@ -17,6 +17,7 @@ from frameloom.models.denoisers.opensora2.config import MMDiTConfig
 from frameloom.models.denoisers.opensora2.head_norm import HeadNorm
 from frameloom.models.layers.attention import RotaryAttention
 from frameloom.models.layers.gelu_mlp import can_fuse, fused_mlp, gelu, run_mlp
+from frameloom.models.layers.linear import Linear, linear
 from frameloom.models.layers.modulation import modulate
 
 QKV = tuple[Tensor, Tensor, Tensor]
@@ -53,13 +54,13 @@ class StreamAttention(nn.Module):
         self.num_heads = config.num_heads
         self.fused = config.fused_qkv
         if self.fused:
-            self.qkv = nn.Linear(width, 3 * width, bias=config.qkv_bias)
+            self.qkv = Linear(width, 3 * width, bias=config.qkv_bias)
         else:
-            self.q_proj = nn.Linear(width, width, bias=config.qkv_bias)
-            self.k_proj = nn.Linear(width, width, bias=config.qkv_bias)
-            self.v_proj = nn.Linear(width, width, bias=config.qkv_bias)
+            self.q_proj = Linear(width, width, bias=config.qkv_bias)
+            self.k_proj = Linear(width, width, bias=config.qkv_bias)
+            self.v_proj = Linear(width, width, bias=config.qkv_bias)
         self.norm = QKNorm(config.head_dim)
-        self.proj = nn.Linear(width, width)
+        self.proj = Linear(width, width)
 
     def project(self, x_BND: Tensor) -> QKV:
         if self.fused:
@@ -75,7 +76,7 @@ class StreamMLP(nn.ModuleList):
 
     def __init__(self, config: MMDiTConfig) -> None:
         width, hidden = config.hidden_size, config.mlp_hidden_dim
-        super().__init__([nn.Linear(width, hidden), nn.Identity(), nn.Linear(hidden, width)])
+        super().__init__([Linear(width, hidden), nn.Identity(), Linear(hidden, width)])
 
     def forward(self, x_BND: Tensor) -> Tensor:
         up, _, down = self
@@ -123,12 +124,12 @@ class SingleBlock(nn.Module):
         self.fused = config.fused_qkv
         self.widths = (*[width] * (3 if self.fused else 1), mlp_width)
         if self.fused:
-            self.linear1 = nn.Linear(width, 3 * width + mlp_width)
+            self.linear1 = Linear(width, 3 * width + mlp_width)
         else:
-            self.q_proj = nn.Linear(width, width)
-            self.k_proj = nn.Linear(width, width)
-            self.v_mlp = nn.Linear(width, width + mlp_width)
-        self.linear2 = nn.Linear(width + mlp_width, width)
+            self.q_proj = Linear(width, width)
+            self.k_proj = Linear(width, width)
+            self.v_mlp = Linear(width, width + mlp_width)
+        self.linear2 = Linear(width + mlp_width, width)
         self.norm = QKNorm(config.head_dim)
         self.modulation = Modulation(width, 3)
         self.attend = RotaryAttention(parts=int(config.use_liger_rope))
@@ -158,9 +159,9 @@ class SingleBlock(nn.Module):
             torch.split(part, widths) for part in self._joint.parameters()
         )
         of_heads, of_mlp = torch.split(self.linear2.weight, [head_widths[0], mlp_width], dim=1)
-        heads = torch.split(F.linear(x_BMD, into_heads, heads_bias), head_widths, dim=-1)
+        heads = torch.split(linear(x_BMD, into_heads, heads_bias), head_widths, dim=-1)
         attended = self._attend(x_BMD, heads, rope_M1P)
-        return fused_mlp(x_BMD, into_mlp, mlp_bias, of_mlp, None) + F.linear(attended, of_heads, self.linear2.bias)
+        return fused_mlp(x_BMD, into_mlp, mlp_bias, of_mlp, None) + linear(attended, of_heads, self.linear2.bias)
 
     def _attend(self, x_BMD: Tensor, heads: Sequence[Tensor], rope_M1P: Tensor) -> Tensor:
         """`heads` are queries, keys and values, or the values alone where the others have layers of their own."""

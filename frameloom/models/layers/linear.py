@@ -1,0 +1,89 @@
+"""Linear layers, whose products on some processors are oneDNN's instead of MKL's.
+
+torch multiplies matrices of float32 with MKL, which has code for AVX-512 on Intel's processors alone; oneDNN, which
+torch has for convolutions, has it for all. On an AMD EPYC with AVX-512 its products of tokens with weights, and of
+their gradients with weights, take a tenth to a sixth less time. Those of both with each other, which give the gradient
+of a weight, do not: oneDNN would copy one of them first.
+
+Shape letters: N rows, K width of a row, M width of the result.
+"""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from frameloom.core.host_cpu import mkl_misses_avx512
+
+# Multiplications from which a product gains more than the way to it costs.
+_LEAST_WORK = 1 << 27
+
+
+class Linear(nn.Linear):
+    def forward(self, input: Tensor) -> Tensor:
+        return linear(input, self.weight, self.bias)
+
+
+def linear(x: Tensor, weight_MK: Tensor, bias_M: Tensor | None = None) -> Tensor:
+    """What torch's function of this name gives, within rounding."""
+    if is_plain(x) and weight_MK.dtype == torch.float32 and _has_faster(x, weight_MK):
+        return cast(Tensor, _Linear.apply(x, weight_MK, bias_M))  # type: ignore[no-untyped-call]
+    return F.linear(x, weight_MK, bias_M)
+
+
+def is_plain(x: Tensor) -> bool:
+    """Whether these are numbers in float32 on the host that nothing watches or converts.
+
+    Tensors of another kind may hold no numbers at all, and a compiler fuses the plain form by itself.
+    """
+    return (
+        x.device.type == "cpu"
+        and x.dtype == torch.float32
+        and type(x) is Tensor
+        and not torch.compiler.is_compiling()
+        and not torch.is_autocast_enabled("cpu")
+    )
+
+
+def multiply(x: Tensor, weight_MK: Tensor, bias_M: Tensor | None = None) -> Tensor:
+    """The same for plain numbers (`is_plain`), without a gradient."""
+    if not _has_faster(x, weight_MK):
+        return F.linear(x, weight_MK, bias_M)
+    made: Tensor = torch.ops.mkldnn._linear_pointwise(x, _in_one_piece(weight_MK), bias_M, "none", [], "")
+    return made
+
+
+def _has_faster(x: Tensor, weight_MK: Tensor) -> bool:
+    is_large = x.numel() * len(weight_MK) >= _LEAST_WORK
+    return is_large and mkl_misses_avx512() and torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
+
+
+def _in_one_piece(weight_MK: Tensor) -> Tensor:
+    """With some columns of a layer's weights, oneDNN would multiply one number after the other; a copy costs little."""
+    if weight_MK.is_contiguous() or weight_MK.t().is_contiguous():
+        return weight_MK
+    return weight_MK.contiguous() if weight_MK.stride(1) == 1 else weight_MK.t().contiguous().t()
+
+
+class _Linear(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight_MK: Tensor, bias_M: Tensor | None) -> Tensor:
+        needs_x, needs_weight, _ = ctx.needs_input_grad
+        ctx.save_for_backward(x if needs_weight else None, weight_MK if needs_x else None)
+        return multiply(x, weight_MK, bias_M)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight_MK = ctx.saved_tensors
+        needs_x, needs_weight, needs_bias = ctx.needs_input_grad
+        grad_NM = grad.flatten(0, -2)
+        return (
+            multiply(grad, weight_MK.t()) if needs_x else None,
+            torch.mm(grad_NM.t(), x.flatten(0, -2)) if needs_weight else None,
+            grad_NM.sum(0) if needs_bias else None,
+        )

@@ -1,0 +1,107 @@
+"""Linear layers through oneDNN: numbers and gradients of the formula, and when they are torch's own."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from frameloom.core.random import stream
+from frameloom.models.layers import linear as module
+from frameloom.models.layers.linear import Linear, linear
+
+WIDTH, MADE = 48, 80
+
+
+class Seen(TorchDispatchMode):
+    """Counts products of oneDNN."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        self.count += func is torch.ops.mkldnn._linear_pointwise.default
+        return func(*args, **(kwargs or {}))
+
+
+def draw(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=stream(seed, "test linear"))
+
+
+@pytest.fixture
+def wants_onednn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the processor, and for small products, too."""
+    monkeypatch.setattr(module, "mkl_misses_avx512", lambda: True)
+    monkeypatch.setattr(module, "_LEAST_WORK", 1)
+
+
+def list_weights() -> dict[str, Tensor]:
+    """In one piece, some rows, some columns, and the other way round."""
+    large = draw(2 * MADE, 2 * WIDTH, seed=1)
+    return {
+        "whole": draw(MADE, WIDTH, seed=1),
+        "rows": draw(2 * MADE, WIDTH, seed=1)[MADE:],
+        "columns": large[:MADE, WIDTH:],
+        "turned": draw(WIDTH, MADE, seed=1).t(),
+        "turned columns": draw(2 * WIDTH, 2 * MADE, seed=1)[WIDTH:, MADE:].t(),
+    }
+
+
+@pytest.mark.parametrize("kind", list_weights())
+@pytest.mark.parametrize("has_bias", [True, False])
+def test_numbers_and_gradients_are_those_of_the_formula(wants_onednn: None, kind: str, has_bias: bool) -> None:
+    # Rows of a larger tensor, and a gradient that lies another way.
+    x, weight = draw(3, 7, 2 * WIDTH)[..., WIDTH:], list_weights()[kind]
+    push = draw(7, 3, MADE, seed=2).transpose(0, 1)
+    inputs = [x, weight, *([draw(MADE, seed=3)] if has_bias else [])]
+    ours = [part.requires_grad_() for part in inputs]
+    exact = [part.detach().double().requires_grad_() for part in inputs]
+    with Seen() as seen:
+        made = linear(*ours)
+        found = [made, *torch.autograd.grad(made, ours, push)]
+    assert seen.count == 2
+    expected = F.linear(*exact)
+    for one, other in zip(found, [expected, *torch.autograd.grad(expected, exact, push.double())], strict=True):
+        assert one.shape == other.shape and (one - other).abs().max() <= 2e-6 * other.abs().max()
+    with torch.no_grad():
+        assert torch.equal(linear(*ours), made)
+        weight[0, 0] += 1
+        assert (linear(*ours) - made).abs().max() > 1e-3
+
+
+def test_what_is_frozen_gets_no_gradient(wants_onednn: None) -> None:
+    layer, x = Linear(WIDTH, MADE), draw(5, WIDTH).requires_grad_()
+    layer.requires_grad_(False)
+    layer(x).sum().backward()
+    assert layer.weight.grad is None and x.grad is not None
+    with Seen() as seen:
+        made = layer(x.detach())
+    assert seen.count == 1 and not made.requires_grad
+
+
+def test_other_numbers_are_multiplied_by_torch(wants_onednn: None) -> None:
+    layer, x = Linear(WIDTH, MADE), draw(5, WIDTH)
+    with Seen() as seen:
+        layer(x)
+        assert seen.count == 1
+        assert layer.double()(x.double()).dtype == torch.float64
+        layer.float()
+        with torch.autocast("cpu", torch.bfloat16):
+            assert layer(x).dtype == torch.bfloat16
+        layer.to("meta")(x.to("meta"))
+    assert seen.count == 1
+
+
+def test_small_products_and_other_processors_are_left_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    layer, large, small = Linear(1024, 256), draw(512, 1024), draw(511, 1024)
+    monkeypatch.setattr(module, "mkl_misses_avx512", lambda: True)
+    with Seen() as seen:
+        layer(large)
+        assert seen.count == 1
+        assert torch.equal(layer(small), F.linear(small, layer.weight, layer.bias))
+        monkeypatch.setattr(module, "mkl_misses_avx512", lambda: False)
+        assert torch.equal(layer(large), F.linear(large, layer.weight, layer.bias))
+    assert seen.count == 1
