@@ -41,9 +41,11 @@ from frameloom.bench.harness import (
 )
 from frameloom.bench.model_peers import Peer, build_peer
 from frameloom.bench.peers import load_peer
+from frameloom.core.host_cpu import mkl_misses_avx512
 from frameloom.core.random import stream
 from frameloom.models.denoisers import get_family
 from frameloom.models.denoisers.base import DenoiserFamily
+from frameloom.models.layers.linear import multiply
 from frameloom.models.text import TextStates
 from frameloom.plan.costs import TextShape, measure_costs
 from frameloom.train.compiling import compile_blocks
@@ -203,7 +205,9 @@ def _measure_case(topic: str, case: Case, places: list[Elsewhere], effort: Effor
     if case.is_large and case.batch == 1:
         sides["kept"] = places[1].build(build_other_step, case, case.compiler)
     if case.is_large:
-        sides["product"] = _build_product()
+        sides["product"] = _build_product(torch.mm)
+        if mkl_misses_avx512():
+            sides["oneDNN"] = _build_product(multiply)
     bare = choose_bare(case, family.num_tokens(config, case.latent))
     if bare is not None:
         sides["bare"] = bare.build_step()
@@ -219,7 +223,13 @@ def _measure_case(topic: str, case: Case, places: list[Elsewhere], effort: Effor
         flops = count_flops(case)
         name = f"{case.name}, of the rate of a product"
         own, product = _Done(times["ours"], flops), times["product"]
-        yield _compare_shares(topic, name, own, _Done(times["other"], flops), product, against)
+        row = _compare_shares(topic, name, own, _Done(times["other"], flops), product, against)
+        if "oneDNN" in times:
+            share = own.share_of(times["oneDNN"])
+            row = replace(
+                row, note=f"{row.note}; of the rate of oneDNN's products, which ours are in part, {share:.0%}"
+            )
+        yield row
         if bare is not None:
             yardstick = _Done(times["bare"], bare.count_flops())
             yield _compare_shares(topic, f"{name}, and a bare DiT", own, yardstick, product, bare.name)
@@ -239,12 +249,12 @@ def _check_peer(case: Case, family: DenoiserFamily, model: nn.Module, inputs: In
     return peer.name, find_gap(family, model, peer, inputs)
 
 
-def _build_product() -> Work:
+def _build_product(product: Callable[[Tensor, Tensor], Tensor]) -> Work:
     matrix = torch.randn(_MATRIX_SIDE, _MATRIX_SIDE, generator=stream(0, "bench matrix"))
 
     def multiply() -> None:
         for _ in range(_MATRIX_TIMES):
-            torch.mm(matrix, matrix)
+            product(matrix, matrix)
 
     return multiply
 

@@ -21,6 +21,8 @@ from frameloom.core.host_cpu import mkl_misses_avx512
 
 # Multiplications from which a product gains more than the way to it costs.
 _LEAST_WORK = 1 << 27
+# Numbers of a weight from which compiled code takes that way: it is for any number of rows.
+_LEAST_WEIGHT = 1 << 17
 
 
 class Linear(nn.Linear):
@@ -30,8 +32,13 @@ class Linear(nn.Linear):
 
 def linear(x: Tensor, weight_MK: Tensor, bias_M: Tensor | None = None) -> Tensor:
     """What torch's function of this name gives, within rounding."""
-    if is_plain(x) and weight_MK.dtype == torch.float32 and _has_faster(x, weight_MK):
-        return cast(Tensor, _Linear.apply(x, weight_MK, bias_M))  # type: ignore[no-untyped-call]
+    is_single = x.dtype == weight_MK.dtype == torch.float32
+    if is_single and _is_on_host(x) and _wants_onednn():
+        if torch.compiler.is_compiling():
+            if weight_MK.numel() >= _LEAST_WEIGHT:
+                return cast(Tensor, _compiled_linear(x, weight_MK, bias_M))
+        elif type(x) is Tensor and _has_faster(x, weight_MK):
+            return cast(Tensor, _Linear.apply(x, weight_MK, bias_M))  # type: ignore[no-untyped-call]
     return F.linear(x, weight_MK, bias_M)
 
 
@@ -40,13 +47,8 @@ def is_plain(x: Tensor) -> bool:
 
     Tensors of another kind may hold no numbers at all, and a compiler fuses the plain form by itself.
     """
-    return (
-        x.device.type == "cpu"
-        and x.dtype == torch.float32
-        and type(x) is Tensor
-        and not torch.compiler.is_compiling()
-        and not torch.is_autocast_enabled("cpu")
-    )
+    is_bare = type(x) is Tensor and not torch.compiler.is_compiling()
+    return is_bare and x.dtype == torch.float32 and _is_on_host(x)
 
 
 def multiply(x: Tensor, weight_MK: Tensor, bias_M: Tensor | None = None) -> Tensor:
@@ -57,9 +59,18 @@ def multiply(x: Tensor, weight_MK: Tensor, bias_M: Tensor | None = None) -> Tens
     return made
 
 
+def _is_on_host(x: Tensor) -> bool:
+    return x.device.type == "cpu" and not torch.is_autocast_enabled("cpu")
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _wants_onednn() -> bool:
+    return mkl_misses_avx512() and torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
+
+
 def _has_faster(x: Tensor, weight_MK: Tensor) -> bool:
     is_large = x.numel() * len(weight_MK) >= _LEAST_WORK
-    return is_large and mkl_misses_avx512() and torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
+    return is_large and _wants_onednn()
 
 
 def _in_one_piece(weight_MK: Tensor) -> Tensor:
@@ -72,18 +83,35 @@ def _in_one_piece(weight_MK: Tensor) -> Tensor:
 class _Linear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight_MK: Tensor, bias_M: Tensor | None) -> Tensor:
-        needs_x, needs_weight, _ = ctx.needs_input_grad
-        ctx.save_for_backward(x if needs_weight else None, weight_MK if needs_x else None)
+        _keep(ctx, (x, weight_MK, bias_M))
         return multiply(x, weight_MK, bias_M)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        x, weight_MK = ctx.saved_tensors
-        needs_x, needs_weight, needs_bias = ctx.needs_input_grad
-        grad_NM = grad.flatten(0, -2)
-        return (
-            multiply(grad, weight_MK.t()) if needs_x else None,
-            torch.mm(grad_NM.t(), x.flatten(0, -2)) if needs_weight else None,
-            grad_NM.sum(0) if needs_bias else None,
-        )
+        return _find_gradients(ctx, grad, multiply)
+
+
+def _keep(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor | None], output: Tensor | None = None) -> None:
+    x, weight_MK, _ = inputs
+    needs_x, needs_weight, *_ = ctx.needs_input_grad
+    ctx.save_for_backward(x if needs_weight else None, weight_MK if needs_x else None)
+
+
+def _find_gradients(ctx: Any, grad: Tensor, product: Any) -> tuple[Tensor | None, ...]:
+    x, weight_MK = ctx.saved_tensors
+    needs_x, needs_weight, needs_bias, *_ = ctx.needs_input_grad
+    grad_NM = grad.flatten(0, -2)
+    return (
+        product(grad, weight_MK.t(), None) if needs_x else None,
+        torch.mm(grad_NM.t(), x.flatten(0, -2)) if needs_weight else None,
+        grad_NM.sum(0) if needs_bias else None,
+    )
+
+
+# A compiler takes it as it is, and does not look inside.
+_compiled_linear = torch.library.custom_op(
+    "frameloom::linear", multiply, mutates_args=(), schema="(Tensor x, Tensor weight, Tensor? bias) -> Tensor"
+)
+_compiled_linear.register_fake(lambda x, weight, bias: x.new_empty(*x.shape[:-1], len(weight)))
+_compiled_linear.register_autograd(lambda ctx, grad: _find_gradients(ctx, grad, _compiled_linear), setup_context=_keep)

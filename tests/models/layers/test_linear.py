@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.profiler import ProfilerActivity, profile
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from frameloom.core.random import stream
@@ -105,3 +106,20 @@ def test_small_products_and_other_processors_are_left_to_torch(monkeypatch: pyte
         monkeypatch.setattr(module, "mkl_misses_avx512", lambda: False)
         assert torch.equal(layer(large), F.linear(large, layer.weight, layer.bias))
     assert seen.count == 1
+
+
+def test_compiled_code_multiplies_with_it_too(wants_onednn: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_LEAST_WEIGHT", WIDTH * MADE)
+    torch.compiler.reset()
+    layer, small = Linear(WIDTH, MADE), Linear(WIDTH, MADE - 1)
+    compiled = [torch.compile(one.forward, fullgraph=True, dynamic=True, backend="aot_eager") for one in (layer, small)]
+    for num_rows in (5, 9):
+        x = draw(2, num_rows, WIDTH).requires_grad_()
+        inputs = [x, layer.weight, layer.bias]
+        with profile(activities=[ProfilerActivity.CPU]) as seen:
+            made = [step(x) for step in compiled]
+            found = torch.autograd.grad(made[0].square().sum(), inputs)
+        assert sum(event.name == "mkldnn::_linear_pointwise" for event in seen.events()) == 2
+        assert torch.equal(made[0], layer(x))
+        for one, other in zip(found, torch.autograd.grad(layer(x).square().sum(), inputs), strict=True):
+            assert torch.equal(one, other)
