@@ -53,7 +53,6 @@ def has_avx512() -> bool:
     return "avx512f" in _read_flags()
 
 
-@cache
 def mkl_misses_avx512() -> bool:
     """Whether MKL does without AVX-512, as on all processors but Intel's, where oneDNN uses it."""
     may_use = os.environ.get(ISA_LIMIT, _WITHOUT_TILES) == _WITHOUT_TILES

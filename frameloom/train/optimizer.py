@@ -230,6 +230,8 @@ def _refuse_other_keys(own: set[str], given: set[str], what: str) -> None:
 
 
 _CLIP_EPS = 1e-6  # what torch adds to the norm before it divides
+# Numbers of a gradient whose squares are added up at a time.
+_PIECE = 1 << 18
 
 
 @torch.no_grad()
@@ -279,13 +281,14 @@ def measure_gradients(params: Sequence[nn.Parameter]) -> Tensor:
 def _measure_on_host(grads: Sequence[Tensor]) -> Tensor:
     """Products of each gradient with itself: a quarter of the time of torch's norm on large ones, and a truer sum.
 
-    More than half of all tensors are vectors, whose products would be all overhead: they are joined first.
+    More than half of all tensors are vectors, whose products would be all overhead: they are joined first. Large ones
+    are cut: a product keeps few sums, and of 25 million squares MKL on an AMD loses one in three thousand.
     """
     vectors = [grad for grad in grads if grad.ndim == 1]
     flat = [grad.flatten() for grad in grads if grad.ndim != 1]
     if vectors:
         flat.append(torch.cat(vectors))
-    return torch.stack([torch.dot(one, one) for one in flat]).sum().sqrt()
+    return torch.stack([torch.dot(part, part) for one in flat for part in torch.split(one, _PIECE)]).sum().sqrt()
 
 
 @torch.no_grad()

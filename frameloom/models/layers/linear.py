@@ -19,6 +19,7 @@ from torch.autograd.function import once_differentiable
 
 from frameloom.core.host_cpu import mkl_misses_avx512
 
+_WANTS_ONEDNN: bool = mkl_misses_avx512() and torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
 # Multiplications from which a product gains more than the way to it costs.
 _LEAST_WORK = 1 << 27
 # Numbers of a weight from which compiled code takes that way: it is for any number of rows.
@@ -33,7 +34,7 @@ class Linear(nn.Linear):
 def linear(x: Tensor, weight_MK: Tensor, bias_M: Tensor | None = None) -> Tensor:
     """What torch's function of this name gives, within rounding."""
     is_single = x.dtype == weight_MK.dtype == torch.float32
-    if is_single and _is_on_host(x) and _wants_onednn():
+    if is_single and _is_on_host(x) and _WANTS_ONEDNN:
         if torch.compiler.is_compiling():
             if weight_MK.numel() >= _LEAST_WEIGHT:
                 return cast(Tensor, _compiled_linear(x, weight_MK, bias_M))
@@ -63,14 +64,9 @@ def _is_on_host(x: Tensor) -> bool:
     return x.device.type == "cpu" and not torch.is_autocast_enabled("cpu")
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
-def _wants_onednn() -> bool:
-    return mkl_misses_avx512() and torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
-
-
 def _has_faster(x: Tensor, weight_MK: Tensor) -> bool:
     is_large = x.numel() * len(weight_MK) >= _LEAST_WORK
-    return is_large and _wants_onednn()
+    return is_large and _WANTS_ONEDNN
 
 
 def _in_one_piece(weight_MK: Tensor) -> Tensor:

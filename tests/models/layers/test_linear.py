@@ -35,7 +35,7 @@ def draw(*shape: int, seed: int = 0) -> Tensor:
 @pytest.fixture
 def wants_onednn(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever the processor, and for small products, too."""
-    monkeypatch.setattr(module, "mkl_misses_avx512", lambda: True)
+    monkeypatch.setattr(module, "_WANTS_ONEDNN", True)
     monkeypatch.setattr(module, "_LEAST_WORK", 1)
 
 
@@ -98,12 +98,12 @@ def test_other_numbers_are_multiplied_by_torch(wants_onednn: None) -> None:
 
 def test_small_products_and_other_processors_are_left_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     layer, large, small = Linear(1024, 256), draw(512, 1024), draw(511, 1024)
-    monkeypatch.setattr(module, "mkl_misses_avx512", lambda: True)
+    monkeypatch.setattr(module, "_WANTS_ONEDNN", True)
     with Seen() as seen:
         layer(large)
         assert seen.count == 1
         assert torch.equal(layer(small), F.linear(small, layer.weight, layer.bias))
-        monkeypatch.setattr(module, "mkl_misses_avx512", lambda: False)
+        monkeypatch.setattr(module, "_WANTS_ONEDNN", False)
         assert torch.equal(layer(large), F.linear(large, layer.weight, layer.bias))
     assert seen.count == 1
 

@@ -53,6 +53,7 @@ class VAEContract:
     wrong_frames: ClassVar[int]
     learn_px: ClassVar[int] = 16
     num_steps: ClassVar[int] = 8
+    learn_rate: ClassVar[float] = 3e-3
 
     @property
     def family(self) -> VAEFamily:
@@ -157,7 +158,7 @@ class VAEContract:
             torch.manual_seed(0)
             model = self.family.build(self.family.sizes["tiny"]).train()
         pixels = make_waves(self.clip[0], self.learn_px)
-        optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
+        optimizer = torch.optim.Adam(model.parameters(), lr=self.learn_rate)
         errors = []
         for _ in range(self.num_steps):
             error = (model.decode(model.encode(pixels).mode()) - pixels).abs().mean()
