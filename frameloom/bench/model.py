@@ -252,11 +252,11 @@ def _check_peer(case: Case, family: DenoiserFamily, model: nn.Module, inputs: In
 def _build_product(product: Callable[[Tensor, Tensor], Tensor]) -> Work:
     matrix = torch.randn(_MATRIX_SIDE, _MATRIX_SIDE, generator=stream(0, "bench matrix"))
 
-    def multiply() -> None:
+    def run() -> None:
         for _ in range(_MATRIX_TIMES):
             product(matrix, matrix)
 
-    return multiply
+    return run
 
 
 def choose_bare(case: Case, num_tokens: int) -> BareDiT | None:

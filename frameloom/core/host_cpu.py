@@ -46,21 +46,17 @@ def avoid_avx512_in_half() -> None:
 
 def announces_tiles() -> bool:
     """Whether torch would use tiles here."""
-    return "amx_bf16" in _read_flags()
+    return "amx_bf16" in _read_line("flags")
 
 
 def has_avx512() -> bool:
-    return "avx512f" in _read_flags()
+    return "avx512f" in _read_line("flags")
 
 
 def mkl_misses_avx512() -> bool:
     """Whether MKL does without AVX-512, as on all processors but Intel's, where oneDNN uses it."""
     may_use = os.environ.get(ISA_LIMIT, _WITHOUT_TILES) == _WITHOUT_TILES
     return has_avx512() and may_use and "GenuineIntel" not in _read_line("vendor_id")
-
-
-def _read_flags() -> frozenset[str]:
-    return _read_line("flags")
 
 
 @cache

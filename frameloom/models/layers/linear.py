@@ -65,8 +65,7 @@ def _is_on_host(x: Tensor) -> bool:
 
 
 def _has_faster(x: Tensor, weight_MK: Tensor) -> bool:
-    is_large = x.numel() * len(weight_MK) >= _LEAST_WORK
-    return is_large and _WANTS_ONEDNN
+    return _WANTS_ONEDNN and x.numel() * len(weight_MK) >= _LEAST_WORK
 
 
 def _in_one_piece(weight_MK: Tensor) -> Tensor:

@@ -45,7 +45,8 @@ def _count_saved(kept: list[int], tensor: Tensor) -> Tensor:
 
 class VAEContract:
     """Set `family_name`; `narrow` overrides make the tiny size smaller still; `clip` is (F, H, W) of a test clip that
-    has at least two latent frames; `wrong_frames` cannot be encoded; `learn_px` is the side of the clips it learns."""
+    has at least two latent frames; `wrong_frames` cannot be encoded; `learn_px` is the side of the clips it learns,
+    in `num_steps` at `learn_rate`."""
 
     family_name: ClassVar[str]
     narrow: ClassVar[dict[str, Any]] = {}
