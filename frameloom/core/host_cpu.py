@@ -56,7 +56,13 @@ def has_avx512() -> bool:
 def mkl_misses_avx512() -> bool:
     """Whether MKL does without AVX-512, as on all processors but Intel's, where oneDNN uses it."""
     may_use = os.environ.get(ISA_LIMIT, _WITHOUT_TILES) == _WITHOUT_TILES
-    return has_avx512() and may_use and "GenuineIntel" not in _read_line("vendor_id")
+    return has_avx512() and may_use and mkl_is_foreign()
+
+
+def mkl_is_foreign() -> bool:
+    """Whether MKL, which is Intel's, runs on the x86 processor of another maker."""
+    vendor = _read_line("vendor_id")
+    return bool(vendor) and "GenuineIntel" not in vendor
 
 
 @cache

@@ -288,7 +288,8 @@ def _measure_on_host(grads: Sequence[Tensor]) -> Tensor:
     flat = [grad.flatten() for grad in grads if grad.ndim != 1]
     if vectors:
         flat.append(torch.cat(vectors))
-    return torch.stack([torch.dot(part, part) for one in flat for part in torch.split(one, _PIECE)]).sum().sqrt()
+    parts = [part for one in flat for part in (torch.split(one, _PIECE) if len(one) > _PIECE else (one,))]
+    return torch.stack([torch.dot(part, part) for part in parts]).sum().sqrt()
 
 
 @torch.no_grad()

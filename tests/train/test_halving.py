@@ -139,6 +139,7 @@ def test_a_run_whose_bucket_does_not_fit_equals_one_with_more_memory(
         extra["text"] = {"dropout": 0.5}
     else:
         extra["autoencoder"] = {"image_share": 0.3}
+        extra["optim"] = {**OPTIM, "lr": 1e-4}  # at ten times as much its loss grows, and every rounding with it
     whole = train(world.recipe("--name", "whole", task=task, **extra))
     fail(monkeypatch, {"bucket": LONG, "samples_over": 2}, {"bucket": LONG, "samples_over": 1, "step": [5, 6]})
     with caplog.at_level(logging.WARNING):

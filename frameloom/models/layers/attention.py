@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from frameloom.models.layers.linear import Linear
 from frameloom.models.layers.rope import rotate
 from frameloom.models.layers.sequence_parallel import ALONE, SequenceGroup
+from frameloom.models.layers.short_attention import attend_shortly, is_short
 
 _FLASH_DTYPES = (torch.float16, torch.bfloat16)
 
@@ -25,11 +26,13 @@ def attend(
 ) -> Tensor:
     """Softmax attention; `mask` broadcasts to [B, H, N, M], either bool (True may be looked at) or added to the scores.
 
-    The package flash-attn takes over on CUDA in half precision where it is installed and nothing is masked; PyTorch's
-    own choice of kernels serves everything else.
+    Where nothing is masked, the package flash-attn takes over on CUDA in half precision, if it is installed, and
+    `short_attention` on some processors; PyTorch's own choice of kernels serves everything else.
     """
     if mask is None and _can_flash(q_BHND):
         return _flash(q_BHND, k_BHMD, v_BHMD, scale)
+    if mask is None and is_short(q_BHND, k_BHMD):
+        return attend_shortly(q_BHND, k_BHMD, v_BHMD, scale)
     return F.scaled_dot_product_attention(q_BHND, k_BHMD, v_BHMD, attn_mask=mask, scale=scale)
 
 

@@ -16,13 +16,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from frameloom.models.layers.linear import Linear, is_plain, multiply
+from frameloom.models.layers.linear import Linear, is_plain, multiply, multiply_rows
 
 # 0.5 * (1 + tanh(u)) = sigmoid(2u), with 2u = _OUTER * (x + _CUBIC * x^3)
 _OUTER = 2 * (2 / torch.pi) ** 0.5
 _CUBIC = 0.044715
-# Numbers that are worked on at a time.
-_PIECE = 1 << 16
+# Numbers that are worked on at a time: in larger pieces they leave the caches, in smaller ones calls take longer than
+# they work.
+_PIECE = 1 << 18
 
 
 def gelu(x: Tensor) -> Tensor:
@@ -86,14 +87,14 @@ class _FusedMLP(torch.autograd.Function):
     def backward(ctx: Any, grad_NE: Tensor) -> tuple[Tensor | None, ...]:
         x_ND, up_HD, down_EH, value_NH, slope_NH = ctx.saved_tensors
         needs_x, needs_up, needs_bias, needs_down, needs_down_bias = ctx.needs_input_grad
-        grad_down = torch.mm(grad_NE.t(), value_NH) if needs_down else None
+        grad_down = multiply_rows(grad_NE, value_NH) if needs_down else None
         grad_down_bias = grad_NE.sum(0) if needs_down_bias else None
         if slope_NH is None:
             return None, None, None, grad_down, grad_down_bias
         grad_NH = multiply(grad_NE, down_EH.t()).mul_(slope_NH)
         return (
             multiply(grad_NH, up_HD.t()) if needs_x else None,
-            torch.mm(grad_NH.t(), x_ND) if needs_up else None,
+            multiply_rows(grad_NH, x_ND) if needs_up else None,
             grad_NH.sum(0) if needs_bias else None,
             grad_down,
             grad_down_bias,
@@ -102,8 +103,9 @@ class _FusedMLP(torch.autograd.Function):
 
 def _activate(hidden_NH: Tensor, bias_H: Tensor, value_NH: Tensor) -> None:
     """Fill `value` with GELU(hidden + bias), and `hidden` with its slope, unless both are the same."""
-    num_rows = max(1, _PIECE // hidden_NH.shape[1])
-    rooms = torch.empty(3, min(num_rows, len(hidden_NH)), hidden_NH.shape[1])
+    # Three rooms for a piece, which together are not larger than what is worked on.
+    num_rows = max(1, min(_PIECE // hidden_NH.shape[1], len(hidden_NH) // 3))
+    rooms = torch.empty(3, num_rows, hidden_NH.shape[1])
     for start in range(0, len(hidden_NH), num_rows):
         hidden, value = hidden_NH[start : start + num_rows], value_NH[start : start + num_rows]
         x, square, gate = rooms[:, : len(hidden)]

@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from frameloom.core.random import stream
 from frameloom.models.layers import linear as module
-from frameloom.models.layers.linear import Linear, linear
+from frameloom.models.layers.linear import Linear, linear, multiply_rows
 
 WIDTH, MADE = 48, 80
 
@@ -81,6 +81,18 @@ def test_what_is_frozen_gets_no_gradient(wants_onednn: None) -> None:
     with Seen() as seen:
         made = layer(x.detach())
     assert seen.count == 1 and not made.requires_grad
+
+
+@pytest.mark.parametrize(("widths", "is_onednn"), [(4, True), (3, False)])
+def test_rows_of_much_unlike_widths_are_multiplied_by_it_too(wants_onednn: None, widths: int, is_onednn: bool) -> None:
+    x, push = draw(9, widths * WIDTH), draw(WIDTH, 9, seed=2).t()
+    with Seen() as seen:
+        found = multiply_rows(push, x)
+    expected = push.double().t() @ x.double()
+    # A gradient that lies otherwise than its weight would be copied before it is added up.
+    assert seen.count == is_onednn and found.is_contiguous()
+    assert (found - expected).abs().max() <= 2e-6 * expected.abs().max()
+    assert (multiply_rows(push + 0.1, x) - found).abs().max() > 1e-3
 
 
 def test_other_numbers_are_multiplied_by_torch(wants_onednn: None) -> None:
