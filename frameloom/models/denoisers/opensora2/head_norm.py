@@ -21,7 +21,7 @@ def _invert_length(heads_BNHD: Tensor) -> Tensor:
 
 
 def _scale(heads_BNHD: Tensor, scale_D: Tensor) -> Tensor:
-    """One long row per token: the gradient of the scale is then a sum over rows, not a slow strided one."""
+    """One long row per token: the gradient that torch finds is then a sum over rows, not a slow strided one."""
     num_heads, width = heads_BNHD.shape[-2:]
     return torch.unflatten(heads_BNHD.flatten(2) * scale_D.repeat(num_heads), -1, (num_heads, width))
 
@@ -34,7 +34,7 @@ class _ScaledUnit(torch.autograd.Function):
         inverse = _invert_length(heads_BNHD)
         unit = heads_BNHD * inverse
         ctx.save_for_backward(unit, inverse, scale_D)
-        return _scale(unit, scale_D)
+        return unit * scale_D
 
     @staticmethod
     def backward(ctx: Any, grad_BNHD: Tensor) -> tuple[Tensor, Tensor]:
@@ -43,7 +43,7 @@ class _ScaledUnit(torch.autograd.Function):
         product = grad_BNHD.flatten(2) * unit.flatten(2)
         grad_scale = product.flatten(0, 1).sum(0).view(num_heads, width).sum(0)
         mean = (product.reshape(-1, width) @ (scale_D / width)).view_as(inverse)
-        grad = torch.addcmul(_scale(grad_BNHD, scale_D), unit, mean, value=-1)
+        grad = torch.addcmul(grad_BNHD * scale_D, unit, mean, value=-1)
         return grad.mul_(inverse), grad_scale
 
 
