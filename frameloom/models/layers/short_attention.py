@@ -20,14 +20,15 @@ from frameloom.core.host_cpu import mkl_is_foreign
 from frameloom.models.layers.linear import is_plain
 
 _IS_FASTER = mkl_is_foreign()
-# Keys at most, and how many of them for each channel of a head: scores are kept for the backward pass.
-_MOST_KEYS, _MOST_PER_CHANNEL = 64, 2
+# Queries and keys at most, and how many keys for each channel of a head: scores are kept for the backward pass.
+_MOST_QUERIES, _MOST_KEYS, _MOST_PER_CHANNEL = 256, 64, 2
 
 
 def is_short(q_BHND: Tensor, k_BHMD: Tensor) -> bool:
-    """Whether `attend_shortly` is for these: plain numbers, and few keys."""
-    num_keys, width = k_BHMD.shape[2:]
-    return _IS_FASTER and num_keys <= min(_MOST_KEYS, _MOST_PER_CHANNEL * width) and is_plain(q_BHND)
+    """Whether `attend_shortly` is for these: plain numbers, few keys, and not very many queries."""
+    num_queries, num_keys, width = q_BHND.shape[2], *k_BHMD.shape[2:]
+    is_small = num_queries <= _MOST_QUERIES and num_keys <= min(_MOST_KEYS, _MOST_PER_CHANNEL * width)
+    return _IS_FASTER and is_small and is_plain(q_BHND)
 
 
 def attend_shortly(q_BHND: Tensor, k_BHMD: Tensor, v_BHMD: Tensor, scale: float | None = None) -> Tensor:

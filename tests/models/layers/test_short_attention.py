@@ -79,10 +79,11 @@ def test_what_is_frozen_gets_no_gradient(is_faster: None) -> None:
 
 
 @pytest.mark.parametrize(
-    "why", ["many keys", "narrow heads", "a mask", "half precision", "autocast", "another processor"]
+    "why", ["many queries", "many keys", "narrow heads", "a mask", "half precision", "autocast", "another processor"]
 )
 def test_all_else_is_left_to_the_kernel(is_faster: None, monkeypatch: pytest.MonkeyPatch, why: str) -> None:
-    heads = draw_heads(4, NUM_KEYS.get(why, 4), width=64 if why == "many keys" else WIDTH)
+    num_queries = 257 if why == "many queries" else 4
+    heads = draw_heads(num_queries, NUM_KEYS.get(why, 4), width=64 if why == "many keys" else WIDTH)
     if why == "half precision":
         heads = [part.bfloat16() for part in heads]
     if why == "another processor":
