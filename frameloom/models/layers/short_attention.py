@@ -2,7 +2,7 @@
 
 torch's fused kernel for CPUs multiplies one small matrix after the other with MKL, which takes a microsecond for each
 on processors that are not Intel's, however small it is. On an AMD EPYC, forward and backward of attention along 4
-frames take a third of its time this way, over 64 tokens nine tenths to two thirds. On an Intel Xeon, where they took
+frames take a third of its time this way, over 64 tokens five to nine tenths. On an Intel Xeon, where they took
 0.8 to 1.4 times as long, and with more keys, whose scores would take more memory than the tokens, the kernel stays.
 
 Shape letters: B batch, H heads, G = B * H, N queries, M keys, D head width.

@@ -281,7 +281,7 @@ class DenoiserContract:
             return real(*args, **options)
 
         model = self.build_awake()
-        monkeypatch.setattr(short_attention, "_IS_FASTER", False)  # which has no kernel
+        monkeypatch.setattr(short_attention, "_IS_FASTER", False)  # that way calls no kernel
         monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", watch)
         with torch.no_grad():
             self.denoise(model, *self.make_inputs())
