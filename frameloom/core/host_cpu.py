@@ -65,6 +65,11 @@ def mkl_is_foreign() -> bool:
     return bool(vendor) and "GenuineIntel" not in vendor
 
 
+def describe_cpu() -> str:
+    """What code that was compiled for this processor depends on."""
+    return " ".join((platform.machine(), platform.processor(), *sorted(_read_line("flags"))))
+
+
 @cache
 def _read_line(name: str) -> frozenset[str]:
     """What the processor announces, word by word; empty where nothing here depends on it."""

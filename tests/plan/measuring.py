@@ -11,6 +11,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
 
+import frameloom.models.layers.host_attention  # noqa: F401 - makes torch.ops.frameloom
 from frameloom.core.collector import without_collector
 
 
@@ -39,6 +40,8 @@ def count_flops(run: Callable[[], object]) -> int:
         aten._scaled_dot_product_flash_attention_for_cpu_backward: lambda *shapes, **_: sdpa_backward_flop_count(
             *shapes[:4]
         ),
+        torch.ops.frameloom.attend: lambda *shapes, **_: sdpa_flop_count(*shapes[:3]),
+        torch.ops.frameloom.attend_backward: lambda *shapes, **_: sdpa_backward_flop_count(*shapes[:4]),
         torch.ops.mkldnn._linear_pointwise: lambda rows, weight, *_, **__: 2 * math.prod(rows) * weight[0],
     }
     with FlopCounterMode(display=False, custom_mapping=entries) as counter:

@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from frameloom.models.layers.host_attention import attend_on_host, has_kernel_for
 from frameloom.models.layers.linear import Linear
 from frameloom.models.layers.rope import rotate
 from frameloom.models.layers.sequence_parallel import ALONE, SequenceGroup
@@ -27,12 +28,14 @@ def attend(
     """Softmax attention; `mask` broadcasts to [B, H, N, M], either bool (True may be looked at) or added to the scores.
 
     Where nothing is masked, the package flash-attn takes over on CUDA in half precision, if it is installed, and
-    `short_attention` on some processors; PyTorch's own choice of kernels serves everything else.
+    `short_attention` and `host_attention` on some processors; PyTorch's own choice of kernels serves everything else.
     """
     if mask is None and _can_flash(q_BHND):
         return _flash(q_BHND, k_BHMD, v_BHMD, scale)
     if mask is None and is_short(q_BHND, k_BHMD):
         return attend_shortly(q_BHND, k_BHMD, v_BHMD, scale)
+    if mask is None and has_kernel_for(q_BHND, k_BHMD, v_BHMD):
+        return attend_on_host(q_BHND, k_BHMD, v_BHMD, scale)
     return F.scaled_dot_product_attention(q_BHND, k_BHMD, v_BHMD, attn_mask=mask, scale=scale)
 
 

@@ -6,26 +6,14 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from frameloom.core.random import stream
 from frameloom.models.layers import short_attention as module
 from frameloom.models.layers.attention import attend
+from tests.models.layers.fused_kernels import Seen
 
 HEADS, WIDTH = 3, 8
 NUM_KEYS = {"many keys": 65, "narrow heads": 17}
-
-
-class Seen(TorchDispatchMode):
-    """Counts calls of torch's fused kernels."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.count = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
-        self.count += "_scaled_dot_product" in str(func)
-        return func(*args, **(kwargs or {}))
 
 
 @pytest.fixture

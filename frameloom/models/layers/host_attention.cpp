@@ -1,0 +1,339 @@
+// Softmax attention in float32 on the processor: forward and backward, block by block, without a matrix of all scores.
+//
+// All products go through `multiply_tile`, which keeps its sums in registers while it walks through two packed
+// operands. A head is packed once: reading it costs one pass, and the products then run at the processor's own rate.
+// Scores are those of powers of two: exp(x) is 2^(x / ln 2), and queries are multiplied by the scale over ln 2.
+//
+// Each head is computed by one thread, in an order that depends on its own sizes alone: its bits do not depend on the
+// batch or on the number of threads.
+//
+// Shape letters: B batch, H heads, N queries, M keys, D head width, E = D filled up to whole vectors.
+
+#include <math.h>
+#include <omp.h>
+#include <stdint.h>
+#include <string.h>
+
+#include <algorithm>
+
+// Rows of a tile by its width in vectors: as many sums as fit the registers, beside the operands.
+#ifdef __AVX512F__
+constexpr int LANES = 16, ROWS[] = {0, 12, 12, 8, 6};
+#else
+constexpr int LANES = 8, ROWS[] = {0, 12, 6, 4, 3};
+#endif
+// Scores at a time: BLOCK queries and as many keys in the backward pass, SPAN keys in the forward pass.
+constexpr long BLOCK = 96, SPAN = 384;
+// Rows ahead of the one being packed: a row of a head is short, and the next one lies far from it.
+constexpr long AHEAD = 16;
+constexpr int SCORE_VECTORS = 2, LINE = 16;
+constexpr float LOG2_E = 1.4426950408889634f;
+
+typedef float Vector __attribute__((vector_size(LANES * 4), aligned(4), may_alias));
+typedef int32_t Whole __attribute__((vector_size(LANES * 4), aligned(4), may_alias));
+
+// Rows of one head, `row` numbers apart.
+struct Matrix {
+  float *at;
+  long row;
+};
+// All heads of a batch, as torch's strides tell.
+struct Heads {
+  float *at;
+  int64_t batch, head, row;
+  Matrix of(long b, long h) const { return {at + b * batch + h * head, row}; }
+};
+struct Sizes {
+  int64_t batch, heads, queries, keys, width;
+};
+
+static inline long fill_up(long count, long step) { return (count + step - 1) / step * step; }
+static inline Vector load(const float *from) { return *(const Vector *)from; }
+static inline void store(float *to, Vector x) { *(Vector *)to = x; }
+
+// 2^x within 1e-7 of it, and 2^-126 for all below; what is no number stays so.
+static inline Vector power_of_two(Vector x) {
+  const float ROUNDER = 12582912.0f;  // 1.5 * 2^23: the last bits of a sum with it are the whole part
+  const Vector least = Vector{} - 126.0f;
+  x = x < least ? least : x;
+  const Vector whole = x + ROUNDER, rest = x - (whole - ROUNDER);
+  Vector made = rest * 1.546144469e-04f + 1.340042818e-03f;
+  made = made * rest + 9.618056679e-03f;
+  made = made * rest + 5.550327227e-02f;
+  made = made * rest + 2.402265092e-01f;
+  made = made * rest + 6.931472067e-01f;
+  made = made * rest + 1.0f;
+  return (Vector)((Whole)made + ((Whole)whole << 23));
+}
+
+// C [rows, vectors * LANES] = A B, or += with `adds`. B [depth, vectors * LANES] lies in one piece; from a number of A
+// to the one below are A_ROW numbers, to the one beside it A_STEP.
+template <int vectors, long A_ROW, long A_STEP, bool adds>
+static inline void multiply_tile(long depth, const float *__restrict__ a, const float *__restrict__ b,
+                                 float *__restrict__ c, long c_row) {
+  constexpr int rows = ROWS[vectors];
+  Vector sums[rows][vectors];
+#pragma GCC unroll 16
+  for (int r = 0; r < rows; r++)
+#pragma GCC unroll 4
+    for (int v = 0; v < vectors; v++) sums[r][v] = adds ? load(c + r * c_row + v * LANES) : Vector{};
+  for (long k = 0; k < depth; k++, a += A_STEP, b += vectors * LANES) {
+    Vector right[vectors];
+#pragma GCC unroll 4
+    for (int v = 0; v < vectors; v++) right[v] = load(b + v * LANES);
+#pragma GCC unroll 16
+    for (int r = 0; r < rows; r++)
+#pragma GCC unroll 4
+      for (int v = 0; v < vectors; v++) sums[r][v] += a[r * A_ROW] * right[v];
+  }
+#pragma GCC unroll 16
+  for (int r = 0; r < rows; r++)
+#pragma GCC unroll 4
+    for (int v = 0; v < vectors; v++) store(c + r * c_row + v * LANES, sums[r][v]);
+}
+
+// Products of rows with rows, [rows, columns], of two operands that `pack_columns` made.
+template <long C_ROW>
+static __attribute__((noinline)) void score(long width, const float *left, const float *right, float *c, long rows,
+                                            long columns) {
+  constexpr int tile = ROWS[SCORE_VECTORS];
+  for (long column = 0; column < columns; column += SCORE_VECTORS * LANES)
+    for (long row = 0; row < rows; row += tile)
+      multiply_tile<SCORE_VECTORS, 1, tile, false>(width, left + row * width, right + column * width,
+                                                   c + row * C_ROW + column, C_ROW);
+}
+
+// How many of the vectors that are left make the next panel: as `ROWS` says, wide ones are the fastest.
+static inline int choose_panel(long left) { return left == 5 ? 3 : left > 4 ? 4 : left; }
+
+template <int vectors, long A_ROW, long A_STEP>
+static inline void add_panel(long rows, long depth, const float *a, const float *b, float *c, long c_row) {
+  for (long row = 0; row < rows; row += ROWS[vectors])
+    multiply_tile<vectors, A_ROW, A_STEP, true>(depth, a + row * A_ROW, b, c + row * c_row, c_row);
+}
+
+// C [rows, E] += A B, where B are `depth` rows from `first` on of the `total` ones that `pack_rows` made.
+template <long A_ROW, long A_STEP>
+static __attribute__((noinline)) void add_product(long width, long rows, long depth, const float *a, const float *b,
+                                                  long total, long first, float *c) {
+  for (long vectors = width / LANES, done = 0, panel; done < vectors; done += panel) {
+    panel = choose_panel(vectors - done);
+    const float *from = b + (done * total + panel * first) * LANES;
+    float *to = c + done * LANES;
+    switch (panel) {
+      case 4: add_panel<4, A_ROW, A_STEP>(rows, depth, a, from, to, width); break;
+      case 3: add_panel<3, A_ROW, A_STEP>(rows, depth, a, from, to, width); break;
+      case 2: add_panel<2, A_ROW, A_STEP>(rows, depth, a, from, to, width); break;
+      default: add_panel<1, A_ROW, A_STEP>(rows, depth, a, from, to, width);
+    }
+  }
+}
+
+static inline void fetch(const float *from, long count) {
+  for (long i = 0; i < count; i += LINE) __builtin_prefetch(from + i);
+}
+
+// [count, D] -> [total / group, D, group], times `factor`; zeros behind `count`.
+template <long group>
+static void pack_columns(Matrix x, long count, long total, long width, float factor, float *to) {
+  for (long first = 0; first < total; first += group, to += group * width)
+    for (long i = 0; i < group; i++) {
+      if (first + i >= count) {
+        for (long d = 0; d < width; d++) to[d * group + i] = 0;
+        continue;
+      }
+      const float *row = x.at + (first + i) * x.row;
+      fetch(row + AHEAD * x.row, width);
+      for (long d = 0; d < width; d++) to[d * group + i] = row[d] * factor;
+    }
+}
+
+// [count, D] -> panels [count of `total`, panel], one behind the other; zeros beside D.
+static void pack_rows(Matrix x, long count, long total, long width, float *to) {
+  const long vectors = fill_up(width, LANES) / LANES;
+  for (long done = 0, panel; done < vectors; done += panel) {
+    panel = choose_panel(vectors - done);
+    const long size = panel * LANES, filled = std::min(width - done * LANES, size);
+    for (long i = 0; i < count; i++) {
+      const float *row = x.at + i * x.row + done * LANES;
+      fetch(row + AHEAD * x.row, filled);
+      memcpy(to + i * size, row, filled * sizeof(float));
+      memset(to + i * size + filled, 0, (size - filled) * sizeof(float));
+    }
+    to += total * size;
+  }
+}
+
+template <int group = ROWS[SCORE_VECTORS]>
+static void pack_left(Matrix x, long count, long total, long width, float factor, float *to) {
+  pack_columns<group>(x, count, total, width, factor, to);
+}
+static void pack_right(Matrix x, long count, long total, long width, float *to) {
+  pack_columns<SCORE_VECTORS * LANES>(x, count, total, width, 1, to);
+}
+
+// Memory that is dealt out piece by piece, each at the start of a vector.
+struct Room {
+  float *next;
+  float *take(long count) {
+    float *taken = next;
+    next += fill_up(count, LANES);
+    return taken;
+  }
+};
+
+// Scores -> powers of two below the highest score so far; what was made with a lower one is made smaller.
+static void weigh_rows(float *scores, long rows, long keys, float *tops, float *sums, float *made, long width) {
+  const long columns = fill_up(keys, LANES);
+  for (long i = 0; i < rows; i++) {
+    float *row = scores + i * SPAN, top = tops[i], sum = 0;
+    for (long j = keys; j < columns; j++) row[j] = -INFINITY;
+    Vector most = load(row), weights = {};
+    for (long j = LANES; j < columns; j += LANES) most = load(row + j) > most ? load(row + j) : most;
+    for (int lane = 0; lane < LANES; lane++) top = most[lane] > top ? most[lane] : top;
+    for (long j = 0; j < columns; j += LANES) {
+      const Vector weight = power_of_two(load(row + j) - top);
+      store(row + j, weight);
+      weights += weight;
+    }
+    for (int lane = 0; lane < LANES; lane++) sum += weights[lane];
+    if (top != tops[i]) {
+      const float kept = exp2f(tops[i] - top);
+      for (long d = 0; d < width; d += LANES) store(made + i * width + d, load(made + i * width + d) * kept);
+      sums[i] *= kept, tops[i] = top;
+    }
+    sums[i] += sum;
+  }
+}
+
+extern "C" int64_t count_forward_room(Sizes sizes) {
+  const long wide = fill_up(sizes.width, LANES), keys = fill_up(sizes.keys, BLOCK);
+  return keys * (sizes.width + wide) + BLOCK * (sizes.width + SPAN + wide + 2) + 8 * LANES;
+}
+
+// Queries from `first` to `last` of one head. `levels` [N] are the logarithms of the sums of all weights.
+static void attend_head(const Sizes &sizes, Matrix q, Matrix k, Matrix v, Matrix made, float *levels, float scale,
+                        long first, long last, Room room) {
+  const long width = sizes.width, wide = fill_up(width, LANES), total = fill_up(sizes.keys, BLOCK);
+  float *keys = room.take(total * width), *values = room.take(total * wide), *queries = room.take(BLOCK * width);
+  float *scores = room.take(BLOCK * SPAN), *sum_NE = room.take(BLOCK * wide);
+  float *tops = room.take(BLOCK), *sums = room.take(BLOCK);
+  pack_right(k, sizes.keys, total, width, keys);
+  pack_rows(v, sizes.keys, total, width, values);
+  for (; first < last; first += BLOCK) {
+    const long rows = std::min(last - first, BLOCK);
+    pack_left({q.at + first * q.row, q.row}, rows, BLOCK, width, scale * LOG2_E, queries);
+    std::fill_n(sum_NE, BLOCK * wide, 0.0f);
+    std::fill_n(tops, BLOCK, -INFINITY);
+    std::fill_n(sums, BLOCK, 0.0f);
+    for (long at = 0; at < sizes.keys; at += SPAN) {
+      const long columns = std::min(sizes.keys - at, SPAN);
+      score<SPAN>(width, queries, keys + at * width, scores, rows, columns);
+      weigh_rows(scores, rows, columns, tops, sums, sum_NE, wide);
+      add_product<SPAN, 1>(wide, rows, columns, scores, values, total, at, sum_NE);
+    }
+    for (long i = 0; i < rows; i++) {
+      const float share = 1 / sums[i];
+      float *to = made.at + (first + i) * made.row;
+      for (long d = 0; d < width; d++) to[d] = sum_NE[i * wide + d] * share;
+      levels[first + i] = tops[i] + log2f(sums[i]);
+    }
+  }
+}
+
+// `levels` [B, H, N] are for the backward pass. `room` is as large as `count_forward_room` says, for each thread.
+extern "C" void attend(Sizes sizes, Heads q, Heads k, Heads v, Heads made, float *levels, float scale, float *room,
+                       int threads) {
+  const long heads = sizes.batch * sizes.heads, each = count_forward_room(sizes);
+  // Where there are fewer heads than threads, several share one, each with queries of its own.
+  const long parts = heads < threads ? (threads + heads - 1) / heads : 1;
+  const long size = fill_up((sizes.queries + parts - 1) / parts, BLOCK);
+#pragma omp parallel for num_threads(threads) schedule(static)
+  for (long i = 0; i < heads * parts; i++) {
+    const long head = i / parts, b = head / sizes.heads, h = head % sizes.heads, first = i % parts * size;
+    attend_head(sizes, q.of(b, h), k.of(b, h), v.of(b, h), made.of(b, h), levels + head * sizes.queries, scale, first,
+                std::min(first + size, (long)sizes.queries), {room + omp_get_thread_num() * each});
+  }
+}
+
+extern "C" int64_t count_backward_room(Sizes sizes) {
+  const long wide = fill_up(sizes.width, LANES), keys = fill_up(sizes.keys, BLOCK);
+  const long queries = fill_up(sizes.queries, BLOCK);
+  return keys * (2 * sizes.width + wide) + queries * (2 * sizes.width + 3 * wide + 1) + 2 * BLOCK * (BLOCK + wide) +
+         16 * LANES;
+}
+
+// The mean gain of each query's shares, which its scores do not share in: what was made times its gradient.
+static void find_means(Matrix made, Matrix grad, long count, long width, float *means) {
+  for (long i = 0; i < count; i++) {
+    const float *left = made.at + i * made.row, *right = grad.at + i * grad.row;
+    fetch(left + AHEAD * made.row, width);
+    float sum = 0;
+    for (long d = 0; d < width; d++) sum += left[d] * right[d];
+    means[i] = sum;
+  }
+}
+
+// Scores -> shares, and gradients of shares -> gradients of scores.
+static void turn_back(float *shares, float *grads, long rows, long keys, const float *levels, const float *means) {
+  for (long i = 0; i < rows; i++)
+    for (long j = i * BLOCK; j < i * BLOCK + keys; j += LANES) {
+      const Vector share = power_of_two(load(shares + j) - levels[i]);
+      store(shares + j, share);
+      store(grads + j, share * (load(grads + j) - means[i]));
+    }
+}
+
+static void write_rows(const float *from, long wide, long count, long width, float factor, Matrix to) {
+  for (long i = 0; i < count; i++)
+    for (long d = 0; d < width; d++) to.at[i * to.row + d] = from[i * wide + d] * factor;
+}
+
+static void go_back(const Sizes &sizes, Matrix q, Matrix k, Matrix v, Matrix made, Matrix grad, const float *levels,
+                    float scale, Matrix grad_q, Matrix grad_k, Matrix grad_v, Room room) {
+  const long width = sizes.width, wide = fill_up(width, LANES), count = sizes.queries;
+  const long N = fill_up(count, BLOCK), M = fill_up(sizes.keys, BLOCK);
+  float *keys = room.take(M * width), *values = room.take(M * width), *key_rows = room.take(M * wide);
+  float *queries = room.take(N * width), *grads = room.take(N * width), *query_rows = room.take(N * wide);
+  float *grad_rows = room.take(N * wide), *sum_NE = room.take(N * wide), *means = room.take(N);
+  float *shares = room.take(BLOCK * BLOCK), *score_grads = room.take(BLOCK * BLOCK);
+  float *key_sum = room.take(BLOCK * wide), *value_sum = room.take(BLOCK * wide);
+  pack_right(k, sizes.keys, M, width, keys);
+  pack_right(v, sizes.keys, M, width, values);
+  pack_rows(k, sizes.keys, M, width, key_rows);
+  pack_left(q, count, N, width, scale * LOG2_E, queries);
+  pack_left(grad, count, N, width, 1, grads);
+  pack_rows(q, count, N, width, query_rows);
+  pack_rows(grad, count, N, width, grad_rows);
+  find_means(made, grad, count, width, means);
+  std::fill_n(sum_NE, N * wide, 0.0f);
+  for (long at = 0; at < sizes.keys; at += BLOCK) {
+    const long columns = std::min(sizes.keys - at, BLOCK);
+    std::fill_n(key_sum, BLOCK * wide, 0.0f);
+    std::fill_n(value_sum, BLOCK * wide, 0.0f);
+    for (long first = 0; first < count; first += BLOCK) {
+      const long rows = std::min(count - first, BLOCK);
+      score<BLOCK>(width, queries + first * width, keys + at * width, shares, rows, columns);
+      score<BLOCK>(width, grads + first * width, values + at * width, score_grads, rows, columns);
+      turn_back(shares, score_grads, rows, columns, levels + first, means + first);
+      add_product<1, BLOCK>(wide, columns, rows, shares, grad_rows, N, first, value_sum);
+      add_product<1, BLOCK>(wide, columns, rows, score_grads, query_rows, N, first, key_sum);
+      add_product<BLOCK, 1>(wide, rows, columns, score_grads, key_rows, M, at, sum_NE + first * wide);
+    }
+    write_rows(key_sum, wide, columns, width, scale, {grad_k.at + at * grad_k.row, grad_k.row});
+    write_rows(value_sum, wide, columns, width, 1, {grad_v.at + at * grad_v.row, grad_v.row});
+  }
+  write_rows(sum_NE, wide, count, width, scale, grad_q);
+}
+
+// `room` is as large as `count_backward_room` says, for each thread.
+extern "C" void attend_backward(Sizes sizes, Heads q, Heads k, Heads v, Heads made, Heads grad, const float *levels,
+                                float scale, Heads grad_q, Heads grad_k, Heads grad_v, float *room, int threads) {
+  const long each = count_backward_room(sizes);
+#pragma omp parallel for num_threads(threads) schedule(static)
+  for (long i = 0; i < sizes.batch * sizes.heads; i++) {
+    const long b = i / sizes.heads, h = i % sizes.heads;
+    go_back(sizes, q.of(b, h), k.of(b, h), v.of(b, h), made.of(b, h), grad.of(b, h), levels + i * sizes.queries, scale,
+            grad_q.of(b, h), grad_k.of(b, h), grad_v.of(b, h), {room + omp_get_thread_num() * each});
+  }
+}

@@ -1,0 +1,147 @@
+"""Our kernel for attention on the processor: numbers and gradients of the formula, and when it is left to torch's."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from frameloom.core.random import stream
+from frameloom.models.layers import host_attention as module
+from frameloom.models.layers.attention import attend
+from tests.models.layers.fused_kernels import Seen
+
+needs_compiler = pytest.mark.skipif(module._load() is None, reason="no C++ compiler here")
+
+
+@pytest.fixture
+def is_faster(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the processor."""
+    monkeypatch.setattr(module, "_IS_FASTER", True)
+
+
+def draw_heads(queries: int, keys: int, *, batch: int = 2, heads: int = 3, width: int = 40) -> list[Tensor]:
+    """Queries, keys and values [B, H, tokens, D], whose tokens lie in one piece as projections give them."""
+    drawn = []
+    for seed, count in enumerate((queries, keys, keys)):
+        part = torch.randn(batch, count, heads, width, generator=stream(seed, "test host attention"))
+        drawn.append(part.transpose(1, 2).requires_grad_())
+    return drawn
+
+
+def find_gradients(made: Tensor, heads: list[Tensor]) -> tuple[Tensor, ...]:
+    push = torch.randn(made.shape, generator=stream(3, "test host attention"), dtype=torch.float64)
+    return torch.autograd.grad(made, heads, push.to(made.dtype))
+
+
+def make_exact(heads: list[Tensor]) -> list[Tensor]:
+    return [part.detach().double().requires_grad_() for part in heads]
+
+
+@needs_compiler
+@pytest.mark.parametrize("width", [3, 16, 24, 40, 72, 96, 128, 160])
+@pytest.mark.parametrize(("queries", "keys"), [(96, 96), (97, 103), (128, 500), (300, 97), (100, 800)])
+def test_it_is_the_attention_of_the_formula(is_faster: None, queries: int, keys: int, width: int) -> None:
+    heads = draw_heads(queries, keys, width=width)
+    exact = make_exact(heads)
+    with Seen() as seen:
+        made = attend(*heads)
+        found = find_gradients(made, heads)
+    expected = F.scaled_dot_product_attention(*exact)
+    assert seen.count == 0
+    assert made.transpose(1, 2).is_contiguous()
+    assert (made - expected).abs().max() < 2e-6
+    for one, other in zip(found, find_gradients(expected, exact), strict=True):
+        assert (one - other).abs().max() < 1e-5
+
+
+@needs_compiler
+@pytest.mark.parametrize("scale", [0.0, 0.03, 1.0])
+def test_scores_are_scaled_as_asked(is_faster: None, scale: float) -> None:
+    heads = draw_heads(100, 110)
+    exact = make_exact(heads)
+    made, expected = attend(*heads, scale=scale), F.scaled_dot_product_attention(*exact, scale=scale)
+    assert (made - expected).abs().max() < 1e-5
+    for one, other in zip(find_gradients(made, heads), find_gradients(expected, exact), strict=True):
+        assert (one - other).abs().max() < 1e-4
+
+
+@needs_compiler
+def test_scores_of_any_size_are_told_apart(is_faster: None) -> None:
+    """Highest scores that grow from span to span, and far beyond the largest power of two."""
+    q, k, v = draw_heads(100, 900)
+    k = (k.detach() * torch.linspace(0, 100, 900)[:, None]).requires_grad_()
+    exact = make_exact([q, k, v])
+    made, expected = attend(q, k, v), F.scaled_dot_product_attention(*exact)
+    assert (made - expected).abs().max() < 1e-4
+    for one, other in zip(find_gradients(made, [q, k, v]), find_gradients(expected, exact), strict=True):
+        assert (one - other).abs().max() <= 1e-4 * other.abs().max()
+
+
+@needs_compiler
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_what_is_no_number_is_not_hidden(is_faster: None, value: float) -> None:
+    q, k, v = draw_heads(100, 900)
+    k.data[0, 0, 850, 2] = value
+    made = attend(q, k, v)
+    assert made[0, 0].isnan().any(dim=-1).sum() >= 20
+    assert made[0, 1:].isfinite().all() and made[1].isfinite().all()
+    assert find_gradients(made, [q, k, v])[0][0, 0].isnan().any()
+
+
+@needs_compiler
+def test_bits_depend_neither_on_the_batch_nor_on_threads_nor_on_the_layout(is_faster: None) -> None:
+    heads = draw_heads(200, 130, batch=3)
+    expected = [attend(*heads), *find_gradients(attend(*heads), heads)]
+    before = torch.get_num_threads()
+    try:
+        for count in (1, 5):
+            torch.set_num_threads(count)
+            found = [attend(*heads), *find_gradients(attend(*heads), heads)]
+            assert all(map(torch.equal, found, expected))
+            assert torch.equal(attend(*(part[1:2, :1] for part in heads)), expected[0][1:2, :1])
+    finally:
+        torch.set_num_threads(before)
+    packed = [part.detach().contiguous() for part in heads]
+    widened = [torch.stack([part.detach(), part.detach()], dim=-1)[..., 0] for part in heads]  # every second number
+    assert torch.equal(attend(*packed), expected[0])
+    assert torch.equal(attend(*widened), expected[0])
+
+
+@needs_compiler
+def test_gradients_may_come_in_any_layout(is_faster: None) -> None:
+    heads = draw_heads(100, 120)
+    push = torch.randn(2, 3, 40, 100, generator=stream(4, "test host attention")).mT
+    found = torch.autograd.grad(attend(*heads), heads, push)
+    expected = torch.autograd.grad(attend(*heads), heads, push.contiguous())
+    assert all(map(torch.equal, found, expected))
+    summed = torch.autograd.grad(attend(*heads).sum(), heads)
+    ones = torch.autograd.grad(attend(*heads), heads, torch.ones(2, 3, 100, 40))
+    assert all(map(torch.equal, summed, ones))
+
+
+@pytest.mark.parametrize(
+    "why",
+    ["few queries", "few keys", "a mask", "half precision", "autocast", "another processor", "no compiler"],
+)
+def test_all_else_is_left_to_torch(is_faster: None, monkeypatch: pytest.MonkeyPatch, why: str) -> None:
+    queries, keys = 95 if why == "few queries" else 96, 95 if why == "few keys" else 96
+    heads = draw_heads(queries, keys)
+    if why == "half precision":
+        heads = [part.bfloat16() for part in heads]
+    if why == "another processor":
+        monkeypatch.setattr(module, "_IS_FASTER", False)
+    if why == "no compiler":
+        monkeypatch.setattr(module, "load_native", lambda source: None)
+        module._load.cache_clear()
+    mask = torch.ones(1, 1, 96, 96, dtype=torch.bool) if why == "a mask" else None
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16, enabled=why == "autocast"), Seen() as seen:
+        made = attend(*heads, mask)
+    module._load.cache_clear()
+    assert seen.count == 1
+    assert made.shape == heads[0].shape
+
+
+def test_an_empty_batch_is_attended_to(is_faster: None) -> None:
+    assert attend(*draw_heads(96, 96, batch=0)).shape == (0, 3, 96, 40)
