@@ -26,32 +26,32 @@ _LONGEST = 120
 
 
 @cache
-def load_native(source: Path) -> ctypes.CDLL | None:
-    """The functions of a file; None where it cannot be compiled here."""
+def load_native(folder: Path) -> ctypes.CDLL | None:
+    """The functions of a folder's files; None where they cannot be compiled here."""
     compiler = os.environ.get("CXX") or next(filter(None, map(shutil.which, _COMPILERS)), None)
     if compiler is None:
-        _log.debug("no C++ compiler here: %s is not used (CXX names one)", source.name)
+        _log.debug("no C++ compiler here: what is in %s is not used (CXX names one)", folder.name)
         return None
     try:
-        return ctypes.CDLL(str(_build(source, compiler)))
+        return ctypes.CDLL(str(_build(folder, compiler)))
     except subprocess.CalledProcessError as error:
         reason = next(filter(None, error.stderr.splitlines()), f"exit code {error.returncode}")
     except (OSError, subprocess.TimeoutExpired) as error:
         reason = str(error)
-    _log.warning("%s could not be compiled, and a slower way is taken: %s", source.name, reason)
+    _log.warning("what is in %s could not be compiled, and a slower way is taken: %s", folder, reason)
     return None
 
 
-def _build(source: Path, compiler: str) -> Path:
+def _build(folder: Path, compiler: str) -> Path:
     """The compiled file, made now or earlier."""
-    text = "\n".join((source.read_text(encoding="utf-8"), compiler, *_FLAGS, describe_cpu()))
-    name = f"{source.stem}-{hashlib.sha256(text.encode()).hexdigest()[:16]}.so"
-    built = _kept_folder() / name
+    texts = [path.read_text(encoding="utf-8") for path in sorted(folder.glob("*.[ch]*"))]
+    digest = hashlib.sha256("\0".join((*texts, compiler, *_FLAGS, describe_cpu())).encode())
+    built = _kept_folder() / f"{folder.name}-{digest.hexdigest()[:16]}.so"
     if not built.exists():
         with atomic_file(built) as temporary:
-            command = [compiler, *_FLAGS, str(source), "-o", str(temporary)]
+            command = [compiler, *_FLAGS, *map(str, sorted(folder.glob("*.cpp"))), "-o", str(temporary)]
             subprocess.run(command, check=True, capture_output=True, text=True, timeout=_LONGEST)
-        _log.debug("compiled %s into %s", source.name, built)
+        _log.debug("compiled %s into %s", folder, built)
     if built.stat().st_uid != os.getuid():
         raise PermissionError(f"{built} belongs to somebody else; set XDG_CACHE_HOME to a folder of your own")
     return built

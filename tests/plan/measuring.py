@@ -42,6 +42,7 @@ def count_flops(run: Callable[[], object]) -> int:
         ),
         torch.ops.frameloom.attend: lambda *shapes, **_: sdpa_flop_count(*shapes[:3]),
         torch.ops.frameloom.attend_backward: lambda *shapes, **_: sdpa_backward_flop_count(*shapes[:4]),
+        torch.ops.frameloom.multiply_rows: lambda left, right, **_: 2 * math.prod(left) * right[1],
         torch.ops.mkldnn._linear_pointwise: lambda rows, weight, *_, **__: 2 * math.prod(rows) * weight[0],
     }
     with FlopCounterMode(display=False, custom_mapping=entries) as counter:

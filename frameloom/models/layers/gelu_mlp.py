@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from frameloom.models.layers.linear import Linear, is_plain, multiply, multiply_rows
+from frameloom.models.layers.native import find_kernels
 
 # 0.5 * (1 + tanh(u)) = sigmoid(2u), with 2u = _OUTER * (x + _CUBIC * x^3)
 _OUTER = 2 * (2 / torch.pi) ** 0.5
@@ -103,6 +104,11 @@ class _FusedMLP(torch.autograd.Function):
 
 def _activate(hidden_NH: Tensor, bias_H: Tensor, value_NH: Tensor) -> None:
     """Fill `value` with GELU(hidden + bias), and `hidden` with its slope, unless both are the same."""
+    if (kernels := find_kernels()) is not None:
+        bias_H = bias_H.contiguous()
+        places = (part.data_ptr() for part in (hidden_NH, bias_H, value_NH))
+        kernels.activate(*places, *hidden_NH.shape, torch.get_num_threads())
+        return
     # Three rooms for a piece, which together are not larger than what is worked on.
     num_rows = max(1, min(_PIECE // hidden_NH.shape[1], len(hidden_NH) // 3))
     rooms = torch.empty(3, num_rows, hidden_NH.shape[1])

@@ -1,4 +1,4 @@
-"""Attention in float32 on the processor by a kernel of our own (`host_attention.cpp`), where that is faster.
+"""Attention in float32 on the processor by a kernel of our own (`native/attention.cpp`), where that is faster.
 
 torch's kernel multiplies with MKL, which on processors that are not Intel's does without AVX-512 and takes long for
 the first number of each product. On an AMD EPYC ours takes a tenth to a quarter less time for forward and backward.
@@ -9,40 +9,26 @@ Shape letters: B batch, H heads, N queries, M keys, D head width.
 
 from __future__ import annotations
 
-import ctypes
-from functools import cache
-from pathlib import Path
 from typing import Any, cast
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from frameloom.core.host_cpu import mkl_is_foreign
-from frameloom.core.native import load_native
 from frameloom.models.layers.linear import is_plain
+from frameloom.models.layers.native import Heads, Sizes, find_kernels, get_kernels
 
-_SOURCE = Path(__file__).with_suffix(".cpp")
-_IS_FASTER = mkl_is_foreign()
 # Queries and keys from which the packing of a head pays.
 _LEAST_QUERIES = _LEAST_KEYS = 96
 
 
-class _Sizes(ctypes.Structure):
-    _fields_ = [(name, ctypes.c_int64) for name in ("batch", "heads", "queries", "keys", "width")]
-
-
-class _Heads(ctypes.Structure):
-    _fields_ = [("at", ctypes.c_void_p), *((name, ctypes.c_int64) for name in ("batch", "head", "row"))]
-
-
 def has_kernel_for(q_BHND: Tensor, k_BHMD: Tensor, v_BHMD: Tensor) -> bool:
     """Whether `attend_on_host` is for these: plain numbers, not few of them, and nobody has forbidden fused kernels."""
-    if not (_IS_FASTER and q_BHND.shape[2] >= _LEAST_QUERIES and k_BHMD.shape[2] >= _LEAST_KEYS and q_BHND.numel()):
+    if not (q_BHND.shape[2] >= _LEAST_QUERIES and k_BHMD.shape[2] >= _LEAST_KEYS and q_BHND.numel()):
         return False
     is_usual = k_BHMD.shape == v_BHMD.shape and k_BHMD.shape[:2] == q_BHND.shape[:2]
     may_fuse: bool = torch.backends.cuda.flash_sdp_enabled()  # type: ignore[no-untyped-call]  # of the host, too
-    return may_fuse and is_usual and all(map(is_plain, (q_BHND, k_BHMD, v_BHMD))) and _load() is not None
+    return may_fuse and is_usual and all(map(is_plain, (q_BHND, k_BHMD, v_BHMD))) and find_kernels() is not None
 
 
 def attend_on_host(q_BHND: Tensor, k_BHMD: Tensor, v_BHMD: Tensor, scale: float | None = None) -> Tensor:
@@ -69,11 +55,11 @@ class _HostAttention(torch.autograd.Function):
 
 def _attend(q_BHND: Tensor, k_BHMD: Tensor, v_BHMD: Tensor, scale: float) -> tuple[Tensor, Tensor]:
     """What is made of the values, and for each query the logarithm of its weights' sum, for the way back."""
-    kernel, sizes = _load_surely(), _tell_sizes(q_BHND, k_BHMD)
+    kernels, sizes = get_kernels(), _tell_sizes(q_BHND, k_BHMD)
     made_BHND, levels_BHN = _make_like(q_BHND), q_BHND.new_empty(q_BHND.shape[:3])
-    room, threads = _find_room(kernel.count_forward_room(sizes))
+    room, threads = _find_room(kernels.count_forward_room(sizes))
     heads = map(_point_to, (q_BHND, k_BHMD, v_BHMD, made_BHND))
-    kernel.attend(sizes, *heads, levels_BHN.data_ptr(), scale, room.data_ptr(), threads)
+    kernels.attend(sizes, *heads, levels_BHN.data_ptr(), scale, room.data_ptr(), threads)
     return made_BHND, levels_BHN
 
 
@@ -86,12 +72,12 @@ def _attend_backward(
     levels_BHN: Tensor,
     scale: float,
 ) -> tuple[Tensor, ...]:
-    kernel, sizes = _load_surely(), _tell_sizes(q_BHND, k_BHMD)
+    kernels, sizes = get_kernels(), _tell_sizes(q_BHND, k_BHMD)
     grads = tuple(_make_like(part) for part in (q_BHND, k_BHMD, v_BHMD))
-    room, threads = _find_room(kernel.count_backward_room(sizes))
+    room, threads = _find_room(kernels.count_backward_room(sizes))
     heads = map(_point_to, (q_BHND, k_BHMD, v_BHMD, made_BHND, grad_BHND))
     outcome = map(_point_to, grads)
-    kernel.attend_backward(sizes, *heads, levels_BHN.data_ptr(), scale, *outcome, room.data_ptr(), threads)
+    kernels.attend_backward(sizes, *heads, levels_BHN.data_ptr(), scale, *outcome, room.data_ptr(), threads)
     return grads
 
 
@@ -105,33 +91,13 @@ torch.library.define(
 torch.library.impl("frameloom::attend_backward", "CPU", _attend_backward)
 
 
-@cache
-def _load() -> ctypes.CDLL | None:
-    kernel = load_native(_SOURCE)
-    if kernel is None:
-        return None
-    heads, numbers, scale, threads = _Heads, ctypes.c_void_p, ctypes.c_float, ctypes.c_int
-    for count in (kernel.count_forward_room, kernel.count_backward_room):
-        count.argtypes, count.restype = (_Sizes,), ctypes.c_int64
-    kernel.attend.argtypes = (_Sizes, *(heads,) * 4, numbers, scale, numbers, threads)
-    kernel.attend_backward.argtypes = (_Sizes, *(heads,) * 5, numbers, scale, *(heads,) * 3, numbers, threads)
-    kernel.attend.restype = kernel.attend_backward.restype = None
-    return kernel
-
-
-def _load_surely() -> ctypes.CDLL:
-    kernel = _load()
-    assert kernel is not None, "`has_kernel_for` is asked before"
-    return kernel
-
-
-def _tell_sizes(q_BHND: Tensor, k_BHMD: Tensor) -> _Sizes:
+def _tell_sizes(q_BHND: Tensor, k_BHMD: Tensor) -> Sizes:
     batch, heads, queries, width = q_BHND.shape
-    return _Sizes(batch, heads, queries, k_BHMD.shape[2], width)
+    return Sizes(batch, heads, queries, k_BHMD.shape[2], width)
 
 
-def _point_to(heads_BHND: Tensor) -> _Heads:
-    return _Heads(heads_BHND.data_ptr(), *heads_BHND.stride()[:3])
+def _point_to(heads_BHND: Tensor) -> Heads:
+    return Heads(heads_BHND.data_ptr(), *heads_BHND.stride()[:3])
 
 
 def _with_rows(heads_BHND: Tensor) -> Tensor:

@@ -2,8 +2,8 @@
 
 torch multiplies matrices of float32 with MKL, which has code for AVX-512 on Intel's processors alone; oneDNN, which
 torch has for convolutions, has it for all. On an AMD EPYC with AVX-512 its products of tokens with weights, and of
-their gradients with weights, take a tenth to a sixth less time. For those of both with each other, which give the
-gradient of a weight, the gradients of tokens have to be copied first: that pays where tokens are much wider than these.
+their gradients with weights, take a tenth to a sixth less time. Those of both with each other, which give the gradient
+of a weight, it could multiply after a copy only; they have a kernel of our own (`native/products.cpp`).
 
 Shape letters: N rows, K width of a row, M width of the result.
 """
@@ -18,14 +18,13 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from frameloom.core.host_cpu import mkl_misses_avx512
+from frameloom.models.layers.native import find_kernels, get_kernels
 
 _WANTS_ONEDNN: bool = mkl_misses_avx512() and torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
 # Multiplications from which a product gains more than the way to it costs.
 _LEAST_WORK = 1 << 27
 # Numbers of a weight from which compiled code takes that way: it is for any number of rows.
 _LEAST_WEIGHT = 1 << 17
-# How many times as wide as a layer's results its inputs must be for their gradients to be worth a copy.
-_LEAST_WIDTHS = 4
 
 
 class Linear(nn.Linear):
@@ -64,15 +63,28 @@ def multiply(x: Tensor, weight_MK: Tensor, bias_M: Tensor | None = None) -> Tens
 
 def multiply_rows(grad_NM: Tensor, x_NK: Tensor) -> Tensor:
     """The gradient [M, K] of a weight, for plain numbers: the sum of outer products of rows."""
-    if x_NK.shape[1] >= _LEAST_WIDTHS * grad_NM.shape[1] and _has_faster(x_NK, grad_NM.t()):
-        return multiply(_transpose(grad_NM), x_NK.t())
+    if _has_faster(x_NK, grad_NM.t()) and find_kernels() is not None:
+        made: Tensor = torch.ops.frameloom.multiply_rows(grad_NM, x_NK)
+        return made
     return torch.mm(grad_NM.t(), x_NK)
 
 
-def _transpose(x_NM: Tensor) -> Tensor:
-    """A copy [M, N]. oneDNN's takes a third to two thirds of the time of torch's, which one core makes."""
-    made: Tensor = x_NM.to_mkldnn().t().to_dense()
-    return made
+def _multiply_rows(left_NM: Tensor, right_NK: Tensor) -> Tensor:
+    kernels, threads = get_kernels(), torch.get_num_threads()
+    left_NM, right_NK = (rows if rows.stride(1) == 1 else rows.contiguous() for rows in (left_NM, right_NK))
+    (num_rows, height), width = left_NM.shape, right_NK.shape[1]
+    made_MK, room = left_NM.new_empty(height, width), left_NM.new_empty(kernels.count_product_room(width, threads))
+    places = left_NM.data_ptr(), left_NM.stride(0), right_NK.data_ptr(), right_NK.stride(0), made_MK.data_ptr()
+    kernels.multiply_rows(*places, num_rows, height, width, room.data_ptr(), threads)
+    return made_MK
+
+
+# As an operation of torch, so that whoever watches torch's operations sees it, and a compiler does not look inside.
+torch.library.define("frameloom::multiply_rows", "(Tensor left, Tensor right) -> Tensor")
+torch.library.impl("frameloom::multiply_rows", "CPU", _multiply_rows)
+torch.library.register_fake(
+    "frameloom::multiply_rows", lambda left, right: left.new_empty(left.shape[1], right.shape[1])
+)
 
 
 def _is_on_host(x: Tensor) -> bool:
@@ -99,7 +111,7 @@ class _Linear(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        return _find_gradients(ctx, grad, multiply)
+        return _find_gradients(ctx, grad, multiply, multiply_rows)
 
 
 def _keep(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor | None], output: Tensor | None = None) -> None:
@@ -108,13 +120,13 @@ def _keep(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor | None], output: Tensor
     ctx.save_for_backward(x if needs_weight else None, weight_MK if needs_x else None)
 
 
-def _find_gradients(ctx: Any, grad: Tensor, product: Any) -> tuple[Tensor | None, ...]:
+def _find_gradients(ctx: Any, grad: Tensor, product: Any, product_of_rows: Any) -> tuple[Tensor | None, ...]:
     x, weight_MK = ctx.saved_tensors
     needs_x, needs_weight, needs_bias, *_ = ctx.needs_input_grad
     grad_NM = grad.flatten(0, -2)
     return (
         product(grad, weight_MK.t(), None) if needs_x else None,
-        torch.mm(grad_NM.t(), x.flatten(0, -2)) if needs_weight else None,
+        product_of_rows(grad_NM, x.flatten(0, -2)) if needs_weight else None,
         grad_NM.sum(0) if needs_bias else None,
     )
 
@@ -124,4 +136,12 @@ _compiled_linear = torch.library.custom_op(
     "frameloom::linear", multiply, mutates_args=(), schema="(Tensor x, Tensor weight, Tensor? bias) -> Tensor"
 )
 _compiled_linear.register_fake(lambda x, weight, bias: x.new_empty(*x.shape[:-1], len(weight)))
-_compiled_linear.register_autograd(lambda ctx, grad: _find_gradients(ctx, grad, _compiled_linear), setup_context=_keep)
+
+
+def _find_compiled_gradients(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    has_kernel = find_kernels() is not None
+    product_of_rows = torch.ops.frameloom.multiply_rows if has_kernel else lambda left, right: torch.mm(left.t(), right)
+    return _find_gradients(ctx, grad, _compiled_linear, product_of_rows)
+
+
+_compiled_linear.register_autograd(_find_compiled_gradients, setup_context=_keep)

@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from frameloom.core.random import stream
+from frameloom.models.layers import native
 from frameloom.models.layers.gelu_mlp import can_fuse, fused_mlp, gelu, run_mlp
 from frameloom.models.layers.linear import Linear
 from tests.models.denoisers.contract import SavedBytes
@@ -37,7 +38,11 @@ def gradients(made: Tensor, inputs: list[Tensor], push: Tensor) -> list[Tensor]:
 
 # Less than one piece, and several of which the last is shorter.
 @pytest.mark.parametrize("shape", [(3, 5), (2, 1000)])
-def test_numbers_and_gradients_are_those_of_the_formula(shape: tuple[int, int]) -> None:
+@pytest.mark.parametrize("has_kernel", [True, False])
+def test_numbers_and_gradients_are_those_of_the_formula(
+    monkeypatch: pytest.MonkeyPatch, shape: tuple[int, int], has_kernel: bool
+) -> None:
+    monkeypatch.setattr(native, "_ARE_FASTER", has_kernel)
     up, down = build()
     # As a part of a larger tensor.
     x, push = draw(*shape, 2 * WIDTH)[..., WIDTH:].requires_grad_(), draw(*shape, WIDTH, seed=9)

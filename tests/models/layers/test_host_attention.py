@@ -8,17 +8,17 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from frameloom.core.random import stream
-from frameloom.models.layers import host_attention as module
+from frameloom.models.layers import native
 from frameloom.models.layers.attention import attend
 from tests.models.layers.fused_kernels import Seen
 
-needs_compiler = pytest.mark.skipif(module._load() is None, reason="no C++ compiler here")
+needs_compiler = pytest.mark.skipif(native.load_kernels() is None, reason="no C++ compiler here")
 
 
 @pytest.fixture
 def is_faster(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever the processor."""
-    monkeypatch.setattr(module, "_IS_FASTER", True)
+    monkeypatch.setattr(native, "_ARE_FASTER", True)
 
 
 def draw_heads(queries: int, keys: int, *, batch: int = 2, heads: int = 3, width: int = 40) -> list[Tensor]:
@@ -131,14 +131,12 @@ def test_all_else_is_left_to_torch(is_faster: None, monkeypatch: pytest.MonkeyPa
     if why == "half precision":
         heads = [part.bfloat16() for part in heads]
     if why == "another processor":
-        monkeypatch.setattr(module, "_IS_FASTER", False)
+        monkeypatch.setattr(native, "_ARE_FASTER", False)
     if why == "no compiler":
-        monkeypatch.setattr(module, "load_native", lambda source: None)
-        module._load.cache_clear()
+        monkeypatch.setattr(native, "load_kernels", lambda: None)
     mask = torch.ones(1, 1, 96, 96, dtype=torch.bool) if why == "a mask" else None
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16, enabled=why == "autocast"), Seen() as seen:
         made = attend(*heads, mask)
-    module._load.cache_clear()
     assert seen.count == 1
     assert made.shape == heads[0].shape
 

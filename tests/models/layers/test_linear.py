@@ -11,6 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from frameloom.core.random import stream
 from frameloom.models.layers import linear as module
+from frameloom.models.layers import native
 from frameloom.models.layers.linear import Linear, linear, multiply_rows
 
 WIDTH, MADE = 48, 80
@@ -37,6 +38,7 @@ def wants_onednn(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever the processor, and for small products, too."""
     monkeypatch.setattr(module, "_WANTS_ONEDNN", True)
     monkeypatch.setattr(module, "_LEAST_WORK", 1)
+    monkeypatch.setattr(native, "_ARE_FASTER", True)
 
 
 def list_weights() -> dict[str, Tensor]:
@@ -83,16 +85,26 @@ def test_what_is_frozen_gets_no_gradient(wants_onednn: None) -> None:
     assert seen.count == 1 and not made.requires_grad
 
 
-@pytest.mark.parametrize(("widths", "is_onednn"), [(4, True), (3, False)])
-def test_rows_of_much_unlike_widths_are_multiplied_by_it_too(wants_onednn: None, widths: int, is_onednn: bool) -> None:
-    x, push = draw(9, widths * WIDTH), draw(WIDTH, 9, seed=2).t()
-    with Seen() as seen:
-        found = multiply_rows(push, x)
+@pytest.mark.skipif(native.load_kernels() is None, reason="no C++ compiler here")
+@pytest.mark.parametrize("num_rows", [1, 9, 1152, 1153, 2500])
+@pytest.mark.parametrize(("height", "width"), [(1, 1), (12, 32), (11, 31), (13, 33), (200, 130), (97, 300)])
+def test_the_gradient_of_a_weight_is_that_of_the_formula(
+    wants_onednn: None, num_rows: int, height: int, width: int
+) -> None:
+    # Columns of a larger tensor, and rows that lie another way.
+    x, push = draw(num_rows, 2 * width)[:, width:], draw(height, num_rows, seed=2).t()
+    found = multiply_rows(push, x)
     expected = push.double().t() @ x.double()
     # A gradient that lies otherwise than its weight would be copied before it is added up.
-    assert seen.count == is_onednn and found.is_contiguous()
-    assert (found - expected).abs().max() <= 2e-6 * expected.abs().max()
-    assert (multiply_rows(push + 0.1, x) - found).abs().max() > 1e-3
+    assert found.is_contiguous()
+    assert (found - expected).abs().max() <= 4e-6 * expected.abs().max()
+    before = torch.get_num_threads()
+    try:
+        for threads in (1, 3):
+            torch.set_num_threads(threads)
+            assert torch.equal(multiply_rows(push.contiguous(), x.contiguous()), found)
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_other_numbers_are_multiplied_by_torch(wants_onednn: None) -> None:

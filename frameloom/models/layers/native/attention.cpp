@@ -1,7 +1,7 @@
 // Softmax attention in float32 on the processor: forward and backward, block by block, without a matrix of all scores.
 //
-// All products go through `multiply_tile`, which keeps its sums in registers while it walks through two packed
-// operands. A head is packed once: reading it costs one pass, and the products then run at the processor's own rate.
+// A head is packed once for `multiply_tile`: reading it costs one pass, and the products then run at the processor's own
+// rate.
 // Scores are those of powers of two: exp(x) is 2^(x / ln 2), and queries are multiplied by the scale over ln 2.
 //
 // Each head is computed by one thread, in an order that depends on its own sizes alone: its bits do not depend on the
@@ -16,22 +16,10 @@
 
 #include <algorithm>
 
-// Rows of a tile by its width in vectors: as many sums as fit the registers, beside the operands.
-#ifdef __AVX512F__
-constexpr int LANES = 16, ROWS[] = {0, 12, 12, 8, 6};
-#else
-constexpr int LANES = 8, ROWS[] = {0, 12, 6, 4, 3};
-#endif
+#include "tiles.h"
+
 // Scores at a time: BLOCK queries and as many keys in the backward pass, SPAN keys in the forward pass.
 constexpr long BLOCK = 96, SPAN = 384;
-// Rows ahead of the one being packed: a row of a head is short, and the next one lies far from it.
-constexpr long AHEAD = 16;
-constexpr int SCORE_VECTORS = 2, LINE = 16;
-constexpr float LOG2_E = 1.4426950408889634f;
-
-typedef float Vector __attribute__((vector_size(LANES * 4), aligned(4), may_alias));
-typedef int32_t Whole __attribute__((vector_size(LANES * 4), aligned(4), may_alias));
-
 // Rows of one head, `row` numbers apart.
 struct Matrix {
   float *at;
@@ -47,60 +35,14 @@ struct Sizes {
   int64_t batch, heads, queries, keys, width;
 };
 
-static inline long fill_up(long count, long step) { return (count + step - 1) / step * step; }
-static inline Vector load(const float *from) { return *(const Vector *)from; }
-static inline void store(float *to, Vector x) { *(Vector *)to = x; }
-
-// 2^x within 1e-7 of it, and 2^-126 for all below; what is no number stays so.
-static inline Vector power_of_two(Vector x) {
-  const float ROUNDER = 12582912.0f;  // 1.5 * 2^23: the last bits of a sum with it are the whole part
-  const Vector least = Vector{} - 126.0f;
-  x = x < least ? least : x;
-  const Vector whole = x + ROUNDER, rest = x - (whole - ROUNDER);
-  Vector made = rest * 1.546144469e-04f + 1.340042818e-03f;
-  made = made * rest + 9.618056679e-03f;
-  made = made * rest + 5.550327227e-02f;
-  made = made * rest + 2.402265092e-01f;
-  made = made * rest + 6.931472067e-01f;
-  made = made * rest + 1.0f;
-  return (Vector)((Whole)made + ((Whole)whole << 23));
-}
-
-// C [rows, vectors * LANES] = A B, or += with `adds`. B [depth, vectors * LANES] lies in one piece; from a number of A
-// to the one below are A_ROW numbers, to the one beside it A_STEP.
-template <int vectors, long A_ROW, long A_STEP, bool adds>
-static inline void multiply_tile(long depth, const float *__restrict__ a, const float *__restrict__ b,
-                                 float *__restrict__ c, long c_row) {
-  constexpr int rows = ROWS[vectors];
-  Vector sums[rows][vectors];
-#pragma GCC unroll 16
-  for (int r = 0; r < rows; r++)
-#pragma GCC unroll 4
-    for (int v = 0; v < vectors; v++) sums[r][v] = adds ? load(c + r * c_row + v * LANES) : Vector{};
-  for (long k = 0; k < depth; k++, a += A_STEP, b += vectors * LANES) {
-    Vector right[vectors];
-#pragma GCC unroll 4
-    for (int v = 0; v < vectors; v++) right[v] = load(b + v * LANES);
-#pragma GCC unroll 16
-    for (int r = 0; r < rows; r++)
-#pragma GCC unroll 4
-      for (int v = 0; v < vectors; v++) sums[r][v] += a[r * A_ROW] * right[v];
-  }
-#pragma GCC unroll 16
-  for (int r = 0; r < rows; r++)
-#pragma GCC unroll 4
-    for (int v = 0; v < vectors; v++) store(c + r * c_row + v * LANES, sums[r][v]);
-}
-
 // Products of rows with rows, [rows, columns], of two operands that `pack_columns` made.
 template <long C_ROW>
 static __attribute__((noinline)) void score(long width, const float *left, const float *right, float *c, long rows,
                                             long columns) {
-  constexpr int tile = ROWS[SCORE_VECTORS];
-  for (long column = 0; column < columns; column += SCORE_VECTORS * LANES)
-    for (long row = 0; row < rows; row += tile)
-      multiply_tile<SCORE_VECTORS, 1, tile, false>(width, left + row * width, right + column * width,
-                                                   c + row * C_ROW + column, C_ROW);
+  for (long column = 0; column < columns; column += TILE_COLUMNS)
+    for (long row = 0; row < rows; row += TILE_ROWS)
+      multiply_tile<TILE_VECTORS, 1, TILE_ROWS, false>(width, left + row * width, right + column * width,
+                                                       c + row * C_ROW + column, C_ROW);
 }
 
 // How many of the vectors that are left make the next panel: as `ROWS` says, wide ones are the fastest.
@@ -127,10 +69,6 @@ static __attribute__((noinline)) void add_product(long width, long rows, long de
       default: add_panel<1, A_ROW, A_STEP>(rows, depth, a, from, to, width);
     }
   }
-}
-
-static inline void fetch(const float *from, long count) {
-  for (long i = 0; i < count; i += LINE) __builtin_prefetch(from + i);
 }
 
 // [count, D] -> [total / group, D, group], times `factor`; zeros behind `count`.
@@ -164,12 +102,11 @@ static void pack_rows(Matrix x, long count, long total, long width, float *to) {
   }
 }
 
-template <int group = ROWS[SCORE_VECTORS]>
 static void pack_left(Matrix x, long count, long total, long width, float factor, float *to) {
-  pack_columns<group>(x, count, total, width, factor, to);
+  pack_columns<TILE_ROWS>(x, count, total, width, factor, to);
 }
 static void pack_right(Matrix x, long count, long total, long width, float *to) {
-  pack_columns<SCORE_VECTORS * LANES>(x, count, total, width, 1, to);
+  pack_columns<TILE_COLUMNS>(x, count, total, width, 1, to);
 }
 
 // Memory that is dealt out piece by piece, each at the start of a vector.

@@ -1,0 +1,57 @@
+"""Kernels in C++ for float32 on the processor: attention, the gradient of a weight, GELU.
+
+torch's library for products, MKL, does without AVX-512 on processors that are not Intel's, and its attention calls that
+library for many small products. These kernels use the whole width of vectors that a processor has.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from functools import cache
+from pathlib import Path
+
+import torch  # noqa: F401 - brings the library for threads, which the kernels share with it
+
+from frameloom.core.host_cpu import mkl_is_foreign
+from frameloom.core.native import load_native
+
+_ARE_FASTER = mkl_is_foreign()
+
+
+class Sizes(ctypes.Structure):
+    _fields_ = [(name, ctypes.c_int64) for name in ("batch", "heads", "queries", "keys", "width")]
+
+
+class Heads(ctypes.Structure):
+    """Where the first number lies, and how far it is to the next one of each kind."""
+
+    _fields_ = [("at", ctypes.c_void_p), *((name, ctypes.c_int64) for name in ("batch", "head", "row"))]
+
+
+def find_kernels() -> ctypes.CDLL | None:
+    """None where torch's own are as fast, or where there is no compiler."""
+    return load_kernels() if _ARE_FASTER else None
+
+
+@cache
+def load_kernels() -> ctypes.CDLL | None:
+    kernels = load_native(Path(__file__).parent)
+    if kernels is None:
+        return None
+    size, numbers, scale, threads = ctypes.c_int64, ctypes.c_void_p, ctypes.c_float, ctypes.c_int
+    for count in (kernels.count_forward_room, kernels.count_backward_room):
+        count.argtypes, count.restype = (Sizes,), size
+    kernels.attend.argtypes = (Sizes, *(Heads,) * 4, numbers, scale, numbers, threads)
+    kernels.attend_backward.argtypes = (Sizes, *(Heads,) * 5, numbers, scale, *(Heads,) * 3, numbers, threads)
+    kernels.count_product_room.argtypes, kernels.count_product_room.restype = (size, threads), size
+    kernels.multiply_rows.argtypes = (numbers, size, numbers, size, numbers, size, size, size, numbers, threads)
+    kernels.activate.argtypes = (numbers, numbers, numbers, size, size, threads)
+    for call in (kernels.attend, kernels.attend_backward, kernels.multiply_rows, kernels.activate):
+        call.restype = None
+    return kernels
+
+
+def get_kernels() -> ctypes.CDLL:
+    kernels = load_kernels()
+    assert kernels is not None, "whoever calls this has asked `find_kernels` before"
+    return kernels
