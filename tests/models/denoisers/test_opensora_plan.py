@@ -21,7 +21,7 @@ from frameloom.models.denoisers.opensora_plan import parity
 from frameloom.models.denoisers.opensora_plan.config import SIZES, OpenSoraPlanConfig
 from frameloom.models.denoisers.opensora_plan.model import OpenSoraT2V, build
 from frameloom.models.denoisers.opensora_plan.positions import pool_cells, turn_table
-from frameloom.models.layers import short_attention
+from frameloom.models.layers import native
 from frameloom.models.layers.rope import rotate
 from frameloom.models.text import TextStates
 from tests.models.denoisers.contract import DenoiserContract
@@ -295,7 +295,7 @@ def test_a_table_made_while_sampling_serves_training() -> None:
 
 @pytest.mark.parametrize("layer", [0, 2, 3], ids=["full", "single", "group"])
 def test_blocks_compile_without_a_break(layer: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(short_attention, "_IS_FASTER", False)  # a compiler always takes the kernel
+    monkeypatch.setattr(native, "_ARE_FASTER", False)  # a compiler always takes torch's kernel
     model = build_awake(SMALL)
     block = model.transformer_blocks[layer]
     x, text, modulation = draw(2, 18, 24), draw(2, 5, 24), draw(2, 6, 24)

@@ -6,11 +6,15 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from frameloom.core.random import stream
 from frameloom.models.layers import native
 from frameloom.models.layers.attention import attend
 from tests.models.layers.fused_kernels import Seen
+
+# Few of both, which has a way of its own, less than a block, one and more, and several spans of keys.
+LENGTHS = [(1, 1), (3, 4), (8, 8), (64, 70), (96, 96), (97, 103), (300, 97), (100, 800)]
 
 needs_compiler = pytest.mark.skipif(native.load_kernels() is None, reason="no C++ compiler here")
 
@@ -41,7 +45,7 @@ def make_exact(heads: list[Tensor]) -> list[Tensor]:
 
 @needs_compiler
 @pytest.mark.parametrize("width", [3, 16, 24, 40, 72, 96, 128, 160])
-@pytest.mark.parametrize(("queries", "keys"), [(96, 96), (97, 103), (128, 500), (300, 97), (100, 800)])
+@pytest.mark.parametrize(("queries", "keys"), LENGTHS)
 def test_it_is_the_attention_of_the_formula(is_faster: None, queries: int, keys: int, width: int) -> None:
     heads = draw_heads(queries, keys, width=width)
     exact = make_exact(heads)
@@ -80,6 +84,36 @@ def test_scores_of_any_size_are_told_apart(is_faster: None) -> None:
 
 
 @needs_compiler
+@pytest.mark.parametrize("is_shared", [True, False])
+@pytest.mark.parametrize(("queries", "keys"), [(4, 5), (70, 64), (64, 500)])
+def test_a_bias_of_keys_is_added_to_their_scores(is_faster: None, queries: int, keys: int, is_shared: bool) -> None:
+    heads = draw_heads(queries, keys)
+    bias = torch.randn(1 if is_shared else 2, 1, 1, keys, generator=stream(5, "test host attention"))
+    bias[..., keys // 2 + 1 :] = -1e4
+    bias[..., 0] = -torch.inf
+    exact = make_exact(heads)
+    with Seen() as seen:
+        made = attend(*heads, bias)
+        found = find_gradients(made, heads)
+    assert seen.count == 0
+    expected = F.scaled_dot_product_attention(*exact, attn_mask=bias.double())
+    assert (made - expected).abs().max() < 2e-6
+    for one, other in zip(found, find_gradients(expected, exact), strict=True):
+        assert (one - other).abs().max() < 1e-5
+    assert (made - attend(*heads)).abs().max() > 1e-2
+
+
+@needs_compiler
+@pytest.mark.parametrize(("queries", "keys"), [(4, 5), (70, 500)])
+def test_who_may_see_nothing_gets_zeros(is_faster: None, queries: int, keys: int) -> None:
+    heads, bias = draw_heads(queries, keys), torch.zeros(2, 1, 1, keys)
+    bias[1] = -torch.inf
+    made = attend(*heads, bias)
+    assert not made[1].any() and torch.equal(made[0], attend(*(part[:1] for part in heads))[0])
+    assert all(not grad[1].abs().max() > 1e-30 and grad[0].any() for grad in find_gradients(made, heads))
+
+
+@needs_compiler
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_what_is_no_number_is_not_hidden(is_faster: None, value: float) -> None:
     q, k, v = draw_heads(100, 900)
@@ -91,16 +125,19 @@ def test_what_is_no_number_is_not_hidden(is_faster: None, value: float) -> None:
 
 
 @needs_compiler
-def test_bits_depend_neither_on_the_batch_nor_on_threads_nor_on_the_layout(is_faster: None) -> None:
-    heads = draw_heads(200, 130, batch=3)
+@pytest.mark.parametrize(("queries", "keys"), [(200, 130), (4, 7)])
+def test_bits_depend_neither_on_the_batch_nor_on_threads_nor_on_the_layout(
+    is_faster: None, queries: int, keys: int
+) -> None:
+    heads = draw_heads(queries, keys, batch=3)
     expected = [attend(*heads), *find_gradients(attend(*heads), heads)]
     before = torch.get_num_threads()
     try:
-        for count in (1, 5):
+        for count in (1, 3):
             torch.set_num_threads(count)
             found = [attend(*heads), *find_gradients(attend(*heads), heads)]
             assert all(map(torch.equal, found, expected))
-            assert torch.equal(attend(*(part[1:2, :1] for part in heads)), expected[0][1:2, :1])
+            assert torch.equal(attend(*(part[1:2] for part in heads)), expected[0][1:2])
     finally:
         torch.set_num_threads(before)
     packed = [part.detach().contiguous() for part in heads]
@@ -123,22 +160,36 @@ def test_gradients_may_come_in_any_layout(is_faster: None) -> None:
 
 @pytest.mark.parametrize(
     "why",
-    ["few queries", "few keys", "a mask", "half precision", "autocast", "another processor", "no compiler"],
+    ["not so many", "a mask of pairs", "half precision", "autocast", "another processor", "no compiler", "few heads"],
 )
 def test_all_else_is_left_to_torch(is_faster: None, monkeypatch: pytest.MonkeyPatch, why: str) -> None:
-    queries, keys = 95 if why == "few queries" else 96, 95 if why == "few keys" else 96
-    heads = draw_heads(queries, keys)
+    heads, mask = draw_heads(96, 63 if why == "not so many" else 96), None
+    if why == "few heads":
+        monkeypatch.setattr(torch, "get_num_threads", lambda: 4)
     if why == "half precision":
         heads = [part.bfloat16() for part in heads]
     if why == "another processor":
         monkeypatch.setattr(native, "_ARE_FASTER", False)
     if why == "no compiler":
         monkeypatch.setattr(native, "load_kernels", lambda: None)
-    mask = torch.ones(1, 1, 96, 96, dtype=torch.bool) if why == "a mask" else None
+    if why == "a mask of pairs":
+        mask = torch.ones(1, 1, 96, 96, dtype=torch.bool)
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16, enabled=why == "autocast"), Seen() as seen:
         made = attend(*heads, mask)
     assert seen.count == 1
     assert made.shape == heads[0].shape
+
+
+def test_a_mask_that_learns_gets_its_gradient(is_faster: None) -> None:
+    heads, mask = draw_heads(96, 96), torch.zeros(1, 1, 1, 96, requires_grad=True)
+    attend(*heads, mask).square().sum().backward()
+    assert mask.grad is not None and mask.grad.any()
+
+
+def test_who_forbids_fused_kernels_gets_none(is_faster: None) -> None:
+    with sdpa_kernel(SDPBackend.MATH), Seen() as seen:
+        made = attend(*draw_heads(96, 96))
+    assert seen.count == 0 and "HostAttention" not in str(made.grad_fn)
 
 
 def test_an_empty_batch_is_attended_to(is_faster: None) -> None:

@@ -28,6 +28,12 @@ class Heads(ctypes.Structure):
     _fields_ = [("at", ctypes.c_void_p), *((name, ctypes.c_int64) for name in ("batch", "head", "row"))]
 
 
+class Bias(ctypes.Structure):
+    """What is added to the scores of the keys of each sample; nowhere if nothing is."""
+
+    _fields_ = [("at", ctypes.c_void_p), ("batch", ctypes.c_int64)]
+
+
 def find_kernels() -> ctypes.CDLL | None:
     """None where torch's own are as fast, or where there is no compiler."""
     return load_kernels() if _ARE_FASTER else None
@@ -41,8 +47,11 @@ def load_kernels() -> ctypes.CDLL | None:
     size, numbers, scale, threads = ctypes.c_int64, ctypes.c_void_p, ctypes.c_float, ctypes.c_int
     for count in (kernels.count_forward_room, kernels.count_backward_room):
         count.argtypes, count.restype = (Sizes,), size
-    kernels.attend.argtypes = (Sizes, *(Heads,) * 4, numbers, scale, numbers, threads)
-    kernels.attend_backward.argtypes = (Sizes, *(Heads,) * 5, numbers, scale, *(Heads,) * 3, numbers, threads)
+    kernels.attend.argtypes = (Sizes, *(Heads,) * 3, Bias, Heads, numbers, scale, numbers, threads)
+    kernels.attend_backward.argtypes = (
+        *(Sizes, *(Heads,) * 3, Bias, *(Heads,) * 2, numbers, scale),
+        *(*(Heads,) * 3, numbers, threads),
+    )
     kernels.count_product_room.argtypes, kernels.count_product_room.restype = (size, threads), size
     kernels.multiply_rows.argtypes = (numbers, size, numbers, size, numbers, size, size, size, numbers, threads)
     kernels.activate.argtypes = (numbers, numbers, numbers, size, size, threads)

@@ -16,24 +16,13 @@
 
 #include <algorithm>
 
+#include "heads.h"
 #include "tiles.h"
 
 // Scores at a time: BLOCK queries and as many keys in the backward pass, SPAN keys in the forward pass.
 constexpr long BLOCK = 96, SPAN = 384;
-// Rows of one head, `row` numbers apart.
-struct Matrix {
-  float *at;
-  long row;
-};
-// All heads of a batch, as torch's strides tell.
-struct Heads {
-  float *at;
-  int64_t batch, head, row;
-  Matrix of(long b, long h) const { return {at + b * batch + h * head, row}; }
-};
-struct Sizes {
-  int64_t batch, heads, queries, keys, width;
-};
+// Rows that are a multiple of all that `ROWS` says.
+static inline long fill_rows(long count) { return fill_up(count, 24); }
 
 // Products of rows with rows, [rows, columns], of two operands that `pack_columns` made.
 template <long C_ROW>
@@ -74,16 +63,14 @@ static __attribute__((noinline)) void add_product(long width, long rows, long de
 // [count, D] -> [total / group, D, group], times `factor`; zeros behind `count`.
 template <long group>
 static void pack_columns(Matrix x, long count, long total, long width, float factor, float *to) {
-  for (long first = 0; first < total; first += group, to += group * width)
-    for (long i = 0; i < group; i++) {
-      if (first + i >= count) {
-        for (long d = 0; d < width; d++) to[d * group + i] = 0;
-        continue;
-      }
+  for (long first = 0; first < total; first += group, to += group * width) {
+    if (first + group > count) std::fill_n(to, group * width, 0.0f);
+    for (long i = 0; i < std::min(count - first, group); i++) {
       const float *row = x.at + (first + i) * x.row;
       fetch(row + AHEAD * x.row, width);
       for (long d = 0; d < width; d++) to[d * group + i] = row[d] * factor;
     }
+  }
 }
 
 // [count, D] -> panels [count of `total`, panel], one behind the other; zeros beside D.
@@ -109,25 +96,22 @@ static void pack_right(Matrix x, long count, long total, long width, float *to) 
   pack_columns<TILE_COLUMNS>(x, count, total, width, 1, to);
 }
 
-// Memory that is dealt out piece by piece, each at the start of a vector.
-struct Room {
-  float *next;
-  float *take(long count) {
-    float *taken = next;
-    next += fill_up(count, LANES);
-    return taken;
-  }
-};
+static inline void add_bias(float *row, const float *bias, long keys) {
+  for (long j = 0; j < keys; j++) row[j] += bias[j] * LOG2_E;
+}
 
 // Scores -> powers of two below the highest score so far; what was made with a lower one is made smaller.
-static void weigh_rows(float *scores, long rows, long keys, float *tops, float *sums, float *made, long width) {
+static void weigh_rows(float *scores, const float *bias, long rows, long keys, float *tops, float *sums, float *made,
+                       long width) {
   const long columns = fill_up(keys, LANES);
   for (long i = 0; i < rows; i++) {
     float *row = scores + i * SPAN, top = tops[i], sum = 0;
+    if (bias) add_bias(row, bias, keys);
     for (long j = keys; j < columns; j++) row[j] = -INFINITY;
     Vector most = load(row), weights = {};
     for (long j = LANES; j < columns; j += LANES) most = load(row + j) > most ? load(row + j) : most;
     for (int lane = 0; lane < LANES; lane++) top = most[lane] > top ? most[lane] : top;
+    if (top == -INFINITY) top = LOWEST;  // nothing may be seen yet
     for (long j = 0; j < columns; j += LANES) {
       const Vector weight = power_of_two(load(row + j) - top);
       store(row + j, weight);
@@ -144,14 +128,14 @@ static void weigh_rows(float *scores, long rows, long keys, float *tops, float *
 }
 
 extern "C" int64_t count_forward_room(Sizes sizes) {
-  const long wide = fill_up(sizes.width, LANES), keys = fill_up(sizes.keys, BLOCK);
+  const long wide = fill_up(sizes.width, LANES), keys = fill_up(sizes.keys, TILE_COLUMNS);
   return keys * (sizes.width + wide) + BLOCK * (sizes.width + SPAN + wide + 2) + 8 * LANES;
 }
 
 // Queries from `first` to `last` of one head. `levels` [N] are the logarithms of the sums of all weights.
-static void attend_head(const Sizes &sizes, Matrix q, Matrix k, Matrix v, Matrix made, float *levels, float scale,
-                        long first, long last, Room room) {
-  const long width = sizes.width, wide = fill_up(width, LANES), total = fill_up(sizes.keys, BLOCK);
+static void attend_head(const Sizes &sizes, Matrix q, Matrix k, Matrix v, const float *bias, Matrix made,
+                        float *levels, float scale, long first, long last, Room room) {
+  const long width = sizes.width, wide = fill_up(width, LANES), total = fill_up(sizes.keys, TILE_COLUMNS);
   float *keys = room.take(total * width), *values = room.take(total * wide), *queries = room.take(BLOCK * width);
   float *scores = room.take(BLOCK * SPAN), *sum_NE = room.take(BLOCK * wide);
   float *tops = room.take(BLOCK), *sums = room.take(BLOCK);
@@ -159,28 +143,28 @@ static void attend_head(const Sizes &sizes, Matrix q, Matrix k, Matrix v, Matrix
   pack_rows(v, sizes.keys, total, width, values);
   for (; first < last; first += BLOCK) {
     const long rows = std::min(last - first, BLOCK);
-    pack_left({q.at + first * q.row, q.row}, rows, BLOCK, width, scale * LOG2_E, queries);
-    std::fill_n(sum_NE, BLOCK * wide, 0.0f);
-    std::fill_n(tops, BLOCK, -INFINITY);
-    std::fill_n(sums, BLOCK, 0.0f);
+    pack_left({q.at + first * q.row, q.row}, rows, fill_rows(rows), width, scale * LOG2_E, queries);
+    std::fill_n(sum_NE, fill_rows(rows) * wide, 0.0f);
+    std::fill_n(tops, rows, -INFINITY);
+    std::fill_n(sums, rows, 0.0f);
     for (long at = 0; at < sizes.keys; at += SPAN) {
       const long columns = std::min(sizes.keys - at, SPAN);
       score<SPAN>(width, queries, keys + at * width, scores, rows, columns);
-      weigh_rows(scores, rows, columns, tops, sums, sum_NE, wide);
+      weigh_rows(scores, bias ? bias + at : nullptr, rows, columns, tops, sums, sum_NE, wide);
       add_product<SPAN, 1>(wide, rows, columns, scores, values, total, at, sum_NE);
     }
     for (long i = 0; i < rows; i++) {
-      const float share = 1 / sums[i];
+      const float share = tops[i] == LOWEST ? 0 : 1 / sums[i];
       float *to = made.at + (first + i) * made.row;
       for (long d = 0; d < width; d++) to[d] = sum_NE[i * wide + d] * share;
-      levels[first + i] = tops[i] + log2f(sums[i]);
+      levels[first + i] = tops[i] == LOWEST ? INFINITY : tops[i] + log2f(sums[i]);
     }
   }
 }
 
 // `levels` [B, H, N] are for the backward pass. `room` is as large as `count_forward_room` says, for each thread.
-extern "C" void attend(Sizes sizes, Heads q, Heads k, Heads v, Heads made, float *levels, float scale, float *room,
-                       int threads) {
+extern "C" void attend(Sizes sizes, Heads q, Heads k, Heads v, Bias bias, Heads made, float *levels, float scale,
+                       float *room, int threads) {
   const long heads = sizes.batch * sizes.heads, each = count_forward_room(sizes);
   // Where there are fewer heads than threads, several share one, each with queries of its own.
   const long parts = heads < threads ? (threads + heads - 1) / heads : 1;
@@ -188,14 +172,20 @@ extern "C" void attend(Sizes sizes, Heads q, Heads k, Heads v, Heads made, float
 #pragma omp parallel for num_threads(threads) schedule(static)
   for (long i = 0; i < heads * parts; i++) {
     const long head = i / parts, b = head / sizes.heads, h = head % sizes.heads, first = i % parts * size;
-    attend_head(sizes, q.of(b, h), k.of(b, h), v.of(b, h), made.of(b, h), levels + head * sizes.queries, scale, first,
-                std::min(first + size, (long)sizes.queries), {room + omp_get_thread_num() * each});
+    const long last = std::min(first + size, (long)sizes.queries);
+    float *own_levels = levels + head * sizes.queries;
+    const Room own = {room + omp_get_thread_num() * each};
+    if (!has_few(sizes))
+      attend_head(sizes, q.of(b, h), k.of(b, h), v.of(b, h), bias.of(b), made.of(b, h), own_levels, scale, first, last,
+                  own);
+    else if (first < last)
+      attend_few(sizes, q.of(b, h), k.of(b, h), v.of(b, h), bias.of(b), made.of(b, h), own_levels, scale, own);
   }
 }
 
 extern "C" int64_t count_backward_room(Sizes sizes) {
-  const long wide = fill_up(sizes.width, LANES), keys = fill_up(sizes.keys, BLOCK);
-  const long queries = fill_up(sizes.queries, BLOCK);
+  const long wide = fill_up(sizes.width, LANES), keys = fill_up(sizes.keys, TILE_COLUMNS);
+  const long queries = fill_rows(sizes.queries);
   return keys * (2 * sizes.width + wide) + queries * (2 * sizes.width + 3 * wide + 1) + 2 * BLOCK * (BLOCK + wide) +
          16 * LANES;
 }
@@ -212,13 +202,16 @@ static void find_means(Matrix made, Matrix grad, long count, long width, float *
 }
 
 // Scores -> shares, and gradients of shares -> gradients of scores.
-static void turn_back(float *shares, float *grads, long rows, long keys, const float *levels, const float *means) {
-  for (long i = 0; i < rows; i++)
+static void turn_back(float *shares, float *grads, const float *bias, long rows, long keys, const float *levels,
+                      const float *means) {
+  for (long i = 0; i < rows; i++) {
+    if (bias) add_bias(shares + i * BLOCK, bias, keys);
     for (long j = i * BLOCK; j < i * BLOCK + keys; j += LANES) {
       const Vector share = power_of_two(load(shares + j) - levels[i]);
       store(shares + j, share);
       store(grads + j, share * (load(grads + j) - means[i]));
     }
+  }
 }
 
 static void write_rows(const float *from, long wide, long count, long width, float factor, Matrix to) {
@@ -226,10 +219,10 @@ static void write_rows(const float *from, long wide, long count, long width, flo
     for (long d = 0; d < width; d++) to.at[i * to.row + d] = from[i * wide + d] * factor;
 }
 
-static void go_back(const Sizes &sizes, Matrix q, Matrix k, Matrix v, Matrix made, Matrix grad, const float *levels,
-                    float scale, Matrix grad_q, Matrix grad_k, Matrix grad_v, Room room) {
+static void go_back(const Sizes &sizes, Matrix q, Matrix k, Matrix v, const float *bias, Matrix made, Matrix grad,
+                    const float *levels, float scale, Matrix grad_q, Matrix grad_k, Matrix grad_v, Room room) {
   const long width = sizes.width, wide = fill_up(width, LANES), count = sizes.queries;
-  const long N = fill_up(count, BLOCK), M = fill_up(sizes.keys, BLOCK);
+  const long N = fill_rows(count), M = fill_up(sizes.keys, TILE_COLUMNS);
   float *keys = room.take(M * width), *values = room.take(M * width), *key_rows = room.take(M * wide);
   float *queries = room.take(N * width), *grads = room.take(N * width), *query_rows = room.take(N * wide);
   float *grad_rows = room.take(N * wide), *sum_NE = room.take(N * wide), *means = room.take(N);
@@ -246,13 +239,13 @@ static void go_back(const Sizes &sizes, Matrix q, Matrix k, Matrix v, Matrix mad
   std::fill_n(sum_NE, N * wide, 0.0f);
   for (long at = 0; at < sizes.keys; at += BLOCK) {
     const long columns = std::min(sizes.keys - at, BLOCK);
-    std::fill_n(key_sum, BLOCK * wide, 0.0f);
-    std::fill_n(value_sum, BLOCK * wide, 0.0f);
+    std::fill_n(key_sum, fill_rows(columns) * wide, 0.0f);
+    std::fill_n(value_sum, fill_rows(columns) * wide, 0.0f);
     for (long first = 0; first < count; first += BLOCK) {
       const long rows = std::min(count - first, BLOCK);
       score<BLOCK>(width, queries + first * width, keys + at * width, shares, rows, columns);
       score<BLOCK>(width, grads + first * width, values + at * width, score_grads, rows, columns);
-      turn_back(shares, score_grads, rows, columns, levels + first, means + first);
+      turn_back(shares, score_grads, bias ? bias + at : nullptr, rows, columns, levels + first, means + first);
       add_product<1, BLOCK>(wide, columns, rows, shares, grad_rows, N, first, value_sum);
       add_product<1, BLOCK>(wide, columns, rows, score_grads, query_rows, N, first, key_sum);
       add_product<BLOCK, 1>(wide, rows, columns, score_grads, key_rows, M, at, sum_NE + first * wide);
@@ -264,13 +257,19 @@ static void go_back(const Sizes &sizes, Matrix q, Matrix k, Matrix v, Matrix mad
 }
 
 // `room` is as large as `count_backward_room` says, for each thread.
-extern "C" void attend_backward(Sizes sizes, Heads q, Heads k, Heads v, Heads made, Heads grad, const float *levels,
-                                float scale, Heads grad_q, Heads grad_k, Heads grad_v, float *room, int threads) {
+extern "C" void attend_backward(Sizes sizes, Heads q, Heads k, Heads v, Bias bias, Heads made, Heads grad,
+                                const float *levels, float scale, Heads grad_q, Heads grad_k, Heads grad_v, float *room, int threads) {
   const long each = count_backward_room(sizes);
 #pragma omp parallel for num_threads(threads) schedule(static)
   for (long i = 0; i < sizes.batch * sizes.heads; i++) {
     const long b = i / sizes.heads, h = i % sizes.heads;
-    go_back(sizes, q.of(b, h), k.of(b, h), v.of(b, h), made.of(b, h), grad.of(b, h), levels + i * sizes.queries, scale,
-            grad_q.of(b, h), grad_k.of(b, h), grad_v.of(b, h), {room + omp_get_thread_num() * each});
+    const float *own_levels = levels + i * sizes.queries;
+    const Room own = {room + omp_get_thread_num() * each};
+    if (has_few(sizes))
+      go_back_few(sizes, q.of(b, h), k.of(b, h), v.of(b, h), bias.of(b), grad.of(b, h), own_levels, scale,
+                  grad_q.of(b, h), grad_k.of(b, h), grad_v.of(b, h), own);
+    else
+      go_back(sizes, q.of(b, h), k.of(b, h), v.of(b, h), bias.of(b), made.of(b, h), grad.of(b, h), own_levels, scale,
+              grad_q.of(b, h), grad_k.of(b, h), grad_v.of(b, h), own);
   }
 }

@@ -11,6 +11,7 @@ constexpr int LANES = 8;
 #endif
 constexpr int LINE = 16;  // numbers that a cache holds together
 constexpr float LOG2_E = 1.4426950408889634f;
+constexpr float LOWEST = -1e30f;  // for the highest of scores that are all -infinity
 
 typedef float Vector __attribute__((vector_size(LANES * 4), aligned(4), may_alias));
 typedef int32_t Whole __attribute__((vector_size(LANES * 4), aligned(4), may_alias));
