@@ -27,11 +27,11 @@ def has_kernel_for(q_BHND: Tensor, k_BHMD: Tensor, v_BHMD: Tensor, mask: Tensor 
 
     A mask may be numbers that are added to the scores of each key, the same for all queries and heads.
     """
-    if find_kernels() is None or not _pays(q_BHND, k_BHMD) or not (mask is None or _is_bias(mask, k_BHMD)):
+    if not all(map(is_plain, (q_BHND, k_BHMD, v_BHMD))) or find_kernels() is None:
         return False
     is_usual = k_BHMD.shape == v_BHMD.shape and k_BHMD.shape[:2] == q_BHND.shape[:2]
     may_fuse: bool = torch.backends.cuda.flash_sdp_enabled()  # type: ignore[no-untyped-call]  # of the host, too
-    return may_fuse and is_usual and all(map(is_plain, (q_BHND, k_BHMD, v_BHMD)))
+    return may_fuse and is_usual and _pays(q_BHND, k_BHMD) and (mask is None or _is_bias(mask, k_BHMD))
 
 
 def _pays(q_BHND: Tensor, k_BHMD: Tensor) -> bool:
