@@ -34,6 +34,7 @@ TOPICS = {
     "start": Topic(5, "start-up of the command"),
     "model": Topic(9, "training step of every family, tiny and about 30 million parameters"),
     "compile": Topic(7, "training step with compiled blocks"),
+    "kernels": Topic(25, "kernels in C++ against torch's"),
     "step": Topic(200, "training step of our loop against a bare one and that of scripts"),
     "objective": Topic(20, "noise, target, weights and masks beside a bare step"),
     "recompute": Topic(2, "memory and time of a step by recompute"),

@@ -1,8 +1,9 @@
 """Two linear maps with a tanh-GELU between them; on a CPU in float32 in one piece.
 
 In one piece the bias of the first map is added where GELU reads its input anyway, GELU's slope is found along with its
-value and takes the place of its input, and the backward pass is one product with it. All of that works on pieces that
-stay in the caches of a core. GELU is written with a sigmoid, whose kernel is cheaper than that of tanh.
+value and takes the place of its input, and the backward pass is one product with it. On processors for which we have
+kernels (`native/gelu.cpp`) that is one pass; on others it works on pieces that stay in the caches of a core, with a
+sigmoid, whose kernel in torch is cheaper than that of tanh.
 
 Shape letters: N rows, D and E outer widths, H inner width.
 """
@@ -17,7 +18,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from frameloom.models.layers.linear import Linear, is_plain, multiply, multiply_rows
-from frameloom.models.layers.native import find_kernels
+from frameloom.models.layers.native import find_kernels, get_kernels
 
 # 0.5 * (1 + tanh(u)) = sigmoid(2u), with 2u = _OUTER * (x + _CUBIC * x^3)
 _OUTER = 2 * (2 / torch.pi) ** 0.5
@@ -104,11 +105,17 @@ class _FusedMLP(torch.autograd.Function):
 
 def _activate(hidden_NH: Tensor, bias_H: Tensor, value_NH: Tensor) -> None:
     """Fill `value` with GELU(hidden + bias), and `hidden` with its slope, unless both are the same."""
-    if (kernels := find_kernels()) is not None:
-        bias_H = bias_H.contiguous()
-        places = (part.data_ptr() for part in (hidden_NH, bias_H, value_NH))
-        kernels.activate(*places, *hidden_NH.shape, torch.get_num_threads())
-        return
+    fill = activate_in_pieces if find_kernels() is None else activate_natively
+    fill(hidden_NH, bias_H, value_NH)
+
+
+def activate_natively(hidden_NH: Tensor, bias_H: Tensor, value_NH: Tensor) -> None:
+    bias_H = bias_H.contiguous()
+    places = (part.data_ptr() for part in (hidden_NH, bias_H, value_NH))
+    get_kernels().activate(*places, *hidden_NH.shape, torch.get_num_threads())
+
+
+def activate_in_pieces(hidden_NH: Tensor, bias_H: Tensor, value_NH: Tensor) -> None:
     # Three rooms for a piece, which together are not larger than what is worked on.
     num_rows = max(1, min(_PIECE // hidden_NH.shape[1], len(hidden_NH) // 3))
     rooms = torch.empty(3, num_rows, hidden_NH.shape[1])
