@@ -9,14 +9,13 @@ Shape letters: B batch, H heads, N queries, M keys, D head width.
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
-from frameloom.models.layers.linear import is_plain
-from frameloom.models.layers.native import Bias, Heads, Sizes, find_kernels, get_kernels
+from frameloom.models.layers.linear import is_on_host, is_plain
+from frameloom.models.layers.native import Bias, Heads, Sizes, are_faster, find_kernels, get_kernels
 
 # Between them the packing of a head takes longer than torch's kernel.
 _FEW, _MANY = 8, 64
@@ -27,15 +26,21 @@ def has_kernel_for(q_BHND: Tensor, k_BHMD: Tensor, v_BHMD: Tensor, mask: Tensor 
 
     A mask may be numbers that are added to the scores of each key, the same for all queries and heads.
     """
-    if not all(map(is_plain, (q_BHND, k_BHMD, v_BHMD))) or find_kernels() is None:
+    if k_BHMD.shape != v_BHMD.shape or k_BHMD.shape[:2] != q_BHND.shape[:2]:
         return False
-    is_usual = k_BHMD.shape == v_BHMD.shape and k_BHMD.shape[:2] == q_BHND.shape[:2]
+    if torch.compiler.is_compiling():  # for any lengths: whether the kernel pays is found when they are known
+        is_single = q_BHND.dtype == k_BHMD.dtype == v_BHMD.dtype == torch.float32
+        return mask is None and is_single and is_on_host(q_BHND) and are_faster()
+    if not all(map(is_plain, (q_BHND, k_BHMD, v_BHMD))) or not _pays(q_BHND, k_BHMD):
+        return False
     may_fuse: bool = torch.backends.cuda.flash_sdp_enabled()  # type: ignore[no-untyped-call]  # of the host, too
-    return may_fuse and is_usual and _pays(q_BHND, k_BHMD) and (mask is None or _is_bias(mask, k_BHMD))
+    return may_fuse and (mask is None or _is_bias(mask, k_BHMD))
 
 
 def _pays(q_BHND: Tensor, k_BHMD: Tensor) -> bool:
     """Whether there are many queries and keys, or few; and heads for all threads, each of which takes whole ones."""
+    if find_kernels() is None:
+        return False
     lengths = q_BHND.shape[2], k_BHMD.shape[2]
     is_good_length = min(lengths) >= _MANY or 0 < min(lengths) <= max(lengths) <= _FEW
     return is_good_length and q_BHND.shape[0] > 0 and q_BHND.shape[1] >= torch.get_num_threads()
@@ -53,31 +58,20 @@ def attend_on_host(
     """The tokens of the result lie in one piece."""
     scale = q_BHND.shape[3] ** -0.5 if scale is None else scale
     bias_BM = None if mask is None else mask[:, 0, 0].contiguous()
-    return cast(Tensor, _HostAttention.apply(q_BHND, k_BHMD, v_BHMD, bias_BM, scale))  # type: ignore[no-untyped-call]
-
-
-class _HostAttention(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any, q_BHND: Tensor, k_BHMD: Tensor, v_BHMD: Tensor, bias_BM: Tensor | None, scale: float
-    ) -> Tensor:
-        inputs = *(_with_rows(part) for part in (q_BHND, k_BHMD, v_BHMD)), bias_BM
-        made_BHND, levels_BHN = torch.ops.frameloom.attend(*inputs, scale)
-        ctx.save_for_backward(*inputs, made_BHND, levels_BHN)
-        ctx.scale = scale
-        return cast(Tensor, made_BHND)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad_BHND: Tensor) -> tuple[Tensor | None, ...]:
-        grads = torch.ops.frameloom.attend_backward(_with_rows(grad_BHND), *ctx.saved_tensors, ctx.scale)
-        return (*grads, None, None)
+    made_BHND: Tensor = torch.ops.frameloom.attend(q_BHND, k_BHMD, v_BHMD, bias_BM, scale)[0]
+    return made_BHND
 
 
 def _attend(
     q_BHND: Tensor, k_BHMD: Tensor, v_BHMD: Tensor, bias_BM: Tensor | None, scale: float
 ) -> tuple[Tensor, Tensor]:
     """What is made of the values, and for each query the logarithm of its weights' sum, for the way back."""
+    if not _pays(q_BHND, k_BHMD):
+        made_BHND, levels_BHN = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+            q_BHND, k_BHMD, v_BHMD, scale=scale
+        )
+        return _make_like(q_BHND).copy_(made_BHND), levels_BHN.contiguous()
+    q_BHND, k_BHMD, v_BHMD = map(_with_rows, (q_BHND, k_BHMD, v_BHMD))
     kernels, sizes = get_kernels(), _tell_sizes(q_BHND, k_BHMD)
     made_BHND, levels_BHN = _make_like(q_BHND), q_BHND.new_empty(q_BHND.shape[:3])
     room, threads = _find_room(kernels.count_forward_room(sizes))
@@ -97,6 +91,12 @@ def _attend_backward(
     levels_BHN: Tensor,
     scale: float,
 ) -> tuple[Tensor, ...]:
+    if not _pays(q_BHND, k_BHMD):
+        grads = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
+            grad_BHND, q_BHND, k_BHMD, v_BHMD, made_BHND, levels_BHN, 0.0, False, scale=scale
+        )
+        return tuple(_make_like(grad).copy_(grad) for grad in grads)
+    grad_BHND, q_BHND, k_BHMD, v_BHMD = map(_with_rows, (grad_BHND, q_BHND, k_BHMD, v_BHMD))
     kernels, sizes = get_kernels(), _tell_sizes(q_BHND, k_BHMD)
     grads = tuple(_make_like(part) for part in (q_BHND, k_BHMD, v_BHMD))
     room, threads = _find_room(kernels.count_backward_room(sizes))
@@ -106,17 +106,32 @@ def _attend_backward(
     return grads
 
 
-# As operations of torch, so that whoever watches torch's operations sees and counts them.
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    *tensors, ctx.scale = inputs
+    ctx.save_for_backward(*tensors, *output)
+
+
+def _find_gradients(ctx: Any, grad_BHND: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+    grads = torch.ops.frameloom.attend_backward(grad_BHND, *ctx.saved_tensors, ctx.scale)
+    return (*grads, None, None)
+
+
+# As operations of torch, so that whoever watches torch's operations sees them, and a compiler does not look inside.
 torch.library.define(
     "frameloom::attend", "(Tensor q, Tensor k, Tensor v, Tensor? bias, float scale) -> (Tensor, Tensor)"
 )
 torch.library.impl("frameloom::attend", "CPU", _attend)
+torch.library.register_fake("frameloom::attend", lambda q, k, v, bias, scale: (_make_like(q), q.new_empty(q.shape[:3])))
+torch.library.register_autograd("frameloom::attend", _find_gradients, setup_context=_keep)
 torch.library.define(
     "frameloom::attend_backward",
     "(Tensor grad, Tensor q, Tensor k, Tensor v, Tensor? bias, Tensor made, Tensor levels, float scale)"
     " -> (Tensor, Tensor, Tensor)",
 )
 torch.library.impl("frameloom::attend_backward", "CPU", _attend_backward)
+torch.library.register_fake(
+    "frameloom::attend_backward", lambda grad, q, k, v, *_: tuple(_make_like(part) for part in (q, k, v))
+)
 
 
 def _tell_sizes(q_BHND: Tensor, k_BHMD: Tensor) -> Sizes:

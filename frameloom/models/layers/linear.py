@@ -35,7 +35,7 @@ class Linear(nn.Linear):
 def linear(x: Tensor, weight_MK: Tensor, bias_M: Tensor | None = None) -> Tensor:
     """What torch's function of this name gives, within rounding."""
     is_single = x.dtype == weight_MK.dtype == torch.float32
-    if is_single and _is_on_host(x) and _WANTS_ONEDNN:
+    if is_single and is_on_host(x) and _WANTS_ONEDNN:
         if torch.compiler.is_compiling():
             if weight_MK.numel() >= _LEAST_WEIGHT:
                 return cast(Tensor, _compiled_linear(x, weight_MK, bias_M))
@@ -50,7 +50,7 @@ def is_plain(x: Tensor) -> bool:
     Tensors of another kind may hold no numbers at all, and a compiler fuses the plain form by itself.
     """
     is_bare = type(x) is Tensor and not torch.compiler.is_compiling()
-    return is_bare and x.dtype == torch.float32 and _is_on_host(x)
+    return is_bare and x.dtype == torch.float32 and is_on_host(x)
 
 
 def multiply(x: Tensor, weight_MK: Tensor, bias_M: Tensor | None = None) -> Tensor:
@@ -87,7 +87,8 @@ torch.library.register_fake(
 )
 
 
-def _is_on_host(x: Tensor) -> bool:
+def is_on_host(x: Tensor) -> bool:
+    """And nothing converts it on the way."""
     return x.device.type == "cpu" and not torch.is_autocast_enabled("cpu")
 
 

@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.profiler import ProfilerActivity, profile
 
 from frameloom.core.random import stream
 from frameloom.models.layers import native
@@ -156,6 +157,24 @@ def test_gradients_may_come_in_any_layout(is_faster: None) -> None:
     summed = torch.autograd.grad(attend(*heads).sum(), heads)
     ones = torch.autograd.grad(attend(*heads), heads, torch.ones(2, 3, 100, 40))
     assert all(map(torch.equal, summed, ones))
+
+
+@needs_compiler
+def test_compiled_code_takes_it_for_lengths_for_which_it_pays(is_faster: None) -> None:
+    torch.compiler.reset()
+    compiled = torch.compile(attend, fullgraph=True, dynamic=True, backend="aot_eager")
+    for queries, keys in ((70, 90), (4, 4), (30, 20), (200, 64)):
+        heads = draw_heads(queries, keys)
+        with profile(activities=[ProfilerActivity.CPU]) as seen:
+            made = compiled(*heads)
+        found = find_gradients(made, heads)
+        names = [event.name for event in seen.events()]
+        assert "frameloom::attend" in names
+        assert ("aten::_scaled_dot_product_flash_attention_for_cpu" in names) == (queries == 30)
+        expected = attend(*heads)
+        assert torch.equal(made, expected)
+        assert all(map(torch.equal, found, find_gradients(expected, heads)))
+    torch.compiler.reset()
 
 
 @pytest.mark.parametrize(
