@@ -9,6 +9,7 @@ Shape letters: B batch, H heads, N queries, M keys, D head width.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -19,6 +20,8 @@ from frameloom.models.layers.native import Bias, Heads, Sizes, are_faster, find_
 
 # Between them the packing of a head takes longer than torch's kernel.
 _FEW, _MANY = 8, 64
+# Our logarithms are those of two.
+_LOG2_E = 1 / math.log(2)
 
 
 def has_kernel_for(q_BHND: Tensor, k_BHMD: Tensor, v_BHMD: Tensor, mask: Tensor | None) -> bool:
@@ -65,12 +68,15 @@ def attend_on_host(
 def _attend(
     q_BHND: Tensor, k_BHMD: Tensor, v_BHMD: Tensor, bias_BM: Tensor | None, scale: float
 ) -> tuple[Tensor, Tensor]:
-    """What is made of the values, and for each query the logarithm of its weights' sum, for the way back."""
+    """What is made of the values, and for each query the logarithm of its weights' sum, for the way back.
+
+    Compiled code asks for whatever lengths it meets, and the way back may have other threads.
+    """
     if not _pays(q_BHND, k_BHMD):
         made_BHND, levels_BHN = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
-            q_BHND, k_BHMD, v_BHMD, scale=scale
+            q_BHND, k_BHMD, v_BHMD, attn_mask=_make_mask(bias_BM), scale=scale
         )
-        return _make_like(q_BHND).copy_(made_BHND), levels_BHN.contiguous()
+        return _make_like(q_BHND).copy_(made_BHND), levels_BHN.contiguous() * _LOG2_E
     q_BHND, k_BHMD, v_BHMD = map(_with_rows, (q_BHND, k_BHMD, v_BHMD))
     kernels, sizes = get_kernels(), _tell_sizes(q_BHND, k_BHMD)
     made_BHND, levels_BHN = _make_like(q_BHND), q_BHND.new_empty(q_BHND.shape[:3])
@@ -92,8 +98,9 @@ def _attend_backward(
     scale: float,
 ) -> tuple[Tensor, ...]:
     if not _pays(q_BHND, k_BHMD):
+        inputs, mask = (grad_BHND, q_BHND, k_BHMD, v_BHMD, made_BHND, levels_BHN / _LOG2_E), _make_mask(bias_BM)
         grads = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
-            grad_BHND, q_BHND, k_BHMD, v_BHMD, made_BHND, levels_BHN, 0.0, False, scale=scale
+            *inputs, 0.0, False, attn_mask=mask, scale=scale
         )
         return tuple(_make_like(grad).copy_(grad) for grad in grads)
     grad_BHND, q_BHND, k_BHMD, v_BHMD = map(_with_rows, (grad_BHND, q_BHND, k_BHMD, v_BHMD))
@@ -147,6 +154,10 @@ def _point_to_bias(bias_BM: Tensor | None) -> Bias:
     if bias_BM is None:
         return Bias(None, 0)
     return Bias(bias_BM.data_ptr(), bias_BM.stride(0) if len(bias_BM) > 1 else 0)
+
+
+def _make_mask(bias_BM: Tensor | None) -> Tensor | None:
+    return None if bias_BM is None else bias_BM[:, None, None]
 
 
 def _with_rows(heads_BHND: Tensor) -> Tensor:
