@@ -19,6 +19,7 @@ from torch.optim import Optimizer
 from frameloom.config.optim import OWN_BETAS
 from frameloom.core.errors import CheckpointError, ConfigError
 from frameloom.core.log import get_logger
+from frameloom.train.gradient_norm import measure_gradients
 from frameloom.train.lean_adamw import LeanAdamW
 from frameloom.train.optimizer_kinds import KINDS, Settings
 from frameloom.train.parameter_groups import NamedParameters, RateGroup, group_parameters
@@ -230,8 +231,6 @@ def _refuse_other_keys(own: set[str], given: set[str], what: str) -> None:
 
 
 _CLIP_EPS = 1e-6  # what torch adds to the norm before it divides
-# Numbers of a gradient whose squares are added up at a time.
-_PIECE = 1 << 18
 
 
 @torch.no_grad()
@@ -262,34 +261,6 @@ def _scales_gradients(optimizer: Optimizer) -> bool:
     """Fused AdamW divides gradients by its `grad_scale`; sharded ones have no kernel that does."""
     groups = optimizer.param_groups
     return isinstance(optimizer, LeanAdamW) and not any(isinstance(group["params"][0], DTensor) for group in groups)
-
-
-def measure_gradients(params: Sequence[nn.Parameter]) -> Tensor:
-    """The joint 2-norm of all gradients, on their device."""
-    grads = [param.grad for param in params if param.grad is not None]
-    if not grads:
-        return torch.zeros(())
-    is_sharded, is_on_host = isinstance(grads[0], DTensor), grads[0].device.type == "cpu"
-    if is_on_host and not is_sharded and {grad.dtype for grad in grads} == {torch.float32}:
-        return _measure_on_host(grads)
-    # Not torch's get_total_norm: it sorts gradients by device and type first, for a third of what the norms cost.
-    norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(grads)))
-    # Each process has the norm of its shard; the sum over all of them is one small collective.
-    return norm.full_tensor() if isinstance(norm, DTensor) else norm
-
-
-def _measure_on_host(grads: Sequence[Tensor]) -> Tensor:
-    """Products of each gradient with itself: a quarter of the time of torch's norm on large ones, and a truer sum.
-
-    More than half of all tensors are vectors, whose products would be all overhead: they are joined first. Large ones
-    are cut: a product keeps few sums, and of 25 million squares MKL on an AMD loses one in three thousand.
-    """
-    vectors = [grad for grad in grads if grad.ndim == 1]
-    flat = [grad.flatten() for grad in grads if grad.ndim != 1]
-    if vectors:
-        flat.append(torch.cat(vectors))
-    parts = [part for one in flat for part in (torch.split(one, _PIECE) if len(one) > _PIECE else (one,))]
-    return torch.stack([torch.dot(part, part) for part in parts]).sum().sqrt()
 
 
 @torch.no_grad()

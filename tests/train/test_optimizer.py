@@ -19,7 +19,6 @@ from frameloom.train.optimizer import (
     clip_gradients,
     clip_within_step,
     load_optimizer_tensors,
-    measure_gradients,
     optimizer_tensors,
 )
 
@@ -233,15 +232,6 @@ def test_small_gradients_and_measuring_alone_change_nothing(max_norm):
     after = torch.cat([param.grad.flatten() for param in model.parameters()]).double()
     assert torch.equal(after, before)
     assert norm.item() == pytest.approx(before.norm().item(), rel=1e-6)
-
-
-def test_norm_of_a_large_gradient_is_that_of_doubles():
-    """Added up one by one in float32, four million squares are off by nearly one in ten thousand."""
-    layer = nn.Linear(2048, 2048)
-    layer.weight.grad = torch.randn(2048, 2048, generator=stream(0, "gradient"))
-    layer.bias.grad = torch.randn(2048, generator=stream(1, "gradient"))
-    exact = torch.cat([layer.weight.grad.flatten(), layer.bias.grad]).double().norm().item()
-    assert measure_gradients(list(layer.parameters())).item() == pytest.approx(exact, rel=2e-5)
 
 
 def test_norm_of_a_bad_gradient_is_not_finite():

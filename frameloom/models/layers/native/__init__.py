@@ -1,4 +1,4 @@
-"""Kernels in C++ for float32 on the processor: attention, the gradient of a weight, GELU.
+"""Kernels in C++ for float32 on the processor: attention, the gradient of a weight, GELU, the norm of gradients.
 
 torch's library for products, MKL, does without AVX-512 on processors that are not Intel's, and its attention calls that
 library for many small products. These kernels use the whole width of vectors that a processor has.
@@ -60,8 +60,10 @@ def load_kernels() -> ctypes.CDLL | None:
     kernels.count_product_room.argtypes, kernels.count_product_room.restype = (size, threads), size
     kernels.multiply_rows.argtypes = (numbers, size, numbers, size, numbers, size, size, size, numbers, threads)
     kernels.activate.argtypes = (numbers, numbers, numbers, size, size, threads)
-    for call in (kernels.attend, kernels.attend_backward, kernels.multiply_rows, kernels.activate):
-        call.restype = None
+    kernels.count_pieces.argtypes, kernels.count_pieces.restype = (numbers, size), size
+    kernels.sum_squares.argtypes = (numbers, numbers, size, numbers, threads)
+    for name in ("attend", "attend_backward", "multiply_rows", "activate", "sum_squares"):
+        getattr(kernels, name).restype = None
     return kernels
 
 
