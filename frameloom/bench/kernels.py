@@ -1,6 +1,6 @@
-"""Our kernels in C++ against what torch has for the same: attention, the gradient of a weight, GELU and its slope.
+"""Our kernels in C++ against what torch has for the same: attention, gradients of weights, GELU, the norm of gradients.
 
-They are measured wherever they compile, and used only on processors where torch's library for products is not at home.
+They are measured wherever they compile; `models/layers/native` says where they are used.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from frameloom.core.errors import RunError
 from frameloom.core.random import stream
 from frameloom.models.layers.gelu_mlp import activate_in_pieces, activate_natively
 from frameloom.models.layers.host_attention import attend_on_host
-from frameloom.models.layers.native import find_kernels, load_kernels
+from frameloom.models.layers.native import find_passes, find_products, load_kernels
+from frameloom.train.gradient_norm import measure_in_products, measure_natively
 
 # Batch, heads, tokens and width of a head, as models of about 30 million parameters have them.
 HEADS = {
@@ -28,6 +29,8 @@ HEADS = {
 # Rows, width of the results and of the inputs.
 WEIGHTS = {"gradient of a weight, 640 x 640": (1056, 640, 640), "gradient of a weight, 2,560 x 640": (1056, 2560, 640)}
 HIDDEN = {"GELU and its slope": (1024, 2304)}
+# Matrices and vectors, as wide as they are.
+GRADIENTS = {"norm of 2 million gradients": (8, 500), "norm of 30 million gradients": (20, 1224)}
 _LARGEST_GAP = 1e-5
 Way = Callable[[], tuple[Tensor, ...]]
 
@@ -46,6 +49,9 @@ def measure(effort: Effort) -> Iterator[Row]:
     for name, (rows, width) in HIDDEN.items():
         ways = _build_gelu(_draw(rows // smaller, width), _draw(width))
         yield from attempt("kernels", name, _compare, name, *ways, "torch's operations, piece by piece", effort)
+    for name, (count, width) in GRADIENTS.items():
+        ways = _build_norm(count, width // smaller)
+        yield from attempt("kernels", name, _compare, name, *ways, "torch.dot of each with itself", effort)
 
 
 def _compare(name: str, ours: Way, other: Way, against: str, effort: Effort) -> Iterator[Row]:
@@ -53,7 +59,8 @@ def _compare(name: str, ours: Way, other: Way, against: str, effort: Effort) -> 
     if gap > _LARGEST_GAP:
         raise ValueError(f"{name}: both ways should agree, but they differ by {gap:.1e}")
     times = take_turns({"ours": ours, "other": other}, effort.rounds, warmup=2)
-    use = "" if find_kernels() is not None else "; not used on this processor"
+    is_pass = name in HIDDEN or name in GRADIENTS
+    use = "" if (find_passes() if is_pass else find_products()) is not None else "; not used on this processor"
     note = f"within {gap:.0e} of each other{use}"
     yield compare_times("kernels", name, times["ours"], times["other"], against=against, note=note)
 
@@ -80,6 +87,11 @@ def _build_gelu(hidden_NH: Tensor, bias_H: Tensor) -> tuple[Way, Way]:
         return slope_NH, value_NH
 
     return partial(run, activate_natively), partial(run, activate_in_pieces)
+
+
+def _build_norm(count: int, width: int) -> tuple[Way, Way]:
+    grads = [*(_draw(width, width, seed=seed) for seed in range(count)), *(_draw(width) for _ in range(8 * count))]
+    return lambda: (measure_natively(grads),), lambda: (measure_in_products(grads),)
 
 
 def _draw(*shape: int, seed: int = 0) -> Tensor:

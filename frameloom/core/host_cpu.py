@@ -49,6 +49,10 @@ def announces_tiles() -> bool:
     return "amx_bf16" in _read_line("flags")
 
 
+def has_avx2() -> bool:
+    return "avx2" in _read_line("flags")
+
+
 def has_avx512() -> bool:
     return "avx512f" in _read_line("flags")
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from frameloom.models.layers.native import find_kernels, get_kernels
+from frameloom.models.layers.native import find_passes, get_kernels
 
 # Numbers of a gradient whose product with themselves is taken at a time.
 _PIECE = 1 << 18
@@ -22,7 +22,7 @@ def measure_gradients(params: Sequence[nn.Parameter]) -> Tensor:
         return torch.zeros(())
     is_sharded, is_on_host = isinstance(grads[0], DTensor), grads[0].device.type == "cpu"
     if is_on_host and not is_sharded and {grad.dtype for grad in grads} == {torch.float32}:
-        return measure_in_products(grads) if find_kernels() is None else measure_natively(grads)
+        return measure_in_products(grads) if find_passes() is None else measure_natively(grads)
     # Not torch's get_total_norm: it sorts gradients by device and type first, for a third of what the norms cost.
     norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(grads)))
     # Each process has the norm of its shard; the sum over all of them is one small collective.

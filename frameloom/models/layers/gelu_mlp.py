@@ -1,8 +1,8 @@
 """Two linear maps with a tanh-GELU between them; on a CPU in float32 in one piece.
 
 In one piece the bias of the first map is added where GELU reads its input anyway, GELU's slope is found along with its
-value and takes the place of its input, and the backward pass is one product with it. On processors for which we have
-kernels (`native/gelu.cpp`) that is one pass; on others it works on pieces that stay in the caches of a core, with a
+value and takes the place of its input, and the backward pass is one product with it. Where our kernels
+compile (`native/gelu.cpp`) that is one pass; elsewhere it works on pieces that stay in the caches of a core, with a
 sigmoid, whose kernel in torch is cheaper than that of tanh.
 
 Shape letters: N rows, D and E outer widths, H inner width.
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from frameloom.models.layers.linear import Linear, is_plain, multiply, multiply_rows
-from frameloom.models.layers.native import find_kernels, get_kernels
+from frameloom.models.layers.native import find_passes, get_kernels
 
 # 0.5 * (1 + tanh(u)) = sigmoid(2u), with 2u = _OUTER * (x + _CUBIC * x^3)
 _OUTER = 2 * (2 / torch.pi) ** 0.5
@@ -105,7 +105,7 @@ class _FusedMLP(torch.autograd.Function):
 
 def _activate(hidden_NH: Tensor, bias_H: Tensor, value_NH: Tensor) -> None:
     """Fill `value` with GELU(hidden + bias), and `hidden` with its slope, unless both are the same."""
-    fill = activate_in_pieces if find_kernels() is None else activate_natively
+    fill = activate_in_pieces if find_passes() is None else activate_natively
     fill(hidden_NH, bias_H, value_NH)
 
 

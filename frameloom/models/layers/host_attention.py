@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from frameloom.models.layers.linear import is_on_host, is_plain
-from frameloom.models.layers.native import Bias, Heads, Sizes, are_faster, find_kernels, get_kernels
+from frameloom.models.layers.native import Bias, Heads, Sizes, find_products, get_kernels, wants_products
 
 # Between them the packing of a head takes longer than torch's kernel.
 _FEW, _MANY = 8, 64
@@ -33,7 +33,7 @@ def has_kernel_for(q_BHND: Tensor, k_BHMD: Tensor, v_BHMD: Tensor, mask: Tensor 
         return False
     if torch.compiler.is_compiling():  # for any lengths: whether the kernel pays is found when they are known
         is_single = q_BHND.dtype == k_BHMD.dtype == v_BHMD.dtype == torch.float32
-        return mask is None and is_single and is_on_host(q_BHND) and are_faster()
+        return mask is None and is_single and is_on_host(q_BHND) and wants_products()
     if not all(map(is_plain, (q_BHND, k_BHMD, v_BHMD))) or not _pays(q_BHND, k_BHMD):
         return False
     may_fuse: bool = torch.backends.cuda.flash_sdp_enabled()  # type: ignore[no-untyped-call]  # of the host, too
@@ -42,7 +42,7 @@ def has_kernel_for(q_BHND: Tensor, k_BHMD: Tensor, v_BHMD: Tensor, mask: Tensor 
 
 def _pays(q_BHND: Tensor, k_BHMD: Tensor) -> bool:
     """Whether there are many queries and keys, or few; and heads for all threads, each of which takes whole ones."""
-    if find_kernels() is None:
+    if find_products() is None:
         return False
     lengths = q_BHND.shape[2], k_BHMD.shape[2]
     is_good_length = min(lengths) >= _MANY or 0 < min(lengths) <= max(lengths) <= _FEW

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from frameloom.core.host_cpu import mkl_misses_avx512
-from frameloom.models.layers.native import find_kernels, get_kernels
+from frameloom.models.layers.native import find_products, get_kernels, wants_products
 
 _WANTS_ONEDNN: bool = mkl_misses_avx512() and torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
 # Multiplications from which a product gains more than the way to it costs.
@@ -35,11 +35,11 @@ class Linear(nn.Linear):
 def linear(x: Tensor, weight_MK: Tensor, bias_M: Tensor | None = None) -> Tensor:
     """What torch's function of this name gives, within rounding."""
     is_single = x.dtype == weight_MK.dtype == torch.float32
-    if is_single and is_on_host(x) and _WANTS_ONEDNN:
+    if is_single and is_on_host(x) and (_WANTS_ONEDNN or wants_products()):
         if torch.compiler.is_compiling():
             if weight_MK.numel() >= _LEAST_WEIGHT:
                 return cast(Tensor, _compiled_linear(x, weight_MK, bias_M))
-        elif type(x) is Tensor and _has_faster(x, weight_MK):
+        elif type(x) is Tensor and _is_large(x, weight_MK):
             return cast(Tensor, _Linear.apply(x, weight_MK, bias_M))  # type: ignore[no-untyped-call]
     return F.linear(x, weight_MK, bias_M)
 
@@ -55,7 +55,7 @@ def is_plain(x: Tensor) -> bool:
 
 def multiply(x: Tensor, weight_MK: Tensor, bias_M: Tensor | None = None) -> Tensor:
     """The same for plain numbers (`is_plain`), without a gradient."""
-    if not _has_faster(x, weight_MK):
+    if not _WANTS_ONEDNN or not _is_large(x, weight_MK):
         return F.linear(x, weight_MK, bias_M)
     made: Tensor = torch.ops.mkldnn._linear_pointwise(x, _in_one_piece(weight_MK), bias_M, "none", [], "")
     return made
@@ -63,7 +63,7 @@ def multiply(x: Tensor, weight_MK: Tensor, bias_M: Tensor | None = None) -> Tens
 
 def multiply_rows(grad_NM: Tensor, x_NK: Tensor) -> Tensor:
     """The gradient [M, K] of a weight, for plain numbers: the sum of outer products of rows."""
-    if _has_faster(x_NK, grad_NM.t()) and find_kernels() is not None:
+    if _is_large(x_NK, grad_NM.t()) and find_products() is not None:
         made: Tensor = torch.ops.frameloom.multiply_rows(grad_NM, x_NK)
         return made
     return torch.mm(grad_NM.t(), x_NK)
@@ -92,8 +92,8 @@ def is_on_host(x: Tensor) -> bool:
     return x.device.type == "cpu" and not torch.is_autocast_enabled("cpu")
 
 
-def _has_faster(x: Tensor, weight_MK: Tensor) -> bool:
-    return _WANTS_ONEDNN and x.numel() * len(weight_MK) >= _LEAST_WORK
+def _is_large(x: Tensor, weight_MK: Tensor) -> bool:
+    return x.numel() * len(weight_MK) >= _LEAST_WORK
 
 
 def _in_one_piece(weight_MK: Tensor) -> Tensor:
@@ -140,7 +140,7 @@ _compiled_linear.register_fake(lambda x, weight, bias: x.new_empty(*x.shape[:-1]
 
 
 def _find_compiled_gradients(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-    has_kernel = find_kernels() is not None
+    has_kernel = find_products() is not None
     product_of_rows = torch.ops.frameloom.multiply_rows if has_kernel else lambda left, right: torch.mm(left.t(), right)
     return _find_gradients(ctx, grad, _compiled_linear, product_of_rows)
 

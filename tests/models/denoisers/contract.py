@@ -281,7 +281,7 @@ class DenoiserContract:
             return real(*args, **options)
 
         model = self.build_awake()
-        monkeypatch.setattr(native, "_ARE_FASTER", False)  # our own is not called by that name
+        monkeypatch.setattr(native, "_HAS_PRODUCTS", False)  # our own is not called by that name
         monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", watch)
         with torch.no_grad():
             self.denoise(model, *self.make_inputs())

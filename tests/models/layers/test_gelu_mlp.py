@@ -42,7 +42,7 @@ def gradients(made: Tensor, inputs: list[Tensor], push: Tensor) -> list[Tensor]:
 def test_numbers_and_gradients_are_those_of_the_formula(
     monkeypatch: pytest.MonkeyPatch, shape: tuple[int, int], has_kernel: bool
 ) -> None:
-    monkeypatch.setattr(native, "_ARE_FASTER", has_kernel)
+    monkeypatch.setattr(native, "_HAS_PASSES", has_kernel)
     up, down = build()
     # As a part of a larger tensor.
     x, push = draw(*shape, 2 * WIDTH)[..., WIDTH:].requires_grad_(), draw(*shape, WIDTH, seed=9)

@@ -24,7 +24,7 @@ needs_compiler = pytest.mark.skipif(native.load_kernels() is None, reason="no C+
 @pytest.fixture
 def is_faster(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever the processor."""
-    monkeypatch.setattr(native, "_ARE_FASTER", True)
+    monkeypatch.setattr(native, "_HAS_PRODUCTS", True)
 
 
 def draw_heads(queries: int, keys: int, *, batch: int = 2, heads: int = 3, width: int = 40) -> list[Tensor]:
@@ -212,7 +212,7 @@ def test_all_else_is_left_to_torch(is_faster: None, monkeypatch: pytest.MonkeyPa
     if why == "half precision":
         heads = [part.bfloat16() for part in heads]
     if why == "another processor":
-        monkeypatch.setattr(native, "_ARE_FASTER", False)
+        monkeypatch.setattr(native, "_HAS_PRODUCTS", False)
     if why == "no compiler":
         monkeypatch.setattr(native, "load_kernels", lambda: None)
     if why == "a mask of pairs":

@@ -38,7 +38,7 @@ def wants_onednn(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever the processor, and for small products, too."""
     monkeypatch.setattr(module, "_WANTS_ONEDNN", True)
     monkeypatch.setattr(module, "_LEAST_WORK", 1)
-    monkeypatch.setattr(native, "_ARE_FASTER", True)
+    monkeypatch.setattr(native, "_HAS_PRODUCTS", True)
 
 
 def list_weights() -> dict[str, Tensor]:

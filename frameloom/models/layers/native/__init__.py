@@ -1,21 +1,38 @@
 """Kernels in C++ for float32 on the processor: attention, the gradient of a weight, GELU, the norm of gradients.
 
-torch's library for products, MKL, does without AVX-512 on processors that are not Intel's, and its attention calls that
-library for many small products. These kernels use the whole width of vectors that a processor has.
+The first two are products. torch's library for these, MKL, does without AVX-512 on processors that are not Intel's, and
+its attention calls that library for many small ones; on Intel's nobody has measured ours yet, so they keep torch's. The
+other two are single passes over numbers, for which torch takes several: they are for any processor with AVX2.
 """
 
 from __future__ import annotations
 
 import ctypes
+import os
 from functools import cache
 from pathlib import Path
 
 import torch  # noqa: F401 - brings the library for threads, which the kernels share with it
 
-from frameloom.core.host_cpu import mkl_is_foreign
+from frameloom.core.errors import ConfigError
+from frameloom.core.host_cpu import has_avx2, mkl_is_foreign
 from frameloom.core.native import load_native
 
-_ARE_FASTER = mkl_is_foreign()
+CHOICE = "FRAMELOOM_KERNELS"
+"""Of the environment: `all` takes every kernel, `torch` none; a run then has other last bits."""
+
+
+def choose_kernels() -> tuple[bool, bool]:
+    """Whether products are ours, and whether single passes are."""
+    asked = os.environ.get(CHOICE) or "auto"
+    if asked not in ("auto", "all", "torch"):
+        raise ConfigError(f"{CHOICE} is {asked!r} in the environment; it must be auto, all or torch, or not be set")
+    if asked != "auto":
+        return asked == "all", asked == "all"
+    return mkl_is_foreign() and has_avx2(), has_avx2()
+
+
+_HAS_PRODUCTS, _HAS_PASSES = choose_kernels()
 
 
 class Sizes(ctypes.Structure):
@@ -34,18 +51,24 @@ class Bias(ctypes.Structure):
     _fields_ = [("at", ctypes.c_void_p), ("batch", ctypes.c_int64)]
 
 
-def are_faster() -> bool:
-    """Than torch's own, as far as we know."""
-    return _ARE_FASTER
+def wants_products() -> bool:
+    """Whether attention and gradients of weights are ours, where there is a compiler."""
+    return _HAS_PRODUCTS
 
 
-def find_kernels() -> ctypes.CDLL | None:
-    """None where torch's own are as fast, or where there is no compiler."""
-    return load_kernels() if are_faster() else None
+def find_products() -> ctypes.CDLL | None:
+    """The kernels, if attention and gradients of weights are theirs."""
+    return load_kernels() if _HAS_PRODUCTS else None
+
+
+def find_passes() -> ctypes.CDLL | None:
+    """The kernels, if GELU and the norm of gradients are theirs."""
+    return load_kernels() if _HAS_PASSES else None
 
 
 @cache
 def load_kernels() -> ctypes.CDLL | None:
+    """None where there is no compiler."""
     kernels = load_native(Path(__file__).parent)
     if kernels is None:
         return None
@@ -69,5 +92,5 @@ def load_kernels() -> ctypes.CDLL | None:
 
 def get_kernels() -> ctypes.CDLL:
     kernels = load_kernels()
-    assert kernels is not None, "whoever calls this has asked `find_kernels` before"
+    assert kernels is not None, "whoever calls this has asked whether there are any"
     return kernels
