@@ -47,7 +47,7 @@ TOPICS = {
     "scan": Topic(5, "reading headers", takes_files=True),
     "plan": Topic(3, "the plan of an epoch"),
     "cache": Topic(5, "reading and writing caches, training from them"),
-    "save": Topic(4, "saving and resuming"),
+    "save": Topic(12, "saving and resuming"),
     "cluster": Topic(2, "plan, shares and agreement of thousands of processes"),
 }
 
