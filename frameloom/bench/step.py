@@ -4,7 +4,7 @@ Ours reads the batch from the caches, samples latents, draws keyed noise, drops 
 and logs. The bare loop has its tensors at hand and does forward, loss, backward and AdamW. The second one also does
 what the recipe asks of the mathematics, in plain PyTorch: it samples latents, clips and averages; so what ours takes
 beyond it is the loop itself. The third one is that of diffusers' scripts, with accelerate, a schedule, diffusers'
-average of the weights and the loss as a number. All have their tensors at hand.
+average of the weights and the loss as a number. All three have their tensors at hand.
 """
 
 from __future__ import annotations

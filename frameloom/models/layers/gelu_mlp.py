@@ -1,9 +1,9 @@
 """Two linear maps with a tanh-GELU between them; on a CPU in float32 in one piece.
 
 In one piece the bias of the first map is added where GELU reads its input anyway, GELU's slope is found along with its
-value and takes the place of its input, and the backward pass is one product with it. Where our kernels
-compile (`native/gelu.cpp`) that is one pass; elsewhere it works on pieces that stay in the caches of a core, with a
-sigmoid, whose kernel in torch is cheaper than that of tanh.
+value and takes the place of its input, and the backward pass is one product with it. Where our kernels compile
+(`native/gelu.cpp`) that is one pass; elsewhere it works on pieces that stay in the caches of a core, with a sigmoid,
+whose kernel in torch is cheaper than that of tanh.
 
 Shape letters: N rows, D and E outer widths, H inner width.
 """
