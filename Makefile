@@ -14,7 +14,7 @@ help:
 	@echo "make stress    the fault table with its hundreds of kills; ROW=1 for one row"
 	@echo "make check     format, lint and types"
 	@echo "make format    apply the formatter and the safe fixes"
-	@echo "make bench     all measured comparisons, in one table"
+	@echo "make bench     all measured comparisons, in one table; TOPIC=model for one of them"
 	@echo "make docs      write the generated pages of docs/"
 	@echo "make wheel     build dist/*.whl"
 	@echo "make clean     remove what wheel builds"
@@ -49,10 +49,11 @@ format: install
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
+# TOPIC=model runs one comparison, TOPIC="model step" several.
 bench: $(VENV)/.bench
-	$(BIN)/frameloom bench
+	$(BIN)/python -m benchmarks $(TOPIC)
 
-# The libraries that it is measured against.
+# The libraries that Frameloom is measured against.
 $(VENV)/.bench: $(STAMP)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[bench]'
 	touch $@
@@ -60,6 +61,7 @@ $(VENV)/.bench: $(STAMP)
 docs: install
 	$(BIN)/frameloom recipe reference > docs/recipe.md
 	$(BIN)/frameloom recipe arguments > docs/arguments.md
+	$(BIN)/python docs/tools/published_figures.py
 
 wheel: install
 	$(BIN)/python -m build --wheel

@@ -12,16 +12,20 @@ LAYERS = [
     ["generate", "evaluate"],
     ["train"],
     ["plan"],
-    ["studio", "bench"],
+    ["studio"],
     ["cli"],
 ]
 LEVEL = {name: level for level, row in enumerate(LAYERS) for name in row}
 
 
+def all_imports(path: Path) -> set[str]:
+    nodes = list(ast.walk(ast.parse(path.read_text())))
+    names = {node.module or "" for node in nodes if isinstance(node, ast.ImportFrom) and node.level == 0}
+    return names | {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+
+
 def imported_modules(path: Path) -> set[str]:
-    nodes = ast.walk(ast.parse(path.read_text()))
-    names = [node.module or "" for node in nodes if isinstance(node, ast.ImportFrom) and node.level == 0]
-    return {name for name in names if name.startswith("frameloom.")}
+    return {name for name in all_imports(path) if name.startswith("frameloom.")}
 
 
 def sources(package: str) -> list[Path]:
@@ -37,6 +41,14 @@ def test_imports_point_downward():
         if (other := name.split(".")[1]) != package and LEVEL[other] >= LEVEL[package]
     ]
     assert not wrong, "\n".join(wrong)
+
+
+def test_the_package_imports_nothing_that_lives_beside_it():
+    beside = {"benchmarks", "docs", "tests"}
+    found = {path: {name.split(".")[0] for name in all_imports(path)} for path in sorted(ROOT.rglob("*.py"))}
+    wrong = [f"{path.relative_to(ROOT)} imports {name}" for path, names in found.items() for name in names & beside]
+    assert not wrong, "\n".join(wrong)
+    assert beside & {name.split(".")[0] for name in all_imports(ROOT.parent / "benchmarks" / "cluster.py")}
 
 
 def test_every_package_has_a_place_in_the_layers():

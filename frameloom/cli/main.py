@@ -217,7 +217,6 @@ COMMANDS = {
     "parity": Entry(
         "run golden cases through our models", "frameloom parity tests/goldens", "frameloom.cli.parity:parity"
     ),
-    "bench": Entry("run measured comparisons", "frameloom bench", "frameloom.cli.bench:bench"),
 }
 
 ROOT = Entry("One training system for open image and video diffusion models.", "frameloom demo", commands=COMMANDS)

@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 import venv
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -36,7 +37,7 @@ print([name for name in {HEAVY!r} if name in sys.modules])
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
     assert done.stdout.strip().endswith("[]"), done.stdout + done.stderr
-    for command in ("demo", "train", "sample", "data", "recipe", "parity", "bench"):
+    for command in ("demo", "train", "sample", "data", "recipe", "parity"):
         assert re.search(rf"^\s+{command}\b", done.stdout, re.MULTILINE)
 
 
@@ -53,7 +54,6 @@ print([name for name in {HEAVY!r} if name in sys.modules])
         ["replay"],
         ["objective"],
         ["parity"],
-        ["bench"],
     ]
     + [["data", name] for name in ("shapes", "scan", "check", "verify", "report", "shard", "cache", "ledger", "score")]
     + [["vae", name] for name in ("reconstruct", "stats")]
@@ -87,7 +87,6 @@ FLAGS = {
     "refine": {"--prompts", "--model", "--command", "--seed", "--max-tokens"},
     "demo": {"--folder", "--long"},
     "parity": {"--json", "--verbose"},
-    "bench": {"--rounds", "--quick", "--file", "--json", "--page", "--from"},
     "convert": {
         *("--to", "--shard-size", "--dtype", "--section", "--strip-prefix", "--family", "--size", "--layout"),
         *("--config", "--copy-tied", "--force"),
@@ -152,6 +151,9 @@ def test_a_wheel_carries_the_recipes_and_runs_outside_the_repository(tmp_path):
     done = subprocess.run(build, capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stdout + done.stderr
     wheel = next((tmp_path / "dist").glob("*.whl"))
+    with zipfile.ZipFile(wheel) as archive:
+        folders = {name.partition("/")[0] for name in archive.namelist()}
+    assert {name for name in folders if not name.endswith(".dist-info")} == {"frameloom"}
     # The packages that the wheel needs are those of this environment; only the project itself is installed anew.
     venv.create(tmp_path / "venv", with_pip=True, system_site_packages=False)
     python = tmp_path / "venv" / "bin" / "python"

@@ -7,10 +7,19 @@ from pathlib import Path
 
 import pytest
 
+from docs.tools.published_figures import (
+    BEGIN,
+    END,
+    FIGURES,
+    Checked,
+    Figure,
+    predict,
+    render,
+    write_table,
+)
 from frameloom.config.load import load_recipe
 from frameloom.core.errors import DataError
 from frameloom.plan.devices import DEVICES
-from frameloom.plan.published import BEGIN, END, FIGURES, Checked, Figure, predict, render, write_table
 from frameloom.train.feed import build_policy
 
 OWN = Figure(

@@ -5,15 +5,17 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
-from frameloom.bench.memory import can_measure
+from benchmarks.harness import can_measure_peak
 
+ROOT = Path(__file__).parents[3]
 MEASURE = """
 import json, sys
 import torch
-from frameloom.bench.memory import measure_peak_bytes
+from benchmarks.harness import measure_peak_bytes
 from frameloom.models.vaes import get_vae
 
 torch.set_num_threads(1)
@@ -36,13 +38,13 @@ print(json.dumps(peaks))
 
 def measure(name: str, direction: str, way: str) -> list[int]:
     command = [sys.executable, "-W", "error", "-c", MEASURE, name, direction, way]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=240)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240, cwd=ROOT)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not can_measure(), reason="this system does not tell the peak of a process")
+@pytest.mark.skipif(not can_measure_peak(), reason="this system does not tell the peak of a process")
 def test_the_peak_of_encoding_does_not_grow_with_the_clip() -> None:
     pieces, whole = measure("wfvae", "encode", "pieces"), measure("wfvae", "encode", "whole")
     assert max(pieces) < 1.5 * pieces[0]
@@ -50,7 +52,7 @@ def test_the_peak_of_encoding_does_not_grow_with_the_clip() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not can_measure(), reason="this system does not tell the peak of a process")
+@pytest.mark.skipif(not can_measure_peak(), reason="this system does not tell the peak of a process")
 def test_the_peak_of_decoding_grows_by_its_result_alone() -> None:
     # The pieces of the result are joined at the end, so it is there twice.
     pieces, whole = measure("wfvae", "decode", "pieces"), measure("wfvae", "decode", "whole")

@@ -6,8 +6,8 @@ import logging
 
 import pytest
 
-from frameloom.train.parallel import simulation
-from frameloom.train.parallel.simulation import Cluster, Scenario, simulate
+from tests import simulation
+from tests.simulation import Cluster, Scenario, simulate
 
 
 @pytest.mark.parametrize("sizes", [(512, 500, 64), (4096, 4088, 512)])

@@ -1,0 +1,95 @@
+"""Bytes that a process of a sequence group really sends in a step, against the written formula.
+
+Two processes with gloo share the tokens of one clip, forward and backward; every message is counted where it is sent.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from benchmarks.harness import Effort, Row, attempt, compare_numbers
+from benchmarks.model import Case, build_model, configure, draw_inputs, list_cases
+from frameloom.models.denoisers.sequence import use_sequence_group
+from frameloom.models.layers.sequence_parallel import Traffic, divide_ranks
+
+_ROOT = Path(__file__).parents[1]
+_RANKS = 2
+_LATENTS = ((3, 16, 16), (5, 16, 16), (9, 16, 16))
+
+
+def list_shared_cases(*, is_quick: bool) -> list[Case]:
+    """The tiny video models; one of them at growing lengths."""
+    cases = [one for one in list_cases(is_quick=True) if one.family != "sdxl"]
+    longer = [replace(cases[-1], latent=latent) for latent in _LATENTS[1:]]
+    return cases if is_quick else [*cases, *longer]
+
+
+def measure(effort: Effort) -> Iterator[Row]:
+    yield from attempt("sequence", "two processes", _measure, effort)
+
+
+def _measure(effort: Effort) -> Iterator[Row]:
+    with tempfile.TemporaryDirectory() as folder:
+        words = [sys.executable, "-m", "benchmarks.sequence", folder, str(int(effort.is_quick))]
+        processes = [subprocess.Popen([*words, str(rank)], cwd=_ROOT) for rank in range(_RANKS)]
+        codes = [process.wait() for process in processes]
+        if any(codes):
+            raise ChildProcessError(f"the processes ended with exit codes {codes}")
+        found = json.loads((Path(folder) / "found-0.json").read_text())
+    for case, sent in zip(list_shared_cases(is_quick=effort.is_quick), found, strict=True):
+        expected = 2 * sum(_count_bytes(case))
+        tokens = _count_tokens(case)
+        yield compare_numbers(
+            "sequence",
+            f"{case.family} tiny, {tokens:,} tokens a clip, sent by each of {_RANKS}",
+            sent,
+            expected,
+            unit="B",
+            against="the formula, 4 B S W (P - 1) / P each way and layer",
+            at=("tokens", tokens) if case.family == "opensora2" else None,
+        )
+
+
+def _count_tokens(case: Case) -> int:
+    family, config = configure(case)
+    return int(family.num_tokens(config, case.latent))
+
+
+def _count_bytes(case: Case) -> list[int]:
+    """Of every self-attention, forward; numbers are float32."""
+    family, config = configure(case)
+    num_text = draw_inputs(case).text.tokens_BKD.shape[1]
+    exchanges = family.exchanges(config, case.latent, num_text, _RANKS)
+    return [exchange.sent_bytes(_RANKS, batch=case.batch, number_bytes=4) for exchange in exchanges]
+
+
+def _serve(folder: Path, is_quick: bool, rank: int) -> None:
+    """One of the processes."""
+    place = f"file://{folder / 'store'}"
+    dist.init_process_group("gloo", init_method=place, rank=rank, world_size=_RANKS)
+    group = divide_ranks(_RANKS)
+    sent: list[Any] = []
+    for case in list_shared_cases(is_quick=is_quick):
+        family, _, model = build_model(case)
+        inputs = draw_inputs(case)
+        use_sequence_group(family, model, group)
+        with Traffic() as traffic:
+            made = family.denoise(model, inputs.noisy_BCFHW, inputs.timestep_B, inputs.text)
+            torch.autograd.backward(made.square().mean())
+        sent.append(traffic.sent_bytes["all_to_all"])
+    (folder / f"found-{rank}.json").write_text(json.dumps(sent))
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    _serve(Path(sys.argv[1]), sys.argv[2] == "1", int(sys.argv[3]))

@@ -1,1 +1,0 @@
-"""Measured comparisons, one file each."""

@@ -1,0 +1,123 @@
+"""The two sides of a step are one model: same weights, same numbers, same gradients."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from benchmarks.harness import Effort
+from benchmarks.model import (
+    Case,
+    build_model,
+    configure,
+    count_flops,
+    draw_inputs,
+    find_gap,
+    list_batches,
+    list_cases,
+    list_compiled,
+    measure,
+    our_step,
+)
+from benchmarks.model_peers import build_peer
+
+TINY = {case.family: case for case in list_cases(is_quick=True)}
+LARGE = [case for case in list_cases() if case.size != "tiny"]
+
+
+@pytest.mark.parametrize("name", TINY)
+def test_a_peer_predicts_the_same_and_has_the_same_gradients(name: str) -> None:
+    case = TINY[name]
+    family, _, model = build_model(case)
+    peer, inputs = build_peer(name, model), draw_inputs(case)
+    arguments = (inputs.noisy_BCFHW, inputs.timestep_B, inputs.text)
+    ours, theirs = family.denoise(model, *arguments), peer.predict(*arguments)
+    torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
+    other = peer.predict(inputs.noisy_BCFHW, inputs.timestep_B * 0.5, inputs.text)
+    assert (other - theirs).abs().max() > 1e-3
+    for side in (ours, theirs):
+        torch.autograd.backward((side - inputs.target_BCFHW).square().mean())
+    norms = [
+        torch.stack([p.grad.square().sum() for p in one.parameters() if p.grad is not None]).sum()
+        for one in (model, peer.module)
+    ]
+    torch.testing.assert_close(norms[0], norms[1], rtol=1e-3, atol=0)
+
+
+@pytest.mark.parametrize("wrong", [1.0, float("nan")])
+def test_sides_that_predict_otherwise_are_not_timed(wrong: float) -> None:
+    case = TINY["latte"]
+    family, _, model = build_model(case)
+    peer, inputs = build_peer("latte", model), draw_inputs(case)
+    assert find_gap(family, model, peer, inputs) < 1e-4
+    with torch.no_grad():
+        next(model.parameters()).add_(wrong)
+    with pytest.raises(ValueError, match="should predict the same"):
+        find_gap(family, model, peer, inputs)
+
+
+def test_the_larger_models_are_also_measured_on_several_clips() -> None:
+    assert [case.name for case in list_batches()] == [f"{case.family} 30M, batch of 4" for case in LARGE]
+
+
+def test_transformers_are_also_measured_compiled_on_one_clip_and_on_several() -> None:
+    families = [case.family for case in LARGE if case.family != "sdxl"]
+    names = [f"{family} 30M{batch}, compiled" for batch in ("", ", batch of 4") for family in families]
+    compiled = list(list_compiled())
+    assert [case.name for case in compiled] == names and {case.compiler for case in compiled} == {"inductor"}
+
+
+def test_our_step_moves_weights_as_plain_adamw_does() -> None:
+    moved = {}
+    for name in ("ours", "plain", "another rate"):
+        family, _, model = build_model(TINY["opensora2"])
+        inputs = draw_inputs(TINY["opensora2"])
+        before = torch.cat([value.detach().flatten() for value in model.parameters()])
+        if name == "ours":
+            our_step(family, model, inputs)()
+        else:
+            optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5 if name == "plain" else 2e-5)
+            prediction = family.denoise(model, inputs.noisy_BCFHW, inputs.timestep_B, inputs.text)
+            torch.autograd.backward(F.mse_loss(prediction, inputs.target_BCFHW))
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+        moved[name] = torch.cat([value.detach().flatten() for value in model.parameters()]) - before
+    shares = {
+        name: torch.isclose(moved["ours"], moved[name], rtol=1e-2, atol=1e-8).float().mean()
+        for name in ("plain", "another rate")
+    }
+    # Adam makes a full step of a gradient that is nothing but rounding, of few numbers here.
+    assert moved["ours"].abs().median() > 0 and shares["plain"] > 0.98 and shares["another rate"] < 0.5
+
+
+@pytest.mark.parametrize("name", [name for name in TINY if name != "sdxl"])
+def test_all_blocks_of_the_other_side_are_found(name: str) -> None:
+    family, _, model = build_model(TINY[name])
+    assert len(build_peer(name, model).list_blocks()) == len(family.blocks(model))
+
+
+@pytest.mark.parametrize("case", LARGE, ids=lambda case: case.family)
+def test_the_larger_models_have_about_30_million_parameters_and_enough_tokens(case: Case) -> None:
+    family, config = configure(case)
+    with torch.device("meta"):
+        model = family.build(config)
+    assert 25e6 < sum(parameter.numel() for parameter in model.parameters()) < 35e6
+    assert family.num_tokens(config, case.latent) >= 1024
+
+
+def test_operations_grow_with_the_batch_and_are_those_of_products() -> None:
+    case = TINY["opensora2"]
+    family, config, model = build_model(case)
+    flops = count_flops(case)
+    weights = sum(parameter.numel() for parameter in model.parameters() if parameter.dim() > 1)
+    tokens = case.batch * family.num_tokens(config, case.latent)
+    # Six for every weight and token, without those that only see a clip once, with attention.
+    assert 3 * weights * tokens < flops < 9 * weights * tokens
+
+
+@pytest.mark.slow
+def test_a_quick_run_measures_every_family() -> None:
+    rows = list(measure(Effort(1, is_quick=True)))
+    assert [row.name for row in rows] == [f"{family} tiny" for family in TINY]
+    assert all(row.ratio and row.ratio > 0 and not row.problem for row in rows)
