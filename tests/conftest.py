@@ -13,7 +13,7 @@ import yaml
 from frameloom.checkpoint.model_folder import write_model_folder
 from frameloom.config.load import load_recipe
 from frameloom.config.schema import Recipe
-from frameloom.core.host_cpu import ISA_LIMIT
+from frameloom.core.process_settings import ISA_LIMIT
 from frameloom.data.shapes_set import write_shapes
 from frameloom.generate.parts import build_vae
 from tests.faults.table import pytest_terminal_summary as pytest_terminal_summary

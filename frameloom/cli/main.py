@@ -243,11 +243,11 @@ def _set_up(
     log_level: Annotated[LogLevel, typer.Option("--log-level", help="messages from this level on")] = LogLevel.info,
 ) -> None:
     """Flags of every command; they may stand anywhere on the line."""
-    from frameloom.core.host_cpu import avoid_undescribed_tiles
     from frameloom.core.log import set_up_logging
+    from frameloom.core.process_settings import avoid_amx_in_virtual_machines
 
     set_up_logging(log_level.value)
-    avoid_undescribed_tiles()
+    avoid_amx_in_virtual_machines()
 
 
 def hoist_flags(arguments: Sequence[str]) -> list[str]:

@@ -22,7 +22,7 @@ from PIL import Image, ImageDraw, ImageFont, PngImagePlugin
 
 from frameloom.core.errors import DataError
 from frameloom.core.files import atomic_file
-from frameloom.core.host_cpu import has_avx512
+from frameloom.core.process_settings import has_avx512
 
 Pixels = NDArray[np.uint8]
 

@@ -19,8 +19,7 @@ from frameloom.config.objective_settings import ObjectiveSection, beta_range
 from frameloom.config.schema import ModelSection, TextSection, VAESection
 from frameloom.core.errors import CheckpointError, ConfigError
 from frameloom.core.files import digest_value
-from frameloom.core.host_cpu import avoid_undescribed_tiles
-from frameloom.core.host_memory import keep_freed_memory
+from frameloom.core.process_settings import avoid_amx_in_virtual_machines, keep_freed_memory
 from frameloom.core.random import key, stream
 from frameloom.diffusion.ddpm import DDPMObjective
 from frameloom.diffusion.edm import EDMObjective
@@ -50,7 +49,7 @@ def pick_device(name: str) -> torch.device:
         raise ConfigError(f"train.device: '{name}' asked for, but PyTorch sees no CUDA device; use auto or cpu")
     if device.type == "cpu":
         keep_freed_memory()
-        avoid_undescribed_tiles()
+        avoid_amx_in_virtual_machines()
     return device
 
 

@@ -18,7 +18,6 @@ from frameloom.train.ema import EMA
 from frameloom.train.feed import build_feed
 from frameloom.train.halving import BatchLimits
 from frameloom.train.known_text import take_text
-from frameloom.train.lanes import build_lanes
 from frameloom.train.loop import Trainer
 from frameloom.train.loss_scale import LossScale
 from frameloom.train.master_weights import MasterWeights
@@ -48,13 +47,11 @@ def build_trainer(recipe: Recipe, folder: RunFolder, *, first_step: int, peers: 
     optim, settings = recipe.optim, recipe.train
     built = build_task(recipe, feed.manifest.column("caption").to_list(), device, peers.share_text)
     freeze_parameters(built.task.model, optim.trainable, optim.frozen)
-    lanes = None
     if recipe.task == "denoiser":
         task = unwrap(built.task)
         peers.share_tokens(task.denoiser)
         if not task.trains_text and not task.independent_dropout and recipe.inversion is None:
             task.known = take_text(feed, task.null_text, task.scaling)
-        lanes = build_lanes(settings.side_by_side, task, device, peers)
     peers.split_model(built.task.model, built.blocks)
     if (peers.splits_weights and built.images_skip) or (peers.shares_text and recipe.data.use_image_num):
         feed.shares = feed.shares.by_kind([bucket.frames > 1 for bucket in feed.policy.buckets])
@@ -102,7 +99,6 @@ def build_trainer(recipe: Recipe, folder: RunFolder, *, first_step: int, peers: 
         master=master,
         peers=peers,
         limits=BatchLimits(settings.halve),
-        lanes=lanes,
     )
     stepper: AnyStepper = plain
     if isinstance(built.task, AutoencoderTask) and recipe.autoencoder.discriminator is not None:

@@ -23,8 +23,8 @@ from frameloom.checkpoint.store import Checkpoint
 from frameloom.config.schema import Recipe
 from frameloom.config.train_settings import is_due
 from frameloom.core.errors import CheckpointError, RunError
-from frameloom.core.host_cpu import avoid_avx512_in_half
 from frameloom.core.log import get_logger
+from frameloom.core.process_settings import avoid_avx512_in_half_precision
 from frameloom.core.progress import ProgressBar
 from frameloom.core.ranks import read_ranks
 from frameloom.data.batch import Batch
@@ -348,7 +348,7 @@ def train(recipe: Recipe, choices: ResumeChoices | None = None) -> Path:
 
     folder = RunFolder(Path(recipe.run.folder) / recipe.name)
     if recipe.train.precision != "fp32":
-        avoid_avx512_in_half()
+        avoid_avx512_in_half_precision()
     with join_peers(recipe, read_ranks()) as peers, ExitStack() as held:
         peers.do_first(lambda: held.enter_context(folder.locked()))
         held.enter_context(device_settings(recipe.train, pick_device(recipe.train.device)))

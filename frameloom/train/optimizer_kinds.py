@@ -11,7 +11,6 @@ from torch.optim import AdamW, Optimizer
 
 from frameloom.core.errors import ConfigError
 from frameloom.core.log import get_logger
-from frameloom.train.lean_adamw import LeanAdamW
 
 log = get_logger(__name__)
 
@@ -36,7 +35,7 @@ def _build_adamw(groups: Groups, settings: Settings) -> Optimizer:
     beta1, beta2 = settings.betas
     options: dict[str, Any] = {"lr": settings.lr, "betas": (beta1, beta2), "eps": settings.eps}
     try:
-        return LeanAdamW(groups, **options)
+        return AdamW(groups, fused=True, **options)
     except RuntimeError as error:
         log.warning("fused AdamW is not possible here, using the slower foreach form: %s", error)
         return AdamW(groups, foreach=True, **options)

@@ -29,7 +29,6 @@ from frameloom.train.halving import (
     find_misfit,
     release_memory,
 )
-from frameloom.train.lanes import Lanes, adding_up
 from frameloom.train.loss_scale import LossScale
 from frameloom.train.master_weights import MasterWeights
 from frameloom.train.optimizer import (
@@ -105,8 +104,6 @@ class Stepper:
     """the other processes of the run"""
     limits: BatchLimits = field(default_factory=BatchLimits)
     """buckets whose micro-batches run in pieces, because they do not fit in memory"""
-    lanes: Lanes | None = None
-    """where two halves of a micro-batch run side by side"""
     undo: Callable[[], None] = lambda: None
     """puts back what a pass changes besides gradients, before a step is begun anew"""
 
@@ -165,21 +162,7 @@ class Stepper:
         return totals, None
 
     def _run_pass(self, number: int, piece: Batch, num_samples: int, totals: dict[str, Tensor]) -> None:
-        halves = [piece] if self.lanes is None else self.lanes.cut(piece)
-        passes = [partial(self._learn, number, half, num_samples) for half in halves]
-        if self.lanes is None or len(passes) == 1:
-            answers = [learn() for learn in passes]
-        else:
-            with adding_up(list_params(self.optimizer)):
-                answers = self.lanes.run((piece.bucket.name, piece.size), passes)
-        if self.master is not None:
-            self.master.take_gradients()
-        for answer in answers:
-            for name, part in answer.items():
-                totals[name] = totals[name] + part if name in totals else part
-
-    def _learn(self, number: int, piece: Batch, num_samples: int) -> dict[str, Tensor]:
-        """Forward and backward; gives the loss and its parts."""
+        """Forward and backward; adds the loss and its parts to `totals`."""
         fail_at("pass", step=number, rank=self.peers.rank, bucket=piece.bucket.name, samples=piece.size)
         with self.autocast():
             losses_B, parts = self.task.losses(piece)
@@ -187,7 +170,11 @@ class Stepper:
         divisor = math.inf if piece.is_filler else num_samples
         loss = losses_B.sum() / divisor
         torch.autograd.backward(loss if self.scaler is None else loss * self.scaler.scale)
-        return {"loss": loss.detach(), **{name: part_B.detach().sum() / divisor for name, part_B in parts.items()}}
+        if self.master is not None:
+            self.master.take_gradients()
+        found = {"loss": loss.detach(), **{name: part_B.detach().sum() / divisor for name, part_B in parts.items()}}
+        for name, part in found.items():
+            totals[name] = totals[name] + part if name in totals else part
 
     def _forget_passes(self) -> None:
         self.optimizer.zero_grad(set_to_none=True)

@@ -13,7 +13,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from frameloom.models.layers.host_attention import attend_on_host, has_kernel_for
 from frameloom.models.layers.linear import Linear
 from frameloom.models.layers.rope import rotate
 from frameloom.models.layers.sequence_parallel import ALONE, SequenceGroup
@@ -26,13 +25,11 @@ def attend(
 ) -> Tensor:
     """Softmax attention; `mask` broadcasts to [B, H, N, M], either bool (True may be looked at) or added to the scores.
 
-    Where nothing is masked, the package flash-attn takes over on CUDA in half precision, if it is installed, and
-    `host_attention` on some processors, with simple masks, too; PyTorch's own choice of kernels serves everything else.
+    Where nothing is masked, the package flash-attn takes over on CUDA in half precision, if it is installed; PyTorch's
+    own choice of kernels serves everything else.
     """
     if mask is None and _can_flash(q_BHND):
         return _flash(q_BHND, k_BHMD, v_BHMD, scale)
-    if has_kernel_for(q_BHND, k_BHMD, v_BHMD, mask):
-        return attend_on_host(q_BHND, k_BHMD, v_BHMD, mask, scale)
     return F.scaled_dot_product_attention(q_BHND, k_BHMD, v_BHMD, attn_mask=mask, scale=scale)
 
 

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from frameloom.models.denoisers.opensora2.config import MMDiTConfig
 from frameloom.models.denoisers.opensora2.head_norm import HeadNorm
 from frameloom.models.layers.attention import RotaryAttention
-from frameloom.models.layers.gelu_mlp import can_fuse, fused_mlp, gelu, run_mlp
 from frameloom.models.layers.linear import Linear, linear
+from frameloom.models.layers.mlp import are_plain, gelu, run_mlp, sigmoid_gelu
 from frameloom.models.layers.modulation import modulate
 
 QKV = tuple[Tensor, Tensor, Tensor]
@@ -137,7 +137,7 @@ class SingleBlock(nn.Module):
     def forward(self, x_BMD: Tensor, vec_BD: Tensor, rope_M1P: Tensor) -> Tensor:
         shift, scale, gate = self.modulation(vec_BD)
         normal_BMD = modulate(x_BMD, shift, scale)
-        mix = self._mix_apart if can_fuse(normal_BMD, self._joint, self.linear2) else self._mix
+        mix = self._mix_apart if are_plain(normal_BMD, self._joint, self.linear2) else self._mix
         return torch.addcmul(x_BMD, gate, mix(normal_BMD, rope_M1P))
 
     @property
@@ -152,7 +152,7 @@ class SingleBlock(nn.Module):
         return mixed_BMD
 
     def _mix_apart(self, x_BMD: Tensor, rope_M1P: Tensor) -> Tensor:
-        """The same with attention and MLP each on its part of the weights: no wide tensor is cut or joined."""
+        """The same with attention and MLP each on its part of the weights."""
         *head_widths, mlp_width = self.widths
         widths = [sum(head_widths), mlp_width]
         (into_heads, into_mlp), (heads_bias, mlp_bias) = (
@@ -161,7 +161,8 @@ class SingleBlock(nn.Module):
         of_heads, of_mlp = torch.split(self.linear2.weight, [head_widths[0], mlp_width], dim=1)
         heads = torch.split(linear(x_BMD, into_heads, heads_bias), head_widths, dim=-1)
         attended = self._attend(x_BMD, heads, rope_M1P)
-        return fused_mlp(x_BMD, into_mlp, mlp_bias, of_mlp, None) + linear(attended, of_heads, self.linear2.bias)
+        mlp = linear(sigmoid_gelu(linear(x_BMD, into_mlp, mlp_bias)), of_mlp)
+        return mlp + linear(attended, of_heads, self.linear2.bias)
 
     def _attend(self, x_BMD: Tensor, heads: Sequence[Tensor], rope_M1P: Tensor) -> Tensor:
         """`heads` are queries, keys and values, or the values alone where the others have layers of their own."""
