@@ -35,8 +35,7 @@ from frameloom.generate.outputs import describe_result, free_path, write_clip
 from frameloom.generate.parts import LoadedDenoiser, TextPipeline, to_uint8
 from frameloom.generate.placement import Placement
 from frameloom.generate.prompt_notes import PromptNote
-from frameloom.models.denoisers.sequence import find_sequence_group
-from frameloom.models.layers.sequence_parallel import ALONE, SequenceGroup
+from frameloom.distributed.sequence_parallel import ALONE, SequenceGroup, find_sequence_group
 from frameloom.models.text import TextStates
 from frameloom.models.text.scaling import TextScaling
 from frameloom.models.vaes import VideoVAE

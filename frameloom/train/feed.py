@@ -36,7 +36,7 @@ from frameloom.data.reader import CachedReader, ClipReader, ReadSettings, TextSo
 from frameloom.data.transforms import parse_transforms
 from frameloom.generate.parts import pick_device
 from frameloom.train.class_images import class_rows, with_class_images
-from frameloom.train.parallel.shares import Pick, Shares, Span, find_microbatch, iterate_spans
+from frameloom.data.rank_assignment import Pick, Shares, Span, find_microbatch, iterate_spans
 
 _log = get_logger(__name__)
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from frameloom.models.layers.host_attention import attend_on_host, has_kernel_for
 from frameloom.models.layers.linear import Linear
 from frameloom.models.layers.rope import rotate
-from frameloom.models.layers.sequence_parallel import ALONE, SequenceGroup
+from frameloom.distributed.sequence_parallel import ALONE, SequenceGroup
 
 _FLASH_DTYPES = (torch.float16, torch.bfloat16)
 

@@ -22,7 +22,7 @@ from frameloom.checkpoint.store import Checkpoint, apply_retention, load_latest,
 from frameloom.core.random import numpy_stream
 from frameloom.data.plan import BatchPlan, plan_epoch
 from frameloom.train.parallel.agreement import Ballot, Claim, claim_step, count_votes
-from frameloom.train.parallel.shares import Shares, Span, find_microbatch, iterate_spans
+from frameloom.data.rank_assignment import Shares, Span, find_microbatch, iterate_spans
 
 
 @dataclass(frozen=True)

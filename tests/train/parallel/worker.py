@@ -24,7 +24,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from frameloom.checkpoint import store
 from frameloom.config.load import load_recipe
-from frameloom.core.errors import DataError, FrameloomError, SilentStop
+from frameloom.core.errors import DataError, FrameloomError, PeerFailed
 from frameloom.core.ranks import read_ranks
 from frameloom.train import caching, tasks
 from frameloom.train.build import build_trainer
@@ -134,7 +134,7 @@ def run_whole(job: Mapping[str, Any], rank: int) -> None:
     FAULTS[job["fault"]](rank)
     try:
         train(load_recipe(job["recipe"], overrides))
-    except SilentStop as error:
+    except PeerFailed as error:
         outcome = f"silent {error.exit_code}"
     except FrameloomError as error:
         outcome = f"{type(error).__name__} {error.exit_code}: {error}"

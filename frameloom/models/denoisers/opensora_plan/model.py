@@ -19,7 +19,7 @@ from frameloom.models.layers.mlp import TwoLinear
 from frameloom.models.layers.modulation import ModulationTable, SharedModulation, modulate
 from frameloom.models.layers.patches import Grid, PatchEmbed, token_grid, unpack
 from frameloom.models.layers.position_tables import PositionTables
-from frameloom.models.layers.sequence_parallel import ALONE, SequenceGroup
+from frameloom.distributed.sequence_parallel import ALONE, SequenceGroup
 
 
 class OpenSoraT2V(ModulationTable):
