@@ -19,8 +19,8 @@ import torch.distributed as dist
 
 from frameloom.bench.harness import Effort, Row, attempt, compare_numbers
 from frameloom.bench.model import Case, build_model, configure, draw_inputs, list_cases
-from frameloom.models.denoisers.sequence import use_sequence_group
 from frameloom.distributed.sequence_parallel import Traffic, divide_ranks
+from frameloom.models.denoisers.sequence import use_sequence_group
 
 _RANKS = 2
 _LATENTS = ((3, 16, 16), (5, 16, 16), (9, 16, 16))

@@ -134,7 +134,9 @@ class Writer:
         held = ExitStack()
         with ExitStack() as undo:
             undo.push(held)
-            name = self._collective.run_on_rank0(lambda: self._open(checkpoint.step, layout, held), error=CheckpointError)
+            name = self._collective.run_on_rank0(
+                lambda: self._open(checkpoint.step, layout, held), error=CheckpointError
+            )
             if name is None:
                 return None
             if not self._collective.broadcast(all(is_known)):
@@ -266,7 +268,9 @@ def _look_at(folder: Path) -> tuple[dict[str, Any], dict[str, int]]:
     return state, {name: (folder / name).stat().st_size for name in state["files"]}
 
 
-def _check_share(folder: Path, files: Mapping[str, str], sizes: Mapping[str, int], collective: Collective) -> tuple[bool, str]:
+def _check_share(
+    folder: Path, files: Mapping[str, str], sizes: Mapping[str, int], collective: Collective
+) -> tuple[bool, str]:
     """(whether it is one of sight, a problem of this process's share of the files, or nothing)."""
     for name, num_bytes in sizes.items():
         path = folder / name
@@ -277,8 +281,8 @@ def _check_share(folder: Path, files: Mapping[str, str], sizes: Mapping[str, int
         if seen != num_bytes:
             found = "does not see it" if seen < 0 else f"sees {seen:,} bytes"
             return True, (
-                f"{path}: rank 0 sees {num_bytes:,} bytes, rank {collective.rank} {found}; the run's folder must be on a "
-                "file system that all processes share"
+                f"{path}: rank 0 sees {num_bytes:,} bytes, rank {collective.rank} {found}; the run's folder must be on "
+                "a file system that all processes share"
             )
     names = sorted(files)[collective.rank :: collective.size]
     with ThreadPoolExecutor(_DIGEST_THREADS) as pool:
@@ -320,7 +324,9 @@ def list_steps(root: Path) -> list[int]:
     return sorted(int(found.group(1)) for path in root.iterdir() if (found := _STEP.match(path.name)))
 
 
-def find_latest(root: Path, collective: Collective | None = None, *, set_aside: bool = False) -> StoredCheckpoint | None:
+def find_latest(
+    root: Path, collective: Collective | None = None, *, set_aside: bool = False
+) -> StoredCheckpoint | None:
     """The newest undamaged checkpoint, the same on all processes of `collective`; None for an unused folder.
 
     Damaged ones are passed over with a warning; `set_aside` also renames them, so that their step can be saved

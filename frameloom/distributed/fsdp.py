@@ -207,9 +207,7 @@ def _exchange(
 
 
 @torch.no_grad()
-def gather_whole(
-    tensors: Mapping[str, Mapping[str, Tensor]], group: dist.ProcessGroup
-) -> dict[str, dict[str, Tensor]]:
+def gather_whole(tensors: Mapping[str, Mapping[str, Tensor]], group: dist.ProcessGroup) -> dict[str, dict[str, Tensor]]:
     """All `tensors` (by kind and name) of `group`, whole and on the host, on rank 0; the other ranks get nothing.
 
     Every rank of the job calls this. A tensor that several have is taken from the first of them; sharded ones are put

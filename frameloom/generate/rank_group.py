@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 
 import torch
@@ -26,8 +26,8 @@ _PATIENCE = timedelta(days=7)
 class RankGroup:
     """Which rank this is, how it reaches the others, and which of them make a clip with it; alone by default."""
 
-    ranks: Ranks = Ranks()
-    context: Collective = Collective()
+    ranks: Ranks = field(default_factory=Ranks)
+    context: Collective = field(default_factory=Collective)
     sequence: SequenceGroup = ALONE
 
 

@@ -9,6 +9,7 @@ import torch
 from frameloom.config.optim_checks import scaled_rate
 from frameloom.config.schema import Recipe, TrainSection
 from frameloom.config.train_settings import LossScaleSection
+from frameloom.data.rank_assignment import Shares
 from frameloom.generate.parts import pick_device
 from frameloom.train.adversarial import add_discriminator
 from frameloom.train.autoencoder import AutoencoderTask
@@ -24,7 +25,6 @@ from frameloom.train.loss_scale import LossScale
 from frameloom.train.master_weights import MasterWeights
 from frameloom.train.optimizer import allocate_state, build_optimizer
 from frameloom.train.parallel.peers import Peers
-from frameloom.data.rank_assignment import Shares
 from frameloom.train.parameter_groups import RateGroup, freeze_parameters, hidden_matrices
 from frameloom.train.profiling import StepProfiler
 from frameloom.train.run_folder import RunFolder

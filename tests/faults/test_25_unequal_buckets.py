@@ -78,7 +78,5 @@ def test_without_fillers_some_ranks_would_wait_for_a_round_that_never_comes(monk
 
 def test_ranks_that_all_take_everything_would_be_noticed(monkeypatch):
     """The control of the count of samples."""
-    monkeypatch.setattr(
-        Shares, "pick", lambda self, span: [Pick(index) for index in range(span.first, span.end)]
-    )
+    monkeypatch.setattr(Shares, "pick", lambda self, span: [Pick(index) for index in range(span.first, span.end)])
     assert any("twice" in fault for fault in find_faults(3))

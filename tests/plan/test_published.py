@@ -11,7 +11,7 @@ from frameloom.config.load import load_recipe
 from frameloom.core.errors import DataError
 from frameloom.plan.devices import DEVICES
 from frameloom.plan.published import BEGIN, END, FIGURES, Checked, Figure, predict, render, write_table
-from frameloom.train.feed import build_policy
+from frameloom.train.data_parts import build_policy
 
 OWN = Figure(
     *("ours", "shapes/demo", ("--data.buckets", "{64px: {9: [1.0, 8]}}"), "cpu", 1, 9, "64px", "seconds", 1.0, 8),

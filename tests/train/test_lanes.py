@@ -20,7 +20,8 @@ from frameloom.core.errors import RunError
 from frameloom.models.denoisers.opensora2.model import MMDiT
 from frameloom.train.caching import write_caches
 from frameloom.train.lanes import Lanes, adding_up
-from frameloom.train.loop import Trainer, train
+from frameloom.train.loop import Trainer
+from frameloom.train.run import train
 from frameloom.train.step import Stepper
 from tests.conftest import World
 from tests.train.runs import losses, open_trainer

@@ -13,10 +13,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from frameloom.distributed.sequence_parallel import ALONE, SequenceGroup
 from frameloom.models.layers.host_attention import attend_on_host, has_kernel_for
 from frameloom.models.layers.linear import Linear
 from frameloom.models.layers.rope import rotate
-from frameloom.distributed.sequence_parallel import ALONE, SequenceGroup
 
 _FLASH_DTYPES = (torch.float16, torch.bfloat16)
 

@@ -198,9 +198,7 @@ class MeshPeers(Peers):
         # FSDP averages over processes where a sum is meant. The loss could be multiplied instead, but then gradients
         # in fp16 would overflow earlier than without splitting.
         self._split_factor = float(shape.num_ranks)
-        self.mesh = build_mesh(
-            device.type, replicate=shape.replicate, shard=shape.shard, sequence=shape.sequence
-        )
+        self.mesh = build_mesh(device.type, replicate=shape.replicate, shard=shape.shard, sequence=shape.sequence)
         self._recipe = digest_value(recipe.model_dump(mode="json"))[:12]
         self._encoders, self._tensor = section.encoders, section.tensor
         self.shares_text = section.encoders != "each"

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from frameloom.core.errors import ConfigError
+from frameloom.distributed.sequence_parallel import ALONE, SequenceGroup
 from frameloom.models.denoisers.base import build_fresh
 from frameloom.models.denoisers.cogvideox_fun.blocks import Block, modulate_norm
 from frameloom.models.denoisers.cogvideox_fun.config import FAMILY_NAME, CogVideoXFunConfig
@@ -26,7 +27,6 @@ from frameloom.models.denoisers.cogvideox_fun.positions import (
 from frameloom.models.layers.mlp import TwoLinear
 from frameloom.models.layers.patches import Grid, embed_frames, pack, unpack
 from frameloom.models.layers.position_tables import PositionTables
-from frameloom.distributed.sequence_parallel import ALONE, SequenceGroup
 from frameloom.models.layers.sinusoids import embed_index
 
 

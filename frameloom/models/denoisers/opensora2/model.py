@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from frameloom.distributed.sequence_parallel import ALONE, SequenceGroup
 from frameloom.models.denoisers.base import NUM_TIMESTEPS, build_fresh
 from frameloom.models.denoisers.opensora2.blocks import DoubleBlock, SingleBlock
 from frameloom.models.denoisers.opensora2.config import WHERE, MMDiTConfig
@@ -22,7 +23,6 @@ from frameloom.models.denoisers.opensora2.positions import (
 from frameloom.models.layers.modulation import TIME_WIDTH, modulate
 from frameloom.models.layers.patches import pack, token_grid, unpack
 from frameloom.models.layers.position_tables import PositionTables
-from frameloom.distributed.sequence_parallel import ALONE, SequenceGroup
 from frameloom.models.layers.sinusoids import embed_index
 
 # What the published training passes to models with a guidance embedding.
