@@ -92,7 +92,9 @@ def exchange() -> dict[str, Any]:
             damaged = fail_with(DataError("a clip is damaged"))
             found["failed"] = name_failure(lambda: context.run_on_rank0(damaged))
             found["failed as"] = name_failure(lambda: context.run_on_rank0(damaged, error=CheckpointError))
-            found["bug as"] = name_failure(lambda: context.run_on_rank0(fail_with(KeyError("x")), error=CheckpointError))
+            found["bug as"] = name_failure(
+                lambda: context.run_on_rank0(fail_with(KeyError("x")), error=CheckpointError)
+            )
             mesh = build_mesh("cpu", replicate=1, shard=2)
             found["mesh"] = [mesh.mesh_dim_names, mesh.get_local_rank("shard"), join_host().size()]
             levels = (logging.getLogger("frameloom"), LOUD)
