@@ -36,7 +36,7 @@ from frameloom.data.shapes_set import write_shapes
 from frameloom.data.shards import Group
 from frameloom.generate.parts import build_vae, to_unit_range
 from frameloom.train.caching import CacheJob, open_latent_cache, write_caches
-from frameloom.train.feed import build_clip_reader, build_policy, read_manifest
+from frameloom.train.data_parts import build_clip_reader, build_policy, read_manifest
 
 _BATCH = 16
 _GROUP = 1024

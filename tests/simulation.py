@@ -21,8 +21,8 @@ from numpy.typing import NDArray
 from frameloom.checkpoint.store import Checkpoint, apply_retention, load_latest, save_checkpoint, step_folder
 from frameloom.core.random import numpy_stream
 from frameloom.data.plan import BatchPlan, plan_epoch
+from frameloom.data.rank_assignment import Shares, Span, find_microbatch, iterate_spans
 from frameloom.train.parallel.agreement import Ballot, Claim, claim_step, count_votes
-from frameloom.train.parallel.shares import Shares, Span, find_microbatch, iterate_spans
 
 
 @dataclass(frozen=True)

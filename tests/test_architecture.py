@@ -7,8 +7,9 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1] / "frameloom"
 LAYERS = [
     ["core"],
+    ["distributed"],
     ["config"],
-    ["data", "models", "diffusion", "distributed", "checkpoint"],
+    ["data", "models", "diffusion", "checkpoint"],
     ["generate", "evaluate"],
     ["train"],
     ["plan"],
@@ -49,6 +50,17 @@ def test_the_package_imports_nothing_that_lives_beside_it():
     wrong = [f"{path.relative_to(ROOT)} imports {name}" for path, names in found.items() for name in names & beside]
     assert not wrong, "\n".join(wrong)
     assert beside & {name.split(".")[0] for name in all_imports(ROOT.parent / "benchmarks" / "cluster.py")}
+
+
+def test_distributed_imports_only_core():
+    """It moves tensors and objects; what they mean is known above."""
+    wrong = [
+        f"{path.relative_to(ROOT)} imports {name}"
+        for path in sources("distributed")
+        for name in imported_modules(path)
+        if name.split(".")[1] not in ("core", "distributed")
+    ]
+    assert sources("distributed") and not wrong, "\n".join(wrong)
 
 
 def test_every_package_has_a_place_in_the_layers():

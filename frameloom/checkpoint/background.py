@@ -1,8 +1,8 @@
 """Checkpoints written while training goes on: the step waits for a copy in host memory, a thread does the rest.
 
-With several processes, the threads of all speak over a group of their own (`crew.GroupCrew`), never over the one that
-gradients travel on: when a process has written its files it tells the first one their digests, and that one renames
-the folder once it has heard all.
+With several processes, the threads of all use a process group of their own, never the one that gradients travel on:
+when a process has written its files it tells the first one their digests, and that one renames the folder once it has
+heard all.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from frameloom.checkpoint.crew import Crew
 from frameloom.checkpoint.store import Checkpoint, Save, Writer, apply_retention
+from frameloom.distributed.context import Collective
 
 Files = dict[str, dict[str, Tensor]]
 
 
 class Saver:
-    """Saves one checkpoint at a time and keeps the newest `keep`; all processes of `crew` call it alike.
+    """Saves one checkpoint at a time and keeps the newest `keep`; all processes of `collective` call it alike.
 
     In the background, a save returns when the tensors are copied; the copies stay for the next save. An error of the
     thread is raised by the next call, on every process; `on_error` hears of it at once, in the thread. What is on disk
@@ -35,15 +35,15 @@ class Saver:
         keep: int,
         *,
         in_background: bool = False,
-        crew: Crew | None = None,
+        collective: Collective | None = None,
         on_error: Callable[[], object] = lambda: None,
     ) -> None:
         self._root = root
         self._keep = keep
         self._in_background = in_background
-        self._crew = crew or Crew()
+        self._collective = collective or Collective()
         self._on_error = on_error
-        self._writer = Writer(root, self._crew)
+        self._writer = Writer(root, self._collective)
         self._copies: Files = {}
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
@@ -78,7 +78,7 @@ class Saver:
 
     def _write(self, save: Save) -> None:
         self._writer.finish(save)
-        if self._crew.is_first:
+        if self._collective.is_first:
             apply_retention(self._root, self._keep)
 
     def _guard(self, work: Callable[[], None]) -> Callable[[], None]:

@@ -27,6 +27,7 @@ __all__ = [
     "describe_piece",
     "describe_pieces",
     "is_simple",
+    "is_split",
     "plan_files",
     "take_local",
 ]
@@ -61,7 +62,7 @@ Layout = dict[str, dict[str, Piece]]
 """group -> name -> what a process holds of it"""
 
 
-def _is_split(tensor: Tensor) -> TypeGuard[DTensor]:
+def is_split(tensor: Tensor) -> TypeGuard[DTensor]:
     """Plain tensors are told apart first: importing DTensor takes a second, and most commands never have one."""
     if type(tensor) in (Tensor, nn.Parameter):
         return False
@@ -72,7 +73,7 @@ def _is_split(tensor: Tensor) -> TypeGuard[DTensor]:
 
 def is_simple(tensor: Tensor) -> bool:
     """Whether a process holds one box of it; strided splits of several axes are scattered rows."""
-    if not _is_split(tensor):
+    if not is_split(tensor):
         return True
     from torch.distributed.tensor import Replicate, Shard
 
@@ -81,7 +82,7 @@ def is_simple(tensor: Tensor) -> bool:
 
 def describe_piece(tensor: Tensor) -> Piece:
     shape, itemsize = tuple(tensor.shape), tensor.dtype.itemsize
-    if not _is_split(tensor):
+    if not is_split(tensor):
         return Piece(shape, (0,) * len(shape), shape, itemsize)
     (chunk,) = tensor.__create_chunk_list__()  # type: ignore[no-untyped-call]
     return Piece(shape, tuple(chunk.offsets), tuple(chunk.sizes), itemsize)
@@ -100,7 +101,7 @@ def describe_pieces(tensors: Mapping[str, Mapping[str, Tensor]]) -> Layout:
 def take_local(tensor: Tensor) -> Tensor:
     """The numbers of this process, not copied."""
     found = tensor.detach()
-    return found.to_local() if _is_split(found) else found
+    return found.to_local() if is_split(found) else found
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -24,7 +25,6 @@ from uuid import uuid4
 from safetensors import SafetensorError
 from torch import Tensor
 
-from frameloom.checkpoint.crew import Crew, name_error
 from frameloom.checkpoint.digests import is_undamaged, write_digested
 from frameloom.checkpoint.lazy_tensors import defer_tensors
 from frameloom.checkpoint.pieces import FilePlan, Layout, describe_pieces, is_simple, plan_files, take_local
@@ -33,6 +33,7 @@ from frameloom.core.errors import CheckpointError
 from frameloom.core.faults import fail_at
 from frameloom.core.files import PARTIAL, atomic_folder, digest_value, remove_partial, sync_file
 from frameloom.core.log import get_logger
+from frameloom.distributed.context import Collective, format_error
 
 FORMAT, _READABLE = 3, (1, 2, 3)
 STATE = "state.json"
@@ -109,15 +110,15 @@ class Save:
 
 
 class Writer:
-    """Writes checkpoints into `root`, all processes of `crew` together, each what it alone holds or its share.
+    """Writes checkpoints into `root`, all processes of `collective` together, each what it alone holds or its share.
 
     `begin` agrees on the folder and on who writes what; `finish` writes, and the first process seals and renames once
     all have told it the digests of their files. Where one fails all hear it, and nothing is left behind.
     """
 
-    def __init__(self, root: Path, crew: Crew | None = None) -> None:
+    def __init__(self, root: Path, collective: Collective | None = None) -> None:
         self._root = root
-        self._crew = crew or Crew()
+        self._collective = collective or Collective()
         self._layout: Layout | None = None
         self._plan: FilePlan | None = None
         self._files: dict[str, list[tuple[str, str]]] = {}
@@ -129,14 +130,16 @@ class Writer:
             for group, named in checkpoint.tensors.items()
         }
         layout = describe_pieces(tensors)
-        is_known = self._crew.gather(layout == self._layout)
+        is_known = self._collective.gather(layout == self._layout)
         held = ExitStack()
         with ExitStack() as undo:
             undo.push(held)
-            name = self._crew.ask_first(lambda: self._open(checkpoint.step, layout, held))
+            name = self._collective.run_on_rank0(
+                lambda: self._open(checkpoint.step, layout, held), error=CheckpointError
+            )
             if name is None:
                 return None
-            if not self._crew.share(all(is_known)):
+            if not self._collective.broadcast(all(is_known)):
                 self._agree(layout)
             undo.pop_all()
         files = {
@@ -156,18 +159,18 @@ class Writer:
 
     def _agree(self, layout: Layout) -> None:
         """Who writes what; asked again only when a process holds something else than at the save before."""
-        layouts = self._crew.gather(layout)
-        self._plan = plan_files(layouts) if self._crew.is_first else None
-        self._files = self._crew.scatter(self._plan.files if self._plan else None)
+        layouts = self._collective.gather(layout)
+        self._plan = plan_files(layouts) if self._collective.is_first else None
+        self._files = self._collective.scatter(self._plan.files if self._plan else None)
         self._layout = layout
 
     def finish(self, save: Save) -> None:
         """Write and rename; may be called by another thread than `begin`, one at a time."""
         with save.held:
             told, own = self._write_own(save)
-            reports = self._crew.gather(told)
+            reports = self._collective.gather(told)
             try:
-                self._crew.ask_first(lambda: self._seal(save, reports))
+                self._collective.run_on_rank0(lambda: self._seal(save, reports), error=CheckpointError)
             except CheckpointError as error:
                 if own is not None and not isinstance(own, (OSError, SafetensorError, CheckpointError)):
                     raise own from error  # a mistake of ours keeps its trace
@@ -176,20 +179,20 @@ class Writer:
     def _write_own(self, save: Save) -> tuple[Report, BaseException | None]:
         """The files of this process; an error is kept back until all know of it."""
         try:
-            fail_at("save", step=save.step, rank=self._crew.rank)
+            fail_at("save", step=save.step, rank=self._collective.rank)
             return ({name: self._write(save.folder / name, named) for name, named in save.files.items()}, None), None
         except BaseException as error:
             return ({}, self._explain(save, error)), error
 
     def _explain(self, save: Save, error: BaseException) -> str:
-        if self._crew.is_first or save.folder.is_dir():
-            return name_error(error)
+        if self._collective.is_first or save.folder.is_dir():
+            return format_error(error)
         return f"{save.folder} is not there, which rank 0 has made; all processes must share the run's folder"
 
     def _write(self, path: Path, tensors: Mapping[str, Tensor]) -> tuple[str, int]:
         """The digest and the size of a file, written and safe on the disk."""
         digest = write_digested(path, defer_tensors(tensors))
-        if not self._crew.is_first:
+        if not self._collective.is_first:
             sync_file(path)  # the first process's own are synced with the folder
         return digest, path.stat().st_size
 
@@ -198,7 +201,7 @@ class Writer:
         try:
             for rank, (_, problem) in enumerate(reports):
                 if problem is not None:
-                    raise CheckpointError(problem if self._crew.size == 1 else f"rank {rank}: {problem}")
+                    raise CheckpointError(problem if self._collective.size == 1 else f"rank {rank}: {problem}")
             for name, (_, num_bytes) in ((name, told) for files, _ in reports for name, told in files.items()):
                 path = save.folder / name
                 if not path.is_file() or path.stat().st_size != num_bytes:
@@ -223,9 +226,9 @@ class Writer:
         )
 
 
-def save_checkpoint(root: Path, checkpoint: Checkpoint, crew: Crew | None = None) -> Path:
+def save_checkpoint(root: Path, checkpoint: Checkpoint, collective: Collective | None = None) -> Path:
     """Write the checkpoint; a step that is already there is left alone, because nothing is written twice."""
-    writer = Writer(root, crew)
+    writer = Writer(root, collective)
     save = writer.begin(checkpoint)
     if save is not None:
         writer.finish(save)
@@ -240,17 +243,17 @@ def load_checkpoint(folder: Path) -> Checkpoint:
     return StoredCheckpoint(folder, verify_checkpoint(folder)).load()
 
 
-def verify_checkpoint(folder: Path, crew: Crew | None = None) -> dict[str, Any]:
+def verify_checkpoint(folder: Path, collective: Collective | None = None) -> dict[str, Any]:
     """The state of a complete and undamaged checkpoint.
 
-    Each file is digested by one process of `crew`, and all of them raise the same error.
+    Each file is digested by one process of `collective`, and all of them raise the same error.
     """
-    crew = crew or Crew()
-    state, sizes = crew.ask_first(lambda: _look_at(folder))
-    found = crew.gather(_check_share(folder, state["files"], sizes, crew))
+    collective = collective or Collective()
+    state, sizes = collective.run_on_rank0(lambda: _look_at(folder), error=CheckpointError)
+    found = collective.gather(_check_share(folder, state["files"], sizes, collective))
     unseen = [problem for is_unseen, problem in found if is_unseen]
     damaged = [problem for is_unseen, problem in found if problem and not is_unseen]
-    is_unseen, problem = crew.share((bool(unseen), (unseen + damaged + [""])[0]))
+    is_unseen, problem = collective.broadcast((bool(unseen), (unseen + damaged + [""])[0]))
     if problem:
         raise (UnseenError if is_unseen else CheckpointError)(problem)
     return dict(state)
@@ -265,7 +268,9 @@ def _look_at(folder: Path) -> tuple[dict[str, Any], dict[str, int]]:
     return state, {name: (folder / name).stat().st_size for name in state["files"]}
 
 
-def _check_share(folder: Path, files: Mapping[str, str], sizes: Mapping[str, int], crew: Crew) -> tuple[bool, str]:
+def _check_share(
+    folder: Path, files: Mapping[str, str], sizes: Mapping[str, int], collective: Collective
+) -> tuple[bool, str]:
     """(whether it is one of sight, a problem of this process's share of the files, or nothing)."""
     for name, num_bytes in sizes.items():
         path = folder / name
@@ -276,10 +281,10 @@ def _check_share(folder: Path, files: Mapping[str, str], sizes: Mapping[str, int
         if seen != num_bytes:
             found = "does not see it" if seen < 0 else f"sees {seen:,} bytes"
             return True, (
-                f"{path}: rank 0 sees {num_bytes:,} bytes, rank {crew.rank} {found}; the run's folder must be on a "
-                "file system that all processes share"
+                f"{path}: rank 0 sees {num_bytes:,} bytes, rank {collective.rank} {found}; the run's folder must be on "
+                "a file system that all processes share"
             )
-    names = sorted(files)[crew.rank :: crew.size]
+    names = sorted(files)[collective.rank :: collective.size]
     with ThreadPoolExecutor(_DIGEST_THREADS) as pool:
         problems = pool.map(lambda name: _find_damage(folder / name, files[name]), names)
         return False, next((problem for problem in problems if problem), "")
@@ -319,24 +324,26 @@ def list_steps(root: Path) -> list[int]:
     return sorted(int(found.group(1)) for path in root.iterdir() if (found := _STEP.match(path.name)))
 
 
-def find_latest(root: Path, crew: Crew | None = None, *, set_aside: bool = False) -> StoredCheckpoint | None:
-    """The newest undamaged checkpoint, the same on all processes of `crew`; None for an unused folder.
+def find_latest(
+    root: Path, collective: Collective | None = None, *, set_aside: bool = False
+) -> StoredCheckpoint | None:
+    """The newest undamaged checkpoint, the same on all processes of `collective`; None for an unused folder.
 
     Damaged ones are passed over with a warning; `set_aside` also renames them, so that their step can be saved
     again. When only damaged ones are there this is an error: a run never starts from scratch by itself.
     """
-    crew = crew or Crew()
-    steps = crew.ask_first(lambda: list_steps(root))
+    collective = collective or Collective()
+    steps = collective.run_on_rank0(lambda: list_steps(root), error=CheckpointError)
     for step in reversed(steps):
         folder = step_folder(root, step)
         try:
-            return StoredCheckpoint(folder, verify_checkpoint(folder, crew))
+            return StoredCheckpoint(folder, verify_checkpoint(folder, collective))
         except UnseenError:
             raise
         except CheckpointError as error:
             _log.warning("%s; trying the one before", error)
             if set_aside:
-                crew.ask_first(lambda folder=folder: _set_aside(folder))  # type: ignore[misc]
+                collective.run_on_rank0(partial(_set_aside, folder), error=CheckpointError)
     if steps:
         raise CheckpointError(
             f"{root}: none of the {len(steps)} checkpoints is complete; restore one, "

@@ -7,7 +7,7 @@ the piece begins in the whole tensor, and its size. A group in one file, `model.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
@@ -19,12 +19,12 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from frameloom.checkpoint.lazy_tensors import LazyTensors, PendingTensor
-from frameloom.checkpoint.pieces import Box
+from frameloom.checkpoint.pieces import Box, describe_piece, is_simple, is_split
 from frameloom.checkpoint.safetensors_file import open_safetensors
 from frameloom.checkpoint.sharded import name_shards
 from frameloom.core.errors import CheckpointError
 
-__all__ = ["StoredTensors", "list_groups"]
+__all__ = ["StoredTensors", "list_groups", "read_own"]
 
 
 def list_groups(state: Mapping[str, Any]) -> set[str]:
@@ -146,3 +146,35 @@ class StoredTensors:
             except (SafetensorError, OSError) as error:
                 raise CheckpointError(f"{self._folder / name}: cannot be opened ({error})") from error
         return self._open[name]
+
+
+def read_own(
+    stored: StoredTensors, own: Mapping[str, Mapping[str, Tensor]], known: Collection[tuple[str, str]]
+) -> dict[str, dict[str, Tensor]]:
+    """What this process needs of a checkpoint, cut as its `own` tensors are; nothing else is read.
+
+    `known` are all names that some process has; of those a process reads only its own. A tensor that nobody knows, or
+    that does not fit, is read whole by all: who takes it up refuses it in the words for that.
+    """
+    found: dict[str, dict[str, Tensor]] = {}
+    for kind, shapes in stored.shapes().items():
+        found[kind] = {}
+        for name, shape in shapes.items():
+            mine = own.get(kind, {}).get(name)
+            if mine is not None or (kind, name) not in known:
+                found[kind][name] = _read_like(stored, kind, name, shape, mine)
+    return found
+
+
+def _read_like(stored: StoredTensors, kind: str, name: str, shape: tuple[int, ...], own: Tensor | None) -> Tensor:
+    if own is None or not is_split(own) or tuple(own.shape) != shape:
+        return stored.read(kind, name)
+    from torch.distributed.tensor import DTensor, distribute_tensor  # takes a second, which most commands save
+
+    if not is_simple(own):
+        whole = stored.read(kind, name).to(own.device)
+        return distribute_tensor(whole, own.device_mesh, own.placements, src_data_rank=None)
+    part = stored.read(kind, name, describe_piece(own).box).to(own.device)
+    return DTensor.from_local(
+        part, own.device_mesh, own.placements, run_check=False, shape=own.shape, stride=own.stride()
+    )

@@ -38,7 +38,7 @@ def report(
         from frameloom.config.load import load_recipe
         from frameloom.data.buckets import assign, bucket_table, count_unused
         from frameloom.data.manifest import Manifest
-        from frameloom.train.feed import build_policy
+        from frameloom.train.data_parts import build_policy
 
         resolved = load_recipe(recipe, context.args)
         rows = Manifest.read(Path(manifest), root=listed.root, where=resolved.data.where)

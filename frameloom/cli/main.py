@@ -14,7 +14,7 @@ import typer
 
 from frameloom import __version__
 from frameloom.cli.lazy import Entry, build_group
-from frameloom.core.errors import FrameloomError, SilentStop
+from frameloom.core.errors import FrameloomError, PeerFailed
 
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 # What the system says of a place that a person chose, and what helps; any other error of a file is a mistake of ours.
@@ -276,7 +276,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     except FrameloomError as error:
         if "--debug" in words:
             traceback.print_exc()
-        if not isinstance(error, SilentStop):
+        if not isinstance(error, PeerFailed):
             _tell(str(error))
         sys.exit(error.exit_code)
     except OSError as error:

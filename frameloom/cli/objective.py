@@ -47,7 +47,7 @@ def objective(
 def _shapes(recipe: Recipe) -> dict[str, tuple[int, int, int]]:
     """Names and latent sizes of the buckets to show."""
     from frameloom.config.facts import VAES
-    from frameloom.train.feed import build_policy
+    from frameloom.train.data_parts import build_policy
 
     if not isinstance(recipe.objective.shift, str):
         return {"every size": (1, 1, 1)}

@@ -33,7 +33,7 @@ def replay(
         print(f"start it: frameloom train {file}")
         return
     from frameloom.config.checks import check_files
-    from frameloom.train.loop import train
+    from frameloom.train.run import train
 
     check_files(found.recipe)
     print(f"done: {train(found.recipe)}")

@@ -52,8 +52,8 @@ def train(
             raise
         # All processes of a host find the same; one of them tells it.
         raise typer.Exit(error.exit_code) from error
-    from frameloom.train.loop import train as run_training
     from frameloom.train.resuming import ResumeChoices
+    from frameloom.train.run import train as run_training
 
     choices = ResumeChoices(accept_recipe_change, accept_data_change, data_position)
     folder = run_training(resolved, choices)

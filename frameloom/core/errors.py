@@ -6,7 +6,7 @@
     ├── CacheError        a latent or text cache is stale or damaged
     ├── CheckpointError   a checkpoint is incomplete, damaged or does not fit
     ├── RunError          a run folder is in use, or a run cannot go on
-    │   └── SilentStop    another process has ended the run, and says why
+    │   └── PeerFailed    another process has ended the run, and says why
     └── MissingExtra      an optional package is not installed
 
 Mistakes of ours stay ordinary Python exceptions and keep their traceback.
@@ -43,7 +43,7 @@ class RunError(FrameloomError):
     """A run folder is in use, or a run cannot go on."""
 
 
-class SilentStop(RunError):
+class PeerFailed(RunError):
     """This process ends because another one does, which says why."""
 
     def __init__(self, exit_code: int) -> None:

@@ -34,7 +34,8 @@ from frameloom.data.batch import NO_ROW, Batch, BatchReader, BatchRequest, Watch
 from frameloom.data.decode import FatalClip
 from frameloom.data.parcels import receive_parcel, send_parcel
 
-_log = get_logger(__name__)
+log = get_logger(__name__)
+"""Every rank of a run shows its warnings: a worker that is replaced is that rank's own."""
 
 _POLL_S = 1.0
 _START_S = 120.0  # a new process imports torch, on a busy machine from a cold disk
@@ -199,11 +200,11 @@ class WorkerPool:
         where = f"micro-batch {request.index} of epoch {request.epoch}"
         self._strikes["row", 0, note.row] += 1
         if self._strikes["row", 0, note.row] < _MAX_STRIKES:
-            _log.warning("loader worker %d %s at %s (%s); replaced, reading it again", worker.number, what, name, where)
+            log.warning("loader worker %d %s at %s (%s); replaced, reading it again", worker.number, what, name, where)
             return
         self._num_barren = 0
         self._quarantine[note.row] = f"{name}: a worker that read it {what}, {_MAX_STRIKES} times; replace the file"
-        _log.warning("loader worker %d %s at %s (%s) again; the clip is left out", worker.number, what, name, where)
+        log.warning("loader worker %d %s at %s (%s) again; the clip is left out", worker.number, what, name, where)
 
     def _blame_nobody(self, worker: _Worker, request: BatchRequest | None, what: str) -> None:
         where = "before it read anything"
@@ -215,7 +216,7 @@ class WorkerPool:
                 raise RunError(f"a loader worker {what} {where}, {_MAX_STRIKES} times; {_ADVICE}")
         if self._num_barren > _MAX_STRIKES + self._num_workers:
             raise RunError(f"{self._num_barren} loader workers in a row died or hung, the last {where}; {_ADVICE}")
-        _log.warning("loader worker %d %s %s; replaced", worker.number, what, where)
+        log.warning("loader worker %d %s %s; replaced", worker.number, what, where)
 
 
 class _Note(NamedTuple):

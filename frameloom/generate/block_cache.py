@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from frameloom.models.layers.sequence_parallel import ALONE, SequenceGroup
+from frameloom.distributed.sequence_parallel import ALONE, SequenceGroup
 
 
 @dataclass

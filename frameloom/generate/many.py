@@ -78,7 +78,7 @@ def sample_many(
     ledger = Ledger(out, rank=group.ranks.rank)
     jobs = _plan(sampler, requests, out, ledger, again=again)
     # Names are chosen by what is in the folder, so nobody writes before all have looked.
-    group.wait()
+    group.context.barrier()
     share = group.ranks.by_groups(sampler.sequence.degree).share(list(_split(sampler, jobs, batch_size)))
     total = sum(len(batch) * batch[0].settings.steps for batch in share)
     with ProgressBar("sampling", total, is_shown=group.ranks.is_first) as bar:
@@ -97,7 +97,7 @@ def sample_many(
                 if not job.is_done:
                     write_clip(job.path, result.frames_FHWC, job.settings, job.about)
                     ledger.add(_enter(job, out))
-    group.wait()
+    group.context.barrier()
     if group.ranks.is_first:
         ledger.settle(job.key for job in jobs)
         _write_sheet(jobs, out)
@@ -112,7 +112,7 @@ def make_first_frames(
     chosen = (settings or sampler.settings).model_copy(update={"frames": 1, "strength": None})
     pictures = [replace(request, settings=chosen) for request in requests]
     paths = sample_many(sampler, pictures, out / FIRST_FRAMES, group)
-    group.wait()
+    group.context.barrier()
     return [replace(request, head=path) for request, path in zip(requests, paths, strict=True)]
 
 

@@ -120,7 +120,7 @@ def _refine(order: Order, group: RankGroup, say: Callable[[str], object]) -> lis
         texts = refine_prompts(refiner, [row.prompt for row in rows], seed=order.first_seed)
         for text in texts:
             say(f"refined: {text}")
-    refined: list[str] = group.broadcast(texts)
+    refined: list[str] = group.context.broadcast(texts)
     return [replace(row, prompt=text) for row, text in zip(rows, refined, strict=True)]
 
 

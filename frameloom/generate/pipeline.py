@@ -27,6 +27,7 @@ from frameloom.data.clip_view import CONTACT_SHEET as CONTACT_SHEET
 from frameloom.data.media import contact_sheet, write_image
 from frameloom.diffusion.objective import Objective
 from frameloom.diffusion.samplers import Start, run_sampler
+from frameloom.distributed.sequence_parallel import ALONE, SequenceGroup, find_sequence_group
 from frameloom.generate.block_cache import CacheCount, skipping_blocks
 from frameloom.generate.conditions import Prepared, prepare
 from frameloom.generate.given import Given, name_mode, read_given
@@ -35,8 +36,6 @@ from frameloom.generate.outputs import describe_result, free_path, write_clip
 from frameloom.generate.parts import LoadedDenoiser, TextPipeline, to_uint8
 from frameloom.generate.placement import Placement
 from frameloom.generate.prompt_notes import PromptNote
-from frameloom.models.denoisers.sequence import find_sequence_group
-from frameloom.models.layers.sequence_parallel import ALONE, SequenceGroup
 from frameloom.models.text import TextStates
 from frameloom.models.text.scaling import TextScaling
 from frameloom.models.vaes import VideoVAE

@@ -5,49 +5,30 @@ Neighbours may form groups that make one clip together (`sequence`); then the gr
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any
 
 import torch
-import torch.distributed as dist
 
-from frameloom.core.errors import ConfigError, SilentStop
+from frameloom.core.errors import ConfigError, PeerFailed
 from frameloom.core.ranks import Ranks
-from frameloom.core.voice import hushed, speak_once
-from frameloom.models.layers.sequence_parallel import ALONE, SequenceGroup, divide_ranks
+from frameloom.data.workers import log as worker_log
+from frameloom.distributed.context import Collective, process_group
+from frameloom.distributed.sequence_parallel import ALONE, SequenceGroup, divide_ranks
 
 # A share may take hours longer than another; a process that dies is noticed by torchrun, not by a timeout.
 _PATIENCE = timedelta(days=7)
 
 
+@dataclass(frozen=True)
 class RankGroup:
-    """Make one with `join_ranks`; alone, all of it is immediate."""
+    """Which rank this is, how it reaches the others, and which of them make a clip with it; alone by default."""
 
-    def __init__(self, ranks: Ranks, sequence: SequenceGroup = ALONE) -> None:
-        self.ranks, self.sequence = ranks, sequence
-
-    def wait(self) -> None:
-        """Return when all ranks have come here."""
-        if self.ranks.num_ranks > 1:
-            dist.barrier()
-
-    def broadcast(self, value: Any) -> Any:
-        """What the first rank has, on all of them."""
-        if self.ranks.num_ranks == 1:
-            return value
-        box = [value]
-        dist.broadcast_object_list(box, src=0)
-        return box[0]
-
-    def gather(self, items: Sequence[Any]) -> list[Any] | None:
-        """The items of all ranks, by rank, on the first one; None on the others."""
-        if self.ranks.num_ranks == 1:
-            return list(items)
-        found: list[list[Any]] | None = [[] for _ in range(self.ranks.num_ranks)] if self.ranks.is_first else None
-        dist.gather_object(list(items), found)
-        return None if found is None else [item for part in found for item in part]
+    ranks: Ranks = field(default_factory=Ranks)
+    context: Collective = field(default_factory=Collective)
+    sequence: SequenceGroup = ALONE
 
 
 @contextmanager
@@ -59,20 +40,13 @@ def join_ranks(ranks: Ranks, *, sequence: int = 1) -> Iterator[RankGroup]:
         if ranks.local_rank == 0:
             raise
         # All processes of a host find the same; one of them tells it.
-        raise SilentStop(error.exit_code) from error
+        raise PeerFailed(error.exit_code) from error
     if ranks.num_ranks == 1:
         yield RankGroup(ranks)
         return
     on_gpu = sequence > 1 and torch.cuda.is_available()
-    if on_gpu:
-        torch.cuda.set_device(ranks.local_rank)
-    dist.init_process_group("cpu:gloo,cuda:nccl" if on_gpu else "gloo", timeout=_PATIENCE)
-    try:
-        store = dist.distributed_c10d._get_default_store()
-        with hushed(ranks.rank), speak_once(ranks.rank, store):
-            yield RankGroup(ranks, divide_ranks(sequence))
-    finally:
-        dist.destroy_process_group()
+    with process_group(ranks, on_gpu=on_gpu, timeout=_PATIENCE, keep_warnings=[worker_log]) as context:
+        yield RankGroup(ranks, context, divide_ranks(sequence))
 
 
 def check_groups(num_ranks: int, sequence: int) -> None:

@@ -76,15 +76,15 @@ def reconstruct_files(
     refuse_existing(out, targets, force=options.force)
     items = [_Item(index, *pair) for index, pair in enumerate(zip(clips, targets, strict=True))]
     with join_ranks(ranks or Ranks()) as group:
-        group.wait()
+        group.context.barrier()
         share = group.ranks.share(items)
         records = []
         with ProgressBar("reconstructing", len(share)) as bar:
             for item in share:
                 records.append(_reconstruct(vae, item, out, options, measure))
                 bar.advance(note=item.clip.name)
-        everyone = group.gather(records)
-    return None if everyone is None else sorted(everyone, key=lambda record: int(record["index"]))
+        everyone = [record for part in group.context.gather(records) for record in part]
+    return sorted(everyone, key=lambda record: int(record["index"])) if group.ranks.is_first else None
 
 
 def check_view(vae: VideoVAE, view: ClipView) -> None:

@@ -34,7 +34,7 @@ from frameloom.plan.parts import (
 )
 from frameloom.plan.text import NUMBER_BYTES, CaptionCost
 from frameloom.plan.traffic import SendPlan, plan_tokens, plan_weights
-from frameloom.train.feed import build_plan, build_policy, read_manifest
+from frameloom.train.data_parts import build_plan, build_policy, read_manifest
 
 Floats = NDArray[np.float64]
 _MOST_CLIPS = 2**20

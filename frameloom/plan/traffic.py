@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from frameloom.config.parallel import MeshShape
 from frameloom.config.schema import Recipe
-from frameloom.models.layers.sequence_parallel import Exchange
+from frameloom.distributed.sequence_parallel import Exchange
 from frameloom.plan.devices import Device
 from frameloom.plan.memory import ModelSize, count_passes
 

@@ -29,7 +29,7 @@ def _name_shape(width: int | None, height: int | None, frames: int | None) -> st
 def show_buckets(table: ClipTable, recipe: str | Path) -> str:
     """The buckets that a recipe puts the clips in, as `frameloom data report` counts them."""
     # The trainer brings the models along; a page that shows no buckets starts without them.
-    from frameloom.train.feed import build_policy
+    from frameloom.train.data_parts import build_policy
 
     loaded = load_recipe(recipe)
     rows = Manifest.read(table.path, root=table.source.root, where=loaded.data.where)

@@ -9,6 +9,7 @@ import torch
 from frameloom.config.optim_checks import scaled_rate
 from frameloom.config.schema import Recipe, TrainSection
 from frameloom.config.train_settings import LossScaleSection
+from frameloom.data.rank_assignment import Shares
 from frameloom.generate.parts import pick_device
 from frameloom.train.adversarial import add_discriminator
 from frameloom.train.autoencoder import AutoencoderTask
@@ -23,7 +24,6 @@ from frameloom.train.loss_scale import LossScale
 from frameloom.train.master_weights import MasterWeights
 from frameloom.train.optimizer import allocate_state, build_optimizer
 from frameloom.train.parallel.peers import Peers
-from frameloom.train.parallel.shares import Shares
 from frameloom.train.parameter_groups import RateGroup, freeze_parameters, hidden_matrices
 from frameloom.train.profiling import StepProfiler
 from frameloom.train.run_folder import RunFolder
@@ -41,7 +41,7 @@ def build_trainer(recipe: Recipe, folder: RunFolder, *, first_step: int, peers: 
     """Everything a run needs, fresh; a checkpoint is restored into it afterwards. `peers` None: one process."""
     peers = peers or Peers(Shares(num_shares=recipe.parallel.data or 1), zero=recipe.parallel.zero)
     device = pick_device(recipe.train.device)
-    peers.do_first(lambda: make_class_images(recipe))
+    peers.context.run_on_rank0(lambda: make_class_images(recipe))
     feed = build_feed(recipe, bad_clips=folder.bad_clips, shares=peers.shares, is_first=peers.is_first)
     recipe = settle_length(recipe, feed.manifest, feed.policy, num_ranks=peers.shares.num_shares)
     optim, settings = recipe.optim, recipe.train

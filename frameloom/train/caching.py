@@ -36,7 +36,7 @@ from frameloom.data.manifest import Manifest
 from frameloom.data.on_demand import GrowingLatents, GrowingText
 from frameloom.data.reader import LatentSource, TextSource
 from frameloom.generate.parts import LoadedVAE, TextPipeline, build_text, build_vae, pick_device, to_unit_range
-from frameloom.train.feed import build_clip_reader, build_policy, read_manifest, read_settings
+from frameloom.train.data_parts import build_clip_reader, build_policy, read_manifest, read_settings
 
 _log = get_logger(__name__)
 _DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}

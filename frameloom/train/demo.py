@@ -24,7 +24,7 @@ from frameloom.generate.pipeline import write_results
 from frameloom.generate.score import is_right, score_run
 from frameloom.train.caching import write_caches
 from frameloom.train.demo_report import write_report
-from frameloom.train.loop import train
+from frameloom.train.run import train
 
 _log = get_logger(__name__)
 

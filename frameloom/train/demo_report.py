@@ -19,7 +19,7 @@ from frameloom.data.manifest import Manifest
 from frameloom.data.media import contact_sheet, write_image
 from frameloom.evaluate.page import clip, clip_grid, curve, page, paragraph, picture, section, table, tiles
 from frameloom.generate.parts import build_vae, to_uint8, to_unit_range
-from frameloom.train.feed import build_clip_reader, build_plan, build_policy, read_manifest
+from frameloom.train.data_parts import build_clip_reader, build_plan, build_policy, read_manifest
 
 _SHOWN_REAL = 6
 _LEAD = (

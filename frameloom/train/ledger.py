@@ -18,7 +18,7 @@ from frameloom.core.progress import ProgressBar
 from frameloom.data.buckets import assign, unused_reasons
 from frameloom.data.ledger import BAD, EpochLedger, Slots, account_epoch, describe_epochs, read_bad_slots
 from frameloom.data.manifest import Manifest
-from frameloom.train.feed import build_policy, order_epoch, read_manifest, shown_rows
+from frameloom.train.data_parts import build_policy, order_epoch, read_manifest, shown_rows
 from frameloom.train.run_folder import RunFolder
 
 _log = get_logger(__name__)

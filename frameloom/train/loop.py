@@ -1,21 +1,16 @@
-"""The training loop: read, step, log, validate, save; stop at a signal and resume to the bit.
-
-`train(recipe)` is the whole run. `build_trainer` is a list of calls, each to the module that owns the work.
-"""
+"""The training loop: read, step, log, validate, save; stop at a signal and resume to the bit."""
 
 from __future__ import annotations
 
 import dataclasses
 import signal
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, closing, contextmanager, nullcontext
+from collections.abc import Mapping
+from contextlib import closing, nullcontext
 from dataclasses import dataclass, field
-from pathlib import Path
-from types import FrameType
 from typing import Any
 
-from torch import OutOfMemoryError, Tensor
+from torch import Tensor
 
 from frameloom.checkpoint.background import Saver
 from frameloom.checkpoint.model_folder import write_model_folder
@@ -24,29 +19,16 @@ from frameloom.config.schema import Recipe
 from frameloom.config.train_settings import is_due
 from frameloom.core.errors import CheckpointError, RunError
 from frameloom.core.log import get_logger
-from frameloom.core.process_settings import avoid_avx512_in_half_precision
 from frameloom.core.progress import ProgressBar
-from frameloom.core.ranks import read_ranks
 from frameloom.data.batch import Batch
 from frameloom.data.media import write_image
-from frameloom.generate.parts import pick_device
-from frameloom.train.device_settings import device_settings
 from frameloom.train.feed import Feed
 from frameloom.train.garbage import scheduled_garbage
-from frameloom.train.halving import LoneMisfit, read_notes, stop_short, stop_to_halve
+from frameloom.train.halving import read_notes
 from frameloom.train.parallel.peers import Peers
 from frameloom.train.profiling import StepProfiler
 from frameloom.train.rehearsal import is_wanted, rehearse
-from frameloom.train.restarts import count_restart
-from frameloom.train.resuming import (
-    ResumeChoices,
-    check_data,
-    check_groups,
-    find_checkpoint,
-    keep_rows,
-    load_weights,
-    place_data,
-)
+from frameloom.train.resuming import ResumeChoices, check_data, check_groups, load_weights
 from frameloom.train.run_folder import RunFolder, versions
 from frameloom.train.samples import TrainingSamples
 from frameloom.train.step import AnyStepper, StepResult
@@ -95,7 +77,7 @@ class Trainer:
             self.folder.checkpoints,
             settings.keep,
             in_background=settings.async_save,
-            crew=peers.crew,
+            collective=peers.checkpoint_collective,
             on_error=peers.note_failure,
         )
 
@@ -107,7 +89,7 @@ class Trainer:
             self.save()
             self.saver.wait()  # from its first step on a run has something to go on from
         samples = self.samples
-        if samples is not None and not self.peers.ask_first(lambda: samples.is_drawn(self.step)):
+        if samples is not None and not self.peers.context.run_on_rank0(lambda: samples.is_drawn(self.step)):
             self.draw_samples()
         title = f"{self.recipe.name} ({self.recipe.task})"
         self.profiler.note(self.step)
@@ -129,7 +111,7 @@ class Trainer:
 
     def rehearse(self) -> None:
         """Halve what did not fit before, and try out what is left, if the recipe wants it."""
-        notes = self.peers.ask_first(lambda: read_notes(self.folder.path, after_step=self.step))
+        notes = self.peers.context.run_on_rank0(lambda: read_notes(self.folder.path, after_step=self.step))
         self.stepper.limits.tighten(notes)
         settings = self.recipe.train
         if is_wanted(settings, self.feed.device):
@@ -314,71 +296,9 @@ class Trainer:
                 self.folder.export, kind=self.built.kind, name=self.built.name, config=config, tensors=whole
             )
 
-        self.peers.do_first(write)
+        self.peers.context.run_on_rank0(write)
 
 
 def _find(result: StepResult, name: str) -> float:
     """A value of the model's step, or of the discriminator's where that one alone took a turn."""
     return result.values[name] if name in result.values else result.values[f"discriminator_{name}"]
-
-
-@contextmanager
-def stop_on_signals(trainer: Trainer) -> Iterator[None]:
-    """The first SIGINT or SIGTERM lets the step finish and saves; a second one ends the process at once."""
-
-    def request_stop(number: int, frame: FrameType | None) -> None:
-        trainer.stop_signal = number
-        trainer.peers.ask_to_stop(number)
-        signal.signal(number, signal.SIG_DFL)
-
-    before = {number: signal.signal(number, request_stop) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-def train(recipe: Recipe, choices: ResumeChoices | None = None) -> Path:
-    """Run a recipe to its end, from the newest complete checkpoint if there is one; gives the run's folder.
-
-    Under torchrun every process calls this, with the same `choices`.
-    """
-    from frameloom.train.parallel.mesh import join_peers
-
-    folder = RunFolder(Path(recipe.run.folder) / recipe.name)
-    if recipe.train.precision != "fp32":
-        avoid_avx512_in_half_precision()
-    with join_peers(recipe, read_ranks()) as peers, ExitStack() as held:
-        peers.do_first(lambda: held.enter_context(folder.locked()))
-        held.enter_context(device_settings(recipe.train, pick_device(recipe.train.device)))
-        run_recipe(recipe, folder, peers, choices or ResumeChoices())
-    return folder.path
-
-
-def run_recipe(recipe: Recipe, folder: RunFolder, peers: Peers, choices: ResumeChoices) -> None:
-    """Build, take up the newest checkpoint, and train; the folder is held."""
-    from frameloom.train.build import build_trainer
-
-    stored = find_checkpoint(recipe, folder, peers, choices)
-    first_step = 1 if stored is None else stored.step + 1
-    peers.do_first(lambda: count_restart(folder.path, first_step - 1))
-    trainer = build_trainer(recipe, folder, first_step=first_step, peers=peers)
-    try:
-        if stored is not None:
-            trainer.restore(peers.read(stored, trainer.snapshot().tensors), choices)
-        if trainer.step > trainer.recipe.train.num_steps:
-            steps = trainer.step, trainer.recipe.train.num_steps
-            _log.warning("%s: is at step %d, beyond the %d of this recipe; nothing is trained", folder.path, *steps)
-        trainer.epoch, trainer.position = place_data(trainer.feed, (trainer.epoch, trainer.position), choices)
-        peers.do_first(lambda: keep_rows(folder, trainer.feed.manifest, stored))
-        peers.do_first(lambda: folder.write_recipe(recipe))
-        with stop_on_signals(trainer), closing(trainer.saver):
-            trainer.run()
-    except LoneMisfit as found:
-        stop_to_halve(found, trainer.stepper.limits, folder.path, step=trainer.step + 1, rank=peers.rank)
-    except OutOfMemoryError as error:
-        stop_short(error, step=trainer.step + 1)
-    finally:
-        for tracker in trainer.trackers:
-            tracker.close()

@@ -65,7 +65,7 @@ def rehearse(
     with torch.random.fork_rng(devices=[feed.device] if feed.device.type == "cuda" else []):
         for batch in _read_largest(feed, plan, largest):
             # A file may be lost on one machine; nobody may wait there for a process that has nothing to run.
-            if not all(peers.gather(batch.size > 0)):
+            if not all(peers.context.all_gather(batch.size > 0)):
                 _log.warning("rehearsal: no clip of bucket %s can be read, so it is left out", batch.bucket.name)
                 continue
             rows = np.zeros(sizes[largest[batch.bucket.index]], dtype=np.int64)
@@ -83,11 +83,11 @@ def _try_bucket(stepper: AnyStepper, feed: Feed, peers: Peers, batch: Batch, *, 
         if adds_up and len(pieces) == 1:
             pieces = pieces * 2
         peak = _Peak(feed.device)
-        misfits = peers.gather(stepper.try_out(pieces[:2]))
+        misfits = peers.context.all_gather(stepper.try_out(pieces[:2]))
         seconds, peak_bytes = peak.stop()
         found = [misfit for misfit in misfits if misfit is not None]
         if not found:
-            peaks = [one for one in peers.gather(peak_bytes) if one is not None]
+            peaks = [one for one in peers.context.all_gather(peak_bytes) if one is not None]
             return Rehearsed(name, batch.size, pieces[0].size, seconds, max(peaks, default=None))
         limits.halve(found, step=0)
 

@@ -16,7 +16,7 @@ from frameloom.core.errors import CheckpointError, ConfigError, FrameloomError
 from frameloom.core.files import write_text
 from frameloom.generate.model_card import CARD, FORMAT, NOTE, read_card
 from frameloom.generate.published import parse_table
-from frameloom.train.feed import read_manifest
+from frameloom.train.data_parts import read_manifest
 from frameloom.train.run_folder import versions
 
 __all__ = ["Replay", "find_changes", "read_replay", "write_recipe"]

@@ -60,10 +60,10 @@ class ResumeChoices:
 
 def find_checkpoint(recipe: Recipe, folder: RunFolder, peers: Peers, choices: ResumeChoices) -> StoredCheckpoint | None:
     """The checkpoint to go on from, the same on all processes; None for a new run."""
-    peers.do_first(lambda: _prepare(recipe, folder))
-    found = find_latest(folder.checkpoints, peers.crew, set_aside=True)
+    peers.context.run_on_rank0(lambda: _prepare(recipe, folder))
+    found = find_latest(folder.checkpoints, peers.checkpoint_collective, set_aside=True)
     step = None if found is None else found.step
-    peers.do_first(lambda: _look_back(recipe, folder, step, choices))
+    peers.context.run_on_rank0(lambda: _look_back(recipe, folder, step, choices))
     return found
 
 

@@ -11,7 +11,7 @@ from frameloom.core.errors import ConfigError
 from frameloom.core.log import get_logger
 from frameloom.data.buckets import BucketPolicy, assign
 from frameloom.data.manifest import Manifest
-from frameloom.train.feed import shown_rows
+from frameloom.train.data_parts import shown_rows
 
 _log = get_logger(__name__)
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from frameloom.cli.main import main
-from frameloom.train.loop import train
+from frameloom.train.run import train
 
 
 def call(*words: object) -> int:

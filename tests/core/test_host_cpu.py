@@ -9,8 +9,6 @@ import subprocess
 import sys
 
 import pytest
-
-from frameloom.core import host_cpu
 from frameloom.core.host_cpu import (
     ISA_LIMIT,
     announces_tiles,
@@ -19,6 +17,8 @@ from frameloom.core.host_cpu import (
     describes_tiles,
     mkl_misses_avx512,
 )
+
+from frameloom.core import host_cpu
 
 PRODUCT = "import torch; x = torch.ones(64, 64, dtype=torch.bfloat16); print(int((x @ x).sum()))"
 AVOID = "from frameloom.core.host_cpu import avoid_undescribed_tiles; avoid_undescribed_tiles(); "

@@ -18,7 +18,7 @@ from frameloom.core.errors import CheckpointError, DataError, RunError
 from frameloom.data.ledger import EpochLedger, account_epoch, describe_epochs, read_bad_slots
 from frameloom.data.plan import BatchPlan, plan_epoch
 from frameloom.train.ledger import account_run
-from frameloom.train.loop import train
+from frameloom.train.run import train
 
 NAMES = ["", "too small", "too short", "unlucky"]
 

@@ -15,7 +15,7 @@ from frameloom.data.batch import BatchRequest
 from frameloom.data.manifest import Manifest
 from frameloom.data.reader import ClipReader, ReadSettings
 from frameloom.data.transforms import RandomCrop, Resize
-from frameloom.train.feed import build_policy
+from frameloom.train.data_parts import build_policy
 
 
 def write_manifest(world: Any, path: Path, control: pl.Expr) -> Manifest:

@@ -9,7 +9,7 @@ import pytest
 from frameloom.checkpoint import store
 from frameloom.checkpoint.store import load_checkpoint, load_latest, save_checkpoint, step_folder
 from frameloom.core.errors import CheckpointError
-from frameloom.train.loop import train
+from frameloom.train.run import train
 from tests.faults.kills import is_same, make
 
 
@@ -57,6 +57,6 @@ def test_without_the_look_at_each_file_a_gap_would_be_met_in_the_middle(tmp_path
     """The control: with the state alone believed, the step with a gap is chosen instead of the whole one before it."""
     save_checkpoint(tmp_path, make(1, size=64))
     (save_checkpoint(tmp_path, make(2, size=64)) / "ema.safetensors").unlink()
-    monkeypatch.setattr(store, "verify_checkpoint", lambda folder, crew=None: store.read_state(folder))
+    monkeypatch.setattr(store, "verify_checkpoint", lambda folder, collective=None: store.read_state(folder))
     with pytest.raises(Exception, match="ema"):
         load_latest(tmp_path)

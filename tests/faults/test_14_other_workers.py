@@ -11,7 +11,7 @@ import pytest
 
 from frameloom.data import plan as plans
 from frameloom.train.feed import Feed, build_feed
-from frameloom.train.loop import train
+from frameloom.train.run import train
 from tests.faults.runs import digests, metrics
 
 COUNTS = (0, 1, 2, 4)

@@ -59,10 +59,10 @@ def test_one_two_and_one_rank_learn_what_one_does(warm, tally, world, zero, slot
 
 def train_with_half_gradients(words: list[str]) -> None:
     """`frameloom train` with gradients averaged over ranks where they should be added up."""
-    from frameloom.train.parallel import mesh
+    from frameloom.train.parallel import peers
 
-    add_up = mesh.add_up_gradients
-    mesh.add_up_gradients = lambda params, group, *, factor=1.0: add_up(params, group, factor=factor / 2)
+    add_up = peers.add_up_gradients
+    peers.add_up_gradients = lambda params, group, *, factor=1.0: add_up(params, group, factor=factor / 2)
     run_command(["train", *words])
 
 

@@ -17,7 +17,7 @@ from frameloom.data.decode import IMAGE_FORMATS, ClipError, read_clip, read_imag
 from frameloom.data.scan import ScanOptions, errors_path, finish_scan, scan_files
 from frameloom.data.scan_pool import Job
 from frameloom.data.scan_work import FileWork
-from frameloom.train.loop import train
+from frameloom.train.run import train
 from tests.conftest import World
 from tests.data.bad_files import FRAMES, build_bad_files
 from tests.faults.conftest import Tally

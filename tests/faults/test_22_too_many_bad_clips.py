@@ -11,7 +11,7 @@ import pytest
 
 from frameloom.core.errors import DataError
 from frameloom.data.bad_clips import BadClipLog
-from frameloom.train.loop import train
+from frameloom.train.run import train
 from tests.faults.runs import digests, metrics
 
 

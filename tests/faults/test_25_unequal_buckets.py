@@ -11,8 +11,7 @@ import numpy as np
 
 from frameloom.core.random import numpy_stream
 from frameloom.data.plan import BatchPlan, plan_epoch
-from frameloom.train.parallel import shares
-from frameloom.train.parallel.shares import Shares, Span
+from frameloom.data.rank_assignment import Pick, Shares, Span
 
 TABLES = 500
 WORLDS = (1, 2, 3)
@@ -70,8 +69,8 @@ def test_random_tables_are_shared_out_evenly(tally):
 def test_without_fillers_some_ranks_would_wait_for_a_round_that_never_comes(monkeypatch):
     """The control: the last round is dealt to those alone for whom there is something."""
 
-    def deal_short(self: Shares, span: Span) -> list[shares.Pick]:
-        return [shares.Pick(index) for index in range(span.first + self.rank, span.end, self.num_ranks)]
+    def deal_short(self: Shares, span: Span) -> list[Pick]:
+        return [Pick(index) for index in range(span.first + self.rank, span.end, self.num_ranks)]
 
     monkeypatch.setattr(Shares, "pick", deal_short)
     assert any("rounds" in fault for number in range(20) for fault in find_faults(number))
@@ -79,7 +78,5 @@ def test_without_fillers_some_ranks_would_wait_for_a_round_that_never_comes(monk
 
 def test_ranks_that_all_take_everything_would_be_noticed(monkeypatch):
     """The control of the count of samples."""
-    monkeypatch.setattr(
-        Shares, "pick", lambda self, span: [shares.Pick(index) for index in range(span.first, span.end)]
-    )
+    monkeypatch.setattr(Shares, "pick", lambda self, span: [Pick(index) for index in range(span.first, span.end)])
     assert any("twice" in fault for fault in find_faults(3))

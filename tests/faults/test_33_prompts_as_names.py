@@ -16,7 +16,7 @@ from frameloom.data.media import read_metadata
 from frameloom.generate.load import load_sampler
 from frameloom.generate.outputs import free_path
 from frameloom.generate.pipeline import Request, generate, write_results
-from frameloom.train.loop import train
+from frameloom.train.run import train
 
 PROMPTS = [
     *(

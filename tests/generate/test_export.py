@@ -24,7 +24,7 @@ from frameloom.generate.parts import LoadedDenoiser, build_text, build_vae
 from frameloom.generate.run_weights import open_run
 from frameloom.models.text import TextStates
 from frameloom.models.text.loading import quiet_transformers
-from frameloom.train.loop import train
+from frameloom.train.run import train
 from tests.generate import sdxl_pipeline
 from tests.models.text import tiny
 

@@ -12,7 +12,7 @@ from frameloom.config.load import load_recipe
 from frameloom.core.errors import CheckpointError
 from frameloom.core.random import stream
 from frameloom.generate.parts import build_denoiser, build_text, build_vae
-from frameloom.train.loop import train
+from frameloom.train.run import train
 from tests.models.text import tiny
 
 TRANSFORMER = {

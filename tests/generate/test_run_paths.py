@@ -11,7 +11,7 @@ import pytest
 from frameloom.checkpoint.model_folder import write_model_folder
 from frameloom.generate.load import Source, load_sampler, open_sampler
 from frameloom.generate.parts import build_vae
-from frameloom.train.loop import train
+from frameloom.train.run import train
 from tests.conftest import World
 
 PARTS = {"run": {"folder": "runs", "trackers": ["jsonl"]}, "vae": {"weights": "parts/vae"}, "train": {"steps": 1}}

@@ -15,7 +15,7 @@ from frameloom.generate.export import Export, export_run
 from frameloom.generate.load import Source, load_sampler, open_sampler
 from frameloom.generate.pipeline import Request, Sampler, generate, write_results
 from frameloom.generate.prompts import read_prompts
-from frameloom.train.loop import train
+from frameloom.train.run import train
 from tests.faults.warm import run_frameloom
 
 FEW = ["--sample.steps", "3"]

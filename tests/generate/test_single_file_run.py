@@ -19,7 +19,7 @@ from frameloom.generate.load import load_sampler
 from frameloom.generate.parts import build_denoiser, build_text, build_vae
 from frameloom.generate.pipeline import Request, generate
 from frameloom.generate.text_file import open_text_file
-from frameloom.train.loop import train
+from frameloom.train.run import train
 from tests.generate.sdxl_pipeline import OVERRIDES, make_pipeline
 from tests.models.text.tiny import POSITIONS
 

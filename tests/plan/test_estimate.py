@@ -129,7 +129,7 @@ def test_the_output_of_json_is_json_whatever_is_written(tmp_path: Path) -> None:
 def test_a_step_has_as_many_micro_batches_as_the_run_takes(tmp_path: Path) -> None:
     """With parallel.data they are the same on any number of devices, and gradients of one add up to the next."""
     from frameloom.data.shapes_set import write_shapes
-    from frameloom.train.feed import build_policy, read_manifest
+    from frameloom.train.data_parts import build_policy, read_manifest
     from frameloom.train.run_length import count_steps
 
     write_shapes(tmp_path / "data", count=24, seed=1, num_workers=1)

@@ -20,7 +20,7 @@ from docs.tools.published_figures import (
 from frameloom.config.load import load_recipe
 from frameloom.core.errors import DataError
 from frameloom.plan.devices import DEVICES
-from frameloom.train.feed import build_policy
+from frameloom.train.data_parts import build_policy
 
 OWN = Figure(
     *("ours", "shapes/demo", ("--data.buckets", "{64px: {9: [1.0, 8]}}"), "cpu", 1, 9, "64px", "seconds", 1.0, 8),

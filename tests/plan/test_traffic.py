@@ -6,7 +6,7 @@ import pytest
 
 from frameloom.config.load import load_recipe
 from frameloom.config.parallel import fit_mesh
-from frameloom.models.layers.sequence_parallel import Exchange, exchanged_bytes
+from frameloom.distributed.sequence_parallel import Exchange, exchanged_bytes
 from frameloom.plan.devices import DEVICES, LINK_SHARE
 from frameloom.plan.memory import ModelSize
 from frameloom.plan.traffic import SendPlan, plan_tokens, plan_weights

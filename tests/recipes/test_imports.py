@@ -16,7 +16,7 @@ from frameloom.generate.load import Source
 from frameloom.generate.order import Order, fill_order
 from frameloom.generate.prompts import read_rows
 from frameloom.train.caching import write_caches
-from frameloom.train.loop import train
+from frameloom.train.run import train
 from tests.recipes.twins import SIDE, Workshop
 from tests.train.runs import losses
 

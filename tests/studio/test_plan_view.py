@@ -15,7 +15,7 @@ from frameloom.studio.bucket_view import show_buckets, show_shapes
 from frameloom.studio.clip_table import ClipShelf
 from frameloom.studio.context import StudioContext
 from frameloom.studio.plan_view import show_plan
-from frameloom.train.feed import build_policy
+from frameloom.train.data_parts import build_policy
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from pathlib import Path
 import yaml
 
 from frameloom.config.load import load_recipe
-from frameloom.train.loop import train
+from frameloom.train.run import train
 from tests.conftest import World
 
 PROMPT = "a red circle moves left over a gray background"

@@ -14,8 +14,9 @@ from frameloom.checkpoint.model_folder import read_weights
 from frameloom.checkpoint.store import load_checkpoint, step_folder
 from frameloom.core.errors import CheckpointError, ConfigError
 from frameloom.train.adversarial import AdversarialStepper
-from frameloom.train.loop import Trainer, train
+from frameloom.train.loop import Trainer
 from frameloom.train.resuming import ResumeChoices
+from frameloom.train.run import train
 from tests.faults.runs import digests, metrics, stop_after
 from tests.train.test_loop import make_trainer, poison
 

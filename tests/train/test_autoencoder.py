@@ -26,9 +26,10 @@ from frameloom.generate.parts import build_vae
 from frameloom.models.vaes import VAES
 from frameloom.models.vaes.lpips import LPIPS
 from frameloom.train.autoencoder import AutoencoderTask
-from frameloom.train.loop import Trainer, train
+from frameloom.train.loop import Trainer
 from frameloom.train.reconstruction_grid import draw_grid
 from frameloom.train.resuming import ResumeChoices
+from frameloom.train.run import train
 from tests.faults.runs import digests, stop_after
 from tests.recipes.twins import write_lpips
 from tests.train.test_loop import make_trainer, records

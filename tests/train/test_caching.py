@@ -19,8 +19,8 @@ from frameloom.data.buckets import possible_buckets
 from frameloom.data.manifest import Manifest, write_manifest
 from frameloom.generate.parts import build_text, build_vae
 from frameloom.train.caching import CacheJob, open_caches, write_caches
-from frameloom.train.feed import build_policy, read_manifest
-from frameloom.train.loop import train
+from frameloom.train.data_parts import build_policy, read_manifest
+from frameloom.train.run import train
 from tests.faults.warm import warm_parent
 
 ROOT = Path(__file__).parents[2]

@@ -14,8 +14,9 @@ from frameloom.checkpoint.store import read_state, step_folder
 from frameloom.core.errors import ConfigError
 from frameloom.train.build import build_trainer
 from frameloom.train.clipping import FadingLimit, SpikeGuard
-from frameloom.train.loop import Trainer, train
+from frameloom.train.loop import Trainer
 from frameloom.train.optimizer import clip_gradients
+from frameloom.train.run import train
 from frameloom.train.run_folder import RunFolder
 
 

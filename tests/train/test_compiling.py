@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from frameloom.core.errors import ConfigError
 from frameloom.train.compiling import apply_compile, check_compiler, compile_blocks, part_kept_code
-from frameloom.train.loop import train
 from frameloom.train.recompute import recompute_blocks
+from frameloom.train.run import train
 from tests.models.denoisers.contract import SavedBytes
 from tests.train.test_loop import records
 

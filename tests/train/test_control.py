@@ -16,7 +16,7 @@ from frameloom.config.load import load_recipe
 from frameloom.core.errors import ConfigError
 from frameloom.generate.load import load_sampler
 from frameloom.generate.pipeline import Request, generate
-from frameloom.train.loop import train
+from frameloom.train.run import train
 
 MODEL = {
     **{"num_attention_heads": 2, "num_layers": 1, "attention_head_dim": 16, "time_embed_dim": 16},

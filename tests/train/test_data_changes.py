@@ -3,7 +3,7 @@ import pytest
 
 from frameloom.data.manifest import Manifest
 from frameloom.train.data_changes import describe_changes, write_rows
-from frameloom.train.feed import read_manifest
+from frameloom.train.data_parts import read_manifest
 
 
 @pytest.fixture

@@ -17,9 +17,10 @@ from frameloom.data.media import read_metadata
 from frameloom.data.paired_reader import PAIR_SLOT
 from frameloom.train.build import build_trainer
 from frameloom.train.class_images import class_rows
+from frameloom.train.data_parts import read_manifest
 from frameloom.train.dreambooth import PriorTask, make_class_images
-from frameloom.train.feed import build_feed, read_manifest
-from frameloom.train.loop import train
+from frameloom.train.feed import build_feed
+from frameloom.train.run import train
 from frameloom.train.run_folder import RunFolder
 from tests.train.test_textual_inversion import write_base
 

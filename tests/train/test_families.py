@@ -15,7 +15,7 @@ from frameloom.generate.load import load_sampler
 from frameloom.generate.pipeline import Request, generate
 from frameloom.train.build import build_trainer
 from frameloom.train.denoiser import DenoiserTask
-from frameloom.train.loop import train
+from frameloom.train.run import train
 from frameloom.train.run_folder import RunFolder
 from tests.train.runs import losses
 

@@ -9,7 +9,7 @@ import pytest
 
 from frameloom.core.errors import ConfigError
 from frameloom.train.garbage import scheduled_garbage
-from frameloom.train.loop import train
+from frameloom.train.run import train
 from tests.train.test_loop import records
 
 

@@ -4,11 +4,11 @@ from collections.abc import Callable, Sequence
 
 import pytest
 import torch
+from frameloom.models.layers.native import load_kernels
+from frameloom.train.gradient_norm import measure_gradients, measure_in_products, measure_natively
 from torch import Tensor, nn
 
 from frameloom.core.random import stream
-from frameloom.models.layers.native import load_kernels
-from frameloom.train.gradient_norm import measure_gradients, measure_in_products, measure_natively
 
 Way = Callable[[Sequence[Tensor]], Tensor]
 

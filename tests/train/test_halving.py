@@ -29,7 +29,8 @@ from frameloom.train.halving import (
     stop_to_halve,
     take_rows,
 )
-from frameloom.train.loop import Trainer, train
+from frameloom.train.loop import Trainer
+from frameloom.train.run import train
 from frameloom.train.step import Stepper
 from tests.train.runs import losses, open_trainer
 

@@ -9,7 +9,7 @@ import torch
 
 from frameloom.train.build import build_trainer
 from frameloom.train.level_grid import half_width, student95, summarize_levels
-from frameloom.train.loop import train
+from frameloom.train.run import train
 from frameloom.train.run_folder import RunFolder
 
 VALIDATION = {"every": 2, "where": {"split": "heldout"}, "batches": 2, "levels": 4}

@@ -14,8 +14,9 @@ from frameloom.checkpoint.store import load_latest
 from frameloom.core.errors import CacheError, CheckpointError, DataError
 from frameloom.train.build import build_trainer
 from frameloom.train.caching import write_caches
-from frameloom.train.loop import Trainer, train
+from frameloom.train.loop import Trainer
 from frameloom.train.resuming import ResumeChoices
+from frameloom.train.run import train
 from frameloom.train.run_folder import RunFolder
 from tests.conftest import VAE
 

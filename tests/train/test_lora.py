@@ -19,8 +19,9 @@ from frameloom.generate.load import load_sampler
 from frameloom.generate.lora import DIFFUSERS_FILE, KOHYA_FILE, read_lora
 from frameloom.generate.parts import build_denoiser, build_text, build_vae
 from frameloom.generate.pipeline import Request, generate
-from frameloom.train.loop import Trainer, train
+from frameloom.train.loop import Trainer
 from frameloom.train.resuming import ResumeChoices
+from frameloom.train.run import train
 from tests.train.runs import losses, open_trainer
 
 LORA = {"rank": 4, "alpha": 2}

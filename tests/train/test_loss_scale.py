@@ -14,9 +14,10 @@ from torch import nn
 from frameloom.checkpoint.store import read_state, step_folder
 from frameloom.core.errors import RunError
 from frameloom.core.random import stream
-from frameloom.train.loop import Trainer, train
+from frameloom.train.loop import Trainer
 from frameloom.train.loss_scale import LossScale
 from frameloom.train.optimizer import build_optimizer, clip_within_step
+from frameloom.train.run import train
 from tests.train.runs import open_trainer
 
 

@@ -12,8 +12,8 @@ from frameloom.generate.load import load_sampler
 from frameloom.generate.pipeline import encode_prompts
 from frameloom.train.caching import write_caches
 from frameloom.train.feed import build_feed
-from frameloom.train.loop import train
 from frameloom.train.resuming import ResumeChoices
+from frameloom.train.run import train
 
 
 @pytest.fixture

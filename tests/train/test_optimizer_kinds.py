@@ -16,10 +16,10 @@ from torch.optim import Optimizer
 from frameloom.checkpoint.store import read_state, step_folder
 from frameloom.core.errors import CheckpointError, ConfigError
 from frameloom.core.random import stream
-from frameloom.train.loop import train
 from frameloom.train.optimizer import allocate_state, build_optimizer, load_optimizer_tensors, optimizer_tensors
 from frameloom.train.parameter_groups import hidden_matrices
 from frameloom.train.resuming import ResumeChoices
+from frameloom.train.run import train
 
 KINDS = ["adamw", "came", "adafactor", "lion", "prodigy", "muon"]
 LR = {"prodigy": 1.0, "lion": 1e-3}

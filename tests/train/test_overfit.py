@@ -9,7 +9,7 @@ from typing import Any
 import polars
 import pytest
 
-from frameloom.train.loop import train
+from frameloom.train.run import train
 from tests.conftest import World
 
 NUM_CLIPS = 8

@@ -12,9 +12,10 @@ from torch import nn
 from frameloom.checkpoint.store import load_latest, read_state, step_folder
 from frameloom.core.errors import ConfigError
 from frameloom.train.build import build_trainer
-from frameloom.train.loop import Trainer, train
+from frameloom.train.loop import Trainer
 from frameloom.train.optimizer import build_optimizer
 from frameloom.train.parameter_groups import RateGroup, freeze_parameters, group_parameters, hidden_matrices, matches
+from frameloom.train.run import train
 from frameloom.train.run_folder import RunFolder
 
 

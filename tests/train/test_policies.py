@@ -7,7 +7,7 @@ import json
 import pytest
 
 from frameloom.config.load import load_recipe
-from frameloom.train.loop import train
+from frameloom.train.run import train
 
 RATIO_TOKENS = "{video_sample_size: 32, image_sample_size: 64, token_sample_size: 64, video_sample_n_frames: 9"
 POLICIES = {

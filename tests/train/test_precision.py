@@ -16,10 +16,10 @@ from frameloom.core.errors import CheckpointError, ConfigError
 from frameloom.generate.load import load_sampler
 from frameloom.train.caching import write_caches
 from frameloom.train.device_settings import limit_memory, memory_share
-from frameloom.train.loop import train
 from frameloom.train.master_weights import MasterWeights
 from frameloom.train.optimizer import build_optimizer
 from frameloom.train.resuming import ResumeChoices
+from frameloom.train.run import train
 from tests.train.runs import losses
 
 HALF = {"precision": "bf16", "weights_precision": "bf16"}

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from frameloom.config.train_settings import ProfileSection
-from frameloom.train.loop import train
 from frameloom.train.profiling import StepProfiler
+from frameloom.train.run import train
 
 
 def test_a_run_writes_a_trace_of_the_steps_asked_for(world: Any, caplog: pytest.LogCaptureFixture) -> None:

@@ -14,8 +14,8 @@ from frameloom.core.errors import ConfigError
 from frameloom.core.random import stream
 from frameloom.models.denoisers import get_family
 from frameloom.models.text import TextStates
-from frameloom.train.loop import train
 from frameloom.train.recompute import apply_recompute, choose_blocks, group_blocks, recompute_blocks
+from frameloom.train.run import train
 from tests.models.denoisers.contract import SavedBytes
 from tests.train.test_loop import make_trainer, records
 

@@ -14,8 +14,9 @@ import torch
 from frameloom.checkpoint.store import load_latest, read_state, step_folder
 from frameloom.core.errors import ConfigError, RunError
 from frameloom.train.caching import write_caches
-from frameloom.train.loop import Trainer, train
+from frameloom.train.loop import Trainer
 from frameloom.train.rehearsal import is_wanted, rehearse
+from frameloom.train.run import train
 from tests.train.runs import open_trainer
 
 LONG = "64px 9f 3:2"

@@ -15,8 +15,8 @@ from frameloom.cli.main import main
 from frameloom.config.load import load_recipe
 from frameloom.core.errors import CheckpointError, ConfigError
 from frameloom.generate.export import Export, export_run
-from frameloom.train.loop import train
 from frameloom.train.replay import find_changes, read_replay, write_recipe
+from frameloom.train.run import train
 
 
 @pytest.fixture

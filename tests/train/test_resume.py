@@ -8,8 +8,8 @@ import polars
 import pytest
 
 from frameloom.core.errors import RunError
-from frameloom.train.loop import train
 from frameloom.train.resuming import ResumeChoices
+from frameloom.train.run import train
 from tests.faults.runs import metrics
 
 

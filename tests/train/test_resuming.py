@@ -18,9 +18,9 @@ import pytest
 from frameloom.checkpoint.model_folder import read_weights
 from frameloom.checkpoint.store import load_checkpoint, read_state, step_folder
 from frameloom.core.errors import CheckpointError, ConfigError, RunError
-from frameloom.train.loop import train
 from frameloom.train.recipe_changes import find_changes
 from frameloom.train.resuming import ResumeChoices, place_data
+from frameloom.train.run import train
 from frameloom.train.run_folder import RunFolder
 
 

@@ -10,8 +10,8 @@ import pytest
 
 from frameloom.checkpoint.store import load_latest
 from frameloom.core.errors import ConfigError
-from frameloom.train.feed import build_plan, build_policy, read_manifest
-from frameloom.train.loop import train
+from frameloom.train.data_parts import build_plan, build_policy, read_manifest
+from frameloom.train.run import train
 from frameloom.train.run_length import count_steps, settle_length
 
 CASES: dict[str, tuple[str, ...]] = {

@@ -22,7 +22,7 @@ from frameloom.generate.load import load_sampler
 from frameloom.generate.pipeline import Request, generate, write_results
 from frameloom.train import samples as samples_module
 from frameloom.train.build import build_trainer
-from frameloom.train.loop import train
+from frameloom.train.run import train
 from frameloom.train.run_folder import RunFolder
 from frameloom.train.samples import TrainingSamples, evaluating
 from frameloom.train.shortage import is_shortage

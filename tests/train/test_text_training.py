@@ -14,8 +14,8 @@ from frameloom.core.errors import CheckpointError
 from frameloom.generate.load import Source, load_sampler, open_sampler
 from frameloom.models.text import build_text_encoder
 from frameloom.train.build import build_trainer
-from frameloom.train.loop import train
 from frameloom.train.resuming import ResumeChoices
+from frameloom.train.run import train
 from frameloom.train.run_folder import RunFolder
 from tests.models.text.tiny import POSITIONS, make_sdxl
 from tests.train.test_textual_inversion import write_base

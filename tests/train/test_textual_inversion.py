@@ -19,8 +19,8 @@ from frameloom.generate.load import load_sampler
 from frameloom.generate.pipeline import Request, encode_prompts, generate
 from frameloom.models.denoisers import get_family
 from frameloom.train.build import build_trainer
-from frameloom.train.loop import train
 from frameloom.train.resuming import ResumeChoices
+from frameloom.train.run import train
 from frameloom.train.run_folder import RunFolder
 from frameloom.train.textual_inversion import InversionTask
 from tests.models.text.tiny import POSITIONS, make_sdxl

@@ -17,8 +17,15 @@ import pytest
 from frameloom.config.tracking_settings import TrackingSection
 from frameloom.core.errors import ConfigError, FrameloomError, RunError
 from frameloom.data.media import write_image, write_video
-from frameloom.train.hosted_trackers import keep_id
-from frameloom.train.trackers import JsonlTracker, LenientTracker, Media, TrackedRun, build_trackers, encode_gif
+from frameloom.train.trackers import (
+    JsonlTracker,
+    LenientTracker,
+    Media,
+    TrackedRun,
+    build_trackers,
+    encode_gif,
+    keep_id,
+)
 
 
 def tracked(folder: Path, first_step: int = 1, **settings: Any) -> TrackedRun:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from frameloom.core.errors import ConfigError
 from frameloom.core.random import stream
-from frameloom.models.layers.sequence_parallel import Exchange
+from frameloom.distributed.sequence_parallel import Exchange
 from frameloom.models.lora_keys import LoraNames
 from frameloom.models.names import refuse_unknown
 from frameloom.models.text.base import TextStates

@@ -1,4 +1,4 @@
-"""A denoiser whose tokens lie on the ranks of a sequence group. See `models/layers/sequence_parallel.py`.
+"""A denoiser whose tokens lie on the ranks of a sequence group. See `distributed/sequence_parallel.py`.
 
 After `use_sequence_group` the model is called as before, by all ranks of the group with the same tensors (noise, noise
 levels, captions, conditions); each gets the whole prediction. For training, the gradients of all weights must then be
@@ -10,8 +10,8 @@ from __future__ import annotations
 from torch import nn
 
 from frameloom.core.errors import ConfigError
+from frameloom.distributed.sequence_parallel import SequenceGroup, set_sequence_group
 from frameloom.models.denoisers.base import DenoiserFamily
-from frameloom.models.layers.sequence_parallel import ALONE, SequenceGroup
 
 
 def use_sequence_group(
@@ -23,15 +23,7 @@ def use_sequence_group(
     `key` is what a person has set, for the words of an error.
     """
     check_degree(family, model.config, group.degree, key=key)
-    for module in model.modules():
-        if isinstance(getattr(module, "sequence", None), SequenceGroup):
-            module.sequence = group  # type: ignore[assignment]
-
-
-def find_sequence_group(model: nn.Module) -> SequenceGroup:
-    """The group that shares the clips of a model; that of one rank where none was set."""
-    found = (getattr(module, "sequence", None) for module in model.modules())
-    return next((group for group in found if isinstance(group, SequenceGroup)), ALONE)
+    set_sequence_group(model, group)
 
 
 def check_degree(family: DenoiserFamily, config: object, degree: int, *, key: str = "parallel.sequence") -> None:

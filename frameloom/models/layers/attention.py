@@ -13,9 +13,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from frameloom.distributed.sequence_parallel import ALONE, SequenceGroup
 from frameloom.models.layers.linear import Linear
 from frameloom.models.layers.rope import rotate
-from frameloom.models.layers.sequence_parallel import ALONE, SequenceGroup
 
 _FLASH_DTYPES = (torch.float16, torch.bfloat16)
 

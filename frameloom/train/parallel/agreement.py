@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from frameloom.train.parallel.shares import Span
+from frameloom.data.rank_assignment import Span
 
 NUM_WORDS = 3
 _NUM_SHOWN = 6

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from statistics import median
 
 import torch
-import torch.distributed as dist
 
 from frameloom.core.log import get_logger
+from frameloom.distributed.context import Collective
 
 _log = get_logger(__name__)
 
@@ -27,8 +27,8 @@ _LEAST_S = 0.02
 class Pace:
     """The times that this process has worked, a step, since the last comparison."""
 
-    def __init__(self, device: torch.device, *, is_first: bool) -> None:
-        self._device, self._is_first = device, is_first
+    def __init__(self, context: Collective, device: torch.device) -> None:
+        self._context, self._device = context, device
         self._steps_s: list[float] = []
         self._since: float | None = None
         self._named: set[int] = set()
@@ -53,10 +53,9 @@ class Pace:
         # The median: a step after which files were written or samples drawn does not count.
         own_s = median(self._steps_s) if self._steps_s else 0.0
         own = torch.tensor([own_s], dtype=torch.float64, device=self._device)
-        everyone = [torch.empty_like(own) for _ in range(dist.get_world_size())]
-        dist.all_gather(everyone, own)
+        everyone = self._context.all_gather_tensor(own)
         self._steps_s.clear()
-        if self._is_first:
+        if self._context.is_first:
             self._tell(step, [float(worked) for worked in everyone])
 
     def _tell(self, step: int, times_s: Sequence[float]) -> None:

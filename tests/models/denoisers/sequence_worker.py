@@ -20,8 +20,8 @@ from torch import Tensor, nn
 
 from frameloom.core.random import stream
 from frameloom.diffusion.flow import FlowObjective
+from frameloom.distributed.sequence_parallel import ALONE, SequenceGroup, Traffic, divide_ranks, join_sequence_group
 from frameloom.models.denoisers.sequence import use_sequence_group
-from frameloom.models.layers.sequence_parallel import ALONE, SequenceGroup, Traffic, divide_ranks, join_sequence_group
 from frameloom.train.compiling import compile_blocks
 from frameloom.train.recompute import recompute_blocks
 from tests.models.denoisers.sequence_cases import CASES, MEASURED, Case

@@ -15,9 +15,9 @@ import torch
 
 from frameloom.config.facts import FAMILIES as FAMILY_FACTS
 from frameloom.core.errors import ConfigError
+from frameloom.distributed.sequence_parallel import SequenceGroup, exchanged_bytes
 from frameloom.models.denoisers import FAMILIES, get_family
 from frameloom.models.denoisers.sequence import check_degree, use_sequence_group
-from frameloom.models.layers.sequence_parallel import SequenceGroup, exchanged_bytes
 from tests.models.denoisers.sequence_cases import BATCH, CASES, MEASURED, TEXT_TOKENS
 
 NUM_RANKS = 4

@@ -16,12 +16,12 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
 from frameloom.checkpoint.background import Saver
-from frameloom.checkpoint.crew import GroupCrew
 from frameloom.checkpoint.store import Checkpoint, find_latest, list_steps
+from frameloom.checkpoint.stored import read_own
 from frameloom.core.errors import FrameloomError
 from frameloom.core.faults import VARIABLE
 from frameloom.core.random import stream
-from frameloom.train.parallel.whole_tensors import read_own
+from frameloom.distributed.context import ProcessGroupCollective
 
 SHAPES = {"weight": (7, 300), "row": (1, 40), "bias": (5,), "scale": (), "empty": (0, 4), "table": (50, 60)}
 Tensors = dict[str, dict[str, Tensor]]
@@ -56,11 +56,11 @@ def split(whole: Tensors, how: str, rank: int, world: int) -> Tensors:
     }
 
 
-def write(job: Mapping[str, Any], crew: GroupCrew) -> dict[str, Any]:
+def write(job: Mapping[str, Any], collective: ProcessGroupCollective) -> dict[str, Any]:
     """Two steps; training goes on at once, in place."""
-    saver = Saver(Path(job["root"]), 5, in_background=job["in_background"], crew=crew)
+    saver = Saver(Path(job["root"]), 5, in_background=job["in_background"], collective=collective)
     for step in (1, 2):
-        tensors = split(make_whole(step), job["how"], crew.rank, crew.size)
+        tensors = split(make_whole(step), job["how"], collective.rank, collective.size)
         saver.save(Checkpoint(step, tensors, {"position": step}))
         for named in tensors.values():
             for value in named.values():
@@ -69,17 +69,19 @@ def write(job: Mapping[str, Any], crew: GroupCrew) -> dict[str, Any]:
     return {"steps": list_steps(Path(job["root"]))}
 
 
-def read(job: Mapping[str, Any], crew: GroupCrew) -> dict[str, Any]:
+def read(job: Mapping[str, Any], collective: ProcessGroupCollective) -> dict[str, Any]:
     """Whether each part read is the part of the whole, how many numbers were read, and which step it was."""
-    stored = find_latest(Path(job["root"]), crew, set_aside=True)
+    stored = find_latest(Path(job["root"]), collective, set_aside=True)
     assert stored is not None
-    own = split(make_whole(99), job["how"], crew.rank, crew.size)
-    known = crew.share(set().union(*crew.gather({(kind, name) for kind, named in own.items() for name in named})))
+    own = split(make_whole(99), job["how"], collective.rank, collective.size)
+    known = collective.broadcast(
+        set().union(*collective.gather({(kind, name) for kind, named in own.items() for name in named}))
+    )
     with stored.open() as tensors:
         found = read_own(tensors, own, known)
-    right = split(make_whole(stored.step), job["how"], crew.rank, crew.size)
+    right = split(make_whole(stored.step), job["how"], collective.rank, collective.size)
     pairs = [(found[kind].pop(name), value) for kind, named in right.items() for name, value in named.items()]
-    other = split(make_whole(stored.step + 1), job["how"], crew.rank, crew.size)
+    other = split(make_whole(stored.step + 1), job["how"], collective.rank, collective.size)
     return {
         "step": stored.step,
         "is_same": all(torch.equal(to_local(mine), to_local(value)) for mine, value in pairs),
@@ -93,34 +95,36 @@ def to_local(value: Tensor) -> Tensor:
     return value.to_local() if isinstance(value, DTensor) else value
 
 
-def fail(job: Mapping[str, Any], crew: GroupCrew) -> dict[str, Any]:
+def fail(job: Mapping[str, Any], collective: ProcessGroupCollective) -> dict[str, Any]:
     """The save of step 2 fails on one process; the next one does not."""
     os.environ[VARIABLE] = json.dumps([{"point": "save", "rank": 1, "step": 2, "message": "the disk is gone"}])
     root, noted = Path(job["root"]), []
-    saver = Saver(root, 5, in_background=job["in_background"], crew=crew, on_error=lambda: noted.append(1))
+    saver = Saver(root, 5, in_background=job["in_background"], collective=collective, on_error=lambda: noted.append(1))
     told = ""
     for step in (1, 2):
         try:
-            saver.save(Checkpoint(step, split(make_whole(step), job["how"], crew.rank, crew.size), {}))
+            saver.save(Checkpoint(step, split(make_whole(step), job["how"], collective.rank, collective.size), {}))
             saver.wait()
         except (FrameloomError, RuntimeError) as error:
             told = f"{type(error).__name__}: {error}"
     del os.environ[VARIABLE]
-    crew.share(None)
+    collective.broadcast(None)
     names = sorted(path.name for path in root.iterdir())
-    crew.gather(None)
-    saver.save(Checkpoint(3, split(make_whole(3), job["how"], crew.rank, crew.size), {}))
+    collective.gather(None)
+    saver.save(Checkpoint(3, split(make_whole(3), job["how"], collective.rank, collective.size), {}))
     saver.close()
     return {"told": told, "noted": len(noted), "names": names, "steps": list_steps(root)}
 
 
-def look_elsewhere(job: Mapping[str, Any], crew: GroupCrew) -> dict[str, Any]:
+def look_elsewhere(job: Mapping[str, Any], collective: ProcessGroupCollective) -> dict[str, Any]:
     """One process has another disk under the same name."""
-    root = Path(job["root"]) if crew.rank == 0 else Path(job["root"]) / "elsewhere"
+    root = Path(job["root"]) if collective.rank == 0 else Path(job["root"]) / "elsewhere"
     told = []
     for act in (
-        lambda: find_latest(root, crew),
-        lambda: Saver(root, 5, crew=crew).save(Checkpoint(9, split(make_whole(9), "rows", crew.rank, crew.size), {})),
+        lambda: find_latest(root, collective),
+        lambda: Saver(root, 5, collective=collective).save(
+            Checkpoint(9, split(make_whole(9), "rows", collective.rank, collective.size), {})
+        ),
     ):
         try:
             act()
@@ -129,7 +133,7 @@ def look_elsewhere(job: Mapping[str, Any], crew: GroupCrew) -> dict[str, Any]:
     return {"told": told, "steps": list_steps(Path(job["root"]))}
 
 
-ACTS: dict[str, Callable[[Mapping[str, Any], GroupCrew], dict[str, Any]]] = {
+ACTS: dict[str, Callable[[Mapping[str, Any], ProcessGroupCollective], dict[str, Any]]] = {
     "write": write,
     "read": read,
     "fail": fail,
@@ -141,7 +145,7 @@ def run_saving(job: Mapping[str, Any], rank: int) -> None:
     limit = timedelta(seconds=60)
     dist.init_process_group("gloo", timeout=limit)
     try:
-        found = ACTS[job["act"]](job, GroupCrew(dist.new_group(backend="gloo", timeout=limit)))
+        found = ACTS[job["act"]](job, ProcessGroupCollective(dist.new_group(backend="gloo", timeout=limit)))
     finally:
         dist.destroy_process_group()
     Path(job["out"]).mkdir(parents=True, exist_ok=True)

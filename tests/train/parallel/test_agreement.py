@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from frameloom.core.random import numpy_stream
+from frameloom.data.rank_assignment import Span
 from frameloom.train.parallel.agreement import (
     Ballot,
     Claim,
@@ -16,8 +17,7 @@ from frameloom.train.parallel.agreement import (
     describe_difference,
     describe_mates,
 )
-from frameloom.train.parallel.shares import Span
-from tests.train.parallel.test_shares import make_plan
+from tests.data.test_rank_assignment import make_plan
 
 CLAIM = claim_step(7, Span(make_plan(1), 2, 6, ["a", "b", "c"]), "recipe")
 

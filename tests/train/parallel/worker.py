@@ -24,12 +24,15 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from frameloom.checkpoint import store
 from frameloom.config.load import load_recipe
-from frameloom.core.errors import DataError, FrameloomError, SilentStop
+from frameloom.core.errors import DataError, FrameloomError, PeerFailed
 from frameloom.core.ranks import read_ranks
+from frameloom.distributed import context, fsdp
 from frameloom.train import caching, tasks
 from frameloom.train.build import build_trainer
-from frameloom.train.loop import Trainer, train
-from frameloom.train.parallel import encoders, gradients, mesh
+from frameloom.train.loop import Trainer
+from frameloom.train.parallel import encoders
+from frameloom.train.parallel import peers as run_peers
+from frameloom.train.run import train
 from frameloom.train.run_folder import RunFolder
 from tests.train.parallel.saving import run_saving
 
@@ -74,9 +77,9 @@ def run_steps(job: Mapping[str, Any], rank: int) -> None:
     """Build a trainer, take some steps, and put down what was read, lost, sent and learnt."""
     recipe = load_recipe(job["recipe"], job["overrides"])
     folder = RunFolder(Path(job["out"]))
-    with mesh.join_peers(recipe, read_ranks()) as peers:
+    with run_peers.join_peers(recipe, read_ranks()) as peers:
         FAULTS[job["fault"]](rank)
-        peers.do_first(lambda: folder.path.mkdir(parents=True, exist_ok=True))
+        peers.context.run_on_rank0(lambda: folder.path.mkdir(parents=True, exist_ok=True))
         trainer = build_trainer(recipe, folder, first_step=1, peers=peers)
         found = take_steps(trainer, job["steps"])
         tensors = peers.collect(trainer.snapshot().tensors)
@@ -134,7 +137,7 @@ def run_whole(job: Mapping[str, Any], rank: int) -> None:
     FAULTS[job["fault"]](rank)
     try:
         train(load_recipe(job["recipe"], overrides))
-    except SilentStop as error:
+    except PeerFailed as error:
         outcome = f"silent {error.exit_code}"
     except FrameloomError as error:
         outcome = f"{type(error).__name__} {error.exit_code}: {error}"
@@ -143,33 +146,33 @@ def run_whole(job: Mapping[str, Any], rank: int) -> None:
     (out / f"outcome-{rank}").write_text(outcome)
 
 
-RIGHT_SUM, RIGHT_STEP, RIGHT_WRITE = gradients.add_up_gradients, Trainer.take_step, store.write_digested
-RIGHT_SPLIT, RIGHT_GROUP = mesh.MeshPeers.split_model, mesh.join_sequence_group
+RIGHT_SUM, RIGHT_STEP, RIGHT_WRITE = fsdp.add_up_gradients, Trainer.take_step, store.write_digested
+RIGHT_SPLIT, RIGHT_GROUP = run_peers.MeshPeers.split_model, run_peers.join_sequence_group
 
 
 def put_right(rank: int) -> None:
-    mesh.add_up_gradients, Trainer.take_step, store.write_digested = RIGHT_SUM, RIGHT_STEP, RIGHT_WRITE
-    mesh.MeshPeers.split_model, mesh.join_sequence_group = RIGHT_SPLIT, RIGHT_GROUP  # type: ignore[method-assign]
+    run_peers.add_up_gradients, Trainer.take_step, store.write_digested = RIGHT_SUM, RIGHT_STEP, RIGHT_WRITE
+    run_peers.MeshPeers.split_model, run_peers.join_sequence_group = RIGHT_SPLIT, RIGHT_GROUP  # type: ignore[method-assign]
 
 
 def scale_gradients_wrongly(rank: int) -> None:
     """What averaging instead of adding up would do with two processes."""
-    mesh.add_up_gradients = lambda params, group, *, factor=1.0: RIGHT_SUM(params, group, factor=factor / 2)
+    run_peers.add_up_gradients = lambda params, group, *, factor=1.0: RIGHT_SUM(params, group, factor=factor / 2)
 
 
 def average_shards(rank: int) -> None:
     """FSDP's mean over processes, taken for a sum."""
 
-    def split_model(peers: mesh.MeshPeers, *args: Any) -> None:
+    def split_model(peers: run_peers.MeshPeers, *args: Any) -> None:
         peers._split_factor = 1.0
         RIGHT_SPLIT(peers, *args)
 
-    mesh.MeshPeers.split_model = split_model  # type: ignore[method-assign]
+    run_peers.MeshPeers.split_model = split_model  # type: ignore[method-assign]
 
 
 def count_clips_twice(rank: int) -> None:
     """What a clip's gradient would be if its parts were scaled for a mean, and then added up."""
-    mesh.join_sequence_group = lambda group, *, reduction: RIGHT_GROUP(group, reduction="mean")  # type: ignore[assignment]
+    run_peers.join_sequence_group = lambda group, *, reduction: RIGHT_GROUP(group, reduction="mean")  # type: ignore[assignment]
 
 
 def at_step(step: int, rank: int, act: Callable[[Trainer], object], this: int) -> None:
@@ -227,9 +230,9 @@ def run_encoders(job: Mapping[str, Any], rank: int) -> None:
     captions = [f"a {colour} circle moves {way}" for colour in ("red", "blue") for way in ("left", "up")]
     captions = captions * 5 if rank == 0 else captions[: rank + 1]
     made = [build_text_encoder("t5", max_length=16, path=job["t5"], options={"precision": "fp32"}) for _ in range(3)]
-    with mesh.join_peers(recipe, read_ranks()) as peers:
-        assert isinstance(peers, mesh.MeshPeers)
-        host, parts = mesh.join_host(), mesh.init_device_mesh("cpu", (peers.num_ranks,))
+    with run_peers.join_peers(recipe, read_ranks()) as peers:
+        assert isinstance(peers, run_peers.MeshPeers)
+        host, parts = context.join_host(), context.build_mesh("cpu", encoders=peers.num_ranks)
         once = encoders.OnceEncoder(made[0], peers.device, host, owner=1)
         split = encoders.SplitEncoder(made[1], peers.device, parts)
         found = {"once": once.encode(captions), "split": split.encode(captions)}
@@ -257,7 +260,7 @@ def run_layers(job: Mapping[str, Any], rank: int) -> None:
     captions = [f"a {colour} circle moves {way}" for colour in ("red", "blue") for way in ("left", "up")]
     captions = captions * 5 if rank == 0 else ["the camera follows a small boat", captions[1]]
     result: dict[str, Any] = {}
-    with mesh.join_peers(recipe, read_ranks()) as peers:
+    with run_peers.join_peers(recipe, read_ranks()) as peers:
         for kind, folder in job["encoders"].items():
             own, whole, half = (
                 build_text_encoder(kind, max_length=16, path=folder, options={"precision": precision})

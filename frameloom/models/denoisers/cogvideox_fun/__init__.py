@@ -7,6 +7,7 @@ from typing import cast
 
 from torch import Tensor, nn
 
+from frameloom.distributed.sequence_parallel import Exchange
 from frameloom.models.denoisers.base import (
     NOTHING,
     Conditions,
@@ -22,7 +23,6 @@ from frameloom.models.denoisers.cogvideox_fun.model import build
 from frameloom.models.denoisers.cogvideox_fun.positions import find_grid
 from frameloom.models.denoisers.cogvideox_fun.sharding import BLOCK_LISTS
 from frameloom.models.denoisers.cogvideox_fun.weights import load_original
-from frameloom.models.layers.sequence_parallel import Exchange
 from frameloom.models.lora_keys import LoraNames
 
 __all__ = ["FAMILY"]

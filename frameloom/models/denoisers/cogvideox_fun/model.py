@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from frameloom.core.errors import ConfigError
+from frameloom.distributed.sequence_parallel import ALONE, SequenceGroup
 from frameloom.models.denoisers.base import build_fresh
 from frameloom.models.denoisers.cogvideox_fun.blocks import Block, modulate_norm
 from frameloom.models.denoisers.cogvideox_fun.config import FAMILY_NAME, CogVideoXFunConfig
@@ -26,7 +27,6 @@ from frameloom.models.denoisers.cogvideox_fun.positions import (
 from frameloom.models.layers.mlp import TwoLinear
 from frameloom.models.layers.patches import Grid, embed_frames, pack, unpack
 from frameloom.models.layers.position_tables import PositionTables
-from frameloom.models.layers.sequence_parallel import ALONE, SequenceGroup
 from frameloom.models.layers.sinusoids import embed_index
 
 
@@ -101,12 +101,12 @@ class CogVideoXFunTransformer(nn.Module):
         if self.config.use_rotary_positional_embeddings:
             table = self.rotary.get(grid, num_text, device=noisy_BCFHW.device)
         tables = () if table is None else (table,)
-        text_BKD = self.sequence.split_text(text_BKD, num_video)
-        video_BND = self.sequence.split_video(video_BND, num_text)
+        text_BKD = self.sequence.split_prefix(text_BKD, num_video)
+        video_BND = self.sequence.split_rest(video_BND, num_text)
         for block in self.transformer_blocks:
             video_BND, text_BKD = block(video_BND, text_BKD, time_BE, *tables)
         tokens_BNC = self.proj_out(self.norm_out(self.norm_final(video_BND), time_BE))
-        tokens_BNC = self.sequence.gather_video(tokens_BNC, num_text, num_video)
+        tokens_BNC = self.sequence.gather_rest(tokens_BNC, num_text, num_video)
         prediction_BCFHW = unpack(tokens_BNC, grid, *self.patch_embed.patch)
         return prediction_BCFHW[:, :, : size[0]].to(noisy_BCFHW.dtype)
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from frameloom.core.errors import ConfigError
+from frameloom.distributed.sequence_parallel import Exchange
 from frameloom.models.denoisers.base import (
     NOTHING,
     Conditions,
@@ -23,7 +24,6 @@ from frameloom.models.denoisers.latte.model import build
 from frameloom.models.denoisers.latte.sharding import BLOCK_LISTS
 from frameloom.models.denoisers.latte.weights import load_original
 from frameloom.models.layers.patches import token_grid
-from frameloom.models.layers.sequence_parallel import Exchange
 
 __all__ = ["FAMILY"]
 

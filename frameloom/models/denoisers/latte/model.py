@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from frameloom.core.errors import ConfigError
+from frameloom.distributed.sequence_parallel import ALONE, SequenceGroup
 from frameloom.models.denoisers.base import build_fresh
 from frameloom.models.denoisers.latte.blocks import SelfAttention, SpatialBlock, TemporalBlock
 from frameloom.models.denoisers.latte.config import WHERE, LatteConfig
@@ -19,7 +20,6 @@ from frameloom.models.layers.mlp import TwoLinear
 from frameloom.models.layers.modulation import ModulationTable, SharedModulation, modulate
 from frameloom.models.layers.patches import Grid, PatchEmbed, token_grid, unpack
 from frameloom.models.layers.position_tables import PositionTables
-from frameloom.models.layers.sequence_parallel import ALONE, SequenceGroup
 
 HIDDEN = -10_000.0
 # Rows of a table that the published captions never use; files hold it.

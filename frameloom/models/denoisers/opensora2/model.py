@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from frameloom.distributed.sequence_parallel import ALONE, SequenceGroup
 from frameloom.models.denoisers.base import NUM_TIMESTEPS, build_fresh
 from frameloom.models.denoisers.opensora2.blocks import DoubleBlock, SingleBlock
 from frameloom.models.denoisers.opensora2.config import WHERE, MMDiTConfig
@@ -22,7 +23,6 @@ from frameloom.models.denoisers.opensora2.positions import (
 from frameloom.models.layers.modulation import TIME_WIDTH, modulate
 from frameloom.models.layers.patches import pack, token_grid, unpack
 from frameloom.models.layers.position_tables import PositionTables
-from frameloom.models.layers.sequence_parallel import ALONE, SequenceGroup
 from frameloom.models.layers.sinusoids import embed_index
 
 # What the published training passes to models with a guidance embedding.
@@ -117,12 +117,12 @@ class MMDiT(nn.Module):
         """The same on packed tokens. Without a condition (text to video), a model that takes one sees zeros."""
         sequence, num_text, num_video = self.sequence, txt_BKD.shape[1], img_BNC.shape[1]
         img_BND = self._embed_video(
-            sequence.split_video(img_BNC, num_text),
-            None if cond_BNC is None else sequence.split_video(cond_BNC, num_text),
+            sequence.split_rest(img_BNC, num_text),
+            None if cond_BNC is None else sequence.split_rest(cond_BNC, num_text),
         )
         if position_ND is not None:
-            img_BND = img_BND + sequence.split_video(position_ND, num_text)
-        txt_BKD = self.txt_in(sequence.split_text(txt_BKD, num_video))
+            img_BND = img_BND + sequence.split_rest(position_ND, num_text)
+        txt_BKD = self.txt_in(sequence.split_prefix(txt_BKD, num_video))
         vec_BD = self._embed_vector(timestep_B, pooled_BD, guidance_B)
         for block in self.double_blocks:
             img_BND, txt_BKD = block(img_BND, txt_BKD, vec_BD, rope_M1P)
@@ -130,7 +130,7 @@ class MMDiT(nn.Module):
         for block in self.single_blocks:
             joint_BMD = block(joint_BMD, vec_BD, rope_M1P)
         prediction: Tensor = self.final_layer(joint_BMD[:, txt_BKD.shape[1] :], vec_BD)
-        return sequence.gather_video(prediction, num_text, num_video)
+        return sequence.gather_rest(prediction, num_text, num_video)
 
     def _embed_video(self, img_BNC: Tensor, cond_BNC: Tensor | None) -> Tensor:
         img_BND: Tensor = self.img_in(img_BNC)

@@ -7,6 +7,7 @@ from typing import cast
 
 from torch import Tensor, nn
 
+from frameloom.distributed.sequence_parallel import Exchange
 from frameloom.models.denoisers.base import (
     NOTHING,
     Conditions,
@@ -22,7 +23,6 @@ from frameloom.models.denoisers.opensora_plan.model import build
 from frameloom.models.denoisers.opensora_plan.sharding import BLOCK_LISTS
 from frameloom.models.denoisers.opensora_plan.weights import load_original
 from frameloom.models.layers.patches import token_grid
-from frameloom.models.layers.sequence_parallel import Exchange
 
 __all__ = ["FAMILY"]
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from frameloom.core.errors import ConfigError
+from frameloom.distributed.sequence_parallel import ALONE, SequenceGroup
 from frameloom.models.denoisers.base import build_fresh
 from frameloom.models.denoisers.opensora_plan.blocks import Block
 from frameloom.models.denoisers.opensora_plan.config import WHERE, OpenSoraPlanConfig, Pattern
@@ -19,7 +20,6 @@ from frameloom.models.layers.mlp import TwoLinear
 from frameloom.models.layers.modulation import ModulationTable, SharedModulation, modulate
 from frameloom.models.layers.patches import Grid, PatchEmbed, token_grid, unpack
 from frameloom.models.layers.position_tables import PositionTables
-from frameloom.models.layers.sequence_parallel import ALONE, SequenceGroup
 
 
 class OpenSoraT2V(ModulationTable):

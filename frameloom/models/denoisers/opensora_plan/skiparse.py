@@ -19,11 +19,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from frameloom.distributed.sequence_parallel import ALONE, SequenceGroup
 from frameloom.models.denoisers.opensora_plan.config import Pattern
 from frameloom.models.denoisers.opensora_plan.positions import NUM_AXES
 from frameloom.models.layers.attention import attend
 from frameloom.models.layers.rope import rotate
-from frameloom.models.layers.sequence_parallel import ALONE, SequenceGroup
 
 PADDED = -10_000.0
 FILLED = -9_980.0

@@ -9,7 +9,7 @@ import pytest
 
 from frameloom.core.random import numpy_stream
 from frameloom.data.plan import BatchPlan, plan_epoch
-from frameloom.train.parallel.shares import Pick, Shares, Span, find_microbatch, iterate_spans
+from frameloom.data.rank_assignment import Pick, Shares, Span, find_microbatch, iterate_spans
 
 SIZES, COSTS = np.array([4, 2, 3]), np.array([1.0, 2.0, 5.0])
 

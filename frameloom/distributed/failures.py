@@ -1,78 +1,78 @@
-"""One error, one message: of several processes that end, one says why and the others leave without a word.
+"""On failure exactly one rank reports the error; the others exit quietly.
 
-Who fails first takes the word through the store that all processes share. A process that only notices that another is
-gone finds the word taken and stays silent. The first process has a short lead, because most mistakes are found by all
-at the same time and are best told without a rank.
+The rank that fails first claims the report through the store that all ranks share. A rank that only notices that
+another is gone finds the report claimed and raises PeerFailed. Rank 0 has a short lead: most mistakes are found by all
+ranks at the same time, and are best reported without a rank.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import Store
 
-from frameloom.core.errors import FrameloomError, RunError, SilentStop
+from frameloom.core.errors import FrameloomError, PeerFailed, RunError
 
 _KEY = "frameloom/word"
 _LEAD_S = 1.0
 _PATIENCE_S = 5.0
-_SILENCE_S = 3.0
+_QUIET_S = 3.0
 _LOST = ("gloo", "Connection closed", "Connection reset", "Broken pipe", "NCCL", "ncclRemoteError")
 
 
 @contextmanager
-def speak_once(rank: int, store: Store) -> Iterator[None]:
-    """Let one process tell an error of the block; on the others it becomes a SilentStop.
+def report_once(rank: int, store: Store) -> Iterator[None]:
+    """Let one rank raise an error of the block; on the others it becomes PeerFailed.
 
-    A silent one waits a little: torchrun ends all processes when the first one is gone, and that should be the speaker.
+    Those wait a little: torchrun ends all ranks when the first one is gone, and that should be the one that reports.
     """
     try:
-        with _one_speaker(rank, store):
+        with _one_reporter(rank, store):
             yield
-    except SilentStop:
-        time.sleep(_SILENCE_S)
+    except PeerFailed:
+        time.sleep(_QUIET_S)
         raise
 
 
 @contextmanager
-def _one_speaker(rank: int, store: Store) -> Iterator[None]:
+def _one_reporter(rank: int, store: Store) -> Iterator[None]:
     try:
         yield
-    except SilentStop:
+    except PeerFailed:
         raise
     except FrameloomError as error:
-        if not _take_word(rank, store):
-            raise SilentStop(error.exit_code) from error
+        if not _claim_report(rank, store):
+            raise PeerFailed(error.exit_code) from error
         if rank:
             error.args = (f"rank {rank}: {error}",)
         raise
     except RuntimeError as error:
         if not is_lost_contact(error):
-            _take_word(rank, store)
+            _claim_report(rank, store)
             raise
-        # Whoever failed spoke before it went; this is only a consequence.
-        if _is_taken(store):
-            raise SilentStop(RunError.exit_code) from error
+        # The rank that failed has reported before it went; this is only a consequence.
+        if _is_claimed(store):
+            raise PeerFailed(RunError.exit_code) from error
         raise RunError(
             f"rank {rank}: lost contact with another process ({_first_line(error)}); it was killed or its machine is "
             "gone. Start the same command again: it goes on where it was last saved"
         ) from error
     except BaseException:
-        _take_word(rank, store)
+        _claim_report(rank, store)
         raise
 
 
 def is_lost_contact(error: RuntimeError) -> bool:
-    """Whether an error came from a process that is gone, not from this one."""
+    """Whether an error came from a rank that is gone, not from this one."""
     return isinstance(error, dist.DistError) or any(word in str(error) for word in _LOST)
 
 
-def _take_word(rank: int, store: Store) -> bool:
-    """Whether this process may speak; a store that is gone went with the first process, which spoke or was killed."""
+def _claim_report(rank: int, store: Store) -> bool:
+    """Whether this rank reports. A store that is gone went with rank 0, which has reported or was killed."""
     if rank:
         time.sleep(_LEAD_S)
     try:
@@ -81,7 +81,7 @@ def _take_word(rank: int, store: Store) -> bool:
         return False
 
 
-def _is_taken(store: Store) -> bool:
+def _is_claimed(store: Store) -> bool:
     deadline = time.monotonic() + _PATIENCE_S
     while time.monotonic() < deadline:
         try:
@@ -108,22 +108,24 @@ class _Rank(logging.Filter):
 
 
 @contextmanager
-def hushed(rank: int) -> Iterator[None]:
-    """Let a process other than the first log only errors, and what its own loader workers do."""
+def quiet_ranks(rank: int, keep_warnings: Sequence[logging.Logger] = ()) -> Iterator[None]:
+    """Let ranks other than 0 log only errors, and the warnings of `keep_warnings`, with their rank in front."""
     if rank == 0:
         yield
         return
-    root, own = logging.getLogger("frameloom"), logging.getLogger("frameloom.data.workers")
-    before, mark = (root.level, own.level), _Rank(rank)
+    root = logging.getLogger("frameloom")
+    before = [(logger, logger.level) for logger in (root, *keep_warnings)]
+    mark = _Rank(rank)
     root.setLevel(logging.ERROR)
-    own.setLevel(logging.WARNING)
+    for logger in keep_warnings:
+        logger.setLevel(logging.WARNING)
     handlers = list(root.handlers)
     for handler in handlers:
         handler.addFilter(mark)
     try:
         yield
     finally:
-        root.setLevel(before[0])
-        own.setLevel(before[1])
+        for logger, level in before:
+            logger.setLevel(level)
         for handler in handlers:
             handler.removeFilter(mark)

@@ -1,4 +1,4 @@
-"""Sequence parallelism (Ulysses): the tokens of one clip lie on several ranks, which together make a sequence group.
+"""Sequence parallelism (Ulysses): the tokens of one sequence lie on several ranks, a sequence group.
 
 Each rank holds a part of the tokens with all heads, and all weights. Everything but self-attention works on tokens one
 by one. Around self-attention the ranks exchange: a rank gives away most heads of its tokens and gets the tokens of all
@@ -8,15 +8,17 @@ ranks for its own share of the heads, attends, and exchanges back. So the number
     attention        queries, keys and values to (all tokens, own heads); filled-up keys are left out; the result back
     gather           the whole sequence on all ranks, as it was without the group
 
-Gradients. All ranks of a group have the same clip and, behind `gather`, the same loss. What a rank computes of a
+Gradients. All ranks of a group have the same sequence and, behind `gather`, the same loss. What a rank computes of a
 weight's gradient comes from its own tokens: the sum over the group is the gradient. `gather` multiplies it with the
 number of ranks on its way back (reduction "mean"), so that the mean over the group is exact, and with it the mean over
 all ranks of a run, data parallel ones included, which is what DDP and FSDP compute. With reduction "sum" it does not.
-This holds for every weight, also for those that all ranks use alike (noise level, text of a cross-attention): each
+This holds for every weight, also for those that all ranks use alike (modulation, the keys of a cross-attention): each
 rank's gradient there is the part that comes back from its own tokens.
 
+A joint sequence is a prefix, which may be short, and the rest: a rank's part may hold tokens of one of them or of both.
+
 Shape letters: B batch, N tokens of the whole sequence, S of a part, P ranks, H heads, h = H / P, D width of a head, K
-text tokens, W width. `_` stands for any dimensions.
+tokens of a prefix, R of the rest, W width. `_` stands for any dimensions.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as collectives
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from frameloom.core.errors import ConfigError
@@ -58,20 +60,20 @@ class SequenceGroup:
         part = self.part_length(x.shape[dim])
         return _fill(_slice(x, self.rank * part, (self.rank + 1) * part, dim), part, dim)
 
-    def split_text(self, text_BKW: Tensor, num_video: int) -> Tensor:
-        """The text in the own part of a joint sequence, text first: on most ranks that is none."""
+    def split_prefix(self, prefix_BKW: Tensor, num_rest: int) -> Tensor:
+        """The prefix in the own part of a joint sequence: on most ranks that is none."""
         if self.degree == 1:
-            return text_BKW
-        part = self.part_length(text_BKW.shape[-2] + num_video)
-        return _slice(text_BKW, self.rank * part, (self.rank + 1) * part, -2)
+            return prefix_BKW
+        part = self.part_length(prefix_BKW.shape[-2] + num_rest)
+        return _slice(prefix_BKW, self.rank * part, (self.rank + 1) * part, -2)
 
-    def split_video(self, video_BNW: Tensor, num_text: int) -> Tensor:
-        """The video in the own part of a joint sequence, with the filling."""
+    def split_rest(self, rest_BRW: Tensor, num_prefix: int) -> Tensor:
+        """The rest in the own part of a joint sequence, with the filling."""
         if self.degree == 1:
-            return video_BNW
-        part = self.part_length(num_text + video_BNW.shape[-2])
-        start, stop = self.rank * part - num_text, (self.rank + 1) * part - num_text
-        return _fill(_slice(video_BNW, start, stop, -2), min(part, max(stop, 0)), -2)
+            return rest_BRW
+        part = self.part_length(num_prefix + rest_BRW.shape[-2])
+        start, stop = self.rank * part - num_prefix, (self.rank + 1) * part - num_prefix
+        return _fill(_slice(rest_BRW, start, stop, -2), min(part, max(stop, 0)), -2)
 
     def gather(self, part: Tensor, length: int, dim: int = 1) -> Tensor:
         """The whole from equal parts, on all ranks, cut to `length`."""
@@ -79,13 +81,13 @@ class SequenceGroup:
             return part
         return cast(Tensor, _Gather.apply(part, self, dim)).narrow(dim, 0, length)  # type: ignore[no-untyped-call]
 
-    def gather_video(self, part_BSW: Tensor, num_text: int, num_video: int) -> Tensor:
-        """All video of a joint sequence, from parts whose text has been left out."""
+    def gather_rest(self, part_BSW: Tensor, num_prefix: int, num_rest: int) -> Tensor:
+        """All of the rest of a joint sequence, from parts whose prefix has been left out."""
         if self.degree == 1:
             return part_BSW
-        length = num_text + num_video
+        length = num_prefix + num_rest
         missing = self.part_length(length) - part_BSW.shape[1]
-        return self.gather(F.pad(part_BSW, (0, 0, missing, 0)), length)[:, num_text:]
+        return self.gather(F.pad(part_BSW, (0, 0, missing, 0)), length)[:, num_prefix:]
 
     def count_table(self, length: int, device: torch.device) -> Tensor | None:
         """A rotary table without pairs [N, 1, 0], for attention that must know the length of the whole and no more."""
@@ -142,6 +144,19 @@ def divide_ranks(degree: int, *, reduction: Literal["mean", "sum"] = "mean") -> 
     return join_sequence_group(group, reduction=reduction)
 
 
+def set_sequence_group(model: nn.Module, group: SequenceGroup) -> None:
+    """Let `group` share the tokens in every module of `model` that has a `sequence`; a group of one undoes it."""
+    for module in model.modules():
+        if isinstance(getattr(module, "sequence", None), SequenceGroup):
+            module.sequence = group  # type: ignore[assignment]
+
+
+def find_sequence_group(model: nn.Module) -> SequenceGroup:
+    """The group that shares the tokens of a model; that of one rank where none was set."""
+    found = (getattr(module, "sequence", None) for module in model.modules())
+    return next((group for group in found if isinstance(group, SequenceGroup)), ALONE)
+
+
 def exchanged_bytes(
     num_tokens: int, width: int, degree: int, *, batch: int = 1, number_bytes: int = 2, num_keys: int | None = None
 ) -> int:
@@ -149,7 +164,7 @@ def exchanged_bytes(
 
     Of queries, keys, values and the result, each S * W numbers, a rank keeps 1 / P and sends the rest:
     4 * B * S * W * (P - 1) / P, with S = ceil(N / P); that is 4 * N * W * (P - 1) / P^2 for a sequence that divides.
-    `num_keys` is the number of keys where it differs (a latte layer that joins them).
+    `num_keys` is the number of keys where it differs.
     """
     part, part_keys = (-(-count // degree) for count in (num_tokens, num_keys or num_tokens))
     return 2 * (part + part_keys) * batch * width * number_bytes * (degree - 1) // degree
@@ -157,9 +172,9 @@ def exchanged_bytes(
 
 @dataclass(frozen=True)
 class Exchange:
-    """A self-attention whose tokens lie on several ranks: of one clip, `sequences` of `tokens` tokens each.
+    """A self-attention whose tokens lie on several ranks: for each sample, `sequences` of `tokens` tokens each.
 
-    `keys` is their number where it differs.
+    `keys` is the number of keys where it differs.
     """
 
     tokens: int

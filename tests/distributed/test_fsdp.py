@@ -12,10 +12,9 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
 from frameloom.core.random import stream
-from frameloom.train.optimizer import build_optimizer, optimizer_tensors, trained_names
-from frameloom.train.parallel.gradients import add_up_gradients, choose_owners, split_state
+from frameloom.distributed.fsdp import add_up_gradients, choose_owners, split_state, split_weights
+from frameloom.train.optimizer import allocate_state, build_optimizer, optimizer_tensors, params_by_name, trained_names
 from frameloom.train.parallel.peers import Peers
-from frameloom.train.parallel.sharding import split_weights
 
 
 @pytest.fixture
@@ -59,7 +58,7 @@ def test_a_process_keeps_state_of_its_own_weights_alone(group, name):
     """Number 1 of two; the sending that follows a step is left out, as there is nobody to send to."""
     params = dict(zip("abcd", make_params((6, 4), (6, 4), (6,), (6,)), strict=True))
     optimizer = build_optimizer(params.items(), name=name, lr=1e-2, hidden={"a", "b"})
-    split_state(optimizer, group, index=1, ranks=[0, 0])
+    split_state(optimizer, params_by_name(optimizer), group, index=1, ranks=[0, 0], allocate=allocate_state)
     own = trained_names(optimizer)
     assert 0 < len(own) < 4
     held = {key.partition(".")[2] for key in optimizer_tensors(optimizer, own) if "." in key}
@@ -69,7 +68,7 @@ def test_a_process_keeps_state_of_its_own_weights_alone(group, name):
 def test_more_processes_than_weights_leave_some_without_state(group):
     params = dict(zip("ab", make_params((6, 4), (6,)), strict=True))
     optimizer = build_optimizer(params.items(), lr=1e-2)
-    split_state(optimizer, group, index=3, ranks=[0, 0, 0, 0])
+    split_state(optimizer, params_by_name(optimizer), group, index=3, ranks=[0, 0, 0, 0], allocate=allocate_state)
     assert trained_names(optimizer) == [] and optimizer_tensors(optimizer, []) == {}
 
 
