@@ -37,9 +37,9 @@ from frameloom.generate.placement import Placement
 from frameloom.generate.prompt_notes import PromptNote
 from frameloom.models.denoisers.sequence import find_sequence_group
 from frameloom.models.layers.sequence_parallel import ALONE, SequenceGroup
-from frameloom.models.text import TextStates
+from frameloom.models.text.base import TextStates
 from frameloom.models.text.scaling import TextScaling
-from frameloom.models.vaes import VideoVAE
+from frameloom.models.vaes.base import VideoVAE
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from frameloom.config.facts import FAMILIES, VAES
 from frameloom.config.policy_checks import token_patch
 from frameloom.config.schema import Recipe
 from frameloom.core.errors import CheckpointError, DataError
@@ -35,6 +34,7 @@ from frameloom.data.prefetch import prefetch_to_device
 from frameloom.data.reader import CachedReader, ClipReader, ReadSettings, TextSource
 from frameloom.data.transforms import parse_transforms
 from frameloom.generate.parts import pick_device
+from frameloom.models.registry import DENOISERS, VAES
 from frameloom.train.class_images import class_rows, with_class_images
 from frameloom.train.parallel.shares import Pick, Shares, Span, find_microbatch, iterate_spans
 
@@ -265,7 +265,7 @@ def build_feed(recipe: Recipe, *, bad_clips: Path, shares: Shares | None = None,
             caches.latents,
             seed=recipe.seed,
             text=caches.text,
-            transforms=clips.settings.transforms if "sizes" in FAMILIES[recipe.model.family].takes else None,
+            transforms=clips.settings.transforms if "sizes" in DENOISERS[recipe.model.family].conditions else None,
             caption_choice=recipe.data.caption_choice,
         )
     if caches.row_text is not None:
