@@ -61,14 +61,11 @@ class Link(Generic[Linked]):
 class ModelSpec:
     """What denoisers and autoencoders have in common.
 
-    sizes          architectures by name; "tiny" comes first
-    load_original  (model, tensors) fills the model from a state dict with the published keys or its own; a
-                   CheckpointError names what is missing, unexpected or of another shape
+    sizes  architectures by name; "tiny" comes first
     """
 
     name: str
     sizes: Mapping[str, Any]
-    load_original: Link[Callable[[Any, Mapping[str, Tensor]], None]] = Link()
 
     @property
     def config_class(self) -> type[Any]:
@@ -113,6 +110,8 @@ class DenoiserSpec(ModelSpec):
                    a condition that the model has no input for is a ConfigError.
     blocks         model -> its repeated blocks; they take and return tensors only (recompute, sharding, compile).
                    Blocks of a kind come in the order of the forward pass.
+    load_original  (model, tensors) fills the model from a state dict with the published keys or its own; a
+                   CheckpointError names what is missing, unexpected or of another shape
     num_tokens     (config, latent) -> video tokens of one sample
     exchanges      (config, latent, text tokens, ranks of a sequence group) -> every self-attention of one clip around
                    which these ranks exchange tokens
@@ -141,6 +140,7 @@ class DenoiserSpec(ModelSpec):
     build: Link[Callable[..., nn.Module]] = Link()
     denoise: Link[Callable[..., Tensor]] = Link()
     blocks: Link[Callable[[nn.Module], list[nn.Module]]] = Link()
+    load_original: Link[Callable[..., None]] = Link()
     num_tokens: Link[Callable[[Any, Latent], int]] = Link()
     exchanges: Link[Callable[[Any, Latent, int, int], list[Exchange]]] = Link(
         "frameloom.models.denoisers.sequence:no_exchanges"
@@ -177,12 +177,15 @@ class DenoiserSpec(ModelSpec):
 class VAESpec(ModelSpec):
     """One autoencoder. Strides and causality are those of its architecture, the same for all sizes.
 
-    build     config -> model
-    start     (model) improves freshly drawn weights; None: they stay
-    inflates  (tensors) -> whether they are those of an image autoencoder that this one can start from; None: it cannot
+    build          config -> model
+    load_original  as for a denoiser
+    start          (model) improves freshly drawn weights; None: they stay
+    inflates       (tensors) -> whether they are those of an image autoencoder that this one can start from; None: it
+                   cannot
     """
 
     build: Link[Callable[[Any], VideoVAE]] = Link()
+    load_original: Link[Callable[[VideoVAE, Mapping[str, Tensor]], None]] = Link()
     start: Link[Callable[[Any], None] | None] = Link("")
     inflates: Link[Callable[[Mapping[str, Tensor]], bool] | None] = Link("")
 
