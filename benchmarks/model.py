@@ -43,9 +43,9 @@ from benchmarks.harness import (
 from benchmarks.model_peers import Peer, build_peer
 from benchmarks.plain_models import BareDiT
 from frameloom.core.random import stream
-from frameloom.models.denoisers import get_family
-from frameloom.models.denoisers.base import DenoiserFamily
-from frameloom.models.text import TextStates
+from frameloom.models.registry import get_denoiser
+from frameloom.models.spec import DenoiserSpec
+from frameloom.models.text.base import TextStates
 from frameloom.plan.costs import TextShape, measure_costs
 from frameloom.train.compiling import compile_blocks
 from frameloom.train.optimizer import build_optimizer, clip_within_step
@@ -152,8 +152,8 @@ def measure_cases(topic: str, cases: Iterable[Case], effort: Effort) -> Iterator
             yield from attempt(topic, case.name, _measure_case, topic, case, places, effort)
 
 
-def configure(case: Case) -> tuple[DenoiserFamily, Any]:
-    family = get_family(case.family)
+def configure(case: Case) -> tuple[DenoiserSpec, Any]:
+    family = get_denoiser(case.family)
     return family, family.configure(
         "tiny",
         latent_channels=_CHANNELS,
@@ -163,7 +163,7 @@ def configure(case: Case) -> tuple[DenoiserFamily, Any]:
     )
 
 
-def build_model(case: Case) -> tuple[DenoiserFamily, Any, nn.Module]:
+def build_model(case: Case) -> tuple[DenoiserSpec, Any, nn.Module]:
     """With weights that are zero nowhere: an idle branch would hide a difference."""
     family, config = configure(case)
     model, generator = family.build(config), stream(0, "bench weights")
@@ -237,7 +237,7 @@ def _choose_rounds(case: Case, effort: Effort) -> tuple[int, int]:
     return effort.rounds * (1 if case.is_large or effort.is_quick else 4), effort.pick(_WARMUP, 1)
 
 
-def _check_peer(case: Case, family: DenoiserFamily, model: nn.Module, inputs: Inputs) -> tuple[str, float]:
+def _check_peer(case: Case, family: DenoiserSpec, model: nn.Module, inputs: Inputs) -> tuple[str, float]:
     """What the other side is called, and how far its prediction is from ours."""
     load_peer("accelerate")
     peer = build_peer(case.family, model)
@@ -293,7 +293,7 @@ def _compare_shares(topic: str, name: str, ours: _Done, other: _Done, product: T
 
 
 @torch.no_grad()
-def find_gap(family: DenoiserFamily, model: nn.Module, peer: Peer, inputs: Inputs) -> float:
+def find_gap(family: DenoiserSpec, model: nn.Module, peer: Peer, inputs: Inputs) -> float:
     """How far both predictions are from each other; ValueError if that is far, or one of them is no number."""
     mine = family.denoise(model, inputs.noisy_BCFHW, inputs.timestep_B, inputs.text)
     theirs = peer.predict(inputs.noisy_BCFHW, inputs.timestep_B, inputs.text)
@@ -303,7 +303,7 @@ def find_gap(family: DenoiserFamily, model: nn.Module, peer: Peer, inputs: Input
     return gap
 
 
-def our_step(family: DenoiserFamily, model: nn.Module, inputs: Inputs) -> Work:
+def our_step(family: DenoiserSpec, model: nn.Module, inputs: Inputs) -> Work:
     """As `train/step.py` takes one, on tensors at hand."""
     optimizer = build_optimizer(model.named_parameters(), lr=_LR)
     model.train()

@@ -16,10 +16,10 @@ from torch import Tensor, nn
 
 from benchmarks.harness import load_peer
 from benchmarks.plain_models import PlainOpenSoraT2V
-from frameloom.models.denoisers.base import NUM_TIMESTEPS, find_index
-from frameloom.models.denoisers.export_forms import get_export_forms
+from frameloom.models.denoisers.conditions import NUM_TIMESTEPS, find_index
 from frameloom.models.layers.patches import pack, token_grid, unpack
-from frameloom.models.text import TextStates
+from frameloom.models.registry import get_denoiser
+from frameloom.models.text.base import TextStates
 
 Predict = Callable[[Tensor, Tensor, TextStates], Tensor]
 
@@ -44,7 +44,7 @@ def build_peer(family: str, model: nn.Module) -> Peer:
 
 def _describe(family: str, config: Any) -> tuple[str, dict[str, Any]]:
     """Name and arguments of diffusers' class for the same architecture."""
-    forms = get_export_forms(family)
+    forms = get_denoiser(family).export_forms
     assert forms.describe_diffusers is not None
     values = dict(forms.describe_diffusers(config))
     name = values.pop("_class_name")

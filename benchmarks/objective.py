@@ -25,7 +25,8 @@ from benchmarks.step import open_trainer, plain_step, prepare_demo
 from frameloom.config.objective_settings import ObjectiveSection
 from frameloom.core.random import stream
 from frameloom.data.batch import Batch
-from frameloom.diffusion.end_masks import END_SHARES, draw_end_mask
+from frameloom.diffusion.end_masks import draw_end_mask
+from frameloom.diffusion.mask_kinds import END_SHARES
 from frameloom.diffusion.masks import StreamDice, draw_frame_mask, draw_region_mask
 from frameloom.generate.parts import build_objective
 from frameloom.train.denoiser import DenoiserTask

@@ -23,7 +23,7 @@ from frameloom.diffusion.samplers import run_sampler
 from frameloom.generate.conditions import Prepared
 from frameloom.generate.guidance import GuidedDenoiser
 from frameloom.generate.parts import LoadedDenoiser, build_objective
-from frameloom.models.text import TextStates
+from frameloom.models.text.base import TextStates
 
 _STEPS, _GUIDANCE = 20, 4.0
 

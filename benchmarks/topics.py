@@ -15,9 +15,8 @@ from importlib import import_module
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-from frameloom.core.host_memory import keep_freed_memory
-
 from benchmarks.harness import Effort, Row, Work, attempt, compare_times, end_with_parent, take_turns
+from frameloom.core.process_settings import keep_freed_memory
 
 TIME_LIMIT_S = 600.0
 _QUICK_ROUNDS = 2

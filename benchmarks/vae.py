@@ -29,8 +29,9 @@ from benchmarks.harness import (
 from frameloom.config.schema import VAESection
 from frameloom.core.random import stream
 from frameloom.generate.parts import build_vae
-from frameloom.models.vaes import VideoVAE, get_vae
-from frameloom.models.vaes.wfvae import WFVAE
+from frameloom.models.registry import get_vae
+from frameloom.models.vaes.base import VideoVAE
+from frameloom.models.vaes.wfvae.model import WFVAE
 
 _PIECE_FRAMES, _PIECE_LATENTS = 8, 2
 _CLIPS = ((9, 64, 64), (17, 64, 64), (17, 128, 128))

@@ -157,9 +157,9 @@ def _share_out(
     metrics: str | None, *, has_pairs: bool, has_reference: bool
 ) -> tuple[list[str] | None, list[str] | None]:
     """The names of metrics of pairs, and those of clips alone; None stands for what is usual."""
+    from frameloom.core.spelling import refuse_unknown
     from frameloom.evaluate.clip_measures import CLIP_METRICS
     from frameloom.evaluate.measures import METRICS
-    from frameloom.models.names import refuse_unknown
 
     if metrics is None:
         return (None if has_pairs else []), None

@@ -15,7 +15,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command
 
-from frameloom.config.spelling import nearest
+from frameloom.core.spelling import nearest
 
 
 @dataclass(frozen=True)

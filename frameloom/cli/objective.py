@@ -46,7 +46,7 @@ def objective(
 
 def _shapes(recipe: Recipe) -> dict[str, tuple[int, int, int]]:
     """Names and latent sizes of the buckets to show."""
-    from frameloom.config.facts import VAES
+    from frameloom.models.registry import VAES
     from frameloom.train.data_parts import build_policy
 
     if not isinstance(recipe.objective.shift, str):

@@ -12,7 +12,7 @@ import typer
 from frameloom.core.errors import ConfigError
 
 if TYPE_CHECKING:
-    from frameloom.models.vaes import VideoVAE
+    from frameloom.models.vaes.base import VideoVAE
 
 Name = Annotated[str | None, typer.Option(help="family of published weights, such as wfvae or hunyuan")]
 Size = Annotated[str | None, typer.Option(help="size of that family, such as 8ch; needed with --name")]

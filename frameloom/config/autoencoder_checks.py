@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from frameloom.config.facts import INFLATING_VAES
 from frameloom.config.problems import Problem
 from frameloom.config.schema import Recipe
 from frameloom.config.yaml_values import KeyPath
+from frameloom.models.registry import VAES
 
 _SECTION = ("autoencoder",)
 
@@ -28,9 +28,10 @@ def _check_start(recipe: Recipe) -> Iterator[Problem]:
     vae, path = recipe.vae, ("vae", "inflate")
     if not vae.inflate:
         return
-    if vae.name not in INFLATING_VAES:
+    inflating = [name for name, spec in VAES.items() if spec.can_inflate]
+    if vae.name not in inflating:
         text = f"vae.inflate is true, but {vae.name} cannot start from an image autoencoder"
-        yield Problem(path, f"{text}; choose vae.name {' or '.join(INFLATING_VAES)}, or remove it", (("vae", "name"),))
+        yield Problem(path, f"{text}; choose vae.name {' or '.join(inflating)}, or remove it", (("vae", "name"),))
     if vae.weights is None:
         text = "vae.inflate is true, but vae.weights is null; name the weights of the image autoencoder"
         yield Problem(path, text, (("vae", "weights"),))

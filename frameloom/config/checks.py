@@ -9,7 +9,6 @@ from typing import Any
 
 from frameloom.config.autoencoder_checks import check_autoencoder
 from frameloom.config.control_checks import check_control
-from frameloom.config.facts import FAMILIES, PACKAGED_ENCODERS, TEXT_ENCODERS, VAES
 from frameloom.config.known_checks import check_known
 from frameloom.config.objective_checks import check_objective
 from frameloom.config.optim_checks import check_optim
@@ -19,11 +18,13 @@ from frameloom.config.policy_checks import check_buckets
 from frameloom.config.problems import Problem
 from frameloom.config.sample_checks import check_note, check_sample
 from frameloom.config.schema import Recipe, TextEncoderSection
-from frameloom.config.spelling import nearest, suggest
 from frameloom.config.text_checks import TOKENIZER_FOLDERS, check_text_files, check_text_options, check_text_place
 from frameloom.config.train_checks import check_train
 from frameloom.config.yaml_values import KeyPath, format_value
 from frameloom.core.errors import ConfigError
+from frameloom.core.spelling import nearest, suggest
+from frameloom.models.architecture import fits_type
+from frameloom.models.registry import DENOISERS, TEXT_ENCODERS, VAES
 
 MAX_TIMEOUT_S = 3600
 PICKLES = (".pt", ".pth", ".ckpt", ".bin")
@@ -31,10 +32,10 @@ PICKLES = (".pt", ".pth", ".ckpt", ".bin")
 
 def _check_names(recipe: Recipe) -> Iterator[Problem]:
     model, vae = recipe.model, recipe.vae
-    if model.family not in FAMILIES:
-        yield _unknown(("model", "family"), model.family, FAMILIES, kind="families")
-    elif model.size not in FAMILIES[model.family].sizes:
-        sizes = FAMILIES[model.family].sizes
+    if model.family not in DENOISERS:
+        yield _unknown(("model", "family"), model.family, DENOISERS, kind="families")
+    elif model.size not in DENOISERS[model.family].sizes:
+        sizes = DENOISERS[model.family].sizes
         yield _unknown(
             ("model", "size"), model.size, sizes, kind=f"sizes of {model.family}", also=(("model", "family"),)
         )
@@ -55,25 +56,20 @@ _KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: 
 def _check_overrides(recipe: Recipe) -> Iterator[Problem]:
     """Fields of an architecture, which are no keys of the recipe's own."""
     sections = (
-        ("model", recipe.model.overrides, FAMILIES.get(recipe.model.family)),
+        ("model", recipe.model.overrides, DENOISERS.get(recipe.model.family)),
         ("vae", recipe.vae.overrides, VAES.get(recipe.vae.name)),
     )
-    for section, overrides, facts in sections:
-        for name, value in overrides.items() if facts else ():
+    for section, overrides, spec in sections:
+        for name, value in overrides.items() if spec else ():
             path = (section, "overrides", name)
-            assert facts is not None
-            if name not in facts.fields:
+            assert spec is not None
+            if name not in spec.fields:
                 text = f"{section}.overrides has '{name}', which is no field of this architecture"
-                yield Problem(path, f"{text}; {suggest(name, facts.fields, kind='fields')}")
-            elif not _is_kind(value, facts.fields[name]):
+                yield Problem(path, f"{text}; {suggest(name, spec.fields, kind='fields')}")
+            elif not fits_type(value, spec.fields[name]):
                 given = f"'{value}'" if isinstance(value, str) else format_value(value)
-                text = f"{'.'.join(path)} is {given}; expected {_KINDS[facts.fields[name]]}"
+                text = f"{'.'.join(path)} is {given}; expected {_KINDS[spec.fields[name]]}"
                 yield Problem(path, text)
-
-
-def _is_kind(value: object, kind: type) -> bool:
-    allowed = {float: (int, float), tuple: (list, tuple)}.get(kind, (kind,))
-    return isinstance(value, allowed) and isinstance(value, bool) == (kind is bool)
 
 
 def _check_text(recipe: Recipe) -> Iterator[Problem]:
@@ -105,7 +101,7 @@ def _check_window(path: KeyPath, encoder: TextEncoderSection) -> Iterator[Proble
         below = (encoder.max_length - 2) // (window - 2) * (window - 2) + 2
         text = f"{where}.max_length is {encoder.max_length}; {encoder.name} reads windows of {window - 2} tokens"
         yield Problem((*path, "max_length"), f"{text}; write {below} or {below + window - 2}")
-    if encoder.path is None and encoder.name not in PACKAGED_ENCODERS:
+    if encoder.path is None and not TEXT_ENCODERS[encoder.name].packaged:
         text = f"{where}.path is null, but no package carries {encoder.name}"
         yield Problem((*path, "path"), f"{text}; name the folder with its weights and tokenizer", ((*path, "name"),))
 
@@ -138,7 +134,7 @@ def _check_sources(recipe: Recipe) -> Iterator[Problem]:
 
 def _check_recompute(recipe: Recipe) -> Iterator[Problem]:
     """Kinds of blocks are those of the family; an autoencoder's are only known once it is built."""
-    family, settings = FAMILIES.get(recipe.model.family), recipe.train.recompute
+    family, settings = DENOISERS.get(recipe.model.family), recipe.train.recompute
     if not isinstance(settings, bool) and settings.buffer is not None and not settings.offload:
         text = f"train.recompute.buffer is {settings.buffer}, but nothing waits in host memory"
         yield Problem(("train", "recompute", "buffer"), f"{text}; set train.recompute.offload: true, or remove it")
@@ -146,9 +142,9 @@ def _check_recompute(recipe: Recipe) -> Iterator[Problem]:
         return
     path = ("train", "recompute", "blocks")
     for kind in settings.blocks:
-        if kind not in family.blocks:
+        if kind not in family.block_kinds:
             text = f"{'.'.join(path)} has '{kind}', which {recipe.model.family} has no blocks of"
-            advice = suggest(kind, family.blocks, kind="blocks")
+            advice = suggest(kind, family.block_kinds, kind="blocks")
             yield Problem((*path, kind), f"{text}; {advice}", (("model", "family"),))
 
 

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from frameloom.config.facts import FAMILIES
 from frameloom.config.problems import Problem
 from frameloom.config.schema import Recipe
 from frameloom.config.yaml_values import KeyPath
+from frameloom.models.registry import DENOISERS
+from frameloom.models.spec import DenoiserSpec
 
 
 def check_control(recipe: Recipe) -> Iterator[Problem]:
     """A control model and `data.control` belong together, and pixels are needed to take control clips from."""
-    family, path = FAMILIES.get(recipe.model.family), ("data", "control")
+    family, path = DENOISERS.get(recipe.model.family), ("data", "control")
     if family is None:
         return
     also: tuple[KeyPath, ...] = (("model", "size"), ("model", "family"), ("task",))
@@ -20,11 +21,11 @@ def check_control(recipe: Recipe) -> Iterator[Problem]:
         if recipe.task != "denoiser":
             text = f"data.control is true, but task {recipe.task} has no use for control clips"
             yield Problem(path, f"{text}; remove it", also)
-        elif "control" not in family.takes:
+        elif "control" not in family.conditions:
             text = f"data.control is true, but {recipe.model.family} has no control models"
             yield Problem(path, f"{text}; remove it, or choose cogvideox_fun", also)
         yield from _check_others(recipe)
-    elif recipe.task == "denoiser" and "control" in family.takes and _is_control(recipe):
+    elif recipe.task == "denoiser" and "control" in family.conditions and _is_control(family, recipe):
         text = f"data.control is false, but {recipe.model.family} {recipe.model.size} is a control model"
         yield Problem(path, f"{text}; set it to true, and name a control clip for each row (column control)", also)
 
@@ -39,6 +40,5 @@ def _check_others(recipe: Recipe) -> Iterator[Problem]:
         yield Problem(("validation", "samples"), f"{text}; {advice}", (("data", "control"),))
 
 
-def _is_control(recipe: Recipe) -> bool:
-    condition = recipe.model.overrides.get("condition")
-    return condition == "control" if condition is not None else recipe.model.size.endswith("-control")
+def _is_control(family: DenoiserSpec, recipe: Recipe) -> bool:
+    return family.beside(family.preview(recipe.model.size, recipe.model.overrides)) == "control"

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from frameloom.config.facts import FAMILIES, KNOWN_KINDS
 from frameloom.config.problems import Problem
 from frameloom.config.schema import KnownSection, Recipe
-from frameloom.config.spelling import suggest
 from frameloom.config.yaml_values import KeyPath
+from frameloom.core.spelling import suggest
+from frameloom.diffusion.mask_kinds import MASK_KINDS
+from frameloom.models.registry import DENOISERS
 
 
 def check_known(recipe: Recipe) -> Iterator[Problem]:
     """What can be seen of inpaint training and of images beside clips before a model is built."""
-    takes = FAMILIES[recipe.model.family].takes if recipe.model.family in FAMILIES else ("known", "images")
+    takes = DENOISERS[recipe.model.family].conditions if recipe.model.family in DENOISERS else ("known", "images")
     also: tuple[KeyPath, ...] = (("model", "family"),)
     if recipe.known is not None:
         if "known" not in takes:
@@ -25,7 +26,7 @@ def check_known(recipe: Recipe) -> Iterator[Problem]:
         if recipe.known.law != "frames" and recipe.known.known_share != share:
             text = f"known.known_share is set, but only law frames draws by it, and known.law is {recipe.known.law}"
             yield Problem(("known", "known_share"), f"{text}; remove it", (("known", "law"),))
-        kinds = KNOWN_KINDS[recipe.known.law]
+        kinds = MASK_KINDS[recipe.known.law]
         for key, allowed in (("shares", kinds[0]), ("image_shares", kinds[1])):
             for name in getattr(recipe.known, key):
                 if name not in allowed:

@@ -18,9 +18,9 @@ from frameloom.config.checks import check_rules, place_problem
 from frameloom.config.overrides import apply_override, parse_overrides
 from frameloom.config.problems import MAX_EXPLAINED, Problem, parse_recipe
 from frameloom.config.schema import Recipe
-from frameloom.config.spelling import nearest
 from frameloom.config.yaml_values import KeyPath, parse_document, read_text
 from frameloom.core.errors import ConfigError
+from frameloom.core.spelling import nearest
 
 SHIPPED = Path(__file__).parent.parent / "recipes"
 BASE, DELETE = "_base_", "_delete_"

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from frameloom.config.facts import FAMILIES
 from frameloom.config.objective_settings import BiasSection, ObjectiveSection, beta_range
 from frameloom.config.problems import Problem
 from frameloom.config.schema import Recipe
 from frameloom.config.yaml_values import format_value
+from frameloom.models.registry import DENOISERS
 
 _FLOW, _DDPM, _EDM = ("flow",), ("v", "epsilon", "sample"), ("edm",)
 # The kinds that read a key; keys that are not here are read by all.
@@ -106,14 +106,14 @@ def _check_bias(section: ObjectiveSection) -> Iterator[Problem]:
 
 
 def _check_edm(recipe: Recipe) -> Iterator[Problem]:
-    section, family = recipe.objective, FAMILIES.get(recipe.model.family)
+    section, family = recipe.objective, DENOISERS.get(recipe.model.family)
     if section.kind != "edm":
         return
     if section.edm.sigma_min >= section.edm.sigma_max:
         text = f"objective.edm.sigma_min is {format_value(section.edm.sigma_min)}"
         text = f"{text} and sigma_max {format_value(section.edm.sigma_max)}"
         yield _problem("edm.sigma_min", f"{text}; sampling goes from sigma_max down, so give a smaller sigma_min")
-    if family is not None and "log_sigma" not in family.takes:
+    if family is not None and "log_sigma" not in family.conditions:
         text = f"objective.kind is edm, but {recipe.model.family} is told a whole index and cannot be told ln(sigma)"
         also = (("model", "family"),)
         yield Problem((_SECTION, "kind"), f"{text}; choose flow, v or epsilon", also)

@@ -6,11 +6,11 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
-from frameloom.config.facts import FAMILIES
 from frameloom.config.parallel import MeshShape, check_step, fit_mesh
 from frameloom.config.problems import Problem
 from frameloom.config.schema import Recipe
 from frameloom.config.yaml_values import KeyPath
+from frameloom.models.registry import DENOISERS
 
 # Optimizers whose step looks at each number of a weight alone, so that a part of the weight is enough for it.
 ELEMENTWISE = ("adamw", "lion")
@@ -100,12 +100,12 @@ def _check_split(recipe: Recipe) -> Iterator[Problem]:
 def _check_heads(recipe: Recipe) -> Iterator[Problem]:
     """Processes that share a clip take equally many heads. A model folder says its own: that is checked when built."""
     model, degree = recipe.model, recipe.parallel.sequence
-    facts = FAMILIES.get(model.family)
-    if facts is None or (model.weights is not None and not model.weights.endswith(".safetensors")):
+    family = DENOISERS.get(model.family)
+    if family is None or (model.weights is not None and not model.weights.endswith(".safetensors")):
         return
     path, also = ("parallel", "sequence"), (("model", "family"), ("model", "size"))
-    num_heads = facts.heads_of(model.size, model.overrides)
-    if not facts.heads:
+    num_heads = family.heads_of(model.size, model.overrides)
+    if family.num_heads is None:
         text = f"parallel.sequence is {degree}, but the tokens of {model.family} cannot be divided over processes"
         yield Problem(path, f"{text}; write 1", also)
     elif num_heads is not None and (num_heads < 1 or num_heads % degree):

@@ -5,10 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 
-from frameloom.config.facts import FAMILIES, VAES, VAEFacts
 from frameloom.config.problems import Problem
 from frameloom.config.schema import DataSection, Recipe
 from frameloom.config.yaml_values import KeyPath, format_value
+from frameloom.models.registry import DENOISERS, VAES
+from frameloom.models.spec import VAESpec
 
 RESOLUTION = re.compile(r"([1-9][0-9]*)(px|p)(_ar[0-9]+(\.[0-9]+)?:[0-9]+(\.[0-9]+)?|_max)?")
 GRID_POLICIES = ("grid", "token_budget")
@@ -19,23 +20,23 @@ _MODELS: tuple[KeyPath, ...] = (("model", "family"), ("vae", "name"), ("task",))
 def check_buckets(recipe: Recipe) -> Iterator[Problem]:
     """The chosen policy has what it needs, nothing of another one is set, and sizes and lengths fit the models."""
     yield from _check_choice(recipe.data)
-    facts = VAES.get(recipe.vae.name)
+    vae = VAES.get(recipe.vae.name)
     if recipe.data.policy in GRID_POLICIES:
         yield from _check_grid(recipe)
-    elif facts is not None and (recipe.task == "autoencoder" or recipe.model.family in FAMILIES):
-        yield from _CHECKS[recipe.data.policy](recipe, facts, _token_side(recipe, facts))
+    elif vae is not None and (recipe.task == "autoencoder" or recipe.model.family in DENOISERS):
+        yield from _CHECKS[recipe.data.policy](recipe, vae, _token_side(recipe, vae))
     yield from _check_random(recipe)
 
 
-def _token_side(recipe: Recipe, facts: VAEFacts) -> int:
+def _token_side(recipe: Recipe, vae: VAESpec) -> int:
     """Pixels on a side of one token, or of one latent cell where no denoiser is trained."""
-    return facts.strides[1] * (token_patch(recipe)[1] if recipe.task == "denoiser" else 1)
+    return vae.strides[1] * (token_patch(recipe)[1] if recipe.task == "denoiser" else 1)
 
 
 def token_patch(recipe: Recipe) -> tuple[int, int, int]:
     """Latent cells (frames, height, width) per token of the recipe's denoiser."""
     model = recipe.model
-    return FAMILIES[model.family].patch_of(model.size, model.overrides)
+    return DENOISERS[model.family].patch_of(model.size, model.overrides)
 
 
 def _check_choice(data: DataSection) -> Iterator[Problem]:
@@ -53,7 +54,7 @@ def _check_choice(data: DataSection) -> Iterator[Problem]:
 
 
 def _check_grid(recipe: Recipe) -> Iterator[Problem]:
-    facts, family = VAES.get(recipe.vae.name), FAMILIES.get(recipe.model.family)
+    vae, family = VAES.get(recipe.vae.name), DENOISERS.get(recipe.model.family)
     buckets = recipe.data.buckets or {}
     for name, cells in buckets.items():
         path = ("data", "buckets", name)
@@ -63,11 +64,11 @@ def _check_grid(recipe: Recipe) -> Iterator[Problem]:
                 f"data.buckets has the resolution '{name}'; expected a number with px (256px: area of 256 x 256) or p"
             )
             yield Problem(path, f"{text} (720p: 16:9 of that height), and _ar16:9 or _max behind it if wanted")
-        elif facts and family and int(match[1]) < (smallest := _token_side(recipe, facts)):
+        elif vae and family and int(match[1]) < (smallest := _token_side(recipe, vae)):
             text = f"data.buckets has the resolution '{name}', smaller than one token of {recipe.model.family}"
             yield Problem(path, f"{text}; use {smallest}px or more", (("model", "family"), ("vae", "name")))
         for frames in cells:
-            if facts and (advice := frame_problem(recipe, facts, frames)):
+            if vae and (advice := frame_problem(recipe, vae, frames)):
                 text = f"data.buckets.{name} has clips of {frames} frames; {advice}"
                 yield Problem((*path, str(frames)), text, (("vae", "name"),))
     chances = [cell[0] for cells in buckets.values() for cell in cells.values()]
@@ -75,22 +76,22 @@ def _check_grid(recipe: Recipe) -> Iterator[Problem]:
         yield Problem(("data", "buckets"), "data.buckets has only probabilities of 0, so no clip is kept; use 1.0")
 
 
-def frame_problem(recipe: Recipe, facts: VAEFacts, frames: int) -> str | None:
+def frame_problem(recipe: Recipe, vae: VAESpec, frames: int) -> str | None:
     """What the models take, and the nearest numbers that they do; None if `frames` is one of them."""
-    is_denoiser = recipe.task == "denoiser" and recipe.model.family in FAMILIES
+    is_denoiser = recipe.task == "denoiser" and recipe.model.family in DENOISERS
     patch = token_patch(recipe)[0] if is_denoiser else 1
-    if facts.accepts_frames(frames, patch):
+    if vae.accepts_frames(frames, patch):
         return None
-    reach = facts.strides[0] * patch
-    below = [n for n in range(max(1, frames - reach), frames) if facts.accepts_frames(n, patch)][-1:]
-    above = [n for n in range(frames + 1, frames + reach + 1) if facts.accepts_frames(n, patch)][:1]
+    reach = vae.strides[0] * patch
+    below = [n for n in range(max(1, frames - reach), frames) if vae.accepts_frames(n, patch)][-1:]
+    above = [n for n in range(frames + 1, frames + reach + 1) if vae.accepts_frames(n, patch)][:1]
     near = [str(n) for n in below + above]
     name = recipe.vae.name if patch == 1 else f"{recipe.model.family} {recipe.model.size}"
-    return f"{name} takes {facts.frame_rule(patch)}; write {' or '.join(near)}"
+    return f"{name} takes {vae.frame_rule(patch)}; write {' or '.join(near)}"
 
 
-def _check_frames(recipe: Recipe, facts: VAEFacts, path: KeyPath, frames: int) -> Iterator[Problem]:
-    if advice := frame_problem(recipe, facts, frames):
+def _check_frames(recipe: Recipe, vae: VAESpec, path: KeyPath, frames: int) -> Iterator[Problem]:
+    if advice := frame_problem(recipe, vae, frames):
         yield Problem(path, f"{'.'.join(path)} is {frames}; {advice}", (("vae", "name"),))
 
 
@@ -102,12 +103,12 @@ def _check_multiple(path: KeyPath, value: int, step: int) -> Iterator[Problem]:
         yield Problem(path, f"{text}; write {near}", _MODELS)
 
 
-def _check_ratio_tokens(recipe: Recipe, facts: VAEFacts, step: int) -> Iterator[Problem]:
+def _check_ratio_tokens(recipe: Recipe, vae: VAESpec, step: int) -> Iterator[Problem]:
     section = recipe.data.ratio_tokens
     if section is None:
         return
     path = ("data", "ratio_tokens")
-    yield from _check_frames(recipe, facts, (*path, "video_sample_n_frames"), section.video_sample_n_frames)
+    yield from _check_frames(recipe, vae, (*path, "video_sample_n_frames"), section.video_sample_n_frames)
     # The longest ratios of the table have a side of half the size.
     for name in ("video_sample_size", "image_sample_size"):
         side: int = getattr(section, name)
@@ -120,12 +121,12 @@ def _check_ratio_tokens(recipe: Recipe, facts: VAEFacts, step: int) -> Iterator[
         yield Problem((*path, name), f"{text}; set that to true too, or remove it")
 
 
-def _check_grouped(recipe: Recipe, facts: VAEFacts, step: int) -> Iterator[Problem]:
+def _check_grouped(recipe: Recipe, vae: VAESpec, step: int) -> Iterator[Problem]:
     section = recipe.data.grouped
     if section is None:
         return
     path = ("data", "grouped")
-    yield from _check_frames(recipe, facts, (*path, "num_frames"), section.num_frames)
+    yield from _check_frames(recipe, vae, (*path, "num_frames"), section.num_frames)
     if section.force_resolution:
         yield from _check_multiple((*path, "max_height"), section.max_height, step)
         yield from _check_multiple((*path, "max_width"), section.max_width, step)
@@ -142,34 +143,34 @@ def _check_grouped(recipe: Recipe, facts: VAEFacts, step: int) -> Iterator[Probl
     if least > section.num_frames > 1:
         text = f"data.grouped.num_frames is {section.num_frames}, but videos below {least} frames are dropped"
         yield Problem((*path, "num_frames"), f"{text}; raise it, or set min_frames", ((*path, "min_frames"),))
-    latents = max(1, (section.num_frames - facts.causal) // facts.strides[0] + facts.causal)
+    latents = max(1, (section.num_frames - vae.causal) // vae.strides[0] + vae.causal)
     if section.sp_size > latents and section.num_frames > 1:
         text = f"data.grouped.sp_size is {section.sp_size}, but {section.num_frames} frames give {latents} latent ones"
         yield Problem((*path, "sp_size"), f"{text}; make it {latents} or less", ((*path, "num_frames"),))
 
 
-def _check_multi_aspect(recipe: Recipe, facts: VAEFacts, step: int) -> Iterator[Problem]:
+def _check_multi_aspect(recipe: Recipe, vae: VAESpec, step: int) -> Iterator[Problem]:
     section = recipe.data.multi_aspect
     if section is None:
         return
     path = ("data", "multi_aspect")
-    yield from _check_frames(recipe, facts, (*path, "frames"), section.frames)
+    yield from _check_frames(recipe, vae, (*path, "frames"), section.frames)
     for index, size in enumerate(section.sizes):
         for place, side in enumerate(size):
             yield from _check_multiple((*path, "sizes", str(index), str(place)), side, step)
 
 
-def _check_fixed(recipe: Recipe, facts: VAEFacts, step: int) -> Iterator[Problem]:
+def _check_fixed(recipe: Recipe, vae: VAESpec, step: int) -> Iterator[Problem]:
     section = recipe.data.fixed
     if section is None:
         return
     path = ("data", "fixed")
-    yield from _check_frames(recipe, facts, (*path, "frames"), section.frames)
+    yield from _check_frames(recipe, vae, (*path, "frames"), section.frames)
     yield from _check_multiple((*path, "height"), section.height, step)
     yield from _check_multiple((*path, "width"), section.width, step)
 
 
-_CHECKS: dict[str, Callable[[Recipe, VAEFacts, int], Iterator[Problem]]] = {
+_CHECKS: dict[str, Callable[[Recipe, VAESpec, int], Iterator[Problem]]] = {
     "ratio_tokens": _check_ratio_tokens,
     "grouped": _check_grouped,
     "multi_aspect": _check_multi_aspect,

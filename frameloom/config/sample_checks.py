@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from frameloom.config.facts import FAMILIES, VAES
 from frameloom.config.policy_checks import frame_problem, token_patch
 from frameloom.config.problems import Problem
-from frameloom.config.sampling_settings import SAMPLERS, SamplesSection
+from frameloom.config.sampling_settings import SamplesSection
 from frameloom.config.schema import Recipe
 from frameloom.config.yaml_values import KeyPath
+from frameloom.diffusion.sampler_table import SAMPLERS
+from frameloom.models.registry import DENOISERS, VAES
 
 
 def check_sample(recipe: Recipe) -> Iterator[Problem]:
@@ -33,16 +34,16 @@ def check_sample(recipe: Recipe) -> Iterator[Problem]:
 
 def _check_size(recipe: Recipe, section: KeyPath, size: tuple[int | None, int | None, int | None]) -> Iterator[Problem]:
     """Sizes that are null come from elsewhere and are checked there."""
-    facts, family = VAES.get(recipe.vae.name), FAMILIES.get(recipe.model.family)
-    if facts is None or family is None:
+    vae, family = VAES.get(recipe.vae.name), DENOISERS.get(recipe.model.family)
+    if vae is None or family is None:
         return
     also: tuple[KeyPath, ...] = (("task",), ("vae", "name"), ("model", "family"))
     frames, *sides = size
     where = ".".join(section)
-    if frames is not None and (advice := frame_problem(recipe, facts, frames)):
+    if frames is not None and (advice := frame_problem(recipe, vae, frames)):
         yield Problem((*section, "frames"), f"{where}.frames is {frames}; {advice}", also)
     for axis, name, pixels in zip((1, 2), ("height", "width"), sides, strict=True):
-        step = facts.strides[axis] * token_patch(recipe)[axis]
+        step = vae.strides[axis] * token_patch(recipe)[axis]
         if pixels is not None and pixels % step:
             below = pixels // step * step
             near = " or ".join(str(value) for value in (below, below + step) if value)

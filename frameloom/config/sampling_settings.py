@@ -8,14 +8,8 @@ from pydantic import BeforeValidator, Field
 
 from frameloom.config.section import Count, Section, Share, Words
 from frameloom.config.train_settings import Interval
+from frameloom.diffusion.sampler_table import SamplerName
 
-_DDPM = ("default", "ddim", "euler", "euler_ancestral", "dpmpp_2m", "unipc", "ddpm")
-# By kind of objective.
-SAMPLERS: dict[str, tuple[str, ...]] = {
-    "flow": ("default", "euler", "heun", "dpmpp_2m", "unipc"),
-    **dict.fromkeys(("v", "epsilon", "sample"), _DDPM),
-    "edm": ("default", "euler", "heun"),
-}
 Scale = Annotated[float, Field(ge=0)]
 
 
@@ -63,9 +57,7 @@ class SampleSection(Section):
     lora_merge: bool = Field(
         default=True, description="add adapters into the weights; false: beside them, slower, the weights untouched"
     )
-    sampler: Literal["default", "euler", "euler_ancestral", "ddim", "dpmpp_2m", "unipc", "ddpm", "heun"] = Field(
-        default="default", description="how steps are made; default: the objective's own way"
-    )
+    sampler: SamplerName = Field(default="default", description="how steps are made; default: the objective's own way")
     negative_prompt: str = Field(default="", description="what guidance leads away from; empty: the empty caption")
     guidance_law: Literal["constant", "oscillating", "dynamic"] = Field(
         default="constant",

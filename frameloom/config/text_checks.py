@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from frameloom.config.facts import PACKAGED_ENCODERS
 from frameloom.config.problems import Problem
 from frameloom.config.schema import Recipe
 from frameloom.config.yaml_values import KeyPath
+from frameloom.models.registry import TEXT_ENCODERS
 
 # Folder of the tokenizer beside a single file, by encoder; the others lie in folders of their own only.
 TOKENIZER_FOLDERS = {"clip_l": "tokenizer", "clip_bigg": "tokenizer_2"}
@@ -34,7 +34,8 @@ def check_text_place(recipe: Recipe) -> Iterator[Problem]:
 def check_text_options(recipe: Recipe) -> Iterator[Problem]:
     """An encoder that comes with the package is used in one way."""
     for index, encoder in enumerate(recipe.text.encoders):
-        if encoder.name not in PACKAGED_ENCODERS:
+        spec = TEXT_ENCODERS.get(encoder.name)
+        if spec is None or not spec.packaged:
             continue
         for name in _OPTIONS:
             if getattr(encoder, name) is not None:

@@ -13,8 +13,9 @@ from pydantic.fields import FieldInfo
 
 from frameloom.config.schema import Recipe
 from frameloom.config.section import Section, Words
-from frameloom.config.spelling import SYNONYMS, nearest, share_words
+from frameloom.config.synonyms import SYNONYMS
 from frameloom.config.yaml_values import KeyPath, format_value, shorten
+from frameloom.core.spelling import nearest, share_words
 
 
 @dataclass(frozen=True)

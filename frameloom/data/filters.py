@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 import polars as pl
 
 from frameloom.config.schema import Recipe
-from frameloom.config.spelling import suggest
 from frameloom.core.errors import DataError
+from frameloom.core.spelling import suggest
 
 Where = str | Mapping[str, Any]
 

@@ -20,10 +20,10 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from frameloom.config.spelling import suggest
 from frameloom.core.errors import DataError
 from frameloom.core.files import atomic_file
 from frameloom.core.paths import safe_join
+from frameloom.core.spelling import suggest
 from frameloom.data.filters import Where, filter_table
 from frameloom.data.members import Member
 from frameloom.data.shard_table import open_shards, write_shards

@@ -15,22 +15,7 @@ import torch
 from torch import Tensor
 
 from frameloom.core.errors import ConfigError
-
-# Latent frames at the head and at the tail for an autoencoder that is not causal.
-KINDS: dict[str, tuple[int, int]] = {
-    "t2v": (0, 0),
-    "i2v_head": (1, 0),
-    "i2v_tail": (0, 1),
-    "i2v_loop": (1, 1),
-    "v2v_head": (8, 0),
-    "v2v_tail": (0, 8),
-    "v2v_head_easy": (16, 0),
-    "v2v_tail_easy": (0, 16),
-}
-
-
-# Those of the published image-to-video stages.
-END_SHARES: dict[str, float] = {"t2v": 1, "i2v_head": 5, "i2v_loop": 1, "i2v_tail": 1}
+from frameloom.diffusion.mask_kinds import END_KINDS
 
 
 def draw_end_mask(
@@ -47,9 +32,9 @@ def draw_end_mask(
 
 def known_cells(kind: str, *, causal: bool) -> tuple[int, int]:
     """Latent frames that are given at the head and at the tail."""
-    if kind not in KINDS:
-        raise ConfigError(f"known: '{kind}' is no kind of given ends; choose one of {', '.join(KINDS)}")
-    head, tail = (count + 1 if causal and count > 1 else count for count in KINDS[kind])
+    if kind not in END_KINDS:
+        raise ConfigError(f"known: '{kind}' is no kind of given ends; choose one of {', '.join(END_KINDS)}")
+    head, tail = (count + 1 if causal and count > 1 else count for count in END_KINDS[kind])
     return head, tail
 
 

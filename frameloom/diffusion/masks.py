@@ -13,27 +13,21 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol, get_args
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from frameloom.core.errors import ConfigError
-
-RegionKind = Literal[
-    "rectangle", "all", "head", "ends", "moment", "pixels", "blocks", "ellipse", "disc", "scattered frames"
-]
-FrameKind = Literal["all", "head", "ends", "continuation", "none", "scattered frames"]
-
-# Shares of the kinds as CogVideoX-Fun draws them; "all" is text to video, "head" and "ends" are image to video.
-CLIP_SHARES: Mapping[RegionKind, float] = dict(
-    zip(get_args(RegionKind), (0.05, 0.2, 0.2, 0.2, 0.05, 0.05, 0.05, 0.1, 0.05, 0.05), strict=True)
+from frameloom.diffusion.mask_kinds import (
+    CLIP_SHARES,
+    FRAME_SHARES,
+    IMAGE_FRAME_SHARES,
+    IMAGE_SHARES,
+    FrameKind,
+    RegionKind,
 )
-IMAGE_SHARES: Mapping[RegionKind, float] = {"rectangle": 0.2, "all": 0.8}
-# Open-Sora-Plan's names are t2iv, i2v, transition, continuation, clear and random_temporal; its image weights are all
-# zero, which it reads as equal shares of "all" and "none".
-FRAME_SHARES: Mapping[FrameKind, float] = dict(zip(get_args(FrameKind), (1, 8, 8, 2, 0, 1), strict=True))
-IMAGE_FRAME_SHARES: Mapping[FrameKind, float] = {"all": 1, "none": 1}
+
 _MOST_END_FRAMES = 4
 
 

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from frameloom.core.parity import ParityCase, ParityOutput, compare_numbers
-from frameloom.diffusion.masks import CLIP_SHARES, draw_region_mask
+from frameloom.diffusion.mask_kinds import CLIP_SHARES
+from frameloom.diffusion.masks import draw_region_mask
 
 _KINDS = list(CLIP_SHARES)
 

@@ -13,12 +13,12 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from frameloom.config.sampling_settings import SAMPLERS
 from frameloom.core.errors import ConfigError
 from frameloom.diffusion.ddpm import DDPMObjective
 from frameloom.diffusion.edm import EDMObjective
 from frameloom.diffusion.flow import FlowObjective
 from frameloom.diffusion.objective import Objective, OnStep, Predict
+from frameloom.diffusion.sampler_table import SAMPLERS
 
 
 @dataclass(frozen=True)

@@ -13,12 +13,12 @@ import torch
 from torch import Tensor
 
 from frameloom.core.errors import ConfigError, DataError
+from frameloom.core.spelling import refuse_unknown
 from frameloom.data.shapes import parse_caption
 from frameloom.data.shapes_score import score_prompts
 from frameloom.evaluate.frame_network import FrameNetwork, TextFrameNetwork, load_clip, load_frame_network
 from frameloom.evaluate.motion import measure_flicker, measure_motion
 from frameloom.evaluate.similarity import measure_consistency, measure_text_similarity
-from frameloom.models.names import refuse_unknown
 
 # By the name that a person writes: the column of the result.
 CLIP_METRICS = {

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from frameloom.checkpoint.model_folder import read_weights
 from frameloom.core.errors import CheckpointError, ConfigError
+from frameloom.core.spelling import refuse_unknown
 from frameloom.evaluate.metrics import ms_ssim, psnr_db, ssim
-from frameloom.models.names import refuse_unknown
 from frameloom.models.vaes.lpips import LPIPS, load_lpips
 
 PairMetric = Callable[[Tensor, Tensor], Tensor]

@@ -15,11 +15,12 @@ from frameloom.checkpoint.weight_files import read_config
 from frameloom.config.schema import VAESection
 from frameloom.core.errors import CheckpointError, ConfigError
 from frameloom.core.log import get_logger
+from frameloom.core.spelling import refuse_unknown
 from frameloom.generate.parts import LoadedVAE, build_vae
-from frameloom.models.denoisers.base import override_fields
+from frameloom.models.architecture import override_fields
 from frameloom.models.fit import check_fit
-from frameloom.models.names import refuse_unknown
-from frameloom.models.vaes import VAES, VideoVAE, get_vae
+from frameloom.models.registry import VAES, get_vae
+from frameloom.models.vaes.base import VideoVAE
 from frameloom.models.vaes.tiled import TiledVAE
 
 _log = get_logger(__name__)

@@ -8,7 +8,7 @@ from frameloom.distributed.sequence_parallel import SequenceGroup
 from frameloom.generate.pipeline import Sampler
 from frameloom.generate.placement import Placement
 from frameloom.models.denoisers.sequence import use_sequence_group
-from frameloom.models.text import TextEncoder
+from frameloom.models.text.base import TextEncoder
 from frameloom.models.text.tensor_parallel import TensorEncoder, can_split, find_group
 
 OPTION = "--sequence"

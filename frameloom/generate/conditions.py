@@ -18,8 +18,8 @@ from frameloom.core.errors import ConfigError
 from frameloom.core.random import stream
 from frameloom.generate.given import Given
 from frameloom.generate.parts import LoadedDenoiser
-from frameloom.models.denoisers.base import NOTHING, Conditions
-from frameloom.models.vaes import VideoVAE
+from frameloom.models.denoisers.conditions import NOTHING, Conditions
+from frameloom.models.vaes.base import VideoVAE
 
 
 @dataclass(frozen=True)

@@ -34,10 +34,10 @@ from frameloom.checkpoint.lazy_tensors import LazyTensors, cast_tensors
 from frameloom.checkpoint.model_folder import CONFIG, TENSORS, write_model_folder
 from frameloom.core.errors import CheckpointError, ConfigError
 from frameloom.core.progress import ProgressBar
+from frameloom.core.spelling import refuse_unknown
 from frameloom.generate.published import find_config_reader, read_pipeline_index, weights_module
-from frameloom.models.denoisers import FAMILIES, DenoiserFamily, get_family
-from frameloom.models.names import refuse_unknown
-from frameloom.models.vaes import VAES, VAEFamily, get_vae
+from frameloom.models.registry import DENOISERS, VAES, get_denoiser, get_vae
+from frameloom.models.spec import DenoiserSpec, VAESpec
 
 __all__ = ["Conversion", "Form", "Outcome", "convert_weights", "find_layouts"]
 
@@ -94,7 +94,7 @@ class _Architecture:
     """One of our models: the family's record, its shelf and the config of the weights."""
 
     kind: str
-    family: DenoiserFamily | VAEFamily
+    family: DenoiserSpec | VAESpec
     config: Any
 
 
@@ -159,9 +159,9 @@ def _convert_pipeline(task: Conversion, source: Source, tensors: LazyTensors) ->
     return Outcome(task.out, pipeline.num_tensors, 0, pipeline.num_bytes, dtypes, digests)
 
 
-def _find_family(name: str) -> tuple[str, DenoiserFamily | VAEFamily]:
-    refuse_unknown(name, [*FAMILIES, *VAES], what="--family")
-    return ("denoiser", get_family(name)) if name in FAMILIES else ("vae", get_vae(name))
+def _find_family(name: str) -> tuple[str, DenoiserSpec | VAESpec]:
+    refuse_unknown(name, [*DENOISERS, *VAES], what="--family")
+    return ("denoiser", get_denoiser(name)) if name in DENOISERS else ("vae", get_vae(name))
 
 
 def _choose_form(task: Conversion, source: Source) -> Form:
@@ -181,9 +181,7 @@ def _choose_form(task: Conversion, source: Source) -> Form:
     return task.to
 
 
-def _read_architecture(
-    task: Conversion, kind: str, family: DenoiserFamily | VAEFamily, source: Source
-) -> _Architecture:
+def _read_architecture(task: Conversion, kind: str, family: DenoiserSpec | VAESpec, source: Source) -> _Architecture:
     if source.name and source.name != family.name:
         raise ConfigError(
             f"--family {family.name}: {source.path} holds the {source.kind} '{source.name}'; leave it out"
@@ -211,7 +209,7 @@ def _map_keys(architecture: _Architecture, tensors: LazyTensors, layout: str) ->
     return to_pending(state, where=f"{family.name} weights")
 
 
-def find_layouts(family: DenoiserFamily | VAEFamily) -> tuple[str, ...]:
+def find_layouts(family: DenoiserSpec | VAESpec) -> tuple[str, ...]:
     """Names of the published layouts that a family writes; none when it writes only its own keys."""
     module = weights_module(family)
     export = getattr(module, "export_original", None)
@@ -224,7 +222,7 @@ def _takes_layout(export: Callable[..., Any]) -> bool:
     return "layout" in inspect.signature(export).parameters
 
 
-def _export(family: DenoiserFamily | VAEFamily, model: nn.Module, layout: str) -> Mapping[str, torch.Tensor]:
+def _export(family: DenoiserSpec | VAESpec, model: nn.Module, layout: str) -> Mapping[str, torch.Tensor]:
     layouts = find_layouts(family)
     if not layouts:
         raise ConfigError(f"--layout {layout}: {family.name} has no other layout than its own; leave it out")

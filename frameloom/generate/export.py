@@ -35,7 +35,6 @@ from frameloom.generate.parts import LoadedDenoiser, LoadedVAE
 from frameloom.generate.pipeline_folder import PartFolder, write_pipeline_folder
 from frameloom.generate.published import weights_module
 from frameloom.generate.run_weights import RunWeights, open_run
-from frameloom.models.denoisers.export_forms import get_export_forms
 
 __all__ = ["Export", "Exported", "export_run"]
 
@@ -133,7 +132,7 @@ def _choose_content(task: Export, run: RunWeights) -> _Content:
         return _export_diffusers(task, run, denoiser)
     if task.to == "single-file":
         return _export_single_file(task, run, denoiser)
-    forms = get_export_forms(denoiser.family.name)
+    forms = denoiser.family.export_forms
     tensors = _cast(task, _original_tensors(denoiser, forms.original_layout))
     config = forms.describe_original(denoiser.config)
     how = [f"`model.weights: {_shown(task)}` in a recipe, or the trainer and sampler of the original system."]
@@ -141,7 +140,7 @@ def _choose_content(task: Export, run: RunWeights) -> _Content:
 
 
 def _export_diffusers(task: Export, run: RunWeights, denoiser: LoadedDenoiser) -> _Content:
-    family, forms = denoiser.family.name, get_export_forms(denoiser.family.name)
+    family, forms = denoiser.family.name, denoiser.family.export_forms
     if forms.describe_diffusers is None:
         raise ConfigError(f"{family}: diffusers has no model of this family; export it with --to original")
     config = forms.describe_diffusers(denoiser.config)
@@ -162,7 +161,7 @@ def _export_diffusers(task: Export, run: RunWeights, denoiser: LoadedDenoiser) -
 
 
 def _export_single_file(task: Export, run: RunWeights, denoiser: LoadedDenoiser) -> _Content:
-    family, forms = denoiser.family.name, get_export_forms(denoiser.family.name)
+    family, forms = denoiser.family.name, denoiser.family.export_forms
     whole = _join_pipeline(task, run, denoiser)
     tensors = _cast(task, whole or _original_tensors(denoiser, forms.original_layout))
     name = f"{clean_name(run.recipe.name)}.safetensors"
@@ -177,7 +176,7 @@ def _export_single_file(task: Export, run: RunWeights, denoiser: LoadedDenoiser)
 
 def _join_pipeline(task: Export, run: RunWeights, denoiser: LoadedDenoiser) -> LazyTensors | None:
     """All parts of the model in one table, for families that have such files; None, with the reason told, else."""
-    forms = get_export_forms(denoiser.family.name)
+    forms = denoiser.family.export_forms
     if forms.join_parts is None:
         return None
     pipeline = forms.pipeline(denoiser.config)
@@ -248,7 +247,7 @@ def _original_tensors(denoiser: LoadedDenoiser, layout: str) -> LazyTensors:
 
 
 def _vae_tensors(vae: LoadedVAE, to: str) -> LazyTensors:
-    from frameloom.models.vaes import get_vae
+    from frameloom.models.registry import get_vae
 
     export = getattr(weights_module(get_vae(vae.name)), "export_original", None)
     if export is None or to == "diffusers":

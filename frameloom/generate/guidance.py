@@ -14,8 +14,8 @@ from frameloom.config.sampling_settings import SampleSection
 from frameloom.diffusion.guidance import ThreeBranchGuidance, dynamic_scale, guided, oscillate, rescale_guided
 from frameloom.generate.conditions import Prepared, concatenate, repeat
 from frameloom.generate.parts import LoadedDenoiser
-from frameloom.models.denoisers.base import Conditions
-from frameloom.models.text import TextStates
+from frameloom.models.denoisers.conditions import Conditions
+from frameloom.models.text.base import TextStates
 
 
 class GuidedDenoiser:

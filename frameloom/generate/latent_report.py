@@ -7,7 +7,7 @@ from typing import Any
 
 from frameloom.core.random import numpy_stream
 from frameloom.data.clip_view import ListedClip
-from frameloom.models.vaes import VideoVAE
+from frameloom.models.vaes.base import VideoVAE
 from frameloom.models.vaes.statistics import LatentStatistics
 
 

@@ -38,7 +38,7 @@ from frameloom.generate.trained_text import TRAINED_TEXT, read_trained, use_trai
 from frameloom.models.half_precision import PRECISIONS
 from frameloom.models.lora import to_adapters
 from frameloom.models.text.scaling import TextScaling
-from frameloom.models.vaes import VideoVAE
+from frameloom.models.vaes.base import VideoVAE
 from frameloom.models.vaes.tiled import TiledVAE
 
 RECIPE = "recipe.yaml"

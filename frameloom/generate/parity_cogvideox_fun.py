@@ -19,14 +19,13 @@ from frameloom.core.errors import CheckpointError
 from frameloom.core.parity import ParityCase, ParityOutput, pair_outputs
 from frameloom.diffusion.ddpm import DDPMObjective
 from frameloom.diffusion.guidance import guided
-from frameloom.models.denoisers.base import Conditions, find_index
-from frameloom.models.denoisers.cogvideox_fun import FAMILY
-from frameloom.models.denoisers.cogvideox_fun.config import SIZES
+from frameloom.models.denoisers.cogvideox_fun.config import SIZES, SPEC
 from frameloom.models.denoisers.cogvideox_fun.known import add_noise_to_known, blank_unknown, pack_known, resize_known
 from frameloom.models.denoisers.cogvideox_fun.model import CogVideoXFunTransformer, build
 from frameloom.models.denoisers.cogvideox_fun.parity import name_rotary
 from frameloom.models.denoisers.cogvideox_fun.published import read_published
-from frameloom.models.text import TextStates
+from frameloom.models.denoisers.conditions import Conditions, find_index
+from frameloom.models.text.base import TextStates
 from frameloom.models.vaes.cogvideox.config import CogVideoXConfig
 from frameloom.models.vaes.cogvideox.model import CogVideoXVAE
 from frameloom.models.vaes.cogvideox.weights import load_original as load_vae
@@ -146,7 +145,7 @@ def _sample(
 
     def predict(x_BCFHW: Tensor, timestep_B: Tensor) -> Tensor:
         doubled, timesteps = torch.cat([x_BCFHW, x_BCFHW]), torch.cat([timestep_B, timestep_B])
-        prediction = FAMILY.denoise(model, doubled, timesteps, text, given)
+        prediction = SPEC.denoise(model, doubled, timesteps, text, given)
         first = {"hidden_states": doubled, "prediction": prediction, "inpaint_latents": given.beside_BCFHW}
         for name, state in first.items():
             if state is not None:

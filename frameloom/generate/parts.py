@@ -27,12 +27,14 @@ from frameloom.diffusion.flow import FlowObjective
 from frameloom.diffusion.objective import NoiseSettings, Objective
 from frameloom.diffusion.timesteps import LevelBias
 from frameloom.generate.published import warn_of_differences
-from frameloom.models.denoisers import DenoiserFamily, get_family
-from frameloom.models.denoisers.base import override_fields
+from frameloom.models.architecture import override_fields
 from frameloom.models.half_precision import PRECISIONS
-from frameloom.models.text import TextEncoder, TextStates, build_text_encoder
+from frameloom.models.registry import get_denoiser, get_vae
+from frameloom.models.spec import DenoiserSpec
+from frameloom.models.text.base import TextEncoder, TextStates
+from frameloom.models.text.building import build_text_encoder
 from frameloom.models.text.dropout import drop_text
-from frameloom.models.vaes import VideoVAE, get_vae
+from frameloom.models.vaes.base import VideoVAE
 from frameloom.models.vaes.half import HalfVAE
 from frameloom.models.vaes.sliced import SlicedVAE
 
@@ -68,17 +70,17 @@ def build_vae(section: VAESection, *, seed: int) -> LoadedVAE:
     family = get_vae(section.name)
     found = read_weights(Path(section.weights), kind="vae") if section.weights else None
     if found is not None:
-        _check_inflation(section, is_image=family.inflates(found.tensors))
+        _check_inflation(section, is_image=family.inflates is not None and family.inflates(found.tensors))
     config = configure_vae(section, found)
     if found is not None and not found.config and not section.inflate:
         warn_of_differences(family, config, found.original_config, key="vae", path=section.weights or "")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(key(seed, "vae weights") >> 1)
         model = family.build(config)
-    if found is None:
-        family.start(model)
-    else:
+    if found is not None:
         family.load_original(model, found.tensors)
+    elif family.start is not None:
+        family.start(model)
     facts = [section.name, dataclasses.asdict(config), found.digest if found else seed]
     if section.precision != "fp32":
         facts += [section.precision, section.fp32_norms]
@@ -183,14 +185,14 @@ def build_text(section: TextSection, model: ModelSection) -> TextPipeline:
             encoders.append(made)
         else:
             encoders.append(build_text_encoder(item.name, max_length=item.max_length, path=item.path, options=options))
-    return TextPipeline(encoders, join=get_family(model.family).text_join)
+    return TextPipeline(encoders, join=get_denoiser(model.family).text_join)
 
 
 @dataclass(frozen=True)
 class LoadedDenoiser:
     """A denoiser, what it was built from, and a digest that changes with its first weights; a checkpoint's has none."""
 
-    family: DenoiserFamily
+    family: DenoiserSpec
     model: nn.Module
     config: Any
     digest: str = ""
@@ -198,7 +200,7 @@ class LoadedDenoiser:
 
 def build_denoiser(section: ModelSection, *, latent_channels: int, text: TextPipeline, seed: int) -> LoadedDenoiser:
     """The denoiser of a recipe; fresh weights follow from `seed`."""
-    family = get_family(section.family)
+    family = get_denoiser(section.family)
     widths = {"latent_channels": latent_channels, "text_width": text.width, "pooled_width": text.pooled_width}
     found = read_weights(Path(section.weights), kind="denoiser") if section.weights else None
     config = configure_denoiser(section, found, **widths)
@@ -216,7 +218,7 @@ def configure_denoiser(section: ModelSection, stored: Architecture | None, **wid
 
     `widths` are those of latents and text.
     """
-    family = get_family(section.family)
+    family = get_denoiser(section.family)
     if stored is None or not stored.config:
         return family.configure(section.size, **widths, overrides=section.overrides)
     _expect(stored, kind="denoiser", name=section.family, path=section.weights or "")
@@ -224,7 +226,7 @@ def configure_denoiser(section: ModelSection, stored: Architecture | None, **wid
 
 
 def _fit_stored(
-    family: DenoiserFamily, section: ModelSection, stored: Mapping[str, Any], widths: Mapping[str, int]
+    family: DenoiserSpec, section: ModelSection, stored: Mapping[str, Any], widths: Mapping[str, int]
 ) -> Any:
     """The architecture that a folder of weights brings along, with the overrides of the recipe.
 
@@ -249,7 +251,7 @@ def _fit_stored(
 
 def rebuild_denoiser(name: str, architecture: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> LoadedDenoiser:
     """The denoiser of a checkpoint, from the architecture saved with it."""
-    family = get_family(name)
+    family = get_denoiser(name)
     config = family.config_class(**architecture)
     model = family.build(config, generator=stream(0, "denoiser weights"))
     model.load_state_dict(tensors)

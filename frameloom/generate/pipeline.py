@@ -36,9 +36,9 @@ from frameloom.generate.outputs import describe_result, free_path, write_clip
 from frameloom.generate.parts import LoadedDenoiser, TextPipeline, to_uint8
 from frameloom.generate.placement import Placement
 from frameloom.generate.prompt_notes import PromptNote
-from frameloom.models.text import TextStates
+from frameloom.models.text.base import TextStates
 from frameloom.models.text.scaling import TextScaling
-from frameloom.models.vaes import VideoVAE
+from frameloom.models.vaes.base import VideoVAE
 
 
 @dataclass(frozen=True)

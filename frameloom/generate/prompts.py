@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 from pydantic import ValidationError
 
 from frameloom.config.sampling_settings import SampleSection
-from frameloom.config.spelling import suggest
 from frameloom.core.errors import DataError
 from frameloom.core.json_objects import parse_object
+from frameloom.core.spelling import suggest
 
 if TYPE_CHECKING:
     from frameloom.generate.pipeline import Request

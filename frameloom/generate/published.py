@@ -13,15 +13,14 @@ from typing import Any
 from frameloom.core.errors import CheckpointError, ConfigError
 from frameloom.core.json_objects import parse_object
 from frameloom.core.log import get_logger
-from frameloom.models.denoisers import DenoiserFamily
-from frameloom.models.vaes.base import VAEFamily
+from frameloom.models.spec import DenoiserSpec, VAESpec
 
 _log = get_logger(__name__)
 _SHOWN = 6
 PIPELINE_INDEX = "model_index.json"
 
 
-def weights_module(family: DenoiserFamily | VAEFamily) -> ModuleType:
+def weights_module(family: DenoiserSpec | VAESpec) -> ModuleType:
     return sys.modules[family.load_original.__module__]
 
 
@@ -40,7 +39,7 @@ def parse_table(text: str | bytes, *, where: str) -> dict[str, Any]:
     return parse_object(text, where=where, error=CheckpointError, fix="copy it again")
 
 
-def find_config_reader(family: DenoiserFamily | VAEFamily) -> Callable[[Mapping[str, Any]], Any] | None:
+def find_config_reader(family: DenoiserSpec | VAESpec) -> Callable[[Mapping[str, Any]], Any] | None:
     """From a published config.json to the family's config; None if the family reads none.
 
     A `config_class.from_original` counts where it takes the published table, not some other form of it.
@@ -54,7 +53,7 @@ def find_config_reader(family: DenoiserFamily | VAEFamily) -> Callable[[Mapping[
 
 
 def warn_of_differences(
-    family: DenoiserFamily | VAEFamily, config: Any, published: Mapping[str, Any], *, key: str, path: str
+    family: DenoiserSpec | VAESpec, config: Any, published: Mapping[str, Any], *, key: str, path: str
 ) -> None:
     """Tell where the architecture of the recipe is not that of the config.json beside the weights.
 

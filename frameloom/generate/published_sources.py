@@ -11,13 +11,12 @@ from frameloom.checkpoint.weight_files import find_weights
 from frameloom.config.load import load_recipe
 from frameloom.core.errors import CheckpointError, ConfigError
 from frameloom.core.json_objects import read_object
+from frameloom.core.spelling import refuse_unknown
 from frameloom.diffusion.ddpm import DDPMObjective
 from frameloom.diffusion.published import read_scheduler
 from frameloom.generate.published import find_config_reader
-from frameloom.models.denoisers import FAMILIES, DenoiserFamily, get_family
-from frameloom.models.names import refuse_unknown
-from frameloom.models.vaes import get_vae
-from frameloom.models.vaes.base import VAEFamily
+from frameloom.models.registry import DENOISERS, get_denoiser, get_vae
+from frameloom.models.spec import DenoiserSpec, VAESpec
 
 # The shipped recipe whose autoencoder, text encoders, objective and sizes go with most weights of a family.
 _RECIPES = {
@@ -42,13 +41,13 @@ def name_overrides(path: Path, *, family: str | None, recipe: str | None) -> tup
         raise CheckpointError(f"{path}: no such file or folder; name weights, or the folder of a pipeline")
     if recipe is None:
         assert family is not None
-        refuse_unknown(family, FAMILIES, what="family")
+        refuse_unknown(family, DENOISERS, what="family")
         recipe = _RECIPES[family]
     base = load_recipe(recipe)
     if family not in (None, base.model.family):
         raise ConfigError(f"--family {family}: the recipe {recipe} is of the family {base.model.family}; leave one out")
     words = ["--model.weights", str(path)]
-    words += _architecture("model", get_family(base.model.family), base.model.size, path, "denoiser")
+    words += _architecture("model", get_denoiser(base.model.family), base.model.size, path, "denoiser")
     if (path / "vae").is_dir():
         words += ["--vae.weights", str(path)]
         words += _architecture("vae", get_vae(base.vae.name), base.vae.size, path, "vae")
@@ -58,7 +57,7 @@ def name_overrides(path: Path, *, family: str | None, recipe: str | None) -> tup
     return recipe, words
 
 
-def _architecture(section: str, family: DenoiserFamily | VAEFamily, size: str, path: Path, kind: str) -> list[str]:
+def _architecture(section: str, family: DenoiserSpec | VAESpec, size: str, path: Path, kind: str) -> list[str]:
     """Fields of the published config.json that differ from the named size."""
     found, read = find_weights(path, kind=kind).config, find_config_reader(family)
     if not found or read is None:

@@ -23,7 +23,7 @@ from frameloom.data.media import write_image, write_video
 from frameloom.generate.autoencoders import check_frames, usable_frames
 from frameloom.generate.parts import to_uint8, to_unit_range
 from frameloom.generate.rank_group import join_ranks
-from frameloom.models.vaes import VideoVAE
+from frameloom.models.vaes.base import VideoVAE
 from frameloom.models.vaes.statistics import LatentStatistics
 
 # (ours, reference), both BCFHW in [-1, 1] -> numbers by name; one that cannot be told is None

@@ -14,7 +14,7 @@ from frameloom.checkpoint.weight_files import CONFIG, find_weights, open_weights
 from frameloom.core.errors import CheckpointError, ConfigError
 from frameloom.models.denoisers.sdxl.pipeline import ENCODERS, check_description, published_descriptions
 from frameloom.models.denoisers.sdxl.single_file import PREFIXES, Part, from_single_file
-from frameloom.models.text import TextEncoder
+from frameloom.models.text.base import TextEncoder
 from frameloom.models.text.clip import build_from_file
 from frameloom.models.text.folders import EncoderFile, holds_tokenizer
 

@@ -1,1 +1,0 @@
-"""Denoisers, autoencoders, text encoders and the few layers that they share."""

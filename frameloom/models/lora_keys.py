@@ -25,7 +25,7 @@ from frameloom.core.errors import CheckpointError
 from frameloom.models.fit import shorten
 from frameloom.models.lora import Adapter
 
-__all__ = ["NOTES", "LoraNames", "parse_alpha", "read_adapters", "write_diffusers", "write_kohya"]
+__all__ = ["NOTES", "TRANSFORMER_NAMES", "LoraNames", "parse_alpha", "read_adapters", "write_diffusers", "write_kohya"]
 
 NOTES = "lora_adapter_metadata"  # diffusers' note with the settings, as JSON
 
@@ -47,6 +47,10 @@ class LoraNames:
     part: str = "transformer"
     root: str = _KOHYA
     single: Callable[[Iterable[str]], Mapping[str, str]] = lambda layers: {}
+
+
+# Of families that published files have no other names for.
+TRANSFORMER_NAMES = LoraNames()
 
 
 def read_adapters(

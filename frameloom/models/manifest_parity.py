@@ -13,8 +13,7 @@ from torch import Tensor, nn
 
 from frameloom.core.errors import FrameloomError
 from frameloom.core.parity import ParityCase, ParityOutput, compare_facts, compare_numbers
-from frameloom.models.denoisers import get_family
-from frameloom.models.vaes import get_vae
+from frameloom.models.registry import get_denoiser, get_vae
 from frameloom.models.vaes.discriminator import Discriminator3D, DiscriminatorConfig, load_discriminator
 
 Load = Callable[[Any, Mapping[str, Tensor]], None]
@@ -66,7 +65,7 @@ def _build_causal(name: str, config: Mapping[str, Any]) -> tuple[nn.Module, Load
 
 
 def _build_latte(name: str, config: Mapping[str, Any]) -> tuple[nn.Module, Load]:
-    family = get_family("latte")
+    family = get_denoiser("latte")
     config_class: Any = family.config_class
     return family.build(config_class.from_original(config)), family.load_original
 
@@ -74,7 +73,7 @@ def _build_latte(name: str, config: Mapping[str, Any]) -> tuple[nn.Module, Load]
 def _build_opensora_plan(name: str, config: Mapping[str, Any]) -> tuple[nn.Module, Load]:
     from frameloom.models.denoisers.opensora_plan.weights import read_config
 
-    family = get_family("opensora_plan")
+    family = get_denoiser("opensora_plan")
     settings = read_config({"_class_name": name.partition("-")[0], **config}, where=name)
     return family.build(settings), family.load_original
 

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from frameloom.core.aside import Aside
-from frameloom.models.denoisers.base import DenoiserFamily
-from frameloom.models.text import TextStates
+from frameloom.models.spec import DenoiserSpec
+from frameloom.models.text.base import TextStates
 from frameloom.plan.fitting import FIRST_SHAPES, Fitted, Shape, count_cells, measure_some, order_shapes
 from frameloom.plan.ghosts import GhostMode
 from frameloom.plan.tracker import Tally, tally_passes
@@ -78,7 +78,7 @@ _SHARES = np.array([0.0, *2.0 ** np.arange(-10, 1)])
 
 
 def measure_costs(
-    family: DenoiserFamily,
+    family: DenoiserSpec,
     model: nn.Module,
     shapes: Iterable[Shape],
     *,
@@ -154,7 +154,7 @@ def _fit(shape: Shape, found: Fitted, costs: Mapping[Shape, StepCost]) -> StepCo
 
 @dataclass
 class _Runner:
-    family: DenoiserFamily
+    family: DenoiserSpec
     model: nn.Module
     latent_channels: int
     text: TextShape

@@ -19,7 +19,7 @@ import torch
 from frameloom.config.train_settings import memory_bytes
 from frameloom.core.errors import ConfigError
 from frameloom.core.random import stream
-from frameloom.models.names import refuse_unknown
+from frameloom.core.spelling import refuse_unknown
 
 EFFICIENCY = 0.45
 BANDWIDTH_SHARE = 0.7

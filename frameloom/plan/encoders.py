@@ -16,8 +16,8 @@ import numpy as np
 import torch
 
 from frameloom.models.half_precision import widen_norms
-from frameloom.models.layers.tiling import Cuts
-from frameloom.models.vaes import VideoVAE
+from frameloom.models.layers.tiles import Cuts
+from frameloom.models.vaes.base import VideoVAE
 from frameloom.plan.costs import put_weights
 from frameloom.plan.devices import Device
 from frameloom.plan.fitting import Fitted, Shape, Values, count_cells

@@ -17,7 +17,7 @@ from frameloom.core.aside import Aside
 from frameloom.core.errors import DataError
 from frameloom.data.buckets import Bucket
 from frameloom.models.half_precision import PRECISIONS
-from frameloom.models.vaes import VideoVAE
+from frameloom.models.vaes.base import VideoVAE
 from frameloom.plan.costs import StepCost, can_fork, measure_costs
 from frameloom.plan.devices import BOX, Device
 from frameloom.plan.encoders import EncodePlan, PixelEncoder, join_plans, measure_encoder, plan_captions

@@ -11,16 +11,16 @@ import torch
 from torch import nn
 
 from frameloom.checkpoint.model_folder import Architecture, read_architecture
-from frameloom.config.facts import VAES, VAEFacts
 from frameloom.config.optim import OptimSection
 from frameloom.config.schema import LoraSection, Recipe
 from frameloom.core.errors import ConfigError
 from frameloom.data.buckets import Bucket
 from frameloom.generate.parts import configure_denoiser, configure_vae
-from frameloom.models.denoisers import DenoiserFamily, get_family
 from frameloom.models.half_precision import cast_weights
 from frameloom.models.lora import add_adapters, choose_layers, default_layers
-from frameloom.models.vaes import VideoVAE, get_vae
+from frameloom.models.registry import VAES, get_denoiser, get_vae
+from frameloom.models.spec import DenoiserSpec, VAESpec
+from frameloom.models.vaes.base import VideoVAE
 from frameloom.plan.costs import TextShape
 from frameloom.plan.fitting import Shape
 from frameloom.plan.memory import ModelSize
@@ -31,13 +31,13 @@ from frameloom.train.recompute import apply_recompute
 
 @dataclass(frozen=True)
 class MetaDenoiser:
-    """With what its inputs follow from: `vae` are the facts of the autoencoder, `latent_channels` its output."""
+    """With what its inputs follow from: `vae` is that of the autoencoder, `latent_channels` its output."""
 
-    family: DenoiserFamily
+    family: DenoiserSpec
     model: nn.Module
     config: Any
     text: TextShape
-    vae: VAEFacts
+    vae: VAESpec
     latent_channels: int
 
     def latent_shape(self, bucket: Bucket) -> Shape:
@@ -54,7 +54,7 @@ def build_meta_denoiser(recipe: Recipe) -> MetaDenoiser:
     """
     if recipe.task != "denoiser":
         raise ConfigError(f"task {recipe.task}: only runs of task denoiser can be planned")
-    family = get_family(recipe.model.family)
+    family = get_denoiser(recipe.model.family)
     text = text_shape(recipe, family.text_join)
     latent_channels = _configure_vae(recipe).latent_channels
     config = configure_denoiser(
@@ -79,7 +79,7 @@ def build_meta_denoiser(recipe: Recipe) -> MetaDenoiser:
     return MetaDenoiser(family, model, config, text, VAES[recipe.vae.name], latent_channels)
 
 
-def _add_adapters(section: LoraSection, family: DenoiserFamily, model: nn.Module) -> None:
+def _add_adapters(section: LoraSection, family: DenoiserSpec, model: nn.Module) -> None:
     if section.targets is None:
         chosen = default_layers(model, family.lora_targets, family.blocks(model))
     else:

@@ -9,9 +9,10 @@ from typing import Any
 from frameloom.config.block_settings import RecomputeSection
 from frameloom.config.bucket_policies import FixedSection, RatioTokensSection
 from frameloom.config.checks import check_rules
-from frameloom.config.facts import VAES, VAEFacts
 from frameloom.config.policy_checks import token_patch
 from frameloom.config.schema import Recipe
+from frameloom.models.registry import VAES
+from frameloom.models.spec import VAESpec
 from frameloom.plan.devices import Device
 from frameloom.plan.estimate import Measured, RunPlan, measure_recomputed, plan_run
 
@@ -54,7 +55,7 @@ def suggest_change(recipe: Recipe, plan: RunPlan, num_devices: int, measured: Me
 
 def _shorten(trial: _Trial, settings: dict[str, Any]) -> Change | None:
     """Shorter clips of the policy `fixed`: what one device encodes is not shared, so a long clip may be too much."""
-    recipe, facts = trial.recipe, VAES[trial.recipe.vae.name]
+    recipe, vae = trial.recipe, VAES[trial.recipe.vae.name]
     section = recipe.data.fixed or FixedSection()
     if recipe.data.policy != "fixed":
         return None
@@ -62,7 +63,7 @@ def _shorten(trial: _Trial, settings: dict[str, Any]) -> Change | None:
     frames, found = section.frames, trial.plan(settings)
     while found.breaking:
         share = min(0.95, trial.device.memory / found.breaking[0].total)
-        frames = _legal_frames(recipe, facts, share * frames)
+        frames = _legal_frames(recipe, vae, share * frames)
         if not frames:
             return None
         settings["data.fixed.frames"] = frames
@@ -70,10 +71,10 @@ def _shorten(trial: _Trial, settings: dict[str, Any]) -> Change | None:
     return Change(settings, found)
 
 
-def _legal_frames(recipe: Recipe, facts: VAEFacts, most: float) -> int:
+def _legal_frames(recipe: Recipe, vae: VAESpec, most: float) -> int:
     """The most frames that the models take, up to `most`; 0 if there are none."""
     patch = token_patch(recipe)[0]
-    return next((count for count in range(int(most), 0, -1) if facts.accepts_frames(count, patch)), 0)
+    return next((count for count in range(int(most), 0, -1) if vae.accepts_frames(count, patch)), 0)
 
 
 def _shrink_sliced(trial: _Trial, settings: dict[str, Any], sliced: dict[str, Any]) -> Change | None:

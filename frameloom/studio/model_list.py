@@ -9,12 +9,13 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from frameloom.config.facts import FAMILIES, VAES
 from frameloom.config.load import load_recipe
 from frameloom.config.policy_checks import frame_problem
-from frameloom.config.sampling_settings import SAMPLERS, SampleSection
+from frameloom.config.sampling_settings import SampleSection
 from frameloom.config.schema import Recipe
 from frameloom.core.errors import FrameloomError
+from frameloom.diffusion.sampler_table import SAMPLERS
+from frameloom.models.registry import DENOISERS, VAES
 from frameloom.studio.run_list import RECIPE, is_run_folder, walk_folders
 
 _CONFIG, _TENSORS = "config.json", "model.safetensors"
@@ -82,7 +83,7 @@ def read_model_facts(recipe: Path) -> ModelFacts:
 def takes_image(recipe: Recipe) -> bool:
     """Whether frames can be given: the recipe trained with known ones, or names a model that is made for it."""
     model = recipe.model
-    if "known" not in FAMILIES[model.family].takes:
+    if "known" not in DENOISERS[model.family].conditions:
         return False
     chosen = model.overrides
     is_made_for_it = chosen.get("cond_embed") or chosen.get("inpaint") or chosen.get("condition") == "inpaint"
@@ -91,9 +92,9 @@ def takes_image(recipe: Recipe) -> bool:
 
 def makes_clips(recipe: Recipe) -> bool:
     """False for a family of pictures."""
-    facts = VAES[recipe.vae.name]
-    can = any(frame_problem(recipe, facts, frames) is None for frames in _SOME_LENGTHS)
-    return can and not (recipe.sample.frames == 1 and facts.strides[0] == 1)
+    vae = VAES[recipe.vae.name]
+    can = any(frame_problem(recipe, vae, frames) is None for frames in _SOME_LENGTHS)
+    return can and not (recipe.sample.frames == 1 and vae.strides[0] == 1)
 
 
 class ModelIndex:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal, get_args, get_origin
 
-from frameloom.config.facts import FAMILIES, VAES
 from frameloom.config.tree import Kind, default_of, field_at, field_kind
 from frameloom.config.yaml_values import KeyPath, format_value, parse_value
 from frameloom.core.errors import ConfigError
+from frameloom.models.registry import DENOISERS, VAES
 
 # What most recipes set; every other key is written in the text beside the form.
 MAIN_KEYS: dict[str, tuple[str, ...]] = {
@@ -28,7 +28,7 @@ MAIN_KEYS: dict[str, tuple[str, ...]] = {
 }
 _NULL = "null"
 _FOLLOWS: dict[KeyPath, KeyPath] = {("model", "size"): ("model", "family"), ("vae", "size"): ("vae", "name")}
-_NAMES: dict[KeyPath, tuple[str, ...]] = {("model", "family"): tuple(FAMILIES), ("vae", "name"): tuple(VAES)}
+_NAMES: dict[KeyPath, tuple[str, ...]] = {("model", "family"): tuple(DENOISERS), ("vae", "name"): tuple(VAES)}
 
 
 @dataclass(frozen=True)
@@ -110,8 +110,8 @@ def sizes_for(field: FormField, values: dict[KeyPath, Any]) -> list[str] | None:
     if leader is None:
         return None
     name = str(values.get(leader))
-    facts = FAMILIES.get(name) if leader[0] == "model" else VAES.get(name)
-    return list(facts.sizes) if facts else []
+    spec = DENOISERS.get(name) if leader[0] == "model" else VAES.get(name)
+    return list(spec.sizes) if spec else []
 
 
 def read_values(tree: dict[str, Any], fields: dict[str, list[FormField]]) -> dict[KeyPath, Any]:

@@ -21,7 +21,7 @@ from frameloom.data.batch import Batch
 from frameloom.evaluate.metrics import psnr_db, ssim
 from frameloom.generate.parts import to_unit_range
 from frameloom.models.layers.frames import fold_frames
-from frameloom.models.vaes import Moments, VideoVAE
+from frameloom.models.vaes.base import Moments, VideoVAE
 from frameloom.models.vaes.losses import kl_divergence, reconstruction_nll, wavelet_loss
 from frameloom.models.vaes.lpips import LPIPS, load_lpips
 from frameloom.train.draws import draw_normal

@@ -18,12 +18,13 @@ from frameloom.config.schema import KnownSection
 from frameloom.core.errors import ConfigError
 from frameloom.core.random import stream
 from frameloom.data.batch import Batch
-from frameloom.diffusion.end_masks import END_SHARES, draw_end_mask
+from frameloom.diffusion.end_masks import draw_end_mask
+from frameloom.diffusion.mask_kinds import END_SHARES
 from frameloom.diffusion.masks import StreamDice, draw_frame_mask, draw_region_mask
 from frameloom.generate.parts import LoadedDenoiser, to_unit_range
-from frameloom.models.denoisers.base import Conditions
-from frameloom.models.text import TextStates
-from frameloom.models.vaes import VideoVAE
+from frameloom.models.denoisers.conditions import Conditions
+from frameloom.models.text.base import TextStates
+from frameloom.models.vaes.base import VideoVAE
 from frameloom.train.draws import draw_normal, draw_uniform
 
 Shape = tuple[int, int, int]

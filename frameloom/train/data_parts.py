@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from frameloom.config.facts import VAES
 from frameloom.config.policy_checks import token_patch
 from frameloom.config.schema import Recipe
 from frameloom.core.errors import DataError
@@ -24,6 +23,7 @@ from frameloom.data.policies.build import build_bucket_policy
 from frameloom.data.policies.lengths import LengthRule
 from frameloom.data.reader import ClipReader, ReadSettings, TextSource
 from frameloom.data.transforms import parse_transforms
+from frameloom.models.registry import VAES
 from frameloom.train.class_images import with_class_images
 
 _log = get_logger(__name__)

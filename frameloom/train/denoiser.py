@@ -15,10 +15,10 @@ from frameloom.data.batch import Batch
 from frameloom.diffusion.objective import Noised, Objective
 from frameloom.diffusion.profile import band_levels, band_shares
 from frameloom.generate.parts import LoadedDenoiser, TextPipeline, to_unit_range
-from frameloom.models.denoisers.base import Conditions
-from frameloom.models.text import TextStates
+from frameloom.models.denoisers.conditions import Conditions
+from frameloom.models.text.base import TextStates
 from frameloom.models.text.scaling import TextScaling
-from frameloom.models.vaes import VideoVAE
+from frameloom.models.vaes.base import VideoVAE
 from frameloom.train.conditions import ConditionMaker, image_ordinals, join_images, split_images
 from frameloom.train.draws import draw_normal, draw_uniform
 from frameloom.train.known_text import KnownText

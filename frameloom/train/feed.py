@@ -11,7 +11,6 @@ from pathlib import Path
 
 import torch
 
-from frameloom.config.facts import FAMILIES
 from frameloom.config.schema import Recipe
 from frameloom.core.errors import CheckpointError, DataError
 from frameloom.data.bad_clips import BadClipLog
@@ -26,6 +25,7 @@ from frameloom.data.prefetch import prefetch_to_device
 from frameloom.data.rank_assignment import Pick, Shares, Span, find_microbatch, iterate_spans
 from frameloom.data.reader import CachedReader
 from frameloom.generate.parts import pick_device
+from frameloom.models.registry import DENOISERS
 from frameloom.train.caching import open_caches
 from frameloom.train.class_images import class_rows
 from frameloom.train.data_parts import build_clip_reader, build_plan, build_policy, read_manifest
@@ -123,7 +123,7 @@ def build_feed(recipe: Recipe, *, bad_clips: Path, shares: Shares | None = None,
             caches.latents,
             seed=recipe.seed,
             text=caches.text,
-            transforms=clips.settings.transforms if "sizes" in FAMILIES[recipe.model.family].takes else None,
+            transforms=clips.settings.transforms if "sizes" in DENOISERS[recipe.model.family].conditions else None,
             caption_choice=recipe.data.caption_choice,
         )
     if caches.row_text is not None:

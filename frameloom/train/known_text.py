@@ -10,7 +10,7 @@ from torch import Tensor
 
 from frameloom.data.cache import TextCache
 from frameloom.data.reader import CachedReader, ClipReader
-from frameloom.models.text import TextStates
+from frameloom.models.text.base import TextStates
 from frameloom.models.text.scaling import TextScaling
 from frameloom.train.caching import list_captions
 from frameloom.train.feed import Feed

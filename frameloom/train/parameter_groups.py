@@ -13,8 +13,8 @@ from typing import Any
 
 from torch import nn
 
-from frameloom.config.spelling import nearest
 from frameloom.core.errors import ConfigError
+from frameloom.core.spelling import nearest
 
 NamedParameters = Iterable[tuple[str, nn.Parameter]]
 

@@ -16,21 +16,15 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from frameloom.core.parity import ParityCase, ParityOutput, compare_facts, pair_outputs, under
-from frameloom.diffusion.end_masks import (
-    KINDS,
-    known_frames,
-    learned_cells,
-    pick_kind,
-    place_references,
-    usable_kinds,
-)
+from frameloom.diffusion.end_masks import known_frames, learned_cells, pick_kind, place_references, usable_kinds
 from frameloom.diffusion.flow import FlowObjective, logit_normal_time, shift_time
+from frameloom.diffusion.mask_kinds import END_KINDS
 from frameloom.diffusion.objective import Noised
 from frameloom.models.denoisers.opensora2.config import SIZES
 from frameloom.models.denoisers.opensora2.known import pack_known
 from frameloom.models.denoisers.opensora2.positions import video_positions
 from frameloom.models.layers.patches import pack, token_grid, unpack
-from frameloom.models.text import TextStates
+from frameloom.models.text.base import TextStates
 from frameloom.models.text.dropout import drop_text
 
 Tensors = dict[str, Tensor]
@@ -132,7 +126,7 @@ def _condition_clips(clip_BCFHW: Tensor, name: str) -> Tensors:
         return _encode_toy(pixels_BCFHW, causal=causal)
 
     found = {}
-    for kind in ("image", *KINDS):
+    for kind in ("image", *END_KINDS):
         clip = clip_BCFHW[:, :, :1] if kind == "image" else clip_BCFHW
         known_F = known_frames("t2v" if kind == "image" else kind, clip.shape[2], stride=_STRIDES[0], causal=causal)
         known = known_F[None, None, :, None, None].expand(len(clip), 1, -1, *clip.shape[3:])
@@ -145,7 +139,7 @@ def _condition_sampling(case: ParityCase, name: str) -> Tensors:
     """Only the first sample of the batch has references."""
     found: Tensors = {}
     given = under(case.inputs, "inference.")
-    for kind in KINDS:
+    for kind in END_KINDS:
         expected = case.outputs.get(f"inference.{name}.{kind}.masked_ref")
         if expected is None:
             continue

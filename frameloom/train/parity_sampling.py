@@ -21,8 +21,9 @@ from frameloom.models.denoisers.opensora2.branches import three_branches
 from frameloom.models.denoisers.opensora2.config import MMDiTConfig
 from frameloom.models.denoisers.opensora2.model import build
 from frameloom.models.layers.patches import Grid, pack, token_grid, unpack
-from frameloom.models.text import TextStates
-from frameloom.models.vaes import VideoVAE, get_vae
+from frameloom.models.registry import get_vae
+from frameloom.models.text.base import TextStates
+from frameloom.models.vaes.base import VideoVAE
 
 Tensors = dict[str, Tensor]
 

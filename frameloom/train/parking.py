@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from frameloom.models.text import TextEncoder
-from frameloom.models.vaes import VideoVAE
+from frameloom.models.text.base import TextEncoder
+from frameloom.models.vaes.base import VideoVAE
 
 
 class ParkedModule:

@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 from frameloom.config.block_settings import RecomputeSection
 from frameloom.config.train_settings import memory_bytes
 from frameloom.core.errors import ConfigError
-from frameloom.models.names import refuse_unknown
+from frameloom.core.spelling import refuse_unknown
 from frameloom.train.host_buffer import HostBuffer
 
 _WHERE = "train.recompute"

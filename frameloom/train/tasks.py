@@ -11,7 +11,6 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from frameloom.config.facts import FAMILIES
 from frameloom.config.schema import Recipe, TrainSection, ValidationSection
 from frameloom.core.log import get_logger
 from frameloom.data.batch import Batch
@@ -115,7 +114,7 @@ def _build_denoiser(recipe: Recipe, captions: Sequence[str], device: torch.devic
         denoiser=denoiser,
         vae=vae,
         known=recipe.known,
-        takes_sizes="sizes" in FAMILIES[recipe.model.family].takes,
+        takes_sizes="sizes" in denoiser.family.conditions,
         has_control=recipe.data.control,
         device=device,
     )

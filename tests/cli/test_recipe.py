@@ -175,6 +175,33 @@ def test_help_lists_every_command_and_imports_none(folder: Path) -> None:
         assert all(f"\n  {name} " in out for name in names)
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        *(["recipe", "check", "shapes/demo"], ["recipe", "check", "opensora2/stage1", "--skip-files"]),
+        *(["recipe", "show", "shapes/demo"], ["recipe", "list"], ["--help"]),
+    ],
+    ids=" ".join,
+)
+def test_commands_about_recipes_load_no_model_code(folder: Path, words: list[str]) -> None:
+    code = (
+        "import sys\n"
+        "from frameloom.cli.main import main\n"
+        "try:\n    main(sys.argv[1:])\n"
+        "except SystemExit as stop:\n    code = stop.code or 0\n"
+        "heavy = {'torch', 'diffusers', 'transformers', 'numpy', 'safetensors'} & set(sys.modules)\n"
+        "specs = 'frameloom.models.denoisers.opensora2.config' in sys.modules\n"
+        "print('', code, sorted(heavy), specs, sep='|')\n"
+    )
+    _, out, err = run(words, folder, python=("-c", code))
+    *_, status, heavy, has_specs = out.splitlines()[-1].split("|")
+    assert heavy == "[]", err
+    # Nobody made the data of the demo in this folder; the other recipe's files are not looked for.
+    assert status == ("2" if words[1:] == ["check", "shapes/demo"] else "0"), err
+    # Both recipes are of this family: they were checked against its spec.
+    assert has_specs == str(words[1:2] in (["check"], ["show"]))
+
+
 @pytest.mark.parametrize("command", COMMANDS["recipe"].commands)
 def test_every_recipe_command_has_help_with_an_example(folder: Path, command: str) -> None:
     code, out, _ = run(["recipe", command, "--help"], folder)

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from frameloom.config.checks import check_files
-from frameloom.config.facts import VAES
 from frameloom.config.load import load_recipe, load_with_places
 from frameloom.core.errors import ConfigError
+from frameloom.models.registry import VAES
 
 SPLIT = ["--validation.where.split", "val"]
 

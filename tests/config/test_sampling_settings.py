@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from frameloom.config.load import load_recipe
-from frameloom.config.sampling_settings import SAMPLERS, LoraChoice
+from frameloom.config.sampling_settings import LoraChoice
 from frameloom.core.errors import ConfigError
+from frameloom.diffusion.sampler_table import SAMPLERS
 
 
 @pytest.mark.parametrize(("kind", "wrong"), [("flow", "ddim"), ("v", "heun"), ("epsilon", "heun")])

@@ -10,7 +10,6 @@ import sys
 
 import pytest
 from frameloom.core.host_cpu import (
-    ISA_LIMIT,
     announces_tiles,
     avoid_avx512_in_half,
     avoid_undescribed_tiles,
@@ -19,6 +18,7 @@ from frameloom.core.host_cpu import (
 )
 
 from frameloom.core import host_cpu
+from frameloom.core.process_settings import ISA_LIMIT
 
 PRODUCT = "import torch; x = torch.ones(64, 64, dtype=torch.bfloat16); print(int((x @ x).sum()))"
 AVOID = "from frameloom.core.host_cpu import avoid_undescribed_tiles; avoid_undescribed_tiles(); "

@@ -9,8 +9,6 @@ import torch
 
 from frameloom.core.errors import ConfigError
 from frameloom.diffusion.end_masks import (
-    END_SHARES,
-    KINDS,
     draw_end_mask,
     known_cells,
     known_frames,
@@ -19,6 +17,7 @@ from frameloom.diffusion.end_masks import (
     place_references,
     usable_kinds,
 )
+from frameloom.diffusion.mask_kinds import END_KINDS, END_SHARES
 
 
 @pytest.mark.parametrize(("causal", "long", "easy"), [(True, (9, 33), (17, 65)), (False, (8, 32), (16, 64))])
@@ -36,7 +35,7 @@ def test_single_images_are_the_ends_of_the_clip():
 
 
 def test_clips_that_are_too_short_lose_the_long_kinds_and_nothing_else():
-    weights = dict.fromkeys(KINDS, 1.0)
+    weights = dict.fromkeys(END_KINDS, 1.0)
     assert usable_kinds(weights, 18, causal=True) == weights
     assert set(weights) - set(usable_kinds(weights, 17, causal=True)) == {"v2v_head_easy", "v2v_tail_easy"}
     assert set(usable_kinds(weights, 9, causal=True)) == {"t2v", "i2v_head", "i2v_tail", "i2v_loop"}

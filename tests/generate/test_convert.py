@@ -18,9 +18,8 @@ from frameloom.core.errors import CheckpointError, ConfigError
 from frameloom.core.files import digest_file
 from frameloom.core.random import stream
 from frameloom.generate.convert import Conversion, Outcome, convert_weights, find_layouts
-from frameloom.models.denoisers import FAMILIES, get_family
 from frameloom.models.denoisers.opensora2.weights import export_original
-from frameloom.models.vaes import VAES, get_vae
+from frameloom.models.registry import DENOISERS, VAES, get_denoiser, get_vae
 
 GENERATOR = torch.Generator().manual_seed(0)
 WEIGHTS = {
@@ -177,7 +176,7 @@ def test_weights_alone_need_the_size_and_must_fit_it(tmp_path, wfvae):
 
 @pytest.fixture(scope="module")
 def mmdit() -> SimpleNamespace:
-    family = get_family("opensora2")
+    family = get_denoiser("opensora2")
     model = family.build(family.sizes["tiny"], generator=stream(0, "denoiser weights"))
     layouts = {layout: export_original(model, layout) for layout in ("fused", "split", "diffusers")}
     return SimpleNamespace(model=model, layouts=layouts, config=dataclasses.asdict(family.sizes["tiny"]))
@@ -193,10 +192,10 @@ def test_published_layouts_become_each_other_bit_for_bit(tmp_path, mmdit, given)
     assert not same(dict(read_weights(tmp_path / given).tensors), mmdit.layouts[other])
 
 
-@pytest.mark.parametrize("name", [*FAMILIES, *VAES])
+@pytest.mark.parametrize("name", [*DENOISERS, *VAES])
 def test_every_family_leaves_in_all_its_layouts_and_comes_back(tmp_path, name):
     """Through files, on deferred tensors: so no family's key map looks at the numbers of a tensor."""
-    kind, family = ("denoiser", get_family(name)) if name in FAMILIES else ("vae", get_vae(name))
+    kind, family = ("denoiser", get_denoiser(name)) if name in DENOISERS else ("vae", get_vae(name))
     torch.manual_seed(0)
     config, state = family.sizes["tiny"], family.build(family.sizes["tiny"]).state_dict()
     own = tmp_path / "own"

@@ -22,7 +22,7 @@ from frameloom.generate.convert import Conversion, convert_weights
 from frameloom.generate.export import Export, Exported, export_run
 from frameloom.generate.parts import LoadedDenoiser, build_text, build_vae
 from frameloom.generate.run_weights import open_run
-from frameloom.models.text import TextStates
+from frameloom.models.text.base import TextStates
 from frameloom.models.text.loading import quiet_transformers
 from frameloom.train.run import train
 from tests.generate import sdxl_pipeline

@@ -25,7 +25,7 @@ from frameloom.generate.reconstruct import (
     reconstruct,
     reconstruct_files,
 )
-from frameloom.models.vaes import VideoVAE
+from frameloom.models.vaes.base import VideoVAE
 
 MEASURES = build_measures(["psnr"])
 

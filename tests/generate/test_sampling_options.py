@@ -30,11 +30,11 @@ from frameloom.generate.lora import write_lora
 from frameloom.generate.parts import LoadedDenoiser
 from frameloom.generate.pipeline import Request, Sampler, generate
 from frameloom.generate.placement import Placement
-from frameloom.models.denoisers import get_family
-from frameloom.models.denoisers.base import Conditions
 from frameloom.models.denoisers.cogvideox_fun.published import read_published
+from frameloom.models.denoisers.conditions import Conditions
 from frameloom.models.lora import Adapter, linear_layers
-from frameloom.models.text import TextStates
+from frameloom.models.registry import get_denoiser
+from frameloom.models.text.base import TextStates
 from tests.generate.conftest import MODELS, Load
 from tests.generate.test_published_pipeline import TRANSFORMER, VAE, draw
 from tests.models.text import tiny
@@ -56,7 +56,7 @@ def frames(sampler: Sampler, **settings: Any) -> np.ndarray:
 @pytest.mark.parametrize("kind", ["t2v", "i2v_head", "i2v_tail"])
 def test_text_and_image_guidance_with_oscillation_is_that_of_the_original(kind: str) -> None:
     case = read_case(GOLDENS / "open-sora-v2" / "sampling_end_to_end.safetensors", name="sampling_end_to_end")
-    family = get_family("opensora2")
+    family = get_denoiser("opensora2")
     known = {field.name for field in dataclasses.fields(family.config_class)}
     config = family.config_class(**{key: value for key, value in case.config["model"].items() if key in known})
     model = family.build(config).eval()
@@ -89,7 +89,7 @@ def test_text_and_image_guidance_with_oscillation_is_that_of_the_original(kind: 
 
 def test_text_guidance_is_that_of_the_original() -> None:
     case = read_case(GOLDENS / "cogvideox-fun" / "pipeline_2b_t2v.safetensors", name="pipeline_2b_t2v")
-    family = get_family("cogvideox_fun")
+    family = get_denoiser("cogvideox_fun")
     config = read_published(case.config["transformer"])
     model = family.build(config).eval()
     model.load_state_dict(case.weights)

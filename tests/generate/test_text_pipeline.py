@@ -10,7 +10,8 @@ import torch
 from frameloom.config.schema import ModelSection, TextEncoderSection, TextSection
 from frameloom.core.errors import ConfigError
 from frameloom.generate.parts import TextPipeline, build_text
-from frameloom.models.text import TextEncoder, TextStates, build_text_encoder
+from frameloom.models.text.base import TextEncoder, TextStates
+from frameloom.models.text.building import build_text_encoder
 from frameloom.models.text.scaling import measure_scaling
 from tests.models.text import tiny
 from tests.models.text.tiny import CAPTIONS, POSITIONS

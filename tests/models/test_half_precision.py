@@ -9,15 +9,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from frameloom.config.facts import FAMILIES as FACTS
 from frameloom.config.schema import VAESection
 from frameloom.core.random import stream
 from frameloom.generate.parts import build_vae
-from frameloom.models.denoisers import FAMILIES, get_family
-from frameloom.models.denoisers.base import NOTHING, Conditions
+from frameloom.models.denoisers.conditions import NOTHING, Conditions
 from frameloom.models.half_precision import PRECISIONS, cast_weights, find_norms, widen_norms
-from frameloom.models.text import TextStates
-from frameloom.models.vaes import VAES
+from frameloom.models.registry import DENOISERS, VAES, get_denoiser
+from frameloom.models.text.base import TextStates
 
 
 def draw(*shape: int) -> Tensor:
@@ -26,13 +24,13 @@ def draw(*shape: int) -> Tensor:
 
 def predict(name: str, model: nn.Module) -> Tensor:
     text = TextStates(draw(1, 5, 24), torch.ones(1, 5, dtype=torch.bool), draw(1, 12))
-    given = Conditions(sizes_B6=torch.full((1, 6), 64.0)) if "sizes" in FACTS[name].takes else NOTHING
+    given = Conditions(sizes_B6=torch.full((1, 6), 64.0)) if "sizes" in DENOISERS[name].conditions else NOTHING
     frames = 1 if name == "sdxl" else 2
-    return get_family(name).denoise(model, draw(1, 4, frames, 8, 8), torch.tensor([0.3]), text, given)
+    return get_denoiser(name).denoise(model, draw(1, 4, frames, 8, 8), torch.tensor([0.3]), text, given)
 
 
 def build(name: str) -> nn.Module:
-    family = get_family(name)
+    family = get_denoiser(name)
     config = family.configure("tiny", latent_channels=4, text_width=24, pooled_width=12, overrides={})
     model = family.build(config, generator=stream(0, "weights"))
     generator = stream(0, "shake")
@@ -43,7 +41,7 @@ def build(name: str) -> nn.Module:
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", DENOISERS)
 def test_a_family_runs_and_learns_with_half_weights(name: str, precision: str) -> None:
     dtype, model = PRECISIONS[precision], build(name)
     with torch.no_grad():

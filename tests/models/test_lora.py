@@ -8,8 +8,6 @@ from torch import Tensor, nn
 
 from frameloom.core.errors import CheckpointError, ConfigError
 from frameloom.core.random import stream
-from frameloom.models.denoisers import FAMILIES, DenoiserFamily, get_family
-from frameloom.models.denoisers.base import TextStates
 from frameloom.models.lora import (
     Adapter,
     add_adapters,
@@ -20,6 +18,9 @@ from frameloom.models.lora import (
     merge_adapters,
     to_adapters,
 )
+from frameloom.models.registry import DENOISERS, get_denoiser
+from frameloom.models.spec import DenoiserSpec
+from frameloom.models.text.base import TextStates
 
 # Adapted layers and numbers at rank 4, by the fact sheets of the published trainers.
 PUBLISHED = {
@@ -30,16 +31,16 @@ PUBLISHED = {
 }
 
 
-def build(name: str) -> tuple[DenoiserFamily, nn.Module]:
+def build(name: str) -> tuple[DenoiserSpec, nn.Module]:
     """A tiny model without zero-initialised layers, which would hide what stands before them."""
-    family = get_family(name)
+    family = get_denoiser(name)
     model = family.build(family.configure("tiny", latent_channels=4, text_width=16, pooled_width=8, overrides={}))
     for parameter in model.parameters():
         parameter.data.add_(0.02 * torch.randn(parameter.shape, generator=stream(0, "shake")))
     return family, model.eval()
 
 
-def predict(family: DenoiserFamily, model: nn.Module) -> Tensor:
+def predict(family: DenoiserSpec, model: nn.Module) -> Tensor:
     frames = 1 if family.name == "sdxl" else 3
     draws = stream(1, "inputs")
     noisy = torch.randn(2, 4, frames, 8, 8, generator=draws)
@@ -48,7 +49,7 @@ def predict(family: DenoiserFamily, model: nn.Module) -> Tensor:
     return family.denoise(model, noisy, torch.tensor([0.3, 0.8]), text)
 
 
-def adapt(family: DenoiserFamily, model: nn.Module, *, seed: int = 0) -> list[str]:
+def adapt(family: DenoiserSpec, model: nn.Module, *, seed: int = 0) -> list[str]:
     layers = default_layers(model, family.lora_targets, family.blocks(model))
     add_adapters(model, layers, rank=4, alpha=2.0, generator=stream(seed, "lora weights"))
     return layers
@@ -60,7 +61,7 @@ def trained(model: nn.Module) -> dict[str, nn.Parameter]:
 
 @pytest.mark.parametrize(("family", "size"), PUBLISHED)
 def test_layers_are_those_of_the_published_trainers(family: str, size: str) -> None:
-    record = get_family(family)
+    record = get_denoiser(family)
     with torch.device("meta"):
         model = record.build(record.sizes[size])
     layers = default_layers(model, record.lora_targets, record.blocks(model))
@@ -71,7 +72,7 @@ def test_layers_are_those_of_the_published_trainers(family: str, size: str) -> N
         assert sum(parameter.numel() for parameter in trained(model).values()) == numbers
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", DENOISERS)
 def test_fresh_adapters_change_no_bit_and_all_of_them_learn(name: str) -> None:
     family, model = build(name)
     # Listened to, a layer is called by itself, as one with an adapter is: fused with others it rounds otherwise.
@@ -97,7 +98,7 @@ def test_fresh_adapters_change_no_bit_and_all_of_them_learn(name: str) -> None:
     assert not torch.equal(before, predict(family, model))
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", DENOISERS)
 def test_merged_equals_beside_within_rounding(name: str) -> None:
     family, model = build(name)
     plain = predict(family, model)

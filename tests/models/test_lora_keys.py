@@ -16,13 +16,13 @@ from torch import Tensor, nn
 
 from frameloom.core.errors import CheckpointError
 from frameloom.core.random import stream
-from frameloom.models.denoisers import FAMILIES, get_family
 from frameloom.models.lora import Adapter, default_layers, linear_layers, merge_adapters
 from frameloom.models.lora_keys import NOTES, LoraNames, parse_alpha, read_adapters, write_diffusers, write_kohya
+from frameloom.models.registry import DENOISERS, get_denoiser
 
 
 def build(name: str) -> nn.Module:
-    family = get_family(name)
+    family = get_denoiser(name)
     model = family.build(family.configure("tiny", latent_channels=4, text_width=16, pooled_width=8, overrides={}))
     for parameter in model.parameters():
         parameter.data.add_(0.02 * torch.randn(parameter.shape, generator=stream(0, "shake")))
@@ -30,7 +30,7 @@ def build(name: str) -> nn.Module:
 
 
 def draw_adapters(name: str, model: nn.Module, *, alpha: float = 2.0) -> dict[str, Adapter]:
-    family, draws, layers = get_family(name), stream(0, "adapters"), linear_layers(model)
+    family, draws, layers = get_denoiser(name), stream(0, "adapters"), linear_layers(model)
     chosen = default_layers(model, family.lora_targets, family.blocks(model))
     return {
         layer: Adapter(
@@ -43,7 +43,7 @@ def draw_adapters(name: str, model: nn.Module, *, alpha: float = 2.0) -> dict[st
 
 
 def read(name: str, model: nn.Module, tensors: dict[str, Tensor], alpha: float | None = None) -> dict[str, Adapter]:
-    names = get_family(name).lora_names
+    names = get_denoiser(name).lora_names
     return read_adapters(tensors, linear_layers(model), names, alpha=alpha, where="x.safetensors")
 
 
@@ -54,10 +54,10 @@ def assert_same(one: dict[str, Adapter], other: dict[str, Adapter]) -> None:
         assert adapter.alpha == other[layer].alpha
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", DENOISERS)
 def test_both_layouts_round_trip(name: str) -> None:
     model = build(name)
-    adapters, names = draw_adapters(name, model), get_family(name).lora_names
+    adapters, names = draw_adapters(name, model), get_denoiser(name).lora_names
     assert_same(adapters, read(name, model, write_kohya(adapters, linear_layers(model), names)))
     tensors, notes = write_diffusers(adapters, names)
     assert_same(adapters, read(name, model, tensors, parse_alpha(notes[NOTES], where="notes")))
@@ -68,20 +68,22 @@ def test_both_layouts_round_trip(name: str) -> None:
 
 def test_keys_are_those_of_the_published_files() -> None:
     cog, sdxl = build("cogvideox_fun"), build("sdxl")
-    kohya = write_kohya(draw_adapters("cogvideox_fun", cog), linear_layers(cog), get_family("cogvideox_fun").lora_names)
+    kohya = write_kohya(
+        draw_adapters("cogvideox_fun", cog), linear_layers(cog), get_denoiser("cogvideox_fun").lora_names
+    )
     assert kohya["lora_unet__transformer_blocks_0_attn1_to_out_0.lora_up.weight"].shape[1] == 4
     assert float(kohya["lora_unet__patch_embed_text_proj.alpha"]) == 2.0
     assert len(kohya) == 3 * len(linear_layers(cog))
-    unet = write_kohya(draw_adapters("sdxl", sdxl), linear_layers(sdxl), get_family("sdxl").lora_names)
+    unet = write_kohya(draw_adapters("sdxl", sdxl), linear_layers(sdxl), get_denoiser("sdxl").lora_names)
     assert all(key.startswith(("lora_unet_input", "lora_unet_middle_block_1", "lora_unet_output")) for key in unet)
-    peft, _ = write_diffusers(draw_adapters("sdxl", sdxl), get_family("sdxl").lora_names)
+    peft, _ = write_diffusers(draw_adapters("sdxl", sdxl), get_denoiser("sdxl").lora_names)
     assert all(key.startswith("unet.") and key.endswith((".lora_A.weight", ".lora_B.weight")) for key in peft)
 
 
 def test_diffusers_reads_our_kohya_file_of_sdxl_to_the_same_layers() -> None:
     model = build("sdxl")
     adapters = draw_adapters("sdxl", model)
-    kohya = write_kohya(adapters, linear_layers(model), get_family("sdxl").lora_names)
+    kohya = write_kohya(adapters, linear_layers(model), get_denoiser("sdxl").lora_names)
     mapped = _maybe_map_sgm_blocks_to_diffusers(dict(kohya), model.config)
     converted, alphas = _convert_non_diffusers_lora_to_diffusers(mapped)
     assert_same({k: Adapter(a.down_RI, a.up_OR, None) for k, a in adapters.items()}, read("sdxl", model, converted))
@@ -98,7 +100,7 @@ def predict_sdxl(model: Any) -> Tensor:
 def test_diffusers_loads_our_file_and_computes_what_we_compute() -> None:
     plain, ours, theirs = build("sdxl"), build("sdxl"), build("sdxl")
     adapters = draw_adapters("sdxl", ours)
-    tensors, notes = write_diffusers(adapters, get_family("sdxl").lora_names)
+    tensors, notes = write_diffusers(adapters, get_denoiser("sdxl").lora_names)
     theirs.load_lora_adapter(tensors, prefix="unet", metadata=json.loads(notes[NOTES]))
     merge_adapters(ours, adapters)
     torch.testing.assert_close(predict_sdxl(ours), predict_sdxl(theirs), rtol=1e-4, atol=1e-5)
@@ -108,7 +110,7 @@ def test_diffusers_loads_our_file_and_computes_what_we_compute() -> None:
 def test_diffusers_loads_our_file_into_its_cogvideox() -> None:
     model = build("cogvideox_fun")
     adapters = draw_adapters("cogvideox_fun", model)
-    tensors, notes = write_diffusers(adapters, get_family("cogvideox_fun").lora_names)
+    tensors, notes = write_diffusers(adapters, get_denoiser("cogvideox_fun").lora_names)
     config: Any = model.config
     theirs = CogVideoXTransformer3DModel(
         num_attention_heads=config.num_attention_heads,
@@ -143,7 +145,7 @@ def test_diffusers_loads_our_file_into_its_cogvideox() -> None:
 def test_layouts_of_other_programs_are_read(down: str, up: str) -> None:
     model = build("sdxl")
     layer = "mid_block.attentions.0.transformer_blocks.0.attn2.to_out.0"
-    single = get_family("sdxl").lora_names.single(linear_layers(model))[layer]
+    single = get_denoiser("sdxl").lora_names.single(linear_layers(model))[layer]
     assert single == "middle_block.1.transformer_blocks.0.attn2.to_out.0"
     words = {"layer": layer, "flat": layer.replace(".", "_"), "single": single, "parent": layer[: -len(".to_out.0")]}
     one = draw_adapters("sdxl", model)[layer]

@@ -12,8 +12,9 @@ from torch import nn
 from torch.nn import functional as F
 
 from frameloom.core.random import stream
-from frameloom.models.denoisers import DenoiserFamily, get_family
-from frameloom.models.text import TextStates
+from frameloom.models.registry import get_denoiser
+from frameloom.models.spec import DenoiserSpec
+from frameloom.models.text.base import TextStates
 from frameloom.plan.costs import StepCost, TextShape, measure_costs
 from frameloom.plan.fitting import Shape
 from frameloom.train.recompute import recompute_blocks
@@ -34,8 +35,8 @@ class Setting:
     def text(self) -> TextShape:
         return TextShape({"cogvideox_fun": 226, "sdxl": 77}.get(self.family, 20), 64, 32)
 
-    def build(self, device: str) -> tuple[DenoiserFamily, nn.Module]:
-        family = get_family(self.family)
+    def build(self, device: str) -> tuple[DenoiserSpec, nn.Module]:
+        family = get_denoiser(self.family)
         text = self.text
         with torch.device(device):
             config = family.configure(
@@ -98,7 +99,7 @@ SETTINGS = [
 ]
 
 
-def take_pass(setting: Setting, family: DenoiserFamily, model: nn.Module) -> None:
+def take_pass(setting: Setting, family: DenoiserSpec, model: nn.Module) -> None:
     generator = stream(0, "pass")
     noisy_BCFHW = torch.randn(setting.batch, setting.channels, *setting.shape, generator=generator)
     text = setting.text

@@ -9,8 +9,8 @@ import torch
 
 from frameloom.config.load import load_recipe
 from frameloom.config.schema import TextEncoderSection
+from frameloom.models.registry import get_vae
 from frameloom.models.text import minilm, t5
-from frameloom.models.vaes import get_vae
 from frameloom.plan.devices import DEVICES, choose_device
 from frameloom.plan.encoders import EncodePlan, measure_encoder
 from frameloom.plan.estimate import BucketPlan, plan_run

@@ -15,7 +15,7 @@ from frameloom.config.load import load_recipe
 from frameloom.config.schema import Recipe
 from frameloom.core.errors import ConfigError
 from frameloom.core.random import stream
-from frameloom.models.text import TextStates
+from frameloom.models.text.base import TextStates
 from frameloom.plan.costs import measure_costs
 from frameloom.plan.devices import DEVICES, choose_device
 from frameloom.plan.estimate import RunPlan, plan_run

@@ -16,12 +16,11 @@ import yaml
 from safetensors.torch import save_file
 
 from frameloom.checkpoint.model_folder import write_model_folder
-from frameloom.config.facts import FAMILIES, VAES
 from frameloom.config.load import load_recipe
 from frameloom.config.schema import Recipe, TextEncoderSection, VAESection
 from frameloom.core.files import digest_value
 from frameloom.generate.parts import build_vae
-from frameloom.models.denoisers import get_family
+from frameloom.models.registry import DENOISERS, VAES, get_denoiser
 from frameloom.models.vaes.lpips import LPIPS
 from tests.models.text import tiny
 
@@ -135,8 +134,8 @@ def write_lpips(path: Path, channels: int) -> None:
 def _kept_fields(recipe: Recipe) -> dict[str, Any]:
     """All of the architecture but its dimensions, for `model.overrides` of the tiny size."""
     name = recipe.model.family
-    full = dataclasses.replace(get_family(name).sizes[recipe.model.size], **recipe.model.overrides)
-    kept = [field for field in FAMILIES[name].fields if field not in _DIMENSIONS[name]]
+    full = dataclasses.replace(get_denoiser(name).sizes[recipe.model.size], **recipe.model.overrides)
+    kept = [field for field in DENOISERS[name].fields if field not in _DIMENSIONS[name]]
     values = {field: getattr(full, field) for field in kept}
     values |= {field: TEXT_LENGTH for field in kept if field == "max_text_seq_length"}
     return {field: list(value) if isinstance(value, tuple) else value for field, value in values.items()}
@@ -182,9 +181,9 @@ def _shorten(recipe: Recipe, frames: int) -> int:
     """The largest number of frames that the models take, up to `LONGEST`, or a little more where tokens span frames."""
     patch = 1
     if recipe.task == "denoiser":
-        patch = FAMILIES[recipe.model.family].patch_of(recipe.model.size, recipe.model.overrides)[0]
-    facts = VAES[recipe.vae.name]
-    return max(n for n in range(1, min(frames, LONGEST + 4 * (patch - 1)) + 1) if facts.accepts_frames(n, patch))
+        patch = DENOISERS[recipe.model.family].patch_of(recipe.model.size, recipe.model.overrides)[0]
+    vae = VAES[recipe.vae.name]
+    return max(n for n in range(1, min(frames, LONGEST + 4 * (patch - 1)) + 1) if vae.accepts_frames(n, patch))
 
 
 def _shrink_grid(recipe: Recipe) -> dict[str, Any]:

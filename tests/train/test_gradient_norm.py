@@ -5,10 +5,11 @@ from collections.abc import Callable, Sequence
 import pytest
 import torch
 from frameloom.models.layers.native import load_kernels
-from frameloom.train.gradient_norm import measure_gradients, measure_in_products, measure_natively
+from frameloom.train.gradient_norm import measure_in_products, measure_natively
 from torch import Tensor, nn
 
 from frameloom.core.random import stream
+from frameloom.train.optimizer import measure_gradients
 
 Way = Callable[[Sequence[Tensor]], Tensor]
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from frameloom.checkpoint.store import load_latest, read_state, step_folder
 from frameloom.core.errors import CheckpointError
 from frameloom.generate.load import Source, load_sampler, open_sampler
-from frameloom.models.text import build_text_encoder
+from frameloom.models.text.building import build_text_encoder
 from frameloom.train.build import build_trainer
 from frameloom.train.resuming import ResumeChoices
 from frameloom.train.run import train

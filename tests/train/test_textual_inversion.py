@@ -17,7 +17,7 @@ from frameloom.core.errors import CheckpointError, ConfigError
 from frameloom.generate.embeddings import read_word
 from frameloom.generate.load import load_sampler
 from frameloom.generate.pipeline import Request, encode_prompts, generate
-from frameloom.models.denoisers import get_family
+from frameloom.models.registry import get_denoiser
 from frameloom.train.build import build_trainer
 from frameloom.train.resuming import ResumeChoices
 from frameloom.train.run import train
@@ -30,7 +30,7 @@ WORD = "<toy>"
 
 def write_base(folder: Path, text: dict[str, int] | None = None) -> Path:
     """Weights to start from: layers that start from zeros would hide the text."""
-    family = get_family("sdxl")
+    family = get_denoiser("sdxl")
     widths = text or {"text_width": 16 + 24, "pooled_width": 24 + 4}
     config = family.configure("tiny", latent_channels=4, overrides={}, **widths)
     model = family.build(config, generator=torch.Generator().manual_seed(0))

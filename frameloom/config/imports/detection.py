@@ -8,8 +8,8 @@ from typing import NamedTuple
 from frameloom.config.arguments import SYSTEMS, load_system
 from frameloom.config.imports.launch import Launch
 from frameloom.config.imports.shell import explain_unset, find_unset
-from frameloom.config.spelling import suggest
 from frameloom.core.errors import ConfigError
+from frameloom.core.spelling import suggest
 
 
 class Program(NamedTuple):

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from frameloom.config.arguments import Argument
-from frameloom.config.spelling import nearest
 from frameloom.config.yaml_values import format_value, parse_scalar, shorten
+from frameloom.core.spelling import nearest
 
 _TRUE, _FALSE, _NONE = ("true", "1", "yes", "on", ""), ("false", "0", "no", "off"), ("none", "null")
 _NUMBERS = ("integer", "number")

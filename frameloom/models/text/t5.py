@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from frameloom.core.errors import ConfigError
 from frameloom.models.text.base import TextOptions, choose_options
+from frameloom.models.text.config import MT5, T5
 from frameloom.models.text.folders import find_folder
 from frameloom.models.text.loading import quiet_transformers
 from frameloom.models.text.pretrained import PretrainedEncoder
@@ -25,7 +26,7 @@ DEFAULTS = {
     "t5": TextOptions(padding="attend", precision="bf16"),
     "mt5": TextOptions(padding="mask", keep_chinese=True, precision="bf16"),
 }
-MAX_LENGTH = {"t5": 512, "mt5": 1024}  # of the texts that they were trained on
+MAX_LENGTH = {spec.name: spec.max_length for spec in (T5, MT5)}
 SUBFOLDERS = ("text_encoder", "text_encoder_2", "text_encoder_3")
 
 

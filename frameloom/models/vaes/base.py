@@ -5,15 +5,14 @@ Shape letters: B batch, C channels, F frames, H height, W width. Pixels are in [
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from frameloom.core.errors import DataError
-from frameloom.models.layers.tiling import Cuts
+from frameloom.models.layers.tiles import Cuts
 
 LOGVAR_RANGE = (-30.0, 20.0)
 
@@ -139,21 +138,3 @@ class VideoVAE(nn.Module):
     @staticmethod
     def _per_channel(values_C: Tensor) -> Tensor:
         return values_C.view(1, -1, 1, 1, 1)
-
-
-@dataclass(frozen=True)
-class VAEFamily:
-    """One folder of this shelf: its architecture by name, and how published weights get in.
-
-    `load_original(model, tensors)` takes a state dict with the published keys and raises CheckpointError
-    that names what is missing, unexpected or of another shape. `start(model)` improves freshly drawn weights.
-    `inflates(tensors)` says whether they are those of an image autoencoder that this one can start from.
-    """
-
-    name: str
-    config_class: type[Any]
-    sizes: Mapping[str, Any]
-    build: Callable[[Any], VideoVAE]
-    load_original: Callable[[VideoVAE, Mapping[str, Tensor]], None]
-    start: Callable[[Any], None] = lambda model: None
-    inflates: Callable[[Mapping[str, Tensor]], bool] = lambda tensors: False

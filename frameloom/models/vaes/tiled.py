@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from frameloom.core.errors import ConfigError
-from frameloom.models.layers.tiling import Layers, Tiles, run_in_tiles
+from frameloom.models.layers.tiles import Tiles
+from frameloom.models.layers.tiling import Layers, run_in_tiles
 from frameloom.models.vaes.base import Moments, VideoVAE
 
 

@@ -20,7 +20,7 @@ from torch.distributed.fsdp import fully_shard
 
 from frameloom.core.errors import ConfigError
 from frameloom.generate.parts import TextPipeline
-from frameloom.models.text import TextEncoder, TextStates
+from frameloom.models.text.base import TextEncoder, TextStates
 from frameloom.models.text.tensor_parallel import SharedEncoder, TensorEncoder, can_split
 
 

@@ -10,8 +10,8 @@ from frameloom.cli.lazy import build_command
 from frameloom.cli.main import _SWITCHES, _WITH_VALUE, ROOT
 from frameloom.config.arguments import SYSTEMS, Argument, load_system
 from frameloom.config.arguments.page import render_arguments, split_homes
-from frameloom.config.facts import FAMILIES, VAES
 from frameloom.config.tree import kind_at
+from frameloom.models.registry import DENOISERS, VAES
 
 LISTS = Path(__file__).parent
 DOCS = Path(__file__).parents[3] / "docs"
@@ -48,8 +48,8 @@ def is_command(key: str) -> bool:
 def is_key(key: str) -> bool:
     path = tuple(key.split("."))
     if path[1:2] == ("overrides",):
-        facts = (FAMILIES if path[0] == "model" else VAES).values()
-        return any(path[2] in known.fields for known in facts)
+        specs = (DENOISERS if path[0] == "model" else VAES).values()
+        return any(path[2] in spec.fields for spec in specs)
     return kind_at(path) is not None
 
 

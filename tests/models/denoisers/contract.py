@@ -20,10 +20,11 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from frameloom.core.errors import ConfigError
 from frameloom.core.random import stream
-from frameloom.models.denoisers import DenoiserFamily, get_family
-from frameloom.models.denoisers.base import NOTHING, Conditions
+from frameloom.models.denoisers.conditions import NOTHING, Conditions
 from frameloom.models.layers import attention, native
-from frameloom.models.text import TextStates
+from frameloom.models.registry import get_denoiser
+from frameloom.models.spec import DenoiserSpec
+from frameloom.models.text.base import TextStates
 from frameloom.train.compiling import compile_blocks
 from frameloom.train.recompute import recompute_blocks
 from tests.models.denoisers.bucket_sizes import list_shapes
@@ -57,8 +58,8 @@ class DenoiserContract:
     ]
 
     @property
-    def family(self) -> DenoiserFamily:
-        return get_family(self.family_name)
+    def family(self) -> DenoiserSpec:
+        return get_denoiser(self.family_name)
 
     def configure(self, **overrides: Any) -> Any:
         return self.family.configure(

@@ -9,9 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from frameloom.core.random import stream
-from frameloom.models.denoisers import DenoiserFamily, get_family
-from frameloom.models.denoisers.base import Conditions
-from frameloom.models.text import TextStates
+from frameloom.models.denoisers.conditions import Conditions
+from frameloom.models.registry import get_denoiser
+from frameloom.models.spec import DenoiserSpec
+from frameloom.models.text.base import TextStates
 
 NUM_HEADS = 4
 LATENT_CHANNELS, TEXT_WIDTH, POOLED_WIDTH = 4, 24, 12
@@ -30,8 +31,8 @@ class Case:
     given: tuple[str, ...] = ()
 
     @property
-    def family(self) -> DenoiserFamily:
-        return get_family(self.family_name)
+    def family(self) -> DenoiserSpec:
+        return get_denoiser(self.family_name)
 
     def configure(self) -> Any:
         return self.family.configure(

@@ -16,14 +16,14 @@ from frameloom.checkpoint.goldens import read_golden
 from frameloom.core.errors import CheckpointError, ConfigError
 from frameloom.core.parity import ParityCase
 from frameloom.core.random import stream
-from frameloom.models.denoisers import get_family
-from frameloom.models.denoisers.base import Conditions
 from frameloom.models.denoisers.cogvideox_fun import parity
 from frameloom.models.denoisers.cogvideox_fun.config import SIZES, CogVideoXFunConfig
 from frameloom.models.denoisers.cogvideox_fun.model import CogVideoXFunTransformer, build
 from frameloom.models.denoisers.cogvideox_fun.published import read_published, write_published
 from frameloom.models.denoisers.cogvideox_fun.weights import export_original, load_original
-from frameloom.models.text import TextStates
+from frameloom.models.denoisers.conditions import Conditions
+from frameloom.models.registry import get_denoiser
+from frameloom.models.text.base import TextStates
 from tests.models.denoisers.contract import DenoiserContract
 
 GOLDENS = Path(__file__).parents[2] / "goldens" / "cogvideox-fun"
@@ -73,7 +73,7 @@ def predict(
     states = TextStates(text, torch.ones(2, 5, dtype=torch.bool), torch.zeros(2, 0))
     with torch.no_grad():
         given = Conditions(beside_BCFHW=beside)
-        return get_family("cogvideox_fun").denoise(model, noisy, torch.tensor(timestep), states, given)
+        return get_denoiser("cogvideox_fun").denoise(model, noisy, torch.tensor(timestep), states, given)
 
 
 def difference(one: Tensor, other: Tensor) -> float:
@@ -383,7 +383,7 @@ def test_a_config_of_another_model_is_refused(published: dict[str, Any], message
 )
 def test_a_wrong_setting_is_refused(overrides: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        get_family("cogvideox_fun").configure(
+        get_denoiser("cogvideox_fun").configure(
             "tiny", latent_channels=8, text_width=384, pooled_width=0, overrides=overrides
         )
 

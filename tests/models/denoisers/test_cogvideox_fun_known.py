@@ -10,9 +10,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from frameloom.core.random import stream
-from frameloom.models.denoisers import get_family
 from frameloom.models.denoisers.cogvideox_fun.config import SIZES
 from frameloom.models.denoisers.cogvideox_fun.known import add_noise_to_known, blank_unknown, pack_known, resize_known
+from frameloom.models.registry import get_denoiser
 
 CONFIG = replace(SIZES["2b-inpaint"], in_channels=3)
 
@@ -88,7 +88,7 @@ def test_noise_spares_black_pixels() -> None:
 
 
 def test_sizes_say_what_stands_beside() -> None:
-    beside = get_family("cogvideox_fun").beside
+    beside = get_denoiser("cogvideox_fun").beside
     assert [beside(SIZES[size]) for size in ("5b", "5b-inpaint", "5b-control")] == ["none", "inpaint", "control"]
     assert [SIZES[size].input_channels for size in ("5b", "5b-inpaint", "5b-control")] == [16, 33, 32]
 

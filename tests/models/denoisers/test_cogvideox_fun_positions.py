@@ -10,7 +10,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from frameloom.core.errors import ConfigError
-from frameloom.models.denoisers import get_family
 from frameloom.models.denoisers.cogvideox_fun.config import SIZES, CogVideoXFunConfig
 from frameloom.models.denoisers.cogvideox_fun.model import build
 from frameloom.models.denoisers.cogvideox_fun.positions import (
@@ -22,6 +21,7 @@ from frameloom.models.denoisers.cogvideox_fun.positions import (
     turn_table,
 )
 from frameloom.models.layers.patches import Grid
+from frameloom.models.registry import get_denoiser
 
 NARROW = replace(SIZES["2b"], num_attention_heads=1, attention_head_dim=32)
 
@@ -142,7 +142,7 @@ def test_a_latent_that_a_model_cannot_take_is_refused(size: str, latent: Grid, m
     ],
 )
 def test_sizes_of_buckets_are_taken(size: str, latent: Grid, num_tokens: int) -> None:
-    assert get_family("cogvideox_fun").num_tokens(SIZES[size], latent) == num_tokens
+    assert get_denoiser("cogvideox_fun").num_tokens(SIZES[size], latent) == num_tokens
 
 
 def test_added_positions_need_the_whole_text() -> None:

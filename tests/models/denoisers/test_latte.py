@@ -14,15 +14,15 @@ from torch import Tensor
 from frameloom.checkpoint.parity import CaseResult, read_case, run_case
 from frameloom.core.errors import CheckpointError, ConfigError
 from frameloom.core.random import stream
-from frameloom.models.denoisers import get_family
-from frameloom.models.denoisers.base import Conditions
+from frameloom.models.denoisers.conditions import Conditions
 from frameloom.models.denoisers.latte import blocks, parity
 from frameloom.models.denoisers.latte.config import SIZES, LatteConfig
 from frameloom.models.denoisers.latte.model import LatteT2V, build
 from frameloom.models.denoisers.latte.positions import frame_table, picture_table, turn_table
 from frameloom.models.denoisers.latte.weights import detect_layout, export_original, load_original
 from frameloom.models.layers import native
-from frameloom.models.text import TextStates
+from frameloom.models.registry import get_denoiser
+from frameloom.models.text.base import TextStates
 from tests.models.denoisers.contract import DenoiserContract
 
 GOLDENS = Path(__file__).parents[2] / "goldens" / "open-sora-plan"
@@ -32,7 +32,7 @@ SMALL = LatteConfig(
 )
 ROPE = replace(SMALL, use_rope=True)
 COMPRESSED = replace(SMALL, compress_kv_factor=2)
-denoise = get_family("latte").denoise
+denoise = get_denoiser("latte").denoise
 
 
 def shake(model: LatteT2V, seed: int = 0) -> LatteT2V:
@@ -239,7 +239,7 @@ def test_a_latent_that_patches_do_not_tile_is_refused() -> None:
     with pytest.raises(ConfigError, match="multiples of 2"):
         denoise(build(SMALL), torch.zeros(1, 4, 3, 5, 4), torch.zeros(1), make_text("text", 1))
     with pytest.raises(ConfigError, match="5x4 cells"):
-        get_family("latte").num_tokens(SMALL, (1, 5, 4))
+        get_denoiser("latte").num_tokens(SMALL, (1, 5, 4))
 
 
 # --- positions ---
@@ -301,7 +301,7 @@ def test_blocks_compile_without_graph_breaks(config: LatteConfig, monkeypatch: p
     text, given = make_text("text", 1), Conditions(cells_BFHW=torch.ones(1, 4, 4, 4), image_text=make_text("image", 1))
     with torch.no_grad():
         expected = denoise(model, noisy, timestep, text, given)
-        for block in get_family("latte").blocks(model):
+        for block in get_denoiser("latte").blocks(model):
             block.compile(fullgraph=True, backend="eager")
         compiled = denoise(model, noisy, timestep, text, given)
     assert difference(compiled, expected) <= 1e-6
@@ -483,7 +483,7 @@ def test_without_a_generator_weights_are_still_fixed() -> None:
 )
 def test_a_wrong_setting_is_refused(overrides: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        get_family("latte").configure("tiny", latent_channels=4, text_width=8, pooled_width=8, overrides=overrides)
+        get_denoiser("latte").configure("tiny", latent_channels=4, text_width=8, pooled_width=8, overrides=overrides)
 
 
 @pytest.mark.parametrize(

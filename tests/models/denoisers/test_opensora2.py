@@ -16,8 +16,7 @@ from torch import Tensor
 from frameloom.core.errors import CheckpointError, ConfigError
 from frameloom.core.parity import ParityCase
 from frameloom.core.random import stream
-from frameloom.models.denoisers import get_family
-from frameloom.models.denoisers.base import Conditions
+from frameloom.models.denoisers.conditions import Conditions
 from frameloom.models.denoisers.opensora2 import parity
 from frameloom.models.denoisers.opensora2.blocks import SingleBlock
 from frameloom.models.denoisers.opensora2.config import SIZES, MMDiTConfig
@@ -33,7 +32,8 @@ from frameloom.models.denoisers.opensora2.weights import (
 )
 from frameloom.models.layers.patches import unpack
 from frameloom.models.layers.rope import rotary_table
-from frameloom.models.text import TextStates
+from frameloom.models.registry import get_denoiser
+from frameloom.models.text.base import TextStates
 from tests.models.denoisers.contract import DenoiserContract
 
 GOLDENS = Path(__file__).parents[2] / "goldens" / "open-sora-v2"
@@ -159,7 +159,7 @@ def test_whole_forward_equals_the_packed_golden_one() -> None:
     given = case.inputs
     text = TextStates(given["txt"], torch.ones(2, 7, dtype=torch.bool), given["y_vec"])
     condition = torch.cat([given["masks"], given["masked_ref"]], dim=1)
-    denoise = get_family("opensora2").denoise
+    denoise = get_denoiser("opensora2").denoise
     with torch.no_grad():
         ours = denoise(model, given["latents_bcthw"], given["timesteps"], text, Conditions(beside_BCFHW=condition))
         without = denoise(model, given["latents_bcthw"], given["timesteps"], text)
@@ -391,7 +391,7 @@ def test_absolute_positions_tell_tokens_of_a_flat_video_apart() -> None:
 
 
 def test_released_size_is_fitted_to_the_encoders() -> None:
-    configure = get_family("opensora2").configure
+    configure = get_denoiser("opensora2").configure
     config = configure("11b-dcae", latent_channels=32, text_width=100, pooled_width=50, overrides={"patch_size": 2})
     assert (config.in_channels, config.context_in_dim, config.vec_in_dim) == (128, 100, 50)
     assert config.latent_channels == 32
@@ -413,21 +413,21 @@ def test_released_size_is_fitted_to_the_encoders() -> None:
     ],
 )
 def test_a_wrong_setting_is_refused(overrides: dict[str, Any], message: str) -> None:
-    configure = get_family("opensora2").configure
+    configure = get_denoiser("opensora2").configure
     with pytest.raises(ConfigError, match=message):
         configure("tiny", latent_channels=8, text_width=384, pooled_width=384, overrides=overrides)
 
 
 def test_an_unknown_family_names_the_nearest() -> None:
     with pytest.raises(ConfigError, match="did you mean 'opensora2'"):
-        get_family("opensora")
+        get_denoiser("opensora")
 
 
 def test_a_latent_that_patches_do_not_tile_is_refused() -> None:
     config = replace(SMALL, depth=0, depth_single_blocks=0)
     with pytest.raises(ConfigError, match="opensora2 denoiser: a latent of 5x4 cells"):
-        get_family("opensora2").num_tokens(config, (1, 5, 4))
-    assert get_family("opensora2").num_tokens(config, (1, 6, 4)) == 6
+        get_denoiser("opensora2").num_tokens(config, (1, 5, 4))
+    assert get_denoiser("opensora2").num_tokens(config, (1, 6, 4)) == 6
 
 
 def test_a_table_made_while_sampling_serves_training() -> None:

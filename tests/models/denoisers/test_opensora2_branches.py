@@ -6,10 +6,10 @@ import dataclasses
 
 import torch
 
-from frameloom.models.denoisers.base import TextStates
 from frameloom.models.denoisers.opensora2.branches import three_branches
 from frameloom.models.denoisers.opensora2.config import SIZES
 from frameloom.models.denoisers.opensora2.model import build
+from frameloom.models.text.base import TextStates
 
 
 def test_three_branches_are_three_forwards():

@@ -15,15 +15,15 @@ from torch import Tensor
 from frameloom.core.errors import ConfigError
 from frameloom.core.parity import ParityCase
 from frameloom.core.random import stream
-from frameloom.models.denoisers import get_family
-from frameloom.models.denoisers.base import NOTHING, Conditions
+from frameloom.models.denoisers.conditions import NOTHING, Conditions
 from frameloom.models.denoisers.opensora_plan import parity
 from frameloom.models.denoisers.opensora_plan.config import SIZES, OpenSoraPlanConfig
 from frameloom.models.denoisers.opensora_plan.model import OpenSoraT2V, build
 from frameloom.models.denoisers.opensora_plan.positions import pool_cells, turn_table
 from frameloom.models.layers import native
 from frameloom.models.layers.rope import rotate
-from frameloom.models.text import TextStates
+from frameloom.models.registry import get_denoiser
+from frameloom.models.text.base import TextStates
 from tests.models.denoisers.contract import DenoiserContract
 
 GOLDENS = Path(__file__).parents[2] / "goldens" / "open-sora-plan"
@@ -172,7 +172,7 @@ def test_noise_level_is_a_whole_index_in_float32() -> None:
     text = TextStates(draw(3, 5, 20), torch.ones(3, 5, dtype=torch.bool), draw(3, 6))
     timestep = (torch.tensor([0, 501, 999]).double() / 1000).float()
     with torch.no_grad():
-        get_family("opensora_plan").denoise(model, draw(3, 4, 1, 4, 4), timestep, text)
+        get_denoiser("opensora_plan").denoise(model, draw(3, 4, 1, 4, 4), timestep, text)
     assert seen[0].dtype == torch.float32 and seen[0].tolist() == [0, 501, 999]
 
 
@@ -322,7 +322,7 @@ def test_blocks_compile_without_a_break(layer: int, monkeypatch: pytest.MonkeyPa
     ],
 )
 def test_a_wrong_setting_is_refused(overrides: dict[str, Any], message: str) -> None:
-    configure = get_family("opensora_plan").configure
+    configure = get_denoiser("opensora_plan").configure
     with pytest.raises(ConfigError, match=message):
         configure("tiny", latent_channels=8, text_width=384, pooled_width=384, overrides=overrides)
 
@@ -330,12 +330,12 @@ def test_a_wrong_setting_is_refused(overrides: dict[str, Any], message: str) -> 
 class TestWrongShapes:
     def denoise(self, noisy: Tensor, given: Conditions = NOTHING, **changes: Any) -> None:
         text = TextStates(draw(1, 5, 20), torch.ones(1, 5, dtype=torch.bool), draw(1, 6))
-        family = get_family("opensora_plan")
+        family = get_denoiser("opensora_plan")
         family.denoise(build(replace(SMALL, **changes)), noisy, torch.ones(1), text, given)
 
     def test_sides_that_patches_do_not_tile_name_the_rule(self) -> None:
         with pytest.raises(ConfigError, match="opensora_plan denoiser: a latent of 4x3 cells"):
-            get_family("opensora_plan").num_tokens(SMALL, (1, 4, 3))
+            get_denoiser("opensora_plan").num_tokens(SMALL, (1, 4, 3))
 
     def test_latents_of_another_autoencoder_are_refused(self) -> None:
         with pytest.raises(ConfigError, match="has 8 channels, the model takes 4"):

@@ -14,8 +14,7 @@ from torch import Tensor
 
 from frameloom.core.errors import CheckpointError, DataError
 from frameloom.core.random import stream
-from frameloom.models.denoisers import get_family
-from frameloom.models.denoisers.base import Conditions
+from frameloom.models.denoisers.conditions import Conditions
 from frameloom.models.denoisers.opensora_plan.config import SIZES, OpenSoraPlanConfig
 from frameloom.models.denoisers.opensora_plan.known import fold_frames, pack_known, shrink_mask
 from frameloom.models.denoisers.opensora_plan.model import OpenSoraT2V, build
@@ -26,7 +25,8 @@ from frameloom.models.denoisers.opensora_plan.weights import (
     read_config,
 )
 from frameloom.models.fit import strip_wrappers
-from frameloom.models.text import TextStates
+from frameloom.models.registry import get_denoiser
+from frameloom.models.text.base import TextStates
 
 GOLDENS = Path(__file__).parents[2] / "goldens" / "open-sora-plan"
 SMALL = OpenSoraPlanConfig(
@@ -217,7 +217,7 @@ class TestKnownFrames:
             pack_known(INPAINT, clip, torch.ones(1, 1, 9, 16, 16), lambda pixels: pixels[..., ::8, ::8])
 
     def test_the_family_takes_what_it_packs(self) -> None:
-        family, model = get_family("opensora_plan"), build_awake(INPAINT)
+        family, model = get_denoiser("opensora_plan"), build_awake(INPAINT)
         assert family.beside(INPAINT) == "inpaint" and family.beside(SMALL) == "none"
         _, given = self.pack([1, 0, 0, 0, 0])
         _, nothing = self.pack([0, 0, 0, 0, 0])

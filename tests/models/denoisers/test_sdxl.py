@@ -11,12 +11,12 @@ from torch import Tensor, nn
 from frameloom.core.errors import CheckpointError, ConfigError
 from frameloom.core.random import stream
 from frameloom.diffusion.ddpm import DDPMObjective
-from frameloom.models.denoisers import get_family
-from frameloom.models.denoisers.base import Conditions
+from frameloom.models.denoisers.conditions import Conditions
 from frameloom.models.denoisers.sdxl.config import SIZES, SDXLConfig
 from frameloom.models.denoisers.sdxl.model import AESTHETIC_SCORE, SDXLUNet, build, diffusers_arguments
 from frameloom.models.denoisers.sdxl.weights import detect_layout, export_original, load_original
-from frameloom.models.text import TextStates
+from frameloom.models.registry import get_denoiser
+from frameloom.models.text.base import TextStates
 from tests.models.denoisers.contract import DenoiserContract
 
 SMALL = SDXLConfig(
@@ -79,7 +79,7 @@ def predict(model: nn.Module, sizes: list[float] | None = None) -> Tensor:
     given = Conditions(sizes_B6=None if sizes is None else torch.tensor([sizes, sizes]))
     config: SDXLConfig = model.architecture  # type: ignore[assignment]
     with torch.no_grad():
-        return get_family("sdxl").denoise(model, *make_inputs(config), given)
+        return get_denoiser("sdxl").denoise(model, *make_inputs(config), given)
 
 
 def difference(one: Tensor, other: Tensor) -> float:
@@ -130,7 +130,7 @@ def test_sizes_have_the_stated_counts(size: str, num_parameters: int, num_entrie
 def test_base_has_seventy_transformer_blocks_of_two_attentions() -> None:
     with torch.device("meta"):
         model = build(SIZES["base"])
-    blocks = get_family("sdxl").blocks(model)
+    blocks = get_denoiser("sdxl").blocks(model)
     kinds = [type(block).__name__ for block in blocks]
     assert kinds.count("BasicTransformerBlock") == 70
     assert kinds.count("ResnetBlock2D") == 17
@@ -160,7 +160,7 @@ def test_diffusers_computes_the_same(size: tuple[int, int]) -> None:
             ).sample
 
     with torch.no_grad():
-        ours = get_family("sdxl").denoise(model, noisy, timestep, text, Conditions(sizes_B6=sizes))[:, :, 0]
+        ours = get_denoiser("sdxl").denoise(model, noisy, timestep, text, Conditions(sizes_B6=sizes))[:, :, 0]
     assert difference(ours, run_twin([257, 900], sizes)) <= 1e-5
     assert difference(ours, run_twin([256, 900], sizes)) > 1e-4
     assert difference(ours, run_twin([257, 900], sizes.flip(1))) > 1e-4
@@ -208,7 +208,7 @@ def test_every_index_of_the_objective_reaches_the_unet_as_it_is(monkeypatch: pyt
     noisy = torch.zeros(1000, 4, 1, 1, 1)
     text = TextStates(torch.zeros(1000, 1, 24), torch.ones(1000, 1, dtype=torch.bool), torch.zeros(1000, 12))
     with torch.no_grad():
-        get_family("sdxl").denoise(model, noisy, DDPMObjective().timestep_B(index), text)
+        get_denoiser("sdxl").denoise(model, noisy, DDPMObjective().timestep_B(index), text)
     assert torch.equal(seen[0], index.float())
 
 
@@ -273,10 +273,10 @@ def test_a_published_file_loads_onto_meta_shapes() -> None:
 
 
 def test_sizes_are_fitted_to_the_encoders() -> None:
-    config = get_family("sdxl").configure("base", latent_channels=8, text_width=100, pooled_width=50, overrides={})
+    config = get_denoiser("sdxl").configure("base", latent_channels=8, text_width=100, pooled_width=50, overrides={})
     assert (config.in_channels, config.context_in_dim, config.vec_in_dim) == (8, 100, 50)
     assert diffusers_arguments(config)["projection_class_embeddings_input_dim"] == 50 + 6 * 256
-    assert get_family("sdxl").text_join == "concat"
+    assert get_denoiser("sdxl").text_join == "concat"
 
 
 @pytest.mark.parametrize(
@@ -296,4 +296,4 @@ def test_sizes_are_fitted_to_the_encoders() -> None:
 )
 def test_a_wrong_setting_is_refused(overrides: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        get_family("sdxl").configure("tiny", latent_channels=8, text_width=384, pooled_width=384, overrides=overrides)
+        get_denoiser("sdxl").configure("tiny", latent_channels=8, text_width=384, pooled_width=384, overrides=overrides)

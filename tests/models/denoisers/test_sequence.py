@@ -13,11 +13,10 @@ from typing import Any
 import pytest
 import torch
 
-from frameloom.config.facts import FAMILIES as FAMILY_FACTS
 from frameloom.core.errors import ConfigError
 from frameloom.distributed.sequence_parallel import SequenceGroup, exchanged_bytes
-from frameloom.models.denoisers import FAMILIES, get_family
 from frameloom.models.denoisers.sequence import check_degree, use_sequence_group
+from frameloom.models.registry import DENOISERS, get_denoiser
 from tests.models.denoisers.sequence_cases import BATCH, CASES, MEASURED, TEXT_TOKENS
 
 NUM_RANKS = 4
@@ -149,21 +148,23 @@ def test_heads_that_do_not_divide_are_refused(family_name: str) -> None:
 
 
 def test_a_family_without_tokens_to_share_is_refused() -> None:
-    family = get_family("sdxl")
+    family = get_denoiser("sdxl")
     with pytest.raises(ConfigError, match="the tokens of sdxl cannot be divided over ranks; set it to 1"):
         check_degree(family, family.sizes["tiny"], 2)
     check_degree(family, family.sizes["tiny"], 1)
 
 
 def test_recipes_know_the_heads_of_all_sizes() -> None:
-    for name in FAMILIES:
-        family, facts = get_family(name), FAMILY_FACTS[name]
-        heads = {size: family.num_heads(config) for size, config in family.sizes.items()} if family.num_heads else {}
-        assert {size: facts.heads_of(size, {}) for size in facts.sizes if facts.heads_of(size, {})} == heads
-        if heads:
-            config = CASES[name].configure()
-            overrides = {field: value for field, value in vars(config).items() if field in facts.fields}
-            assert facts.heads_of("tiny", overrides) == family.num_heads(config)
+    for name, family in DENOISERS.items():
+        heads = {size: family.heads_of(size, {}) for size in family.sizes}
+        if family.num_heads is None:
+            assert set(heads.values()) == {None}
+            continue
+        assert heads == {size: family.num_heads(config) for size, config in family.sizes.items()}
+        config = CASES[name].configure()
+        overrides = {field: value for field, value in vars(config).items() if field in family.fields}
+        assert family.heads_of("tiny", overrides) == family.num_heads(config) != heads["tiny"]
+        assert family.heads_of("of no size", overrides) is None
 
 
 @pytest.mark.parametrize(

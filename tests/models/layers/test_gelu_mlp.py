@@ -5,12 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from frameloom.models.layers.gelu_mlp import can_fuse, fused_mlp, gelu, run_mlp
+from frameloom.models.layers.gelu_mlp import can_fuse, fused_mlp
 from torch import Tensor, nn
 
 from frameloom.core.random import stream
 from frameloom.models.layers import native
 from frameloom.models.layers.linear import Linear
+from frameloom.models.layers.mlp import gelu, run_mlp
 from tests.models.denoisers.contract import SavedBytes
 
 WIDTH, INNER = 24, 96

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from frameloom.core.random import stream
-from frameloom.models.layers.tiling import Cuts, Tiles, fade, run_in_cuts, run_in_spans, run_in_tiles
+from frameloom.models.layers.tiles import Cuts, Tiles
+from frameloom.models.layers.tiling import fade, run_in_cuts, run_in_spans, run_in_tiles
 
 SAME = Tiles(size=8, stride=6, keep=6, blend=2)
 

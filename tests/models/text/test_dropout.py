@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from frameloom.models.text import TextStates
+from frameloom.models.text.base import TextStates
 from frameloom.models.text.dropout import drop_text
 
 

@@ -11,10 +11,11 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import T5EncoderModel
 
-from frameloom.config.facts import TEXT_ENCODERS
 from frameloom.core.errors import CheckpointError, ConfigError
-from frameloom.models.text import ENCODERS, build_text_encoder, clip, minilm, t5
+from frameloom.models.registry import TEXT_ENCODERS
+from frameloom.models.text import clip
 from frameloom.models.text.base import TextOptions, choose_options
+from frameloom.models.text.building import build_text_encoder
 from frameloom.models.text.loading import quiet_transformers
 from tests.models.text import tiny
 
@@ -45,14 +46,11 @@ def encode(folder: Path, **options: Any) -> torch.Tensor:
     return build(folder, **options).encode([CAPTION]).tokens_BKD
 
 
-def test_facts_of_a_recipe_are_those_of_the_encoders() -> None:
-    assert TEXT_ENCODERS.keys() == ENCODERS.keys()
-    limits = {name: facts.max_length for name, facts in TEXT_ENCODERS.items()}
-    assert limits == {"minilm": minilm.MAX_LENGTH, **t5.MAX_LENGTH, "clip_l": 602, "clip_bigg": 602}
+def test_the_longest_text_of_clip_fills_all_windows() -> None:
     for name in clip.DEFAULTS:
-        window = TEXT_ENCODERS[name].window
-        assert window is not None and limits[name] == (window - 2) * clip.MAX_WINDOWS + 2
-        assert clip._count_windows(limits[name], window, name) == clip.MAX_WINDOWS
+        spec = TEXT_ENCODERS[name]
+        assert spec.window is not None and spec.max_length == 602
+        assert clip._count_windows(spec.max_length, spec.window, name) == clip.MAX_WINDOWS
 
 
 def test_widths_are_known_before_any_weight_is_read(folder: Path) -> None:

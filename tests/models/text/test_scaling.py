@@ -1,7 +1,7 @@
 import torch
 
 from frameloom.core.random import stream
-from frameloom.models.text import TextStates
+from frameloom.models.text.base import TextStates
 from frameloom.models.text.scaling import TextScaling, measure_scaling
 
 

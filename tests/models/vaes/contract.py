@@ -20,7 +20,9 @@ from torch.utils.checkpoint import checkpoint
 from frameloom.core.errors import CheckpointError, DataError
 from frameloom.core.random import stream
 from frameloom.core.recipe_weights import draw_recipe_weight
-from frameloom.models.vaes import VAEFamily, VideoVAE, get_vae
+from frameloom.models.registry import get_vae
+from frameloom.models.spec import VAESpec
+from frameloom.models.vaes.base import VideoVAE
 
 
 def draw_clip(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -57,7 +59,7 @@ class VAEContract:
     learn_rate: ClassVar[float] = 3e-3
 
     @property
-    def family(self) -> VAEFamily:
+    def family(self) -> VAESpec:
         return get_vae(self.family_name)
 
     def configure(self, **overrides: Any) -> Any:

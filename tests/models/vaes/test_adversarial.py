@@ -13,7 +13,8 @@ from frameloom.checkpoint.goldens import read_case
 from frameloom.checkpoint.parity import run_case
 from frameloom.core.errors import CheckpointError, ConfigError
 from frameloom.core.random import stream
-from frameloom.models.vaes import VAES, gan_parity
+from frameloom.models.registry import VAES
+from frameloom.models.vaes import gan_parity
 from frameloom.models.vaes.adversarial import AdversarialSettings, balance_gradients, discriminator_loss, generator_term
 from frameloom.models.vaes.discriminator import (
     Discriminator3D,

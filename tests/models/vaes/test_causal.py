@@ -18,9 +18,10 @@ from frameloom.checkpoint.parity import CaseResult, read_case, run_case
 from frameloom.core.errors import CheckpointError, ConfigError, DataError
 from frameloom.core.random import stream
 from frameloom.core.recipe_weights import draw_recipe_weight
-from frameloom.models.vaes import VAES, get_vae
-from frameloom.models.vaes.causal import CausalVAE, CausalVAEConfig, parity
-from frameloom.models.vaes.causal.config import SIZES
+from frameloom.models.registry import VAES, get_vae
+from frameloom.models.vaes.causal import parity
+from frameloom.models.vaes.causal.config import SIZES, CausalVAEConfig
+from frameloom.models.vaes.causal.model import CausalVAE
 from frameloom.models.vaes.causal.tiling import RELEASED, Tiling, run_tiled
 from frameloom.models.vaes.causal.weights import export_original, load_original
 

@@ -12,10 +12,11 @@ import torch
 
 from frameloom.checkpoint.parity import read_case, run_case
 from frameloom.core.errors import ConfigError
-from frameloom.models.vaes.cogvideox import CogVideoXConfig, CogVideoXVAE, parity
+from frameloom.models.vaes.cogvideox import parity
 from frameloom.models.vaes.cogvideox.blocks import enlarge, modulate
 from frameloom.models.vaes.cogvideox.chunking import Chunk, bounds_with_first_alone, bounds_with_rest_first
-from frameloom.models.vaes.cogvideox.config import SIZES
+from frameloom.models.vaes.cogvideox.config import SIZES, CogVideoXConfig
+from frameloom.models.vaes.cogvideox.model import CogVideoXVAE
 from frameloom.models.vaes.cogvideox.weights import load_original
 from tests.models.vaes.contract import VAEContract, draw_clip
 

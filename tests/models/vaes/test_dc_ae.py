@@ -14,9 +14,10 @@ from torch import nn
 
 from frameloom.checkpoint.parity import read_case, run_case
 from frameloom.core.errors import ConfigError, DataError
-from frameloom.models.vaes.dc_ae import DCAE, DCAEConfig, parity
+from frameloom.models.vaes.dc_ae import parity
 from frameloom.models.vaes.dc_ae.blocks import ChannelRMSNorm, fold_cells, unfold_cells
-from frameloom.models.vaes.dc_ae.config import SIZES
+from frameloom.models.vaes.dc_ae.config import SIZES, DCAEConfig
+from frameloom.models.vaes.dc_ae.model import DCAE
 from frameloom.models.vaes.dc_ae.weights import load_original
 from tests.models.vaes.contract import VAEContract, draw_clip
 

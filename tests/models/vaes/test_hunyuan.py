@@ -11,10 +11,10 @@ import torch
 
 from frameloom.checkpoint.parity import read_case, read_table, run_case
 from frameloom.core.errors import ConfigError
-from frameloom.models.vaes import get_vae
-from frameloom.models.vaes.hunyuan import HunyuanConfig, parity
+from frameloom.models.registry import get_vae
+from frameloom.models.vaes.hunyuan import parity
 from frameloom.models.vaes.hunyuan.attention import FrameCausalAttention
-from frameloom.models.vaes.hunyuan.config import SIZES
+from frameloom.models.vaes.hunyuan.config import SIZES, HunyuanConfig
 from tests.models.vaes.contract import VAEContract, draw_clip
 
 GOLDENS = Path(__file__).parents[2] / "goldens" / "open-sora-v2"

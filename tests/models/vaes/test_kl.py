@@ -11,18 +11,18 @@ from torch import Tensor
 
 from frameloom.core.errors import CheckpointError, ConfigError, DataError
 from frameloom.core.random import stream
-from frameloom.models.vaes import VAES, get_vae
-from frameloom.models.vaes.kl import SIZES, KLConfig, build, load_original
+from frameloom.models.registry import VAES, get_vae
+from frameloom.models.vaes.kl.config import SIZES, KLConfig
 from frameloom.models.vaes.kl.model import KLVAE, diffusers_arguments
 from frameloom.models.vaes.kl.tiling import run_in_tiles
-from frameloom.models.vaes.kl.weights import detect_layout, export_original
+from frameloom.models.vaes.kl.weights import detect_layout, export_original, load_original
 from frameloom.train.recompute import recompute_blocks
 
 NARROW = KLConfig(base_channels=4, channel_mult=(1, 1, 2, 2), num_res_blocks=1, norm_groups=2)
 
 
 def build_awake(config: KLConfig = NARROW, seed: int = 0) -> KLVAE:
-    model = build(config)
+    model = KLVAE(config)
     generator = stream(seed, "test weights")
     with torch.no_grad():
         for parameter in model.parameters():
@@ -47,7 +47,7 @@ def test_the_shelf_has_it() -> None:
 def test_released_size_has_the_published_keys_and_parameters() -> None:
     diffusers = pytest.importorskip("diffusers")
     with torch.device("meta"):
-        ours = build(SIZES["sdxl"])
+        ours = KLVAE(SIZES["sdxl"])
         theirs = diffusers.AutoencoderKL(
             down_block_types=("DownEncoderBlock2D",) * 4,
             up_block_types=("UpDecoderBlock2D",) * 4,
@@ -60,7 +60,7 @@ def test_released_size_has_the_published_keys_and_parameters() -> None:
     assert sum(parameter.numel() for parameter in ours.parameters()) == 83_653_863
     assert len(expected) == 248
     with torch.device("meta"):
-        assert sum(parameter.numel() for parameter in build(SIZES["tiny"]).parameters()) == 316_695
+        assert sum(parameter.numel() for parameter in KLVAE(SIZES["tiny"]).parameters()) == 316_695
 
 
 def test_diffusers_computes_the_same_picture_by_picture() -> None:
@@ -94,9 +94,9 @@ def test_any_number_of_frames_is_a_clip_and_frames_do_not_see_each_other(frames:
 
 def test_a_latent_of_the_denoiser_is_scaled_as_published() -> None:
     ones = torch.ones(1, 4, 1, 1, 1)
-    assert torch.equal(build(NARROW).normalize(ones), torch.full((1, 4, 1, 1, 1), 0.13025))
+    assert torch.equal(KLVAE(NARROW).normalize(ones), torch.full((1, 4, 1, 1, 1), 0.13025))
     with torch.device("meta"):
-        playground = build(SIZES["playground-2.5"])
+        playground = KLVAE(SIZES["playground-2.5"])
     playground.reset_scaling()
     expected = (1 + 1.6574) * 0.5 / 8.4927
     assert float(playground.normalize(ones)[0, 0]) == pytest.approx(expected, rel=1e-6)
@@ -150,7 +150,7 @@ def test_other_parts_of_a_single_file_are_passed_over() -> None:
 def test_a_model_built_on_the_meta_device_works_after_loading() -> None:
     source = build_awake()
     with torch.device("meta"):
-        model = build(NARROW)
+        model = KLVAE(NARROW)
     load_original(model, export_original(source, "single"))
     clip = draw_clip(1, 3, 1, 16, 16)
     with torch.no_grad():
@@ -224,7 +224,7 @@ def test_gradients_reach_every_parameter_and_recompute_changes_nothing() -> None
 
 def test_tiny_learns_a_few_pictures() -> None:
     torch.manual_seed(0)
-    model = build(SIZES["tiny"])
+    model = KLVAE(SIZES["tiny"])
     coarse = draw_clip(4, 3, 2, 2)
     clip = torch.nn.functional.interpolate(coarse, (16, 16))[:, :, None]
     optimizer = torch.optim.AdamW(model.parameters(), lr=4e-3)

@@ -8,7 +8,8 @@ from torch import Tensor
 
 from frameloom.core.errors import ConfigError
 from frameloom.core.random import stream
-from frameloom.models.vaes import VideoVAE, get_vae
+from frameloom.models.registry import get_vae
+from frameloom.models.vaes.base import VideoVAE
 from frameloom.models.vaes.tiled import TiledVAE
 
 

@@ -13,9 +13,10 @@ from frameloom.checkpoint.parity import CaseResult, read_case, run_case
 from frameloom.core.errors import CheckpointError, ConfigError, DataError
 from frameloom.core.random import stream
 from frameloom.core.recipe_weights import draw_recipe_weight
-from frameloom.models.vaes import VAES, get_vae
-from frameloom.models.vaes.wfvae import WFVAE, WFVAEConfig, haar_parity, parity
-from frameloom.models.vaes.wfvae.config import SIZES
+from frameloom.models.registry import VAES, get_vae
+from frameloom.models.vaes.wfvae import haar_parity, parity
+from frameloom.models.vaes.wfvae.config import SIZES, WFVAEConfig
+from frameloom.models.vaes.wfvae.model import WFVAE
 from frameloom.models.vaes.wfvae.wavelet import HaarJoin3D, HaarSplit3D
 from frameloom.models.vaes.wfvae.weights import load_original
 

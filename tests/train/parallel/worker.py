@@ -224,7 +224,7 @@ FAULTS: dict[str | None, Callable[[int], None]] = {
 
 def run_encoders(job: Mapping[str, Any], rank: int) -> None:
     """Encode with one process's weights, with split ones, and alone; the first has more captions than fit one pass."""
-    from frameloom.models.text import build_text_encoder
+    from frameloom.models.text.building import build_text_encoder
 
     recipe = load_recipe(job["recipe"], job["overrides"])
     captions = [f"a {colour} circle moves {way}" for colour in ("red", "blue") for way in ("left", "up")]
@@ -254,7 +254,7 @@ def run_encoders(job: Mapping[str, Any], rank: int) -> None:
 def run_layers(job: Mapping[str, Any], rank: int) -> None:
     """Encode with layers that the processes split, and alone; they have different captions, and differently many."""
     from frameloom.generate.parts import TextPipeline
-    from frameloom.models.text import build_text_encoder
+    from frameloom.models.text.building import build_text_encoder
 
     recipe = load_recipe(job["recipe"], job["overrides"])
     captions = [f"a {colour} circle moves {way}" for colour in ("red", "blue") for way in ("left", "up")]

@@ -8,7 +8,9 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from frameloom.core.errors import ConfigError
-from frameloom.models.denoisers.base import choose_size, find_too_small
+from frameloom.models.architecture import choose_size, find_too_small
+from frameloom.models.denoisers.cogvideox_fun.sharding import BLOCK_LISTS
+from frameloom.models.spec import DenoiserSpec
 
 FAMILY_NAME = "cogvideox_fun"
 WHERE = f"{FAMILY_NAME} denoiser"
@@ -157,3 +159,25 @@ def configure(
     """
     derived = {"in_channels": latent_channels, "context_in_dim": text_width}
     return choose_size(SIZES, size, family=FAMILY_NAME, derived=derived, overrides=overrides)
+
+
+SPEC = DenoiserSpec(
+    name=FAMILY_NAME,
+    sizes=SIZES,
+    configure=configure,
+    patch=lambda config: (config.patch_size_t, config.patch_size, config.patch_size),
+    block_kinds=BLOCK_LISTS,
+    conditions=("known", "control"),
+    num_heads=lambda config: config.num_attention_heads,
+    beside=lambda config: config.condition,
+    lora_targets=("*",),  # as published: every linear layer
+    build="frameloom.models.denoisers.cogvideox_fun.model:build",
+    denoise="frameloom.models.denoisers.cogvideox_fun.model:denoise",
+    blocks="frameloom.models.denoisers.cogvideox_fun.model:blocks",
+    num_tokens="frameloom.models.denoisers.cogvideox_fun.model:num_tokens",
+    exchanges="frameloom.models.denoisers.cogvideox_fun.model:exchanges",
+    pack_known="frameloom.models.denoisers.cogvideox_fun.known:draw_known",
+    load_original="frameloom.models.denoisers.cogvideox_fun.weights:load_original",
+    export_forms="frameloom.models.denoisers.cogvideox_fun.export:EXPORT",
+    lora_names="frameloom.models.denoisers.cogvideox_fun.weights:LORA_NAMES",
+)

@@ -13,8 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from frameloom.models.denoisers.base import Draws, Encode
 from frameloom.models.denoisers.cogvideox_fun.config import CogVideoXFunConfig
+from frameloom.models.denoisers.conditions import Draws, Encode
 
 BLANK = -1.0
 # Noise on the given pixels of models with add_noise_in_inpaint_model: its deviation when sampling, and the mean and

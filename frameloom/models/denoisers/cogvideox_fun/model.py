@@ -7,14 +7,15 @@ E time width, P rotary pairs.
 from __future__ import annotations
 
 import math
+from typing import cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from frameloom.core.errors import ConfigError
-from frameloom.distributed.sequence_parallel import ALONE, SequenceGroup
-from frameloom.models.denoisers.base import build_fresh
+from frameloom.distributed.sequence_parallel import ALONE, Exchange, SequenceGroup
+from frameloom.models.denoisers.building import build_fresh, list_blocks
 from frameloom.models.denoisers.cogvideox_fun.blocks import Block, modulate_norm
 from frameloom.models.denoisers.cogvideox_fun.config import FAMILY_NAME, CogVideoXFunConfig
 from frameloom.models.denoisers.cogvideox_fun.positions import (
@@ -24,10 +25,13 @@ from frameloom.models.denoisers.cogvideox_fun.positions import (
     stretch_table,
     turn_table,
 )
+from frameloom.models.denoisers.cogvideox_fun.sharding import BLOCK_LISTS
+from frameloom.models.denoisers.conditions import NOTHING, Conditions, find_index, refuse_foreign
 from frameloom.models.layers.mlp import TwoLinear
 from frameloom.models.layers.patches import Grid, embed_frames, pack, unpack
 from frameloom.models.layers.position_tables import PositionTables
 from frameloom.models.layers.sinusoids import embed_index
+from frameloom.models.text.base import TextStates
 
 
 class PatchEmbed(nn.Module):
@@ -152,3 +156,26 @@ def _finish(model: CogVideoXFunTransformer, generator: torch.Generator) -> None:
     if config.use_learned_positional_embeddings:
         start = join_sinusoids([axis_sinusoids(config, axis, count) for axis, count in enumerate(config.base_grid)])
         model.patch_embed.pos_embedding.copy_(F.pad(start, (0, 0, config.max_text_seq_length, 0))[None])
+
+
+def denoise(
+    model: nn.Module, noisy_BCFHW: Tensor, timestep_B: Tensor, text: TextStates, given: Conditions = NOTHING
+) -> Tensor:
+    """`text.mask_BK` is not used: as in the original, padding is attended to. There is no pooled text."""
+    config = cast(CogVideoXFunConfig, model.config)
+    refuse_foreign(given, FAMILY_NAME, known=("beside_BCFHW",) if config.beside_channels else ())
+    return cast(Tensor, model(noisy_BCFHW, find_index(timestep_B), text.tokens_BKD, given.beside_BCFHW))
+
+
+def num_tokens(config: CogVideoXFunConfig, latent_FHW: tuple[int, int, int]) -> int:
+    return math.prod(find_grid(config, latent_FHW))
+
+
+def exchanges(
+    config: CogVideoXFunConfig, latent_FHW: tuple[int, int, int], num_text: int, degree: int
+) -> list[Exchange]:
+    return [Exchange(num_text + num_tokens(config, latent_FHW), config.width)] * config.num_layers
+
+
+def blocks(model: nn.Module) -> list[nn.Module]:
+    return list_blocks(model, BLOCK_LISTS)

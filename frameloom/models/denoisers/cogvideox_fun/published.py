@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from frameloom.core.errors import ConfigError
+from frameloom.core.spelling import refuse_unknown
 from frameloom.models.denoisers.cogvideox_fun.config import FAMILY_NAME, CogVideoXFunConfig
-from frameloom.models.names import refuse_unknown
 
 CLASS_NAME = "CogVideoXTransformer3DModel"
 

@@ -15,12 +15,14 @@ from frameloom.core.log import get_logger
 from frameloom.models.denoisers.cogvideox_fun.config import FAMILY_NAME
 from frameloom.models.denoisers.cogvideox_fun.published import read_published as read_config
 from frameloom.models.fit import load_fitting
+from frameloom.models.lora_keys import LoraNames
 
-__all__ = ["PROJECTION", "export_original", "fit_input_channels", "load_original", "read_config"]
+__all__ = ["LORA_NAMES", "PROJECTION", "export_original", "fit_input_channels", "load_original", "read_config"]
 
 PROJECTION = "patch_embed.proj.weight"
 # Tables that some repacked files carry although the model computes them.
 _TABLES = ("pos_embedding", "patch_embed.pos_embedding")
+LORA_NAMES = LoraNames(root="lora_unet__")
 _log = get_logger(__name__)
 
 

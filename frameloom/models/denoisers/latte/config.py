@@ -7,8 +7,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from frameloom.core.errors import ConfigError
-from frameloom.models.denoisers.base import choose_size, find_too_small
-from frameloom.models.names import refuse_unknown
+from frameloom.core.spelling import refuse_unknown
+from frameloom.models.architecture import choose_size, find_too_small
+from frameloom.models.denoisers.latte.sharding import BLOCK_LISTS
+from frameloom.models.spec import DenoiserSpec
 
 WHERE = "latte denoiser"
 # Latent frames and latent rows that one step of the interpolation scales stands for.
@@ -185,3 +187,23 @@ def configure(
     """A named size, fitted to the autoencoder and the text encoder; the model takes no pooled text."""
     derived = {"in_channels": latent_channels, "context_in_dim": text_width}
     return choose_size(SIZES, size, family="latte", derived=derived, overrides=overrides)
+
+
+SPEC = DenoiserSpec(
+    name="latte",
+    sizes=SIZES,
+    configure=configure,
+    patch=lambda config: (1, config.patch_size, config.patch_size),
+    block_kinds=BLOCK_LISTS,
+    conditions=("images",),
+    num_heads=lambda config: config.num_attention_heads,
+    images_skip=True,
+    lora_targets=("to_q", "to_k", "to_v", "to_out.0"),
+    build="frameloom.models.denoisers.latte.model:build",
+    denoise="frameloom.models.denoisers.latte.model:denoise",
+    blocks="frameloom.models.denoisers.latte.model:blocks",
+    num_tokens="frameloom.models.denoisers.latte.model:num_tokens",
+    exchanges="frameloom.models.denoisers.latte.model:exchanges",
+    load_original="frameloom.models.denoisers.latte.weights:load_original",
+    export_forms="frameloom.models.denoisers.latte.export:EXPORT",
+)

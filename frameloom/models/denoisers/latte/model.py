@@ -6,20 +6,27 @@ S captions of a sample (the clip's, then one of each image that follows the clip
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
+from typing import cast
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from frameloom.core.errors import ConfigError
-from frameloom.distributed.sequence_parallel import ALONE, SequenceGroup
-from frameloom.models.denoisers.base import build_fresh
+from frameloom.distributed.sequence_parallel import ALONE, Exchange, SequenceGroup
+from frameloom.models.denoisers.building import build_fresh
+from frameloom.models.denoisers.conditions import NOTHING, Conditions, find_index, refuse_foreign
 from frameloom.models.denoisers.latte.blocks import SelfAttention, SpatialBlock, TemporalBlock
 from frameloom.models.denoisers.latte.config import WHERE, LatteConfig
 from frameloom.models.denoisers.latte.positions import frame_table, picture_table, turn_table
+from frameloom.models.denoisers.latte.sharding import BLOCK_LISTS
 from frameloom.models.layers.mlp import TwoLinear
 from frameloom.models.layers.modulation import ModulationTable, SharedModulation, modulate
 from frameloom.models.layers.patches import Grid, PatchEmbed, token_grid, unpack
 from frameloom.models.layers.position_tables import PositionTables
+from frameloom.models.text.base import TextStates
 
 HIDDEN = -10_000.0
 # Rows of a table that the published captions never use; files hold it.
@@ -160,3 +167,56 @@ def _finish(model: LatteT2V, generator: torch.Generator) -> None:
             module.reset_joining()
     table = model.caption_projection.y_embedding
     table.normal_(std=table.shape[1] ** -0.5, generator=generator)
+
+
+def denoise(
+    model: nn.Module, noisy_BCFHW: Tensor, timestep_B: Tensor, text: TextStates, given: Conditions = NOTHING
+) -> Tensor:
+    """The predicted noise; a model that also predicts the variance gives it in the channels left out here.
+
+    `text.pooled_BD` is not used. With `image_text`, the last frames of the latent are single images.
+    """
+    refuse_foreign(given, "latte", known=("cells_BFHW", "image_text"))
+    tokens_BSKD, mask_BSK = _join_captions(text, given.image_text)
+    prediction = cast(Tensor, model(noisy_BCFHW, find_index(timestep_B), tokens_BSKD, mask_BSK, given.cells_BFHW))
+    return prediction[:, : noisy_BCFHW.shape[1]].to(noisy_BCFHW.dtype)
+
+
+def _join_captions(text: TextStates, images: TextStates | None) -> tuple[Tensor, Tensor]:
+    """[B, S, K, D] and its mask: the caption of the clip, then those of its images."""
+    tokens, mask = text.tokens_BKD, text.mask_BK
+    if images is None:
+        return tokens[:, None], mask[:, None]
+    num_images, rest = divmod(len(images.tokens_BKD), len(tokens))
+    if rest or images.tokens_BKD.shape[1:] != tokens.shape[1:]:
+        raise ConfigError(
+            f"{WHERE}: image captions of shape {tuple(images.tokens_BKD.shape)} beside clip captions of shape "
+            f"{tuple(tokens.shape)}; give the same number of images for each clip, encoded to the same length"
+        )
+    of_images, image_mask = (
+        torch.unflatten(part, 0, (len(tokens), num_images)) for part in (images.tokens_BKD, images.mask_BK)
+    )
+    return torch.cat([tokens[:, None], of_images], dim=1), torch.cat([mask[:, None], image_mask], dim=1)
+
+
+def num_tokens(config: LatteConfig, latent_FHW: tuple[int, int, int]) -> int:
+    return math.prod(token_grid(latent_FHW, config.patch_size, where=WHERE))
+
+
+def exchanges(config: LatteConfig, latent_FHW: tuple[int, int, int], num_text: int, degree: int) -> list[Exchange]:
+    """Only pictures are divided; where neighbours are joined, by whole rows, as many as are joined or a multiple."""
+    frames, rows, columns = token_grid(latent_FHW, config.patch_size, where=WHERE)
+    factor = config.compress_kv_factor
+    if factor > 1:
+        joined_rows = -(-rows // (factor * degree)) * degree
+        rows, keys = joined_rows * factor, joined_rows * (columns // factor)
+    whole = Exchange(rows * columns, config.hidden_size, sequences=frames)
+    return [
+        replace(whole, keys=keys) if factor > 1 and config.compresses(layer) else whole
+        for layer in range(config.num_layers)
+    ]
+
+
+def blocks(model: nn.Module) -> list[nn.Module]:
+    lists = [cast(nn.ModuleList, getattr(model, name)) for name in BLOCK_LISTS]
+    return [block for pair in zip(*lists, strict=True) for block in pair]

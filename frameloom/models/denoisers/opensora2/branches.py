@@ -11,7 +11,7 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from frameloom.models.denoisers.base import TextStates
+from frameloom.models.text.base import TextStates
 
 Branches = Callable[[Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]
 

@@ -7,8 +7,10 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from frameloom.core.errors import ConfigError
-from frameloom.models.denoisers.base import find_too_small, override_fields
-from frameloom.models.names import refuse_unknown
+from frameloom.core.spelling import refuse_unknown
+from frameloom.models.architecture import find_too_small, override_fields
+from frameloom.models.denoisers.opensora2.sharding import BLOCK_LISTS
+from frameloom.models.spec import DenoiserSpec
 
 WHERE = "opensora2 denoiser"
 
@@ -164,3 +166,28 @@ def configure(
         patch_size=patch_size,
     )
     return override_fields(base, overrides, where="model.overrides", derived=_DERIVED)
+
+
+SPEC = DenoiserSpec(
+    name="opensora2",
+    sizes=SIZES,
+    configure=configure,
+    patch=lambda config: (1, config.patch_size, config.patch_size),
+    block_kinds=BLOCK_LISTS,
+    conditions=("known",),
+    num_heads=lambda config: config.num_heads,
+    beside=lambda config: "inpaint" if config.cond_embed else "none",
+    knows="ends",
+    told_guidance=lambda config: config.guidance_embed,
+    # Attention of both kinds of blocks, with fused and with split projections.
+    lora_targets=("*_attn.*", "single_blocks.*.[qk]_proj", "single_blocks.*.v_mlp", "single_blocks.*.linear?"),
+    build="frameloom.models.denoisers.opensora2.model:build",
+    denoise="frameloom.models.denoisers.opensora2.model:denoise",
+    blocks="frameloom.models.denoisers.opensora2.model:blocks",
+    num_tokens="frameloom.models.denoisers.opensora2.model:num_tokens",
+    exchanges="frameloom.models.denoisers.opensora2.model:exchanges",
+    pack_known="frameloom.models.denoisers.opensora2.known:pack_known",
+    find_kept="frameloom.models.denoisers.opensora2.known:find_kept",
+    load_original="frameloom.models.denoisers.opensora2.weights:load_original",
+    export_forms="frameloom.models.denoisers.opensora2.export:EXPORT",
+)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from frameloom.core.errors import DataError
-from frameloom.models.denoisers.base import Draws, Encode
+from frameloom.models.denoisers.conditions import Draws, Encode
 from frameloom.models.denoisers.opensora2.config import MMDiTConfig
 
 
@@ -58,3 +58,8 @@ def _runs(known_F: list[bool], num_frames: int, num_cells: int) -> list[tuple[sl
         cells = (tail - 1) // stride + 1
         runs.append((slice(num_frames - (cells - 1) * stride - 1, None), slice(num_cells - cells, None)))
     return runs
+
+
+def find_kept(beside_BCFHW: Tensor) -> tuple[Tensor, Tensor]:
+    """Mask and latent of the frames that are given, as `pack_known` put them together."""
+    return beside_BCFHW[:, :1], beside_BCFHW[:, 1:]

@@ -6,12 +6,16 @@ P rotary pairs.
 
 from __future__ import annotations
 
+import math
+from typing import cast
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from frameloom.distributed.sequence_parallel import ALONE, SequenceGroup
-from frameloom.models.denoisers.base import NUM_TIMESTEPS, build_fresh
+from frameloom.distributed.sequence_parallel import ALONE, Exchange, SequenceGroup
+from frameloom.models.denoisers.building import build_fresh, list_blocks
+from frameloom.models.denoisers.conditions import NOTHING, NUM_TIMESTEPS, Conditions, refuse_foreign
 from frameloom.models.denoisers.opensora2.blocks import DoubleBlock, SingleBlock
 from frameloom.models.denoisers.opensora2.config import WHERE, MMDiTConfig
 from frameloom.models.denoisers.opensora2.positions import (
@@ -20,10 +24,12 @@ from frameloom.models.denoisers.opensora2.positions import (
     turn_table,
     video_positions,
 )
+from frameloom.models.denoisers.opensora2.sharding import BLOCK_LISTS
 from frameloom.models.layers.modulation import TIME_WIDTH, modulate
 from frameloom.models.layers.patches import pack, token_grid, unpack
 from frameloom.models.layers.position_tables import PositionTables
 from frameloom.models.layers.sinusoids import embed_index
+from frameloom.models.text.base import TextStates
 
 # What the published training passes to models with a guidance embedding.
 GUIDANCE = 4.0
@@ -163,3 +169,30 @@ def _starts_zero(name: str, config: MMDiTConfig) -> bool:
         return True
     zero_names = ("img_mod.lin", "txt_mod.lin", "modulation.lin", "adaLN_modulation.1", "final_layer.linear")
     return config.init == "zero" and name.endswith(zero_names)
+
+
+def denoise(
+    model: nn.Module, noisy_BCFHW: Tensor, timestep_B: Tensor, text: TextStates, given: Conditions = NOTHING
+) -> Tensor:
+    """`text.mask_BK` is not used: as in the original, padding is attended to.
+
+    Models with cond_embed see the mask and the masked latent, 1 + C channels; none given is text to video.
+    """
+    config = cast(MMDiTConfig, model.config)
+    inputs = (("beside_BCFHW", config.cond_embed), ("guidance_B", config.guidance_embed))
+    refuse_foreign(given, "opensora2", known=[name for name, is_there in inputs if is_there])
+    prediction = model(noisy_BCFHW, timestep_B, text.tokens_BKD, text.pooled_BD, given.beside_BCFHW, given.guidance_B)
+    return cast(Tensor, prediction)
+
+
+def num_tokens(config: MMDiTConfig, latent_FHW: tuple[int, int, int]) -> int:
+    return math.prod(token_grid(latent_FHW, config.patch_size, where=WHERE))
+
+
+def exchanges(config: MMDiTConfig, latent_FHW: tuple[int, int, int], num_text: int, degree: int) -> list[Exchange]:
+    joint = Exchange(num_text + num_tokens(config, latent_FHW), config.hidden_size)
+    return [joint] * (config.depth + config.depth_single_blocks)
+
+
+def blocks(model: nn.Module) -> list[nn.Module]:
+    return list_blocks(model, BLOCK_LISTS)

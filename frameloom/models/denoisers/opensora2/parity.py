@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from frameloom.core.parity import ParityCase, ParityOutput, under
-from frameloom.models.denoisers.base import NUM_TIMESTEPS
+from frameloom.models.denoisers.conditions import NUM_TIMESTEPS
 from frameloom.models.denoisers.opensora2.config import MMDiTConfig
 from frameloom.models.denoisers.opensora2.model import MMDiT, build, embed_time
 from frameloom.models.denoisers.opensora2.positions import (

@@ -8,7 +8,9 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from frameloom.core.errors import ConfigError
-from frameloom.models.denoisers.base import choose_size, find_too_small
+from frameloom.models.architecture import choose_size, find_too_small
+from frameloom.models.denoisers.opensora_plan.sharding import BLOCK_LISTS
+from frameloom.models.spec import DenoiserSpec
 
 WHERE = "opensora_plan denoiser"
 Pattern = Literal["full", "single", "group"]
@@ -117,3 +119,24 @@ def configure(
     """A named size, fitted to the autoencoder and the text encoder. The pooled text vector has no use here."""
     derived = {"in_channels": latent_channels, "context_in_dim": text_width}
     return choose_size(SIZES, size, family="opensora_plan", derived=derived, overrides=overrides)
+
+
+SPEC = DenoiserSpec(
+    name="opensora_plan",
+    sizes=SIZES,
+    configure=configure,
+    patch=lambda config: (1, config.patch_size, config.patch_size),
+    block_kinds=BLOCK_LISTS,
+    conditions=("known",),
+    num_heads=lambda config: config.num_attention_heads,
+    beside=lambda config: "inpaint" if config.inpaint else "none",
+    lora_targets=("to_q", "to_k", "to_v", "to_out.0"),
+    build="frameloom.models.denoisers.opensora_plan.model:build",
+    denoise="frameloom.models.denoisers.opensora_plan.model:denoise",
+    blocks="frameloom.models.denoisers.opensora_plan.model:blocks",
+    num_tokens="frameloom.models.denoisers.opensora_plan.model:num_tokens",
+    exchanges="frameloom.models.denoisers.opensora_plan.model:exchanges",
+    pack_known="frameloom.models.denoisers.opensora_plan.known:pack_known",
+    load_original="frameloom.models.denoisers.opensora_plan.weights:load_original",
+    export_forms="frameloom.models.denoisers.opensora_plan.export:EXPORT",
+)

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from frameloom.core.errors import DataError
-from frameloom.models.denoisers.base import Draws, Encode
+from frameloom.models.denoisers.conditions import Draws, Encode
 from frameloom.models.denoisers.opensora_plan.config import OpenSoraPlanConfig
 
 BLACK = -1.0

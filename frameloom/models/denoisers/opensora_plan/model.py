@@ -6,20 +6,26 @@ pairs.
 
 from __future__ import annotations
 
+import math
+from typing import cast
+
 import torch
 from torch import Tensor, nn
 
 from frameloom.core.errors import ConfigError
-from frameloom.distributed.sequence_parallel import ALONE, SequenceGroup
-from frameloom.models.denoisers.base import build_fresh
+from frameloom.distributed.sequence_parallel import ALONE, Exchange, SequenceGroup
+from frameloom.models.denoisers.building import build_fresh, list_blocks
+from frameloom.models.denoisers.conditions import NOTHING, Conditions, find_index, refuse_foreign
 from frameloom.models.denoisers.opensora_plan.blocks import Block
 from frameloom.models.denoisers.opensora_plan.config import WHERE, OpenSoraPlanConfig, Pattern
 from frameloom.models.denoisers.opensora_plan.positions import pool_cells, turn_table
+from frameloom.models.denoisers.opensora_plan.sharding import BLOCK_LISTS
 from frameloom.models.denoisers.opensora_plan.skiparse import PADDED, deal_mask
 from frameloom.models.layers.mlp import TwoLinear
 from frameloom.models.layers.modulation import ModulationTable, SharedModulation, modulate
 from frameloom.models.layers.patches import Grid, PatchEmbed, token_grid, unpack
 from frameloom.models.layers.position_tables import PositionTables
+from frameloom.models.text.base import TextStates
 
 
 class OpenSoraT2V(ModulationTable):
@@ -138,3 +144,28 @@ def build(config: OpenSoraPlanConfig, generator: torch.Generator | None = None) 
 def starts_zero(name: str) -> bool:
     """The last layer of a branch beside the noisy latent: a new branch changes nothing at first."""
     return name in ("pos_embed_masked_hidden_states.1", "pos_embed_mask.1")
+
+
+def denoise(
+    model: nn.Module, noisy_BCFHW: Tensor, timestep_B: Tensor, text: TextStates, given: Conditions = NOTHING
+) -> Tensor:
+    """The pooled text vector is not used. An inpaint model without a condition is told that nothing is known."""
+    config = cast(OpenSoraPlanConfig, model.config)
+    known = ("cells_BFHW", "beside_BCFHW") if config.inpaint else ("cells_BFHW",)
+    refuse_foreign(given, "opensora_plan", known=known)
+    conditions = (text.mask_BK, given.cells_BFHW, given.beside_BCFHW)
+    return cast(Tensor, model(noisy_BCFHW, find_index(timestep_B), text.tokens_BKD, *conditions))
+
+
+def num_tokens(config: OpenSoraPlanConfig, latent_FHW: tuple[int, int, int]) -> int:
+    return math.prod(token_grid(latent_FHW, config.patch_size, where=WHERE))
+
+
+def exchanges(
+    config: OpenSoraPlanConfig, latent_FHW: tuple[int, int, int], num_text: int, degree: int
+) -> list[Exchange]:
+    return [Exchange(num_tokens(config, latent_FHW), config.hidden_size)] * config.num_layers
+
+
+def blocks(model: nn.Module) -> list[nn.Module]:
+    return list_blocks(model, BLOCK_LISTS)

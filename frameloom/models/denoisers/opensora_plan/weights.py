@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from frameloom.core.errors import CheckpointError
 from frameloom.core.log import get_logger
 from frameloom.core.random import stream
-from frameloom.models.denoisers.base import initialize
+from frameloom.models.denoisers.building import initialize
 from frameloom.models.denoisers.opensora_plan.config import OpenSoraPlanConfig
 from frameloom.models.fit import load_fitting, strip_wrappers
 from frameloom.models.layers.patches import PatchEmbed

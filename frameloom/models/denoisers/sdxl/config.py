@@ -7,7 +7,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from frameloom.core.errors import ConfigError
-from frameloom.models.denoisers.base import choose_size
+from frameloom.models.architecture import choose_size
+from frameloom.models.denoisers.sdxl.sharding import BLOCK_LISTS
+from frameloom.models.spec import DenoiserSpec
 
 
 @dataclass(frozen=True)
@@ -144,3 +146,22 @@ def configure(
     """A named size, fitted to the autoencoder and the text encoders, with `overrides` of any other field."""
     derived = {"in_channels": latent_channels, "context_in_dim": text_width, "vec_in_dim": pooled_width}
     return choose_size(SIZES, size, family="sdxl", derived=derived, overrides=overrides)
+
+
+SPEC = DenoiserSpec(
+    name="sdxl",
+    sizes=SIZES,
+    configure=configure,
+    patch=lambda config: (1, 1, 1),
+    block_kinds=BLOCK_LISTS,
+    conditions=("sizes", "log_sigma"),
+    text_join="concat",
+    lora_targets=("to_q", "to_k", "to_v", "to_out.0"),
+    build="frameloom.models.denoisers.sdxl.model:build",
+    denoise="frameloom.models.denoisers.sdxl.model:denoise",
+    blocks="frameloom.models.denoisers.sdxl.model:blocks",
+    num_tokens="frameloom.models.denoisers.sdxl.model:num_tokens",
+    load_original="frameloom.models.denoisers.sdxl.weights:load_original",
+    export_forms="frameloom.models.denoisers.sdxl.export:EXPORT",
+    lora_names="frameloom.models.denoisers.sdxl.weights:LORA_NAMES",
+)

@@ -5,15 +5,20 @@ Shape letters: B batch, C channels, H height, W width, K text tokens, D width, S
 
 from __future__ import annotations
 
+import math
 from typing import Any, cast
 
 import torch
 from diffusers.models.unets.unet_2d_condition import UNet2DConditionModel
-from torch import Tensor
+from torch import Tensor, nn
 
-from frameloom.models.denoisers.base import NUM_TIMESTEPS, build_fresh, find_index
+from frameloom.core.errors import ConfigError
+from frameloom.models.denoisers.building import build_fresh
+from frameloom.models.denoisers.conditions import NOTHING, NUM_TIMESTEPS, Conditions, find_index, refuse_foreign
 from frameloom.models.denoisers.sdxl.config import SDXLConfig
+from frameloom.models.denoisers.sdxl.sharding import BLOCK_LISTS, STAGES
 from frameloom.models.layers.diffusers_attention import AttendProcessor
+from frameloom.models.text.base import TextStates
 
 # Pixels per latent cell, for the size conditions of a clip that comes without any.
 PIXELS_PER_CELL = 8
@@ -99,3 +104,30 @@ def _tell_level(timestep_B: Tensor) -> Tensor:
     """The index of a DDPM's level; a level between two of them, as an EDM has, stays as it is."""
     told_B, index_B = timestep_B.float() * NUM_TIMESTEPS, find_index(timestep_B)
     return torch.where((told_B - index_B).abs() < _INDEX_ROUNDING, index_B, told_B)
+
+
+def denoise(
+    model: nn.Module, noisy_BCFHW: Tensor, timestep_B: Tensor, text: TextStates, given: Conditions = NOTHING
+) -> Tensor:
+    """A clip of one frame is a picture. `text.mask_BK` is not used: as in the original, padding is looked at."""
+    refuse_foreign(given, "sdxl", known=("sizes_B6",))
+    num_frames = noisy_BCFHW.shape[2]
+    if num_frames != 1:
+        raise ConfigError(
+            f"sdxl: a latent of {num_frames} frames; this family makes pictures, so clips must have 1 frame; set the "
+            "frames of the buckets to 1, or choose a video family"
+        )
+    prediction_BCHW = cast(SDXLUNet, model).predict(
+        noisy_BCFHW[:, :, 0], timestep_B, text.tokens_BKD, text.pooled_BD, given.sizes_B6
+    )
+    return prediction_BCHW[:, :, None]
+
+
+def blocks(model: nn.Module) -> list[nn.Module]:
+    stages = [cast(nn.Module, getattr(model, name)) for name in STAGES]
+    lists = [part for stage in stages for name, part in stage.named_modules() if name.rpartition(".")[2] in BLOCK_LISTS]
+    return [block for blocks in lists for block in cast(nn.ModuleList, blocks)]
+
+
+def num_tokens(config: SDXLConfig, latent_FHW: tuple[int, int, int]) -> int:
+    return math.prod(latent_FHW)

@@ -19,6 +19,7 @@ from frameloom.core.errors import CheckpointError
 from frameloom.models.denoisers.sdxl.single_file import UNET_PREFIX
 from frameloom.models.denoisers.sdxl.unet_keys import UNetNames
 from frameloom.models.fit import load_fitting
+from frameloom.models.lora_keys import LoraNames
 
 Layout = Literal["diffusers", "single", "bare"]
 # Other parts of a whole single file.
@@ -70,3 +71,6 @@ def single_file_layers(layers: Iterable[str]) -> dict[str, str]:
     names = UNetNames.read(keys.values())
     singles = {layer: names.to_single(key) for layer, key in keys.items()}
     return {layer: single.removesuffix(".weight") for layer, single in singles.items() if single}
+
+
+LORA_NAMES = LoraNames(part="unet", single=single_file_layers)

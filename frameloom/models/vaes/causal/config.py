@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
-from typing import Any
+from typing import Any, ClassVar
 
 from frameloom.core.errors import ConfigError
-from frameloom.models.names import refuse_unknown
+from frameloom.core.spelling import refuse_unknown
+from frameloom.models.spec import VAESpec
 from frameloom.models.vaes.scaling import spread_scaling
 
 CONVS = ("CausalConv3d", "Conv2d")
@@ -29,6 +30,8 @@ class CausalVAEConfig:
     `norm_groups` and the latent scale are not in the published json; there they are 32 and 0.18215. `scale` and
     `shift` hold one number per latent channel, or one for all.
     """
+
+    causal: ClassVar[bool] = True
 
     hidden_size: int = 128
     hidden_size_mult: tuple[int, ...] = (1, 2, 4, 4)
@@ -208,3 +211,13 @@ SIZES: dict[str, CausalVAEConfig] = {
     "v1.1": _V1_1,
     "v1.2": _V1_2,
 }
+
+
+SPEC = VAESpec(
+    name="causal",
+    sizes=SIZES,
+    build="frameloom.models.vaes.causal.model:CausalVAE",
+    load_original="frameloom.models.vaes.causal.weights:load_original",
+    start="frameloom.models.vaes.causal.start:start_as_lowpass",
+    inflates="frameloom.models.vaes.causal.inflation:is_image_vae",
+)

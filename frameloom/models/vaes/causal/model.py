@@ -136,7 +136,7 @@ class CausalVAE(VideoVAE):
         super().__init__(
             strides=config.strides,
             latent_channels=config.latent_channels,
-            causal=True,
+            causal=config.causal,
             scale=config.scale,
             shift=config.shift,
         )

@@ -15,7 +15,8 @@ from typing import NamedTuple
 from torch import Tensor
 
 from frameloom.core.errors import ConfigError
-from frameloom.models.layers.tiling import Tiles, run_in_spans, run_in_tiles
+from frameloom.models.layers.tiles import Tiles
+from frameloom.models.layers.tiling import run_in_spans, run_in_tiles
 
 
 class Tile(NamedTuple):

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from frameloom.core.errors import ConfigError
-from frameloom.models.layers.tiling import Tiles
-from frameloom.models.names import refuse_unknown
+from frameloom.core.spelling import refuse_unknown
+from frameloom.models.layers.tiles import Tiles
+from frameloom.models.spec import VAESpec
 from frameloom.models.vaes.scaling import spread_scaling
 
 _PLAIN = {
@@ -51,6 +52,8 @@ class CogVideoXConfig:
     `tiling` cuts pictures larger than a tile; tiles overlap by a part of their side. `one_by_one` runs the clips of a
     batch one after the other. `scale` and `shift` hold one number per latent channel, or one for all.
     """
+
+    causal: ClassVar[bool] = True
 
     latent_channels: int = 16
     block_channels: tuple[int, ...] = (128, 256, 256, 512)
@@ -162,3 +165,11 @@ SIZES: dict[str, CogVideoXConfig] = {
     "2b": CogVideoXConfig(),
     "5b": CogVideoXConfig(scale=(0.7,)),
 }
+
+
+SPEC = VAESpec(
+    name="cogvideox",
+    sizes=SIZES,
+    build="frameloom.models.vaes.cogvideox.model:CogVideoXVAE",
+    load_original="frameloom.models.vaes.cogvideox.weights:load_original",
+)

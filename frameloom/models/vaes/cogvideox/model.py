@@ -8,7 +8,8 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from frameloom.models.layers.tiling import Cuts, run_in_cuts
+from frameloom.models.layers.tiles import Cuts
+from frameloom.models.layers.tiling import run_in_cuts
 from frameloom.models.vaes.base import Moments, VideoVAE
 from frameloom.models.vaes.cogvideox.blocks import (
     CausalConv3d,
@@ -131,7 +132,7 @@ class CogVideoXVAE(VideoVAE):
         super().__init__(
             strides=config.strides,
             latent_channels=config.latent_channels,
-            causal=True,
+            causal=config.causal,
             scale=config.scale,
             shift=config.shift,
         )

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from frameloom.core.errors import ConfigError
-from frameloom.models.layers.tiling import Tiles, check_tile
-from frameloom.models.names import refuse_unknown
+from frameloom.core.spelling import refuse_unknown
+from frameloom.models.layers.tiles import Tiles, check_tile
+from frameloom.models.spec import VAESpec
 from frameloom.models.vaes.scaling import spread_scaling
 
 HEAD_CHANNELS = 32
@@ -42,6 +43,8 @@ class DCAEConfig:
     time when it has more than `tile_frames` frames. `one_by_one` runs the clips of a batch one after the other.
     `scale` and `shift` hold one number per latent channel, or one for all; the published factor is 1 / scale.
     """
+
+    causal: ClassVar[bool] = False
 
     latent_channels: int = 128
     widths: tuple[int, ...] = (128, 256, 512, 512, 1024, 1024)
@@ -169,3 +172,11 @@ SIZES: dict[str, DCAEConfig] = {
     ),
     "f32t4c128": DCAEConfig(),
 }
+
+
+SPEC = VAESpec(
+    name="dc_ae",
+    sizes=SIZES,
+    build="frameloom.models.vaes.dc_ae.model:DCAE",
+    load_original="frameloom.models.vaes.dc_ae.weights:load_original",
+)

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from frameloom.core.errors import DataError
-from frameloom.models.layers.tiling import Cuts, run_in_cuts
+from frameloom.models.layers.tiles import Cuts
+from frameloom.models.layers.tiling import run_in_cuts
 from frameloom.models.vaes.base import LOGVAR_RANGE, Moments, VideoVAE
 from frameloom.models.vaes.dc_ae.blocks import (
     AttentionBlock,
@@ -104,7 +105,7 @@ class DCAE(VideoVAE):
         super().__init__(
             strides=config.strides,
             latent_channels=config.latent_channels,
-            causal=False,
+            causal=config.causal,
             scale=config.scale,
             shift=config.shift,
         )

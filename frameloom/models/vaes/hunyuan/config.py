@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from frameloom.core.errors import ConfigError
-from frameloom.models.layers.tiling import Tiles, check_tile
-from frameloom.models.names import refuse_unknown
+from frameloom.core.spelling import refuse_unknown
+from frameloom.models.layers.tiles import Tiles, check_tile
+from frameloom.models.spec import VAESpec
 from frameloom.models.vaes.scaling import spread_scaling
 
 # Open-Sora 2.0's key, and where it stands here; those of diffusers' json are read as well.
@@ -49,6 +50,8 @@ class HunyuanConfig:
     time when it has more than `tile_frames` frames. `one_by_one` runs the clips of a batch one after the other.
     `scale` and `shift` hold one number per latent channel, or one for all.
     """
+
+    causal: ClassVar[bool] = True
 
     latent_channels: int = 16
     block_channels: tuple[int, ...] = (128, 256, 512, 512)
@@ -135,3 +138,11 @@ SIZES: dict[str, HunyuanConfig] = {
     "opensora2": HunyuanConfig(spatial_tiling=True),
     "hunyuanvideo": HunyuanConfig(temporal_tiling=True, tile_frames=16),
 }
+
+
+SPEC = VAESpec(
+    name="hunyuan",
+    sizes=SIZES,
+    build="frameloom.models.vaes.hunyuan.model:HunyuanVAE",
+    load_original="frameloom.models.vaes.hunyuan.weights:load_original",
+)

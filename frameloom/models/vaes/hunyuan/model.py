@@ -11,7 +11,8 @@ from diffusers.models.autoencoders.autoencoder_kl_hunyuan_video import (
 )
 from torch import Tensor, nn
 
-from frameloom.models.layers.tiling import Cuts, run_in_cuts
+from frameloom.models.layers.tiles import Cuts
+from frameloom.models.layers.tiling import run_in_cuts
 from frameloom.models.vaes.base import Moments, VideoVAE
 from frameloom.models.vaes.hunyuan.attention import FrameCausalAttention, MiddleBlock
 from frameloom.models.vaes.hunyuan.config import HunyuanConfig
@@ -24,7 +25,7 @@ class HunyuanVAE(VideoVAE):
         super().__init__(
             strides=config.strides,
             latent_channels=config.latent_channels,
-            causal=True,
+            causal=config.causal,
             scale=config.scale,
             shift=config.shift,
         )

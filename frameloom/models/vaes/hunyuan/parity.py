@@ -14,8 +14,8 @@ from torch import Tensor
 
 from frameloom.core.parity import ParityCase, ParityOutput
 from frameloom.models.vaes.base import Moments, VideoVAE
-from frameloom.models.vaes.hunyuan import build
 from frameloom.models.vaes.hunyuan.config import HunyuanConfig
+from frameloom.models.vaes.hunyuan.model import HunyuanVAE
 from frameloom.models.vaes.hunyuan.weights import load_original
 
 TOLERANCE = 1e-5
@@ -38,7 +38,7 @@ def run(case: ParityCase) -> list[ParityOutput]:
     @cache
     def build_cut(in_space: bool, in_time: bool) -> VideoVAE:
         replaced = dataclasses.replace(config, spatial_tiling=in_space, temporal_tiling=in_time)
-        model = build(replaced).eval()
+        model = HunyuanVAE(replaced).eval()
         load_original(model, case.weights)
         return model
 

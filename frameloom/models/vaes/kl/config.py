@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from frameloom.core.errors import ConfigError
-from frameloom.models.vaes.kl.keys import NUM_LEVELS
+from frameloom.models.spec import VAESpec
 from frameloom.models.vaes.scaling import spread_scaling
+
+NUM_LEVELS = 4
 
 
 @dataclass(frozen=True)
 class KLConfig:
     """Four levels, so that height and width shrink by 8. `scale` and `shift` hold one number per latent channel, or
     one for all."""
+
+    causal: ClassVar[bool] = False
 
     latent_channels: int = 4
     base_channels: int = 128
@@ -60,3 +65,11 @@ SIZES: dict[str, KLConfig] = {
     # The latents of Playground 2.5 have a mean and a deviation for each channel, and half of unit size.
     "playground-2.5": KLConfig(scale=tuple(0.5 / std for std in _PLAYGROUND_STD), shift=_PLAYGROUND_MEAN),
 }
+
+
+SPEC = VAESpec(
+    name="kl",
+    sizes=SIZES,
+    build="frameloom.models.vaes.kl.model:KLVAE",
+    load_original="frameloom.models.vaes.kl.weights:load_original",
+)

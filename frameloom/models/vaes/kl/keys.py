@@ -17,8 +17,9 @@ import re
 
 from torch import Tensor
 
+from frameloom.models.vaes.kl.config import NUM_LEVELS
+
 PREFIX = "first_stage_model."
-NUM_LEVELS = 4
 _PLAIN = re.compile(r"(quant_conv|post_quant_conv|(encoder|decoder)\.(conv_in|conv_out))\.(weight|bias)")
 _NORM_OUT = re.compile(r"(encoder|decoder)\.(conv_norm_out|norm_out)\.(weight|bias)")
 _FOLDER_STAGE = re.compile(

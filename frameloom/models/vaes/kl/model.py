@@ -31,7 +31,7 @@ class KLVAE(VideoVAE):
         super().__init__(
             strides=config.strides,
             latent_channels=config.latent_channels,
-            causal=False,
+            causal=config.causal,
             scale=config.scale,
             shift=config.shift,
         )

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from frameloom.core.errors import ConfigError
-from frameloom.models.names import refuse_unknown
+from frameloom.core.spelling import refuse_unknown
+from frameloom.models.spec import VAESpec
 from frameloom.models.vaes.scaling import spread_scaling
 
 NormKind = Literal["layernorm", "groupnorm"]
@@ -47,6 +48,8 @@ class WFVAEConfig:
     `level2_temporal` say which of the two inner levels also halve the frames; the pixel transform always
     does. `scale` and `shift` hold one number per latent channel, or one for all.
     """
+
+    causal: ClassVar[bool] = True
 
     latent_channels: int = 8
     base_channels: int = 128
@@ -139,3 +142,12 @@ SIZES: dict[str, WFVAEConfig] = {
     "8ch": WFVAEConfig(),
     "16ch": WFVAEConfig(latent_channels=16),
 }
+
+
+SPEC = VAESpec(
+    name="wfvae",
+    sizes=SIZES,
+    build="frameloom.models.vaes.wfvae.model:WFVAE",
+    load_original="frameloom.models.vaes.wfvae.weights:load_original",
+    start="frameloom.models.vaes.wfvae.fresh:start_as_lowpass",
+)

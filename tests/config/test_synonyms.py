@@ -2,36 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from frameloom.config.spelling import SYNONYMS, distance, nearest
+from frameloom.config.synonyms import SYNONYMS
 from frameloom.config.tree import explain_unknown, kind_at
-
-
-@pytest.mark.parametrize(
-    ("one", "other", "edits"),
-    [
-        ("", "", 0),
-        ("lr", "lr", 0),
-        ("lr", "rl", 1),
-        ("l", "lr", 1),
-        ("steps", "stpes", 1),
-        ("kitten", "sitting", 3),
-        ("", "abc", 3),
-    ],
-)
-def test_distance_counts_edits_and_swaps(one: str, other: str, edits: int) -> None:
-    assert distance(one, other) == distance(other, one) == edits
-    for limit in range(1, 4):
-        assert (
-            (distance(one, other, limit=limit) == edits)
-            if edits <= limit
-            else distance(one, other, limit=limit) > limit
-        )
-
-
-def test_nearest_is_none_when_nothing_is_close() -> None:
-    assert nearest("banana", ["lr", "steps", "betas"]) is None
-    assert nearest("Betas", ["lr", "steps", "betas"]) == "betas"
-    assert nearest("weight-decay", ["weight_decay"]) == "weight_decay"
 
 
 def test_names_of_other_trainers_point_to_keys_that_exist() -> None:

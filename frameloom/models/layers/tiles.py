@@ -1,0 +1,69 @@
+"""Where overlapping tiles lie in a picture or a clip, and how they overlap; `tiling.py` runs layers on them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import product
+
+from frameloom.core.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Tiles:
+    """Tiles along one side: `size` cells of the input from every `stride`-th on. Of a tile's result the first `keep`
+    cells stay, and its first `blend` cells fade over from the last ones of the tile before."""
+
+    size: int
+    stride: int
+    keep: int
+    blend: int
+
+    @classmethod
+    def of_pixels(cls, size: int, stride: int, *, compression: int, decoding: bool) -> Tiles:
+        """Tiles of `size` pixels or frames every `stride`, in cells of what goes in and what comes out."""
+        pixels, cells = (size, stride), (size // compression, stride // compression)
+        (size_in, stride_in), (size_out, stride_out) = (cells, pixels) if decoding else (pixels, cells)
+        return cls(size=size_in, stride=stride_in, keep=stride_out, blend=size_out - stride_out)
+
+    def starts(self, length: int) -> range:
+        return range(0, length, self.stride)
+
+
+@dataclass(frozen=True)
+class Cuts:
+    """How a batch is cut before layers see it, as far as it is larger than the tiles: clip by clip (`one_by_one`), in
+    time, and in `space`, which are tiles along height and width. For `lead` see `run_in_spans`."""
+
+    space: tuple[Tiles, Tiles] | None = None
+    time: Tiles | None = None
+    lead: int = 0
+    one_by_one: bool = False
+
+    def list_pieces(self, shape_FHW: tuple[int, int, int]) -> list[tuple[int, int, int]]:
+        """Frames, height and width of each piece that the layers see of a clip."""
+        frames, *sides = shape_FHW
+        spans = _list_spans(frames, self.time, self.lead)
+        heights, widths = ([side] for side in sides)
+        if self.space is not None and any(side > tiles.size for side, tiles in zip(sides, self.space, strict=True)):
+            heights, widths = (
+                [min(tiles.size, side - start) for start in tiles.starts(side)]
+                for side, tiles in zip(sides, self.space, strict=True)
+            )
+        return list(product(spans, heights, widths))
+
+
+def _list_spans(frames: int, time: Tiles | None, lead: int) -> list[int]:
+    if time is None or frames <= time.size:
+        return [frames]
+    starts = [start for start in time.starts(frames) if not start or frames - start > lead]
+    return [min(time.size + lead, frames - start) for start in starts]
+
+
+def check_tile(size: int, overlap: float, *, compression: int, where: str) -> None:
+    """ConfigError unless tiles of `size` pixels or frames, and the distance between them, hold whole latent cells."""
+    stride = size * (1 - overlap)
+    if not 0 <= overlap < 1 or size % compression or stride % compression or stride < compression:
+        raise ConfigError(
+            f"{where} {size} with tile_overlap {overlap} gives tiles every {stride:g}; tiles and their distance must "
+            f"be multiples of {compression}"
+        )

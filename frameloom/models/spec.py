@@ -1,0 +1,236 @@
+"""What a denoiser family, an autoencoder or a text encoder is: facts, and links to the code that computes.
+
+The `config.py` of a folder ends with its spec, and `models/registry.py` finds it by name. Specs load no torch, so that
+recipes are checked against them at once; a link is imported when it is first read.
+
+Shape letters: B batch, C channels, F frames, H height, W width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from copy import copy
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, overload
+
+from frameloom.core.objects import load_object
+from frameloom.models.architecture import WIDTH_FIELDS, field_types, fits_type
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from frameloom.distributed.sequence_parallel import Exchange
+    from frameloom.models.denoisers.conditions import Draws, Encode
+    from frameloom.models.denoisers.export_forms import ExportForms
+    from frameloom.models.lora_keys import LoraNames
+    from frameloom.models.text.base import TextEncoder
+    from frameloom.models.vaes.base import VideoVAE
+
+Linked = TypeVar("Linked")
+Latent = tuple[int, int, int]
+"""latent cells (frames, height, width) of one clip"""
+
+
+class Link(Generic[Linked]):
+    """A field that is written as "package.module:name" and read as what this names; "" is read as None."""
+
+    def __init__(self, default: str | None = None) -> None:
+        self._default = default
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    @overload
+    def __get__(self, spec: None, owner: type) -> str: ...
+    @overload
+    def __get__(self, spec: object, owner: type) -> Linked: ...
+    def __get__(self, spec: object | None, owner: type) -> Any:
+        if spec is None:
+            if self._default is None:
+                raise AttributeError(self._name)  # so that dataclasses see a field without a default
+            return self._default
+        target = vars(spec)[self._name]
+        return load_object(target) if target else None
+
+    def __set__(self, spec: object, target: str) -> None:
+        vars(spec)[self._name] = target
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class ModelSpec:
+    """What denoisers and autoencoders have in common.
+
+    sizes  architectures by name; "tiny" comes first
+    """
+
+    name: str
+    sizes: Mapping[str, Any]
+
+    @property
+    def config_class(self) -> type[Any]:
+        return type(self._first)
+
+    @cached_property
+    def fields(self) -> dict[str, type]:
+        """Fields of the architecture that a recipe may override, with the types of their values."""
+        return field_types(self._first, without=WIDTH_FIELDS)
+
+    @property
+    def _first(self) -> Any:
+        return next(iter(self.sizes.values()))
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class DenoiserSpec(ModelSpec):
+    """One architecture; nothing outside its folder names the family.
+
+    configure      (size, *, latent_channels, text_width, pooled_width, overrides) -> config
+    patch          config -> latent cells (frames, height, width) per token
+    block_kinds    kinds of its repeated blocks: the names of the lists that they stand in
+    conditions     what it can be given besides the caption: "sizes" of pictures and their crops, "images" beside a
+                   clip, frames that are "known", a "control" clip; "log_sigma": noise levels between those of a DDPM
+    num_heads      config -> heads of self-attention, which limit the ranks of a sequence group; None: the tokens of a
+                   clip cannot be divided over ranks
+    beside         config -> what the model expects in `Conditions.beside_BCFHW`: "none", "inpaint" or "control"
+    knows          what an "inpaint" model can be given: any "regions" of a clip, or whole frames at its "ends"
+    told_guidance  config -> whether the model was distilled to be told its guidance scale (`Conditions.guidance_B`)
+    text_join      "first": token states of the first text encoder; "concat": of all, side by side along D. The pooled
+                   vector is that of the last one in both.
+    images_skip    whether clips of one frame leave out blocks that longer ones use: processes that split the weights
+                   must then not mix the two in one pass
+    lora_targets   patterns of the linear layers that get LoRA adapters by default; None: all inside the blocks
+
+    Links:
+
+    build          (config, generator=None) -> model with fresh weights drawn from `generator` alone; without one,
+                   from a fixed stream. Under `torch.device("meta")` the model has shapes and no weights.
+    denoise        (model, noisy_BCFHW, timestep_B, text, given=NOTHING) -> prediction_BCFHW; timestep 1 is pure noise,
+                   0 is data (`find_index` gives a DDPM's index). What is not given gets its neutral value;
+                   a condition that the model has no input for is a ConfigError.
+    blocks         model -> its repeated blocks; they take and return tensors only (recompute, sharding, compile).
+                   Blocks of a kind come in the order of the forward pass.
+    load_original  (model, tensors) fills the model from a state dict with the published keys or its own; a
+                   CheckpointError names what is missing, unexpected or of another shape
+    num_tokens     (config, latent) -> video tokens of one sample
+    exchanges      (config, latent, text tokens, ranks of a sequence group) -> every self-attention of one clip around
+                   which these ranks exchange tokens
+    pack_known     (config, clip_BCFHW, known_B1FHW, encode, draws) -> beside_BCFHW for "inpaint": from the clip as
+                   pixels in [-1, 1], a mask that is 1 where a pixel is given and 0 where it must be made, a function
+                   from pixels to normalised latents, and random numbers for families that vary what they give. The
+                   family blanks, encodes, brings the mask to latent cells and orders the channels.
+    find_kept      beside_BCFHW -> (mask_B1FHW, latent_BCFHW) for "inpaint": the latent cells that are given, where the
+                   family encodes them apart from the clip; None: they are those of the encoded clip
+    export_forms   how a trained model leaves: under the keys of its original system, and as a model of diffusers
+    lora_names     how published LoRA files call the family and its layers
+    """
+
+    configure: Callable[..., Any]
+    patch: Callable[[Any], tuple[int, int, int]]
+    block_kinds: tuple[str, ...]
+    conditions: tuple[str, ...] = ()
+    num_heads: Callable[[Any], int] | None = None
+    beside: Callable[[Any], Literal["none", "inpaint", "control"]] = lambda config: "none"
+    knows: Literal["regions", "ends"] = "regions"
+    told_guidance: Callable[[Any], bool] = lambda config: False
+    text_join: Literal["first", "concat"] = "first"
+    images_skip: bool = False
+    lora_targets: tuple[str, ...] | None = None
+
+    build: Link[Callable[..., nn.Module]] = Link()
+    denoise: Link[Callable[..., Tensor]] = Link()
+    blocks: Link[Callable[[nn.Module], list[nn.Module]]] = Link()
+    load_original: Link[Callable[..., None]] = Link()
+    num_tokens: Link[Callable[[Any, Latent], int]] = Link()
+    exchanges: Link[Callable[[Any, Latent, int, int], list[Exchange]]] = Link(
+        "frameloom.models.denoisers.sequence:no_exchanges"
+    )
+    pack_known: Link[Callable[[Any, Tensor, Tensor, Encode, Draws], Tensor] | None] = Link("")
+    find_kept: Link[Callable[[Tensor], tuple[Tensor, Tensor]] | None] = Link("")
+    export_forms: Link[ExportForms] = Link()
+    lora_names: Link[LoraNames] = Link("frameloom.models.lora_keys:TRANSFORMER_NAMES")
+
+    def patch_of(self, size: str, overrides: Mapping[str, Any]) -> tuple[int, int, int]:
+        """Latent cells per token in a recipe whose size and overrides are not checked yet."""
+        frames, height, width = self.patch(self.preview(size, overrides))
+        return max(1, frames), max(1, height), max(1, width)
+
+    def heads_of(self, size: str, overrides: Mapping[str, Any]) -> int | None:
+        """Attention heads in a recipe that is not checked yet; None where they are not known or set no limit."""
+        if self.num_heads is None or size not in self.sizes:
+            return None
+        return self.num_heads(self.preview(size, overrides))
+
+    def preview(self, size: str, overrides: Mapping[str, Any]) -> Any:
+        """The architecture as far as it can be read from a recipe that is not checked yet.
+
+        Values that no field can have are left out, and rules across fields are not applied: other checks report both.
+        """
+        config = copy(self.sizes.get(size, self._first))
+        for name, value in overrides.items():
+            if name in self.fields and fits_type(value, self.fields[name]):
+                object.__setattr__(config, name, value)
+        return config
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class VAESpec(ModelSpec):
+    """One autoencoder. Strides and causality are those of its architecture, the same for all sizes.
+
+    build          config -> model
+    load_original  as for a denoiser
+    start          (model) improves freshly drawn weights; None: they stay
+    inflates       (tensors) -> whether they are those of an image autoencoder that this one can start from; None: it
+                   cannot
+    """
+
+    build: Link[Callable[[Any], VideoVAE]] = Link()
+    load_original: Link[Callable[[VideoVAE, Mapping[str, Tensor]], None]] = Link()
+    start: Link[Callable[[Any], None] | None] = Link("")
+    inflates: Link[Callable[[Mapping[str, Tensor]], bool] | None] = Link("")
+
+    @property
+    def strides(self) -> tuple[int, int, int]:
+        """Pixels (frames, height, width) per latent cell."""
+        strides: tuple[int, int, int] = self._first.strides
+        return strides
+
+    @property
+    def causal(self) -> bool:
+        """A causal one takes 1 + n * strides[0] frames, any other n * strides[0] or, for an image, 1."""
+        return bool(self._first.causal)
+
+    @property
+    def can_inflate(self) -> bool:
+        """Whether it can start from the weights of an image autoencoder."""
+        return bool(vars(self)["inflates"])
+
+    def accepts_frames(self, frames: int, patch: int = 1) -> bool:
+        """Whether a clip has a latent, and one whose frames fill tokens of `patch` frames; an image always does."""
+        if frames <= 1 or (frames - self.causal) % self.strides[0]:
+            return frames == 1
+        return ((frames - self.causal) // self.strides[0] + self.causal) % patch == 0
+
+    def frame_rule(self, patch: int = 1) -> str:
+        step = self.strides[0] * patch
+        if not self.causal:
+            return f"1 or a multiple of {step}"
+        return f"{step}n+1" if patch == 1 else f"1 or {step}n+{step - self.strides[0] + 1}"
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class TextEncoderSpec:
+    """One text encoder.
+
+    max_length  the longest text, in tokens, that it was trained for
+    window      one with a window reads longer texts in windows of that many tokens, two of which are its start and end,
+                and its length is then (window - 2) * n + 2
+    packaged    an installed package brings its weights; the others are read from a folder
+    build       (name, max_length, path, options) -> encoder
+    """
+
+    name: str
+    max_length: int
+    window: int | None = None
+    packaged: bool = False
+    build: Link[Callable[..., TextEncoder]] = Link()
