@@ -40,7 +40,8 @@ def compare(
         raise ConfigError(f"--out {out}: the page ends in .html; choose such a name")
     if out.exists() and not force:
         raise ConfigError(f"--out {out}: exists; choose another name, or replace it with --force")
-    from frameloom.evaluate.clip_measures import are_shapes, build_clip_measures
+    from frameloom.data.shapes_score import PROMPT_METRICS
+    from frameloom.evaluate.clip_measures import build_clip_measures
     from frameloom.evaluate.sample_sets import (
         Key,
         SampleSet,
@@ -61,7 +62,12 @@ def compare(
     prompts = [key.prompt for key in match_samples(sets)]
     names = None if metrics is None else [name.strip() for name in metrics.split(",") if name.strip()]
     measures = build_clip_measures(
-        names, network=network, clip=clip, device=pick_device(device), with_shapes=are_shapes(prompts)
+        names,
+        network=network,
+        clip=clip,
+        device=pick_device(device),
+        prompt_metrics=PROMPT_METRICS,
+        prompts=prompts,
     )
     compared = compare_samples(sets, measures, read_frames, confidence=confidence)
     write_comparison(compared, out, read_frames, max_shown=shown)

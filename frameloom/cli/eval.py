@@ -158,29 +158,32 @@ def _share_out(
 ) -> tuple[list[str] | None, list[str] | None]:
     """The names of metrics of pairs, and those of clips alone; None stands for what is usual."""
     from frameloom.core.spelling import refuse_unknown
+    from frameloom.data.shapes_score import PROMPT_METRICS
     from frameloom.evaluate.clip_measures import CLIP_METRICS
     from frameloom.evaluate.measures import METRICS
 
     if metrics is None:
         return (None if has_pairs else []), None
     names = [name.strip() for name in metrics.split(",") if name.strip()]
+    of_clips = [*CLIP_METRICS, *PROMPT_METRICS]
     for name in names:
-        refuse_unknown(name, [*METRICS, *CLIP_METRICS], what="metric")
+        refuse_unknown(name, [*METRICS, *of_clips], what="metric")
     of_pairs = [name for name in names if name in METRICS]
     if of_pairs and not has_pairs:
         advice = "leave --pairs none out" if has_reference else "give REFERENCE as well"
         raise ConfigError(f"--metrics {','.join(of_pairs)}: metrics of pairs; {advice}, or ask for others")
-    return of_pairs, [name for name in names if name in CLIP_METRICS]
+    return of_pairs, [name for name in names if name in of_clips]
 
 
 def _build_alone(
     names: list[str] | None, network: Path | None, clip: Path | None, place: torch.device, *, is_asked: bool
 ) -> ClipMeasures | None:
     """Metrics of clips alone; beside references only those that are asked for by name or by giving a network."""
+    from frameloom.data.shapes_score import PROMPT_METRICS
     from frameloom.evaluate.clip_measures import build_clip_measures
 
     if names is None and not is_asked:
         names = [name for name, folder in (("consistency", network), ("clip", clip)) if folder is not None]
     if names == [] and network is None:
         return None
-    return build_clip_measures(names, network=network, clip=clip, device=place)
+    return build_clip_measures(names, network=network, clip=clip, device=place, prompt_metrics=PROMPT_METRICS)

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
 
 from frameloom.core.errors import DataError
 from frameloom.data.decode import read_clip, read_image
@@ -32,6 +33,7 @@ from frameloom.data.shapes import (
     parse_caption,
     shape_area,
 )
+from frameloom.evaluate.clip_measures import PromptMetric
 
 UNREADABLE = "unreadable"
 """What is said of a colour, shape or motion that cannot be measured; it matches no caption."""
@@ -203,6 +205,19 @@ def score_prompts(clips: Iterable[tuple[NDArray[np.uint8], str]]) -> ScoreReport
             raise DataError(f"{caption!r} names no colour, shape and background of Moving Shapes; leave it out")
         pairs.append((wanted, score_clip(frames_FHWC)))
     return _report(pairs)
+
+
+def are_shapes(prompts: Sequence[str]) -> bool:
+    """Whether all prompts are ones of Moving Shapes, which can be scored from pixels."""
+    return bool(prompts) and all(parse_caption(prompt) is not None for prompt in prompts)
+
+
+def _score_clip_beside(pixels_CFHW: Tensor, prompt: str) -> float:
+    return score_prompts([(pixels_CFHW.permute(1, 2, 3, 0).contiguous().numpy(), prompt)]).all_right
+
+
+# What evaluation can measure of clips of Moving Shapes, besides its own metrics.
+PROMPT_METRICS = {"shapes": PromptMetric("shapes_right", _score_clip_beside, are_shapes)}
 
 
 def score_manifest(

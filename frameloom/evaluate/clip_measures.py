@@ -5,8 +5,8 @@ Shape letters: C channels, F frames, H height, W width, D width of a feature.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -14,8 +14,6 @@ from torch import Tensor
 
 from frameloom.core.errors import ConfigError, DataError
 from frameloom.core.spelling import refuse_unknown
-from frameloom.data.shapes import parse_caption
-from frameloom.data.shapes_score import score_prompts
 from frameloom.evaluate.frame_network import FrameNetwork, TextFrameNetwork, load_clip, load_frame_network
 from frameloom.evaluate.motion import measure_flicker, measure_motion
 from frameloom.evaluate.similarity import measure_consistency, measure_text_similarity
@@ -26,9 +24,19 @@ CLIP_METRICS = {
     "motion": "motion_px",
     "consistency": "consistency",
     "clip": "clip_similarity",
-    "shapes": "shapes_right",
 }
-OF_PROMPTS = ("clip", "shapes")
+
+
+@dataclass(frozen=True)
+class PromptMetric:
+    """A number of a clip (C, F, H, W as uint8) and its prompt that a caller adds, such as the score of Moving Shapes.
+
+    `applies` says of a set of prompts whether the metric can be measured against all of them.
+    """
+
+    column: str
+    measure: Callable[[Tensor, str], float]
+    applies: Callable[[Sequence[str]], bool]
 
 
 @dataclass(frozen=True)
@@ -38,20 +46,24 @@ class ClipMeasures:
     names: Sequence[str]
     network: FrameNetwork | None = None
     clip: TextFrameNetwork | None = None
+    prompt_metrics: Mapping[str, PromptMetric] = field(default_factory=dict)
 
     @property
     def columns(self) -> list[str]:
-        return [CLIP_METRICS[name] for name in self.names]
+        return [self._column(name) for name in self.names]
 
     @property
     def needs_prompts(self) -> bool:
-        return any(name in OF_PROMPTS for name in self.names)
+        return any(name == "clip" or name in self.prompt_metrics for name in self.names)
+
+    def _column(self, name: str) -> str:
+        return self.prompt_metrics[name].column if name in self.prompt_metrics else CLIP_METRICS[name]
 
     def __call__(
         self, pixels_CFHW: Tensor, prompt: str | None = None, *, features_FD: Tensor | None = None
     ) -> dict[str, float | None]:
         """Of uint8 pixels; `features_FD` are those of `network`, when the caller has them already."""
-        return {CLIP_METRICS[name]: self._measure(name, pixels_CFHW, prompt, features_FD) for name in self.names}
+        return {self._column(name): self._measure(name, pixels_CFHW, prompt, features_FD) for name in self.names}
 
     def _measure(self, name: str, pixels_CFHW: Tensor, prompt: str | None, features_FD: Tensor | None) -> float | None:
         if name == "flicker":
@@ -66,7 +78,7 @@ class ClipMeasures:
         if name == "clip":
             assert self.clip is not None
             return measure_text_similarity(self.clip.encode_frames(pixels_CFHW), self.clip.encode_text(prompt))
-        return score_prompts([(pixels_CFHW.permute(1, 2, 3, 0).contiguous().numpy(), prompt)]).all_right
+        return self.prompt_metrics[name].measure(pixels_CFHW, prompt)
 
 
 def build_clip_measures(
@@ -75,15 +87,18 @@ def build_clip_measures(
     network: Path | None = None,
     clip: Path | None = None,
     device: torch.device | str = "cpu",
-    with_shapes: bool = False,
+    prompt_metrics: Mapping[str, PromptMetric] | None = None,
+    prompts: Sequence[str] = (),
 ) -> ClipMeasures:
-    """The metrics called `names`; without names motion, flicker, what the given networks can tell, and `with_shapes`
-    whether the clips show what prompts of Moving Shapes say.
+    """The metrics called `names`; without names motion, flicker, what the given networks can measure, and those of
+    `prompt_metrics` that apply to all `prompts`.
     """
-    able = {"motion": True, "flicker": True, "consistency": network, "clip": clip, "shapes": with_shapes}
+    added = prompt_metrics or {}
+    able = {"motion": True, "flicker": True, "consistency": network, "clip": clip}
+    able |= {name: bool(prompts) and metric.applies(prompts) for name, metric in added.items()}
     chosen = list(dict.fromkeys(names if names is not None else [name for name, can in able.items() if can]))
     for name in chosen:
-        refuse_unknown(name, CLIP_METRICS, what="metric")
+        refuse_unknown(name, [*CLIP_METRICS, *added], what="metric")
     needed = {
         "consistency": (network, "a vision network such as DINOv2, as transformers saves it: --network FOLDER"),
         "clip": (clip, "both halves of a CLIP, as transformers saves it: --clip FOLDER"),
@@ -95,9 +110,5 @@ def build_clip_measures(
         chosen,
         None if network is None else load_frame_network(network, device),
         load_clip(clip, device) if clip is not None and "clip" in chosen else None,
+        added,
     )
-
-
-def are_shapes(prompts: Sequence[str]) -> bool:
-    """Whether all prompts are ones of Moving Shapes, which can be scored from pixels."""
-    return bool(prompts) and all(parse_caption(prompt) is not None for prompt in prompts)

@@ -11,7 +11,8 @@ import torch
 from frameloom.core.errors import ConfigError, DataError
 from frameloom.data.clip_view import ClipView, list_clips
 from frameloom.data.media import write_image
-from frameloom.evaluate.clip_measures import are_shapes, build_clip_measures
+from frameloom.data.shapes_score import PROMPT_METRICS, are_shapes
+from frameloom.evaluate.clip_measures import build_clip_measures
 from frameloom.evaluate.comparison import Alone, compare_sets, pair_clips
 from frameloom.evaluate.frame_network import load_frame_network
 from frameloom.evaluate.measures import Measures
@@ -78,7 +79,7 @@ def test_prompt_following_is_that_of_the_scorer(shared_world: Path) -> None:
     manifest = Manifest.read(shared_world / "data" / "manifest.parquet", where={"split": "train"})
     row = next(row for row in range(len(manifest)) if manifest.clip(row).kind == "video")
     clip = list_clips(manifest.file(row))
-    measures = build_clip_measures(["shapes"])
+    measures = build_clip_measures(["shapes"], prompt_metrics=PROMPT_METRICS)
     right = manifest.caption(row)
     wrong = right.replace(right.split()[1], "red" if right.split()[1] != "red" else "blue", 1)
     for prompt, expected in ((right, 1.0), (wrong, 0.0)):
@@ -95,8 +96,10 @@ def test_missing_networks_prompts_and_names_are_told(tmp_path: Path) -> None:
         build_clip_measures(["clip"])
     with pytest.raises(ConfigError, match="flicker"):
         build_clip_measures(["fliker"])
+    with pytest.raises(ConfigError, match="shapes"):
+        build_clip_measures(["shapes"])
     ours = list_clips(write_set(tmp_path / "ours", [100]))
-    alone = Alone(build_clip_measures(["shapes"]))
+    alone = Alone(build_clip_measures(["shapes"], prompt_metrics=PROMPT_METRICS))
     table = compare_sets(pair_clips(ours, [], "none"), Measures({}), view=ClipView(), alone=alone)
     assert "--prompts FILE" in table.bad[0]["error"]
     with pytest.raises(DataError, match="none of 1"):
