@@ -83,7 +83,7 @@ def _refuse_random_settings(settings: ReadSettings) -> None:
     for field in dataclasses.fields(settings):
         value = getattr(settings, field.name) if field.name not in _NOT_PIXELS else ()
         for part in value if isinstance(value, list | tuple) else (value,):
-            name = part if isinstance(part, str) else type(part).__name__
+            name = part if isinstance(part, str) else str(getattr(part, "disk_name", ""))
             if name.lower().startswith("random"):
                 advice = "use first or center" if field.name == "frame_start" else "use one that is not random"
                 problems.append(f"{field.name}: {name} cannot be cached, a cache holds one view per clip; {advice}")
@@ -92,10 +92,10 @@ def _refuse_random_settings(settings: ReadSettings) -> None:
 
 
 def _describe(value: Any) -> Any:
-    """Settings as JSON-like values; a dataclass keeps its class name, for two kinds of crop may have equal fields."""
+    """Settings as JSON-like values; a dataclass keeps its name on disk, for two kinds of crop may have equal fields."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         fields = {field.name: _describe(getattr(value, field.name)) for field in dataclasses.fields(value)}
-        return {"is": type(value).__name__, **fields}
+        return {"is": value.disk_name, **fields}
     if isinstance(value, Mapping):
         return {str(name): _describe(inner) for name, inner in value.items()}
     if isinstance(value, list | tuple):

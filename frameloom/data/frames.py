@@ -6,7 +6,7 @@ Everything here is a pure function of numbers; `draw` is always a uniform number
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import ClassVar, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,6 +36,7 @@ class FrameRule:
     far as their length allows. `skip_last_start` never uses the last possible start, as Open-Sora does.
     """
 
+    disk_name: ClassVar[str] = "FrameRule"
     stride: int | None = None
     fps: float | None = None
     speed: float = 1.0

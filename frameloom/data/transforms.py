@@ -13,7 +13,7 @@ import dataclasses
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch.nn.functional as F
 from torch import Tensor
@@ -35,6 +35,7 @@ class Resize:
     never enlarge. `rounding` is that of the side that follows from the ratio.
     """
 
+    disk_name: ClassVar[str] = "Resize"
     fit: Fit = "cover"
     rounding: Rounding = "nearest"
     max_area: int | None = None
@@ -71,6 +72,7 @@ class Resize:
 class CenterCrop:
     """Cut the middle out; an odd pixel goes to the end (`down`), or by banker's rounding (`even`)."""
 
+    disk_name: ClassVar[str] = "CenterCrop"
     rounding: Literal["down", "even"] = "down"
 
     def offset(self, excess: int) -> int:
@@ -81,10 +83,14 @@ class CenterCrop:
 class RandomCrop:
     """Cut out anywhere, every place equally likely."""
 
+    disk_name: ClassVar[str] = "RandomCrop"
+
 
 @dataclass(frozen=True)
 class Rescale:
     """Bytes to [-1, 1]: x / 127.5 - 1. It has no settings and is always the last step."""
+
+    disk_name: ClassVar[str] = "Rescale"
 
 
 Transform = Resize | CenterCrop | RandomCrop | Rescale

@@ -14,6 +14,7 @@ from frameloom.data.policies.thinned import ThinnedPolicy
 class Fixed(ThinnedPolicy):
     """Bucket 0 holds the videos, bucket 1 the images where they are asked for."""
 
+    disk_name = "Fixed"
     reasons = ("too short", "image")
 
     def __init__(self, settings: FixedSection, *, fps_max: float | None) -> None:

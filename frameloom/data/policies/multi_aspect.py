@@ -17,6 +17,7 @@ from frameloom.data.policies.thinned import ThinnedPolicy
 class MultiAspect(ThinnedPolicy):
     """Buckets are the different sizes in the order of the list."""
 
+    disk_name = "MultiAspect"
     reasons = ("too short",)
 
     def __init__(self, settings: MultiAspectSection, *, fps_max: float | None) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +14,8 @@ from frameloom.data.policies.lengths import sample_rate
 class ThinnedPolicy(BucketPolicy):
     """Takes every n-th frame, so that no clip has more than `fps_max` frames per second (None: any rate)."""
 
+    disk_name: ClassVar[str]
+    """of the policy in the fingerprint of a cache, whatever the class is called"""
     fps_max: float | None
 
     def intervals(self, fps: NDArray[np.float64]) -> NDArray[np.int64]:
@@ -24,4 +26,4 @@ class ThinnedPolicy(BucketPolicy):
         return clips.frames // self.intervals(clips.fps)
 
     def geometry(self) -> dict[str, Any]:
-        return {"policy": type(self).__name__, "fps_max": self.fps_max, "buckets": self.shapes}
+        return {"policy": self.disk_name, "fps_max": self.fps_max, "buckets": self.shapes}
