@@ -116,6 +116,7 @@ _COGVIDEOX_FUN_FIELDS: dict[str, type] = {
     **dict.fromkeys(("sample_height", "sample_width", "sample_frames"), int),
     "condition": str,
     **dict.fromkeys(("mask_scale", "spatial_interpolation_scale", "temporal_interpolation_scale", "norm_eps"), float),
+    "dropout": float,
     **dict.fromkeys(("use_rotary_positional_embeddings", "use_learned_positional_embeddings"), bool),
     **dict.fromkeys(("add_noise_in_inpaint_model", "patch_bias", "attention_bias"), bool),
 }
@@ -133,7 +134,7 @@ _COGVIDEOX_VAE_FIELDS: dict[str, type] = {
     **dict.fromkeys(("latent_channels", "layers_per_block", "norm_groups"), int),
     **dict.fromkeys(("encode_chunk_frames", "decode_chunk_latents", "tile_height_px", "tile_width_px"), int),
     **dict.fromkeys(("decode_first_alone", "tiling", "one_by_one"), bool),
-    **dict.fromkeys(("tile_overlap_height", "tile_overlap_width"), float),
+    **dict.fromkeys(("tile_overlap_height", "tile_overlap_width", "norm_eps"), float),
     **dict.fromkeys(("block_channels", "scale", "shift"), tuple),
 }
 _HUNYUAN_FIELDS: dict[str, type] = {

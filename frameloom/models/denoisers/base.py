@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from frameloom.core.errors import ConfigError
 from frameloom.core.random import stream
+from frameloom.models.layers.dropout import DropoutSeeds
 from frameloom.models.layers.sequence_parallel import Exchange
 from frameloom.models.lora_keys import LoraNames
 from frameloom.models.names import refuse_unknown
@@ -69,6 +70,7 @@ class Conditions:
     image_text       captions of single images that follow the clip along F: N for each sample, B * N in this order
     guidance_B       guidance scale that a distilled model is told
     fps_B            frames per second of the clip
+    dropout          seeds of the masks of a model with dropout, in training; None: nothing is dropped
     """
 
     beside_BCFHW: Tensor | None = None
@@ -77,6 +79,7 @@ class Conditions:
     image_text: TextStates | None = None
     guidance_B: Tensor | None = None
     fps_B: Tensor | None = None
+    dropout: DropoutSeeds | None = None
 
 
 NOTHING = Conditions()

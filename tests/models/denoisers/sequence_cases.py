@@ -5,19 +5,21 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from frameloom.core.random import stream
 from frameloom.models.denoisers import DenoiserFamily, get_family
 from frameloom.models.denoisers.base import Conditions
+from frameloom.models.layers.dropout import DropoutSeeds
 from frameloom.models.text import TextStates
 
 NUM_HEADS = 4
 LATENT_CHANNELS, TEXT_WIDTH, POOLED_WIDTH = 4, 24, 12
 BATCH, TEXT_TOKENS = 2, 5
 # Names of the other inputs, drawn for the cases that ask for them.
-CELLS, BESIDE, IMAGES = "cells", "beside", "images"
+CELLS, BESIDE, IMAGES, DROPOUT = "cells", "beside", "images", "dropout"
 
 
 @dataclass(frozen=True)
@@ -64,7 +66,8 @@ class Case:
             count = 2 * BATCH
             images = TextStates(draw(count, TEXT_TOKENS, TEXT_WIDTH), _mask(count), draw(count, POOLED_WIDTH))
         cells = self._cells() if CELLS in self.given else None
-        given = Conditions(beside_BCFHW=beside, cells_BFHW=cells, image_text=images)
+        seeds = DropoutSeeds(np.arange(BATCH, dtype=np.uint64) + np.uint64(seed)) if DROPOUT in self.given else None
+        given = Conditions(beside_BCFHW=beside, cells_BFHW=cells, image_text=images, dropout=seeds)
         return noisy, torch.tensor([0.25, 0.8], dtype=torch.float64), text, given
 
     def _beside_channels(self) -> int:
@@ -121,6 +124,7 @@ CASES: dict[str, Case] = {
     "cogvideox_fun, table": Case(
         "cogvideox_fun", (2, 6, 8), {"use_learned_positional_embeddings": True, "max_text_seq_length": TEXT_TOKENS}
     ),
+    "cogvideox_fun with dropout": Case("cogvideox_fun", (3, 6, 8), {"dropout": 0.2}, (DROPOUT,)),
     "cogvideox_fun, two frames a token": Case("cogvideox_fun", (4, 6, 6), {"patch_size_t": 2}),
     "opensora2": Case("opensora2", (3, 6, 8)),
     "opensora2 of an even length": Case("opensora2", (3, 2, 2)),

@@ -43,8 +43,9 @@ def _denoise(
 ) -> Tensor:
     """`text.mask_BK` is not used: as in the original, padding is attended to. There is no pooled text."""
     config = cast(CogVideoXFunConfig, model.config)
-    refuse_foreign(given, FAMILY.name, known=("beside_BCFHW",) if config.beside_channels else ())
-    return cast(Tensor, model(noisy_BCFHW, find_index(timestep_B), text.tokens_BKD, given.beside_BCFHW))
+    refuse_foreign(given, FAMILY.name, known=("dropout", *(("beside_BCFHW",) if config.beside_channels else ())))
+    index_B = find_index(timestep_B)
+    return cast(Tensor, model(noisy_BCFHW, index_B, text.tokens_BKD, given.beside_BCFHW, given.dropout))
 
 
 FAMILY = DenoiserFamily(

@@ -66,10 +66,15 @@ class Block(nn.Module):
         self.norm1 = ModulatedNorm(config)
         self.attn1 = SelfAttention(config)
         self.norm2 = ModulatedNorm(config)
-        self.ff = FeedForward(config.width)
+        self.ff = FeedForward(config.width, config.dropout, drops_result=True)
 
     def forward(
-        self, video_BND: Tensor, text_BKD: Tensor, time_BE: Tensor, rope_M1P: Tensor | None = None
+        self,
+        video_BND: Tensor,
+        text_BKD: Tensor,
+        time_BE: Tensor,
+        rope_M1P: Tensor | None = None,
+        dropout_keys: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         sizes = [text_BKD.shape[1], video_BND.shape[1]]
         video, text, gate, text_gate = self.norm1(video_BND, text_BKD, time_BE)
@@ -79,5 +84,5 @@ class Block(nn.Module):
         text_BKD = torch.addcmul(text_BKD, text_gate, text)
 
         video, text, gate, text_gate = self.norm2(video_BND, text_BKD, time_BE)
-        text, video = torch.split(self.ff(torch.cat([text, video], dim=1)), sizes, dim=1)
+        text, video = torch.split(self.ff(torch.cat([text, video], dim=1), dropout_keys), sizes, dim=1)
         return torch.addcmul(video_BND, gate, video), torch.addcmul(text_BKD, text_gate, text)

@@ -52,6 +52,8 @@ class CogVideoXFunConfig:
     temporal_interpolation_scale: float = 1.0
     attention_bias: bool = True
     norm_eps: float = 1e-5
+    dropout: float = 0.0
+    """in training: behind the embeddings, and in every MLP behind its activation and its second layer"""
 
     def __post_init__(self) -> None:
         problems = list(_find_problems(self))
@@ -100,6 +102,8 @@ def _find_problems(config: CogVideoXFunConfig) -> list[str]:
             f"{WHERE}: use_learned_positional_embeddings without use_rotary_positional_embeddings; no published model "
             "is like that: switch both on, or the learned ones off"
         )
+    if not 0 <= config.dropout <= 1:
+        problems.append(f"{WHERE}: dropout is {config.dropout}; it must be from 0 to 1")
     if config.adds_positions and config.width % 8:
         problems.append(f"{WHERE}: width {config.width} (heads times head width) must be a multiple of 8")
     if config.patch_size_t > 1 and config.adds_positions:

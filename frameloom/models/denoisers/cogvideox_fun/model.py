@@ -23,6 +23,7 @@ from frameloom.models.denoisers.cogvideox_fun.positions import (
     stretch_table,
     turn_table,
 )
+from frameloom.models.layers.dropout import DropoutSeeds, KeyedDropout
 from frameloom.models.layers.mlp import TwoLinear
 from frameloom.models.layers.patches import Grid, embed_frames, pack, unpack
 from frameloom.models.layers.position_tables import PositionTables
@@ -76,6 +77,7 @@ class CogVideoXFunTransformer(nn.Module):
         self.config = config
         self.sequence: SequenceGroup = ALONE
         self.patch_embed = PatchEmbed(config)
+        self.embedding_dropout = KeyedDropout(config.dropout)
         self.time_embedding = TwoLinear(config.width, config.time_embed_dim, nn.SiLU())
         self.transformer_blocks = nn.ModuleList(Block(config) for _ in range(config.num_layers))
         self.norm_final = nn.LayerNorm(config.width, eps=config.norm_eps)
@@ -86,9 +88,15 @@ class CogVideoXFunTransformer(nn.Module):
         self.sinusoids = PositionTables(lambda axis, count: axis_sinusoids(config, axis, count))
 
     def forward(
-        self, noisy_BCFHW: Tensor, index_B: Tensor, text_BKD: Tensor, beside_BCFHW: Tensor | None = None
+        self,
+        noisy_BCFHW: Tensor,
+        index_B: Tensor,
+        text_BKD: Tensor,
+        beside_BCFHW: Tensor | None = None,
+        dropout: DropoutSeeds | None = None,
     ) -> Tensor:
-        """Prediction at timestep indices 0 ... 999. Without what should stand beside, a model sees zeros there."""
+        """Prediction at timestep indices 0 ... 999. Without what should stand beside, a model sees zeros there; without
+        seeds nothing is dropped."""
         size = noisy_BCFHW.shape[2], noisy_BCFHW.shape[3], noisy_BCFHW.shape[4]
         grid, dtype = find_grid(self.config, size), self.proj_out.weight.dtype
         latent_BCFHW = self._join_channels(noisy_BCFHW.to(dtype), beside_BCFHW)
@@ -97,14 +105,18 @@ class CogVideoXFunTransformer(nn.Module):
         video_BND, text_BKD = self.embed(latent_BCFHW, text_BKD.to(dtype), grid)
         time_BE = self.time_embedding(embed_index(index_B, self.config.width).to(dtype))
         num_text, num_video = text_BKD.shape[1], video_BND.shape[1]
+        if dropout is not None:
+            video_BND, text_BKD = self._drop_embedded(video_BND, text_BKD, dropout)
         table = self.sequence.count_table(num_text + num_video, noisy_BCFHW.device)
         if self.config.use_rotary_positional_embeddings:
             table = self.rotary.get(grid, num_text, device=noisy_BCFHW.device)
         tables = () if table is None else (table,)
         text_BKD = self.sequence.split_text(text_BKD, num_video)
         video_BND = self.sequence.split_video(video_BND, num_text)
-        for block in self.transformer_blocks:
-            video_BND, text_BKD = block(video_BND, text_BKD, time_BE, *tables)
+        first = self.sequence.find_first(num_text + num_video)
+        for part, block in enumerate(self.transformer_blocks, start=1):
+            keys = {} if dropout is None else {"dropout_keys": dropout.keys(part, num_text + num_video, first)}
+            video_BND, text_BKD = block(video_BND, text_BKD, time_BE, *tables, **keys)
         tokens_BNC = self.proj_out(self.norm_out(self.norm_final(video_BND), time_BE))
         tokens_BNC = self.sequence.gather_video(tokens_BNC, num_text, num_video)
         prediction_BCFHW = unpack(tokens_BNC, grid, *self.patch_embed.patch)
@@ -128,6 +140,13 @@ class CogVideoXFunTransformer(nn.Module):
         table_MD = self.patch_embed.pos_embedding[0].to(video_BND.dtype)
         stretched_ND = stretch_table(table_MD[num_text:], self.config.base_grid, grid)
         return video_BND + stretched_ND, text_BKD + table_MD[:num_text]
+
+    def _drop_embedded(self, video_BND: Tensor, text_BKD: Tensor, dropout: DropoutSeeds) -> tuple[Tensor, Tensor]:
+        num_text, num_video = text_BKD.shape[1], video_BND.shape[1]
+        tokens_BMD = torch.cat([text_BKD, video_BND], dim=1)
+        tokens_BMD = self.embedding_dropout(tokens_BMD, dropout.keys(0, num_text + num_video))
+        text_BKD, video_BND = torch.split(tokens_BMD, [num_text, num_video], dim=1)
+        return video_BND, text_BKD
 
     def _join_channels(self, noisy_BCFHW: Tensor, beside_BCFHW: Tensor | None) -> Tensor:
         expected = (len(noisy_BCFHW), self.config.beside_channels, *noisy_BCFHW.shape[2:])

@@ -19,7 +19,6 @@ _FIXED: dict[str, Any] = {
     "norm_elementwise_affine": True,
     "flip_sin_to_cos": True,
     "freq_shift": 0,
-    "dropout": 0.0,
     "ofs_embed_dim": None,
 }
 _OURS = ("condition", "mask_scale")
