@@ -91,15 +91,16 @@ _OPENSORA2_FIELDS: dict[str, type] = {
 _OPENSORA_PLAN_FIELDS: dict[str, type] = {
     **dict.fromkeys(("num_layers", "num_attention_heads", "attention_head_dim", "patch_size", "sparse_n"), int),
     **dict.fromkeys(("interpolation_scale_t", "interpolation_scale_h", "interpolation_scale_w", "norm_eps"), float),
-    **dict.fromkeys(("sparse1d", "inpaint"), bool),
+    "dropout": float,
+    **dict.fromkeys(("sparse1d", "inpaint", "attention_bias"), bool),
     "vae_scale_factor_t": int,
 }
 _LATTE_FIELDS: dict[str, type] = {
     **dict.fromkeys(("num_layers", "num_attention_heads", "attention_head_dim", "patch_size", "video_length"), int),
     "sample_size": tuple,
-    **dict.fromkeys(("learn_sigma", "use_rope", "joint_temporal_positions"), bool),
+    **dict.fromkeys(("learn_sigma", "use_rope", "joint_temporal_positions", "attention_bias"), bool),
     "compress_kv_factor": int,
-    "interpolation_scale_1d": float,
+    **dict.fromkeys(("interpolation_scale_1d", "norm_eps", "dropout"), float),
 }
 _CAUSAL_FIELDS: dict[str, type] = {
     **dict.fromkeys(("hidden_size", "z_channels", "embed_dim", "num_res_blocks", "norm_groups"), int),
@@ -117,8 +118,11 @@ _COGVIDEOX_FUN_FIELDS: dict[str, type] = {
     "condition": str,
     **dict.fromkeys(("mask_scale", "spatial_interpolation_scale", "temporal_interpolation_scale", "norm_eps"), float),
     "dropout": float,
+    "freq_shift": int,
     **dict.fromkeys(("use_rotary_positional_embeddings", "use_learned_positional_embeddings"), bool),
     **dict.fromkeys(("add_noise_in_inpaint_model", "patch_bias", "attention_bias"), bool),
+    **dict.fromkeys(("norm_elementwise_affine", "flip_sin_to_cos"), bool),
+    "timestep_activation_fn": str,
 }
 _SDXL_FIELDS: dict[str, type] = {
     **dict.fromkeys(("model_channels", "num_res_blocks", "num_head_channels", "norm_groups", "size_embed_dim"), int),

@@ -113,6 +113,7 @@ CASES: dict[str, Case] = {
     "opensora_plan of an even length": Case("opensora_plan", (2, 8, 8)),
     "opensora_plan with masks": Case("opensora_plan", (3, 6, 10), given=(CELLS,)),
     "opensora_plan, runs of three": Case("opensora_plan", (3, 6, 10), {"sparse_n": 3}, (CELLS,)),
+    "opensora_plan with dropout": Case("opensora_plan", (3, 6, 10), {"dropout": 0.2}, (DROPOUT,)),
     "opensora_plan, inpaint": Case("opensora_plan", (3, 6, 6), {"inpaint": True, "sparse1d": False}, (BESIDE,)),
     "cogvideox_fun": Case("cogvideox_fun", (3, 6, 8)),
     "cogvideox_fun, sinusoids": Case(

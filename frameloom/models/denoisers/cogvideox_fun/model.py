@@ -30,6 +30,8 @@ from frameloom.models.layers.position_tables import PositionTables
 from frameloom.models.layers.sequence_parallel import ALONE, SequenceGroup
 from frameloom.models.layers.sinusoids import embed_index
 
+_ACTIVATIONS: dict[str, type[nn.Module]] = {"silu": nn.SiLU, "gelu": nn.GELU, "mish": nn.Mish, "relu": nn.ReLU}
+
 
 class PatchEmbed(nn.Module):
     """Latent cells and text states to tokens."""
@@ -61,7 +63,7 @@ class FinalNorm(nn.Module):
     def __init__(self, config: CogVideoXFunConfig) -> None:
         super().__init__()
         self.linear = nn.Linear(config.time_embed_dim, 2 * config.width)
-        self.norm = nn.LayerNorm(config.width, eps=config.norm_eps)
+        self.norm = nn.LayerNorm(config.width, config.norm_eps, config.norm_elementwise_affine)
 
     def forward(self, x_BND: Tensor, time_BE: Tensor) -> Tensor:
         shift, scale = self.linear(F.silu(time_BE))[:, None].chunk(2, dim=-1)
@@ -78,9 +80,10 @@ class CogVideoXFunTransformer(nn.Module):
         self.sequence: SequenceGroup = ALONE
         self.patch_embed = PatchEmbed(config)
         self.embedding_dropout = KeyedDropout(config.dropout)
-        self.time_embedding = TwoLinear(config.width, config.time_embed_dim, nn.SiLU())
+        activation = _ACTIVATIONS[config.timestep_activation_fn]()
+        self.time_embedding = TwoLinear(config.width, config.time_embed_dim, activation)
         self.transformer_blocks = nn.ModuleList(Block(config) for _ in range(config.num_layers))
-        self.norm_final = nn.LayerNorm(config.width, eps=config.norm_eps)
+        self.norm_final = nn.LayerNorm(config.width, config.norm_eps, config.norm_elementwise_affine)
         self.norm_out = FinalNorm(config)
         cells_per_patch = config.patch_size_t * config.patch_size**2
         self.proj_out = nn.Linear(config.width, config.in_channels * cells_per_patch)
@@ -103,7 +106,7 @@ class CogVideoXFunTransformer(nn.Module):
         # A single image fills the patches of V1.5 with an empty second frame, whose prediction is thrown away.
         latent_BCFHW = F.pad(latent_BCFHW, (0, 0, 0, 0, 0, grid[0] * self.config.patch_size_t - size[0]))
         video_BND, text_BKD = self.embed(latent_BCFHW, text_BKD.to(dtype), grid)
-        time_BE = self.time_embedding(embed_index(index_B, self.config.width).to(dtype))
+        time_BE = self.time_embedding(self._embed_index(index_B).to(dtype))
         num_text, num_video = text_BKD.shape[1], video_BND.shape[1]
         if dropout is not None:
             video_BND, text_BKD = self._drop_embedded(video_BND, text_BKD, dropout)
@@ -121,6 +124,13 @@ class CogVideoXFunTransformer(nn.Module):
         tokens_BNC = self.sequence.gather_video(tokens_BNC, num_text, num_video)
         prediction_BCFHW = unpack(tokens_BNC, grid, *self.patch_embed.patch)
         return prediction_BCFHW[:, :, : size[0]].to(noisy_BCFHW.dtype)
+
+    def _embed_index(self, index_B: Tensor) -> Tensor:
+        sinusoids_BD = embed_index(index_B, self.config.width, shift=self.config.freq_shift)
+        if self.config.flip_sin_to_cos:
+            return sinusoids_BD
+        cosines, sines = sinusoids_BD.chunk(2, dim=-1)
+        return torch.cat([sines, cosines], dim=-1)
 
     def embed(self, latent_BCFHW: Tensor, text_BKD: Tensor, grid: Grid) -> tuple[Tensor, Tensor]:
         """Tokens of the video and of the text as they enter the first block."""

@@ -39,9 +39,10 @@ def _denoise(
 
     `text.pooled_BD` is not used. With `image_text`, the last frames of the latent are single images.
     """
-    refuse_foreign(given, FAMILY.name, known=("cells_BFHW", "image_text"))
+    refuse_foreign(given, FAMILY.name, known=("cells_BFHW", "image_text", "dropout"))
     tokens_BSKD, mask_BSK = _join_captions(text, given.image_text)
-    prediction = cast(Tensor, model(noisy_BCFHW, find_index(timestep_B), tokens_BSKD, mask_BSK, given.cells_BFHW))
+    index_B = find_index(timestep_B)
+    prediction = cast(Tensor, model(noisy_BCFHW, index_B, tokens_BSKD, mask_BSK, given.cells_BFHW, given.dropout))
     return prediction[:, : noisy_BCFHW.shape[1]].to(noisy_BCFHW.dtype)
 
 

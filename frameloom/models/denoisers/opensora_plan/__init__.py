@@ -43,8 +43,8 @@ def _denoise(
     """The pooled text vector is not used. An inpaint model without a condition is told that nothing is known."""
     config = cast(OpenSoraPlanConfig, model.config)
     known = ("cells_BFHW", "beside_BCFHW") if config.inpaint else ("cells_BFHW",)
-    refuse_foreign(given, FAMILY.name, known=known)
-    conditions = (text.mask_BK, given.cells_BFHW, given.beside_BCFHW)
+    refuse_foreign(given, FAMILY.name, known=("dropout", *known))
+    conditions = (text.mask_BK, given.cells_BFHW, given.beside_BCFHW, given.dropout)
     return cast(Tensor, model(noisy_BCFHW, find_index(timestep_B), text.tokens_BKD, *conditions))
 
 
