@@ -43,7 +43,7 @@ def avoid_amx_in_virtual_machines() -> None:
     """Keep oneDNN from matrix tiles (AMX) on a virtual machine; call it before torch computes anything.
 
     Some virtual machines announce AMX and hide the sizes of its tiles. oneDNN then configures tiles of no size, and the
-    first product in bf16 ends the process with "Illegal instruction". The system does not tell which machines these are,
+    first product in bf16 ends the process with "Illegal instruction". The system does not tell which these are,
     so all virtual machines do without AMX. A limit that is set already stays.
     """
     if ISA_LIMIT not in os.environ and {"amx_bf16", "hypervisor"} <= read_cpuinfo("flags"):

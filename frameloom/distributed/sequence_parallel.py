@@ -53,6 +53,10 @@ class SequenceGroup:
         """Tokens of every part, filling included."""
         return -(-length // self.degree)
 
+    def find_first(self, length: int) -> int:
+        """Where the own part begins."""
+        return self.rank * self.part_length(length)
+
     def split(self, x: Tensor, dim: int = 1) -> Tensor:
         """The own part along `dim`, filled up with zeros."""
         if self.degree == 1:

@@ -16,6 +16,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from frameloom.core.aside import Aside
+from frameloom.models.denoisers.conditions import Conditions
+from frameloom.models.layers.dropout import DropoutSeeds, has_dropout
 from frameloom.models.spec import DenoiserSpec
 from frameloom.models.text.base import TextStates
 from frameloom.plan.fitting import FIRST_SHAPES, Fitted, Shape, count_cells, measure_some, order_shapes
@@ -179,12 +181,15 @@ class _Runner:
                 mask_BK=torch.empty(batch, self.text.tokens, dtype=torch.bool),
                 pooled_BD=torch.empty(batch, self.text.pooled_width),
             )
+            # Masks of dropout are kept for the backward pass.
+            seeds = DropoutSeeds(np.zeros(batch, dtype=np.uint64)) if has_dropout(self.model) else None
+            given = Conditions(dropout=seeds)
             noisy_BCFHW = torch.empty(batch, self.latent_channels, *shape)
             target_BCFHW, timestep_B = torch.empty_like(noisy_BCFHW), torch.empty(batch)
             with tally_passes(self.model, self.mode, batch=batch) as tally:
                 casting = torch.autocast("cpu", torch.bfloat16) if self.bf16 else nullcontext()
                 with casting:
-                    made_BCFHW = self.family.denoise(self.model, noisy_BCFHW, timestep_B, text)
+                    made_BCFHW = self.family.denoise(self.model, noisy_BCFHW, timestep_B, text, given)
                 loss = F.mse_loss(made_BCFHW.float(), target_BCFHW)
                 del made_BCFHW
                 torch.autograd.backward(loss)

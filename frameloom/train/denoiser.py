@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 from torch import Tensor, nn
@@ -16,11 +17,12 @@ from frameloom.diffusion.objective import Noised, Objective
 from frameloom.diffusion.profile import band_levels, band_shares
 from frameloom.generate.parts import LoadedDenoiser, TextPipeline, to_unit_range
 from frameloom.models.denoisers.conditions import Conditions
+from frameloom.models.layers.dropout import DropoutSeeds, has_dropout
 from frameloom.models.text.base import TextStates
 from frameloom.models.text.scaling import TextScaling
 from frameloom.models.vaes.base import VideoVAE
 from frameloom.train.conditions import ConditionMaker, image_ordinals, join_images, split_images
-from frameloom.train.draws import draw_normal, draw_uniform
+from frameloom.train.draws import draw_normal, draw_seeds, draw_uniform
 from frameloom.train.known_text import KnownText
 from frameloom.train.level_grid import summarize_levels
 from frameloom.train.noising import finish_noise
@@ -60,6 +62,10 @@ class DenoiserTask:
     def model(self) -> nn.Module:
         return self.denoiser.model
 
+    @cached_property
+    def _drops(self) -> bool:
+        return has_dropout(self.model)
+
     def losses(self, batch: Batch) -> tuple[Tensor, Mapping[str, Tensor]]:
         return self._losses(batch, self.seed, self.caption_dropout), {}
 
@@ -97,6 +103,8 @@ class DenoiserTask:
         noised = self.objective.add_noise(latent_BCFHW, drawn.noise_BCFHW, drawn.draw_B, drawn.perturbation_BCFHW)
         text = self._text(batch.text, batch.captions, batch, seed, dropout)
         given = self.conditions.make(batch, seed, self._image_text(batch, seed, dropout))
+        if self._drops:
+            given = replace(given, dropout=DropoutSeeds(draw_seeds(seed, "model dropout", batch)))
         return self._loss_of(noised, text, given)
 
     def _judge(self, batch: Batch, seed: int) -> tuple[Tensor, Tensor]:

@@ -21,7 +21,8 @@ _WHERE = "train.recompute"
 
 
 def recompute_blocks(blocks: Iterable[nn.Module], *, offload: bool = False, buffer: HostBuffer | None = None) -> None:
-    """Make each block forget its inner activations; results stay equal to the bit, because no block draws numbers.
+    """Make each block forget its inner activations; results stay equal to the bit, because no block has a random state:
+    dropout draws from keys among a block's inputs.
 
     With `offload` what a block is given waits in host memory for the backward pass: as much as there is, or, with a
     `buffer`, what fits there.

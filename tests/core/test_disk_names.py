@@ -50,9 +50,8 @@ from frameloom.data.policies.fixed import Fixed
 from frameloom.data.policies.multi_aspect import MultiAspect
 from frameloom.data.reader import ReadSettings
 from frameloom.data.transforms import CenterCrop, RandomCrop, Rescale, Resize
-from frameloom.models.denoisers import FAMILIES, get_family
+from frameloom.models.registry import DENOISERS, VAES
 from frameloom.models.text.base import TextOptions
-from frameloom.models.vaes import VAES
 
 PACKAGE = Path(frameloom.__file__).parent
 WORLD = Path(__file__).parents[1] / "stored" / "world"
@@ -249,7 +248,7 @@ def test_groups_that_code_reads_are_listed():
 
 
 def test_fields_of_every_architecture_are_listed():
-    kinds = {"denoiser": {name: get_family(name) for name in FAMILIES}, "vae": VAES}
+    kinds = {"denoiser": dict(DENOISERS), "vae": VAES}
     found = {
         f"{kind} {name}": tuple(field.name for field in dataclasses.fields(family.sizes["tiny"]))
         for kind, families in kinds.items()

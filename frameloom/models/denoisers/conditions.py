@@ -12,6 +12,7 @@ from typing import Protocol
 from torch import Tensor
 
 from frameloom.core.errors import ConfigError
+from frameloom.models.layers.dropout import DropoutSeeds
 from frameloom.models.text.base import TextStates
 
 Encode = Callable[[Tensor], Tensor]
@@ -39,6 +40,7 @@ class Conditions:
     image_text       captions of single images that follow the clip along F: N for each sample, B * N in this order
     guidance_B       guidance scale that a distilled model is told
     fps_B            frames per second of the clip
+    dropout          seeds of the masks of a model with dropout, in training; None: nothing is dropped
     """
 
     beside_BCFHW: Tensor | None = None
@@ -47,6 +49,7 @@ class Conditions:
     image_text: TextStates | None = None
     guidance_B: Tensor | None = None
     fps_B: Tensor | None = None
+    dropout: DropoutSeeds | None = None
 
 
 NOTHING = Conditions()

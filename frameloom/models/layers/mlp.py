@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from frameloom.models.layers.dropout import KeyedDropout
 from frameloom.models.layers.linear import Linear
 
 # 0.5 * (1 + tanh(u)) = sigmoid(2u), with 2u = _OUTER * (x + _CUBIC * x^3)
@@ -31,16 +32,23 @@ class TwoLinear(nn.Module):
 
 
 class FeedForward(nn.Module):
-    """The MLP of a block, four times as wide inside."""
+    """The MLP of a block, four times as wide inside; `dropout` is behind the activation and, if `drops_result`, behind
+    the second map."""
 
-    def __init__(self, width: int) -> None:
+    def __init__(self, width: int, dropout: float = 0.0, *, drops_result: bool = False) -> None:
         super().__init__()
         up, down = Linear(width, 4 * width), Linear(4 * width, width)
-        # The published list has a dropout in the middle, which never drops; it still counts in the names.
-        self.net = nn.ModuleList([nn.ModuleDict({"proj": up}), nn.Identity(), down])
+        # The dropout in the middle has a number in the published names.
+        self.net = nn.ModuleList([nn.ModuleDict({"proj": up}), KeyedDropout(dropout), down])
+        self.drop_result = KeyedDropout(dropout if drops_result else 0.0, site=1)
 
-    def forward(self, x: Tensor) -> Tensor:
-        return run_mlp(x, self.get_submodule("net.0.proj"), self.get_submodule("net.2"))
+    def forward(self, x: Tensor, keys: Tensor | None = None) -> Tensor:
+        """`keys` are those of the dropout."""
+        up, down = self.get_submodule("net.0.proj"), self.get_submodule("net.2")
+        if keys is None or not self.training:
+            return run_mlp(x, up, down)
+        result: Tensor = self.drop_result(down(self.net[1](gelu(up(x)), keys)), keys)
+        return result
 
 
 def run_mlp(x: Tensor, up: nn.Module, down: nn.Module) -> Tensor:

@@ -14,14 +14,14 @@ from torch import Tensor
 _THETA = 10_000.0
 
 
-def embed_index(index_B: Tensor, width: int) -> Tensor:
+def embed_index(index_B: Tensor, width: int, *, shift: int = 0) -> Tensor:
     """[B, width] of a noise level's index: cosines, then sines, in float32, as half precision would merge neighbours.
 
-    An odd width ends in a zero.
+    An odd width ends in a zero. `shift` is taken from the number of frequencies that their exponents are divided by.
     """
     half = width // 2
     exponent = torch.arange(half, dtype=torch.float32, device=index_B.device)
-    angles = index_B.float()[:, None] * torch.exp(-math.log(_THETA) * exponent / half)
+    angles = index_B.float()[:, None] * torch.exp(-math.log(_THETA) * exponent / (half - shift))
     return F.pad(torch.cat([angles.cos(), angles.sin()], dim=-1), (0, width % 2))
 
 

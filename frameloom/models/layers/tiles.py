@@ -7,6 +7,8 @@ from itertools import product
 
 from frameloom.core.errors import ConfigError
 
+_ROUNDING = 1e-9
+
 
 @dataclass(frozen=True)
 class Tiles:
@@ -24,6 +26,16 @@ class Tiles:
         pixels, cells = (size, stride), (size // compression, stride // compression)
         (size_in, stride_in), (size_out, stride_out) = (cells, pixels) if decoding else (pixels, cells)
         return cls(size=size_in, stride=stride_in, keep=stride_out, blend=size_out - stride_out)
+
+    @classmethod
+    def overlapping(cls, size: int, overlap: float, *, compression: int, decoding: bool) -> Tiles:
+        """Tiles of `size` pixels or frames that have a share of their side in common, which `check_tile` accepts.
+
+        Their distance is rounded down to whole latent cells. Published code rounds what goes in and what comes out for
+        itself; where the two do not fit each other, it stops or gives a clip of another size.
+        """
+        stride = compression * count_stride_cells(size, overlap, compression=compression)
+        return cls.of_pixels(size, stride, compression=compression, decoding=decoding)
 
     def starts(self, length: int) -> range:
         return range(0, length, self.stride)
@@ -60,10 +72,18 @@ def _list_spans(frames: int, time: Tiles | None, lead: int) -> list[int]:
 
 
 def check_tile(size: int, overlap: float, *, compression: int, where: str) -> None:
-    """ConfigError unless tiles of `size` pixels or frames, and the distance between them, hold whole latent cells."""
-    stride = size * (1 - overlap)
-    if not 0 <= overlap < 1 or size % compression or stride % compression or stride < compression:
+    """ConfigError unless tiles of `size` pixels or frames hold whole latent cells, and begin at different ones."""
+    if size < compression or size % compression:
+        raise ConfigError(f"{where} is {size}; tiles must be multiples of {compression}")
+    most = 1 - compression / size
+    if not 0 <= overlap < 1 or not count_stride_cells(size, overlap, compression=compression):
         raise ConfigError(
-            f"{where} {size} with tile_overlap {overlap} gives tiles every {stride:g}; tiles and their distance must "
-            f"be multiples of {compression}"
+            f"{where} {size} with tile_overlap {overlap}: choose an overlap from 0 to {most:g}, so that tiles begin at "
+            f"different latent cells of {compression}"
         )
+
+
+def count_stride_cells(size: int, overlap: float, *, compression: int) -> int:
+    """Whole latent cells from one tile to the next."""
+    # 0.9 of 10 cells leaves 0.9999999999999998 of one.
+    return int(size // compression * (1 - overlap) + _ROUNDING)

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -22,6 +23,7 @@ from frameloom.core.errors import ConfigError
 from frameloom.core.random import stream
 from frameloom.models.denoisers.conditions import NOTHING, Conditions
 from frameloom.models.layers import attention, native
+from frameloom.models.layers.dropout import DropoutSeeds
 from frameloom.models.registry import get_denoiser
 from frameloom.models.spec import DenoiserSpec
 from frameloom.models.text.base import TextStates
@@ -318,6 +320,7 @@ class DenoiserContract:
             "image_text": text,
             "guidance_B": torch.ones(batch),
             "fps_B": torch.ones(batch),
+            "dropout": DropoutSeeds(np.arange(batch, dtype=np.uint64)),
         }
         assert values.keys() == {field.name for field in dataclasses.fields(Conditions)} >= set(self.takes)
         for name, value in values.items():
@@ -325,6 +328,40 @@ class DenoiserContract:
                 continue
             with pytest.raises(ConfigError, match=f"no input for the condition '{name}'"):
                 self.family.denoise(model, noisy, timestep, text, Conditions(**{name: value}))
+
+    def test_dropout_follows_from_the_seeds_of_samples(self) -> None:
+        """Where the family has dropout: nothing without seeds or training, and the same when blocks are recomputed."""
+        if "dropout" not in self.takes:
+            assert not hasattr(self.configure(), "dropout")
+            return
+        noisy, timestep, text = self.make_inputs()
+        seeds = DropoutSeeds(np.arange(len(noisy), dtype=np.uint64))
+        other = DropoutSeeds(seeds.seeds_B + np.uint64(100))
+
+        def given(seeds: DropoutSeeds) -> Conditions:
+            return dataclasses.replace(self.give(noisy), dropout=seeds)
+
+        found = []
+        for change in (lambda model: None, lambda model: recompute_blocks(self.family.blocks(model))):
+            model = self.build_awake(dropout=0.2)
+            change(model)
+            made = self.family.denoise(model, noisy, timestep, text, given(seeds))
+            made.square().sum().backward()
+            gradients = [weight.grad for weight in model.parameters() if weight.grad is not None]
+            found.append([made.detach(), *gradients])
+            with torch.no_grad():
+                again = self.family.denoise(model, noisy, timestep, text, given(other))
+                assert not torch.equal(again, made)
+                plain = self.denoise(model, noisy, timestep, text)
+                assert not torch.equal(plain, made)
+                assert torch.equal(self.denoise(self.build_awake(), noisy, timestep, text), plain)
+                quiet = self.family.denoise(model.eval(), noisy, timestep, text, given(seeds))
+                assert torch.equal(quiet, plain)
+        assert len(found[0]) == len(found[1]) > 1
+        assert all(torch.equal(one, two) for one, two in zip(*found, strict=True))
+        for wrong in (-0.1, 1.1):
+            with pytest.raises(ConfigError, match=f"dropout is {wrong}; it must be from 0 to 1"):
+                self.configure(dropout=wrong)
 
     def test_unknown_setting_names_the_nearest(self) -> None:
         known = next(iter(self.overrides))

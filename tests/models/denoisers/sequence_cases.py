@@ -5,11 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from frameloom.core.random import stream
 from frameloom.models.denoisers.conditions import Conditions
+from frameloom.models.layers.dropout import DropoutSeeds
 from frameloom.models.registry import get_denoiser
 from frameloom.models.spec import DenoiserSpec
 from frameloom.models.text.base import TextStates
@@ -18,7 +20,7 @@ NUM_HEADS = 4
 LATENT_CHANNELS, TEXT_WIDTH, POOLED_WIDTH = 4, 24, 12
 BATCH, TEXT_TOKENS = 2, 5
 # Names of the other inputs, drawn for the cases that ask for them.
-CELLS, BESIDE, IMAGES = "cells", "beside", "images"
+CELLS, BESIDE, IMAGES, DROPOUT = "cells", "beside", "images", "dropout"
 
 
 @dataclass(frozen=True)
@@ -65,7 +67,8 @@ class Case:
             count = 2 * BATCH
             images = TextStates(draw(count, TEXT_TOKENS, TEXT_WIDTH), _mask(count), draw(count, POOLED_WIDTH))
         cells = self._cells() if CELLS in self.given else None
-        given = Conditions(beside_BCFHW=beside, cells_BFHW=cells, image_text=images)
+        seeds = DropoutSeeds(np.arange(BATCH, dtype=np.uint64) + np.uint64(seed)) if DROPOUT in self.given else None
+        given = Conditions(beside_BCFHW=beside, cells_BFHW=cells, image_text=images, dropout=seeds)
         return noisy, torch.tensor([0.25, 0.8], dtype=torch.float64), text, given
 
     def _beside_channels(self) -> int:
@@ -111,6 +114,7 @@ CASES: dict[str, Case] = {
     "opensora_plan of an even length": Case("opensora_plan", (2, 8, 8)),
     "opensora_plan with masks": Case("opensora_plan", (3, 6, 10), given=(CELLS,)),
     "opensora_plan, runs of three": Case("opensora_plan", (3, 6, 10), {"sparse_n": 3}, (CELLS,)),
+    "opensora_plan with dropout": Case("opensora_plan", (3, 6, 10), {"dropout": 0.2}, (DROPOUT,)),
     "opensora_plan, inpaint": Case("opensora_plan", (3, 6, 6), {"inpaint": True, "sparse1d": False}, (BESIDE,)),
     "cogvideox_fun": Case("cogvideox_fun", (3, 6, 8)),
     "cogvideox_fun, sinusoids": Case(
@@ -122,6 +126,7 @@ CASES: dict[str, Case] = {
     "cogvideox_fun, table": Case(
         "cogvideox_fun", (2, 6, 8), {"use_learned_positional_embeddings": True, "max_text_seq_length": TEXT_TOKENS}
     ),
+    "cogvideox_fun with dropout": Case("cogvideox_fun", (3, 6, 8), {"dropout": 0.2}, (DROPOUT,)),
     "cogvideox_fun, two frames a token": Case("cogvideox_fun", (4, 6, 6), {"patch_size_t": 2}),
     "opensora2": Case("opensora2", (3, 6, 8)),
     "opensora2 of an even length": Case("opensora2", (3, 2, 2)),

@@ -89,6 +89,7 @@ class TestCogVideoXFun(DenoiserContract):
         "time_embed_dim": 16,
     }
     uses_pooled = False
+    takes: ClassVar[tuple[str, ...]] = ("dropout",)
 
 
 class TestCogVideoXFun2B(TestCogVideoXFun):
@@ -99,7 +100,7 @@ class TestCogVideoXFun2B(TestCogVideoXFun):
         "max_text_seq_length": 5,
         "condition": "inpaint",
     }
-    takes = ("beside_BCFHW",)
+    takes: ClassVar[tuple[str, ...]] = ("beside_BCFHW", "dropout")
 
 
 class TestCogVideoXFunV15(TestCogVideoXFun):
@@ -113,7 +114,7 @@ class TestCogVideoXFunV15(TestCogVideoXFun):
     }
     longest_clip = 13
     latent_sizes: ClassVar[list[tuple[int, int, int]]] = [(2, 4, 4), (4, 4, 8), (2, 8, 4)]
-    takes = ("beside_BCFHW",)
+    takes: ClassVar[tuple[str, ...]] = ("beside_BCFHW", "dropout")
     rule_cases: ClassVar[list[tuple[tuple[int, int, int], str]]] = [
         *TestCogVideoXFun.rule_cases,
         ((3, 4, 4), r"3 latent frames.*a multiple of 2; choose a clip of 1, 5, 13, 21"),
@@ -299,10 +300,25 @@ def test_a_convolution_does_not_become_a_linear_layer() -> None:
         load_original(build(PAIRED), build(ROTARY).state_dict())
 
 
-@pytest.mark.parametrize("kind", KINDS)
+OTHER_VALUES: dict[str, dict[str, Any]] = {
+    "dropout": {"dropout": 0.3},
+    "plain norms": {"norm_elementwise_affine": False, "norm_eps": 0.1},
+    "sines first": {"flip_sin_to_cos": False},
+    "shifted": {"freq_shift": 1},
+    **{name: {"timestep_activation_fn": name} for name in ("gelu", "mish", "relu")},
+}
+
+
+@pytest.mark.parametrize("kind", [*KINDS, *OTHER_VALUES])
 def test_diffusers_computes_the_same_from_a_sharded_export(kind: str, tmp_path: Path) -> None:
     diffusers = pytest.importorskip("diffusers")
-    model = build_awake(KINDS[kind])
+    model = build_awake(replace(ROTARY, **OTHER_VALUES[kind]) if kind in OTHER_VALUES else KINDS[kind]).eval()
+    if kind in OTHER_VALUES:
+        assert read_published(write_published(model.config)) == model.config
+        plain = build(ROTARY).eval()
+        if kind != "plain norms":
+            plain.load_state_dict(model.state_dict())
+        assert torch.equal(predict(plain), predict(model)) == (kind == "dropout")
     settings = {key: value for key, value in write_published(model.config).items() if not key.startswith("_")}
     settings.pop("add_noise_in_inpaint_model")  # a key of CogVideoX-Fun alone
     other = diffusers.CogVideoXTransformer3DModel(**settings).eval()
@@ -371,6 +387,8 @@ def test_a_config_of_another_model_is_refused(published: dict[str, Any], message
         ({"num_layer": 2}, "did you mean 'num_layers'"),
         ({"in_channels": 33}, "follows from the autoencoder"),
         ({"num_layers": 0}, "must be at least 1"),
+        ({"timestep_activation_fn": "tanh"}, "choose one of silu, gelu, mish, relu"),
+        ({"freq_shift": 64}, "must be below 64"),
         ({"condition": "depth"}, "choose one of none, inpaint, control"),
         ({"attention_head_dim": 24}, "need a multiple of 16"),
         ({"use_rotary_positional_embeddings": False, "patch_size_t": 2}, "needs rotary positions alone"),

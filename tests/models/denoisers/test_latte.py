@@ -7,6 +7,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -14,13 +15,16 @@ from torch import Tensor
 from frameloom.checkpoint.parity import CaseResult, read_case, run_case
 from frameloom.core.errors import CheckpointError, ConfigError
 from frameloom.core.random import stream
+from frameloom.distributed.sequence_parallel import SequenceGroup
 from frameloom.models.denoisers.conditions import Conditions
 from frameloom.models.denoisers.latte import blocks, parity
 from frameloom.models.denoisers.latte.config import SIZES, LatteConfig
 from frameloom.models.denoisers.latte.model import LatteT2V, build
 from frameloom.models.denoisers.latte.positions import frame_table, picture_table, turn_table
 from frameloom.models.denoisers.latte.weights import detect_layout, export_original, load_original
+from frameloom.models.denoisers.sequence import use_sequence_group
 from frameloom.models.layers import native
+from frameloom.models.layers.dropout import DropoutSeeds, KeyedDropout
 from frameloom.models.registry import get_denoiser
 from frameloom.models.text.base import TextStates
 from tests.models.denoisers.contract import DenoiserContract
@@ -74,7 +78,7 @@ class TestLatte(DenoiserContract):
     # More than one place and frame: a query with a single key learns nothing.
     default_size = (4, 4, 8)
     uses_pooled = False
-    takes = ("cells_BFHW", "image_text")
+    takes = ("cells_BFHW", "image_text", "dropout")
 
 
 class TestLatteWithRope(TestLatte):
@@ -407,9 +411,11 @@ def test_a_meta_model_works_after_loading() -> None:
     assert torch.equal(predict(model), predict(source))
 
 
-def test_diffusers_latte_computes_the_same() -> None:
+@pytest.mark.parametrize("change", [{}, {"attention_bias": False}, {"norm_eps": 0.5}])
+def test_diffusers_latte_computes_the_same(change: dict[str, Any]) -> None:
     from diffusers import LatteTransformer3DModel
 
+    config = replace(SMALL, **change)
     theirs = LatteTransformer3DModel(
         num_attention_heads=2,
         attention_head_dim=8,
@@ -417,18 +423,18 @@ def test_diffusers_latte_computes_the_same() -> None:
         out_channels=8,
         num_layers=2,
         cross_attention_dim=16,
-        attention_bias=True,
+        attention_bias=config.attention_bias,
         sample_size=8,
         patch_size=2,
         activation_fn="gelu-approximate",
         num_embeds_ada_norm=1000,
         norm_type="ada_norm_single",
         norm_elementwise_affine=False,
-        norm_eps=1e-6,
+        norm_eps=config.norm_eps,
         caption_channels=20,
         video_length=3,
     ).eval()
-    model = build_awake(SMALL)
+    model = build_awake(config)
     theirs.load_state_dict(export_original(model, "diffusers"))
     noisy, timestep, text = draw("noisy", 2, 4, 3, 8, 8), torch.tensor([100, 700]), make_text("text", 2)
     with torch.no_grad():
@@ -442,6 +448,30 @@ def test_diffusers_latte_computes_the_same() -> None:
         ours = model(noisy, timestep, text.tokens_BKD[:, None], text.mask_BK[:, None])
         assert difference(ours, expected) <= 2e-5
         assert difference(model(noisy, timestep + 20, text.tokens_BKD[:, None], text.mask_BK[:, None]), expected) > 0.01
+
+
+def test_it_drops_where_diffusers_does_and_not_in_a_sequence_group() -> None:
+    from diffusers import LatteTransformer3DModel
+
+    model = build(replace(SMALL, dropout=0.1))
+    names = {name for name, module in model.named_modules() if isinstance(module, KeyedDropout) and module.share}
+    theirs = LatteTransformer3DModel(
+        2, 8, 4, 8, 2, 0.1, 16, sample_size=8, patch_size=2, norm_type="ada_norm_single", caption_channels=20
+    )
+    dropping = {name for name, part in theirs.named_modules() if isinstance(part, torch.nn.Dropout) and part.p}
+    ours = {"drop_mixed": "attn1.to_out.1", "drop_told": "attn2.to_out.1"}
+    renamed = {
+        ".".join([*name.split(".")[:2], ours.get(".".join(rest := name.split(".")[2:]), ".".join(rest))])
+        for name in names
+    }
+    assert renamed == dropping
+    seeds = DropoutSeeds(np.arange(2, dtype=np.uint64))
+    use_sequence_group(get_denoiser("latte"), model, SequenceGroup(0, 2))
+    text = make_text("text", 2)
+    with pytest.raises(ConfigError, match=r"dropout is 0.1 and parallel.sequence 2"):
+        get_denoiser("latte").denoise(
+            model, draw("noisy", 2, 4, 3, 8, 8), torch.tensor([0.1, 0.7]), text, Conditions(dropout=seeds)
+        )
 
 
 def test_diffusers_cannot_hold_the_options() -> None:
@@ -484,6 +514,14 @@ def test_without_a_generator_weights_are_still_fixed() -> None:
 def test_a_wrong_setting_is_refused(overrides: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         get_denoiser("latte").configure("tiny", latent_channels=4, text_width=8, pooled_width=8, overrides=overrides)
+
+
+@pytest.mark.parametrize("change", [{"dropout": 0.1}, {"norm_eps": 1e-3}, {"attention_bias": False}])
+def test_values_that_the_published_code_computes_with_are_read_and_written(change: dict[str, Any]) -> None:
+    values = read_case(GOLDENS / "latte_v11.safetensors", name="case").config["model"]
+    config = LatteConfig.from_original(values | change)
+    assert config == replace(LatteConfig.from_original(values), **change)
+    assert LatteConfig.from_original(config.to_original()) == config
 
 
 @pytest.mark.parametrize(

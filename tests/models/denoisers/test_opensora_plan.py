@@ -67,7 +67,7 @@ class TestOpenSoraPlan(DenoiserContract):
     overrides: ClassVar[dict[str, Any]] = {"num_layers": 4, "num_attention_heads": 2, "attention_head_dim": 12}
     latent_sizes: ClassVar[list[tuple[int, int, int]]] = [(1, 4, 4), (3, 4, 8), (2, 8, 4), (4, 8, 8)]
     uses_pooled = False
-    takes: ClassVar[tuple[str, ...]] = ("cells_BFHW",)
+    takes: ClassVar[tuple[str, ...]] = ("cells_BFHW", "dropout")
     rule_cases: ClassVar[list[tuple[tuple[int, int, int], str]]] = [
         ((1, 5, 4), r"5x4 cells.*multiples of 2.*pixels that are multiples of 16")
     ]
@@ -81,7 +81,7 @@ class TestOpenSoraPlanFull(TestOpenSoraPlan):
 
 class TestOpenSoraPlanInpaint(TestOpenSoraPlan):
     overrides: ClassVar[dict[str, Any]] = TestOpenSoraPlan.overrides | {"inpaint": True}
-    takes: ClassVar[tuple[str, ...]] = ("cells_BFHW", "beside_BCFHW")
+    takes: ClassVar[tuple[str, ...]] = ("cells_BFHW", "beside_BCFHW", "dropout")
 
     def give(self, noisy_BCFHW: Tensor) -> Conditions:
         beside_BCFHW = draw(1, noisy_BCFHW.shape[1] + 4, *noisy_BCFHW.shape[2:])

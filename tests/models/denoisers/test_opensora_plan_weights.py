@@ -156,6 +156,18 @@ class TestPublishedConfig:
     def test_without_skiparse_the_published_code_needs_one_sub_sequence(self) -> None:
         assert export_config(replace(SMALL, sparse1d=False))["sparse_n"] == 1
 
+    @pytest.mark.parametrize("change", [{"dropout": 0.1}, {"norm_eps": 1e-3}, {"attention_bias": False}])
+    def test_values_that_the_published_code_computes_with_are_read_and_written(self, change: dict[str, Any]) -> None:
+        config = read_config(export_config(SMALL) | change)
+        assert config == replace(SMALL, **change)
+        assert read_config(export_config(config)) == config
+        keys = {key for key in build(SMALL).state_dict() if key.endswith(("to_q.bias", "to_k.bias", "to_v.bias"))}
+        missing = build(SMALL).state_dict().keys() - build(config).state_dict().keys()
+        assert missing == (set() if config.attention_bias else keys) and keys
+
+    def test_a_setting_that_the_published_attention_does_not_read_changes_nothing(self) -> None:
+        assert read_config(export_config(SMALL) | {"upcast_attention": True}) == SMALL
+
     @pytest.mark.parametrize(
         ("change", "message"),
         [

@@ -50,6 +50,7 @@ def build_diffusers(config: CogVideoXConfig):
         block_out_channels=config.block_channels,
         layers_per_block=config.layers_per_block,
         norm_num_groups=config.norm_groups,
+        norm_eps=config.norm_eps,
     ).eval()
 
 
@@ -94,6 +95,21 @@ def test_encoding_equals_diffusers_for_both_published_chunks(chunk_frames):
         for num_frames in (1, 5, 9, 13, 21):
             clip = draw_clip(1, 3, num_frames, 16, 8)
             assert (model.encode_raw(clip) - other._encode(clip)).abs().max() < 1e-5
+
+
+def test_norms_have_the_epsilon_of_the_config_where_diffusers_has_it():
+    """Pixels are so dark that an epsilon counts; in the decoder it must have no effect."""
+    usual, model = build_golden(decode_first_alone=False), build_golden(decode_first_alone=False, norm_eps=1e-3)
+    other = build_diffusers(model.config)
+    other.load_state_dict(model.state_dict())
+    clip, latent = 0.01 * draw_clip(1, 3, 9, 16, 8), draw_clip(1, 4, 3, 2, 1)
+    with torch.no_grad():
+        assert (model.encode_raw(clip) - other._encode(clip)).abs().max() < 1e-5
+        assert (usual.encode_raw(clip) - other._encode(clip)).abs().max() > 1e-3
+        assert (model.decode(latent) - other.decode(latent).sample).abs().max() < 1e-5
+        assert torch.equal(model.decode(latent), usual.decode(latent))
+    assert CogVideoXConfig.from_original(dict(other.config)).norm_eps == 1e-3
+    assert model.config.to_original()["norm_eps"] == 1e-3
 
 
 def test_the_split_of_diffusers_is_a_switch():

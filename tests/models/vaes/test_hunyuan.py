@@ -165,8 +165,8 @@ def test_both_published_spellings_are_read():
         ({"act_fn": "gelu"}, "only 'silu' is supported"),
         ({"block_out_channels": [8, 8, 8]}, "give 4"),
         ({"block_out_channels": [8, 8, 8, 9], "norm_num_groups": 4}, "9 channels"),
-        ({"sample_size": 200, "use_spatial_tiling": True}, "multiples of 8"),
-        ({"sample_tsize": 8, "use_temporal_tiling": True}, "multiples of 4"),
+        ({"sample_size": 100, "use_spatial_tiling": True}, "multiples of 8"),
+        ({"sample_tsize": 6, "use_temporal_tiling": True}, "multiples of 4"),
     ],
 )
 def test_wrong_configs_are_refused_with_what_would_be_right(values, words):

@@ -39,6 +39,8 @@ class SelfAttention(Projections):
 
 def modulate_norm(norm: nn.LayerNorm, x_BND: Tensor, shift_B1D: Tensor, factor_B1D: Tensor) -> Tensor:
     """A norm, a factor and a shift; they go into the norm's own weight and bias, instead of all that it gives."""
+    if not norm.elementwise_affine:
+        return norm_samples(x_BND, factor_B1D, shift_B1D, norm.eps)
     weight_B1D, bias_B1D = factor_B1D * norm.weight, torch.addcmul(shift_B1D, factor_B1D, norm.bias)
     return norm_samples(x_BND, weight_B1D, bias_B1D, norm.eps)
 
@@ -49,7 +51,7 @@ class ModulatedNorm(nn.Module):
     def __init__(self, config: CogVideoXFunConfig) -> None:
         super().__init__()
         self.linear = nn.Linear(config.time_embed_dim, 6 * config.width)
-        self.norm = nn.LayerNorm(config.width, eps=config.norm_eps)
+        self.norm = nn.LayerNorm(config.width, config.norm_eps, config.norm_elementwise_affine)
 
     def forward(self, video_BND: Tensor, text_BKD: Tensor, time_BE: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Modulated video and text, then the gates that their updates are multiplied with."""
@@ -66,10 +68,15 @@ class Block(nn.Module):
         self.norm1 = ModulatedNorm(config)
         self.attn1 = SelfAttention(config)
         self.norm2 = ModulatedNorm(config)
-        self.ff = FeedForward(config.width)
+        self.ff = FeedForward(config.width, config.dropout, drops_result=True)
 
     def forward(
-        self, video_BND: Tensor, text_BKD: Tensor, time_BE: Tensor, rope_M1P: Tensor | None = None
+        self,
+        video_BND: Tensor,
+        text_BKD: Tensor,
+        time_BE: Tensor,
+        rope_M1P: Tensor | None = None,
+        dropout_keys: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         sizes = [text_BKD.shape[1], video_BND.shape[1]]
         video, text, gate, text_gate = self.norm1(video_BND, text_BKD, time_BE)
@@ -79,5 +86,5 @@ class Block(nn.Module):
         text_BKD = torch.addcmul(text_BKD, text_gate, text)
 
         video, text, gate, text_gate = self.norm2(video_BND, text_BKD, time_BE)
-        text, video = torch.split(self.ff(torch.cat([text, video], dim=1)), sizes, dim=1)
+        text, video = torch.split(self.ff(torch.cat([text, video], dim=1), dropout_keys), sizes, dim=1)
         return torch.addcmul(video_BND, gate, video), torch.addcmul(text_BKD, text_gate, text)

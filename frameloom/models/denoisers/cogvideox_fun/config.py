@@ -14,6 +14,7 @@ from frameloom.models.spec import DenoiserSpec
 
 FAMILY_NAME = "cogvideox_fun"
 WHERE = f"{FAMILY_NAME} denoiser"
+TIME_ACTIVATIONS = ("silu", "gelu", "mish", "relu")
 _CONDITIONS = ("none", "inpaint", "control")
 
 
@@ -54,6 +55,15 @@ class CogVideoXFunConfig:
     temporal_interpolation_scale: float = 1.0
     attention_bias: bool = True
     norm_eps: float = 1e-5
+    norm_elementwise_affine: bool = True
+    """whether norms have weights, but for those of queries and keys, which always do"""
+    flip_sin_to_cos: bool = True
+    """sinusoids of the timestep begin with cosines"""
+    freq_shift: int = 0
+    """takes so much from the number of frequencies that their exponents are divided by"""
+    timestep_activation_fn: Literal["silu", "gelu", "mish", "relu"] = "silu"
+    dropout: float = 0.0
+    """in training: behind the embeddings, and in every MLP behind its activation and its second layer"""
 
     def __post_init__(self) -> None:
         problems = list(_find_problems(self))
@@ -102,6 +112,15 @@ def _find_problems(config: CogVideoXFunConfig) -> list[str]:
             f"{WHERE}: use_learned_positional_embeddings without use_rotary_positional_embeddings; no published model "
             "is like that: switch both on, or the learned ones off"
         )
+    if config.timestep_activation_fn not in TIME_ACTIVATIONS:
+        problems.append(
+            f"{WHERE}: timestep_activation_fn is '{config.timestep_activation_fn}'; choose one of "
+            f"{', '.join(TIME_ACTIVATIONS)}"
+        )
+    if config.freq_shift >= config.width // 2:
+        problems.append(f"{WHERE}: freq_shift is {config.freq_shift}; it must be below {config.width // 2}")
+    if not 0 <= config.dropout <= 1:
+        problems.append(f"{WHERE}: dropout is {config.dropout}; it must be from 0 to 1")
     if config.adds_positions and config.width % 8:
         problems.append(f"{WHERE}: width {config.width} (heads times head width) must be a multiple of 8")
     if config.patch_size_t > 1 and config.adds_positions:

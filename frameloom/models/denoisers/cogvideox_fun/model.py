@@ -27,11 +27,14 @@ from frameloom.models.denoisers.cogvideox_fun.positions import (
 )
 from frameloom.models.denoisers.cogvideox_fun.sharding import BLOCK_LISTS
 from frameloom.models.denoisers.conditions import NOTHING, Conditions, find_index, refuse_foreign
+from frameloom.models.layers.dropout import DropoutSeeds, KeyedDropout
 from frameloom.models.layers.mlp import TwoLinear
 from frameloom.models.layers.patches import Grid, embed_frames, pack, unpack
 from frameloom.models.layers.position_tables import PositionTables
 from frameloom.models.layers.sinusoids import embed_index
 from frameloom.models.text.base import TextStates
+
+_ACTIVATIONS: dict[str, type[nn.Module]] = {"silu": nn.SiLU, "gelu": nn.GELU, "mish": nn.Mish, "relu": nn.ReLU}
 
 
 class PatchEmbed(nn.Module):
@@ -64,7 +67,7 @@ class FinalNorm(nn.Module):
     def __init__(self, config: CogVideoXFunConfig) -> None:
         super().__init__()
         self.linear = nn.Linear(config.time_embed_dim, 2 * config.width)
-        self.norm = nn.LayerNorm(config.width, eps=config.norm_eps)
+        self.norm = nn.LayerNorm(config.width, config.norm_eps, config.norm_elementwise_affine)
 
     def forward(self, x_BND: Tensor, time_BE: Tensor) -> Tensor:
         shift, scale = self.linear(F.silu(time_BE))[:, None].chunk(2, dim=-1)
@@ -80,9 +83,11 @@ class CogVideoXFunTransformer(nn.Module):
         self.config = config
         self.sequence: SequenceGroup = ALONE
         self.patch_embed = PatchEmbed(config)
-        self.time_embedding = TwoLinear(config.width, config.time_embed_dim, nn.SiLU())
+        self.embedding_dropout = KeyedDropout(config.dropout)
+        activation = _ACTIVATIONS[config.timestep_activation_fn]()
+        self.time_embedding = TwoLinear(config.width, config.time_embed_dim, activation)
         self.transformer_blocks = nn.ModuleList(Block(config) for _ in range(config.num_layers))
-        self.norm_final = nn.LayerNorm(config.width, eps=config.norm_eps)
+        self.norm_final = nn.LayerNorm(config.width, config.norm_eps, config.norm_elementwise_affine)
         self.norm_out = FinalNorm(config)
         cells_per_patch = config.patch_size_t * config.patch_size**2
         self.proj_out = nn.Linear(config.width, config.in_channels * cells_per_patch)
@@ -90,29 +95,46 @@ class CogVideoXFunTransformer(nn.Module):
         self.sinusoids = PositionTables(lambda axis, count: axis_sinusoids(config, axis, count))
 
     def forward(
-        self, noisy_BCFHW: Tensor, index_B: Tensor, text_BKD: Tensor, beside_BCFHW: Tensor | None = None
+        self,
+        noisy_BCFHW: Tensor,
+        index_B: Tensor,
+        text_BKD: Tensor,
+        beside_BCFHW: Tensor | None = None,
+        dropout: DropoutSeeds | None = None,
     ) -> Tensor:
-        """Prediction at timestep indices 0 ... 999. Without what should stand beside, a model sees zeros there."""
+        """Prediction at timestep indices 0 ... 999. Without what should stand beside, a model sees zeros there; without
+        seeds nothing is dropped."""
         size = noisy_BCFHW.shape[2], noisy_BCFHW.shape[3], noisy_BCFHW.shape[4]
         grid, dtype = find_grid(self.config, size), self.proj_out.weight.dtype
         latent_BCFHW = self._join_channels(noisy_BCFHW.to(dtype), beside_BCFHW)
         # A single image fills the patches of V1.5 with an empty second frame, whose prediction is thrown away.
         latent_BCFHW = F.pad(latent_BCFHW, (0, 0, 0, 0, 0, grid[0] * self.config.patch_size_t - size[0]))
         video_BND, text_BKD = self.embed(latent_BCFHW, text_BKD.to(dtype), grid)
-        time_BE = self.time_embedding(embed_index(index_B, self.config.width).to(dtype))
+        time_BE = self.time_embedding(self._embed_index(index_B).to(dtype))
         num_text, num_video = text_BKD.shape[1], video_BND.shape[1]
+        if dropout is not None:
+            video_BND, text_BKD = self._drop_embedded(video_BND, text_BKD, dropout)
         table = self.sequence.count_table(num_text + num_video, noisy_BCFHW.device)
         if self.config.use_rotary_positional_embeddings:
             table = self.rotary.get(grid, num_text, device=noisy_BCFHW.device)
         tables = () if table is None else (table,)
         text_BKD = self.sequence.split_prefix(text_BKD, num_video)
         video_BND = self.sequence.split_rest(video_BND, num_text)
-        for block in self.transformer_blocks:
-            video_BND, text_BKD = block(video_BND, text_BKD, time_BE, *tables)
+        first = self.sequence.find_first(num_text + num_video)
+        for part, block in enumerate(self.transformer_blocks, start=1):
+            keys = {} if dropout is None else {"dropout_keys": dropout.keys(part, num_text + num_video, first)}
+            video_BND, text_BKD = block(video_BND, text_BKD, time_BE, *tables, **keys)
         tokens_BNC = self.proj_out(self.norm_out(self.norm_final(video_BND), time_BE))
         tokens_BNC = self.sequence.gather_rest(tokens_BNC, num_text, num_video)
         prediction_BCFHW = unpack(tokens_BNC, grid, *self.patch_embed.patch)
         return prediction_BCFHW[:, :, : size[0]].to(noisy_BCFHW.dtype)
+
+    def _embed_index(self, index_B: Tensor) -> Tensor:
+        sinusoids_BD = embed_index(index_B, self.config.width, shift=self.config.freq_shift)
+        if self.config.flip_sin_to_cos:
+            return sinusoids_BD
+        cosines, sines = sinusoids_BD.chunk(2, dim=-1)
+        return torch.cat([sines, cosines], dim=-1)
 
     def embed(self, latent_BCFHW: Tensor, text_BKD: Tensor, grid: Grid) -> tuple[Tensor, Tensor]:
         """Tokens of the video and of the text as they enter the first block."""
@@ -132,6 +154,13 @@ class CogVideoXFunTransformer(nn.Module):
         table_MD = self.patch_embed.pos_embedding[0].to(video_BND.dtype)
         stretched_ND = stretch_table(table_MD[num_text:], self.config.base_grid, grid)
         return video_BND + stretched_ND, text_BKD + table_MD[:num_text]
+
+    def _drop_embedded(self, video_BND: Tensor, text_BKD: Tensor, dropout: DropoutSeeds) -> tuple[Tensor, Tensor]:
+        num_text, num_video = text_BKD.shape[1], video_BND.shape[1]
+        tokens_BMD = torch.cat([text_BKD, video_BND], dim=1)
+        tokens_BMD = self.embedding_dropout(tokens_BMD, dropout.keys(0, num_text + num_video))
+        text_BKD, video_BND = torch.split(tokens_BMD, [num_text, num_video], dim=1)
+        return video_BND, text_BKD
 
     def _join_channels(self, noisy_BCFHW: Tensor, beside_BCFHW: Tensor | None) -> Tensor:
         expected = (len(noisy_BCFHW), self.config.beside_channels, *noisy_BCFHW.shape[2:])
@@ -163,8 +192,9 @@ def denoise(
 ) -> Tensor:
     """`text.mask_BK` is not used: as in the original, padding is attended to. There is no pooled text."""
     config = cast(CogVideoXFunConfig, model.config)
-    refuse_foreign(given, FAMILY_NAME, known=("beside_BCFHW",) if config.beside_channels else ())
-    return cast(Tensor, model(noisy_BCFHW, find_index(timestep_B), text.tokens_BKD, given.beside_BCFHW))
+    refuse_foreign(given, FAMILY_NAME, known=("dropout", *(("beside_BCFHW",) if config.beside_channels else ())))
+    index_B = find_index(timestep_B)
+    return cast(Tensor, model(noisy_BCFHW, index_B, text.tokens_BKD, given.beside_BCFHW, given.dropout))
 
 
 def num_tokens(config: CogVideoXFunConfig, latent_FHW: tuple[int, int, int]) -> int:

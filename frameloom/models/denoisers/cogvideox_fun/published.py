@@ -15,11 +15,6 @@ CLASS_NAME = "CogVideoXTransformer3DModel"
 # Settings that every published model has alike, so the code has no switch for them.
 _FIXED: dict[str, Any] = {
     "activation_fn": "gelu-approximate",
-    "timestep_activation_fn": "silu",
-    "norm_elementwise_affine": True,
-    "flip_sin_to_cos": True,
-    "freq_shift": 0,
-    "dropout": 0.0,
     "ofs_embed_dim": None,
 }
 _OURS = ("condition", "mask_scale")
@@ -41,6 +36,8 @@ def read_published(published: Mapping[str, Any], *, mask_scale: float = 1.0) -> 
             raise ConfigError(f"{FAMILY_NAME} config.json: {key} is {published[key]!r}; only {only!r} is supported")
     condition = _find_condition(values.pop("in_channels"), values["out_channels"])
     values["patch_size_t"] = values.get("patch_size_t") or 1
+    if values.get("timestep_activation_fn") == "swish":  # two names of one function
+        values["timestep_activation_fn"] = "silu"
     fields = {names[key]: value for key, value in values.items()}
     return CogVideoXFunConfig(**fields, condition=condition, mask_scale=mask_scale)
 

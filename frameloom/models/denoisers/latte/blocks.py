@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from frameloom.models.denoisers.latte.config import LatteConfig
 from frameloom.models.layers.attention import Projections, RotaryAttention, attend_tokens
+from frameloom.models.layers.dropout import KeyedDropout
 from frameloom.models.layers.mlp import FeedForward
 from frameloom.models.layers.modulation import ModulationTable, modulate
 
@@ -34,7 +35,7 @@ class SelfAttention(Projections):
     """
 
     def __init__(self, config: LatteConfig, *, num_axes: int, factor: int) -> None:
-        super().__init__(config.hidden_size, config.num_attention_heads)
+        super().__init__(config.hidden_size, config.num_attention_heads, bias=config.attention_bias)
         self.num_axes = num_axes
         self.factor = factor
         # In a sequence group each rank has some places of all frames: only pictures are divided.
@@ -116,7 +117,9 @@ class Block(ModulationTable):
     def __init__(self, config: LatteConfig, *, num_axes: int, factor: int) -> None:
         super().__init__(6, config.hidden_size)
         self.attn1 = SelfAttention(config, num_axes=num_axes, factor=factor)
-        self.ff = FeedForward(config.hidden_size)
+        self.ff = FeedForward(config.hidden_size, config.dropout)
+        self.drop_mixed = KeyedDropout(config.dropout, site=2)
+        self.eps = config.norm_eps
 
     def split_modulation(self, modulation_B6D: Tensor) -> tuple[Tensor, ...]:
         """Shift, scale and gate of the attention, then of the MLP, each [B, 1, 1, 1, D]."""
@@ -126,7 +129,8 @@ class Block(ModulationTable):
 class SpatialBlock(Block):
     def __init__(self, config: LatteConfig, *, factor: int) -> None:
         super().__init__(config, num_axes=2, factor=factor)
-        self.attn2 = CrossAttention(config.hidden_size, config.num_attention_heads)
+        self.attn2 = CrossAttention(config.hidden_size, config.num_attention_heads, bias=config.attention_bias)
+        self.drop_told = KeyedDropout(config.dropout, site=3)
 
     def forward(
         self,
@@ -136,26 +140,34 @@ class SpatialBlock(Block):
         text_bias_BSK: Tensor,
         cell_bias_BFM: Tensor | None,
         rope_N1P: Tensor | None,
+        dropout_keys: Tensor | None = None,
     ) -> Tensor:
         """`cell_bias_BFM` is that of the keys: joined cells in a block that compresses."""
         shift1, scale1, gate1, shift2, scale2, gate2 = self.split_modulation(modulation_B6D)
-        normal_BHWD = modulate(x_BFHWD, shift1, scale1).flatten(0, 1)
+        normal_BHWD = modulate(x_BFHWD, shift1, scale1, self.eps).flatten(0, 1)
         bias_BM = None if cell_bias_BFM is None else cell_bias_BFM.flatten(0, 1)
         mixed = self.attn1(normal_BHWD.flatten(1, 2), self.attn1.join_picture(normal_BHWD), bias_BM, rope_N1P)
-        x_BFHWD = torch.addcmul(x_BFHWD, gate1, mixed.view_as(x_BFHWD))
+        x_BFHWD = torch.addcmul(x_BFHWD, gate1, self.drop_mixed(mixed.view_as(x_BFHWD), dropout_keys))
         # Without norm and gate, as published.
-        x_BFHWD = x_BFHWD + self.attn2(x_BFHWD.flatten(2, 3), text_BSKD, text_bias_BSK).view_as(x_BFHWD)
-        return torch.addcmul(x_BFHWD, gate2, self.ff(modulate(x_BFHWD, shift2, scale2)))
+        told_BFHWD = self.attn2(x_BFHWD.flatten(2, 3), text_BSKD, text_bias_BSK).view_as(x_BFHWD)
+        x_BFHWD = x_BFHWD + self.drop_told(told_BFHWD, dropout_keys)
+        return torch.addcmul(x_BFHWD, gate2, self.ff(modulate(x_BFHWD, shift2, scale2, self.eps), dropout_keys))
 
 
 class TemporalBlock(Block):
     def __init__(self, config: LatteConfig, *, factor: int) -> None:
         super().__init__(config, num_axes=1, factor=factor)
 
-    def forward(self, x_BFHWD: Tensor, modulation_B6D: Tensor, rope_N1P: Tensor | None) -> Tensor:
+    def forward(
+        self,
+        x_BFHWD: Tensor,
+        modulation_B6D: Tensor,
+        rope_N1P: Tensor | None,
+        dropout_keys: Tensor | None = None,
+    ) -> Tensor:
         """Frames of the clip alone; no mask, as published."""
         shift1, scale1, gate1, shift2, scale2, gate2 = self.split_modulation(modulation_B6D)
-        normal_BFND = modulate(x_BFHWD, shift1, scale1).flatten(2, 3)
+        normal_BFND = modulate(x_BFHWD, shift1, scale1, self.eps).flatten(2, 3)
         mixed = self.attn1(normal_BFND, self.attn1.join_frames(normal_BFND), None, rope_N1P)
-        x_BFHWD = torch.addcmul(x_BFHWD, gate1, mixed.view_as(x_BFHWD))
-        return torch.addcmul(x_BFHWD, gate2, self.ff(modulate(x_BFHWD, shift2, scale2)))
+        x_BFHWD = torch.addcmul(x_BFHWD, gate1, self.drop_mixed(mixed.view_as(x_BFHWD), dropout_keys))
+        return torch.addcmul(x_BFHWD, gate2, self.ff(modulate(x_BFHWD, shift2, scale2, self.eps), dropout_keys))

@@ -42,6 +42,12 @@ class LatteConfig:
     """join so many neighbours (per side, and in time) into one key and value, in the second half of the blocks"""
     interpolation_scale_1d: float = 0.0
     """temporal positions are divided by this; 0 lets it follow from video_length"""
+    norm_eps: float = 1e-6
+    """of the norms in the blocks; the last norm has 1e-6, as published"""
+    attention_bias: bool = True
+    """of the projections to queries, keys and values; that of their result always has one"""
+    dropout: float = 0.0
+    """in training: of the results of both attentions, and in every MLP behind its activation"""
     joint_temporal_positions: bool = True
     """add the temporal sinusoids also to clips that images follow; the published code does not without recompute"""
 
@@ -117,16 +123,16 @@ _PLAIN = {
     "use_rope": "use_rope",
     "compress_kv_factor": "compress_kv_factor",
     "interpolation_scale_1d": "interpolation_scale_1d",
+    "norm_eps": "norm_eps",
+    "attention_bias": "attention_bias",
+    "dropout": "dropout",
 }
 _ORIGINAL_DEFAULTS: dict[str, Any] = {"in_channels": 4, "out_channels": None, "num_attention_heads": 16}
 _FIXED: dict[str, Any] = {
     "patch_size_t": 1,
     "norm_type": "ada_norm_single",
     "norm_elementwise_affine": False,
-    "norm_eps": 1e-6,
-    "attention_bias": True,
     "activation_fn": "gelu-approximate",
-    "dropout": 0.0,
     "rope_scaling_type": "linear",
     "attention_type": "default",
 }
@@ -139,6 +145,8 @@ def _find_problems(config: LatteConfig) -> list[str]:
     sides = config.sample_size
     if len(sides) != 2 or any(not isinstance(side, int) or side < config.patch_size for side in sides):
         problems.append(f"{WHERE}: sample_size {list(sides)} must be two whole numbers of at least one patch each")
+    if not 0 <= config.dropout <= 1:
+        problems.append(f"{WHERE}: dropout is {config.dropout}; it must be from 0 to 1")
     if config.hidden_size % 4:
         problems.append(f"{WHERE}: heads times head width is {config.hidden_size}; the sinusoids need a multiple of 4")
     if config.use_rope and config.attention_head_dim % 4:

@@ -22,6 +22,7 @@ from frameloom.models.denoisers.latte.blocks import SelfAttention, SpatialBlock,
 from frameloom.models.denoisers.latte.config import WHERE, LatteConfig
 from frameloom.models.denoisers.latte.positions import frame_table, picture_table, turn_table
 from frameloom.models.denoisers.latte.sharding import BLOCK_LISTS
+from frameloom.models.layers.dropout import DropoutSeeds
 from frameloom.models.layers.mlp import TwoLinear
 from frameloom.models.layers.modulation import ModulationTable, SharedModulation, modulate
 from frameloom.models.layers.patches import Grid, PatchEmbed, token_grid, unpack
@@ -68,11 +69,17 @@ class LatteT2V(ModulationTable):
         text_BSKD: Tensor,
         text_mask_BSK: Tensor,
         cells_BFHW: Tensor | None = None,
+        dropout: DropoutSeeds | None = None,
     ) -> Tensor:
         """Prediction at a noise level's index with all `out_channels`, noise first; the last S - 1 frames are images.
 
-        A clip of one frame is an image too: temporal blocks are for clips.
+        A clip of one frame is an image too: temporal blocks are for clips. Without seeds nothing is dropped.
         """
+        if dropout is not None and self.sequence.degree > 1:
+            raise ConfigError(
+                f"{WHERE}: dropout is {self.config.dropout} and parallel.sequence {self.sequence.degree}, but masks of "
+                "this family are drawn for whole pictures; set one of them back (dropout: 0, or parallel.sequence: 1)"
+            )
         config, dtype = self.config, self.proj_out.weight.dtype
         num_images = text_BSKD.shape[1] - 1
         num_video = noisy_BCFHW.shape[2] - num_images
@@ -95,13 +102,15 @@ class LatteT2V(ModulationTable):
             zip(self.transformer_blocks, self.temporal_transformer_blocks, strict=True)
         ):
             bias_BFM, picture_rope = (pair[config.compresses(layer)] for pair in (biases, picture_ropes))
-            x_BFHWD = spatial(x_BFHWD, modulation_B6D, text_BSKD, text_bias_BSK, bias_BFM, picture_rope)
+            keys = _find_keys(dropout, 2 * layer, grid[0])
+            x_BFHWD = spatial(x_BFHWD, modulation_B6D, text_BSKD, text_bias_BSK, bias_BFM, picture_rope, **keys)
             if num_video == 1:
                 continue
             video_BFHWD, *images = torch.split(x_BFHWD, [num_video, num_images], dim=1) if num_images else (x_BFHWD,)
             if layer == 0:
                 video_BFHWD = video_BFHWD + position_FD[:, None, None].to(dtype)
-            video_BFHWD = temporal(video_BFHWD, modulation_B6D, frame_rope)
+            keys = _find_keys(dropout, 2 * layer + 1, num_video)
+            video_BFHWD = temporal(video_BFHWD, modulation_B6D, frame_rope, **keys)
             x_BFHWD = torch.cat([video_BFHWD, *images], dim=1) if images else video_BFHWD
         return self._unpatch(x_BFHWD, embedded_BD, grid)
 
@@ -157,6 +166,11 @@ class LatteT2V(ModulationTable):
         return unpack(tokens_BNC, grid, self.config.patch_size, channels_last=True)
 
 
+def _find_keys(dropout: DropoutSeeds | None, part: int, num_frames: int) -> dict[str, Tensor]:
+    """Of a block; a mask is for so many whole pictures."""
+    return {} if dropout is None else {"dropout_keys": dropout.keys(part, num_frames)}
+
+
 def build(config: LatteConfig, generator: torch.Generator | None = None) -> LatteT2V:
     return build_fresh(lambda: LatteT2V(config), generator, family="latte", finish=_finish)
 
@@ -176,9 +190,10 @@ def denoise(
 
     `text.pooled_BD` is not used. With `image_text`, the last frames of the latent are single images.
     """
-    refuse_foreign(given, "latte", known=("cells_BFHW", "image_text"))
+    refuse_foreign(given, "latte", known=("cells_BFHW", "image_text", "dropout"))
     tokens_BSKD, mask_BSK = _join_captions(text, given.image_text)
-    prediction = cast(Tensor, model(noisy_BCFHW, find_index(timestep_B), tokens_BSKD, mask_BSK, given.cells_BFHW))
+    index_B = find_index(timestep_B)
+    prediction = cast(Tensor, model(noisy_BCFHW, index_B, tokens_BSKD, mask_BSK, given.cells_BFHW, given.dropout))
     return prediction[:, : noisy_BCFHW.shape[1]].to(noisy_BCFHW.dtype)
 
 

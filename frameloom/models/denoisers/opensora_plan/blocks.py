@@ -13,6 +13,7 @@ from torch import Tensor
 from frameloom.models.denoisers.opensora_plan.config import OpenSoraPlanConfig
 from frameloom.models.denoisers.opensora_plan.skiparse import SkiparseAttention
 from frameloom.models.layers.attention import Projections, attend_tokens
+from frameloom.models.layers.dropout import KeyedDropout
 from frameloom.models.layers.mlp import FeedForward
 from frameloom.models.layers.modulation import ModulationTable, modulate
 
@@ -21,7 +22,7 @@ class SelfAttention(Projections):
     """`attend` works on heads: [B, N, H, head width] three times, the rotary table and a mask, to [B, N, D]."""
 
     def __init__(self, config: OpenSoraPlanConfig, layer: int) -> None:
-        super().__init__(config.hidden_size, config.num_attention_heads)
+        super().__init__(config.hidden_size, config.num_attention_heads, bias=config.attention_bias)
         self.attend = SkiparseAttention(config.pattern(layer), config.sparse_n)
 
     def forward(self, x_BND: Tensor, rope_N1P: Tensor, mask: Tensor | None) -> Tensor:
@@ -44,8 +45,9 @@ class Block(ModulationTable):
         super().__init__(6, config.hidden_size)
         self.eps = config.norm_eps
         self.attn1 = SelfAttention(config, layer)
-        self.attn2 = CrossAttention(config.hidden_size, config.num_attention_heads)
-        self.ff = FeedForward(config.hidden_size)
+        self.attn2 = CrossAttention(config.hidden_size, config.num_attention_heads, bias=config.attention_bias)
+        self.ff = FeedForward(config.hidden_size, config.dropout)
+        self.drop_mixed, self.drop_told = (KeyedDropout(config.dropout, site) for site in (2, 3))
 
     def forward(
         self,
@@ -55,9 +57,11 @@ class Block(ModulationTable):
         rope_N1P: Tensor,
         mask: Tensor | None = None,
         text_mask_B11K: Tensor | None = None,
+        dropout_keys: Tensor | None = None,
     ) -> Tensor:
         vectors = (self.scale_shift_table + modulation_B6D).chunk(6, dim=1)
         shift1, scale1, gate1, shift2, scale2, gate2 = vectors
-        x_BND = torch.addcmul(x_BND, gate1, self.attn1(modulate(x_BND, shift1, scale1, self.eps), rope_N1P, mask))
-        x_BND = x_BND + self.attn2(x_BND, text_BKD, text_mask_B11K)
-        return torch.addcmul(x_BND, gate2, self.ff(modulate(x_BND, shift2, scale2, self.eps)))
+        mixed_BND = self.attn1(modulate(x_BND, shift1, scale1, self.eps), rope_N1P, mask)
+        x_BND = torch.addcmul(x_BND, gate1, self.drop_mixed(mixed_BND, dropout_keys))
+        x_BND = x_BND + self.drop_told(self.attn2(x_BND, text_BKD, text_mask_B11K), dropout_keys)
+        return torch.addcmul(x_BND, gate2, self.ff(modulate(x_BND, shift2, scale2, self.eps), dropout_keys))

@@ -39,6 +39,11 @@ class OpenSoraPlanConfig:
     interpolation_scale_h: float = 1.0
     interpolation_scale_w: float = 1.0
     norm_eps: float = 1e-6
+    """of the norms in the blocks; the last norm has 1e-6, as published"""
+    attention_bias: bool = True
+    """of the projections to queries, keys and values; that of their result always has one"""
+    dropout: float = 0.0
+    """in training: of the results of both attentions, and in every MLP behind its activation"""
     inpaint: bool = False
     """also take a masked latent and a mask (images or frames that are given)"""
     vae_scale_factor_t: int = 4
@@ -76,6 +81,8 @@ def _find_problems(config: OpenSoraPlanConfig) -> list[str]:
         for name in ("interpolation_scale_t", "interpolation_scale_h", "interpolation_scale_w", "norm_eps")
         if getattr(config, name) <= 0
     ]
+    if not 0 <= config.dropout <= 1:
+        problems.append(f"{WHERE}: dropout is {config.dropout}; it must be from 0 to 1")
     if config.attention_head_dim % 6:
         problems.append(
             f"{WHERE}: attention_head_dim {config.attention_head_dim} must be a multiple of 6: a head has pairs of "

@@ -21,6 +21,7 @@ from frameloom.models.denoisers.opensora_plan.config import WHERE, OpenSoraPlanC
 from frameloom.models.denoisers.opensora_plan.positions import pool_cells, turn_table
 from frameloom.models.denoisers.opensora_plan.sharding import BLOCK_LISTS
 from frameloom.models.denoisers.opensora_plan.skiparse import PADDED, deal_mask
+from frameloom.models.layers.dropout import DropoutSeeds
 from frameloom.models.layers.mlp import TwoLinear
 from frameloom.models.layers.modulation import ModulationTable, SharedModulation, modulate
 from frameloom.models.layers.patches import Grid, PatchEmbed, token_grid, unpack
@@ -63,10 +64,12 @@ class OpenSoraT2V(ModulationTable):
         text_mask_BK: Tensor | None = None,
         cells_BFHW: Tensor | None = None,
         beside_BCFHW: Tensor | None = None,
+        dropout: DropoutSeeds | None = None,
     ) -> Tensor:
         """Prediction for a noisy latent at a noise level's index (0 to 999).
 
-        `cells_BFHW` is 1 where the latent holds picture; None, or all ones, leaves masks out.
+        `cells_BFHW` is 1 where the latent holds picture; None, or all ones, leaves masks out. Without seeds nothing is
+        dropped.
         """
         grid = self._check(noisy_BCFHW, cells_BFHW, beside_BCFHW)
         dtype = self.proj_out.weight.dtype
@@ -76,12 +79,13 @@ class OpenSoraT2V(ModulationTable):
         text_mask = None if text_mask_BK is None else ((1 - text_mask_BK.float()) * PADDED).to(dtype)[:, None, None]
         rope_N1P = self.rotary.get(grid, device=noisy_BCFHW.device)
         masks, num_tokens = self._masks(cells_BFHW, x_BND), x_BND.shape[1]
-        x_BND = self.sequence.split(x_BND)
+        x_BND, first = self.sequence.split(x_BND), self.sequence.find_first(num_tokens)
         for layer, block in enumerate(self.transformer_blocks):
             mask = masks[self.config.pattern(layer)]
-            x_BND = block(x_BND, text_BKD, modulation_B6D, rope_N1P, mask, text_mask)
+            keys = {} if dropout is None else {"dropout_keys": dropout.keys(layer, num_tokens, first)}
+            x_BND = block(x_BND, text_BKD, modulation_B6D, rope_N1P, mask, text_mask, **keys)
         shift, scale = (self.scale_shift_table + time_BD[:, None]).chunk(2, dim=1)
-        prediction_BNC = self.proj_out(modulate(x_BND, shift, scale, self.config.norm_eps))
+        prediction_BNC = self.proj_out(modulate(x_BND, shift, scale))
         prediction_BNC = self.sequence.gather(prediction_BNC, num_tokens)
         return unpack(prediction_BNC, grid, self.config.patch_size, channels_last=True).to(noisy_BCFHW.dtype)
 
@@ -152,8 +156,8 @@ def denoise(
     """The pooled text vector is not used. An inpaint model without a condition is told that nothing is known."""
     config = cast(OpenSoraPlanConfig, model.config)
     known = ("cells_BFHW", "beside_BCFHW") if config.inpaint else ("cells_BFHW",)
-    refuse_foreign(given, "opensora_plan", known=known)
-    conditions = (text.mask_BK, given.cells_BFHW, given.beside_BCFHW)
+    refuse_foreign(given, "opensora_plan", known=("dropout", *known))
+    conditions = (text.mask_BK, given.cells_BFHW, given.beside_BCFHW, given.dropout)
     return cast(Tensor, model(noisy_BCFHW, find_index(timestep_B), text.tokens_BKD, *conditions))
 
 

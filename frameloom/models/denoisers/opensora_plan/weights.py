@@ -70,12 +70,10 @@ def export_original(model: nn.Module) -> dict[str, Tensor]:
 # What the published code can be told and the released models were not: our blocks have no place for it.
 _FIXED: dict[str, tuple[Any, ...]] = {
     "activation_fn": ("gelu-approximate",),
-    "attention_bias": (True,),
-    "dropout": (0, 0.0),
     "norm_elementwise_affine": (False,),
     "only_cross_attention": (False,),
     "double_self_attention": (False,),
-    "upcast_attention": (False,),
+    "upcast_attention": (True, False),  # the published attention does not read it
     "patch_size_t": (1,),
 }
 _CLASSES = {False: "OpenSoraT2V_v1_3", True: "OpenSoraInpaint_v1_3"}
@@ -83,6 +81,7 @@ _NEEDED = ("in_channels", "num_layers", "num_attention_heads", "attention_head_d
 _SHARED = (
     *_NEEDED,
     *("sparse1d", "sparse_n", "interpolation_scale_t", "interpolation_scale_h", "interpolation_scale_w", "norm_eps"),
+    *("attention_bias", "dropout"),
 )
 _TEXT = "caption_channels"
 

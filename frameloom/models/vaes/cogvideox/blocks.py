@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from frameloom.models.layers.frames import fold_frames, unfold_frames
 from frameloom.models.vaes.cogvideox.chunking import Chunk
 
+# Of the norms for which the published config has no number.
 NORM_EPS = 1e-6
 _PAST_FRAMES = 2
 
@@ -43,8 +44,8 @@ class PointConv3d(nn.Module):
 class PlainNorm(nn.GroupNorm):
     """The encoder's norm; it takes what the decoder's takes."""
 
-    def __init__(self, groups: int, channels: int) -> None:
-        super().__init__(groups, channels, eps=NORM_EPS)
+    def __init__(self, groups: int, channels: int, eps: float = NORM_EPS) -> None:
+        super().__init__(groups, channels, eps=eps)
 
     def forward(self, x_BCFHW: Tensor, latent_BCFHW: Tensor | None = None, chunk: Chunk | None = None) -> Tensor:
         return super().forward(x_BCFHW)
@@ -82,13 +83,15 @@ def modulate(x_BCFHW: Tensor, scale_BCFHW: Tensor, offset_BCFHW: Tensor, *, lead
 
 
 class ResBlock(nn.Module):
-    """Without `latent_channels` it is a block of the encoder."""
+    """Without `latent_channels` it is a block of the encoder, and `eps` counts."""
 
-    def __init__(self, in_channels: int, out_channels: int, groups: int, latent_channels: int = 0) -> None:
+    def __init__(
+        self, in_channels: int, out_channels: int, groups: int, latent_channels: int = 0, eps: float = NORM_EPS
+    ) -> None:
         super().__init__()
-        self.norm1 = build_norm(groups, in_channels, latent_channels)
+        self.norm1 = build_norm(groups, in_channels, latent_channels, eps)
         self.conv1 = CausalConv3d(in_channels, out_channels)
-        self.norm2 = build_norm(groups, out_channels, latent_channels)
+        self.norm2 = build_norm(groups, out_channels, latent_channels, eps)
         self.conv2 = CausalConv3d(out_channels, out_channels)
         self.conv_shortcut = nn.Conv3d(in_channels, out_channels, 1) if in_channels != out_channels else None
 
@@ -100,8 +103,8 @@ class ResBlock(nn.Module):
         return x_BCFHW + h
 
 
-def build_norm(groups: int, channels: int, latent_channels: int) -> nn.Module:
-    return LatentNorm(groups, channels, latent_channels) if latent_channels else PlainNorm(groups, channels)
+def build_norm(groups: int, channels: int, latent_channels: int, eps: float) -> nn.Module:
+    return LatentNorm(groups, channels, latent_channels) if latent_channels else PlainNorm(groups, channels, eps)
 
 
 class Downsample(nn.Module):

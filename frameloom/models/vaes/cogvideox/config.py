@@ -17,6 +17,7 @@ _PLAIN = {
     "latent_channels": "latent_channels",
     "layers_per_block": "layers_per_block",
     "norm_num_groups": "norm_groups",
+    "norm_eps": "norm_eps",
 }
 # Published tiles have half of these sides.
 _SAMPLE = {"sample_height": "tile_height_px", "sample_width": "tile_width_px"}
@@ -24,7 +25,6 @@ _FIXED: dict[str, Any] = {
     "act_fn": "silu",
     "in_channels": 3,
     "out_channels": 3,
-    "norm_eps": 1e-6,
     "temporal_compression_ratio": 4,
     "use_quant_conv": False,
     "use_post_quant_conv": False,
@@ -59,6 +59,8 @@ class CogVideoXConfig:
     block_channels: tuple[int, ...] = (128, 256, 256, 512)
     layers_per_block: int = 3
     norm_groups: int = 32
+    norm_eps: float = 1e-6
+    """of the norms in the encoder's blocks; the encoder's last norm and all of the decoder have 1e-6, as published"""
     encode_chunk_frames: int = 8
     decode_chunk_latents: int = 2
     decode_first_alone: bool = True
@@ -118,6 +120,8 @@ class CogVideoXConfig:
         return values | {"scaling_factor": self.scale[0], "shift_factor": self.shift[0] or None}
 
     def _check_channels(self) -> None:
+        if self.norm_eps < 0:
+            raise ConfigError(f"cogvideox: norm_eps is {self.norm_eps}; it must be at least 0")
         if len(self.block_channels) != 4:
             raise ConfigError(f"cogvideox: block_channels has {len(self.block_channels)} numbers; give 4")
         for width in self.block_channels:

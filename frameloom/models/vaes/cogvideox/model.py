@@ -12,6 +12,7 @@ from frameloom.models.layers.tiles import Cuts
 from frameloom.models.layers.tiling import run_in_cuts
 from frameloom.models.vaes.base import Moments, VideoVAE
 from frameloom.models.vaes.cogvideox.blocks import (
+    NORM_EPS,
     CausalConv3d,
     Downsample,
     LatentNorm,
@@ -80,11 +81,11 @@ class Encoder(nn.Module):
         self.conv_in = CausalConv3d(COLOURS, widths[0])
         self.down_blocks = nn.ModuleList()
         for level, (before, width) in enumerate(zip((widths[0], *widths), widths, strict=False)):
-            resnets = _build_blocks(before, width, groups, config.layers_per_block)
+            resnets = _build_blocks(before, width, groups, config.layers_per_block, eps=config.norm_eps)
             is_last = level + 1 == len(widths)
             step = None if is_last else Downsample(width, in_time=level < _STEPS_IN_TIME)
             self.down_blocks.append(DownLevel(resnets, step))
-        self.mid_block = Level(_build_blocks(widths[-1], widths[-1], groups, _MIDDLE_BLOCKS))
+        self.mid_block = Level(_build_blocks(widths[-1], widths[-1], groups, _MIDDLE_BLOCKS, eps=config.norm_eps))
         self.norm_out = PlainNorm(groups, widths[-1])
         self.conv_out = CausalConv3d(widths[-1], 2 * config.latent_channels)
 
@@ -121,8 +122,10 @@ class Decoder(nn.Module):
         return out
 
 
-def _build_blocks(before: int, width: int, groups: int, depth: int, latent_channels: int = 0) -> list[ResBlock]:
-    return [ResBlock(width if index else before, width, groups, latent_channels) for index in range(depth)]
+def _build_blocks(
+    before: int, width: int, groups: int, depth: int, latent_channels: int = 0, eps: float = NORM_EPS
+) -> list[ResBlock]:
+    return [ResBlock(width if index else before, width, groups, latent_channels, eps) for index in range(depth)]
 
 
 class CogVideoXVAE(VideoVAE):

@@ -30,7 +30,7 @@ _KNOWN = [
     *_FIXED,
     *(f"{half}.{key}" for half in ("encoder", "decoder") for key in _READ),
     *("latent_channels", "time_compression_ratio", "spatial_compression_ratio"),
-    *("spatial_tile_size", "temporal_tile_size"),
+    *("spatial_tile_size", "temporal_tile_size", "tile_overlap_factor"),
 ]
 
 
@@ -87,8 +87,7 @@ class DCAEConfig:
         """Tiles along a side of the picture or along the frames, in cells of what goes in and what comes out."""
         compression = self.strides[0 if in_time else 1]
         size = self.tile_frames if in_time else self.tile_px
-        stride = int(size * (1 - self.tile_overlap))
-        return Tiles.of_pixels(size, stride, compression=compression, decoding=decoding)
+        return Tiles.overlapping(size, self.tile_overlap, compression=compression, decoding=decoding)
 
     @classmethod
     def from_original(cls, dotlist: str, *, scaling_factor: float | None = None, **fields: Any) -> DCAEConfig:
@@ -101,6 +100,8 @@ class DCAEConfig:
         for key in ("width_list", "block_type"):
             _expect_equal(given, f"encoder.{key}", f"decoder.{key}")
         _expect_equal(given, "encoder.temporal_downsample", "decoder.temporal_upsample")
+        if "tile_overlap_factor" in given:
+            fields = {"tile_overlap": float(given["tile_overlap_factor"]), **fields}
         config = cls(
             latent_channels=int(given["latent_channels"]),
             widths=tuple(int(word) for word in _list(given["encoder.width_list"])),

@@ -90,8 +90,7 @@ class HunyuanConfig:
         """Tiles along a side of the picture or along the frames, in cells of what goes in and what comes out."""
         compression = self.strides[0 if in_time else 1]
         size = self.tile_frames if in_time else self.tile_px
-        stride = int(size * (1 - self.tile_overlap))
-        return Tiles.of_pixels(size, stride, compression=compression, decoding=decoding)
+        return Tiles.overlapping(size, self.tile_overlap, compression=compression, decoding=decoding)
 
     @classmethod
     def from_original(cls, values: Mapping[str, Any]) -> HunyuanConfig:
