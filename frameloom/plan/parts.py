@@ -31,7 +31,7 @@ from frameloom.train.recompute import apply_recompute
 
 @dataclass(frozen=True)
 class MetaDenoiser:
-    """With what its inputs follow from: `vae` is that of the autoencoder, `latent_channels` its output."""
+    """With what its inputs follow from: `vae` is the spec of the autoencoder, `latent_channels` its output."""
 
     family: DenoiserSpec
     model: nn.Module

@@ -27,7 +27,9 @@ from frameloom.models.denoisers.sdxl.single_file import (
 )
 from frameloom.models.denoisers.sdxl.unet_keys import UNetNames
 from frameloom.models.denoisers.sdxl.weights import export_original, load_original
-from frameloom.models.vaes import kl
+from frameloom.models.vaes.kl.config import SIZES as VAE_SIZES
+from frameloom.models.vaes.kl.model import KLVAE
+from frameloom.models.vaes.kl.weights import load_original as load_vae
 
 single_file_utils = pytest.importorskip("diffusers.loaders.single_file_utils")
 transformers = pytest.importorskip("transformers")
@@ -48,7 +50,7 @@ def make_parts(unet: str = "base", *, full: bool) -> dict[Part, dict[str, Tensor
     clip, big_g = (CLIP, BIG_G) if full else (NARROW, NARROW)
     modules: dict[Part, nn.Module] = {
         "unet": build(SIZES[unet]),
-        "vae": kl.build(kl.SIZES["sdxl" if full else "tiny"]),
+        "vae": KLVAE(VAE_SIZES["sdxl" if full else "tiny"]),
         "text_encoder": make_text("CLIPTextModel", **clip),
         "text_encoder_2": make_text("CLIPTextModelWithProjection", **big_g),
     }
@@ -110,10 +112,10 @@ def test_diffusers_reads_our_autoencoder_keys_as_we_do(size: str) -> None:
 
     device = torch.device("meta" if size == "sdxl" else "cpu")
     with device:
-        model = kl.build(kl.SIZES[size])
+        model = KLVAE(VAE_SIZES[size])
     single = to_single_file({"vae": model.state_dict()})
     assert tuple(single["first_stage_model.decoder.mid.attn_1.proj_out.weight"].shape[2:]) == (1, 1)
-    theirs = single_file_utils.convert_ldm_vae_checkpoint(dict(single), vae_arguments(kl.SIZES[size]))
+    theirs = single_file_utils.convert_ldm_vae_checkpoint(dict(single), vae_arguments(VAE_SIZES[size]))
     assert shapes(theirs) == shapes(model.state_dict())
     if size == "tiny":
         assert all(torch.equal(theirs[key], tensor) for key, tensor in model.state_dict().items())
@@ -186,8 +188,8 @@ def test_parts_of_a_whole_file_load_into_their_models() -> None:
     parts = make_parts("tiny", full=False)
     single = to_single_file(parts)
     unet = build(SIZES["tiny"], stream(1, "test weights"))
-    vae = kl.build(kl.SIZES["tiny"])
-    for model, part, load in ((unet, "unet", load_original), (vae, "vae", kl.load_original)):
+    vae = KLVAE(VAE_SIZES["tiny"])
+    for model, part, load in ((unet, "unet", load_original), (vae, "vae", load_vae)):
         assert any(not torch.equal(tensor, parts[part][key]) for key, tensor in model.state_dict().items())
         load(model, single)  # type: ignore[operator]
         assert all(torch.equal(tensor, parts[part][key]) for key, tensor in model.state_dict().items())

@@ -163,7 +163,9 @@ def test_recipes_know_the_heads_of_all_sizes() -> None:
         assert heads == {size: family.num_heads(config) for size, config in family.sizes.items()}
         config = CASES[name].configure()
         overrides = {field: value for field, value in vars(config).items() if field in family.fields}
-        assert family.heads_of("tiny", overrides) == family.num_heads(config) != heads["tiny"]
+        assert family.heads_of("tiny", overrides) == family.num_heads(config)
+        named = next(field for field in family.fields if field in ("num_heads", "num_attention_heads"))
+        assert family.heads_of("tiny", {named: 7}) == 7 != heads["tiny"]
         assert family.heads_of("of no size", overrides) is None
 
 

@@ -393,6 +393,7 @@ def build_tiny(*, started: bool) -> CausalVAE:
         torch.manual_seed(0)
         model = family.build(SIZES["tiny"])
     if started:
+        assert family.start is not None
         family.start(model)
     assert isinstance(model, CausalVAE)
     return model

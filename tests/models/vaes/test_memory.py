@@ -17,6 +17,7 @@ import json, sys
 import torch
 from benchmarks.harness import measure_peak_bytes
 from frameloom.models.vaes import get_vae
+from frameloom.models.registry import get_vae
 
 torch.set_num_threads(1)
 name, direction, is_cut = sys.argv[1], sys.argv[2], sys.argv[3] == "pieces"
