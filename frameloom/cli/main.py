@@ -214,9 +214,6 @@ COMMANDS = {
         "frameloom studio ~/video",
         "frameloom.cli.studio:studio",
     ),
-    "parity": Entry(
-        "run golden cases through our models", "frameloom parity tests/goldens", "frameloom.cli.parity:parity"
-    ),
     "bench": Entry("run measured comparisons", "frameloom bench", "frameloom.cli.bench:bench"),
 }
 
