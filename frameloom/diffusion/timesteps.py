@@ -16,7 +16,6 @@ from torch import Tensor
 
 from frameloom.core.errors import ConfigError
 
-
 BiasStrategy = Literal["none", "earlier", "later", "range"]
 
 

@@ -61,6 +61,8 @@ class Runner:
 
 Tolerance = float | Callable[[str, Tensor], float]
 
+NUM_LAST_PLACES = 16
+
 
 def under(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
     """The tensors whose names begin with `prefix`, without it."""
@@ -74,9 +76,18 @@ def largest(values: Tensor) -> float:
     return float(magnitudes.max()) if magnitudes.numel() else 0.0
 
 
-def scaled(tolerance: float, *, unit: float = 1.0) -> Callable[[str, Tensor], float]:
-    """Absolute for numbers up to `unit`, relative to the largest number above it: float32 has a relative precision."""
-    return lambda name, expected: tolerance * max(1.0, largest(expected) / unit)
+def above_rounding(tolerance: float) -> Callable[[str, Tensor], float]:
+    """An absolute tolerance that is never below the rounding of the largest number: 1e-6 cannot be asked of 1e3.
+
+    Two orders of the same sum differ by some units in the last place, in float32 by about 2e-6 of the largest number.
+    """
+
+    def allow(name: str, expected: Tensor) -> float:
+        if not tolerance or not expected.is_floating_point():
+            return tolerance
+        return max(tolerance, NUM_LAST_PLACES * torch.finfo(expected.dtype).eps * largest(expected))
+
+    return allow
 
 
 def relative_to_largest(share: float) -> Callable[[str, Tensor], float]:
@@ -87,8 +98,8 @@ def relative_to_largest(share: float) -> Callable[[str, Tensor], float]:
 def compare(
     name: str, ours: Tensor | None, expected: Tensor, tolerance: Tolerance, note: str = "", deviation: str = ""
 ) -> ParityOutput:
-    """One tensor beside the published one. A number as tolerance is `scaled`; 0 means equal."""
-    allowed = tolerance if callable(tolerance) else scaled(tolerance)
+    """One tensor beside the published one. A number as tolerance is raised to the rounding; 0 means equal."""
+    allowed = tolerance if callable(tolerance) else above_rounding(tolerance)
     return ParityOutput(name, ours, expected, allowed(name, expected), note, deviation)
 
 

@@ -197,7 +197,7 @@ def compare_sampler(case: dict[str, Any]) -> Found:
         yield f"left in buckets, epoch {number}", ours, wanted
         batches = [[_kind_and_ratio(rows[row], table) for row in batch] for batch in epoch["batches"] if batch]
         yield compare_facts(f"batches of epoch {number}", batches, [[batch[0]] * len(batch) for batch in batches])
-        for name in ("permutation", "batches", "left after"):
+        for name in ("permutation", "batches", "rest"):
             yield leave_out(f"{name} of epoch {epoch['epoch']}, in order", "published-orders")
     for name in ("resumed", "by kind alone", "rows without a size", "reported length"):
         yield leave_out(name, "published-orders")

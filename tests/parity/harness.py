@@ -214,7 +214,8 @@ def summarize(results: Sequence[CaseResult]) -> str:
     cases = {status: sum(case.status == status for case in results) for status in ("information", "deviation")}
     num_broken = {status: sum(case.status == status for case in results) for status in ("failed", "unknown")}
     return (
-        f"{len(results)} cases: {count['ok']} outputs ok, {len(outputs) - sum(count.values())} off, "
+        f"{len(results)} cases, {sum(case.num_compared for case in results)} outputs compared: {count['ok']} ok, "
+        f"{len(outputs) - sum(count.values())} off, "
         f"{count['deviation']} listed deviations; {cases['information']} files of information, {cases['deviation']} "
         f"listed as deviations, {num_broken['failed']} failed, {num_broken['unknown']} unknown"
     )

@@ -31,7 +31,6 @@ from tests.parity.cases import (
     compare_facts,
     pair_outputs,
     read_beside,
-    scaled,
 )
 from tests.parity.sampling import compare_frames, make_sampler, make_text, sample_latents
 
@@ -207,7 +206,7 @@ def run_sampling(case: ParityCase) -> list[ParityOutput]:
         latent, compared = _sample(case, denoiser, vae, kind)
         ours |= {f"{kind}.{name}": tensor for name, tensor in latent.items()}
         frames += compared
-    return [*pair_outputs(case, ours, scaled(1e-3)), *frames]
+    return [*pair_outputs(case, ours, 1e-3), *frames]
 
 
 def load_denoiser(settings: Mapping[str, Any], weights: Tensors) -> LoadedDenoiser:
@@ -219,9 +218,7 @@ def load_denoiser(settings: Mapping[str, Any], weights: Tensors) -> LoadedDenois
     return LoadedDenoiser(FAMILY, model, config)
 
 
-def _sample(
-    case: ParityCase, denoiser: LoadedDenoiser, vae: VideoVAE, kind: str
-) -> tuple[Tensors, list[ParityOutput]]:
+def _sample(case: ParityCase, denoiser: LoadedDenoiser, vae: VideoVAE, kind: str) -> tuple[Tensors, list[ParityOutput]]:
     config, given = case.config, case.inputs
     noise = next(tensor for name, tensor in given.items() if name.startswith("start_noise"))
     text, negative = (make_text(given[f"t5.{name}"], given[f"clip.{name}"]) for name in ("pos", "neg"))

@@ -196,7 +196,9 @@ def _record_call(latent: Tensor, tokens_BKD: Tensor, pooled_BD: Tensor, patch: i
     beside = torch.zeros(batch, 1 + channels, *size)
     text = repeat_text(make_text(tokens_BKD, pooled_BD), batch)
     prepared = Prepared(Conditions(beside_BCFHW=beside), Conditions(beside_BCFHW=beside))
-    predict = GuidedDenoiser(LoadedDenoiser(FAMILY, model, config), text, text, prepared, SampleSection(image_guidance=3))
+    predict = GuidedDenoiser(
+        LoadedDenoiser(FAMILY, model, config), text, text, prepared, SampleSection(image_guidance=3)
+    )
     predict(latent, torch.ones(batch))
     return model.calls[0]
 

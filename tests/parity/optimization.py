@@ -104,18 +104,19 @@ def _compare_ramps(entries: list[dict[str, Any]]) -> Iterator[ParityOutput]:
         schedule = build_schedule("cosine", num_steps=last_step)
         ours = [last + (first - last) * schedule(step) for step in range(len(wanted))]
         tolerance = 1e-6 * min(1.0, max(abs(first), abs(last)))
-        yield from _compare_to_the_end(f"cosine ramp {number}", ours, wanted, last_step, tolerance)
+        yield from _compare_to_the_end(f"cosine ramp {number}", ours, wanted, last_step, tolerance, rises=True)
 
 
 def _compare_to_the_end(
-    name: str, ours: list[float], wanted: list[float], last_step: int, tolerance: float
+    name: str, ours: list[float], wanted: list[float], last_step: int, tolerance: float, *, rises: bool
 ) -> Iterator[ParityOutput]:
-    """A cosine, which as published rises again after its last step; ours stays where it is."""
+    """Up to the last step, and after it. A published cosine that `rises` again then does not in ours."""
     end = last_step + 1
     yield compare_numbers(name, ours[:end], wanted[:end], tolerance)
     if ours[end:]:
-        tail = compare_numbers(f"{name} after its end", ours[end:], [wanted[last_step]] * len(ours[end:]), tolerance)
-        yield replace(tail, deviation="cosine-after-its-end")
+        rest = [wanted[last_step]] * len(ours[end:]) if rises else wanted[end:]
+        tail = compare_numbers(f"{name} after its end", ours[end:], rest, tolerance)
+        yield replace(tail, deviation="cosine-after-its-end" if rises else "")
 
 
 def _compare_rates(config: Mapping[str, Any]) -> Iterator[ParityOutput]:
@@ -132,10 +133,8 @@ def _compare_rates(config: Mapping[str, Any]) -> Iterator[ParityOutput]:
         )
         ours = [base * schedule(step) for step in range(len(wanted))]
         tolerance = 1e-12 * base
-        if name == "cosine":
-            yield from _compare_to_the_end(f"{name} {number}", ours, wanted, num_steps, tolerance)
-        else:
-            yield compare_numbers(f"{name} {number}", ours, wanted, tolerance)
+        is_cosine = name == "cosine"
+        yield from _compare_to_the_end(f"{name} {number}", ours, wanted, num_steps, tolerance, rises=is_cosine)
 
 
 def is_warmup(case: ParityCase) -> bool:

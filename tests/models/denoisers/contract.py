@@ -316,7 +316,6 @@ class DenoiserContract:
             "cells_BFHW": torch.ones(batch, *size),
             "image_text": text,
             "guidance_B": torch.ones(batch),
-            "fps_B": torch.ones(batch),
         }
         assert values.keys() == {field.name for field in dataclasses.fields(Conditions)} >= set(self.takes)
         for name, value in values.items():

@@ -19,8 +19,8 @@ from torch.utils.checkpoint import checkpoint
 
 from frameloom.core.errors import CheckpointError, DataError
 from frameloom.core.random import stream
-from frameloom.core.recipe_weights import draw_recipe_weight
 from frameloom.models.vaes import VAEFamily, VideoVAE, get_vae
+from tests.parity.weights import draw_recipe_weight
 
 
 def draw_clip(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:

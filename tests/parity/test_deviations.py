@@ -1,12 +1,12 @@
-"""The list of deviations that ships with the package."""
+"""The list of deviations."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import pytest
-
 from frameloom.checkpoint.deviations import Deviation, find_by_name, read_deviations
+
 from frameloom.core.errors import ConfigError
 
 
