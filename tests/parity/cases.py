@@ -69,6 +69,11 @@ def under(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
     return {key.removeprefix(prefix): tensor for key, tensor in tensors.items() if key.startswith(prefix)}
 
 
+def pick_prefixed(entry: Mapping[str, Any], start: str) -> Any:
+    """The value of the one key that begins so; the rest of such a key counts what the value holds."""
+    return next(value for key, value in entry.items() if key.startswith(start))
+
+
 def largest(values: Tensor) -> float:
     """The largest finite magnitude; 0 for an empty tensor."""
     magnitudes = values.detach().double().abs()

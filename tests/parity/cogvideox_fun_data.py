@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -20,10 +21,11 @@ from frameloom.data.policies.ratio_tokens import (
     list_divisors,
 )
 from frameloom.data.policies.ratios import CROP_WEIGHTS, RATIO_TABLE, draw_weighted, nearest_values
-from tests.parity.cases import ParityOutput, compare_facts, leave_out, table_runners
+from tests.parity.cases import ParityOutput, compare_facts, leave_out, pick_prefixed, table_runners
 
 Found = Iterator[tuple[str, Any, Any] | ParityOutput]
 _NUM_DRAWS = 20_000
+_FREQUENCY = re.compile(r"frequency_of_(\d+)_seed_PCG64_(\d+)")
 
 
 def _policy(patch: int | None = None, **settings: Any) -> RatioTokens:
@@ -56,15 +58,17 @@ def compare_token_lengths(case: dict[str, Any]) -> Found:
         table = entry["length_to_frame_num"]
         yield f"sizes {number}", policy.video_sides, list(map(float, table))
         yield f"frames {number}", policy.longest_frames(np.array(policy.video_sides)), list(table.values())
-    # One draw of the original's generator for each of its choices.
-    draws = np.random.Generator(np.random.PCG64(7)).random(_NUM_DRAWS)
     for name, entry in case["random_downsample_ratio"].items():
         side, extra = name.split("|")
         divisors = list_divisors(int(side), float(extra[1:-1]) if extra != "[]" else None)
         yield f"divisors {name}", divisors, entry["choices"]
+        key, found = next((key, found) for key in entry if (found := _FREQUENCY.fullmatch(key)))
+        num_draws, seed = map(int, found.groups())
+        # One draw of the original's generator for each of its choices.
+        draws = np.random.Generator(np.random.PCG64(seed)).random(num_draws)
         picked = draw_weighted(first_heavy(len(divisors), FIRST_SHARE), draws)
-        shares = np.bincount(picked, minlength=len(divisors)) / _NUM_DRAWS
-        yield f"shares {name}", shares, list(entry["frequency_of_20000_seed_PCG64_7"].values())
+        shares = np.bincount(picked, minlength=len(divisors)) / num_draws
+        yield f"shares {name}", shares, list(entry[key].values())
     ours, wanted = [], []
     for entry in case["batch_tiling_of_short_samples"]:
         batch, frames, height, width = entry["batch_frames_h_w"]
@@ -86,10 +90,11 @@ def compare_frame_crops(case: dict[str, Any]) -> Found:
         yield f"crop lengths {number}", lengths, entry["candidates"]
         if lengths:
             yield f"crop shares {number}", np.round(weights, 12), np.round(entry["candidate_probabilities"], 12)
-        draws = np.random.Generator(np.random.PCG64(entry["seed_PCG64"])).random(len(entry["first_30"]))
+        first = pick_prefixed(entry, "first_")
+        draws = np.random.Generator(np.random.PCG64(entry["seed_PCG64"])).random(len(first))
         whole = np.full(len(draws), entry["video_sample_n_frames"], dtype=np.int64)
         cut = np.minimum(whole, np.array(lengths)[draw_weighted(weights, draws)]) if lengths else whole
-        yield f"cropped frames {number}", policy.rule.trim(cut), entry["first_30"]
+        yield f"cropped frames {number}", policy.rule.trim(cut), first
         yield f"crop frequencies {number}", *_count_crops(policy, entry)
     for number, entry in enumerate(case["keep_all_node_same_token_length"]):
         names = ("video_sample_n_frames", "token_sample_size")
@@ -97,7 +102,7 @@ def compare_frame_crops(case: dict[str, Any]) -> Found:
         sides = np.array(policy.list_token_sides())
         limit = entry["video_sample_n_frames"]
         yield f"token lengths {number}", sides**2 * limit, entry["token_lengths"]
-        wanted = entry["first_40_[token_length,kept_frames]"]
+        wanted = pick_prefixed(entry, "first_")
         # Its generator picks a position; that becomes the uniform number that leads to it.
         generator = np.random.Generator(np.random.PCG64(entry["index_rng_seed_PCG64"]))
         picks = np.array([generator.choice(len(sides)) for _ in wanted])

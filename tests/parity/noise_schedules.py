@@ -27,6 +27,7 @@ from tests.parity.cases import (
     largest,
     leave_out,
     pair_outputs,
+    pick_prefixed,
 )
 
 _SCALED = {"beta_schedule": "scaled_linear", "beta_start": 0.00085, "beta_end": 0.012}
@@ -198,7 +199,7 @@ def run_timestep_sampling(case: ParityCase) -> list[ParityOutput]:
 
 def _compare_draws(config: Mapping[str, Any]) -> Iterator[ParityOutput]:
     for number, entry in enumerate(config["single_process"]):
-        wanted, levels = entry["first_16_calls"], range(entry["num_idx"])
+        wanted, levels = pick_prefixed(entry, "first_"), range(entry["num_idx"])
         drawn = _replay_draws(levels, entry["generator_seed"], len(wanted), entry["n_samples"])
         yield compare_numbers(f"one process {number}", _place(drawn, levels, 0, 1), wanted)
     for entry in config["distributed_uniform"]:
@@ -206,7 +207,8 @@ def _compare_draws(config: Mapping[str, Any]) -> Iterator[ParityOutput]:
     if helper := config.get("lognorm_helper_defined_but_unused"):
         generator = torch.Generator().manual_seed(helper["generator_seed"])
         drawn = (logit_normal_time(torch.randn(helper["n"], generator=generator)) * _NUM_LEVELS).int()
-        yield compare_numbers("logit-normal, first", drawn[: len(helper["first_10"])], helper["first_10"])
+        first = pick_prefixed(helper, "first_")
+        yield compare_numbers("logit-normal, first", drawn[: len(first)], first)
         ours = [float(value) for value in (drawn.double().mean(), drawn.double().std(), drawn.min(), drawn.max())]
         yield compare_numbers("logit-normal", ours, [helper[key] for key in ("mean", "std", "min", "max")], 1e-6)
 
@@ -220,11 +222,12 @@ def _compare_strata(entry: Mapping[str, Any]) -> Iterator[ParityOutput]:
         stratum = rank["rank"] // entry["group_width"]
         levels = range(stratum * width, (stratum + 1) * width)
         name = f"rank {rank['rank']} of {size} processes, {num_levels} levels"
-        wanted, seed = rank["first_6_calls_of_2"], rank["generator_seed"]
-        drawn = _replay_draws(levels, seed, len(wanted), 2)
+        wanted, seed = pick_prefixed(rank, "first_"), rank["generator_seed"]
+        drawn = _replay_draws(levels, seed, len(wanted), len(wanted[0]))
         yield compare_numbers(name, _place(drawn, range(num_levels), stratum, num_strata, levels), wanted)
-        many = _place(_replay_draws(levels, seed, 1, 20_000), range(num_levels), stratum, num_strata, levels)
-        stats = [rank[f"{kind}_of_20000"] for kind in ("min", "max", "mean")]
+        num_draws = next(int(key.removeprefix("mean_of_")) for key in rank if key.startswith("mean_of_"))
+        many = _place(_replay_draws(levels, seed, 1, num_draws), range(num_levels), stratum, num_strata, levels)
+        stats = [pick_prefixed(rank, f"{kind}_of_") for kind in ("min", "max", "mean")]
         ours = [float(many.min()), float(many.max()), float(many.double().mean())]
         yield compare_numbers(f"{name}, range and mean", ours, stats, 1e-9 * num_levels)
     yield leave_out(f"parts of {size} processes", "strata-from-the-recipe")

@@ -79,9 +79,9 @@ def choose_law(*, text: bool, image: bool) -> Any:
 
 
 def put_references(
-    kind: str, references: Sequence[Tensor], size_CFHW: Sequence[int], *, causal: bool, sample: int = 0, batch: int = 1
+    kind: str, references: Sequence[Tensor], size_CFHW: Sequence[int], *, causal: bool, batch: int
 ) -> Tensor:
-    """What one sample of a batch is given besides the text: recorded latents at the ends, packed by the family.
+    """What the first sample of a batch is given besides the text: recorded latents at the ends, packed by the family.
 
     A longer reference is used from its beginning at the head, and to its end at the tail.
     """
@@ -90,11 +90,11 @@ def put_references(
     latent_BCFHW = torch.zeros(batch, channels, frames, height, width)
     known_BF = torch.zeros(batch, frames)
     if head:
-        latent_BCFHW[sample, :, :head] = references[0][:, :head]
-        known_BF[sample, :head] = 1
+        latent_BCFHW[0, :, :head] = references[0][:, :head]
+        known_BF[0, :head] = 1
     if tail:
-        latent_BCFHW[sample, :, frames - tail :] = references[-1][:, -tail:]
-        known_BF[sample, frames - tail :] = 1
+        latent_BCFHW[0, :, frames - tail :] = references[-1][:, -tail:]
+        known_BF[0, frames - tail :] = 1
     clip_BCFHW, known_B1FHW = (
         _stretch(part, causal=causal)
         for part in (latent_BCFHW, known_BF[:, None, :, None, None].expand(-1, 1, -1, height, width))
@@ -223,9 +223,8 @@ def _sample(case: ParityCase, denoiser: LoadedDenoiser, vae: VideoVAE, kind: str
     noise = next(tensor for name, tensor in given.items() if name.startswith("start_noise"))
     text, negative = (make_text(given[f"t5.{name}"], given[f"clip.{name}"]) for name in ("pos", "neg"))
     batch, *size = noise.shape
-    # Every sample of a batch has the reference.
-    one = put_references(kind, [given["reference_latent"]], size, causal=True)
-    beside = one.expand(batch, -1, -1, -1, -1)
+    # As published, only the first sample of a batch has the reference.
+    beside = put_references(kind, [given["reference_latent"]], size, causal=True, batch=batch)
     told, untold = Conditions(beside_BCFHW=beside), Conditions(beside_BCFHW=torch.zeros_like(beside))
     is_given = bool(beside[:, :1].any())
     assert FAMILY.find_kept is not None

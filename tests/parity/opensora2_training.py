@@ -30,7 +30,12 @@ from tests.parity.sampling import make_text
 
 Tensors = dict[str, Tensor]
 _STRIDES = (4, 8)
-_WEIGHT_NAMES = {"t2v": "t2v", "head": "i2v_head", "loop": "i2v_loop", "tail": "i2v_tail"}
+# Kinds as the names of tables have them, in full or short; longer ones first.
+_WEIGHT_NAMES = {kind: kind for kind in sorted(KINDS, key=len, reverse=True)} | {
+    "head": "i2v_head",
+    "loop": "i2v_loop",
+    "tail": "i2v_tail",
+}
 
 
 def is_train_step(case: ParityCase) -> bool:
@@ -78,11 +83,14 @@ def _prepare_text(settings: Mapping[str, Any], given: Tensors) -> TextStates:
     ratios = settings.get("dropout_ratio")
     if not ratios:
         return text
-    # The T5 states are drawn for first, the pooled vector after them.
-    first, second = (index for index, kind in enumerate(settings["draw_order"]) if kind == "rand")
+    # The T5 states are drawn for first, the pooled vector after them; what has no ratio is not drawn for.
+    numbers = (index for index, kind in enumerate(settings["draw_order"]) if kind == "rand")
+    dropped = dict.fromkeys(("t5", "clip"), torch.zeros(len(text.tokens_BKD), dtype=torch.bool))
+    for name in dropped:
+        if name in ratios:
+            dropped[name] = given[f"draw{next(numbers)}_rand"] < ratios[name]
     null = make_text(given["null_t5"], given["null_clip"])
-    words_B, pooled_B = given[f"draw{first}_rand"] < ratios["t5"], given[f"draw{second}_rand"] < ratios["clip"]
-    return drop_text(text, null, words_B[:, None], pooled_B[:, None])
+    return drop_text(text, null, dropped["t5"][:, None], dropped["clip"][:, None])
 
 
 def is_conditions(case: ParityCase) -> bool:
@@ -165,7 +173,7 @@ def _compare_choices(info: Mapping[str, Any]) -> list[ParityOutput]:
         if name.startswith("picks_for_"):
             weights = {
                 _WEIGHT_NAMES[word]: float(count)
-                for word, count in re.findall(r"(t2v|head|loop|tail)(\d+)", name.partition("weights")[2])
+                for word, count in re.findall(rf"({'|'.join(_WEIGHT_NAMES)})(\d+)", name.partition("weights")[2])
             }
             for entry in value:
                 generator = random.Random(entry["python_random_seed"])

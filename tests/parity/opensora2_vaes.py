@@ -88,7 +88,8 @@ def _compare_all(case: ParityCase, build_cut: Build, compute: Compute, tolerance
     for name, expected in case.outputs.items():
         variant, _, kind = name.rpartition(".")
         source = variant.removesuffix(".untiled")
-        model = build_cut(*(_WHOLE if variant != source else _TILING.get(source, _WHOLE)))
+        tiles = next((cut for start, cut in _TILING.items() if source.startswith(start)), _WHOLE)
+        model = build_cut(*(_WHOLE if variant != source else tiles))
         ours = compute(case, model, source, kind)
         note = "" if ours is not None else "an output of a kind that the runner does not know"
         results.append(compare(name, ours, expected, tolerance, note))

@@ -48,9 +48,8 @@ def _step_came(case: ParityCase, lr: float) -> dict[str, Tensor]:
         no_decay=False,
         rates=[RateGroup("*_halflr", lr=lr / 2)] if any(name.endswith("_halflr") for name in params) else [],
     )
-    for group in optimizer.param_groups:
-        # Not in the recipe: the product has the values of the paper.
-        group.update(eps1=config["eps"][0], eps2=config["eps"][1], clip_threshold=config["clip_threshold"])
+    # Not in the recipe: the product has the values of the paper.
+    vars(optimizer).update(eps1=config["eps"][0], eps2=config["eps"][1], clip_threshold=config["clip_threshold"])
     found: dict[str, Tensor] = {}
     num_steps = 1 + max(int(name.split(".")[1]) for name in case.inputs if name.startswith("grad."))
     for step in range(num_steps):

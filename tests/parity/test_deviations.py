@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from frameloom.checkpoint.deviations import Deviation, find_by_name, read_deviations
 
 from frameloom.core.errors import ConfigError
+from tests.parity.deviations import Deviation, find_by_name, read_deviations
 
 
 def test_every_entry_has_a_name_of_its_own_and_a_reason() -> None:

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
 
 from frameloom.core.errors import CheckpointError
 from tests.parity.cases import ParityCase, ParityOutput, Runner, above_rounding, read_case
