@@ -77,7 +77,7 @@ def _build_flux(model: nn.Module) -> Peer:
 
 
 def _build_cogvideox(model: nn.Module) -> Peer:
-    from frameloom.models.denoisers.cogvideox_fun.parity import name_rotary
+    from frameloom.models.denoisers.cogvideox_fun.positions import find_grid, turn_table
     from frameloom.models.denoisers.cogvideox_fun.weights import export_original
 
     name, values = _describe("cogvideox_fun", model.config)
@@ -88,12 +88,19 @@ def _build_cogvideox(model: nn.Module) -> Peer:
     def predict(noisy_BCFHW: Tensor, timestep_B: Tensor, text: TextStates) -> Tensor:
         size = noisy_BCFHW.shape[2], noisy_BCFHW.shape[3], noisy_BCFHW.shape[4]
         if size not in tables:  # its pipeline makes them once, too
-            tables[size] = tuple(name_rotary(cast(Any, model), size).values())
+            config = cast(Any, model).config
+            tables[size] = _double_rotary(turn_table(config, find_grid(config, size)))
         arguments = (noisy_BCFHW.transpose(1, 2), text.tokens_BKD, find_index(timestep_B).long())
         (made,) = other(*arguments, image_rotary_emb=tables[size], return_dict=False)
         return cast(Tensor, made).transpose(1, 2)
 
     return Peer(f"diffusers {name}", other, predict)
+
+
+def _double_rotary(table_N1P: Tensor) -> tuple[Tensor, Tensor]:
+    """Cosines and sines as diffusers takes them: each twice."""
+    doubled = table_N1P.squeeze(1).repeat_interleave(2, dim=-1)
+    return doubled.real, doubled.imag
 
 
 def _build_latte(model: nn.Module) -> Peer:

@@ -1,1 +1,1 @@
-"""Complete-or-absent saves, resume, retention and parity."""
+"""Complete-or-absent saves, resume and retention."""

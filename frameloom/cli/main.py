@@ -214,9 +214,6 @@ COMMANDS = {
         "frameloom studio ~/video",
         "frameloom.cli.studio:studio",
     ),
-    "parity": Entry(
-        "run golden cases through our models", "frameloom parity tests/goldens", "frameloom.cli.parity:parity"
-    ),
 }
 
 ROOT = Entry("One training system for open image and video diffusion models.", "frameloom demo", commands=COMMANDS)

@@ -6,17 +6,10 @@ Shape letters: B batch, C channels, F frames, H height, W width.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import count
 
 import torch
 from torch import Tensor
-
-from frameloom.diffusion.objective import Predict
-
-Branches = Callable[[Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]
-"""(x, timestep) -> predictions with (text and image, image only, neither)."""
 
 # Oscillation leaves the first steps, which fix the layout, at full strength.
 FIRST_OSCILLATING_STEP = 10
@@ -54,37 +47,23 @@ def dynamic_scale(scale: float, step: int, num_steps: int) -> float:
 
 @dataclass(frozen=True)
 class ThreeBranchGuidance:
-    """Separate strengths for text and for the image or clip that a video continues."""
+    """Separate strengths, at one step, for text and for the image or clip that a video continues."""
 
     text_scale: float = 7.5
     image_scale: float = 3.0
-    oscillate_text: bool = False
-    oscillate_image: bool = False
     # Image guidance that grows along the frames and fades over the steps: far frames need the most help to
     # stay with the image, and late steps the least. Only useful with an image condition.
     scale_image_by_frame: bool = False
 
-    def scales_at(self, step: int, num_steps: int, num_frames: int) -> tuple[float, Tensor]:
-        """Text scale, and image scale per latent frame, at a step counted from 0."""
-        text = oscillate(self.text_scale, step) if self.oscillate_text else self.text_scale
-        image = oscillate(self.image_scale, step) if self.oscillate_image else self.image_scale
-        if not self.scale_image_by_frame or image <= 1:
-            return text, torch.full((num_frames,), image)
-        top = image + (1 - image) * step / num_steps
-        return text, torch.linspace(1, top, num_frames)
+    def image_scale_F(self, step: int, num_steps: int, num_frames: int) -> Tensor:
+        """Image scale per latent frame, at a step counted from 0."""
+        if not self.scale_image_by_frame or self.image_scale <= 1:
+            return torch.full((num_frames,), self.image_scale)
+        top = self.image_scale + (1 - self.image_scale) * step / num_steps
+        return torch.linspace(1, top, num_frames)
 
     def combine(self, full: Tensor, image_only: Tensor, neither: Tensor, *, step: int, num_steps: int) -> Tensor:
-        """One prediction (..., F, H, W) from three."""
-        text, image_F = self.scales_at(step, num_steps, full.shape[-3])
+        """One prediction (..., F, H, W) from three: with text and image, with the image only, with neither."""
+        image_F = self.image_scale_F(step, num_steps, full.shape[-3])
         image_F11 = image_F.to(full.device, full.dtype)[:, None, None]
-        return neither + image_F11 * (image_only - neither) + text * (full - image_only)
-
-    def predictor(self, branches: Branches, *, num_steps: int) -> Predict:
-        """A predictor for one sampling run of `num_steps`; it counts its calls, so make a new one for each run."""
-        steps = count()
-
-        def predict(x_BCFHW: Tensor, timestep_B: Tensor) -> Tensor:
-            step = next(steps)
-            return self.combine(*branches(x_BCFHW, timestep_B), step=step, num_steps=num_steps)
-
-        return predict
+        return neither + image_F11 * (image_only - neither) + self.text_scale * (full - image_only)

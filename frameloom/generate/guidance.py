@@ -6,6 +6,7 @@ Shape letters: B batch, C channels, F frames, H height, W width.
 from __future__ import annotations
 
 import dataclasses
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -41,7 +42,7 @@ class GuidedDenoiser:
         self.step = 0
 
     def __call__(self, x_BCFHW: Tensor, timestep_B: Tensor) -> Tensor:
-        settings, text_scale = self._settings, self._scale(self._settings.guidance)
+        settings, text_scale = self._settings, self._scale(self._settings.guidance, "text")
         told = self._prepared.told
         if self._is_told:
             scale_B = torch.full((len(x_BCFHW),), settings.guidance, device=x_BCFHW.device)
@@ -58,16 +59,16 @@ class GuidedDenoiser:
         settings, told = self._settings, self._prepared.told
         assert settings.image_guidance is not None
         law = ThreeBranchGuidance(
-            text_scale=self._scale(settings.guidance),
-            image_scale=self._scale(settings.image_guidance),
+            text_scale=self._scale(settings.guidance, "text"),
+            image_scale=self._scale(settings.image_guidance, "image"),
             scale_image_by_frame=settings.image_guidance_by_frame,
         )
         texts = [self._text, self._negative, self._negative]
         full, image_only, neither = self._predict(x_BCFHW, timestep_B, texts, concatenate([told, told, untold]))
         return law.combine(full, image_only, neither, step=self.step, num_steps=settings.steps)
 
-    def _scale(self, scale: float) -> float:
-        if self._settings.guidance_law == "oscillating":
+    def _scale(self, scale: float, of: Literal["text", "image"]) -> float:
+        if self._settings.guidance_law in ("oscillating", f"oscillating_{of}"):
             return oscillate(scale, self.step)
         if self._settings.guidance_law == "dynamic":
             return dynamic_scale(scale, self.step, self._settings.steps)

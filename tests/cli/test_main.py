@@ -37,7 +37,7 @@ print([name for name in {HEAVY!r} if name in sys.modules])
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
     assert done.stdout.strip().endswith("[]"), done.stdout + done.stderr
-    for command in ("demo", "train", "sample", "data", "recipe", "parity"):
+    for command in ("demo", "train", "sample", "data", "recipe"):
         assert re.search(rf"^\s+{command}\b", done.stdout, re.MULTILINE)
 
 
@@ -53,7 +53,6 @@ print([name for name in {HEAVY!r} if name in sys.modules])
         ["export"],
         ["replay"],
         ["objective"],
-        ["parity"],
     ]
     + [["data", name] for name in ("shapes", "scan", "check", "verify", "report", "shard", "cache", "ledger", "score")]
     + [["vae", name] for name in ("reconstruct", "stats")]
@@ -86,7 +85,6 @@ FLAGS = {
     },
     "refine": {"--prompts", "--model", "--command", "--seed", "--max-tokens"},
     "demo": {"--folder", "--long"},
-    "parity": {"--json", "--verbose"},
     "convert": {
         *("--to", "--shard-size", "--dtype", "--section", "--strip-prefix", "--family", "--size", "--layout"),
         *("--config", "--copy-tied", "--force"),

@@ -5,16 +5,13 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
-import torch
 
 from frameloom.core.errors import ConfigError
 from frameloom.diffusion.end_masks import (
     draw_end_mask,
     known_cells,
     known_frames,
-    learned_cells,
     pick_kind,
-    place_references,
     usable_kinds,
 )
 from frameloom.diffusion.mask_kinds import END_KINDS, END_SHARES
@@ -52,24 +49,9 @@ def test_kinds_come_as_often_as_their_weights_say():
         pick_kind({"t2v": 0.0}, 0.5)
 
 
-def test_references_stand_where_their_kind_says_and_missing_ones_are_refused():
-    first, last = torch.ones(2, 1, 2, 2), 2 * torch.ones(2, 1, 2, 2)
-    beside = place_references("i2v_loop", (2, 4, 2, 2), [first, last], causal=True)
-    assert beside[0, :, 0, 0].tolist() == [1, 0, 0, 1]
-    assert beside[1, :, 0, 0].tolist() == [1, 0, 0, 2]
-    with pytest.raises(ConfigError, match="1 references, needs 2"):
-        place_references("i2v_loop", (2, 4, 2, 2), [first], causal=True)
+def test_unknown_kinds_are_refused():
     with pytest.raises(ConfigError, match="i2v_head"):
         known_cells("i2v_hed", causal=True)
-
-
-def test_given_images_do_not_count_in_the_loss_but_given_clips_do():
-    mask = torch.zeros(3, 4, 1, 1)
-    mask[1, 0] = 1
-    mask[2, :2] = 1
-    weights = learned_cells(mask)[:, :, 0, 0]
-    assert weights[0].tolist() == [1.0] * 4 == weights[2].tolist()
-    assert weights[1].tolist() == pytest.approx([0, 4 / 3, 4 / 3, 4 / 3])
 
 
 def test_a_draw_gives_a_mask_of_whole_frames_and_short_clips_lose_the_long_kinds():

@@ -27,6 +27,7 @@ from frameloom.models.text.loading import quiet_transformers
 from frameloom.train.run import train
 from tests.generate import sdxl_pipeline
 from tests.models.text import tiny
+from tests.parity.cogvideox_fun_transformer import name_rotary
 
 LIMIT = 1e-5
 COG = {
@@ -238,9 +239,7 @@ def test_cogvideox_becomes_a_pipeline_that_computes_the_same(cog: Path, tmp_path
         text = build_text(run.recipe.text, run.recipe.model).encode(["a red circle"])
         assert difference(tokens, text.tokens_BKD) <= LIMIT
         noisy = draw("noisy", 1, 4, 3, 8, 8)
-        from frameloom.models.denoisers.cogvideox_fun import parity
-
-        rotary = tuple(parity.name_rotary(ours.model, (3, 8, 8)).values())
+        rotary = tuple(name_rotary(ours.model, (3, 8, 8)).values())
         prediction = theirs.transformer(
             noisy.transpose(1, 2), tokens, torch.tensor([300]), image_rotary_emb=rotary, return_dict=False
         )[0]

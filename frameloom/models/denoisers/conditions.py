@@ -39,7 +39,6 @@ class Conditions:
     cells_BFHW       1 where a latent cell holds picture, 0 where a batch of several sizes was padded
     image_text       captions of single images that follow the clip along F: N for each sample, B * N in this order
     guidance_B       guidance scale that a distilled model is told
-    fps_B            frames per second of the clip
     dropout          seeds of the masks of a model with dropout, in training; None: nothing is dropped
     """
 
@@ -48,7 +47,6 @@ class Conditions:
     cells_BFHW: Tensor | None = None
     image_text: TextStates | None = None
     guidance_B: Tensor | None = None
-    fps_B: Tensor | None = None
     dropout: DropoutSeeds | None = None
 
 

@@ -319,7 +319,6 @@ class DenoiserContract:
             "cells_BFHW": torch.ones(batch, *size),
             "image_text": text,
             "guidance_B": torch.ones(batch),
-            "fps_B": torch.ones(batch),
             "dropout": DropoutSeeds(np.arange(batch, dtype=np.uint64)),
         }
         assert values.keys() == {field.name for field in dataclasses.fields(Conditions)} >= set(self.takes)

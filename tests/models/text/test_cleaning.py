@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from frameloom.core.errors import DataError
-from frameloom.core.parity import ParityCase
-from frameloom.models.text import parity
 from frameloom.models.text.base import TextOptions
 from frameloom.models.text.cleaning import CLEANINGS, clean_as, clean_caption
+from tests.parity.cases import ParityCase
+from tests.parity.opensora_plan_data import is_cleaning, run_cleaning
 
 GOLDEN = Path(__file__).parents[2] / "goldens" / "open-sora-plan" / "text_cleaning.json"
 
@@ -37,10 +37,10 @@ def test_every_golden_text_is_equal() -> None:
 
 def test_parity_counts_the_texts_that_differ() -> None:
     content = read_golden()
-    assert parity.matches(to_case(content)) and not parity.matches(to_case({"function": "another"}))
-    assert [float(output.ours) for output in parity.run(to_case(content))] == [0, 0]
+    assert is_cleaning(to_case(content)) and not is_cleaning(to_case({"function": "another"}))
+    assert [float(output.ours) for output in run_cleaning(to_case(content))] == [0, 0]
     content["cases"][3]["out_support_chinese_true"] += "!"
-    outputs = parity.run(to_case(content))
+    outputs = run_cleaning(to_case(content))
     assert [float(output.ours) for output in outputs] == [1, 0]
     assert all(torch.equal(output.expected, torch.zeros(())) and output.tolerance == 0 for output in outputs)
 

@@ -19,10 +19,10 @@ from torch.utils.checkpoint import checkpoint
 
 from frameloom.core.errors import CheckpointError, DataError
 from frameloom.core.random import stream
-from frameloom.core.recipe_weights import draw_recipe_weight
 from frameloom.models.registry import get_vae
 from frameloom.models.spec import VAESpec
 from frameloom.models.vaes.base import VideoVAE
+from tests.parity.weights import draw_recipe_weight
 
 
 def draw_clip(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:

@@ -1,0 +1,357 @@
+"""Golden cases of noise: schedules and short trajectories, noising and losses, noise levels drawn in strata.
+
+Shape letters: B batch, C channels, F frames, H height, W width.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from frameloom.diffusion.ddpm import DDPMObjective, snr
+from frameloom.diffusion.flow import FlowObjective, grid_time, logit_normal_time, open_sora2_alpha, shift_time
+from frameloom.diffusion.objective import Noised, Objective, offset_noise
+from frameloom.diffusion.published import read_scheduler
+from frameloom.diffusion.timesteps import stratify
+from tests.parity.cases import (
+    ParityCase,
+    ParityOutput,
+    Runner,
+    above_rounding,
+    compare_numbers,
+    largest,
+    leave_out,
+    pair_outputs,
+    pick_prefixed,
+)
+
+_SCALED = {"beta_schedule": "scaled_linear", "beta_start": 0.00085, "beta_end": 0.012}
+_SCHEDULERS: dict[str | None, dict[str, Any]] = {
+    None: {},
+    "v1_5": _SCALED,
+    "cogvideox": {**_SCALED, "snr_shift": 3.0},
+}
+_NUM_LEVELS = 1000
+
+
+def is_scheduler(case: ParityCase) -> bool:
+    return {"configs", "trajectory_steps"} <= case.config.keys()
+
+
+def run_scheduler(case: ParityCase) -> list[ParityOutput]:
+    ours: dict[str, Tensor] = {}
+    for name, config in case.config["configs"].items():
+        model = name.partition(".")[0]
+        for scheduler in ("train_ddpm", "ddim_origin", "ddim_cog"):
+            objective = read_scheduler(config, shifts_snr=scheduler == "ddim_cog")
+            ours[f"{model}.{scheduler}.alphas_cumprod"] = objective.alpha_bar_T
+            ours[f"{model}.{scheduler}.final_alpha_cumprod"] = torch.tensor([objective.levels([0])[-1][1]])
+            ours |= _follow(case, objective, f"{name}.{scheduler}")
+    return pair_outputs(case, ours, _tolerance_of_schedule)
+
+
+def _tolerance_of_schedule(name: str, expected: Tensor) -> float:
+    if not expected.is_floating_point():
+        return 0.0
+    return above_rounding(1e-6 if expected.dtype == torch.float32 else 1e-12)(name, expected)
+
+
+def _follow(case: ParityCase, objective: DDPMObjective, prefix: str) -> dict[str, Tensor]:
+    """Visited indices, and the latents of a walk through given predictions."""
+    ours = {}
+    for name in case.outputs:
+        if name.startswith(f"{prefix}.timesteps"):
+            ours[name] = torch.tensor(objective.schedule(int(name.removeprefix(f"{prefix}.timesteps"))))
+    predictions = (case.inputs[f"trajectory.model_output.{step}"] for step in range(case.config["trajectory_steps"]))
+
+    def keep(step: int, x: Tensor) -> None:
+        ours[f"{prefix}.trajectory.{step - 1}"] = x
+
+    objective.sample(
+        lambda x, timestep_B: next(predictions),
+        case.inputs["trajectory.start"],
+        num_steps=case.config["trajectory_steps"],
+        on_step=keep,
+    )
+    return ours
+
+
+def is_loss(case: ParityCase) -> bool:
+    return {"cases", "scheduler"} <= case.config.keys() and any(name.endswith("noise_pred") for name in case.inputs)
+
+
+def run_loss(case: ParityCase) -> list[ParityOutput]:
+    """CogVideoX-Fun's training loss; its latents are [B, F, C, H, W]."""
+    ours: dict[str, Tensor] = {}
+    for entry in case.config["cases"]:
+        given = {name: case.inputs[f"{entry['k']}.{name}"] for name in ("latents", "noise", "noise_pred", "timesteps")}
+        config = {**case.config["scheduler"], "prediction_type": entry["prediction_type"]}
+        motion_share = entry["motion_sub_loss_ratio"] if entry["motion_sub_loss"] else 0.0
+        latent, noise, prediction = (given[name].transpose(1, 2) for name in ("latents", "noise", "noise_pred"))
+        noised, objective = _add_noise(config, motion_share, latent, noise, given["timesteps"])
+        loss = objective.loss_B(prediction, noised).mean()
+        ours |= {
+            f"{entry['k']}.noisy_latents": noised.noisy_BCFHW.transpose(1, 2),
+            f"{entry['k']}.target": noised.target_BCFHW.transpose(1, 2),
+            f"{entry['k']}.loss": loss[None],
+        }
+    return pair_outputs(case, ours, 1e-6)
+
+
+def _add_noise(
+    config: Mapping[str, Any], motion_share: float, latent: Tensor, noise: Tensor, index_B: Tensor
+) -> tuple[Noised, DDPMObjective]:
+    if config["prediction_type"] != "epsilon" or not config["rescale_betas_zero_snr"]:
+        objective = read_scheduler(config, motion_share=motion_share)
+        return objective.add_noise_at(latent, noise, index_B), objective
+    # Refused, since the last level holds no latent; v-prediction noises alike, and below that level epsilon is defined.
+    objective = read_scheduler({**config, "prediction_type": "v_prediction"}, motion_share=motion_share)
+    return objective.add_noise_at(latent, noise, index_B)._replace(target_BCFHW=noise), objective
+
+
+def is_train_loss(case: ParityCase) -> bool:
+    return isinstance(case.config.get("run"), dict) and {"model_input", "base_noise", "u"} <= case.inputs.keys()
+
+
+def run_train_loss(case: ParityCase) -> list[ParityOutput]:
+    """Open-Sora-Plan 1.3's training loss, with its gradient."""
+    ours: dict[str, Tensor] = {
+        "schedule.alphas_cumprod_plain": DDPMObjective(zero_terminal_snr=False).alpha_bar_T,
+        "schedule.alphas_cumprod_zero_snr": DDPMObjective().alpha_bar_T,
+        # From the published levels: near the first one a last bit of them, which processors round in their own way,
+        # moves the ratio by a thousandth.
+        "schedule.snr_all_t_zero_snr": snr(case.outputs["schedule.alphas_cumprod_zero_snr"]),
+    }
+    for name, settings in case.config["run"].items():
+        found = _run_flow(case, settings) if settings.get("rf") else _run_ddpm(case, settings)
+        ours |= {f"{name}.{key}": tensor for key, tensor in found.items()}
+    of_samples = [name for name, settings in case.config["run"].items() if settings["prediction_type"] == "sample"]
+    left_out = {f"{name}.{key}": "sample-prediction" for name in of_samples for key in ("loss", "grad_model_output")}
+    return pair_outputs(case, ours, _tolerance_of_loss, left_out)
+
+
+def _tolerance_of_loss(name: str, expected: Tensor) -> float:
+    # An error of 1e-6 would be large for a gradient: small tensors are held to their own size.
+    size = largest(expected)
+    if name.endswith("snr") or ".snr_" in name:
+        return 1e-5 * size
+    return 1e-5 * size if size < 0.1 else above_rounding(1e-6)(name, expected)
+
+
+def _run_flow(case: ParityCase, settings: Mapping[str, Any]) -> dict[str, Tensor]:
+    flow = FlowObjective(sigma_min=0.0, weighting=settings.get("weighting_scheme", "none"))
+    time_B = grid_time(case.inputs["u"])
+    # Its flow branch adds no noise offset.
+    noised = flow.add_noise_at(case.inputs["model_input"], case.inputs["base_noise"], time_B)
+    return {"timesteps_used": time_B * _NUM_LEVELS, **_measure(case, settings, flow, noised)}
+
+
+def _run_ddpm(case: ParityCase, settings: Mapping[str, Any]) -> dict[str, Tensor]:
+    index_B = case.inputs["timesteps"]
+    offset_BC = case.inputs["offset_noise"][:, :, 0, 0, 0]
+    noise = offset_noise(case.inputs["base_noise"], offset_BC, settings["noise_offset"])
+    is_epsilon = settings["prediction_type"] == "epsilon"
+    ddpm = DDPMObjective(
+        zero_terminal_snr=settings["rescale_betas_zero_snr"],
+        prediction="epsilon" if is_epsilon else "v",
+        snr_gamma=settings["snr_gamma"],
+        **_SCHEDULERS[settings.get("scheduler")],
+    )
+    noised = ddpm.add_noise_at(case.inputs["model_input"], noise, index_B)
+    alpha_bar_B = ddpm.alpha_bar_T[index_B]
+    found = {
+        "noise": noise,
+        "timesteps_used": (noised.timestep_B * ddpm.num_train_timesteps).round().long(),
+        "alphas_cumprod_at_t": alpha_bar_B,
+        "snr": snr(alpha_bar_B.float()),
+    }
+    if settings["prediction_type"] == "sample":
+        return found | {"noisy_model_input": noised.noisy_BCFHW}
+    return found | _measure(case, settings, ddpm, noised)
+
+
+def _measure(case: ParityCase, settings: Mapping[str, Any], objective: Objective, noised: Noised) -> dict[str, Tensor]:
+    mask = case.inputs["attention_mask"] if settings["masked"] else None
+    prediction = case.inputs["model_output"].clone().requires_grad_()
+    loss = objective.loss_B(prediction, noised, mask).mean()
+    (grad,) = torch.autograd.grad(loss, prediction)
+    return {
+        "noisy_model_input": noised.noisy_BCFHW,
+        "target": noised.target_BCFHW,
+        "loss": loss.detach(),
+        "grad_model_output": grad,
+    }
+
+
+def is_timestep_sampling(case: ParityCase) -> bool:
+    return {"single_process", "distributed_uniform"} <= case.config.keys()
+
+
+def run_timestep_sampling(case: ParityCase) -> list[ParityOutput]:
+    """CogVideoX-Fun's draws, as the uniform numbers that lead our law of noise levels to them."""
+    return list(_compare_draws(case.config))
+
+
+def _compare_draws(config: Mapping[str, Any]) -> Iterator[ParityOutput]:
+    for number, entry in enumerate(config["single_process"]):
+        wanted, levels = pick_prefixed(entry, "first_"), range(entry["num_idx"])
+        drawn = _replay_draws(levels, entry["generator_seed"], len(wanted), entry["n_samples"])
+        yield compare_numbers(f"one process {number}", _place(drawn, levels, 0, 1), wanted)
+    for entry in config["distributed_uniform"]:
+        yield from _compare_strata(entry)
+    if helper := config.get("lognorm_helper_defined_but_unused"):
+        generator = torch.Generator().manual_seed(helper["generator_seed"])
+        drawn = (logit_normal_time(torch.randn(helper["n"], generator=generator)) * _NUM_LEVELS).int()
+        first = pick_prefixed(helper, "first_")
+        yield compare_numbers("logit-normal, first", drawn[: len(first)], first)
+        ours = [float(value) for value in (drawn.double().mean(), drawn.double().std(), drawn.min(), drawn.max())]
+        yield compare_numbers("logit-normal", ours, [helper[key] for key in ("mean", "std", "min", "max")], 1e-6)
+
+
+def _compare_strata(entry: Mapping[str, Any]) -> Iterator[ParityOutput]:
+    """Each group of processes has its part of all levels, as each of our strata has."""
+    size, num_levels, num_strata, width = (
+        entry[key] for key in ("world_size", "num_idx", "group_num", "sigma_interval")
+    )
+    for rank in entry["ranks"]:
+        stratum = rank["rank"] // entry["group_width"]
+        levels = range(stratum * width, (stratum + 1) * width)
+        name = f"rank {rank['rank']} of {size} processes, {num_levels} levels"
+        wanted, seed = pick_prefixed(rank, "first_"), rank["generator_seed"]
+        drawn = _replay_draws(levels, seed, len(wanted), len(wanted[0]))
+        yield compare_numbers(name, _place(drawn, range(num_levels), stratum, num_strata, levels), wanted)
+        num_draws = next(int(key.removeprefix("mean_of_")) for key in rank if key.startswith("mean_of_"))
+        many = _place(_replay_draws(levels, seed, 1, num_draws), range(num_levels), stratum, num_strata, levels)
+        stats = [pick_prefixed(rank, f"{kind}_of_") for kind in ("min", "max", "mean")]
+        ours = [float(many.min()), float(many.max()), float(many.double().mean())]
+        yield compare_numbers(f"{name}, range and mean", ours, stats, 1e-9 * num_levels)
+    yield leave_out(f"parts of {size} processes", "strata-from-the-recipe")
+
+
+def _replay_draws(levels: range, seed: int, num_calls: int, num_samples: int) -> Tensor:
+    """What the published generator gives, [calls, samples]."""
+    generator = torch.Generator().manual_seed(seed)
+    calls = [torch.randint(levels.start, levels.stop, (num_samples,), generator=generator) for _ in range(num_calls)]
+    return torch.stack(calls)
+
+
+def _place(drawn: Tensor, all_levels: range, stratum: int, num_strata: int, levels: range | None = None) -> Tensor:
+    """Our levels for uniform draws in the middle of the published ones, within a stratum."""
+    levels = levels or all_levels
+    uniform = (drawn.flatten().double() - levels.start + 0.5) / len(levels)
+    return _place_uniform(uniform, stratum, num_strata, len(all_levels)).reshape(drawn.shape)
+
+
+def _place_uniform(uniform_B: Tensor, stratum: int, num_strata: int, num_levels: int) -> Tensor:
+    objective = DDPMObjective(num_train_timesteps=num_levels)
+    draw_B = stratify(uniform_B, torch.full(uniform_B.shape, stratum), num_strata)
+    return objective.place_B(draw_B, torch.empty(len(draw_B), 1, 1, 1, 1, device="meta"))
+
+
+def is_ranks_and_collate(case: ParityCase) -> bool:
+    return {"explicit_uniform_sampling_v131", "collate"} <= case.config.keys()
+
+
+def run_ranks_and_collate(case: ParityCase) -> list[ParityOutput]:
+    """Open-Sora-Plan 1.3.1: levels drawn in strata by rank, and clips of several sizes in one batch."""
+    return [
+        *(_compare_ranks(number, entry) for number, entry in enumerate(case.config["explicit_uniform_sampling_v131"])),
+        *(
+            leave_out(f"{name} {number}", "padded-batches")
+            for number in range(len(case.config["collate"]))
+            for name in ("picked", "pixels", "cells", "cells with picture", "pixels with picture")
+        ),
+    ]
+
+
+def _compare_ranks(number: int, entry: Mapping[str, Any]) -> ParityOutput:
+    generator = random.Random(entry["python_random_seed"])
+    # The published code draws the whole batch twice and uses the second.
+    drawn = [generator.random() for _ in range(2 * entry["bsz"])][entry["bsz"] :]
+    ours = _place_uniform(torch.tensor(drawn, dtype=torch.float64), entry["rank"], entry["n"], entry["T"])
+    return compare_numbers(f"noise levels {number}", ours, entry["timesteps"])
+
+
+_EXTRAS = {
+    "no_shift": re.compile(r"no_shift_(\d+)_steps"),
+    "constant": re.compile(r"flow_shift_([\d.]+)_of_(\d+)_steps"),
+    "tokens": re.compile(r"steps_(\d+)_seq_(\d+)_frames_(\d+)"),
+}
+_FLOW_TOLERANCE = 1e-6
+
+
+def is_time_shift(case: ParityCase) -> bool:
+    entries = case.config.get("cases")
+    return isinstance(entries, list) and "u" in case.inputs and all("latent_T_H_W" in entry for entry in entries)
+
+
+def run_time_shift(case: ParityCase) -> list[ParityOutput]:
+    alphas = [open_sora2_alpha(*entry["latent_T_H_W"]) for entry in case.config["cases"]]
+    ours = {
+        f"{entry['i']}.t": shift_time(case.inputs["u"], alpha)
+        for entry, alpha in zip(case.config["cases"], alphas, strict=True)
+    }
+    wanted = [entry["shift_alpha"] for entry in case.config["cases"]]
+    return [*pair_outputs(case, ours, _FLOW_TOLERANCE), compare_numbers("alpha", alphas, wanted, _FLOW_TOLERANCE)]
+
+
+def is_schedule(case: ParityCase) -> bool:
+    return isinstance(case.config.get("schedules"), list)
+
+
+def run_schedule(case: ParityCase) -> list[ParityOutput]:
+    results = [output for entry in case.config["schedules"] for output in _compare_schedule(entry)]
+    for name, wanted in case.config.get("extra", {}).items():
+        results.append(compare_numbers(name, _extra_schedule(name), wanted, _FLOW_TOLERANCE))
+    return results
+
+
+def _compare_schedule(entry: dict[str, Any]) -> Iterator[ParityOutput]:
+    area, compression = entry["patch_size"] ** 2, entry["AE_SPATIAL_COMPRESSION"]
+    rows, columns = (-(-entry[side] // compression) for side in ("height", "width"))
+    latent = _empty_latent(entry["latent_frames"], rows * entry["patch_size"], columns * entry["patch_size"])
+    objective = FlowObjective(shift="open_sora2", sampling_patch_area=area)
+    name = f"{entry['resolution']} {entry['aspect_ratio']} {entry['num_frames']} frames patch {entry['patch_size']}"
+    times_key = next(key for key in entry if key.startswith("timesteps_"))
+    ours = objective.schedule(latent, len(entry[times_key]) - 1)
+    yield compare_numbers(f"{name} times", ours, entry[times_key], _FLOW_TOLERANCE)
+    alpha = objective.alpha(latent, patch_area=area)
+    yield compare_numbers(
+        f"{name} alpha, tokens",
+        [alpha, rows * columns],
+        [entry["shift_alpha"], entry["image_seq_len"]],
+        _FLOW_TOLERANCE,
+    )
+
+
+def _empty_latent(frames: int, height: int, width: int) -> torch.Tensor:
+    return torch.empty(1, 1, frames, height, width, device="meta")
+
+
+def _extra_schedule(name: str) -> list[float]:
+    latent = _empty_latent(1, 1, 1)
+    if found := _EXTRAS["no_shift"].fullmatch(name):
+        return FlowObjective().schedule(latent, int(found[1]))
+    if found := _EXTRAS["constant"].fullmatch(name):
+        return FlowObjective(shift=float(found[1])).schedule(latent, int(found[2]))
+    if found := _EXTRAS["tokens"].fullmatch(name):
+        steps, tokens, frames = map(int, found.groups())
+        objective = FlowObjective(shift="open_sora2", sampling_patch_area=1)
+        return objective.schedule(_empty_latent(frames, 1, tokens), steps)
+    raise ValueError(f"a schedule called {name!r} is of no known kind")
+
+
+RUNNERS = (
+    Runner(is_scheduler, run_scheduler),
+    Runner(is_loss, run_loss),
+    Runner(is_train_loss, run_train_loss),
+    Runner(is_timestep_sampling, run_timestep_sampling),
+    Runner(is_ranks_and_collate, run_ranks_and_collate),
+    Runner(is_time_shift, run_time_shift),
+    Runner(is_schedule, run_schedule),
+)

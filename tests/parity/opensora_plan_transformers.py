@@ -1,0 +1,142 @@
+"""Golden cases of Open-Sora-Plan's denoisers, LatteT2V, OpenSoraT2V and its inpaint variant: whole forwards."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from frameloom.models.denoisers.latte.config import LatteConfig
+from frameloom.models.denoisers.latte.model import LatteT2V
+from frameloom.models.denoisers.latte.model import build as build_latte
+from frameloom.models.denoisers.latte.weights import load_original as load_latte
+from frameloom.models.denoisers.opensora_plan.config import OpenSoraPlanConfig
+from frameloom.models.denoisers.opensora_plan.model import build
+from frameloom.models.denoisers.opensora_plan.positions import Scales
+from frameloom.models.denoisers.opensora_plan.weights import load_original, read_config
+from frameloom.models.layers.patches import Grid, token_grid
+from tests.parity.cases import ParityCase, ParityOutput, Runner, compare, under
+
+TOLERANCE = 2e-5
+DEEP_TOLERANCE = 3e-5
+# Scores of a sub-sequence without picture lie near -10000, where float32 has steps of 1e-3.
+HIDDEN_TOLERANCE = 1e-3
+_INPUTS = ("hidden_states", "timestep", "encoder_hidden_states", "encoder_attention_mask", "attention_mask")
+
+
+def is_opensora(case: ParityCase) -> bool:
+    return str(case.config.get("cls", "")).startswith(("OpenSoraT2V_v1_3", "OpenSoraInpaint_v1_3"))
+
+
+def run_opensora(case: ParityCase) -> list[ParityOutput]:
+    """Every output; a name like `history.B_after_A` is what B gives on a model that has seen A before."""
+    config = read_config({"_class_name": case.config["cls"], **case.config["model"]}, where=case.name)
+    return [one for name, expected in case.outputs.items() for one in _run_one(case, config, name, expected)]
+
+
+def _run_one(case: ParityCase, config: OpenSoraPlanConfig, output: str, expected: Tensor) -> list[ParityOutput]:
+    *earlier, name = reversed(output.removeprefix("history.").removesuffix(".sample").split("_after_"))
+    grids = [_grid(case, config, each) for each in (*earlier, name)]
+    scales = published_scales(config.interpolation_scales, grids)
+    note = "" if scales == config.interpolation_scales else f"scales as the published cache has them: {scales}"
+    used = replace(
+        config, interpolation_scale_t=scales[0], interpolation_scale_h=scales[1], interpolation_scale_w=scales[2]
+    )
+    inputs = {key: case.inputs[f"{name}.{key}"] for key in _INPUTS}
+    ours, tolerance = _predict(used, case.weights, inputs), DEEP_TOLERANCE if config.num_layers > 16 else TOLERANCE
+    if not _can_hide(config, inputs):
+        return [compare(output, ours, expected, tolerance, note)]
+    cells_B1FHW = inputs["attention_mask"][:, None].bool()
+    picture = (torch.where(cells_B1FHW, tensor, 0.0) for tensor in (ours, expected))
+    return [
+        compare(output, ours, expected, HIDDEN_TOLERANCE, note),
+        compare(f"{output} of the picture", *picture, tolerance, note),
+    ]
+
+
+def _can_hide(config: OpenSoraPlanConfig, inputs: Mapping[str, Tensor]) -> bool:
+    """Whether a sub-sequence may have no picture: then only its own places, which are padding, are rough."""
+    frames, height, width = inputs["hidden_states"].shape[2:]
+    num_tokens = math.prod(token_grid((frames, height, width), config.patch_size))
+    # Tokens that fill the last group up are seen by sub-sequences without picture, which are then exact.
+    is_filled = num_tokens % config.sparse_n**2 > 0
+    return config.sparse1d and not is_filled and not bool(inputs["attention_mask"].all())
+
+
+def _grid(case: ParityCase, config: OpenSoraPlanConfig, name: str) -> Grid:
+    frames, height, width = case.inputs[f"{name}.hidden_states"].shape[2:]
+    return token_grid((frames, height, width), config.patch_size)
+
+
+def published_scales(scales: Scales, grids: Sequence[Grid]) -> Scales:
+    """The scales that the published code really uses for the last of `grids`, after the others.
+
+    It keeps tables by the length of an axis and forgets their scale: an axis takes over the table of the first axis of
+    its length that the model ever saw. Ours gives every axis its own; with equal scales both are the same.
+    """
+    seen: dict[int, float] = {}
+    for grid in grids:
+        for count, scale in zip(grid, scales, strict=True):
+            seen.setdefault(count, scale)
+    frames, rows, columns = (seen[count] for count in grids[-1])
+    return frames, rows, columns
+
+
+def _predict(config: OpenSoraPlanConfig, weights: Mapping[str, Tensor], inputs: Mapping[str, Tensor]) -> Tensor:
+    model = build(config)
+    load_original(model, weights)
+    noisy, beside = inputs["hidden_states"].tensor_split([config.in_channels], dim=1)
+    with torch.no_grad():
+        prediction: Tensor = model(
+            noisy,
+            inputs["timestep"],
+            inputs["encoder_hidden_states"].squeeze(1),
+            inputs["encoder_attention_mask"].squeeze(1),
+            inputs["attention_mask"],
+            beside if config.inpaint else None,
+        )
+    return prediction
+
+
+def is_latte(case: ParityCase) -> bool:
+    return case.config.get("cls") == "LatteT2V"
+
+
+def run_latte(case: ParityCase) -> list[ParityOutput]:
+    runs = {entry["name"]: entry for entry in case.config["run"]}
+    with torch.no_grad():
+        return [_run_latte_output(case, name, runs) for name in case.outputs]
+
+
+def _run_latte_output(case: ParityCase, name: str, runs: Mapping[str, dict[str, Any]]) -> ParityOutput:
+    entry, expected = runs.get(name.removesuffix(".sample")), case.outputs[name]
+    if entry is None:
+        return ParityOutput(name, None, expected, TOLERANCE, "an output that no run of the file describes")
+    inputs = under(case.inputs, entry["inputs"] + ".")
+    without_temporal = not entry.get("kwargs", {}).get("enable_temporal_attentions", True)
+    if without_temporal and inputs["hidden_states"].shape[2] > 1:
+        return ParityOutput(name, None, expected, TOLERANCE, deviation="clips-without-temporal-blocks")
+    return compare(name, _predict_latte(_build_latte(case, entry), inputs), expected, TOLERANCE)
+
+
+def _build_latte(case: ParityCase, entry: Mapping[str, Any]) -> LatteT2V:
+    config = LatteConfig.from_original(case.config["model"] | entry.get("overrides", {}))
+    # The published code forgets the temporal positions of a joint batch unless it recomputes activations.
+    model = build_latte(replace(config, joint_temporal_positions=entry.get("gradient_checkpointing", False)))
+    load_latte(model, case.weights)
+    return model
+
+
+def _predict_latte(model: LatteT2V, inputs: Mapping[str, Tensor]) -> Tensor:
+    text, mask = inputs["encoder_hidden_states"], inputs["encoder_attention_mask"]
+    if text.ndim == 3:
+        text, mask = text[:, None], mask[:, None]
+    prediction: Tensor = model(inputs["hidden_states"], inputs["timestep"], text, mask, inputs.get("attention_mask"))
+    return prediction
+
+
+RUNNERS = (Runner(is_opensora, run_opensora), Runner(is_latte, run_latte))

@@ -1,0 +1,177 @@
+"""Golden cases of the training loop: optimizers, learning rates, clipping and averages of weights."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from frameloom.train.clipping import FadingLimit
+from frameloom.train.ema import EMA
+from frameloom.train.optimizer import build_optimizer, clip_gradients
+from frameloom.train.parameter_groups import RateGroup
+from frameloom.train.schedules import build_schedule
+from tests.parity.cases import ParityCase, ParityOutput, Runner, compare_numbers, pair_outputs, relative_to_largest
+
+_POLYNOMIAL_END = 1e-7
+_WARMUP_NAME = re.compile(r"base (\S+) initial (\S+) warmup (\d+)")
+
+
+def is_came(case: ParityCase) -> bool:
+    return len(case.config.get("betas", ())) == 3 and "clip_threshold" in case.config
+
+
+def run_came(case: ParityCase) -> list[ParityOutput]:
+    ours: dict[str, Tensor] = {}
+    for run_name, lr in case.config["runs"].items():
+        ours |= {f"{run_name}.{name}": tensor for name, tensor in _step_came(case, lr).items()}
+    return pair_outputs(case, ours, relative_to_largest(1e-6))
+
+
+def _step_came(case: ParityCase, lr: float) -> dict[str, Tensor]:
+    params = {
+        name.removeprefix("param."): nn.Parameter(tensor.clone())
+        for name, tensor in case.inputs.items()
+        if name.startswith("param.")
+    }
+    config = case.config
+    optimizer = build_optimizer(
+        params.items(),
+        name="came",
+        lr=lr,
+        betas=tuple(config["betas"]),
+        weight_decay=config["weight_decay"],
+        no_decay=False,
+        rates=[RateGroup("*_halflr", lr=lr / 2)] if any(name.endswith("_halflr") for name in params) else [],
+    )
+    # Not in the recipe: the product has the values of the paper.
+    vars(optimizer).update(eps1=config["eps"][0], eps2=config["eps"][1], clip_threshold=config["clip_threshold"])
+    found: dict[str, Tensor] = {}
+    num_steps = 1 + max(int(name.split(".")[1]) for name in case.inputs if name.startswith("grad."))
+    for step in range(num_steps):
+        for name, param in params.items():
+            param.grad = case.inputs[f"grad.{step}.{name}"].clone()
+        optimizer.step()
+        found |= {f"step{step}.{name}": param.detach().clone() for name, param in params.items()}
+    for name, param in params.items():
+        for key, value in optimizer.state[param].items():
+            found[f"state.{name}.{key}"] = torch.as_tensor(value).detach().reshape(value.shape or (1,))
+    return found
+
+
+def is_clip(case: ParityCase) -> bool:
+    return "abnormal_norm_clip_start" in case.config.get("columns", ())
+
+
+def run_clip(case: ParityCase) -> list[ParityOutput]:
+    rows = [dict(zip(case.config["columns"], row, strict=True)) for row in case.config["rows"]]
+    ours = [_clip_row(row) for row in rows]
+    names = ("decayed_max_grad_norm", "actual_max_grad_norm", "clip_coefficient_applied_to_grads")
+    wanted = ([row[name] for row in rows] for name in names)
+    tolerances = (1e-12, 1e-12, 1e-6)
+    columns = zip(names, zip(*ours, strict=True), wanted, tolerances, strict=True)
+    return [compare_numbers(name, column, values, tolerance) for name, column, values, tolerance in columns]
+
+
+def _clip_row(row: Mapping[str, Any]) -> tuple[float, float, float]:
+    """Both limits, and what the gradients are multiplied by, from a real clipping of gradients with that norm."""
+    rule = FadingLimit(row["max_grad_norm"], row["initial_grad_norm_ratio"], row["abnormal_norm_clip_start"])
+    limit = rule.for_norm(row["global_step"], row["total_norm"])
+    param = nn.Parameter(torch.zeros(1, dtype=torch.float64))
+    param.grad = torch.tensor([row["total_norm"]], dtype=torch.float64)
+    clip_gradients([param], limit)
+    share = float(param.grad) / row["total_norm"] if row["total_norm"] else 1.0
+    return rule.at(row["global_step"]), limit, share
+
+
+def is_schedules(case: ParityCase) -> bool:
+    return "diffusers_get_scheduler" in case.config
+
+
+def run_schedules(case: ParityCase) -> list[ParityOutput]:
+    return [*_compare_ramps(case.config["vae_cosine_scheduler"]), *_compare_rates(case.config)]
+
+
+def _compare_ramps(entries: list[dict[str, Any]]) -> Iterator[ParityOutput]:
+    for number, entry in enumerate(entries):
+        wanted, last_step = entry["values_for_step_0_to_max_plus_2"], entry["max_steps"]
+        first, last = entry["value_base"], entry["value_end"]
+        schedule = build_schedule("cosine", num_steps=last_step)
+        ours = [last + (first - last) * schedule(step) for step in range(len(wanted))]
+        tolerance = 1e-6 * min(1.0, max(abs(first), abs(last)))
+        yield from _compare_to_the_end(f"cosine ramp {number}", ours, wanted, last_step, tolerance, rises=True)
+
+
+def _compare_to_the_end(
+    name: str, ours: list[float], wanted: list[float], last_step: int, tolerance: float, *, rises: bool
+) -> Iterator[ParityOutput]:
+    """Up to the last step, and after it. A published cosine that `rises` again then does not in ours."""
+    end = last_step + 1
+    yield compare_numbers(name, ours[:end], wanted[:end], tolerance)
+    if ours[end:]:
+        rest = [wanted[last_step]] * len(ours[end:]) if rises else wanted[end:]
+        tail = compare_numbers(f"{name} after its end", ours[end:], rest, tolerance)
+        yield replace(tail, deviation="cosine-after-its-end" if rises else "")
+
+
+def _compare_rates(config: Mapping[str, Any]) -> Iterator[ParityOutput]:
+    for number, entry in enumerate(config["diffusers_get_scheduler"]):
+        name, base, wanted = entry["name"], entry["base_lr"], entry["lr_after_k_scheduler_steps"]
+        factor = entry["gradient_accumulation_steps"]
+        num_steps = entry["max_train_steps"] * factor
+        schedule = build_schedule(
+            name,
+            num_steps=num_steps,
+            num_warmup_steps=entry["lr_warmup_steps"] * factor,
+            min_share=_POLYNOMIAL_END / base if name == "polynomial" else 0.0,
+            idle_start=True,
+        )
+        ours = [base * schedule(step) for step in range(len(wanted))]
+        tolerance = 1e-12 * base
+        is_cosine = name == "cosine"
+        yield from _compare_to_the_end(f"{name} {number}", ours, wanted, num_steps, tolerance, rises=is_cosine)
+
+
+def is_warmup(case: ParityCase) -> bool:
+    return any(key.startswith("lr_used_at_step") for key in case.config)
+
+
+def run_warmup(case: ParityCase) -> list[ParityOutput]:
+    results = []
+    for runs in case.config.values():
+        for name, wanted in runs.items():
+            found = _WARMUP_NAME.fullmatch(name)
+            if found is None:
+                raise ValueError(f"a warm-up called {name!r} is of no known kind")
+            base, first, num_steps = float(found[1]), float(found[2]), int(found[3])
+            schedule = build_schedule(
+                "constant_with_warmup", num_steps=len(wanted), num_warmup_steps=num_steps, first_share=first / base
+            )
+            ours = [base * schedule(step) for step in range(len(wanted))]
+            results.append(compare_numbers(name, ours, wanted, 1e-9 * base))
+    return results
+
+
+def is_ema(case: ParityCase) -> bool:
+    return "decay" in case.config and {"ema", "model"} <= {name.partition(".")[0] for name in case.inputs}
+
+
+def run_ema(case: ParityCase) -> list[ParityOutput]:
+    params = {name.removeprefix("model."): tensor for name, tensor in case.inputs.items() if name.startswith("model.")}
+    ema = EMA(params, case.config["decay"], warmup=False)
+    ema.load_state_dict({name: case.inputs[f"ema.{name}"] for name in params})
+    ema.update(1)
+    return pair_outputs(case, {f"ema.{name}": tensor for name, tensor in ema.state_dict().items()}, 1e-6)
+
+
+RUNNERS = (
+    Runner(is_came, run_came),
+    Runner(is_clip, run_clip),
+    Runner(is_schedules, run_schedules),
+    Runner(is_warmup, run_warmup),
+    Runner(is_ema, run_ema),
+)

@@ -1,0 +1,94 @@
+"""The golden list of keys and shapes of full-size published models, against ours on the meta device.
+
+A published file fits when `load_original` takes exactly its keys and shapes. Nothing is allocated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from frameloom.core.errors import FrameloomError
+from frameloom.models.denoisers.opensora_plan.weights import read_config
+from frameloom.models.registry import get_denoiser, get_vae
+from frameloom.models.vaes.discriminator import Discriminator3D, DiscriminatorConfig, load_discriminator
+from tests.parity.cases import ParityCase, ParityOutput, Runner, compare_facts, compare_numbers
+
+Load = Callable[[Any, Mapping[str, Tensor]], None]
+
+
+def is_manifest(case: ParityCase) -> bool:
+    entries = list(case.config.values())
+    return bool(entries) and all(
+        isinstance(entry, dict) and {"n_parameters", "keys"} <= entry.keys() for entry in entries
+    )
+
+
+def run_manifest(case: ParityCase) -> list[ParityOutput]:
+    return [output for name, entry in case.config.items() for output in _compare(name, entry)]
+
+
+def _compare(name: str, entry: Mapping[str, Any]) -> list[ParityOutput]:
+    with torch.device("meta"):
+        model, load = _build(name, entry["config"])
+        tensors = {key: torch.empty(shape) for key, shape in entry["keys"].items()}
+    try:
+        load(model, tensors)
+        fit = "fits"
+    except FrameloomError as error:
+        fit = str(error)
+    num_parameters = sum(parameter.numel() for parameter in model.parameters())
+    keys = compare_facts(f"{name}: keys and shapes", fit, "fits")
+    return [
+        ParityOutput(keys.name, keys.ours, keys.expected, 0.0, note="" if fit == "fits" else fit),
+        compare_numbers(f"{name}: parameters", num_parameters, entry["n_parameters"]),
+    ]
+
+
+def _build(name: str, config: Mapping[str, Any]) -> tuple[nn.Module, Load]:
+    builder = next((build for start, build in _BUILDERS.items() if name.startswith(start)), None)
+    if builder is None:
+        raise ValueError(f"no family of ours is known to read a model called {name!r}")
+    return builder(name, config)
+
+
+def _build_wfvae(name: str, config: Mapping[str, Any]) -> tuple[nn.Module, Load]:
+    family = get_vae("wfvae")
+    return family.build(family.config_class.from_original(config)), family.load_original
+
+
+def _build_causal(name: str, config: Mapping[str, Any]) -> tuple[nn.Module, Load]:
+    family = get_vae("causal")
+    return family.build(family.config_class.from_original(config)), family.load_original
+
+
+def _build_latte(name: str, config: Mapping[str, Any]) -> tuple[nn.Module, Load]:
+    family = get_denoiser("latte")
+    config_class: Any = family.config_class
+    return family.build(config_class.from_original(config)), family.load_original
+
+
+def _build_opensora_plan(name: str, config: Mapping[str, Any]) -> tuple[nn.Module, Load]:
+    family = get_denoiser("opensora_plan")
+    settings = read_config({"_class_name": name.partition("-")[0], **config}, where=name)
+    return family.build(settings), family.load_original
+
+
+def _build_discriminator(name: str, config: Mapping[str, Any]) -> tuple[nn.Module, Load]:
+    sizes = DiscriminatorConfig(config["input_nc"], config["ndf"], config["n_layers"])
+    return Discriminator3D(sizes), load_discriminator
+
+
+_BUILDERS: dict[str, Callable[[str, Mapping[str, Any]], tuple[nn.Module, Load]]] = {
+    "WFVAE": _build_wfvae,
+    "CausalVAE": _build_causal,
+    "LatteT2V": _build_latte,
+    "OpenSora": _build_opensora_plan,
+    "NLayerDiscriminator3D": _build_discriminator,
+}
+
+
+RUNNERS = (Runner(is_manifest, run_manifest),)
