@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from frameloom.core.host_cpu import avoid_undescribed_tiles
+from frameloom.core.process_settings import avoid_amx_in_virtual_machines
 
 from frameloom.core.errors import CheckpointError, FrameloomError
 from frameloom.core.progress import ProgressBar
@@ -54,7 +54,7 @@ def run(folder: Path, *, verbose: bool = False, as_json: bool = False) -> int:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     given = read_arguments(arguments)
-    avoid_undescribed_tiles()
+    avoid_amx_in_virtual_machines()
     try:
         return run(given.folder, verbose=given.verbose, as_json=given.json)
     except FrameloomError as error:
