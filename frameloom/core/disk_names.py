@@ -24,6 +24,7 @@ TRAINING_PURPOSES = (
     "empty condition",  # whether an empty condition is kept (CogVideoX-Fun)
     "condition noise",
     "condition sigma",
+    "model dropout",  # seeds of the masks of a sample
     "image mixing",  # whether a batch of clips counts as images (autoencoders)
     "discriminator dropout *",  # by what is judged, the next three
     "autoencoder",
@@ -149,6 +150,11 @@ SAFETENSORS_NOTES = (
 # `config` in a model folder, `architecture` in a checkpoint; also part of digests and of caches' fingerprints.
 ARCHITECTURE_FIELDS = {
     "denoiser cogvideox_fun": (
+        "flip_sin_to_cos",
+        "freq_shift",
+        "dropout",
+        "timestep_activation_fn",
+        "norm_elementwise_affine",
         "num_attention_heads",
         "num_layers",
         "attention_head_dim",
@@ -174,6 +180,9 @@ ARCHITECTURE_FIELDS = {
         "norm_eps",
     ),
     "denoiser latte": (
+        "attention_bias",
+        "norm_eps",
+        "dropout",
         "in_channels",
         "context_in_dim",
         "num_layers",
@@ -210,6 +219,8 @@ ARCHITECTURE_FIELDS = {
         "init",
     ),
     "denoiser opensora_plan": (
+        "attention_bias",
+        "dropout",
         "in_channels",
         "context_in_dim",
         "num_layers",
@@ -287,6 +298,7 @@ ARCHITECTURE_FIELDS = {
         "force_upcast",
     ),
     "vae cogvideox": (
+        "norm_eps",
         "latent_channels",
         "block_channels",
         "layers_per_block",

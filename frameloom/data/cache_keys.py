@@ -95,7 +95,8 @@ def _describe(value: Any) -> Any:
     """Settings as JSON-like values; a dataclass keeps its name on disk, for two kinds of crop may have equal fields."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         fields = {field.name: _describe(getattr(value, field.name)) for field in dataclasses.fields(value)}
-        return {"is": value.disk_name, **fields}
+        named: Any = value
+        return {"is": named.disk_name, **fields}
     if isinstance(value, Mapping):
         return {str(name): _describe(inner) for name, inner in value.items()}
     if isinstance(value, list | tuple):

@@ -58,12 +58,22 @@ WORLD = Path(__file__).parents[1] / "stored" / "world"
 LORA_EXPORT = WORLD.parent / "reference" / "lora-export"
 
 # Where a purpose stands among the arguments of a call, by the bare name of the function.
-STREAMS = {"key": 1, "stream": 1, "numpy_stream": 1, "draw_normal": 1, "draw_uniform": 1, "draw_at": 1}
+STREAMS = {"key": 1, "stream": 1, "numpy_stream": 1, "draw_normal": 1, "draw_uniform": 1, "draw_seeds": 1, "draw_at": 1}
 # Methods and local functions that hand a purpose on; others may have their names, so only texts count as purposes.
 HANDED_ON = {"uniform_B": 0, "normal": 0, "judge": 2, "draw": 0}
 PURPOSE_AT = {**STREAMS, **HANDED_ON}
 # Functions that give a purpose to one of STREAMS which they were given themselves.
-WRAPPERS = {"stream", "numpy_stream", "draw_normal", "draw_uniform", "draw_at", "uniform_B", "normal", "draw"}
+WRAPPERS = {
+    "stream",
+    "numpy_stream",
+    "draw_normal",
+    "draw_uniform",
+    "draw_seeds",
+    "draw_at",
+    "uniform_B",
+    "normal",
+    "draw",
+}
 # Benchmarks, and the purposes of simulations: nothing that a user has follows from their numbers. The list itself is no
 # use of a name.
 OUTSIDE, SIMULATED = {"bench", "disk_names.py"}, "cluster "

@@ -26,6 +26,8 @@ from tests.stored.machine import describe_machine, run_frameloom
 from tests.stored.make import FIRST_SAVE, LAST, SAMPLE, SECOND_SAVE, STOPPED
 from tests.stored.tensors import digest_tensors, read_tensors
 
+pytestmark = pytest.mark.slow
+
 HERE = Path(__file__).parent
 REFERENCE, RECIPES = HERE / "reference", HERE / "recipes"
 SHIPPED = sorted(str(path.relative_to(RECIPES).with_suffix("")) for path in RECIPES.rglob("*.yaml"))
