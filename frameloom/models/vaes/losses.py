@@ -7,7 +7,6 @@ The divisors are those of the Open-Sora-Plan 1.3 trainer, so its weights (KL 1e-
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Literal
 
@@ -47,21 +46,6 @@ def reconstruction_nll(
 def kl_divergence(moments: Moments) -> Tensor:
     """Nats per clip: summed over all latent numbers, divided by the batch."""
     return moments.kl_B().mean()
-
-
-def kl_terms(moments: Moments, other: Moments | None = None) -> Tensor:
-    """Divergence in nats of every latent number, from the standard normal or from `other`."""
-    mean, logvar = moments
-    if other is None:
-        return 0.5 * (mean.square() + logvar.exp() - 1.0 - logvar)
-    distance = (mean - other.mean_BCFHW).square() / other.logvar_BCFHW.exp()
-    return 0.5 * (distance + (logvar - other.logvar_BCFHW).exp() - 1.0 - logvar + other.logvar_BCFHW)
-
-
-def gaussian_nll_terms(moments: Moments, sample_BCFHW: Tensor) -> Tensor:
-    """Negative log-likelihood in nats of every number of a latent."""
-    mean, logvar = moments
-    return 0.5 * (math.log(2 * math.pi) + logvar + (sample_BCFHW - mean).square() / logvar.exp())
 
 
 def wavelet_loss(encoded_BCFHW: Sequence[Tensor], decoded_BCFHW: Sequence[Tensor]) -> Tensor:

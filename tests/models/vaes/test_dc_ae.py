@@ -113,14 +113,6 @@ def test_lengths_are_accepted_and_refused_as_published():
                 model.encode(clip)
 
 
-def test_latent_sizes_are_the_published_ones():
-    config = read_config("dcae_f8t4_tiled")
-    rows = read_notes()["get_latent_size([T,H,W])_for_f8t4"]
-    assert len(rows) == 6
-    for frames, height, width, expected in rows:
-        assert list(config.latent_size(frames, height, width)) == expected
-
-
 # --- full size ---
 
 

@@ -78,11 +78,6 @@ class DCAEConfig:
         side = 2 ** (len(self.widths) - 1)
         return 2 ** sum(self.halves_frames), side, side
 
-    def latent_size(self, frames: int, height_px: int, width_px: int) -> tuple[int, int, int]:
-        """Latent cells of any clip as published samplers count them, also of those that cannot be encoded."""
-        time, side, _ = self.strides
-        return (frames - 1) // time + 1, height_px // side, width_px // side
-
     def tiles(self, *, in_time: bool, decoding: bool) -> Tiles:
         """Tiles along a side of the picture or along the frames, in cells of what goes in and what comes out."""
         compression = self.strides[0 if in_time else 1]

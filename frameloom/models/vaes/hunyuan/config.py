@@ -81,11 +81,6 @@ class HunyuanConfig:
     def strides(self) -> tuple[int, int, int]:
         return 4, 8, 8
 
-    def latent_size(self, frames: int, height_px: int, width_px: int) -> tuple[int, int, int]:
-        """Latent cells of any clip, rounded up, as published samplers count them."""
-        time, side, _ = self.strides
-        return (frames - 1) // time + 1, (height_px - 1) // side + 1, (width_px - 1) // side + 1
-
     def tiles(self, *, in_time: bool, decoding: bool) -> Tiles:
         """Tiles along a side of the picture or along the frames, in cells of what goes in and what comes out."""
         compression = self.strides[0 if in_time else 1]
