@@ -22,7 +22,7 @@ from frameloom.core.errors import ConfigError
 from frameloom.core.random import stream
 from frameloom.models.denoisers import DenoiserFamily, get_family
 from frameloom.models.denoisers.base import NOTHING, Conditions
-from frameloom.models.layers import attention, native
+from frameloom.models.layers import attention
 from frameloom.models.text import TextStates
 from frameloom.train.compiling import compile_blocks
 from frameloom.train.recompute import recompute_blocks
@@ -281,7 +281,6 @@ class DenoiserContract:
             return real(*args, **options)
 
         model = self.build_awake()
-        monkeypatch.setattr(native, "_HAS_PRODUCTS", False)  # our own is not called by that name
         monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", watch)
         with torch.no_grad():
             self.denoise(model, *self.make_inputs())

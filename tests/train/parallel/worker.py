@@ -31,6 +31,7 @@ from frameloom.train.build import build_trainer
 from frameloom.train.loop import Trainer, train
 from frameloom.train.parallel import encoders, gradients, mesh
 from frameloom.train.run_folder import RunFolder
+from tests.faults.injection import install
 from tests.train.parallel.saving import run_saving
 
 # The text encoder is frozen, and the largest part of a tiny run's start.
@@ -39,6 +40,7 @@ KEEP_TEXT: dict[str, Any] = {}
 
 def main(jobs_file: Path, number: int) -> None:
     torch.set_num_threads(1)
+    install()
     logging.getLogger("frameloom").addHandler(logging.NullHandler())
     keep_text_encoders()
     for job in json.loads(jobs_file.read_text()):
