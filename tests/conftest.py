@@ -16,10 +16,13 @@ from frameloom.config.schema import Recipe
 from frameloom.core.process_settings import ISA_LIMIT
 from frameloom.data.shapes_set import write_shapes
 from frameloom.generate.parts import build_vae
+from tests.faults.injection import install
 from tests.faults.table import pytest_terminal_summary as pytest_terminal_summary
 
 # Convolutions round as the instructions that they use: all machines, and the processes of tests, take the same ones.
 os.environ.setdefault(ISA_LIMIT, "AVX2")
+# Faults that a test asks for strike in its own process, too.
+install()
 
 VAE = {"base_channels": 8, "latent_channels": 4, "encoder_flow_channels": 8, "decoder_flow_channels": 8}
 MODEL = {"hidden_size": 32, "num_heads": 2, "depth": 1, "depth_single_blocks": 1, "axes_dim": [4, 6, 6]}

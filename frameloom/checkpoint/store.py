@@ -30,8 +30,8 @@ from frameloom.checkpoint.lazy_tensors import defer_tensors
 from frameloom.checkpoint.pieces import FilePlan, Layout, describe_pieces, is_simple, plan_files, take_local
 from frameloom.checkpoint.stored import StoredTensors
 from frameloom.core.errors import CheckpointError
-from frameloom.core.faults import fail_at
 from frameloom.core.files import PARTIAL, atomic_folder, digest_value, remove_partial, sync_file
+from frameloom.core.hooks import notify
 from frameloom.core.log import get_logger
 from frameloom.distributed.context import Collective, format_error
 
@@ -179,7 +179,7 @@ class Writer:
     def _write_own(self, save: Save) -> tuple[Report, BaseException | None]:
         """The files of this process; an error is kept back until all know of it."""
         try:
-            fail_at("save", step=save.step, rank=self._collective.rank)
+            notify("save", step=save.step, rank=self._collective.rank)
             return ({name: self._write(save.folder / name, named) for name, named in save.files.items()}, None), None
         except BaseException as error:
             return ({}, self._explain(save, error)), error

@@ -404,7 +404,7 @@ class TrainSection(Section):
     )
     side_by_side: Choice = Field(
         default="auto",
-        description="halves of a micro-batch run side by side on a CPU, from caches; auto: where that is faster",
+        description="no effect any more: every micro-batch runs whole; accepted from older recipes",
     )
     rehearse: Choice = Field(
         default="auto",

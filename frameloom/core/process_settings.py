@@ -43,8 +43,8 @@ def avoid_amx_in_virtual_machines() -> None:
     """Keep oneDNN from matrix tiles (AMX) on a virtual machine; call it before torch computes anything.
 
     Some virtual machines announce AMX and hide the sizes of its tiles. oneDNN then configures tiles of no size, and the
-    first product in bf16 ends the process with "Illegal instruction". The system does not tell which these are,
-    so all virtual machines do without AMX. A limit that is set already stays.
+    first product in bf16 ends the process with "Illegal instruction". The system does not say which machines these
+    are, so all virtual machines do without AMX. A limit that is set already stays.
     """
     if ISA_LIMIT not in os.environ and {"amx_bf16", "hypervisor"} <= read_cpuinfo("flags"):
         os.environ[ISA_LIMIT] = _UP_TO_AVX512
@@ -57,7 +57,7 @@ def avoid_avx512_in_half_precision() -> None:
     Its gradients of small convolutions in bf16 read uninitialised memory: with torch 2.13, two of three passes of a
     tiny DC-AE have weight gradients that are not finite. A lower limit that is set already stays.
     """
-    if has_avx512() and os.environ.get(ISA_LIMIT, _UP_TO_AVX512) == _UP_TO_AVX512:
+    if onednn_may_use_avx512():
         os.environ[ISA_LIMIT] = _UP_TO_AVX2
 
 

@@ -9,6 +9,7 @@ import torch
 from frameloom.config.optim_checks import scaled_rate
 from frameloom.config.schema import Recipe, TrainSection
 from frameloom.config.train_settings import LossScaleSection
+from frameloom.core.log import get_logger
 from frameloom.data.rank_assignment import Shares
 from frameloom.generate.parts import pick_device
 from frameloom.train.adversarial import add_discriminator
@@ -36,6 +37,8 @@ from frameloom.train.tasks import build_task
 from frameloom.train.trackers import TrackedRun, build_trackers
 from frameloom.train.wrapped_task import unwrap
 
+_log = get_logger(__name__)
+
 
 def build_trainer(recipe: Recipe, folder: RunFolder, *, first_step: int, peers: Peers | None = None) -> Trainer:
     """Everything a run needs, fresh; a checkpoint is restored into it afterwards. `peers` None: one process."""
@@ -45,6 +48,8 @@ def build_trainer(recipe: Recipe, folder: RunFolder, *, first_step: int, peers: 
     feed = build_feed(recipe, bad_clips=folder.bad_clips, shares=peers.shares, is_first=peers.is_first)
     recipe = settle_length(recipe, feed.manifest, feed.policy, num_ranks=peers.shares.num_shares)
     optim, settings = recipe.optim, recipe.train
+    if settings.side_by_side is True:
+        _log.warning("train.side_by_side is true, which has no effect any more; remove it from the recipe")
     built = build_task(recipe, feed.manifest.column("caption").to_list(), device, peers.share_text)
     freeze_parameters(built.task.model, optim.trainable, optim.frozen)
     if recipe.task == "denoiser":

@@ -91,12 +91,6 @@ class DenoiserTask:
         cells = (frames, bucket.height // height_stride, bucket.width // width_stride)
         return len(batch.rows) * self.denoiser.family.num_tokens(self.denoiser.config, cells)
 
-    def only_denoises(self, batch: Batch) -> bool:
-        """Whether a pass runs the denoiser alone, since all that goes into it comes from caches."""
-        has_pixels = any(part is not None for part in (batch.pixels_BCFHW, batch.images, batch.control_BCFHW))
-        has_text = batch.text is not None or (self.known is not None and self.known.has_all(batch.captions))
-        return batch.latents is not None and not has_pixels and has_text and not self.trains_text
-
     def _losses(self, batch: Batch, seed: int, dropout: float) -> Tensor:
         latent_BCFHW, plain_BCFHW = self._latent_and_noise(batch, seed)
         drawn = finish_noise(self.objective.noise, plain_BCFHW, seed, batch, self.device)

@@ -27,9 +27,6 @@ class KnownText:
     rows: Mapping[str, int]
     states: TextStates
 
-    def has_all(self, captions: Sequence[str]) -> bool:
-        return all(caption in self.rows for caption in captions)
-
     def pick(self, captions: Sequence[str], dropped_B: Tensor | None) -> TextStates | None:
         """The states of these captions, empty where they are dropped; None if one is not known."""
         rows = [self.rows.get(caption, -1) for caption in captions]

@@ -37,6 +37,7 @@ _HARMLESS = (
     "train.max_device_memory",
     "train.halve",
     "train.rehearse",
+    "train.side_by_side",
     "train.deterministic",
     "train.profile",
     "train.on_nonfinite",

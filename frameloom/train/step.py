@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from frameloom.core.faults import fail_at
+from frameloom.core.hooks import notify
 from frameloom.data.batch import Batch
 from frameloom.train.clipping import FadingLimit, SpikeGuard
 from frameloom.train.ema import EMA
@@ -163,7 +163,7 @@ class Stepper:
 
     def _run_pass(self, number: int, piece: Batch, num_samples: int, totals: dict[str, Tensor]) -> None:
         """Forward and backward; adds the loss and its parts to `totals`."""
-        fail_at("pass", step=number, rank=self.peers.rank, bucket=piece.bucket.name, samples=piece.size)
+        notify("pass", step=number, rank=self.peers.rank, bucket=piece.bucket.name, samples=piece.size)
         with self.autocast():
             losses_B, parts = self.task.losses(piece)
         # Divided by infinity, a filler takes part in all passes and leaves nothing.

@@ -10,8 +10,8 @@ from frameloom.checkpoint import background
 from frameloom.checkpoint.background import Saver
 from frameloom.checkpoint.store import Checkpoint, list_steps, load_checkpoint, load_latest, step_folder
 from frameloom.core.errors import CheckpointError
-from frameloom.core.faults import VARIABLE
 from frameloom.core.random import stream
+from tests.faults.injection import VARIABLE
 
 
 def make_checkpoint(step: int) -> Checkpoint:

@@ -19,8 +19,8 @@ from frameloom.checkpoint.store import (
     step_folder,
 )
 from frameloom.core.errors import CheckpointError
-from frameloom.core.faults import VARIABLE
 from frameloom.core.random import numpy_stream
+from tests.faults.injection import VARIABLE
 from tests.faults.kills import loads_as_made, make
 from tests.faults.runs import digests, metrics, wait_for_records
 

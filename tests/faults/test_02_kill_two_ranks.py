@@ -7,8 +7,8 @@ import json
 import pytest
 
 from frameloom.checkpoint.store import list_steps, load_checkpoint, load_latest, step_folder
-from frameloom.core.faults import VARIABLE
 from frameloom.core.random import numpy_stream
+from tests.faults.injection import VARIABLE
 from tests.faults.runs import digests, losses
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]

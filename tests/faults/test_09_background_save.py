@@ -10,7 +10,7 @@ import pytest
 from frameloom.checkpoint.background import Saver
 from frameloom.checkpoint.store import list_steps, load_checkpoint, step_folder
 from frameloom.core.errors import CheckpointError
-from frameloom.core.faults import VARIABLE
+from tests.faults.injection import VARIABLE
 from tests.faults.kills import is_same, make
 from tests.faults.runs import losses
 

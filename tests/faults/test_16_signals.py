@@ -9,7 +9,7 @@ import time
 import pytest
 
 from frameloom.checkpoint.store import list_steps
-from frameloom.core.faults import VARIABLE
+from tests.faults.injection import VARIABLE
 from tests.faults.runs import digests, metrics, wait_for_records
 
 pytestmark = pytest.mark.slow

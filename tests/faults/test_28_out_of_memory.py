@@ -10,7 +10,7 @@ import json
 import pytest
 
 from frameloom.checkpoint.store import load_latest
-from frameloom.core.faults import VARIABLE
+from tests.faults.injection import VARIABLE
 from tests.faults.runs import losses
 
 pytestmark = pytest.mark.slow

@@ -9,9 +9,9 @@ import time
 import pytest
 
 from frameloom.core.errors import RunError
-from frameloom.core.faults import VARIABLE
 from frameloom.train.parallel import pace
 from frameloom.train.restarts import MOST, count_restart
+from tests.faults.injection import VARIABLE
 from tests.faults.runs import digests, losses
 
 LIMIT_S = 8.0

@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
+from tests.faults.injection import install
 from tests.ports import free_ports
 
 ROOT = Path(__file__).parents[2]
@@ -200,6 +201,7 @@ def run_command(words: list[str]) -> None:
 
 
 def serve() -> None:
+    install()
     for name in WARM:
         importlib.import_module(name)
     print(json.dumps({"ready": True}), flush=True)

@@ -78,7 +78,7 @@ def is_sizes(case: ParityCase) -> bool:
 def run_sizes(case: ParityCase) -> list[ParityOutput]:
     """Sizes of latents; the published samplers also round those of clips that our autoencoder refuses."""
     with torch.device("meta"):
-        vae = build(HunyuanConfig())
+        vae = HunyuanVAE(HunyuanConfig())
     results = []
     for frames, height, width, expected in case.config[SIZES_KEY]:
         name, sides = f"{frames}x{height}x{width}", (height // vae.strides[1], width // vae.strides[2])

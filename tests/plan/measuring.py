@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -40,10 +39,6 @@ def count_flops(run: Callable[[], object]) -> int:
         aten._scaled_dot_product_flash_attention_for_cpu_backward: lambda *shapes, **_: sdpa_backward_flop_count(
             *shapes[:4]
         ),
-        torch.ops.frameloom.attend: lambda *shapes, **_: sdpa_flop_count(*shapes[:3]),
-        torch.ops.frameloom.attend_backward: lambda *shapes, **_: sdpa_backward_flop_count(*shapes[:4]),
-        torch.ops.frameloom.multiply_rows: lambda left, right, **_: 2 * math.prod(left) * right[1],
-        torch.ops.mkldnn._linear_pointwise: lambda rows, weight, *_, **__: 2 * math.prod(rows) * weight[0],
     }
     with FlopCounterMode(display=False, custom_mapping=entries) as counter:
         run()

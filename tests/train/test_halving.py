@@ -32,6 +32,7 @@ from frameloom.train.halving import (
 from frameloom.train.loop import Trainer
 from frameloom.train.run import train
 from frameloom.train.step import Stepper
+from tests.faults.injection import VARIABLE
 from tests.train.runs import losses, open_trainer
 
 BUCKET = Bucket(0, "64px", 9, "1:1", 64, 64, 5)
@@ -124,7 +125,7 @@ def test_only_lack_of_memory_is_a_misfit(error: Exception, is_short: bool) -> No
 
 def fail(monkeypatch: pytest.MonkeyPatch, *faults: dict[str, Any]) -> None:
     told = [{"point": "pass", "act": "memory", **fault} for fault in faults]
-    monkeypatch.setenv("FRAMELOOM_FAULTS", json.dumps(told))
+    monkeypatch.setenv(VARIABLE, json.dumps(told))
 
 
 def halvings(caplog: pytest.LogCaptureFixture) -> list[str]:
@@ -165,7 +166,7 @@ def test_a_halving_is_remembered_after_a_resume_and_forgotten_on_request(
 ) -> None:
     fail(monkeypatch, {"bucket": LONG, "samples_over": 2, "step": [1, 2, 3]})
     train(world.recipe("--train.steps", "4"))
-    monkeypatch.delenv("FRAMELOOM_FAULTS")
+    monkeypatch.delenv(VARIABLE)
     caplog.clear()
     with caplog.at_level(logging.WARNING):
         run = train(world.recipe("--train.steps", "5"))
@@ -203,7 +204,7 @@ def test_a_step_that_was_begun_anew_leaves_no_trace(world: Any, monkeypatch: pyt
         if name == "found out":
             fail(monkeypatch, {"bucket": LONG, "samples_over": 2})
         else:
-            monkeypatch.delenv("FRAMELOOM_FAULTS", raising=False)
+            monkeypatch.delenv(VARIABLE, raising=False)
         for batches, _ in trainer.feed.steps(0, 0, 1):
             trainer.take_step(batches)
             if trainer.step == 4:

@@ -19,6 +19,7 @@ from frameloom.train.optimizer import (
     clip_gradients,
     clip_within_step,
     load_optimizer_tensors,
+    measure_gradients,
     optimizer_tensors,
 )
 
@@ -88,10 +89,12 @@ def test_optimizer_is_fused_and_says_so_when_it_cannot_be(monkeypatch, caplog):
     model = make_model()
     assert make_optimizer(model).param_groups[0]["fused"]
 
-    def refuse(params, **options):
-        raise RuntimeError("no fused kernel on this device")
+    def without_fused_kernel(params, **options):
+        if options.get("fused"):
+            raise RuntimeError("no fused kernel on this device")
+        return AdamW(params, **options)
 
-    monkeypatch.setattr(optimizer_kinds, "LeanAdamW", refuse)
+    monkeypatch.setattr(optimizer_kinds, "AdamW", without_fused_kernel)
     with caplog.at_level(logging.WARNING, logger="frameloom"):
         plain = make_optimizer(model)
     assert "no fused kernel" in caplog.text
@@ -268,3 +271,42 @@ def _train_clipped(clip: Callable[[torch.optim.Optimizer, nn.Module], object]) -
         optimizer.step()
         optimizer.zero_grad()
     return model.weight.detach()
+
+
+def measure(grads: list[torch.Tensor]) -> torch.Tensor:
+    params = [nn.Parameter(torch.empty_like(grad)) for grad in grads]
+    for param, grad in zip(params, grads, strict=True):
+        param.grad = grad
+    return measure_gradients(params)
+
+
+def norm_in_doubles(grads: list[torch.Tensor]) -> float:
+    return torch.cat([grad.flatten() for grad in grads]).double().norm().item()
+
+
+def test_norm_of_a_large_gradient_is_that_of_doubles() -> None:
+    """Added up one by one in float32, four million squares are off by nearly one in ten thousand."""
+    grads = [
+        torch.randn(2048, 2048, generator=stream(0, "gradient")),
+        torch.randn(2048, generator=stream(1, "gradient")),
+    ]
+    assert measure(grads).item() == pytest.approx(norm_in_doubles(grads), rel=2e-5)
+
+
+def test_every_number_of_a_gradient_counts_whatever_its_tensor_looks_like() -> None:
+    """Odd lengths, several pieces, strides, single numbers and tensors without any."""
+    draw = stream(0, "gradient")
+    for shape in ((1,), (0,), (7,), (3, 5, 11), (301, 173), (1 << 19,)):
+        grads = [torch.zeros(shape), torch.randn(40, 30, generator=draw).t(), torch.randn(9, generator=draw)[::2]]
+        for place in {0, grads[0].numel() // 2, grads[0].numel() - 1} - {-1}:
+            grads[0].flatten()[place : place + 1] = 100.0
+            found = measure(grads)
+            assert found.dtype == torch.float32 and found.shape == ()
+            assert found.item() == pytest.approx(norm_in_doubles(grads), rel=1e-6)
+
+
+def test_parameters_without_gradients_have_no_norm() -> None:
+    layer = nn.Linear(6, 4)
+    assert measure_gradients(layer.parameters()).item() == 0
+    layer.bias.grad = torch.tensor([0.0, 3.0, 0.0, 4.0])
+    assert measure_gradients(layer.parameters()).item() == 5

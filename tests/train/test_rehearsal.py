@@ -17,6 +17,7 @@ from frameloom.train.caching import write_caches
 from frameloom.train.loop import Trainer
 from frameloom.train.rehearsal import is_wanted, rehearse
 from frameloom.train.run import train
+from tests.faults.injection import VARIABLE
 from tests.train.runs import open_trainer
 
 LONG = "64px 9f 3:2"
@@ -25,7 +26,7 @@ WANTED = ("--train.rehearse", "true")
 
 def fail(monkeypatch: pytest.MonkeyPatch, *faults: dict[str, Any]) -> None:
     told = [{"point": "pass", "act": "memory", **fault} for fault in faults]
-    monkeypatch.setenv("FRAMELOOM_FAULTS", json.dumps(told))
+    monkeypatch.setenv(VARIABLE, json.dumps(told))
 
 
 def rehearsed(caplog: pytest.LogCaptureFixture) -> list[str]:

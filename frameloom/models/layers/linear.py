@@ -84,13 +84,13 @@ def _(x: Tensor, weight_MK: Tensor, bias_M: Tensor | None) -> Tensor:
 
 def _keep(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor | None], output: Tensor) -> None:
     x, weight_MK, _ = inputs
-    needs_x, needs_weight, _ = ctx.needs_input_grad
+    needs_x, needs_weight, *_ = ctx.needs_input_grad
     ctx.save_for_backward(x if needs_weight else None, weight_MK if needs_x else None)
 
 
 def _find_gradients(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     x, weight_MK = ctx.saved_tensors
-    needs_x, needs_weight, needs_bias = ctx.needs_input_grad
+    needs_x, needs_weight, needs_bias, *_ = ctx.needs_input_grad
     grad_NM = grad.flatten(0, -2)
     return (
         _multiply(grad, weight_MK.t(), None) if needs_x else None,

@@ -22,7 +22,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from frameloom.core.errors import ConfigError
 from frameloom.core.random import stream
 from frameloom.models.denoisers.conditions import NOTHING, Conditions
-from frameloom.models.layers import attention, native
+from frameloom.models.layers import attention
 from frameloom.models.layers.dropout import DropoutSeeds
 from frameloom.models.registry import get_denoiser
 from frameloom.models.spec import DenoiserSpec
@@ -284,7 +284,6 @@ class DenoiserContract:
             return real(*args, **options)
 
         model = self.build_awake()
-        monkeypatch.setattr(native, "_HAS_PRODUCTS", False)  # our own is not called by that name
         monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", watch)
         with torch.no_grad():
             self.denoise(model, *self.make_inputs())

@@ -22,7 +22,6 @@ from frameloom.models.denoisers.latte.model import LatteT2V, build
 from frameloom.models.denoisers.latte.positions import frame_table, picture_table, turn_table
 from frameloom.models.denoisers.latte.weights import detect_layout, export_original, load_original
 from frameloom.models.denoisers.sequence import use_sequence_group
-from frameloom.models.layers import native
 from frameloom.models.layers.dropout import DropoutSeeds, KeyedDropout
 from frameloom.models.registry import get_denoiser
 from frameloom.models.text.base import TextStates
@@ -292,9 +291,7 @@ def test_a_table_made_while_sampling_serves_training(config: LatteConfig) -> Non
 
 
 @pytest.mark.parametrize("config", [SMALL, ROPE, COMPRESSED])
-def test_blocks_compile_without_graph_breaks(config: LatteConfig, monkeypatch: pytest.MonkeyPatch) -> None:
-    for kind in ("_HAS_PRODUCTS", "_HAS_PASSES"):  # for GELU, and for attention with masks, a compiler takes torch's
-        monkeypatch.setattr(native, kind, False)
+def test_blocks_compile_without_graph_breaks(config: LatteConfig) -> None:
     model = build_awake(replace(config, num_layers=1))
     noisy, timestep = draw("joint", 1, 4, 4, 4, 4), torch.tensor([0.5])
     text, given = make_text("text", 1), Conditions(cells_BFHW=torch.ones(1, 4, 4, 4), image_text=make_text("image", 1))

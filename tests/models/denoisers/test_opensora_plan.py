@@ -17,7 +17,6 @@ from frameloom.models.denoisers.conditions import NOTHING, Conditions
 from frameloom.models.denoisers.opensora_plan.config import SIZES, OpenSoraPlanConfig
 from frameloom.models.denoisers.opensora_plan.model import OpenSoraT2V, build
 from frameloom.models.denoisers.opensora_plan.positions import pool_cells, turn_table
-from frameloom.models.layers import native
 from frameloom.models.layers.rope import rotate
 from frameloom.models.registry import get_denoiser
 from frameloom.models.text.base import TextStates
@@ -277,9 +276,7 @@ def test_a_table_made_while_sampling_serves_training() -> None:
 
 
 @pytest.mark.parametrize("layer", [0, 2, 3], ids=["full", "single", "group"])
-def test_blocks_compile_without_a_break(layer: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    for kind in ("_HAS_PRODUCTS", "_HAS_PASSES"):  # for GELU, and for attention with masks, a compiler takes torch's
-        monkeypatch.setattr(native, kind, False)
+def test_blocks_compile_without_a_break(layer: int) -> None:
     model = build_awake(SMALL)
     block = model.transformer_blocks[layer]
     x, text, modulation = draw(2, 18, 24), draw(2, 5, 24), draw(2, 6, 24)

@@ -2,43 +2,49 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
-from torch.utils._python_dispatch import TorchDispatchMode
 
+from frameloom.core import process_settings
 from frameloom.core.random import stream
 from frameloom.models.layers import linear as module
-from frameloom.models.layers import native
-from frameloom.models.layers.linear import Linear, linear, multiply_rows
+from frameloom.models.layers.linear import PRODUCTS, Linear, choose_product, linear, use_product
 
 WIDTH, MADE = 48, 80
 
 
-class Seen(TorchDispatchMode):
+class Seen(profile):
     """Counts products of oneDNN."""
 
     def __init__(self) -> None:
-        super().__init__()
-        self.count = 0
+        super().__init__(activities=[ProfilerActivity.CPU])
 
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
-        self.count += func is torch.ops.mkldnn._linear_pointwise.default
-        return func(*args, **(kwargs or {}))
+    @property
+    def count(self) -> int:
+        return sum(event.name == "mkldnn::_linear_pointwise" for event in self.events() or [])
 
 
 def draw(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(shape, generator=stream(seed, "test linear"))
 
 
+@pytest.fixture(autouse=True)
+def own_choice() -> Iterator[None]:
+    """Whatever a test chooses is over with it."""
+    yield
+    use_product(choose_product())
+
+
 @pytest.fixture
 def wants_onednn(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever the processor, and for small products, too."""
-    monkeypatch.setattr(module, "_WANTS_ONEDNN", True)
+    use_product("onednn")
     monkeypatch.setattr(module, "_LEAST_WORK", 1)
-    monkeypatch.setattr(native, "_HAS_PRODUCTS", True)
 
 
 def list_weights() -> dict[str, Tensor]:
@@ -65,7 +71,7 @@ def test_numbers_and_gradients_are_those_of_the_formula(wants_onednn: None, kind
     with Seen() as seen:
         made = linear(*ours)
         found = [made, *torch.autograd.grad(made, ours, push)]
-    assert seen.count == 2
+    assert seen.count == 3
     expected = F.linear(*exact)
     for one, other in zip(found, [expected, *torch.autograd.grad(expected, exact, push.double())], strict=True):
         assert one.shape == other.shape and (one - other).abs().max() <= 2e-6 * other.abs().max()
@@ -85,51 +91,60 @@ def test_what_is_frozen_gets_no_gradient(wants_onednn: None) -> None:
     assert seen.count == 1 and not made.requires_grad
 
 
-@pytest.mark.skipif(native.load_kernels() is None, reason="no C++ compiler here")
-@pytest.mark.parametrize("num_rows", [1, 9, 1152, 1153, 2500])
-@pytest.mark.parametrize(("height", "width"), [(1, 1), (12, 32), (11, 31), (13, 33), (200, 130), (97, 300)])
-def test_the_gradient_of_a_weight_is_that_of_the_formula(
-    wants_onednn: None, num_rows: int, height: int, width: int
-) -> None:
-    # Columns of a larger tensor, and rows that lie another way.
-    x, push = draw(num_rows, 2 * width)[:, width:], draw(height, num_rows, seed=2).t()
-    found = multiply_rows(push, x)
-    expected = push.double().t() @ x.double()
-    # A gradient that lies otherwise than its weight would be copied before it is added up.
-    assert found.is_contiguous()
-    assert (found - expected).abs().max() <= 4e-6 * expected.abs().max()
-    before = torch.get_num_threads()
-    try:
-        for threads in (1, 3):
-            torch.set_num_threads(threads)
-            assert torch.equal(multiply_rows(push.contiguous(), x.contiguous()), found)
-    finally:
-        torch.set_num_threads(before)
-
-
 def test_other_numbers_are_multiplied_by_torch(wants_onednn: None) -> None:
     layer, x = Linear(WIDTH, MADE), draw(5, WIDTH)
     with Seen() as seen:
         layer(x)
-        assert seen.count == 1
+    assert seen.count == 1
+    with Seen() as seen:
         assert layer.double()(x.double()).dtype == torch.float64
         layer.float()
         with torch.autocast("cpu", torch.bfloat16):
             assert layer(x).dtype == torch.bfloat16
         layer.to("meta")(x.to("meta"))
-    assert seen.count == 1
+    assert seen.count == 0
 
 
-def test_small_products_and_other_processors_are_left_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_small_products_and_the_choice_of_torch_equal_torch_to_the_bit() -> None:
     layer, large, small = Linear(1024, 256), draw(512, 1024), draw(511, 1024)
-    monkeypatch.setattr(module, "_WANTS_ONEDNN", True)
+    use_product("onednn")
     with Seen() as seen:
         layer(large)
-        assert seen.count == 1
-        assert torch.equal(layer(small), F.linear(small, layer.weight, layer.bias))
-        monkeypatch.setattr(module, "_WANTS_ONEDNN", False)
-        assert torch.equal(layer(large), F.linear(large, layer.weight, layer.bias))
     assert seen.count == 1
+    with Seen() as seen:
+        assert torch.equal(layer(small), F.linear(small, layer.weight, layer.bias))
+        use_product("torch")
+        assert torch.equal(layer(large), F.linear(large, layer.weight, layer.bias))
+    assert seen.count == 0
+
+
+def test_a_product_that_the_table_has_not_is_refused() -> None:
+    with pytest.raises(KeyError):
+        use_product("fast")
+    assert set(PRODUCTS) == {"torch", "onednn"}
+
+
+@pytest.mark.parametrize(
+    ("vendor", "flags", "limit", "expected"),
+    [
+        ("AuthenticAMD", {"avx2", "avx512f"}, None, "onednn"),
+        ("AuthenticAMD", {"avx2", "avx512f"}, "AVX2", "torch"),  # oneDNN may not use it either
+        ("AuthenticAMD", {"avx2"}, None, "torch"),
+        ("GenuineIntel", {"avx2", "avx512f"}, None, "torch"),
+        (None, {"avx512f"}, None, "torch"),  # no x86: nothing is known of its maker
+    ],
+)
+def test_onednn_is_for_processors_on_which_only_it_uses_avx512(
+    monkeypatch: pytest.MonkeyPatch, vendor: str | None, flags: set[str], limit: str | None, expected: str
+) -> None:
+    lines = {"vendor_id": frozenset({"vendor_id", ":", vendor} if vendor else ()), "flags": frozenset(flags)}
+    for owner in (module, process_settings):
+        monkeypatch.setattr(owner, "read_cpuinfo", lines.__getitem__)
+    monkeypatch.setenv(process_settings.ISA_LIMIT, limit or "")
+    if limit is None:
+        monkeypatch.delenv(process_settings.ISA_LIMIT)
+    assert choose_product() == expected
+    monkeypatch.undo()
 
 
 def test_compiled_code_multiplies_with_it_too(wants_onednn: None, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -140,10 +155,10 @@ def test_compiled_code_multiplies_with_it_too(wants_onednn: None, monkeypatch: p
     for num_rows in (5, 9):
         x = draw(2, num_rows, WIDTH).requires_grad_()
         inputs = [x, layer.weight, layer.bias]
-        with profile(activities=[ProfilerActivity.CPU]) as seen:
+        with Seen() as seen:
             made = [step(x) for step in compiled]
             found = torch.autograd.grad(made[0].square().sum(), inputs)
-        assert sum(event.name == "mkldnn::_linear_pointwise" for event in seen.events()) == 2
+        assert seen.count == 3
         assert torch.equal(made[0], layer(x))
         for one, other in zip(found, torch.autograd.grad(layer(x).square().sum(), inputs), strict=True):
             assert torch.equal(one, other)

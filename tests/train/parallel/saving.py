@@ -19,9 +19,9 @@ from frameloom.checkpoint.background import Saver
 from frameloom.checkpoint.store import Checkpoint, find_latest, list_steps
 from frameloom.checkpoint.stored import read_own
 from frameloom.core.errors import FrameloomError
-from frameloom.core.faults import VARIABLE
 from frameloom.core.random import stream
 from frameloom.distributed.context import ProcessGroupCollective
+from tests.faults.injection import VARIABLE
 
 SHAPES = {"weight": (7, 300), "row": (1, 40), "bias": (5,), "scale": (), "empty": (0, 4), "table": (50, 60)}
 Tensors = dict[str, dict[str, Tensor]]

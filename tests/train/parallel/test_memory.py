@@ -9,6 +9,7 @@ import pytest
 
 from frameloom.checkpoint.store import load_latest
 from frameloom.train.halving import NOTES, read_notes
+from tests.faults.injection import VARIABLE
 from tests.train.parallel.jobs import Jobs
 from tests.train.parallel.settings import write_recipe
 
@@ -37,7 +38,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory, shared_world: Path) -> Jobs:
     whole("known", 2, "known", "--parallel.zero", "3")
     whole("together", 2, "together", "--parallel.zero", "3")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("FRAMELOOM_FAULTS", json.dumps([FAULT]))
+        patch.setenv(VARIABLE, json.dumps([FAULT]))
         assert jobs.run() == [0, 0], jobs.errors() + jobs.errors(1)
     return jobs
 

@@ -34,6 +34,7 @@ from frameloom.train.parallel import encoders
 from frameloom.train.parallel import peers as run_peers
 from frameloom.train.run import train
 from frameloom.train.run_folder import RunFolder
+from tests.faults.injection import install
 from tests.train.parallel.saving import run_saving
 
 # The text encoder is frozen, and the largest part of a tiny run's start.
@@ -42,6 +43,7 @@ KEEP_TEXT: dict[str, Any] = {}
 
 def main(jobs_file: Path, number: int) -> None:
     torch.set_num_threads(1)
+    install()
     logging.getLogger("frameloom").addHandler(logging.NullHandler())
     keep_text_encoders()
     for job in json.loads(jobs_file.read_text()):
