@@ -95,8 +95,6 @@ class DDPMObjective:
     snr_shift: float = 1.0
     spacing: Spacing = "trailing"
     motion_share: float = 0.0
-    # float32 is what published models were trained with; CogVideoX's own sampler computes its schedule in float64.
-    double_precision: bool = False
     # The level that a sampling step goes to: that of the next visited index, or ("even") the one that lies
     # num_train_timesteps // num_steps below, as diffusers' DDIM has it. They differ unless spacing is "trailing" and
     # the number of steps divides that of the levels.
@@ -112,7 +110,8 @@ class DDPMObjective:
 
     def __post_init__(self) -> None:
         self._refuse_mistakes()
-        dtype = torch.float64 if self.double_precision or self.snr_shift != 1 else torch.float32
+        # Published models were trained with float32; CogVideoX's own sampler, which shifts, computes in float64.
+        dtype = torch.float64 if self.snr_shift != 1 else torch.float32
         betas_T = make_betas(self.beta_schedule, self.beta_start, self.beta_end, self.num_train_timesteps, dtype)
         alpha_bar_T = shift_snr(torch.cumprod(1 - betas_T, dim=0), self.snr_shift)
         if self.zero_terminal_snr:

@@ -15,7 +15,6 @@ import torch
 from torch import Tensor, nn
 
 from frameloom.config.sampling_settings import SampleSection
-from frameloom.diffusion.published import read_scheduler
 from frameloom.generate.conditions import Prepared, prepare
 from frameloom.generate.given import Given
 from frameloom.generate.parts import LoadedDenoiser
@@ -35,6 +34,7 @@ from frameloom.models.vaes.cogvideox.model import CogVideoXVAE
 from frameloom.models.vaes.cogvideox.weights import load_original as load_vae
 from tests.parity.cases import ParityCase, ParityOutput, Runner, pair_outputs, read_beside
 from tests.parity.cogvideox_fun_transformer import name_rotary
+from tests.parity.noise_schedules import read_sampler
 from tests.parity.sampling import compare_frames, make_sampler, make_text, sample_latents
 
 CHANNEL_TOLERANCE = 1e-5
@@ -170,8 +170,7 @@ def _sample(
 ) -> tuple[dict[str, Tensor], list[ParityOutput]]:
     """Latents and frames of a guided run, and what went into and came out of the first call of the transformer."""
     config, noise_BCFHW = case.config, case.inputs["start_latents"].transpose(1, 2)
-    # As published, only CogVideoX's own sampler knows the shift of the schedule.
-    objective = read_scheduler(config["scheduler"], shifts_snr=sampler == "ddim_cog")
+    objective = read_sampler(config["scheduler"], sampler)
     settings = SampleSection(steps=config["num_inference_steps"], guidance=config["guidance_scale"], keep="none")
     loop = make_sampler(denoiser, vae, objective, settings)
     text, negative = (make_text(case.inputs[name]) for name in ("prompt_embeds", "negative_prompt_embeds"))
