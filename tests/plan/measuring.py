@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -39,6 +40,7 @@ def count_flops(run: Callable[[], object]) -> int:
         aten._scaled_dot_product_flash_attention_for_cpu_backward: lambda *shapes, **_: sdpa_backward_flop_count(
             *shapes[:4]
         ),
+        torch.ops.frameloom.linear: lambda rows, weight, *_, **__: 2 * math.prod(rows) * weight[0],
     }
     with FlopCounterMode(display=False, custom_mapping=entries) as counter:
         run()

@@ -66,14 +66,19 @@ def gelu(x: Tensor) -> Tensor:
 
 
 def are_plain(x: Tensor, *layers: nn.Module) -> bool:
-    """Whether float32 numbers on the CPU go through linear layers without adapters, outside of compiled code.
+    """Whether float32 numbers on the CPU go through linear layers without adapters or hooks, outside of compiled code.
 
     Runs there have used the sigmoid form of GELU and, in single blocks, separate products from their beginning. These
     round otherwise than torch's GELU and one joint product, so a run resumes to the bit only with the same forms.
     """
     is_host = x.device.type == "cpu" and x.dtype == torch.float32 and not torch.is_autocast_enabled("cpu")
     is_eager = type(x) is Tensor and not torch.compiler.is_compiling()
-    return is_host and is_eager and all(type(layer) is Linear for layer in layers)
+    return is_host and is_eager and all(map(_is_bare, layers))
+
+
+def _is_bare(layer: nn.Module) -> bool:
+    """Hooks expect the layer to be called, which separate products do not do."""
+    return type(layer) is Linear and not layer._forward_hooks and not layer._forward_pre_hooks
 
 
 def sigmoid_gelu(x: Tensor) -> Tensor:

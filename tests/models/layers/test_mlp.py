@@ -127,6 +127,9 @@ def test_the_sigmoid_form_is_for_plain_layers_on_plain_numbers() -> None:
     assert not torch.equal(by_sigmoid, by_torch) and torch.allclose(by_sigmoid, by_torch, atol=1e-5)
     assert torch.equal(run_mlp(x, up, down), by_sigmoid)
     assert torch.equal(run_mlp(x, wrapped, down), by_torch)
+    hook = up.register_forward_hook(lambda *_: None)
+    assert not are_plain(x, up) and torch.equal(run_mlp(x, up, down), by_torch)
+    hook.remove()
     assert not are_plain(x.double(), down) and not are_plain(x.to("meta"), down) and are_plain(x, down)
     with torch.autocast("cpu", torch.bfloat16):
         assert not are_plain(x, down) and run_mlp(x, up, down).dtype == torch.bfloat16
