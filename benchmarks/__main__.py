@@ -16,7 +16,7 @@ from benchmarks.topics import TOPICS, choose_effort, measure_apart
 from frameloom.cli.outputs import check_output_file, check_output_folder
 from frameloom.core.errors import ConfigError, FrameloomError
 from frameloom.core.files import write_text
-from frameloom.core.log import set_up_logging
+from frameloom.core.logging import set_up_logging
 
 
 def bench(

@@ -22,21 +22,22 @@ from torch import Tensor
 
 from benchmarks.harness import Effort, Row, Side, Work, attempt, compare_times, take_turns
 from benchmarks.step import open_trainer, our_step, prepare_demo
+from frameloom.builders.data import build_clip_reader, build_policy, read_manifest
+from frameloom.builders.vae import build_vae
 from frameloom.checkpoint.model_folder import write_model_folder
-from frameloom.config.load import load_recipe
-from frameloom.config.schema import Recipe
+from frameloom.config.loading.recipe import load_recipe
+from frameloom.config.schema.recipe import Recipe
 from frameloom.core.random import numpy_stream
-from frameloom.data.batch import BatchRequest
-from frameloom.data.buckets import Bucket, possible_buckets
-from frameloom.data.cache import LatentCache, latent_stack
-from frameloom.data.cache_folder import CacheFolder
-from frameloom.data.cache_keys import LATENT_COLUMNS, LATENT_KEY
-from frameloom.data.reader import LatentSource
-from frameloom.data.shapes_set import write_shapes
-from frameloom.data.shards import Group
-from frameloom.generate.parts import build_vae, to_unit_range
-from frameloom.train.caching import CacheJob, open_latent_cache, write_caches
-from frameloom.train.data_parts import build_clip_reader, build_policy, read_manifest
+from frameloom.data.buckets.policy import Bucket, possible_buckets
+from frameloom.data.cache.cache import LatentCache, latent_stack
+from frameloom.data.cache.folder import CacheFolder
+from frameloom.data.cache.keys import LATENT_COLUMNS, LATENT_KEY
+from frameloom.data.cache.shards import Group
+from frameloom.data.loading.batch import BatchRequest
+from frameloom.data.loading.reader import LatentSource
+from frameloom.data.media.transforms import to_unit_range
+from frameloom.demo.shapes_set import write_shapes
+from frameloom.training.caching import CacheJob, open_latent_cache, write_caches
 
 _BATCH = 16
 _GROUP = 1024

@@ -50,7 +50,7 @@ def _measure(size: int, sizes: tuple[int, ...], effort: Effort) -> Row:
 
 def simulate_quietly(scenario: Scenario) -> Report:
     """A damaged checkpoint is part of the exercise, not news."""
-    store = logging.getLogger("frameloom.checkpoint.store")
+    store = logging.getLogger("frameloom.checkpoint.writer")
     level = store.level
     store.setLevel(logging.ERROR)
     try:

@@ -23,11 +23,11 @@ from torch import Tensor
 from benchmarks.harness import Effort, Row, Work, attempt, compare_times, load_peer, take_turns
 from frameloom.core.errors import DataError
 from frameloom.core.random import numpy_stream
-from frameloom.data.decode import DecodeWork, open_video, probe_clip, read_clip
-from frameloom.data.frames import cover
-from frameloom.data.media import write_video
-from frameloom.data.probe import probe_header
-from frameloom.data.transforms import resize_and_cut
+from frameloom.data.media.decode import DecodeWork, open_video, probe_clip, read_clip
+from frameloom.data.media.frames import cover
+from frameloom.data.media.probe import probe_header
+from frameloom.data.media.transforms import resize_and_cut
+from frameloom.data.media.writing import write_video
 
 # A usual request: 33 frames at the 256px size of 16:9, somewhere in a clip of a few seconds.
 FRAMES, HEIGHT, WIDTH = 33, 192, 336

@@ -32,12 +32,12 @@ from benchmarks.decode import (
 )
 from benchmarks.harness import Effort, Row, Side, attempt, compare_rates, load_peer, take_turns
 from frameloom.core.random import numpy_stream
-from frameloom.data.batch import BatchRequest
-from frameloom.data.buckets import Bucket
-from frameloom.data.loader import read_requests
-from frameloom.data.manifest import Manifest, write_manifest
-from frameloom.data.policies.grid_parser import parse_grid
-from frameloom.data.reader import ClipReader, ReadSettings
+from frameloom.data.buckets.grid import parse_grid
+from frameloom.data.buckets.policy import Bucket
+from frameloom.data.loading.batch import BatchRequest
+from frameloom.data.loading.loader import read_requests
+from frameloom.data.loading.reader import ClipReader, ReadSettings
+from frameloom.data.manifest.manifest import Manifest, write_manifest
 
 _BATCH, _WORKERS, _FILES = 2, 2, 4
 
@@ -162,7 +162,7 @@ def _with_torchdata(paths: list[Path]) -> _Rounds:
 
 
 def _with(loader: Any, paths: list[Path], read: Read) -> _Rounds:
-    from frameloom.data.decode import probe_clip
+    from frameloom.data.media.decode import probe_clip
 
     clips = ClipSet(paths, read, probe_clip(paths[0]).frames)
     # New processes rather than forked ones: this process has threads.

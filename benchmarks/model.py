@@ -46,9 +46,9 @@ from frameloom.core.random import stream
 from frameloom.models.registry import get_denoiser
 from frameloom.models.spec import DenoiserSpec
 from frameloom.models.text.base import TextStates
-from frameloom.plan.costs import TextShape, measure_costs
-from frameloom.train.compiling import compile_blocks
-from frameloom.train.optimizer import build_optimizer, clip_within_step
+from frameloom.planner.costs import TextShape, measure_costs
+from frameloom.training.memory.recompute import compile_blocks
+from frameloom.training.optim.optimizer import build_optimizer, clip_within_step
 
 _TEXT = TextShape(tokens=32, width=384, pooled_width=384)
 _CHANNELS = 4
@@ -304,7 +304,7 @@ def find_gap(family: DenoiserSpec, model: nn.Module, peer: Peer, inputs: Inputs)
 
 
 def our_step(family: DenoiserSpec, model: nn.Module, inputs: Inputs) -> Work:
-    """As `train/step.py` takes one, on tensors at hand."""
+    """As `training/step.py` takes one, on tensors at hand."""
     optimizer = build_optimizer(model.named_parameters(), lr=_LR)
     model.train()
 

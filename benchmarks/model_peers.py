@@ -77,7 +77,7 @@ def _build_flux(model: nn.Module) -> Peer:
 
 
 def _build_cogvideox(model: nn.Module) -> Peer:
-    from frameloom.models.denoisers.cogvideox_fun.positions import find_grid, turn_table
+    from frameloom.models.denoisers.cogvideox_fun.model import find_grid, turn_table
     from frameloom.models.denoisers.cogvideox_fun.weights import export_original
 
     name, values = _describe("cogvideox_fun", model.config)

@@ -22,18 +22,17 @@ from torch import Tensor
 
 from benchmarks.harness import Effort, Row, Work, compare_numbers, compare_times, take_turns
 from benchmarks.step import open_trainer, plain_step, prepare_demo
-from frameloom.config.objective_settings import ObjectiveSection
+from frameloom.builders.objective import build_objective
+from frameloom.config.schema.objective import ObjectiveSection
 from frameloom.core.random import stream
-from frameloom.data.batch import Batch
-from frameloom.diffusion.end_masks import draw_end_mask
+from frameloom.data.loading.batch import Batch
+from frameloom.diffusion.frame_masks import draw_end_mask
 from frameloom.diffusion.mask_kinds import END_SHARES
-from frameloom.diffusion.masks import StreamDice, draw_frame_mask, draw_region_mask
-from frameloom.generate.parts import build_objective
-from frameloom.train.denoiser import DenoiserTask
-from frameloom.train.draws import draw_normal
-from frameloom.train.loop import Trainer
-from frameloom.train.noising import finish_noise
-from frameloom.train.step import Stepper
+from frameloom.diffusion.region_masks import StreamDice, draw_frame_mask, draw_region_mask
+from frameloom.training.loop import Trainer
+from frameloom.training.step import Stepper
+from frameloom.training.tasks.denoiser import DenoiserTask
+from frameloom.training.tasks.noising import draw_normal, finish_noise
 
 EVERYTHING: dict[str, Any] = {
     "kind": "v",

@@ -23,9 +23,9 @@ from torch import Tensor, nn
 from benchmarks.harness import Work
 from frameloom.core.random import stream
 from frameloom.models.denoisers.opensora_plan.config import OpenSoraPlanConfig
-from frameloom.plan.costs import put_weights
-from frameloom.plan.ghosts import GhostMode
-from frameloom.plan.tracker import tally_passes
+from frameloom.planner.costs import put_weights
+from frameloom.planner.shape_tensors import GhostMode
+from frameloom.planner.tracker import tally_passes
 
 _FILLED = -9_980.0
 _BARE_PARAMETERS = 30e6

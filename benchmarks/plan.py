@@ -28,11 +28,10 @@ from numpy.typing import NDArray
 
 from benchmarks.harness import Effort, MissingPeer, Row, attempt, compare_numbers, load_peer
 from frameloom.core.random import numpy_stream
-from frameloom.data.buckets import assign
-from frameloom.data.manifest import Manifest
-from frameloom.data.plan import ALIKE, BatchPlan, plan_epoch
-from frameloom.data.policies.grid import GridPolicy
-from frameloom.data.policies.grid_parser import parse_grid
+from frameloom.data.buckets.grid import GridPolicy, parse_grid
+from frameloom.data.buckets.policy import assign
+from frameloom.data.manifest.manifest import Manifest
+from frameloom.data.order.plan import ALIKE, BatchPlan, plan_epoch
 
 NUM_ROWS = 10_000_000
 PLAIN_ROWS = 50_000

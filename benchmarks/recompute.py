@@ -21,8 +21,8 @@ from benchmarks.harness import (
     take_turns,
 )
 from benchmarks.model import Case, build_model, draw_inputs, list_cases
-from frameloom.config.block_settings import RecomputeSection
-from frameloom.train.recompute import apply_recompute
+from frameloom.config.schema.training import RecomputeSection
+from frameloom.training.memory.recompute import apply_recompute
 
 _FAMILIES = ("opensora2", "cogvideox_fun")
 _SETTINGS: dict[str, RecomputeSection | bool] = {

@@ -16,14 +16,15 @@ from torch import Tensor
 from benchmarks.harness import Effort, Elsewhere, Row, Work, attempt, compare_rates, load_peer, take_turns
 from benchmarks.model import Case, Inputs, build_model, draw_inputs, list_cases
 from benchmarks.model_peers import Peer, build_peer
-from frameloom.config.objective_settings import ObjectiveSection
-from frameloom.config.sampling_settings import SampleSection
+from frameloom.builders.denoiser import LoadedDenoiser
+from frameloom.builders.objective import build_objective
+from frameloom.config.schema.objective import ObjectiveSection
+from frameloom.config.schema.sampling import SampleSection
 from frameloom.core.random import stream
 from frameloom.diffusion.samplers import run_sampler
-from frameloom.generate.conditions import Prepared
-from frameloom.generate.guidance import GuidedDenoiser
-from frameloom.generate.parts import LoadedDenoiser, build_objective
 from frameloom.models.text.base import TextStates
+from frameloom.sampling.conditions import Prepared
+from frameloom.sampling.guidance import GuidedDenoiser
 
 _STEPS, _GUIDANCE = 20, 4.0
 

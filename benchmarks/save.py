@@ -17,9 +17,9 @@ from torch import Tensor, nn
 
 from benchmarks.harness import Effort, Row, Side, Work, attempt, compare_times, load_peer, take_turns
 from benchmarks.model import build_model, list_cases
-from frameloom.checkpoint.background import Saver
-from frameloom.checkpoint.store import Checkpoint, load_latest
-from frameloom.train.optimizer import (
+from frameloom.checkpoint.async_saving import Saver
+from frameloom.checkpoint.reader import Checkpoint, load_latest
+from frameloom.training.optim.optimizer import (
     allocate_state,
     build_optimizer,
     load_optimizer_tensors,

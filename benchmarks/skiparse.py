@@ -15,9 +15,8 @@ from torch import Tensor
 from benchmarks.harness import Effort, Row, Work, attempt, compare_times, median_ratio, take_turns
 from frameloom.core.random import stream
 from frameloom.models.denoisers.opensora_plan.config import SIZES
-from frameloom.models.denoisers.opensora_plan.positions import NUM_AXES, turn_table
-from frameloom.models.denoisers.opensora_plan.skiparse import SkiparseAttention
-from frameloom.models.layers.attention import RotaryAttention
+from frameloom.models.denoisers.opensora_plan.skiparse import NUM_AXES, SkiparseAttention, turn_table
+from frameloom.models.layers.attention.attention import RotaryAttention
 
 GRIDS = ((4, 16, 16), (8, 16, 24), (8, 24, 32))
 NUM_HEADS = 4

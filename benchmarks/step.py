@@ -23,16 +23,16 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from benchmarks.harness import Effort, Row, Times, Work, attempt, compare_times, load_peer, take_turns
+from frameloom.builders.vae import build_vae
 from frameloom.checkpoint.model_folder import write_model_folder
-from frameloom.config.load import load_recipe
-from frameloom.config.schema import Recipe
-from frameloom.data.shapes_set import write_shapes
-from frameloom.generate.parts import build_vae
-from frameloom.train.build import build_trainer
-from frameloom.train.caching import write_caches
-from frameloom.train.denoiser import DenoiserTask
-from frameloom.train.loop import Trainer
-from frameloom.train.run_folder import RunFolder
+from frameloom.config.loading.recipe import load_recipe
+from frameloom.config.schema.recipe import Recipe
+from frameloom.demo.shapes_set import write_shapes
+from frameloom.training.build import build_trainer
+from frameloom.training.caching import write_caches
+from frameloom.training.loop import Trainer
+from frameloom.training.run.folder import RunFolder
+from frameloom.training.tasks.denoiser import DenoiserTask
 
 _BUILDS = 4
 """trainers built one after the other: where tensors happen to lie in memory alone moves a step by a percent"""

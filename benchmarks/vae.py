@@ -26,9 +26,9 @@ from benchmarks.harness import (
     measure_peak_bytes,
     take_turns,
 )
-from frameloom.config.schema import VAESection
+from frameloom.builders.vae import build_vae
+from frameloom.config.schema.recipe import VAESection
 from frameloom.core.random import stream
-from frameloom.generate.parts import build_vae
 from frameloom.models.registry import get_vae
 from frameloom.models.vaes.base import VideoVAE
 from frameloom.models.vaes.wfvae.model import WFVAE

@@ -1,3 +1,5 @@
 """Frameloom: one training system for open image and video diffusion models."""
 
-__version__ = "0.1.0"
+from frameloom.core.version import VERSION as __version__
+
+__all__ = ["__version__"]

@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 import yaml
 
+from frameloom.builders.vae import build_vae
 from frameloom.checkpoint.model_folder import write_model_folder
-from frameloom.config.load import load_recipe
-from frameloom.config.schema import Recipe
+from frameloom.config.loading.recipe import load_recipe
+from frameloom.config.schema.recipe import Recipe
 from frameloom.core.process_settings import ISA_LIMIT
-from frameloom.data.shapes_set import write_shapes
-from frameloom.generate.parts import build_vae
+from frameloom.demo.shapes_set import write_shapes
 from tests.faults.injection import install
 from tests.faults.table import pytest_terminal_summary as pytest_terminal_summary
 

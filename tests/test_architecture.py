@@ -1,90 +1,139 @@
-"""Who may import whom, and what may never stand in the source."""
+"""Which package may import which, and that no modules import each other in a circle."""
 
 import ast
+from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1] / "frameloom"
-LAYERS = [
+ORDER = [
     ["core"],
-    ["distributed"],
+    ["weights", "distributed"],
     ["models", "diffusion"],
+    ["checkpoint"],
     ["config"],
-    ["data", "checkpoint"],
-    ["generate", "evaluate"],
-    ["train"],
-    ["plan"],
-    ["studio"],
+    ["data"],
+    ["builders"],
+    ["sampling"],
+    ["interop", "evaluate"],
+    ["training"],
+    ["planner"],
+    ["demo", "studio"],
     ["cli"],
 ]
-LEVEL = {name: level for level, row in enumerate(LAYERS) for name in row}
+LEVEL = {name: level for level, row in enumerate(ORDER) for name in row}
 
 
-def all_imports(path: Path) -> set[str]:
-    nodes = list(ast.walk(ast.parse(path.read_text())))
-    names = {node.module or "" for node in nodes if isinstance(node, ast.ImportFrom) and node.level == 0}
-    return names | {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+def name_of(path: Path) -> str:
+    parts = path.relative_to(ROOT.parent).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-def imported_modules(path: Path) -> set[str]:
-    return {name for name in all_imports(path) if name.startswith("frameloom.")}
+TREES = {name_of(path): ast.parse(path.read_text()) for path in sorted(ROOT.rglob("*.py"))}
 
 
-def sources(package: str) -> list[Path]:
-    return sorted((ROOT / package).rglob("*.py"))
+def list_imports(tree: ast.Module) -> Iterator[str]:
+    """What is imported while the code runs, inside functions too; not what only type checkers read."""
+    for_types = {
+        id(inner)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
+        for inner in ast.walk(node)
+    }
+    for node in ast.walk(tree):
+        if id(node) in for_types:
+            continue
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, "imports are absolute"
+            for alias in node.names:
+                whole = f"{node.module}.{alias.name}"
+                yield whole if whole in TREES else str(node.module)
+
+
+GRAPH = {name: {other for other in list_imports(tree) if other in TREES} - {name} for name, tree in TREES.items()}
+
+
+def package_of(module: str) -> str:
+    return module.split(".")[1] if "." in module else ""
+
+
+def find_cycles(graph: dict[str, set[str]]) -> list[list[str]]:
+    """Strongly connected modules (Tarjan), more than one at a time."""
+    number: dict[str, int] = {}
+    lowest: dict[str, int] = {}
+    stack: list[str] = []
+    cycles: list[list[str]] = []
+
+    def visit(module: str) -> None:
+        number[module] = lowest[module] = len(number)
+        stack.append(module)
+        for other in sorted(graph[module]):
+            if other not in number:
+                visit(other)
+            if other in stack:
+                lowest[module] = min(lowest[module], lowest[other])
+        if lowest[module] == number[module]:
+            part = stack[stack.index(module) :]
+            del stack[-len(part) :]
+            if len(part) > 1:
+                cycles.append(sorted(part))
+
+    for module in graph:
+        if module not in number:
+            visit(module)
+    return cycles
 
 
 def test_imports_point_downward():
     wrong = [
-        f"{path.relative_to(ROOT)} imports {name}"
-        for package in LEVEL
-        for path in sources(package)
-        for name in imported_modules(path)
-        if (other := name.split(".")[1]) != package and LEVEL[other] >= LEVEL[package]
+        f"{module} imports {other}"
+        for module, others in GRAPH.items()
+        for other in sorted(others)
+        if package_of(module) in LEVEL
+        and package_of(other) in LEVEL
+        and package_of(module) != package_of(other)
+        and LEVEL[package_of(other)] >= LEVEL[package_of(module)]
     ]
     assert not wrong, "\n".join(wrong)
+
+
+def test_no_modules_import_each_other():
+    assert find_cycles({"a": {"b"}, "b": {"c"}, "c": {"b"}}) == [["b", "c"]]
+    cycles = find_cycles(GRAPH)
+    assert not cycles, "\n".join(" <-> ".join(cycle) for cycle in cycles)
+
+
+def test_every_package_has_a_place_in_the_order():
+    assert {path.parent.name for path in ROOT.glob("*/__init__.py")} == set(LEVEL)
+
+
+def test_packages_are_empty():
+    """A package that imports its modules would load torch for whoever reads a spec or a recipe."""
+    full = [path for path in ROOT.rglob("__init__.py") if path.parent != ROOT and path.stat().st_size]
+    assert not full, full
 
 
 def test_the_package_imports_nothing_that_lives_beside_it():
-    beside = {"benchmarks", "docs", "tests"}
-    found = {path: {name.split(".")[0] for name in all_imports(path)} for path in sorted(ROOT.rglob("*.py"))}
-    wrong = [f"{path.relative_to(ROOT)} imports {name}" for path, names in found.items() for name in names & beside]
-    assert not wrong, "\n".join(wrong)
-    assert beside & {name.split(".")[0] for name in all_imports(ROOT.parent / "benchmarks" / "cluster.py")}
-
-
-def test_distributed_imports_only_core():
-    """It moves tensors and objects; what they mean is known above."""
     wrong = [
-        f"{path.relative_to(ROOT)} imports {name}"
-        for path in sources("distributed")
-        for name in imported_modules(path)
-        if name.split(".")[1] not in ("core", "distributed")
+        f"{module} imports {other}"
+        for module, tree in TREES.items()
+        for other in list_imports(tree)
+        if other.split(".")[0] in ("benchmarks", "docs", "tests")
     ]
-    assert sources("distributed") and not wrong, "\n".join(wrong)
-
-
-def test_every_package_has_a_place_in_the_layers():
-    packages = {path.parent.name for path in ROOT.glob("*/__init__.py")}
-    assert packages - {"recipes"} <= set(LEVEL)
+    assert not wrong, "\n".join(wrong)
 
 
 def test_no_family_imports_another_family():
     wrong = []
-    for shelf in ("denoisers", "vaes"):
-        for folder in (path for path in (ROOT / "models" / shelf).iterdir() if path.is_dir()):
-            for path in folder.rglob("*.py"):
-                for name in imported_modules(path):
-                    parts = name.split(".")
-                    is_sibling = parts[:3] == ["frameloom", "models", shelf] and len(parts) > 3
-                    if is_sibling and (ROOT / "models" / shelf / parts[3]).is_dir() and parts[3] != folder.name:
-                        wrong.append(f"{path.relative_to(ROOT)} imports {name}")
+    for module, others in GRAPH.items():
+        for shelf in ("frameloom.models.denoisers.", "frameloom.models.vaes."):
+            if not module.startswith(shelf):
+                continue
+            own = module.removeprefix(shelf).split(".")[0]
+            for other in others:
+                name = other.removeprefix(shelf).split(".")[0]
+                is_family = (ROOT / "models" / shelf.split(".")[2] / name).is_dir()
+                if other.startswith(shelf) and is_family and name != own:
+                    wrong.append(f"{module} imports {other}")
     assert not wrong, "\n".join(wrong)
-
-
-def test_packages_of_models_import_nothing_by_themselves():
-    """Whoever asks for the spec of a family would pay for what its package imports."""
-    packages = [*(ROOT / "models").rglob("__init__.py")]
-    folders = {path.parent for path in (ROOT / "models").rglob("*.py")}
-    assert {path.parent for path in packages} == folders
-    # The kernels' package builds them, which no spec asks for.
-    assert [str(path) for path in packages if path.stat().st_size and path.parent.name != "native"] == []

@@ -13,7 +13,6 @@ import ast
 import builtins
 import collections
 import re
-import shutil
 import subprocess
 import sys
 from dataclasses import dataclass, field
@@ -439,7 +438,7 @@ def build(new: str) -> tuple[str, set[str]]:
                     and name not in source.defined
                 ):
                     continue
-                (typing if name in source.typing_only or quoted and False else statements)[line] = None
+                (typing if name in source.typing_only or (quoted and False) else statements)[line] = None
         texts.append(bare_files(rewrite_nested(rename_in(s.text, s.module), new, source), s.module, new))
     for line in list(typing):
         if line in statements:
@@ -759,15 +758,14 @@ def rewrite_from(match: re.Match) -> str:
 
 def rewrite_tokens(text: str) -> str:
     """Names of modules in string literals and comments of a Python file."""
-    import io, tokenize
+    import io
+    import tokenize
 
     lines = text.split("\n")
     edits = []
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
-        if (
-            token.type in (tokenize.STRING, tokenize.COMMENT)
-            and PACKAGE + "." in token.string
-            or (token.type in (tokenize.STRING, tokenize.COMMENT) and ".py" in token.string)
+        if (token.type in (tokenize.STRING, tokenize.COMMENT) and PACKAGE + "." in token.string) or (
+            token.type in (tokenize.STRING, tokenize.COMMENT) and ".py" in token.string
         ):
             fresh = re.sub(
                 rf"from ({PACKAGE}(?:\.\w+)*) import ((?:\w+)(?:, \w+)*)",

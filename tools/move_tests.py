@@ -1,6 +1,7 @@
 """Moves tests so that they mirror the package, and rewrites their dotted names, paths and depths."""
 
-import re, subprocess
+import re
+import subprocess
 from pathlib import Path
 
 ROOT = Path.cwd()

@@ -14,11 +14,11 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Literal
 
-from frameloom.config.load import load_recipe
+from frameloom.config.loading.recipe import load_recipe
 from frameloom.core.errors import DataError
 from frameloom.core.files import write_text
-from frameloom.plan.devices import DEVICES
-from frameloom.plan.estimate import BucketPlan, Measured, RunPlan, measure_recipe, plan_run
+from frameloom.planner.devices import DEVICES
+from frameloom.planner.estimate import BucketPlan, Measured, RunPlan, measure_recipe, plan_run
 
 PAGE = Path(__file__).parents[1] / "planning.md"
 BEGIN, END = "<!-- published -->", "<!-- /published -->"

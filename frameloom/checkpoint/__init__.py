@@ -1,1 +1,0 @@
-"""Complete-or-absent saves, resume and retention."""

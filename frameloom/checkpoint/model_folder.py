@@ -10,10 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
-from frameloom.checkpoint.folders import replace_folder
-from frameloom.checkpoint.lazy_tensors import LazyTensors, defer_tensors
-from frameloom.checkpoint.safetensors_file import open_safetensors, write_safetensors
-from frameloom.checkpoint.store import (
+from frameloom.checkpoint.reader import (
     STATE,
     StoredCheckpoint,
     find_latest,
@@ -22,14 +19,15 @@ from frameloom.checkpoint.store import (
     step_folder,
     verify_checkpoint,
 )
-from frameloom.checkpoint.stored import list_groups
-from frameloom.checkpoint.weight_files import CONFIG, find_weights, open_weights, read_config, refuse_pickle
+from frameloom.checkpoint.resharding import list_groups
 from frameloom.core.errors import CheckpointError
-from frameloom.core.files import digest_file, digest_value
-from frameloom.core.log import get_logger
+from frameloom.core.files import digest_file, digest_value, replace_folder
+from frameloom.core.logging import get_logger
+from frameloom.weights.files import CONFIG, find_weights, open_weights, read_config, refuse_pickle
+from frameloom.weights.lazy_tensors import LazyTensors, defer_tensors
+from frameloom.weights.safetensors_file import open_safetensors, write_safetensors
 
 __all__ = [
-    "CONFIG",
     "EXPORT",
     "LORA",
     "TENSORS",
@@ -40,6 +38,7 @@ __all__ = [
     "read_weights",
     "write_model_folder",
 ]
+
 
 TENSORS = "model.safetensors"
 EXPORT = "export"

@@ -1,1 +1,0 @@
-"""The commands, one small file each: parse, call a library function, print."""

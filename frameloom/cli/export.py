@@ -1,4 +1,4 @@
-"""Take the model of a run away, for other programs."""
+"""Take a model to other programs, or weights between files, folders and layouts."""
 
 from __future__ import annotations
 
@@ -52,12 +52,12 @@ def export(
 
     Example: frameloom export runs/my-run --to single-file --dtype bf16 --prompt "a red circle"
     """
-    from frameloom.checkpoint.conversion_target import parse_size
-    from frameloom.generate.export import Export, export_run
+    from frameloom.interop.convert.target import parse_size
+    from frameloom.interop.export.export import Export, export_run
 
     def draw(folder: Path) -> None:
-        from frameloom.generate.load import load_sampler
-        from frameloom.generate.pipeline import Request, generate, write_results
+        from frameloom.sampling.load import load_sampler
+        from frameloom.sampling.pipeline import Request, generate, write_results
 
         chosen = ["--sample.weights", weights.value] if weights else []
         sampler = load_sampler(run, chosen, step=step)
@@ -80,3 +80,70 @@ def export(
         print(f"sha256 {digest}  {name}")
     print(f"done: {done.out}")
     print(f"how to open it: {done.out / 'README.md'}")
+
+
+class ConvertTo(StrEnum):
+    auto = "auto"
+    single = "single"
+    sharded = "sharded"
+    model = "model"
+    pipeline = "pipeline"
+
+
+def convert(
+    source: Annotated[
+        Path, typer.Argument(metavar="IN", help="file, index or folder of weights; .bin, .ckpt and so on")
+    ],
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="a .safetensors file or a folder, not there yet")],
+    to: Annotated[
+        ConvertTo, typer.Option(help="one file, shards, a model folder of ours, or an SDXL pipeline")
+    ] = ConvertTo.auto,
+    shard_size: Annotated[str, typer.Option(help="largest shard, such as 5GB or 500MB")] = "5GB",
+    dtype: Annotated[Format, typer.Option(help="number format of floating-point tensors")] = Format.keep,
+    section: Annotated[str, typer.Option(help="table of a .ckpt to take, such as ema_state_dict")] = "",
+    strip_prefix: Annotated[list[str] | None, typer.Option(help="take this off the names; may be repeated")] = None,
+    family: Annotated[str, typer.Option(help="model family whose keys these are, such as wfvae")] = "",
+    size: Annotated[str, typer.Option(help="size of that family, when no config.json is beside IN")] = "",
+    layout: Annotated[str, typer.Option(help="published layout of the family to write")] = "",
+    config: Annotated[Path | None, typer.Option(help="folder with tokenizers and config files for a pipeline")] = None,
+    copy_tied: Annotated[bool, typer.Option("--copy-tied", help="write tied tensors as copies, not by name")] = False,
+    force: Annotated[bool, typer.Option("--force", help="replace OUT")] = False,
+) -> None:
+    """Convert weights: pickles to safetensors, shards to one file and back, number formats, published layouts.
+
+    Reads and writes one tensor at a time. A pickle is opened with weights-only loading, and refused if it needs more.
+
+    Example: frameloom convert mt5-xxl/pytorch_model.bin mt5-xxl/model.safetensors
+
+    Example: frameloom convert any93x640x640/ merged.safetensors
+
+    Example: frameloom convert merged.safetensors shards/ --shard-size 2GB --dtype bf16
+
+    Example: frameloom convert vae/merged.ckpt wfvae/ --family wfvae --section ema_state_dict
+
+    Example: frameloom convert sd_xl_base_1.0.safetensors sdxl/ --to pipeline --config sdxl-configs/
+
+    Example: frameloom convert sdxl/ whole.safetensors
+
+    Example: frameloom convert flux1-dev.safetensors flux/ --family opensora2 --size flux-dev --layout diffusers
+    """
+    from frameloom.interop.convert.convert import Conversion, convert_weights
+    from frameloom.interop.convert.target import parse_size
+
+    task = Conversion(
+        source=source,
+        out=out,
+        to=to.value,
+        shard_bytes=parse_size(shard_size),
+        dtype=dtype.value,
+        section=section,
+        prefixes=tuple(strip_prefix or ()),
+        family=family,
+        size=size,
+        layout=layout,
+        config=config,
+        copy_tied=copy_tied,
+        force=force,
+    )
+    for line in convert_weights(task).describe():
+        print(line)

@@ -83,7 +83,7 @@ def _refuse_misspelt_flag(word: str, flags: Iterable[str], ctx: Any) -> None:
     near = nearest(name, flags) if name.startswith("--") and "." not in name else None
     if near is None:
         return
-    from frameloom.config.schema import Recipe
+    from frameloom.config.schema.recipe import Recipe
 
     if name.removeprefix("--") not in Recipe.model_fields:
         ctx.fail(f"no such flag: {name}; did you mean {near}?")

@@ -12,9 +12,9 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from frameloom import __version__
 from frameloom.cli.lazy import Entry, build_group
 from frameloom.core.errors import FrameloomError, PeerFailed
+from frameloom.core.version import VERSION
 
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 # What the system says of a place that a person chose, and what helps; any other error of a file is a mistake of ours.
@@ -61,7 +61,7 @@ _RECIPE = {
     "arguments": Entry(
         "print where the arguments of other trainers live here (Markdown)",
         "frameloom recipe arguments > docs/arguments.md",
-        "frameloom.cli.import_command:arguments",
+        "frameloom.cli.recipe:arguments",
     ),
 }
 
@@ -69,49 +69,49 @@ _DATA = {
     "scan": Entry(
         "read the headers of a source's files and write a manifest",
         "frameloom data scan clips/ --out clips/manifest.parquet",
-        "frameloom.cli.data_scan:scan",
+        "frameloom.cli.data:scan",
     ),
     "check": Entry(
         "find rows that should not be trained on, write a manifest without them",
         "frameloom data check clips/manifest.parquet --out clips/clean.parquet --min-frames 17",
-        "frameloom.cli.data_check:check",
+        "frameloom.cli.data:check",
     ),
     "verify": Entry(
         "compare files with the digests of their manifest",
         "frameloom data verify clips/manifest.parquet",
-        "frameloom.cli.data_verify:verify",
+        "frameloom.cli.data:verify",
     ),
     "report": Entry(
         "write a page about a manifest: sizes, lengths, buckets, thumbnails, broken files",
         "frameloom data report clips/manifest.parquet --out report.html",
-        "frameloom.cli.data_report:report",
+        "frameloom.cli.data:report",
         takes_overrides=True,
     ),
     "shard": Entry(
         "cut a manifest into shards whose captions stay on disk",
         "frameloom data shard clips/manifest.parquet clips/shards",
-        "frameloom.cli.data_shard:shard",
+        "frameloom.cli.data:shard",
     ),
     "ledger": Entry(
         "account for every row of a run's manifest: used, waiting, skipped and why",
         "frameloom data ledger runs/my-run",
-        "frameloom.cli.data_ledger:ledger",
+        "frameloom.cli.data:ledger",
     ),
     "shapes": Entry(
         "make the Moving Shapes set",
         "frameloom data shapes data/shapes",
-        "frameloom.cli.data_shapes:shapes",
+        "frameloom.cli.demo:shapes",
     ),
     "score": Entry(
         "score a run on held-out prompts of Moving Shapes",
         "frameloom data score runs/demo/denoiser",
-        "frameloom.cli.data_score:score",
+        "frameloom.cli.demo:score",
         takes_overrides=True,
     ),
     "cache": Entry(
         "encode latents and captions once, to be read while training",
         "frameloom data cache my.yaml",
-        "frameloom.cli.data_cache:cache",
+        "frameloom.cli.data:cache",
         takes_overrides=True,
     ),
 }
@@ -120,12 +120,12 @@ _VAE = {
     "reconstruct": Entry(
         "send clips through an autoencoder and back, with metrics",
         "frameloom vae reconstruct clips/ out/ --vae runs/my-vae --grid",
-        "frameloom.cli.vae_reconstruct:reconstruct",
+        "frameloom.cli.vae:reconstruct",
     ),
     "stats": Entry(
         "measure the latents of a set, and the scale to use",
         "frameloom vae stats runs/my-vae clips/manifest.parquet",
-        "frameloom.cli.vae_stats:stats",
+        "frameloom.cli.vae:stats",
     ),
 }
 
@@ -145,7 +145,7 @@ COMMANDS = {
     "launch": Entry(
         "start a run on several processes: this box, a hostfile, Slurm",
         "frameloom launch my.yaml --nproc 8 --parallel.zero 2",
-        "frameloom.cli.launch:launch",
+        "frameloom.cli.train:launch",
         takes_overrides=True,
     ),
     "sample": Entry(
@@ -157,19 +157,19 @@ COMMANDS = {
     "refine": Entry(
         "make short prompts long",
         'frameloom refine "a cat by the sea" --model models/prompt_refiner',
-        "frameloom.cli.refine:refine",
+        "frameloom.cli.sample:refine",
     ),
     "data": Entry("make, encode and inspect data", "frameloom data shapes data/shapes", commands=_DATA),
     "recipe": Entry("check, show and list recipes", "frameloom recipe check my.yaml", commands=_RECIPE),
     "import-command": Entry(
         "turn a training command or configuration of another system into a recipe",
         "frameloom import-command train.sh -o my.yaml",
-        "frameloom.cli.import_command:import_command",
+        "frameloom.cli.recipe:import_command",
     ),
     "objective": Entry(
         "show which noise levels a recipe trains on and how much each counts",
         "frameloom objective my.yaml --out objective.html",
-        "frameloom.cli.objective:objective",
+        "frameloom.cli.recipe:objective",
         takes_overrides=True,
     ),
     "plan": Entry(
@@ -186,17 +186,17 @@ COMMANDS = {
     "eval": Entry(
         "measure generated clips, alone or against references",
         "frameloom eval samples/ clips/",
-        "frameloom.cli.eval:evaluate_clips",
+        "frameloom.cli.evaluate:evaluate_clips",
     ),
     "compare": Entry(
         "a page with the samples of two or more runs side by side, and their metrics",
         "frameloom compare runs/before runs/after --out comparison.html",
-        "frameloom.cli.compare:compare",
+        "frameloom.cli.evaluate:compare",
     ),
     "convert": Entry(
         "convert weights between files, folders and published layouts",
         "frameloom convert pytorch_model.bin model.safetensors",
-        "frameloom.cli.convert:convert",
+        "frameloom.cli.export:convert",
     ),
     "export": Entry(
         "take the model of a run away: diffusers, one file, LoRA, original layout",
@@ -206,7 +206,7 @@ COMMANDS = {
     "replay": Entry(
         "start the run again that made an export",
         "frameloom replay my-model",
-        "frameloom.cli.replay:replay",
+        "frameloom.cli.train:replay",
         takes_overrides=True,
     ),
     "studio": Entry(
@@ -228,7 +228,7 @@ class LogLevel(StrEnum):
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        print(f"frameloom {__version__}")
+        print(f"frameloom {VERSION}")
         raise typer.Exit
 
 
@@ -240,7 +240,7 @@ def _set_up(
     log_level: Annotated[LogLevel, typer.Option("--log-level", help="messages from this level on")] = LogLevel.info,
 ) -> None:
     """Flags of every command; they may stand anywhere on the line."""
-    from frameloom.core.log import set_up_logging
+    from frameloom.core.logging import set_up_logging
     from frameloom.core.process_settings import avoid_amx_in_virtual_machines
 
     set_up_logging(log_level.value)

@@ -10,8 +10,8 @@ from typing import Annotated, Any
 import typer
 
 from frameloom.cli.outputs import check_output_file
-from frameloom.core.collector import without_collector
 from frameloom.core.errors import ConfigError
+from frameloom.planner.tracker import without_collector
 
 
 # Importing models and passes in shapes make many objects and no cycles.
@@ -40,13 +40,12 @@ def plan(
 
     Example: frameloom plan opensora2/stage1 --devices 8 --device h200 --no-data
     """
-    from frameloom.config.load import load_recipe
-    from frameloom.plan.balance import KEY, balance_tokens
-    from frameloom.plan.devices import calibrate as measure_rates
-    from frameloom.plan.devices import choose_device
-    from frameloom.plan.estimate import measure_recipe, plan_run, refuse_missing_manifest
-    from frameloom.plan.suggest import suggest_change
-    from frameloom.plan.table import describe_plan, plan_json
+    from frameloom.config.loading.recipe import load_recipe
+    from frameloom.planner.devices import calibrate as measure_rates
+    from frameloom.planner.devices import choose_device
+    from frameloom.planner.estimate import measure_recipe, plan_run, refuse_missing_manifest
+    from frameloom.planner.suggest import KEY, balance_tokens, suggest_change
+    from frameloom.planner.table import describe_plan, plan_json
 
     if write is not None:
         _refuse_existing(write)
@@ -73,8 +72,8 @@ def plan(
 
 
 def _print_advice(num_breaking: int, worst: str, change: object) -> None:
-    from frameloom.config.yaml_values import format_value
-    from frameloom.plan.suggest import Change
+    from frameloom.config.loading.yaml_values import format_value
+    from frameloom.planner.suggest import Change
 
     if not num_breaking:
         print("every bucket fits")
@@ -95,7 +94,7 @@ def _refuse_existing(path: Path) -> None:
 def _write_recipe(path: Path, base: str, overrides: Sequence[str], settings: Mapping[str, Any], *, fits: bool) -> None:
     """Says what it did on stderr: stdout may be JSON."""
     from frameloom.core.files import write_text
-    from frameloom.plan.changed_recipe import render_recipe
+    from frameloom.planner.suggest import render_recipe
 
     if not settings:
         reason = "nothing to change" if fits else "no change was found that helps"

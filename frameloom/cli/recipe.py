@@ -1,10 +1,15 @@
-"""Commands about recipes: check, show, list, schema, reference."""
+"""Commands about recipes: check, show, list, schema, reference, objective, import."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+if TYPE_CHECKING:
+    from frameloom.config.schema.recipe import Recipe
+
 
 Source = Annotated[str, typer.Argument(metavar="RECIPE", help="a recipe file, or the name of a shipped recipe")]
 
@@ -18,9 +23,9 @@ def check(
 
     Nothing is loaded and nothing is written. Exit code 0 means that a run could start.
     """
-    from frameloom.config.checks import check_files
-    from frameloom.config.load import load_with_places
-    from frameloom.data.filters import check_recipe_filters
+    from frameloom.config.loading.recipe import load_with_places
+    from frameloom.config.rules.check import check_files
+    from frameloom.data.manifest.filters import check_recipe_filters
 
     loaded, places = load_with_places(recipe, ctx.args)
     check_recipe_filters(loaded)
@@ -38,15 +43,15 @@ def check(
 
 def show(ctx: typer.Context, recipe: Source) -> None:
     """Print a recipe as it would run: inheritance and overrides applied, every default filled in and explained."""
-    from frameloom.config.load import load_recipe
-    from frameloom.config.render import render_yaml
+    from frameloom.config.loading.recipe import load_recipe
+    from frameloom.config.loading.render import render_yaml
 
     print(render_yaml(load_recipe(recipe, ctx.args)), end="")
 
 
 def list_recipes() -> None:
     """List the recipes that come with the package; use a name wherever a recipe is asked for."""
-    from frameloom.config.load import shipped_recipes
+    from frameloom.config.loading.recipe import shipped_recipes
 
     recipes = shipped_recipes()
     width = max((len(name) for name, _ in recipes), default=0)
@@ -58,13 +63,109 @@ def schema() -> None:
     """Print the JSON schema of a recipe file; editors use it to complete and check keys."""
     import json
 
-    from frameloom.config.render import json_schema
+    from frameloom.config.loading.render import json_schema
 
     print(json.dumps(json_schema(), indent=2))
 
 
 def reference() -> None:
     """Print the reference of all keys as Markdown; this is docs/recipe.md."""
-    from frameloom.config.render import render_reference
+    from frameloom.config.loading.render import render_reference
 
     print(render_reference(), end="")
+
+
+_MOST_SHAPES = 3
+
+
+def objective(
+    ctx: typer.Context,
+    recipe: Annotated[str, typer.Argument(metavar="RECIPE", help="a recipe file, or the name of a shipped recipe")],
+    out: Annotated[Path | None, typer.Option(help="write the plot too: a page (.html) or a picture (.svg)")] = None,
+) -> None:
+    """Print density and weight over the noise level, as the objective of RECIPE has them; nothing is loaded.
+
+    Where they depend on the size of a clip, the smallest, a middle and the largest bucket are shown.
+
+    Example: frameloom objective opensora2/image --objective.shift 3 --out objective.html
+    """
+    from frameloom.builders.objective import build_objective
+    from frameloom.config.loading.recipe import load_recipe
+    from frameloom.core.errors import ConfigError
+    from frameloom.diffusion.level_profile import profile_objective
+    from frameloom.evaluate.objective_report import format_report, refuse_suffix, write_objective_report
+
+    if out is not None:
+        refuse_suffix(out)
+    loaded = load_recipe(recipe, ctx.args)
+    if loaded.task != "denoiser":
+        raise ConfigError(f"{recipe}: task is {loaded.task}; only a denoiser has an objective over noise levels")
+    built = build_objective(loaded.objective)
+    profiles = {name: profile_objective(built, shape) for name, shape in _shapes(loaded).items()}
+    title = f"Objective of {loaded.name}: {loaded.objective.kind}"
+    print(format_report(title, profiles))
+    if out is not None:
+        write_objective_report(title, profiles, out)
+        print(f"\n{out}")
+
+
+def _shapes(recipe: Recipe) -> dict[str, tuple[int, int, int]]:
+    """Names and latent sizes of the buckets to show."""
+    from frameloom.builders.data import build_policy
+    from frameloom.models.registry import VAES
+
+    if not isinstance(recipe.objective.shift, str):
+        return {"every size": (1, 1, 1)}
+    vae = VAES[recipe.vae.name]
+    found = {}
+    for bucket in build_policy(recipe).buckets:
+        frames = max(1, (bucket.frames - vae.causal) // vae.strides[0] + vae.causal)
+        shape = (frames, bucket.height // vae.strides[1], bucket.width // vae.strides[2])
+        found[shape] = f"{bucket.width}x{bucket.height}, {bucket.frames} frame(s)"
+    shapes = sorted(found, key=lambda shape: (shape[0] * shape[1] * shape[2], shape))
+    places = sorted({round(place * (len(shapes) - 1) / (_MOST_SHAPES - 1)) for place in range(_MOST_SHAPES)})
+    return {found[shapes[place]]: shapes[place] for place in places}
+
+
+def import_command(
+    file: Annotated[
+        Path, typer.Argument(metavar="FILE", help="a shell script or command line, a Python configuration, a yaml")
+    ],
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="the recipe to write; default: print it", show_default=False)
+    ] = None,
+    system: Annotated[
+        str | None, typer.Option(help="sdxl, latte, opensora_plan, cogvideox_fun or opensora2; default: as it looks")
+    ] = None,
+    lenient: Annotated[
+        bool, typer.Option("--lenient", help="keep what is not understood as comments instead of stopping")
+    ] = False,
+    force: Annotated[bool, typer.Option("--force", help="replace OUT")] = False,
+) -> None:
+    """Print the recipe that equals the training command or configuration in FILE; nothing of FILE is ever run.
+
+    Comments tell what was changed, what the original ignores and what has no counterpart. Reads commands of
+    CogVideoX-Fun, Open-Sora-Plan 1.1 and 1.3 and the SDXL trainer of MindONE, Open-Sora's configurations and SDXL's
+    yaml; docs/arguments.md lists all arguments.
+
+    Example: frameloom import-command train.sh -o my.yaml
+    """
+    from frameloom.core.errors import ConfigError
+    from frameloom.core.files import write_text
+    from frameloom.interop.importers.importing import import_command as import_file
+
+    if out is not None and out.exists() and not force:
+        raise ConfigError(f"{out}: exists already; choose another name, or replace it with --force")
+    text = import_file(file, system=system, is_lenient=lenient)
+    if out is None:
+        print(text, end="")
+        return
+    write_text(out, text)
+    print(f"{out}: look at its comments, then: frameloom recipe check {out}")
+
+
+def arguments() -> None:
+    """Print where each argument of other trainers lives here, as Markdown; this is docs/arguments.md."""
+    from frameloom.interop.importers.arguments import render_arguments
+
+    print(render_arguments(), end="")

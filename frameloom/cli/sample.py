@@ -1,4 +1,4 @@
-"""Make pictures and videos from prompts, pictures and videos."""
+"""Make pictures and videos from prompts, pictures and videos; make short prompts long."""
 
 from __future__ import annotations
 
@@ -70,10 +70,10 @@ def sample(
 
     Example: frameloom sample --like samples/a-boat-seed3.mp4 --out again
     """
-    from frameloom.generate.prompts import read_rows
+    from frameloom.sampling.prompts import read_rows
 
     if like is not None:
-        from frameloom.generate.order import repeat_file
+        from frameloom.sampling.request import repeat_file
 
         _refuse_beside_like(context, like)
         if out is not None:
@@ -97,8 +97,8 @@ def sample(
     }
     chosen = [part for name, value in flags.items() if value is not None for part in (f"--sample.{name}", str(value))]
     media = {"head": image, "tail": last_image, "video": video, "mask": mask, "control": control}
-    from frameloom.generate.load import Source
-    from frameloom.generate.order import Order, fill_order
+    from frameloom.sampling.load import Source
+    from frameloom.sampling.request import Order, fill_order
 
     folder = out or (run / "samples" if run.is_dir() else Path("samples"))
     check_output_folder(folder, "--out")
@@ -137,8 +137,8 @@ def _refuse_beside_like(context: typer.Context, like: Path) -> None:
 
 
 def _show(paths: list[Path], folder: Path | None) -> None:
-    from frameloom.core.ranks import read_ranks
-    from frameloom.generate.pipeline import CONTACT_SHEET
+    from frameloom.data.media.clip_view import CONTACT_SHEET
+    from frameloom.distributed.ranks import read_ranks
 
     if read_ranks().is_first:
         for path in paths:
@@ -169,3 +169,28 @@ def _read_loras(words: list[str] | None) -> str | None:
         except ValueError:
             found.append({"path": word})
     return json.dumps(found)
+
+
+def refine(
+    prompt: Annotated[list[str] | None, typer.Argument(help="what to refine; may be several")] = None,
+    prompts: Annotated[Path | None, typer.Option(help="a file with one prompt per line, .csv or .jsonl")] = None,
+    model: Annotated[
+        Path | None, typer.Option(help="folder of a causal language model, such as prompt_refiner/")
+    ] = None,
+    command: Annotated[str | None, typer.Option(help="a program that reads the prompt and writes the new one")] = None,
+    seed: Annotated[int, typer.Option(help="seed of the first prompt, for models that draw words")] = 0,
+    max_tokens: Annotated[int, typer.Option(min=1, help="longest answer of the model, in tokens")] = 512,
+) -> None:
+    """Print each prompt refined, one per line.
+
+    Example: frameloom refine "a cat by the sea" --model models/prompt_refiner
+
+    Example: frameloom refine --prompts prompts.txt --command "my-refiner --short" > refined.txt
+    """
+    from frameloom.sampling.prompts import read_prompts
+
+    texts = read_prompts(prompt or [], prompts)
+    from frameloom.sampling.refine import build_refiner, refine_prompts
+
+    for text in refine_prompts(build_refiner(model, command, max_new_tokens=max_tokens), texts, seed=seed):
+        print(text)

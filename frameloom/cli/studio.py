@@ -23,6 +23,6 @@ def studio(
 
     Example: frameloom studio ~/video --port 8000
     """
-    from frameloom.studio.server import serve
+    from frameloom.studio.server.server import serve
 
     serve(folder, host=host, port=port)

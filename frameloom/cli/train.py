@@ -1,10 +1,18 @@
-"""Train or fine-tune what a recipe describes; go on where an earlier start of it stopped."""
+"""Train, on one process or several, and start again the run that made an export."""
 
 from __future__ import annotations
 
+import math
+import os
+import shlex
+import subprocess
+import sys
+from pathlib import Path
 from typing import Annotated
 
 import typer
+
+from frameloom.core.errors import ConfigError
 
 AcceptRecipe = Annotated[
     bool,
@@ -36,11 +44,11 @@ def train(
 
     Example: frameloom train my.yaml --data-position 0
     """
-    from frameloom.config.checks import check_files
-    from frameloom.config.load import load_with_places
-    from frameloom.config.parallel_checks import check_world
+    from frameloom.config.loading.recipe import load_with_places
+    from frameloom.config.rules.check import check_files
+    from frameloom.config.rules.parallel import check_world
     from frameloom.core.errors import FrameloomError
-    from frameloom.core.ranks import read_ranks
+    from frameloom.distributed.ranks import read_ranks
 
     ranks = read_ranks()
     try:
@@ -52,8 +60,8 @@ def train(
             raise
         # All processes of a host find the same; one of them tells it.
         raise typer.Exit(error.exit_code) from error
-    from frameloom.train.resuming import ResumeChoices
-    from frameloom.train.run import train as run_training
+    from frameloom.training.run.resuming import ResumeChoices
+    from frameloom.training.train import train as run_training
 
     choices = ResumeChoices(accept_recipe_change, accept_data_change, data_position)
     folder = run_training(resolved, choices)
@@ -62,3 +70,129 @@ def train(
     print(f"done: {folder}")
     if resolved.task == "denoiser":
         print(f'sample it: frameloom sample {folder} --prompt "…"')
+
+
+_LEAST_HOURS = 0.1
+
+
+def launch(
+    context: typer.Context,
+    recipe: Annotated[str, typer.Argument(help="a recipe file, or the name of a shipped one")],
+    nproc: Annotated[int, typer.Option(help="processes on each host, one for each GPU", min=1)] = 1,
+    hostfile: Annotated[Path | None, typer.Option(help="hosts, one a line, e.g. `node1 slots=8`")] = None,
+    slurm: Annotated[int | None, typer.Option(help="write a Slurm script for so many nodes", min=1)] = None,
+    hours: Annotated[float, typer.Option(help="how long a Slurm job may run")] = 24.0,
+    sbatch: Annotated[
+        list[str] | None, typer.Option(help="a further option of the Slurm script, e.g. --sbatch=--partition=gpu")
+    ] = None,
+    port: Annotated[int, typer.Option(help="where hosts find each other", min=1024, max=65535)] = 29500,
+    restarts: Annotated[int, typer.Option(help="start again this often after a crash", min=0)] = 0,
+    out: Annotated[Path | None, typer.Option(help="write the Slurm script here")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="print the commands and start nothing")] = False,
+    accept_recipe_change: AcceptRecipe = False,
+    accept_data_change: AcceptData = False,
+    data_position: DataPosition = None,
+) -> None:
+    """Start what RECIPE describes with torchrun; any key can follow with dots.
+
+    Example: frameloom launch my.yaml --nproc 8 --parallel.zero 2
+    """
+    from frameloom.config.loading.recipe import load_with_places
+    from frameloom.config.rules.check import check_files
+    from frameloom.config.rules.parallel import check_world
+    from frameloom.training.launch.launch import Job, Slurm, host_commands, read_hostfile, single_command, slurm_script
+
+    if hostfile is not None and slurm is not None:
+        raise ConfigError("--hostfile and --slurm: only one of them can say where the run goes; remove one")
+    if slurm is None and (out is not None or sbatch):
+        raise ConfigError(
+            f"{'--out' if out else '--sbatch'}: is for the script of a Slurm job; say --slurm NODES as well"
+        )
+    if not (math.isfinite(hours) and hours > _LEAST_HOURS):
+        raise ConfigError(f"--hours {hours:g}: a run is told to save two minutes before the end; give it more time")
+    resolved, places = load_with_places(recipe, context.args)
+    check_files(resolved, places=places)
+    if data_position is not None and restarts:
+        raise ConfigError("--data-position and --restarts: every restart would go back in the data; remove one")
+    choices = ["--accept-recipe-change"] * accept_recipe_change + ["--accept-data-change"] * accept_data_change
+    choices += [] if data_position is None else ["--data-position", str(data_position)]
+    job = Job(recipe, [*context.args, *choices], nproc, port, restarts)
+    if slurm is not None:
+        check_world(resolved, nproc * slurm)
+        gpus = resolved.train.device != "cpu"
+        script = slurm_script(job, Slurm(slurm, hours, gpus, sbatch or ()), name=resolved.name)
+        _submit(script, out, dry_run)
+        return
+    if hostfile is None:
+        check_world(resolved, nproc)
+        _start(single_command(job), dry_run)
+        return
+    hosts = read_hostfile(hostfile)
+    check_world(resolved, sum(host.slots or nproc for host in hosts))
+    _start_hosts(host_commands(job, hosts), dry_run)
+
+
+def _start(command: list[str], dry_run: bool) -> None:
+    """In the place of this process, so that its signals reach those that train."""
+    if dry_run:
+        print(shlex.join(command))
+        return
+    sys.stdout.flush()
+    os.execv(command[0], command)
+
+
+def _start_hosts(commands: list[tuple[str, str]], dry_run: bool) -> None:
+    from frameloom.training.launch.launch import ssh_command
+
+    if dry_run:
+        for host, line in commands:
+            print(f"{host}: {line}")
+        return
+    started = [subprocess.Popen(ssh_command(host, line)) for host, line in commands]
+    codes = [process.wait() for process in started]
+    raise typer.Exit(max(code if code >= 0 else 128 - code for code in codes))
+
+
+def _submit(script: str, out: Path | None, dry_run: bool) -> None:
+    if dry_run and out is None:
+        print(script, end="")
+        return
+    from frameloom.core.files import write_text
+
+    path = out or Path("frameloom.sbatch")
+    write_text(path, script)
+    if dry_run:
+        print(f"written: {path}; submit it with: sbatch {shlex.quote(str(path))}")
+        return
+    raise typer.Exit(subprocess.run(["sbatch", str(path)], check=False).returncode)
+
+
+def replay(
+    context: typer.Context,
+    folder: Annotated[Path, typer.Argument(help="an export, a .safetensors file of one, or a run folder")],
+    out: Annotated[Path | None, typer.Option(help="write the recipe here; default: NAME.yaml")] = None,
+    name: Annotated[str | None, typer.Option(help="name of the new run; default: the old one with -replay")] = None,
+    start: Annotated[bool, typer.Option("--start", help="train at once instead of printing the command")] = False,
+) -> None:
+    """Write the recipe of the run that made FOLDER, say what has changed since, and how to start it.
+
+    Example: frameloom replay my-model
+
+    Example: frameloom replay runs/my-run/exports/diffusers --name again --start
+    """
+    from frameloom.training.run.reproduce import find_changes, read_replay, write_recipe
+
+    found = read_replay(folder, context.args, name=name)
+    file = out or Path(f"{found.recipe.name}.yaml")
+    write_recipe(found, file)
+    print(f"recipe: {file}")
+    for change in find_changes(found):
+        print(f"changed: {change}")
+    if not start:
+        print(f"start it: frameloom train {file}")
+        return
+    from frameloom.config.rules.check import check_files
+    from frameloom.training.train import train
+
+    check_files(found.recipe)
+    print(f"done: {train(found.recipe)}")

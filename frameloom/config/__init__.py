@@ -1,1 +1,0 @@
-"""The typed recipe: schema, reading, inheritance, overrides and errors."""

@@ -1,1 +1,0 @@
-"""Errors, logging, progress, random streams, safe paths and atomic files; knows nothing of video."""

@@ -112,3 +112,17 @@ def digest_value(value: Any) -> str:
     """SHA-256 of a JSON-like value; key order does not matter."""
     text = json.dumps(value, sort_keys=True, separators=(",", ":"), default=str)
     return hashlib.sha256(text.encode()).hexdigest()
+
+
+@contextmanager
+def replace_folder(folder: Path) -> Iterator[Path]:
+    """Yield a temporary folder that becomes `folder` when the block ends without an error, whatever was there."""
+    old = folder.with_name(f"{PARTIAL}{uuid4().hex[:8]}-old")
+    fresh = folder.with_name(f"{PARTIAL}{uuid4().hex[:8]}-new")
+    with atomic_folder(fresh) as temporary:
+        yield temporary
+    if folder.exists():
+        os.rename(folder, old)
+    os.rename(fresh, folder)
+    sync_folder(folder.parent)
+    shutil.rmtree(old, ignore_errors=True)

@@ -8,7 +8,7 @@ import platform
 from functools import cache
 from pathlib import Path
 
-from frameloom.core.log import get_logger
+from frameloom.core.logging import get_logger
 
 _log = get_logger(__name__)
 

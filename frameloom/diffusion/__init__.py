@@ -1,1 +1,0 @@
-"""Objectives, timestep laws and samplers: mathematics on tensors, no models."""

@@ -19,8 +19,8 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from frameloom.core.errors import FrameloomError, PeerFailed
-from frameloom.core.ranks import Ranks
 from frameloom.distributed.failures import quiet_ranks, report_once
+from frameloom.distributed.ranks import Ranks
 
 __all__ = ["Collective", "ProcessGroupCollective", "build_mesh", "format_error", "join_host", "process_group"]
 

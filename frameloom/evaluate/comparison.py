@@ -15,13 +15,12 @@ from torch import Tensor
 
 from frameloom.core.errors import DataError
 from frameloom.core.progress import ProgressBar
-from frameloom.data.clip_view import ClipView, ListedClip, view_clip
-from frameloom.evaluate.clip_measures import ClipMeasures
+from frameloom.data.media.clip_view import ClipView, ListedClip, view_clip
+from frameloom.evaluate.clip_metrics import ClipMeasures
 from frameloom.evaluate.frechet import FeatureStatistics, frechet_distance, pool_pixels, read_features
-from frameloom.evaluate.intervals import Intervals
-from frameloom.evaluate.measures import Measures
-from frameloom.evaluate.metric_table import MetricTable, Record
-from frameloom.evaluate.video_network import VideoNetwork
+from frameloom.evaluate.metric_table import Intervals, MetricTable, Record
+from frameloom.evaluate.networks import VideoNetwork
+from frameloom.evaluate.pair_metrics import Measures
 
 Pairing = Literal["name", "order", "none"]
 # By distance: what is counted, and how many of them published numbers are of.

@@ -8,8 +8,8 @@ from html import escape
 from pathlib import Path
 
 from frameloom.core.files import write_text
-from frameloom.data.buckets import BucketUse
-from frameloom.data.report import Bar, SetFacts, Thumb
+from frameloom.data.buckets.policy import BucketUse
+from frameloom.data.curation.report import Bar, SetFacts, Thumb
 from frameloom.evaluate.page import clip_grid, page, paragraph, section, table, tiles
 
 _WIDTH, _HEIGHT, _LEFT, _BOTTOM, _TOP = 500, 200, 12, 40, 24

@@ -15,8 +15,8 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from frameloom.checkpoint.safetensors_file import open_safetensors
 from frameloom.core.errors import DataError
+from frameloom.weights.safetensors_file import open_safetensors
 
 SUFFIXES = (".npy", ".safetensors")
 _POOLED = (2, 4, 4)

@@ -1,4 +1,4 @@
-"""Two or more sets of samples on the same prompts and seeds: metrics of each, differences, and a page to look at.
+"""Folders of samples, and two or more of them on the same prompts and seeds: metrics, differences, a page.
 
 Shape letters: C channels, F frames, H height, W width.
 """
@@ -6,6 +6,7 @@ Shape letters: C channels, F frames, H height, W width.
 from __future__ import annotations
 
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,11 +18,15 @@ from numpy.typing import NDArray
 
 from frameloom.core.errors import DataError
 from frameloom.core.files import write_text
+from frameloom.core.logging import get_logger
 from frameloom.core.progress import ProgressBar
-from frameloom.data.media import write_video
-from frameloom.evaluate.clip_measures import ClipMeasures
-from frameloom.evaluate.intervals import CONFIDENCE, Summary, bootstrap_mean, summarise
+from frameloom.data.media.clip_view import CONTACT_SHEET, ListedClip
+from frameloom.data.media.writing import write_video
+from frameloom.evaluate.clip_metrics import ClipMeasures
+from frameloom.evaluate.metric_table import CONFIDENCE, Summary, bootstrap_mean, summarise
 from frameloom.evaluate.page import clip, clip_grid, page, paragraph, section, table
+from frameloom.sampling.outputs import read_about
+from frameloom.sampling.prompts import read_prompts
 
 Frames = NDArray[np.uint8]
 ReadFrames = Callable[[Path], Frames]
@@ -176,3 +181,89 @@ def _spell(summary: Summary) -> str:
 def _spell_gap(gap: tuple[float, float, float]) -> str:
     mean, low, high = gap
     return f"{mean:+.4g} ({low:+.4g} to {high:+.4g})"
+
+
+_log = get_logger(__name__)
+_SUFFIXES = (".mp4", ".webm", ".gif", ".png")
+_FIRST_FRAME = "00000.png"
+_SAMPLES = "samples"
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A file, or a folder of frames. `number` counts samples of the same prompt and seed in a folder, from 0."""
+
+    path: Path
+    prompt: str
+    seed: int
+    number: int = 0
+
+
+def find_samples(source: Path) -> list[Sample]:
+    """The samples of a folder, or of a run: what was sampled from it, else those of its last step in training."""
+    for folder in _list_places(source):
+        if samples := _read_folder(folder):
+            return samples
+    raise DataError(
+        f"{source}: no file there says its prompt and seed; name a folder that `frameloom sample` wrote, or a run"
+    )
+
+
+def _list_places(source: Path) -> list[Path]:
+    if not source.is_dir():
+        raise DataError(f"{source}: no such folder; name a folder of samples, or a run")
+    inner = source / _SAMPLES
+    steps = sorted((place for place in inner.glob("step-*") if place.is_dir()), reverse=True)
+    return [source, inner, *steps] if inner.is_dir() else [source]
+
+
+def _read_folder(folder: Path) -> list[Sample]:
+    found = []
+    seen: Counter[tuple[str, int]] = Counter()
+    for path in sorted(folder.iterdir()):
+        is_clip = path.suffix.lower() in _SUFFIXES if path.is_file() else (path / _FIRST_FRAME).is_file()
+        if not is_clip or path.name == CONTACT_SHEET:
+            continue
+        try:
+            about = read_about(path)
+        except DataError as error:
+            _log.warning("left out: %s", error)
+            continue
+        if not about["seed"].lstrip("-").isdigit():
+            raise DataError(f"{path}: its seed is {about['seed']!r}, not a number; make it again")
+        key = (about["prompt"], int(about["seed"]))
+        found.append(Sample(path, *key, seen[key]))
+        seen[key] += 1
+    return found
+
+
+def find_prompts(clips: Sequence[ListedClip], file: Path | None) -> dict[str, str]:
+    """The prompt of each clip by its name: from `file`, in the order of the clips, or from the clips themselves.
+
+    A clip that does not say its prompt is left out.
+    """
+    if file is None:
+        found = {clip.name: _read_prompt(clip) for clip in clips}
+        return {name: prompt for name, prompt in found.items() if prompt is not None}
+    prompts = read_prompts([], file)
+    if len(prompts) != len(clips):
+        raise DataError(f"{file}: {len(prompts)} prompts for {len(clips)} clips; give one for each, in their order")
+    return {clip.name: prompt for clip, prompt in zip(clips, prompts, strict=True)}
+
+
+def _read_prompt(clip: ListedClip) -> str | None:
+    try:
+        return None if clip.member is not None else read_about(clip.root / clip.path)["prompt"]
+    except DataError:
+        return None
+
+
+def name_folders(folders: Sequence[Path]) -> list[str]:
+    """The shortest endings of the paths that tell them apart."""
+    parts = [folder.resolve().parts for folder in folders]
+    if len(set(parts)) < len(parts):
+        raise DataError(f"{', '.join(map(str, folders))}: the same folder twice; name different ones")
+    length = 1
+    while len({part[-length:] for part in parts}) < len(parts):
+        length += 1
+    return [str(Path(*part[-length:])) for part in parts]

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from frameloom.distributed.sequence_parallel import Exchange
     from frameloom.models.denoisers.conditions import Draws, Encode
     from frameloom.models.denoisers.export_forms import ExportForms
-    from frameloom.models.lora_keys import LoraNames
+    from frameloom.models.lora.keys import LoraNames
     from frameloom.models.text.base import TextEncoder
     from frameloom.models.vaes.base import VideoVAE
 
@@ -148,7 +148,7 @@ class DenoiserSpec(ModelSpec):
     pack_known: Link[Callable[[Any, Tensor, Tensor, Encode, Draws], Tensor] | None] = Link("")
     find_kept: Link[Callable[[Tensor], tuple[Tensor, Tensor]] | None] = Link("")
     export_forms: Link[ExportForms] = Link()
-    lora_names: Link[LoraNames] = Link("frameloom.models.lora_keys:TRANSFORMER_NAMES")
+    lora_names: Link[LoraNames] = Link("frameloom.models.lora.adapters.keys:TRANSFORMER_NAMES")
 
     def patch_of(self, size: str, overrides: Mapping[str, Any]) -> tuple[int, int, int]:
         """Latent cells per token in a recipe whose size and overrides are not checked yet."""

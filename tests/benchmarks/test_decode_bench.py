@@ -10,7 +10,7 @@ import pytest
 from benchmarks.decode import WAYS, measure, write_moving_texture
 from benchmarks.harness import Effort
 from frameloom.core.errors import DataError
-from frameloom.data.decode import read_clip
+from frameloom.data.media.decode import read_clip
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from frameloom.cli.main import main
-from frameloom.data.media import write_video
+from frameloom.data.media.writing import write_video
 from tests.evaluate.networks import make_clip, make_vit
 
 BOOTSTRAP = ("--intervals", "bootstrap")

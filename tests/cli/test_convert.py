@@ -11,9 +11,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from frameloom.checkpoint.conversion_target import parse_size
 from frameloom.checkpoint.model_folder import read_weights
 from frameloom.core.errors import ConfigError
+from frameloom.interop.convert.target import parse_size
 from tests.faults.warm import run_frameloom
 
 
@@ -56,7 +56,7 @@ MEASURE = """
 import sys
 from pathlib import Path
 from frameloom.checkpoint.model_folder import read_weights
-from frameloom.generate.convert import Conversion, convert_weights
+from frameloom.interop.convert.convert import Conversion, convert_weights
 
 def peak():
     # The resource module would also count the process that started this one.

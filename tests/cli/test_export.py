@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from frameloom.cli.main import main
-from frameloom.train.run import train
+from frameloom.training.train import train
 
 
 def call(*words: object) -> int:

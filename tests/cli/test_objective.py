@@ -10,7 +10,7 @@ from xml.etree import ElementTree
 import pytest
 
 import frameloom
-from frameloom.cli.objective import objective as command
+from frameloom.cli.recipe import objective as command
 from tests.faults.warm import run_frameloom
 
 ROOT = Path(frameloom.__file__).parent.parent

@@ -8,7 +8,7 @@ import numpy as np
 import polars as pl
 import pytest
 
-from frameloom.data.media import write_video
+from frameloom.data.media.writing import write_video
 from tests.faults.warm import run_frameloom
 
 SCAN, CHECK = ("data", "scan", "clips"), ("data", "check", "m.parquet")

@@ -14,7 +14,7 @@ import pytest
 import frameloom
 from frameloom.cli.lazy import split_overrides
 from frameloom.cli.main import COMMANDS, hoist_flags
-from frameloom.config.load import load_recipe
+from frameloom.config.loading.recipe import load_recipe
 
 ROOT = Path(frameloom.__file__).parent.parent
 RECIPE = """\

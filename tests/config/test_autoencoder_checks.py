@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from frameloom.config.checks import check_files
-from frameloom.config.load import load_recipe
+from frameloom.config.loading.recipe import load_recipe
+from frameloom.config.rules.check import check_files
 from frameloom.core.errors import ConfigError
 
 RECIPE = """\

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from frameloom.config.checks import check_files
-from frameloom.config.load import load_recipe, load_with_places
+from frameloom.config.loading.recipe import load_recipe, load_with_places
+from frameloom.config.rules.check import check_files
 from frameloom.core.errors import ConfigError
 from frameloom.models.registry import VAES
 

@@ -8,8 +8,15 @@ from pathlib import Path
 import pytest
 
 import frameloom
-from frameloom.config import load
-from frameloom.config.load import find_recipe, load_recipe, load_with_places, recipe_from_dict, resolve, shipped_recipes
+from frameloom.config.loading import recipe as load
+from frameloom.config.loading.recipe import (
+    find_recipe,
+    load_recipe,
+    load_with_places,
+    recipe_from_dict,
+    resolve,
+    shipped_recipes,
+)
 from frameloom.core.errors import ConfigError
 
 Writer = Callable[[str, str], Path]
@@ -135,7 +142,9 @@ def test_plain_data_is_checked_like_a_file(recipe_file: Path) -> None:
 
 def test_loading_imports_no_heavy_package(recipe_file: Path) -> None:
     code = (
-        "import sys; from frameloom.config.load import load_recipe; from frameloom.config import render\n"
+        "import sys\n"
+        "from frameloom.config.loading import render\n"
+        "from frameloom.config.loading.recipe import load_recipe\n"
         f"render.render_yaml(load_recipe({str(recipe_file)!r}))\n"
         "heavy = {'torch', 'numpy', 'transformers', 'diffusers', 'polars', 'av', 'rich'} & set(sys.modules)\n"
         "assert not heavy, heavy"

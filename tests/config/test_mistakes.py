@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import frameloom
-from frameloom.config.load import load_recipe
+from frameloom.config.loading.recipe import load_recipe
 from frameloom.core.errors import ConfigError
 
 RIGHT = """\

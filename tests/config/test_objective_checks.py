@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from frameloom.config.load import load_recipe
-from frameloom.config.objective_settings import ObjectiveSection, beta_range
+from frameloom.config.loading.recipe import load_recipe
+from frameloom.config.schema.objective import ObjectiveSection, beta_range
 from frameloom.core.errors import ConfigError
 
 RIGHT = {

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from frameloom.config.load import load_recipe
-from frameloom.config.optim import OWN_BETAS
-from frameloom.config.optim_checks import batch_sizes, scaled_rate
-from frameloom.config.render import render_yaml
+from frameloom.config.loading.recipe import load_recipe
+from frameloom.config.loading.render import render_yaml
+from frameloom.config.rules.training import batch_sizes, scaled_rate
+from frameloom.config.schema.optim import OWN_BETAS
 from frameloom.core.errors import ConfigError
 
 MISTAKES = {

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from frameloom.config.load import load_recipe, resolve
+from frameloom.config.loading.recipe import load_recipe, resolve
 from frameloom.core.errors import ConfigError
 
 

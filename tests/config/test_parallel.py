@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from frameloom.config.load import recipe_from_dict
-from frameloom.config.parallel import MeshShape, ParallelSection, fit_mesh
-from frameloom.config.parallel_checks import check_world
+from frameloom.config.loading.recipe import recipe_from_dict
+from frameloom.config.rules.parallel import check_world
+from frameloom.config.schema.parallel import MeshShape, ParallelSection, fit_mesh
 from frameloom.core.errors import ConfigError
 
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from frameloom.config.load import load_recipe
-from frameloom.config.render import render_yaml
+from frameloom.config.loading.recipe import load_recipe
+from frameloom.config.loading.render import render_yaml
 from frameloom.core.errors import ConfigError
 
 NO_GRID = ["--data.buckets", "null"]

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 import frameloom
-from frameloom.config.load import load_recipe, resolve
-from frameloom.config.render import json_schema, render_reference, render_yaml
-from frameloom.config.schema import Recipe
-from frameloom.config.tree import walk
+from frameloom.config.loading.recipe import load_recipe, resolve
+from frameloom.config.loading.render import json_schema, render_reference, render_yaml
+from frameloom.config.loading.schema_tree import walk
+from frameloom.config.schema.recipe import Recipe
 
 Writer = Callable[[str, str], Path]
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from frameloom.config.load import load_recipe
-from frameloom.config.sampling_settings import LoraChoice
+from frameloom.config.loading.recipe import load_recipe
+from frameloom.config.schema.sampling import LoraChoice
 from frameloom.core.errors import ConfigError
 from frameloom.diffusion.sampler_table import SAMPLERS
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from frameloom.config.load import load_recipe
+from frameloom.config.loading.recipe import load_recipe
 from frameloom.core.errors import ConfigError
 from frameloom.core.random import numpy_stream
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from frameloom.config.load import load_recipe
-from frameloom.config.train_settings import is_due, memory_bytes
+from frameloom.config.loading.recipe import load_recipe
+from frameloom.config.schema.training import is_due, memory_bytes
 from frameloom.core.errors import ConfigError
 
 MISTAKES = {

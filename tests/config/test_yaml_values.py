@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from frameloom.config.yaml_values import format_value, parse_document, parse_value
+from frameloom.config.loading.yaml_values import format_value, parse_document, parse_value
 from frameloom.core.errors import ConfigError
 from frameloom.core.random import numpy_stream
 

@@ -11,8 +11,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
-from frameloom.core.aside import Aside
 from frameloom.core.errors import ConfigError, FrameloomError
+from frameloom.planner.costs import Aside
 
 
 @pytest.fixture

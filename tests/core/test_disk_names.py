@@ -20,7 +20,7 @@ import torch
 from safetensors import safe_open
 
 import frameloom
-from frameloom.config.bucket_policies import FixedSection, MultiAspectSection
+from frameloom.config.schema.buckets import FixedSection, MultiAspectSection
 from frameloom.core.disk_names import (
     ARCHITECTURE_FIELDS,
     CACHE_FILE_KEYS,
@@ -44,12 +44,11 @@ from frameloom.core.disk_names import (
     TEXT_OPTIONS,
 )
 from frameloom.core.random import bits_at, key, numpy_stream, stream, uniform_at
-from frameloom.data.cache_folder import name_fingerprint
-from frameloom.data.cache_keys import latent_fingerprint
-from frameloom.data.policies.fixed import Fixed
-from frameloom.data.policies.multi_aspect import MultiAspect
-from frameloom.data.reader import ReadSettings
-from frameloom.data.transforms import CenterCrop, RandomCrop, Rescale, Resize
+from frameloom.data.buckets.fixed import Fixed, MultiAspect
+from frameloom.data.cache.folder import name_fingerprint
+from frameloom.data.cache.keys import latent_fingerprint
+from frameloom.data.loading.reader import ReadSettings
+from frameloom.data.media.transforms import CenterCrop, RandomCrop, Rescale, Resize
 from frameloom.models.registry import DENOISERS, VAES
 from frameloom.models.text.base import TextOptions
 

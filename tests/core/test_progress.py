@@ -2,7 +2,7 @@ import io
 import logging
 import re
 
-from frameloom.core.log import get_logger, set_up_logging
+from frameloom.core.logging import get_logger, set_up_logging
 from frameloom.core.progress import ProgressBar
 
 CONTROL = re.compile(r"[\x00-\x09\x0b-\x1f\x7f]")

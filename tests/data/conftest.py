@@ -8,10 +8,9 @@ import numpy as np
 import polars as pl
 import pytest
 
-from frameloom.data.manifest import Manifest, write_manifest
-from frameloom.data.media import write_image, write_video
-from frameloom.data.policies.grid import GridPolicy
-from frameloom.data.policies.grid_parser import parse_grid
+from frameloom.data.buckets.grid import GridPolicy, parse_grid
+from frameloom.data.manifest.manifest import Manifest, write_manifest
+from frameloom.data.media.writing import write_image, write_video
 
 # name, height, width, frames, fps
 VIDEOS = [

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from frameloom.core.random import stream
-from frameloom.diffusion import ddpm, flow, objective, profile, timesteps
+from frameloom.diffusion import ddpm, flow, objective, timesteps
+from frameloom.diffusion import level_profile as profile
 from frameloom.diffusion.ddpm import DDPMObjective
 from frameloom.diffusion.edm import EDMObjective
 from frameloom.diffusion.flow import FlowObjective

@@ -7,13 +7,7 @@ import torch
 
 from frameloom.core.errors import ConfigError
 from frameloom.core.random import stream
-from frameloom.diffusion.flow import (
-    FlowObjective,
-    logit_normal_time,
-    normal_from_uniform,
-    open_sora2_alpha,
-    shift_time,
-)
+from frameloom.diffusion.flow import FlowObjective, logit_normal_time, normal_from_uniform, open_sora2_alpha, shift_time
 
 SHAPE = (2, 4, 3, 6, 8)
 

@@ -10,7 +10,7 @@ import torch
 from frameloom.core.errors import ConfigError
 from frameloom.diffusion.ddpm import DDPMObjective
 from frameloom.diffusion.flow import FlowObjective, grid_time
-from frameloom.diffusion.published import read_scheduler
+from frameloom.diffusion.scheduler_config import read_scheduler
 
 COG = {
     "num_train_timesteps": 1000,

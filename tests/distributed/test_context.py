@@ -16,8 +16,8 @@ import pytest
 import torch
 
 from frameloom.core.errors import CheckpointError, ConfigError, DataError
-from frameloom.core.ranks import read_ranks
 from frameloom.distributed.context import Collective, build_mesh, join_host, process_group
+from frameloom.distributed.ranks import read_ranks
 from tests.ports import free_ports
 
 LOUD = logging.getLogger("frameloom.loud")

@@ -13,8 +13,14 @@ from torch.distributed.tensor import DTensor
 
 from frameloom.core.random import stream
 from frameloom.distributed.fsdp import add_up_gradients, choose_owners, split_state, split_weights
-from frameloom.train.optimizer import allocate_state, build_optimizer, optimizer_tensors, params_by_name, trained_names
-from frameloom.train.parallel.peers import Peers
+from frameloom.training.optim.optimizer import (
+    allocate_state,
+    build_optimizer,
+    optimizer_tensors,
+    params_by_name,
+    trained_names,
+)
+from frameloom.training.peers import Peers
 
 
 @pytest.fixture

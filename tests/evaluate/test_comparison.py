@@ -11,11 +11,11 @@ import polars as pl
 import pytest
 
 from frameloom.core.errors import DataError
-from frameloom.data.clip_view import ClipView, list_clips
-from frameloom.data.media import write_image
+from frameloom.data.media.clip_view import ClipView, list_clips
+from frameloom.data.media.writing import write_image
 from frameloom.evaluate.comparison import Distances, compare_sets, pair_clips
-from frameloom.evaluate.measures import Measures, build_measures
 from frameloom.evaluate.metric_table import refuse_existing_metrics
+from frameloom.evaluate.pair_metrics import Measures, build_measures
 
 
 def write_set(folder: Path, names: dict[str, int], *, side: int = 16) -> Path:

@@ -10,8 +10,8 @@ import numpy as np
 import polars as pl
 import pytest
 
-from frameloom.data.media import write_image, write_video
-from frameloom.data.report import bin_numbers, gather_facts
+from frameloom.data.curation.report import bin_numbers, gather_facts
+from frameloom.data.media.writing import write_image, write_video
 from frameloom.evaluate.data_report import histogram, write_data_report
 
 EVIL = '<script>alert("x")</script>" onload="y'

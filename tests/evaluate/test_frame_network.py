@@ -13,8 +13,8 @@ from transformers import CLIPImageProcessorPil, CLIPModel, CLIPTokenizer, ViTMod
 
 from frameloom.core.errors import CheckpointError
 from frameloom.core.random import stream
-from frameloom.evaluate.frame_network import load_clip, load_frame_network
-from frameloom.evaluate.similarity import measure_consistency, measure_text_similarity
+from frameloom.evaluate.clip_metrics import measure_consistency, measure_text_similarity
+from frameloom.evaluate.networks import load_clip, load_frame_network
 from tests.evaluate.networks import make_clip, make_vit
 
 CAPTION = "a red circle moves left"

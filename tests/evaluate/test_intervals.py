@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from frameloom.core.random import numpy_stream
-from frameloom.evaluate.intervals import bootstrap_mean, summarise, t_quantile
+from frameloom.evaluate.metric_table import bootstrap_mean, summarise, t_quantile
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from frameloom.core.random import stream
-from frameloom.evaluate.metrics import psnr_db, ssim
+from frameloom.evaluate.pair_metrics import psnr_db, ssim
 
 
 def make_video(index: int = 0, frames: int = 3) -> torch.Tensor:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from frameloom.core.random import stream
-from frameloom.evaluate.motion import measure_flicker, measure_motion
+from frameloom.evaluate.clip_metrics import measure_flicker, measure_motion
 
 
 def moving_square(right: int, down: int = 0, *, frames: int = 5, side: int = 64, square: int = 20) -> Tensor:

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from frameloom.core.errors import DataError
-from frameloom.data.media import write_image, write_video
-from frameloom.evaluate.clip_measures import build_clip_measures
+from frameloom.data.media.writing import write_image, write_video
+from frameloom.evaluate.clip_metrics import build_clip_measures
 from frameloom.evaluate.sample_sets import (
     ComparedSets,
     Key,
@@ -20,7 +20,7 @@ from frameloom.evaluate.sample_sets import (
     match_samples,
     write_comparison,
 )
-from frameloom.generate.outputs import read_frames
+from frameloom.sampling.outputs import read_frames
 
 HOSTILE = '<script>alert("x")</script> & "quotes"'
 

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from frameloom.evaluate.similarity import measure_consistency, measure_text_similarity
+from frameloom.evaluate.clip_metrics import measure_consistency, measure_text_similarity
 
 
 def test_frames_that_stay_the_same_are_wholly_consistent() -> None:

@@ -12,11 +12,11 @@ from transformers import VideoMAEImageProcessorPil, VideoMAEModel
 
 from frameloom.core.errors import CheckpointError, DataError
 from frameloom.core.random import numpy_stream
-from frameloom.data.clip_view import ClipView, list_clips
-from frameloom.data.media import write_video
+from frameloom.data.media.clip_view import ClipView, list_clips
+from frameloom.data.media.writing import write_video
 from frameloom.evaluate.comparison import Distances, compare_sets, pair_clips
-from frameloom.evaluate.measures import Measures
-from frameloom.evaluate.video_network import load_video_network
+from frameloom.evaluate.networks import load_video_network
+from frameloom.evaluate.pair_metrics import Measures
 from tests.evaluate.networks import make_videomae, make_vit
 
 

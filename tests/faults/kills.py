@@ -13,15 +13,10 @@ from pathlib import Path, PosixPath
 
 import torch
 
-from frameloom.checkpoint import store
-from frameloom.checkpoint.store import (
-    Checkpoint,
-    apply_retention,
-    list_steps,
-    load_checkpoint,
-    save_checkpoint,
-    step_folder,
-)
+from frameloom.checkpoint import writer as store
+from frameloom.checkpoint.reader import Checkpoint, list_steps, load_checkpoint, step_folder
+from frameloom.checkpoint.retention import apply_retention
+from frameloom.checkpoint.writer import save_checkpoint
 from frameloom.core.random import stream
 
 SIZE = 200_000

@@ -8,7 +8,7 @@ import shutil
 import time
 from pathlib import Path
 
-from frameloom.checkpoint.store import list_steps, read_state, step_folder
+from frameloom.checkpoint.reader import list_steps, read_state, step_folder
 
 TIMING = {"train/steps_per_s", "train/tokens_per_s"}
 

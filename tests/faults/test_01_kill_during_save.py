@@ -9,15 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from frameloom.checkpoint.store import (
-    apply_retention,
-    clear_leftovers,
-    list_steps,
-    load_checkpoint,
-    load_latest,
-    save_checkpoint,
-    step_folder,
-)
+from frameloom.checkpoint.reader import list_steps, load_checkpoint, load_latest, step_folder
+from frameloom.checkpoint.retention import apply_retention, clear_leftovers
+from frameloom.checkpoint.writer import save_checkpoint
 from frameloom.core.errors import CheckpointError
 from frameloom.core.random import numpy_stream
 from tests.faults.injection import VARIABLE

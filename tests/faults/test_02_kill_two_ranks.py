@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from frameloom.checkpoint.store import list_steps, load_checkpoint, load_latest, step_folder
+from frameloom.checkpoint.reader import list_steps, load_checkpoint, load_latest, step_folder
 from frameloom.core.random import numpy_stream
 from tests.faults.injection import VARIABLE
 from tests.faults.runs import digests, losses
@@ -19,7 +19,7 @@ def die_in_save(words: list[str], dying: list[int], step: int, number: int) -> N
     """`frameloom train` that dies before file operation `number` of the save of a step, on the ranks that are named."""
     import os
 
-    from frameloom.checkpoint.background import Saver
+    from frameloom.checkpoint.async_saving import Saver
     from tests.faults.kills import die_at
     from tests.faults.warm import run_command
 

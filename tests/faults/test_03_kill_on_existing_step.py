@@ -6,7 +6,9 @@ import time
 
 import pytest
 
-from frameloom.checkpoint.store import clear_leftovers, list_steps, load_checkpoint, save_checkpoint, step_folder
+from frameloom.checkpoint.reader import list_steps, load_checkpoint, step_folder
+from frameloom.checkpoint.retention import clear_leftovers
+from frameloom.checkpoint.writer import save_checkpoint
 from frameloom.core.errors import CheckpointError
 from frameloom.core.random import numpy_stream
 from tests.faults.kills import is_same, loads_as_made, make

@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from frameloom.checkpoint.store import clear_leftovers, list_steps, load_checkpoint, save_checkpoint, step_folder
+from frameloom.checkpoint.reader import list_steps, load_checkpoint, step_folder
+from frameloom.checkpoint.retention import clear_leftovers
+from frameloom.checkpoint.writer import save_checkpoint
 from frameloom.core.errors import CheckpointError
 from tests.faults.kills import loads_as_made, make
 

@@ -16,8 +16,9 @@ from pathlib import Path
 
 import pytest
 
-from frameloom.checkpoint import store
-from frameloom.checkpoint.store import list_steps, load_checkpoint, save_checkpoint, step_folder
+from frameloom.checkpoint import writer as store
+from frameloom.checkpoint.reader import list_steps, load_checkpoint, step_folder
+from frameloom.checkpoint.writer import save_checkpoint
 from frameloom.core.errors import CheckpointError
 from tests.faults.kills import is_same, make, plain_folder
 

@@ -6,8 +6,9 @@ import pytest
 import torch
 from safetensors import SafetensorError
 
-from frameloom.checkpoint import store
-from frameloom.checkpoint.store import load_checkpoint, load_latest, save_checkpoint
+from frameloom.checkpoint import writer as store
+from frameloom.checkpoint.reader import load_checkpoint, load_latest
+from frameloom.checkpoint.writer import save_checkpoint
 from frameloom.core.errors import CheckpointError
 from frameloom.core.random import numpy_stream
 from tests.faults.kills import is_same, make

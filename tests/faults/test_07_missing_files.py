@@ -6,10 +6,11 @@ import shutil
 
 import pytest
 
-from frameloom.checkpoint import store
-from frameloom.checkpoint.store import load_checkpoint, load_latest, save_checkpoint, step_folder
+from frameloom.checkpoint import writer as store
+from frameloom.checkpoint.reader import load_checkpoint, load_latest, step_folder
+from frameloom.checkpoint.writer import save_checkpoint
 from frameloom.core.errors import CheckpointError
-from frameloom.train.run import train
+from frameloom.training.train import train
 from tests.faults.kills import is_same, make
 
 

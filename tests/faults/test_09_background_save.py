@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from frameloom.checkpoint.background import Saver
-from frameloom.checkpoint.store import list_steps, load_checkpoint, step_folder
+from frameloom.checkpoint.async_saving import Saver
+from frameloom.checkpoint.reader import list_steps, load_checkpoint, step_folder
 from frameloom.core.errors import CheckpointError
 from tests.faults.injection import VARIABLE
 from tests.faults.kills import is_same, make

@@ -10,7 +10,7 @@ import socket
 import pytest
 
 from frameloom.core.errors import RunError
-from frameloom.train.run_folder import RunFolder
+from frameloom.training.run.folder import RunFolder
 from tests.faults.runs import wait_for_records
 
 LONG = ("--train.steps", "100000", "--train.save_every", "100000")

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from frameloom.checkpoint.store import load_checkpoint, read_state
-from frameloom.config.load import load_recipe
+from frameloom.checkpoint.reader import load_checkpoint, read_state
+from frameloom.config.loading.recipe import load_recipe
 from frameloom.core.errors import CheckpointError
 from frameloom.core.files import digest_value
 

@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from frameloom.train.run import train
+from frameloom.training.train import train
 from tests.faults.runs import digests, metrics, stop_after
 from tests.faults.trainers import copy, go_on, is_equal
 

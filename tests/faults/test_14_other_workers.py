@@ -9,9 +9,9 @@ from itertools import islice, product
 import numpy as np
 import pytest
 
-from frameloom.data import plan as plans
-from frameloom.train.feed import Feed, build_feed
-from frameloom.train.run import train
+from frameloom.data.order import plan as plans
+from frameloom.training.feed import Feed, build_feed
+from frameloom.training.train import train
 from tests.faults.runs import digests, metrics
 
 COUNTS = (0, 1, 2, 4)

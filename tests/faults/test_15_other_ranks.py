@@ -1,16 +1,16 @@
 """A run goes on with another number of ranks: with two micro-batches a step to the bit, with four within rounding.
 
-Two to four to one ranks, with other kinds of splitting, are in tests/train/parallel/test_runs.py.
+Two to four to one ranks, with other kinds of splitting, are in tests/distributed/test_runs.py.
 """
 
 from __future__ import annotations
 
 import pytest
 
-from frameloom.checkpoint.store import load_latest
+from frameloom.checkpoint.reader import load_latest
+from tests.distributed.jobs import largest_difference
 from tests.faults.runs import losses
 from tests.faults.warm import run_command
-from tests.train.parallel.jobs import largest_difference
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 OPTIM = {"lr": 1e-3, "eps": 1e-3, "clip_norm": None}
@@ -59,7 +59,7 @@ def test_one_two_and_one_rank_learn_what_one_does(warm, tally, world, zero, slot
 
 def train_with_half_gradients(words: list[str]) -> None:
     """`frameloom train` with gradients averaged over ranks where they should be added up."""
-    from frameloom.train.parallel import peers
+    from frameloom.training import peers
 
     add_up = peers.add_up_gradients
     peers.add_up_gradients = lambda params, group, *, factor=1.0: add_up(params, group, factor=factor / 2)

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from frameloom.checkpoint.store import list_steps
+from frameloom.checkpoint.reader import list_steps
 from tests.faults.injection import VARIABLE
 from tests.faults.runs import digests, metrics, wait_for_records
 
@@ -64,7 +64,7 @@ def test_without_the_handler_the_steps_would_be_lost(warm, world):
 def train_deaf(words: list[str]) -> None:
     from contextlib import nullcontext
 
-    from frameloom.train import loop
+    from frameloom.training import loop
     from tests.faults.warm import run_command
 
     loop.stop_on_signals = lambda trainer: nullcontext()

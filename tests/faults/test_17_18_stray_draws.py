@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from frameloom.train import draws
-from frameloom.train.loop import Trainer
+from frameloom.training.loop import Trainer
+from frameloom.training.tasks import noising as draws
 from tests.faults.trainers import copy, go_on, has_equal_tensors
 
 STEPS = 4
@@ -79,7 +79,7 @@ def test_a_resume_without_its_position_differs(start, monkeypatch, tally_of):
 
 
 def test_a_shuffle_without_a_seed_differs(start, monkeypatch, tally_of):
-    from frameloom.data import plan
+    from frameloom.data.order import plan
 
     monkeypatch.setattr(plan, "key", lambda *key: int(np.random.randint(2**31)))
     orders = [[step[1] for step in go_on(start(), 4)] for _ in range(2)]

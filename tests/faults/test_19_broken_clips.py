@@ -12,12 +12,12 @@ import pytest
 
 from frameloom.core.errors import DataError
 from frameloom.core.paths import safe_join
-from frameloom.data import slots
-from frameloom.data.decode import IMAGE_FORMATS, ClipError, read_clip, read_image
-from frameloom.data.scan import ScanOptions, errors_path, finish_scan, scan_files
-from frameloom.data.scan_pool import Job
-from frameloom.data.scan_work import FileWork
-from frameloom.train.run import train
+from frameloom.data.curation.scan import ScanOptions, errors_path, finish_scan, scan_files
+from frameloom.data.curation.scan_pool import Job
+from frameloom.data.curation.scan_work import FileWork
+from frameloom.data.loading import filling as slots
+from frameloom.data.media.decode import IMAGE_FORMATS, ClipError, read_clip, read_image
+from frameloom.training.train import train
 from tests.conftest import World
 from tests.data.bad_files import FRAMES, build_bad_files
 from tests.faults.conftest import Tally

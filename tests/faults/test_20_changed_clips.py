@@ -12,10 +12,10 @@ import pytest
 from frameloom.core.errors import DataError
 from frameloom.core.files import digest_file
 from frameloom.core.random import numpy_stream
-from frameloom.data.decode import read_clip
-from frameloom.data.media import write_video
-from frameloom.data.sources import read_source
-from frameloom.data.verify import verify_files
+from frameloom.data.curation.verify import verify_files
+from frameloom.data.manifest.sources.reading import read_source
+from frameloom.data.media.decode import read_clip
+from frameloom.data.media.writing import write_video
 
 COUNT = 150
 

@@ -13,8 +13,8 @@ import av
 import numpy as np
 import pytest
 
-from frameloom.data.decode import ClipError, DecodeLimits, read_clip
-from frameloom.data.probe import probe_header
+from frameloom.data.media.decode import ClipError, DecodeLimits, read_clip
+from frameloom.data.media.probe import probe_header
 
 SIDE = 16_000
 WIDE = DecodeLimits(max_pixels=2 * 10**9, max_frames=10**10, max_seconds=10**10)

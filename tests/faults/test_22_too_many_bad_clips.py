@@ -10,8 +10,8 @@ import polars as pl
 import pytest
 
 from frameloom.core.errors import DataError
-from frameloom.data.bad_clips import BadClipLog
-from frameloom.train.run import train
+from frameloom.data.loading.bad_clips import BadClipLog
+from frameloom.training.train import train
 from tests.faults.runs import digests, metrics
 
 

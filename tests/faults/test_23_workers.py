@@ -1,6 +1,6 @@
 """Loader workers that are killed, stopped, hang or raise: the run goes on with the same samples, or names the clip.
 
-Single faults inside of a read, crashes and quarantine are in tests/data/test_workers.py.
+Single faults inside of a read, crashes and quarantine are in tests/data/loading/test_workers.py.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from multiprocessing import active_children
 
 import pytest
 
-from frameloom.train.feed import Feed, build_feed
+from frameloom.training.feed import Feed, build_feed
 
 pytestmark = pytest.mark.slow
 STEPS = 8

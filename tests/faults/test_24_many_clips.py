@@ -10,7 +10,7 @@ import av
 import polars as pl
 import pytest
 
-from frameloom.data.decode import ClipError, probe_clip, read_clip
+from frameloom.data.media.decode import ClipError, probe_clip, read_clip
 
 MEGABYTE = 2**20
 

@@ -1,6 +1,6 @@
 """Buckets of unequal size over several ranks: equal numbers of rounds, every sample once, no waiting for ever.
 
-Runs of two and three ranks over such buckets are in tests/train/parallel/test_equivalence.py.
+Runs of two and three ranks over such buckets are in tests/distributed/test_equivalence.py.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from collections import Counter
 import numpy as np
 
 from frameloom.core.random import numpy_stream
-from frameloom.data.plan import BatchPlan, plan_epoch
-from frameloom.data.rank_assignment import Pick, Shares, Span
+from frameloom.data.order.plan import BatchPlan, plan_epoch
+from frameloom.data.order.rank_assignment import Pick, Shares, Span
 
 TABLES = 500
 WORLDS = (1, 2, 3)

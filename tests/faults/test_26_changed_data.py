@@ -10,8 +10,8 @@ import polars as pl
 import pytest
 
 from frameloom.core.errors import CheckpointError
-from frameloom.train.loop import Trainer
-from frameloom.train.run import train
+from frameloom.training.loop import Trainer
+from frameloom.training.train import train
 from tests.faults.runs import losses
 
 Change = Callable[[pl.DataFrame], pl.DataFrame]

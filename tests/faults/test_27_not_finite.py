@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from frameloom.core.errors import RunError
-from frameloom.train import step as steps
-from frameloom.train.loop import Trainer
+from frameloom.training import step as steps
+from frameloom.training.loop import Trainer
 from tests.faults.runs import losses
 from tests.faults.trainers import copy, go_on, has_equal_tensors
 from tests.faults.warm import run_command

@@ -1,6 +1,7 @@
 """A bucket that does not fit in memory runs in halves, with the same result, also after a resume; others are untouched.
 
-Ranks that agree on it, split weights, rehearsals and a real shortage of memory are in tests/train/test_halving.py.
+Ranks that agree on it, split weights, rehearsals and a real shortage of memory are in
+tests/training/memory/test_oom_split.py.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ import json
 
 import pytest
 
-from frameloom.checkpoint.store import load_latest
+from frameloom.checkpoint.reader import load_latest
 from tests.faults.injection import VARIABLE
 from tests.faults.runs import losses
 
@@ -24,7 +25,7 @@ def shortage(bucket: str | None, most: int) -> dict[str, str]:
 
 def find_bucket(world) -> str:
     """The bucket of the first step that has at least three samples."""
-    from frameloom.train.feed import build_feed
+    from frameloom.training.feed import build_feed
 
     feed = build_feed(world.recipe(), bad_clips=world.folder / "bad.jsonl")
     plan = feed.plan(0)

@@ -9,8 +9,8 @@ import time
 import pytest
 
 from frameloom.core.errors import RunError
-from frameloom.train.parallel import pace
-from frameloom.train.restarts import MOST, count_restart
+from frameloom.training import stragglers as pace
+from frameloom.training.run.length import MOST, count_restart
 from tests.faults.injection import VARIABLE
 from tests.faults.runs import digests, losses
 

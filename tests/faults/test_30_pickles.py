@@ -12,9 +12,10 @@ import pytest
 import torch
 
 from frameloom.checkpoint.model_folder import read_weights
-from frameloom.checkpoint.store import load_latest, save_checkpoint
+from frameloom.checkpoint.reader import load_latest
+from frameloom.checkpoint.writer import save_checkpoint
 from frameloom.core.errors import FrameloomError
-from frameloom.data.foreign_cache import read_arrays
+from frameloom.data.cache.external import read_arrays
 from tests.faults.kills import make
 
 

@@ -1,6 +1,6 @@
 """Hostile headers of safetensors files are refused, and a thousand damaged ones break nothing and cost little.
 
-Each form of a wrong header has its message in tests/checkpoint/test_safetensors_file.py.
+Each form of a wrong header has its message in tests/weights/test_safetensors_file.py.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from frameloom.checkpoint.safetensors_file import open_safetensors
 from frameloom.core.errors import CheckpointError
 from frameloom.core.random import numpy_stream
+from frameloom.weights.safetensors_file import open_safetensors
 
 COUNT = 1000
 

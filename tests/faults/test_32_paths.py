@@ -15,11 +15,11 @@ import polars as pl
 import pytest
 
 from frameloom.core.errors import DataError, FrameloomError
-from frameloom.data import decode
-from frameloom.data.decode import read_clip
-from frameloom.data.manifest import Manifest, write_manifest
-from frameloom.data.media import write_video
-from frameloom.data.sources import read_source
+from frameloom.data.manifest.manifest import Manifest, write_manifest
+from frameloom.data.manifest.sources.reading import read_source
+from frameloom.data.media import decode
+from frameloom.data.media.decode import read_clip
+from frameloom.data.media.writing import write_video
 
 WHITE = 250
 

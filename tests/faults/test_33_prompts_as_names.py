@@ -10,13 +10,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from frameloom.core.log import get_logger, set_up_logging
+from frameloom.core.logging import get_logger, set_up_logging
 from frameloom.core.paths import clean_name
-from frameloom.data.media import read_metadata
-from frameloom.generate.load import load_sampler
-from frameloom.generate.outputs import free_path
-from frameloom.generate.pipeline import Request, generate, write_results
-from frameloom.train.run import train
+from frameloom.data.media.writing import read_metadata
+from frameloom.sampling.load import load_sampler
+from frameloom.sampling.outputs import free_path
+from frameloom.sampling.pipeline import Request, generate, write_results
+from frameloom.training.train import train
 
 PROMPTS = [
     *(

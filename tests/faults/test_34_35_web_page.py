@@ -16,7 +16,7 @@ from urllib.parse import quote
 import psutil
 import pytest
 
-from frameloom.studio.context import Limits
+from frameloom.studio.server.context import Limits
 from tests.studio.studio_process import Answer, Studio, read_answer
 from tests.studio.tiny_run import RUN, make_root
 

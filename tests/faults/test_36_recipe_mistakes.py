@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 import yaml
 
-from frameloom.config.load import recipe_from_dict
-from frameloom.config.tree import walk
+from frameloom.config.loading.recipe import recipe_from_dict
+from frameloom.config.loading.schema_tree import walk
 from frameloom.core.errors import ConfigError
 
 START: dict[str, Any] = {

@@ -24,8 +24,8 @@ from pathlib import Path
 import torch
 from frameloom.core.errors import CacheError
 from frameloom.core.random import numpy_stream
-from frameloom.data.cache import TextCache
-from frameloom.data.cache_fill import FillSettings, write_text_cache
+from frameloom.data.cache.cache import TextCache
+from frameloom.data.cache.filling import FillSettings, write_text_cache
 
 CAPTIONS = [f"caption {'x' * n}" for n in range(13)]
 FINGERPRINT = {"kind": "text", "encoder": "lengths"}

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from frameloom.checkpoint.store import Checkpoint
-from frameloom.train.loop import Trainer
+from frameloom.checkpoint.reader import Checkpoint
+from frameloom.training.loop import Trainer
 
 Taken = tuple[dict[str, float], list[int], Checkpoint]
 """values of a step, its rows, and the state after it"""

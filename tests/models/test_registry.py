@@ -13,7 +13,7 @@ import torch
 from frameloom.core.errors import ConfigError
 from frameloom.models.registry import DENOISERS, TEXT_ENCODERS, VAES, get_denoiser, get_text_encoder, get_vae
 from frameloom.models.spec import DenoiserSpec, Link
-from frameloom.train.recompute import group_blocks
+from frameloom.training.memory.recompute import group_blocks
 
 ALL = [*DENOISERS.values(), *VAES.values(), *TEXT_ENCODERS.values()]
 

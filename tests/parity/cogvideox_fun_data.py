@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from frameloom.config.bucket_policies import RatioTokensSection
-from frameloom.data.buckets import Bucket, Clips, Draw
-from frameloom.data.policies.lengths import LengthRule
-from frameloom.data.policies.ratio_tokens import (
+from frameloom.config.schema.buckets import RatioTokensSection
+from frameloom.data.buckets.lengths import LengthRule
+from frameloom.data.buckets.policy import Bucket, Clips, Draw
+from frameloom.data.buckets.ratio_tokens import (
     DRAW_RATIO,
     DRAW_SIZE,
     FIRST_SHARE,
@@ -20,7 +20,7 @@ from frameloom.data.policies.ratio_tokens import (
     first_heavy,
     list_divisors,
 )
-from frameloom.data.policies.ratios import CROP_WEIGHTS, RATIO_TABLE, draw_weighted, nearest_values
+from frameloom.data.buckets.sizes import CROP_WEIGHTS, RATIO_TABLE, draw_weighted, nearest_values
 from tests.parity.cases import ParityOutput, compare_facts, leave_out, pick_prefixed, table_runners
 
 Found = Iterator[tuple[str, Any, Any] | ParityOutput]

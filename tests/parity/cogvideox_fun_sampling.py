@@ -14,24 +14,24 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from frameloom.config.sampling_settings import SampleSection
-from frameloom.generate.conditions import Prepared, prepare
-from frameloom.generate.given import Given
-from frameloom.generate.parts import LoadedDenoiser
-from frameloom.models.denoisers.cogvideox_fun.config import SIZES
-from frameloom.models.denoisers.cogvideox_fun.known import (
+from frameloom.builders.denoiser import LoadedDenoiser
+from frameloom.config.schema.sampling import SampleSection
+from frameloom.models.denoisers.cogvideox_fun.conditioning import (
     TRAINING_LOG_SIGMA,
     add_noise_to_known,
     blank_unknown,
     pack_known,
     resize_known,
 )
-from frameloom.models.denoisers.cogvideox_fun.published import read_published
+from frameloom.models.denoisers.cogvideox_fun.config import SIZES
+from frameloom.models.denoisers.cogvideox_fun.weights import read_published
 from frameloom.models.denoisers.conditions import Conditions
 from frameloom.models.registry import get_denoiser
 from frameloom.models.vaes.cogvideox.config import CogVideoXConfig
 from frameloom.models.vaes.cogvideox.model import CogVideoXVAE
-from frameloom.models.vaes.cogvideox.weights import load_original as load_vae
+from frameloom.models.vaes.cogvideox.model import load_original as load_vae
+from frameloom.sampling.conditions import Prepared, prepare
+from frameloom.sampling.given import Given
 from tests.parity.cases import ParityCase, ParityOutput, Runner, pair_outputs, read_beside
 from tests.parity.cogvideox_fun_transformer import name_rotary
 from tests.parity.noise_schedules import read_sampler

@@ -14,12 +14,16 @@ import torch
 from torch import Tensor, nn
 
 from frameloom.core.errors import ConfigError
-from frameloom.models.denoisers.cogvideox_fun.blocks import Block
 from frameloom.models.denoisers.cogvideox_fun.config import SIZES, CogVideoXFunConfig
-from frameloom.models.denoisers.cogvideox_fun.model import CogVideoXFunTransformer, build
-from frameloom.models.denoisers.cogvideox_fun.positions import find_grid, fit_region, turn_table
-from frameloom.models.denoisers.cogvideox_fun.published import read_published
-from frameloom.models.denoisers.cogvideox_fun.weights import fit_input_channels, load_original
+from frameloom.models.denoisers.cogvideox_fun.model import (
+    Block,
+    CogVideoXFunTransformer,
+    build,
+    find_grid,
+    fit_region,
+    turn_table,
+)
+from frameloom.models.denoisers.cogvideox_fun.weights import fit_input_channels, load_original, read_published
 from tests.parity.cases import ParityCase, ParityOutput, Runner, compare, compare_numbers, under
 
 TOLERANCE = 1e-5

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from frameloom.models.vaes.cogvideox.config import CogVideoXConfig
-from frameloom.models.vaes.cogvideox.model import CogVideoXVAE
-from frameloom.models.vaes.cogvideox.weights import load_original
+from frameloom.models.vaes.cogvideox.model import CogVideoXVAE, load_original
 from tests.parity.cases import ParityCase, ParityOutput, Runner, compare
 
 TOLERANCE = 1e-5

@@ -8,7 +8,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from frameloom.config.yaml_values import parse_document
+from frameloom.config.loading.yaml_values import parse_document
 from frameloom.core.errors import ConfigError
 
 PUBLISHED_LIST = Path(__file__).with_name("deviations.yaml")

@@ -17,7 +17,7 @@ from torch import Tensor
 from frameloom.diffusion.ddpm import DDPMObjective, snr
 from frameloom.diffusion.flow import FlowObjective, grid_time, logit_normal_time, open_sora2_alpha, shift_time
 from frameloom.diffusion.objective import Noised, Objective, offset_noise
-from frameloom.diffusion.published import read_scheduler
+from frameloom.diffusion.scheduler_config import read_scheduler
 from frameloom.diffusion.timesteps import stratify
 from tests.parity.cases import (
     ParityCase,

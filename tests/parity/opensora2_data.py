@@ -15,15 +15,13 @@ import torch
 from numpy.typing import NDArray
 
 from frameloom.core.errors import DataError
-from frameloom.data.buckets import UNUSED, Clips, Draw
-from frameloom.data.frames import FrameRule, Window, cover, select_frames
-from frameloom.data.plan import plan_epoch
-from frameloom.data.policies.grid import GridPolicy
-from frameloom.data.policies.grid_parser import parse_grid
-from frameloom.data.policies.lengths import sample_rate
-from frameloom.data.policies.ratios import nearest_values
-from frameloom.data.policies.resolutions import ASPECT_RATIOS, height_per_width, parse_resolution, size_table
-from frameloom.data.probe import probe_header
+from frameloom.data.buckets.grid import GridPolicy, parse_grid
+from frameloom.data.buckets.lengths import sample_rate
+from frameloom.data.buckets.policy import UNUSED, Clips, Draw
+from frameloom.data.buckets.sizes import ASPECT_RATIOS, height_per_width, nearest_values, parse_resolution, size_table
+from frameloom.data.media.frames import FrameRule, Window, cover, select_frames
+from frameloom.data.media.probe import probe_header
+from frameloom.data.order.plan import plan_epoch
 from tests.parity.cases import (
     ParityCase,
     ParityOutput,

@@ -12,18 +12,18 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from frameloom.config.sampling_settings import SampleSection
-from frameloom.diffusion.end_masks import known_cells
+from frameloom.builders.denoiser import LoadedDenoiser
+from frameloom.config.schema.sampling import SampleSection
 from frameloom.diffusion.flow import FlowObjective
+from frameloom.diffusion.frame_masks import known_cells
 from frameloom.diffusion.guidance import oscillate
-from frameloom.generate.conditions import Prepared
-from frameloom.generate.guidance import GuidedDenoiser
-from frameloom.generate.parts import LoadedDenoiser
 from frameloom.models.denoisers.conditions import Conditions
 from frameloom.models.denoisers.opensora2.config import SIZES, MMDiTConfig
 from frameloom.models.layers.patches import Grid, pack, token_grid, unpack
 from frameloom.models.registry import get_denoiser, get_vae
 from frameloom.models.vaes.base import VideoVAE
+from frameloom.sampling.conditions import Prepared
+from frameloom.sampling.guidance import GuidedDenoiser
 from tests.parity.cases import (
     ParityCase,
     ParityOutput,

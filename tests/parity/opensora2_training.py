@@ -15,20 +15,16 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from frameloom.diffusion.end_masks import (
-    draw_end_mask,
-    pick_kind,
-    usable_kinds,
-)
 from frameloom.diffusion.flow import FlowObjective
+from frameloom.diffusion.frame_masks import draw_end_mask, pick_kind, usable_kinds
 from frameloom.diffusion.mask_kinds import END_KINDS
 from frameloom.diffusion.objective import Noised
 from frameloom.models.denoisers.opensora2.config import SIZES
-from frameloom.models.denoisers.opensora2.positions import joint_positions
+from frameloom.models.denoisers.opensora2.model import joint_positions
 from frameloom.models.layers.patches import pack, token_grid, unpack
 from frameloom.models.registry import get_denoiser
 from frameloom.models.text.base import TextStates
-from frameloom.models.text.dropout import drop_text
+from frameloom.models.text.caption_dropout import drop_text
 from tests.parity.cases import ParityCase, ParityOutput, Runner, compare_facts, pair_outputs, under
 from tests.parity.opensora2_sampling import put_references
 from tests.parity.sampling import make_text

@@ -10,21 +10,16 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from frameloom.config.sampling_settings import SampleSection
-from frameloom.generate.conditions import Prepared
-from frameloom.generate.guidance import GuidedDenoiser
-from frameloom.generate.parts import LoadedDenoiser
+from frameloom.builders.denoiser import LoadedDenoiser
+from frameloom.config.schema.sampling import SampleSection
 from frameloom.models.denoisers.conditions import NUM_TIMESTEPS, Conditions
 from frameloom.models.denoisers.opensora2.config import SIZES, MMDiTConfig
-from frameloom.models.denoisers.opensora2.model import MMDiT, embed_time
-from frameloom.models.denoisers.opensora2.positions import (
-    joint_positions,
-    rotary_precision,
-    turn_table,
-)
+from frameloom.models.denoisers.opensora2.model import MMDiT, embed_time, joint_positions, rotary_precision, turn_table
 from frameloom.models.denoisers.opensora2.weights import order_pairs
 from frameloom.models.layers.patches import pack, token_grid, unpack
-from frameloom.models.layers.rope import axis_angles
+from frameloom.models.layers.positions import axis_angles
+from frameloom.sampling.conditions import Prepared
+from frameloom.sampling.guidance import GuidedDenoiser
 from tests.parity.cases import ParityCase, ParityOutput, Runner, compare, under
 from tests.parity.opensora2_sampling import FAMILY, NUM_BRANCHES, RecordedModel, load_denoiser
 from tests.parity.sampling import make_text, repeat_text

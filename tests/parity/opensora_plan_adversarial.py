@@ -10,19 +10,17 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from frameloom.models.vaes.adversarial import (
+from frameloom.models.vaes.base import Moments
+from frameloom.models.vaes.discriminator import Discriminator3D, DiscriminatorConfig, load_discriminator
+from frameloom.models.vaes.losses import (
     AdversarialSettings,
     balance_gradients,
     discriminator_loss,
     generator_term,
     hinge_loss,
-    vanilla_loss,
-)
-from frameloom.models.vaes.base import Moments
-from frameloom.models.vaes.discriminator import Discriminator3D, DiscriminatorConfig, load_discriminator
-from frameloom.models.vaes.losses import (
     kl_divergence,
     reconstruction_nll,
+    vanilla_loss,
     wavelet_loss,
 )
 from frameloom.models.vaes.lpips import LPIPS, load_lpips

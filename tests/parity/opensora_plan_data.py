@@ -11,12 +11,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from frameloom.config.bucket_policies import GroupedSection
-from frameloom.data.buckets import UNUSED, Clips, Draw
-from frameloom.data.frames import Window, pick_start, resample_window, speed_up
-from frameloom.data.policies.grouped import PUBLISHED_GROUP_BATCHES, TOO_LONG, Grouped
-from frameloom.data.policies.lengths import LengthRule
-from frameloom.data.transforms import CenterCrop
+from frameloom.config.schema.buckets import GroupedSection
+from frameloom.data.buckets.grouped import PUBLISHED_GROUP_BATCHES, TOO_LONG, Grouped
+from frameloom.data.buckets.lengths import LengthRule
+from frameloom.data.buckets.policy import UNUSED, Clips, Draw
+from frameloom.data.media.frames import Window, pick_start, resample_window, speed_up
+from frameloom.data.media.transforms import CenterCrop
 from frameloom.models.text.cleaning import clean_caption
 from tests.parity.cases import ParityCase, ParityOutput, Runner, compare_facts, leave_out, table_runners
 

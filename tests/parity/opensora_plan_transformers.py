@@ -16,7 +16,7 @@ from frameloom.models.denoisers.latte.model import build as build_latte
 from frameloom.models.denoisers.latte.weights import load_original as load_latte
 from frameloom.models.denoisers.opensora_plan.config import OpenSoraPlanConfig
 from frameloom.models.denoisers.opensora_plan.model import build
-from frameloom.models.denoisers.opensora_plan.positions import Scales
+from frameloom.models.denoisers.opensora_plan.skiparse import Scales
 from frameloom.models.denoisers.opensora_plan.weights import load_original, read_config
 from frameloom.models.layers.patches import Grid, token_grid
 from tests.parity.cases import ParityCase, ParityOutput, Runner, compare, under

@@ -14,14 +14,13 @@ from torch import Tensor
 
 from frameloom.models.vaes.base import Moments
 from frameloom.models.vaes.causal.config import CausalVAEConfig
-from frameloom.models.vaes.causal.model import CausalVAE
-from frameloom.models.vaes.causal.tiling import Tiling
+from frameloom.models.vaes.causal.model import CausalVAE, Tiling
 from frameloom.models.vaes.causal.weights import load_original as load_causal
-from frameloom.models.vaes.wfvae.chunking import FrameStream
+from frameloom.models.vaes.wfvae.blocks import FrameStream
 from frameloom.models.vaes.wfvae.config import WFVAEConfig
 from frameloom.models.vaes.wfvae.model import WFVAE
+from frameloom.models.vaes.wfvae.model import load_original as load_wfvae
 from frameloom.models.vaes.wfvae.wavelet import HaarJoin2D, HaarJoin3D, HaarSplit2D, HaarSplit3D
-from frameloom.models.vaes.wfvae.weights import load_original as load_wfvae
 from tests.parity.cases import ParityCase, ParityOutput, Runner, compare
 from tests.parity.weights import find_weights
 

@@ -10,11 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from frameloom.train.clipping import FadingLimit
-from frameloom.train.ema import EMA
-from frameloom.train.optimizer import build_optimizer, clip_gradients
-from frameloom.train.parameter_groups import RateGroup
-from frameloom.train.schedules import build_schedule
+from frameloom.training.optim.clipping import FadingLimit
+from frameloom.training.optim.ema import EMA
+from frameloom.training.optim.groups import RateGroup
+from frameloom.training.optim.optimizer import build_optimizer, clip_gradients
+from frameloom.training.optim.schedules import build_schedule
 from tests.parity.cases import ParityCase, ParityOutput, Runner, compare_numbers, pair_outputs, relative_to_largest
 
 _POLYNOMIAL_END = 1e-7

@@ -10,13 +10,13 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from frameloom.config.sampling_settings import SampleSection
+from frameloom.builders.denoiser import LoadedDenoiser
+from frameloom.config.schema.sampling import SampleSection
 from frameloom.diffusion.objective import Objective
-from frameloom.generate.conditions import Prepared
-from frameloom.generate.parts import LoadedDenoiser
-from frameloom.generate.pipeline import Sampler, decode, solve
 from frameloom.models.text.base import TextStates
 from frameloom.models.vaes.base import VideoVAE
+from frameloom.sampling.conditions import Prepared
+from frameloom.sampling.pipeline import Sampler, decode, solve
 from tests.parity.cases import ParityOutput
 
 

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from frameloom.diffusion.flow import FlowObjective
 from frameloom.diffusion.objective import Noised
-from frameloom.models.text.dropout import drop_text
+from frameloom.models.text.caption_dropout import drop_text
 from tests.parity.cases import ParityCase, list_goldens, read_golden, under
 from tests.parity.harness import CaseResult, find_runner, run_case
 from tests.parity.sampling import make_text

@@ -9,18 +9,18 @@ from pathlib import Path
 import pytest
 import yaml
 
-from frameloom.checkpoint.store import list_steps, read_state, step_folder
-from frameloom.config.imports.importing import import_command
-from frameloom.config.schema import Recipe
-from frameloom.generate.load import Source
-from frameloom.generate.order import Order, fill_order
-from frameloom.generate.prompts import read_rows
-from frameloom.train.caching import write_caches
-from frameloom.train.run import train
+from frameloom.checkpoint.reader import list_steps, read_state, step_folder
+from frameloom.config.schema.recipe import Recipe
+from frameloom.interop.importers.importing import import_command
+from frameloom.sampling.load import Source
+from frameloom.sampling.prompts import read_rows
+from frameloom.sampling.request import Order, fill_order
+from frameloom.training.caching import write_caches
+from frameloom.training.train import train
 from tests.recipes.twins import SIDE, Workshop
-from tests.train.runs import losses
+from tests.training.runs import losses
 
-DOCUMENTS = Path(__file__).parents[1] / "config" / "imports" / "documents"
+DOCUMENTS = Path(__file__).parents[1] / "interop" / "importers" / "documents"
 STEPS = 8
 RATES = {
     "cogvideox_fun-train.sh": 2e-4,

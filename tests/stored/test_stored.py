@@ -21,7 +21,7 @@ import torch
 import yaml
 from PIL import Image
 
-from frameloom.config.load import load_recipe
+from frameloom.config.loading.recipe import load_recipe
 from tests.stored.machine import describe_machine, run_frameloom
 from tests.stored.make import FIRST_SAVE, LAST, SAMPLE, SECOND_SAVE, STOPPED
 from tests.stored.tensors import digest_tensors, read_tensors

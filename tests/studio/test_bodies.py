@@ -8,9 +8,9 @@ import pytest
 
 starlette = pytest.importorskip("starlette.requests", reason="the extra studio is not installed")
 
-from frameloom.studio.access import Access  # noqa: E402
-from frameloom.studio.bodies import BodyRefused, Upload, read_body  # noqa: E402
-from frameloom.studio.context import Limits  # noqa: E402
+from frameloom.studio.server.context import Limits  # noqa: E402
+from frameloom.studio.server.files import BodyRefused, Upload, read_body  # noqa: E402
+from frameloom.studio.server.guard import Access  # noqa: E402
 
 PART = b'--xyz\r\nContent-Disposition: form-data; name="files"; filename="a.png"\r\n\r\n--xy--x-xy\r\n'
 

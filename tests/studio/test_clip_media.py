@@ -11,12 +11,11 @@ import polars as pl
 import pytest
 
 from frameloom.core.errors import DataError
-from frameloom.data.decode import probe_clip
-from frameloom.data.media import write_image, write_video
-from frameloom.studio.clip_media import ClipMedia
-from frameloom.studio.clip_table import ClipShelf
-from frameloom.studio.clip_views import show_clip, show_page
-from frameloom.studio.context import StudioContext
+from frameloom.data.media.decode import probe_clip
+from frameloom.data.media.writing import write_image, write_video
+from frameloom.studio.data.clip_table import ClipShelf
+from frameloom.studio.data.clips import ClipMedia, show_clip, show_page
+from frameloom.studio.server.context import StudioContext
 
 FRAMES = np.zeros((12, 48, 64, 3), np.uint8)
 
@@ -86,7 +85,7 @@ def test_pictures_are_jpeg_and_missing_files_have_none(shown):
 
 def test_captions_are_shown_as_text_and_not_as_markup(shown):
     _, table, media = shown
-    from frameloom.studio.clip_table import ClipFilter
+    from frameloom.studio.data.clip_table import ClipFilter
 
     page = show_page(table, table.page(ClipFilter(), 0), media, {1: "<i>new</i>"}, chosen=0)
     assert "&lt;b&gt;bold" in page and "&lt;i&gt;new" in page

@@ -7,12 +7,19 @@ import pytest
 
 from frameloom.core.errors import DataError
 from frameloom.core.files import digest_file
-from frameloom.data.manifest import Manifest, write_manifest
-from frameloom.data.sources import Source
-from frameloom.studio.caption_edits import apply_edits, free_name, write_edited
-from frameloom.studio.clip_table import PAGE_ROWS, ClipFilter, ClipShelf, ClipTable
-from frameloom.studio.context import StudioContext
-from frameloom.studio.manifest_list import list_manifests
+from frameloom.data.manifest.manifest import Manifest, write_manifest
+from frameloom.data.manifest.sources.reading import Source
+from frameloom.studio.data.clip_table import (
+    PAGE_ROWS,
+    ClipFilter,
+    ClipShelf,
+    ClipTable,
+    apply_edits,
+    free_name,
+    write_edited,
+)
+from frameloom.studio.recipe.files import list_manifests
+from frameloom.studio.server.context import StudioContext
 
 
 @pytest.fixture

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from frameloom.core.errors import DataError
-from frameloom.studio.context import StudioContext
-from frameloom.studio.environment import clean_environment
+from frameloom.studio.server.app import clean_environment
+from frameloom.studio.server.context import StudioContext
 
 
 @pytest.fixture

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from frameloom.config.load import load_recipe
-from frameloom.data.manifest import Manifest
+from frameloom.config.loading.recipe import load_recipe
+from frameloom.data.manifest.manifest import Manifest
 from tests.studio.studio_process import Studio
 
 _CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")

@@ -11,11 +11,11 @@ import torch
 
 from frameloom.cli.main import main
 from frameloom.core.errors import DataError, RunError
-from frameloom.studio.context import StudioContext
-from frameloom.studio.generate_desk import GenerateDesk
-from frameloom.studio.history import convert_clip, list_made, to_wish
-from frameloom.studio.order_queue import CANCELLED, DONE, FAILED, RUNNING, OrderQueue, Ticket
-from frameloom.studio.wishes import OUT, Wish
+from frameloom.studio.generate.controller import GenerateDesk
+from frameloom.studio.generate.history import convert_clip, list_made, to_wish
+from frameloom.studio.generate.queue import CANCELLED, DONE, FAILED, RUNNING, OrderQueue, Ticket
+from frameloom.studio.generate.requests import OUT, Wish
+from frameloom.studio.server.context import StudioContext
 from tests.studio.tiny_run import PROMPT, RUN, make_root
 
 _PATIENCE_S = 240.0

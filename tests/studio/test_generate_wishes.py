@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from frameloom.config.schema import Recipe
+from frameloom.config.schema.recipe import Recipe
 from frameloom.core.errors import ConfigError, DataError
-from frameloom.studio.context import Limits, StudioContext
-from frameloom.studio.generate_desk import OWN_SIZE, Form, GenerateDesk, form_values
-from frameloom.studio.history import keep_upload
-from frameloom.studio.model_list import ModelIndex, find_models, makes_clips, takes_image
-from frameloom.studio.wishes import Wish, check_wish, clean_prompt, drop_defaults
+from frameloom.studio.generate.controller import OWN_SIZE, Form, GenerateDesk, form_values
+from frameloom.studio.generate.history import keep_upload
+from frameloom.studio.generate.models import ModelIndex, find_models, makes_clips, takes_image
+from frameloom.studio.generate.requests import Wish, check_wish, clean_prompt, drop_defaults
+from frameloom.studio.server.context import Limits, StudioContext
 from tests.studio.tiny_run import PROMPT, RUN, make_root
 
 

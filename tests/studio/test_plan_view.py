@@ -7,15 +7,14 @@ import shutil
 
 import pytest
 
-from frameloom.config.load import load_recipe
-from frameloom.data.buckets import assign, bucket_table
-from frameloom.data.manifest import Manifest
-from frameloom.studio.broken_view import show_broken
-from frameloom.studio.bucket_view import show_buckets, show_shapes
-from frameloom.studio.clip_table import ClipShelf
-from frameloom.studio.context import StudioContext
-from frameloom.studio.plan_view import show_plan
-from frameloom.train.data_parts import build_policy
+from frameloom.builders.data import build_policy
+from frameloom.config.loading.recipe import load_recipe
+from frameloom.data.buckets.policy import assign, bucket_table
+from frameloom.data.manifest.manifest import Manifest
+from frameloom.studio.data.clip_table import ClipShelf
+from frameloom.studio.data.controller import show_broken, show_buckets, show_shapes
+from frameloom.studio.recipe.controller import show_plan
+from frameloom.studio.server.context import StudioContext
 
 
 @pytest.fixture

@@ -6,10 +6,10 @@ import pytest
 
 from frameloom.cli.main import main
 from frameloom.core.errors import ConfigError
-from frameloom.studio.context import Limits, StudioContext
-from frameloom.studio.recipe_desk import RecipeDesk, describe_check
-from frameloom.studio.recipe_form import sizes_for
-from frameloom.studio.recipe_list import find_recipe_file, list_recipes
+from frameloom.studio.recipe.controller import RecipeDesk, describe_check
+from frameloom.studio.recipe.files import find_recipe_file, list_recipes
+from frameloom.studio.recipe.form import sizes_for
+from frameloom.studio.server.context import Limits, StudioContext
 
 BAD = "_base_: shapes/demo\nname: bad\noptim: {learning_rate: 1}\ntrain: {steps: many}\nsample: {frames: 8}\n"
 

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as some
 
-from frameloom.config.yaml_values import parse_document
+from frameloom.config.loading.yaml_values import parse_document
 from frameloom.core.errors import ConfigError
-from frameloom.studio.recipe_form import build_fields
-from frameloom.studio.recipe_text import set_key
+from frameloom.studio.recipe.form import build_fields
+from frameloom.studio.recipe.text import set_key
 
 TEXT = """\
 # Mine

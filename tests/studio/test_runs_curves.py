@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from frameloom.studio.curves import Line, draw_chart, format_value, smooth, thin, ticks
+from frameloom.studio.runs.curves import Line, draw_chart, format_value, smooth, thin, ticks
 
 
 def test_smoothing_zero_changes_nothing_and_a_constant_stays_itself():

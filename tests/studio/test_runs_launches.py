@@ -9,10 +9,10 @@ from collections.abc import Callable
 import pytest
 
 from frameloom.core.errors import ConfigError
-from frameloom.studio.context import StudioContext
-from frameloom.studio.launches import Launches, clean_text, describe_end, split_words
-from frameloom.studio.run_list import RUNNING, STOPPED
-from frameloom.studio.runs_desk import RunsDesk
+from frameloom.studio.runs.controller import RunsDesk
+from frameloom.studio.runs.launches import Launches, clean_text, describe_end, split_words
+from frameloom.studio.runs.run_list import RUNNING, STOPPED
+from frameloom.studio.server.context import StudioContext
 from tests.studio.tiny_run import make_root
 
 _PATIENCE_S = 240.0

@@ -10,13 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from frameloom.studio.context import StudioContext
-from frameloom.studio.launches import Launches
-from frameloom.studio.run_list import FAILED, FINISHED, RUNNING, STOPPED, RunIndex, find_runs
-from frameloom.studio.run_lock import find_holder
-from frameloom.studio.run_samples import list_steps, nearest_step, read_step, slider_stride
-from frameloom.studio.runs_desk import RunsDesk
-from frameloom.train.run_folder import RunFolder
+from frameloom.studio.runs.controller import RunsDesk
+from frameloom.studio.runs.launches import Launches
+from frameloom.studio.runs.run_list import FAILED, FINISHED, RUNNING, STOPPED, RunIndex, find_holder, find_runs
+from frameloom.studio.runs.samples import list_steps, nearest_step, read_step, slider_stride
+from frameloom.studio.server.context import StudioContext
+from frameloom.training.run.folder import RunFolder
 from tests.studio.tiny_run import PROMPT, RUN, make_root
 
 

@@ -7,7 +7,7 @@ import math
 from pathlib import Path
 
 from frameloom.core.files import write_text
-from frameloom.studio.metrics_tail import MetricsTail
+from frameloom.studio.runs.run_list import MetricsTail
 
 
 def record(step: int, **values: object) -> str:

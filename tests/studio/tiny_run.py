@@ -7,8 +7,8 @@ from pathlib import Path
 
 import yaml
 
-from frameloom.config.load import load_recipe
-from frameloom.train.run import train
+from frameloom.config.loading.recipe import load_recipe
+from frameloom.training.train import train
 from tests.conftest import World
 
 PROMPT = "a red circle moves left over a gray background"

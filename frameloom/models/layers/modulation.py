@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from frameloom.models.layers.mlp import TwoLinear
-from frameloom.models.layers.sinusoids import embed_index
+from frameloom.models.layers.positions import embed_index
 
 TIME_WIDTH = 256
 # Numbers of a sample from which on a norm by itself pays on the CPU.

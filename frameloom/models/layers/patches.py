@@ -1,9 +1,9 @@
-"""Latents to tokens and back.
+"""Latents to tokens and back; frames into the batch and back.
+
+Shape letters: B batch, C channels, F frames, H height, W width, N tokens, D width.
 
 Tokens run over (frame, row, column), column fastest. A packed token's features run over (channel, frame in patch, row
 in patch, column in patch).
-
-Shape letters: B batch, C channels, F frames, H height, W width, N tokens, D width.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import torch
 from torch import Tensor, nn
 
 from frameloom.core.errors import ConfigError
-from frameloom.models.layers.frames import fold_frames
 
 Grid = tuple[int, int, int]
 """tokens along (frames, rows, columns)"""
@@ -72,3 +71,12 @@ class PatchEmbed(nn.Module):
     def forward(self, latent_BCFHW: Tensor) -> Tensor:
         """[B, F, H, W, D]"""
         return embed_frames(self.proj, latent_BCFHW)
+
+
+def fold_frames(x_BCFHW: Tensor) -> Tensor:
+    """Frames into the batch, for layers that treat every frame as an image; one in channels-last order stays so."""
+    return x_BCFHW.transpose(1, 2).flatten(0, 1)
+
+
+def unfold_frames(x: Tensor, num_frames: int) -> Tensor:
+    return torch.unflatten(x, 0, (-1, num_frames)).transpose(1, 2)

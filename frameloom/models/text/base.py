@@ -9,6 +9,7 @@ import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal, Self, get_args, get_type_hints
 
 import torch
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 
 from frameloom.core.errors import ConfigError
 from frameloom.core.spelling import refuse_unknown
+from frameloom.models.registry import get_text_encoder
 
 
 @dataclass(frozen=True)
@@ -113,3 +115,14 @@ class TextEncoder(ABC):
 
     def unload(self) -> None:  # noqa: B027 - an encoder may have nothing to free
         """Free the memory of the weights; the next `encode` reads them again."""
+
+
+def build_text_encoder(
+    name: str, *, max_length: int, path: str | Path | None = None, options: Mapping[str, Any] | None = None
+) -> TextEncoder:
+    """A frozen encoder. `path` is its folder; None takes the installed package that carries it.
+
+    `options` are fields of `TextOptions` that differ from the encoder's own.
+    """
+    folder = Path(path) if path is not None else None
+    return get_text_encoder(name).build(name, max_length, folder, options or {})

@@ -1,5 +1,7 @@
 """The text halves of CLIP ViT-L/14 and OpenCLIP ViT-bigG/14.
 
+Shape letters: B batch, K text tokens, M windows of a text, P tokens of a window, D width.
+
 SDXL takes the penultimate states of both, without the final norm, and the projected vector of bigG; Open-Sora 2 takes
 the pooled vector of CLIP-L. Nothing hides the padding, which is the end token for CLIP-L and id 0 for bigG. With `pad`
 "tokenizer", bigG gets the ids that diffusers gives it, which differ where a caption has a "!".
@@ -7,8 +9,6 @@ the pooled vector of CLIP-L. Nothing hides the padding, which is the end token f
 Texts longer than the position table are read in windows: start, body and padding, end are laid out over
 (table - 2) * windows + 2 tokens; each window gets a start and an end of its own and is encoded alone. Joined, the inner
 starts and ends are left out. The pooled vector is the mean over windows, weighted by how far each one is filled.
-
-Shape letters: B batch, K text tokens, M windows of a text, P tokens of a window, D width.
 """
 
 from __future__ import annotations
@@ -24,9 +24,8 @@ from torch import Tensor, nn
 from frameloom.core.errors import CheckpointError, ConfigError
 from frameloom.models.text.base import TextOptions, choose_options
 from frameloom.models.text.config import MAX_WINDOWS
-from frameloom.models.text.folders import EncoderFile, find_folder
-from frameloom.models.text.loading import quiet_transformers
 from frameloom.models.text.pretrained import PretrainedEncoder
+from frameloom.models.text.transformers_folder import EncoderFile, find_folder, quiet_transformers
 
 DEFAULTS = {
     "clip_l": TextOptions(pad="end", layer="penultimate", pooled="pooler"),
@@ -174,3 +173,38 @@ def build_from_file(name: str, max_length: int, file: EncoderFile, given: Mappin
 
         config = CLIPTextConfig.from_dict(dict(file.config))
     return CLIPEncoder(name, file, config, options, max_length)
+
+
+_ALIKE: dict[str, Any] = {
+    "model_type": "clip_text_model",
+    "vocab_size": 49408,
+    "max_position_embeddings": 77,
+    "layer_norm_eps": 1e-5,
+    "attention_dropout": 0.0,
+    "bos_token_id": 0,
+    # As published: an old mark that stands for the largest id, see `clip.py`.
+    "eos_token_id": 2,
+    "pad_token_id": 1,
+}
+CLIP_CONFIGS: dict[str, dict[str, Any]] = {
+    "clip_l": {
+        "architectures": ["CLIPTextModel"],
+        **_ALIKE,
+        "hidden_act": "quick_gelu",
+        "hidden_size": 768,
+        "intermediate_size": 3072,
+        "num_hidden_layers": 12,
+        "num_attention_heads": 12,
+        "projection_dim": 768,
+    },
+    "clip_bigg": {
+        "architectures": ["CLIPTextModelWithProjection"],
+        **_ALIKE,
+        "hidden_act": "gelu",
+        "hidden_size": 1280,
+        "intermediate_size": 5120,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 20,
+        "projection_dim": 1280,
+    },
+}

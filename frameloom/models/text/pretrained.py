@@ -18,8 +18,13 @@ from torch import Tensor, nn
 from frameloom.core.errors import CheckpointError, ConfigError
 from frameloom.core.files import digest_value
 from frameloom.models.text.base import TextEncoder, TextOptions, TextStates
-from frameloom.models.text.folders import EncoderFile, EncoderFolder, list_tokenizer
-from frameloom.models.text.loading import load_model, load_tokenizer
+from frameloom.models.text.transformers_folder import (
+    EncoderFile,
+    EncoderFolder,
+    list_tokenizer,
+    load_model,
+    load_tokenizer,
+)
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 

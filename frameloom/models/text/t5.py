@@ -18,9 +18,8 @@ from torch import Tensor, nn
 from frameloom.core.errors import ConfigError
 from frameloom.models.text.base import TextOptions, choose_options
 from frameloom.models.text.config import MT5, T5
-from frameloom.models.text.folders import find_folder
-from frameloom.models.text.loading import quiet_transformers
 from frameloom.models.text.pretrained import PretrainedEncoder
+from frameloom.models.text.transformers_folder import find_folder, quiet_transformers
 
 DEFAULTS = {
     "t5": TextOptions(padding="attend", precision="bf16"),

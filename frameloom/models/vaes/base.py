@@ -1,17 +1,20 @@
-"""What every video autoencoder on this shelf offers.
+"""What every video autoencoder offers, and the statistics of its latents.
 
-Shape letters: B batch, C channels, F frames, H height, W width. Pixels are in [-1, 1].
+Shape letters: B batch, C channels, F frames, H height, W width.
+
+Pixels are in [-1, 1].
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from frameloom.core.errors import DataError
+from frameloom.core.errors import ConfigError, DataError
+from frameloom.models.fit import load_fitting
 from frameloom.models.layers.tiles import Cuts
 
 LOGVAR_RANGE = (-30.0, 20.0)
@@ -138,3 +141,81 @@ class VideoVAE(nn.Module):
     @staticmethod
     def _per_channel(values_C: Tensor) -> Tensor:
         return values_C.view(1, -1, 1, 1, 1)
+
+
+class LatentStatistics:
+    """Adds up latents as a denoiser sees them, so with the noise of the posterior; in float64, one pass, no latent
+    is kept."""
+
+    def __init__(self, num_channels: int) -> None:
+        self.count = 0
+        self._mean_C = torch.zeros(num_channels, dtype=torch.float64)
+        self._squares_C = torch.zeros(num_channels, dtype=torch.float64)
+        self._posterior_C = torch.zeros(num_channels, dtype=torch.float64)
+
+    def add(self, moments: Moments) -> None:
+        """All cells of a batch; deviations are merged as Chan et al. (1983) do it, without cancellation."""
+        mean_CN = moments.mean_BCFHW.detach().transpose(0, 1).flatten(1).double().cpu()
+        variance_CN = moments.logvar_BCFHW.detach().transpose(0, 1).flatten(1).double().exp().cpu()
+        num_cells, center_C = mean_CN.shape[1], mean_CN.mean(1)
+        total, gap_C = self.count + num_cells, center_C - self._mean_C
+        self._squares_C += (mean_CN - center_C[:, None]).square().sum(1)
+        self._squares_C += gap_C.square() * (self.count * num_cells / total)
+        self._mean_C += gap_C * (num_cells / total)
+        self._posterior_C += variance_CN.sum(1)
+        self.count = total
+
+    @property
+    def mean_C(self) -> Tensor:
+        return self._mean_C.clone()
+
+    @property
+    def posterior_std_C(self) -> Tensor:
+        """Size of the noise that the encoder itself adds: the root of its mean variance."""
+        return (self._posterior_C / max(self.count, 1)).sqrt()
+
+    @property
+    def std_C(self) -> Tensor:
+        """Standard deviation of sampled latents: that of the means, and the noise of the posterior."""
+        return ((self._squares_C + self._posterior_C) / max(self.count, 1)).sqrt()
+
+    def scale_for_all(self) -> float:
+        """One scale without a shift: latents get a mean square of 1 over all channels."""
+        return float(1 / (self.std_C.square() + self._mean_C.square()).mean().sqrt())
+
+    def scale_per_channel(self) -> tuple[Tensor, Tensor]:
+        """(scale, shift) that give every channel mean 0 and deviation 1."""
+        return 1 / self.std_C, self.mean_C
+
+
+def spread_scaling(config: Any, num_channels: int, *, where: str) -> None:
+    """Give a frozen config, at the end of its making, one `scale` and one `shift` for each latent channel."""
+    for name in ("scale", "shift"):
+        values = _spread(getattr(config, name), num_channels, where=f"{where}: {name}")
+        object.__setattr__(config, name, values)
+
+
+def _spread(values: Sequence[float], num_channels: int, *, where: str) -> tuple[float, ...]:
+    """One number for each latent channel.
+
+    Equal numbers are spread, whatever their count, so that a width can be overridden without naming them again.
+    """
+    if len(set(values)) == 1:
+        return (float(values[0]),) * num_channels
+    if len(values) != num_channels:
+        raise ConfigError(
+            f"{where} has {len(values)} numbers for {num_channels} latent channels; give one for each channel, or one "
+            "for all"
+        )
+    return tuple(float(value) for value in values)
+
+
+def load_same_keys(model: VideoVAE, tensors: Mapping[str, Tensor], *, where: str) -> None:
+    """Load a state dict with the keys of `model`, or raise CheckpointError that names what does not fit.
+
+    A model built on the meta device takes the tensors themselves, and gets its latent scale anew.
+    """
+    was_meta = any(parameter.is_meta for parameter in model.parameters())
+    load_fitting(model, tensors, where=where)
+    if was_meta:
+        model.reset_scaling()

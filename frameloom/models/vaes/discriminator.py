@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from frameloom.core.random import stream
 from frameloom.models.fit import load_fitting
-from frameloom.models.layers.frames import fold_frames
+from frameloom.models.layers.patches import fold_frames
 
 _MOST_WIDENING = 8
 _SPREAD = 0.02

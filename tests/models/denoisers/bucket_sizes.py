@@ -7,7 +7,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from frameloom.config.bucket_policies import (
+from frameloom.builders.data import build_bucket_policy
+from frameloom.config.schema.buckets import (
     SDXL_SIZES,
     FixedSection,
     GroupedSection,
@@ -15,10 +16,9 @@ from frameloom.config.bucket_policies import (
     RatioTokensSection,
     TokenBudgetSection,
 )
-from frameloom.config.schema import DataSection
-from frameloom.data.buckets import Bucket
-from frameloom.data.policies.build import build_bucket_policy
-from frameloom.data.policies.lengths import LengthRule
+from frameloom.config.schema.data import DataSection
+from frameloom.data.buckets.lengths import LengthRule
+from frameloom.data.buckets.policy import Bucket
 
 STRIDES = (4, 8, 8)
 Shape = tuple[int, int, int, int]

@@ -22,13 +22,12 @@ from torch.autograd.graph import saved_tensors_hooks
 from frameloom.core.errors import ConfigError
 from frameloom.core.random import stream
 from frameloom.models.denoisers.conditions import NOTHING, Conditions
-from frameloom.models.layers import attention
+from frameloom.models.layers.attention import attention
 from frameloom.models.layers.dropout import DropoutSeeds
 from frameloom.models.registry import get_denoiser
 from frameloom.models.spec import DenoiserSpec
 from frameloom.models.text.base import TextStates
-from frameloom.train.compiling import compile_blocks
-from frameloom.train.recompute import recompute_blocks
+from frameloom.training.memory.recompute import compile_blocks, recompute_blocks
 from tests.models.denoisers.bucket_sizes import list_shapes
 
 LATENT_CHANNELS = 4

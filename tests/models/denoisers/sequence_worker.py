@@ -22,8 +22,7 @@ from frameloom.core.random import stream
 from frameloom.diffusion.flow import FlowObjective
 from frameloom.distributed.sequence_parallel import ALONE, SequenceGroup, Traffic, divide_ranks, join_sequence_group
 from frameloom.models.denoisers.sequence import use_sequence_group
-from frameloom.train.compiling import compile_blocks
-from frameloom.train.recompute import recompute_blocks
+from frameloom.training.memory.recompute import compile_blocks, recompute_blocks
 from tests.models.denoisers.sequence_cases import CASES, MEASURED, Case
 
 Found = dict[str, Any]

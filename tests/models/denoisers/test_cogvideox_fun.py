@@ -16,8 +16,12 @@ from frameloom.core.errors import CheckpointError, ConfigError
 from frameloom.core.random import stream
 from frameloom.models.denoisers.cogvideox_fun.config import SIZES, CogVideoXFunConfig
 from frameloom.models.denoisers.cogvideox_fun.model import CogVideoXFunTransformer, build
-from frameloom.models.denoisers.cogvideox_fun.published import read_published, write_published
-from frameloom.models.denoisers.cogvideox_fun.weights import export_original, load_original
+from frameloom.models.denoisers.cogvideox_fun.weights import (
+    export_original,
+    load_original,
+    read_published,
+    write_published,
+)
 from frameloom.models.denoisers.conditions import Conditions
 from frameloom.models.registry import get_denoiser
 from frameloom.models.text.base import TextStates

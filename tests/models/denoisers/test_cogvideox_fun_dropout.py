@@ -12,13 +12,12 @@ from torch import Tensor, nn
 
 from frameloom.core.errors import ConfigError
 from frameloom.core.random import stream
-from frameloom.models.denoisers.cogvideox_fun.published import read_published, write_published
+from frameloom.models.denoisers.cogvideox_fun.weights import read_published, write_published
 from frameloom.models.denoisers.conditions import Conditions
 from frameloom.models.layers.dropout import DropoutSeeds, draw_kept
 from frameloom.models.registry import get_denoiser
 from frameloom.models.text.base import TextStates
-from frameloom.train.compiling import compile_blocks
-from frameloom.train.recompute import recompute_blocks
+from frameloom.training.memory.recompute import compile_blocks, recompute_blocks
 from tests.models.denoisers.test_cogvideox_fun import KINDS, ROTARY, build_awake
 
 FAMILY = get_denoiser("cogvideox_fun")

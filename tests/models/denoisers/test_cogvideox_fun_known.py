@@ -10,8 +10,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from frameloom.core.random import stream
+from frameloom.models.denoisers.cogvideox_fun.conditioning import (
+    add_noise_to_known,
+    blank_unknown,
+    pack_known,
+    resize_known,
+)
 from frameloom.models.denoisers.cogvideox_fun.config import SIZES
-from frameloom.models.denoisers.cogvideox_fun.known import add_noise_to_known, blank_unknown, pack_known, resize_known
 from frameloom.models.registry import get_denoiser
 
 CONFIG = replace(SIZES["2b-inpaint"], in_channels=3)

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from frameloom.core.errors import ConfigError
 from frameloom.models.denoisers.cogvideox_fun.config import SIZES, CogVideoXFunConfig
-from frameloom.models.denoisers.cogvideox_fun.model import build
-from frameloom.models.denoisers.cogvideox_fun.positions import (
+from frameloom.models.denoisers.cogvideox_fun.model import (
     axis_sinusoids,
+    build,
     find_grid,
     fit_region,
     join_sinusoids,

@@ -15,9 +15,8 @@ from torch import Tensor
 from frameloom.core.errors import CheckpointError, ConfigError
 from frameloom.core.random import stream
 from frameloom.models.denoisers.conditions import Conditions
-from frameloom.models.denoisers.opensora2.blocks import SingleBlock
+from frameloom.models.denoisers.opensora2.blocks import EPS, HeadNorm, SingleBlock
 from frameloom.models.denoisers.opensora2.config import SIZES, MMDiTConfig
-from frameloom.models.denoisers.opensora2.head_norm import EPS, HeadNorm
 from frameloom.models.denoisers.opensora2.model import MMDiT, build
 from frameloom.models.denoisers.opensora2.weights import (
     convert,
@@ -28,7 +27,7 @@ from frameloom.models.denoisers.opensora2.weights import (
     split_fused,
 )
 from frameloom.models.layers.patches import unpack
-from frameloom.models.layers.rope import rotary_table
+from frameloom.models.layers.positions import rotary_table
 from frameloom.models.registry import get_denoiser
 from frameloom.models.text.base import TextStates
 from tests.models.denoisers.contract import DenoiserContract

@@ -16,8 +16,8 @@ from frameloom.core.random import stream
 from frameloom.models.denoisers.conditions import NOTHING, Conditions
 from frameloom.models.denoisers.opensora_plan.config import SIZES, OpenSoraPlanConfig
 from frameloom.models.denoisers.opensora_plan.model import OpenSoraT2V, build
-from frameloom.models.denoisers.opensora_plan.positions import pool_cells, turn_table
-from frameloom.models.layers.rope import rotate
+from frameloom.models.denoisers.opensora_plan.skiparse import pool_cells, turn_table
+from frameloom.models.layers.positions import rotate
 from frameloom.models.registry import get_denoiser
 from frameloom.models.text.base import TextStates
 from tests.models.denoisers.contract import DenoiserContract

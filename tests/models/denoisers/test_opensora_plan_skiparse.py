@@ -14,11 +14,9 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
 from frameloom.core.random import stream
-from frameloom.models.denoisers.opensora_plan.blocks import Block
 from frameloom.models.denoisers.opensora_plan.config import SIZES, OpenSoraPlanConfig, Pattern
 from frameloom.models.denoisers.opensora_plan.cost import attention_flops, layer_flops
-from frameloom.models.denoisers.opensora_plan.model import OpenSoraT2V, build
-from frameloom.models.denoisers.opensora_plan.positions import turn_table
+from frameloom.models.denoisers.opensora_plan.model import Block, OpenSoraT2V, build
 from frameloom.models.denoisers.opensora_plan.skiparse import (
     FILLED,
     PADDED,
@@ -27,8 +25,9 @@ from frameloom.models.denoisers.opensora_plan.skiparse import (
     deal_mask,
     gather,
     num_filled,
+    turn_table,
 )
-from frameloom.models.layers.rope import rotate
+from frameloom.models.layers.positions import rotate
 
 CONFIG = OpenSoraPlanConfig(
     in_channels=4, context_in_dim=16, num_layers=4, num_attention_heads=2, attention_head_dim=12, sparse1d=True

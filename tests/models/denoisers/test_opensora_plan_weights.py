@@ -15,15 +15,10 @@ from torch import Tensor
 from frameloom.core.errors import CheckpointError, DataError
 from frameloom.core.random import stream
 from frameloom.models.denoisers.conditions import Conditions
+from frameloom.models.denoisers.opensora_plan.conditioning import fold_frames, pack_known, shrink_mask
 from frameloom.models.denoisers.opensora_plan.config import SIZES, OpenSoraPlanConfig
-from frameloom.models.denoisers.opensora_plan.known import fold_frames, pack_known, shrink_mask
 from frameloom.models.denoisers.opensora_plan.model import OpenSoraT2V, build
-from frameloom.models.denoisers.opensora_plan.weights import (
-    export_config,
-    export_original,
-    load_original,
-    read_config,
-)
+from frameloom.models.denoisers.opensora_plan.weights import export_config, export_original, load_original, read_config
 from frameloom.models.fit import strip_wrappers
 from frameloom.models.registry import get_denoiser
 from frameloom.models.text.base import TextStates

@@ -12,8 +12,9 @@ from torch import Tensor, nn
 
 from frameloom.core.errors import CheckpointError
 from frameloom.core.random import stream
-from frameloom.models.denoisers.sdxl import text_keys
+from frameloom.models.denoisers.sdxl import keys as text_keys
 from frameloom.models.denoisers.sdxl.config import SIZES, SDXLConfig
+from frameloom.models.denoisers.sdxl.keys import UNetNames
 from frameloom.models.denoisers.sdxl.model import build, diffusers_arguments
 from frameloom.models.denoisers.sdxl.single_file import (
     Part,
@@ -25,7 +26,6 @@ from frameloom.models.denoisers.sdxl.single_file import (
     split_tensor,
     to_single_file,
 )
-from frameloom.models.denoisers.sdxl.unet_keys import UNetNames
 from frameloom.models.denoisers.sdxl.weights import export_original, load_original
 from frameloom.models.vaes.kl.config import SIZES as VAE_SIZES
 from frameloom.models.vaes.kl.model import KLVAE

@@ -12,10 +12,10 @@ from diffusers.models.attention_processor import Attention, AttnProcessor2_0
 from torch import Tensor
 
 from frameloom.core.random import stream
-from frameloom.models.layers import attention
-from frameloom.models.layers.attention import Projections, RotaryAttention, attend_tokens
-from frameloom.models.layers.diffusers_attention import AttendProcessor
-from frameloom.models.layers.rope import rotary_table, rotate
+from frameloom.models.layers.attention import attention
+from frameloom.models.layers.attention.attention import Projections, RotaryAttention, attend_tokens
+from frameloom.models.layers.attention.diffusers_processor import AttendProcessor
+from frameloom.models.layers.positions import rotary_table, rotate
 
 
 def draw(*shape: int, seed: int = 0) -> Tensor:

@@ -9,10 +9,10 @@ from torch import Tensor, nn
 
 from frameloom.core.random import stream
 from frameloom.models.denoisers.building import initialize
-from frameloom.models.layers.frames import fold_frames, unfold_frames
 from frameloom.models.layers.mlp import FeedForward
 from frameloom.models.layers.modulation import ModulationTable, SharedModulation, modulate, norm_samples
-from frameloom.models.layers.sinusoids import embed_index, embed_position
+from frameloom.models.layers.patches import fold_frames, unfold_frames
+from frameloom.models.layers.positions import embed_index, embed_position
 
 
 def draw(*shape: int, seed: int = 0) -> Tensor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from frameloom.models.layers.position_tables import PositionTables
+from frameloom.models.layers.positions import PositionTables
 
 CPU = torch.device("cpu")
 

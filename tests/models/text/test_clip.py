@@ -11,10 +11,9 @@ from safetensors.torch import load_file, save_file
 from transformers import CLIPConfig, CLIPModel, CLIPTextConfig, CLIPTextModel, CLIPTextModelWithProjection
 
 from frameloom.core.errors import CheckpointError, ConfigError
-from frameloom.models.text.base import TextEncoder
-from frameloom.models.text.building import build_text_encoder
+from frameloom.models.text.base import TextEncoder, build_text_encoder
 from frameloom.models.text.clip import join_windows, split_windows, weigh_windows
-from frameloom.models.text.loading import quiet_transformers
+from frameloom.models.text.transformers_folder import quiet_transformers
 from tests.models.text import tiny
 from tests.models.text.tiny import CAPTIONS, POSITIONS
 

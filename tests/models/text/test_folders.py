@@ -14,9 +14,8 @@ from transformers import T5EncoderModel
 from frameloom.core.errors import CheckpointError, ConfigError
 from frameloom.models.registry import TEXT_ENCODERS
 from frameloom.models.text import clip
-from frameloom.models.text.base import TextOptions, choose_options
-from frameloom.models.text.building import build_text_encoder
-from frameloom.models.text.loading import quiet_transformers
+from frameloom.models.text.base import TextOptions, build_text_encoder, choose_options
+from frameloom.models.text.transformers_folder import quiet_transformers
 from tests.models.text import tiny
 
 CAPTION = "a red circle"

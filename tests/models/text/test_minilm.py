@@ -12,8 +12,7 @@ import torch
 
 from frameloom.core.errors import CheckpointError, ConfigError, FrameloomError
 from frameloom.models.text import minilm
-from frameloom.models.text.base import TextEncoder
-from frameloom.models.text.building import build_text_encoder
+from frameloom.models.text.base import TextEncoder, build_text_encoder
 
 LENGTH = 12
 
@@ -69,7 +68,7 @@ def test_states_of_a_half_precision_run_are_those_of_a_cache(encoder: TextEncode
 def test_it_needs_neither_transformers_nor_a_compiler() -> None:
     """Either takes longer to import than a short command may last."""
     code = (
-        "import sys; from frameloom.models.text.building import build_text_encoder; "
+        "import sys; from frameloom.models.text.base import build_text_encoder; "
         "build_text_encoder('minilm', max_length=4).encode(['a']); "
         "print({'transformers', 'torch._dynamo', 'torch.distributed.tensor'} & set(sys.modules))"
     )

@@ -10,7 +10,7 @@ from torch import nn
 from transformers import CLIPTextModel, CLIPTextModelWithProjection, CLIPTokenizer
 
 from frameloom.core.errors import ConfigError
-from frameloom.models.text.building import build_text_encoder
+from frameloom.models.text.base import build_text_encoder
 from frameloom.models.text.clip import CLIPEncoder
 from frameloom.models.text.new_words import add_word, name_tokens, start_vectors
 from tests.models.text.tiny import POSITIONS, make_sdxl

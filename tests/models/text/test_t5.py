@@ -12,11 +12,10 @@ import torch
 from transformers import MT5Config, MT5EncoderModel, T5Config, T5EncoderModel, T5Model
 
 from frameloom.core.errors import CheckpointError, ConfigError, MissingExtra
-from frameloom.models.text import loading
-from frameloom.models.text.base import TextEncoder
-from frameloom.models.text.building import build_text_encoder
-from frameloom.models.text.loading import quiet_transformers
+from frameloom.models.text import transformers_folder as loading
+from frameloom.models.text.base import TextEncoder, build_text_encoder
 from frameloom.models.text.t5 import T5Encoder
+from frameloom.models.text.transformers_folder import quiet_transformers
 from tests.models.text import tiny
 from tests.models.text.tiny import CAPTIONS
 

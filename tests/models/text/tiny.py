@@ -22,7 +22,7 @@ from transformers import (
     T5EncoderModel,
 )
 
-from frameloom.models.text.loading import quiet_transformers
+from frameloom.models.text.transformers_folder import quiet_transformers
 
 CAPTIONS = [
     "a red circle moves left over a gray background",

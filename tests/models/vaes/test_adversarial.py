@@ -12,14 +12,19 @@ from torch import nn
 from frameloom.core.errors import CheckpointError, ConfigError
 from frameloom.core.random import stream
 from frameloom.models.registry import VAES
-from frameloom.models.vaes.adversarial import AdversarialSettings, balance_gradients, discriminator_loss, generator_term
 from frameloom.models.vaes.discriminator import (
     Discriminator3D,
     DiscriminatorConfig,
     build_discriminator,
     load_discriminator,
 )
-from frameloom.models.vaes.losses import reconstruction_nll
+from frameloom.models.vaes.losses import (
+    AdversarialSettings,
+    balance_gradients,
+    discriminator_loss,
+    generator_term,
+    reconstruction_nll,
+)
 from frameloom.models.vaes.lpips import LPIPS, load_lpips
 from tests.parity.cases import read_case
 from tests.parity.harness import run_case

@@ -17,8 +17,7 @@ from frameloom.core.errors import CheckpointError, ConfigError, DataError
 from frameloom.core.random import stream
 from frameloom.models.registry import VAES, get_vae
 from frameloom.models.vaes.causal.config import SIZES, CausalVAEConfig
-from frameloom.models.vaes.causal.model import CausalVAE
-from frameloom.models.vaes.causal.tiling import RELEASED, Tiling, run_tiled
+from frameloom.models.vaes.causal.model import RELEASED, CausalVAE, Tiling, run_tiled
 from frameloom.models.vaes.causal.weights import export_original, load_original
 from tests.parity.cases import read_case
 from tests.parity.harness import run_case

@@ -11,11 +11,15 @@ import pytest
 import torch
 
 from frameloom.core.errors import ConfigError
-from frameloom.models.vaes.cogvideox.blocks import enlarge, modulate
-from frameloom.models.vaes.cogvideox.chunking import Chunk, bounds_with_first_alone, bounds_with_rest_first
+from frameloom.models.vaes.cogvideox.blocks import (
+    Chunk,
+    bounds_with_first_alone,
+    bounds_with_rest_first,
+    enlarge,
+    modulate,
+)
 from frameloom.models.vaes.cogvideox.config import SIZES, CogVideoXConfig
-from frameloom.models.vaes.cogvideox.model import CogVideoXVAE
-from frameloom.models.vaes.cogvideox.weights import load_original
+from frameloom.models.vaes.cogvideox.model import CogVideoXVAE, load_original
 from tests.models.vaes.contract import VAEContract, draw_clip
 from tests.parity.cases import read_case
 from tests.parity.harness import run_case

@@ -11,8 +11,8 @@ import torch
 
 from frameloom.core.errors import ConfigError
 from frameloom.models.registry import get_vae
-from frameloom.models.vaes.hunyuan.attention import FrameCausalAttention
 from frameloom.models.vaes.hunyuan.config import SIZES, HunyuanConfig
+from frameloom.models.vaes.hunyuan.model import FrameCausalAttention
 from tests.models.vaes.contract import VAEContract, draw_clip
 from tests.parity.cases import read_case
 from tests.parity.harness import run_case

@@ -13,10 +13,9 @@ from frameloom.core.errors import CheckpointError, ConfigError, DataError
 from frameloom.core.random import stream
 from frameloom.models.registry import VAES, get_vae
 from frameloom.models.vaes.kl.config import SIZES, KLConfig
-from frameloom.models.vaes.kl.model import KLVAE, diffusers_arguments
-from frameloom.models.vaes.kl.tiling import run_in_tiles
+from frameloom.models.vaes.kl.model import KLVAE, diffusers_arguments, run_in_tiles
 from frameloom.models.vaes.kl.weights import detect_layout, export_original, load_original
-from frameloom.train.recompute import recompute_blocks
+from frameloom.training.memory.recompute import recompute_blocks
 
 NARROW = KLConfig(base_channels=4, channel_mult=(1, 1, 2, 2), num_res_blocks=1, norm_groups=2)
 

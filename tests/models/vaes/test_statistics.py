@@ -5,8 +5,7 @@ from __future__ import annotations
 import torch
 
 from frameloom.core.random import stream
-from frameloom.models.vaes.base import Moments
-from frameloom.models.vaes.statistics import LatentStatistics
+from frameloom.models.vaes.base import LatentStatistics, Moments
 
 OFFSET = torch.tensor([0.0, 5.0, -3.0]).view(1, 3, 1, 1, 1)
 SIZE = torch.tensor([1.0, 0.2, 4.0]).view(1, 3, 1, 1, 1)

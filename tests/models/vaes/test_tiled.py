@@ -10,7 +10,7 @@ from frameloom.core.errors import ConfigError
 from frameloom.core.random import stream
 from frameloom.models.registry import get_vae
 from frameloom.models.vaes.base import VideoVAE
-from frameloom.models.vaes.tiled import TiledVAE
+from frameloom.models.vaes.wrappers import TiledVAE
 
 
 def build(name: str) -> VideoVAE:

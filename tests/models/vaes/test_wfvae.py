@@ -13,9 +13,8 @@ from frameloom.core.errors import CheckpointError, ConfigError, DataError
 from frameloom.core.random import stream
 from frameloom.models.registry import VAES, get_vae
 from frameloom.models.vaes.wfvae.config import SIZES, WFVAEConfig
-from frameloom.models.vaes.wfvae.model import WFVAE
+from frameloom.models.vaes.wfvae.model import WFVAE, load_original
 from frameloom.models.vaes.wfvae.wavelet import HaarJoin3D, HaarSplit3D
-from frameloom.models.vaes.wfvae.weights import load_original
 from tests.parity.cases import read_case
 from tests.parity.harness import CaseResult, run_case
 from tests.parity.opensora_plan_vaes import HAAR_TOLERANCE, WFVAE_TOLERANCE

@@ -1,5 +1,6 @@
 """Architecture of the CogVideoX-Fun transformer. Field names are those of the published `config.json`, but for
-`in_channels`, which is `out_channels` there, and `context_in_dim`, which is `text_embed_dim`."""
+`in_channels`, which is `out_channels` there, and `context_in_dim`, which is `text_embed_dim`.
+"""
 
 from __future__ import annotations
 
@@ -195,8 +196,8 @@ SPEC = DenoiserSpec(
     blocks="frameloom.models.denoisers.cogvideox_fun.model:blocks",
     num_tokens="frameloom.models.denoisers.cogvideox_fun.model:num_tokens",
     exchanges="frameloom.models.denoisers.cogvideox_fun.model:exchanges",
-    pack_known="frameloom.models.denoisers.cogvideox_fun.known:draw_known",
+    pack_known="frameloom.models.denoisers.cogvideox_fun.conditioning:draw_known",
     load_original="frameloom.models.denoisers.cogvideox_fun.weights:load_original",
-    export_forms="frameloom.models.denoisers.cogvideox_fun.export:EXPORT",
+    export_forms="frameloom.models.denoisers.cogvideox_fun.weights:EXPORT",
     lora_names="frameloom.models.denoisers.cogvideox_fun.weights:LORA_NAMES",
 )

@@ -1,12 +1,23 @@
-"""The CogVideoX-Fun transformer: text and video tokens, one stream of blocks.
+"""The CogVideoX-Fun transformer: text and video tokens in one stream of blocks, named as in the checkpoints.
 
-Shape letters: B batch, C channels, F frames, H height, W width, N video tokens, K text tokens, M = K + N, D width,
-E time width, P rotary pairs.
+Shape letters: B batch, C channels, F frames, H height, W width, N video tokens, K text tokens, M = K + N, D width, E
+time width, P rotary pairs.
+
+Text and video tokens share all weights except the modulation, which each gets for itself. Blocks take and return
+tensors only. Attention is full and unmasked.
+
+Both refer to a base grid of tokens, whatever the size of the clip:
+- Rotary, one frame per token (5b): a clip's rows and columns are spread over the largest part of the base grid that has
+  its aspect ratio, so positions are fractions for other sizes. Two frames per token (V1.5): plain whole numbers, and
+  the base grid is the limit.
+- Added (2b): the table of the base grid is stretched in height and width by linear interpolation between centres of
+  cells; frames are counted from the first and end with the table.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import cast
 
 import torch
@@ -16,22 +27,15 @@ from torch import Tensor, nn
 from frameloom.core.errors import ConfigError
 from frameloom.distributed.sequence_parallel import ALONE, Exchange, SequenceGroup
 from frameloom.models.denoisers.building import build_fresh, list_blocks
-from frameloom.models.denoisers.cogvideox_fun.blocks import Block, modulate_norm
-from frameloom.models.denoisers.cogvideox_fun.config import FAMILY_NAME, CogVideoXFunConfig
-from frameloom.models.denoisers.cogvideox_fun.positions import (
-    axis_sinusoids,
-    find_grid,
-    join_sinusoids,
-    stretch_table,
-    turn_table,
-)
+from frameloom.models.denoisers.cogvideox_fun.config import FAMILY_NAME, WHERE, CogVideoXFunConfig
 from frameloom.models.denoisers.cogvideox_fun.sharding import BLOCK_LISTS
 from frameloom.models.denoisers.conditions import NOTHING, Conditions, find_index, refuse_foreign
+from frameloom.models.layers.attention.attention import Projections, RotaryAttention
 from frameloom.models.layers.dropout import DropoutSeeds, KeyedDropout
-from frameloom.models.layers.mlp import TwoLinear
-from frameloom.models.layers.patches import Grid, embed_frames, pack, unpack
-from frameloom.models.layers.position_tables import PositionTables
-from frameloom.models.layers.sinusoids import embed_index
+from frameloom.models.layers.mlp import FeedForward, TwoLinear
+from frameloom.models.layers.modulation import norm_samples
+from frameloom.models.layers.patches import Grid, embed_frames, pack, token_grid, unpack
+from frameloom.models.layers.positions import PositionTables, embed_index, embed_position, grid_positions, rotary_table
 from frameloom.models.text.base import TextStates
 
 _ACTIVATIONS: dict[str, type[nn.Module]] = {"silu": nn.SiLU, "gelu": nn.GELU, "mish": nn.Mish, "relu": nn.ReLU}
@@ -209,3 +213,179 @@ def exchanges(
 
 def blocks(model: nn.Module) -> list[nn.Module]:
     return list_blocks(model, BLOCK_LISTS)
+
+
+QK_NORM_EPS = 1e-6
+
+
+class SelfAttention(Projections):
+    """Over all tokens, text first."""
+
+    def __init__(self, config: CogVideoXFunConfig) -> None:
+        super().__init__(config.width, config.num_attention_heads, bias=config.attention_bias)
+        self.norm_q = nn.LayerNorm(config.attention_head_dim, eps=QK_NORM_EPS)
+        self.norm_k = nn.LayerNorm(config.attention_head_dim, eps=QK_NORM_EPS)
+        self.attend = RotaryAttention()
+
+    def forward(self, x_BMD: Tensor, rope_M1P: Tensor | None = None) -> Tensor:
+        q, k, v = self.project(x_BMD, x_BMD)
+        # Under autocast norms give float32; attention wants one precision for all three.
+        q, k = self.norm_q(q).type_as(v), self.norm_k(k).type_as(v)
+        attended: Tensor = self.to_out(self.attend(q, k, v, rope_M1P))
+        return attended
+
+
+def modulate_norm(norm: nn.LayerNorm, x_BND: Tensor, shift_B1D: Tensor, factor_B1D: Tensor) -> Tensor:
+    """A norm, a factor and a shift; they go into the norm's own weight and bias, instead of all that it gives."""
+    if not norm.elementwise_affine:
+        return norm_samples(x_BND, factor_B1D, shift_B1D, norm.eps)
+    weight_B1D, bias_B1D = factor_B1D * norm.weight, torch.addcmul(shift_B1D, factor_B1D, norm.bias)
+    return norm_samples(x_BND, weight_B1D, bias_B1D, norm.eps)
+
+
+class ModulatedNorm(nn.Module):
+    """One LayerNorm for video and text; shift, scale and gate of each follow from the timestep."""
+
+    def __init__(self, config: CogVideoXFunConfig) -> None:
+        super().__init__()
+        self.linear = nn.Linear(config.time_embed_dim, 6 * config.width)
+        self.norm = nn.LayerNorm(config.width, config.norm_eps, config.norm_elementwise_affine)
+
+    def forward(self, video_BND: Tensor, text_BKD: Tensor, time_BE: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Modulated video and text, then the gates that their updates are multiplied with."""
+        parts_B1D = self.linear(F.silu(time_BE))[:, None].chunk(6, dim=-1)
+        shift, scale, gate, text_shift, text_scale, text_gate = parts_B1D
+        video = modulate_norm(self.norm, video_BND, shift, 1 + scale)
+        text = modulate_norm(self.norm, text_BKD, text_shift, 1 + text_scale)
+        return video, text, gate, text_gate
+
+
+class Block(nn.Module):
+    def __init__(self, config: CogVideoXFunConfig) -> None:
+        super().__init__()
+        self.norm1 = ModulatedNorm(config)
+        self.attn1 = SelfAttention(config)
+        self.norm2 = ModulatedNorm(config)
+        self.ff = FeedForward(config.width, config.dropout, drops_result=True)
+
+    def forward(
+        self,
+        video_BND: Tensor,
+        text_BKD: Tensor,
+        time_BE: Tensor,
+        rope_M1P: Tensor | None = None,
+        dropout_keys: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        sizes = [text_BKD.shape[1], video_BND.shape[1]]
+        video, text, gate, text_gate = self.norm1(video_BND, text_BKD, time_BE)
+        # The gradient of a split is one joining, that of two slices two whole tensors and their sum.
+        text, video = torch.split(self.attn1(torch.cat([text, video], dim=1), rope_M1P), sizes, dim=1)
+        video_BND = torch.addcmul(video_BND, gate, video)
+        text_BKD = torch.addcmul(text_BKD, text_gate, text)
+
+        video, text, gate, text_gate = self.norm2(video_BND, text_BKD, time_BE)
+        text, video = torch.split(self.ff(torch.cat([text, video], dim=1), dropout_keys), sizes, dim=1)
+        return torch.addcmul(video_BND, gate, video), torch.addcmul(text_BKD, text_gate, text)
+
+
+def find_grid(config: CogVideoXFunConfig, latent_FHW: tuple[int, int, int]) -> Grid:
+    """Tokens along (frames, rows, columns) of a latent; ConfigError for one that the model cannot take."""
+    frames, rows, columns = token_grid(latent_FHW, config.patch_size, where=WHERE)
+    patch_t = config.patch_size_t
+    if frames % patch_t and frames != 1:
+        stride = config.temporal_compression_ratio
+        lengths = ", ".join(str(1 + stride * (patch_t * count - 1)) for count in (1, 2, 3))
+        raise ConfigError(
+            f"{WHERE}: {frames} latent frames, but patch_size_t {patch_t} takes one or a multiple of {patch_t}; choose "
+            f"a clip of 1, {lengths}, ... frames"
+        )
+    grid = -(-frames // patch_t), rows, columns
+    _refuse_beyond_base(config, grid, frames)
+    return grid
+
+
+def _refuse_beyond_base(config: CogVideoXFunConfig, grid: Grid, frames: int) -> None:
+    base = config.base_grid
+    if config.adds_positions and grid[0] > base[0]:
+        raise ConfigError(
+            f"{WHERE}: {frames} latent frames, but its table of positions ends at {base[0]}; use clips of at most "
+            f"{config.sample_frames} frames, or raise sample_frames"
+        )
+    if config.patch_size_t > 1 and (grid[1] > base[1] or grid[2] > base[2]):
+        raise ConfigError(
+            f"{WHERE}: {grid[1]}x{grid[2]} patches are more than the {base[1]}x{base[2]} of its base grid; use a "
+            "smaller resolution, or raise sample_height and sample_width"
+        )
+
+
+def fit_region(base_HW: tuple[int, int], grid_HW: tuple[int, int]) -> tuple[tuple[int, int], tuple[int, int]]:
+    """(top, left), (bottom, right) of the largest centred part of the base grid with the aspect ratio of the clip."""
+    base_h, base_w = base_HW
+    rows, columns = grid_HW
+    if rows / columns > base_h / base_w:
+        height, width = base_h, round(base_h / rows * columns)
+    else:
+        height, width = round(base_w / columns * rows), base_w
+    top, left = round((base_h - height) / 2), round((base_w - width) / 2)
+    return (top, left), (top + height, left + width)
+
+
+def rotary_positions(config: CogVideoXFunConfig, grid: Grid) -> tuple[Tensor, Tensor, Tensor]:
+    """Positions of frames, rows and columns."""
+    frames, rows, columns = grid
+    along_frames = torch.arange(frames, dtype=torch.float32)
+    if config.patch_size_t > 1:
+        return along_frames, torch.arange(rows, dtype=torch.float32), torch.arange(columns, dtype=torch.float32)
+    (top, left), (bottom, right) = fit_region(config.base_grid[1:], (rows, columns))
+    return along_frames, _spread(top, bottom, rows), _spread(left, right, columns)
+
+
+def _spread(start: int, stop: int, count: int) -> Tensor:
+    """`count` even steps from `start`; the last one ends at `stop`."""
+    return (start + torch.arange(count, dtype=torch.float64) * ((stop - start) / count)).float()
+
+
+def turn_table(config: CogVideoXFunConfig, grid: Grid, num_text: int = 0) -> Tensor:
+    """The rotary table [K + N, 1, P], text first; at position 0, text is not turned."""
+    position_N3 = grid_positions(rotary_positions(config, grid))
+    return rotary_table(F.pad(position_N3, (0, 0, num_text, 0)), config.axes_dim)
+
+
+def spread_axes(frames_FD: Tensor, rows_HD: Tensor, columns_WD: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Features of frames, of rows and of columns as features of tokens, [N, ...] each."""
+    size = len(frames_FD), len(rows_HD), len(columns_WD)
+    return (
+        frames_FD[:, None, None].expand(*size, -1).flatten(0, 2),
+        rows_HD[None, :, None].expand(*size, -1).flatten(0, 2),
+        columns_WD[None, None, :].expand(*size, -1).flatten(0, 2),
+    )
+
+
+def axis_sinusoids(config: CogVideoXFunConfig, axis: int, count: int) -> Tensor:
+    """Features to be added to tokens: [F, D/4] of frames (axis 0), [H, 3D/8] of rows, [W, 3D/8] of columns.
+
+    The published code stretches a whole table of the base grid; since each feature varies along one axis only,
+    stretching the three short ones gives the same numbers from a thousandth of the memory.
+    """
+    if axis == 0:
+        return embed_position(torch.arange(count) / config.temporal_interpolation_scale, config.width // 4)
+    position = torch.arange(config.base_grid[axis]) / config.spatial_interpolation_scale
+    return _stretch(embed_position(position, config.width // 8 * 3), count)
+
+
+def join_sinusoids(axes: Sequence[Tensor]) -> Tensor:
+    """[N, D]: features of the frame, then of the column, then of the row."""
+    along_frames, along_rows, along_columns = spread_axes(*axes)
+    return torch.cat([along_frames, along_columns, along_rows], dim=-1)
+
+
+def _stretch(table_ND: Tensor, count: int) -> Tensor:
+    return F.interpolate(table_ND.T[None], size=count, mode="linear", align_corners=False)[0].T
+
+
+def stretch_table(table_ND: Tensor, base: Grid, grid: Grid) -> Tensor:
+    """A stored table [N, D] of the base grid for another grid: stretched in height and width, cut in frames."""
+    if base[1:] == grid[1:]:
+        return table_ND[: grid[0] * grid[1] * grid[2]]
+    cells_1DFHW = torch.unflatten(table_ND, 0, base).permute(3, 0, 1, 2)[None, :, : grid[0]]
+    return F.interpolate(cells_1DFHW, size=grid, mode="trilinear", align_corners=False)[0].flatten(1).T

@@ -1,4 +1,4 @@
-"""Published checkpoints in and out. The keys are those of diffusers' CogVideoXTransformer3DModel, and ours.
+"""Published checkpoints and `config.json` in and out. The keys are those of diffusers' CogVideoXTransformer3DModel.
 
 Only the patch projection may have another number of input channels than the model, as in the published code: a text to
 video checkpoint becomes an inpaint or control model whose new inputs start from zeros.
@@ -6,18 +6,20 @@ video checkpoint becomes an inpaint or control model whose new inputs start from
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
-from frameloom.core.log import get_logger
-from frameloom.models.denoisers.cogvideox_fun.config import FAMILY_NAME
-from frameloom.models.denoisers.cogvideox_fun.published import read_published as read_config
+from frameloom.core.errors import ConfigError
+from frameloom.core.logging import get_logger
+from frameloom.core.spelling import refuse_unknown
+from frameloom.models.denoisers.cogvideox_fun.config import FAMILY_NAME, CogVideoXFunConfig
+from frameloom.models.denoisers.export_forms import ExportForms, as_json
 from frameloom.models.fit import load_fitting
-from frameloom.models.lora_keys import LoraNames
-
-__all__ = ["LORA_NAMES", "PROJECTION", "export_original", "fit_input_channels", "load_original", "read_config"]
+from frameloom.models.lora.keys import LoraNames
 
 PROJECTION = "patch_embed.proj.weight"
 # Tables that some repacked files carry although the model computes them.
@@ -61,3 +63,74 @@ def export_original(model: nn.Module) -> dict[str, Tensor]:
     """The weights as a published folder holds them; `published.write_published` gives its `config.json`."""
     state = model.state_dict()
     return {key: tensor.detach().clone(memory_format=torch.contiguous_format) for key, tensor in state.items()}
+
+
+CLASS_NAME = "CogVideoXTransformer3DModel"
+
+# Settings that every published model has alike, so the code has no switch for them.
+_FIXED: dict[str, Any] = {
+    "activation_fn": "gelu-approximate",
+    "ofs_embed_dim": None,
+}
+_OURS = ("condition", "mask_scale")
+# ours -> published
+_RENAMED = {"in_channels": "out_channels", "context_in_dim": "text_embed_dim"}
+# What an absent key means in the published code.
+_DEFAULTS: dict[str, Any] = {"num_attention_heads": 30, "num_layers": 30, "in_channels": 16, "out_channels": 16}
+
+
+def read_published(published: Mapping[str, Any], *, mask_scale: float = 1.0) -> CogVideoXFunConfig:
+    """The architecture that a published config describes; `mask_scale` is the `scaling_factor` of its autoencoder."""
+    values = _DEFAULTS | {key: value for key, value in published.items() if not key.startswith("_")}
+    ours = [field.name for field in dataclasses.fields(CogVideoXFunConfig) if field.name not in _OURS]
+    names = {_RENAMED.get(name, name): name for name in ours}
+    for key in values:
+        refuse_unknown(key, {*names, *_FIXED, "in_channels"}, what=f"{FAMILY_NAME} config.json")
+    for key, only in _FIXED.items():
+        if values.pop(key, only) != only:
+            raise ConfigError(f"{FAMILY_NAME} config.json: {key} is {published[key]!r}; only {only!r} is supported")
+    condition = _find_condition(values.pop("in_channels"), values["out_channels"])
+    values["patch_size_t"] = values.get("patch_size_t") or 1
+    if values.get("timestep_activation_fn") == "swish":  # two names of one function
+        values["timestep_activation_fn"] = "silu"
+    fields = {names[key]: value for key, value in values.items()}
+    return CogVideoXFunConfig(**fields, condition=condition, mask_scale=mask_scale)
+
+
+def write_published(config: CogVideoXFunConfig) -> dict[str, Any]:
+    """The content of `config.json` for diffusers and for the original code."""
+    ours = {name: value for name, value in dataclasses.asdict(config).items() if name not in _OURS}
+    values = {_RENAMED.get(name, name): value for name, value in ours.items()}
+    values["patch_size_t"] = None if config.patch_size_t == 1 else config.patch_size_t
+    fixed = {key: value for key, value in _FIXED.items() if key != "ofs_embed_dim"}
+    return {"_class_name": CLASS_NAME, **values, **fixed, "in_channels": config.input_channels}
+
+
+def _find_condition(in_channels: int, out_channels: int) -> Literal["none", "inpaint", "control"]:
+    beside = in_channels - out_channels
+    if beside == 0:
+        return "none"
+    if beside == out_channels + 1:
+        return "inpaint"
+    if beside == out_channels:
+        return "control"
+    raise ConfigError(
+        f"{FAMILY_NAME} config.json: in_channels is {in_channels} for {out_channels} latent channels; known are "
+        f"{out_channels} (text to video), {2 * out_channels + 1} (inpaint) and {2 * out_channels} (control)"
+    )
+
+
+# diffusers has no pipeline for inpaint models, whose mask has a channel of its own.
+_PIPELINES = {"none": "CogVideoXPipeline", "control": "CogVideoXFunControlPipeline"}
+
+
+def describe_diffusers(config: CogVideoXFunConfig) -> Mapping[str, Any]:
+    # A setting of the published trainer that no model computes with.
+    return as_json({name: one for name, one in write_published(config).items() if name != "add_noise_in_inpaint_model"})
+
+
+EXPORT = ExportForms(
+    describe_original=lambda config: as_json(write_published(config)),
+    describe_diffusers=describe_diffusers,
+    pipeline=lambda config: _PIPELINES.get(config.condition, ""),
+)

@@ -213,5 +213,5 @@ SPEC = DenoiserSpec(
     num_tokens="frameloom.models.denoisers.latte.model:num_tokens",
     exchanges="frameloom.models.denoisers.latte.model:exchanges",
     load_original="frameloom.models.denoisers.latte.weights:load_original",
-    export_forms="frameloom.models.denoisers.latte.export:EXPORT",
+    export_forms="frameloom.models.denoisers.latte.weights:EXPORT",
 )

@@ -1,4 +1,4 @@
-"""Published LatteT2V checkpoints in and out.
+"""Published LatteT2V checkpoints in and out, and diffusers' Latte where it computes the same.
 
     layout     keys                                                                  published with
     original   transformer_blocks.*, temporal_transformer_blocks.*                   Open-Sora-Plan 1.1, and our own
@@ -13,14 +13,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
 
-from frameloom.core.errors import CheckpointError
-from frameloom.core.log import get_logger
-from frameloom.models.denoisers.latte.blocks import SelfAttention
+from frameloom.core.errors import CheckpointError, ConfigError
+from frameloom.core.logging import get_logger
+from frameloom.models.denoisers.export_forms import ExportForms, as_json, refuse_differences
+from frameloom.models.denoisers.latte.config import LatteConfig
+from frameloom.models.denoisers.latte.model import SelfAttention
 from frameloom.models.fit import load_fitting, strip_wrappers
 
 Layout = Literal["original", "mindspore", "diffusers"]
@@ -116,3 +118,31 @@ def _make_joining(model: nn.Module, like: Tensor) -> dict[str, Tensor]:
                 shape = layer.get_parameter(key).shape
                 entries[f"{name}.{key}"] = torch.full(shape, value, dtype=like.dtype, device=like.device)
     return entries
+
+
+CLASS_NAME = "LatteTransformer3DModel"
+# Fields of the published json that diffusers' class does not take.
+_FOREIGN = ("patch_size_t", "rope_scaling_type", "attention_type", "use_rope", "compress_kv_factor", "_class_name")
+
+
+def describe_diffusers(config: LatteConfig) -> Mapping[str, Any]:
+    """Its temporal positions are not compressed, and it is made for squares."""
+    refuse_differences("latte", CLASS_NAME, config, {"use_rope": False, "compress_kv_factor": 1})
+    if config.scale_1d != 1 or len(set(config.sample_size)) > 1:
+        raise ConfigError(
+            f"latte: diffusers' {CLASS_NAME} has temporal positions of scale 1 and a square sample_size, this model "
+            f"{config.scale_1d:g} and {list(config.sample_size)}; export it with --to original"
+        )
+    values = {name: one for name, one in config.to_original().items() if name not in _FOREIGN}
+    values.pop("interpolation_scale_1d")
+    return as_json(
+        {"_class_name": CLASS_NAME, **values, "sample_size": config.sample_size[0], "num_embeds_ada_norm": 1000}
+    )
+
+
+EXPORT = ExportForms(
+    original_layout="original",
+    describe_original=lambda config: as_json(config.to_original()),
+    diffusers_layout="diffusers",
+    describe_diffusers=describe_diffusers,
+)

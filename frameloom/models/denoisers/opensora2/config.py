@@ -186,8 +186,8 @@ SPEC = DenoiserSpec(
     blocks="frameloom.models.denoisers.opensora2.model:blocks",
     num_tokens="frameloom.models.denoisers.opensora2.model:num_tokens",
     exchanges="frameloom.models.denoisers.opensora2.model:exchanges",
-    pack_known="frameloom.models.denoisers.opensora2.known:pack_known",
-    find_kept="frameloom.models.denoisers.opensora2.known:find_kept",
+    pack_known="frameloom.models.denoisers.opensora2.conditioning:pack_known",
+    find_kept="frameloom.models.denoisers.opensora2.conditioning:find_kept",
     load_original="frameloom.models.denoisers.opensora2.weights:load_original",
-    export_forms="frameloom.models.denoisers.opensora2.export:EXPORT",
+    export_forms="frameloom.models.denoisers.opensora2.weights:EXPORT",
 )

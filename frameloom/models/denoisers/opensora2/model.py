@@ -1,7 +1,9 @@
 """The Open-Sora 2.0 MMDiT: text and video tokens through double-stream, then single-stream blocks.
 
-Shape letters: B batch, C channels, F frames, H height, W width, N video tokens, K text tokens, M = K + N, D width,
-P rotary pairs.
+Shape letters: B batch, C channels, F frames, H height, W width, N video tokens, K text tokens, M = K + N, D width, P
+rotary pairs.
+
+Flux pairs channels (2j, 2j + 1) of a head, Open-Sora 2.0 pairs (j, j + half).
 """
 
 from __future__ import annotations
@@ -18,17 +20,10 @@ from frameloom.models.denoisers.building import build_fresh, list_blocks
 from frameloom.models.denoisers.conditions import NOTHING, NUM_TIMESTEPS, Conditions, refuse_foreign
 from frameloom.models.denoisers.opensora2.blocks import DoubleBlock, SingleBlock
 from frameloom.models.denoisers.opensora2.config import WHERE, MMDiTConfig
-from frameloom.models.denoisers.opensora2.positions import (
-    joint_positions,
-    sinusoid_table,
-    turn_table,
-    video_positions,
-)
 from frameloom.models.denoisers.opensora2.sharding import BLOCK_LISTS
 from frameloom.models.layers.modulation import TIME_WIDTH, modulate
-from frameloom.models.layers.patches import pack, token_grid, unpack
-from frameloom.models.layers.position_tables import PositionTables
-from frameloom.models.layers.sinusoids import embed_index
+from frameloom.models.layers.patches import Grid, pack, token_grid, unpack
+from frameloom.models.layers.positions import PositionTables, axis_angles, embed_index, grid_positions, rotary_table
 from frameloom.models.text.base import TextStates
 
 # What the published training passes to models with a guidance embedding.
@@ -196,3 +191,32 @@ def exchanges(config: MMDiTConfig, latent_FHW: tuple[int, int, int], num_text: i
 
 def blocks(model: nn.Module) -> list[nn.Module]:
     return list_blocks(model, BLOCK_LISTS)
+
+
+def video_positions(grid: Grid) -> Tensor:
+    """[N, 3]: latent frame, patch row and patch column of every token, as float32."""
+    return grid_positions([torch.arange(count, dtype=torch.float32) for count in grid])
+
+
+def joint_positions(grid: Grid, num_text: int) -> Tensor:
+    """[K + N, 3]: text first, all at the origin."""
+    return F.pad(video_positions(grid), (0, 0, num_text, 0))
+
+
+def rotary_precision(*, half_split: bool) -> torch.dtype:
+    """What angles are computed in, as in the published code of either pairing."""
+    return torch.float32 if half_split else torch.float64
+
+
+def turn_table(config: MMDiTConfig, position_M3: Tensor) -> Tensor:
+    """The rotary table [M, 1, P] of tokens at these positions; a batch may stand before M."""
+    precision = rotary_precision(half_split=config.use_liger_rope)
+    return rotary_table(position_M3, config.axes_dim, config.theta, precision=precision)
+
+
+def sinusoid_table(position_N3: Tensor, width: int, theta: float) -> Tensor:
+    """[N, width]: cosines and sines of every axis, a third of the width each; what is left over stays zero."""
+    dim = width // 6 * 2
+    angles = [axis_angles(position, dim, theta, precision=torch.float64) for position in position_N3.unbind(-1)]
+    table = torch.cat([part for angle in angles for part in (angle.cos(), angle.sin())], dim=-1).float()
+    return F.pad(table, (0, width - table.shape[-1]))

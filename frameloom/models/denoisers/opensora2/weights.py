@@ -1,4 +1,4 @@
-"""Published checkpoints in and out: key layouts, rotary pairings, and what a file may lack.
+"""Published checkpoints in and out: key layouts, rotary pairings, diffusers' Flux keys, and what a file may lack.
 
     layout     keys                                                  published with
     fused      img_attn.qkv, single_blocks.*.linear1                 Flux: rotary pairs (2j, 2j + 1)
@@ -7,22 +7,127 @@
 
 Layouts hold the same numbers in other places. Rotary pairings are one function of re-ordered weights: within each
 head, the rows of q and k, their biases and the scales of their norms. Tensors do not show which pairing they have.
+
+Besides names, two things differ: diffusers keeps the value and MLP rows of a single block in two layers, and its
+last modulation has the scale before the shift. It has no condition input, and its rotary pairs are (2j, 2j + 1).
+
+Flux works on packed tokens and is told their (frame, row, column), so a clip is only a longer list of tokens to it.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from frameloom.core.errors import CheckpointError
-from frameloom.core.log import get_logger
+from frameloom.core.logging import get_logger
+from frameloom.models.denoisers.export_forms import ExportForms, as_json, refuse_differences
 from frameloom.models.denoisers.opensora2.config import MMDiTConfig
-from frameloom.models.denoisers.opensora2.diffusers_keys import from_diffusers, to_diffusers
 from frameloom.models.fit import load_fitting
+
+_TOP = {
+    "img_in": "x_embedder",
+    "txt_in": "context_embedder",
+    "time_in.in_layer": "time_text_embed.timestep_embedder.linear_1",
+    "time_in.out_layer": "time_text_embed.timestep_embedder.linear_2",
+    "vector_in.in_layer": "time_text_embed.text_embedder.linear_1",
+    "vector_in.out_layer": "time_text_embed.text_embedder.linear_2",
+    "guidance_in.in_layer": "time_text_embed.guidance_embedder.linear_1",
+    "guidance_in.out_layer": "time_text_embed.guidance_embedder.linear_2",
+    "final_layer.adaLN_modulation.1": "norm_out.linear",
+    "final_layer.linear": "proj_out",
+}
+_DOUBLE = {
+    "img_mod.lin": "norm1.linear",
+    "txt_mod.lin": "norm1_context.linear",
+    "img_attn.q_proj": "attn.to_q",
+    "img_attn.k_proj": "attn.to_k",
+    "img_attn.v_proj": "attn.to_v",
+    "img_attn.proj": "attn.to_out.0",
+    "img_attn.norm.query_norm": "attn.norm_q",
+    "img_attn.norm.key_norm": "attn.norm_k",
+    "txt_attn.q_proj": "attn.add_q_proj",
+    "txt_attn.k_proj": "attn.add_k_proj",
+    "txt_attn.v_proj": "attn.add_v_proj",
+    "txt_attn.proj": "attn.to_add_out",
+    "txt_attn.norm.query_norm": "attn.norm_added_q",
+    "txt_attn.norm.key_norm": "attn.norm_added_k",
+    "img_mlp.0": "ff.net.0.proj",
+    "img_mlp.2": "ff.net.2",
+    "txt_mlp.0": "ff_context.net.0.proj",
+    "txt_mlp.2": "ff_context.net.2",
+}
+# v_mlp is cut in two before its parts are renamed
+_SINGLE = {
+    "modulation.lin": "norm.linear",
+    "q_proj": "attn.to_q",
+    "k_proj": "attn.to_k",
+    "v_part": "attn.to_v",
+    "mlp_part": "proj_mlp",
+    "norm.query_norm": "attn.norm_q",
+    "norm.key_norm": "attn.norm_k",
+    "linear2": "proj_out",
+}
+_BLOCKS = {"double_blocks": ("transformer_blocks", _DOUBLE), "single_blocks": ("single_transformer_blocks", _SINGLE)}
+_BLOCK_KEY = re.compile(r"(\w+_blocks)\.(\d+)\.(.+)")
+_LAST_MODULATION = ("final_layer.adaLN_modulation.1.", "norm_out.linear.")
+
+
+def _rename(key: str, *, backward: bool) -> str:
+    """The other side's name; an unknown key keeps its own, to be reported by whoever loads it."""
+    layer, _, leaf = key.rpartition(".")
+    prefix, table = "", _TOP
+    if block := _BLOCK_KEY.fullmatch(layer):
+        for ours, (theirs, layers) in _BLOCKS.items():
+            if block[1] == (theirs if backward else ours):
+                prefix, table, layer = f"{ours if backward else theirs}.{block[2]}.", layers, block[3]
+    names = {theirs: ours for ours, theirs in table.items()} if backward else table
+    if layer not in names:
+        return key
+    name = names[layer]
+    # Norms of heads call their parameter `scale` here and `weight` there.
+    is_head_norm = (name if backward else layer).endswith(("query_norm", "key_norm"))
+    if is_head_norm:
+        leaf = "scale" if backward else "weight"
+    return f"{prefix}{name}.{leaf}"
+
+
+def _swap_halves(key: str, tensor: Tensor) -> Tensor:
+    return torch.cat(tensor.chunk(2)[::-1]) if key.startswith(_LAST_MODULATION) else tensor
+
+
+def to_diffusers(split: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """From the split layout with pairwise rotary."""
+    result: dict[str, Tensor] = {}
+    for key, tensor in split.items():
+        if key.startswith("cond_in."):
+            if tensor.any():
+                raise CheckpointError(
+                    f"{key}: diffusers' Flux has no condition input, so a model that uses one cannot be written so; "
+                    "choose the split or fused layout"
+                )
+        elif ".v_mlp." in key:
+            width = split[key.replace("v_mlp", "q_proj")].shape[0]
+            result[_rename(key.replace("v_mlp", "v_part"), backward=False)] = tensor[:width]
+            result[_rename(key.replace("v_mlp", "mlp_part"), backward=False)] = tensor[width:]
+        else:
+            result[_rename(key, backward=False)] = _swap_halves(key, tensor)
+    return result
+
+
+def from_diffusers(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """To the split layout with pairwise rotary."""
+    renamed = {_rename(key, backward=True): _swap_halves(key, tensor) for key, tensor in tensors.items()}
+    for key in [key for key in renamed if ".v_part." in key]:
+        mlp = renamed.pop(key.replace("v_part", "mlp_part"), None)
+        if mlp is not None:
+            renamed[key.replace("v_part", "v_mlp")] = torch.cat([renamed.pop(key), mlp])
+    return renamed
+
 
 Layout = Literal["fused", "split", "diffusers"]
 Pairing = Literal["pairwise", "half-split"]
@@ -165,3 +270,36 @@ def _fill_gaps(tensors: Mapping[str, Tensor], model: nn.Module) -> dict[str, Ten
         like = next(iter(state.values()))
         state |= {key: like.new_zeros(own[key].shape) for key in ("cond_in.weight", "cond_in.bias")}
     return state
+
+
+CLASS_NAME = "FluxTransformer2DModel"
+_NEEDED = {
+    "mlp_ratio": 4.0,
+    "theta": 10_000,
+    "qkv_bias": True,
+    "normalize_vec": False,
+    "absolute_positions": False,
+}
+
+
+def describe_diffusers(config: MMDiTConfig) -> Mapping[str, Any]:
+    """A condition input is looked for in the weights: one that is still zero does nothing and may be left out."""
+    refuse_differences("opensora2", CLASS_NAME, config, _NEEDED)
+    return as_json(
+        {
+            "_class_name": CLASS_NAME,
+            "patch_size": 1,
+            "in_channels": config.in_channels,
+            "num_layers": config.depth,
+            "num_single_layers": config.depth_single_blocks,
+            "attention_head_dim": config.head_dim,
+            "num_attention_heads": config.num_heads,
+            "joint_attention_dim": config.context_in_dim,
+            "pooled_projection_dim": config.vec_in_dim,
+            "guidance_embeds": config.guidance_embed,
+            "axes_dims_rope": config.axes_dim,
+        }
+    )
+
+
+EXPORT = ExportForms(original_layout="split", diffusers_layout="diffusers", describe_diffusers=describe_diffusers)

@@ -1,5 +1,6 @@
 """Architecture of OpenSoraT2V (Open-Sora-Plan 1.3). Field names are those of the published code, but for
-`context_in_dim`, which is `caption_channels` there."""
+`context_in_dim`, which is `caption_channels` there.
+"""
 
 from __future__ import annotations
 
@@ -143,7 +144,7 @@ SPEC = DenoiserSpec(
     blocks="frameloom.models.denoisers.opensora_plan.model:blocks",
     num_tokens="frameloom.models.denoisers.opensora_plan.model:num_tokens",
     exchanges="frameloom.models.denoisers.opensora_plan.model:exchanges",
-    pack_known="frameloom.models.denoisers.opensora_plan.known:pack_known",
+    pack_known="frameloom.models.denoisers.opensora_plan.conditioning:pack_known",
     load_original="frameloom.models.denoisers.opensora_plan.weights:load_original",
-    export_forms="frameloom.models.denoisers.opensora_plan.export:EXPORT",
+    export_forms="frameloom.models.denoisers.opensora_plan.weights:EXPORT",
 )

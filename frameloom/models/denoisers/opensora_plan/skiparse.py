@@ -1,4 +1,7 @@
-"""Skiparse attention: tokens are dealt into k sub-sequences, each of which attends within itself.
+"""Skiparse attention: tokens are divided into k sub-sequences that attend within themselves; their positions.
+
+Shape letters: B batch, N tokens, S tokens with filling, k sub-sequences, H heads, D width of a head, F frames, W
+width, P rotary pairs.
 
     single   sub-sequence r holds every k-th token: r, r + k, r + 2k ...
     group    sub-sequence m holds every k-th run of k neighbours: m*k ... m*k + k - 1, then the same plus k^2 ...
@@ -10,7 +13,8 @@ Tokens are padded with zeros to a multiple of k^2, behind the rotation. Masks ar
 that hold no picture, `FILLED`, a little more, for the zeros. So where a whole sub-sequence holds no picture it looks at
 the zeros, as in the published code; it is never seen by a token with picture.
 
-Shape letters: B batch, N tokens, S tokens with filling, k sub-sequences, H heads, D width of a head.
+A third of a head's channels turns with each axis, in this order; within a third, channels (j, j + half) are a pair.
+Positions are divided by the interpolation scales.
 """
 
 from __future__ import annotations
@@ -21,9 +25,9 @@ from torch import Tensor, nn
 
 from frameloom.distributed.sequence_parallel import ALONE, SequenceGroup
 from frameloom.models.denoisers.opensora_plan.config import Pattern
-from frameloom.models.denoisers.opensora_plan.positions import NUM_AXES
-from frameloom.models.layers.attention import attend
-from frameloom.models.layers.rope import rotate
+from frameloom.models.layers.attention.attention import attend
+from frameloom.models.layers.patches import Grid
+from frameloom.models.layers.positions import grid_positions, rotary_table, rotate
 
 PADDED = -10_000.0
 FILLED = -9_980.0
@@ -104,3 +108,18 @@ class SkiparseAttention(nn.Module):
         if filled and self.pattern != "full":
             heads_BNHD = F.pad(heads_BNHD, (0, 0, 0, 0, 0, filled))
         return deal(heads_BNHD, self.pattern, self.sparse_n)
+
+
+NUM_AXES = 3
+Scales = tuple[float, float, float]
+
+
+def turn_table(grid: Grid, head_dim: int, scales: Scales) -> Tensor:
+    """The rotary table [N, 1, P] of a grid of tokens."""
+    axes = [torch.arange(count, dtype=torch.float32) / scale for count, scale in zip(grid, scales, strict=True)]
+    return rotary_table(grid_positions(axes), (head_dim // NUM_AXES,) * NUM_AXES)
+
+
+def pool_cells(cells_BFHW: Tensor, patch_size: int) -> Tensor:
+    """[B, N], 1 for a token with picture in any of its latent cells, 0 for one that is all padding."""
+    return F.max_pool2d(cells_BFHW.float(), patch_size).flatten(1)

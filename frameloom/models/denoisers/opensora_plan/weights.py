@@ -1,4 +1,4 @@
-"""Published checkpoints in and out. Our keys are the published ones, so there is little to map.
+"""Published OpenSoraT2V checkpoints in and out.
 
 A text-to-video checkpoint starts an inpaint model: the patch embedding of the masked latent begins as a copy of that of
 the noisy latent, the one of the mask stays fresh, and the zero layers behind both keep the model's output as it was.
@@ -13,9 +13,10 @@ import torch
 from torch import Tensor, nn
 
 from frameloom.core.errors import CheckpointError
-from frameloom.core.log import get_logger
+from frameloom.core.logging import get_logger
 from frameloom.core.random import stream
 from frameloom.models.denoisers.building import initialize
+from frameloom.models.denoisers.export_forms import ExportForms, as_json
 from frameloom.models.denoisers.opensora_plan.config import OpenSoraPlanConfig
 from frameloom.models.fit import load_fitting, strip_wrappers
 from frameloom.models.layers.patches import PatchEmbed
@@ -120,3 +121,6 @@ def export_config(config: OpenSoraPlanConfig) -> dict[str, Any]:
     if config.inpaint:
         content["vae_scale_factor_t"] = config.vae_scale_factor_t
     return content
+
+
+EXPORT = ExportForms(describe_original=lambda config: as_json(export_config(config)))

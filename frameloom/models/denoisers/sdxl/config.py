@@ -162,6 +162,6 @@ SPEC = DenoiserSpec(
     blocks="frameloom.models.denoisers.sdxl.model:blocks",
     num_tokens="frameloom.models.denoisers.sdxl.model:num_tokens",
     load_original="frameloom.models.denoisers.sdxl.weights:load_original",
-    export_forms="frameloom.models.denoisers.sdxl.export:EXPORT",
+    export_forms="frameloom.models.denoisers.sdxl.weights:EXPORT",
     lora_names="frameloom.models.denoisers.sdxl.weights:LORA_NAMES",
 )

@@ -17,7 +17,7 @@ from frameloom.models.denoisers.building import build_fresh
 from frameloom.models.denoisers.conditions import NOTHING, NUM_TIMESTEPS, Conditions, find_index, refuse_foreign
 from frameloom.models.denoisers.sdxl.config import SDXLConfig
 from frameloom.models.denoisers.sdxl.sharding import BLOCK_LISTS, STAGES
-from frameloom.models.layers.diffusers_attention import AttendProcessor
+from frameloom.models.layers.attention.diffusers_processor import AttendProcessor
 from frameloom.models.text.base import TextStates
 
 # Pixels per latent cell, for the size conditions of a clip that comes without any.

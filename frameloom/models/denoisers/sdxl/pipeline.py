@@ -16,7 +16,7 @@ from frameloom.models.denoisers.sdxl.config import SIZES, SDXLConfig
 from frameloom.models.denoisers.sdxl.model import diffusers_arguments
 from frameloom.models.denoisers.sdxl.single_file import Part
 from frameloom.models.fit import check_fit
-from frameloom.models.text.published import CLIP_CONFIGS
+from frameloom.models.text.clip import CLIP_CONFIGS
 from frameloom.models.vaes.kl.config import SIZES as VAE_SIZES
 from frameloom.models.vaes.kl.config import KLConfig
 

@@ -18,8 +18,8 @@ from typing import Literal
 from torch import Tensor
 
 from frameloom.core.errors import CheckpointError
-from frameloom.models.denoisers.sdxl import text_keys
-from frameloom.models.denoisers.sdxl.unet_keys import UNetNames
+from frameloom.models.denoisers.sdxl import keys as text_keys
+from frameloom.models.denoisers.sdxl.keys import UNetNames
 from frameloom.models.vaes.kl import keys as vae_keys
 
 Part = Literal["unet", "vae", "text_encoder", "text_encoder_2"]

@@ -1,4 +1,4 @@
-"""Published checkpoints of the UNet in and out.
+"""Published checkpoints of the UNet in and out: diffusers' folders and Stability's single files.
 
     layout     keys                                    published with
     diffusers  down_blocks.*, add_embedding.*          folders `unet/`
@@ -16,10 +16,12 @@ from typing import Literal
 from torch import Tensor, nn
 
 from frameloom.core.errors import CheckpointError
-from frameloom.models.denoisers.sdxl.single_file import UNET_PREFIX
-from frameloom.models.denoisers.sdxl.unet_keys import UNetNames
+from frameloom.models.denoisers.export_forms import ExportForms
+from frameloom.models.denoisers.sdxl.keys import UNetNames
+from frameloom.models.denoisers.sdxl.pipeline import describe_unet
+from frameloom.models.denoisers.sdxl.single_file import UNET_PREFIX, to_single_file
 from frameloom.models.fit import load_fitting
-from frameloom.models.lora_keys import LoraNames
+from frameloom.models.lora.keys import LoraNames
 
 Layout = Literal["diffusers", "single", "bare"]
 # Other parts of a whole single file.
@@ -74,3 +76,12 @@ def single_file_layers(layers: Iterable[str]) -> dict[str, str]:
 
 
 LORA_NAMES = LoraNames(part="unet", single=single_file_layers)
+
+EXPORT = ExportForms(
+    original_layout="single",
+    diffusers_layout="diffusers",
+    describe_diffusers=describe_unet,
+    part="unet",
+    pipeline=lambda config: "StableDiffusionXLImg2ImgPipeline" if config.aesthetic else "StableDiffusionXLPipeline",
+    join_parts=lambda config, parts: to_single_file(parts, refiner=config.aesthetic),
+)

@@ -12,8 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from frameloom.models.layers.attention import attend
-from frameloom.models.layers.frames import fold_frames, unfold_frames
+from frameloom.models.layers.attention.attention import attend
+from frameloom.models.layers.patches import fold_frames, unfold_frames
 
 NORM_EPS = 1e-6
 _START_MIX = 2.0

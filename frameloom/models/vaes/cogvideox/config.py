@@ -10,7 +10,7 @@ from frameloom.core.errors import ConfigError
 from frameloom.core.spelling import refuse_unknown
 from frameloom.models.layers.tiles import Tiles
 from frameloom.models.spec import VAESpec
-from frameloom.models.vaes.scaling import spread_scaling
+from frameloom.models.vaes.base import spread_scaling
 
 _PLAIN = {
     "block_out_channels": "block_channels",
@@ -175,5 +175,5 @@ SPEC = VAESpec(
     name="cogvideox",
     sizes=SIZES,
     build="frameloom.models.vaes.cogvideox.model:CogVideoXVAE",
-    load_original="frameloom.models.vaes.cogvideox.weights:load_original",
+    load_original="frameloom.models.vaes.cogvideox.model:load_original",
 )

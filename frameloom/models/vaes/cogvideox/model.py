@@ -1,27 +1,29 @@
-"""The CogVideoX autoencoder: causal, in chunks of frames, with a decoder whose norms listen to the latent.
+"""The CogVideoX autoencoder: causal, in chunks of frames, with a decoder whose norms are conditioned on the latent.
 
-Shape letters: B batch, C channels, F frames, H height, W width. Strides are (4, 8, 8).
+Shape letters: B batch, C channels, F frames, H height, W width.
+
+Strides are (4, 8, 8).
 """
 
 from __future__ import annotations
+
+from collections.abc import Mapping
 
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from frameloom.models.layers.tiles import Cuts
 from frameloom.models.layers.tiling import run_in_cuts
-from frameloom.models.vaes.base import Moments, VideoVAE
+from frameloom.models.vaes.base import Moments, VideoVAE, load_same_keys
 from frameloom.models.vaes.cogvideox.blocks import (
     NORM_EPS,
     CausalConv3d,
+    Chunk,
     Downsample,
     LatentNorm,
     PlainNorm,
     ResBlock,
     Upsample,
-)
-from frameloom.models.vaes.cogvideox.chunking import (
-    Chunk,
     bounds_with_first_alone,
     bounds_with_rest_first,
     run_in_chunks,
@@ -176,3 +178,7 @@ class CogVideoXVAE(VideoVAE):
         height, width = (self.config.tiles(side, decoding=decoding) for side in ("height", "width"))
         space = (height, width) if self.config.tiling else None
         return Cuts(space=space, one_by_one=self.config.one_by_one)
+
+
+def load_original(model: VideoVAE, tensors: Mapping[str, Tensor]) -> None:
+    load_same_keys(model, tensors, where="CogVideoX autoencoder weights")

@@ -10,7 +10,7 @@ from frameloom.core.errors import ConfigError
 from frameloom.core.spelling import refuse_unknown
 from frameloom.models.layers.tiles import Tiles, check_tile
 from frameloom.models.spec import VAESpec
-from frameloom.models.vaes.scaling import spread_scaling
+from frameloom.models.vaes.base import spread_scaling
 
 HEAD_CHANNELS = 32
 _KINDS = {"ResBlock": False, "EViTS5_GLU": True}
@@ -174,5 +174,5 @@ SPEC = VAESpec(
     name="dc_ae",
     sizes=SIZES,
     build="frameloom.models.vaes.dc_ae.model:DCAE",
-    load_original="frameloom.models.vaes.dc_ae.weights:load_original",
+    load_original="frameloom.models.vaes.dc_ae.model:load_original",
 )

@@ -5,7 +5,7 @@ Shape letters: B batch, C channels, F frames, H height, W width.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from frameloom.core.errors import DataError
 from frameloom.models.layers.tiles import Cuts
 from frameloom.models.layers.tiling import run_in_cuts
-from frameloom.models.vaes.base import LOGVAR_RANGE, Moments, VideoVAE
+from frameloom.models.vaes.base import LOGVAR_RANGE, Moments, VideoVAE, load_same_keys
 from frameloom.models.vaes.dc_ae.blocks import (
     AttentionBlock,
     ChannelRMSNorm,
@@ -176,3 +176,7 @@ def draw_weights(model: nn.Module) -> None:
             module.weight.normal_(0.0, INIT_STD)
             if module.bias is not None:
                 module.bias.zero_()
+
+
+def load_original(model: VideoVAE, tensors: Mapping[str, Tensor]) -> None:
+    load_same_keys(model, tensors, where="DC-AE weights")

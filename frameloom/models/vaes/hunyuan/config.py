@@ -10,7 +10,7 @@ from frameloom.core.errors import ConfigError
 from frameloom.core.spelling import refuse_unknown
 from frameloom.models.layers.tiles import Tiles, check_tile
 from frameloom.models.spec import VAESpec
-from frameloom.models.vaes.scaling import spread_scaling
+from frameloom.models.vaes.base import spread_scaling
 
 # Open-Sora 2.0's key, and where it stands here; those of diffusers' json are read as well.
 _PLAIN = {
@@ -138,5 +138,5 @@ SPEC = VAESpec(
     name="hunyuan",
     sizes=SIZES,
     build="frameloom.models.vaes.hunyuan.model:HunyuanVAE",
-    load_original="frameloom.models.vaes.hunyuan.weights:load_original",
+    load_original="frameloom.models.vaes.hunyuan.model:load_original",
 )

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from frameloom.core.errors import ConfigError
 from frameloom.models.spec import VAESpec
-from frameloom.models.vaes.scaling import spread_scaling
+from frameloom.models.vaes.base import spread_scaling
 
 NUM_LEVELS = 4
 

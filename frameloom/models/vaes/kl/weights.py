@@ -11,9 +11,8 @@ from typing import Literal
 from torch import Tensor
 
 from frameloom.core.errors import CheckpointError
-from frameloom.models.vaes.base import VideoVAE
+from frameloom.models.vaes.base import VideoVAE, load_same_keys
 from frameloom.models.vaes.kl import keys
-from frameloom.models.vaes.loading import load_same_keys
 
 Layout = Literal["diffusers", "single", "bare"]
 # Other parts of a whole single file.

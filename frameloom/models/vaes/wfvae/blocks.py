@@ -1,22 +1,30 @@
-"""The layers of the WFVAE. Module names inside them are those of the published weights.
+"""Layers of the WFVAE, and the pieces of a clip that they work on. Module names are those of the published weights.
 
 Shape letters: B batch, C channels, F frames, H height, W width, N tokens.
 
 Every layer takes (x_BCFHW, stream); the stream is None when the whole clip is there at once. Activations stay in
 channels-last order: the norm over channels then needs no transposition, and frames fold into the batch for free.
+
+A layer that looks back keeps its last inputs in a `FrameStream`; a layer that looks ahead (linear interpolation in
+time) holds an output back until the next piece, and side branches wait for it. Nothing is computed twice and
+nothing is cut off, so every clip length and every piece size is exact.
+
+In memory a clip is (B, F, H, W, C). Joining through that view matters: given an expanded or sliced tensor, torch.cat
+falls back to channels-first, and every layer after it then copies its input.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from itertools import pairwise
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from frameloom.models.layers.attention import attend
-from frameloom.models.layers.frames import fold_frames, unfold_frames
-from frameloom.models.vaes.wfvae.chunking import FrameStream, prepend_past
+from frameloom.models.layers.attention.attention import attend
+from frameloom.models.layers.patches import fold_frames, unfold_frames
 from frameloom.models.vaes.wfvae.config import Interpolation, NormKind
-from frameloom.models.vaes.wfvae.layout import join_frames
 
 NORM_EPS = 1e-6
 NUM_GROUPS = 32
@@ -229,3 +237,69 @@ def _doubling_rows(num_frames: int, *, linear: bool, first: bool, last: bool, pa
         if start < num_frames and last:
             shares.append({num_frames - 1: 1.0})
     return [[share.get(frame, 0.0) for frame in range(num_frames)] for share in shares]
+
+
+class FrameStream:
+    """What the layers remember between the pieces of one clip; made for one run and thrown away after it."""
+
+    def __init__(self) -> None:
+        self.is_first = True
+        self.is_last = False
+        self._kept: dict[Hashable, Tensor] = {}
+
+    def recall(self, owner: Hashable) -> Tensor | None:
+        """The frames that `owner` kept from the last piece, or None."""
+        return self._kept.pop(owner, None)
+
+    def keep(self, owner: Hashable, frames_BCFHW: Tensor) -> None:
+        # A slice would hold the whole piece in memory.
+        self._kept[owner] = frames_BCFHW.clone()
+
+    def align(self, owner: Hashable, branch_BCFHW: Tensor, num_frames: int) -> Tensor:
+        """The next `num_frames` of a branch that runs ahead of the main path; the rest waits for the next piece."""
+        waiting = self.recall(owner)
+        if waiting is not None:
+            branch_BCFHW = join_frames([waiting, branch_BCFHW])
+        if branch_BCFHW.shape[2] > num_frames:
+            self.keep(owner, branch_BCFHW[:, :, num_frames:])
+        return branch_BCFHW[:, :, :num_frames]
+
+
+def prepend_past(
+    x_BCFHW: Tensor, owner: Hashable, stream: FrameStream | None, *, kernel: int, stride: int = 1
+) -> Tensor:
+    """Put the frames before `x_BCFHW` in front of it, for a causal filter over `kernel` frames.
+
+    At the start of a clip they are copies of its first frame. What the filter will need again is kept.
+    """
+    past = stream.recall(owner) if stream is not None else None
+    if past is None:
+        past = x_BCFHW[:, :, :1].expand(-1, -1, kernel - 1, -1, -1)
+    joined = join_frames([past, x_BCFHW])
+    if stream is not None and not stream.is_last:
+        num_steps = (joined.shape[2] - kernel) // stride + 1
+        stream.keep(owner, joined[:, :, num_steps * stride :])
+    return joined
+
+
+def run_in_pieces(
+    layers: Callable[[Tensor, FrameStream | None], Tensor], x_BCFHW: Tensor, piece_frames: int | None
+) -> Tensor:
+    """Apply `layers` to pieces of `piece_frames` (the first has one frame more); None means all at once."""
+    num_frames = x_BCFHW.shape[2]
+    if piece_frames is None or num_frames <= 1 + piece_frames:
+        return layers(x_BCFHW, None)
+    stream = FrameStream()
+    results = []
+    for start, stop in pairwise([0, *range(1 + piece_frames, num_frames, piece_frames), num_frames]):
+        stream.is_first, stream.is_last = start == 0, stop == num_frames
+        results.append(layers(x_BCFHW[:, :, start:stop], stream))
+    return torch.cat(results, dim=2)
+
+
+def join_frames(pieces_BCFHW: Sequence[Tensor]) -> Tensor:
+    return torch.cat([piece.movedim(1, -1) for piece in pieces_BCFHW], dim=1).movedim(-1, 1)
+
+
+def join_channels(pieces_BCFHW: Sequence[Tensor]) -> Tensor:
+    return torch.cat([piece.movedim(1, -1) for piece in pieces_BCFHW], dim=-1).movedim(-1, 1)

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal
 from frameloom.core.errors import ConfigError
 from frameloom.core.spelling import refuse_unknown
 from frameloom.models.spec import VAESpec
-from frameloom.models.vaes.scaling import spread_scaling
+from frameloom.models.vaes.base import spread_scaling
 
 NormKind = Literal["layernorm", "groupnorm"]
 Interpolation = Literal["trilinear", "nearest"]
@@ -148,6 +148,6 @@ SPEC = VAESpec(
     name="wfvae",
     sizes=SIZES,
     build="frameloom.models.vaes.wfvae.model:WFVAE",
-    load_original="frameloom.models.vaes.wfvae.weights:load_original",
-    start="frameloom.models.vaes.wfvae.fresh:start_as_lowpass",
+    load_original="frameloom.models.vaes.wfvae.model:load_original",
+    start="frameloom.models.vaes.wfvae.init:start_as_lowpass",
 )

@@ -1,6 +1,8 @@
 """WFVAE: a causal video autoencoder whose main path is fed, on both sides, by wavelet coefficients.
 
-Shape letters: B batch, C channels, F frames, H height, W width. Strides are (4, 8, 8) as published.
+Shape letters: B batch, C channels, F frames, H height, W width.
+
+Strides are (4, 8, 8) as published.
 
 Pixels become 24 coefficient channels; the low band of each level is transformed again and joins the main path one
 level below (encoder), or is predicted by a side branch and added one level above (decoder).
@@ -8,7 +10,7 @@ level below (encoder), or is predicted by a side branch and added one level abov
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -16,22 +18,23 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from frameloom.core.errors import ConfigError
-from frameloom.models.vaes.base import Moments, VideoVAE
+from frameloom.models.vaes.base import Moments, VideoVAE, load_same_keys
 from frameloom.models.vaes.wfvae.blocks import (
     CausalConv3d,
     Downsample2D,
     Downsample3D,
     FrameAttention,
     FrameConv2d,
+    FrameStream,
     ResBlock2D,
     ResBlock3D,
     Upsample2D,
     Upsample3D,
     build_norm,
+    join_channels,
+    run_in_pieces,
 )
-from frameloom.models.vaes.wfvae.chunking import FrameStream, run_in_pieces
 from frameloom.models.vaes.wfvae.config import WFVAEConfig
-from frameloom.models.vaes.wfvae.layout import join_channels
 from frameloom.models.vaes.wfvae.wavelet import (
     HaarJoin2D,
     HaarJoin3D,
@@ -236,3 +239,36 @@ class WFVAE(VideoVAE):
         latent_BCFHW = latent_BCFHW.contiguous(memory_format=torch.channels_last_3d)
         bands_BCFHW, coefficients = self.decoder(latent_BCFHW, stream)
         return join_3d(bands_BCFHW, haar_taps_3d().to(bands_BCFHW.device), stream), coefficients
+
+
+# Where a training checkpoint keeps the weights, best first.
+SECTIONS = ("ema_state_dict", "state_dict.gen_model", "state_dict")
+_FILTERS = (HaarSplit2D, HaarJoin2D, HaarSplit3D, HaarJoin3D)
+_OUTER = ("wavelet_transform_in", "inverse_wavelet_transform_out")
+
+
+def load_original(model: VideoVAE, tensors: Mapping[str, Tensor]) -> None:
+    """Load a state dict with published keys, or raise CheckpointError that names what does not fit.
+
+    Averaged weights hold only what was trained, so absent wavelet filters are made anew. A `module.` prefix goes,
+    and so do the filters of the pixel transform, which later versions of the model store.
+    """
+    load_same_keys(model, _make_filters(model) | _rename(tensors), where="WFVAE weights")
+
+
+def _rename(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    renamed: dict[str, Tensor] = {}
+    for key, tensor in tensors.items():
+        ours = key.replace("module.", "")
+        if not any(part in _OUTER for part in ours.split(".")):
+            renamed[ours.replace("wavelet_transform_", "wavelet_tranform_")] = tensor
+    return renamed
+
+
+def _make_filters(model: VideoVAE) -> dict[str, Tensor]:
+    """All wavelet entries of the model's state dict, from their constants."""
+    entries: dict[str, Tensor] = {}
+    for name, layer in model.named_modules():
+        if isinstance(layer, _FILTERS):
+            entries |= {f"{name}.{key}": taps for key, taps in type(layer)().state_dict().items()}
+    return entries

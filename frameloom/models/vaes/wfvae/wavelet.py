@@ -17,8 +17,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from frameloom.models.layers.frames import fold_frames, unfold_frames
-from frameloom.models.vaes.wfvae.chunking import FrameStream, prepend_past
+from frameloom.models.layers.patches import fold_frames, unfold_frames
+from frameloom.models.vaes.wfvae.blocks import FrameStream, prepend_past
 
 BANDS_2D = ("aa", "ad", "da", "dd")
 BANDS_3D = ("h", "g", "hh", "gh", "h_v", "g_v", "hh_v", "gh_v")

@@ -1,0 +1,234 @@
+"""The data sections of a recipe as objects: manifest, buckets, reader of clips, and the plan of each epoch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+from numpy.typing import NDArray
+
+from frameloom.config.rules.buckets import token_patch
+from frameloom.config.schema.buckets import (
+    FixedSection,
+    GroupedSection,
+    MultiAspectSection,
+    RatioTokensSection,
+    TokenBudgetSection,
+)
+from frameloom.config.schema.data import DataSection
+from frameloom.config.schema.recipe import Recipe
+from frameloom.config.schema.subject_tuning import DreamBoothSection
+from frameloom.core.errors import DataError
+from frameloom.core.logging import get_logger
+from frameloom.data.buckets.fixed import Fixed, MultiAspect
+from frameloom.data.buckets.grid import apply_token_budget, parse_grid
+from frameloom.data.buckets.grouped import Grouped
+from frameloom.data.buckets.lengths import LengthRule
+from frameloom.data.buckets.policy import BucketPolicy, assign, count_unused
+from frameloom.data.buckets.ratio_tokens import RatioTokens
+from frameloom.data.loading.reader import ClipReader, ReadSettings, TextSource
+from frameloom.data.manifest.captions import CaptionNotes, note_captions, read_templates, retell
+from frameloom.data.manifest.filters import Where
+from frameloom.data.manifest.manifest import Manifest, Part, SourceSpec, rows_of_epoch
+from frameloom.data.manifest.rows import TableRows, check_table
+from frameloom.data.media.probe import kind_of, probe_header
+from frameloom.data.media.transforms import parse_transforms
+from frameloom.data.order.plan import BatchPlan, plan_epoch
+from frameloom.models.registry import VAES
+
+_log = get_logger(__name__)
+
+
+def build_policy(recipe: Recipe) -> BucketPolicy:
+    """Buckets whose sizes fit the autoencoder, and the denoiser's patches where one is trained."""
+    vae = VAES[recipe.vae.name]
+    patch = token_patch(recipe) if recipe.task == "denoiser" else (1, 1, 1)
+    rule = LengthRule(stride=vae.strides[0], causal=vae.causal, patch=patch[0])
+    return build_bucket_policy(recipe.data, stride=vae.strides[1] * patch[1], rule=rule)
+
+
+def read_manifest(recipe: Recipe, where: Where | None = None) -> Manifest:
+    """The clips of `data.manifest` or of all `data.sources`, their captions with the notes of `text.note`.
+
+    `where` stands in for `data.where`.
+    """
+    data = recipe.data
+    if data.sources:
+        specs = [
+            SourceSpec(Path(item.path), Path(item.root) if item.root else None, item.where, item.weight, item.repeat)
+            for item in data.sources
+        ]
+    else:
+        specs = [SourceSpec(Path(data.manifest or ""), Path(data.root) if data.root else None)]
+    manifest = _retell(recipe, Manifest.read_sources(specs, where=data.where if where is None else where))
+    note = recipe.text.note
+    if note is None or recipe.task != "denoiser":
+        return manifest
+    policy = build_policy(recipe)
+    notes = CaptionNotes.for_policy(policy, fps=note.fps, motion=note.motion, fps_max=data.fps_max)
+    return note_captions(manifest, notes)
+
+
+def _retell(recipe: Recipe, manifest: Manifest) -> Manifest:
+    """Other captions, where the recipe has prompts or templates for all pictures."""
+    word = recipe.inversion
+    if recipe.dreambooth is not None:
+        return with_class_images(manifest, recipe.dreambooth)
+    if word is None or word.templates == "captions":
+        return manifest
+    file = Path(word.template_file) if word.template_file else None
+    return retell(manifest, read_templates(word.templates, file, word.placeholder))
+
+
+def build_clip_reader(
+    recipe: Recipe, manifest: Manifest, policy: BucketPolicy, text: TextSource | None = None
+) -> ClipReader:
+    return ClipReader(manifest, policy, seed=recipe.seed, settings=read_settings(recipe), text=text)
+
+
+def read_settings(recipe: Recipe) -> ReadSettings:
+    data = recipe.data
+    return ReadSettings(
+        frame_start=data.frame_start,
+        flip_probability=data.flip,
+        transforms=parse_transforms(data.transforms),
+        decoder=data.decoder,
+        use_image_num=data.use_image_num,
+        use_img_from_vid=data.use_img_from_vid,
+        caption_choice=data.caption_choice,
+        control=data.control,
+    )
+
+
+def build_plan(recipe: Recipe, manifest: Manifest, policy: BucketPolicy) -> Callable[[int], BatchPlan]:
+    """The plan of an epoch as a function; the last two are kept, because both sides of an epoch's end are asked for."""
+
+    @lru_cache(maxsize=2)
+    def plan(epoch: int) -> BatchPlan:
+        assignment = assign(manifest, policy, recipe.seed, epoch)
+        if epoch == 0:
+            _warn_of_unused(manifest, policy, assignment)
+        made = order_epoch(recipe, policy, assignment, epoch, shown_rows(recipe, manifest, epoch))
+        if made.num_microbatches == 0:
+            raise DataError(
+                f"{manifest.source}: no clip fits a bucket in epoch {epoch} "
+                f"({count_unused(manifest, policy, assignment)}); add smaller sizes or shorter lengths to data.buckets"
+            )
+        return made
+
+    return plan
+
+
+def shown_rows(recipe: Recipe, manifest: Manifest, epoch: int) -> NDArray[np.int64] | None:
+    """The rows of an epoch where sources have weights or repeats; None where every row comes once."""
+    if all(part.share.is_plain for part in manifest.parts):
+        return None
+    return rows_of_epoch(manifest, recipe.seed, epoch)
+
+
+def order_epoch(
+    recipe: Recipe,
+    policy: BucketPolicy,
+    assignment: NDArray[np.int32],
+    epoch: int,
+    shown: NDArray[np.int64] | None = None,
+) -> BatchPlan:
+    """The plan of an epoch from the bucket of each row; the number of ranks has no part in it."""
+    return plan_epoch(
+        assignment,
+        policy.batch_sizes,
+        clip_costs(recipe, policy),
+        seed=recipe.seed,
+        epoch=epoch,
+        accumulate=recipe.train.accumulate,
+        alike=recipe.data.alike,
+        drop_last=recipe.data.drop_last,
+        shown=shown,
+    )
+
+
+def clip_costs(recipe: Recipe, policy: BucketPolicy) -> NDArray[np.float64]:
+    """What one clip of each bucket costs: tokens for a denoiser, pixels for an autoencoder.
+
+    With a token budget whose `attention` is known, tokens are counted as often as they take longer in a long clip.
+    """
+    if recipe.task != "denoiser":
+        return policy.costs
+    vae, patch = VAES[recipe.vae.name], token_patch(recipe)
+    latent_frames = [max(1, (bucket.frames - vae.causal) // vae.strides[0] + vae.causal) for bucket in policy.buckets]
+    areas = [bucket.height * bucket.width for bucket in policy.buckets]
+    cell = vae.strides[1] * vae.strides[2] * patch[0] * patch[1] * patch[2]
+    tokens = np.array(latent_frames, dtype=np.float64) * areas / cell
+    budget = recipe.data.token_budget if recipe.data.policy == "token_budget" else None
+    return tokens if budget is None or budget.attention is None else tokens * (1 + tokens / budget.attention)
+
+
+def _warn_of_unused(manifest: Manifest, policy: BucketPolicy, assignment: NDArray[np.int32]) -> None:
+    unused = {reason: count for reason, count in count_unused(manifest, policy, assignment).items() if count}
+    if unused:
+        _log.warning("%d of %d clips fit no bucket: %s", sum(unused.values()), len(manifest), unused)
+
+
+def build_bucket_policy(data: DataSection, *, stride: int, rule: LengthRule) -> BucketPolicy:
+    """The policy that `data.policy` names; `stride` is pixels per token on a side, `rule` the lengths a model takes."""
+    match data.policy:
+        case "ratio_tokens":
+            return RatioTokens(data.ratio_tokens or RatioTokensSection(), stride=stride, rule=rule)
+        case "grouped":
+            return Grouped(data.grouped or GroupedSection(), rule=rule)
+        case "multi_aspect":
+            return MultiAspect(data.multi_aspect or MultiAspectSection(), fps_max=data.fps_max)
+        case "fixed":
+            return Fixed(data.fixed or FixedSection(), fps_max=data.fps_max)
+        case "token_budget":
+            grid = parse_grid(data.buckets or {}, stride=stride, fps_max=data.fps_max)
+            return apply_token_budget(grid, (data.token_budget or TokenBudgetSection()).tokens, rule)
+        case "grid":
+            return parse_grid(data.buckets or {}, stride=stride, fps_max=data.fps_max)
+
+
+_SOURCE = "dreambooth.class_folder"
+
+
+def with_class_images(manifest: Manifest, section: DreamBoothSection) -> Manifest:
+    """All rows with the instance prompt; pictures of the class behind them, in no epoch by themselves."""
+    told = retell(manifest, [section.instance_prompt])
+    if section.class_folder is None or section.class_prompt is None:
+        return told
+    folder = Path(section.class_folder)
+    table = _read_table(folder, section.class_prompt)
+    if not table.height:
+        return told
+    weight = 0.0 if any(part.weight is not None for part in told.parts) else None
+    rows = TableRows(check_table(table, source=_SOURCE))
+    return Manifest([*told.parts, Part(rows, folder, _SOURCE, weight, repeat=0.0)])
+
+
+def class_rows(manifest: Manifest) -> NDArray[np.int64]:
+    """The rows of the class pictures, none if there are none."""
+    last = manifest.parts[-1]
+    count = len(last.rows) if last.source == _SOURCE else 0
+    return np.arange(len(manifest) - count, len(manifest), dtype=np.int64)
+
+
+def list_pictures(folder: Path) -> list[Path]:
+    found = sorted(folder.iterdir()) if folder.is_dir() else []
+    return [path for path in found if kind_of(path) == "image" and not path.name.startswith(".")]
+
+
+def _read_table(folder: Path, prompt: str) -> pl.DataFrame:
+    facts = [(path.name, probe_header(path)) for path in list_pictures(folder)]
+    return pl.DataFrame(
+        {
+            "path": [name for name, _ in facts],
+            "caption": [prompt] * len(facts),
+            "kind": ["image"] * len(facts),
+            "height": [found.height for _, found in facts],
+            "width": [found.width for _, found in facts],
+            "frames": [1] * len(facts),
+            "fps": pl.Series([None] * len(facts), dtype=pl.Float64),
+        }
+    )

@@ -1,0 +1,161 @@
+"""LoRA files in and out, and denoisers with adapters added to their weights."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from frameloom.builders.denoiser import LoadedDenoiser
+from frameloom.checkpoint.model_folder import EXPORT, LORA, find_own
+from frameloom.core.errors import CheckpointError
+from frameloom.core.files import digest_file, replace_folder
+from frameloom.core.logging import get_logger
+from frameloom.models.lora.adapters import Adapter, check_layers, linear_layers, merge_adapters
+from frameloom.models.lora.keys import NOTES, parse_alpha, read_adapters, write_diffusers, write_kohya
+from frameloom.weights.files import CONFIG, find_weights, read_config, refuse_pickle
+from frameloom.weights.lazy_tensors import LazyTensors, defer_tensors
+from frameloom.weights.safetensors_file import open_safetensors, write_safetensors
+
+__all__ = [
+    "DIFFUSERS_FILE",
+    "KOHYA_FILE",
+    "add_lora",
+    "check_base",
+    "digest_lora",
+    "read_lora",
+    "use_adapters",
+    "write_lora",
+]
+
+
+DIFFUSERS_FILE = "pytorch_lora_weights.safetensors"
+KOHYA_FILE = "lora-kohya.safetensors"
+_PEFT_FILE, _PEFT_CONFIG = "adapter_model.safetensors", "adapter_config.json"
+_log = get_logger(__name__)
+
+
+def write_lora(
+    folder: Path,
+    denoiser: LoadedDenoiser,
+    adapters: Mapping[str, Adapter],
+    *,
+    layers: list[str],
+    base: Mapping[str, Any],
+) -> None:
+    """Write the adapters in both published layouts with a description; a folder that is there is replaced.
+
+    `layers` are all linear layers of the model; `base` says which weights the adapters belong to.
+    """
+    names = denoiser.family.lora_names
+    diffusers, notes = write_diffusers(adapters, names)
+    kohya = write_kohya(adapters, layers, names)
+    with replace_folder(folder) as temporary:
+        digests = {
+            KOHYA_FILE: write_safetensors(temporary / KOHYA_FILE, defer_tensors(kohya)),
+            DIFFUSERS_FILE: write_safetensors(temporary / DIFFUSERS_FILE, defer_tensors(diffusers), metadata=notes),
+        }
+        content = {"kind": LORA, "name": denoiser.family.name, "config": {"base": dict(base)}, "sha256": digests}
+        (temporary / CONFIG).write_text(json.dumps(content, indent=2) + "\n")
+
+
+def read_lora(path: Path, denoiser: LoadedDenoiser) -> dict[str, Adapter]:
+    """The adapters of a LoRA by layer, for a model that has none yet; CheckpointError lists what does not fit.
+
+    `path` is a file, a LoRA run, its export, or a folder that diffusers or peft wrote.
+    """
+    file = _find_file(path, denoiser.family.name)
+    tensors, layers = open_safetensors(file), linear_layers(denoiser.model)
+    alpha = _find_alpha(file, tensors)
+    adapters = read_adapters(tensors, layers, denoiser.family.lora_names, alpha=alpha, where=str(file))
+    check_layers(layers, adapters, where=str(file))
+    return adapters
+
+
+def _find_file(path: Path, family: str) -> Path:
+    own = find_own(path) if path.is_dir() else None
+    if own is not None:
+        return _check_own(own, family)
+    for folder in (path, path / LORA):
+        for name in (DIFFUSERS_FILE, _PEFT_FILE):
+            if (folder / name).is_file():
+                return folder / name
+    if (path / "checkpoints").is_dir():
+        raise CheckpointError(f"{path}: has no {EXPORT}/ yet, which a LoRA run writes at its end; let it finish first")
+    found = find_weights(path)
+    refuse_pickle(found)
+    return found.path
+
+
+def _check_own(folder: Path, family: str) -> Path:
+    content = read_config(folder)
+    if content.get("kind") != LORA:
+        raise CheckpointError(f"{folder}: holds a whole {content.get('kind')}, not a LoRA; name it in model.weights")
+    if content.get("name") != family:
+        raise CheckpointError(f"{folder}: is a LoRA of the family {content.get('name')}, the model is {family}")
+    file, digests = folder / DIFFUSERS_FILE, content.get("sha256")
+    if not isinstance(digests, dict) or not file.is_file() or digest_file(file) != digests.get(DIFFUSERS_FILE):
+        raise CheckpointError(f"{file}: missing or damaged, it does not match {CONFIG}; export the LoRA again")
+    return file
+
+
+def _find_alpha(file: Path, tensors: LazyTensors) -> float | None:
+    """Where keys do not say alpha: in the notes of the file, or in peft's settings beside it."""
+    settings = file.with_name(_PEFT_CONFIG)
+    if NOTES in tensors.metadata:
+        return parse_alpha(tensors.metadata[NOTES], where=str(file))
+    return parse_alpha(settings.read_bytes(), where=str(settings)) if settings.is_file() else None
+
+
+def add_lora(denoiser: LoadedDenoiser, path: Path, *, strength: float, merge: bool = True) -> None:
+    """Add the adapters of a file or folder to the weights of a denoiser, or let them work beside its layers."""
+    adapters = read_lora(path, denoiser)
+    if any(one.alpha is None for one in adapters.values()):
+        _log.warning("%s: does not say its alpha; taken as equal to its rank, as diffusers does", path)
+    use_adapters(denoiser, adapters, strength=strength, merge=merge)
+
+
+def use_adapters(
+    denoiser: LoadedDenoiser, adapters: Mapping[str, Adapter], *, strength: float, merge: bool = True
+) -> None:
+    """Into the weights, or beside them: then each layer adds what its adapter makes of the same input."""
+    if merge:
+        merge_adapters(denoiser.model, adapters, strength=strength)
+        return
+    layers = linear_layers(denoiser.model)
+    for name, one in adapters.items():
+        layers[name].register_forward_hook(_Beside(one, strength))
+
+
+class _Beside:
+    """A hook of one layer. It follows the layer to other devices and number formats with each call."""
+
+    def __init__(self, adapter: Adapter, strength: float) -> None:
+        self._down_RI, self._up_OR = adapter.down_RI, adapter.up_OR
+        self._factor = strength * adapter.usual_alpha / adapter.rank
+
+    def __call__(self, layer: nn.Module, given: tuple[Tensor, ...], result: Tensor) -> Tensor:
+        self._down_RI, self._up_OR = self._down_RI.to(result), self._up_OR.to(result)
+        return result + self._factor * (given[0].to(result) @ self._down_RI.T @ self._up_OR.T)
+
+
+def digest_lora(path: Path, denoiser: LoadedDenoiser) -> str:
+    """SHA-256 of the file that `add_lora` reads."""
+    return digest_file(_find_file(path, denoiser.family.name))
+
+
+def check_base(denoiser: LoadedDenoiser, state: Mapping[str, Any], *, weights: str | None, where: str) -> None:
+    """CheckpointError unless the adapters that `state` describes were trained beside these weights."""
+    if denoiser.digest != state["base"]:
+        raise CheckpointError(
+            f"{where}: its adapters were trained beside {_describe(state['weights'])} (digest {state['base'][:12]}), "
+            f"but the model has {_describe(weights)} (digest {denoiser.digest[:12]}); name the same weights in "
+            "model.weights, with the same size and overrides"
+        )
+
+
+def _describe(weights: str | None) -> str:
+    return "fresh weights" if weights is None else f"'{weights}'"

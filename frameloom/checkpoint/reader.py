@@ -1,0 +1,222 @@
+"""Finds, verifies and reads the checkpoints of a run.
+
+They are XXH3 in 128 bits: several times as fast as SHA-256, so that a resume waits for the disk and not for the
+processor. Neither would stop a person who may write there: `state.json`, with the digests, lies beside the files.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+from torch import Tensor
+from xxhash import xxh3_128
+
+from frameloom.checkpoint.resharding import StoredTensors
+from frameloom.core.errors import CheckpointError
+from frameloom.core.files import digest_file, digest_value
+from frameloom.core.logging import get_logger
+from frameloom.distributed.context import Collective
+from frameloom.weights.lazy_tensors import LazyTensors
+from frameloom.weights.safetensors_file import write_safetensors
+
+FORMAT, _READABLE = 3, (1, 2, 3)
+STATE = "state.json"
+_STEP = re.compile(r"^step-(\d{8,})$")
+_log = get_logger(__name__)
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """What was saved: `tensors["model"]["blocks.0.weight"]`, and the JSON `state` of the run."""
+
+    step: int
+    tensors: dict[str, dict[str, Tensor]]
+    state: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class StoredCheckpoint:
+    """A complete and undamaged one on disk; its tensors are not read yet."""
+
+    folder: Path
+    state: dict[str, Any]
+
+    @property
+    def step(self) -> int:
+        return int(self.state["step"])
+
+    def open(self) -> StoredTensors:
+        return StoredTensors(self.folder, self.state)
+
+    def load(self) -> Checkpoint:
+        with self.open() as stored:
+            return Checkpoint(self.step, stored.read_all(), self.state)
+
+
+_DIGEST_THREADS = 4
+
+
+class UnseenError(CheckpointError):
+    """A process does not see the files that the first one sees: no checkpoint is damaged, all must stop."""
+
+
+def step_folder(root: Path, step: int) -> Path:
+    return root / f"step-{step:08d}"
+
+
+# Reading
+
+
+def load_checkpoint(folder: Path) -> Checkpoint:
+    """Read a checkpoint after checking every digest; CheckpointError names the file that is wrong."""
+    return StoredCheckpoint(folder, verify_checkpoint(folder)).load()
+
+
+def verify_checkpoint(folder: Path, collective: Collective | None = None) -> dict[str, Any]:
+    """The state of a complete and undamaged checkpoint.
+
+    Each file is digested by one process of `collective`, and all of them raise the same error.
+    """
+    collective = collective or Collective()
+    state, sizes = collective.run_on_rank0(lambda: _look_at(folder), error=CheckpointError)
+    found = collective.gather(_check_share(folder, state["files"], sizes, collective))
+    unseen = [problem for is_unseen, problem in found if is_unseen]
+    damaged = [problem for is_unseen, problem in found if problem and not is_unseen]
+    is_unseen, problem = collective.broadcast((bool(unseen), (unseen + damaged + [""])[0]))
+    if problem:
+        raise (UnseenError if is_unseen else CheckpointError)(problem)
+    return dict(state)
+
+
+def _look_at(folder: Path) -> tuple[dict[str, Any], dict[str, int]]:
+    """The state, and the sizes of the files that it names."""
+    state = read_state(folder)
+    for name in state["files"]:
+        if not (folder / name).is_file():
+            raise CheckpointError(f"{folder}: incomplete, {name} is missing")
+    return state, {name: (folder / name).stat().st_size for name in state["files"]}
+
+
+def _check_share(
+    folder: Path, files: Mapping[str, str], sizes: Mapping[str, int], collective: Collective
+) -> tuple[bool, str]:
+    """(whether it is one of sight, a problem of this process's share of the files, or nothing)."""
+    for name, num_bytes in sizes.items():
+        path = folder / name
+        try:
+            seen = path.stat().st_size if path.is_file() else -1
+        except OSError:
+            seen = -1
+        if seen != num_bytes:
+            found = "does not see it" if seen < 0 else f"sees {seen:,} bytes"
+            return True, (
+                f"{path}: rank 0 sees {num_bytes:,} bytes, rank {collective.rank} {found}; the run's folder must be on "
+                "a file system that all processes share"
+            )
+    names = sorted(files)[collective.rank :: collective.size]
+    with ThreadPoolExecutor(_DIGEST_THREADS) as pool:
+        problems = pool.map(lambda name: _find_damage(folder / name, files[name]), names)
+        return False, next((problem for problem in problems if problem), "")
+
+
+def _find_damage(path: Path, digest: str) -> str:
+    try:
+        is_right = is_undamaged(path, digest)
+    except OSError as error:
+        return f"{path}: damaged, it cannot be read ({error})"
+    return "" if is_right else f"{path}: damaged, its content does not match the digest in {STATE}"
+
+
+def read_state(folder: Path) -> dict[str, Any]:
+    """`state.json` alone, checked against its own seal; the tensor files are not looked at."""
+    path = folder / STATE
+    if not path.is_file():
+        raise CheckpointError(f"{folder}: incomplete, {STATE} is missing")
+    text = path.read_bytes()
+    try:
+        state = json.loads(text)
+        sealed = seal_state({key: value for key, value in state.items() if key != "seal"}, state["format"])
+    except (ValueError, AttributeError, TypeError, KeyError) as error:
+        raise CheckpointError(f"{path}: damaged, not the JSON that was written") from error
+    if sealed.encode() != text:
+        raise CheckpointError(f"{path}: damaged, its content does not match its seal")
+    if state["format"] not in _READABLE:
+        readable = f"{_READABLE[0]} to {_READABLE[-1]}"
+        raise CheckpointError(f"{path}: format {state['format']}, this version reads formats {readable}")
+    return dict(state)
+
+
+def list_steps(root: Path) -> list[int]:
+    """Steps that have a folder, oldest first; unfinished ones have another name and do not show."""
+    if not root.is_dir():
+        return []
+    return sorted(int(found.group(1)) for path in root.iterdir() if (found := _STEP.match(path.name)))
+
+
+def find_latest(
+    root: Path, collective: Collective | None = None, *, set_aside: bool = False
+) -> StoredCheckpoint | None:
+    """The newest undamaged checkpoint, the same on all processes of `collective`; None for an unused folder.
+
+    Damaged ones are passed over with a warning; `set_aside` also renames them, so that their step can be saved
+    again. When only damaged ones are there this is an error: a run never starts from scratch by itself.
+    """
+    collective = collective or Collective()
+    steps = collective.run_on_rank0(lambda: list_steps(root), error=CheckpointError)
+    for step in reversed(steps):
+        folder = step_folder(root, step)
+        try:
+            return StoredCheckpoint(folder, verify_checkpoint(folder, collective))
+        except UnseenError:
+            raise
+        except CheckpointError as error:
+            _log.warning("%s; trying the one before", error)
+            if set_aside:
+                collective.run_on_rank0(partial(_set_aside, folder), error=CheckpointError)
+    if steps:
+        raise CheckpointError(
+            f"{root}: none of the {len(steps)} checkpoints is complete; restore one, "
+            "or move the run folder away to start again"
+        )
+    return None
+
+
+def load_latest(root: Path, *, set_aside: bool = False) -> Checkpoint | None:
+    """`find_latest`, with all tensors whole."""
+    found = find_latest(root, set_aside=set_aside)
+    return None if found is None else found.load()
+
+
+def _set_aside(folder: Path) -> None:
+    os.rename(folder, folder.with_name(f"damaged-{folder.name}-{uuid4().hex[:8]}"))
+
+
+def seal_state(state: Mapping[str, Any], number: int = FORMAT) -> str:
+    content = {**state, "format": number}
+    return json.dumps({**content, "seal": digest_value(content)}, indent=1, sort_keys=True) + "\n"
+
+
+_XXH3 = "xxh3:"
+
+
+def write_digested(path: Path, tensors: LazyTensors) -> str:
+    """Write a safetensors file and return its digest, with the name of its kind before it."""
+    return _XXH3 + write_safetensors(path, tensors, digest=xxh3_128())
+
+
+def is_undamaged(path: Path, digest: str) -> bool:
+    """Whether the content has this digest; one without a kind is the SHA-256 of formats 1 and 2."""
+    if not digest.startswith(_XXH3):
+        return digest_file(path) == digest
+    with path.open("rb") as file:
+        return _XXH3 + hashlib.file_digest(file, xxh3_128).hexdigest() == digest

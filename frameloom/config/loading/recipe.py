@@ -1,0 +1,245 @@
+"""A recipe from a file: YAML, `_base_` inheritance, overrides, types, rules. Nothing here imports a model.
+
+Precedence, the last wins: the schema's defaults, each `_base_` in order, the file itself, the command line.
+
+    recipe = load_recipe("shapes/demo-vae", ["--optim.lr", "1e-5"])
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from frameloom.config.loading.overrides import apply_override, parse_overrides
+from frameloom.config.loading.problems import MAX_EXPLAINED, Problem, parse_recipe
+from frameloom.config.loading.yaml_values import KeyPath, parse_document, read_text
+from frameloom.config.rules.check import check_rules, place_problem
+from frameloom.config.schema.recipe import Recipe
+from frameloom.core.errors import ConfigError
+from frameloom.core.spelling import nearest
+
+SHIPPED = Path(__file__).parents[2] / "recipes"
+BASE, DELETE = "_base_", "_delete_"
+MAX_FILES = 100
+
+
+@dataclass
+class Draft:
+    """A recipe before its types are checked, and where each of its keys was written."""
+
+    name: str
+    value: dict[str, Any] = field(default_factory=dict)
+    places: dict[KeyPath, str] = field(default_factory=dict)
+    num_files: int = 0
+    # Where inherited files must lie, besides the shipped ones; None: anywhere.
+    inside: Path | None = None
+
+
+def load_recipe(source: str | Path, overrides: Sequence[str] = ()) -> Recipe:
+    """The checked recipe of a file or a shipped name; one ConfigError lists everything that is wrong."""
+    return load_with_places(source, overrides)[0]
+
+
+def load_with_places(source: str | Path, overrides: Sequence[str] = ()) -> tuple[Recipe, dict[KeyPath, str]]:
+    """The checked recipe and the `file:line` or flag behind each key, for messages about it later on."""
+    draft, problems = _read_draft(source, overrides)
+    return _check(draft.value, draft.places, draft.name, problems), draft.places
+
+
+def read_draft_text(text: str, *, file: Path, shown: str, inside: Path) -> Draft:
+    """What `text` says if it stands in `file`, which need not exist; it inherits only from files below `inside`."""
+    draft = Draft(shown, inside=inside.resolve())
+    _add_text(draft, text, file, shown, ())
+    return draft
+
+
+def check_draft(draft: Draft) -> Recipe:
+    """The checked recipe of a draft; one ConfigError lists everything that is wrong."""
+    return _check(draft.value, draft.places, draft.name, [])
+
+
+def resolve(source: str | Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
+    """The plain recipe after inheritance and overrides: no defaults filled in, types not checked."""
+    draft, problems = _read_draft(source, overrides)
+    if problems:
+        raise ConfigError(problems)
+    return draft.value
+
+
+def recipe_from_dict(value: Mapping[str, Any], *, name: str = "recipe") -> Recipe:
+    """The checked recipe of plain data, such as one kept with a run."""
+    return _check(value, {}, name, [])
+
+
+def find_recipe(name: str | Path) -> Path:
+    """The file of a recipe: a path, or the name of a shipped recipe with or without `.yaml`."""
+    path = Path(name)
+    if _exists(path) and not path.is_dir():
+        return path
+    shipped = _find_shipped(str(name))
+    if shipped is not None or _exists(path):
+        return shipped or path
+    known = [known for known, _ in shipped_recipes()]
+    near = nearest(str(name).removesuffix(".yaml"), known)
+    hint = f"did you mean the shipped '{near}'?" if near else "`frameloom recipe list` shows the shipped recipes"
+    raise ConfigError(f"{name}: no such file and no shipped recipe of that name; {hint}")
+
+
+def shipped_recipes() -> list[tuple[str, str]]:
+    """Name and title of each recipe in the package; the title is the file's first comment line."""
+    files = sorted(SHIPPED.rglob("*.yaml"))
+    return [(file.relative_to(SHIPPED).with_suffix("").as_posix(), _read_title(file)) for file in files]
+
+
+def _read_title(file: Path) -> str:
+    first = file.read_text(encoding="utf-8").partition("\n")[0]
+    return first.lstrip("# ").strip() if first.startswith("#") else ""
+
+
+def _exists(path: Path) -> bool:
+    try:
+        return path.exists()
+    except (OSError, ValueError):  # a name too long for the file system, or with a null byte
+        return False
+
+
+def _find_shipped(name: str) -> Path | None:
+    if name.startswith("/") or ".." in Path(name).parts:
+        return None
+    file = SHIPPED / (name if name.endswith(".yaml") else f"{name}.yaml")
+    return file if _exists(file) and file.is_file() else None
+
+
+def _read_draft(source: str | Path, overrides: Sequence[str]) -> tuple[Draft, list[str]]:
+    """Inheritance and overrides; what is wrong with the overrides is listed, not raised, so that all can be told."""
+    file = find_recipe(source)
+    shown = str(source) if file == Path(source) else file.relative_to(SHIPPED).as_posix()
+    draft = Draft(shown)
+    _add_file(draft, file, shown, ())
+    good, problems = parse_overrides(overrides)
+    for override in good:
+        try:
+            apply_override(draft.value, override)
+        except ConfigError as error:
+            problems.extend(error.problems)
+        _forget_below(draft.places, override.path)
+        draft.places[override.path] = override.flag
+    return draft, problems
+
+
+def _add_file(draft: Draft, file: Path, shown: str, chain: tuple[tuple[Path, str], ...]) -> None:
+    """Lay the bases of `file` and then the file itself over the draft; `chain` are the files that led here."""
+    resolved = file.resolve()
+    names = " -> ".join([*(name for _, name in chain), shown])
+    if resolved in [path for path, _ in chain]:
+        raise ConfigError(f"{shown}: _base_ goes in a circle: {names}; remove one of these _base_ lines")
+    draft.num_files += 1
+    if draft.num_files > MAX_FILES:
+        raise ConfigError(f"{shown}: more than {MAX_FILES} files are inherited ({names}); use fewer _base_ lines")
+    _add_text(draft, read_text(file, shown=shown), file, shown, chain)
+
+
+def _add_text(draft: Draft, text: str, file: Path, shown: str, chain: tuple[tuple[Path, str], ...]) -> None:
+    names = " -> ".join([*(name for _, name in chain), shown])
+    value, lines = parse_document(text, where=shown)
+    if not isinstance(value, dict):
+        found = "empty" if value is None else "a list" if isinstance(value, list) else "a single value"
+        raise ConfigError(f"{shown}: the file is {found}; a recipe is keys and values, e.g. 'name: my-run'")
+    for base in _take_bases(value, f"{shown}:{lines.get((BASE,), 1)}"):
+        base_file, base_shown = _find_base(base, file, shown, names, lines[(BASE,)])
+        _refuse_outside(draft.inside, base_file, f"{shown}:{lines[(BASE,)]}", base)
+        _add_file(draft, base_file, base_shown, (*chain, (file.resolve(), shown)))
+    places = {path: f"{shown}:{line}" for path, line in lines.items()}
+    _overlay(draft.value, value, (), draft.places, places)
+
+
+def _refuse_outside(inside: Path | None, file: Path, place: str, base: str) -> None:
+    resolved = file.resolve()
+    if inside is None or resolved.is_relative_to(inside) or resolved.is_relative_to(SHIPPED.resolve()):
+        return
+    raise ConfigError(f"{place}: the _base_ '{base}' lies outside {inside}; move it below, or name a shipped recipe")
+
+
+def _take_bases(value: dict[str, Any], place: str) -> list[str]:
+    bases = value.pop(BASE, [])
+    bases = [bases] if isinstance(bases, str) else bases
+    if not isinstance(bases, list) or not all(isinstance(base, str) and base for base in bases):
+        raise ConfigError(f"{place}: _base_ is neither a name nor a list of names; e.g. _base_: shapes/demo-vae")
+    return bases
+
+
+def _find_base(base: str, file: Path, shown: str, names: str, line: int) -> tuple[Path, str]:
+    beside = file.parent / base
+    for candidate in (beside, beside.with_name(f"{beside.name}.yaml")):
+        if _exists(candidate) and candidate.is_file():
+            written = os.path.join(os.path.dirname(shown), base) + candidate.name[len(beside.name) :]
+            return candidate, os.path.normpath(written)
+    shipped = _find_shipped(base)
+    if shipped is not None:
+        return shipped, shipped.relative_to(SHIPPED).as_posix()
+    near = nearest(base.removesuffix(".yaml"), [name for name, _ in shipped_recipes()])
+    hint = f"did you mean '{near}'?" if near else f"a name is relative to {file.parent}, or that of a shipped recipe"
+    raise ConfigError(f"{shown}:{line}: the _base_ '{base}' does not exist (read so far: {names}); {hint}")
+
+
+def _overlay(
+    target: dict[str, Any], value: dict[str, Any], path: KeyPath, places: dict[KeyPath, str], new: Mapping[KeyPath, str]
+) -> None:
+    """Merge `value` into `target`: dictionaries deeply, all else replaced; `places` follows."""
+    delete = value.get(DELETE, False)
+    if not isinstance(delete, bool):
+        raise ConfigError(f"{new.get((*path, DELETE), '_delete_')}: _delete_ is '{delete}'; write true or remove it")
+    if delete:
+        target.clear()
+        _forget_below(places, path)
+    for key, item in value.items():
+        here = (*path, key)
+        if key == DELETE:
+            continue
+        if key in target and not (isinstance(item, dict) and isinstance(target[key], dict)):
+            _forget_below(places, here)
+            del target[key]
+        # What came in by an alias has no lines of its own; the nearest section around it then stands for it.
+        places.pop(here, None)
+        if isinstance(item, dict):
+            places.update({here: new[here]} if here in new else {})
+            _overlay(target.setdefault(key, {}), item, here, places, new)
+        else:
+            target[key] = copy.deepcopy(item)
+            _copy_places(item, here, places, new)
+
+
+def _copy_places(item: Any, path: KeyPath, places: dict[KeyPath, str], new: Mapping[KeyPath, str]) -> None:
+    if path in new:
+        places[path] = new[path]
+    inside = item.items() if isinstance(item, dict) else enumerate(item) if isinstance(item, list) else ()
+    for key, inner in inside:
+        _copy_places(inner, (*path, str(key)), places, new)
+
+
+def _forget_below(places: dict[KeyPath, str], path: KeyPath) -> None:
+    for known in [known for known in places if known[: len(path)] == path != known]:
+        del places[known]
+
+
+def _check(value: Mapping[str, Any], places: Mapping[KeyPath, str], name: str, problems: Sequence[str]) -> Recipe:
+    recipe, wrong = parse_recipe(value)
+    found = list(wrong)
+    if recipe is not None:
+        found += [problem for problem in check_rules(recipe) if not _rests_on(problem, wrong)]
+    messages = [*problems, *(place_problem(problem, places, name) for problem in found)]
+    if len(messages) > MAX_EXPLAINED:
+        messages[MAX_EXPLAINED:] = [f"{name}: {len(messages) - MAX_EXPLAINED} more problems; is this the right file?"]
+    if messages or recipe is None:
+        raise ConfigError(messages)
+    return recipe
+
+
+def _rests_on(problem: Problem, wrong: Sequence[Problem]) -> bool:
+    """Whether a finding rests on a key that was already wrong, and so may be an echo of that mistake."""
+    keys = (problem.path, *problem.also)
+    return any(key[: len(other.path)] == other.path or other.path[: len(key)] == key for key in keys for other in wrong)

@@ -1,0 +1,239 @@
+"""The schema as a tree that can be walked: every key with its path, its type in plain words and an example."""
+
+from __future__ import annotations
+
+import functools
+import types
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+from annotated_types import Ge, Gt, Le, Lt
+from pydantic.fields import FieldInfo
+
+from frameloom.config.loading.yaml_values import KeyPath, format_value, shorten
+from frameloom.config.schema.recipe import Recipe
+from frameloom.config.schema.section import Section, Words
+from frameloom.config.synonyms import SYNONYMS
+from frameloom.core.spelling import nearest, share_words
+
+
+@dataclass(frozen=True)
+class Kind:
+    """The type of one place in the recipe: what pydantic calls annotation and metadata."""
+
+    annotation: Any
+    metadata: tuple[Any, ...] = ()
+
+    @classmethod
+    def of(cls, annotation: Any, metadata: Sequence[Any] = ()) -> Kind:
+        """Unpack `Annotated[...]` and pydantic's `Field(...)` inside it."""
+        flat: list[Any] = []
+        for item in metadata:
+            flat.extend(item.metadata if isinstance(item, FieldInfo) else [item])
+        if get_origin(annotation) is Annotated:
+            inner, *outer = get_args(annotation)
+            return cls.of(inner, [*flat, *outer])
+        return cls(annotation, tuple(flat))
+
+    @property
+    def options(self) -> list[Kind]:
+        """The alternatives of a union; a plain type is its only one."""
+        if get_origin(self.annotation) in (Union, types.UnionType):
+            return [Kind.of(option) for option in get_args(self.annotation)]
+        return [self]
+
+    @property
+    def section(self) -> type[Section] | None:
+        """The section class, also of one that may be null."""
+        for option in self.options:
+            if isinstance(option.annotation, type) and issubclass(option.annotation, Section):
+                return option.annotation
+        return None
+
+    @property
+    def is_list(self) -> bool:
+        return any(get_origin(option.annotation) is tuple for option in self.options)
+
+    @property
+    def item(self) -> Kind | None:
+        """What every item of a list of any length, or every value of a mapping, must be."""
+        for option in self.options:
+            args = get_args(option.annotation)
+            if get_origin(option.annotation) is dict:
+                return Kind.of(args[1])
+            if get_origin(option.annotation) is tuple and args[-1] is Ellipsis:
+                return Kind.of(args[0])
+        return None
+
+    def child(self, key: str) -> Kind | None:
+        """The type below this one at `key`; None when there can be nothing."""
+        if self.section is not None:
+            field = self.section.model_fields.get(key)
+            return field_kind(field) if field else None
+        if self.annotation is Any:
+            return self
+        if self.item is not None:
+            return self.item if not self.is_list or key.isdecimal() else None
+        for option in self.options:
+            args = get_args(option.annotation)
+            if get_origin(option.annotation) is tuple and key.isdecimal() and int(key) < len(args):
+                return Kind.of(args[int(key)])
+        return None
+
+    def accepts(self, plain: type) -> bool:
+        return any(option.annotation is plain for option in self.options)
+
+
+ROOT = Kind(Recipe)
+
+
+@dataclass(frozen=True)
+class Key:
+    """One key of the recipe; keys of a list of sections have "0" in their path."""
+
+    path: KeyPath
+    field: FieldInfo
+
+    @property
+    def kind(self) -> Kind:
+        return field_kind(self.field)
+
+    @property
+    def dotted(self) -> str:
+        return ".".join(self.path)
+
+
+def field_kind(field: FieldInfo) -> Kind:
+    return Kind.of(field.annotation, field.metadata)
+
+
+@functools.cache
+def walk() -> tuple[Key, ...]:
+    """Every key, a section before the keys inside it."""
+    return tuple(_walk_section(Recipe, ()))
+
+
+def _walk_section(section: type[Section], prefix: KeyPath) -> Iterator[Key]:
+    for name, field in section.model_fields.items():
+        key = Key((*prefix, name), field)
+        yield key
+        kind = key.kind
+        item = kind.item
+        if kind.section is not None:
+            yield from _walk_section(kind.section, key.path)
+        elif item is not None and item.section is not None:
+            yield from _walk_section(item.section, (*key.path, "0"))
+
+
+def kind_at(path: KeyPath) -> Kind | None:
+    """The type at a path; None when the recipe has no such place."""
+    kind: Kind | None = ROOT
+    for key in path:
+        kind = kind.child(key) if kind is not None else None
+    return kind
+
+
+def field_at(path: KeyPath) -> FieldInfo | None:
+    section = parent.section if path and (parent := kind_at(path[:-1])) else None
+    return section.model_fields.get(path[-1]) if section else None
+
+
+def describe(kind: Kind) -> str:
+    """The type in plain words, to be read after "expected"."""
+    words = next((item.text for item in kind.metadata if isinstance(item, Words)), None)
+    if words:
+        return words
+    if len(kind.options) > 1:
+        return _join(
+            [describe(option) for option in sorted(kind.options, key=lambda option: option.accepts(type(None)))]
+        )
+    if kind.section:
+        return f"a section with the keys {', '.join(kind.section.model_fields)}"
+    args = get_args(kind.annotation)
+    match get_origin(kind.annotation) or kind.annotation:
+        case origin if origin is Literal:
+            return _join([format_value(value) for value in args])
+        case origin if origin is tuple and args[-1] is Ellipsis:
+            return f"a list, each item {describe(Kind.of(args[0]))}"
+        case origin if origin is tuple and len({describe(Kind.of(item)) for item in args}) == 1:
+            return f"a list of {len(args)}, each {describe(Kind.of(args[0]))}"
+        case origin if origin is tuple:
+            return f"a list of {len(args)}: " + ", then ".join(describe(Kind.of(item)) for item in args)
+        case origin if origin is dict:
+            return f"a mapping, each value {describe(Kind.of(args[1]))}"
+    names = {int: "a whole number", float: "a number", bool: "true or false", str: "text", type(None): "null"}
+    return names.get(kind.annotation, "any value") + _describe_bounds(kind.metadata)
+
+
+def _describe_bounds(metadata: Sequence[Any]) -> str:
+    lower = next((item for item in metadata if isinstance(item, Ge | Gt)), None)
+    upper = next((item for item in metadata if isinstance(item, Le | Lt)), None)
+    if isinstance(lower, Ge) and isinstance(upper, Le):
+        return f" from {lower.ge} to {upper.le}"
+    parts = []
+    if lower is not None:
+        parts.append(f"of at least {lower.ge}" if isinstance(lower, Ge) else f"above {lower.gt}")
+    if upper is not None:
+        parts.append(f"at most {upper.le}" if isinstance(upper, Le) else f"below {upper.lt}")
+    return f" {' and '.join(parts)}" if parts else ""
+
+
+def _join(parts: list[str]) -> str:
+    return parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} or {parts[-1]}"
+
+
+def default_of(field: FieldInfo) -> Any:
+    """The default as plain data (lists, dictionaries); only for fields that have one."""
+    default = field.default
+    if isinstance(default, Section):
+        return default.model_dump(mode="json")
+    if isinstance(default, tuple):
+        return [item.model_dump(mode="json") if isinstance(item, Section) else item for item in default]
+    return default
+
+
+def example_of(field: FieldInfo) -> Any:
+    """A value that would be right, or None when the description must do."""
+    if field.examples:
+        return field.examples[0]
+    default = None if field.is_required() else default_of(field)
+    return None if isinstance(default, dict) else default
+
+
+def explain_unknown(path: KeyPath) -> tuple[str, KeyPath | None]:
+    """Why the last key of `path` is wrong and which key was meant, if that can be told."""
+    parents, key = path[:-1], path[-1]
+    parent = kind_at(parents)
+    known = list(parent.section.model_fields) if parent and parent.section else []
+    text = f"{'.'.join(parents) or 'the recipe'} has no key '{shorten(key)}'; "
+    meant = _find_meant(parents, key, known)
+    if not meant:
+        return text + f"known keys: {', '.join(known)}", None
+    if meant[0][:-1] == parents:
+        return text + f"did you mean '{meant[0][-1]}'?", meant[0]
+    homes = _join([".".join(place) for place in meant])
+    if meant[0][-1] == key and len(meant[0]) > 1:
+        return text + f"'{key}' belongs to {_join(['.'.join(place[:-1]) for place in meant])}: {homes}", meant[0]
+    return text + f"did you mean {homes}?", meant[0]
+
+
+def _find_meant(parents: KeyPath, key: str, known: list[str]) -> list[KeyPath]:
+    """Where the key's idea lives, the surest guess first: a slip of the pen before another trainer's name for it."""
+    if near := nearest(key, known):
+        return [(*parents, near)]
+    places = [item.path for item in walk()]
+    if exact := [place for place in places if place[-1] == key]:
+        # A key of the recipe itself is meant before one of a list's sections, and the least deep one before others.
+        exact = [place for place in exact if "0" not in place] or exact
+        return [place for place in exact if len(place) == min(map(len, exact))]
+    synonym = SYNONYMS.get(nearest(key, SYNONYMS) or "", "")
+    home = tuple(synonym.split(".")) if synonym else ()
+    if home and home[: len(parents)] == parents:
+        return [home]
+    if (part := share_words(key, known)) is not None:
+        return [(*parents, part)]
+    if home:
+        return [home]
+    near = nearest(key, {place[-1] for place in places})
+    return [place for place in places if place[-1] == near]

@@ -1,0 +1,200 @@
+"""Rules of the bucket policies: each yields every mistake that it finds."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+
+from frameloom.config.loading.problems import Problem
+from frameloom.config.loading.yaml_values import KeyPath, format_value
+from frameloom.config.schema.data import DataSection
+from frameloom.config.schema.recipe import Recipe
+from frameloom.models.registry import DENOISERS, VAES
+from frameloom.models.spec import VAESpec
+
+RESOLUTION = re.compile(r"([1-9][0-9]*)(px|p)(_ar[0-9]+(\.[0-9]+)?:[0-9]+(\.[0-9]+)?|_max)?")
+GRID_POLICIES = ("grid", "token_budget")
+_SECTIONS = ("token_budget", "ratio_tokens", "grouped", "multi_aspect", "fixed")
+_MODELS: tuple[KeyPath, ...] = (("model", "family"), ("vae", "name"), ("task",))
+
+
+def check_buckets(recipe: Recipe) -> Iterator[Problem]:
+    """The chosen policy has what it needs, nothing of another one is set, and sizes and lengths fit the models."""
+    yield from _check_choice(recipe.data)
+    vae = VAES.get(recipe.vae.name)
+    if recipe.data.policy in GRID_POLICIES:
+        yield from _check_grid(recipe)
+    elif vae is not None and (recipe.task == "autoencoder" or recipe.model.family in DENOISERS):
+        yield from _CHECKS[recipe.data.policy](recipe, vae, _token_side(recipe, vae))
+    yield from _check_random(recipe)
+
+
+def _token_side(recipe: Recipe, vae: VAESpec) -> int:
+    """Pixels on a side of one token, or of one latent cell where no denoiser is trained."""
+    return vae.strides[1] * (token_patch(recipe)[1] if recipe.task == "denoiser" else 1)
+
+
+def token_patch(recipe: Recipe) -> tuple[int, int, int]:
+    """Latent cells (frames, height, width) per token of the recipe's denoiser."""
+    model = recipe.model
+    return DENOISERS[model.family].patch_of(model.size, model.overrides)
+
+
+def _check_choice(data: DataSection) -> Iterator[Problem]:
+    also: tuple[KeyPath, ...] = (("data", "policy"),)
+    if data.policy in GRID_POLICIES and data.buckets is None:
+        text = f"data needs the key 'buckets' for data.policy {data.policy}"
+        yield Problem(("data", "buckets"), f"{text}; e.g. buckets: {{64px: {{9: [1.0, 8]}}}}", also)
+    if data.policy not in GRID_POLICIES and data.buckets is not None:
+        text = f"data.buckets is set, but data.policy is {data.policy}, which has its own section"
+        yield Problem(("data", "buckets"), f"{text}; remove it (buckets: null), or set policy: grid", also)
+    for name in _SECTIONS:
+        if name != data.policy and getattr(data, name) is not None:
+            text = f"data.{name} is set, but data.policy is {data.policy}"
+            yield Problem(("data", name), f"{text}; set policy: {name}, or remove the section ({name}: null)", also)
+
+
+def _check_grid(recipe: Recipe) -> Iterator[Problem]:
+    vae, family = VAES.get(recipe.vae.name), DENOISERS.get(recipe.model.family)
+    buckets = recipe.data.buckets or {}
+    for name, cells in buckets.items():
+        path = ("data", "buckets", name)
+        match = RESOLUTION.fullmatch(name)
+        if match is None:
+            text = (
+                f"data.buckets has the resolution '{name}'; expected a number with px (256px: area of 256 x 256) or p"
+            )
+            yield Problem(path, f"{text} (720p: 16:9 of that height), and _ar16:9 or _max behind it if wanted")
+        elif vae and family and int(match[1]) < (smallest := _token_side(recipe, vae)):
+            text = f"data.buckets has the resolution '{name}', smaller than one token of {recipe.model.family}"
+            yield Problem(path, f"{text}; use {smallest}px or more", (("model", "family"), ("vae", "name")))
+        for frames in cells:
+            if vae and (advice := frame_problem(recipe, vae, frames)):
+                text = f"data.buckets.{name} has clips of {frames} frames; {advice}"
+                yield Problem((*path, str(frames)), text, (("vae", "name"),))
+    chances = [cell[0] for cells in buckets.values() for cell in cells.values()]
+    if chances and not any(max(chance) if isinstance(chance, tuple) else chance for chance in chances):
+        yield Problem(("data", "buckets"), "data.buckets has only probabilities of 0, so no clip is kept; use 1.0")
+
+
+def frame_problem(recipe: Recipe, vae: VAESpec, frames: int) -> str | None:
+    """What the models take, and the nearest numbers that they do; None if `frames` is one of them."""
+    is_denoiser = recipe.task == "denoiser" and recipe.model.family in DENOISERS
+    patch = token_patch(recipe)[0] if is_denoiser else 1
+    if vae.accepts_frames(frames, patch):
+        return None
+    reach = vae.strides[0] * patch
+    below = [n for n in range(max(1, frames - reach), frames) if vae.accepts_frames(n, patch)][-1:]
+    above = [n for n in range(frames + 1, frames + reach + 1) if vae.accepts_frames(n, patch)][:1]
+    near = [str(n) for n in below + above]
+    name = recipe.vae.name if patch == 1 else f"{recipe.model.family} {recipe.model.size}"
+    return f"{name} takes {vae.frame_rule(patch)}; write {' or '.join(near)}"
+
+
+def _check_frames(recipe: Recipe, vae: VAESpec, path: KeyPath, frames: int) -> Iterator[Problem]:
+    if advice := frame_problem(recipe, vae, frames):
+        yield Problem(path, f"{'.'.join(path)} is {frames}; {advice}", (("vae", "name"),))
+
+
+def _check_multiple(path: KeyPath, value: int, step: int) -> Iterator[Problem]:
+    if value % step:
+        below = value // step * step
+        near = " or ".join(str(size) for size in (below, below + step) if size)
+        text = f"{'.'.join(path)} is {value}; the models need a multiple of {step}"
+        yield Problem(path, f"{text}; write {near}", _MODELS)
+
+
+def _check_ratio_tokens(recipe: Recipe, vae: VAESpec, step: int) -> Iterator[Problem]:
+    section = recipe.data.ratio_tokens
+    if section is None:
+        return
+    path = ("data", "ratio_tokens")
+    yield from _check_frames(recipe, vae, (*path, "video_sample_n_frames"), section.video_sample_n_frames)
+    # The longest ratios of the table have a side of half the size.
+    for name in ("video_sample_size", "image_sample_size"):
+        side: int = getattr(section, name)
+        if side < 2 * step:
+            text = f"data.ratio_tokens.{name} is {side}; its narrowest ratio is half as high and holds no token"
+            yield Problem((*path, name), f"{text}; use {2 * step} or more", _MODELS)
+    if not section.training_with_video_token_length and section.keep_all_node_same_token_length:
+        text = "data.ratio_tokens.keep_all_node_same_token_length needs training_with_video_token_length"
+        name = "keep_all_node_same_token_length"
+        yield Problem((*path, name), f"{text}; set that to true too, or remove it")
+
+
+def _check_grouped(recipe: Recipe, vae: VAESpec, step: int) -> Iterator[Problem]:
+    section = recipe.data.grouped
+    if section is None:
+        return
+    path = ("data", "grouped")
+    yield from _check_frames(recipe, vae, (*path, "num_frames"), section.num_frames)
+    if section.force_resolution:
+        yield from _check_multiple((*path, "max_height"), section.max_height, step)
+        yield from _check_multiple((*path, "max_width"), section.max_width, step)
+    else:
+        yield from _check_multiple((*path, "hw_stride"), section.hw_stride, step)
+    low, high = section.ratio_limits
+    if low > high:
+        text = f"data.grouped.ratio_limits is {format_value(list(section.ratio_limits))}; the smallest comes first"
+        yield Problem((*path, "ratio_limits"), f"{text}; write {format_value([high, low])}")
+    if section.min_hxw is not None and section.min_hxw > section.max_hxw:
+        text = f"data.grouped.min_hxw is {section.min_hxw}, more than max_hxw {section.max_hxw}, so no clip fits"
+        yield Problem((*path, "min_hxw"), f"{text}; make it smaller", ((*path, "max_hxw"),))
+    least = section.min_frames or (29 if section.as_published else 1)
+    if least > section.num_frames > 1:
+        text = f"data.grouped.num_frames is {section.num_frames}, but videos below {least} frames are dropped"
+        yield Problem((*path, "num_frames"), f"{text}; raise it, or set min_frames", ((*path, "min_frames"),))
+    latents = max(1, (section.num_frames - vae.causal) // vae.strides[0] + vae.causal)
+    if section.sp_size > latents and section.num_frames > 1:
+        text = f"data.grouped.sp_size is {section.sp_size}, but {section.num_frames} frames give {latents} latent ones"
+        yield Problem((*path, "sp_size"), f"{text}; make it {latents} or less", ((*path, "num_frames"),))
+
+
+def _check_multi_aspect(recipe: Recipe, vae: VAESpec, step: int) -> Iterator[Problem]:
+    section = recipe.data.multi_aspect
+    if section is None:
+        return
+    path = ("data", "multi_aspect")
+    yield from _check_frames(recipe, vae, (*path, "frames"), section.frames)
+    for index, size in enumerate(section.sizes):
+        for place, side in enumerate(size):
+            yield from _check_multiple((*path, "sizes", str(index), str(place)), side, step)
+
+
+def _check_fixed(recipe: Recipe, vae: VAESpec, step: int) -> Iterator[Problem]:
+    section = recipe.data.fixed
+    if section is None:
+        return
+    path = ("data", "fixed")
+    yield from _check_frames(recipe, vae, (*path, "frames"), section.frames)
+    yield from _check_multiple((*path, "height"), section.height, step)
+    yield from _check_multiple((*path, "width"), section.width, step)
+
+
+_CHECKS: dict[str, Callable[[Recipe, VAESpec, int], Iterator[Problem]]] = {
+    "ratio_tokens": _check_ratio_tokens,
+    "grouped": _check_grouped,
+    "multi_aspect": _check_multi_aspect,
+    "fixed": _check_fixed,
+}
+
+# Keys that give a clip another shape in each epoch.
+_RANDOM_KEYS = {
+    "ratio_tokens": (
+        *("random_hw_adapt", "random_frame_crop"),
+        *("random_ratio_crop", "keep_all_node_same_token_length"),
+    ),
+    "multi_aspect": ("as_published",),
+}
+
+
+def _check_random(recipe: Recipe) -> Iterator[Problem]:
+    data = recipe.data
+    section = getattr(data, data.policy, None)
+    if data.cache.latents is None or section is None:
+        return
+    for name in _RANDOM_KEYS.get(data.policy, ()):
+        if getattr(section, name):
+            text = f"data.{data.policy}.{name} is true, which the latent cache data.cache.latents cannot honour"
+            also = (("data", "cache", "latents"),)
+            yield Problem(("data", data.policy, name), f"{text}; use false, or encode while training", also)

@@ -1,0 +1,147 @@
+"""Rules of the keys about several processes: each yields every mistake that it finds."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+from frameloom.config.loading.problems import Problem
+from frameloom.config.loading.yaml_values import KeyPath
+from frameloom.config.schema.parallel import MeshShape, check_step, fit_mesh
+from frameloom.config.schema.recipe import Recipe
+from frameloom.models.registry import DENOISERS
+
+# Optimizers whose step looks at each number of a weight alone, so that a part of the weight is enough for it.
+ELEMENTWISE = ("adamw", "lion")
+# Text encoders whose layers can be split; the others are small.
+LAYERED = ("t5", "mt5")
+
+
+def check_parallel(recipe: Recipe) -> Iterator[Problem]:
+    section, also = recipe.parallel, (("parallel", "zero"),)
+    if section.zero == 0 and (section.shard or 1) > 1:
+        text = f"parallel.shard is {section.shard}, but parallel.zero 0 splits nothing"
+        yield Problem(("parallel", "shard"), f"{text}; set zero 1, 2 or 3, or remove it", also)
+    yield from _check_tensor(recipe)
+    if section.sequence > 1 and recipe.task != "denoiser":
+        text = f"parallel.sequence is {section.sequence}, but task {recipe.task} has no sequence of tokens"
+        yield Problem(("parallel", "sequence"), f"{text}; write 1", (("task",),))
+    elif section.sequence > 1:
+        yield from _check_heads(recipe)
+    if section.zero >= 2:
+        yield from _check_split(recipe)
+    if section.gather == "bf16" and (section.zero < 2 or recipe.train.precision != "bf16"):
+        text = f"parallel.gather is bf16, but zero is {section.zero} and train.precision is {recipe.train.precision}"
+        advice = "it needs zero 2 or 3 and train.precision: bf16; remove it"
+        yield Problem(("parallel", "gather"), f"{text}; {advice}", (*also, ("train", "precision")))
+    if section.encoders != "each":
+        yield from _check_encoders(recipe)
+    yield from _check_optimizer(recipe)
+
+
+def _check_tensor(recipe: Recipe) -> Iterator[Problem]:
+    """Layers are split of text encoders, and of those alone that are large."""
+    path, degree, encoders = ("parallel", "tensor"), recipe.parallel.tensor, recipe.parallel.encoders
+    also = (("parallel", "encoders"),)
+    if degree > 1 and encoders != "tensor":
+        text = f"parallel.tensor is {degree}, but parallel.encoders is {encoders}"
+        advice = "it splits text encoders: write encoders: tensor, or 1; the denoiser is split with zero 3 or sequence"
+        yield Problem(path, f"{text}; {advice}", also)
+    if encoders != "tensor" or recipe.task != "denoiser":
+        return
+    names = [encoder.name for encoder in recipe.text.encoders]
+    if degree == 1:
+        text = "parallel.encoders is tensor, but parallel.tensor is 1, so that nothing is split"
+        yield Problem(path, f"{text}; say how many processes split a layer, as in tensor: 2", also)
+    if not any(name in LAYERED for name in names):
+        text = f"parallel.encoders is tensor, but text.encoders are {', '.join(names)}"
+        yield Problem(
+            also[0], f"{text}; layers of {' and '.join(LAYERED)} are split: write each", (("text", "encoders"),)
+        )
+    for index, encoder in enumerate(recipe.text.encoders):
+        if encoder.name in LAYERED and encoder.path is not None:
+            yield from _check_encoder(Path(encoder.path), index, degree)
+
+
+def _check_encoder(folder: Path, index: int, degree: int) -> Iterator[Problem]:
+    """What an encoder's own config.json says, where it can be read; others are checked when they are built."""
+    for place in (folder, *(folder / name for name in ("text_encoder", "text_encoder_2", "text_encoder_3"))):
+        try:
+            found = json.loads((place / "config.json").read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            continue
+        heads, columns = (found.get(name) for name in ("num_heads", "d_ff")) if isinstance(found, dict) else (0, 0)
+        if not isinstance(heads, int) or not isinstance(columns, int) or heads < 1 or columns < 1:
+            continue
+        if heads % degree or columns % degree:
+            fitting = [few for few in range(1, heads + 1) if heads % few == 0 and columns % few == 0]
+            text = f"parallel.tensor is {degree}, but text.encoders.{index} has {heads} attention heads and {columns}"
+            advice = f"processes take equally many of both: write one of {', '.join(map(str, fitting))}"
+            yield Problem(("parallel", "tensor"), f"{text} inner columns ({place}); {advice}", (("text", "encoders"),))
+        return
+
+
+def _check_split(recipe: Recipe) -> Iterator[Problem]:
+    """What does not go together with split weights."""
+    zero, path = recipe.parallel.zero, ("parallel", "zero")
+    if recipe.task == "autoencoder":
+        text = f"parallel.zero is {zero}, but the weights of an autoencoder are not split"
+        yield Problem(path, f"{text}, they are small; use zero 0 or 1", (("task",),))
+    if recipe.train.weights_precision != "fp32":
+        text = f"parallel.zero is {zero}, but train.weights_precision is {recipe.train.weights_precision}"
+        advice = "split weights are fp32: remove it (parallel.gather: bf16 sends half), or use zero 0 or 1"
+        yield Problem(path, f"{text}; {advice}", (("train", "weights_precision"),))
+    if recipe.train.ema is not None and recipe.train.ema.on_cpu:
+        text = f"parallel.zero is {zero}, but train.ema.on_cpu is true"
+        yield Problem(path, f"{text}; the average is split like the weights: set it to false", (("train", "ema"),))
+
+
+def _check_heads(recipe: Recipe) -> Iterator[Problem]:
+    """Processes that share a clip take equally many heads. A model folder says its own: that is checked when built."""
+    model, degree = recipe.model, recipe.parallel.sequence
+    family = DENOISERS.get(model.family)
+    if family is None or (model.weights is not None and not model.weights.endswith(".safetensors")):
+        return
+    path, also = ("parallel", "sequence"), (("model", "family"), ("model", "size"))
+    num_heads = family.heads_of(model.size, model.overrides)
+    if family.num_heads is None:
+        text = f"parallel.sequence is {degree}, but the tokens of {model.family} cannot be divided over processes"
+        yield Problem(path, f"{text}; write 1", also)
+    elif num_heads is not None and (num_heads < 1 or num_heads % degree):
+        fitting = ", ".join(str(count) for count in range(1, num_heads + 1) if num_heads % count == 0)
+        text = f"parallel.sequence is {degree}, but {model.family} {model.size} has {num_heads} attention heads"
+        yield Problem(path, f"{text}, and processes take equally many; write one of {fitting}", also)
+
+
+def _check_encoders(recipe: Recipe) -> Iterator[Problem]:
+    path, found = ("parallel", "encoders"), recipe.parallel.encoders
+    if recipe.task != "denoiser":
+        text = f"parallel.encoders is {found}, but task {recipe.task} has no text encoders"
+        yield Problem(path, f"{text}; remove it", (("task",),))
+    if recipe.inversion is not None:
+        text = f"parallel.encoders is {found}, but inversion learns a word in a text encoder"
+        yield Problem(path, f"{text}; only frozen encoders are shared: write each", (("inversion",),))
+    for index, encoder in enumerate(recipe.text.encoders):
+        if encoder.train:
+            text = f"parallel.encoders is {found}, but text.encoders.{index}.train is true"
+            yield Problem(path, f"{text}; only frozen encoders are shared: write each", (("text", "encoders"),))
+
+
+def _check_optimizer(recipe: Recipe) -> Iterator[Problem]:
+    zero, name = recipe.parallel.zero, recipe.optim.name
+    path: KeyPath = ("parallel", "zero")
+    also: tuple[KeyPath, ...] = (("optim", "name"),)
+    if zero >= 2 and name not in ELEMENTWISE:
+        text = f"parallel.zero is {zero}, but optim.name {name} looks at whole weights, of which a process has a part"
+        yield Problem(path, f"{text}; use zero 1, or {' or '.join(ELEMENTWISE)}", also)
+    elif zero == 1 and name == "prodigy":
+        text = "parallel.zero is 1, but prodigy finds one rate from the state of all weights, which is split"
+        yield Problem(path, f"{text}; use zero 0, or another optimizer", also)
+
+
+def check_world(recipe: Recipe, num_ranks: int) -> MeshShape:
+    """The mesh of a recipe on so many processes; ConfigError when they cannot share it."""
+    shape = fit_mesh(recipe.parallel, num_ranks)
+    check_step(recipe.parallel, shape, recipe.train.accumulate)
+    return shape

@@ -1,0 +1,35 @@
+"""What all sections of the recipe are made of."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+@dataclass(frozen=True)
+class Words:
+    """What a value must be, in plain words, where the type alone does not say it."""
+
+    text: str
+
+
+Share = Annotated[float, Field(ge=0, le=1)]
+Count = Annotated[int, Field(ge=1)]
+
+
+class Section(BaseModel):
+    """A part of the recipe: frozen, and an unknown key is an error."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+Cell = Annotated[
+    tuple[Share | tuple[Share, Share], Count],
+    Words("[probability, batch size], the probability a number from 0 to 1 or a pair of them"),
+]
+Where = Annotated[
+    dict[str, str | int | float | bool] | str,
+    Words('columns with their values, {split: train}, or a filter in quotes, "frames >= 9 and height >= 480"'),
+]

@@ -1,0 +1,109 @@
+"""One size for all videos, or SDXL's list of sizes: fast clips are thinned to a highest frame rate.
+
+The original draws one size for each batch and crops every image to it, however tall or wide the image is.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from frameloom.config.schema.buckets import FixedSection, MultiAspectSection
+from frameloom.data.buckets.lengths import sample_rate
+from frameloom.data.buckets.policy import UNUSED, Bucket, BucketPolicy, Clips, Draw
+from frameloom.data.buckets.sizes import draw_weighted, nearest_values, ratio_name
+
+
+class ThinnedPolicy(BucketPolicy):
+    """Takes every n-th frame, so that no clip has more than `fps_max` frames per second (None: any rate)."""
+
+    disk_name: ClassVar[str]
+    """of the policy in the fingerprint of a cache, whatever the class is called"""
+    fps_max: float | None
+
+    def intervals(self, fps: NDArray[np.float64]) -> NDArray[np.int64]:
+        return sample_rate(fps, self.fps_max)[1]
+
+    def count_frames(self, clips: Clips) -> NDArray[np.int64]:
+        """Frames of each clip after thinning."""
+        return clips.frames // self.intervals(clips.fps)
+
+    def geometry(self) -> dict[str, Any]:
+        return {"policy": self.disk_name, "fps_max": self.fps_max, "buckets": self.shapes}
+
+
+class Fixed(ThinnedPolicy):
+    """Bucket 0 holds the videos, bucket 1 the images where they are asked for."""
+
+    disk_name = "Fixed"
+    reasons = ("too short", "image")
+
+    def __init__(self, settings: FixedSection, *, fps_max: float | None) -> None:
+        self.settings = settings
+        self.fps_max = fps_max
+        height, width = settings.height, settings.width
+        shape = (f"{height}x{width}", ratio_name(height, width), height, width)
+        batches = [(settings.frames, settings.batch)]
+        if settings.image_batch is not None and settings.frames > 1:
+            batches.append((1, settings.image_batch))
+        self.buckets = tuple(
+            Bucket(i, shape[0], frames, *shape[1:], batch) for i, (frames, batch) in enumerate(batches)
+        )
+
+    def assign_clips(self, clips: Clips, rows: NDArray[np.int64], draw: Draw) -> NDArray[np.int32]:
+        bucket = np.where(clips.is_image & (self.settings.frames > 1), 1, 0)
+        return np.where(self.why_unused(clips) == 0, bucket, UNUSED).astype(np.int32)
+
+    def why_unused(self, clips: Clips) -> NDArray[np.int8]:
+        frames, takes_images = self.settings.frames, self.settings.image_batch is not None
+        short = ~clips.is_image & (self.count_frames(clips) < frames)
+        image = clips.is_image & (frames > 1) & (not takes_images)
+        return np.where(short, 1, np.where(image, 2, 0)).astype(np.int8)
+
+
+class MultiAspect(ThinnedPolicy):
+    """Buckets are the different sizes in the order of the list."""
+
+    disk_name = "MultiAspect"
+    reasons = ("too short",)
+
+    def __init__(self, settings: MultiAspectSection, *, fps_max: float | None) -> None:
+        self.settings = settings
+        self.fps_max = fps_max
+        self.sizes = list(dict.fromkeys(settings.sizes))
+        self.weights = [settings.sizes.count(size) for size in self.sizes]
+        self.buckets = tuple(
+            Bucket(i, f"{height}x{width}", settings.frames, ratio_name(height, width), height, width, settings.batch)
+            for i, (height, width) in enumerate(self.sizes)
+        )
+        # Shapes, and for each of them its sizes from small to large.
+        self._ratios = list(dict.fromkeys(height / width for height, width in self.sizes))
+        self._steps = [self._sizes_of(ratio) for ratio in self._ratios]
+
+    def _sizes_of(self, ratio: float) -> NDArray[np.int64]:
+        found = [i for i, (height, width) in enumerate(self.sizes) if height / width == ratio]
+        return np.array(sorted(found, key=lambda i: self.sizes[i]), dtype=np.int64)
+
+    def assign_clips(self, clips: Clips, rows: NDArray[np.int64], draw: Draw) -> NDArray[np.int32]:
+        fits = np.flatnonzero(self.why_unused(clips) == 0)
+        chosen = np.full(len(rows), UNUSED, dtype=np.int32)
+        if self.settings.as_published:
+            chosen[fits] = draw_weighted(self.weights, draw(rows[fits], np.zeros_like(fits)))
+            return chosen
+        # In logarithms, a shape twice as tall is as far away as one twice as wide.
+        shapes = nearest_values(np.log(self._ratios).tolist(), np.log(clips.ratio[fits]))
+        for shape, steps in enumerate(self._steps):
+            where = fits[shapes == shape]
+            heights, widths = np.array(self.sizes)[steps].T
+            # The scale that covers a size is at most 1 where both sides are as long.
+            fillable = (clips.height[where, None] >= heights) & (clips.width[where, None] >= widths)
+            chosen[where] = steps[(fillable.sum(axis=1) - 1).clip(0)]
+        return chosen
+
+    def why_unused(self, clips: Clips) -> NDArray[np.int8]:
+        return (self.count_frames(clips) < self.settings.frames).astype(np.int8)
+
+    def random_keys(self) -> list[str]:
+        return ["data.multi_aspect.as_published"] if self.settings.as_published else []

@@ -1,0 +1,269 @@
+"""Open-Sora 2.0's buckets: resolutions x ratios x lengths, with probabilities that cascade or a budget of tokens.
+
+A clip tries the resolutions from large to small and, within one, the lengths from long to short; draws decide
+where a probability is below 1. `parse_grid` makes one from a recipe.
+
+A probability is one number (the share of fitting clips that stay, the rest go on to the next lower resolution) or,
+for videos, a pair (keep, skip): the share `skip` first goes on to the next shorter length of the same resolution.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from frameloom.core.errors import ConfigError
+from frameloom.data.buckets.fixed import ThinnedPolicy
+from frameloom.data.buckets.lengths import LengthRule
+from frameloom.data.buckets.policy import UNUSED, Bucket, Clips, Draw
+from frameloom.data.buckets.sizes import Size, height_per_width, nearest_values, parse_resolution, size_table
+
+# A clip a little smaller than the budget is scaled up rather than lost.
+AREA_TOLERANCE = 0.8
+
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Length:
+    """One entry of the grid; `skip` is None unless the recipe gave a pair."""
+
+    frames: int
+    keep: float
+    skip: float | None
+    first_bucket: int  # the buckets of the ratios follow each other from here
+
+
+@dataclass(frozen=True)
+class Level:
+    """One resolution: its ratios in matching order and its lengths from long to short."""
+
+    resolution: str
+    budget: int
+    sizes: dict[str, Size]
+    lengths: tuple[Length, ...]
+
+    def nearest_ratios(self, clips: Clips, where: Ints) -> Ints:
+        """The position of the ratio nearest in height / width; the first wins a tie."""
+        return nearest_values([height_per_width(ratio) for ratio in self.sizes], clips.ratio[where])
+
+
+@dataclass(frozen=True)
+class GridPolicy(ThinnedPolicy):
+    """A checked grid; levels run from most to fewest pixels, the order in which a clip tries them."""
+
+    stride: int
+    fps_max: float | None
+    levels: tuple[Level, ...]
+    buckets: tuple[Bucket, ...]
+    reasons = ("too small", "too short")
+
+    def geometry(self) -> dict[str, Any]:
+        return {"stride": self.stride, "fps_max": self.fps_max, "buckets": self.shapes}
+
+    def assign_clips(self, clips: Clips, rows: Ints, draw: Draw) -> NDArray[np.int32]:
+        cascade = _Cascade(clips, self.count_frames(clips), rows, draw)
+        for level in self.levels:
+            cascade.enter(level)
+        return cascade.chosen
+
+    def possible_clips(self, clips: Clips) -> Iterator[tuple[Ints, NDArray[np.int32]]]:
+        for level, length, where in self._reachable(clips):
+            yield where, (length.first_bucket + level.nearest_ratios(clips, where)).astype(np.int32)
+
+    def _reachable(self, clips: Clips) -> list[tuple[Level, Length, Ints]]:
+        """The cascade with "may" instead of draws: each grid entry with the clips that have a chance to get it."""
+        found = []
+        frames = self.count_frames(clips)
+        reaches = np.ones(len(frames), dtype=bool)  # may come to the level at hand
+        for level in self.levels:
+            fits = reaches & (clips.area >= AREA_TOLERANCE * level.budget)
+            goes_on = fits & (frames > 1)  # may come to the length at hand
+            taken = goes_on.copy()  # surely gets one of the entries of this level
+            for length in level.lengths:
+                here = fits & (frames == 1) if length.frames == 1 else goes_on & (frames >= length.frames)
+                skip = length.skip or 0.0
+                if skip < 1 and length.keep > 0:
+                    found.append((level, length, np.flatnonzero(here)))
+                if length.frames == 1:
+                    taken |= here & (length.keep >= 1)
+                else:
+                    taken &= ~(here & (skip < 1) & (length.keep < 1))
+                    goes_on &= ~here | (skip > 0)
+            # A video that may run out of lengths is not surely taken.
+            reaches &= ~(taken & ~goes_on)
+        return found
+
+    def why_unused(self, clips: Clips) -> NDArray[np.int8]:
+        frames = self.count_frames(clips)
+        large, long = np.zeros(len(frames), dtype=bool), np.zeros(len(frames), dtype=bool)
+        for level in self.levels:
+            fits = clips.area >= AREA_TOLERANCE * level.budget
+            large |= fits
+            for length in level.lengths:
+                long |= fits & (frames == 1 if length.frames == 1 else frames >= length.frames)
+        return np.where(long, 0, np.where(large, 2, 1)).astype(np.int8)
+
+
+class _Cascade:
+    """Clips on their way through the levels; a row's draws are numbered in the order in which it meets chances."""
+
+    def __init__(self, clips: Clips, frames: Ints, rows: Ints, draw: Draw) -> None:
+        self.chosen = np.full(len(rows), UNUSED, dtype=np.int32)
+        self._clips, self._frames, self._rows, self._draw = clips, frames, rows, draw
+        self._area = clips.area
+        self._num_draws = np.zeros(len(rows), dtype=np.int64)
+
+    def enter(self, level: Level) -> None:
+        inside = np.flatnonzero((self.chosen == UNUSED) & (self._area >= AREA_TOLERANCE * level.budget))
+        images, videos = inside[self._frames[inside] == 1], inside[self._frames[inside] > 1]
+        for length in level.lengths:
+            if length.frames == 1:
+                self._accept(level, length.first_bucket, images[self._draw_for(images) < length.keep])
+        if any(length.skip is not None for length in level.lengths):
+            self._try_lengths(level, videos)
+        else:
+            self._take_longest(level, videos)
+
+    def _try_lengths(self, level: Level, videos: Ints) -> None:
+        for length in level.lengths:
+            if length.frames == 1:
+                continue
+            fits = self._frames[videos] >= length.frames
+            if length.skip is not None:
+                fits[fits] = _happens_not(self._draw_for(videos[fits]), length.skip) if length.skip < 1 else False
+            staying, videos = videos[fits], videos[~fits]
+            if length.keep < 1:
+                staying = staying[~_happens_not(self._draw_for(staying), length.keep)]
+            self._accept(level, length.first_bucket, staying)
+
+    def _take_longest(self, level: Level, videos: Ints) -> None:
+        """The same at once, for lengths without skips: each clip has only the longest that fits."""
+        lengths = [length for length in reversed(level.lengths) if length.frames > 1]
+        place = np.searchsorted([length.frames for length in lengths], self._frames[videos], side="right") - 1
+        videos, place = videos[place >= 0], place[place >= 0]
+        chance = np.array([length.keep for length in lengths])[place]
+        stays = chance >= 1
+        unsure = np.flatnonzero(~stays)
+        stays[unsure] = ~_happens_not(self._draw_for(videos[unsure]), chance[unsure])
+        first = np.array([length.first_bucket for length in lengths], dtype=np.int64)
+        self._accept(level, first[place[stays]], videos[stays])
+
+    def _draw_for(self, where: Ints) -> NDArray[np.float64]:
+        numbers = self._draw(self._rows[where], self._num_draws[where])
+        self._num_draws[where] += 1
+        return numbers
+
+    def _accept(self, level: Level, first_bucket: int | Ints, where: Ints) -> None:
+        self.chosen[where] = first_bucket + level.nearest_ratios(self._clips, where)
+
+
+def _happens_not(draws: NDArray[np.float64], chance: float | NDArray[np.float64]) -> NDArray[np.bool_]:
+    # A chance of 0 must mean never, also for a draw of exactly 0.
+    return np.asarray((draws > chance) | (np.asarray(chance) == 0), dtype=bool)
+
+
+def parse_grid(
+    raw: Mapping[Any, Any], *, stride: int, fps_max: float | None = None, where: str = "data.buckets"
+) -> GridPolicy:
+    """Check a grid as YAML gives it; ConfigError lists every mistake. `stride` = VAE stride x patch size."""
+    problems: list[str] = []
+    if not raw:
+        raise ConfigError(f"{where} is empty; give at least one resolution, such as {{256px: {{1: [1.0, 8]}}}}")
+    if fps_max is not None and not fps_max > 0:
+        problems.append(f"{where}: fps_max is {fps_max}; it must be above 0, or null for any frame rate")
+    parsed = {str(name): _parse_lengths(lengths, f"{where}.{name}", problems) for name, lengths in raw.items()}
+    tables = {name: _parse_sizes(name, stride, where, problems) for name in parsed}
+    if problems:
+        raise ConfigError(problems)
+    levels: list[Level] = []
+    buckets: list[Bucket] = []
+    for name in sorted(parsed, key=lambda name: parse_resolution(name)[0], reverse=True):
+        lengths = tuple(_place(entry, name, tables[name], buckets) for entry in sorted(parsed[name], reverse=True))
+        levels.append(Level(name, parse_resolution(name)[0], tables[name], lengths))
+    return GridPolicy(stride, fps_max, tuple(levels), tuple(buckets))
+
+
+_Entry = tuple[int, float, float | None, int]  # frames, keep, skip, batch size
+
+
+def _place(entry: _Entry, resolution: str, sizes: dict[str, Size], buckets: list[Bucket]) -> Length:
+    frames, keep, skip, batch_size = entry
+    first = len(buckets)
+    for i, (ratio, size) in enumerate(sizes.items()):
+        buckets.append(Bucket(first + i, resolution, frames, ratio, size.height, size.width, batch_size))
+    return Length(frames, keep, skip, first)
+
+
+def _parse_sizes(name: str, stride: int, where: str, problems: list[str]) -> dict[str, Size]:
+    try:
+        return size_table(name, stride)
+    except ConfigError as error:
+        problems.extend(f"{where}: {problem}" for problem in error.problems)
+        return {}
+
+
+def _parse_lengths(raw: Any, where: str, problems: list[str]) -> list[_Entry]:
+    if not isinstance(raw, Mapping) or not raw:
+        problems.append(f"{where} is {raw!r}; it must map numbers of frames to [probability, batch size]")
+        return []
+    entries: dict[int, _Entry] = {}
+    for key, value in raw.items():
+        frames = int(key) if str(key).isdecimal() else 0
+        if frames < 1:
+            problems.append(f"{where}: '{key}' is not a number of frames; write 1 for images, 33 for videos")
+        elif frames in entries:
+            problems.append(f"{where}: {frames} frames is given twice; keep one")
+        else:
+            entries[frames] = (frames, *_parse_entry(frames, value, f"{where}.{key}", problems))
+    return list(entries.values())
+
+
+def _parse_entry(frames: int, value: Any, where: str, problems: list[str]) -> tuple[float, float | None, int]:
+    wrong = (1.0, None, 1)
+    if not isinstance(value, list | tuple) or len(value) != 2:
+        problems.append(f"{where} is {value!r}; it must be [probability, batch size], such as [1.0, 8]")
+        return wrong
+    chance, batch_size = value
+    if not isinstance(batch_size, int) or isinstance(batch_size, bool) or batch_size < 1:
+        problems.append(f"{where}: the batch size is {batch_size!r}; it must be a whole number from 1 up")
+        return wrong
+    chances = list(chance) if isinstance(chance, list | tuple) else [chance]
+    if len(chances) not in (1, 2) or not all(_is_share(number) for number in chances):
+        problems.append(
+            f"{where}: the probability is {chance!r}; it must be from 0 to 1, or a pair [keep, skip] of them"
+        )
+        return wrong
+    if len(chances) == 2 and frames == 1:
+        problems.append(f"{where}: images have no shorter length to skip to; give one probability, not {chance!r}")
+        return wrong
+    return float(chances[0]), float(chances[1]) if len(chances) == 2 else None, batch_size
+
+
+def _is_share(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= 1
+
+
+def apply_token_budget(grid: GridPolicy, tokens: int, rule: LengthRule) -> GridPolicy:
+    """The same buckets with as many clips per batch as fit into `tokens`: at least 1, at most the grid's own number.
+
+    Which clip goes where stays as it is, because a bucket's place does not depend on its batch size.
+    """
+    buckets = tuple(
+        dataclasses.replace(
+            bucket, batch_size=max(1, min(bucket.batch_size, tokens // count_tokens(bucket, grid.stride, rule)))
+        )
+        for bucket in grid.buckets
+    )
+    return dataclasses.replace(grid, buckets=buckets)
+
+
+def count_tokens(bucket: Bucket, stride: int, rule: LengthRule) -> int:
+    """Tokens of one clip; `stride` is pixels per token on a side."""
+    in_time = int(rule.tokens(np.array([bucket.frames]))[0])
+    return in_time * (bucket.height // stride) * (bucket.width // stride)

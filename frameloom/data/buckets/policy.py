@@ -1,0 +1,239 @@
+"""Buckets, and what every bucket policy must say: which of them each clip of an epoch goes to, for all rows at once.
+
+The plan, the readers and the caches use a policy through `BucketPolicy` and the functions below, and never ask which
+one it is. The n-th draw of a row is a function of (seed, epoch, row, n), so a row's bucket does not depend on the
+other rows, on workers or on ranks.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from frameloom.core.errors import ConfigError
+from frameloom.core.random import key, uniform_at
+from frameloom.data.manifest.manifest import Manifest
+from frameloom.data.media.frames import FrameRule
+
+# (rows, number of the draw of each) -> one uniform number in [0, 1) for each row
+Draw = Callable[[NDArray[np.int64], NDArray[np.int64]], NDArray[np.float64]]
+
+UNUSED = -1
+_MAX_DRAWS = 4096  # per row; a policy has far fewer
+_CHUNK_ROWS = 1_000_000
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """One shape that batches can have. `index` is its place in the policy and does not depend on batch sizes."""
+
+    index: int
+    resolution: str
+    frames: int
+    ratio: str
+    height: int
+    width: int
+    batch_size: int
+
+    @property
+    def name(self) -> str:
+        return f"{self.resolution} {self.frames}f {self.ratio}"
+
+    @property
+    def num_pixels(self) -> int:
+        """Pixels of one clip over all its frames: what a sample costs, up to a factor."""
+        return self.frames * self.height * self.width
+
+
+class Clips(NamedTuple):
+    """What a policy looks at: frames of the file, pixels, and frames per second (NaN for an image)."""
+
+    frames: NDArray[np.int64]
+    height: NDArray[np.int64]
+    width: NDArray[np.int64]
+    fps: NDArray[np.float64]
+
+    @property
+    def area(self) -> NDArray[np.int64]:
+        return self.height * self.width
+
+    @property
+    def ratio(self) -> NDArray[np.float64]:
+        """Height / width."""
+        return self.height / self.width
+
+    @property
+    def is_image(self) -> NDArray[np.bool_]:
+        return np.isnan(self.fps)
+
+
+class BucketPolicy(ABC):
+    """Decides the shape of every clip. Must survive pickling: readers in worker processes hold one."""
+
+    buckets: tuple[Bucket, ...]
+    # How frames are spaced in a video; by default spread over `frames * interval` of them.
+    frame_rule: FrameRule = FrameRule()
+    # Why a clip may not be used; `why_unused` gives positions in this list plus 1.
+    reasons: tuple[str, ...] = ()
+    # Why a clip that fits may still not be used.
+    unlucky: str = "unlucky"
+
+    @cached_property
+    def batch_sizes(self) -> NDArray[np.int64]:
+        return np.array([bucket.batch_size for bucket in self.buckets], dtype=np.int64)
+
+    @cached_property
+    def costs(self) -> NDArray[np.float64]:
+        """Pixels per clip of each bucket."""
+        return np.array([bucket.num_pixels for bucket in self.buckets], dtype=np.float64)
+
+    @property
+    def shapes(self) -> list[str]:
+        """Every bucket as text, in order."""
+        return [f"{bucket.name} {bucket.height}x{bucket.width}" for bucket in self.buckets]
+
+    @abstractmethod
+    def geometry(self) -> dict[str, Any]:
+        """What decides which pixels a bucket holds, for fingerprints: probabilities and batch sizes do not."""
+
+    @abstractmethod
+    def assign_clips(self, clips: Clips, rows: NDArray[np.int64], draw: Draw) -> NDArray[np.int32]:
+        """The bucket of each clip, -1 for one that is not used; `draw` is asked for the rows that need a number."""
+
+    @abstractmethod
+    def why_unused(self, clips: Clips) -> NDArray[np.int8]:
+        """0 for a clip that fits a bucket, else 1 + the position of its reason in `reasons`."""
+
+    def intervals(self, fps: NDArray[np.float64]) -> NDArray[np.int64]:
+        """Every how many frames of the file one is taken, where `frame_rule` does not say it."""
+        return np.ones(len(fps), dtype=np.int64)
+
+    def keep_buckets(self, counts: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Which buckets are used at all, given the clips that fell into each."""
+        return np.ones(len(counts), dtype=bool)
+
+    def random_keys(self) -> list[str]:
+        """Settings that give a clip another shape in each epoch, so that no cache of latents can honour them."""
+        return []
+
+    def possible_clips(self, clips: Clips) -> Iterable[tuple[NDArray[np.int64], NDArray[np.int32]]]:
+        """(positions of clips, bucket of each) for all that some epoch may ask for."""
+        chosen = self.assign_clips(clips, np.arange(len(clips.frames)), _no_draw)
+        where = np.flatnonzero(chosen != UNUSED)
+        return [(where, chosen[where])]
+
+
+def _no_draw(rows: NDArray[np.int64], numbers: NDArray[np.int64]) -> NDArray[np.float64]:
+    raise AssertionError("a policy that draws must say what is possible")
+
+
+def counter_draw(seed: int, epoch: int) -> Draw:
+    """The draws of a run."""
+    base = key(seed, "bucket", epoch)
+    return lambda rows, numbers: uniform_at(base, rows * _MAX_DRAWS + numbers)
+
+
+def _read_chunks(manifest: Manifest) -> Iterator[tuple[NDArray[np.int64], Clips]]:
+    for start in range(0, len(manifest), _CHUNK_ROWS):
+        part = slice(start, min(start + _CHUNK_ROWS, len(manifest)))
+        frames, height, width = (
+            column[part].astype(np.int64) for column in (manifest.frames, manifest.height, manifest.width)
+        )
+        clips = Clips(frames, height, width, manifest.fps[part])
+        yield np.arange(part.start, part.stop, dtype=np.int64), clips
+
+
+def assign(manifest: Manifest, policy: BucketPolicy, seed: int, epoch: int) -> NDArray[np.int32]:
+    """The bucket index of every row in this epoch, -1 for a row that is not used."""
+    draw = counter_draw(seed, epoch)
+    chosen = np.empty(len(manifest), dtype=np.int32)
+    for rows, clips in _read_chunks(manifest):
+        chosen[rows[0] : rows[-1] + 1] = policy.assign_clips(clips, rows, draw)
+    left_out = ~policy.keep_buckets(_count(chosen, policy))
+    if left_out.any():
+        chosen[left_out[chosen] & (chosen != UNUSED)] = UNUSED
+    return chosen
+
+
+def _count(chosen: NDArray[np.int32], policy: BucketPolicy) -> NDArray[np.int64]:
+    # One more for the unused, so that no copy without them is needed.
+    return np.bincount(chosen + 1, minlength=len(policy.buckets) + 1)[1:].astype(np.int64)
+
+
+class Pairs(NamedTuple):
+    """Rows and the buckets they may land in, ordered by bucket and then by row."""
+
+    rows: NDArray[np.int64]
+    buckets: NDArray[np.int32]
+
+
+def possible_buckets(manifest: Manifest, policy: BucketPolicy) -> Pairs:
+    """Every (row, bucket) that has a chance in some epoch: what a latent cache must hold.
+
+    ConfigError names the settings of a policy that draws shapes, which no cache can hold.
+    """
+    refuse_random(policy)
+    rows: list[NDArray[np.int64]] = [np.empty(0, dtype=np.int64)]
+    buckets: list[NDArray[np.int32]] = [np.empty(0, dtype=np.int32)]
+    for chunk, clips in _read_chunks(manifest):
+        for where, chosen in policy.possible_clips(clips):
+            rows.append(chunk[where])
+            buckets.append(chosen)
+    all_rows, all_buckets = np.concatenate(rows), np.concatenate(buckets)
+    kept = policy.keep_buckets(_count(all_buckets, policy))[all_buckets]
+    all_rows, all_buckets = all_rows[kept], all_buckets[kept]
+    order = np.lexsort((all_rows, all_buckets))
+    return Pairs(all_rows[order], all_buckets[order])
+
+
+def refuse_random(policy: BucketPolicy) -> None:
+    """ConfigError when a latent cache could not honour the policy."""
+    problems = [
+        f"{name}: true cannot be cached, it gives a clip another shape in each epoch; use false, or no latent cache"
+        for name in policy.random_keys()
+    ]
+    if problems:
+        raise ConfigError(problems)
+
+
+class BucketUse(NamedTuple):
+    """One line of the bucket table."""
+
+    bucket: Bucket
+    num_clips: int
+    num_batches: int
+
+
+def bucket_table(assignment: NDArray[np.int32], policy: BucketPolicy) -> list[BucketUse]:
+    """The buckets that are used, in the policy's order; a partial last batch counts as one."""
+    return [
+        BucketUse(bucket, int(count), -(-int(count) // bucket.batch_size))
+        for bucket, count in zip(policy.buckets, _count(assignment, policy), strict=True)
+        if count
+    ]
+
+
+def unused_reasons(
+    manifest: Manifest, policy: BucketPolicy, assignment: NDArray[np.int32]
+) -> tuple[NDArray[np.int8], list[str]]:
+    """(a code for each row, the names of the codes): "" for a used row, a reason of the policy, or its `unlucky`."""
+    names = ["", *policy.reasons, policy.unlucky]
+    codes = np.zeros(len(assignment), dtype=np.int8)
+    for rows, clips in _read_chunks(manifest):
+        found = policy.why_unused(clips)
+        unused = assignment[rows] == UNUSED
+        codes[rows] = np.where(unused, np.where(found > 0, found, len(names) - 1), 0)
+    return codes, names
+
+
+def count_unused(manifest: Manifest, policy: BucketPolicy, assignment: NDArray[np.int32]) -> dict[str, int]:
+    """How many rows are not used this epoch for which reason; the last are those that fit and were drawn out."""
+    codes, names = unused_reasons(manifest, policy, assignment)
+    counts = np.bincount(codes, minlength=len(names)).tolist()
+    return dict(zip(names[1:], counts[1:], strict=True))

@@ -1,0 +1,213 @@
+"""CogVideoX-Fun's buckets: a table of aspect ratios, sizes around a side, and lengths under a number of tokens.
+
+The original draws a size for each batch and cuts all its clips to the shortest; here every clip has its own draw and
+its own length, and batches are made of clips that agree. So a batch of one is the same as the original's.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from frameloom.config.schema.buckets import RatioTokensSection
+from frameloom.core.errors import ConfigError
+from frameloom.data.buckets.lengths import LengthRule
+from frameloom.data.buckets.policy import UNUSED, Bucket, BucketPolicy, Clips, Draw
+from frameloom.data.buckets.sizes import CROP_WEIGHTS, RATIO_TABLE, TABLE_SIDE, draw_weighted, nearest_values
+from frameloom.data.media.frames import FrameRule
+
+Ints = NDArray[np.int64]
+
+SIZE_STEP = 128
+# A video may be scaled up to sizes below this many times its mean side.
+MAX_ENLARGEMENT = 1.25
+FIRST_SHARE = 0.75  # of clips that keep the full size with random_hw_adapt
+WHOLE_SHARE = 0.9  # of clips that keep all frames with random_frame_crop
+SMALLEST_TOKEN_SIDE = 256
+# By the largest side: by what it may be divided.
+_DIVISORS = ((1536, (1, 1.25, 1.5, 2, 2.5, 3)), (1024, (1, 1.25, 1.5, 2)), (768, (1, 1.25, 1.5)), (512, (1,)))
+
+# The draws of a row.
+DRAW_SIZE, DRAW_RATIO, DRAW_LENGTH, DRAW_TOKENS = range(4)
+
+
+def list_divisors(side: int, extra: float | None = None) -> list[float]:
+    """By what `random_hw_adapt` divides a side; sides below 512 stay as they are."""
+    for limit, divisors in _DIVISORS:
+        if side >= limit:
+            return [*map(float, divisors), *([] if extra is None else [extra])]
+    return [1.0]
+
+
+def first_heavy(count: int, share: float) -> list[float]:
+    """Weights of `count` choices, the first with `share` and the others alike."""
+    return [1.0] if count == 1 else [share] + [(1 - share) / (count - 1)] * (count - 1)
+
+
+class RatioTokens(BucketPolicy):
+    """`stride` is pixels per token on a side; sizes are cut to multiples of it."""
+
+    reasons = ("too short",)
+
+    def __init__(self, settings: RatioTokensSection, *, stride: int, rule: LengthRule) -> None:
+        self.settings = settings
+        self.stride = stride
+        self.rule = rule
+        self.frame_rule = FrameRule(stride=settings.video_sample_stride)
+        self.video_sides = self._list_video_sides()
+        image, extra = settings.image_sample_size, settings.image_sample_size / settings.video_sample_size
+        divisors = list_divisors(image, extra) if settings.random_hw_adapt else [1.0]
+        self.image_sides = [image / divisor for divisor in divisors]
+        self._sides = np.unique([*self.video_sides, *self.image_sides])
+        self._ratios = list(CROP_WEIGHTS if settings.random_ratio_crop else RATIO_TABLE)
+        self._lengths = rule.legal(settings.video_sample_n_frames)
+        self._places, self.buckets = self._place_buckets()
+
+    @property
+    def pixel_budget(self) -> int:
+        """The most pixels of a clip over all its frames."""
+        return self.settings.video_sample_n_frames * self.settings.token_sample_size**2
+
+    def _list_video_sides(self) -> list[float]:
+        """Sides that a video may be drawn to; rising in the mode with token lengths, where all are as likely."""
+        settings = self.settings
+        video, image = settings.video_sample_size, settings.image_sample_size
+        if not settings.random_hw_adapt:
+            return [float(video)]
+        if not settings.training_with_video_token_length:
+            return [video / divisor for divisor in list_divisors(video)]
+        if image <= video:
+            return [float(image if settings.as_published else video)]
+        return [*map(float, range(video, image, SIZE_STEP)), float(image)]
+
+    def longest_frames(self, sides: NDArray[np.float64]) -> Ints:
+        """The most frames of a video at these sides."""
+        limit = self.settings.video_sample_n_frames
+        if not self.settings.training_with_video_token_length:
+            return np.full(len(sides), limit, dtype=np.int64)
+        fitting = np.minimum(self.pixel_budget / sides**2, limit)
+        if self.settings.as_published:
+            # The first frame is counted twice: 13 frames where 9 fit.
+            return (np.floor(fitting / self.rule.stride) * self.rule.stride + 1).astype(np.int64)
+        return np.maximum(self.rule.trim(np.floor(fitting).astype(np.int64)), 1)
+
+    def size_at(self, side: float, ratio: float) -> tuple[int, int]:
+        """Height and width of a ratio of the table at a side."""
+        height, width = (int(pixels / TABLE_SIDE * side / self.stride) * self.stride for pixels in RATIO_TABLE[ratio])
+        if not (height and width):
+            raise ConfigError(
+                f"data.ratio_tokens: at a side of {side:g} the ratio {ratio} has no room for a token of {self.stride} "
+                f"pixels; use sizes of {2 * self.stride} or more"
+            )
+        return height, width
+
+    def fill_batch(self, frames: int, height: int, width: int) -> int:
+        """Clips per batch; short and small ones come 2 or 4 times as many. (The original repeats the same clips.)"""
+        pixels, size = frames * height * width, self.settings.train_batch_size
+        if not self.settings.training_with_video_token_length:
+            return size
+        return size * (4 if self.pixel_budget // 16 >= pixels else 2 if self.pixel_budget // 4 >= pixels else 1)
+
+    def _place_buckets(self) -> tuple[NDArray[np.int32], tuple[Bucket, ...]]:
+        """(bucket by [side, ratio, length], the buckets); equal shapes share one, whatever ratio led to them."""
+        places = np.full((len(self._sides), len(self._ratios), len(self._lengths)), UNUSED, dtype=np.int32)
+        found: dict[tuple[int, int, int], Bucket] = {}
+        longest = np.where(np.isin(self._sides, self.video_sides), self.longest_frames(self._sides), 1)
+        for i, side in enumerate(self._sides.tolist()):
+            for j, ratio in enumerate(self._ratios):
+                height, width = self.size_at(side, ratio)
+                for k, frames in enumerate(self._lengths[self._lengths <= longest[i]].tolist()):
+                    batch = self.fill_batch(frames, height, width)
+                    made = Bucket(len(found), f"{side:.4g}px", frames, f"{ratio:g}", height, width, batch)
+                    places[i, j, k] = found.setdefault((frames, height, width), made).index
+        return places, tuple(found.values())
+
+    def geometry(self) -> dict[str, Any]:
+        return {"policy": "ratio_tokens", "frame_stride": self.frame_rule.stride, "buckets": self.shapes}
+
+    def available_frames(self, frames: Ints) -> Ints:
+        """How many frames of a file the stride leaves. The original does not count the one behind the last stride."""
+        stride = self.settings.video_sample_stride
+        count = frames // stride if self.settings.as_published else (frames - 1) // stride + 1
+        return np.minimum(count, self.settings.video_sample_n_frames)
+
+    def assign_clips(self, clips: Clips, rows: Ints, draw: Draw) -> NDArray[np.int32]:
+        images, videos = np.flatnonzero(clips.is_image), np.flatnonzero(~clips.is_image)
+        sides = np.empty(len(rows), dtype=np.float64)
+        sides[images] = self._draw_side(self.image_sides, rows[images], draw)
+        sides[videos] = self._draw_video_sides(clips, videos, rows, draw)
+        ratios = self._choose_ratios(clips, rows, draw)
+        places = np.searchsorted(self._sides, sides)
+        frames = np.ones(len(rows), dtype=np.int64)
+        frames[videos] = self._cut_lengths(clips, videos, sides, ratios, rows, draw)
+        lengths = np.searchsorted(self._lengths, np.maximum(frames, 1))
+        return np.where(frames > 0, self._places[places, ratios, lengths], UNUSED).astype(np.int32)
+
+    def _draw_side(self, sides: list[float], rows: Ints, draw: Draw) -> NDArray[np.float64]:
+        if len(sides) == 1:
+            return np.full(len(rows), sides[0])
+        weights = first_heavy(len(sides), FIRST_SHARE)
+        return np.array(sides)[draw_weighted(weights, draw(rows, np.full_like(rows, DRAW_SIZE)))]
+
+    def count_sides(self, mean_side: NDArray[np.float64]) -> Ints:
+        """How many of the rising `video_sides` a video of this mean side may have; a tiny one has the smallest."""
+        count = np.searchsorted(self.video_sides, MAX_ENLARGEMENT * mean_side, side="left")
+        fallback = len(self.video_sides) if self.settings.as_published else 1
+        return np.where(count == 0, fallback, count).astype(np.int64)
+
+    def _draw_video_sides(self, clips: Clips, videos: Ints, rows: Ints, draw: Draw) -> NDArray[np.float64]:
+        if not (self.settings.random_hw_adapt and self.settings.training_with_video_token_length):
+            return self._draw_side(self.video_sides, rows[videos], draw)
+        count = self.count_sides((clips.height[videos] + clips.width[videos]) / 2)
+        draws = draw(rows[videos], np.full(len(videos), DRAW_SIZE, dtype=np.int64))
+        return np.array(self.video_sides)[(draws * count).astype(np.int64)]
+
+    def _choose_ratios(self, clips: Clips, rows: Ints, draw: Draw) -> Ints:
+        if self.settings.random_ratio_crop:
+            return draw_weighted(list(CROP_WEIGHTS.values()), draw(rows, np.full_like(rows, DRAW_RATIO)))
+        return nearest_values(self._ratios, clips.ratio)
+
+    def _cut_lengths(
+        self, clips: Clips, videos: Ints, sides: NDArray[np.float64], ratios: Ints, rows: Ints, draw: Draw
+    ) -> Ints:
+        frames = np.minimum(self.available_frames(clips.frames[videos]), self.longest_frames(sides[videos]))
+        candidates, weights = self.list_crops()
+        if self.settings.random_frame_crop and candidates:
+            draws = draw(rows[videos], np.full(len(videos), DRAW_LENGTH, dtype=np.int64))
+            frames = np.minimum(frames, np.array(candidates)[draw_weighted(weights, draws)])
+        if self.settings.keep_all_node_same_token_length:
+            draws = draw(rows[videos], np.full(len(videos), DRAW_TOKENS, dtype=np.int64))
+            first = self._places[np.searchsorted(self._sides, sides[videos]), ratios[videos], 0]
+            area = self.costs[first] / self._lengths[0]
+            frames = np.minimum(frames, self.frames_of_tokens(self.draw_token_sides(draws), area))
+        return self.rule.trim(frames)
+
+    def list_crops(self) -> tuple[list[int], list[float]]:
+        """Lengths that `random_frame_crop` draws from, with their weights; none when there is nothing to cut."""
+        step = self.rule.stride
+        lengths = list(range(1 + step, self.settings.video_sample_n_frames + step, step))
+        return lengths, list(reversed(first_heavy(len(lengths), WHOLE_SHARE))) if lengths else []
+
+    def list_token_sides(self) -> list[int]:
+        """Sides of the square whose tokens `keep_all_node_same_token_length` draws."""
+        top = self.settings.token_sample_size
+        return [*range(SMALLEST_TOKEN_SIDE, top, SIZE_STEP), top]
+
+    def draw_token_sides(self, draws: NDArray[np.float64]) -> Ints:
+        sides = np.array(self.list_token_sides(), dtype=np.int64)
+        return sides[(draws * len(sides)).astype(np.int64)]
+
+    def frames_of_tokens(self, token_sides: Ints, area: NDArray[np.float64]) -> Ints:
+        """The most frames of an area that hold no more tokens than the square of a side over the full length."""
+        limit = self.settings.video_sample_n_frames
+        fitting = np.minimum(token_sides**2 * limit / area, limit)
+        return np.maximum(self.rule.trim(np.floor(fitting).astype(np.int64)), 1)
+
+    def why_unused(self, clips: Clips) -> NDArray[np.int8]:
+        return (~clips.is_image & (self.available_frames(clips.frames) < 1)).astype(np.int8)
+
+    def random_keys(self) -> list[str]:
+        names = ("random_hw_adapt", "random_frame_crop", "random_ratio_crop", "keep_all_node_same_token_length")
+        return [f"data.ratio_tokens.{name}" for name in names if getattr(self.settings, name)]

@@ -1,0 +1,221 @@
+"""Which rows of a list should not be trained on, and why: a clean manifest and a list of reasons. Nothing is deleted.
+
+Files are looked at as in a scan; with the search for near duplicates, three frames of each are decoded too. Progress is
+kept beside the output in `<out>.check/`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import polars as pl
+
+from frameloom.core.files import atomic_file
+from frameloom.data.curation.frame_signatures import COLOUR_BYTES, find_twins
+from frameloom.data.curation.scan import (
+    NO_WINDOW,
+    SCHEMA,
+    describe_root,
+    fold_members,
+    join_records,
+    list_files,
+    plan_jobs,
+    run_into_store,
+    unfold_members,
+)
+from frameloom.data.curation.scan_store import RecordStore
+from frameloom.data.curation.scan_work import (
+    EMPTY,
+    MISSING,
+    NO_FILE,
+    OUTSIDE,
+    STUCK,
+    UNREADABLE,
+    WRONG_EXTENSION,
+    FileWork,
+)
+from frameloom.data.manifest.manifest import write_manifest
+from frameloom.data.media.decode import LIMITS, DecodeLimits
+
+_VERSION = 1
+Duplicates = Literal["off", "exact", "near"]
+DUPLICATES: tuple[Duplicates, ...] = ("off", "exact", "near")
+
+TOO_SHORT = "too short"
+TOO_SMALL = "too small"
+NO_CAPTION = "empty caption"
+SAME_PATH = "duplicate path"
+SAME_CONTENT = "duplicate content"
+LOOKS_ALIKE = "near duplicate"
+# In the order of the printed table.
+REASONS = (
+    *(MISSING, NO_FILE, OUTSIDE, EMPTY, WRONG_EXTENSION, UNREADABLE, STUCK, NO_WINDOW),
+    *(TOO_SHORT, TOO_SMALL, NO_CAPTION, SAME_PATH, SAME_CONTENT, LOOKS_ALIKE),
+)
+_REASON_SCHEMA = {"row": pl.UInt32, "path": pl.String, "reason": pl.String, "detail": pl.String}
+
+
+@dataclass(frozen=True)
+class CheckOptions:
+    """`min_frames` is asked of videos, `min_side` (pixels of the shorter side) of all files."""
+
+    min_frames: int = 1
+    min_side: int = 1
+    needs_captions: bool = True
+    duplicates: Duplicates = "near"
+    workers: int = 4
+    timeout_s: float = 120.0
+    limits: DecodeLimits = LIMITS
+
+
+@dataclass(frozen=True)
+class CheckResult:
+    """`reasons` can hold several rows for one row of the source."""
+
+    out: Path
+    root: Path
+    num_rows: int
+    good: pl.DataFrame
+    reasons: pl.DataFrame
+
+
+def reasons_path(out: Path) -> Path:
+    return out.with_suffix(".reasons.parquet")
+
+
+def check_files(table: pl.DataFrame, root: Path, out: Path, options: CheckOptions) -> CheckResult:
+    """Look at every file of `table`, write the clean manifest to `out` and the reasons beside it."""
+    table = fold_members(table)
+    store = _look_at_files(table, root, out, options)
+    records = store.read().join(table.select("path").unique(), on="path", how="semi")
+    joined = join_records(table, records.drop("hashes", "colours", "sha256"))
+    reasons = _find_reasons(joined, records, options)
+    good = _leave_out(joined, reasons).drop("row", "audited", "reason", "stage", "error", "mtime_ns")
+    good = unfold_members(good)
+    write_manifest(out, good)
+    with atomic_file(reasons_path(out)) as temporary:
+        reasons.write_parquet(temporary)
+    store.join()
+    return CheckResult(out, root, table.height, good, reasons)
+
+
+def _look_at_files(table: pl.DataFrame, root: Path, out: Path, options: CheckOptions) -> RecordStore:
+    what = {"work": "check", "version": _VERSION, "root": str(root.resolve()), "duplicates": options.duplicates}
+    more: dict[str, Any] = {"hashes": pl.Binary(), "colours": pl.Binary(), "sha256": pl.String()}
+    store = RecordStore(out.with_suffix(".check"), what=what, schema=SCHEMA | more)
+    plan = list_files(table).join(store.read().select("path", "size", "mtime_ns"), on="path", how="left")
+    work = FileWork(root, options.limits, looks=options.duplicates == "near", digests=options.duplicates == "exact")
+    run_into_store(
+        store,
+        work,
+        plan_jobs(plan),
+        total=plan.height,
+        title="check",
+        workers=options.workers,
+        timeout_s=options.timeout_s,
+    )
+    return store
+
+
+def _find_reasons(joined: pl.DataFrame, records: pl.DataFrame, options: CheckOptions) -> pl.DataFrame:
+    """Rows that say the same are looked for among those that nothing else speaks against: one of them must stay."""
+    broken = _take(joined, pl.col("reason").is_not_null(), pl.col("reason"), pl.col("error"))
+    reasons = pl.concat([broken, *_find_by_value(joined, options)])
+    reasons = pl.concat([reasons, _find_same_paths(_leave_out(joined, reasons))])
+    left = _leave_out(joined, reasons)
+    copies = _find_copies(records.join(left, on="path", how="semi"), options.duplicates)
+    return pl.concat([reasons, _list_copies(left, copies)]).sort("row", maintain_order=True)
+
+
+def _leave_out(joined: pl.DataFrame, reasons: pl.DataFrame) -> pl.DataFrame:
+    return joined.join(reasons, on="row", how="anti", maintain_order="left")
+
+
+def _take(joined: pl.DataFrame, wrong: pl.Expr, reason: pl.Expr, detail: pl.Expr) -> pl.DataFrame:
+    chosen = joined.filter(wrong.fill_null(False))
+    return chosen.select("row", "path", reason.alias("reason"), detail.alias("detail")).cast(_REASON_SCHEMA)  # type: ignore[arg-type]
+
+
+def _find_by_value(joined: pl.DataFrame, options: CheckOptions) -> list[pl.DataFrame]:
+    height, width, frames = pl.col("height"), pl.col("width"), pl.col("frames")
+    is_fine = pl.col("reason").is_null()
+    short = is_fine & (pl.col("kind") == "video") & (frames < options.min_frames)
+    small = is_fine & (pl.min_horizontal(height, width) < options.min_side)
+    silent = pl.lit(options.needs_captions) & (pl.col("caption").str.strip_chars() == "")
+    return [
+        _take(
+            joined, short, pl.lit(TOO_SHORT), pl.format(f"{{}} frames, at least {options.min_frames} wanted", frames)
+        ),
+        _take(
+            joined,
+            small,
+            pl.lit(TOO_SMALL),
+            pl.format(f"{{}}x{{}} pixels, a side of at least {options.min_side} wanted", width, height),
+        ),
+        _take(joined, silent, pl.lit(NO_CAPTION), pl.lit("the caption is empty; write one, or train without captions")),
+    ]
+
+
+def _find_same_paths(joined: pl.DataFrame) -> pl.DataFrame:
+    """The second and later rows that mean the same file, and the same part of it."""
+    same = ["path", *(name for name in ("start_frame", "end_frame") if name in joined.columns)]
+    first = pl.col("row").min().over(same)
+    marked = joined.with_columns(first=first)
+    return _take(marked, pl.col("row") > first, pl.lit(SAME_PATH), pl.format("the file of row {}", "first"))
+
+
+@dataclass(frozen=True)
+class _Copy:
+    path: str
+    like: str
+    reason: str
+    detail: str
+
+
+def _find_copies(records: pl.DataFrame, duplicates: Duplicates) -> list[_Copy]:
+    """Files whose content is that of another one, which stays: the larger picture, else the first path."""
+    area = pl.col("height").cast(pl.Int64) * pl.col("width")
+    ordered = records.with_columns(area=area).sort(["area", "path"], descending=[True, False])
+    if duplicates == "exact":
+        first = ordered.with_columns(first=pl.col("path").first().over("sha256"))
+        same = first.filter(pl.col("path") != pl.col("first"))
+        pairs = same.select("path", "first").iter_rows()
+        return [_Copy(path, like, SAME_CONTENT, f"the same bytes as {like}") for path, like in pairs]
+    return _find_alike(ordered) if duplicates == "near" else []
+
+
+def _find_alike(ordered: pl.DataFrame) -> list[_Copy]:
+    """Among files with the same number of looked-at frames: videos with videos, images with images."""
+    copies = []
+    for num_frames in (1, 3):
+        group = ordered.filter(pl.col("hashes").bin.size() == 8 * num_frames)
+        if group.height < 2:
+            continue
+        hashes = np.frombuffer(b"".join(group["hashes"]), np.uint64).reshape(-1, num_frames)
+        colours = np.frombuffer(b"".join(group["colours"]), np.uint8).reshape(-1, num_frames * COLOUR_BYTES)
+        paths = group["path"]
+        for twin in find_twins(hashes, colours):
+            like = paths[twin.like]
+            detail = f"looks like {like}, {twin.num_bits} of {64 * num_frames} bits differ"
+            copies.append(_Copy(paths[twin.place], like, LOOKS_ALIKE, detail))
+    return copies
+
+
+def _list_copies(joined: pl.DataFrame, copies: list[_Copy]) -> pl.DataFrame:
+    names = {"path": pl.String, "reason": pl.String, "detail": pl.String}
+    table = pl.DataFrame([(copy.path, copy.reason, copy.detail) for copy in copies], schema=names, orient="row")
+    return joined.select("row", "path").join(table, on="path", how="inner").cast(_REASON_SCHEMA)  # type: ignore[arg-type]
+
+
+def describe_check(result: CheckResult) -> list[str]:
+    """The counts as lines to print; a row with two reasons counts in both."""
+    counts = dict(result.reasons.group_by("reason").len().iter_rows())
+    width = max(len(reason) for reason in REASONS)
+    lines = [f"{result.out}: {result.good.height:,} of {result.num_rows:,} rows are clean"]
+    lines += [f"  {reason:<{width}}  {counts[reason]:>10,}" for reason in REASONS if counts.get(reason)]
+    if result.reasons.height:
+        lines.append(f"every row that was left out, and why: {reasons_path(result.out)}; no file was deleted")
+    return lines + describe_root(result.out, result.root)

@@ -1,0 +1,141 @@
+"""What a worker of `data scan` or `data check` does with one file. Imports nothing that starts threads."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import stat
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from frameloom.core.errors import DataError
+from frameloom.data.curation.frame_signatures import SIDE_PX, Look, describe_frames
+from frameloom.data.curation.scan_pool import Job, Record
+from frameloom.data.media.decode import LIMITS, ClipError, DecodeLimits, Media, probe_clip, read_clip, read_image
+from frameloom.data.media.probe import HeaderFacts, expected_content, probe_header, sniff_content
+from frameloom.data.media.tar_members import Member, count_bytes, find_media, open_bytes
+
+# Reasons a file is not used, as they stand in the lists of bad files.
+MISSING = "missing"
+OUTSIDE = "outside the root"
+NO_FILE = "not a plain file"
+EMPTY = "empty file"
+WRONG_EXTENSION = "wrong extension"
+UNREADABLE = "unreadable"
+STUCK = "stuck or crashed"
+
+_AUDIT_PX = 64
+_SHORT_FRAMES = 300
+
+
+@dataclass(frozen=True)
+class FileWork:
+    """Looks at a file: its header always, `looks` and `digests` if asked; a job may ask for frames to be decoded.
+
+    A record has `size` and `mtime_ns` (null for a missing file), `unchanged` when they are those of the job, and either
+    the facts of the header or a `reason` with its `error`.
+    """
+
+    root: Path
+    limits: DecodeLimits = LIMITS
+    looks: bool = False
+    digests: bool = False
+
+    def __call__(self, job: Job) -> Record:
+        record: Record = {"path": job.path, "size": None, "mtime_ns": None, "audited": job.is_audited}
+        try:
+            path = find_media(self.root, job.path, job.member)
+        except (DataError, OSError, RuntimeError) as error:  # RuntimeError: a link that leads to itself
+            return record | {"reason": OUTSIDE, "stage": "header", "error": str(error)}
+        facts: HeaderFacts | None = None
+        try:
+            found = os.stat(path.tar if isinstance(path, Member) else path)
+            record |= {"size": count_bytes(path), "mtime_ns": found.st_mtime_ns}
+            if job.size == record["size"] and job.mtime_ns == found.st_mtime_ns:
+                return record | {"unchanged": True}
+            facts = probe_header(path, limits=self.limits)
+            record |= asdict(facts)
+            return record | self._look_inside(path, facts, job)
+        except (DataError, OSError) as error:
+            reason, detail = explain_failure(path, error)
+            stage = "header" if facts is None else "decode"
+            return record | {"reason": reason, "stage": stage, "error": detail}
+
+    def _look_inside(self, path: Media, facts: HeaderFacts, job: Job) -> Record:
+        more: Record = {}
+        if job.is_audited:
+            audit_clip(path, facts, limits=self.limits)
+        if self.looks:
+            look = look_at_clip(path, facts, limits=self.limits)
+            more |= {"hashes": look.hashes_K.tobytes(), "colours": look.colours}
+        if self.digests:
+            with open_bytes(path) as file:
+                more["sha256"] = hashlib.file_digest(file, "sha256").hexdigest()
+        return more
+
+
+def blame_file(job: Job, what: str) -> Record:
+    """The record of a file that gave none; it has no size, so the next call tries it again."""
+    error = f"{job.path}: {what}; look at the file, or call again with a larger --timeout"
+    return {"path": job.path, "size": None, "mtime_ns": None, "audited": job.is_audited} | {
+        "reason": STUCK,
+        "stage": "decode" if job.is_audited else "header",
+        "error": error,
+    }
+
+
+def explain_failure(path: Media, error: Exception) -> tuple[str, str]:
+    """(reason, text) of a file that could not be used; the ending is blamed when the content is something else."""
+    text = str(error)
+    try:
+        found = os.stat(path.tar if isinstance(path, Member) else path)
+        if not stat.S_ISREG(found.st_mode):
+            return NO_FILE, text
+        if not found.st_size:
+            return EMPTY, text
+        content, expected = sniff_content(path), expected_content(path)
+    except FileNotFoundError:
+        return MISSING, f"{path}: no such file; check the manifest" if isinstance(error, OSError) else text
+    except OSError as second:
+        return UNREADABLE, f"{path}: cannot be opened ({second.strerror}); check its rights"
+    if expected is None or (content is not None and content != expected):
+        return WRONG_EXTENSION, f"{text} (its content is {content or 'unknown'})"
+    return UNREADABLE, text
+
+
+def audit_clip(path: Media, facts: HeaderFacts, *, limits: DecodeLimits = LIMITS) -> None:
+    """Decode the first, the middle and the last frame; ClipError when one is damaged, or the header did not tell true.
+
+    A short video is decoded as a whole, so that a picture that changes its size is seen.
+    """
+    if facts.kind == "image":
+        read_image(path, height=_AUDIT_PX, width=_AUDIT_PX, limits=limits)
+        return
+    first = probe_clip(path, limits=limits)
+    if (first.height, first.width) != (facts.height, facts.width):
+        raise ClipError(
+            f"{path}: the first frame has {first.width}x{first.height} pixels, the header says "
+            f"{facts.width}x{facts.height}; write the file again or leave it out"
+        )
+    places = sorted({0, facts.frames // 2, facts.frames - 1})
+    for wanted in [places] if facts.frames <= _SHORT_FRAMES else [[place] for place in places]:
+        read_clip(path, indices=wanted, height=_AUDIT_PX, width=_AUDIT_PX, limits=limits)
+
+
+def look_at_clip(path: Media, facts: HeaderFacts, *, limits: DecodeLimits = LIMITS) -> Look:
+    """Three frames of a video (a sixth, a half and five sixths into it), or the image itself."""
+    places = [facts.frames * part // 6 for part in (1, 3, 5)] if facts.kind == "video" else [0]
+    frames = [_read_frame(path, facts, place, SIDE_PX, limits) for place in places]
+    return describe_frames(np.stack(frames))
+
+
+def _read_frame(path: Media, facts: HeaderFacts, place: int, side_px: int, limits: DecodeLimits) -> NDArray[np.uint8]:
+    if facts.kind == "image":
+        pixels = read_image(path, height=side_px, width=side_px, limits=limits)
+    else:
+        pixels = read_clip(path, indices=[place], height=side_px, width=side_px, limits=limits)
+    frame_HWC: NDArray[np.uint8] = pixels[:, 0].permute(1, 2, 0).numpy()
+    return frame_HWC

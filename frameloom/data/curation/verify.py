@@ -1,0 +1,99 @@
+"""Files against the digests of their manifest: a changed bit shows here, where most decoders see nothing."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import polars as pl
+
+from frameloom.core.errors import DataError
+from frameloom.core.progress import ProgressBar
+from frameloom.data.curation.scan import fold_members, list_files
+from frameloom.data.media.tar_members import find_media, open_bytes
+
+DIGEST = "sha256"
+_NUM_SHOWN = 10
+
+
+@dataclass(frozen=True)
+class Verified:
+    """Files whose bytes are right, and what is wrong with the others, by path."""
+
+    num_right: int
+    problems: Mapping[str, str]
+
+
+def digest_files(table: pl.DataFrame, root: Path, *, workers: int = 4) -> dict[str, str | None]:
+    """SHA-256 of each different file of a table by its path; None for one that cannot be read."""
+
+    def digest(job: tuple[str, tuple[str, int, int] | None]) -> str | None:
+        path, member = job
+        try:
+            with open_bytes(find_media(root, path, member)) as file:
+                return hashlib.file_digest(file, "sha256").hexdigest()
+        except (OSError, DataError):
+            return None
+
+    jobs = list(_list_jobs(table))
+    found: dict[str, str | None] = {}
+    # Digests are computed outside of Python's lock, so threads are enough.
+    with ThreadPoolExecutor(workers) as pool, ProgressBar("verify", len(jobs)) as bar:
+        for (path, _), result in zip(jobs, pool.map(digest, jobs), strict=True):
+            found[path] = result
+            bar.advance()
+    return found
+
+
+def _list_jobs(table: pl.DataFrame) -> Iterator[tuple[str, tuple[str, int, int] | None]]:
+    for path, *place in list_files(fold_members(table)).iter_rows():
+        yield path, (place[0], place[1], place[2]) if place and place[0] is not None else None
+
+
+def verify_files(table: pl.DataFrame, root: Path, *, name: str, workers: int = 4) -> Verified:
+    """Compare every file with the digest in its row; DataError when the manifest has none."""
+    if DIGEST not in table.columns or table[DIGEST].null_count() == table.height:
+        raise DataError(
+            f"{name}: has no digests of its files (column {DIGEST}); record them with: frameloom data verify {name} "
+            "--out NEW.parquet"
+        )
+    wanted = dict(fold_members(table).select("path", DIGEST).iter_rows())
+    problems: dict[str, str] = {}
+    for path, found in digest_files(table, root, workers=workers).items():
+        if found is None:
+            problems[path] = "missing or unreadable"
+        elif wanted[path] is None:
+            problems[path] = "has no digest in its row"
+        elif found != wanted[path]:
+            problems[path] = "its bytes have changed"
+    return Verified(len(wanted) - len(problems), problems)
+
+
+def record_digests(table: pl.DataFrame, root: Path, *, name: str, workers: int = 4) -> pl.DataFrame:
+    """The table with the digests of its files as they are now; DataError when one cannot be read."""
+    found = digest_files(table, root, workers=workers)
+    missing = [path for path, digest in found.items() if digest is None]
+    if missing:
+        raise DataError(
+            f"{name}: {len(missing)} files cannot be read, the first is {missing[0]}; leave them out with frameloom "
+            "data check"
+        )
+    digests = fold_members(table)["path"].replace_strict(found, return_dtype=pl.String())
+    return table.with_columns(digests.alias(DIGEST))
+
+
+def refuse_problems(verified: Verified, name: str) -> None:
+    """DataError with the first of the files that are not what they were."""
+    if not verified.problems:
+        return
+    shown = [f"  {path}: {what}" for path, what in list(verified.problems.items())[:_NUM_SHOWN]]
+    num_more = len(verified.problems) - len(shown)
+    more = [f"  and {num_more:,} more"] if num_more else []
+    total = verified.num_right + len(verified.problems)
+    raise DataError(
+        f"{name}: {len(verified.problems):,} of {total:,} files are not what they were; restore them from a copy, or "
+        "record the digests anew with --out if the change is meant:\n" + "\n".join(shown + more)
+    )

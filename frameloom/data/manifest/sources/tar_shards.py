@@ -1,0 +1,105 @@
+"""Webdataset tar shards, read in place: where each media member starts in its tar and how long it is.
+
+Members of one sample share the part of their name before the first dot: `0001.mp4`, `0001.txt`, `0001.json`. Nothing
+is ever unpacked, so a member's name cannot lead anywhere; `data/media/tar_members.py` opens one as a slice of its tar.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import tarfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+
+from frameloom.core.errors import DataError
+from frameloom.core.logging import get_logger
+from frameloom.core.text_files import parse_object
+from frameloom.data.manifest.sources.columns import ALIASES, kind_of
+from frameloom.data.manifest.sources.json_entries import Entry, entries_to_table
+
+_log = get_logger(__name__)
+_MAX_TEXT_BYTES = 1 << 20
+_CAPTION_KEYS = ("caption", *ALIASES["caption"], "text_english")
+
+
+def read_tars(tars: list[Path], folder: Path) -> pl.DataFrame:
+    """A row per sample: `path` is the tar's below `folder`, `member` the name in it, `offset` and `bytes` its place."""
+    source = str(tars[0].parent if len(tars) > 1 else tars[0])
+    return entries_to_table((row for tar in tars for row in _samples(tar, folder)), source=source)
+
+
+def find_tars(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.rglob("*.tar") if path.is_file() and not path.name.startswith("."))
+
+
+def _samples(tar: Path, root: Path) -> Iterator[Entry]:
+    relative = tar.relative_to(root).as_posix()
+    groups: dict[str, list[tarfile.TarInfo]] = {}
+    for info in _members(tar):
+        folder, _, name = info.name.rpartition("/")
+        groups.setdefault(f"{folder}/{name.split('.', 1)[0]}", []).append(info)
+    without = 0
+    with tar.open("rb") as file:
+        for infos in groups.values():
+            media = _pick_media(infos)
+            if media is None:
+                without += 1
+                continue
+            row = _read_texts(tar, file, infos)
+            row |= {"path": relative, "member": media.name, "offset": media.offset_data, "bytes": media.size}
+            yield f"{tar.name}: {media.name}", row | {"kind": kind_of(media.name)}
+    if without:
+        _log.warning("%s: %d of %d samples have no video or image; they are left out", tar, without, len(groups))
+
+
+def _members(tar: Path) -> Iterator[tarfile.TarInfo]:
+    size = tar.stat().st_size
+    try:
+        # Names in other encodings stay different from each other; they are only labels, so nothing is lost.
+        with tarfile.open(tar, "r:", errors="backslashreplace") as archive:
+            for info in archive:
+                if info.isreg() and not os.path.basename(info.name).startswith("."):
+                    if info.offset_data + info.size > size or info.issparse():
+                        raise DataError(f"{tar}: cut off in '{info.name}'; copy the file again")
+                    yield info
+    except (tarfile.TarError, OSError, EOFError) as error:
+        raise DataError(f"{tar}: not a readable tar ({error}); copy it again, or unpack a compressed one") from error
+
+
+def _pick_media(infos: list[tarfile.TarInfo]) -> tarfile.TarInfo | None:
+    """The sample's clip: a video before an image, a plain name (1.png) before one with parts (1.mask.png)."""
+    media = [info for info in infos if kind_of(info.name) and info.size]
+    return min(media, key=lambda info: (kind_of(info.name) != "video", info.name.count(".")), default=None)
+
+
+def _read_texts(tar: Path, file: io.BufferedReader, infos: list[tarfile.TarInfo]) -> dict[str, Any]:
+    """What `.json` says, and the caption from `.txt` or from one of the usual keys of the `.json`."""
+    row: dict[str, Any] = {}
+    caption: str | None = None
+    for info in infos:
+        suffix = os.path.splitext(info.name)[1].lower()
+        if suffix == ".json":
+            where = f"{tar}: '{info.name}'"
+            found = parse_object(_read_text(tar, file, info), where=where, error=DataError, fix="write it again")
+            caption = caption or next((found[key] for key in _CAPTION_KEYS if isinstance(found.get(key), str)), None)
+            # Lists and objects differ from sample to sample too much to be columns.
+            row |= {key: value for key, value in found.items() if isinstance(value, str | int | float | bool)}
+        elif suffix in (".txt", ".caption"):
+            caption = " ".join(_read_text(tar, file, info).split())
+    for name in (*_CAPTION_KEYS[:-1], *ALIASES["path"], *ALIASES["kind"]):
+        row.pop(name, None)
+    return row | {"caption": caption or ""}
+
+
+def _read_text(tar: Path, file: io.BufferedReader, info: tarfile.TarInfo) -> str:
+    if info.size > _MAX_TEXT_BYTES:
+        raise DataError(f"{tar}: '{info.name}' has {info.size} bytes; captions have at most {_MAX_TEXT_BYTES}")
+    file.seek(info.offset_data)
+    try:
+        return file.read(info.size).decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise DataError(f"{tar}: '{info.name}' is no UTF-8 text ({error.reason}); write it again") from error

@@ -1,0 +1,137 @@
+"""Metrics of a pair of clips: PSNR, SSIM, LPIPS, together in bounded memory.
+
+Shape letters: B batch, C channels, F frames, H height, W width, N pictures.
+
+Values are in [-1, 1]. Shape letters: B batch, C channels, F frames, H height, W width.
+The library is imported by the first use: it takes two seconds, and most runs that could measure do not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from frameloom.checkpoint.model_folder import read_weights
+from frameloom.core.errors import CheckpointError, ConfigError
+from frameloom.core.spelling import refuse_unknown
+from frameloom.models.vaes.lpips import LPIPS, load_lpips
+
+_RANGE = 2.0  # from -1 to 1
+_MIN_SSIM_PX = 11  # the window of the original paper
+_MIN_MS_SSIM_PX = 176  # halved four times, the picture must still hold the window
+
+
+def psnr_db(a_BCFHW: Tensor, b_BCFHW: Tensor) -> Tensor:
+    """Peak signal-to-noise ratio per clip in dB, the mean over its frames; a frame without difference makes it inf."""
+    from torchmetrics.functional.image import peak_signal_noise_ratio
+
+    a_NCHW, b_NCHW = _to_frames(a_BCFHW, b_BCFHW)
+    psnr_N = peak_signal_noise_ratio(a_NCHW, b_NCHW, data_range=_RANGE, dim=(1, 2, 3), reduction="none")
+    return psnr_N.reshape(len(a_BCFHW), -1).mean(dim=1)
+
+
+def ssim(a_BCFHW: Tensor, b_BCFHW: Tensor) -> Tensor:
+    """Structural similarity per clip: the mean over frames, 11x11 Gaussian window; 1 for equal clips."""
+    from torchmetrics.functional.image import structural_similarity_index_measure
+
+    if min(a_BCFHW.shape[-2:]) < _MIN_SSIM_PX:
+        raise ValueError(f"SSIM needs at least {_MIN_SSIM_PX} pixels a side, got {tuple(a_BCFHW.shape[-2:])}")
+    a_NCHW, b_NCHW = _to_frames(a_BCFHW, b_BCFHW)
+    ssim_N = structural_similarity_index_measure(a_NCHW, b_NCHW, data_range=_RANGE, reduction="none")
+    assert isinstance(ssim_N, Tensor)
+    return ssim_N.reshape(len(a_BCFHW), -1).mean(dim=1)
+
+
+def ms_ssim(a_BCFHW: Tensor, b_BCFHW: Tensor) -> Tensor:
+    """Structural similarity over five scales per clip, with the published exponents; the mean over frames."""
+    from torchmetrics.functional.image import multiscale_structural_similarity_index_measure
+
+    if min(a_BCFHW.shape[-2:]) < _MIN_MS_SSIM_PX:
+        raise ValueError(f"MS-SSIM needs at least {_MIN_MS_SSIM_PX} pixels a side, got {tuple(a_BCFHW.shape[-2:])}")
+    a_NCHW, b_NCHW = _to_frames(a_BCFHW, b_BCFHW)
+    values_N = multiscale_structural_similarity_index_measure(a_NCHW, b_NCHW, data_range=_RANGE, reduction="none")
+    assert isinstance(values_N, Tensor)
+    return values_N.reshape(len(a_BCFHW), -1).mean(dim=1)
+
+
+def _to_frames(a_BCFHW: Tensor, b_BCFHW: Tensor) -> tuple[Tensor, Tensor]:
+    """Frames of all clips in one batch, float32: sums of half-precision squares would lose the small differences."""
+    if a_BCFHW.shape != b_BCFHW.shape or a_BCFHW.ndim != 5:
+        raise ValueError(f"two videos BCFHW of one shape, got {tuple(a_BCFHW.shape)} and {tuple(b_BCFHW.shape)}")
+    frames = (video_BCFHW.to(torch.float32).transpose(1, 2).flatten(0, 1) for video_BCFHW in (a_BCFHW, b_BCFHW))
+    a_NCHW, b_NCHW = frames
+    return a_NCHW, b_NCHW
+
+
+PairMetric = Callable[[Tensor, Tensor], Tensor]
+
+# By the name that a person writes: the column of the result, and the smallest side it can be told for.
+METRICS = {"psnr": ("psnr_db", 1), "ssim": ("ssim", 11), "ms-ssim": ("ms_ssim", 176), "lpips": ("lpips", 16)}
+_PLAIN: dict[str, PairMetric] = {"psnr": psnr_db, "ssim": ssim, "ms-ssim": ms_ssim}
+# Frames that are compared at once: activations of a network, or maps of SSIM, of a long clip would fill the memory.
+_SLICE_FRAMES = 8
+
+
+class Measures:
+    """Numbers of a pair of clips by column; None where a picture is too small for a metric."""
+
+    def __init__(self, metrics: Mapping[str, PairMetric], device: torch.device | str = "cpu") -> None:
+        self._metrics = dict(metrics)
+        self._device = torch.device(device)
+
+    @property
+    def columns(self) -> list[str]:
+        return [METRICS[name][0] for name in self._metrics]
+
+    @torch.no_grad()
+    def __call__(self, ours_BCFHW: Tensor, reference_BCFHW: Tensor) -> dict[str, float | None]:
+        """The mean over the frames of one clip, which is what every metric here means by the value of a clip."""
+        if len(ours_BCFHW) != 1 or ours_BCFHW.shape != reference_BCFHW.shape:
+            raise ValueError(f"two clips of one shape, got {tuple(ours_BCFHW.shape)}, {tuple(reference_BCFHW.shape)}")
+        side, num_frames = min(ours_BCFHW.shape[-2:]), ours_BCFHW.shape[2]
+        usable = {name: metric for name, metric in self._metrics.items() if side >= METRICS[name][1]}
+        sums = dict.fromkeys(usable, 0.0)
+        for start in range(0, num_frames, _SLICE_FRAMES):
+            pair = [video[:, :, start : start + _SLICE_FRAMES] for video in (ours_BCFHW, reference_BCFHW)]
+            ours, reference = (part.to(self._device) for part in pair)
+            for name, metric in usable.items():
+                sums[name] += float(metric(ours, reference).double()) * ours.shape[2]
+        return {METRICS[name][0]: sums[name] / num_frames if name in usable else None for name in self._metrics}
+
+
+def build_measures(
+    names: Sequence[str] | None, *, lpips: Path | None = None, device: torch.device | str = "cpu"
+) -> Measures:
+    """The metrics called `names`; without names all that can be told, so LPIPS if its weights are given."""
+    chosen = list(names) if names is not None else [*_PLAIN, *(["lpips"] if lpips is not None else [])]
+    for name in chosen:
+        refuse_unknown(name, METRICS, what="metric")
+    metrics = {name: _PLAIN[name] for name in chosen if name in _PLAIN}
+    if "lpips" in chosen:
+        if lpips is None:
+            raise ConfigError(
+                "lpips needs its weights, which are not part of this package: VGG16 with the published linear heads in "
+                "one .safetensors file; give it with --lpips FILE, or leave lpips out"
+            )
+        metrics["lpips"] = load_perceptual(lpips, device)
+    return Measures({name: metrics[name] for name in chosen}, device)
+
+
+def load_perceptual(path: Path, device: torch.device | str = "cpu") -> PairMetric:
+    """LPIPS from a file; the mean over frames, one number per clip."""
+    if not path.exists():
+        raise CheckpointError(f"{path}: no such file; LPIPS needs VGG16 with the published linear heads")
+    model = LPIPS()
+    load_lpips(model, dict(read_weights(path).tensors))
+    model.to(device).eval()
+
+    def measure(ours_BCFHW: Tensor, reference_BCFHW: Tensor) -> Tensor:
+        pairs = (video.float().transpose(1, 2).flatten(0, 1) for video in (ours_BCFHW, reference_BCFHW))
+        first_NCHW, second_NCHW = pairs
+        distance: Tensor = model(first_NCHW, second_NCHW)
+        return distance.reshape(len(ours_BCFHW), -1).mean(1)
+
+    return measure

@@ -1,0 +1,203 @@
+"""Clips through an autoencoder and back into files, with what the way cost in numbers.
+
+Shape letters: B batch, C channels, F frames, H height, W width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from frameloom.builders.vae import check_frames, usable_frames
+from frameloom.core.errors import ConfigError, DataError
+from frameloom.core.progress import ProgressBar
+from frameloom.core.random import stream
+from frameloom.data.media.clip_view import ClipView, ListedClip, ViewedClip, view_clip
+from frameloom.data.media.transforms import to_uint8, to_unit_range
+from frameloom.data.media.writing import write_image, write_video
+from frameloom.distributed.ranks import Ranks
+from frameloom.models.vaes.base import LatentStatistics, VideoVAE
+from frameloom.sampling.ranks import join_ranks
+
+# (ours, reference), both BCFHW in [-1, 1] -> numbers by name; one that cannot be told is None
+Measure = Callable[[Tensor, Tensor], Mapping[str, float | None]]
+Record = dict[str, Any]
+
+METRICS = ("metrics.parquet", "metrics.json")
+_IMAGE_FPS = 1.0
+
+
+@dataclass(frozen=True)
+class Reconstruction:
+    """How clips are read and written. `fps` is the rate that results play at; None keeps the one of the clip.
+
+    `grid` puts the original to the left of its reconstruction; `seed` samples the latent instead of taking its mean.
+    """
+
+    view: ClipView = field(default_factory=ClipView)
+    fps: float | None = None
+    grid: bool = False
+    seed: int | None = None
+    force: bool = False
+
+
+@dataclass(frozen=True)
+class _Item:
+    index: int
+    clip: ListedClip
+    target: Path
+
+
+def reconstruct_files(
+    vae: VideoVAE,
+    clips: Sequence[ListedClip],
+    out: Path,
+    options: Reconstruction,
+    *,
+    measure: Measure,
+    ranks: Ranks | None = None,
+) -> list[Record] | None:
+    """Write the reconstruction of each clip below `out`, and give a record for each, in order.
+
+    A clip that cannot be read gets a record with its `error`, and the rest goes on. Of several processes each takes its
+    share; the first gets all records, the others None.
+    """
+    check_view(vae, options.view)
+    if options.fps is not None and options.fps <= 0:
+        raise ConfigError(f"--fps is {options.fps:g}; it must be above 0")
+    targets = [out / name for name in name_results([clip.name for clip in clips])]
+    refuse_existing(out, targets, force=options.force)
+    items = [_Item(index, *pair) for index, pair in enumerate(zip(clips, targets, strict=True))]
+    with join_ranks(ranks or Ranks()) as group:
+        group.context.barrier()
+        share = group.ranks.share(items)
+        records = []
+        with ProgressBar("reconstructing", len(share)) as bar:
+            for item in share:
+                records.append(_reconstruct(vae, item, out, options, measure))
+                bar.advance(note=item.clip.name)
+        everyone = [record for part in group.context.gather(records) for record in part]
+    return sorted(everyone, key=lambda record: int(record["index"])) if group.ranks.is_first else None
+
+
+def check_view(vae: VideoVAE, view: ClipView) -> None:
+    """ConfigError before anything is read when no clip could be encoded at the size or length that was asked for."""
+    check_frames(vae, view.frames)
+    for name, stride in (("height", vae.strides[1]), ("width", vae.strides[2])):
+        side = getattr(view, name)
+        if side is not None and side % stride:
+            raise ConfigError(f"--{name} {side}: this autoencoder takes multiples of {stride}")
+
+
+def read_for(vae: VideoVAE, clip: ListedClip, view: ClipView) -> ViewedClip:
+    """A clip cut to what the autoencoder can take."""
+    return view_clip(clip, view, multiples=vae.strides[1:], usable_frames=partial(usable_frames, vae))
+
+
+def name_results(names: Sequence[str]) -> list[str]:
+    """Where results belong: the path of each clip without its ending; the ending, then a number, tell equals apart.
+
+    A result ends with .mp4, or .png when it has one frame, which is known once the clip was read.
+    """
+    taken: set[str] = set()
+    found = []
+    for name in names:
+        path = PurePosixPath(name)
+        inner = PurePosixPath(*(part for part in path.parts if part not in ("..", "/", ".")))
+        plain = str(inner.with_suffix(""))
+        tries: Iterator[str] = iter([plain, f"{plain}-{inner.suffix.lstrip('.')}"])
+        choice, again = next(tries), 2
+        while choice.lower() in taken:
+            choice = next(tries, "") or f"{plain}-{again}"
+            again += 1
+        taken.add(choice.lower())
+        found.append(choice)
+    return found
+
+
+def refuse_existing(out: Path, targets: Sequence[Path], *, force: bool) -> None:
+    """DataError when a result would replace a file; nothing has been written then."""
+    if out.exists() and not out.is_dir():
+        raise DataError(f"{out}: is a file; results and their metrics go to a folder: choose another name")
+    if force or not out.exists():
+        return
+    files = [*(out / name for name in METRICS)]
+    files += [target.with_name(target.name + suffix) for target in targets for suffix in (".mp4", ".png")]
+    present = [file for file in files if file.exists()]
+    if present:
+        more = f" and {len(present) - 1} more of these files" if len(present) > 1 else ""
+        raise DataError(f"{present[0]}{more} exist; choose another folder, or replace them with --force")
+
+
+def _reconstruct(vae: VideoVAE, item: _Item, out: Path, options: Reconstruction, measure: Measure) -> Record:
+    record: Record = {"index": item.index, "name": item.clip.name}
+    try:
+        clip = read_for(vae, item.clip, options.view)
+        pixels = to_unit_range(clip.pixels_CFHW[None])
+        decoded = reconstruct(vae, pixels, seed=options.seed, index=item.index).clamp(-1, 1)
+        numbers = measure(decoded, pixels)
+        path = _write(item.target, clip, decoded, options)
+    except DataError as error:
+        return record | {"error": str(error)}
+    _, _, frames, height, width = pixels.shape
+    facts = {"file": path.relative_to(out).as_posix(), "frames": frames, "height": height, "width": width}
+    return record | facts | dict(numbers) | {"error": None}
+
+
+@torch.no_grad()
+def reconstruct(vae: VideoVAE, pixels_BCFHW: Tensor, *, seed: int | None = None, index: int = 0) -> Tensor:
+    """Pixels there and back, float32 on the host; the same `seed` and `index` draw the same latent."""
+    weight = next(vae.parameters())
+    moments = vae.encode(pixels_BCFHW.to(weight))
+    latent = moments.mode()
+    if seed is not None:
+        noise = torch.randn(latent.shape, generator=stream(seed, "reconstruct", index))
+        latent = moments.sample(noise.to(latent))
+    decoded = vae.decode(latent).float().cpu()
+    if decoded.shape != pixels_BCFHW.shape:
+        raise DataError(
+            f"a clip of {pixels_BCFHW.shape[2]} frames came back with {decoded.shape[2]}; choose another --frames, or "
+            "another way of decoding (decode_first_alone)"
+        )
+    return decoded
+
+
+def _write(target: Path, clip: ViewedClip, decoded_BCFHW: Tensor, options: Reconstruction) -> Path:
+    shown_CFHW = to_uint8(decoded_BCFHW[0])
+    if options.grid:
+        shown_CFHW = torch.cat([clip.pixels_CFHW, shown_CFHW], dim=3)
+    frames_FHWC = shown_CFHW.permute(1, 2, 3, 0).numpy()
+    if len(frames_FHWC) == 1:
+        path = target.with_name(f"{target.name}.png")
+        write_image(path, frames_FHWC[0])
+    else:
+        path = target.with_name(f"{target.name}.mp4")
+        write_video(path, frames_FHWC, options.fps or clip.fps or _IMAGE_FPS)
+    return path
+
+
+def measure_latents(
+    vae: VideoVAE, clips: Sequence[ListedClip], view: ClipView
+) -> tuple[LatentStatistics, list[tuple[str, str]]]:
+    """Statistics of the latents of all clips, and (name, reason) of those that could not be read."""
+    check_view(vae, view)
+    found, bad = LatentStatistics(vae.latent_channels), []
+    weight = next(vae.parameters())
+    with ProgressBar("encoding", len(clips)) as bar:
+        for clip in clips:
+            try:
+                pixels = to_unit_range(read_for(vae, clip, view).pixels_CFHW[None])
+                with torch.no_grad():
+                    found.add(vae.encode(pixels.to(weight)))
+            except DataError as error:
+                bad.append((clip.name, str(error)))
+            bar.advance(note=clip.name)
+    if not found.count:
+        raise DataError(f"no clip could be encoded; the first reason: {bad[0][1] if bad else 'there is none'}")
+    return found, bad

@@ -1,1 +1,0 @@
-"""Prompt in, video file out."""

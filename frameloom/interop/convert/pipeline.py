@@ -1,0 +1,159 @@
+"""Whole SDXL models: Stability's single file <-> the folders of a diffusers pipeline, one tensor at a time.
+
+    sd_xl_base_1.0.safetensors <-> model_index.json scheduler/ unet/ vae/ text_encoder/ text_encoder_2/
+                                   tokenizer/ tokenizer_2/
+
+Weights go both ways to the bit. Small tensors that the folders have no place for (the `logit_scale` of bigG, old
+position ids) stay in the notes of the file that lies nearest to them and come back from there.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Mapping
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from frameloom.builders.published import PIPELINE_INDEX, read_pipeline_index, read_table
+from frameloom.core.errors import CheckpointError, ConfigError
+from frameloom.interop.convert.source import Source, open_source
+from frameloom.interop.export.pipeline_folder import SCHEDULER, PartFolder, PipelineFolder, Tokenizer
+from frameloom.models.denoisers.sdxl.pipeline import (
+    CLASSES,
+    TOKENIZERS,
+    check_description,
+    describe_scheduler,
+    published_descriptions,
+)
+from frameloom.models.denoisers.sdxl.single_file import Part, from_single_file, map_key, read_unet_names, to_single_file
+from frameloom.weights.files import CONFIG, read_config
+from frameloom.weights.lazy_tensors import LazyTensors, PendingTensor, to_deferred, to_pending
+
+__all__ = ["arrange_pipeline", "open_pipeline", "split_pipeline"]
+
+
+_UNKEPT = "frameloom.unkept"
+_MOST_UNKEPT_BYTES = 65_536
+
+
+def open_pipeline(path: Path) -> Source:
+    """The parts of a pipeline under the names of a single file."""
+    sources = {part: open_source(path / part) for part in CLASSES if (path / part / CONFIG).is_file()}
+    if "unet" not in sources:
+        raise CheckpointError(f"{path}: has no unet/{CONFIG}; copy the whole pipeline again")
+    is_refiner = "text_encoder" not in sources and bool(read_pipeline_index(path).get("requires_aesthetics_score"))
+    single = to_single_file({part: to_deferred(source.tensors) for part, source in sources.items()}, refiner=is_refiner)
+    pending = to_pending(single, where=str(path)).pending
+    notes = sources["unet"].tensors.metadata
+    for source in sources.values():
+        pending |= _read_unkept(source.tensors.metadata, where=str(source.path))
+    kept = {name: note for name, note in notes.items() if name != _UNKEPT}
+    files = tuple(file for source in sources.values() for file in (*source.files, source.path.parent / CONFIG))
+    return Source(path, LazyTensors(pending, metadata=kept), (*files, path / PIPELINE_INDEX), "model")
+
+
+def split_pipeline(tensors: LazyTensors, *, config: Path | None, where: str) -> PipelineFolder:
+    """The parts of a single file; `config` is a folder with tokenizers, the scheduler, and descriptions of parts that
+    are not the published ones."""
+    names = read_unet_names(tensors)
+    places = {key: map_key(key, names) for key in tensors}
+    parts = from_single_file(to_deferred(tensors))
+    missing = [part for part in ("unet", "vae") if part not in parts]
+    if missing:
+        raise CheckpointError(
+            f"{where}: has no {' and no '.join(missing)}, so it is no whole SDXL model; choose a file of the whole "
+            "model, or convert this part by itself with --family"
+        )
+    unkept: dict[Part, dict[str, Tensor]] = {}
+    for key, place in places.items():
+        if place is not None and not place[1]:
+            unkept.setdefault(place[0], {})[key] = tensors[key]
+    pending = {part: _note(to_pending(one, where=where), unkept.get(part, {})) for part, one in parts.items()}
+    pending["unet"].metadata.update(tensors.metadata)
+    described = {part: _find_description(part, parts[part], config, where=where) for part in CLASSES if part in parts}
+    tokenizers = {
+        name: Tokenizer(config / name if config is not None else None, described[part]["max_position_embeddings"])
+        for name, part in TOKENIZERS.items()
+        if part in described
+    }
+    return arrange_pipeline(pending, described, tokenizers, scheduler=_find_scheduler(config))
+
+
+def arrange_pipeline(
+    tensors: Mapping[Part, LazyTensors],
+    descriptions: Mapping[Part, Mapping[str, Any]],
+    tokenizers: Mapping[str, Tokenizer],
+    *,
+    scheduler: Mapping[str, Any],
+    force_zeros: bool | None = None,
+) -> PipelineFolder:
+    """The folder of an SDXL pipeline; without a first text encoder it is that of a refiner.
+
+    `force_zeros` says whether the empty negative prompt is zeros; None: as published.
+    """
+    is_refiner = "text_encoder" not in tensors and "text_encoder_2" in tensors
+    settings = {"force_zeros_for_empty_prompt": not is_refiner if force_zeros is None else force_zeros}
+    absent = [name for name in (*CLASSES, *TOKENIZERS) if name not in tensors and name not in tokenizers]
+    return PipelineFolder(
+        "StableDiffusionXLImg2ImgPipeline" if is_refiner else "StableDiffusionXLPipeline",
+        [PartFolder(part, tensors[part], descriptions[part], *CLASSES[part]) for part in CLASSES if part in tensors],
+        scheduler,
+        tokenizers,
+        [*absent, *([] if is_refiner else ["image_encoder", "feature_extractor"])],
+        settings | ({"requires_aesthetics_score": True} if is_refiner else {}),
+    )
+
+
+def _find_description(
+    part: Part, tensors: Mapping[str, Tensor], config: Path | None, *, where: str
+) -> Mapping[str, Any]:
+    given = config / part if config is not None else None
+    if given is not None and (given / CONFIG).is_file():
+        content = read_config(given)
+        check_description(part, content, tensors, where=f"{where}: {part} as {given / CONFIG} describes it")
+        return content
+    for content in published_descriptions(part):
+        with suppress(CheckpointError):
+            check_description(part, content, tensors, where=f"{where}: {part}")
+            return content
+    raise ConfigError(
+        f"{where}: its {part} is none of the published sizes, and weights alone do not tell the rest; give a folder "
+        f"with {part}/{CONFIG} as --config"
+    )
+
+
+def _find_scheduler(config: Path | None) -> Mapping[str, Any]:
+    place = config / SCHEDULER / "scheduler_config.json" if config is not None else None
+    return read_table(place) if place is not None and place.is_file() else describe_scheduler()
+
+
+def _note(tensors: LazyTensors, unkept: Mapping[str, Tensor]) -> LazyTensors:
+    """Put tensors without a place into the notes."""
+    entries = {}
+    for name, tensor in unkept.items():
+        if tensor.nbytes > _MOST_UNKEPT_BYTES:
+            raise CheckpointError(f"'{name}' of {tensor.nbytes:,} bytes has no place in a pipeline; leave it out first")
+        raw = tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+        kind = str(tensor.dtype).removeprefix("torch.")
+        entries[name] = {"dtype": kind, "shape": list(tensor.shape), "data": base64.b64encode(raw).decode()}
+    notes = {_UNKEPT: json.dumps(entries, sort_keys=True)} if entries else {}
+    return LazyTensors(tensors.pending, metadata=notes)
+
+
+def _read_unkept(metadata: Mapping[str, str], *, where: str) -> dict[str, PendingTensor]:
+    found = {}
+    try:
+        for name, entry in json.loads(metadata.get(_UNKEPT, "{}")).items():
+            dtype = getattr(torch, entry["dtype"])
+            raw = bytearray(base64.b64decode(entry["data"]))
+            tensor = torch.frombuffer(raw, dtype=torch.uint8).view(dtype).reshape(entry["shape"])
+            found[name] = PendingTensor(dtype, tuple(tensor.shape), partial(tensor.clone))
+    except (ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
+        raise CheckpointError(f"{where}: its note {_UNKEPT} is damaged ({error}); convert the model again") from error
+    return found

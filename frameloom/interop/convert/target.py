@@ -1,0 +1,124 @@
+"""What a conversion writes: one file, a folder of shards or a model folder; complete or absent, digested."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from frameloom.core.errors import CheckpointError, ConfigError
+from frameloom.core.files import atomic_file, digest_file, replace_folder
+from frameloom.weights.files import CONFIG, SAFETENSORS
+from frameloom.weights.lazy_tensors import LazyTensors
+from frameloom.weights.safetensors_file import write_safetensors
+from frameloom.weights.shard_index import INDEX, format_index, name_shards, plan_shards
+
+__all__ = ["Target", "check_space", "check_target", "parse_size", "write_sharded", "write_single"]
+
+
+# Readers of other libraries ask for this note before they open a file.
+_FORMAT = {"format": "pt"}
+_UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
+_PIPELINE_PARTS = ("unet", "vae", "text_encoder", "text_encoder_2", "tokenizer", "tokenizer_2", "scheduler")
+_SPARE_BYTES = 16_000_000  # headers, an index, and what the file system needs itself
+Advance = Callable[[int], object]
+
+
+@dataclass(frozen=True)
+class Target:
+    """Where to write, and whether something that is there already may be replaced."""
+
+    out: Path
+    is_folder: bool
+    force: bool = False
+    is_pipeline: bool = False
+
+
+def parse_size(text: str) -> int:
+    """`5GB`, `500 MB`, `2GiB` or a number of bytes."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)", text.strip())
+    unit = _UNITS.get(match[2].upper()) if match else None
+    if match is None or unit is None or (num_bytes := int(float(match[1]) * unit)) < 1:
+        raise ConfigError(f"--shard-size: '{text}' is not a size; write for instance 5GB, 500MB or 2GiB")
+    return num_bytes
+
+
+def check_target(target: Target, sources: Sequence[Path]) -> None:
+    """CheckpointError before anything is read when the result could not be put in its place, or would destroy one."""
+    out = target.out
+    files = [file.resolve() for file in sources]
+    if not target.is_folder and out.suffix.lower() != SAFETENSORS:
+        raise CheckpointError(f"{out}: one file is to be written; give it a name that ends with {SAFETENSORS}")
+    if not out.exists():
+        return
+    if out.is_dir() != target.is_folder:
+        found, wanted = ("a folder", "a file") if out.is_dir() else ("a file", "a folder")
+        raise CheckpointError(f"{out}: is {found}, and {wanted} is to be written; choose another name or another --to")
+    if out.resolve() in files or any(file.is_relative_to(out.resolve()) for file in files):
+        raise CheckpointError(f"{out}: holds what is to be converted; write to another place")
+    if not target.force:
+        raise CheckpointError(f"{out}: is there already; choose another name, or replace it with --force")
+    if target.is_folder and (others := [path.name for path in sorted(out.iterdir()) if not _is_ours(path, target)]):
+        raise CheckpointError(
+            f"{out}: holds {', '.join(others[:3])}, which no conversion wrote, so it is not replaced; choose another "
+            "folder"
+        )
+
+
+def _is_ours(path: Path, target: Target) -> bool:
+    if path.is_dir():
+        return target.is_pipeline and path.name in _PIPELINE_PARTS
+    return path.suffix == SAFETENSORS or path.name in (CONFIG, "model_index.json") or path.name.endswith(INDEX)
+
+
+def check_space(out: Path, num_bytes: int) -> None:
+    """CheckpointError when the disk cannot hold the result, which stands beside what it replaces for a moment."""
+    folder = next(parent for parent in out.absolute().parents if parent.is_dir())
+    free = shutil.disk_usage(folder).free
+    if free < num_bytes + _SPARE_BYTES:
+        raise CheckpointError(
+            f"{out}: needs {num_bytes:,} bytes, and {free:,} are free in {folder}; free some space, choose another "
+            "disk, or a smaller --dtype"
+        )
+
+
+def write_single(out: Path, tensors: LazyTensors, *, advance: Advance) -> dict[Path, str]:
+    """One file; returns its digest."""
+    with atomic_file(out) as temporary:
+        digest = _write_checked(temporary, tensors, {**tensors.metadata, **_FORMAT}, advance)
+    return {out: digest}
+
+
+def write_sharded(
+    folder: Path,
+    tensors: LazyTensors,
+    *,
+    stem: str,
+    max_bytes: int,
+    config: Mapping[str, Any],
+    advance: Advance,
+) -> dict[Path, str]:
+    """Shards, their index, and the `config.json` of other libraries if there is one; returns digests of the shards."""
+    shards = plan_shards(tensors, max_bytes)
+    parts = dict(zip(name_shards(stem, len(shards)), shards, strict=True))
+    digests = {}
+    with replace_folder(folder) as temporary:
+        for name, part in parts.items():
+            digests[folder / name] = _write_checked(temporary / name, part, {**tensors.metadata, **_FORMAT}, advance)
+        if len(parts) > 1:
+            (temporary / f"{stem}{SAFETENSORS}{INDEX}").write_text(format_index(parts))
+        if config:
+            (temporary / CONFIG).write_text(json.dumps(dict(config), indent=2) + "\n")
+    return digests
+
+
+def _write_checked(path: Path, tensors: LazyTensors, metadata: Mapping[str, str], advance: Advance) -> str:
+    """Write, read back, and compare: a disk that lies is found out here rather than in a training run."""
+    digest = write_safetensors(path, tensors, metadata=metadata, advance=advance)
+    if digest_file(path) != digest:
+        raise CheckpointError(f"{path}: what was read back is not what was written; check the disk")
+    return digest

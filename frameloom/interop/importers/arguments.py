@@ -1,0 +1,143 @@
+"""The arguments of other trainers and where each has its home here, as data and as a page."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from frameloom.config.loading.yaml_values import format_value, parse_document
+
+SYSTEMS = ("sdxl", "latte", "opensora_plan", "cogvideox_fun", "opensora2")
+COMMAND = "frameloom "
+
+
+@dataclass(frozen=True)
+class Argument:
+    """One argument. `keys` are its homes: dotted keys of a recipe, or commands with an option; `none` says why it has
+    none and what replaces it. `default` is the documented one, `program` the program's own where that differs."""
+
+    name: str
+    means: str
+    keys: tuple[str, ...] = ()
+    none: str | None = None
+    note: str = ""
+    kind: str = "text"
+    default: Any = None
+    program: Any = None
+    required: bool = False
+    undocumented: bool = False
+
+    @property
+    def is_unused(self) -> bool:
+        """Whether the original reads it and then does nothing with it."""
+        return bool(self.none and self.none.startswith("the original reads it and never uses it"))
+
+
+@dataclass(frozen=True)
+class System:
+    """A trainer: `programs` are its programs with their arguments, by name."""
+
+    name: str
+    title: str
+    document: str
+    programs: Mapping[str, Mapping[str, Argument]]
+
+
+@cache
+def load_system(name: str) -> System:
+    """The arguments of one system of `SYSTEMS`."""
+    file = Path(__file__).parent / "tables" / f"{name}.yaml"
+    value, _ = parse_document(file.read_text(encoding="utf-8"), where=file.name)
+    programs = {
+        program: {argument: _read_argument(argument, row) for argument, row in rows.items()}
+        for program, rows in value["programs"].items()
+    }
+    return System(name, value["title"], value["document"], programs)
+
+
+def _read_argument(name: str, row: Mapping[str, Any]) -> Argument:
+    keys = row.get("key", ())
+    rest = {field: item for field, item in row.items() if field != "key"}
+    return Argument(name=name, keys=(keys,) if isinstance(keys, str) else tuple(keys), **rest)
+
+
+_INTRODUCTION = """\
+# Arguments of other trainers
+
+Where the arguments, configuration keys and variables of five published systems live here. `frameloom import-command
+FILE` turns a whole command or configuration of theirs into a recipe ([how](import.md)). This page is printed by
+`frameloom recipe arguments`; a test checks that each key and each option named here exists.
+
+A dotted name is a key of the recipe ([reference](recipe.md)); `frameloom ...` is a command, with an option or a
+place on its line. "None" says why there is no such key and what replaces it.
+"""
+
+
+def render_arguments() -> str:
+    """The whole page: a section for each system, a table for each of its programs."""
+    return "\n".join([_INTRODUCTION, _render_counts(), *(_render_system(name) for name in SYSTEMS)]).rstrip("\n") + "\n"
+
+
+def _render_counts() -> str:
+    rows = ["| system | in its document | also known | without a key here |", "|---|---|---|---|"]
+    for name in SYSTEMS:
+        system = load_system(name)
+        everything = [argument for arguments in system.programs.values() for argument in arguments.values()]
+        known = sum(argument.undocumented for argument in everything)
+        without = sum(argument.none is not None for argument in everything)
+        rows.append(f"| [{system.title}](#{name}) | {len(everything) - known} | {known} | {without} |")
+    return "\n".join([*rows, ""])
+
+
+def _render_system(name: str) -> str:
+    system = load_system(name)
+    parts = [f'<a id="{name}"></a>\n', f"## {system.title}\n", f"Source: {system.document}.\n"]
+    for program, arguments in system.programs.items():
+        told = {key: item for key, item in arguments.items() if not item.undocumented}
+        more = {key: item for key, item in arguments.items() if item.undocumented}
+        if told:
+            parts += [f"### `{program}`\n", *_render_table(told)]
+        if more:
+            title = (
+                f"Not in the document, but known to `{program}`:" if told else f"### `{program}`, not in the document"
+            )
+            parts += [f"{title}\n", *_render_table(more)]
+    return "\n".join(parts)
+
+
+def _render_table(arguments: Mapping[str, Argument]) -> Iterator[str]:
+    yield "| argument | meaning | default | here |"
+    yield "|---|---|---|---|"
+    for argument in arguments.values():
+        cells = (f"`{argument.name}`", argument.means, _default(argument), _home(argument))
+        yield f"| {' | '.join(_cell(cell) for cell in cells)} |"
+    yield ""
+
+
+def _default(argument: Argument) -> str:
+    if argument.required:
+        return "required"
+    if argument.default is None:
+        return ""
+    own = "" if argument.program is None else f" (the program's own: `{format_value(argument.program)}`)"
+    return f"`{format_value(argument.default)}`{own}"
+
+
+def _home(argument: Argument) -> str:
+    if argument.none is not None:
+        return f"None: {argument.none}"
+    return ", ".join(f"`{key}`" for key in argument.keys) + (f": {argument.note}" if argument.note else "")
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|").replace("<", "\\<")
+
+
+def split_homes(arguments: Iterable[Argument]) -> tuple[set[str], set[str]]:
+    """(dotted keys, commands) that the arguments name."""
+    homes = {key for argument in arguments for key in argument.keys}
+    commands = {key for key in homes if key.startswith(COMMAND)}
+    return homes - commands, commands

@@ -1,0 +1,198 @@
+"""Pictures and playback of the clips of a manifest, always through the bounded reader or from below the root."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from fastapi import FastAPI
+from starlette.responses import JSONResponse, Response
+
+from frameloom.core.errors import DataError
+from frameloom.core.files import digest_value
+from frameloom.data.curation.report import make_thumb
+from frameloom.data.curation.scan import fold_members, member_of
+from frameloom.data.media.decode import open_video, read_clip
+from frameloom.data.media.tar_members import Member, find_media
+from frameloom.data.media.writing import write_video
+from frameloom.studio.data.clip_table import PAGE_ROWS, ClipShelf, ClipTable, Page
+from frameloom.studio.server.context import StudioContext
+from frameloom.studio.server.markup import note, safe
+
+THUMBS_ROUTE = "/thumbs/"
+_IMAGES = frozenset({".png", ".jpg", ".jpeg", ".webp", ".gif"})
+_CONTAINERS, _CODECS = frozenset({".mp4", ".webm"}), frozenset({"h264", "vp8", "vp9", "av1"})
+_PREVIEW_PX, _PREVIEW_FRAMES, _NUM_PREVIEWS = 480, 240, 20
+
+
+class ClipMedia:
+    """Thumbnails and playable addresses for the open manifests of a shelf."""
+
+    def __init__(self, context: StudioContext, shelf: ClipShelf) -> None:
+        self._context = context
+        self._shelf = shelf
+        # Two decoders at a time: a page asks for two dozen pictures at once.
+        self._slots = threading.BoundedSemaphore(2)
+        self._thumb = lru_cache(maxsize=1024)(self._make_thumb)
+
+    def thumb_url(self, table: ClipTable, row: int) -> str:
+        return f"{THUMBS_ROUTE}{table.key}/{row}"
+
+    def thumb(self, key: str, row: int) -> bytes | None:
+        """A JPEG; None when the manifest is not open or the file cannot be read."""
+        table = self._shelf.find(key)
+        return None if table is None or not 0 <= row < table.table.height else self._thumb(key, row)
+
+    def _make_thumb(self, key: str, row: int) -> bytes | None:
+        table = self._shelf.find(key)
+        if table is None:
+            return None
+        facts = _folded(table, row)
+        with self._slots:
+            try:
+                self._find(table, facts)
+                return make_thumb(facts, table.source.root).jpeg
+            except (DataError, TypeError):  # sizes that are still null: the file was not scanned
+                return None
+
+    def play_url(self, table: ClipTable, row: int) -> tuple[str, bool]:
+        """(address, whether it is a video); DataError says why a clip cannot be shown."""
+        facts = _folded(table, row)
+        media = self._find(table, facts)
+        suffix = media.suffix.lower()
+        if isinstance(media, Path) and facts.get("start_frame") is None:
+            if suffix in _IMAGES:
+                return self._context.file_url(media), False
+            if suffix in _CONTAINERS and _codec(media) in _CODECS:
+                return self._context.file_url(media), True
+        return f"/gradio_api/file={quote(str(self._preview(table, row, facts, media)))}", True
+
+    def _find(self, table: ClipTable, facts: dict[str, Any]) -> Path | Member:
+        """The file of a row; one that lies outside the root is not shown, whatever the manifest says."""
+        media = find_media(table.source.root, str(facts["path"]), member_of(facts))
+        file = (media.tar if isinstance(media, Member) else media).resolve()
+        if not file.is_relative_to(self._context.root):
+            raise DataError(f"{facts['path']}: lies outside the folder of the studio; start the studio further up")
+        self._context.resolve(self._context.name_of(file), where=str(facts["path"]))
+        return media if isinstance(media, Member) else file
+
+    def _preview(self, table: ClipTable, row: int, facts: dict[str, Any], media: Path | Member) -> Path:
+        """A small H.264 copy of what a browser cannot play itself: other codecs, parts of files, members of tars."""
+        folder = self._context.scratch / "previews"
+        folder.mkdir(exist_ok=True)
+        path = folder / f"{digest_value([table.key, row])[:24]}.mp4"
+        if not path.exists():
+            frames, start = max(1, int(facts["frames"] or 1)), int(facts.get("start_frame") or 0)
+            height, width = _fit(int(facts["height"]), int(facts["width"]))
+            step = -(-frames // _PREVIEW_FRAMES)
+            with self._slots:
+                pixels_CFHW = read_clip(
+                    media, indices=list(range(start, start + frames, step)), height=height, width=width
+                )
+                fps = float(facts["fps"] or 8.0) / step
+                write_video(path, pixels_CFHW.permute(1, 2, 3, 0).numpy(), fps, crf=20, preset="veryfast")
+            for old in sorted(folder.glob("*.mp4"), key=lambda file: file.stat().st_mtime)[:-_NUM_PREVIEWS]:
+                old.unlink(missing_ok=True)
+        return path
+
+
+def add_thumb_route(app: FastAPI, media: ClipMedia) -> None:
+    @app.api_route(THUMBS_ROUTE + "{key}/{row}", methods=["GET", "HEAD"], include_in_schema=False)
+    def send_thumb(key: str, row: int) -> Response:
+        jpeg = media.thumb(key, row)
+        if jpeg is None:
+            return JSONResponse({"detail": "no picture"}, status_code=404)
+        return Response(jpeg, media_type="image/jpeg", headers={"cache-control": "private, max-age=3600"})
+
+
+def _folded(table: ClipTable, row: int) -> dict[str, Any]:
+    table.row(row)
+    return fold_members(table.table.slice(row, 1)).row(0, named=True)
+
+
+def _codec(path: Path) -> str:
+    with open_video(path) as (_, stream):
+        return str(stream.codec_context.name)
+
+
+def _fit(height: int, width: int) -> tuple[int, int]:
+    """The size of a preview: even sides, the longer at most `_PREVIEW_PX`."""
+    scale = min(1.0, _PREVIEW_PX / max(height, width))
+    return max(2, round(height * scale / 2) * 2), max(2, round(width * scale / 2) * 2)
+
+
+_HIDDEN = {"caption", "captions", "__row", "row"}
+_MAX_CELL = 300
+
+
+def show_page(table: ClipTable, page: Page, media: ClipMedia, edits: Mapping[int, str], chosen: int | None) -> str:
+    """The rows of a page as a table; each has a button that chooses it."""
+    if not page.num_rows:
+        return note("No clip fits these filters.")
+    rows = "".join(_show_row(table, row, media, edits, chosen) for row in page.rows.iter_rows(named=True))
+    head = "".join(f'<th scope="col">{name}</th>' for name in ("Clip", "Caption", "Size", "Frames", "fps"))
+    return f'<table class="fl-clips"><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>'
+
+
+def _show_row(
+    table: ClipTable, row: Mapping[str, Any], media: ClipMedia, edits: Mapping[int, str], chosen: int | None
+) -> str:
+    number = int(row["row"])
+    caption = edits.get(number, row["caption"] or "")
+    marks = ("fl-chosen " if number == chosen else "") + ("fl-edited" if number in edits else "")
+    picture = f'<img loading="lazy" alt="" src="{media.thumb_url(table, number)}">'
+    return (
+        f'<tr data-row="{number}" class="{marks.strip()}">'
+        f'<td><button type="button" aria-label="Show {safe(row["path"])}">{picture}</button></td>'
+        f'<td><span class="fl-caption">{safe(_cut(caption)) or "<em>no caption</em>"}</span>'
+        f'<span class="fl-path">{safe(row["path"])}</span></td>'
+        f"<td>{_size(row)}</td><td>{_number(row['frames'])}</td><td>{_number(row['fps'])}</td></tr>"
+    )
+
+
+def describe_page(page: Page) -> str:
+    """Where the page stands among all rows."""
+    first = page.number * PAGE_ROWS
+    last = first + page.rows.height
+    words = f"{first + 1:,} to {last:,} of {page.num_rows:,}" if page.num_rows else "0 clips"
+    return f'<p class="fl-pager" role="status">{words}</p>'
+
+
+def show_clip(table: ClipTable, row: int, media: ClipMedia) -> str:
+    """The player of one clip; words instead of it when it cannot be shown."""
+    facts = table.row(row)
+    try:
+        url, is_video = media.play_url(table, row)
+        tag = (
+            f'<video src="{safe(url)}" controls loop muted autoplay playsinline preload="auto"></video>'
+            if is_video
+            else f'<img src="{safe(url)}" alt="{safe(_cut(facts["caption"] or facts["path"]))}">'
+        )
+    except DataError as error:
+        tag = note(str(error), kind="bad")
+    return f'<div class="fl-player">{tag}</div>'
+
+
+def show_facts(table: ClipTable, row: int) -> str:
+    """Everything the manifest says about one clip."""
+    facts = table.row(row)
+    others = {name: value for name, value in facts.items() if name not in _HIDDEN and value is not None}
+    listed = "".join(f"<dt>{safe(name)}</dt><dd>{safe(_cut(value))}</dd>" for name, value in others.items())
+    return f'<dl class="fl-facts"><dt>row</dt><dd>{row:,}</dd>{listed}</dl>'
+
+
+def _size(row: Mapping[str, Any]) -> str:
+    return "-" if row["width"] is None or row["height"] is None else f"{row['width']}x{row['height']}"
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:g}"
+
+
+def _cut(value: object) -> str:
+    text = f"{value:g}" if isinstance(value, float) else str(value)
+    return text if len(text) <= _MAX_CELL else f"{text[:_MAX_CELL]}…"

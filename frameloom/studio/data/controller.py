@@ -1,0 +1,190 @@
+"""What the tab Data does when something is clicked; no layout in here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import polars as pl
+
+from frameloom.config.loading.recipe import load_recipe, resolve
+from frameloom.core.errors import DataError, FrameloomError
+from frameloom.data.buckets.policy import assign, bucket_table, count_unused
+from frameloom.data.curation.report import read_broken
+from frameloom.data.loading.bad_clips import read_bad_clips
+from frameloom.data.manifest.manifest import Manifest
+from frameloom.studio.data.clip_table import (
+    MAX_EDITS,
+    ClipFilter,
+    ClipShelf,
+    ClipTable,
+    check_caption,
+    free_name,
+    write_edited,
+)
+from frameloom.studio.data.clips import ClipMedia, describe_page, show_clip, show_facts, show_page
+from frameloom.studio.recipe.files import find_recipe_file
+from frameloom.studio.server.context import StudioContext
+from frameloom.studio.server.markup import bar_chart, data_table, fact_tiles, note
+
+OWN_SHAPES = "the clips' own shapes"
+_HOW_TO_SCAN = "`frameloom data scan clips/ --out clips/manifest.parquet`"
+Edits = dict[int, str]
+"""New captions that are not written yet, by row."""
+
+
+class DataDesk:
+    """Everything a handler needs; the edits of a visitor travel with their page, not in here."""
+
+    def __init__(self, context: StudioContext) -> None:
+        self.context = context
+        self.shelf = ClipShelf()
+        self.media = ClipMedia(context, self.shelf)
+
+    def open(self, name: str) -> ClipTable:
+        path = self.context.resolve(name, where="manifest")
+        if not path.is_file():
+            raise DataError(f"{name}: no such manifest; look again")
+        return self.shelf.open(path)
+
+    def summarize(self, name: str | None) -> tuple[str, str, str]:
+        """(totals, broken files, a name for the next manifest)."""
+        if not name:
+            return note(f"No manifest below this folder yet; {_HOW_TO_SCAN} makes one."), "", ""
+        table = self.open(name)
+        return fact_tiles(count_totals(table.table)), show_broken(self.context, table), free_name(table.path)
+
+    def group(self, name: str | None, policy: str) -> str:
+        if not name:
+            return ""
+        table = self.open(name)
+        if policy == OWN_SHAPES:
+            return show_shapes(table)
+        return show_buckets(table, find_recipe_file(self.context, policy))
+
+    def show(
+        self, name: str | None, wanted: ClipFilter, number: int, edits: Mapping[int, str], chosen: int | None
+    ) -> tuple[str, str, int]:
+        """(the table, where it stands, the number of the page that is shown)."""
+        if not name:
+            return "", "", 0
+        table = self.open(name)
+        page = table.page(wanted, number)
+        return show_page(table, page, self.media, edits, chosen), describe_page(page), page.number
+
+    def choose(self, name: str, row: int, edits: Mapping[int, str]) -> tuple[str, str, str]:
+        """(the player, the caption, the facts)."""
+        table = self.open(name)
+        caption = edits.get(row, table.row(row)["caption"] or "")
+        return show_clip(table, row, self.media), caption, show_facts(table, row)
+
+    def keep(self, name: str | None, row: int | None, text: str, edits: Edits) -> Edits:
+        """The edits with one more; a caption that is as it was is no edit."""
+        if not name or row is None:
+            raise DataError("no clip is chosen; choose one in the table first")
+        caption, table = check_caption(text), self.open(name)
+        others = {known: words for known, words in edits.items() if known != row}
+        if caption == (table.row(row)["caption"] or ""):
+            return others
+        if len(others) >= MAX_EDITS:
+            raise DataError(f"{MAX_EDITS:,} captions are waiting; write them to a manifest first")
+        return {**others, row: caption}
+
+    def write(self, name: str | None, edits: Edits, target: str) -> str:
+        """Write the new manifest; its name relative to the root."""
+        if not name:
+            raise DataError("no manifest is chosen; pick one first")
+        return self.context.name_of(write_edited(self.open(name), edits, target))
+
+
+def describe_edits(edits: Edits) -> str:
+    if not edits:
+        return note("No caption is changed.")
+    return note(f"{len(edits):,} caption{'s' if len(edits) > 1 else ''} changed, not written yet.", kind="good")
+
+
+_BAD_CLIPS = "bad_clips.jsonl"
+_MAX_SHOWN = 200
+
+
+def show_broken(context: StudioContext, table: ClipTable) -> str:
+    rows = [["scan or check", *found] for found in read_broken(table.path).iter_rows()]
+    rows += skipped_in_runs(context, table)
+    if not rows:
+        return note("No broken file is listed: neither beside this manifest nor in a run on it.", kind="good")
+    shown = data_table(["found by", "file", "reason", "what was found"], rows[:_MAX_SHOWN])
+    more = len(rows) - _MAX_SHOWN
+    return shown + (note(f"And {more:,} more.") if more > 0 else "")
+
+
+def skipped_in_runs(context: StudioContext, table: ClipTable) -> list[list[str]]:
+    """(run, file, reason, what was found) of every clip that a run on this manifest left out."""
+    found = []
+    for listed in context.find_files(_BAD_CLIPS):
+        run = listed.parent
+        if listed.name != _BAD_CLIPS or not _trains_on(context, run / "recipe.yaml", table):
+            continue
+        for clip in dict.fromkeys((bad.row, bad.reason) for bad in read_bad_clips(listed, repair=False)):
+            row, reason = clip
+            path = table.table["path"][row] if 0 <= row < table.table.height else f"row {row}"
+            found.append([context.name_of(run), str(path), "skipped while training", reason])
+    return found
+
+
+def _trains_on(context: StudioContext, recipe: Path, table: ClipTable) -> bool:
+    try:
+        manifest = resolve(recipe).get("data", {}).get("manifest")
+    except FrameloomError:  # a run whose recipe cannot be read is told about under Runs
+        return False
+    return isinstance(manifest, str) and (context.root / manifest).resolve() == table.path
+
+
+def show_shapes(table: ClipTable) -> str:
+    """Clips by width, height and number of frames, the most frequent first."""
+    counts = table.table.group_by("width", "height", "frames").len().sort("len", "width", descending=[True, False])
+    bars = [(_name_shape(*shape), count, "") for *shape, count in counts.iter_rows()]
+    return bar_chart("clips by shape", bars)
+
+
+def _name_shape(width: int | None, height: int | None, frames: int | None) -> str:
+    if width is None or height is None:
+        return "not scanned"
+    return f"{width}x{height}" + (f", {frames} frames" if frames and frames > 1 else "")
+
+
+def show_buckets(table: ClipTable, recipe: str | Path) -> str:
+    """The buckets that a recipe puts the clips in, as `frameloom data report` counts them."""
+    # The trainer brings the models along; a page that shows no buckets starts without them.
+    from frameloom.builders.data import build_policy
+
+    loaded = load_recipe(recipe)
+    rows = Manifest.read(table.path, root=table.source.root, where=loaded.data.where)
+    policy = build_policy(loaded)
+    assignment = assign(rows, policy, loaded.seed, 0)
+    bars = [
+        (
+            f"{use.bucket.name} · {use.bucket.width}x{use.bucket.height}",
+            use.num_clips,
+            f"in {use.num_batches:,} batches",
+        )
+        for use in bucket_table(assignment, policy)
+    ]
+    unused = [f"{count:,} {reason}" for reason, count in count_unused(rows, policy, assignment).items() if count]
+    words = f"Not used in the first epoch: {', '.join(unused)}." if unused else "Every clip has a bucket."
+    return bar_chart("clips by bucket", bars) + note(words)
+
+
+def count_totals(table: pl.DataFrame) -> dict[str, str]:
+    """Numbers at the top of the page."""
+    kinds = dict(table["kind"].fill_null("unknown").value_counts().iter_rows())
+    seconds = (table["frames"] / table["fps"]).filter(table["kind"] == "video").fill_nan(None).sum() or 0
+    empty = int((table["caption"].fill_null("").str.strip_chars() == "").sum())
+    totals = {
+        "rows": f"{table.height:,}",
+        "videos": f"{kinds.get('video', 0):,}",
+        "images": f"{kinds.get('image', 0):,}",
+    }
+    totals["of video"] = f"{seconds / 3600:,.1f} h" if seconds >= 3600 else f"{seconds / 60:,.1f} min"
+    if empty:
+        totals["without caption"] = f"{empty:,}"
+    return totals

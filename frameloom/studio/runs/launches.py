@@ -1,0 +1,316 @@
+"""Training runs that a page has started: child processes with a session and a log of their own.
+
+Each start has a record and a log in `<folder>/launches`, so that how it ended is known after a restart too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from dataclasses import dataclass
+from dataclasses import replace
+from frameloom.config.loading.recipe import load_recipe
+from frameloom.config.schema.recipe import Recipe
+from frameloom.core.errors import ConfigError
+from frameloom.core.errors import RunError
+from frameloom.core.files import write_json
+from frameloom.core.logging import get_logger
+from frameloom.core.paths import clean_name
+from frameloom.studio.runs.run_list import find_holder
+from pathlib import Path
+import contextlib
+import json
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+
+_log = get_logger(__name__)
+_MAX_RUNNING = 8
+_MAX_OVERRIDES = 20_000
+_MAX_RECORDS = 200
+_CHECK_TIMEOUT_S = 120.0
+_TAIL_BYTES = 32 << 10
+_CODES = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b[@-_]|[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+# A run that was asked to stop and has saved ends with 128 and the number of the signal.
+_STOPPED = tuple(128 + number for number in (signal.SIGINT, signal.SIGTERM))
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One start of a run; `run` is its folder from the studio's, `exit_code` None while it goes on."""
+
+    id: str
+    recipe: str
+    overrides: tuple[str, ...]
+    run: str
+    pid: int
+    started: float
+    ended: float | None = None
+    exit_code: int | None = None
+    is_lost: bool = False
+    """it ended while no studio was there to see how"""
+
+    @property
+    def is_running(self) -> bool:
+        return self.exit_code is None and not self.is_lost
+
+
+class Launches:
+    """Starts, stops and remembers runs below `root`; records and logs are kept in `folder`."""
+
+    def __init__(self, root: Path, folder: Path) -> None:
+        self.root = root
+        self.folder = folder
+        self._lock = threading.Lock()
+        self._processes: dict[str, subprocess.Popen[bytes]] = {}
+        self._asked: set[str] = set()
+        self._launches = {launch.id: launch for launch in _read_records(folder)}
+
+    def recent(self) -> list[Launch]:
+        """The newest first."""
+        with self._lock:
+            return sorted((self._settle(one) for one in self._launches.values()), key=_by_time, reverse=True)
+
+    def find(self, run: str) -> Launch | None:
+        """The last start of a run."""
+        return next((launch for launch in self.recent() if launch.run == run), None)
+
+    def find_failure(self, run: str) -> str | None:
+        """Why the last start of a run failed; None if it did not, or if the run went on without the studio."""
+        launch = self.find(run)
+        if launch is None or not has_failed(launch) or launch.ended is None:
+            return None
+        metrics = self.root / run / "metrics.jsonl"
+        if metrics.is_file() and metrics.stat().st_mtime > launch.ended + 1:
+            return None
+        return self.last_words(launch)
+
+    def check(self, recipe: str, text: str) -> tuple[Recipe, list[str]]:
+        """The recipe with overrides as a person types them; ConfigError lists all that is wrong, files included."""
+        overrides = split_words(text)
+        file = self.root / recipe
+        try:
+            loaded = load_recipe(file if file.is_file() else recipe, overrides)
+        except ConfigError as error:
+            # Files are told by their path from the studio's folder, as the page shows them.
+            raise ConfigError([problem.replace(f"{self.root}/", "") for problem in error.problems]) from error
+        self._name_run(loaded)
+        # Paths in a recipe start from the folder that a run is started in, so a process that stands there looks.
+        command = [sys.executable, "-m", "frameloom", "recipe", "check", recipe, *overrides]
+        try:
+            done = subprocess.run(
+                command, cwd=self.root, capture_output=True, timeout=_CHECK_TIMEOUT_S, check=False, env=_environment()
+            )
+        except subprocess.TimeoutExpired as error:
+            raise RunError(f"{recipe}: took longer than {_CHECK_TIMEOUT_S:g} s to check; try again") from error
+        if done.returncode:
+            raise ConfigError(
+                clean_text(done.stderr.decode(errors="replace")).strip() or f"{recipe}: cannot be checked"
+            )
+        return loaded, overrides
+
+    def _name_run(self, recipe: Recipe) -> str:
+        folder = (self.root / recipe.run.folder / recipe.name).resolve()
+        root = self.root.resolve()
+        if not folder.is_relative_to(root) or folder == root:
+            raise ConfigError(
+                f"run.folder is {recipe.run.folder}: the run would be written to {folder}, outside of {root}, where "
+                "the studio does not look; add --run.folder runs"
+            )
+        return folder.relative_to(root).as_posix()
+
+    def start(self, recipe: str, text: str = "") -> Launch:
+        """Check, then train in a process of its own; ConfigError or RunError say why not."""
+        loaded, overrides = self.check(recipe, text)
+        run = self._name_run(loaded)
+        holder = find_holder(self.root / run)
+        if holder is not None:
+            raise RunError(f"{run}: is running already (process {holder.pid}); stop it first, or add --name")
+        command = [sys.executable, "-m", "frameloom", "train", recipe, *overrides]
+        with self._lock:
+            if sum(self._settle(one).is_running for one in self._launches.values()) >= _MAX_RUNNING:
+                raise RunError(f"{_MAX_RUNNING} runs are going already; stop one of them, or wait for it")
+            self.folder.mkdir(parents=True, exist_ok=True)
+            number = self._free_number(clean_name(run))
+            with (self.folder / f"{number}.log").open("xb") as log:
+                process = subprocess.Popen(
+                    command,
+                    cwd=self.root,
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,
+                    env=_environment(),
+                )
+            launch = Launch(number, recipe, tuple(overrides), run, process.pid, time.time())
+            self._processes[launch.id] = process
+            self._keep(launch)
+        threading.Thread(target=self._wait, args=(launch.id, process), daemon=True).start()
+        _log.info("started %s as process %d", run, process.pid)
+        return launch
+
+    def stop(self, run: str) -> str:
+        """Ask a run to save and end; the second time, end it at once. Gives a sentence for the person."""
+        launch = self.find(run)
+        if launch is not None and launch.is_running:
+            is_second = launch.id in self._asked
+            self._asked.add(launch.id)
+            if is_second:
+                _signal_group(launch.pid, signal.SIGKILL)
+                return f"{run}: ended at once; what came after its last checkpoint is lost"
+            _signal(launch.pid, signal.SIGTERM)
+            return f"{run}: asked to stop; it finishes its step and saves. Stop again to end it at once"
+        holder = find_holder(self.root / run)
+        if holder is None:
+            return f"{run}: is not running"
+        if not holder.is_here:
+            return f"{run}: runs on {holder.host}; stop it there"
+        _signal(holder.pid, signal.SIGTERM)
+        return f"{run}: asked to stop; it finishes its step and saves. Stop again to end it at once"
+
+    def is_asked(self, run: str) -> bool:
+        """Whether a run was asked to stop and has not ended yet."""
+        launch = self.find(run)
+        return launch is not None and launch.is_running and launch.id in self._asked
+
+    def close(self, timeout_s: float = 60.0) -> None:
+        """Ask all children to stop, wait until they have saved, and end those that have not by then."""
+        with self._lock:
+            children = {key: process for key, process in self._processes.items() if process.poll() is None}
+        for key, process in children.items():
+            self._asked.add(key)
+            _signal(process.pid, signal.SIGTERM)
+        deadline = time.monotonic() + timeout_s
+        for process in children.values():
+            try:
+                process.wait(max(0.1, deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                _signal_group(process.pid, signal.SIGKILL)
+                process.wait()
+        for key, process in children.items():
+            self._end(key, process.returncode)
+
+    def read_log(self, launch: Launch, num_lines: int = 40) -> str:
+        """The last lines of a start, without control characters."""
+        path = self.folder / f"{launch.id}.log"
+        try:
+            with path.open("rb") as file:
+                file.seek(max(0, path.stat().st_size - _TAIL_BYTES))
+                text = file.read(_TAIL_BYTES).decode(errors="replace")
+        except OSError:
+            return ""
+        return "\n".join(clean_text(text).splitlines()[-num_lines:])
+
+    def last_words(self, launch: Launch) -> str:
+        lines = [line for line in self.read_log(launch).splitlines() if line.strip()]
+        return " ".join(line.strip() for line in lines[-3:]) or f"ended with exit code {launch.exit_code}"
+
+    def _free_number(self, name: str) -> str:
+        number = 1
+        while f"{name}-{number}" in self._launches or (self.folder / f"{name}-{number}.log").exists():
+            number += 1
+        return f"{name}-{number}"
+
+    def _wait(self, key: str, process: subprocess.Popen[bytes]) -> None:
+        self._end(key, process.wait())
+
+    def _end(self, key: str, code: int) -> None:
+        with self._lock:
+            launch = self._launches[key]
+            if launch.exit_code is None:
+                self._keep(replace(launch, exit_code=code, ended=time.time()))
+            self._processes.pop(key, None)
+
+    def _settle(self, launch: Launch) -> Launch:
+        """A start of an earlier studio goes on as long as its process holds the run: numbers of processes return."""
+        if launch.is_running and launch.id not in self._processes:
+            holder = find_holder(self.root / launch.run)
+            if holder is None or holder.pid != launch.pid:
+                launch = replace(launch, is_lost=True)
+                self._launches[launch.id] = launch
+        return launch
+
+    def _keep(self, launch: Launch) -> None:
+        self._launches[launch.id] = launch
+        write_json(self.folder / f"{launch.id}.json", asdict(launch))
+
+
+def has_failed(launch: Launch) -> bool:
+    """Neither done nor stopped by a person."""
+    return launch.exit_code is not None and launch.exit_code > 0 and launch.exit_code not in _STOPPED
+
+
+def describe_end(launch: Launch) -> str:
+    """How a start ended, in words."""
+    code = launch.exit_code
+    if launch.is_lost:
+        return "ended while the studio was closed"
+    if code is None:
+        return "running"
+    if code == 0:
+        return "finished (exit code 0)"
+    if code in _STOPPED:
+        return f"stopped after saving (exit code {code})"
+    if code < 0:
+        return f"ended at once by {signal.Signals(-code).name} (exit code {code})"
+    return f"failed (exit code {code})"
+
+
+def split_words(text: str) -> list[str]:
+    """Overrides as on a command line; lines may be broken anywhere."""
+    if len(text) > _MAX_OVERRIDES:
+        raise ConfigError(
+            f"overrides: {len(text):,} characters; at most {_MAX_OVERRIDES:,} are read, use a recipe file"
+        )
+    try:
+        words = shlex.split(text, comments=True)
+    except ValueError as error:
+        raise ConfigError(f"overrides: {error}; write them as --optim.lr 1e-5, with quotes in pairs") from error
+    if words and not words[0].startswith("--"):
+        raise ConfigError(f"overrides: '{words[0][:40]}' has no key in front; write --key value, as in --optim.lr 1e-5")
+    if any("\0" in word for word in words):
+        raise ConfigError("overrides: there is a null byte in the text; type it again")
+    return words
+
+
+def clean_text(text: str) -> str:
+    """Without colour codes and control characters; a line that was written over (by a bar) shows its last state."""
+    lines = [line.rstrip("\r").rpartition("\r")[2] for line in text.split("\n")]
+    return "\n".join(_CODES.sub("", line) for line in lines)
+
+
+def _environment() -> dict[str, str]:
+    return {**os.environ, "PYTHONUNBUFFERED": "1"}
+
+
+def _signal(pid: int, number: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, number)
+
+
+def _signal_group(pid: int, number: int) -> None:
+    """The run and the processes that read its data."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(pid, number)
+
+
+def _by_time(launch: Launch) -> float:
+    return launch.started
+
+
+def _read_records(folder: Path) -> Sequence[Launch]:
+    """The newest records; one that cannot be read is left out with a word in the log."""
+    found = []
+    for path in sorted(folder.glob("*.json"), key=lambda file: file.stat().st_mtime)[-_MAX_RECORDS:]:
+        try:
+            values = json.loads(path.read_text(encoding="utf-8"))
+            found.append(Launch(**{**values, "overrides": tuple(values["overrides"])}))
+        except (OSError, ValueError, TypeError, KeyError) as error:
+            _log.warning("%s: left out, not a record of a start (%s)", path, error)
+    return found

@@ -1,0 +1,104 @@
+"""Listening, and ending with everything that was started."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import signal
+import socket
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from types import FrameType
+from typing import NoReturn
+
+from frameloom.core.errors import ConfigError, MissingExtra
+from frameloom.core.logging import get_logger
+from frameloom.studio.server.context import StudioContext
+
+_log = get_logger(__name__)
+DEFAULT_PORT = 7860
+_SHUTDOWN_S = 2
+_BACKLOG = 128
+
+
+def serve(root: Path, *, host: str, port: int | None) -> None:
+    """Serve the page until a signal ends it; `port` None: 7860, or a free one when that is taken."""
+    try:
+        import uvicorn
+
+        from frameloom.studio.server.app import build_app
+        from frameloom.studio.server.guard import Access, is_loopback, make_token
+    except ModuleNotFoundError as error:
+        raise MissingExtra(str(error.name), "studio") from error
+
+    with open_context(root) as context, _listen(host, port) as listener:
+        signal.signal(signal.SIGTERM, _leave)
+        token = None if is_loopback(host) else make_token()
+        access = Access(host, listener.getsockname()[1], token)
+        # Relative paths in recipes start from the folder a command runs in; for the studio that is its root.
+        os.chdir(context.root)
+        app = build_app(context, access)
+        config = uvicorn.Config(
+            app,
+            log_level="warning",
+            access_log=False,
+            server_header=False,
+            proxy_headers=False,
+            ws="none",
+            backlog=_BACKLOG,
+            timeout_graceful_shutdown=_SHUTDOWN_S,
+        )
+        print(f"Frameloom studio of {context.root}: {access.url}", flush=True)
+        print("Ctrl-C ends it.", flush=True)
+        # Ctrl-C is how a server is meant to end.
+        with suppress(KeyboardInterrupt):
+            uvicorn.Server(config).run(sockets=[listener])
+
+
+@contextmanager
+def open_context(root: Path) -> Iterator[StudioContext]:
+    """A context with a private scratch folder; what the places have started ends with it."""
+    if not root.is_dir():
+        raise ConfigError(f"{root}: no such folder; name the folder that holds your runs, data and recipes")
+    scratch = Path(tempfile.mkdtemp(prefix="frameloom-studio-")).resolve()
+    context = StudioContext(root.resolve(), scratch)
+    try:
+        yield context
+    finally:
+        context.close()
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _listen(host: str, port: int | None) -> socket.socket:
+    """The address is bound here and handed over, so that no setting from elsewhere can choose another."""
+    wanted = DEFAULT_PORT if port is None else port
+    try:
+        return _open_listener(host, wanted)
+    except OSError as error:
+        if port is None and error.errno == errno.EADDRINUSE:
+            return _open_listener(host, 0)
+        reason = error.strerror or str(error)
+        raise ConfigError(
+            f"--host {host} --port {wanted}: cannot listen there ({reason}); give an address of this machine "
+            "and a free port, or leave both out"
+        ) from error
+
+
+def _open_listener(host: str, port: int) -> socket.socket:
+    listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((host, port))
+        # Two servers can bind one port before either listens; who listens first has it.
+        listener.listen(_BACKLOG)
+    except OSError:
+        listener.close()
+        raise
+    return listener
+
+
+def _leave(number: int, frame: FrameType | None) -> NoReturn:
+    raise SystemExit(128 + number)

@@ -1,1 +1,0 @@
-"""The loop and its tasks."""

@@ -1,0 +1,141 @@
+"""Samples from fixed prompts while a denoiser trains: the same noise each time, so that steps can be compared.
+
+Sampling leaves no trace in the run: it draws only from streams of its own, and weights and modes are put back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from frameloom.checkpoint.reader import step_folder
+from frameloom.config.schema.recipe import Recipe
+from frameloom.config.schema.sampling import SampleSection
+from frameloom.core.files import replace_folder
+from frameloom.data.media.clip_view import CONTACT_SHEET
+from frameloom.sampling.pipeline import PromptNote, Request, Result, Sampler, build_note, generate, write_results
+from frameloom.sampling.prompts import read_prompts
+from frameloom.training.logging.resource_errors import outlasting_shortage
+from frameloom.training.logging.trackers import Media, Tracker
+from frameloom.training.optim.ema import EMA
+from frameloom.training.step import Task
+from frameloom.training.tasks.denoiser import DenoiserTask, unwrap
+
+
+@dataclass(frozen=True)
+class TrainingSamples:
+    """What is drawn, when, and where to; `is_compiled` says that the model's blocks are."""
+
+    task: DenoiserTask
+    model: nn.Module
+    """what trains, which is not always the denoiser"""
+    requests: tuple[Request, ...]
+    settings: SampleSection
+    every: int | str
+    at_start: bool
+    batch_size: int
+    run_name: str
+    folder: Path
+    note: PromptNote | None = None
+    is_compiled: bool = False
+
+    def is_drawn(self, step: int) -> bool:
+        return step_folder(self.folder, step).is_dir()
+
+    def draw(self, step: int, ema: EMA | None, trackers: Sequence[Tracker]) -> None:
+        """Write `samples/step-…/` and hand it to the trackers. Too little memory or space is told, and the run goes on;
+        any other error ends it, because it would come again at every step."""
+        with outlasting_shortage(f"step {step}: no samples"):
+            results = self.generate(step, ema)
+            paths = self.write(step, results)
+            for tracker in trackers:
+                tracker.log_media(step, self._media(results, paths))
+
+    def generate(self, step: int, ema: EMA | None) -> list[Result]:
+        with ExitStack() as stack:
+            stack.enter_context(evaluating(self.task.model))
+            if ema is not None and self.settings.weights != "raw":
+                stack.enter_context(ema.applied(self.model))
+            if self.is_compiled:
+                # Other shapes would add graphs, and could turn those of training into ones for any shape.
+                stack.enter_context(torch.compiler.set_stance("force_eager"))
+            return generate(self._sampler(step), self.requests, batch_size=self.batch_size)
+
+    def write(self, step: int, results: Sequence[Result]) -> list[Path]:
+        """All files of a step, or none; those of an earlier start of the run are replaced."""
+        folder = step_folder(self.folder, step)
+        with replace_folder(folder) as temporary:
+            names = [path.name for path in write_results(self._sampler(step), results, temporary)]
+        return [folder / name for name in names]
+
+    def _sampler(self, step: int) -> Sampler:
+        task = self.task
+        return Sampler(
+            denoiser=task.denoiser,
+            vae=task.vae,
+            text=task.text,
+            scaling=task.scaling,
+            objective=task.objective,
+            settings=self.settings,
+            origin={"run": self.run_name, "step": str(step)},
+            device=task.device,
+            note=self.note,
+        )
+
+    def _media(self, results: Sequence[Result], paths: Sequence[Path]) -> list[Media]:
+        """By number, not by step, so that a tracker shows the samples of one prompt in a row."""
+        sheet = Media("samples/contact-sheet", paths[0].with_name(CONTACT_SHEET))
+        clips = [
+            Media(
+                f"samples/{number}",
+                path,
+                frames_FHWC=result.frames_FHWC,
+                fps=self.settings.fps if len(result.frames_FHWC) > 1 else None,
+                caption=f"{result.request.prompt} (seed {result.request.seed})",
+            )
+            for number, (result, path) in enumerate(zip(results, paths, strict=True))
+        ]
+        return [sheet, *clips]
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Every module in evaluation mode inside the block, and in its own mode again after it."""
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, mode in modes:
+            module.training = mode
+
+
+def build_samples(recipe: Recipe, task: Task, folder: Path) -> TrainingSamples | None:
+    """What `validation.samples` asks for, written below `folder`; prompts are read at once, so a wrong file is told."""
+    section = recipe.validation.samples if recipe.validation else None
+    if section is None:
+        return None
+    prompts = read_prompts(section.prompts, Path(section.prompts_file) if section.prompts_file else None)
+    heads: list[Path | None] = [Path(image) for image in section.images] or [None] * len(prompts)
+    pairs = enumerate(zip(prompts, heads, strict=True))
+    given = section.model_dump(include={"steps", "guidance", "frames", "height", "width"}, exclude_none=True)
+    # Adapters stand beside the layers here, at full strength; others are not added to a model that trains.
+    settings = recipe.sample.model_copy(update={**given, "lora": None, "lora_scale": 1.0})
+    return TrainingSamples(
+        task=unwrap(task),
+        model=task.model,
+        requests=tuple(Request(prompt, section.seed + number, head) for number, (prompt, head) in pairs),
+        settings=settings,
+        every=section.every,
+        at_start=section.at_start,
+        batch_size=section.batch,
+        run_name=recipe.name,
+        folder=folder,
+        note=build_note(recipe),
+        is_compiled=bool(recipe.train.compile),
+    )

@@ -1,0 +1,264 @@
+"""Where metrics, pictures and clips of a run go. All take up after a resume: the same run, without double entries
+where the tracker can drop them.
+
+wandb and trackio, both optional, keep runs by project. A run keeps the id that it got there at its first start in
+`trackers.json` of its folder, so a resumed run goes on under it.
+"""
+
+from __future__ import annotations
+
+import errno
+import io
+import json
+import math
+import os
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Protocol
+from uuid import uuid4
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from frameloom.config.schema.training import TrackingSection
+from frameloom.core.errors import MissingExtra, RunError
+from frameloom.core.files import write_json
+from frameloom.core.logging import get_logger
+from frameloom.training.logging.resource_errors import outlasting_shortage
+
+IDS = "trackers.json"
+_log = get_logger(__name__)
+
+
+@dataclass(frozen=True)
+class Media:
+    """A finished png or mp4 file. A clip has its frames (uint8) and its rate beside it, a picture has no rate."""
+
+    name: str
+    path: Path
+    frames_FHWC: NDArray[np.uint8] | None = None
+    fps: float | None = None
+    caption: str = ""
+
+
+class Tracker(Protocol):
+    def log(self, step: int, values: Mapping[str, float]) -> None: ...
+    def log_media(self, step: int, media: Sequence[Media]) -> None: ...
+    def close(self) -> None: ...
+
+
+@dataclass(frozen=True)
+class TrackedRun:
+    """What trackers are told of a run: its folder, where it starts now, and how it shall be shown."""
+
+    folder: Path
+    name: str
+    first_step: int
+    config: Mapping[str, Any]
+    settings: TrackingSection
+
+
+class JsonlTracker:
+    """One JSON object per record; a value that is not finite is written as null, so every line is valid JSON."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = path.open("ab", buffering=0)
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        """A line is there as a whole or, on a full disk, not at all."""
+        finite = {key: value if math.isfinite(value) else None for key, value in values.items()}
+        line = (json.dumps({"step": step, **finite}) + "\n").encode()
+        size = os.fstat(self._file.fileno()).st_size
+        written = self._file.write(line)
+        if written != len(line):
+            self._file.truncate(size)
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), self._file.name)
+
+    def log_media(self, step: int, media: Sequence[Media]) -> None:
+        """Files stay where they are: in the run folder, by step."""
+
+    def close(self) -> None:
+        self._file.close()
+
+
+class TensorBoardTracker:
+    """Scalars, pictures and moving pictures for `tensorboard --logdir`; entries after the resumed step are purged."""
+
+    def __init__(self, folder: Path, first_step: int) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        self._writer = SummaryWriter(str(folder), purge_step=first_step if first_step > 1 else None)
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        for key, value in values.items():
+            self._writer.add_scalar(key, value, step)
+
+    def log_media(self, step: int, media: Sequence[Media]) -> None:
+        from tensorboard.compat.proto.summary_pb2 import Summary
+
+        for item in media:
+            if item.frames_FHWC is not None and item.fps is not None:
+                # Encoded by us: the writer's own function for clips needs a package that nothing else here does.
+                encoded = encode_gif(item.frames_FHWC, item.fps)
+            else:
+                encoded = item.path.read_bytes()
+            with Image.open(io.BytesIO(encoded)) as image:
+                width, height = image.size
+            picture = Summary.Image(height=height, width=width, colorspace=3, encoded_image_string=encoded)
+            summary = Summary(value=[Summary.Value(tag=item.name, image=picture)])
+            self._writer._get_file_writer().add_summary(summary, step)  # type: ignore[no-untyped-call]
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+def import_tracker(name: str) -> Any:
+    """The package of a tracker; MissingExtra if it, or something that it needs, is not installed."""
+    try:
+        return import_module(name)
+    except ModuleNotFoundError as error:
+        missing = name if error.name == name else f"{error.name}, which {name} needs,"
+        raise MissingExtra(f"run.trackers: {missing}", name) from error
+
+
+def keep_id(folder: Path, tracker: str) -> str:
+    """The id of this run in a tracker: made once and kept with the run."""
+    path = folder / IDS
+    try:
+        ids = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    except ValueError as error:
+        raise RunError(f"{path}: is damaged ({error}); remove it to start a new run in the trackers") from error
+    if tracker not in ids:
+        ids[tracker] = uuid4().hex[:8]
+        write_json(path, ids)
+    return str(ids[tracker])
+
+
+class WandbTracker:
+    """Files are written to `wandb/` in the run folder; steps after the resumed one are drawn over, not deleted."""
+
+    def __init__(self, run: TrackedRun) -> None:
+        self._wandb = import_tracker("wandb")
+        settings = run.settings
+        try:
+            self._run = self._wandb.init(
+                project=settings.project,
+                name=settings.name or run.name,
+                id=keep_id(run.folder, "wandb"),
+                tags=list(settings.tags),
+                config=dict(run.config),
+                dir=str(run.folder.absolute()),
+                mode="offline" if settings.offline else None,
+                resume="allow",
+            )
+        except self._wandb.errors.Error as error:
+            raise RunError(
+                f"run.trackers: wandb does not start ({error}); call `wandb login`, or set run.tracking.offline: true"
+            ) from error
+        # Our own axis: a resumed run may log a step again, which wandb's own counter would refuse.
+        self._run.define_metric("step", hidden=True)
+        self._run.define_metric("*", step_metric="step")
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        self._run.log({"step": step, **values})
+
+    def log_media(self, step: int, media: Sequence[Media]) -> None:
+        self._run.log({"step": step, **{item.name: self._wrap(item) for item in media}})
+
+    def _wrap(self, item: Media) -> Any:
+        if item.fps is None:
+            return self._wandb.Image(str(item.path), caption=item.caption or None)
+        return self._wandb.Video(str(item.path), caption=item.caption or None, format="mp4")
+
+    def close(self) -> None:
+        self._run.finish()
+
+
+class TrackioTracker:
+    """trackio knows runs by their name within a project and keeps them on this machine unless it is told otherwise."""
+
+    def __init__(self, run: TrackedRun) -> None:
+        self._trackio = import_tracker("trackio")
+        settings, name = run.settings, run.settings.name or run.name
+        self._run = self._trackio.init(
+            project=settings.project,
+            # Another run folder may use the same name, so the id is part of it.
+            name=f"{name}-{keep_id(run.folder, 'trackio')}",
+            config={**run.config, "tags": ", ".join(settings.tags)},
+            resume="allow",
+            embed=False,
+            auto_log_cpu=False,
+        )
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        self._trackio.log({key: value for key, value in values.items() if math.isfinite(value)}, step=step)
+
+    def log_media(self, step: int, media: Sequence[Media]) -> None:
+        self._trackio.log({item.name: self._wrap(item) for item in media}, step=step)
+
+    def _wrap(self, item: Media) -> Any:
+        kind = self._trackio.Image if item.fps is None else self._trackio.Video
+        return kind(str(item.path), caption=item.caption or None)
+
+    def close(self) -> None:
+        self._trackio.finish()
+
+
+class LenientTracker:
+    """A tracker that runs out of room loses what it was given, and says so once; training goes on."""
+
+    def __init__(self, name: str, tracker: Tracker) -> None:
+        self._name = name
+        self._tracker = tracker
+        self._has_told = False
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        with self._outlasting(f"step {step}"):
+            self._tracker.log(step, values)
+
+    def log_media(self, step: int, media: Sequence[Media]) -> None:
+        with self._outlasting(f"step {step}"):
+            self._tracker.log_media(step, media)
+
+    def close(self) -> None:
+        with self._outlasting("at the end"):
+            self._tracker.close()
+
+    def _outlasting(self, place: str) -> AbstractContextManager[None]:
+        return outlasting_shortage(f"{place}: nothing more for the tracker '{self._name}'", self._tell)
+
+    def _tell(self, *message: object) -> None:
+        if not self._has_told:
+            _log.error(*message)
+        self._has_told = True
+
+
+def encode_gif(frames_FHWC: NDArray[np.uint8], fps: float) -> bytes:
+    """A clip as an endless moving picture, which is all the motion that TensorBoard shows."""
+    first, *rest = [Image.fromarray(np.ascontiguousarray(frame)) for frame in frames_FHWC]
+    file = io.BytesIO()
+    first.save(file, format="GIF", save_all=True, append_images=rest, duration=round(1000 / fps), loop=0)
+    return file.getvalue()
+
+
+def build_trackers(names: Sequence[str], run: TrackedRun, *, metrics: Path, tensorboard: Path) -> list[Tracker]:
+    """The trackers of a recipe, each once; MissingExtra names the extra of one that is not installed."""
+    build: dict[str, Any] = {
+        "jsonl": lambda: JsonlTracker(metrics),
+        "tensorboard": lambda: TensorBoardTracker(tensorboard, run.first_step),
+        "wandb": lambda: WandbTracker(run),
+        "trackio": lambda: TrackioTracker(run),
+    }
+    trackers: list[Tracker] = []
+    try:
+        for name in dict.fromkeys(names):
+            trackers.append(LenientTracker(name, build[name]()))
+    except BaseException:
+        for tracker in trackers:
+            tracker.close()
+        raise
+    return trackers

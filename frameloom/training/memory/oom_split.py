@@ -1,0 +1,233 @@
+"""Micro-batches that do not fit in memory run in smaller pieces, from the first one that did not fit to the run's end.
+
+The mean of a step is over its samples and every draw is keyed by a sample's slot, so pieces learn what the whole would
+have learnt. The step is begun anew: nothing of it has changed a weight when memory runs out in a pass.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from itertools import pairwise
+from pathlib import Path
+from typing import NoReturn
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from frameloom.core.errors import RunError
+from frameloom.core.files import write_json
+from frameloom.core.logging import get_logger
+from frameloom.data.loading.batch import Batch, Crops, JointImages
+
+_log = get_logger(__name__)
+
+NOTES = "halved"
+"""folder in a run's folder: what a process left behind that could not tell the others"""
+TRY_AGAIN = 75
+"""exit code of a run that goes on when it is started again; EX_TEMPFAIL of sysexits.h"""
+_SIGNS = (
+    "DefaultCPUAllocator",
+    "out of memory",
+    "CUBLAS_STATUS_ALLOC_FAILED",
+    "CUDNN_STATUS_ALLOC_FAILED",
+)
+_ADVICE = (
+    "recompute blocks (train.recompute: true), split the weights (parallel.zero: 3) or the clip (parallel.sequence: 2) "
+    "over processes, move the optimizer's state to the host (optim.offload: true), or make the bucket smaller in data; "
+    "docs/memory.md has them in order"
+)
+Rows = slice | NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Misfit:
+    """So many samples of a bucket did not fit into memory at once."""
+
+    bucket: str
+    size: int
+    reason: str = ""
+
+
+class OutOfRoom(Exception):
+    """A step did not fit on some process; all processes raise it alike, and nothing was changed."""
+
+    def __init__(self, misfits: Sequence[Misfit]) -> None:
+        super().__init__(f"{len(misfits)} passes did not fit in memory")
+        self.misfits = list(misfits)
+
+
+class LoneMisfit(Exception):
+    """Memory ran out inside a pass that other processes wait in, so that they cannot be told."""
+
+    def __init__(self, misfit: Misfit) -> None:
+        super().__init__(misfit.reason)
+        self.misfit = misfit
+
+
+def find_misfit(error: BaseException, piece: Batch) -> Misfit | None:
+    """What did not fit when a pass ended with this error; None if it is about something else."""
+    is_short = isinstance(error, MemoryError | torch.OutOfMemoryError) or any(sign in str(error) for sign in _SIGNS)
+    if not is_short:
+        return None
+    return Misfit(piece.bucket.name, piece.size, str(error).strip().partition("\n")[0][:200] or type(error).__name__)
+
+
+def release_memory(device_type: str) -> None:
+    """Give back what a failed pass has left behind."""
+    gc.collect()
+    if device_type == "cuda":
+        torch.cuda.empty_cache()
+
+
+@dataclass
+class BatchLimits:
+    """The most samples of a bucket that run at once, of those whose micro-batches did not fit; equal on all processes.
+
+    Switched off, the first misfit is an error, and what a checkpoint remembers of others counts for nothing.
+    """
+
+    is_on: bool = True
+    most: dict[str, int] = field(default_factory=dict)
+    remark: str = ""
+    """what else smaller pieces mean to this run, in words"""
+
+    def count_pieces(self, bucket: str, size: int) -> int:
+        return max(1, -(-size // self.most[bucket])) if bucket in self.most else 1
+
+    def halve(self, misfits: Iterable[Misfit], *, step: int) -> None:
+        """Half as many from now on; RunError where it was one already. Step 0 is a rehearsal."""
+        worst: dict[str, Misfit] = {}
+        for misfit in misfits:
+            if misfit.bucket not in worst or misfit.size < worst[misfit.bucket].size:
+                worst[misfit.bucket] = misfit
+        for misfit in worst.values():
+            self._refuse_hopeless(misfit)
+            most = min(math.ceil(misfit.size / 2), self.most.get(misfit.bucket, misfit.size))
+            self.most[misfit.bucket] = most
+            _log.warning(
+                "%s: %d samples of bucket %s do not fit in memory at once; from now on at most %d, gradients add up%s",
+                f"step {step}" if step else "rehearsal",
+                misfit.size,
+                misfit.bucket,
+                most,
+                f"; {self.remark}" if self.remark else "",
+            )
+
+    def _refuse_hopeless(self, misfit: Misfit) -> None:
+        found = f"({misfit.reason})" if misfit.reason else ""
+        if misfit.size <= 1:
+            raise RunError(f"bucket {misfit.bucket}: not even one sample fits in memory {found}; {_ADVICE}")
+        if not self.is_on:
+            text = f"bucket {misfit.bucket}: {misfit.size} samples do not fit in memory at once {found}"
+            raise RunError(f"{text}, and train.halve is false; set it to true, lower the bucket's batch, or {_ADVICE}")
+
+    def tighten(self, found: Mapping[str, int]) -> None:
+        """Take over limits of an earlier start, where they are smaller."""
+        if not self.is_on:
+            return
+        for bucket, most in found.items():
+            self.most[bucket] = min(most, self.most.get(bucket, most))
+
+    def state(self) -> dict[str, int]:
+        return dict(self.most)
+
+    def load(self, state: Mapping[str, int]) -> None:
+        self.most = dict(state) if self.is_on else {}
+
+
+def cut_batch(batch: Batch, num_pieces: int) -> list[Batch]:
+    """Exactly so many pieces, the larger ones first; where samples are fewer, the rest are fillers."""
+    if num_pieces == 1:
+        return [batch]
+    edges = np.cumsum([0, *(len(part) for part in np.array_split(batch.rows, num_pieces))]).tolist()
+    pieces = [
+        replace(take_rows(batch, slice(start, stop)), part=batch.part + start)
+        for start, stop in pairwise(edges)
+        if stop > start
+    ] or [batch]
+    return pieces + [replace(pieces[0], is_filler=True)] * (num_pieces - len(pieces))
+
+
+def take_rows(batch: Batch, rows: Rows) -> Batch:
+    """These samples of a batch; those that are paired with them (see `PairedReader`) come along."""
+    num_rows = len(batch.rows)
+    chosen = np.arange(num_rows)[rows]
+    copies = len(batch.ordinals) // num_rows if num_rows else 1
+    every: Rows = rows if copies == 1 else np.concatenate([chosen + copy * num_rows for copy in range(copies)])
+    places = np.arange(len(batch.ordinals))[every].tolist()
+    return replace(
+        batch,
+        rows=batch.rows[rows],
+        ordinals=batch.ordinals[every],
+        captions=[batch.captions[place] for place in places],
+        pixels_BCFHW=_take(batch.pixels_BCFHW, every),
+        latents=None if batch.latents is None else (batch.latents[0][every], batch.latents[1][every]),
+        text=None if batch.text is None else {name: part[every] for name, part in batch.text.items()},
+        crops=_take_crops(batch.crops, every),
+        images=_take_images(batch.images, rows),
+        control_BCFHW=_take(batch.control_BCFHW, every),
+        bad=[],
+    )
+
+
+def _take(tensor: Tensor | None, rows: Rows) -> Tensor | None:
+    return None if tensor is None else tensor[rows]
+
+
+def _take_crops(crops: Crops | None, rows: Rows) -> Crops | None:
+    if crops is None:
+        return None
+    return Crops(**{part.name: getattr(crops, part.name)[rows] for part in fields(Crops)})
+
+
+def _take_images(images: JointImages | None, rows: Rows) -> JointImages | None:
+    if images is None:
+        return None
+    counts = images.rows_BN.shape
+    text = images.text and {
+        name: torch.unflatten(part, 0, (counts[0], counts[1]))[rows].flatten(0, 1) for name, part in images.text.items()
+    }
+    places = np.arange(counts[0])[rows].tolist()
+    return JointImages(
+        images.pixels_BCNHW[rows], images.rows_BN[rows], [images.captions[place] for place in places], text
+    )
+
+
+def stop_to_halve(found: LoneMisfit, limits: BatchLimits, folder: Path, *, step: int, rank: int) -> NoReturn:
+    """Put the halving down for the next start, which goes on with it, and end this one."""
+    limits.halve([found.misfit], step=step)
+    (folder / NOTES).mkdir(exist_ok=True)
+    write_json(folder / NOTES / f"rank-{rank}.json", {"step": step, "most": limits.state()})
+    misfit = found.misfit
+    error = RunError(
+        f"bucket {misfit.bucket}: {misfit.size} samples do not fit in memory at once ({misfit.reason}), and the "
+        f"processes of this run compute together, so all stop; the next start takes at most "
+        f"{limits.most[misfit.bucket]}: start the same command again, or let frameloom launch --restarts do it"
+    )
+    error.exit_code = TRY_AGAIN
+    raise error from found
+
+
+def stop_short(error: BaseException, *, step: int) -> NoReturn:
+    """Memory ran out where smaller pieces do not help: while weights were moved, averaged or saved."""
+    reason = str(error).strip().partition("\n")[0][:200] or type(error).__name__
+    raise RunError(
+        f"step {step}: memory ran out outside of the passes over a batch ({reason}); {_ADVICE}. Start the same command "
+        "again to go on from the last checkpoint"
+    ) from error
+
+
+def read_notes(folder: Path, *, after_step: int) -> dict[str, int]:
+    """What processes have put down in steps that the checkpoint of `after_step` does not know of."""
+    limits = BatchLimits()
+    for path in sorted((folder / NOTES).glob("rank-*.json")):
+        note = json.loads(path.read_text(encoding="utf-8"))
+        if note["step"] > after_step:
+            limits.tighten(note["most"])
+    return limits.most

@@ -1,0 +1,143 @@
+"""A rehearsal: before the first step the largest micro-batch of each bucket runs forward and backward once.
+
+So memory trouble shows in the first minute, and a bucket that does not fit is halved right there. Nothing remains of
+it: gradients are dropped before an optimizer sees them, draws are keyed, and the order of the data is a function. The
+optimizer's state is in memory already. One clip of a bucket is read and stands for all of its batch.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+
+from frameloom.config.schema.recipe import TrainSection
+from frameloom.core.logging import get_logger
+from frameloom.data.loading.batch import Batch, BatchRequest
+from frameloom.data.loading.loader import read_requests, request_at
+from frameloom.data.order.plan import BatchPlan
+from frameloom.training.feed import Feed
+from frameloom.training.memory.oom_split import cut_batch, take_rows
+from frameloom.training.peers import Peers
+from frameloom.training.step import AnyStepper
+
+_log = get_logger(__name__)
+_NUM_TRIES = 100
+
+
+@dataclass(frozen=True)
+class Rehearsed:
+    """A bucket as it fits; `most` samples at once took so many seconds, and bytes where the device counts them."""
+
+    bucket: str
+    size: int
+    most: int
+    seconds: float
+    peak_bytes: int | None
+
+    def describe(self) -> str:
+        pieces = f", {self.most} at once" if self.most < self.size else ""
+        peak = "" if self.peak_bytes is None else f", at most {self.peak_bytes / 2**30:.1f} GB of memory"
+        return f"rehearsal: bucket {self.bucket}, batch {self.size}{pieces}: {self.seconds:.2f} s{peak}"
+
+
+def is_wanted(settings: TrainSection, device: torch.device) -> bool:
+    return device.type == "cuda" if settings.rehearse == "auto" else settings.rehearse
+
+
+def rehearse(
+    stepper: AnyStepper,
+    feed: Feed,
+    peers: Peers,
+    count_tokens: Callable[[Batch], int],
+    *,
+    epoch: int,
+    accumulate: int,
+) -> list[Rehearsed]:
+    """Try every bucket of an epoch out, the most expensive ones first; all processes do the same."""
+    plan, shares = feed.plan(epoch), feed.shares
+    largest, sizes = _find_largest(plan), np.diff(plan.starts)
+    adds_up = accumulate * shares.num_shares > shares.num_ranks
+    done = []
+    with torch.random.fork_rng(devices=[feed.device] if feed.device.type == "cuda" else []):
+        for batch in _read_largest(feed, plan, largest):
+            # A file may be lost on one machine; nobody may wait there for a process that has nothing to run.
+            if not all(peers.context.all_gather(batch.size > 0)):
+                _log.warning("rehearsal: no clip of bucket %s can be read, so it is left out", batch.bucket.name)
+                continue
+            rows = np.zeros(sizes[largest[batch.bucket.index]], dtype=np.int64)
+            whole = _at_its_largest(take_rows(batch, rows), count_tokens)
+            done.append(_try_bucket(stepper, feed, peers, whole, adds_up=adds_up))
+            _log.info("%s", done[-1].describe())
+    return done
+
+
+def _try_bucket(stepper: AnyStepper, feed: Feed, peers: Peers, batch: Batch, *, adds_up: bool) -> Rehearsed:
+    """Halve until it fits. Where a step has several passes, the second one runs beside the gradients of the first."""
+    limits, name = stepper.limits, batch.bucket.name
+    while True:
+        pieces = cut_batch(batch, limits.count_pieces(name, batch.size))
+        if adds_up and len(pieces) == 1:
+            pieces = pieces * 2
+        peak = _Peak(feed.device)
+        misfits = peers.context.all_gather(stepper.try_out(pieces[:2]))
+        seconds, peak_bytes = peak.stop()
+        found = [misfit for misfit in misfits if misfit is not None]
+        if not found:
+            peaks = [one for one in peers.context.all_gather(peak_bytes) if one is not None]
+            return Rehearsed(name, batch.size, pieces[0].size, seconds, max(peaks, default=None))
+        limits.halve(found, step=0)
+
+
+def _at_its_largest(batch: Batch, count_tokens: Callable[[Batch], int]) -> Batch:
+    """With a number for which an autoencoder does not take the clips for images."""
+    return max((replace(batch, index=number) for number in range(_NUM_TRIES)), key=count_tokens)
+
+
+class _Peak:
+    """Time and the most memory since it was made."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+            torch.cuda.reset_peak_memory_stats(device)
+        self.started = time.perf_counter()
+
+    def stop(self) -> tuple[float, int | None]:
+        if self.device.type != "cuda":
+            return time.perf_counter() - self.started, None
+        torch.cuda.synchronize(self.device)
+        return time.perf_counter() - self.started, torch.cuda.max_memory_allocated(self.device)
+
+
+def _find_largest(plan: BatchPlan) -> dict[int, int]:
+    """The first of the largest micro-batches of each bucket that comes."""
+    order = np.lexsort((-np.diff(plan.starts), plan.buckets))
+    buckets, firsts = np.unique(plan.buckets[order], return_index=True)
+    return dict(zip(buckets.tolist(), order[firsts].tolist(), strict=True))
+
+
+def _read_largest(feed: Feed, plan: BatchPlan, largest: Mapping[int, int]) -> Iterator[Batch]:
+    """One clip of each of these micro-batches; those of most pixels come first."""
+
+    def pixels(bucket: int) -> int:
+        index = largest[bucket]
+        return feed.policy.buckets[bucket].num_pixels * int(plan.starts[index + 1] - plan.starts[index])
+
+    order = sorted(largest, key=lambda bucket: (-pixels(bucket), bucket))
+    return read_requests(
+        (_cut_to_one(request_at(plan, largest[bucket])) for bucket in order),
+        feed.reader,
+        workers=min(feed.workers, 1),
+        timeout_s=feed.timeout_s,
+        quarantine=feed.bad_clips.quarantine,
+    )
+
+
+def _cut_to_one(request: BatchRequest) -> BatchRequest:
+    spares = None if request.spares is None else request.spares[:1]
+    return replace(request, rows=request.rows[:1], ordinals=request.ordinals[:1], spares=spares)

@@ -1,0 +1,313 @@
+"""The optimizer, its state as plain named tensors, and gradient clipping.
+
+State is addressed by parameter name ("exp_avg.blocks.0.weight"), never by position, so a checkpoint is a flat table of
+tensors that survives a reordering of the model's parameters. What an optimizer counts for all parameters together has
+a name without a dot ("step").
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from torch.optim import AdamW, Optimizer
+
+from frameloom.config.schema.optim import OWN_BETAS
+from frameloom.core.errors import CheckpointError, ConfigError
+from frameloom.core.logging import get_logger
+from frameloom.training.optim.groups import NamedParameters, RateGroup, group_parameters
+from frameloom.training.optim.kinds import KINDS, Settings
+
+log = get_logger(__name__)
+
+# Kept in the groups by the optimizers of pytorch-optimizer; equal in all groups, which step together.
+GROUP_STATE = ("step", "d", "d_max", "d_numerator")
+# Computed anew in every step before it is used, or a constant table.
+_NOT_SAVED = frozenset({"RMS", "qmap1", "qmap2"})
+
+
+def build_optimizer(
+    named_parameters: NamedParameters,
+    *,
+    name: str = "adamw",
+    lr: float,
+    betas: tuple[float, ...] | None = None,
+    eps: float = 1e-8,
+    weight_decay: float = 1e-2,
+    no_decay: bool = True,
+    rates: Sequence[RateGroup] = (),
+    hidden: Collection[str] = (),
+) -> Optimizer:
+    """An optimizer over the parameters that train; `betas` None are the optimizer's own.
+
+    `no_decay` spares vectors and scalars, that is biases and norm scales, from weight decay. Published recipes of
+    Open-Sora-Plan decay everything: they need False. `rates` are learning rates and decays of parts of the model.
+    `hidden` names the matrices inside its blocks, for muon.
+    """
+    if name not in KINDS:
+        raise ConfigError(f"optimizer '{name}' is unknown; choose one of {', '.join(KINDS)}")
+    groups = group_parameters(named_parameters, lr=lr, weight_decay=weight_decay, no_decay=no_decay, rates=rates)
+    if not groups:
+        raise ConfigError("no parameter trains; let optim.trainable name, or optim.frozen leave, a part of the model")
+    return KINDS[name](groups, Settings(lr=lr, betas=betas or OWN_BETAS[name], eps=eps, hidden=hidden))
+
+
+@torch.no_grad()
+def allocate_state(optimizer: Optimizer) -> None:
+    """Give every parameter its state as it is before the first step, so that a checkpoint can be read into it.
+
+    Weights, gradients, and state that is there already stay as they are.
+    """
+    params = params_by_name(optimizer)
+    empty = [params[name] for name in trained_names(optimizer) if params[name] not in optimizer.state]
+    if not empty:
+        return
+    with _zero_gradients(optimizer, empty):
+        if hasattr(optimizer, "init_group"):  # pytorch-optimizer
+            for group in optimizer.param_groups:
+                optimizer.init_group(group, beta1=group.get("betas", (None,))[0])
+        elif hasattr(optimizer, "init_state"):  # bitsandbytes
+            for group_index, group in enumerate(optimizer.param_groups):
+                for index, param in enumerate(group["params"]):
+                    if param.grad is not None:
+                        optimizer.init_state(group, param, group_index, index)
+        else:
+            _take_empty_step(optimizer)
+            for param in empty:
+                optimizer.state[param]["step"].zero_()
+
+
+def _take_empty_step(optimizer: Optimizer) -> None:
+    """Optimizers of torch make their state in the first step only: take one at rate zero, which moves nothing."""
+    rates = [group["lr"] for group in optimizer.param_groups]
+    for group in optimizer.param_groups:
+        group["lr"] = 0.0
+    optimizer.step()
+    for group, rate in zip(optimizer.param_groups, rates, strict=True):
+        group["lr"] = rate
+
+
+@contextmanager
+def _zero_gradients(optimizer: Optimizer, chosen: Iterable[nn.Parameter]) -> Iterator[None]:
+    """Inside the block `chosen` have gradients of zero and other parameters none."""
+    params = [param for group in optimizer.param_groups for param in group["params"]]
+    grads = [param.grad for param in params]
+    for param in params:
+        param.grad = None
+    for param in chosen:
+        param.grad = torch.zeros_like(param)
+    try:
+        yield
+    finally:
+        for param, grad in zip(params, grads, strict=True):
+            param.grad = grad
+
+
+def optimizer_tensors(optimizer: Optimizer, names: Iterable[str]) -> dict[str, Tensor]:
+    """The state of the named parameters as "<state>.<parameter name>" -> tensor, step counters included.
+
+    Tensors are not copied, plain numbers become tensors. Parameters that have not taken a step yet have none. The
+    optimizer must be one of `build_optimizer`, which remembers the names.
+    """
+    params = params_by_name(optimizer)
+    common = {key: _as_tensor(value) for key, value in _group_state(optimizer.param_groups[0]).items()}
+    return common | {
+        f"{key}.{name}": _as_tensor(value)
+        for name in names
+        if params[name] in optimizer.state
+        for key, value in optimizer.state[params[name]].items()
+        if key not in _NOT_SAVED
+    }
+
+
+@torch.no_grad()
+def load_optimizer_tensors(optimizer: Optimizer, names: Iterable[str], tensors: Mapping[str, Tensor]) -> None:
+    """Restore what `optimizer_tensors` gave; learning rates and other settings stay as the recipe has them.
+
+    State is filled in place (sharded tensors take sharded tensors). Tensors that do not fit are refused before
+    anything is changed.
+    """
+    known = params_by_name(optimizer)
+    params = {name: known[name] for name in names}
+    allocate_state(optimizer)
+    common = {key: tensor for key, tensor in tensors.items() if "." not in key}
+    by_param = _split_names({key: tensor for key, tensor in tensors.items() if "." in key}, params)
+    _refuse_other_keys(set(_group_state(optimizer.param_groups[0])), set(common), "all parameters")
+    for name, state in by_param.items():
+        _refuse_other_state(optimizer.state[params[name]], state, name)
+    fresh = [name for name in params if name not in by_param]
+    if fresh:
+        # A parameter that never had a gradient has no state; one that was frozen before has none either.
+        log.warning(
+            "%d of %d parameters start with fresh optimizer state, first: %s", len(fresh), len(params), fresh[0]
+        )
+    for name, param in params.items():
+        if name in by_param:
+            _fill(optimizer.state[param], by_param[name])
+        else:
+            optimizer.state.pop(param, None)
+    for group in optimizer.param_groups:
+        _fill(group, {key: tensor for key, tensor in common.items() if key in group})
+
+
+def trained_names(optimizer: Optimizer) -> list[str]:
+    """Names of the parameters that an optimizer of `build_optimizer` keeps state of.
+
+    Where several processes split it, `own_names` are those of this process.
+    """
+    own = getattr(optimizer, "own_names", None)
+    return [name for name in params_by_name(optimizer) if own is None or name in own]
+
+
+def params_by_name(optimizer: Optimizer) -> dict[str, nn.Parameter]:
+    """All parameters that an optimizer of `build_optimizer` was given."""
+    return {
+        name: param
+        for group in optimizer.param_groups
+        for name, param in zip(group["param_names"], group["params"], strict=True)
+    }
+
+
+def _group_state(group: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: group[key] for key in GROUP_STATE if key in group}
+
+
+def _as_tensor(value: Any) -> Tensor:
+    if isinstance(value, Tensor):
+        return value
+    return torch.tensor(value, dtype=torch.float64 if isinstance(value, float) else torch.int64)
+
+
+def _fill(state: dict[str, Any], tensors: Mapping[str, Tensor]) -> None:
+    for key, tensor in tensors.items():
+        if isinstance(state[key], Tensor):
+            state[key].copy_(tensor)
+        else:
+            state[key] = type(state[key])(tensor.item())
+
+
+def _split_names(tensors: Mapping[str, Tensor], params: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
+    """Tensors by parameter name, then by kind of state; names that do not fit are an error."""
+    by_param: dict[str, dict[str, Tensor]] = {}
+    for flat, tensor in tensors.items():
+        key, _, name = flat.partition(".")
+        if name not in params:
+            raise CheckpointError(
+                f"optimizer: the checkpoint has '{flat}', but no parameter '{name}' trains; "
+                "resume with the recipe of the checkpoint, or start with fresh optimizer state"
+            )
+        by_param.setdefault(name, {})[key] = tensor
+    return by_param
+
+
+def _refuse_other_state(own: Mapping[str, Any], given: Mapping[str, Tensor], name: str) -> None:
+    _refuse_other_keys(set(own) - _NOT_SAVED, set(given), f"'{name}'")
+    for key, tensor in given.items():
+        wanted = _as_tensor(own[key]).shape
+        if tensor.shape != wanted:
+            raise CheckpointError(
+                f"optimizer: '{key}.{name}' is {tuple(tensor.shape)} in the checkpoint, {tuple(wanted)} in the "
+                "optimizer; resume with the recipe of the checkpoint"
+            )
+
+
+def _refuse_other_keys(own: set[str], given: set[str], what: str) -> None:
+    if extra := sorted(given - own):
+        raise CheckpointError(
+            f"optimizer: the checkpoint has {', '.join(extra)} for {what}, which this optimizer does not keep; it was "
+            "made by another one: put optim.name back, or start a new run with --name"
+        )
+    if lost := sorted(own - given):
+        raise CheckpointError(
+            f"optimizer: the checkpoint has no {', '.join(lost)} for {what}; use another checkpoint, or put optim.name "
+            "back if it was changed"
+        )
+
+
+# Numbers of a gradient whose product with themselves is taken at a time.
+_NORM_PIECE = 1 << 18
+
+
+def measure_gradients(params: Iterable[nn.Parameter]) -> Tensor:
+    """The joint 2-norm of all gradients, on their device."""
+    grads = [param.grad for param in params if param.grad is not None]
+    if not grads:
+        return torch.zeros(())
+    is_sharded, is_on_host = isinstance(grads[0], DTensor), grads[0].device.type == "cpu"
+    if is_on_host and not is_sharded and {grad.dtype for grad in grads} == {torch.float32}:
+        return _measure_in_pieces(grads)
+    norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(grads)))
+    # Each process has the norm of its shard; the sum over all of them is one small collective.
+    return norm.full_tensor() if isinstance(norm, DTensor) else norm
+
+
+def _measure_in_pieces(grads: Sequence[Tensor]) -> Tensor:
+    """Sums the products of short pieces: of 25 million squares at once MKL on an AMD loses one in three thousand."""
+    vectors = [grad for grad in grads if grad.ndim == 1]
+    flat = [grad.flatten() for grad in grads if grad.ndim != 1]
+    if vectors:
+        flat.append(torch.cat(vectors))
+    parts = [part for one in flat for part in (torch.split(one, _NORM_PIECE) if len(one) > _NORM_PIECE else (one,))]
+    return torch.stack([torch.dot(part, part) for part in parts]).sum().sqrt()
+
+
+_CLIP_EPS = 1e-6  # what torch adds to the norm before it divides
+
+
+@torch.no_grad()
+def clip_within_step(
+    optimizer: Optimizer, max_norm: float | Callable[[float], float] | None, *, scale: float = 1.0
+) -> Tensor:
+    """`clip_gradients` of an optimizer's parameters; where its step can scale gradients itself, it will.
+
+    That saves a pass over all gradients. The gradients themselves then stay as they are.
+    """
+    params = [param for group in optimizer.param_groups for param in group["params"]]
+    if not _scales_gradients(optimizer):
+        return clip_gradients(params, max_norm, scale=scale)
+    norm = measure_gradients(params)
+    if scale != 1:
+        norm = norm / scale
+    optimizer.grad_scale = None  # type: ignore[attr-defined]
+    limit = max_norm(float(norm)) if callable(max_norm) else max_norm
+    # Where nothing is clipped, and the number is at hand, dividing by 1 is left out.
+    if scale == 1 and (limit is None or (norm.device.type == "cpu" and float(norm) + _CLIP_EPS <= limit)):
+        return norm
+    excess = torch.ones_like(norm) if limit is None else ((norm + _CLIP_EPS) / limit).clamp_min(1.0)
+    optimizer.grad_scale = excess * scale  # type: ignore[attr-defined]
+    return norm
+
+
+def _scales_gradients(optimizer: Optimizer) -> bool:
+    """Fused AdamW divides gradients by its `grad_scale`; sharded ones have no kernel that does."""
+    groups = optimizer.param_groups
+    is_fused = isinstance(optimizer, AdamW) and all(group["fused"] for group in groups)
+    return is_fused and not any(isinstance(group["params"][0], DTensor) for group in groups)
+
+
+@torch.no_grad()
+def clip_gradients(
+    params: Iterable[nn.Parameter], max_norm: float | Callable[[float], float] | None, *, scale: float = 1.0
+) -> Tensor:
+    """Scale all gradients so that their joint 2-norm is at most `max_norm`; None only measures.
+
+    `max_norm` may be a rule that gives the limit for a norm, which makes the host wait for it. Gradients of a loss that
+    was multiplied by `scale` are divided by it first.
+
+    Returns the norm before clipping, on the device: reading it is what makes the host wait, so read it seldom. A norm
+    that is not finite makes the gradients not finite.
+    """
+    with_grad = [param for param in params if param.grad is not None]
+    if scale != 1:
+        torch._foreach_mul_([param.grad for param in with_grad if param.grad is not None], 1 / scale)
+    norm = measure_gradients(with_grad)
+    if callable(max_norm):
+        max_norm = max_norm(float(norm))
+    # On the CPU the norm is at hand, and a pass over all gradients that multiplies them by 1 can be left out.
+    if max_norm is not None and not (norm.device.type == "cpu" and norm + _CLIP_EPS <= max_norm):
+        nn.utils.clip_grads_with_norm_(with_grad, max_norm, norm)
+    return norm

@@ -1,0 +1,103 @@
+"""Start the run again that made an export, a file or a run folder, from what these carry."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from frameloom.builders.data import read_manifest
+from frameloom.builders.published import parse_table
+from frameloom.config.loading.recipe import load_recipe, recipe_from_dict
+from frameloom.config.loading.render import render_yaml
+from frameloom.config.rules.check import check_files
+from frameloom.config.schema.recipe import Recipe
+from frameloom.core.errors import CheckpointError, ConfigError, FrameloomError
+from frameloom.core.files import write_text
+from frameloom.interop.export.model_card import CARD, FORMAT, NOTE, read_card
+from frameloom.training.run.folder import versions
+from frameloom.weights.safetensors_file import open_safetensors
+
+__all__ = ["Replay", "find_changes", "read_replay", "write_recipe"]
+
+
+@dataclass(frozen=True)
+class Replay:
+    """The recipe of a run that was, with its name changed so that it gets a folder of its own."""
+
+    recipe: Recipe
+    step: int
+    fingerprint: str
+    versions: dict[str, str]
+
+
+def read_replay(path: Path, overrides: Sequence[str] = (), *, name: str | None = None) -> Replay:
+    """From an export's folder, a .safetensors file of one, or a run folder."""
+    table = _read_table(path)
+    if table.get("format") != FORMAT or not isinstance(table.get("recipe"), dict):
+        raise CheckpointError(f"{path}: its card has format {table.get('format')!r}; this version reads {FORMAT}")
+    recipe = recipe_from_dict(table["recipe"], name=str(path))
+    chosen = f"{recipe.name[:73]}-replay" if name is None else name
+    recipe = recipe_from_dict({**table["recipe"], "name": chosen}, name="--name")
+    if overrides:
+        recipe = _override(recipe, overrides)
+    data: Any = table.get("data", {})
+    return Replay(recipe, int(table.get("step", 0)), str(data.get("fingerprint", "")), dict(table["trained_with"]))
+
+
+def _override(recipe: Recipe, overrides: Sequence[str]) -> Recipe:
+    from tempfile import TemporaryDirectory
+
+    with TemporaryDirectory() as folder:
+        file = Path(folder) / "replay.yaml"
+        file.write_text(render_yaml(recipe), encoding="utf-8")
+        return load_recipe(file, overrides)
+
+
+def _read_table(path: Path) -> dict[str, Any]:
+    if path.is_file() and path.suffix == ".safetensors":
+        note = open_safetensors(path).metadata.get(NOTE)
+        if note is None:
+            raise CheckpointError(f"{path}: carries no card; name a file that `frameloom export` wrote")
+        return parse_table(note, where=f"{path}: its note {NOTE}")
+    if (path / CARD).is_file():
+        return read_card(path)
+    if (path / "recipe.yaml").is_file():
+        return _read_run(path)
+    raise CheckpointError(
+        f"{path}: holds neither {CARD} nor recipe.yaml; name a folder or a file of `frameloom export`, or a run folder"
+    )
+
+
+def _read_run(path: Path) -> dict[str, Any]:
+    from frameloom.builders.run_weights import open_run
+
+    run = open_run(path)
+    facts = {"fingerprint": run.state.get("manifest", "")}
+    recipe = run.recipe.model_dump(mode="json")
+    return {"format": FORMAT, "recipe": recipe, "step": run.step, "data": facts, "trained_with": run.state["versions"]}
+
+
+def find_changes(replay: Replay) -> list[str]:
+    """What is not as it was: data, files and versions; an empty list promises the same numbers on the same machine."""
+    changes = []
+    try:
+        check_files(replay.recipe)
+        if (found := read_manifest(replay.recipe).fingerprint) != replay.fingerprint:
+            changes.append(f"the data has changed: its fingerprint is {found[:12]}, it was {replay.fingerprint[:12]}")
+    except FrameloomError as error:
+        changes += error.problems if isinstance(error, ConfigError) else [str(error)]
+    now = versions()
+    return changes + [
+        f"{name} is {now.get(name)}, it was {version}"
+        for name, version in replay.versions.items()
+        if now.get(name) != version
+    ]
+
+
+def write_recipe(replay: Replay, out: Path) -> None:
+    """The recipe as a file; one that is there is left alone."""
+    if out.exists():
+        raise ConfigError(f"{out}: is there already; choose another name with --out")
+    write_text(out, render_yaml(replay.recipe))

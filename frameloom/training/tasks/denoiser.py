@@ -1,0 +1,244 @@
+"""Task `denoiser`: predict what the objective asks for, from noisy latents and captions.
+
+Shape letters: B batch, C channels, F frames, H height, W width, N clips, L noise levels.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import torch
+from torch import Tensor, nn
+
+from frameloom.builders.denoiser import LoadedDenoiser
+from frameloom.builders.text import TextPipeline
+from frameloom.data.loading.batch import Batch
+from frameloom.data.media.transforms import to_unit_range
+from frameloom.diffusion.level_profile import band_levels, band_shares
+from frameloom.diffusion.objective import Noised, Objective
+from frameloom.models.denoisers.conditions import Conditions
+from frameloom.models.layers.dropout import DropoutSeeds, has_dropout
+from frameloom.models.text.base import TextStates
+from frameloom.models.text.scaling import TextScaling
+from frameloom.models.vaes.base import VideoVAE
+from frameloom.training.tasks.conditions import ConditionMaker, image_ordinals, join_images, split_images
+from frameloom.training.tasks.noising import draw_normal, draw_seeds, draw_uniform, finish_noise
+from frameloom.training.tasks.text_table import KnownText
+
+# Enough for shares to a thousandth, and a multiple of the number of levels of a DDPM.
+_SHARE_DRAWS = 20_000
+
+
+@dataclass
+class DenoiserTask:
+    """`vae` and `text` are frozen; a batch that brings cached latents or text states does not call them.
+
+    `scaling` is applied to text states from wherever they come, the null text included. With `independent_dropout`
+    each text encoder's part of a caption is dropped by a draw of its own. `num_levels` noise levels are validated.
+    `half` is the number format of the denoiser's weights where it is not fp32: then validation runs in it, too.
+    """
+
+    denoiser: LoadedDenoiser
+    vae: VideoVAE
+    text: TextPipeline
+    objective: Objective
+    null_text: TextStates
+    scaling: TextScaling | None
+    conditions: ConditionMaker
+    caption_dropout: float
+    independent_dropout: bool
+    seed: int
+    device: torch.device
+    num_levels: int = 8
+    half: torch.dtype | None = None
+    trains_text: bool = False
+    """then the states of the empty caption change from step to step, and are encoded each time"""
+    known: KnownText | None = None
+    """scaled states of captions whose encoders are dropped together"""
+
+    @property
+    def model(self) -> nn.Module:
+        return self.denoiser.model
+
+    @cached_property
+    def _drops(self) -> bool:
+        return has_dropout(self.model)
+
+    def losses(self, batch: Batch) -> tuple[Tensor, Mapping[str, Tensor]]:
+        return self._losses(batch, self.seed, self.caption_dropout), {}
+
+    def validate(self, batches: Sequence[Batch]) -> dict[str, float]:
+        """Losses on held-out clips at fixed noise levels, with the same noise each time: the numbers compare."""
+        losses, shares = [], []
+        with torch.no_grad(), torch.autocast(self.device.type, self.half, enabled=self.half is not None):
+            for batch in batches:
+                loss_BL, share_L = self._judge(batch, self.seed + 1)
+                losses.append(loss_BL)
+                shares.append(share_L.expand_as(loss_BL))
+        return summarize_levels(torch.cat(losses).cpu(), torch.cat(shares))
+
+    def draw_pictures(self, batches: Sequence[Batch]) -> dict[str, Tensor]:
+        """None: what a denoiser draws is asked for by prompts (validation.samples)."""
+        return {}
+
+    def count_tokens(self, batch: Batch) -> int:
+        """Denoiser tokens of a micro-batch, text not counted."""
+        bucket = batch.bucket
+        frames = self.vae.latent_frames(bucket.frames)
+        _, height_stride, width_stride = self.vae.strides
+        cells = (frames, bucket.height // height_stride, bucket.width // width_stride)
+        return len(batch.rows) * self.denoiser.family.num_tokens(self.denoiser.config, cells)
+
+    def _losses(self, batch: Batch, seed: int, dropout: float) -> Tensor:
+        latent_BCFHW, plain_BCFHW = self._latent_and_noise(batch, seed)
+        drawn = finish_noise(self.objective.noise, plain_BCFHW, seed, batch, self.device)
+        noised = self.objective.add_noise(latent_BCFHW, drawn.noise_BCFHW, drawn.draw_B, drawn.perturbation_BCFHW)
+        text = self._text(batch.text, batch.captions, batch, seed, dropout)
+        given = self.conditions.make(batch, seed, self._image_text(batch, seed, dropout))
+        if self._drops:
+            given = replace(given, dropout=DropoutSeeds(draw_seeds(seed, "model dropout", batch)))
+        return self._loss_of(noised, text, given)
+
+    def _judge(self, batch: Batch, seed: int) -> tuple[Tensor, Tensor]:
+        """Losses [B, L] at all levels of the grid, with plain noise, and the part of training's draws near each."""
+        latent_BCFHW, noise_BCFHW = self._latent_and_noise(batch, seed)
+        text = self._text(batch.text, batch.captions, batch, seed, dropout=0.0)
+        given = self.conditions.make(batch, seed, self._image_text(batch, seed, dropout=0.0))
+        losses = []
+        for place in self.objective.place_at(band_levels(self.num_levels)):
+            place_B = place.to(self.device).expand(len(latent_BCFHW))
+            losses.append(self._loss_of(self.objective.add_noise_at(latent_BCFHW, noise_BCFHW, place_B), text, given))
+        share_L = band_shares(self.objective, latent_BCFHW, self.num_levels, num_draws=_SHARE_DRAWS)
+        return torch.stack(losses, dim=1), share_L
+
+    def _loss_of(self, noised: Noised, text: TextStates, given: Conditions) -> Tensor:
+        prediction = self.denoiser.family.denoise(self.model, noised.noisy_BCFHW, noised.timestep_B, text, given)
+        return self.objective.loss_B(prediction, noised, given.cells_BFHW)
+
+    def _latent_and_noise(self, batch: Batch, seed: int) -> tuple[Tensor, Tensor]:
+        mean_BCFHW, std_BCFHW = self._moments(batch)
+        # Both from one stream per sample: setting a generator up costs as much as drawing a small clip.
+        drawn = draw_normal(seed, "noise", batch, (2, *mean_BCFHW.shape[1:]), self.device)
+        noise_BCFHW, epsilon_BCFHW = drawn.unbind(1)
+        return self.vae.normalize(torch.addcmul(mean_BCFHW, std_BCFHW, epsilon_BCFHW)), noise_BCFHW
+
+    def _moments(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Mean and standard deviation of the latents, not normalised."""
+        if batch.latents is not None:
+            mean, std = (part.to(self.device, torch.float32) for part in batch.latents)
+            return mean, std
+        assert batch.pixels_BCFHW is not None
+        clip = self._encode(batch.pixels_BCFHW)
+        if batch.images is None:
+            return clip
+        return join_images(clip, self._encode(split_images(batch.images.pixels_BCNHW)))
+
+    def _encode(self, pixels_BCFHW: Tensor) -> tuple[Tensor, Tensor]:
+        with torch.no_grad(), torch.autocast(self.device.type, enabled=False):
+            moments = self.vae.encode(to_unit_range(pixels_BCFHW.to(self.device)))
+        return moments.mean_BCFHW, torch.exp(0.5 * moments.logvar_BCFHW)
+
+    def _image_text(self, batch: Batch, seed: int, dropout: float) -> TextStates | None:
+        """Captions of the images beside clips, each with a slot of its own for its dropout."""
+        if batch.images is None:
+            return None
+        slots = replace(batch, ordinals=image_ordinals(batch))
+        captions = [caption for beside in batch.images.captions for caption in beside]
+        return self._text(batch.images.text, captions, slots, seed, dropout)
+
+    def _text(
+        self, cached: Mapping[str, Tensor] | None, captions: list[str], slots: Batch, seed: int, dropout: float
+    ) -> TextStates:
+        dropped_BE = self._draw_dropped(slots, seed, dropout) if dropout > 0 else None
+        if self.known is not None:
+            known = self.known.pick(captions, None if dropped_BE is None else dropped_BE[:, 0])
+            if known is not None:
+                return known
+        if cached is not None:
+            states = TextStates(**{name: part.to(self.device) for name, part in cached.items()})
+        else:
+            states = self.text.encode(captions).to(self.device)
+        if dropped_BE is not None:
+            null = self.text.encode([""]).to(self.device) if self.trains_text else self.null_text
+            states = self.text.drop(states, null, dropped_BE.to(self.device))
+        return states if self.scaling is None else self.scaling.apply(states)
+
+    def _draw_dropped(self, slots: Batch, seed: int, dropout: float) -> Tensor:
+        """[B, text encoders], on the host: true where a caption is replaced by the empty one."""
+        count = self.text.num_encoders
+        if not self.independent_dropout:
+            return (draw_uniform(seed, "caption dropout", slots) < dropout)[:, None].expand(-1, count)
+        drawn = [draw_uniform(seed, f"caption dropout {index}", slots) for index in range(count)]
+        return torch.stack(drawn, dim=1) < dropout
+
+
+@dataclass(frozen=True)
+class WrappedTask:
+    """All that it does not change is up to `inner`."""
+
+    inner: DenoiserTask
+
+    @property
+    def model(self) -> nn.Module:
+        return self.inner.model
+
+    def losses(self, batch: Batch) -> tuple[Tensor, Mapping[str, Tensor]]:
+        return self.inner.losses(batch)
+
+    def validate(self, batches: Sequence[Batch]) -> dict[str, float]:
+        return self.inner.validate(batches)
+
+    def count_tokens(self, batch: Batch) -> int:
+        return self.inner.count_tokens(batch)
+
+    def draw_pictures(self, batches: Sequence[Batch]) -> dict[str, Tensor]:
+        return self.inner.draw_pictures(batches)
+
+
+def unwrap(task: object) -> DenoiserTask:
+    found = task.inner if isinstance(task, WrappedTask) else task
+    assert isinstance(found, DenoiserTask)
+    return found
+
+
+_Z95 = 1.959964
+
+
+def summarize_levels(loss_NL: Tensor, share_NL: Tensor) -> dict[str, float]:
+    """The loss under the training law, and that of each band of the noise level, each with its 95% interval.
+
+    `share` is the part of the law's draws in each band. "_ci95" is half the width of the interval, from the spread
+    between clips; noise and levels are the same at every call, so two models differ by themselves alone.
+    """
+    loss_NL, share_NL = loss_NL.double(), share_NL.double()
+    num_levels = loss_NL.shape[1]
+    # A band that the law never reaches may have a loss that is not finite.
+    reached_NL = torch.where(share_NL > 0, loss_NL * share_NL, 0.0)
+    values = {"validation_loss": reached_NL.sum(dim=1)}
+    for band in range(num_levels):
+        values[f"loss_{band / num_levels:.2f}-{(band + 1) / num_levels:.2f}"] = loss_NL[:, band]
+    numbers = {}
+    for name, loss_N in values.items():
+        numbers[name] = float(loss_N.mean())
+        if len(loss_N) > 1:
+            numbers[f"{name}_ci95"] = half_width(loss_N)
+    return numbers
+
+
+def half_width(value_N: Tensor) -> float:
+    """Half of the 95% interval of a mean, for two values or more."""
+    return student95(len(value_N) - 1) * float(value_N.double().std()) / math.sqrt(len(value_N))
+
+
+def student95(freedom: int) -> float:
+    """The 97.5% quantile of Student's law; exact for 1 and 2, else within 1% (Hill 1970's expansion)."""
+    if freedom <= 2:
+        return (12.7062, 4.3027)[freedom - 1]
+    z = _Z95
+    first = (z**3 + z) / 4
+    second = (5 * z**5 + 16 * z**3 + 3 * z) / 96
+    third = (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384
+    return z + first / freedom + second / freedom**2 + third / freedom**3

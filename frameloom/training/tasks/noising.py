@@ -1,0 +1,80 @@
+"""The noise of training samples: keyed draws, stratified levels, offsets and perturbations.
+
+Shape letters: B batch, C channels, F frames, H height, W width.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from frameloom.core.random import bits_at, key, numpy_stream, uniform_at
+from frameloom.data.loading.batch import Batch
+from frameloom.diffusion.objective import NoiseSettings, offset_noise
+from frameloom.diffusion.timesteps import stratify
+
+
+class SampleNoise(NamedTuple):
+    """`draw_B` chooses the noise level; `perturbation` is in the noisy latent and not in the target."""
+
+    draw_B: Tensor
+    noise_BCFHW: Tensor
+    perturbation_BCFHW: Tensor | None
+
+
+def finish_noise(
+    settings: NoiseSettings, noise_BCFHW: Tensor, seed: int, batch: Batch, device: torch.device
+) -> SampleNoise:
+    """What `settings` make of plain noise."""
+    num_channels = noise_BCFHW.shape[1] if settings.offset_per == "channel" else 1
+    perturbation = None
+    if settings.perturbation:
+        shape = tuple(noise_BCFHW.shape[1:])
+        perturbation = settings.perturbation * draw_normal(seed, "input perturbation", batch, shape, device)
+    if settings.offset:
+        offset_BC = draw_normal(seed, "noise offset", batch, (num_channels,), device)
+        noise_BCFHW = offset_noise(noise_BCFHW, offset_BC, settings.offset)
+    return SampleNoise(draw_levels(seed, batch, settings.num_strata).to(device), noise_BCFHW, perturbation)
+
+
+def draw_levels(seed: int, batch: Batch, num_strata: int = 1) -> Tensor:
+    """A uniform number per sample, on the host. Of `num_strata` slots that follow each other, each has its own part.
+
+    A slot counts the samples of an epoch over all processes, so the numbers do not depend on how a step is split.
+    """
+    drawn_B = draw_uniform(seed, "timestep", batch)
+    if num_strata == 1:
+        return drawn_B
+    stratum_B = np.empty(len(batch.ordinals), dtype=np.int64)
+    groups = batch.ordinals // num_strata
+    for group in np.unique(groups).tolist():
+        # A shuffled order: where in a step a sample stands must not tell its noise level.
+        order = numpy_stream(seed, "timestep strata", batch.epoch, group).permutation(num_strata)
+        inside = groups == group
+        stratum_B[inside] = order[batch.ordinals[inside] % num_strata]
+    return stratify(drawn_B, torch.from_numpy(stratum_B), num_strata)
+
+
+def draw_normal(seed: int, purpose: str, batch: Batch, shape_CFHW: tuple[int, ...], device: torch.device) -> Tensor:
+    """Standard normal numbers of shape B + `shape_CFHW`, each sample's from a stream of its own."""
+    drawn_BCFHW = torch.empty((len(batch.ordinals), *shape_CFHW), device=device)
+    generator = torch.Generator(device)
+    # torch takes signed 64-bit seeds.
+    seeds_B = draw_seeds(seed, purpose, batch) >> np.uint64(1)
+    for sample, sample_seed in zip(drawn_BCFHW.unbind(), seeds_B.tolist(), strict=True):
+        sample.normal_(generator=generator.manual_seed(sample_seed))
+    return drawn_BCFHW
+
+
+def draw_seeds(seed: int, purpose: str, batch: Batch) -> NDArray[np.uint64]:
+    """64 random bits per sample; all samples at once, since a digest for each costs a fifth of the drawing of noise."""
+    return bits_at(key(seed, purpose, batch.epoch), batch.ordinals)
+
+
+def draw_uniform(seed: int, purpose: str, batch: Batch) -> Tensor:
+    """One number in [0, 1) per sample, on the host, in double precision; all samples at once."""
+    return torch.from_numpy(uniform_at(key(seed, purpose, batch.epoch), batch.ordinals))

@@ -1,0 +1,183 @@
+"""Every mode of every family writes a playable file of the asked size and length, and keeps what it was given."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from frameloom.core.errors import ConfigError, DataError
+from frameloom.core.random import stream
+from frameloom.data.media.decode import probe_clip, read_image
+from frameloom.data.media.transforms import to_uint8, to_unit_range
+from frameloom.distributed.ranks import Ranks
+from frameloom.sampling.given import choose_known_frames, read_given
+from frameloom.sampling.jobs import check_requests, make_first_frames, sample_many
+from frameloom.sampling.outputs import read_frames
+from frameloom.sampling.pipeline import Request, Sampler, encode_prompts, generate, prepare_batch, solve
+from frameloom.sampling.ranks import RankGroup
+from tests.sampling.conftest import INPAINT, MODELS, Files, Load
+
+PROMPT = "a yellow square moves right"
+ALONE = RankGroup(Ranks())
+GIVEN = {
+    "image": {"head": "picture"},
+    "last": {"tail": "other"},
+    "both": {"head": "picture", "tail": "other"},
+    "continue": {"video": "clip"},
+}
+CASES = [(name, mode) for name in INPAINT for mode in (*GIVEN, "inpaint")]
+
+
+def make(
+    sampler: Sampler, files: Files | None = None, *, seed: int = 1, settings: Any = None, **given: str
+) -> np.ndarray:
+    media = {name: getattr(files, value) for name, value in given.items()}
+    (result,) = generate(sampler, [Request(PROMPT, seed, **media, settings=settings)])
+    return result.frames_FHWC
+
+
+def write(sampler: Sampler, out: Path, files: Files, **given: str) -> Path:
+    media = {name: getattr(files, value) for name, value in given.items()}
+    (path,) = sample_many(sampler, [Request(PROMPT, 1, **media)], out, ALONE)
+    return path
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_text_becomes_a_picture_or_a_video(load: Load, files: Files, tmp_path: Path, name: str) -> None:
+    sampler = load(name)
+    picture = write(load(name, frames=1), tmp_path, files)
+    assert picture.suffix == ".png" and read_frames(picture).shape == (1, 32, 48, 3)
+    if name != "sdxl":
+        video = write(sampler, tmp_path, files)
+        facts = probe_clip(video)
+        assert (facts.frames, facts.height, facts.width, facts.fps) == (9, 32, 48, 8)
+        assert read_frames(video).std() > 1
+
+
+@pytest.mark.parametrize(("name", "mode"), CASES)
+def test_what_is_given_becomes_a_video(load: Load, files: Files, tmp_path: Path, name: str, mode: str) -> None:
+    inpaint = {"video": "clip", "mask": "ending" if name == "opensora2" else "square"}
+    sampler = load(name)
+    given = GIVEN.get(mode, inpaint)
+    facts = probe_clip(write(sampler, tmp_path, files, **given))
+    assert (facts.frames, facts.height, facts.width) == (9, 32, 48)
+    assert not np.array_equal(make(sampler, files, **given), make(sampler))
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_video_is_changed_as_far_as_its_strength(load: Load, files: Files, tmp_path: Path, name: str) -> None:
+    given = {"head": "picture"} if name == "sdxl" else {"video": "clip"}
+    weak, strong = (load(name, strength=share, steps=10) for share in (0.1, 1.0))
+    path = write(weak, tmp_path, files, **given)
+    assert read_frames(path).shape == (1 if name == "sdxl" else 9, 32, 48, 3)
+    origin = make(weak, files, **given)
+    vae = weak.vae
+    source = to_unit_range(read_image(files.picture, height=32, width=48))
+    with torch.no_grad():
+        kept = to_uint8(vae.decode(vae.encode(source[None]).mode())[0])[:, 0].permute(1, 2, 0).numpy()
+    distance = [np.abs(frames[0].astype(int) - kept).mean() for frames in (origin, make(strong, files, **given))]
+    assert distance[0] < distance[1]
+
+
+@pytest.mark.parametrize("name", INPAINT)
+def test_image_to_video_keeps_its_first_frame(load: Load, files: Files, name: str) -> None:
+    """Within one level of 255 of what the autoencoder makes of the picture alone; exactly, with keep: pixels."""
+    sampler = load(name)
+    picture = read_image(files.picture, height=32, width=48)
+    with torch.no_grad():
+        latent = sampler.vae.encode(to_unit_range(picture[None])).mode()
+        alone = to_uint8(sampler.vae.decode(latent)[0])[:, 0].permute(1, 2, 0).numpy()
+    first = make(sampler, files, head="picture")[0]
+    assert np.abs(first.astype(int) - alone).max() <= 1
+    free = make(load(name, keep="none"), files, head="picture")[0]
+    assert np.abs(free.astype(int) - alone).max() > 10
+    exact = make(load(name, keep="pixels"), files, head="picture", tail="other")
+    assert np.array_equal(exact[0], picture[:, 0].permute(1, 2, 0).numpy())
+    assert np.array_equal(exact[-1], read_image(files.other, height=32, width=48)[:, 0].permute(1, 2, 0).numpy())
+
+
+def test_inpainting_keeps_the_black_parts_of_the_mask(load: Load, files: Files) -> None:
+    sampler = load("cogvideox_fun", keep="pixels")
+    made = make(sampler, files, video="clip", mask="square")
+    source = read_frames(files.clip)[:9]
+    assert np.array_equal(made[:, :8], source[:, :8]) and not np.array_equal(
+        made[:, 8:24, 16:40], source[:, 8:24, 16:40]
+    )
+
+
+def test_a_continuation_starts_with_the_last_frames_of_the_video(load: Load, files: Files) -> None:
+    made = make(load("opensora_plan", keep="pixels", known_frames=3), files, video="clip")
+    assert np.array_equal(made[:3], read_frames(files.clip)[-3:])
+    assert [choose_known_frames(frames, stride=4, causal=True) for frames in (5, 9, 93, 129)] == [1, 5, 45, 65]
+    assert choose_known_frames(128, stride=4, causal=False) == 64
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_guidance_1_is_the_conditional_model(load: Load, name: str) -> None:
+    sampler = load(name, guidance=1)
+    family, model = sampler.denoiser.family, sampler.denoiser.model
+    text, _ = encode_prompts(sampler, [PROMPT])
+    frames = 1 if name == "sdxl" else 3
+    noise = torch.randn((1, 4, frames, 4, 6), generator=stream(1, "sample"))
+    given = [read_given(Request(PROMPT, 1), sampler.settings, stride=4, causal=True)]
+    prepared = prepare_batch(sampler, [Request(PROMPT, 1)], given, sampler.settings)
+    with torch.no_grad():
+        alone = sampler.objective.sample(
+            lambda x, timestep_B: family.denoise(model, x, timestep_B, text, prepared.told), noise, num_steps=3
+        )
+        guided = solve(sampler, encode_prompts(sampler, [PROMPT]), noise, prepared, [1])
+        other = solve(
+            sampler,
+            encode_prompts(sampler, [PROMPT]),
+            noise,
+            prepared,
+            [1],
+            sampler.settings.model_copy(update={"guidance": 3.0}),
+        )
+    assert torch.equal(alone, guided) and not torch.allclose(alone, other)
+
+
+def test_a_picture_is_made_first_and_the_video_from_it(load: Load, tmp_path: Path) -> None:
+    """Text to image to video, with the model itself and with one that makes pictures."""
+    sampler = load("opensora2")
+    for maker, folder in ((sampler, "self"), (load("sdxl"), "sdxl")):
+        out = tmp_path / folder
+        (request,) = make_first_frames(maker, [Request(PROMPT, 4)], out, ALONE)
+        assert request.head is not None and request.head.parent == out / "first-frames"
+        (path,) = sample_many(sampler, [request], out, ALONE)
+        first = read_frames(path)[0]
+        without = make(sampler, seed=4)[0]
+        assert np.abs(first.astype(int) - without).mean() > 1
+
+
+MISTAKES = [
+    ("latte", {"head": "picture"}, {}, "latte: this model has no input for given frames"),
+    ("sdxl", {"head": "picture"}, {}, "with one frame there is nothing left to make"),
+    ("opensora2", {"mask": "square"}, {}, "name the video with --video"),
+    ("opensora2", {"video": "clip", "mask": "square"}, {}, "whole frames at the two ends"),
+    ("opensora2", {"video": "clip", "head": "picture"}, {}, "leave --image and --last-image out"),
+    ("opensora2", {}, {"strength": 0.5}, "name it with --video"),
+    ("opensora2", {"video": "clip"}, {"known_frames": 9}, "at most 8 can be taken over"),
+    ("cogvideox_fun", {"video": "picture", "mask": "square"}, {}, "is a picture, and 9 frames are needed"),
+    (
+        "cogvideox_fun",
+        {"video": "clip", "mask": "square"},
+        {"fps": 2},
+        "has 6 frames at 2 frames per second",
+    ),
+]
+
+
+@pytest.mark.parametrize(("name", "given", "settings", "message"), MISTAKES)
+def test_what_a_model_cannot_take_is_told(
+    load: Load, files: Files, name: str, given: dict[str, str], settings: dict[str, Any], message: str
+) -> None:
+    sampler = load(name, **settings)
+    request = Request(PROMPT, 1, **{key: getattr(files, value) for key, value in given.items()})
+    with pytest.raises((ConfigError, DataError), match=message):
+        check_requests(sampler, [request])
+        generate(sampler, [request])

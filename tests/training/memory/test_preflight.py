@@ -1,0 +1,112 @@
+"""A rehearsal tries every bucket out before the first step and leaves nothing behind."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from frameloom.checkpoint.reader import load_latest, read_state, step_folder
+from frameloom.core.errors import ConfigError, RunError
+from frameloom.training.caching import write_caches
+from frameloom.training.loop import Trainer
+from frameloom.training.memory.preflight import is_wanted, rehearse
+from frameloom.training.train import train
+from tests.faults.injection import VARIABLE
+from tests.training.runs import open_trainer
+
+LONG = "64px 9f 3:2"
+WANTED = ("--train.rehearse", "true")
+
+
+def fail(monkeypatch: pytest.MonkeyPatch, *faults: dict[str, Any]) -> None:
+    told = [{"point": "pass", "act": "memory", **fault} for fault in faults]
+    monkeypatch.setenv(VARIABLE, json.dumps(told))
+
+
+def rehearsed(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [text for text in (record.getMessage() for record in caplog.records) if text.startswith("rehearsal")]
+
+
+def digests(run: Path) -> dict[str, str]:
+    return dict(read_state(step_folder(run / "checkpoints", 4))["files"])
+
+
+def train_with_and_without(world: Any, *words: str, **sections: Any) -> list[dict[str, str]]:
+    words = ("--train.steps", "4", "--train.save_every", "4", *words)
+    runs = [train(world.recipe("--name", "plain", *words, **sections))]
+    runs.append(train(world.recipe("--name", "rehearsed", *WANTED, *words, **sections)))
+    return [digests(run) for run in runs]
+
+
+def test_a_run_with_a_rehearsal_equals_one_without(world: Any, caplog: pytest.LogCaptureFixture) -> None:
+    cache = {name: str(world.folder / name) for name in ("latents", "text")}
+    sections = {"data": {"frame_start": "first", "cache": cache}}
+    list(write_caches(world.recipe(**sections)))
+    with caplog.at_level(logging.INFO):
+        plain, other = train_with_and_without(world, "--train.accumulate", "2", **sections)
+    assert plain == other
+    told = rehearsed(caplog)
+    assert len(told) == 4 and told[0].startswith(f"rehearsal: bucket {LONG}, batch 4: ")
+
+
+def test_two_networks_and_clips_from_files_are_as_before(world: Any) -> None:
+    """Running statistics of a discriminator move in each pass; they are put back."""
+    section = {"discriminator": {"turns": "both", "channels": 4, "num_layers": 2}, "image_share": 0.5}
+    data = {"buckets": {"_delete_": True, "64px": {"9": [1.0, 4]}}}
+    plain, other = train_with_and_without(world, task="autoencoder", autoencoder=section, data=data)
+    assert plain == other
+
+
+def make_trainer(world: Any, *words: str, **sections: Any) -> Trainer:
+    return open_trainer(world.recipe(*words, **sections), world.folder / "run")
+
+
+def test_a_bucket_that_does_not_fit_is_halved_before_the_first_step(
+    world: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    fail(monkeypatch, {"bucket": LONG, "samples_over": 1, "step": 0})
+    with caplog.at_level(logging.INFO):
+        run = train(world.recipe(*WANTED, "--train.steps", "1"))
+    last = load_latest(run / "checkpoints")
+    assert last is not None and last.state["halved"] == {LONG: 1}
+    told = rehearsed(caplog)
+    assert [("do not fit" in text, "at most 2" in text, "at most 1" in text) for text in told[:2]] == [
+        (True, True, False),
+        (True, False, True),
+    ]
+    assert told[2].startswith(f"rehearsal: bucket {LONG}, batch 4, 1 at once: ")
+    fail(monkeypatch, {"bucket": LONG, "step": 0})
+    with pytest.raises(RunError, match=f"bucket {LONG}: not even one sample fits"):
+        train(world.recipe(*WANTED, "--name", "other"))
+    assert not (world.folder / "other" / "checkpoints").exists()
+
+
+def test_every_bucket_of_the_epoch_is_tried_out_at_its_largest(world: Any) -> None:
+    trainer = make_trainer(world)
+    before = {name: weight.clone() for name, weight in trainer.built.task.model.named_parameters()}
+    done = rehearse(
+        trainer.stepper, trainer.feed, trainer.peers, trainer.built.task.count_tokens, epoch=0, accumulate=1
+    )
+    plan = trainer.feed.plan(0)
+    sizes: dict[str, int] = {}
+    for bucket, size in zip(plan.buckets, np.diff(plan.starts), strict=True):
+        name = trainer.feed.policy.buckets[bucket].name
+        sizes[name] = max(sizes.get(name, 0), int(size))
+    assert {one.bucket: one.size for one in done} == sizes and all(one.most == one.size for one in done)
+    for name, weight in trainer.built.task.model.named_parameters():
+        assert torch.equal(weight, before[name]) and weight.grad is None
+
+
+def test_it_is_wanted_on_a_gpu_unless_the_recipe_says_otherwise(world: Any) -> None:
+    devices = [torch.device("cpu"), torch.device("cuda")]
+    for value, expected in (("auto", [False, True]), ("true", [True, True]), ("false", [False, False])):
+        settings = world.recipe("--train.rehearse", value).train
+        assert [is_wanted(settings, device) for device in devices] == expected
+    with pytest.raises(ConfigError, match="true, false or auto"):
+        world.recipe("--train.rehearse", "sometimes")

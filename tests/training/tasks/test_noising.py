@@ -1,0 +1,72 @@
+"""Noise of training samples: strata, offsets, perturbations."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from frameloom.data.buckets.policy import Bucket
+from frameloom.data.loading.batch import Batch
+from frameloom.diffusion.objective import NoiseSettings
+from frameloom.training.tasks.noising import draw_levels, finish_noise
+
+CPU = torch.device("cpu")
+
+
+def batch(ordinals: list[int], epoch: int = 0) -> Batch:
+    bucket = Bucket(0, "64px", 9, "1:1", 64, 64, 4)
+    return Batch(epoch, 0, bucket, np.array(ordinals), np.array(ordinals), [""] * len(ordinals))
+
+
+def test_the_samples_of_a_global_batch_have_a_stratum_each() -> None:
+    for start in (0, 12, 24):
+        drawn = draw_levels(5, batch(list(range(start, start + 12))), 12)
+        assert sorted((drawn * 12).long().tolist()) == list(range(12))
+        plain = draw_levels(5, batch(list(range(start, start + 12))))
+        assert sorted((plain * 12).long().tolist()) != list(range(12))
+
+
+def test_strata_do_not_depend_on_how_a_step_is_split() -> None:
+    whole = draw_levels(5, batch(list(range(30))), 8)
+    parts = torch.cat([draw_levels(5, batch(list(range(30))[rank::3]), 8) for rank in range(3)])
+    assert torch.equal(whole[torch.cat([torch.arange(30)[rank::3] for rank in range(3)])], parts)
+    assert not torch.equal(whole, draw_levels(6, batch(list(range(30))), 8))
+    assert not torch.equal(whole, draw_levels(5, batch(list(range(30)), epoch=1), 8))
+
+
+def test_strata_are_shuffled_and_uniform_over_all() -> None:
+    drawn = draw_levels(1, batch(list(range(8000))), 8)
+    counted = torch.bincount((drawn * 40).long(), minlength=40)
+    # 1,000 draws in each of 8 strata of 5 cells: exact per stratum, random inside.
+    assert torch.equal(counted.reshape(8, 5).sum(dim=1), torch.full((8,), 1000))
+    assert (counted - 200).abs().max() < 60
+    first = (drawn.reshape(-1, 8)[:, 0] * 8).long()
+    assert torch.bincount(first, minlength=8).min() > 80
+
+
+def test_plain_settings_change_nothing() -> None:
+    noise = torch.randn(3, 4, 2, 2, 2, generator=torch.Generator().manual_seed(0))
+    finished = finish_noise(NoiseSettings(), noise, 3, batch([1, 2, 3]), CPU)
+    assert torch.equal(finished.noise_BCFHW, noise) and finished.perturbation_BCFHW is None
+    assert torch.equal(finished.draw_B, draw_levels(3, batch([1, 2, 3])))
+
+
+def test_offsets_are_one_number_per_channel_or_per_sample() -> None:
+    noise = torch.zeros(200, 4, 2, 2, 2)
+    many = batch(list(range(200)))
+    for per, different in (("channel", 800), ("sample", 200)):
+        moved = finish_noise(NoiseSettings(offset=0.1, offset_per=per), noise, 3, many, CPU).noise_BCFHW
+        values = moved.flatten(2)
+        assert torch.equal(values, values[:, :, :1].expand_as(values))
+        assert len(values[:, :, 0].unique()) == different
+        assert abs(float(values[:, :, 0].std()) - 0.1) < 0.02
+        alone = finish_noise(NoiseSettings(offset=0.1, offset_per=per), noise[:1], 3, batch([7]), CPU).noise_BCFHW
+        assert torch.equal(alone[0], moved[7]) and not torch.equal(alone[0], moved[8])
+
+
+def test_perturbation_is_noise_of_its_own() -> None:
+    noise = torch.randn(50, 4, 2, 4, 4, generator=torch.Generator().manual_seed(0))
+    found = finish_noise(NoiseSettings(perturbation=0.1), noise, 3, batch(list(range(50))), CPU)
+    assert torch.equal(found.noise_BCFHW, noise) and found.perturbation_BCFHW is not None
+    assert abs(float(found.perturbation_BCFHW.std()) - 0.1) < 0.005
+    assert abs(float((found.perturbation_BCFHW * noise).mean())) < 0.005
