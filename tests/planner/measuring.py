@@ -7,7 +7,6 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-import frameloom.models.layers.host_attention  # noqa: F401 - makes torch.ops.frameloom
 import torch
 from torch.profiler import ProfilerActivity, profile
 from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count

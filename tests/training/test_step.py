@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -19,7 +20,8 @@ from frameloom.diffusion.objective import Noised, weighted_error_B
 from frameloom.training.loop import Trainer
 from frameloom.training.step import Stepper
 from frameloom.training.tasks.denoiser import DenoiserTask
-from tests.training.runs import open_trainer
+from frameloom.training.train import train
+from tests.training.runs import losses, open_trainer
 
 OBJECTIVES: dict[str, dict[str, Any]] = {
     "flow": {"shift": "sd3", "weighting": "cosmap"},
@@ -131,3 +133,13 @@ def test_masked_losses_of_pieces_add_up_by_the_cells_they_hold() -> None:
     by_cells = sum(loss_B(part).mean() * count for part, count in zip(parts, cells, strict=True)) / sum(cells)
     by_samples = sum(loss_B(part).sum() for part in parts) / 4
     assert torch.allclose(by_cells, whole, rtol=1e-6) and not torch.allclose(by_samples, whole, rtol=1e-2)
+
+
+def test_a_recipe_from_before_halves_left_still_trains_and_hears_of_it(world, caplog: pytest.LogCaptureFixture) -> None:
+    """Recipes inside of older runs hold the key."""
+    words = ("--train.steps", "1", "--train.side_by_side")
+    with caplog.at_level(logging.WARNING):
+        runs = [train(world.recipe("--name", f"run-{value}", *words, value)) for value in ("auto", "true")]
+    told = [record.getMessage() for record in caplog.records if "side_by_side" in record.getMessage()]
+    assert told == ["train.side_by_side is true, which has no effect any more; remove it from the recipe"]
+    assert losses(runs[0]) == losses(runs[1])

@@ -13,7 +13,7 @@ from torch.profiler import ProfilerActivity, profile
 from frameloom.core import process_settings
 from frameloom.core.random import stream
 from frameloom.models.layers import linear as module
-from frameloom.models.layers.linear import PRODUCTS, Linear, choose_product, linear, use_product
+from frameloom.models.layers.linear import Linear, choose_product, linear, use_product
 
 WIDTH, MADE = 48, 80
 
@@ -116,12 +116,6 @@ def test_small_products_and_the_choice_of_torch_equal_torch_to_the_bit() -> None
         use_product("torch")
         assert torch.equal(layer(large), F.linear(large, layer.weight, layer.bias))
     assert seen.count == 0
-
-
-def test_a_product_that_the_table_has_not_is_refused() -> None:
-    with pytest.raises(KeyError):
-        use_product("fast")
-    assert set(PRODUCTS) == {"torch", "onednn"}
 
 
 @pytest.mark.parametrize(
