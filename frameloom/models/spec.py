@@ -148,7 +148,7 @@ class DenoiserSpec(ModelSpec):
     pack_known: Link[Callable[[Any, Tensor, Tensor, Encode, Draws], Tensor] | None] = Link("")
     find_kept: Link[Callable[[Tensor], tuple[Tensor, Tensor]] | None] = Link("")
     export_forms: Link[ExportForms] = Link()
-    lora_names: Link[LoraNames] = Link("frameloom.models.lora.adapters.keys:TRANSFORMER_NAMES")
+    lora_names: Link[LoraNames] = Link("frameloom.models.lora.keys:TRANSFORMER_NAMES")
 
     def patch_of(self, size: str, overrides: Mapping[str, Any]) -> tuple[int, int, int]:
         """Latent cells per token in a recipe whose size and overrides are not checked yet."""

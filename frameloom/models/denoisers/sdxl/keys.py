@@ -151,6 +151,7 @@ _TEXT_TOP = {
     "text_model.final_layer_norm.bias": "ln_final.bias",
     "text_projection.weight": "text_projection",
 }
+_TEXT_TOP_BACK = {single: folder for folder, single in _TEXT_TOP.items()}
 _LAYER = {
     "layer_norm1": "ln_1",
     "layer_norm2": "ln_2",
@@ -190,8 +191,8 @@ def open_clip_to_single(key: str) -> tuple[str, int] | None:
 
 def open_clip_to_folder(key: str) -> list[str]:
     """Folder names of one tensor of the single file: three for q, k and v, none where no rule covers it."""
-    if key in _TOP_BACK:
-        return [_TOP_BACK[key]]
+    if key in _TEXT_TOP_BACK:
+        return [_TEXT_TOP_BACK[key]]
     if found := _FUSED.fullmatch(key):
         return [f"text_model.encoder.layers.{found[1]}.self_attn.{name}_proj.{found[2]}" for name in "qkv"]
     found = _SINGLE_LAYER.fullmatch(key)
