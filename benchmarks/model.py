@@ -48,7 +48,8 @@ from frameloom.models.spec import DenoiserSpec
 from frameloom.models.text.base import TextStates
 from frameloom.planner.costs import TextShape, measure_costs
 from frameloom.training.memory.recompute import compile_blocks
-from frameloom.training.optim.optimizer import build_optimizer, clip_within_step
+from frameloom.training.optim.clipping import clip_within_step
+from frameloom.training.optim.optimizer import build_optimizer
 
 _TEXT = TextShape(tokens=32, width=384, pooled_width=384)
 _CHANNELS = 4

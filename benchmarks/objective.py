@@ -26,9 +26,8 @@ from frameloom.builders.objective import build_objective
 from frameloom.config.schema.objective import ObjectiveSection
 from frameloom.core.random import stream
 from frameloom.data.loading.batch import Batch
-from frameloom.diffusion.frame_masks import draw_end_mask
 from frameloom.diffusion.mask_kinds import END_SHARES
-from frameloom.diffusion.region_masks import StreamDice, draw_frame_mask, draw_region_mask
+from frameloom.diffusion.masks import StreamDice, draw_end_mask, draw_frame_mask, draw_region_mask
 from frameloom.training.loop import Trainer
 from frameloom.training.step import Stepper
 from frameloom.training.tasks.denoiser import DenoiserTask

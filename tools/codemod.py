@@ -13,6 +13,7 @@ import ast
 import builtins
 import collections
 import re
+import shutil
 import subprocess
 import sys
 from dataclasses import dataclass, field
@@ -20,12 +21,7 @@ from pathlib import Path
 
 PACKAGE = "frameloom"
 ROOT = Path.cwd()
-OTHERS = [
-    p
-    for d in ("tests", "benchmarks", "docs", "tools")
-    for p in sorted((ROOT / d).rglob("*.py"))
-    if "codemod" not in p.name
-]
+OTHERS = [p for d in ("tests", "benchmarks", "docs", "tools") for p in sorted((ROOT / d).rglob("*.py")) if "codemod" not in p.name]
 DEF = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 
 
@@ -289,42 +285,21 @@ def rewrite_nested(text: str, here: str | None, module: Module | None) -> str:
     lines = text.split("\n")
     edits = []
     for node in ast.walk(tree):
-        if (
-            isinstance(node, ast.ImportFrom)
-            and node.level == 0
-            and node.module
-            and (node.module + ".").startswith(PACKAGE + ".")
-        ):
+        if isinstance(node, ast.ImportFrom) and node.level == 0 and node.module and (node.module + ".").startswith(PACKAGE + "."):
             statements = []
             for a in node.names:
                 line = rewritten(node.module, a.name, a.asname or a.name, here)
                 if line:
                     statements.append(line)
-            edits.append(
-                (
-                    node.lineno,
-                    node.end_lineno,
-                    node.col_offset,
-                    statements,
-                    lines[node.end_lineno - 1][node.end_col_offset :],
-                )
-            )
+            edits.append((node.lineno, node.end_lineno, node.col_offset, statements, lines[node.end_lineno - 1][node.end_col_offset :]))
         elif isinstance(node, ast.Import):
             for a in node.names:
-                if a.name.startswith(PACKAGE + "."):
+                if a.name.startswith(PACKAGE + ".") :
                     target = dest_of(a.name)
                     if target != a.name:
                         if not a.asname:
                             PROBLEMS.append(f"{here}: import {a.name}")
-                        edits.append(
-                            (
-                                node.lineno,
-                                node.end_lineno,
-                                node.col_offset,
-                                [f"import {target}" + (f" as {a.asname}" if a.asname else "")],
-                                "",
-                            )
-                        )
+                        edits.append((node.lineno, node.end_lineno, node.col_offset, [f"import {target}" + (f" as {a.asname}" if a.asname else "")], ""))
     for begin, end, col, statements, rest in sorted(edits, reverse=True):
         indent = " " * col
         fresh = [indent + s for s in statements]
@@ -339,14 +314,8 @@ def rename_in(text: str, module: str) -> str:
     names = {old: new for (m, old), new in RENAMES.items() if m == module}
     if not names:
         return text
-    return (
-        re.sub(
-            r"(?<![\w.\"'])(" + "|".join(map(re.escape, names)) + r")(?![\w\"'])(?!\s*=[^=])",
-            lambda m: names[m.group(1)],
-            text,
-        )
-        if False
-        else re.sub(r"(?<![\w.])(" + "|".join(map(re.escape, names)) + r")\b", lambda m: names[m.group(1)], text)
+    return re.sub(r"(?<![\w.\"'])(" + "|".join(map(re.escape, names)) + r")(?![\w\"'])(?!\s*=[^=])", lambda m: names[m.group(1)], text) if False else re.sub(
+        r"(?<![\w.])(" + "|".join(map(re.escape, names)) + r")\b", lambda m: names[m.group(1)], text
     )
 
 
@@ -355,12 +324,7 @@ def loaded(node: ast.AST) -> set[str]:
     for n in ast.walk(node):
         if isinstance(n, ast.Name):
             found.add(n.id)
-        elif (
-            isinstance(n, ast.Constant)
-            and isinstance(n.value, str)
-            and re.fullmatch(r"[A-Za-z_][\w\[\], |.]*", n.value)
-            and len(n.value) < 120
-        ):
+        elif isinstance(n, ast.Constant) and isinstance(n.value, str) and re.fullmatch(r"[A-Za-z_][\w\[\], |.]*", n.value) and len(n.value) < 120:
             # Names in quoted annotations and casts.
             found |= {"?" + w for w in re.findall(r"[A-Za-z_]\w*", n.value)}
     return found
@@ -386,9 +350,7 @@ def build(new: str) -> tuple[str, set[str]]:
             for n in clash:
                 fresh = new_name(s.module, n)
                 if fresh == n and new_name(taken[n].module, n) == n:
-                    PROBLEMS.append(
-                        f"{new}: {n} is in {taken[n].module.removeprefix('frameloom.')} and {s.module.removeprefix('frameloom.')}"
-                    )
+                    PROBLEMS.append(f"{new}: {n} is in {taken[n].module.removeprefix('frameloom.')} and {s.module.removeprefix('frameloom.')}")
         for n in s.names:
             taken.setdefault(n, s)
         kept.append(s)
@@ -431,14 +393,9 @@ def build(new: str) -> tuple[str, set[str]]:
             elif not quoted and name in names_here and names_here[name].module != s.module and hasattr(builtins, name):
                 PROBLEMS.append(f"{new}: {s.module} uses the builtin {name}, which {names_here[name].module} defines")
             if line:
-                if (
-                    quoted
-                    and name not in source.typing_only
-                    and name not in source.imports
-                    and name not in source.defined
-                ):
+                if quoted and name not in source.typing_only and name not in source.imports and name not in source.defined:
                     continue
-                (typing if name in source.typing_only or (quoted and False) else statements)[line] = None
+                (typing if name in source.typing_only or quoted and False else statements)[line] = None
         texts.append(bare_files(rewrite_nested(rename_in(s.text, s.module), new, source), s.module, new))
     for line in list(typing):
         if line in statements:
@@ -455,11 +412,7 @@ def build(new: str) -> tuple[str, set[str]]:
         parts.append("\n".join(line + REMARKS.get(line, "") for line in sorted(statements)))
     if typing:
         parts.append("if TYPE_CHECKING:\n" + "\n".join("    " + l for l in typing))
-    if (
-        len(olds) == 1
-        and MODULES[olds[0]].exported is not None
-        and len(kept) == len([s for s in MODULES[olds[0]].segments if s.kind != "all"])
-    ):
+    if len(olds) == 1 and MODULES[olds[0]].exported is not None and len(kept) == len([s for s in MODULES[olds[0]].segments if s.kind != "all"]):
         names = [n for n in MODULES[olds[0]].exported if n in MODULES[olds[0]].defined]
         if names:
             parts.append("__all__ = [" + ", ".join(f'"{n}"' for n in names) + "]")
@@ -494,14 +447,7 @@ def order_sources(new: str, olds: list[str]) -> list[str]:
     for o in olds:
         module = MODULES[o]
         eager = set().union(*(needed_at_import(s.node) for s in module.segments)) if module.segments else set()
-        if (
-            any(
-                "BaseModel" in ast.unparse(s.node) or "Section" in ast.unparse(s.node)
-                for s in module.segments
-                if isinstance(s.node, ast.ClassDef)
-            )
-            or not module.future
-        ):
+        if any("BaseModel" in ast.unparse(s.node) or "Section" in ast.unparse(s.node) for s in module.segments if isinstance(s.node, ast.ClassDef)) or not module.future:
             eager = set().union(*(loaded(s.node) for s in module.segments))
         for name in eager:
             entry = module.imports.get(name)
@@ -510,7 +456,6 @@ def order_sources(new: str, olds: list[str]) -> list[str]:
                 if found and found[0] in olds and found[0] != o:
                     need[o].add(found[0])
     out: list[str] = []
-
     def visit(o: str, trail: tuple) -> None:
         if o in out or o in trail:
             return
@@ -518,7 +463,6 @@ def order_sources(new: str, olds: list[str]) -> list[str]:
             if n in need[o]:
                 visit(n, (*trail, o))
         out.append(o)
-
     for o in olds:
         visit(o, ())
     return out
@@ -527,7 +471,6 @@ def order_sources(new: str, olds: list[str]) -> list[str]:
 def bare_files(text: str, old: str, new: str) -> str:
     """`x.py` as modules of one folder name each other."""
     folder = old.rpartition(".")[0]
-
     def swap(match: re.Match) -> str:
         other = f"{folder}.{match.group(1)}"
         if other not in MODULES or DEST.get(other, other) == other:
@@ -536,7 +479,6 @@ def bare_files(text: str, old: str, new: str) -> str:
         if target.rpartition(".")[0] == new.rpartition(".")[0]:
             return target.rpartition(".")[2] + ".py"
         return target.removeprefix(PACKAGE + ".").replace(".", "/") + ".py"
-
     return re.sub(r"(?<![\w/.])(\w+)\.py\b", swap, text)
 
 
@@ -568,7 +510,6 @@ def make_doc(new: str, olds: list[str]) -> str:
             kept.append(p)
     if letters:
         import textwrap
-
         kept.insert(0, "\n".join(textwrap.wrap("Shape letters: " + ", ".join(letters.values()) + ".", 118)))
     text = head
     if kept:
@@ -589,11 +530,7 @@ def dest_graph() -> dict[str, set[str]]:
                     continue
                 if bare in module.defined:
                     there = dest_of(old, bare)
-                elif (
-                    bare in module.imports
-                    and module.imports[bare][0] == "from"
-                    and (module.imports[bare][1] or "").startswith(PACKAGE)
-                ):
+                elif bare in module.imports and module.imports[bare][0] == "from" and (module.imports[bare][1] or "").startswith(PACKAGE):
                     found = resolve(module.imports[bare][1], module.imports[bare][2])
                     if not found:
                         continue
@@ -611,60 +548,35 @@ def dest_graph() -> dict[str, set[str]]:
                             there = dest_of(found[0], found[1] or None)
                             if there != here:
                                 graph[here].add(there)
-                                why[here, there].append(
-                                    f"{old.removeprefix('frameloom.')}:{(s.names or ['?'])[0]} imports {a.name}"
-                                )
+                                why[here, there].append(f"{old.removeprefix('frameloom.')}:{(s.names or ['?'])[0]} imports {a.name}")
     graph_why.update(why)
     return graph
 
 
 graph_why: dict = {}
-ORDER = [
-    ["core"],
-    ["weights", "distributed"],
-    ["models", "diffusion"],
-    ["checkpoint"],
-    ["config"],
-    ["data"],
-    ["builders"],
-    ["sampling"],
-    ["interop", "evaluate"],
-    ["training"],
-    ["planner"],
-    ["demo", "studio"],
-    ["cli"],
-]
+ORDER = [["core"], ["weights", "distributed"], ["models", "diffusion"], ["checkpoint"], ["config"], ["data"], ["builders"], ["sampling"],
+         ["interop", "evaluate"], ["training"], ["planner"], ["demo", "studio"], ["cli"]]
 LEVEL = {n: i for i, row in enumerate(ORDER) for n in row}
 
 
 def components(graph):
     index, low, stack, on, out, counter = {}, {}, [], set(), [], [0]
     sys.setrecursionlimit(9999)
-
     def go(v):
-        index[v] = low[v] = counter[0]
-        counter[0] += 1
-        stack.append(v)
-        on.add(v)
+        index[v] = low[v] = counter[0]; counter[0] += 1; stack.append(v); on.add(v)
         for w in graph.get(v, ()):
             if w not in index:
-                go(w)
-                low[v] = min(low[v], low[w])
+                go(w); low[v] = min(low[v], low[w])
             elif w in on:
                 low[v] = min(low[v], index[w])
         if low[v] == index[v]:
             c = []
             while True:
-                w = stack.pop()
-                on.discard(w)
-                c.append(w)
-                if w == v:
-                    break
+                w = stack.pop(); on.discard(w); c.append(w)
+                if w == v: break
             out.append(c)
-
     for v in list(graph):
-        if v not in index:
-            go(v)
+        if v not in index: go(v)
     return [c for c in out if len(c) > 1]
 
 
@@ -681,26 +593,12 @@ def plan() -> None:
     for key, rows in sorted(bad.items()):
         print("==", *key, len(rows))
         for here, there in sorted(set(rows))[:60]:
-            print(
-                "   ",
-                here.removeprefix("frameloom."),
-                "->",
-                there.removeprefix("frameloom."),
-                " | ",
-                "; ".join(dict.fromkeys(graph_why[here, there]))[:230],
-            )
+            print("   ", here.removeprefix("frameloom."), "->", there.removeprefix("frameloom."), " | ", "; ".join(dict.fromkeys(graph_why[here, there]))[:230])
     for c in components(graph):
         print("CYCLE", [x.removeprefix("frameloom.") for x in c])
         for a in c:
             for b in graph[a] & set(c):
-                print(
-                    "      ",
-                    a.removeprefix("frameloom."),
-                    "->",
-                    b.removeprefix("frameloom."),
-                    "|",
-                    "; ".join(graph_why[a, b])[:160],
-                )
+                print("      ", a.removeprefix("frameloom."), "->", b.removeprefix("frameloom."), "|", "; ".join(graph_why[a, b])[:160])
     sizes = collections.Counter()
     for old, module in MODULES.items():
         for s in module.segments:
@@ -729,16 +627,14 @@ def rewrite_strings(text: str) -> str:
                 target = dest_of(module, rest[0]) if found else dest_of(module)
                 return ".".join([target, *rest])
         return whole
-
     def swap_colon(match: re.Match) -> str:
         module, name = match.group(1), match.group(2)
         if module in MODULES:
             found = resolve(module, name)
             return f"{dest_of(*found) if found and found[1] else dest_of(module)}:{name}"
         return match.group(0)
-
-    text = re.sub(rf"\b({PACKAGE}(?:\.\w+)+):([A-Za-z_]\w*)", swap_colon, text)
-    return re.sub(rf"\b{PACKAGE}(?:\.[A-Za-z_]\w*)+", swap, text)
+    both = rf"\b({PACKAGE}(?:\.\w+)+):([A-Za-z_]\w*)|\b{PACKAGE}(?:\.[A-Za-z_]\w*)+"
+    return re.sub(both, lambda m: swap_colon(m) if m.group(2) else swap(m), text)
 
 
 def rewrite_from(match: re.Match) -> str:
@@ -758,20 +654,12 @@ def rewrite_from(match: re.Match) -> str:
 
 def rewrite_tokens(text: str) -> str:
     """Names of modules in string literals and comments of a Python file."""
-    import io
-    import tokenize
-
+    import io, tokenize
     lines = text.split("\n")
     edits = []
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
-        if (token.type in (tokenize.STRING, tokenize.COMMENT) and PACKAGE + "." in token.string) or (
-            token.type in (tokenize.STRING, tokenize.COMMENT) and ".py" in token.string
-        ):
-            fresh = re.sub(
-                rf"from ({PACKAGE}(?:\.\w+)*) import ((?:\w+)(?:, \w+)*)",
-                lambda m: "\0" + rewrite_from(m).replace(PACKAGE + ".", "\1"),
-                token.string,
-            )
+        if token.type in (tokenize.STRING, tokenize.COMMENT) and PACKAGE + "." in token.string or (token.type in (tokenize.STRING, tokenize.COMMENT) and ".py" in token.string):
+            fresh = re.sub(rf"from ({PACKAGE}(?:\.\w+)*) import ((?:\w+)(?:, \w+)*)", lambda m: "\0" + rewrite_from(m).replace(PACKAGE + ".", "\1"), token.string)
             fresh = rewrite_paths(rewrite_strings(fresh)).replace("\0", "").replace("\1", PACKAGE + ".")
             if fresh != token.string:
                 edits.append((token.start, token.end, fresh))
@@ -800,8 +688,7 @@ def apply() -> None:
     leftovers = [m for (m, _) in SYMBOL if m not in DEST]
     for m in sorted(set(leftovers)):
         if m not in SOURCES:
-            SOURCES[m] = [m]
-            DEST[m] = m
+            SOURCES[m] = [m]; DEST[m] = m
             outputs[m] = build(m)[0]
     written = set()
     moved = {}
@@ -828,16 +715,7 @@ def apply() -> None:
         if path.exists():
             text = rewrite_tokens(text)
             path.write_text(text)
-    for pattern in (
-        "*.toml",
-        "Makefile",
-        "docs/**/*.md",
-        "README.md",
-        "CONTRIBUTING.md",
-        "frameloom/**/*.yaml",
-        "frameloom/**/*.md",
-        "tests/**/*.txt",
-    ):
+    for pattern in ("*.toml", "Makefile", "docs/**/*.md", "README.md", "CONTRIBUTING.md", "frameloom/**/*.yaml", "frameloom/**/*.md", "tests/**/*.txt"):
         for path in ROOT.glob(pattern):
             if path.name == "CHANGELOG.md":
                 continue

@@ -20,15 +20,15 @@ from frameloom.config.schema.buckets import (
 )
 from frameloom.config.schema.data import DataSection
 from frameloom.config.schema.recipe import Recipe
-from frameloom.config.schema.subject_tuning import DreamBoothSection
+from frameloom.config.schema.training import DreamBoothSection
 from frameloom.core.errors import DataError
 from frameloom.core.logging import get_logger
 from frameloom.data.buckets.fixed import Fixed, MultiAspect
 from frameloom.data.buckets.grid import apply_token_budget, parse_grid
 from frameloom.data.buckets.grouped import Grouped
-from frameloom.data.buckets.lengths import LengthRule
 from frameloom.data.buckets.policy import BucketPolicy, assign, count_unused
 from frameloom.data.buckets.ratio_tokens import RatioTokens
+from frameloom.data.buckets.sizes import LengthRule
 from frameloom.data.loading.reader import ClipReader, ReadSettings, TextSource
 from frameloom.data.manifest.captions import CaptionNotes, note_captions, read_templates, retell
 from frameloom.data.manifest.filters import Where

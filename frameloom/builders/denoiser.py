@@ -20,9 +20,8 @@ from frameloom.config.schema.recipe import ModelSection
 from frameloom.core.errors import CheckpointError
 from frameloom.core.files import digest_value
 from frameloom.core.random import stream
-from frameloom.models.architecture import override_fields
 from frameloom.models.registry import get_denoiser
-from frameloom.models.spec import DenoiserSpec
+from frameloom.models.spec import DenoiserSpec, override_fields
 
 
 @dataclass(frozen=True)

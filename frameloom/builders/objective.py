@@ -6,8 +6,8 @@ from frameloom.config.schema.objective import ObjectiveSection, beta_range
 from frameloom.diffusion.ddpm import DDPMObjective
 from frameloom.diffusion.edm import EDMObjective
 from frameloom.diffusion.flow import FlowObjective
+from frameloom.diffusion.noise_levels import LevelBias
 from frameloom.diffusion.objective import NoiseSettings, Objective
-from frameloom.diffusion.timesteps import LevelBias
 
 
 def build_objective(section: ObjectiveSection) -> Objective:

@@ -20,8 +20,8 @@ from frameloom.checkpoint.model_folder import EXPORT
 from frameloom.config.schema.recipe import ModelSection, TextSection
 from frameloom.core.errors import CheckpointError, ConfigError
 from frameloom.core.files import digest_value, replace_folder
-from frameloom.models.denoisers.sdxl.pipeline import ENCODERS, check_description, published_descriptions
 from frameloom.models.denoisers.sdxl.single_file import PREFIXES, Part, from_single_file
+from frameloom.models.denoisers.sdxl.weights import ENCODERS, check_description, published_descriptions
 from frameloom.models.fit import check_fit
 from frameloom.models.registry import get_denoiser
 from frameloom.models.text.base import TextEncoder, TextStates, build_text_encoder

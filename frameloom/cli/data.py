@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from frameloom.cli.outputs import check_output_file, check_output_folder
+from frameloom.cli.lazy import check_output_file, check_output_folder
 from frameloom.core.errors import ConfigError
 
 

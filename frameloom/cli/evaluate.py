@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from frameloom.cli.outputs import check_output_folder
+from frameloom.cli.lazy import check_output_folder
 from frameloom.cli.vae import AsJson, Device, Frames, Height, SampleRate, ShortSide, Width
 from frameloom.core.errors import ConfigError
 

@@ -52,7 +52,7 @@ def export(
 
     Example: frameloom export runs/my-run --to single-file --dtype bf16 --prompt "a red circle"
     """
-    from frameloom.interop.convert.target import parse_size
+    from frameloom.interop.convert.files import parse_size
     from frameloom.interop.export.export import Export, export_run
 
     def draw(folder: Path) -> None:
@@ -128,7 +128,7 @@ def convert(
     Example: frameloom convert flux1-dev.safetensors flux/ --family opensora2 --size flux-dev --layout diffusers
     """
     from frameloom.interop.convert.convert import Conversion, convert_weights
-    from frameloom.interop.convert.target import parse_size
+    from frameloom.interop.convert.files import parse_size
 
     task = Conversion(
         source=source,

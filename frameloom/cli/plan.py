@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from frameloom.cli.outputs import check_output_file
+from frameloom.cli.lazy import check_output_file
 from frameloom.core.errors import ConfigError
 from frameloom.planner.tracker import without_collector
 

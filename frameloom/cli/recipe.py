@@ -92,7 +92,7 @@ def objective(
     from frameloom.builders.objective import build_objective
     from frameloom.config.loading.recipe import load_recipe
     from frameloom.core.errors import ConfigError
-    from frameloom.diffusion.level_profile import profile_objective
+    from frameloom.diffusion.noise_levels import profile_objective
     from frameloom.evaluate.objective_report import format_report, refuse_suffix, write_objective_report
 
     if out is not None:

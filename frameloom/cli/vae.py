@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from frameloom.cli.outputs import check_output_file, check_output_folder
+from frameloom.cli.lazy import check_output_file, check_output_folder
 from frameloom.core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -124,9 +124,9 @@ def reconstruct(
     """
     from frameloom.data.media.clip_view import ClipView, list_clips
     from frameloom.distributed.ranks import read_ranks
+    from frameloom.evaluate.autoencoder import Reconstruction, check_view, reconstruct_files
     from frameloom.evaluate.metric_table import MetricTable
     from frameloom.evaluate.pair_metrics import build_measures
-    from frameloom.evaluate.reconstruct import Reconstruction, check_view, reconstruct_files
 
     check_output_folder(out, "OUT")
     ranks = read_ranks()
@@ -192,8 +192,7 @@ def stats(
     """
     from frameloom.core.files import write_json
     from frameloom.data.media.clip_view import ClipView, list_clips
-    from frameloom.evaluate.latent_statistics import describe_statistics, draw_clips, report_statistics
-    from frameloom.evaluate.reconstruct import measure_latents
+    from frameloom.evaluate.autoencoder import describe_statistics, draw_clips, measure_latents, report_statistics
 
     if out is not None:
         check_output_file(out, source=manifest)

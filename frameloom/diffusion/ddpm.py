@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from frameloom.core.errors import ConfigError
+from frameloom.diffusion.noise_levels import LevelBias, level_probabilities, pick_levels, running_sum
 from frameloom.diffusion.objective import (
     PLAIN_NOISE,
     Mix,
@@ -30,7 +31,6 @@ from frameloom.diffusion.objective import (
     perturbed,
     weighted_error_B,
 )
-from frameloom.diffusion.timesteps import LevelBias, level_probabilities, pick_levels, running_sum
 
 BetaSchedule = Literal["linear", "scaled_linear"]
 Prediction = Literal["v", "epsilon", "sample"]

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from frameloom.core.errors import ConfigError
 from frameloom.core.files import write_text
-from frameloom.diffusion.level_profile import Profile
+from frameloom.diffusion.noise_levels import Profile
 from frameloom.evaluate.page import page, paragraph, section, table
 
 HEADER = ("noise level", "signal/noise", "draws", "density", "weight", "pull", "pull on noise")

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TypeVar
 
-from frameloom.core.objects import load_object
 from frameloom.core.spelling import refuse_unknown
-from frameloom.models.spec import DenoiserSpec, TextEncoderSpec, VAESpec
+from frameloom.models.spec import DenoiserSpec, TextEncoderSpec, VAESpec, load_object
 
 Spec = TypeVar("Spec", DenoiserSpec, VAESpec, TextEncoderSpec)
 

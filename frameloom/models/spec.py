@@ -1,21 +1,23 @@
 """What a denoiser family, an autoencoder or a text encoder is: facts, and links to the code that computes.
 
+Shape letters: B batch, C channels, F frames, H height, W width.
+
 The `config.py` of a folder ends with its spec, and `models/registry.py` finds it by name. Specs load no torch, so that
 recipes are checked against them at once; a link is imported when it is first read.
-
-Shape letters: B batch, C channels, F frames, H height, W width.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import dataclasses
+from collections.abc import Callable, Collection, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
 from functools import cached_property
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, overload
 
-from frameloom.core.objects import load_object
-from frameloom.models.architecture import WIDTH_FIELDS, field_types, fits_type
+from frameloom.core.errors import ConfigError
+from frameloom.core.spelling import refuse_unknown
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
     from frameloom.models.lora.keys import LoraNames
     from frameloom.models.text.base import TextEncoder
     from frameloom.models.vaes.base import VideoVAE
+
 
 Linked = TypeVar("Linked")
 Latent = tuple[int, int, int]
@@ -143,7 +146,7 @@ class DenoiserSpec(ModelSpec):
     load_original: Link[Callable[..., None]] = Link()
     num_tokens: Link[Callable[[Any, Latent], int]] = Link()
     exchanges: Link[Callable[[Any, Latent, int, int], list[Exchange]]] = Link(
-        "frameloom.models.denoisers.sequence:no_exchanges"
+        "frameloom.models.denoisers.building:no_exchanges"
     )
     pack_known: Link[Callable[[Any, Tensor, Tensor, Encode, Draws], Tensor] | None] = Link("")
     find_kept: Link[Callable[[Tensor], tuple[Tensor, Tensor]] | None] = Link("")
@@ -234,3 +237,93 @@ class TextEncoderSpec:
     window: int | None = None
     packaged: bool = False
     build: Link[Callable[..., TextEncoder]] = Link()
+
+
+Config = TypeVar("Config")
+
+# Fields of denoisers that follow from the autoencoder and the text encoders; no recipe sets them.
+WIDTH_FIELDS = ("in_channels", "context_in_dim", "vec_in_dim")
+
+
+def choose_size(
+    sizes: Mapping[str, Config], size: str, *, family: str, derived: Mapping[str, Any], overrides: Mapping[str, Any]
+) -> Config:
+    """A named size with the fields that follow from other parts of the recipe, and `overrides` of any other."""
+    refuse_unknown(size, sizes, what=f"{family} size")
+    fitted = dataclasses.replace(sizes[size], **derived)  # type: ignore[type-var]
+    return override_fields(fitted, overrides, where="model.overrides", derived=derived)
+
+
+def find_too_small(config: object, least: Mapping[str, float], *, where: str) -> list[str]:
+    """A message for each field of `config` that is below its `least` value."""
+    return [
+        f"{where}: {name} is {getattr(config, name)}; it must be at least {smallest}"
+        for name, smallest in least.items()
+        if getattr(config, name) < smallest
+    ]
+
+
+def override_fields(
+    config: Config, overrides: Mapping[str, Any], *, where: str, derived: Collection[str] = ()
+) -> Config:
+    """A copy of a config dataclass with some fields replaced; `derived` ones follow from other parts of the recipe."""
+    types = field_types(config, without=derived)
+    for name, value in overrides.items():
+        if name in derived:
+            raise ConfigError(f"{where}: '{name}' follows from the autoencoder and the text encoders; remove it")
+        refuse_unknown(name, types, what=where)
+        if not fits_type(value, types[name]):
+            raise ConfigError(f"{where}: '{name}' is {value!r}; it should be like {getattr(config, name)!r}")
+    return dataclasses.replace(config, **overrides)  # type: ignore[type-var]
+
+
+def field_types(config: object, *, without: Collection[str] = ()) -> dict[str, type]:
+    """The type of each field's value, in the order of the class."""
+    names = [field.name for field in dataclasses.fields(config)]  # type: ignore[arg-type]
+    return {name: type(getattr(config, name)) for name in names if name not in without}
+
+
+def fits_type(value: object, kind: type) -> bool:
+    """Whether a recipe may give `value` to a field of this type: whole numbers for any, lists for tuples."""
+    allowed = {float: (int, float), tuple: (list, tuple)}.get(kind, (kind,))
+    # bool is an int to Python, but `depth: true` is a mistake.
+    return isinstance(value, allowed) and isinstance(value, bool) == (kind is bool)
+
+
+def load_object(target: str) -> Any:
+    """What `target`, "package.module:name", names; its module is imported if it was not yet."""
+    module_name, _, name = target.partition(":")
+    if not module_name or not name:
+        raise ValueError(f"'{target}' names no object; write it as package.module:name")
+    try:
+        module = import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
+            raise  # the module exists, and something that it imports does not
+        raise ImportError(f"'{target}': there is no module '{error.name}'") from error
+    try:
+        return getattr(module, name)
+    except AttributeError as error:
+        raise ImportError(f"'{target}': the module has no '{name}'") from error
+
+
+def spread_scaling(config: Any, num_channels: int, *, where: str) -> None:
+    """Give a frozen config, at the end of its making, one `scale` and one `shift` for each latent channel."""
+    for name in ("scale", "shift"):
+        values = _spread(getattr(config, name), num_channels, where=f"{where}: {name}")
+        object.__setattr__(config, name, values)
+
+
+def _spread(values: Sequence[float], num_channels: int, *, where: str) -> tuple[float, ...]:
+    """One number for each latent channel.
+
+    Equal numbers are spread, whatever their count, so that a width can be overridden without naming them again.
+    """
+    if len(set(values)) == 1:
+        return (float(values[0]),) * num_channels
+    if len(values) != num_channels:
+        raise ConfigError(
+            f"{where} has {len(values)} numbers for {num_channels} latent channels; give one for each channel, or one "
+            "for all"
+        )
+    return tuple(float(value) for value in values)

@@ -20,7 +20,15 @@ from frameloom.models.precision import PRECISIONS
 from frameloom.models.vaes.base import VideoVAE
 from frameloom.planner.costs import Aside, Shape, StepCost, can_fork, count_cells, measure_costs
 from frameloom.planner.devices import BOX, Device
-from frameloom.planner.encoders import EncodePlan, PixelEncoder, join_plans, measure_encoder, plan_captions
+from frameloom.planner.encoders import (
+    NUMBER_BYTES,
+    CaptionCost,
+    EncodePlan,
+    PixelEncoder,
+    join_plans,
+    measure_encoder,
+    plan_captions,
+)
 from frameloom.planner.memory import (
     ModelSize,
     Resident,
@@ -40,7 +48,6 @@ from frameloom.planner.models import (
     list_uncounted,
     measure_size,
 )
-from frameloom.planner.text import NUMBER_BYTES, CaptionCost
 
 Floats = NDArray[np.float64]
 _MOST_CLIPS = 2**20

@@ -23,8 +23,8 @@ from frameloom.models.registry import VAES, get_denoiser, get_vae
 from frameloom.models.spec import DenoiserSpec, VAESpec
 from frameloom.models.vaes.base import VideoVAE
 from frameloom.planner.costs import Shape, TextShape
+from frameloom.planner.encoders import NUMBER_BYTES, CaptionCost, caption_cost, encoder_size, precision_of, weight_bytes
 from frameloom.planner.memory import ModelSize
-from frameloom.planner.text import NUMBER_BYTES, CaptionCost, caption_cost, encoder_size, precision_of, weight_bytes
 from frameloom.training.memory.recompute import apply_recompute
 from frameloom.training.optim.groups import freeze_parameters
 

@@ -45,8 +45,7 @@ from frameloom.models.precision import PRECISIONS
 from frameloom.models.text.scaling import TextScaling
 from frameloom.models.vaes.base import VideoVAE
 from frameloom.models.vaes.wrappers import TiledVAE
-from frameloom.sampling.pipeline import Sampler, build_note
-from frameloom.sampling.placement import Placement
+from frameloom.sampling.pipeline import Placement, Sampler, build_note
 
 RECIPE = "recipe.yaml"
 

@@ -12,10 +12,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -39,11 +40,60 @@ from frameloom.models.text.base import TextStates
 from frameloom.models.text.scaling import TextScaling
 from frameloom.models.vaes.base import VideoVAE
 from frameloom.sampling.block_cache import CacheCount, skipping_blocks
-from frameloom.sampling.conditions import Prepared, prepare
-from frameloom.sampling.given import Given, name_mode, read_given
+from frameloom.sampling.conditions import Given, Prepared, name_mode, prepare, read_given
 from frameloom.sampling.guidance import GuidedDenoiser
 from frameloom.sampling.outputs import describe_result, free_path, write_clip
-from frameloom.sampling.placement import Placement
+
+HOST = torch.device("cpu")
+
+
+class Movable(Protocol):
+    def to(self, device: torch.device, /) -> Any: ...
+
+
+@dataclass
+class Placement:
+    """`parts` by name; with `offload`, a part is on `device` only inside `using` it, else all stay there.
+
+    `resident` are the parts on the device now, `moves` all moves so far as (part, device or host): the account of what
+    a device must hold at once, which is kept where device and host are the same, too.
+    """
+
+    parts: dict[str, Movable]
+    device: torch.device
+    offload: bool = False
+    resident: set[str] = field(default_factory=set)
+    moves: list[tuple[str, str]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        for name, part in self.parts.items():
+            if self.offload:
+                part.to(HOST)
+            else:
+                part.to(self.device)
+                self.resident.add(name)
+
+    @contextmanager
+    def using(self, name: str) -> Iterator[None]:
+        """The part on the device; what is left there by others is parked first."""
+        if not self.offload or name in self.resident:
+            yield
+            return
+        for other in sorted(self.resident):
+            self._park(other)
+        self.parts[name].to(self.device)
+        self.resident.add(name)
+        self.moves.append((name, "device"))
+        try:
+            yield
+        finally:
+            self._park(name)
+
+    def _park(self, name: str) -> None:
+        self.parts[name].to(HOST)
+        self.resident.discard(name)
+        self.moves.append((name, "host"))
+
 
 _SAID_RATE = re.compile(r"\bFPS\b", re.IGNORECASE)
 _SAID_MOTION = re.compile(r"\bmotion score\b", re.IGNORECASE)

@@ -19,13 +19,12 @@ from frameloom.core.errors import CheckpointError, ConfigError, DataError
 from frameloom.core.files import digest_file
 from frameloom.distributed.ranks import read_ranks
 from frameloom.sampling.block_cache import CacheCount
-from frameloom.sampling.given import read_given
-from frameloom.sampling.jobs import check_requests, make_first_frames, sample_many
+from frameloom.sampling.conditions import read_given
+from frameloom.sampling.jobs import RankGroup, check_requests, divide_clips, join_ranks, make_first_frames, sample_many
 from frameloom.sampling.load import Source, open_sampler
 from frameloom.sampling.outputs import MEDIA, read_about
 from frameloom.sampling.pipeline import Request, Sampler, decode, draw_noise, encode_prompts, prepare_batch, solve
 from frameloom.sampling.prompts import Row, check_media, expand_rows
-from frameloom.sampling.ranks import RankGroup, divide_clips, join_ranks
 from frameloom.sampling.refine import build_refiner, refine_prompts
 
 SELF = "self"

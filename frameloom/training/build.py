@@ -37,9 +37,8 @@ from frameloom.training.step import AnyStepper, Stepper
 from frameloom.training.tasks.adversarial import add_discriminator
 from frameloom.training.tasks.autoencoder import AutoencoderTask
 from frameloom.training.tasks.build import build_task
-from frameloom.training.tasks.denoiser import unwrap
-from frameloom.training.tasks.dreambooth import make_class_images
-from frameloom.training.tasks.text_table import _CHUNK, _EMPTY, MOST_BYTES, KnownText
+from frameloom.training.tasks.denoiser import _CHUNK, _EMPTY, MOST_BYTES, KnownText, unwrap
+from frameloom.training.tasks.subject_tuning import make_class_images
 
 _log = get_logger(__name__)
 

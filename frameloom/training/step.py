@@ -27,14 +27,9 @@ from frameloom.training.memory.oom_split import (
     find_misfit,
     release_memory,
 )
-from frameloom.training.optim.clipping import FadingLimit, SpikeGuard
+from frameloom.training.optim.clipping import FadingLimit, SpikeGuard, clip_within_step
 from frameloom.training.optim.ema import EMA
-from frameloom.training.optim.optimizer import (
-    clip_within_step,
-    load_optimizer_tensors,
-    optimizer_tensors,
-    trained_names,
-)
+from frameloom.training.optim.optimizer import load_optimizer_tensors, optimizer_tensors, trained_names
 from frameloom.training.optim.precision import LossScale, MasterWeights
 from frameloom.training.peers import Peers
 

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 
 from frameloom.checkpoint.model_folder import read_weights
 from frameloom.core.errors import ConfigError
-from frameloom.interop.convert.target import parse_size
+from frameloom.interop.convert.files import parse_size
 from tests.faults.warm import run_frameloom
 
 

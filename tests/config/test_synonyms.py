@@ -2,8 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from frameloom.config.loading.schema_tree import explain_unknown, kind_at
-from frameloom.config.synonyms import SYNONYMS
+from frameloom.config.loading.schema_tree import SYNONYMS, explain_unknown, kind_at
 
 
 def test_names_of_other_trainers_point_to_keys_that_exist() -> None:

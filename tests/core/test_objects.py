@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from frameloom.core.objects import load_object
+from frameloom.models.spec import load_object
 
 
 def test_a_module_is_imported_when_its_object_is_asked_for() -> None:
@@ -17,7 +17,7 @@ def test_a_module_is_imported_when_its_object_is_asked_for() -> None:
 @pytest.mark.parametrize(
     ("target", "words"),
     [
-        ("frameloom.core.objects:load_objekt", "'frameloom.core.objects:load_objekt': the module has no 'load_objekt'"),
+        ("frameloom.models.spec:load_objekt", "'frameloom.models.spec:load_objekt': the module has no 'load_objekt'"),
         ("frameloom.core.nothing:here", "'frameloom.core.nothing:here': there is no module 'frameloom.core.nothing'"),
         ("frameloom.nothing.here:at_all", "there is no module 'frameloom.nothing'"),
     ],
@@ -28,7 +28,7 @@ def test_a_target_that_does_not_exist_is_named(target: str, words: str) -> None:
     assert words in str(caught.value)
 
 
-@pytest.mark.parametrize("target", ["frameloom.core.objects", "load_object", ":load_object", "frameloom.core.objects:"])
+@pytest.mark.parametrize("target", ["frameloom.models.spec", "load_object", ":load_object", "frameloom.models.spec:"])
 def test_a_target_needs_a_module_and_a_name(target: str) -> None:
     with pytest.raises(ValueError, match=r"write it as package\.module:name"):
         load_object(target)

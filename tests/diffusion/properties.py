@@ -13,13 +13,14 @@ import torch
 from torch import Tensor
 
 from frameloom.core.random import stream
-from frameloom.diffusion import ddpm, flow, objective, timesteps
-from frameloom.diffusion import level_profile as profile
+from frameloom.diffusion import ddpm, flow, objective
+from frameloom.diffusion import noise_levels as profile
+from frameloom.diffusion import noise_levels as timesteps
 from frameloom.diffusion.ddpm import DDPMObjective
 from frameloom.diffusion.edm import EDMObjective
 from frameloom.diffusion.flow import FlowObjective
+from frameloom.diffusion.noise_levels import LevelBias
 from frameloom.diffusion.objective import Noised, Objective
-from frameloom.diffusion.timesteps import LevelBias
 
 SHAPE = (3, 4, 5, 2, 2)
 SCALED = {"beta_schedule": "scaled_linear", "beta_start": 0.00085, "beta_end": 0.012}

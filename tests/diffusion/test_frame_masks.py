@@ -7,8 +7,8 @@ from collections import Counter
 import pytest
 
 from frameloom.core.errors import ConfigError
-from frameloom.diffusion.frame_masks import draw_end_mask, known_cells, known_frames, pick_kind, usable_kinds
 from frameloom.diffusion.mask_kinds import END_KINDS, END_SHARES
+from frameloom.diffusion.masks import draw_end_mask, known_cells, known_frames, pick_kind, usable_kinds
 
 
 @pytest.mark.parametrize(("causal", "long", "easy"), [(True, (9, 33), (17, 65)), (False, (8, 32), (16, 64))])

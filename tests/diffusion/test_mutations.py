@@ -11,11 +11,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from frameloom.diffusion import ddpm, edm, flow, objective, timesteps
+from frameloom.diffusion import ddpm, edm, flow, objective
+from frameloom.diffusion import noise_levels as timesteps
 from frameloom.diffusion.ddpm import DDPMObjective
 from frameloom.diffusion.edm import EDMObjective
 from frameloom.diffusion.flow import FlowObjective
-from frameloom.diffusion.timesteps import LevelBias
+from frameloom.diffusion.noise_levels import LevelBias
 from tests.diffusion import properties
 
 Make = Callable[[Any], Any]

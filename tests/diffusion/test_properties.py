@@ -10,8 +10,14 @@ from hypothesis import strategies as st
 from frameloom.core.errors import ConfigError
 from frameloom.diffusion.ddpm import DDPMObjective
 from frameloom.diffusion.flow import FlowObjective, shift_time
-from frameloom.diffusion.level_profile import band_shares, profile_objective
-from frameloom.diffusion.timesteps import LevelBias, level_probabilities, pick_levels, running_sum
+from frameloom.diffusion.noise_levels import (
+    LevelBias,
+    band_shares,
+    level_probabilities,
+    pick_levels,
+    profile_objective,
+    running_sum,
+)
 from tests.diffusion import properties
 
 quick = settings(max_examples=25, deadline=None, derandomize=True)

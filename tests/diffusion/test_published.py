@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 import torch
 
+from frameloom.builders.published import read_scheduler
 from frameloom.core.errors import ConfigError
 from frameloom.diffusion.ddpm import DDPMObjective
 from frameloom.diffusion.flow import FlowObjective, grid_time
-from frameloom.diffusion.scheduler_config import read_scheduler
 
 COG = {
     "num_train_timesteps": 1000,

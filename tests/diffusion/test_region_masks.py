@@ -10,7 +10,7 @@ import torch
 from frameloom.core.errors import ConfigError
 from frameloom.core.random import stream
 from frameloom.diffusion.mask_kinds import CLIP_SHARES, FRAME_SHARES, IMAGE_SHARES
-from frameloom.diffusion.region_masks import StreamDice, draw_frame_mask, draw_region_mask
+from frameloom.diffusion.masks import StreamDice, draw_frame_mask, draw_region_mask
 
 CLIP = (9, 16, 24)
 

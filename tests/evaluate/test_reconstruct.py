@@ -15,16 +15,18 @@ from frameloom.data.media.decode import probe_clip, read_clip
 from frameloom.data.media.transforms import to_uint8, to_unit_range
 from frameloom.data.media.writing import write_image, write_video
 from frameloom.distributed.ranks import Ranks
-from frameloom.evaluate.latent_statistics import describe_statistics, draw_clips, report_statistics
-from frameloom.evaluate.pair_metrics import build_measures
-from frameloom.evaluate.reconstruct import (
+from frameloom.evaluate.autoencoder import (
     Reconstruction,
+    describe_statistics,
+    draw_clips,
     measure_latents,
     name_results,
     read_for,
     reconstruct,
     reconstruct_files,
+    report_statistics,
 )
+from frameloom.evaluate.pair_metrics import build_measures
 from frameloom.models.vaes.base import VideoVAE
 
 MEASURES = build_measures(["psnr"])

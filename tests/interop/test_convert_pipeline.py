@@ -13,7 +13,7 @@ from torch import Tensor
 
 from frameloom.core.errors import CheckpointError, ConfigError
 from frameloom.interop.convert.convert import Conversion, Outcome, convert_weights
-from frameloom.models.denoisers.sdxl.pipeline import CLASSES
+from frameloom.models.denoisers.sdxl.weights import CLASSES
 from tests.sampling.sdxl_pipeline import load_pipeline, make_pipeline, picture
 
 SECOND = "conditioner.embedders.1.model."

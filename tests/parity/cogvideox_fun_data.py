@@ -10,7 +10,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from frameloom.config.schema.buckets import RatioTokensSection
-from frameloom.data.buckets.lengths import LengthRule
 from frameloom.data.buckets.policy import Bucket, Clips, Draw
 from frameloom.data.buckets.ratio_tokens import (
     DRAW_RATIO,
@@ -20,7 +19,7 @@ from frameloom.data.buckets.ratio_tokens import (
     first_heavy,
     list_divisors,
 )
-from frameloom.data.buckets.sizes import CROP_WEIGHTS, RATIO_TABLE, draw_weighted, nearest_values
+from frameloom.data.buckets.sizes import CROP_WEIGHTS, RATIO_TABLE, LengthRule, draw_weighted, nearest_values
 from tests.parity.cases import ParityOutput, compare_facts, leave_out, pick_prefixed, table_runners
 
 Found = Iterator[tuple[str, Any, Any] | ParityOutput]

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from frameloom.diffusion.mask_kinds import CLIP_SHARES
-from frameloom.diffusion.region_masks import draw_region_mask
+from frameloom.diffusion.masks import draw_region_mask
 from tests.parity.cases import ParityCase, ParityOutput, Runner, compare_numbers
 
 _KINDS = list(CLIP_SHARES)

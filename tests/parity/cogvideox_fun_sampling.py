@@ -30,8 +30,7 @@ from frameloom.models.registry import get_denoiser
 from frameloom.models.vaes.cogvideox.config import CogVideoXConfig
 from frameloom.models.vaes.cogvideox.model import CogVideoXVAE
 from frameloom.models.vaes.cogvideox.model import load_original as load_vae
-from frameloom.sampling.conditions import Prepared, prepare
-from frameloom.sampling.given import Given
+from frameloom.sampling.conditions import Given, Prepared, prepare
 from tests.parity.cases import ParityCase, ParityOutput, Runner, pair_outputs, read_beside
 from tests.parity.cogvideox_fun_transformer import name_rotary
 from tests.parity.noise_schedules import read_sampler

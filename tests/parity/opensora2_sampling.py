@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from frameloom.builders.denoiser import LoadedDenoiser
 from frameloom.config.schema.sampling import SampleSection
 from frameloom.diffusion.flow import FlowObjective
-from frameloom.diffusion.frame_masks import known_cells
 from frameloom.diffusion.guidance import oscillate
+from frameloom.diffusion.masks import known_cells
 from frameloom.models.denoisers.conditions import Conditions
 from frameloom.models.denoisers.opensora2.config import SIZES, MMDiTConfig
 from frameloom.models.layers.patches import Grid, pack, token_grid, unpack

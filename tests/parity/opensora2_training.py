@@ -16,8 +16,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from frameloom.diffusion.flow import FlowObjective
-from frameloom.diffusion.frame_masks import draw_end_mask, pick_kind, usable_kinds
 from frameloom.diffusion.mask_kinds import END_KINDS
+from frameloom.diffusion.masks import draw_end_mask, pick_kind, usable_kinds
 from frameloom.diffusion.objective import Noised
 from frameloom.models.denoisers.opensora2.config import SIZES
 from frameloom.models.denoisers.opensora2.model import joint_positions

@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from frameloom.training.optim.clipping import FadingLimit
+from frameloom.training.optim.clipping import FadingLimit, clip_gradients
 from frameloom.training.optim.ema import EMA
 from frameloom.training.optim.groups import RateGroup
-from frameloom.training.optim.optimizer import build_optimizer, clip_gradients
+from frameloom.training.optim.optimizer import build_optimizer
 from frameloom.training.optim.schedules import build_schedule
 from tests.parity.cases import ParityCase, ParityOutput, Runner, compare_numbers, pair_outputs, relative_to_largest
 

@@ -13,9 +13,8 @@ from frameloom.models.registry import get_vae
 from frameloom.models.text import minilm, t5
 from frameloom.planner.costs import Shape, count_cells
 from frameloom.planner.devices import DEVICES, choose_device
-from frameloom.planner.encoders import EncodePlan, measure_encoder
+from frameloom.planner.encoders import EncodePlan, caption_cost, encoder_size, measure_encoder
 from frameloom.planner.estimate import BucketPlan, plan_run
-from frameloom.planner.text import caption_cost, encoder_size
 from tests.models.text.tiny import make_t5
 from tests.planner.measuring import count_flops, record_peak
 

@@ -12,7 +12,7 @@ from transformers import CLIPTextModel, CLIPTextModelWithProjection, CLIPTokeniz
 
 from frameloom.core.random import stream
 from frameloom.models.denoisers.sdxl.config import SDXLConfig
-from frameloom.models.denoisers.sdxl.pipeline import describe_scheduler, describe_unet, describe_vae
+from frameloom.models.denoisers.sdxl.weights import describe_scheduler, describe_unet, describe_vae
 from frameloom.models.text.transformers_folder import quiet_transformers
 from frameloom.models.vaes.kl.config import SIZES
 from tests.models.text import tiny

@@ -17,11 +17,11 @@ from frameloom.config.schema.sampling import SampleSection
 from frameloom.core.errors import ConfigError
 from frameloom.distributed.ranks import read_ranks
 from frameloom.sampling.block_cache import CacheCount
-from frameloom.sampling.given import read_given
+from frameloom.sampling.conditions import read_given
+from frameloom.sampling.jobs import divide_clips, join_ranks
 from frameloom.sampling.load import Source, open_sampler
 from frameloom.sampling.pipeline import Request, Sampler, draw_noise, encode_prompts, prepare_batch, solve
 from frameloom.sampling.prompts import Row
-from frameloom.sampling.ranks import divide_clips, join_ranks
 from frameloom.sampling.request import Order, fill_order
 
 PROMPT, SEED = "a red circle moves left", 5

@@ -27,8 +27,7 @@ from frameloom.sampling.block_cache import CacheCount, skipping_blocks
 from frameloom.sampling.conditions import Prepared
 from frameloom.sampling.guidance import GuidedDenoiser
 from frameloom.sampling.load import Source, open_sampler
-from frameloom.sampling.pipeline import Request, Sampler, generate
-from frameloom.sampling.placement import Placement
+from frameloom.sampling.pipeline import Placement, Request, Sampler, generate
 from frameloom.sampling.request import measure_cache
 from tests.models.text import tiny
 from tests.parity.cases import read_case

@@ -8,8 +8,8 @@ from hypothesis import strategies as some
 
 from frameloom.config.loading.yaml_values import parse_document
 from frameloom.core.errors import ConfigError
+from frameloom.studio.recipe.files import set_key
 from frameloom.studio.recipe.form import build_fields
-from frameloom.studio.recipe.text import set_key
 
 TEXT = """\
 # Mine

@@ -20,15 +20,14 @@ from frameloom.config.rules.models import (
     check_text_options,
     check_text_place,
 )
-from frameloom.config.rules.objective import check_objective
 from frameloom.config.rules.parallel import check_parallel
-from frameloom.config.rules.sampling import check_note, check_sample
+from frameloom.config.rules.sampling import check_note, check_objective, check_sample
 from frameloom.config.rules.training import check_optim, check_train
 from frameloom.config.schema.recipe import Recipe, TextEncoderSection
 from frameloom.core.errors import ConfigError
 from frameloom.core.spelling import nearest, suggest
-from frameloom.models.architecture import fits_type
 from frameloom.models.registry import DENOISERS, TEXT_ENCODERS, VAES
+from frameloom.models.spec import fits_type
 
 MAX_TIMEOUT_S = 3600
 PICKLES = (".pt", ".pth", ".ckpt", ".bin")

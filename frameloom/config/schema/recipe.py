@@ -16,11 +16,12 @@ from frameloom.config.schema.optim import OptimSection
 from frameloom.config.schema.parallel import ParallelSection
 from frameloom.config.schema.sampling import SampleSection, SamplesSection
 from frameloom.config.schema.section import Count, Section, Share, Where, Words
-from frameloom.config.schema.subject_tuning import DreamBoothSection, InversionSection
 from frameloom.config.schema.training import (
     Choice,
     Compile,
+    DreamBoothSection,
     Interval,
+    InversionSection,
     LossScaleSection,
     Memory,
     Precision,

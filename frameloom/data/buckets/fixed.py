@@ -11,9 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from frameloom.config.schema.buckets import FixedSection, MultiAspectSection
-from frameloom.data.buckets.lengths import sample_rate
 from frameloom.data.buckets.policy import UNUSED, Bucket, BucketPolicy, Clips, Draw
-from frameloom.data.buckets.sizes import draw_weighted, nearest_values, ratio_name
+from frameloom.data.buckets.sizes import draw_weighted, nearest_values, ratio_name, sample_rate
 
 
 class ThinnedPolicy(BucketPolicy):

@@ -19,9 +19,15 @@ from numpy.typing import NDArray
 
 from frameloom.core.errors import ConfigError
 from frameloom.data.buckets.fixed import ThinnedPolicy
-from frameloom.data.buckets.lengths import LengthRule
 from frameloom.data.buckets.policy import UNUSED, Bucket, Clips, Draw
-from frameloom.data.buckets.sizes import Size, height_per_width, nearest_values, parse_resolution, size_table
+from frameloom.data.buckets.sizes import (
+    LengthRule,
+    Size,
+    height_per_width,
+    nearest_values,
+    parse_resolution,
+    size_table,
+)
 
 # A clip a little smaller than the budget is scaled up rather than lost.
 AREA_TOLERANCE = 0.8

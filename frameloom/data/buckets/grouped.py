@@ -10,9 +10,8 @@ from numpy.typing import NDArray
 
 from frameloom.config.schema.buckets import GroupedSection
 from frameloom.core.errors import ConfigError
-from frameloom.data.buckets.lengths import LengthRule
 from frameloom.data.buckets.policy import UNUSED, Bucket, BucketPolicy, Clips, Draw
-from frameloom.data.buckets.sizes import ratio_name
+from frameloom.data.buckets.sizes import LengthRule, ratio_name
 from frameloom.data.media.frames import SAME_RATE_FPS, FrameRule
 
 Ints = NDArray[np.int64]

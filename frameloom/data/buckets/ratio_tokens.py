@@ -13,9 +13,15 @@ from numpy.typing import NDArray
 
 from frameloom.config.schema.buckets import RatioTokensSection
 from frameloom.core.errors import ConfigError
-from frameloom.data.buckets.lengths import LengthRule
 from frameloom.data.buckets.policy import UNUSED, Bucket, BucketPolicy, Clips, Draw
-from frameloom.data.buckets.sizes import CROP_WEIGHTS, RATIO_TABLE, TABLE_SIDE, draw_weighted, nearest_values
+from frameloom.data.buckets.sizes import (
+    CROP_WEIGHTS,
+    RATIO_TABLE,
+    TABLE_SIDE,
+    LengthRule,
+    draw_weighted,
+    nearest_values,
+)
 from frameloom.data.media.frames import FrameRule
 
 Ints = NDArray[np.int64]

@@ -26,7 +26,6 @@ from frameloom.data.curation.scan import (
     run_into_store,
     unfold_members,
 )
-from frameloom.data.curation.scan_store import RecordStore
 from frameloom.data.curation.scan_work import (
     EMPTY,
     MISSING,
@@ -36,6 +35,7 @@ from frameloom.data.curation.scan_work import (
     UNREADABLE,
     WRONG_EXTENSION,
     FileWork,
+    RecordStore,
 )
 from frameloom.data.manifest.manifest import write_manifest
 from frameloom.data.media.decode import LIMITS, DecodeLimits

@@ -22,8 +22,7 @@ from frameloom.core.files import atomic_file
 from frameloom.core.progress import ProgressBar
 from frameloom.core.random import bits_at, key, uniform_at
 from frameloom.data.curation.scan_pool import Job, Record, run_jobs
-from frameloom.data.curation.scan_store import RecordStore
-from frameloom.data.curation.scan_work import STUCK, FileWork, blame_file
+from frameloom.data.curation.scan_work import STUCK, FileWork, RecordStore, blame_file
 from frameloom.data.manifest.manifest import write_manifest
 from frameloom.data.media.decode import LIMITS, DecodeLimits
 from frameloom.data.media.tar_members import MEMBER_MARK

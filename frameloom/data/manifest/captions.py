@@ -19,8 +19,8 @@ import polars as pl
 
 from frameloom.core.errors import ConfigError
 from frameloom.core.logging import get_logger
-from frameloom.data.buckets.lengths import sample_rate
 from frameloom.data.buckets.policy import BucketPolicy
+from frameloom.data.buckets.sizes import sample_rate
 from frameloom.data.manifest.manifest import Manifest
 from frameloom.data.manifest.rows import Rows
 

@@ -32,8 +32,17 @@ from frameloom.core.errors import CheckpointError, ConfigError
 from frameloom.core.files import replace_folder
 from frameloom.core.progress import ProgressBar
 from frameloom.core.spelling import refuse_unknown
-from frameloom.interop.convert.source import Source, open_source, strip_prefixes, strip_wrappers
-from frameloom.interop.convert.target import Target, check_space, check_target, write_sharded, write_single
+from frameloom.interop.convert.files import (
+    Source,
+    Target,
+    check_space,
+    check_target,
+    open_source,
+    strip_prefixes,
+    strip_wrappers,
+    write_sharded,
+    write_single,
+)
 from frameloom.models.registry import DENOISERS, VAES, get_denoiser, get_vae
 from frameloom.models.spec import DenoiserSpec, VAESpec
 from frameloom.weights.files import CONFIG
@@ -135,8 +144,7 @@ def convert_weights(task: Conversion) -> Outcome:
 
 def _convert_pipeline(task: Conversion, source: Source, tensors: LazyTensors) -> Outcome:
     """All parts of a model, each into a folder of its own."""
-    from frameloom.interop.convert.pipeline import split_pipeline
-    from frameloom.interop.export.pipeline_folder import write_pipeline_folder
+    from frameloom.interop.convert.pipeline import split_pipeline, write_pipeline_folder
 
     if task.dtype != "keep":
         tensors = cast_tensors(tensors, DTYPES[task.dtype])

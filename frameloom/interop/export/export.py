@@ -29,9 +29,9 @@ from frameloom.core.files import replace_folder
 from frameloom.core.logging import get_logger
 from frameloom.core.paths import clean_name
 from frameloom.interop.convert.convert import DTYPES
-from frameloom.interop.convert.target import check_space, write_sharded
+from frameloom.interop.convert.files import check_space, write_sharded
+from frameloom.interop.convert.pipeline import PartFolder, write_pipeline_folder
 from frameloom.interop.export.model_card import CARD, NOTE, Card, collect_samples, read_metrics, write_card
-from frameloom.interop.export.pipeline_folder import PartFolder, write_pipeline_folder
 from frameloom.interop.export.pipeline_parts import build_pipeline, describe_vae_of, find_obstacle
 from frameloom.weights.lazy_tensors import LazyTensors, cast_tensors, defer_tensors, to_deferred, to_pending
 from frameloom.weights.safetensors_file import write_safetensors

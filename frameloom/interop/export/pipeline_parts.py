@@ -12,8 +12,8 @@ from typing import Any
 from frameloom.builders.vae import LoadedVAE, build_vae
 from frameloom.config.schema.objective import ObjectiveSection, beta_range
 from frameloom.config.schema.recipe import Recipe, TextEncoderSection
-from frameloom.interop.convert.source import open_source
-from frameloom.interop.export.pipeline_folder import PartFolder, PipelineFolder, Tokenizer
+from frameloom.interop.convert.files import open_source
+from frameloom.interop.convert.pipeline import PartFolder, PipelineFolder, Tokenizer
 from frameloom.models.text.transformers_folder import find_folder
 from frameloom.weights.files import read_config
 from frameloom.weights.lazy_tensors import LazyTensors, defer_tensors, rename_tensors
@@ -79,7 +79,7 @@ def build_pipeline(recipe: Recipe, kind: str, denoiser: PartFolder) -> PipelineF
 def describe_vae_of(vae: LoadedVAE) -> Mapping[str, Any]:
     """The `config.json` of an autoencoder for diffusers; empty where diffusers has no such class."""
     if vae.name == "kl":
-        from frameloom.models.denoisers.sdxl.pipeline import describe_vae
+        from frameloom.models.denoisers.sdxl.weights import describe_vae
 
         return describe_vae(vae.config)
     if vae.name == "cogvideox":

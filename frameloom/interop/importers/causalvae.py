@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from frameloom.config.loading.recipe import resolve
-from frameloom.interop.importers.draft import Draft
-from frameloom.interop.importers.job import PRECISIONS, Job, set_length, set_memory, set_resume, set_stride
+from frameloom.interop.importers.job import PRECISIONS, Draft, Job, set_length, set_memory, set_resume, set_stride
 from frameloom.interop.importers.mindspore import set_optimizer
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from frameloom.config.loading.recipe import resolve
-from frameloom.interop.importers.draft import Draft
 from frameloom.interop.importers.job import (
     PRECISIONS,
+    Draft,
     Job,
     set_deepspeed,
     set_keep,

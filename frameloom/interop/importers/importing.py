@@ -14,13 +14,11 @@ from frameloom.core.errors import ConfigError
 from frameloom.core.spelling import suggest
 from frameloom.interop.importers import causalvae, cogvideox_fun, latte, open_sora_plan, opensora2, sdxl
 from frameloom.interop.importers.arguments import COMMAND, SYSTEMS, Argument, load_system
-from frameloom.interop.importers.draft import Draft, render_draft
 from frameloom.interop.importers.given import Given
-from frameloom.interop.importers.job import Job, name_run, tell_start
-from frameloom.interop.importers.reading.launch import Launch, find_launches
-from frameloom.interop.importers.reading.python_config import flatten, merge_over, read_python_config
-from frameloom.interop.importers.reading.shell import explain_unset, find_unset, parse_script
+from frameloom.interop.importers.job import Draft, Job, name_run, render_draft, tell_start
+from frameloom.interop.importers.python_config import flatten, merge_over, read_python_config
 from frameloom.interop.importers.sdxl import drop_structure, read_sdxl_yaml
+from frameloom.interop.importers.shell import Launch, explain_unset, find_launches, find_unset, parse_script
 
 _LAUNCHERS = {
     "accelerate": ("cogvideox_fun", "accelerate launch"),

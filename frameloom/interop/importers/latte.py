@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from frameloom.config.loading.recipe import resolve
-from frameloom.interop.importers.draft import Draft
-from frameloom.interop.importers.job import PRECISIONS, Job, set_length
+from frameloom.interop.importers.job import PRECISIONS, Draft, Job, set_length
 from frameloom.interop.importers.mindspore import set_embeddings, set_loop, set_optimizer, set_parts
 
 _SIZES = {"LatteT2V-XL/122": "xl", "LatteT2V-D64-XL/122": "xl-d64"}

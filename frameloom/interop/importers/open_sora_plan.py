@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 
 from frameloom.config.loading.recipe import resolve
-from frameloom.interop.importers.draft import Draft
-from frameloom.interop.importers.job import PRECISIONS, Job, set_deepspeed, set_keep, set_length, set_zero
+from frameloom.interop.importers.job import PRECISIONS, Draft, Job, set_deepspeed, set_keep, set_length, set_zero
 from frameloom.interop.importers.mindspore import set_embeddings, set_loop, set_optimizer, set_parts
 
 # The original on PyTorch has other defaults than its port; launchers tell them apart.

@@ -9,8 +9,7 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from frameloom.config.loading.recipe import resolve
-from frameloom.interop.importers.draft import Draft
-from frameloom.interop.importers.job import PRECISIONS, Job, set_length, set_output, set_zero
+from frameloom.interop.importers.job import PRECISIONS, Draft, Job, set_length, set_output, set_zero
 
 # Published configurations by the name of their file, as they are shipped here.
 PUBLISHED = {

@@ -12,9 +12,8 @@ from frameloom.config.loading.yaml_values import parse_document, read_text
 from frameloom.config.schema.buckets import SDXL_SIZES
 from frameloom.core.errors import ConfigError
 from frameloom.interop.importers.arguments import load_system
-from frameloom.interop.importers.draft import Draft
 from frameloom.interop.importers.given import Given
-from frameloom.interop.importers.job import Job, set_keep, set_length, set_memory
+from frameloom.interop.importers.job import Draft, Job, set_keep, set_length, set_memory
 
 # Published configurations by a part of their name, as they are shipped here; the first that fits counts.
 PUBLISHED = {"lora": "sdxl/lora", "multi_aspect": "sdxl/multi-aspect", "sd_xl_base_finetune": "sdxl/finetune"}

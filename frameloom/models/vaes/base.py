@@ -2,18 +2,17 @@
 
 Shape letters: B batch, C channels, F frames, H height, W width.
 
-Pixels are in [-1, 1].
-"""
+Pixels are in [-1, 1]."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from frameloom.core.errors import ConfigError, DataError
+from frameloom.core.errors import DataError
 from frameloom.models.fit import load_fitting
 from frameloom.models.layers.tiles import Cuts
 
@@ -186,28 +185,6 @@ class LatentStatistics:
     def scale_per_channel(self) -> tuple[Tensor, Tensor]:
         """(scale, shift) that give every channel mean 0 and deviation 1."""
         return 1 / self.std_C, self.mean_C
-
-
-def spread_scaling(config: Any, num_channels: int, *, where: str) -> None:
-    """Give a frozen config, at the end of its making, one `scale` and one `shift` for each latent channel."""
-    for name in ("scale", "shift"):
-        values = _spread(getattr(config, name), num_channels, where=f"{where}: {name}")
-        object.__setattr__(config, name, values)
-
-
-def _spread(values: Sequence[float], num_channels: int, *, where: str) -> tuple[float, ...]:
-    """One number for each latent channel.
-
-    Equal numbers are spread, whatever their count, so that a width can be overridden without naming them again.
-    """
-    if len(set(values)) == 1:
-        return (float(values[0]),) * num_channels
-    if len(values) != num_channels:
-        raise ConfigError(
-            f"{where} has {len(values)} numbers for {num_channels} latent channels; give one for each channel, or one "
-            "for all"
-        )
-    return tuple(float(value) for value in values)
 
 
 def load_same_keys(model: VideoVAE, tensors: Mapping[str, Tensor], *, where: str) -> None:

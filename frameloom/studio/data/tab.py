@@ -11,8 +11,7 @@ from frameloom.studio.data.clip_table import ClipFilter
 from frameloom.studio.data.clips import add_thumb_route
 from frameloom.studio.data.controller import OWN_SHAPES, DataDesk, Edits, describe_edits
 from frameloom.studio.recipe.files import list_manifests, list_recipes
-from frameloom.studio.server.context import StudioContext
-from frameloom.studio.server.events import on_page_load, tell_errors
+from frameloom.studio.server.context import StudioContext, on_page_load, tell_errors
 from frameloom.studio.server.markup import note
 
 # One listener for the whole table: its content is replaced with every page.

@@ -13,9 +13,8 @@ from frameloom.config.schema.recipe import Recipe
 from frameloom.core.errors import ConfigError, FrameloomError
 from frameloom.core.files import write_text
 from frameloom.data.manifest.filters import check_recipe_filters
-from frameloom.studio.recipe.files import find_recipe_file
+from frameloom.studio.recipe.files import find_recipe_file, set_key
 from frameloom.studio.recipe.form import build_fields, read_values
-from frameloom.studio.recipe.text import set_key
 from frameloom.studio.server.context import StudioContext
 from frameloom.studio.server.markup import data_table, fact_tiles, note, problem_list
 

@@ -11,8 +11,7 @@ from frameloom.core.errors import ConfigError
 from frameloom.studio.recipe.controller import Checked, RecipeDesk, describe_check, show_plan
 from frameloom.studio.recipe.files import SHIPPED_MARK, list_manifests, list_recipes
 from frameloom.studio.recipe.form import FormField, is_size, sizes_for
-from frameloom.studio.server.context import StudioContext
-from frameloom.studio.server.events import on_page_load, tell_errors
+from frameloom.studio.server.context import StudioContext, on_page_load, tell_errors
 
 _DEVICES = ("h100", "h200", "a100", "4090", "910b", "cpu")
 _MAX_DEVICES = 65_536

@@ -2,38 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from frameloom.config.loading.recipe import SHIPPED
-from frameloom.core.errors import ConfigError
-from frameloom.core.errors import FrameloomError
-from frameloom.studio.recipe.files import find_recipe_file
-from frameloom.studio.recipe.files import list_recipes
-from frameloom.studio.runs import samples as run_samples
-from frameloom.studio.runs.curves import COLOURS
-from frameloom.studio.runs.curves import Line
-from frameloom.studio.runs.curves import draw_chart
-from frameloom.studio.runs.curves import format_value
-from frameloom.studio.runs.launches import Launches
-from frameloom.studio.runs.launches import describe_end
-from frameloom.studio.runs.launches import has_failed
-from frameloom.studio.runs.run_list import RECIPE
-from frameloom.studio.runs.run_list import RUNNING
-from frameloom.studio.runs.run_list import Run
-from frameloom.studio.runs.run_list import RunIndex
-from frameloom.studio.runs.run_list import RunView
-from frameloom.studio.runs.run_list import STOPPED
-from frameloom.studio.server.context import StudioContext
-from frameloom.studio.server.markup import badge
-from frameloom.studio.server.markup import bar
-from frameloom.studio.server.markup import button
-from frameloom.studio.server.markup import format_time
-from frameloom.studio.server.markup import player
-from frameloom.studio.server.markup import problem_list
-from frameloom.studio.server.markup import safe
-from frameloom.studio.server.markup import status
-from pathlib import Path
 import shlex
+from collections.abc import Sequence
+from pathlib import Path
 
+from frameloom.config.loading.recipe import SHIPPED
+from frameloom.core.errors import ConfigError, FrameloomError
+from frameloom.studio.recipe.files import find_recipe_file, list_recipes
+from frameloom.studio.runs import samples as run_samples
+from frameloom.studio.runs.curves import COLOURS, Line, draw_chart, format_value
+from frameloom.studio.runs.launches import Launches, describe_end, has_failed
+from frameloom.studio.runs.run_list import RECIPE, RUNNING, STOPPED, Run, RunIndex, RunView
+from frameloom.studio.server.context import StudioContext
+from frameloom.studio.server.markup import badge, bar, button, format_time, player, problem_list, safe, status
 
 _CHARTS = {
     "train/loss": "Training loss",

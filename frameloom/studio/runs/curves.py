@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from collections.abc import Sequence
-from dataclasses import dataclass
-from frameloom.studio.server.markup import safe
 import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
+from frameloom.studio.server.markup import safe
 
 # Apart for eyes of most kinds, on light and on dark paper.
 COLOURS = ("#4f6df5", "#e0723a", "#1d9a6c", "#b04fd0", "#c79a1e", "#2b9bc9")

@@ -5,19 +5,6 @@ Each start has a record and a log in `<folder>/launches`, so that how it ended i
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import asdict
-from dataclasses import dataclass
-from dataclasses import replace
-from frameloom.config.loading.recipe import load_recipe
-from frameloom.config.schema.recipe import Recipe
-from frameloom.core.errors import ConfigError
-from frameloom.core.errors import RunError
-from frameloom.core.files import write_json
-from frameloom.core.logging import get_logger
-from frameloom.core.paths import clean_name
-from frameloom.studio.runs.run_list import find_holder
-from pathlib import Path
 import contextlib
 import json
 import os
@@ -28,7 +15,17 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 
+from frameloom.config.loading.recipe import load_recipe
+from frameloom.config.schema.recipe import Recipe
+from frameloom.core.errors import ConfigError, RunError
+from frameloom.core.files import write_json
+from frameloom.core.logging import get_logger
+from frameloom.core.paths import clean_name
+from frameloom.studio.runs.run_list import find_holder
 
 _log = get_logger(__name__)
 _MAX_RUNNING = 8

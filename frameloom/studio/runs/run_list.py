@@ -6,22 +6,20 @@ only then, reading starts again.
 
 from __future__ import annotations
 
-from array import array
-from collections.abc import Callable
-from collections.abc import Iterator
-from dataclasses import dataclass
-from dataclasses import field
-from frameloom.config.loading.recipe import load_recipe
-from frameloom.core.errors import FrameloomError
-from pathlib import Path
-from typing import Any
 import json
 import os
 import re
 import socket
 import threading
 import time
+from array import array
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
+from frameloom.config.loading.recipe import load_recipe
+from frameloom.core.errors import FrameloomError
 
 RECIPE = "recipe.yaml"
 _SIGNS = ("metrics.jsonl", "checkpoints", "lock")
@@ -191,6 +189,7 @@ def is_run_folder(path: Path, names: set[str]) -> bool:
     recipe = path / RECIPE
     return RECIPE in names and any(sign in names for sign in _SIGNS) and recipe.is_file() and not recipe.is_symlink()
 
+
 _HOLDER = re.compile(r"process (\d{1,9}) on (\S{1,255})")
 _LOCKS = Path("/proc/locks")
 # A run on another machine cannot be asked; one that wrote something this lately counts as running.
@@ -252,6 +251,7 @@ def _is_fresh(run: Path) -> bool:
         return time.time() - (run / "metrics.jsonl").stat().st_mtime < _FRESH_S
     except OSError:
         return False
+
 
 _CHUNK_BYTES = 1 << 20
 # One look reads at most this much, so that a huge file is taken in over several looks.

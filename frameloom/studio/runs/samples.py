@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import re
 from dataclasses import dataclass
-from frameloom.core.errors import DataError
 from functools import lru_cache
 from math import gcd
 from pathlib import Path
-import os
-import re
 
+from frameloom.core.errors import DataError
 
 CLIPS = (".mp4", ".webm")
 PICTURES = (".png", ".gif", ".jpg")

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from frameloom.studio.runs.controller import MAX_OVERLAID
-from frameloom.studio.runs.controller import RunsDesk
-from frameloom.studio.runs.samples import slider_stride
-from frameloom.studio.server.context import StudioContext
-from frameloom.studio.server.markup import BUTTONS_SCRIPT
-from frameloom.studio.server.markup import STYLE
 from typing import Any
+
 import gradio as gr
 
+from frameloom.studio.runs.controller import MAX_OVERLAID, RunsDesk
+from frameloom.studio.runs.samples import slider_stride
+from frameloom.studio.server.context import StudioContext
+from frameloom.studio.server.markup import BUTTONS_SCRIPT, STYLE
 
 _TICK_S = 2.0
 _SMOOTHING = 0.6

@@ -1,15 +1,20 @@
-"""What every place of the studio is handed: the folder it may show, its limits, and what to end with the server."""
+"""What every tab of the studio is given, and how its events report errors."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import wraps
+from html import escape
 from pathlib import Path
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 from urllib.parse import quote
 
-from frameloom.core.errors import DataError
+import gradio as gr
+from gradio.context import Context
+
+from frameloom.core.errors import DataError, FrameloomError
 from frameloom.core.paths import safe_join
 
 FILES_ROUTE = "/files/"
@@ -86,3 +91,28 @@ class StudioContext:
     def close(self) -> None:
         while self._closers:
             self._closers.pop()()
+
+
+_Arguments = ParamSpec("_Arguments")
+_Result = TypeVar("_Result")
+_SHOWN_S = 12
+
+
+def tell_errors(handler: Callable[_Arguments, _Result]) -> Callable[_Arguments, _Result]:
+    """An event handler whose FrameloomError is shown as a message instead of ending in a traceback."""
+
+    @wraps(handler)
+    def told(*args: _Arguments.args, **kwargs: _Arguments.kwargs) -> _Result:
+        try:
+            return handler(*args, **kwargs)
+        except FrameloomError as error:
+            raise gr.Error(escape(str(error)), duration=_SHOWN_S, title="Not done", print_exception=False) from error
+
+    return told
+
+
+def on_page_load(handler: Callable[..., Any], inputs: Any, outputs: Any, **settings: Any) -> Any:
+    """Call `handler` whenever a browser opens the page that is being built."""
+    page = Context.root_block
+    assert page is not None, "a place is built inside the page"
+    return page.load(handler, inputs, outputs, **settings)

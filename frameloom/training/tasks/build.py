@@ -27,9 +27,8 @@ from frameloom.training.step import Task
 from frameloom.training.tasks.autoencoder import AutoencoderTask, build_lpips, freeze_other_half
 from frameloom.training.tasks.conditions import ConditionMaker
 from frameloom.training.tasks.denoiser import DenoiserTask
-from frameloom.training.tasks.dreambooth import PriorTask
 from frameloom.training.tasks.lora import Adapters, build_adapters
-from frameloom.training.tasks.textual_inversion import Inversion, build_inversion
+from frameloom.training.tasks.subject_tuning import Inversion, PriorTask, build_inversion
 
 
 class TrainTask(Task, Protocol):

@@ -20,9 +20,8 @@ from frameloom.core.errors import ConfigError
 from frameloom.core.random import stream
 from frameloom.data.loading.batch import Batch
 from frameloom.data.media.transforms import to_unit_range
-from frameloom.diffusion.frame_masks import draw_end_mask
 from frameloom.diffusion.mask_kinds import END_SHARES
-from frameloom.diffusion.region_masks import StreamDice, draw_frame_mask, draw_region_mask
+from frameloom.diffusion.masks import StreamDice, draw_end_mask, draw_frame_mask, draw_region_mask
 from frameloom.models.denoisers.conditions import Conditions
 from frameloom.models.text.base import TextStates
 from frameloom.models.vaes.base import VideoVAE

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from frameloom.core.random import bits_at, key, numpy_stream, uniform_at
 from frameloom.data.loading.batch import Batch
+from frameloom.diffusion.noise_levels import stratify
 from frameloom.diffusion.objective import NoiseSettings, offset_noise
-from frameloom.diffusion.timesteps import stratify
 
 
 class SampleNoise(NamedTuple):

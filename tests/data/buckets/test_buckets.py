@@ -9,7 +9,6 @@ import pytest
 
 from frameloom.core.errors import ConfigError
 from frameloom.data.buckets.grid import GridPolicy, _Cascade, parse_grid
-from frameloom.data.buckets.lengths import sample_rate
 from frameloom.data.buckets.policy import (
     Clips,
     Pairs,
@@ -19,7 +18,7 @@ from frameloom.data.buckets.policy import (
     counter_draw,
     possible_buckets,
 )
-from frameloom.data.buckets.sizes import height_per_width, nearest_values, parse_resolution, size_table
+from frameloom.data.buckets.sizes import height_per_width, nearest_values, parse_resolution, sample_rate, size_table
 from frameloom.data.manifest.manifest import Manifest, write_manifest
 
 GOLDENS = Path(__file__).parents[2] / "goldens" / "open-sora-v2"

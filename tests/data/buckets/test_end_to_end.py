@@ -11,8 +11,8 @@ import pytest
 from frameloom.builders.data import build_bucket_policy
 from frameloom.config.schema.data import DataSection
 from frameloom.core.errors import ConfigError
-from frameloom.data.buckets.lengths import LengthRule
 from frameloom.data.buckets.policy import BucketPolicy, assign, bucket_table, count_unused, possible_buckets
+from frameloom.data.buckets.sizes import LengthRule
 from frameloom.data.loading.loader import iterate_batches
 from frameloom.data.loading.reader import ClipReader
 from frameloom.data.manifest.manifest import Manifest

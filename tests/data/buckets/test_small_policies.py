@@ -6,9 +6,8 @@ import pytest
 from frameloom.config.schema.buckets import FixedSection, MultiAspectSection
 from frameloom.data.buckets.fixed import Fixed, MultiAspect
 from frameloom.data.buckets.grid import apply_token_budget, count_tokens, parse_grid
-from frameloom.data.buckets.lengths import LengthRule
 from frameloom.data.buckets.policy import Clips, counter_draw
-from frameloom.data.buckets.sizes import nearest_values
+from frameloom.data.buckets.sizes import LengthRule, nearest_values
 
 IMAGE = np.nan
 

@@ -26,8 +26,7 @@ from frameloom.data.curation.scan import (
     scan_files,
 )
 from frameloom.data.curation.scan_pool import Job, Record, run_jobs
-from frameloom.data.curation.scan_store import RecordStore
-from frameloom.data.curation.scan_work import FileWork, blame_file
+from frameloom.data.curation.scan_work import FileWork, RecordStore, blame_file
 from frameloom.data.manifest.manifest import Manifest
 from frameloom.data.manifest.sources.reading import read_source
 from frameloom.data.media.decode import read_clip
@@ -113,7 +112,7 @@ def test_only_changed_and_new_files_are_looked_at_again(
 
 
 def scan_until_killed(root: Path, out: Path) -> None:
-    import frameloom.data.curation.scan_store as scan_store
+    import frameloom.data.curation.scan_work as scan_store
 
     scan_store._PART_RECORDS = 2
     work = FileWork.__call__

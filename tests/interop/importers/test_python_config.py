@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from frameloom.core.errors import ConfigError
-from frameloom.interop.importers.reading.python_config import parse_python_config, read_python_config
+from frameloom.interop.importers.python_config import parse_python_config, read_python_config
 
 
 def test_values_are_those_of_python() -> None:

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from frameloom.core.errors import ConfigError
-from frameloom.interop.importers.reading.launch import find_launches
-from frameloom.interop.importers.reading.shell import explain_unset, find_unset, parse_script
+from frameloom.interop.importers.shell import explain_unset, find_launches, find_unset, parse_script
 
 
 def words(text: str) -> list[tuple[str, ...]]:

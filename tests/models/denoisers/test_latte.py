@@ -15,12 +15,12 @@ from torch import Tensor
 from frameloom.core.errors import CheckpointError, ConfigError
 from frameloom.core.random import stream
 from frameloom.distributed.sequence_parallel import SequenceGroup
+from frameloom.models.denoisers.building import use_sequence_group
 from frameloom.models.denoisers.conditions import Conditions
 from frameloom.models.denoisers.latte import model as blocks
 from frameloom.models.denoisers.latte.config import SIZES, LatteConfig
 from frameloom.models.denoisers.latte.model import LatteT2V, build, frame_table, picture_table, turn_table
 from frameloom.models.denoisers.latte.weights import detect_layout, export_original, load_original
-from frameloom.models.denoisers.sequence import use_sequence_group
 from frameloom.models.layers.dropout import DropoutSeeds, KeyedDropout
 from frameloom.models.registry import get_denoiser
 from frameloom.models.text.base import TextStates

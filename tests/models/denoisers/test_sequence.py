@@ -15,7 +15,7 @@ import torch
 
 from frameloom.core.errors import ConfigError
 from frameloom.distributed.sequence_parallel import SequenceGroup, exchanged_bytes
-from frameloom.models.denoisers.sequence import check_degree, use_sequence_group
+from frameloom.models.denoisers.building import check_degree, use_sequence_group
 from frameloom.models.registry import DENOISERS, get_denoiser
 from tests.models.denoisers.sequence_cases import BATCH, CASES, MEASURED, TEXT_TOKENS
 

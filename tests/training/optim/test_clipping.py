@@ -14,8 +14,7 @@ from frameloom.checkpoint.reader import read_state, step_folder
 from frameloom.core.errors import ConfigError
 from frameloom.training.build import build_trainer
 from frameloom.training.loop import Trainer
-from frameloom.training.optim.clipping import FadingLimit, SpikeGuard
-from frameloom.training.optim.optimizer import clip_gradients
+from frameloom.training.optim.clipping import FadingLimit, SpikeGuard, clip_gradients
 from frameloom.training.run.folder import RunFolder
 from frameloom.training.train import train
 

@@ -15,7 +15,8 @@ from frameloom.checkpoint.reader import read_state, step_folder
 from frameloom.core.errors import RunError
 from frameloom.core.random import stream
 from frameloom.training.loop import Trainer
-from frameloom.training.optim.optimizer import build_optimizer, clip_within_step
+from frameloom.training.optim.clipping import clip_within_step
+from frameloom.training.optim.optimizer import build_optimizer
 from frameloom.training.optim.precision import LossScale
 from frameloom.training.train import train
 from tests.training.runs import open_trainer

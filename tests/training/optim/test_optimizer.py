@@ -13,13 +13,11 @@ from torch.optim import AdamW, Optimizer
 from frameloom.core.errors import CheckpointError, ConfigError
 from frameloom.core.random import stream
 from frameloom.training.optim import kinds as optimizer_kinds
+from frameloom.training.optim.clipping import clip_gradients, clip_within_step, measure_gradients
 from frameloom.training.optim.optimizer import (
     allocate_state,
     build_optimizer,
-    clip_gradients,
-    clip_within_step,
     load_optimizer_tensors,
-    measure_gradients,
     optimizer_tensors,
 )
 

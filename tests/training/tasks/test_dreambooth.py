@@ -19,7 +19,7 @@ from frameloom.data.media.writing import read_metadata
 from frameloom.training.build import build_trainer
 from frameloom.training.feed import build_feed
 from frameloom.training.run.folder import RunFolder
-from frameloom.training.tasks.dreambooth import PriorTask, make_class_images
+from frameloom.training.tasks.subject_tuning import PriorTask, make_class_images
 from frameloom.training.train import train
 from tests.training.tasks.test_textual_inversion import write_base
 

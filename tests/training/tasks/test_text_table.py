@@ -12,7 +12,7 @@ from frameloom.training.build import build_trainer
 from frameloom.training.caching import write_caches
 from frameloom.training.loop import Trainer
 from frameloom.training.run.folder import RunFolder
-from frameloom.training.tasks import text_table as known_text
+from frameloom.training.tasks import denoiser as known_text
 from frameloom.training.tasks.denoiser import unwrap
 
 DROPOUT = 0.3

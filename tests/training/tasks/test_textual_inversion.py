@@ -21,7 +21,7 @@ from frameloom.sampling.pipeline import Request, encode_prompts, generate
 from frameloom.training.build import build_trainer
 from frameloom.training.run.folder import RunFolder
 from frameloom.training.run.resuming import ResumeChoices
-from frameloom.training.tasks.textual_inversion import InversionTask
+from frameloom.training.tasks.subject_tuning import InversionTask
 from frameloom.training.train import train
 from tests.models.text.tiny import POSITIONS, make_sdxl
 

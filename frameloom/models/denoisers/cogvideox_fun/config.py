@@ -9,9 +9,8 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from frameloom.core.errors import ConfigError
-from frameloom.models.architecture import choose_size, find_too_small
 from frameloom.models.denoisers.cogvideox_fun.sharding import BLOCK_LISTS
-from frameloom.models.spec import DenoiserSpec
+from frameloom.models.spec import DenoiserSpec, choose_size, find_too_small
 
 FAMILY_NAME = "cogvideox_fun"
 WHERE = f"{FAMILY_NAME} denoiser"

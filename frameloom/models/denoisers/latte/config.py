@@ -8,9 +8,8 @@ from typing import Any
 
 from frameloom.core.errors import ConfigError
 from frameloom.core.spelling import refuse_unknown
-from frameloom.models.architecture import choose_size, find_too_small
 from frameloom.models.denoisers.latte.sharding import BLOCK_LISTS
-from frameloom.models.spec import DenoiserSpec
+from frameloom.models.spec import DenoiserSpec, choose_size, find_too_small
 
 WHERE = "latte denoiser"
 # Latent frames and latent rows that one step of the interpolation scales stands for.

@@ -8,9 +8,8 @@ from typing import Any, Literal
 
 from frameloom.core.errors import ConfigError
 from frameloom.core.spelling import refuse_unknown
-from frameloom.models.architecture import find_too_small, override_fields
 from frameloom.models.denoisers.opensora2.sharding import BLOCK_LISTS
-from frameloom.models.spec import DenoiserSpec
+from frameloom.models.spec import DenoiserSpec, find_too_small, override_fields
 
 WHERE = "opensora2 denoiser"
 

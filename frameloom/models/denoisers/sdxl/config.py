@@ -7,9 +7,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from frameloom.core.errors import ConfigError
-from frameloom.models.architecture import choose_size
 from frameloom.models.denoisers.sdxl.sharding import BLOCK_LISTS
-from frameloom.models.spec import DenoiserSpec
+from frameloom.models.spec import DenoiserSpec, choose_size
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,7 @@ from typing import Any, ClassVar
 
 from frameloom.core.errors import ConfigError
 from frameloom.core.spelling import refuse_unknown
-from frameloom.models.spec import VAESpec
-from frameloom.models.vaes.base import spread_scaling
+from frameloom.models.spec import VAESpec, spread_scaling
 
 CONVS = ("CausalConv3d", "Conv2d")
 RES_BLOCKS = ("ResnetBlock3D", "ResnetBlock2D")
@@ -218,6 +217,6 @@ SPEC = VAESpec(
     sizes=SIZES,
     build="frameloom.models.vaes.causal.model:CausalVAE",
     load_original="frameloom.models.vaes.causal.weights:load_original",
-    start="frameloom.models.vaes.causal.init:start_as_lowpass",
+    start="frameloom.models.vaes.causal.weights:start_as_lowpass",
     inflates="frameloom.models.vaes.causal.weights:is_image_vae",
 )

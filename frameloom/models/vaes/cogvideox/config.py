@@ -9,8 +9,7 @@ from typing import Any, ClassVar
 from frameloom.core.errors import ConfigError
 from frameloom.core.spelling import refuse_unknown
 from frameloom.models.layers.tiles import Tiles
-from frameloom.models.spec import VAESpec
-from frameloom.models.vaes.base import spread_scaling
+from frameloom.models.spec import VAESpec, spread_scaling
 
 _PLAIN = {
     "block_out_channels": "block_channels",

@@ -9,8 +9,7 @@ from typing import Any, ClassVar
 from frameloom.core.errors import ConfigError
 from frameloom.core.spelling import refuse_unknown
 from frameloom.models.layers.tiles import Tiles, check_tile
-from frameloom.models.spec import VAESpec
-from frameloom.models.vaes.base import spread_scaling
+from frameloom.models.spec import VAESpec, spread_scaling
 
 # Open-Sora 2.0's key, and where it stands here; those of diffusers' json are read as well.
 _PLAIN = {

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from frameloom.core.errors import ConfigError
-from frameloom.models.spec import VAESpec
-from frameloom.models.vaes.base import spread_scaling
+from frameloom.models.spec import VAESpec, spread_scaling
 
 NUM_LEVELS = 4
 

@@ -8,8 +8,7 @@ from typing import Any, ClassVar, Literal
 
 from frameloom.core.errors import ConfigError
 from frameloom.core.spelling import refuse_unknown
-from frameloom.models.spec import VAESpec
-from frameloom.models.vaes.base import spread_scaling
+from frameloom.models.spec import VAESpec, spread_scaling
 
 NormKind = Literal["layernorm", "groupnorm"]
 Interpolation = Literal["trilinear", "nearest"]

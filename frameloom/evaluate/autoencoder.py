@@ -1,4 +1,4 @@
-"""Clips through an autoencoder and back into files, with what the way cost in numbers.
+"""What an autoencoder loses: clips through it and back into files, and the statistics of its latents.
 
 Shape letters: B batch, C channels, F frames, H height, W width.
 """
@@ -17,13 +17,13 @@ from torch import Tensor
 from frameloom.builders.vae import check_frames, usable_frames
 from frameloom.core.errors import ConfigError, DataError
 from frameloom.core.progress import ProgressBar
-from frameloom.core.random import stream
+from frameloom.core.random import numpy_stream, stream
 from frameloom.data.media.clip_view import ClipView, ListedClip, ViewedClip, view_clip
 from frameloom.data.media.transforms import to_uint8, to_unit_range
 from frameloom.data.media.writing import write_image, write_video
 from frameloom.distributed.ranks import Ranks
 from frameloom.models.vaes.base import LatentStatistics, VideoVAE
-from frameloom.sampling.ranks import join_ranks
+from frameloom.sampling.jobs import join_ranks
 
 # (ours, reference), both BCFHW in [-1, 1] -> numbers by name; one that cannot be told is None
 Measure = Callable[[Tensor, Tensor], Mapping[str, float | None]]
@@ -201,3 +201,54 @@ def measure_latents(
     if not found.count:
         raise DataError(f"no clip could be encoded; the first reason: {bad[0][1] if bad else 'there is none'}")
     return found, bad
+
+
+def draw_clips(clips: Sequence[ListedClip], limit: int | None, seed: int) -> list[ListedClip]:
+    """At most `limit` of them, in their order; the same seed draws the same ones."""
+    if limit is None or limit >= len(clips):
+        return list(clips)
+    chosen = numpy_stream(seed, "latent statistics").choice(len(clips), limit, replace=False)
+    return [clips[int(index)] for index in sorted(chosen)]
+
+
+def report_statistics(
+    found: LatentStatistics, bad: Sequence[tuple[str, str]], *, num_clips: int, now: VideoVAE
+) -> dict[str, Any]:
+    """All numbers by name; `now` is the autoencoder, whose own scaling is told beside the measured one."""
+    scale_C, shift_C = found.scale_per_channel()
+    return {
+        "clips": num_clips,
+        "cells": found.count,
+        "mean": found.mean_C.tolist(),
+        "std": found.std_C.tolist(),
+        "posterior_std": found.posterior_std_C.tolist(),
+        "scale": found.scale_for_all(),
+        "per_channel": {"scale": scale_C.tolist(), "shift": shift_C.tolist()},
+        "now": {"scale": now.scale.tolist(), "shift": now.shift.tolist()},
+        "bad": [{"name": name, "error": error} for name, error in bad],
+    }
+
+
+def describe_statistics(report: dict[str, Any]) -> list[str]:
+    lines = [
+        f"latents of {report['clips']} clips, {report['cells']:,} cells",
+        f"{'channel':>7}{'mean':>12}{'std':>12}{'posterior':>12}{'scale':>12}{'scale now':>12}",
+    ]
+    columns = (report["mean"], report["std"], report["posterior_std"], report["per_channel"]["scale"])
+    for channel, numbers in enumerate(zip(*columns, report["now"]["scale"], strict=True)):
+        lines.append(f"{channel:>7}" + "".join(f"{number:>12.5f}" for number in numbers))
+    lines += [
+        f"one scale for all channels, no shift: {report['scale']:.6g}",
+        f"  vae.overrides: {{scale: [{report['scale']:.6g}], shift: [0.0]}}",
+        "or mean 0 and deviation 1 in each channel:",
+        f"  vae.overrides: {{scale: {_join(report['per_channel']['scale'])}, "
+        f"shift: {_join(report['per_channel']['shift'])}}}",
+    ]
+    if report["bad"]:
+        lines.append(f"{len(report['bad'])} clips could not be used:")
+        lines += [f"  {item['error']}" for item in report["bad"]]
+    return lines
+
+
+def _join(numbers: Sequence[float]) -> str:
+    return f"[{', '.join(f'{number:.6g}' for number in numbers)}]"

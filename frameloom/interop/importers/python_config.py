@@ -1,8 +1,7 @@
 """Python configurations as plain values. The text is parsed and never executed.
 
 What a configuration needs is understood: assignments of literals, `dict(...)`, `**other`, names that were assigned
-before, `a["b"]`, arithmetic on numbers, and comprehensions over `range`. Everything else is refused with its line.
-"""
+before, `a["b"]`, arithmetic on numbers, and comprehensions over `range`. Everything else is refused with its line."""
 
 from __future__ import annotations
 
