@@ -12,7 +12,7 @@ help:
 	@echo "make test      the test suite"
 	@echo "make test-all  the test suite with the long kill tests"
 	@echo "make stress    the fault table with its hundreds of kills; ROW=1 for one row"
-	@echo "make parity    the error of our code on tensors of the published code; DIR=tests/goldens for another folder"
+	@echo "make parity    the error of our code on tensors of the published code; DIR=FOLDER for other golden files"
 	@echo "make check     format, lint and types"
 	@echo "make format    apply the formatter and the safe fixes"
 	@echo "make bench     all measured comparisons, in one table; TOPIC=model for one of them"
