@@ -9,8 +9,8 @@ from typing import Annotated
 
 import typer
 
-from frameloom.cli.lazy import check_output_file, check_output_folder
 from frameloom.core.errors import ConfigError
+from frameloom.core.paths import check_output_file, check_output_folder
 
 
 def scan(

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from frameloom.cli.lazy import check_output_folder
+from frameloom.core.paths import check_output_folder
 
 
 def demo(

@@ -240,8 +240,8 @@ def _set_up(
     log_level: Annotated[LogLevel, typer.Option("--log-level", help="messages from this level on")] = LogLevel.info,
 ) -> None:
     """Flags of every command; they may stand anywhere on the line."""
+    from frameloom.core.device import avoid_amx_in_virtual_machines
     from frameloom.core.logging import set_up_logging
-    from frameloom.core.process_settings import avoid_amx_in_virtual_machines
 
     set_up_logging(log_level.value)
     avoid_amx_in_virtual_machines()

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from frameloom.cli.lazy import check_output_file, check_output_folder
 from frameloom.core.errors import ConfigError
+from frameloom.core.paths import check_output_file, check_output_folder
 
 if TYPE_CHECKING:
     from frameloom.models.vaes.base import VideoVAE

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from frameloom.config.schema.recipe import TextEncoderSection
+from frameloom.config.schema.models import TextEncoderSection
 from frameloom.core.errors import CheckpointError, ConfigError
 from frameloom.core.text_files import read_object
 from frameloom.models.layers.tiles import Cuts
