@@ -1,4 +1,4 @@
-"""The demo, Moving Shapes and their scores."""
+"""Commands of the demo: run it, write the Moving Shapes dataset, score a model on it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Measure generated clips, alone, against references, or beside other samples."""
+"""Commands of evaluation: metrics of generated clips, and a page that compares runs."""
 
 from __future__ import annotations
 

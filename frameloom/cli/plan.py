@@ -1,4 +1,4 @@
-"""Say what a recipe needs in memory and time before anything is started."""
+"""The command `plan`: memory and time that a recipe needs, before a run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Make pictures and videos from prompts, pictures and videos; make short prompts long."""
+"""The commands `sample` (videos and pictures from prompts) and `refine` (longer prompts from short ones)."""
 
 from __future__ import annotations
 

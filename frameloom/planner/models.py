@@ -1,4 +1,4 @@
-"""The models of a recipe without their weights: the denoiser in shapes only, and the sizes of what is beside it."""
+"""The models of a recipe on the meta device, and how large they and their text encoders are."""
 
 from __future__ import annotations
 

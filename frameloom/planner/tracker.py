@@ -1,4 +1,4 @@
-"""Counts what a forward and backward pass of ghosts does: operations, live bytes, bytes moved.
+"""Counting operations, live bytes and bytes moved of a forward and backward pass in shapes only.
 
 Every tensor operation is seen as it is dispatched; storages are counted from their first sight to their end, as an
 allocator without fragments would. Attention stands for a fused kernel, which keeps no scores.

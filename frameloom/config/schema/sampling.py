@@ -61,7 +61,8 @@ class SampleSection(Section):
     negative_prompt: str = Field(default="", description="what guidance leads away from; empty: the empty caption")
     guidance_law: Literal["constant", "oscillating", "oscillating_text", "oscillating_image", "dynamic"] = Field(
         default="constant",
-        description="over the steps: oscillating to 1 (Open-Sora 2.0; both, text or image), or growing from 1 (dynamic, CogVideoX)",
+        description="over the steps: oscillating to 1 (Open-Sora 2.0; both, text or image), or growing from 1 "
+        "(dynamic, CogVideoX)",
     )
     guidance_rescale: Share = Field(
         default=0.0, description="how far the spread of a guided prediction is pulled back; 0.7 is usual with zero SNR"
