@@ -1,4 +1,4 @@
-"""Models below a folder that can be sampled from, and which settings each of them knows."""
+"""Models below a folder that can be sampled from, and the settings that each of them supports."""
 
 from __future__ import annotations
 
