@@ -13,10 +13,10 @@ import typer
 from benchmarks.harness import Row
 from benchmarks.report import describe_header, describe_row, make_record, read_page, read_record, write_page
 from benchmarks.topics import TOPICS, choose_effort, measure_apart
-from frameloom.cli.lazy import check_output_file, check_output_folder
 from frameloom.core.errors import ConfigError, FrameloomError
 from frameloom.core.files import write_text
 from frameloom.core.logging import set_up_logging
+from frameloom.core.paths import check_output_file, check_output_folder
 
 
 def bench(

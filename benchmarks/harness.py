@@ -23,7 +23,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
-from frameloom.core.process_settings import keep_freed_memory
+from frameloom.core.device import keep_freed_memory
 
 Work = Callable[[], object]
 

@@ -23,8 +23,7 @@ from torch import Tensor, nn
 from benchmarks.harness import Work
 from frameloom.core.random import stream
 from frameloom.models.denoisers.opensora_plan.config import OpenSoraPlanConfig
-from frameloom.planner.costs import put_weights
-from frameloom.planner.shape_tensors import GhostMode
+from frameloom.planner.shape_tensors import GhostMode, put_weights
 from frameloom.planner.tracker import tally_passes
 
 _FILLED = -9_980.0

@@ -16,7 +16,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 from benchmarks.harness import Effort, Row, Work, attempt, compare_times, end_with_parent, take_turns
-from frameloom.core.process_settings import keep_freed_memory
+from frameloom.core.device import keep_freed_memory
 
 TIME_LIMIT_S = 600.0
 _QUICK_ROUNDS = 2

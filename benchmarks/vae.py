@@ -27,7 +27,7 @@ from benchmarks.harness import (
     take_turns,
 )
 from frameloom.builders.vae import build_vae
-from frameloom.config.schema.recipe import VAESection
+from frameloom.config.schema.models import VAESection
 from frameloom.core.random import stream
 from frameloom.models.registry import get_vae
 from frameloom.models.vaes.base import VideoVAE

@@ -14,7 +14,7 @@ from frameloom.builders.vae import build_vae
 from frameloom.checkpoint.model_folder import write_model_folder
 from frameloom.config.loading.recipe import load_recipe
 from frameloom.config.schema.recipe import Recipe
-from frameloom.core.process_settings import ISA_LIMIT
+from frameloom.core.device import ISA_LIMIT
 from frameloom.demo.shapes_set import write_shapes
 from tests.faults.injection import install
 from tests.faults.table import pytest_terminal_summary as pytest_terminal_summary

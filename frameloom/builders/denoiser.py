@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from frameloom.builders.published import warn_of_differences
 from frameloom.builders.text import TextPipeline
 from frameloom.checkpoint.model_folder import Architecture, read_weights
-from frameloom.config.schema.recipe import ModelSection
+from frameloom.config.schema.models import ModelSection
 from frameloom.core.errors import CheckpointError
 from frameloom.core.files import digest_value
 from frameloom.core.random import stream

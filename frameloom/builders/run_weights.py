@@ -18,7 +18,8 @@ from frameloom.checkpoint.model_folder import EXPORT
 from frameloom.checkpoint.reader import list_steps, load_checkpoint, load_latest, read_state, step_folder
 from frameloom.checkpoint.resharding import list_groups
 from frameloom.config.loading.recipe import load_recipe
-from frameloom.config.schema.recipe import Recipe, VAESection
+from frameloom.config.schema.models import VAESection
+from frameloom.config.schema.recipe import Recipe
 from frameloom.core.errors import CheckpointError, ConfigError, RunError
 from frameloom.models.lora.adapters import Adapter, linear_layers, merge_adapters, to_adapters
 from frameloom.weights.files import CONFIG

@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from frameloom.checkpoint.model_folder import EXPORT
-from frameloom.config.schema.recipe import ModelSection, TextSection
+from frameloom.config.schema.models import ModelSection, TextSection
 from frameloom.core.errors import CheckpointError, ConfigError
 from frameloom.core.files import digest_value, replace_folder
 from frameloom.models.denoisers.sdxl.single_file import PREFIXES, Part, from_single_file

@@ -13,7 +13,7 @@ import torch
 from frameloom.builders.denoiser import check_stored
 from frameloom.builders.published import warn_of_differences
 from frameloom.checkpoint.model_folder import Architecture, find_own, read_weights
-from frameloom.config.schema.recipe import VAESection
+from frameloom.config.schema.models import VAESection
 from frameloom.core.errors import CheckpointError, ConfigError
 from frameloom.core.files import digest_value
 from frameloom.core.logging import get_logger

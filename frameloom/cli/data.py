@@ -1,4 +1,4 @@
-"""Commands about data: scan, check, verify, report, shard, usage and cache."""
+"""Commands about data: scan, check, verify, report, shard, ledger and cache."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Annotated
 
 import typer
 
-from frameloom.cli.lazy import check_output_file, check_output_folder
 from frameloom.core.errors import ConfigError
+from frameloom.core.paths import check_output_file, check_output_folder
 
 
 def scan(
@@ -31,7 +31,6 @@ def scan(
 
     Example: frameloom data scan clips/ --out clips/manifest.parquet --workers 8 --audit 0.01
     """
-    from frameloom.core.errors import ConfigError
     from frameloom.data.curation.scan import ScanOptions, Shard, describe_scan, finish_scan, scan_files
     from frameloom.data.manifest.filters import filter_table
     from frameloom.data.manifest.rows import refuse_captions
@@ -252,5 +251,5 @@ def cache(
         print(f"rank {rank} of {num_ranks}: {line}" if num_ranks > 1 else line)
 
 
-# What torchrun tells each process.
+# Environment variables that torchrun sets in each process.
 _RANKS = (("RANK", "0"), ("WORLD_SIZE", "1"), ("LOCAL_RANK", "0"))

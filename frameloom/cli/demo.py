@@ -1,4 +1,4 @@
-"""The demo, Moving Shapes and their scores."""
+"""Commands of the demo: run it, write the Moving Shapes dataset, score a model on it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from frameloom.cli.lazy import check_output_folder
+from frameloom.core.paths import check_output_folder
 
 
 def demo(

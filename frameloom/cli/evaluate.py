@@ -1,4 +1,4 @@
-"""Measure generated clips, alone, against references, or beside other samples."""
+"""Commands of evaluation: metrics of generated clips, and a page that compares runs."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from frameloom.cli.lazy import check_output_folder
 from frameloom.cli.vae import AsJson, Device, Frames, Height, SampleRate, ShortSide, Width
 from frameloom.core.errors import ConfigError
+from frameloom.core.paths import check_output_folder
 
 if TYPE_CHECKING:
     import torch

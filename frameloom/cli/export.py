@@ -1,4 +1,4 @@
-"""Take a model to other programs, or weights between files, folders and layouts."""
+"""Commands that export a model for other programs, and convert weights between files and layouts."""
 
 from __future__ import annotations
 

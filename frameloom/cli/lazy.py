@@ -1,23 +1,20 @@
-"""Commands that are imported when they run, commands with recipe overrides, and the places that they write to.
+"""Groups of commands that are imported only when they run, and commands that take overrides of a recipe.
 
-A group knows its commands from a table of names, places and help lines, so that `--help` imports none of them.
+A group knows its commands from a table of names, targets and help lines, so `--help` imports none of them.
 """
 
 from __future__ import annotations
 
 import importlib
-import os
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import typer
 from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command
 
-from frameloom.core.errors import ConfigError
 from frameloom.core.spelling import nearest
 
 
@@ -156,36 +153,3 @@ def _no_flags() -> None:
 def _format_example(entry: Entry) -> str:
     # The backspace keeps the help formatter from joining the lines.
     return f"\b\nExample:\n  {entry.example}" if entry.example else ""
-
-
-def check_output_file(path: Path, option: str = "--out", *, suffix: str = "", source: Path | None = None) -> None:
-    """ConfigError if a file cannot be written there, or if it would replace `source`.
-
-    A source with the ending of the output may be replaced: that is how a manifest is scanned or checked again.
-    """
-    if path.is_dir():
-        raise ConfigError(f"{option} {path}: a folder; name a file in it, such as {path / f'new{suffix}'}")
-    if source is not None and source.suffix != suffix and _is_same(path, source):
-        raise ConfigError(f"{option} {path}: would replace what is read; choose another name")
-    if suffix and path.suffix != suffix:
-        raise ConfigError(f"{option} {path}: must end in {suffix}; write {path.with_suffix(suffix)}")
-    _check_folder(path.parent, f"{option} {path}")
-
-
-def check_output_folder(path: Path, option: str) -> None:
-    """ConfigError if there is no folder and none can be made."""
-    _check_folder(path, f"{option} {path}")
-
-
-def _check_folder(folder: Path, where: str) -> None:
-    """Files go to the nearest place above that exists, or to folders that are made there."""
-    folder = folder.absolute()
-    nearest = next(place for place in (folder, *folder.parents) if os.path.lexists(place))
-    if not nearest.is_dir():
-        raise ConfigError(f"{where}: {nearest} is no folder; choose another place")
-    if not os.access(nearest, os.W_OK | os.X_OK):
-        raise ConfigError(f"{where}: {nearest} cannot be written to; give yourself the right, or choose another place")
-
-
-def _is_same(path: Path, other: Path) -> bool:
-    return path.exists() and other.exists() and path.samefile(other)

@@ -1,4 +1,4 @@
-"""The command `frameloom`: the table of commands, the flags of all of them, and how mistakes are told."""
+"""Entry point of the command line: the table of commands, global flags, and how errors are printed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from frameloom.core.errors import FrameloomError, PeerFailed
 from frameloom.core.version import VERSION
 
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
-# What the system says of a place that a person chose, and what helps; any other error of a file is a mistake of ours.
+# File errors that a user can fix, and how; any other one is a bug and keeps its traceback.
 _OTHER_PLACE, _RIGHT = "choose another place", "give yourself the right to use it, or choose another place"
 _REMEDIES = {
     errno.ENOSPC: "make room there, and start the same command again",
@@ -240,8 +240,8 @@ def _set_up(
     log_level: Annotated[LogLevel, typer.Option("--log-level", help="messages from this level on")] = LogLevel.info,
 ) -> None:
     """Flags of every command; they may stand anywhere on the line."""
+    from frameloom.core.device import avoid_amx_in_virtual_machines
     from frameloom.core.logging import set_up_logging
-    from frameloom.core.process_settings import avoid_amx_in_virtual_machines
 
     set_up_logging(log_level.value)
     avoid_amx_in_virtual_machines()
@@ -266,7 +266,7 @@ def hoist_flags(arguments: Sequence[str]) -> list[str]:
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
-    """Run one command and exit: 0 when done, 2 for a mistake of the person's, 130 when interrupted."""
+    """Run one command and exit: 0 on success, 2 for an error that the user can fix, 130 when interrupted."""
     words = hoist_flags(sys.argv[1:] if arguments is None else arguments)
     try:
         build_group("frameloom", ROOT, _set_up).main(words, prog_name="frameloom")
@@ -274,7 +274,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         if "--debug" in words:
             traceback.print_exc()
         if not isinstance(error, PeerFailed):
-            _tell(str(error))
+            _print_error(str(error))
         sys.exit(error.exit_code)
     except OSError as error:
         if error.errno not in _REMEDIES:
@@ -282,11 +282,11 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         if "--debug" in words:
             traceback.print_exc()
         place = "" if error.filename is None else f"{error.filename}: "
-        _tell(f"{place}{error.strerror}; {_REMEDIES[error.errno]}")
+        _print_error(f"{place}{error.strerror}; {_REMEDIES[error.errno]}")
         sys.exit(FrameloomError.exit_code)
     sys.exit(0)
 
 
-def _tell(message: str) -> None:
-    """A path or a caption in it must not move the cursor of the terminal."""
+def _print_error(message: str) -> None:
+    """Without control characters: a path or a caption in the message must not move the cursor of the terminal."""
     print(_CONTROL.sub("?", message), file=sys.stderr)

@@ -1,4 +1,4 @@
-"""Say what a recipe needs in memory and time before anything is started."""
+"""The command `plan`: memory and time that a recipe needs, before a run."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Annotated, Any
 
 import typer
 
-from frameloom.cli.lazy import check_output_file
+from frameloom.core.device import without_collector
 from frameloom.core.errors import ConfigError
-from frameloom.planner.tracker import without_collector
+from frameloom.core.paths import check_output_file
 
 
 # Importing models and passes in shapes make many objects and no cycles.

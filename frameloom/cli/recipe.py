@@ -1,4 +1,4 @@
-"""Commands about recipes: check, show, list, schema, reference, objective, import."""
+"""Commands about recipes: check, show, list, schema, reference, arguments, objective, import-command."""
 
 from __future__ import annotations
 

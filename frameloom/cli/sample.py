@@ -1,4 +1,4 @@
-"""Make pictures and videos from prompts, pictures and videos; make short prompts long."""
+"""The commands `sample` (videos and pictures from prompts) and `refine` (longer prompts from short ones)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from frameloom.cli.lazy import check_output_folder
+from frameloom.core.paths import check_output_folder
 
 # What a repeated file does not say itself; all else would make another one.
 _BESIDE_LIKE = ("run", "like", "out", "sequence")

@@ -1,4 +1,4 @@
-"""Serve the studio: a page on this machine to look at data, runs and recipes, and to generate."""
+"""The command `studio`: a local web page for data, runs, recipes and generation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Train, on one process or several, and start again the run that made an export."""
+"""Commands that start runs: train, launch on several processes or hosts, replay the run behind an export."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Commands about autoencoders: reconstruct clips, and measure latents."""
+"""Commands about autoencoders: reconstruct clips, measure latents; and loading one with the flags of these commands."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from frameloom.cli.lazy import check_output_file, check_output_folder
 from frameloom.core.errors import ConfigError
+from frameloom.core.paths import check_output_file, check_output_folder
 
 if TYPE_CHECKING:
     from frameloom.models.vaes.base import VideoVAE
@@ -74,8 +74,7 @@ def open_vae(
 ) -> VideoVAE:
     """The autoencoder that a person chose, cut as they asked, on its device."""
     overrides = parse_settings(settings)
-    from frameloom.builders.vae import VAE_PRECISIONS as PRECISIONS
-    from frameloom.builders.vae import Cuts, VAEChoice, cut_vae, load_vae
+    from frameloom.builders.vae import VAE_PRECISIONS, Cuts, VAEChoice, cut_vae, load_vae
     from frameloom.core.device import pick_device
 
     place = pick_device(device)
@@ -83,7 +82,7 @@ def open_vae(
         place = pick_device(f"cuda:{local_rank}")
     loaded = load_vae(VAEChoice(weights, name, size, overrides))
     vae = cut_vae(loaded, Cuts(chunk_frames, tile_px, tile_overlap))
-    return vae.to(place, PRECISIONS[precision.value])
+    return vae.to(place, VAE_PRECISIONS[precision.value])
 
 
 def reconstruct(

@@ -1,4 +1,4 @@
-"""The errors a person can cause. Each prints as one message and ends the command with exit code 2.
+"""Errors that users can cause and fix. Each prints as one message and ends the command with exit code 2.
 
     FrameloomError
     ├── ConfigError       a recipe or an override is wrong
@@ -6,15 +6,15 @@
     ├── CacheError        a latent or text cache is stale or damaged
     ├── CheckpointError   a checkpoint is incomplete, damaged or does not fit
     ├── RunError          a run folder is in use, or a run cannot go on
-    │   └── PeerFailed    another process has ended the run, and says why
+    │   └── PeerFailed    another process ended the run and reports why
     └── MissingExtra      an optional package is not installed
 
-Mistakes of ours stay ordinary Python exceptions and keep their traceback.
+Bugs stay ordinary Python exceptions and keep their traceback.
 """
 
 
 class FrameloomError(Exception):
-    """Something the person at the keyboard can put right; the message says how."""
+    """Something the user can fix; the message says how."""
 
     exit_code = 2
 
@@ -44,7 +44,7 @@ class RunError(FrameloomError):
 
 
 class PeerFailed(RunError):
-    """This process ends because another one does, which says why."""
+    """This process ends because another one failed, which reports the error."""
 
     def __init__(self, exit_code: int) -> None:
         super().__init__("another process ended the run; its message says why")

@@ -1,7 +1,7 @@
-"""Files and folders that are complete or absent, and digests of them.
+"""Atomic writing of files and folders (complete or absent), and their digests.
 
 A writer works beside the final place, syncs, and renames once; a crash leaves at most a name that
-starts with `.partial-`, which `remove_partial` clears and no reader looks at.
+starts with `.partial-`, which readers ignore and `remove_partial` deletes.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def sync_file(path: Path) -> None:
 
 @contextmanager
 def _naming(path: Path, temporary: Path) -> Iterator[None]:
-    """An error names what is made: not the temporary, which nobody knows, nor nothing, as that of a full disk does."""
+    """Errors name the final path: not the temporary, which nobody knows, nor none, as those of a full disk do."""
     try:
         yield
     except OSError as error:
@@ -93,6 +93,20 @@ def atomic_folder(path: Path) -> Iterator[Path]:
         shutil.rmtree(temporary, ignore_errors=True)
 
 
+@contextmanager
+def replace_folder(folder: Path) -> Iterator[Path]:
+    """Yield a temporary folder that becomes `folder` when the block ends without an error, whatever was there."""
+    old = folder.with_name(f"{PARTIAL}{uuid4().hex[:8]}-old")
+    fresh = folder.with_name(f"{PARTIAL}{uuid4().hex[:8]}-new")
+    with atomic_folder(fresh) as temporary:
+        yield temporary
+    if folder.exists():
+        os.rename(folder, old)
+    os.rename(fresh, folder)
+    sync_folder(folder.parent)
+    shutil.rmtree(old, ignore_errors=True)
+
+
 def remove_partial(folder: Path) -> None:
     """Clear what a killed writer left in `folder`; only call while nobody else writes there."""
     for leftover in folder.glob(f"{PARTIAL}*"):
@@ -112,17 +126,3 @@ def digest_value(value: Any) -> str:
     """SHA-256 of a JSON-like value; key order does not matter."""
     text = json.dumps(value, sort_keys=True, separators=(",", ":"), default=str)
     return hashlib.sha256(text.encode()).hexdigest()
-
-
-@contextmanager
-def replace_folder(folder: Path) -> Iterator[Path]:
-    """Yield a temporary folder that becomes `folder` when the block ends without an error, whatever was there."""
-    old = folder.with_name(f"{PARTIAL}{uuid4().hex[:8]}-old")
-    fresh = folder.with_name(f"{PARTIAL}{uuid4().hex[:8]}-new")
-    with atomic_folder(fresh) as temporary:
-        yield temporary
-    if folder.exists():
-        os.rename(folder, old)
-    os.rename(fresh, folder)
-    sync_folder(folder.parent)
-    shutil.rmtree(old, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""Named points of a run and the callables that observe them; there are none unless somebody adds one."""
+"""Named points of a run (a pass, a save) and the callables that observe them; none by default."""
 
 from __future__ import annotations
 
@@ -8,6 +8,6 @@ observers: list[Callable[[str, dict[str, object]], None]] = []
 
 
 def notify(point: str, **facts: object) -> None:
-    """Call every observer; an error that it raises is one of this point."""
+    """Call every observer; what it raises is raised here."""
     for observe in observers:
         observe(point, facts)

@@ -1,4 +1,4 @@
-"""Logging with levels: to standard error, in colour on a terminal, plain and without control characters elsewhere."""
+"""Logging to standard error: coloured on a terminal, plain elsewhere, never with control characters."""
 
 from __future__ import annotations
 

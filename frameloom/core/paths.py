@@ -1,12 +1,13 @@
-"""Paths that come from files or people: kept inside their root, and cleaned when they become names."""
+"""Paths from files and command lines: kept inside a root, made into safe names, checked before they are written to."""
 
 from __future__ import annotations
 
+import os
 import re
 import unicodedata
 from pathlib import Path
 
-from frameloom.core.errors import DataError
+from frameloom.core.errors import ConfigError, DataError
 
 _RESERVED = {"con", "prn", "aux", "nul", *(f"{port}{n}" for port in ("com", "lpt") for n in range(1, 10))}
 _SCHEME = re.compile(r"^[A-Za-z][A-Za-z0-9+.-]+:")
@@ -35,3 +36,36 @@ def clean_name(text: str, *, max_bytes: int = 80) -> str:
     plain = unicodedata.normalize("NFKD", text).encode("ascii", "ignore").decode()
     name = re.sub(r"[^A-Za-z0-9_]+", "-", plain).strip("-_").lower()[:max_bytes].strip("-_")
     return f"{name or 'untitled'}_" if name in _RESERVED else name or "untitled"
+
+
+def check_output_file(path: Path, option: str = "--out", *, suffix: str = "", source: Path | None = None) -> None:
+    """ConfigError if a file cannot be written there, or if it would replace `source`.
+
+    A source with the ending of the output may be replaced: that is how a manifest is scanned or checked again.
+    """
+    if path.is_dir():
+        raise ConfigError(f"{option} {path}: a folder; name a file in it, such as {path / f'new{suffix}'}")
+    if source is not None and source.suffix != suffix and _is_same(path, source):
+        raise ConfigError(f"{option} {path}: would replace what is read; choose another name")
+    if suffix and path.suffix != suffix:
+        raise ConfigError(f"{option} {path}: must end in {suffix}; write {path.with_suffix(suffix)}")
+    _check_folder(path.parent, f"{option} {path}")
+
+
+def check_output_folder(path: Path, option: str) -> None:
+    """ConfigError if there is no folder and none can be made."""
+    _check_folder(path, f"{option} {path}")
+
+
+def _check_folder(folder: Path, where: str) -> None:
+    """Files go to the nearest place above that exists, or to folders that are made there."""
+    folder = folder.absolute()
+    nearest = next(path for path in (folder, *folder.parents) if os.path.lexists(path))
+    if not nearest.is_dir():
+        raise ConfigError(f"{where}: {nearest} is no folder; choose another place")
+    if not os.access(nearest, os.W_OK | os.X_OK):
+        raise ConfigError(f"{where}: {nearest} cannot be written to; give yourself the right, or choose another place")
+
+
+def _is_same(path: Path, other: Path) -> bool:
+    return path.exists() and other.exists() and path.samefile(other)

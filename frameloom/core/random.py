@@ -1,8 +1,8 @@
-"""Random numbers as a function of what they are for.
+"""Keyed random numbers: every draw is a function of (seed, purpose, counters).
 
-A draw is keyed by (seed, purpose, counters); there is no state to save, so a run that resumes, has other
-workers or other processes draws the same numbers. `stream` gives a torch generator for one sample,
-`numpy_stream` a numpy one, and `uniform_at` one number per counter for millions of rows at once.
+There is no state to save, so a resumed run draws the same numbers on any number of workers and processes. `stream`
+gives a torch generator for one sample, `numpy_stream` a numpy one, and `uniform_at` one number per counter for millions
+of rows at once.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def stream(seed: int, purpose: str, *counters: int, device: str = "cpu") -> torc
     import torch
 
     generator = torch.Generator(device)
-    # torch takes signed 64-bit seeds; the top bit carries nothing we need.
+    # torch takes signed 64-bit seeds, so the top bit is dropped.
     generator.manual_seed(key(seed, purpose, *counters) & 0x7FFF_FFFF_FFFF_FFFF)
     return generator
 

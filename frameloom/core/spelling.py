@@ -1,4 +1,4 @@
-"""Nearest spellings: from a word that is wrong to the one that was meant."""
+"""Spelling suggestions: the known name nearest to a misspelt one."""
 
 from __future__ import annotations
 

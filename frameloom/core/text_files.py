@@ -1,4 +1,4 @@
-"""Text, JSON objects and JSON lines from files of others: not UTF-8, no object, or cut short is one message."""
+"""Reading text, JSON and JSON lines from outside files, with one clear message for what is damaged or not UTF-8."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def read_object(path: Path, *, error: type[FrameloomError], fix: str) -> dict[st
 
 
 def read_lines(path: Path) -> list[str]:
-    """With their ends; none of a file that is not there."""
+    """With their line ends; empty if there is no file."""
     if not path.is_file():
         return []
     return path.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True)

@@ -1,3 +1,3 @@
-"""The version of Frameloom, as runs, exports and files of samples record it."""
+"""The version of Frameloom, recorded in runs, exports and samples."""
 
 VERSION = "0.1.0"

@@ -1,6 +1,6 @@
 """The demo: make Moving Shapes, train an autoencoder and a denoiser on them, sample, score and report.
 
-Every stage leaves files that say that it is done, so an interrupted demo goes on where it was.
+Every stage leaves files that mark it as done, so an interrupted demo continues where it stopped.
 """
 
 from __future__ import annotations

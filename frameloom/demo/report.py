@@ -1,4 +1,4 @@
-"""The demo's page: what was trained, how it went, and real clips beside generated ones."""
+"""The report of the demo, an HTML page: training curves, scores, real clips beside generated ones."""
 
 from __future__ import annotations
 

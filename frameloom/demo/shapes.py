@@ -1,6 +1,6 @@
-"""Moving Shapes: one coloured shape on a plain background, and the words for it.
+"""Moving Shapes: drawing one coloured shape that moves over a plain background, and its caption.
 
-A clip is fully said by its caption: colour, shape, motion, speed, background. Everything is measured in
+A caption describes its clip completely: colour, shape, motion, speed, background. Everything is measured in
 units of the short side, and the whole motion stays inside the central square, so a caption stays true after
 a resize or a centre crop. (A horizontal flip would turn "left" into a lie: do not flip this set.)
 Shape letters: F frames, H height, W width, C channels (3).

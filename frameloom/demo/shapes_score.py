@@ -1,15 +1,15 @@
-"""Read a Moving Shapes clip back from its pixels by measuring; nothing here is learned.
+"""Scoring of Moving Shapes: reads attributes back from the pixels of a clip and compares them with its caption.
 
-The background is the median of the border. Every pixel is then taken as a mix of the background and the
-shape's colour, which gives a soft mask; its centroid over time is the motion, and the outline that covers it best
-is the shape. Soft masks make blur and noise cost little: generated clips have both.
+Nothing here is learned. The background is the median of the border. Every pixel is then taken as a mix of the
+background and the shape's colour, which gives a soft mask; its centroid over time is the motion, and the outline that
+covers it best is the shape. Soft masks make blur and noise cost little: generated clips have both.
 Shape letters: F frames, H height, W width, C channels (3).
 """
 
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -23,8 +23,6 @@ from torch import Tensor
 from frameloom.core.errors import DataError
 from frameloom.core.progress import ProgressBar
 from frameloom.core.random import numpy_stream
-from frameloom.data.manifest.manifest import Manifest
-from frameloom.data.media.decode import read_clip, read_image
 from frameloom.data.media.writing import write_image
 from frameloom.demo.shapes import (
     BACKGROUNDS,
@@ -226,24 +224,6 @@ def _score_clip_beside(pixels_CFHW: Tensor, prompt: str) -> float:
 
 # What evaluation can measure of clips of Moving Shapes, besides its own metrics.
 PROMPT_METRICS = {"shapes": PromptMetric("shapes_right", _score_clip_beside, are_shapes)}
-
-
-def score_manifest(
-    manifest_path: Path, limit: int | None = None, *, where: Mapping[str, Any] | None = None
-) -> ScoreReport:
-    """Score the files of a manifest at their own size against their captions; `limit` takes the first rows only."""
-    manifest = Manifest.read(manifest_path, where=where)
-    rows = range(len(manifest) if limit is None else min(limit, len(manifest)))
-    return score_prompts((_read_frames(manifest, row), manifest.caption(row)) for row in rows)
-
-
-def _read_frames(manifest: Manifest, row: int) -> NDArray[np.uint8]:
-    clip, path = manifest.clip(row), manifest.file(row)
-    if clip.kind == "image":
-        pixels_CFHW = read_image(path, height=clip.height, width=clip.width)
-    else:
-        pixels_CFHW = read_clip(path, indices=range(clip.frames), height=clip.height, width=clip.width)
-    return pixels_CFHW.permute(1, 2, 3, 0).numpy()
 
 
 def _report(pairs: Sequence[tuple[ShapeAttributes, ShapeAttributes]]) -> ScoreReport:

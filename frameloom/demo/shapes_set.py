@@ -1,4 +1,4 @@
-"""Write Moving Shapes to disk: clips, images and a manifest, the same bytes for the same seed.
+"""Writing the Moving Shapes dataset: clips, images and a manifest, the same bytes for the same seed.
 
 out/
   shapes.json          what the set is: count, seed, shares; written first

@@ -1,35 +1,38 @@
-"""What one training step of a denoiser costs in each bucket: measured for some shapes, fitted for the others.
+"""Cost of one training step of a denoiser in each bucket: measured for some shapes, fitted for the others.
 
-Shape letters: M moments of a pass, B batches, S shares of gradients.
+Shape letters: B batch, C channels, F frames, H height, W width, K text tokens, D width, M moments of a pass, S shares
+of the gradients.
 
-Projections and convolutions go with f s, attention over space with f s^2, over time with f^2 s, over both with f^2 s^2.
+With f frames of s cells, projections and convolutions go with f s, attention over space with f s^2, over time with
+f^2 s, over both with f^2 s^2.
 """
 
 from __future__ import annotations
 
 import math
-import multiprocessing
-import sys
-import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
-from multiprocessing.connection import Connection
-from typing import Generic, TypeVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import nn
 from torch.nn import functional as F
 
-from frameloom.core.errors import FrameloomError
 from frameloom.models.denoisers.conditions import Conditions
 from frameloom.models.layers.dropout import DropoutSeeds, has_dropout
 from frameloom.models.spec import DenoiserSpec
 from frameloom.models.text.base import TextStates
-from frameloom.planner.shape_tensors import GhostMode
+from frameloom.planner.forked_task import ForkedTask, can_fork
+from frameloom.planner.shape_tensors import GhostMode, put_weights
 from frameloom.planner.tracker import Tally, tally_passes
+
+Shape = tuple[int, int, int]
+"""frames, height, width"""
+
+Values = tuple[float, ...]
+"""costs of one shape that are fitted, such as operations and bytes"""
 
 
 @dataclass(frozen=True)
@@ -176,7 +179,7 @@ class _Runner:
 
     def run_all(self, passes: Sequence[tuple[Shape, int]]) -> dict[tuple[Shape, int], Tally]:
         """Shapes with their batches; every other pass in a process of its own."""
-        with Aside(lambda: [self.run(*one) for one in passes[1::2]], is_apart=can_fork()) as others:
+        with ForkedTask(lambda: [self.run(*one) for one in passes[1::2]], is_apart=can_fork()) as others:
             mine = [self.run(*one) for one in passes[::2]]
             return dict(zip([*passes[::2], *passes[1::2]], [*mine, *others.result()], strict=True))
 
@@ -202,31 +205,6 @@ class _Runner:
                 torch.autograd.backward(loss)
             return tally
 
-
-def can_fork() -> bool:
-    """A device in use does not survive it."""
-    return not torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
-
-
-def put_weights(model: nn.Module) -> None:
-    """Stand-ins on the host for weights on the meta device: automatic casts do not know that device."""
-    for module in model.modules():
-        for name, parameter in module._parameters.items():
-            if parameter is not None:
-                module._parameters[name] = nn.Parameter(_like(parameter), parameter.requires_grad)
-        for name, buffer in module._buffers.items():
-            if buffer is not None:
-                module._buffers[name] = _like(buffer)
-
-
-def _like(tensor: Tensor) -> Tensor:
-    return torch.empty(tensor.shape, dtype=tensor.dtype)
-
-
-Shape = tuple[int, int, int]
-"""frames, height, width"""
-
-Values = tuple[float, ...]
 
 # In this order: three terms are all that a model with full attention has.
 _BASIS: tuple[Callable[[float, float], float], ...] = (
@@ -312,63 +290,3 @@ def _solve(rows: Sequence[Sequence[float]], values: Sequence[float]) -> NDArray[
     scale = np.abs(table).max(axis=0)
     solution = np.linalg.lstsq(table / scale, np.ones(len(wanted)), rcond=1e-10)[0]
     return np.asarray(solution / scale)
-
-
-Result = TypeVar("Result")
-
-
-class Aside(Generic[Result]):
-    """`work` is begun at once and needs no pickling, its result does. Leave the block when `result` has been asked for:
-    what still runs then is ended.
-
-    The other process has the memory of this one, but none of its threads, and locks that they hold stay shut. So where
-    there are other threads, as in a server, or `is_apart` is False, the work is done here, when its result is wanted.
-    """
-
-    def __init__(self, work: Callable[[], Result], *, is_apart: bool = True) -> None:
-        self._work: Callable[[], Result] | None = None
-        if not is_apart or threading.active_count() > 1:
-            self._work = work
-            return
-        context = multiprocessing.get_context("fork")
-        self._receiver, sender = context.Pipe(duplex=False)
-        self._process = context.Process(target=_serve, args=(sender, work), daemon=True)
-        self._process.start()
-        sender.close()
-
-    def result(self) -> Result:
-        """Waits for it; an error of the work is raised here."""
-        if self._work is not None:
-            return self._work()
-        try:
-            is_good, found = self._receiver.recv()
-        except EOFError:
-            self._process.join()
-            raise FrameloomError(
-                f"a helping process ended with exit code {self._process.exitcode}, perhaps for want of memory; free "
-                "some and try again"
-            ) from None
-        if not is_good:
-            raise found
-        return found  # type: ignore[no-any-return]
-
-    def __enter__(self) -> Aside[Result]:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._work is not None:
-            return
-        self._receiver.close()
-        if self._process.is_alive():
-            self._process.kill()
-        self._process.join()
-
-
-def _serve(sender: Connection, work: Callable[[], object]) -> None:
-    # Threads in which torch has computed are none of this process, and it would wait for them without end.
-    if (torch := sys.modules.get("torch")) is not None:
-        torch.set_num_threads(1)
-    try:
-        sender.send((True, work()))
-    except Exception as error:
-        sender.send((False, error))

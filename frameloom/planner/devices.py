@@ -1,4 +1,4 @@
-"""Accelerators as their makers describe them, and the machine at hand as it is measured.
+"""Speeds and memory of devices: accelerators from their data sheets, this machine by measurement.
 
 Rates are dense products of matrices; a training step reaches `EFFICIENCY` of them and `BANDWIDTH_SHARE` of the memory's
 speed. Both are what well-tuned transformer training is known to reach, not promises: `--calibrate` measures them here.
@@ -120,7 +120,7 @@ def parse_size(text: str) -> float:
 
 
 def calibrate(device: Device, *, seconds: float = 1.0) -> Device:
-    """The same device with the rates of the machine at hand: a large product, and a sum over much memory."""
+    """The same device with the rates of this machine: of a large product, and of a sum over much memory."""
     target = torch.device("cuda" if torch.cuda.is_available() and device.name != "cpu" else "cpu")
     side = 8192 if target.type == "cuda" else 1024
     generator = stream(0, "calibrate", device=target.type)

@@ -1,4 +1,4 @@
-"""What the frozen encoders cost in a step without cached latents or text: sizes, operations, time, bytes.
+"""Cost of the frozen encoders in a step without cached latents or text: sizes, operations, time, bytes.
 
 Shape letters: B batch, C channels, F frames, H height, W width, K text tokens.
 
@@ -17,16 +17,16 @@ from typing import Any
 import numpy as np
 import torch
 
-from frameloom.config.schema.recipe import TextEncoderSection
+from frameloom.config.schema.models import TextEncoderSection
 from frameloom.core.errors import CheckpointError, ConfigError
 from frameloom.core.text_files import read_object
 from frameloom.models.layers.tiles import Cuts
 from frameloom.models.precision import widen_norms
 from frameloom.models.text import clip, minilm, t5
 from frameloom.models.vaes.base import VideoVAE
-from frameloom.planner.costs import Fitted, Shape, Values, count_cells, put_weights
+from frameloom.planner.costs import Fitted, Shape, Values, count_cells
 from frameloom.planner.devices import Device
-from frameloom.planner.shape_tensors import GhostMode
+from frameloom.planner.shape_tensors import GhostMode, put_weights
 from frameloom.planner.tracker import tally_passes
 
 # Of so many lengths, counted from the shortest, all are measured; later on, fewer and fewer.

@@ -1,4 +1,4 @@
-"""A recipe's costs on a number of devices: memory and time of every bucket, and of the whole run."""
+"""The plan of a recipe on a number of devices: memory and time of every bucket and of an epoch."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ from frameloom.core.errors import DataError
 from frameloom.data.buckets.policy import Bucket
 from frameloom.models.precision import PRECISIONS
 from frameloom.models.vaes.base import VideoVAE
-from frameloom.planner.costs import Aside, Shape, StepCost, can_fork, count_cells, measure_costs
+from frameloom.planner.communication import SendPlan, plan_tokens, plan_weights
+from frameloom.planner.costs import Shape, StepCost, count_cells, measure_costs
 from frameloom.planner.devices import BOX, Device
 from frameloom.planner.encoders import (
     NUMBER_BYTES,
@@ -29,16 +30,8 @@ from frameloom.planner.encoders import (
     measure_encoder,
     plan_captions,
 )
-from frameloom.planner.memory import (
-    ModelSize,
-    Resident,
-    SendPlan,
-    checkpoint_bytes,
-    count_passes,
-    plan_tokens,
-    plan_weights,
-    rest_on_device,
-)
+from frameloom.planner.forked_task import ForkedTask, can_fork
+from frameloom.planner.memory import ModelSize, Resident, checkpoint_bytes, count_passes, rest_on_device
 from frameloom.planner.models import (
     MetaDenoiser,
     build_meta_denoiser,
@@ -135,7 +128,7 @@ class Measured:
 def measure_recipe(recipe: Recipe) -> Measured:
     denoiser = build_meta_denoiser(recipe)
     # Some encoders take seconds to import.
-    with Aside(lambda: _measure_encoders(recipe, denoiser), is_apart=can_fork()) as encoders:
+    with ForkedTask(lambda: _measure_encoders(recipe, denoiser), is_apart=can_fork()) as encoders:
         costs = _measure_passes(recipe, denoiser)
         size, pixels, captions = encoders.result()
         return Measured(denoiser, size, costs, pixels, captions)

@@ -1,4 +1,4 @@
-"""The models of a recipe without their weights: the denoiser in shapes only, and the sizes of what is beside it."""
+"""The models of a recipe on the meta device, and how large they and their text encoders are."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ from torch import nn
 from frameloom.builders.denoiser import configure_denoiser
 from frameloom.builders.vae import configure_vae
 from frameloom.checkpoint.model_folder import Architecture, read_architecture
+from frameloom.config.schema.models import LoraSection
 from frameloom.config.schema.optim import OptimSection
-from frameloom.config.schema.recipe import LoraSection, Recipe
+from frameloom.config.schema.recipe import Recipe
 from frameloom.core.errors import ConfigError
 from frameloom.data.buckets.policy import Bucket
 from frameloom.models.lora.adapters import add_adapters, choose_layers, default_layers

@@ -1,7 +1,7 @@
-"""Tensors that say they are on the host and hold no numbers, and a mode in which all operations make such tensors.
+"""Tensors with a shape but no numbers, and a mode in which every operation makes such tensors.
 
-They do what torch's fake tensors do, an order of magnitude faster, because they know one device and check nothing. A
-plain tensor on the meta device would not do: automatic casts do not know that device.
+They claim to be on the host and do what torch's fake tensors do, an order of magnitude faster, because they know one
+device and check nothing. A plain tensor on the meta device would not do: automatic casts do not know that device.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ from functools import cache
 from typing import Any, NamedTuple
 
 import torch
-import torch._dynamo  # which the next loads with its first operation: once, before processes fork
+import torch._dynamo  # the next module loads it with its first operation: here once, before processes fork
 import torch._meta_registrations  # operations on the meta device that torch defines in Python
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 _META, _HOST = torch.device("meta"), torch.device("cpu")
 
 Seen = Callable[[Any, Sequence[Any], dict[str, Any], Any, "Known | None"], None]
-"""is told an operation with what it was given and what it gave, on the meta device, and the same object whenever an
-operation is known to be like one before it"""
+"""called with each operation, its arguments and its result on the meta device, and the same `Known` object whenever the
+operation equals an earlier one"""
 
 
 class _Form(NamedTuple):
@@ -79,7 +79,7 @@ class Ghost(Tensor):
 
 
 class GhostMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Inside, tensors are made and changed in shape only. `on_operation` is told each operation, where it is set."""
+    """Inside, tensors are made and changed in shape only. `on_operation` is called with each operation, if set."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -177,3 +177,18 @@ def _wrap_all(out: Any, changed: Sequence[Any], given: Sequence[Any]) -> Any:
         if inner is out:
             return ghost
     return Ghost(out)
+
+
+def put_weights(model: nn.Module) -> None:
+    """Stand-ins on the host for weights on the meta device: automatic casts do not know that device."""
+    for module in model.modules():
+        for name, parameter in module._parameters.items():
+            if parameter is not None:
+                module._parameters[name] = nn.Parameter(_like(parameter), parameter.requires_grad)
+        for name, buffer in module._buffers.items():
+            if buffer is not None:
+                module._buffers[name] = _like(buffer)
+
+
+def _like(tensor: Tensor) -> Tensor:
+    return torch.empty(tensor.shape, dtype=tensor.dtype)

@@ -1,8 +1,8 @@
-"""What to change in a recipe so that every bucket fits and takes as long: the smallest change first."""
+"""Proposed changes of a recipe: the smallest that makes every bucket fit, and one that balances their times."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -12,8 +12,8 @@ import numpy as np
 from frameloom.config.loading.overrides import Override, apply_override, split_path
 from frameloom.config.loading.recipe import BASE, DELETE, resolve
 from frameloom.config.loading.yaml_values import format_value, parse_value
-from frameloom.config.rules.buckets import token_patch
 from frameloom.config.rules.check import check_rules
+from frameloom.config.rules.data import token_patch
 from frameloom.config.schema.buckets import FixedSection, RatioTokensSection
 from frameloom.config.schema.recipe import Recipe
 from frameloom.config.schema.training import RecomputeSection
@@ -222,17 +222,6 @@ def fitting_tokens(recipe: Recipe, plan: RunPlan) -> int | None:
 
 def fitting_batches(recipe: Recipe, plan: RunPlan) -> dict[str, dict[int, list[Any]]] | None:
     """`data.buckets` with the largest batch that fits in every cell that does not; None if one clip is too much."""
-    return _rewrite(recipe, plan, lambda batch, largest: min(batch, largest))
-
-
-def largest_batches(recipe: Recipe, plan: RunPlan) -> dict[str, dict[int, list[Any]]] | None:
-    """`data.buckets` with the largest batch that fits in every cell."""
-    return _rewrite(recipe, plan, lambda batch, largest: largest)
-
-
-def _rewrite(
-    recipe: Recipe, plan: RunPlan, choose: Callable[[int, int], int]
-) -> dict[str, dict[int, list[Any]]] | None:
     assert recipe.data.buckets is not None
     limits: dict[tuple[str, int], int] = {}
     for item in plan.buckets:
@@ -242,7 +231,7 @@ def _rewrite(
         return None
     return {
         resolution: {
-            frames: [probability, choose(batch, limits.get((resolution, frames), batch))]
+            frames: [probability, min(batch, limits.get((resolution, frames), batch))]
             for frames, (probability, batch) in cells.items()
         }
         for resolution, cells in recipe.data.buckets.items()

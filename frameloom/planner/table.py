@@ -1,4 +1,4 @@
-"""A plan in words and tables for a terminal, and as JSON."""
+"""Printing of a plan: a table for a terminal, and JSON."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Counts what a forward and backward pass of ghosts does: operations, live bytes, bytes moved.
+"""Counting operations, live bytes and bytes moved of a forward and backward pass in shapes only.
 
 Every tensor operation is seen as it is dispatched; storages are counted from their first sight to their end, as an
 allocator without fragments would. Attention stands for a fused kernel, which keeps no scores.
@@ -6,7 +6,6 @@ allocator without fragments would. Attention stands for a fused kernel, which ke
 
 from __future__ import annotations
 
-import gc
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -17,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import flop_registry
 
+from frameloom.core.device import without_collector
 from frameloom.planner.shape_tensors import Ghost, GhostMode, Known
 
 # A fused backward pass computes the scores again: five products where the forward pass has two.
@@ -197,15 +197,3 @@ def _count_gradient(tally: Tally) -> Callable[[Tensor], None]:
         tally.gradients += parameter.grad.nbytes
 
     return count
-
-
-@contextmanager
-def without_collector() -> Iterator[None]:
-    """Looking for cycles again and again takes a fifth of such work's time; inside the block nobody looks."""
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from frameloom.builders.denoiser import LoadedDenoiser
 from frameloom.builders.text import TextPipeline
-from frameloom.config.schema.data import CaptionNoteSection
+from frameloom.config.schema.models import CaptionNoteSection
 from frameloom.config.schema.recipe import Recipe
 from frameloom.config.schema.sampling import SampleSection
 from frameloom.core.random import stream

@@ -7,8 +7,8 @@ from collections.abc import Callable
 import torch
 
 from frameloom.config.rules.training import scaled_rate
-from frameloom.config.schema.recipe import Recipe, TrainSection
-from frameloom.config.schema.training import LossScaleSection
+from frameloom.config.schema.recipe import Recipe
+from frameloom.config.schema.training import LossScaleSection, TrainSection
 from frameloom.core.device import pick_device
 from frameloom.core.logging import get_logger
 from frameloom.data.cache.cache import TextCache

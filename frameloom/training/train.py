@@ -11,9 +11,8 @@ from types import FrameType
 from torch import OutOfMemoryError
 
 from frameloom.config.schema.recipe import Recipe
-from frameloom.core.device import pick_device
+from frameloom.core.device import avoid_avx512_in_half_precision, pick_device
 from frameloom.core.logging import get_logger
-from frameloom.core.process_settings import avoid_avx512_in_half_precision
 from frameloom.distributed.ranks import read_ranks
 from frameloom.training.build import build_trainer
 from frameloom.training.loop import Trainer

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from frameloom.builders.text import TextPipeline, build_text
-from frameloom.config.schema.recipe import ModelSection, TextEncoderSection, TextSection
+from frameloom.config.schema.models import ModelSection, TextEncoderSection, TextSection
 from frameloom.core.errors import ConfigError
 from frameloom.models.text.base import TextEncoder, TextStates, build_text_encoder
 from frameloom.models.text.scaling import measure_scaling

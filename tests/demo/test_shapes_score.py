@@ -1,4 +1,4 @@
-"""The scorer: right on real files, near chance on wrong captions, sure of nothing when nothing is there."""
+"""The scorer is right on real clips, at chance on shuffled captions, and scores what a model samples."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from frameloom.core.errors import DataError
+from frameloom.core.errors import ConfigError, DataError
 from frameloom.core.random import numpy_stream
 from frameloom.data.manifest.manifest import Manifest
 from frameloom.data.media.decode import read_clip, read_image
-from frameloom.demo.shapes import BACKGROUNDS, ShapeAttributes, render_clip
-from frameloom.demo.shapes_score import UNREADABLE, score_clip, score_manifest, score_prompts
+from frameloom.demo.shapes import BACKGROUNDS, ShapeAttributes, heldout_prompts, render_clip
+from frameloom.demo.shapes_score import UNREADABLE, score_clip, score_from_first_frames, score_prompts, score_run
 from frameloom.demo.shapes_set import write_shapes
+from tests.sampling.conftest import Load
 
 Frames = NDArray[np.uint8]
 
@@ -39,6 +40,16 @@ def small_clips(manifest_path: Path) -> list[tuple[Frames, str]]:
     return clips
 
 
+def read_frames(manifest: Manifest, row: int) -> Frames:
+    """The whole clip at its own size."""
+    clip, path = manifest.clip(row), manifest.file(row)
+    if clip.kind == "image":
+        pixels_CFHW = read_image(path, height=clip.height, width=clip.width)
+    else:
+        pixels_CFHW = read_clip(path, indices=range(clip.frames), height=clip.height, width=clip.width)
+    return pixels_CFHW.permute(1, 2, 3, 0).numpy()
+
+
 def draw(attributes: ShapeAttributes, num_frames: int = 9) -> Frames:
     return render_clip(
         attributes, height_px=64, width_px=64, num_frames=num_frames, random=numpy_stream(0, "test-score")
@@ -55,15 +66,11 @@ def blur(frames_FHWC: Frames, times: int) -> NDArray[np.float32]:
 
 
 def test_real_files_score_99_percent(manifest_path: Path) -> None:
-    report = score_manifest(manifest_path)
+    manifest = Manifest.read(manifest_path)
+    report = score_prompts((read_frames(manifest, row), manifest.caption(row)) for row in range(len(manifest)))
     assert report.count == 300
     assert report.all_right >= 0.99
     assert min(report.accuracy.values()) >= 0.99
-
-
-def test_rows_can_be_limited_and_chosen(manifest_path: Path) -> None:
-    assert score_manifest(manifest_path, 7).count == 7
-    assert score_manifest(manifest_path, where={"split": "heldout"}).count == 30
 
 
 def test_shuffled_captions_score_near_chance(small_clips: list[tuple[Frames, str]]) -> None:
@@ -137,3 +144,30 @@ def test_other_captions_and_no_clips_are_refused() -> None:
         score_prompts([(frames, "a cat")])
     with pytest.raises(ValueError, match="no clips"):
         score_prompts([])
+
+
+SIZE = {"height": 64, "width": 64, "steps": 2}
+
+
+def test_first_frames_are_those_of_clips_that_the_prompts_describe(load: Load) -> None:
+    """Frames put back as they were given are alike to the bit, and show background and colour of their prompts."""
+    scored = score_from_first_frames(load("opensora2", keep="pixels", **SIZE), num_prompts=6, seed=1)
+    assert [result.request.prompt for result in scored.results] == heldout_prompts(6, seed=1)
+    assert scored.first_frame_db is not None and scored.first_frame_db > 90
+    for result in scored.results:
+        found = score_clip(result.frames_FHWC[:1])
+        assert found.background in result.request.prompt and found.colour in result.request.prompt
+    assert scored.to_json()["first_frame_db"] == scored.first_frame_db
+
+
+def test_a_model_that_goes_on_from_nothing_scores_by_chance(load: Load) -> None:
+    sampler = load("opensora2", keep="latent", **SIZE)
+    scored = score_from_first_frames(sampler, num_prompts=6, seed=1)
+    assert scored.first_frame_db is not None and scored.first_frame_db < 40
+    assert scored.report.all_right < 1
+    assert score_run(sampler, num_prompts=2, seed=1).first_frame_db is None
+
+
+def test_a_model_of_text_alone_takes_no_first_frame(load: Load) -> None:
+    with pytest.raises(ConfigError, match="image"):
+        score_from_first_frames(load("latte", **SIZE), num_prompts=1, seed=1)

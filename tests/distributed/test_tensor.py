@@ -7,7 +7,7 @@ import pytest
 from frameloom.config.loading.recipe import recipe_from_dict
 from frameloom.core.errors import ConfigError
 from frameloom.models.text.tensor_parallel import check_sizes
-from tests.config.test_parallel import recipe
+from tests.config.rules.test_parallel import recipe
 from tests.distributed.jobs import Found
 from tests.models.text.tiny import make_t5
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from frameloom.builders.vae import build_vae
-from frameloom.config.schema.recipe import VAESection
+from frameloom.config.schema.models import VAESection
 from frameloom.core.random import stream
 from frameloom.models.denoisers.conditions import NOTHING, Conditions
 from frameloom.models.precision import PRECISIONS, cast_weights, find_norms, widen_norms

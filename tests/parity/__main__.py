@@ -8,8 +8,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from frameloom.core.device import avoid_amx_in_virtual_machines
 from frameloom.core.errors import CheckpointError, FrameloomError
-from frameloom.core.process_settings import avoid_amx_in_virtual_machines
 from frameloom.core.progress import ProgressBar
 from tests.parity.cases import list_goldens
 from tests.parity.harness import format_table, iterate_parity, to_json

@@ -11,7 +11,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
 
-from frameloom.planner.tracker import without_collector
+from frameloom.core.device import without_collector
 
 
 def record_peak(run: Callable[[], object]) -> int:

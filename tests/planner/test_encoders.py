@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from frameloom.config.loading.recipe import load_recipe
-from frameloom.config.schema.recipe import TextEncoderSection
+from frameloom.config.schema.models import TextEncoderSection
 from frameloom.models.registry import get_vae
 from frameloom.models.text import minilm, t5
 from frameloom.planner.costs import Shape, count_cells

@@ -11,7 +11,7 @@ from frameloom.config.loading.recipe import load_recipe
 from frameloom.core.errors import ConfigError
 from frameloom.planner.devices import DEVICES, choose_device, parse_size
 from frameloom.planner.estimate import RunPlan, measure_recipe, plan_run
-from frameloom.planner.suggest import largest_batches, suggest_change
+from frameloom.planner.suggest import suggest_change
 from tests.faults.warm import run_frameloom
 
 BUCKETS = "{64px: {1: [1.0, 4], 9: [1.0, 8]}}"
@@ -69,10 +69,8 @@ def test_smaller_batches_come_last_and_fit() -> None:
 
 def test_the_largest_batch_fits_and_one_more_does_not() -> None:
     found = plan(memory="200MB")
-    recipe = load_recipe("shapes/demo", ["--data.buckets", BUCKETS])
-    cells = largest_batches(recipe, found)
-    assert cells is not None
-    batch = cells["64px"][9][1]
+    batch = min(item.largest_batch for item in found.buckets if item.bucket.frames == 9)
+    assert batch >= 1
     for size, fits in ((batch, True), (batch + 1, False)):
         again = plan("--data.buckets", f"{{64px: {{1: [1.0, 4], 9: [1.0, {size}]}}}}", memory="200MB")
         assert (not again.breaking) == fits

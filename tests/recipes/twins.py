@@ -18,7 +18,8 @@ from safetensors.torch import save_file
 from frameloom.builders.vae import build_vae
 from frameloom.checkpoint.model_folder import write_model_folder
 from frameloom.config.loading.recipe import load_recipe
-from frameloom.config.schema.recipe import Recipe, TextEncoderSection, VAESection
+from frameloom.config.schema.models import TextEncoderSection, VAESection
+from frameloom.config.schema.recipe import Recipe
 from frameloom.core.files import digest_value
 from frameloom.models.registry import DENOISERS, VAES, get_denoiser
 from frameloom.models.vaes.lpips import LPIPS

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from frameloom.config.schema.data import CaptionNoteSection
+from frameloom.config.schema.models import CaptionNoteSection
 from frameloom.config.schema.sampling import SampleSection
 from frameloom.sampling.pipeline import PromptNote, build_note
 

@@ -1,4 +1,4 @@
-"""From a plain recipe to the typed one, and from pydantic's complaints to messages that help."""
+"""Validation of a plain recipe against the schema, with pydantic's errors rewritten as messages that help."""
 
 from __future__ import annotations
 

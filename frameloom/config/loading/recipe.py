@@ -1,4 +1,4 @@
-"""A recipe from a file: YAML, `_base_` inheritance, overrides, types, rules. Nothing here imports a model.
+"""Loading of recipes: find the file, merge its bases and overrides, check types and rules. Imports no model.
 
 Precedence, the last wins: the schema's defaults, each `_base_` in order, the file itself, the command line.
 

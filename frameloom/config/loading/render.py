@@ -1,4 +1,4 @@
-"""The recipe as text: the resolved YAML with comments, the reference page, and the JSON schema for editors."""
+"""Recipes and their schema as text: commented YAML, the reference page, the JSON schema."""
 
 from __future__ import annotations
 

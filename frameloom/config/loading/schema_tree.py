@@ -1,4 +1,4 @@
-"""The schema as a tree that can be walked: every key with its path, its type in plain words and an example."""
+"""The schema as a tree: every key with its path, its type in plain words, an example, and the key that was meant."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from frameloom.config.schema.recipe import Recipe
 from frameloom.config.schema.section import Section, Words
 from frameloom.core.spelling import nearest, share_words
 
-# Their name, and where the idea lives here.
+# Keys of other trainers, and where the same setting is in a recipe.
 SYNONYMS = {
     "learning_rate": "optim.lr",
     "optimizer": "optim",

@@ -1,4 +1,4 @@
-"""YAML text to plain values and back, with the line of every key.
+"""Reading and writing of YAML values, with the line of every key.
 
 Plain scalars follow YAML 1.2: `1e-5` is a number, `yes`, `on` and dates stay text. Tags are refused, so nothing in
 a recipe can make an object; aliases are copied and counted, so a small file cannot grow into a huge value.

@@ -1,23 +1,73 @@
-"""Rules of the models' sections: autoencoder, text encoders, conditioning, control, subject tuning."""
+"""Rules of the models: names and sizes, autoencoder, text encoders, conditioning, LoRA, subject tuning."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from frameloom.config.loading.problems import Problem
-from frameloom.config.loading.yaml_values import KeyPath
-from frameloom.config.schema.recipe import KnownSection, Recipe
+from frameloom.config.loading.yaml_values import KeyPath, format_value
+from frameloom.config.schema.models import KnownSection, TextEncoderSection
+from frameloom.config.schema.recipe import Recipe
 from frameloom.core.spelling import suggest
 from frameloom.diffusion.mask_kinds import MASK_KINDS
 from frameloom.models.registry import DENOISERS, TEXT_ENCODERS, VAES
-from frameloom.models.spec import DenoiserSpec
+from frameloom.models.spec import DenoiserSpec, fits_type
 
-_SECTION = ("autoencoder",)
+
+def check_names(recipe: Recipe) -> Iterator[Problem]:
+    model, vae = recipe.model, recipe.vae
+    if model.family not in DENOISERS:
+        yield _unknown(("model", "family"), model.family, DENOISERS, kind="families")
+    elif model.size not in DENOISERS[model.family].sizes:
+        sizes = DENOISERS[model.family].sizes
+        yield _unknown(
+            ("model", "size"), model.size, sizes, kind=f"sizes of {model.family}", also=(("model", "family"),)
+        )
+    if vae.name not in VAES:
+        yield _unknown(("vae", "name"), vae.name, VAES, kind="autoencoders")
+    elif vae.size not in VAES[vae.name].sizes:
+        sizes = VAES[vae.name].sizes
+        yield _unknown(("vae", "size"), vae.size, sizes, kind=f"sizes of {vae.name}", also=(("vae", "name"),))
+
+
+def _unknown(path: KeyPath, name: str, known: Collection[str], *, kind: str, also: tuple[KeyPath, ...] = ()) -> Problem:
+    return Problem(path, f"{'.'.join(path)} is '{name}', which does not exist; {suggest(name, known, kind=kind)}", also)
+
+
+_FIELD_KINDS = {
+    int: "a whole number",
+    float: "a number",
+    bool: "true or false",
+    str: "text",
+    tuple: "a list of numbers",
+}
+
+
+def check_overrides(recipe: Recipe) -> Iterator[Problem]:
+    """Fields of an architecture, which are no keys of the recipe's own."""
+    sections = (
+        ("model", recipe.model.overrides, DENOISERS.get(recipe.model.family)),
+        ("vae", recipe.vae.overrides, VAES.get(recipe.vae.name)),
+    )
+    for section, overrides, spec in sections:
+        for name, value in overrides.items() if spec else ():
+            path = (section, "overrides", name)
+            assert spec is not None
+            if name not in spec.fields:
+                text = f"{section}.overrides has '{name}', which is no field of this architecture"
+                yield Problem(path, f"{text}; {suggest(name, spec.fields, kind='fields')}")
+            elif not fits_type(value, spec.fields[name]):
+                given = f"'{value}'" if isinstance(value, str) else format_value(value)
+                text = f"{'.'.join(path)} is {given}; expected {_FIELD_KINDS[spec.fields[name]]}"
+                yield Problem(path, text)
+
+
+_AUTOENCODER = ("autoencoder",)
 
 
 def check_autoencoder(recipe: Recipe) -> Iterator[Problem]:
-    yield from _check_start(recipe)
+    yield from _check_inflate(recipe)
     if recipe.task != "autoencoder":
         return
     yield from _check_losses(recipe)
@@ -27,7 +77,7 @@ def check_autoencoder(recipe: Recipe) -> Iterator[Problem]:
         yield Problem(("vae", "mini_batch"), f"{text}; {advice}", (("task",),))
 
 
-def _check_start(recipe: Recipe) -> Iterator[Problem]:
+def _check_inflate(recipe: Recipe) -> Iterator[Problem]:
     """An image autoencoder as the start of a video one."""
     vae, path = recipe.vae, ("vae", "inflate")
     if not vae.inflate:
@@ -48,15 +98,15 @@ def _check_losses(recipe: Recipe) -> Iterator[Problem]:
         advice = (
             "name their .safetensors file (frameloom convert makes one of a pickle), or set autoencoder.lpips: null"
         )
-        yield Problem((*_SECTION, "lpips"), f"{text}; {advice}")
+        yield Problem((*_AUTOENCODER, "lpips"), f"{text}; {advice}")
     judge = section.discriminator
     if judge is None:
         return
-    path: KeyPath = (*_SECTION, "discriminator")
+    path: KeyPath = (*_AUTOENCODER, "discriminator")
     if judge.adaptive and section.train_only == "encoder":
         text = "autoencoder.discriminator.adaptive compares gradients at the decoder's last layer, which does not train"
         advice = "set it to false, with a weight of your choice"
-        yield Problem((*path, "adaptive"), f"{text}; {advice}", ((*_SECTION, "train_only"),))
+        yield Problem((*path, "adaptive"), f"{text}; {advice}", ((*_AUTOENCODER, "train_only"),))
     every = recipe.train.ema.every if recipe.train.ema else 1
     if judge.turns == "alternate" and every % 2 == 0:
         text = f"train.ema.every is {every}, but only odd steps train the autoencoder, so it would never be averaged"
@@ -64,9 +114,51 @@ def _check_losses(recipe: Recipe) -> Iterator[Problem]:
         yield Problem(("train", "ema", "every"), f"{text}; {advice}", ((*path, "turns"),))
 
 
+def check_vae_weights(recipe: Recipe) -> Iterator[Problem]:
+    if recipe.task == "denoiser" and recipe.vae.weights is None:
+        text = "vae.weights is null, but task denoiser needs a trained autoencoder to encode and to sample with"
+        yield Problem(
+            ("vae", "weights"), f"{text}; name its file or folder, or train one with task: autoencoder", (("task",),)
+        )
+
+
+def check_text(recipe: Recipe) -> Iterator[Problem]:
+    seen: dict[tuple[str, str | None], int] = {}
+    for index, encoder in enumerate(recipe.text.encoders):
+        path = ("text", "encoders", str(index))
+        if encoder.name not in TEXT_ENCODERS:
+            yield _unknown((*path, "name"), encoder.name, TEXT_ENCODERS, kind="text encoders")
+        elif encoder.max_length > TEXT_ENCODERS[encoder.name].max_length:
+            limit = TEXT_ENCODERS[encoder.name].max_length
+            text = (
+                f"text.encoders.{index}.max_length is {encoder.max_length}; {encoder.name} reads at most {limit} tokens"
+            )
+            yield Problem((*path, "max_length"), f"{text}; write {limit} or less")
+        else:
+            yield from _check_window(path, encoder)
+        first = seen.setdefault((encoder.name, encoder.path), index)
+        if first != index:
+            yield Problem(
+                path, f"text.encoders.{index} is the same encoder as text.encoders.{first}; remove one of them"
+            )
+
+
+def _check_window(path: KeyPath, encoder: TextEncoderSection) -> Iterator[Problem]:
+    """Encoders with a short window read long captions in several; packages carry only small encoders."""
+    window = TEXT_ENCODERS[encoder.name].window
+    where = ".".join(path)
+    if window and encoder.max_length > window and (encoder.max_length - 2) % (window - 2):
+        below = (encoder.max_length - 2) // (window - 2) * (window - 2) + 2
+        text = f"{where}.max_length is {encoder.max_length}; {encoder.name} reads windows of {window - 2} tokens"
+        yield Problem((*path, "max_length"), f"{text}; write {below} or {below + window - 2}")
+    if encoder.path is None and not TEXT_ENCODERS[encoder.name].packaged:
+        text = f"{where}.path is null, but no package carries {encoder.name}"
+        yield Problem((*path, "path"), f"{text}; name the folder with its weights and tokenizer", ((*path, "name"),))
+
+
 # Folder of the tokenizer beside a single file, by encoder; the others lie in folders of their own only.
 TOKENIZER_FOLDERS = {"clip_l": "tokenizer", "clip_bigg": "tokenizer_2"}
-_OPTIONS = ("padding", "pad", "layer", "pooled", "null", "cleaning", "keep_chinese", "precision")
+_ENCODER_OPTIONS = ("padding", "pad", "layer", "pooled", "null", "cleaning", "keep_chinese", "precision")
 
 
 def check_text_place(recipe: Recipe) -> Iterator[Problem]:
@@ -91,7 +183,7 @@ def check_text_options(recipe: Recipe) -> Iterator[Problem]:
         spec = TEXT_ENCODERS.get(encoder.name)
         if spec is None or not spec.packaged:
             continue
-        for name in _OPTIONS:
+        for name in _ENCODER_OPTIONS:
             if getattr(encoder, name) is not None:
                 path: KeyPath = ("text", "encoders", str(index), name)
                 yield Problem(path, f"{'.'.join(path)} is set, but {encoder.name} is used in one way only; remove it")
@@ -111,6 +203,13 @@ def check_text_files(recipe: Recipe) -> list[Problem]:
             text = f"{'.'.join(path)} is null, but {place} holds weights alone, and there is no {beside}"
             problems.append(Problem(path, f"{text}; name the folder of the tokenizer of {encoder.name}"))
     return problems
+
+
+def check_note(recipe: Recipe) -> Iterator[Problem]:
+    note = recipe.text.note
+    if note is not None and not note.fps and note.motion is None:
+        text = "text.note has fps: false and motion: null, so it would say nothing; set one of them, or note: null"
+        yield Problem(("text", "note"), text)
 
 
 def check_known(recipe: Recipe) -> Iterator[Problem]:
@@ -157,13 +256,13 @@ def check_control(recipe: Recipe) -> Iterator[Problem]:
         elif "control" not in family.conditions:
             text = f"data.control is true, but {recipe.model.family} has no control models"
             yield Problem(path, f"{text}; remove it, or choose cogvideox_fun", also)
-        yield from _check_others(recipe)
+        yield from _check_control_excludes(recipe)
     elif recipe.task == "denoiser" and "control" in family.conditions and _is_control(family, recipe):
         text = f"data.control is false, but {recipe.model.family} {recipe.model.size} is a control model"
         yield Problem(path, f"{text}; set it to true, and name a control clip for each row (column control)", also)
 
 
-def _check_others(recipe: Recipe) -> Iterator[Problem]:
+def _check_control_excludes(recipe: Recipe) -> Iterator[Problem]:
     if recipe.data.cache.latents is not None or recipe.data.cache.foreign in ("sdxl", "open_sora2"):
         text = "data.control is true, but a latent cache holds no control clips"
         yield Problem(("data", "cache", "latents"), f"{text}; remove the latent cache", (("data", "control"),))
@@ -177,16 +276,29 @@ def _is_control(family: DenoiserSpec, recipe: Recipe) -> bool:
     return family.beside(family.preview(recipe.model.size, recipe.model.overrides)) == "control"
 
 
-_FAMILY = "sdxl"
-_ENCODERS = ("clip_l", "clip_bigg")
+def check_lora(recipe: Recipe) -> Iterator[Problem]:
+    lora, sample = recipe.lora, recipe.sample
+    if lora is not None and recipe.task != "denoiser":
+        text = f"lora is set, but task is {recipe.task}; adapters are trained beside a denoiser"
+        yield Problem(("lora",), f"{text}; remove it, or set task: denoiser", (("task",),))
+    if lora is not None and lora.dropout:
+        text = f"lora.dropout is {format_value(lora.dropout)}; a run that resumes could not repeat its draws"
+        yield Problem(("lora", "dropout"), f"{text}; write 0, and train fewer steps against overfitting")
+    if sample.lora_scale != 1 and lora is None and sample.lora is None:
+        text = f"sample.lora_scale is {format_value(sample.lora_scale)}, but there is no LoRA"
+        yield Problem(("sample", "lora_scale"), f"{text}; remove it, or name one in sample.lora", (("lora",),))
+
+
+_SUBJECT_FAMILY = "sdxl"
+_WORD_ENCODERS = ("clip_l", "clip_bigg")
 
 
 def check_personal(recipe: Recipe) -> Iterator[Problem]:
     for name in ("inversion", "dreambooth"):
         if getattr(recipe, name) is None:
             continue
-        if recipe.task != "denoiser" or recipe.model.family != _FAMILY:
-            text = f"{name} is set, but it needs task denoiser and model.family {_FAMILY}"
+        if recipe.task != "denoiser" or recipe.model.family != _SUBJECT_FAMILY:
+            text = f"{name} is set, but it needs task denoiser and model.family {_SUBJECT_FAMILY}"
             yield Problem((name,), f"{text}, not {recipe.task} and {recipe.model.family}; remove it", (("task",),))
     if recipe.inversion is not None:
         yield from _check_inversion(recipe)
@@ -200,10 +312,12 @@ def _check_inversion(recipe: Recipe) -> Iterator[Problem]:
         if getattr(recipe, name) is not None:
             text = f"inversion and {name} are both set, but inversion trains the vectors of a word and nothing else"
             yield Problem((name,), f"{text}; remove one of them", (("inversion",),))
-    if any(encoder.name not in _ENCODERS for encoder in recipe.text.encoders):
+    if any(encoder.name not in _WORD_ENCODERS for encoder in recipe.text.encoders):
         found = ", ".join(encoder.name for encoder in recipe.text.encoders)
         text = f"inversion is set, but text.encoders has {found}"
-        yield Problem(("text", "encoders"), f"{text}; only {' and '.join(_ENCODERS)} learn words", (("inversion",),))
+        yield Problem(
+            ("text", "encoders"), f"{text}; only {' and '.join(_WORD_ENCODERS)} learn words", (("inversion",),)
+        )
     if recipe.data.cache.text is not None or recipe.data.cache.foreign is not None:
         text = "inversion is set, but cached text states know nothing of a word that is still being learnt"
         key = "text" if recipe.data.cache.text is not None else "foreign"
@@ -232,5 +346,5 @@ def _check_dreambooth(recipe: Recipe) -> Iterator[Problem]:
         text = f"dreambooth is set, but its pairs of pictures are drawn while training; remove data.cache.{key}"
         yield Problem(("data", "cache", key), text, (path,))
     if recipe.sample.frames != 1:
-        text = f"sample.frames is {recipe.sample.frames}, but {_FAMILY} makes pictures; write 1"
+        text = f"sample.frames is {recipe.sample.frames}, but {_SUBJECT_FAMILY} makes pictures; write 1"
         yield Problem(("sample", "frames"), text, (path,))

@@ -1,4 +1,4 @@
-"""Rules of the keys about several processes: each yields every mistake that it finds."""
+"""Rules of parallelism, each yielding every mistake that it finds, and the mesh of a number of processes."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from pathlib import Path
 
 from frameloom.config.loading.problems import Problem
 from frameloom.config.loading.yaml_values import KeyPath
-from frameloom.config.schema.parallel import MeshShape, check_step, fit_mesh
+from frameloom.config.schema.parallel import MeshShape, ParallelSection, step_shares
 from frameloom.config.schema.recipe import Recipe
+from frameloom.core.errors import ConfigError
 from frameloom.models.registry import DENOISERS
 
 # Optimizers whose step looks at each number of a weight alone, so that a part of the weight is enough for it.
@@ -145,3 +146,54 @@ def check_world(recipe: Recipe, num_ranks: int) -> MeshShape:
     shape = fit_mesh(recipe.parallel, num_ranks)
     check_step(recipe.parallel, shape, recipe.train.accumulate)
     return shape
+
+
+def fit_mesh(section: ParallelSection, num_ranks: int) -> MeshShape:
+    """The mesh of `num_ranks` processes; ConfigError with the arithmetic when they cannot be arranged so."""
+    for key, size in (("sequence", section.sequence), ("tensor", section.tensor)):
+        if num_ranks % size:
+            raise ConfigError(
+                f"parallel.{key} {size} does not divide {num_ranks} {_processes(num_ranks)}; start "
+                f"{_multiples(num_ranks, size)} processes, or change it"
+            )
+    mates = section.sequence
+    data = num_ranks // mates
+    replicate, shard = _split_data(section, data)
+    if replicate * shard != data:
+        shown = f"{replicate} x {shard} x {mates} = {replicate * shard * mates}"
+        raise ConfigError(
+            f"parallel.replicate x shard x sequence is {shown}, but there are {num_ranks} "
+            f"{_processes(num_ranks)}; replicate x shard must be {num_ranks} / {mates} = {data}: leave one of them out "
+            "to have it follow"
+        )
+    return MeshShape(replicate, shard, mates)
+
+
+def _split_data(section: ParallelSection, data: int) -> tuple[int, int]:
+    """(replicate, shard) as written; what is left out follows, rounded down so that a remainder shows."""
+    if section.zero == 0:
+        return section.replicate or data, section.shard or 1
+    if section.shard is None:
+        replicate = section.replicate or 1
+        return replicate, max(data // replicate, 1)
+    return section.replicate or max(data // section.shard, 1), section.shard
+
+
+def check_step(section: ParallelSection, shape: MeshShape, accumulate: int) -> None:
+    """ConfigError when a step has too few micro-batches for every data-parallel process to get one."""
+    num_microbatches = step_shares(section, shape) * accumulate
+    if num_microbatches < shape.data:
+        raise ConfigError(
+            f"parallel.data {section.data} x train.accumulate {accumulate} = {num_microbatches} micro-batches a step, "
+            f"but {shape.data} data-parallel processes; raise parallel.data to {-(-shape.data // accumulate)} or more "
+            "(a larger batch), or start fewer processes"
+        )
+
+
+def _processes(count: int) -> str:
+    return "process" if count == 1 else "processes"
+
+
+def _multiples(count: int, unit: int) -> str:
+    below = count // unit * unit
+    return f"{below} or {below + unit}" if below else str(unit)

@@ -1,4 +1,4 @@
-"""The keys of each bucket policy. Names are those of the documents that a policy comes from.
+"""The section of each bucket policy. Keys are named as in the trainer that a policy comes from.
 
 Every key has a default, so that a policy can be chosen by its name alone.
 """

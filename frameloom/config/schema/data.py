@@ -1,4 +1,4 @@
-"""The sections of data: sources, transforms, caches, captions."""
+"""The section of the data: manifests, transforms, caches, and the choice of a bucket policy."""
 
 from __future__ import annotations
 
@@ -13,23 +13,12 @@ from frameloom.config.schema.buckets import (
     RatioTokensSection,
     TokenBudgetSection,
 )
-from frameloom.config.schema.section import Cell, Count, Section, Share, Where
+from frameloom.config.schema.section import Count, Section, Share, Where, Words
 
-
-class CaptionNoteSection(Section):
-    fps: bool = Field(default=True, description="the frame rate that is trained on: 24 FPS; images have none")
-    motion: str | None = Field(
-        default="score_vmafmotion",
-        description="column of the manifest with the motion score (5 motion score), said of rows that have one; "
-        "null: never",
-    )
-    in_sampling: Literal["as_trained", "sentences"] = Field(
-        default="as_trained",
-        description="how a prompt gets rate and motion: as in training, or as published (24 FPS. 4 motion score.)",
-    )
-    motion_in_sampling: Annotated[int, Field(ge=0)] | None = Field(
-        default=4, description="motion score of a prompt where sample.motion_score is null; null: none"
-    )
+Cell = Annotated[
+    tuple[Share | tuple[Share, Share], Count],
+    Words("[probability, batch size], the probability a number from 0 to 1 or a pair of them"),
+]
 
 
 class CacheSection(Section):

@@ -1,4 +1,4 @@
-"""The recipe's section `objective`: what a denoiser learns, at which noise levels, and how much each counts.
+"""The section of the training objective: what a denoiser predicts, at which noise levels, with which weights.
 
 Names in parentheses are those of the published trainers where they differ.
 """

@@ -1,4 +1,4 @@
-"""The sections of the optimizer: which one, what it moves and how fast, and how gradients are kept in bounds."""
+"""The section of the optimizer: learning rate schedule, parameter groups, gradient clipping."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The recipe's keys of sampling: of `frameloom sample`, and of clips that are drawn while a denoiser trains."""
+"""The sections of sampling: defaults of `frameloom sample`, and clips drawn while a denoiser trains."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Settings of the loop, and of teaching a model one subject: lengths, loss scale, recompute, profiles, trackers."""
+"""The section of the training loop, with its parts, and the sections of subject tuning (inversion, DreamBooth)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from frameloom.config.schema.section import Count, Section, Words
+from frameloom.config.schema.section import Count, Precision, Section, Words
 
 Interval = Annotated[
     Count | Annotated[str, Field(pattern=r"^[1-9]\d* epochs?$")],
@@ -18,8 +18,12 @@ Memory = Annotated[
     Annotated[float, Field(gt=0, le=1)] | Annotated[str, _AMOUNT],
     Words("a share of the device's memory above 0 and up to 1, or an amount: 0.9, 30GB, 800MB"),
 ]
-Precision = Literal["fp32", "bf16", "fp16"]
 Choice = Annotated[bool | Literal["auto"], Words("true, false or auto")]
+Compile = Annotated[
+    bool | Literal["inductor", "aot_eager", "eager"],
+    Words("true, false, or the name of a compiler: inductor, aot_eager or eager"),
+]
+Device = Annotated[str, Field(pattern=r"^(auto|cpu|cuda(:\d+)?)$"), Words("auto, cpu, cuda or cuda:N")]
 
 
 class LossScaleSection(Section):
@@ -47,30 +51,6 @@ class ProfileSection(Section):
     memory: bool = Field(default=True, description="record what is allocated, too")
 
 
-def interval_epochs(interval: int | str) -> int | None:
-    """The epochs of an interval; None for one in steps."""
-    return int(interval.split()[0]) if isinstance(interval, str) else None
-
-
-def is_due(interval: int | str, *, step: int, epoch: int, position: int) -> bool:
-    """Whether something is done after `step`; `epoch` and `position` are where the next step begins."""
-    epochs = interval_epochs(interval)
-    if epochs is None:
-        return step % int(interval) == 0
-    return position == 0 and epoch % epochs == 0
-
-
-def memory_bytes(amount: str) -> int:
-    """30GB to bytes; as memory is sold, a gigabyte is 2^30 bytes."""
-    return int(float(amount[:-2]) * {"G": 2**30, "M": 2**20}[amount[-2]])
-
-
-Compile = Annotated[
-    bool | Literal["inductor", "aot_eager", "eager"],
-    Words("true, false, or the name of a compiler: inductor, aot_eager or eager"),
-]
-
-
 class RecomputeSection(Section):
     skip: Annotated[int, Field(ge=0)] = Field(
         default=0, description="the last blocks of each kind that keep their activations (num_no_recompute)"
@@ -89,21 +69,116 @@ class RecomputeSection(Section):
     )
 
 
-TrackerName = Literal["jsonl", "tensorboard", "wandb", "trackio"]
-ProjectName = Annotated[
-    str,
-    Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,79}$"),
-    Words("1 to 80 letters, digits, '.', '_' or '-', the first a letter or a digit"),
-]
-
-
-class TrackingSection(Section):
-    project: ProjectName = Field(default="frameloom", description="the project that the run is shown in")
-    name: str | None = Field(default=None, description="what the run is called there; null: as the recipe")
-    tags: tuple[str, ...] = Field(default=(), examples=[["baseline"]], description="words to find the run by")
-    offline: bool = Field(
-        default=False, description="wandb: write to the run folder only, to be sent later with `wandb sync`"
+class EMASection(Section):
+    decay: Annotated[float, Field(ge=0, lt=1)] = Field(
+        default=0.999, description="share kept of the average at each step"
     )
+    warmup: bool = Field(default=True, description="average faster in the first steps")
+    every: Count = Field(
+        default=1, description="steps between updates, each then counting for as many; saves time with small models"
+    )
+    on_cpu: bool = Field(default=False, description="keep the average in host memory; each update copies the weights")
+
+
+class TrainSection(Section):
+    steps: Count | None = Field(
+        default=None, description="optimizer steps of the whole run; null: see epochs", examples=[1000]
+    )
+    epochs: Count | None = Field(
+        default=None, description="passes over the data instead, from which the number of steps follows"
+    )
+    accumulate: Count = Field(default=1, description="micro-batches per step")
+    precision: Precision = Field(
+        default="fp32", description="number format of the forward pass; losses, norms and the optimizer stay fp32"
+    )
+    weights_precision: Precision = Field(
+        default="fp32",
+        description="number format of the denoiser's weights; norms stay fp32, and so do copies for the optimizer",
+    )
+    loss_scale: LossScaleSection | None = Field(
+        default=None,
+        description="multiplies the loss so that small gradients survive; null: dynamic with fp16, none otherwise",
+    )
+    recompute: bool | RecomputeSection = Field(
+        default=False,
+        description="recompute blocks in the backward pass: less memory, more time; a section says which blocks",
+    )
+    compile: Compile = Field(
+        default=False, description="compile each block as one graph: slow to start, faster afterwards; true: inductor"
+    )
+    ema: EMASection | None = Field(default=EMASection(), description="moving average of the weights; null: none")
+    on_nonfinite: Literal["skip", "stop"] = Field(default="skip", description="a loss or gradient that is not finite")
+    nonfinite_limit: Count = Field(default=3, description="stop after this many such steps in a row")
+    log_every: Count = Field(default=10, description="steps between metrics")
+    save_every: Interval = Field(
+        default=500, description="steps between checkpoints; or epochs, as in 2 epochs", examples=[500]
+    )
+    async_save: bool = Field(
+        default=False,
+        description="write checkpoints in the background: a step waits only for a copy of the state in host memory",
+    )
+    checkpoint: Literal["auto", "whole", "sharded"] = Field(
+        default="auto",
+        description="saved by the first process (whole) or each its part (sharded); auto: sharded where state is split",
+    )
+    keep: Annotated[int, Field(ge=2)] = Field(
+        default=2, description="complete checkpoints kept; the newest may be the damaged one"
+    )
+    device: Device = Field(default="auto", description="where the run computes; auto: a GPU if there is one")
+    park_encoders: bool = Field(
+        default=False,
+        description="weights of the autoencoder and the text encoders wait in host memory between uses; for a GPU",
+    )
+    gc_every: Count | None = Field(
+        default=None,
+        description="steps between collections of Python's garbage, in all processes alike; null: when Python likes",
+    )
+    max_device_memory: Memory | None = Field(
+        default=None, description="the most that the run takes of a GPU: a share, or an amount as 30GB; null: all"
+    )
+    halve: bool = Field(
+        default=True,
+        description="a micro-batch that does not fit in memory runs in halves from then on, with the same result; "
+        "false: it ends the run",
+    )
+    side_by_side: Choice = Field(
+        default="auto",
+        description="no effect any more: every micro-batch runs whole; accepted from older recipes",
+    )
+    rehearse: Choice = Field(
+        default="auto",
+        description="run the largest batch of each bucket once before the first step; auto: on a GPU",
+    )
+    deterministic: bool = Field(
+        default=False, description="only operations that give the same bits each time, which may be slower on a GPU"
+    )
+    profile: ProfileSection | None = Field(
+        default=None, description="record some steps to a trace in the run's folder; null: no"
+    )
+
+    @property
+    def num_steps(self) -> int:
+        """Steps of the whole run; of a recipe in epochs they are known once its data is."""
+        assert self.steps is not None
+        return self.steps
+
+
+def interval_epochs(interval: int | str) -> int | None:
+    """The epochs of an interval; None for one in steps."""
+    return int(interval.split()[0]) if isinstance(interval, str) else None
+
+
+def is_due(interval: int | str, *, step: int, epoch: int, position: int) -> bool:
+    """Whether something is done after `step`; `epoch` and `position` are where the next step begins."""
+    epochs = interval_epochs(interval)
+    if epochs is None:
+        return step % int(interval) == 0
+    return position == 0 and epoch % epochs == 0
+
+
+def memory_bytes(amount: str) -> int:
+    """30GB to bytes; as memory is sold, a gigabyte is 2^30 bytes."""
+    return int(float(amount[:-2]) * {"G": 2**30, "M": 2**20}[amount[-2]])
 
 
 Placeholder = Annotated[

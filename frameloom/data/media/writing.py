@@ -20,9 +20,9 @@ from av.video.reformatter import ColorPrimaries, ColorRange, Colorspace, ColorTr
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont, PngImagePlugin
 
+from frameloom.core.device import has_avx512
 from frameloom.core.errors import DataError
 from frameloom.core.files import atomic_file
-from frameloom.core.process_settings import has_avx512
 
 Pixels = NDArray[np.uint8]
 

@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from frameloom.builders.vae import LoadedVAE, build_vae
+from frameloom.config.schema.models import TextEncoderSection
 from frameloom.config.schema.objective import ObjectiveSection, beta_range
-from frameloom.config.schema.recipe import Recipe, TextEncoderSection
+from frameloom.config.schema.recipe import Recipe
 from frameloom.interop.convert.files import open_source
 from frameloom.interop.convert.pipeline import PartFolder, PipelineFolder, Tokenizer
 from frameloom.models.text.transformers_folder import find_folder

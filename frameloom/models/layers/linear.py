@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from frameloom.core.process_settings import onednn_may_use_avx512, read_cpuinfo
+from frameloom.core.device import onednn_may_use_avx512, read_cpuinfo
 
 # Multiplications from which a product gains more than the way to it costs.
 _LEAST_WORK = 1 << 27

@@ -1,4 +1,4 @@
-"""The rows of a manifest as the page shows them, and new captions in a new manifest beside it."""
+"""Table of the clips of a manifest: filters, pages, and edited captions written to a new manifest."""
 
 from __future__ import annotations
 
@@ -64,10 +64,6 @@ class Page:
     rows: pl.DataFrame
     number: int
     num_rows: int
-
-    @property
-    def num_pages(self) -> int:
-        return max(1, -(-self.num_rows // PAGE_ROWS))
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""Pictures and playback of the clips of a manifest, always through the bounded reader or from below the root."""
+"""Thumbnails and playback of the clips of a manifest, only from below the root."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the tab Data does when something is clicked; no layout in here."""
+"""Event handlers of the Data tab."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The place Data: a manifest as a table with pictures, its buckets, its broken files, and new captions."""
+"""Layout of the Data tab: clips with thumbnails, buckets, broken files, caption editing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the place Generate shows and does: models, orders with their progress, and everything made before."""
+"""Event handlers of the Generate tab: models, queued jobs with their progress, earlier results."""
 
 from __future__ import annotations
 

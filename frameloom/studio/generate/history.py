@@ -1,4 +1,4 @@
-"""What was made before: read from the files of the output folder, which say themselves how they were made."""
+"""Earlier results, read from the files of the output folder and the settings that these carry."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Models below a folder that can be sampled from, and which settings each of them knows."""
+"""Models below a folder that can be sampled from, and the settings that each of them supports."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from frameloom.config.loading.recipe import load_recipe
-from frameloom.config.rules.buckets import frame_problem
+from frameloom.config.rules.data import frame_problem
 from frameloom.config.schema.recipe import Recipe
 from frameloom.config.schema.sampling import SampleSection
 from frameloom.core.errors import FrameloomError

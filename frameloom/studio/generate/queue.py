@@ -1,4 +1,4 @@
-"""The queue of the page: orders wait in line for one worker process, can be watched and can be cancelled."""
+"""Queue of sampling jobs for one worker process, with progress and cancelling."""
 
 from __future__ import annotations
 
@@ -9,9 +9,8 @@ import os
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +40,6 @@ class Ticket:
     message: str = ""
     files: tuple[str, ...] = ()
     asked_to_stop: bool = False
-    created: float = field(default_factory=time.time)
 
     @property
     def is_open(self) -> bool:

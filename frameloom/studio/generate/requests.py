@@ -1,4 +1,4 @@
-"""What a person asks for on the page, checked against limits and the model before anything is loaded."""
+"""Sampling requests of the page, checked against limits and the model before anything is loaded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The place Generate: how the parts of the page hang together. What they show is made by `generate_desk`."""
+"""Layout of the Generate tab."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The process that makes videos for the studio: requests in, events out; one model stays loaded between them.
+"""Worker process that samples for the studio: requests in, events out; one model stays loaded between them.
 
 Lines of JSON on standard input: {"id": 3, "wish": {…}} is an order, {"cancel": 3} ends it between two steps. Events on
 standard output have the id and one of: loading, step, done (with files), cancelled, failed (with a message). The

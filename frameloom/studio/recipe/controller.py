@@ -1,4 +1,4 @@
-"""What the tab Recipe does: read, check, change, save and plan the text of a recipe; no layout in here."""
+"""Event handlers of the Recipe tab: read, check, edit, save and plan a recipe."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Recipes and manifests that can be picked, and one key of a recipe's text changed."""
+"""Lists of the recipes and manifests below a folder, and edits of one key in the text of a recipe."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The main keys of a recipe as form fields, made from the schema: words, choices and defaults come from there."""
+"""Form fields for the main keys of a recipe, generated from its schema."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The place Recipe: a form and the text beside it, checked as it is typed, and what it will cost."""
+"""Layout of the Recipe tab: a form and the text beside it, checked while typing, with an estimate of the cost."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the place Runs shows, as HTML: the list, curves, samples by step, and starts with their logs."""
+"""Event handlers of the Runs tab: list of runs, curves, samples by step, launches with their logs."""
 
 from __future__ import annotations
 

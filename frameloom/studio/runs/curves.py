@@ -1,4 +1,4 @@
-"""Curves of several runs as one picture (SVG) that a page can hold: no script, colours of the page, names escaped."""
+"""Charts of the curves of several runs as SVG without scripts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Training runs that a page has started: child processes with a session and a log of their own.
+"""Training runs started from the page: child processes with a session and a log each.
 
 Each start has a record and a log in `<folder>/launches`, so that how it ended is known after a restart too.
 """

@@ -1,4 +1,4 @@
-"""The runs below a folder: found by their files, and what each of them is doing.
+"""List of the runs below a folder, with the state and metrics of each.
 
 A line counts once it is whole. A run that resumes writes its file anew, without the steps that it repeats; then, and
 only then, reading starts again.

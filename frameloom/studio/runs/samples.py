@@ -1,4 +1,4 @@
-"""What a run has drawn while it trained: clips and pictures by step, and what was sampled from it afterwards."""
+"""Samples of a run: those drawn in training by step, and those sampled later."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The place Runs: how the parts of the page hang together. What they show is made by `runs_desk`."""
+"""Layout of the Runs tab."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The page: four tabs behind the guard that every request passes."""
+"""The Gradio page: four tabs behind the guard that every request passes."""
 
 from __future__ import annotations
 

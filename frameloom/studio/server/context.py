@@ -1,4 +1,4 @@
-"""What every tab of the studio is given, and how its events report errors."""
+"""Shared context of the tabs: root folder, limits, path checks, error reporting."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from frameloom.core.errors import DataError, FrameloomError
 from frameloom.core.paths import safe_join
 
 FILES_ROUTE = "/files/"
-# What the page may fetch from below the root; everything else there is only read by our own code.
+# What the page may fetch from below the root; everything else there is only read by the server.
 SERVED_SUFFIXES = frozenset({".mp4", ".webm", ".gif", ".png", ".jpg", ".jpeg", ".webp", ".html", ".mov", ".mkv"})
 _MAX_DEPTH = 8
 _MAX_ENTRIES = 50_000

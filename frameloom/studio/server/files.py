@@ -1,4 +1,4 @@
-"""Bodies of requests, bounded while they are read; files for the browser, only from below the root."""
+"""Request bodies with a size limit, and files served from below the root."""
 
 from __future__ import annotations
 

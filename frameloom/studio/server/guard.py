@@ -1,4 +1,4 @@
-"""The gate in front of the page: who may ask, for what, and how much.
+"""Access control of the page: which requests pass, from whom, and how large.
 
 Order: Host and Origin, then the token, then a list of known routes, then sizes. A refusal is JSON with a `detail`
 that the page shows; nothing of a refused request reaches Gradio.
@@ -156,7 +156,6 @@ def _with_headers(send: Send) -> Send:
     return sender
 
 
-LOOPBACK = "127.0.0.1"
 _COOKIE = "frameloom-token"
 _LOGIN = """<!doctype html><html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">
 <title>Frameloom</title><style>:root{color-scheme:light dark}body{font:16px system-ui,sans-serif;display:grid;

@@ -1,4 +1,4 @@
-"""Pieces of HTML for the page; everything from outside is escaped."""
+"""HTML fragments for the page; all text from outside is escaped."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Listening, and ending with everything that was started."""
+"""The HTTP server of the studio: start, listen, and stop with all child processes."""
 
 from __future__ import annotations
 

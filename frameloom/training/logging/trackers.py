@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from frameloom.config.schema.training import TrackingSection
+from frameloom.config.schema.recipe import TrackingSection
 from frameloom.core.errors import MissingExtra, RunError
 from frameloom.core.files import write_json
 from frameloom.core.logging import get_logger

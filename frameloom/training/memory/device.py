@@ -13,8 +13,7 @@ from contextlib import contextmanager
 
 import torch
 
-from frameloom.config.schema.recipe import TrainSection
-from frameloom.config.schema.training import memory_bytes
+from frameloom.config.schema.training import TrainSection, memory_bytes
 from frameloom.core.errors import ConfigError
 from frameloom.core.logging import get_logger
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-from frameloom.config.schema.recipe import TrainSection
+from frameloom.config.schema.training import TrainSection
 from frameloom.core.logging import get_logger
 from frameloom.data.loading.batch import Batch, BatchRequest
 from frameloom.data.loading.loader import read_requests, request_at

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from frameloom.checkpoint.model_folder import read_weights
-from frameloom.config.schema.autoencoder import DiscriminatorSection
+from frameloom.config.schema.models import DiscriminatorSection
 from frameloom.config.schema.recipe import Recipe
 from frameloom.core.errors import CheckpointError, ConfigError
 from frameloom.core.random import stream

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from frameloom.checkpoint.model_folder import read_weights
-from frameloom.config.schema.autoencoder import AutoencoderSection, LpipsSection
+from frameloom.config.schema.models import AutoencoderSection, LpipsSection
 from frameloom.core.random import key, uniform_at
 from frameloom.data.loading.batch import Batch
 from frameloom.data.media.transforms import to_uint8, to_unit_range

@@ -15,7 +15,8 @@ from frameloom.builders.denoiser import build_denoiser
 from frameloom.builders.objective import build_objective
 from frameloom.builders.text import PREFIX, TRAINED_TEXT, TextPipeline, build_text, start_training, write_trained
 from frameloom.builders.vae import build_vae
-from frameloom.config.schema.recipe import Recipe, TrainSection, ValidationSection
+from frameloom.config.schema.recipe import Recipe, ValidationSection
+from frameloom.config.schema.training import TrainSection
 from frameloom.core.logging import get_logger
 from frameloom.data.loading.batch import Batch
 from frameloom.models.precision import PRECISIONS, cast_weights

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from frameloom.builders.denoiser import LoadedDenoiser
-from frameloom.config.schema.recipe import KnownSection
+from frameloom.config.schema.models import KnownSection
 from frameloom.core.errors import ConfigError
 from frameloom.core.random import stream
 from frameloom.data.loading.batch import Batch

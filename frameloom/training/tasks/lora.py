@@ -12,7 +12,7 @@ from torch import Tensor
 
 from frameloom.builders.denoiser import LoadedDenoiser
 from frameloom.builders.lora_files import check_base, read_lora, write_lora
-from frameloom.config.schema.recipe import LoraSection
+from frameloom.config.schema.models import LoraSection
 from frameloom.core.errors import CheckpointError, ConfigError
 from frameloom.core.logging import get_logger
 from frameloom.core.random import stream

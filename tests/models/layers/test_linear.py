@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
-from frameloom.core import process_settings
+from frameloom.core import device
 from frameloom.core.random import stream
 from frameloom.models.layers import linear as module
 from frameloom.models.layers.linear import Linear, choose_product, linear, use_product
@@ -132,11 +132,11 @@ def test_onednn_is_for_processors_on_which_only_it_uses_avx512(
     monkeypatch: pytest.MonkeyPatch, vendor: str | None, flags: set[str], limit: str | None, expected: str
 ) -> None:
     lines = {"vendor_id": frozenset({"vendor_id", ":", vendor} if vendor else ()), "flags": frozenset(flags)}
-    for owner in (module, process_settings):
+    for owner in (module, device):
         monkeypatch.setattr(owner, "read_cpuinfo", lines.__getitem__)
-    monkeypatch.setenv(process_settings.ISA_LIMIT, limit or "")
+    monkeypatch.setenv(device.ISA_LIMIT, limit or "")
     if limit is None:
-        monkeypatch.delenv(process_settings.ISA_LIMIT)
+        monkeypatch.delenv(device.ISA_LIMIT)
     assert choose_product() == expected
     monkeypatch.undo()
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from frameloom.config.schema.training import TrackingSection
+from frameloom.config.schema.recipe import TrackingSection
 from frameloom.core.errors import ConfigError, FrameloomError, RunError
 from frameloom.data.media.writing import write_image, write_video
 from frameloom.training.logging.trackers import (

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from frameloom.checkpoint.reader import load_latest
-from frameloom.config.schema.recipe import KnownSection
+from frameloom.config.schema.models import KnownSection
 from frameloom.core.errors import ConfigError
 from frameloom.data.loading.loader import iterate_batches
 from frameloom.sampling.load import load_sampler

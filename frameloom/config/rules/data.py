@@ -1,9 +1,10 @@
-"""Rules of the bucket policies: each yields every mistake that it finds."""
+"""Rules of the data: bucket policies, sources, caches, rows kept for validation. Each yields every mistake it finds."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 from frameloom.config.loading.problems import Problem
 from frameloom.config.loading.yaml_values import KeyPath, format_value
@@ -14,6 +15,7 @@ from frameloom.models.spec import VAESpec
 
 RESOLUTION = re.compile(r"([1-9][0-9]*)(px|p)(_ar[0-9]+(\.[0-9]+)?:[0-9]+(\.[0-9]+)?|_max)?")
 GRID_POLICIES = ("grid", "token_budget")
+MAX_TIMEOUT_S = 3600
 _SECTIONS = ("token_budget", "ratio_tokens", "grouped", "multi_aspect", "fixed")
 _MODELS: tuple[KeyPath, ...] = (("model", "family"), ("vae", "name"), ("task",))
 
@@ -198,3 +200,113 @@ def _check_random(recipe: Recipe) -> Iterator[Problem]:
             text = f"data.{data.policy}.{name} is true, which the latent cache data.cache.latents cannot honour"
             also = (("data", "cache", "latents"),)
             yield Problem(("data", data.policy, name), f"{text}; use false, or encode while training", also)
+
+
+def check_sources(recipe: Recipe) -> Iterator[Problem]:
+    """One manifest or a list of sources; shares of an epoch by weights or by repeats."""
+    data = recipe.data
+    keys: tuple[KeyPath, ...] = (("data", "manifest"), ("data", "sources"))
+    if data.manifest is None and not data.sources:
+        text = "data needs the key 'manifest' (the clips: a table, a list or a folder), or 'sources' for several"
+        yield Problem(keys[0], f"{text}; e.g. manifest: clips.parquet", (keys[1],))
+    elif data.manifest is not None and data.sources:
+        text = f"data.manifest is '{data.manifest}', and data.sources is given too; only one of them can be read"
+        yield Problem(keys[0], f"{text}; make it one of the sources, or remove one of the keys", (keys[1],))
+    if data.sources and data.root is not None:
+        text = f"data.root is '{data.root}', which belongs to data.manifest; give each of data.sources its own root"
+        yield Problem(("data", "root"), text, (keys[1],))
+    weighted = [source for source in data.sources if source.weight is not None]
+    for index, source in enumerate(data.sources):
+        path = ("data", "sources", str(index))
+        if not source.path:
+            yield Problem(path, f"{'.'.join(path)} needs the key 'path'; e.g. path: clips.parquet")
+        if weighted and source.weight is None:
+            text = f"{'.'.join(path)} has no weight, but others have; give every source a weight, or none"
+            yield Problem(path, text, (keys[1],))
+        if source.weight is not None and source.repeat != 1:
+            text = f"{'.'.join(path)} has weight {format_value(source.weight)} and repeat {format_value(source.repeat)}"
+            yield Problem((*path, "repeat"), f"{text}; a weight already says how often its rows come: remove one")
+
+
+def check_units(recipe: Recipe) -> Iterator[Problem]:
+    if (timeout_s := recipe.data.timeout_s) > MAX_TIMEOUT_S:
+        text = f"data.timeout_s is {format_value(timeout_s)}, more than an hour; it is in seconds"
+        yield Problem(("data", "timeout_s"), f"{text}; did you mean {format_value(timeout_s / 1000)}?")
+
+
+def check_cache(recipe: Recipe) -> Iterator[Problem]:
+    """A cached latent is encoded once, so nothing random may come before the encoder."""
+    data = recipe.data
+    if recipe.task == "autoencoder":
+        for name in ("latents", "text"):
+            if getattr(data.cache, name) is not None:
+                text = f"data.cache.{name} is set, but task autoencoder trains on the pixels themselves; remove it"
+                yield Problem(("data", "cache", name), text, (("task",),))
+        return
+    yield from _check_cache_keys(recipe)
+    if data.cache.latents is None:
+        return
+    also: tuple[KeyPath, ...] = (("data", "cache", "latents"),)
+    if data.frame_start == "random":
+        text = "data.frame_start is random, which the latent cache data.cache.latents cannot honour"
+        yield Problem(("data", "frame_start"), f"{text}; use first or center, or encode while training", also)
+    if data.flip > 0:
+        text = f"data.flip is {format_value(data.flip)}, which the latent cache data.cache.latents cannot honour"
+        yield Problem(("data", "flip"), f"{text}; use 0, or encode while training", also)
+
+
+_NUM_FOREIGN_FOLDERS = {None: (0,), "open_sora_plan": (1, 2), "sdxl": (1,), "open_sora2": (0,)}
+
+
+def _check_cache_keys(recipe: Recipe) -> Iterator[Problem]:
+    """Keys of data.cache that need or exclude each other."""
+    cache, section = recipe.data.cache, ("data", "cache")
+    if cache.on_demand and cache.latents is None:
+        if cache.text is None:
+            text = "data.cache.on_demand is true, but no cache is named; set data.cache.latents or data.cache.text"
+            yield Problem((*section, "on_demand"), text)
+        elif recipe.data.workers:
+            text = f"data.cache.on_demand with a text cache alone needs data.workers: 0, not {recipe.data.workers}"
+            advice = "captions are encoded in the training process; set it, or name data.cache.latents too"
+            yield Problem((*section, "on_demand"), f"{text}; {advice}", (("data", "workers"),))
+    allowed, found = _NUM_FOREIGN_FOLDERS[cache.foreign], len(cache.foreign_folders)
+    if found not in allowed:
+        wanted = " or ".join(str(number) for number in allowed)
+        text = f"data.cache.foreign_folders names {found}, but data.cache.foreign {format_value(cache.foreign)} has"
+        yield Problem((*section, "foreign_folders"), f"{text} {wanted}", ((*section, "foreign"),))
+    if cache.foreign_name is not None and cache.foreign != "open_sora_plan":
+        text = "data.cache.foreign_name is set, which only data.cache.foreign: open_sora_plan uses; remove it"
+        yield Problem((*section, "foreign_name"), text, ((*section, "foreign"),))
+    if cache.foreign is not None:
+        for name in ("text", *(("latents",) if cache.foreign != "open_sora_plan" else ())):
+            if getattr(cache, name) is not None:
+                text = f"data.cache.{name} is set, but data.cache.foreign {cache.foreign} brings its own"
+                yield Problem((*section, name), f"{text}; remove one of them", ((*section, "foreign"),))
+
+
+def check_validation(recipe: Recipe) -> Iterator[Problem]:
+    """Rows are kept apart only by a column that both selections name with different values."""
+    if recipe.validation is None or not recipe.validation.batches:
+        if recipe.validation is not None and recipe.validation.samples is None:
+            text = "validation.batches is 0 and validation.samples is null, so nothing would be done"
+            yield Problem(("validation", "batches"), f"{text}; set one of them, or remove the section (null)")
+        return
+    held_out, trained = recipe.validation.where, recipe.data.where
+    if isinstance(held_out, str) or isinstance(trained, str):
+        # What a filter leaves is only known from the rows; naming the same column is what can be seen here.
+        apart = held_out != trained and bool(_words(held_out) & _words(trained))
+    else:
+        apart = any(column in trained and trained[column] != value for column, value in held_out.items())
+    if not apart:
+        text = f"validation.where is {format_value(held_out)} and data.where is {format_value(trained)}"
+        advice = "keep them apart, e.g. data.where: {split: train} and validation.where: {split: val}"
+        path = ("validation", "where")
+        yield Problem(path, f"{text}, so validation clips would be trained on; {advice}", (("data", "where"),))
+
+
+def _words(where: Mapping[str, Any] | str) -> set[str]:
+    """The columns that a selection names; of a filter also its other words."""
+    return set(re.findall(r"[^\W\d]\w*", where)) - _FILTER_WORDS if isinstance(where, str) else set(where)
+
+
+_FILTER_WORDS = {"and", "or", "not", "in", "is", "null", "true", "false"}

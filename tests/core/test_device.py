@@ -8,8 +8,8 @@ import sys
 
 import pytest
 
-from frameloom.core import process_settings
-from frameloom.core.process_settings import (
+from frameloom.core import device
+from frameloom.core.device import (
     ISA_LIMIT,
     avoid_amx_in_virtual_machines,
     avoid_avx512_in_half_precision,
@@ -17,12 +17,12 @@ from frameloom.core.process_settings import (
 )
 
 PRODUCT = "import torch; x = torch.ones(64, 64, dtype=torch.bfloat16); print(int((x @ x).sum()))"
-AVOID = "from frameloom.core.process_settings import avoid_amx_in_virtual_machines as avoid; avoid(); "
+AVOID = "from frameloom.core.device import avoid_amx_in_virtual_machines as avoid; avoid(); "
 COUNT = """
 import sys
 from pathlib import Path
 import torch
-from frameloom.core.process_settings import keep_freed_memory
+from frameloom.core.device import keep_freed_memory
 
 if "keep" in sys.argv:
     keep_freed_memory()
@@ -59,7 +59,7 @@ def test_a_product_in_bf16_runs_on_this_machine() -> None:
 
 
 def be_on(monkeypatch: pytest.MonkeyPatch, flags: set[str], limit: str | None) -> None:
-    monkeypatch.setattr(process_settings, "read_cpuinfo", lambda name: frozenset(flags if name == "flags" else ()))
+    monkeypatch.setattr(device, "read_cpuinfo", lambda name: frozenset(flags if name == "flags" else ()))
     monkeypatch.setenv(ISA_LIMIT, limit or "")
     if limit is None:
         monkeypatch.delenv(ISA_LIMIT)

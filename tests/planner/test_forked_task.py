@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from frameloom.core.errors import ConfigError, FrameloomError
-from frameloom.planner.costs import Aside
+from frameloom.planner.forked_task import ForkedTask
 
 
 @pytest.fixture
@@ -23,7 +23,7 @@ def alone(monkeypatch):
 
 def test_the_result_comes_from_another_process_which_has_our_memory(alone):
     ours = [1, 2, 3]
-    with Aside(lambda: (os.getpid(), sum(ours))) as aside:
+    with ForkedTask(lambda: (os.getpid(), sum(ours))) as aside:
         pid, found = aside.result()
     assert found == 6 and pid != os.getpid()
 
@@ -32,18 +32,21 @@ def test_an_error_of_the_work_is_raised_here(alone):
     def fail() -> None:
         raise ConfigError("model.size: there is no size 'huge'")
 
-    with Aside(fail) as aside, pytest.raises(ConfigError, match="there is no size 'huge'"):
+    with ForkedTask(fail) as aside, pytest.raises(ConfigError, match="there is no size 'huge'"):
         aside.result()
 
 
 def test_a_process_that_dies_is_told(alone):
-    with Aside(lambda: os.kill(os.getpid(), signal.SIGKILL)) as aside, pytest.raises(FrameloomError, match="code -9"):
+    with (
+        ForkedTask(lambda: os.kill(os.getpid(), signal.SIGKILL)) as aside,
+        pytest.raises(FrameloomError, match="code -9"),
+    ):
         aside.result()
 
 
 def test_who_leaves_early_does_not_wait(alone):
     started = time.monotonic()
-    with pytest.raises(KeyError), Aside(lambda: time.sleep(60)):
+    with pytest.raises(KeyError), ForkedTask(lambda: time.sleep(60)):
         raise KeyError("an error of ours")
     assert time.monotonic() - started < 30
 
@@ -51,9 +54,9 @@ def test_who_leaves_early_does_not_wait(alone):
 def test_beside_other_threads_it_is_done_here():
     with ThreadPoolExecutor(1) as pool:
         pool.submit(int).result()  # its thread waits for more
-        with Aside(os.getpid) as aside:
+        with ForkedTask(os.getpid) as aside:
             assert aside.result() == os.getpid()
-    with Aside(os.getpid, is_apart=False) as aside:
+    with ForkedTask(os.getpid, is_apart=False) as aside:
         assert aside.result() == os.getpid()
 
 
@@ -64,7 +67,7 @@ def test_torch_computes_in_both_processes() -> None:
     torch.set_num_threads(2)
     try:
         here = (numbers @ numbers).exp2().sum()
-        with Aside(lambda: float((numbers @ numbers).exp2().sum())) as aside:
+        with ForkedTask(lambda: float((numbers @ numbers).exp2().sum())) as aside:
             assert aside.result() == float(here)
         assert torch.get_num_threads() == 2
     finally:

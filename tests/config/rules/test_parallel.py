@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from frameloom.config.loading.recipe import recipe_from_dict
-from frameloom.config.rules.parallel import check_world
-from frameloom.config.schema.parallel import MeshShape, ParallelSection, fit_mesh
+from frameloom.config.rules.parallel import check_world, fit_mesh
+from frameloom.config.schema.parallel import MeshShape, ParallelSection
 from frameloom.core.errors import ConfigError
 
 

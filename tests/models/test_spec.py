@@ -1,3 +1,5 @@
+"""A spec names its code as "module:name"; it is imported when it is first needed, and a wrong name is explained."""
+
 from __future__ import annotations
 
 import sys
