@@ -42,7 +42,6 @@ from frameloom.data.media.decode import LIMITS, DecodeLimits
 
 _VERSION = 1
 Duplicates = Literal["off", "exact", "near"]
-DUPLICATES: tuple[Duplicates, ...] = ("off", "exact", "near")
 
 TOO_SHORT = "too short"
 TOO_SMALL = "too small"

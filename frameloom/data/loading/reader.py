@@ -156,14 +156,13 @@ class ClipReader:
                 batch.images.text = self.text.get([text for beside in batch.images.captions for text in beside])
         return batch
 
-    def read_pixels(self, row: int, bucket: Bucket, epoch: int, ordinal: int) -> Tensor:
-        """One clip at its bucket's size, uint8 [C, F, H, W]; ClipError if its file is bad."""
-        return self.read_sample(row, bucket, epoch, ordinal).pixels_CFHW
-
     def read_sample(
         self, row: int, bucket: Bucket, epoch: int, ordinal: int, *, purpose: str = "", number: int = 0
     ) -> Sample:
-        """The same with its crop; `purpose` and `number` keep the draws of images beside a clip apart from its own."""
+        """One clip at its bucket's size, uint8, and its crop; ClipError if its file is bad.
+
+        `purpose` and `number` keep the draws of images beside a clip apart from its own.
+        """
         settings = self.settings
 
         def draw(what: str) -> float:

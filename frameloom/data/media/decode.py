@@ -74,14 +74,6 @@ class DecodeLimits:
 LIMITS = DecodeLimits()
 
 
-@dataclass
-class DecodeWork:
-    """Frames that came out of a decoder, and how many of them were wanted."""
-
-    num_decoded: int = 0
-    num_used: int = 0
-
-
 @dataclass(frozen=True)
 class ClipFacts:
     """What a file is; sizes are as displayed, after rotation. `fps` is None for an image."""
@@ -120,11 +112,10 @@ def read_clip(
     width: int,
     limits: DecodeLimits = LIMITS,
     place: PlaceRule | None = None,
-    work: DecodeWork | None = None,
 ) -> Tensor:
     """The frames `indices` (rising, repeats allowed) scaled and cut to `height` x `width`: uint8 [C, F, H, W].
 
-    Without `place` the picture is scaled to cover that size and cut in the centre. `work` is added to.
+    Without `place` the picture is scaled to cover that size and cut in the centre.
     """
     every = check_indices(indices)
     wanted, repeats = np.unique(every, return_inverse=True)
@@ -139,7 +130,7 @@ def read_clip(
                 else enumerate(container.decode(stream))
             )
             scaler = _FrameScaler(path, height, width, place, limits)
-            num_found = _fill(pixels_CFHW, numbered, wanted, scaler, work or DecodeWork())
+            num_found = _fill(pixels_CFHW, numbered, wanted, scaler)
         if num_found == len(wanted):
             return pixels_CFHW if len(wanted) == len(every) else pixels_CFHW[:, torch.from_numpy(repeats)]
     raise ClipError(f"{path}: frame {wanted[num_found]} is not there; the file is cut or its manifest row is wrong")
@@ -172,17 +163,14 @@ def _fill(
     numbered: Iterator[tuple[int, VideoFrame]],
     wanted: NDArray[np.int64],
     scaler: _FrameScaler,
-    work: DecodeWork,
 ) -> int:
     """Put the wanted frames in place; how many of them were found, in order, before the stream ended or skipped one."""
     found = 0
     for index, frame in numbered:
-        work.num_decoded += 1
         if index > wanted[found]:
             return found
         if index == wanted[found]:
             pixels_CFHW[:, found] = torch.from_numpy(scaler.scale(frame)).permute(2, 0, 1)
-            work.num_used += 1
             found += 1
             if found == len(wanted):
                 return found

@@ -94,13 +94,6 @@ def select_frames(
     return spread_frames(start, min(start + num_frames * interval, window.end), num_frames)
 
 
-def frame_indices(
-    total: int, num_frames: int, interval: int, start_rule: StartRule, draw: float = 0.0
-) -> NDArray[np.int64]:
-    """Indices of `num_frames` frames spread over a window of `num_frames * interval`, in order, each once."""
-    return select_frames(Window(0, total), num_frames, fps=0.0, interval=interval, start_rule=start_rule, draw=draw)
-
-
 def pick_start(last_start: int, rule: StartRule, draw: float, skip_last: bool = False) -> int:
     """A start from 0 to `last_start`, both included; `skip_last` leaves the last one out where there is another."""
     last = max(0, last_start - 1 if skip_last else last_start)

@@ -21,11 +21,11 @@ from frameloom.core.errors import FrameloomError, RunError
 from frameloom.data.buckets.policy import BucketPolicy, assign
 from frameloom.data.loading.bad_clips import BadClipLog
 from frameloom.data.loading.batch import Batch
-from frameloom.data.loading.loader import iterate_batches, iterate_epochs
 from frameloom.data.loading.reader import ClipReader, ReadSettings
 from frameloom.data.loading.shm_transport import receive_parcel, send_parcel
 from frameloom.data.manifest.manifest import Manifest
 from frameloom.data.order.plan import BatchPlan, plan_epoch
+from tests.data.loading.plan_requests import iterate_epochs, read_plan
 
 MODULE = "frameloom_faulty_reader"
 SETTINGS = ReadSettings(frame_start="random")
@@ -54,7 +54,7 @@ def content(batch: Batch) -> tuple[object, ...]:
 
 def read_all(manifest: Manifest, grid: BucketPolicy, reader: ClipReader, **kwargs) -> list[tuple[object, ...]]:
     kwargs = {"workers": 1, "timeout_s": 60, "prefetch": 2} | kwargs
-    found = [content(batch) for batch in iterate_batches(plan_of(manifest, grid), reader, **kwargs)]
+    found = [content(batch) for batch in read_plan(plan_of(manifest, grid), reader, **kwargs)]
     assert not active_children()
     return found
 
@@ -63,7 +63,7 @@ def read_plainly(manifest: Manifest, grid: BucketPolicy, *bad_rows: int) -> list
     """In this process, with some rows not opened at all."""
     reader = ClipReader(manifest, grid, seed=1, settings=SETTINGS)
     quarantine = {row: "not to be opened" for row in bad_rows}
-    batches = iterate_batches(plan_of(manifest, grid), reader, quarantine=quarantine)
+    batches = read_plan(plan_of(manifest, grid), reader, quarantine=quarantine)
     return [content(batch) for batch in batches]
 
 
@@ -99,7 +99,7 @@ def test_workers_killed_or_stopped_from_outside_are_replaced(manifest: Manifest,
     reader = ClipReader(manifest, grid, seed=1, settings=SETTINGS)
     signals = {0: ("loader-0", signal.SIGKILL), 2: ("loader-1", signal.SIGSTOP)}
     found = []
-    for batch in iterate_batches(plan_of(manifest, grid), reader, workers=2, timeout_s=4, prefetch=1):
+    for batch in read_plan(plan_of(manifest, grid), reader, workers=2, timeout_s=4, prefetch=1):
         if batch.index in signals:
             name, number = signals[batch.index]
             (victim,) = [child.pid for child in active_children() if child.name == name]

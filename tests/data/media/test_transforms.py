@@ -14,16 +14,8 @@ from safetensors.torch import load_file
 from frameloom.config.schema.data import TransformSection
 from frameloom.core.errors import ConfigError
 from frameloom.data.media.frames import cover
-from frameloom.data.media.transforms import (
-    CenterCrop,
-    RandomCrop,
-    Rescale,
-    Resize,
-    Transforms,
-    apply_transforms,
-    parse_transforms,
-    resize_and_cut,
-)
+from frameloom.data.media.transforms import CenterCrop, RandomCrop, Rescale, Resize, Transforms, parse_transforms
+from tests.float_pixels import apply_transforms, resize_and_cut
 
 GOLDENS = Path(__file__).parents[2] / "goldens"
 PLAN = json.loads((GOLDENS / "open-sora-plan" / "frame_index.json").read_text())
