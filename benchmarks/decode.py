@@ -27,8 +27,8 @@ from frameloom.core.errors import DataError
 from frameloom.core.random import numpy_stream
 from frameloom.data.media import decode
 from frameloom.data.media.decode import open_video, probe_clip, read_clip
-from frameloom.data.media.frames import cover
 from frameloom.data.media.probe import probe_header
+from frameloom.data.media.transforms import cover
 from frameloom.data.media.writing import write_video
 
 # A usual request: 33 frames at the 256px size of 16:9, somewhere in a clip of a few seconds.

@@ -8,8 +8,7 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor
 
-from frameloom.data.media.frames import Cover
-from frameloom.data.media.transforms import Transforms
+from frameloom.data.media.transforms import Cover, Transforms
 
 
 def apply_transforms(

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from frameloom.data.buckets.sizes import CROP_WEIGHTS
+from frameloom.data.buckets.ratio_tokens import CROP_WEIGHTS
 from frameloom.data.media.frames import FrameRule, Window, select_frames
 from frameloom.data.media.transforms import CenterCrop, Resize, Transforms
 from tests.float_pixels import resize_and_cut

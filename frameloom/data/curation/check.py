@@ -15,18 +15,7 @@ import polars as pl
 
 from frameloom.core.files import atomic_file
 from frameloom.data.curation.frame_signatures import COLOUR_BYTES, find_twins
-from frameloom.data.curation.scan import (
-    NO_WINDOW,
-    SCHEMA,
-    describe_root,
-    fold_members,
-    join_records,
-    list_files,
-    plan_jobs,
-    run_into_store,
-    unfold_members,
-)
-from frameloom.data.curation.scan_work import (
+from frameloom.data.curation.inspection import (
     EMPTY,
     MISSING,
     NO_FILE,
@@ -35,7 +24,18 @@ from frameloom.data.curation.scan_work import (
     UNREADABLE,
     WRONG_EXTENSION,
     FileWork,
+)
+from frameloom.data.curation.scan import (
+    NO_WINDOW,
+    SCHEMA,
     RecordStore,
+    describe_root,
+    fold_members,
+    join_records,
+    list_files,
+    plan_jobs,
+    run_into_store,
+    unfold_members,
 )
 from frameloom.data.manifest.manifest import write_manifest
 from frameloom.data.media.decode import LIMITS, DecodeLimits

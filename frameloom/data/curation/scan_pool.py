@@ -77,7 +77,7 @@ class _Pool:
     def __init__(self, work: Work, jobs: Iterator[Job], workers: int, timeout_s: float, blame: Blame) -> None:
         self._context = multiprocessing.get_context("forkserver")
         # polars must not be among them: it starts threads when imported, which a fork would lose.
-        self._context.set_forkserver_preload(["frameloom.data.curation.scan_work"])
+        self._context.set_forkserver_preload(["frameloom.data.curation.inspection"])
         self._work = work
         self._jobs = jobs
         self._timeout_s = timeout_s

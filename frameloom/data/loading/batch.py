@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from frameloom.core.random import key, uniform_at
 from frameloom.data.buckets.policy import Bucket
 
 
@@ -117,3 +118,8 @@ class BatchReader(Protocol):
     def name(self, row: int) -> str:
         """What to call a row in a message: its path."""
         ...
+
+
+def draw_at(seed: int, purpose: str, epoch: int, ordinal: int, number: int = 0) -> float:
+    """One uniform number in [0, 1) for one sample."""
+    return float(uniform_at(key(seed, purpose, epoch, ordinal), np.array([number]))[0])

@@ -20,9 +20,9 @@ import polars as pl
 from frameloom.core.errors import ConfigError
 from frameloom.core.logging import get_logger
 from frameloom.data.buckets.policy import BucketPolicy
-from frameloom.data.buckets.sizes import sample_rate
 from frameloom.data.manifest.manifest import Manifest
 from frameloom.data.manifest.rows import Rows
+from frameloom.data.media.frames import sample_rate
 
 _log = get_logger(__name__)
 _CAPTIONS = ("caption", "captions")

@@ -28,8 +28,8 @@ from PIL import ExifTags, Image, ImageOps
 from torch import Tensor
 
 from frameloom.core.errors import DataError
-from frameloom.data.media.frames import Cover, cover
 from frameloom.data.media.tar_members import Member, open_member
+from frameloom.data.media.transforms import Cover, cover
 
 Media = Path | Member
 """A file, or a part of a tar."""
@@ -52,6 +52,12 @@ IMAGE_FORMATS = {".png": "PNG", ".jpg": "JPEG", ".jpeg": "JPEG", ".webp": "WEBP"
 _SCALING = Interpolation.BILINEAR | Interpolation.FULL_CHR_H_INT | Interpolation.ACCURATE_RND | Interpolation.BITEXACT
 # Below this a clip is decoded from its start: finding the right key frame costs more than it saves.
 _SEEK_FROM_FRAME = 48
+
+
+def kind_of(file: str | Media) -> str | None:
+    """ "video" or "image" by the ending of a file's name; None for any other ending."""
+    suffix = (Path(file) if isinstance(file, str) else file).suffix.lower()
+    return "video" if suffix in VIDEO_FORMATS else "image" if suffix in IMAGE_FORMATS else None
 
 
 class ClipError(DataError):

@@ -126,6 +126,17 @@ def speed_up(indices: NDArray[np.int64], factor: float, num_frames: int) -> NDAr
     return indices[np.linspace(0, len(indices) - 1, num_left).astype(np.int64)]
 
 
+def sample_rate(fps: NDArray[np.float64], fps_max: float | None) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+    """(frame rate after thinning, every how many frames one is taken); an image (NaN) has rate 0 and interval 1."""
+    image = np.isnan(fps)
+    known = np.where(image, 0.0, fps)
+    if fps_max is None:
+        return known, np.ones(len(fps), dtype=np.int64)
+    fast = known >= fps_max
+    interval = np.where(fast, np.ceil(known / fps_max), 1).astype(np.int64)
+    return np.where(fast, np.floor(known / interval), known), interval
+
+
 def _cut(indices: NDArray[np.int64], num_frames: int, start: int) -> NDArray[np.int64]:
     if len(indices) < num_frames or num_frames < 1:
         raise _too_few(num_frames, len(indices))
@@ -134,22 +145,3 @@ def _cut(indices: NDArray[np.int64], num_frames: int, start: int) -> NDArray[np.
 
 def _too_few(wanted: int, found: int) -> DataError:
     return DataError(f"{wanted} frames wanted, the clip has {found} to choose from; check the manifest")
-
-
-class Cover(NamedTuple):
-    """Scale to `height` x `width`, then cut the wanted size out at `top`, `left`."""
-
-    height: int
-    width: int
-    top: int
-    left: int
-
-
-def cover(height: int, width: int, wanted_height: int, wanted_width: int) -> Cover:
-    """The smallest scaling that covers the wanted size with the ratio kept, cut in the centre."""
-    factor_height, factor_width = wanted_height / height, wanted_width / width
-    if factor_height > factor_width:
-        scaled = (wanted_height, max(wanted_width, round(width * factor_height)))
-    else:
-        scaled = (max(wanted_height, round(height * factor_width)), wanted_width)
-    return Cover(*scaled, (scaled[0] - wanted_height) // 2, (scaled[1] - wanted_width) // 2)

@@ -31,6 +31,7 @@ from frameloom.data.media.decode import (
     check_header,
     check_media,
     first_video_stream,
+    kind_of,
     open_media,
     probe_image,
 )
@@ -56,12 +57,6 @@ class HeaderFacts:
     codec: str
     rotation: int
     vfr: bool
-
-
-def kind_of(path: Media) -> str | None:
-    """The kind that the extension means, "video" or "image"; None for a file we do not read."""
-    suffix = path.suffix.lower()
-    return "video" if suffix in VIDEO_FORMATS else "image" if suffix in IMAGE_FORMATS else None
 
 
 def probe_header(path: Media, *, limits: DecodeLimits = LIMITS) -> HeaderFacts:

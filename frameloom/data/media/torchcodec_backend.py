@@ -20,8 +20,8 @@ from torch import Tensor
 from frameloom.core.errors import MissingExtra
 from frameloom.data.media import decode
 from frameloom.data.media.decode import LIMITS, ClipError, DecodeLimits, Media, PlaceRule
-from frameloom.data.media.frames import cover
 from frameloom.data.media.tar_members import Member
+from frameloom.data.media.transforms import cover
 
 
 def load_torchcodec() -> tuple[ModuleType, ModuleType]:

@@ -12,14 +12,33 @@ import dataclasses
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 from frameloom.config.schema.data import TransformSection
 from frameloom.core.errors import ConfigError
-from frameloom.data.media.frames import Cover
+
+
+class Cover(NamedTuple):
+    """Scale to `height` x `width`, then cut the wanted size out at `top`, `left`."""
+
+    height: int
+    width: int
+    top: int
+    left: int
+
+
+def cover(height: int, width: int, wanted_height: int, wanted_width: int) -> Cover:
+    """The smallest scaling that covers the wanted size with the ratio kept, cut in the centre."""
+    factor_height, factor_width = wanted_height / height, wanted_width / width
+    if factor_height > factor_width:
+        scaled = (wanted_height, max(wanted_width, round(width * factor_height)))
+    else:
+        scaled = (max(wanted_height, round(height * factor_width)), wanted_width)
+    return Cover(*scaled, (scaled[0] - wanted_height) // 2, (scaled[1] - wanted_width) // 2)
+
 
 Fit = Literal["cover", "short_side", "stretch", "area"]
 Rounding = Literal["nearest", "down", "up"]

@@ -147,6 +147,10 @@ _LABEL_LINE_PX = 24
 _MIN_LABEL_PX = 480  # a single image is narrow; its caption may run past it this far
 
 
+# What `frameloom sample` and training put beside their samples to show them all at once: a picture, but no clip.
+CONTACT_SHEET = "contact-sheet.png"
+
+
 def contact_sheet(
     rows: Sequence[Sequence[Pixels]],
     labels: Sequence[str],

@@ -13,9 +13,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from frameloom.data.order.plan import BatchPlan
-
-Ints = NDArray[np.int64]
+from frameloom.data.order.plan import BatchPlan, Ints
 
 
 @dataclass(frozen=True)

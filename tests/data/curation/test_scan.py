@@ -16,7 +16,9 @@ import pytest
 
 from frameloom.core.errors import ConfigError, DataError
 from frameloom.data.curation.check import CheckOptions, check_files
+from frameloom.data.curation.inspection import FileWork, blame_file
 from frameloom.data.curation.scan import (
+    RecordStore,
     ScanOptions,
     Shard,
     describe_scan,
@@ -26,7 +28,6 @@ from frameloom.data.curation.scan import (
     scan_files,
 )
 from frameloom.data.curation.scan_pool import Job, Record, run_jobs
-from frameloom.data.curation.scan_work import FileWork, RecordStore, blame_file
 from frameloom.data.manifest.manifest import Manifest
 from frameloom.data.manifest.sources.reading import read_source
 from frameloom.data.media.decode import read_clip
@@ -112,7 +113,7 @@ def test_only_changed_and_new_files_are_looked_at_again(
 
 
 def scan_until_killed(root: Path, out: Path) -> None:
-    import frameloom.data.curation.scan_work as scan_store
+    import frameloom.data.curation.scan as scan_store
 
     scan_store._PART_RECORDS = 2
     work = FileWork.__call__

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import struct
 from collections.abc import Callable, Iterator
@@ -26,12 +25,8 @@ from frameloom.data.media.decode import (
     read_clip,
     read_image,
 )
-from frameloom.data.media.frames import Cover, cover
+from frameloom.data.media.transforms import Cover
 from frameloom.data.media.writing import write_video
-
-GEOMETRY = json.loads(
-    (Path(__file__).parents[2] / "goldens" / "open-sora-v2" / "video_transform_geometry.json").read_text()
-)
 
 
 def make_clip(
@@ -429,11 +424,3 @@ def test_huge_images_are_refused_from_the_header(tmp_path: Path, side: int) -> N
     Image.new("1", (side, side)).save(tmp_path / "a.png")
     with pytest.raises(ClipError, match=r"a\.png"):
         read_image(tmp_path / "a.png", height=32, width=32)
-
-
-@pytest.mark.parametrize("case", GEOMETRY["resize_crop_[h,w,target_h,target_w,resize_hw,crop_i_j_h_w]"], ids=str)
-def test_cover_equals_the_original(case: list) -> None:
-    height, width, wanted_height, wanted_width, scaled, crop = case
-    place = cover(height, width, wanted_height, wanted_width)
-    assert [place.height, place.width] == scaled
-    assert [place.top, place.left, wanted_height, wanted_width] == crop

@@ -106,12 +106,6 @@ def refuse_first(
             raise DataError(f"{source}: {place(row)}, column '{column}': {table[column][row]!r} {rule}")
 
 
-def kind_of(name: str) -> str | None:
-    """Video or image by the ending of a file name; None for any other ending."""
-    suffix = Path(name).suffix.lower()
-    return "video" if suffix in VIDEO_FORMATS else "image" if suffix in IMAGE_FORMATS else None
-
-
 def _rename(table: pl.DataFrame) -> pl.DataFrame:
     names = {}
     for ours, others in ALIASES.items():

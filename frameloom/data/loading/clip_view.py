@@ -15,13 +15,12 @@ from torch import Tensor
 from frameloom.core.errors import ConfigError
 from frameloom.data.manifest.sources.media_folder import has_media, read_media_folder
 from frameloom.data.manifest.sources.reading import read_source
-from frameloom.data.media.decode import ClipError, Media, read_clip, read_image
-from frameloom.data.media.frames import Cover, FrameRule, Window, cover, select_frames
-from frameloom.data.media.probe import HeaderFacts, kind_of, probe_header
+from frameloom.data.media.decode import ClipError, Media, kind_of, read_clip, read_image
+from frameloom.data.media.frames import FrameRule, Window, select_frames
+from frameloom.data.media.probe import HeaderFacts, probe_header
 from frameloom.data.media.tar_members import find_media
-
-# What `frameloom sample` and training put beside their samples to show them all at once: a picture, but no clip.
-CONTACT_SHEET = "contact-sheet.png"
+from frameloom.data.media.transforms import Cover, cover
+from frameloom.data.media.writing import CONTACT_SHEET
 
 
 @dataclass(frozen=True)

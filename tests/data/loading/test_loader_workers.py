@@ -7,22 +7,18 @@ import itertools
 import os
 import shutil
 import signal
-import socket
 import sys
 from multiprocessing import active_children
 from multiprocessing.forkserver import _forkserver
 from pathlib import Path
 
-import numpy as np
 import pytest
-import torch
 
 from frameloom.core.errors import FrameloomError, RunError
 from frameloom.data.buckets.policy import BucketPolicy, assign
 from frameloom.data.loading.bad_clips import BadClipLog
 from frameloom.data.loading.batch import Batch
 from frameloom.data.loading.reader import ClipReader, ReadSettings
-from frameloom.data.loading.shm_transport import receive_parcel, send_parcel
 from frameloom.data.manifest.manifest import Manifest
 from frameloom.data.order.plan import BatchPlan, plan_epoch
 from tests.data.loading.plan_requests import iterate_epochs, read_plan
@@ -200,28 +196,3 @@ def test_hundreds_of_batches_and_deaths_leave_nothing_behind(manifest: Manifest,
     assert not active_children()
     assert count_zombies() == 0
     assert len(os.listdir("/proc/self/fd")) < descriptors
-
-
-@pytest.mark.parametrize("dtype", [torch.uint8, torch.bfloat16, torch.float32, torch.bool, torch.int64])
-def test_parcels_carry_any_tensor(dtype: torch.dtype) -> None:
-    ours, theirs = socket.socketpair()
-    with ours, theirs:
-        sent = {
-            "a": torch.arange(24).reshape(2, 3, 4).to(dtype),
-            "b": [torch.zeros((0, 3), dtype=dtype), torch.tensor(1).to(dtype)],
-            "c": np.arange(3),
-        }
-        before = len(os.listdir("/proc/self/fd"))
-        send_parcel(ours, sent)
-        send_parcel(ours, "second")
-        got = receive_parcel(theirs)
-        assert torch.equal(got["a"], sent["a"]) and got["a"].dtype == dtype
-        assert [part.shape for part in got["b"]] == [(0, 3), ()]
-        assert got["b"][1] == sent["b"][1]
-        assert got["c"].tolist() == [0, 1, 2]
-        got["a"].fill_(0)
-        assert receive_parcel(theirs) == "second"
-        assert len(os.listdir("/proc/self/fd")) == before
-        ours.close()
-        with pytest.raises(EOFError):
-            receive_parcel(theirs)
