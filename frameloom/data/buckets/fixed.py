@@ -1,6 +1,6 @@
-"""One size for all videos, or SDXL's list of sizes: fast clips are thinned to a highest frame rate.
+"""One size for all videos, or a list of sizes as SDXL has; fast clips are thinned to a highest frame rate.
 
-The original draws one size for each batch and crops every image to it, however tall or wide the image is.
+Published SDXL training draws one size for each batch and crops every image to it, however tall or wide the image is.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from frameloom.data.buckets.sizes import draw_weighted, nearest_values, ratio_na
 
 
 class Fixed(ThinnedPolicy):
-    """Bucket 0 holds the videos, bucket 1 the images where they are asked for."""
+    """Bucket 0 holds the videos, bucket 1 the images if `image_batch` is set."""
 
     disk_name = "Fixed"
     reasons = ("too short", "image")

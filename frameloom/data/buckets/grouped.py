@@ -1,4 +1,4 @@
-"""Open-Sora-Plan's buckets: one size for all, or each clip's own size under a limit; the length follows the clip."""
+"""Open-Sora-Plan's buckets: one size for all, or each clip's own size up to an area; lengths follow the clips."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Buckets, and what every bucket policy must say: which of them each clip of an epoch goes to, for all rows at once.
+"""Buckets and bucket policies: which shape each clip of an epoch gets, for all rows at once.
 
-The plan, the readers and the caches use a policy through `BucketPolicy` and the functions below, and never ask which
-one it is. The n-th draw of a row is a function of (seed, epoch, row, n), so a row's bucket does not depend on the
-other rows, on workers or on ranks.
+The plan, the readers and the caches use a policy only through `BucketPolicy` and the functions below. The n-th draw of
+a row is a function of (seed, epoch, row, n), so a row's bucket does not depend on the other rows, on workers or on
+ranks.
 """
 
 from __future__ import annotations
@@ -104,14 +104,14 @@ class BucketPolicy(ABC):
 
     @abstractmethod
     def assign_clips(self, clips: Clips, rows: NDArray[np.int64], draw: Draw) -> NDArray[np.int32]:
-        """The bucket of each clip, -1 for one that is not used; `draw` is asked for the rows that need a number."""
+        """The bucket of each clip, -1 for one that is not used; `draw` gives random numbers to the rows that need one."""
 
     @abstractmethod
     def why_unused(self, clips: Clips) -> NDArray[np.int8]:
         """0 for a clip that fits a bucket, else 1 + the position of its reason in `reasons`."""
 
     def intervals(self, fps: NDArray[np.float64]) -> NDArray[np.int64]:
-        """Every how many frames of the file one is taken, where `frame_rule` does not say it."""
+        """Frame step in the file per clip, used where `frame_rule` has neither stride nor fps."""
         return np.ones(len(fps), dtype=np.int64)
 
     def keep_buckets(self, counts: NDArray[np.int64]) -> NDArray[np.bool_]:

@@ -1,4 +1,4 @@
-"""Resolution names, aspect ratios, the sizes behind them, and the clip lengths that a model takes.
+"""Resolution names, aspect ratios and the sizes behind them; clip lengths that a video autoencoder accepts.
 
 A name stands for a pixel budget; each aspect ratio (written width:height) gets the size nearest to that budget
 whose sides are multiples of the model's spatial stride. The rules are those of Open-Sora 2.0, order included,

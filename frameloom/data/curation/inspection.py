@@ -1,7 +1,7 @@
-"""What a worker of `data scan` or `data check` does with one file, and what is known about files already.
+"""Inspection of one file by `data scan` and `data check`: its header, and on request test decoding, hashes, a digest.
 
-A part is complete or absent; writers never touch a part of another writer, so shards of one scan can share a folder.
-A file that was looked at twice is known by its newest record.
+Workers preload this module before they fork, so it must not import polars, whose threads a fork would lose.
+Shape letters: K frames of a clip, H height, W width, C colours.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ def explain_failure(path: Media, error: Exception) -> tuple[str, str]:
 
 
 def audit_clip(path: Media, facts: HeaderFacts, *, limits: DecodeLimits = LIMITS) -> None:
-    """Decode the first, the middle and the last frame; ClipError when one is damaged, or the header did not tell true.
+    """Decode the first, the middle and the last frame; ClipError when one is damaged, or the header is wrong.
 
     A short video is decoded as a whole, so that a picture that changes its size is seen.
     """

@@ -1,7 +1,8 @@
-"""Geometry for a list of files at the cost of their headers: many processes, resumable, in shards if need be.
+"""Scan of a source: sizes, lengths and frame rates of all files, written as a manifest.
 
-Progress is kept beside the output in `<out>.scan/`; a file is looked at again when its size or its time of change
-differ. Broken files are rows of `<out>.errors.parquet` and are left out of the manifest.
+Many processes read headers only. Progress is kept beside the output in `<out>.scan/`, so that a scan can be resumed and
+split into shards; a file is read again when its size or modification time differs. Broken files are rows of
+`<out>.errors.parquet` and are left out of the manifest.
 """
 
 from __future__ import annotations
@@ -309,7 +310,7 @@ class RecordStore:
             )
 
     def read(self) -> pl.DataFrame:
-        """The newest record of every path; an unreadable part is told, not skipped."""
+        """The newest record of every path; DataError for an unreadable part."""
         parts = [pl.DataFrame(schema=self._schema)]
         for path in sorted(self.folder.glob("part-*.parquet")):
             try:

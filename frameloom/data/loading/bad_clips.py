@@ -1,4 +1,4 @@
-"""The list of files that could not be read in a run, and the share of them at which the run stops."""
+"""Unreadable clips: their replacement within a micro-batch, the list of them in a run, and the limit that ends it."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ class BadClipLog:
     """
 
     def __init__(self, path: Path, *, num_clips: int, limit: float, is_writer: bool = True) -> None:
-        """Of several processes that are told of the same clips, one is the writer."""
+        """Of several processes that note the same clips, one is the writer."""
         self.path = path
         self._is_writer = is_writer
         self.num_clips = num_clips

@@ -1,4 +1,4 @@
-"""What the loader hands to a trainer, and what it asks a reader for.
+"""A micro-batch, the request for one, and what a reader of them must offer.
 
 Shape letters: B batch, C channels, F frames, H height, W width, N images beside a clip.
 """
@@ -101,13 +101,13 @@ class Batch:
 
 
 NO_ROW = -1
-# Told the row that is about to be opened, or NO_ROW when none is, so that a hanging or crashing decoder can be blamed
-# on a file. It may raise ClipError to keep a row from being opened.
+# Called with the row that is about to be opened, or NO_ROW when none is, so that a hang or crash of a decoder can be
+# traced to a file. It may raise ClipError to keep a row from being opened.
 Watch = Callable[[int], None]
 
 
 def no_watch(row: int) -> None:
-    """Nobody watches."""
+    """The default: rows are not reported."""
 
 
 class BatchReader(Protocol):

@@ -1,4 +1,4 @@
-"""Clips of any source, one after the other and not in batches: to reconstruct, measure or compare them.
+"""Single clips of any source, read one after the other and not in batches, for reconstruction and evaluation.
 
 Training reads clips through buckets; here a clip keeps its own size and length unless a view says otherwise.
 Shape letters: C channels, F frames, H height, W width.
@@ -25,7 +25,7 @@ from frameloom.data.media.writing import CONTACT_SHEET
 
 @dataclass(frozen=True)
 class ListedClip:
-    """A row of a source, not looked at yet. `name` is its path there, which says where a result belongs."""
+    """A row of a source, not opened yet. `name` is its path there, which names its results."""
 
     name: str
     root: Path
@@ -67,7 +67,7 @@ def list_clips(source: Path, *, root: Path | None = None) -> list[ListedClip]:
 
 @dataclass(frozen=True)
 class ClipView:
-    """What of a clip is looked at.
+    """Which part of a clip is read, and at which size.
 
     `frames` is the most that are taken, from the first on, every `sample_rate`-th. `height` and `width` scale a picture
     to cover that size and cut its middle out; `short_side` scales it with its ratio kept; else it keeps its size.

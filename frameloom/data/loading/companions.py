@@ -1,6 +1,6 @@
-"""The slots of a micro-batch: filled one by one, unreadable clips replaced deterministically, images beside clips.
+"""Extra samples beside those of the plan: images beside videos (joint training), class images for DreamBooth.
 
-Which images go beside a clip is drawn for the clip's slot, so workers, ranks and a resume change nothing.
+Both are drawn for the slot of the sample they accompany, so workers, ranks and a resume change nothing.
 Shape letters: B batch, C channels, F frames, N images beside a clip, H height, W width.
 """
 
@@ -102,7 +102,10 @@ _NUM_SPARES = 4
 
 
 class PairedReader:
-    """`rows` are those that the second half is drawn from."""
+    """Doubles every batch: the first half is the plan's, the second has a row drawn from `rows` for each slot of it.
+
+    The `rows` of a batch are those of the first half only.
+    """
 
     def __init__(self, reader: BatchReader, rows: NDArray[np.int64], *, seed: int) -> None:
         self._reader, self._rows, self._seed = reader, rows, seed

@@ -1,10 +1,11 @@
-"""Worker processes that read micro-batches, and are replaced when they die or hang.
+"""Data loader: micro-batches in the order of their plan, read ahead by worker processes.
 
-Every worker notes on a shared board which clip it has open and since when. One that ends, or that has the same clip
-open for longer than the limit, is killed and replaced, and its micro-batches are read again, so the order and the
-content of what comes out do not change. A clip at which this happens twice is quarantined: it counts as unreadable and
-is replaced like any other bad clip. Processes are started by a fork server: a plain fork would copy locks that threads
-of torch, polars or the decoder may hold at that moment, and a fresh interpreter each would import torch anew.
+Workers only change when a batch is read, never what is in it: a request says everything. Each worker writes to a shared
+board which clip it has open and since when. One that dies, or has the same clip open for longer than the limit, is
+killed and replaced, and its micro-batches are read again. A clip at which this happens twice is quarantined: it counts
+as unreadable and is replaced like any other bad clip. Processes are started by a fork server: a plain fork would copy
+locks that threads of torch, polars or the decoder may hold at that moment, and a fresh interpreter each would import
+torch anew.
 """
 
 from __future__ import annotations
@@ -283,7 +284,7 @@ def _now_us() -> int:
 
 
 def _end_workers(workers: Iterable[_Worker], *, at_once: bool = False) -> None:
-    """Politely if there is time, else by SIGKILL, which a stopped process hears too; nothing of them is left."""
+    """Close their connections and wait, then SIGKILL, which also ends a stopped process."""
     workers = list(workers)
     for worker in workers:
         worker.requests.close()
@@ -300,7 +301,7 @@ def _end_workers(workers: Iterable[_Worker], *, at_once: bool = False) -> None:
 def _serve(
     reader: BatchReader, requests: connection.Connection[Any, Any], results: socket.socket, board: Any, number: int
 ) -> None:
-    """The life of a worker: a request in, a batch or an error out, until the trainer closes the connection."""
+    """Worker main loop, until the trainer closes the connection."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches every process; the trainer decides
     torch.set_num_threads(1)
     _die_with_parent()
@@ -331,7 +332,7 @@ def _read(reader: BatchReader, request: BatchRequest, watch: Watch) -> Result:
 
 
 def _portable(error: Exception) -> Exception:
-    """An error that survives the way to the trainer; one of ours keeps its traceback as a note."""
+    """An error that can be pickled; an unexpected one carries its traceback as a note."""
     if not isinstance(error, FrameloomError):
         error.add_note("in a loader worker:\n" + traceback.format_exc())
     try:
@@ -344,7 +345,7 @@ def _portable(error: Exception) -> Exception:
 
 
 def _die_with_parent() -> None:
-    """End this worker when the training process is gone, also after a SIGKILL, which lets nobody clean up."""
+    """End this worker when the training process is gone, also after a SIGKILL."""
     trainer = multiprocessing.parent_process()
     assert trainer is not None
 

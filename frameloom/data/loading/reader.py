@@ -1,9 +1,6 @@
-"""Micro-batches from media files or a latent cache, with bad clips replaced deterministically.
+"""Readers of micro-batches: pixels from media files, or latents from a cache.
 
-Shape letters: B batch, C channels, F frames, H height, W width, N images beside a clip.
-
-The first half of a batch is what the plan asked for, and its `rows` are only these; the second half is drawn, one row
-for each slot of the first.
+Shape letters: B batch, C channels, F frames, H height, W width.
 """
 
 from __future__ import annotations

@@ -1,8 +1,12 @@
-"""The manifest: one row per clip or image of one or several sources, checked before anything is opened.
+"""The manifest: one row per clip or image of one or several sources, validated before any file is opened.
 
 Columns are `path` (relative to the source's root), `caption`, `kind` ("video" or "image"), `height`, `width`,
 `frames`, `fps` (null for images) and any others. Rows stay in columns, so ten million of them cost no Python objects;
 a path, a caption and the facts of one clip are fetched when its row is read.
+
+Weights and repeats of sources are applied here. Each source has one keyed order of its rows, endlessly repeated; an
+epoch takes the next stretch of it. So a repeat of 2 shows every row twice, a repeat of 0.5 shows one half and then the
+other, and over any number of epochs the counts of two rows of a source differ by one at most.
 """
 
 from __future__ import annotations
@@ -92,7 +96,7 @@ class Part:
 
     @property
     def share(self) -> Share:
-        """Always with fractions: a fingerprint must not tell 2 in one recipe from 2.0 in another."""
+        """Always floats: the fingerprint must be the same for 2 and 2.0."""
         return Share(len(self.rows), None if self.weight is None else float(self.weight), float(self.repeat))
 
 
@@ -164,7 +168,7 @@ class Manifest:
     def captions(self, rows: Sequence[int] | NDArray[np.int64]) -> list[str]:
         if len(self.parts) > 1:
             return [self.caption(int(row)) for row in rows]
-        # One call for a whole batch: a training step asks for it.
+        # One call for a whole batch: every training step needs it.
         found = self.parts[0].rows.gather("caption", [int(row) for row in rows])
         return [str(caption) for caption in found]
 

@@ -1,4 +1,4 @@
-"""Reading media defensively: only known containers, sizes checked from the header, one thread, always closed.
+"""Decoding of clips and images: known containers only, sizes checked from the header, one thread.
 
 A clip is decoded from the key frame before the first frame that is needed to the last one, and each needed frame is
 scaled inside the decoder's library; the whole video is never in memory. Frames are numbered in presentation order.

@@ -1,4 +1,4 @@
-"""Which frames of a clip are taken, and how a picture is scaled and cut to its bucket's size.
+"""Frame selection: which frames of a clip are read.
 
 Everything here is a pure function of numbers; `draw` is always a uniform number in [0, 1) that the caller keyed.
 """

@@ -1,4 +1,4 @@
-"""How a picture gets to the size of its bucket, as a short list of steps that a recipe names.
+"""Transforms: how a picture is scaled and cut to the size of its bucket, as a list of steps that a recipe names.
 
 A list is either `resize, center_crop | random_crop` (scale, then cut) or `center_crop, resize` (cut to the bucket's
 ratio in the source, then scale); a last `rescale` stands for the way from bytes to [-1, 1], which the training task

@@ -1,11 +1,11 @@
-"""Columns of any system as our columns: names, types, kinds, frame windows, and paths that stay below their root.
+"""Columns of other systems as manifest columns: names, types, kinds, frame windows, and paths below their root.
 
 The result has `path`, `caption`, `kind`, `height`, `width`, `frames` and `fps` first, null where the source does not
 say, and every other column behind them under its own name.
 
-The result is `start_frame` and `end_frame` (the first frame behind the window), and `frames` is the window's length:
-that is what a clip of this row can offer. Rows without a window have nulls there. The originals look at the start
-alone; here the end counts too, and where `num_frames` is given, it decides, as it does there.
+Rows of a part of a file have `start_frame` and `end_frame` (the first frame behind the window), and `frames` is the
+window's length; rows without a window have nulls there. Open-Sora-Plan looks at the start alone; here the end counts
+too, and where `num_frames` is given, it decides, as it does there.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A plain folder of videos and images, each with its caption in a `.txt` of the same name beside it, or with none."""
+"""A folder of videos and images; the caption of each is in a `.txt` of the same name beside it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reading what people already have: any table, list, folder or tar of clips becomes one table with our columns.
+"""Reading any source: a table, list, folder or tar of clips becomes one table with manifest columns.
 
 | source | what it is |
 |---|---|
@@ -10,7 +10,8 @@
 | tar, folder of tars | webdataset; members are read in place |
 | folder of media | a `.txt` beside each file is its caption |
 
-What it is, is decided by content. Sizes that a source does not give are null; `frameloom data scan` fills them in.
+The content decides the format; the ending only decides between error messages. Sizes that a source does not give are
+null; `frameloom data scan` fills them in.
 """
 
 from __future__ import annotations
