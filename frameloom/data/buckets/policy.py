@@ -104,7 +104,7 @@ class BucketPolicy(ABC):
 
     @abstractmethod
     def assign_clips(self, clips: Clips, rows: NDArray[np.int64], draw: Draw) -> NDArray[np.int32]:
-        """The bucket of each clip, -1 for one that is not used; `draw` gives random numbers to the rows that need one."""
+        """The bucket of each clip, -1 for one that is not used; `draw` is called for rows that need a number."""
 
     @abstractmethod
     def why_unused(self, clips: Clips) -> NDArray[np.int8]:

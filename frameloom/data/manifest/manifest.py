@@ -39,7 +39,6 @@ from frameloom.data.media.tar_members import Member
 
 __all__ = ["ClipRow", "Manifest", "SourceSpec", "rows_of_epoch", "write_manifest"]
 
-
 # Columns beyond the required ones that decide what is trained on.
 TRAINED_ON = ("sha256", "start_frame", "end_frame", "captions", "member", "offset", "control")
 _HASH_ROWS = 1_000_000

@@ -7,6 +7,8 @@ import multiprocessing
 import os
 import shutil
 import signal
+import subprocess
+import sys
 import tarfile
 import time
 from pathlib import Path
@@ -356,3 +358,13 @@ def test_hanging_and_crashing_files_are_blamed_and_all_others_are_done() -> None
     assert "gave no answer for 4 s" in errors["1hang"]
     assert "SIGSEGV" in errors["3crash"]
     assert "KeyError" in errors["4fail"]
+
+
+def test_what_workers_preload_starts_no_threads_of_polars() -> None:
+    """A fork loses threads; polars starts its own when it is imported."""
+    program = "import sys, {}; print('polars' in sys.modules)"
+    loaded = [
+        subprocess.run([sys.executable, "-c", program.format(name)], capture_output=True, text=True, check=True).stdout
+        for name in ("frameloom.data.curation.inspection", "frameloom.data.curation.scan")
+    ]
+    assert loaded == ["False\n", "True\n"]

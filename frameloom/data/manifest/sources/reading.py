@@ -48,7 +48,6 @@ from frameloom.data.media.decode import kind_of
 
 __all__ = ["Source", "read_source"]
 
-
 _log = get_logger(__name__)
 _HEAD_BYTES = 1 << 20
 _LISTED = (".json", ".jsonl", ".pkl", ".csv", ".parquet")
