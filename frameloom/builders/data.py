@@ -34,7 +34,8 @@ from frameloom.data.manifest.captions import CaptionNotes, note_captions, read_t
 from frameloom.data.manifest.filters import Where
 from frameloom.data.manifest.manifest import Manifest, Part, SourceSpec, rows_of_epoch
 from frameloom.data.manifest.rows import TableRows, check_table
-from frameloom.data.media.probe import kind_of, probe_header
+from frameloom.data.media.decode import kind_of
+from frameloom.data.media.probe import probe_header
 from frameloom.data.media.transforms import parse_transforms
 from frameloom.data.order.plan import BatchPlan, plan_epoch
 from frameloom.models.registry import VAES

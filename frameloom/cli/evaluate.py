@@ -104,7 +104,7 @@ def evaluate_clips(
         raise ConfigError(f"--confidence {confidence:g}: choose a number between 0 and 1, such as 0.95")
     of_videos, of_frames = _two("--features", features), _two("--frame-features", frame_features)
     from frameloom.core.device import pick_device
-    from frameloom.data.media.clip_view import ClipView, list_clips
+    from frameloom.data.loading.clip_view import ClipView, list_clips
     from frameloom.evaluate.comparison import Alone, Distances, compare_sets, pair_clips
     from frameloom.evaluate.metric_table import refuse_existing_metrics
     from frameloom.evaluate.networks import load_video_network

@@ -137,7 +137,7 @@ def _refuse_beside_like(context: typer.Context, like: Path) -> None:
 
 
 def _show(paths: list[Path], folder: Path | None) -> None:
-    from frameloom.data.media.clip_view import CONTACT_SHEET
+    from frameloom.data.media.writing import CONTACT_SHEET
     from frameloom.distributed.ranks import read_ranks
 
     if read_ranks().is_first:

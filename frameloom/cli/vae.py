@@ -121,7 +121,7 @@ def reconstruct(
 
     Example: frameloom vae reconstruct a.mp4 out/ --weights wfvae.safetensors --name wfvae --size 8ch --chunk-frames 32
     """
-    from frameloom.data.media.clip_view import ClipView, list_clips
+    from frameloom.data.loading.clip_view import ClipView, list_clips
     from frameloom.distributed.ranks import read_ranks
     from frameloom.evaluate.autoencoder import Reconstruction, check_view, reconstruct_files
     from frameloom.evaluate.metric_table import MetricTable
@@ -190,7 +190,7 @@ def stats(
     Example: frameloom vae stats runs/my-vae clips/manifest.parquet --frames 33 --short-side 256 --limit 500
     """
     from frameloom.core.files import write_json
-    from frameloom.data.media.clip_view import ClipView, list_clips
+    from frameloom.data.loading.clip_view import ClipView, list_clips
     from frameloom.evaluate.autoencoder import describe_statistics, draw_clips, measure_latents, report_statistics
 
     if out is not None:

@@ -18,7 +18,7 @@ from frameloom.builders.vae import check_frames, usable_frames
 from frameloom.core.errors import ConfigError, DataError
 from frameloom.core.progress import ProgressBar
 from frameloom.core.random import numpy_stream, stream
-from frameloom.data.media.clip_view import ClipView, ListedClip, ViewedClip, view_clip
+from frameloom.data.loading.clip_view import ClipView, ListedClip, ViewedClip, view_clip
 from frameloom.data.media.transforms import to_uint8, to_unit_range
 from frameloom.data.media.writing import write_image, write_video
 from frameloom.distributed.ranks import Ranks

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from frameloom.core.errors import DataError
 from frameloom.core.progress import ProgressBar
-from frameloom.data.media.clip_view import ClipView, ListedClip, view_clip
+from frameloom.data.loading.clip_view import ClipView, ListedClip, view_clip
 from frameloom.evaluate.clip_metrics import ClipMeasures
 from frameloom.evaluate.frechet import FeatureStatistics, frechet_distance, pool_pixels, read_features
 from frameloom.evaluate.metric_table import Intervals, MetricTable, Record

@@ -20,8 +20,8 @@ from frameloom.core.errors import DataError
 from frameloom.core.files import write_text
 from frameloom.core.logging import get_logger
 from frameloom.core.progress import ProgressBar
-from frameloom.data.media.clip_view import CONTACT_SHEET, ListedClip
-from frameloom.data.media.writing import write_video
+from frameloom.data.loading.clip_view import ListedClip
+from frameloom.data.media.writing import CONTACT_SHEET, write_video
 from frameloom.evaluate.clip_metrics import ClipMeasures
 from frameloom.evaluate.metric_table import CONFIDENCE, Summary, bootstrap_mean, summarise
 from frameloom.evaluate.page import clip, clip_grid, page, paragraph, section, table

@@ -20,9 +20,8 @@ from frameloom.config.schema.sampling import SampleSection
 from frameloom.core.errors import ConfigError, PeerFailed
 from frameloom.core.files import digest_file, digest_value, write_text
 from frameloom.core.progress import ProgressBar
-from frameloom.data.loading.workers import log as worker_log
-from frameloom.data.media.clip_view import CONTACT_SHEET
-from frameloom.data.media.writing import contact_sheet, write_image
+from frameloom.data.loading.loader import log as worker_log
+from frameloom.data.media.writing import CONTACT_SHEET, contact_sheet, write_image
 from frameloom.diffusion.samplers import check_sampler
 from frameloom.distributed.context import Collective, process_group
 from frameloom.distributed.ranks import Ranks

@@ -30,9 +30,8 @@ from frameloom.config.schema.recipe import Recipe
 from frameloom.config.schema.sampling import SampleSection
 from frameloom.core.random import stream
 from frameloom.data.manifest.captions import join_note, spell_motion, spell_rate
-from frameloom.data.media.clip_view import CONTACT_SHEET
 from frameloom.data.media.transforms import to_uint8
-from frameloom.data.media.writing import contact_sheet, write_image
+from frameloom.data.media.writing import CONTACT_SHEET, contact_sheet, write_image
 from frameloom.diffusion.objective import Objective
 from frameloom.diffusion.samplers import Start, run_sampler
 from frameloom.distributed.sequence_parallel import ALONE, SequenceGroup, find_sequence_group

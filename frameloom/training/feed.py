@@ -19,9 +19,10 @@ from frameloom.data.buckets.policy import BucketPolicy
 from frameloom.data.cache.external import RowTextReader
 from frameloom.data.loading.bad_clips import BadClipLog
 from frameloom.data.loading.batch import Batch, BatchReader, BatchRequest
+from frameloom.data.loading.companions import PairedReader
 from frameloom.data.loading.loader import iterate_batches, read_requests, request_at
 from frameloom.data.loading.prefetch import prefetch_to_device
-from frameloom.data.loading.reader import CachedReader, PairedReader
+from frameloom.data.loading.reader import CachedReader
 from frameloom.data.manifest.manifest import Manifest
 from frameloom.data.order.plan import BatchPlan
 from frameloom.data.order.rank_assignment import Pick, Shares, Span, find_microbatch, iterate_spans

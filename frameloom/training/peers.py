@@ -30,7 +30,7 @@ from frameloom.core.device import pick_device
 from frameloom.core.errors import RunError
 from frameloom.core.files import digest_value
 from frameloom.data.loading.batch import BadClip, Batch
-from frameloom.data.loading.workers import log as worker_log
+from frameloom.data.loading.loader import log as worker_log
 from frameloom.data.order.rank_assignment import Shares, Span
 from frameloom.distributed.context import Collective, ProcessGroupCollective, build_mesh, join_host, process_group
 from frameloom.distributed.fsdp import (

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from frameloom.core.errors import ConfigError, DataError
-from frameloom.data.media.clip_view import ClipView, list_clips
+from frameloom.data.loading.clip_view import ClipView, list_clips
 from frameloom.data.media.writing import write_image
 from frameloom.demo.shapes_score import PROMPT_METRICS, are_shapes
 from frameloom.evaluate.clip_metrics import build_clip_measures

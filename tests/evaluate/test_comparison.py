@@ -11,7 +11,7 @@ import polars as pl
 import pytest
 
 from frameloom.core.errors import DataError
-from frameloom.data.media.clip_view import ClipView, list_clips
+from frameloom.data.loading.clip_view import ClipView, list_clips
 from frameloom.data.media.writing import write_image
 from frameloom.evaluate.comparison import Distances, compare_sets, pair_clips
 from frameloom.evaluate.metric_table import refuse_existing_metrics

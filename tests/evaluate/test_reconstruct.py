@@ -10,7 +10,7 @@ import torch
 
 from frameloom.builders.vae import Cuts, VAEChoice, check_frames, cut_vae, load_vae, usable_frames
 from frameloom.core.errors import CheckpointError, ConfigError, DataError
-from frameloom.data.media.clip_view import ClipView, list_clips
+from frameloom.data.loading.clip_view import ClipView, list_clips
 from frameloom.data.media.decode import probe_clip, read_clip
 from frameloom.data.media.transforms import to_uint8, to_unit_range
 from frameloom.data.media.writing import write_image, write_video

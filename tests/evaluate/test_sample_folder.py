@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from frameloom.core.errors import DataError
-from frameloom.data.media.clip_view import list_clips
+from frameloom.data.loading.clip_view import list_clips
 from frameloom.data.media.writing import write_image
 from frameloom.evaluate.sample_sets import Sample, find_prompts, find_samples, name_folders
 

@@ -12,7 +12,7 @@ from transformers import VideoMAEImageProcessorPil, VideoMAEModel
 
 from frameloom.core.errors import CheckpointError, DataError
 from frameloom.core.random import numpy_stream
-from frameloom.data.media.clip_view import ClipView, list_clips
+from frameloom.data.loading.clip_view import ClipView, list_clips
 from frameloom.data.media.writing import write_video
 from frameloom.evaluate.comparison import Distances, compare_sets, pair_clips
 from frameloom.evaluate.networks import load_video_network

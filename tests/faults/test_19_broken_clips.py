@@ -12,9 +12,9 @@ import pytest
 
 from frameloom.core.errors import DataError
 from frameloom.core.paths import safe_join
+from frameloom.data.curation.inspection import FileWork
 from frameloom.data.curation.scan import ScanOptions, errors_path, finish_scan, scan_files
 from frameloom.data.curation.scan_pool import Job
-from frameloom.data.curation.scan_work import FileWork
 from frameloom.data.loading import filling as slots
 from frameloom.data.media.decode import IMAGE_FORMATS, ClipError, read_clip, read_image
 from frameloom.training.train import train

@@ -1,6 +1,6 @@
 """Loader workers that are killed, stopped, hang or raise: the run goes on with the same samples, or names the clip.
 
-Single faults inside of a read, crashes and quarantine are in tests/data/loading/test_workers.py.
+Single faults inside of a read, crashes and quarantine are in tests/data/loading/test_loader_workers.py.
 """
 
 from __future__ import annotations

@@ -12,14 +12,16 @@ from numpy.typing import NDArray
 from frameloom.config.schema.buckets import RatioTokensSection
 from frameloom.data.buckets.policy import Bucket, Clips, Draw
 from frameloom.data.buckets.ratio_tokens import (
+    CROP_WEIGHTS,
     DRAW_RATIO,
     DRAW_SIZE,
     FIRST_SHARE,
+    RATIO_TABLE,
     RatioTokens,
     first_heavy,
     list_divisors,
 )
-from frameloom.data.buckets.sizes import CROP_WEIGHTS, RATIO_TABLE, LengthRule, draw_weighted, nearest_values
+from frameloom.data.buckets.sizes import LengthRule, draw_weighted, nearest_values
 from tests.parity.cases import ParityOutput, compare_facts, leave_out, pick_prefixed, table_runners
 
 Found = Iterator[tuple[str, Any, Any] | ParityOutput]

@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from frameloom.data.buckets.sizes import CROP_WEIGHTS
+from frameloom.data.buckets.ratio_tokens import CROP_WEIGHTS
 from frameloom.data.media.frames import FrameRule, Window, select_frames
-from frameloom.data.media.transforms import CenterCrop, Resize, Transforms, resize_and_cut
+from frameloom.data.media.transforms import CenterCrop, Resize, Transforms
+from tests.float_pixels import resize_and_cut
 from tests.parity.cases import ParityCase, ParityOutput, Runner, compare, compare_facts, compare_numbers, table_runners
 from tests.parity.cogvideox_fun_data import assign_batch, compare_collate, compare_lengths
 

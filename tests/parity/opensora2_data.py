@@ -17,16 +17,10 @@ from numpy.typing import NDArray
 from frameloom.core.errors import DataError
 from frameloom.data.buckets.grid import GridPolicy, parse_grid
 from frameloom.data.buckets.policy import UNUSED, Clips, Draw
-from frameloom.data.buckets.sizes import (
-    ASPECT_RATIOS,
-    height_per_width,
-    nearest_values,
-    parse_resolution,
-    sample_rate,
-    size_table,
-)
-from frameloom.data.media.frames import FrameRule, Window, cover, select_frames
+from frameloom.data.buckets.sizes import ASPECT_RATIOS, height_per_width, nearest_values, parse_resolution, size_table
+from frameloom.data.media.frames import FrameRule, Window, sample_rate, select_frames
 from frameloom.data.media.probe import probe_header
+from frameloom.data.media.transforms import cover
 from frameloom.data.order.plan import plan_epoch
 from tests.parity.cases import (
     ParityCase,

@@ -14,8 +14,9 @@ import numpy as np
 import pytest
 
 from frameloom.core.errors import CheckpointError, ConfigError, DataError
-from frameloom.data.media.clip_view import CONTACT_SHEET, list_clips
+from frameloom.data.loading.clip_view import list_clips
 from frameloom.data.media.decode import probe_clip
+from frameloom.data.media.writing import CONTACT_SHEET
 from frameloom.distributed.ranks import Ranks
 from frameloom.evaluate.sample_sets import find_prompts
 from frameloom.sampling.jobs import LEDGER, RankGroup, sample_many

@@ -1,40 +1,20 @@
-"""One size for all videos, or SDXL's list of sizes: fast clips are thinned to a highest frame rate.
+"""One size for all videos, or a list of sizes as SDXL has; fast clips are thinned to a highest frame rate.
 
-The original draws one size for each batch and crops every image to it, however tall or wide the image is.
+Published SDXL training draws one size for each batch and crops every image to it, however tall or wide the image is.
 """
 
 from __future__ import annotations
-
-from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from frameloom.config.schema.buckets import FixedSection, MultiAspectSection
-from frameloom.data.buckets.policy import UNUSED, Bucket, BucketPolicy, Clips, Draw
-from frameloom.data.buckets.sizes import draw_weighted, nearest_values, ratio_name, sample_rate
-
-
-class ThinnedPolicy(BucketPolicy):
-    """Takes every n-th frame, so that no clip has more than `fps_max` frames per second (None: any rate)."""
-
-    disk_name: ClassVar[str]
-    """of the policy in the fingerprint of a cache, whatever the class is called"""
-    fps_max: float | None
-
-    def intervals(self, fps: NDArray[np.float64]) -> NDArray[np.int64]:
-        return sample_rate(fps, self.fps_max)[1]
-
-    def count_frames(self, clips: Clips) -> NDArray[np.int64]:
-        """Frames of each clip after thinning."""
-        return clips.frames // self.intervals(clips.fps)
-
-    def geometry(self) -> dict[str, Any]:
-        return {"policy": self.disk_name, "fps_max": self.fps_max, "buckets": self.shapes}
+from frameloom.data.buckets.policy import UNUSED, Bucket, Clips, Draw, ThinnedPolicy
+from frameloom.data.buckets.sizes import draw_weighted, nearest_values, ratio_name
 
 
 class Fixed(ThinnedPolicy):
-    """Bucket 0 holds the videos, bucket 1 the images where they are asked for."""
+    """Bucket 0 holds the videos, bucket 1 the images if `image_batch` is set."""
 
     disk_name = "Fixed"
     reasons = ("too short", "image")

@@ -18,9 +18,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from frameloom.core.errors import ConfigError
-from frameloom.data.buckets.fixed import ThinnedPolicy
-from frameloom.data.buckets.policy import UNUSED, Bucket, Clips, Draw
+from frameloom.data.buckets.policy import UNUSED, Bucket, Clips, Draw, ThinnedPolicy
 from frameloom.data.buckets.sizes import (
+    Ints,
     LengthRule,
     Size,
     height_per_width,
@@ -31,8 +31,6 @@ from frameloom.data.buckets.sizes import (
 
 # A clip a little smaller than the budget is scaled up rather than lost.
 AREA_TOLERANCE = 0.8
-
-Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True)

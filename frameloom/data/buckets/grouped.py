@@ -1,4 +1,4 @@
-"""Open-Sora-Plan's buckets: one size for all, or each clip's own size under a limit; the length follows the clip."""
+"""Open-Sora-Plan's buckets: one size for all, or each clip's own size up to an area; lengths follow the clips."""
 
 from __future__ import annotations
 
@@ -11,10 +11,8 @@ from numpy.typing import NDArray
 from frameloom.config.schema.buckets import GroupedSection
 from frameloom.core.errors import ConfigError
 from frameloom.data.buckets.policy import UNUSED, Bucket, BucketPolicy, Clips, Draw
-from frameloom.data.buckets.sizes import LengthRule, ratio_name
+from frameloom.data.buckets.sizes import Ints, LengthRule, ratio_name
 from frameloom.data.media.frames import SAME_RATE_FPS, FrameRule
-
-Ints = NDArray[np.int64]
 
 PUBLISHED_MIN_FRAMES = 29
 PUBLISHED_GROUP_BATCHES = 4

@@ -1,8 +1,8 @@
-"""Buckets, and what every bucket policy must say: which of them each clip of an epoch goes to, for all rows at once.
+"""Buckets and bucket policies: which shape each clip of an epoch gets, for all rows at once.
 
-The plan, the readers and the caches use a policy through `BucketPolicy` and the functions below, and never ask which
-one it is. The n-th draw of a row is a function of (seed, epoch, row, n), so a row's bucket does not depend on the
-other rows, on workers or on ranks.
+The plan, the readers and the caches use a policy only through `BucketPolicy` and the functions below. The n-th draw of
+a row is a function of (seed, epoch, row, n), so a row's bucket does not depend on the other rows, on workers or on
+ranks.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from frameloom.core.errors import ConfigError
 from frameloom.core.random import key, uniform_at
 from frameloom.data.manifest.manifest import Manifest
-from frameloom.data.media.frames import FrameRule
+from frameloom.data.media.frames import FrameRule, sample_rate
 
 # (rows, number of the draw of each) -> one uniform number in [0, 1) for each row
 Draw = Callable[[NDArray[np.int64], NDArray[np.int64]], NDArray[np.float64]]
@@ -104,14 +104,14 @@ class BucketPolicy(ABC):
 
     @abstractmethod
     def assign_clips(self, clips: Clips, rows: NDArray[np.int64], draw: Draw) -> NDArray[np.int32]:
-        """The bucket of each clip, -1 for one that is not used; `draw` is asked for the rows that need a number."""
+        """The bucket of each clip, -1 for one that is not used; `draw` is called for rows that need a number."""
 
     @abstractmethod
     def why_unused(self, clips: Clips) -> NDArray[np.int8]:
         """0 for a clip that fits a bucket, else 1 + the position of its reason in `reasons`."""
 
     def intervals(self, fps: NDArray[np.float64]) -> NDArray[np.int64]:
-        """Every how many frames of the file one is taken, where `frame_rule` does not say it."""
+        """Frame step in the file per clip, used where `frame_rule` has neither stride nor fps."""
         return np.ones(len(fps), dtype=np.int64)
 
     def keep_buckets(self, counts: NDArray[np.int64]) -> NDArray[np.bool_]:
@@ -127,6 +127,24 @@ class BucketPolicy(ABC):
         chosen = self.assign_clips(clips, np.arange(len(clips.frames)), _no_draw)
         where = np.flatnonzero(chosen != UNUSED)
         return [(where, chosen[where])]
+
+
+class ThinnedPolicy(BucketPolicy):
+    """Takes every n-th frame, so that no clip has more than `fps_max` frames per second (None: any rate)."""
+
+    disk_name: ClassVar[str]
+    """of the policy in the fingerprint of a cache, whatever the class is called"""
+    fps_max: float | None
+
+    def intervals(self, fps: NDArray[np.float64]) -> NDArray[np.int64]:
+        return sample_rate(fps, self.fps_max)[1]
+
+    def count_frames(self, clips: Clips) -> NDArray[np.int64]:
+        """Frames of each clip after thinning."""
+        return clips.frames // self.intervals(clips.fps)
+
+    def geometry(self) -> dict[str, Any]:
+        return {"policy": self.disk_name, "fps_max": self.fps_max, "buckets": self.shapes}
 
 
 def _no_draw(rows: NDArray[np.int64], numbers: NDArray[np.int64]) -> NDArray[np.float64]:

@@ -1,4 +1,4 @@
-"""Resolution names, aspect ratios, the sizes behind them, and the clip lengths that a model takes.
+"""Resolution names, aspect ratios and the sizes behind them; clip lengths that a video autoencoder accepts.
 
 A name stands for a pixel budget; each aspect ratio (written width:height) gets the size nearest to that budget
 whose sides are multiples of the model's spatial stride. The rules are those of Open-Sora 2.0, order included,
@@ -18,6 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from frameloom.core.errors import ConfigError
+
+Ints = NDArray[np.int64]
 
 ASPECT_RATIOS = ("2.39:1", "2:1", "16:9", "1.85:1", "9:16", "5:8", "3:2", "4:3", "1:1")
 _NAME = re.compile(r"^([1-9][0-9]{0,4})(px|p)(?:_(?:(max)|ar([0-9.]+:[0-9.]+)))?$")
@@ -97,25 +99,6 @@ def height_per_width(ratio: str) -> float:
     return height / width
 
 
-# Height / width to a size whose area is about 512 x 512.
-RATIO_TABLE: dict[float, tuple[int, int]] = {
-    **{0.25: (256, 1024), 0.26: (256, 992), 0.27: (256, 960), 0.28: (256, 928), 0.32: (288, 896), 0.33: (288, 864)},
-    **{0.35: (288, 832), 0.4: (320, 800), 0.42: (320, 768), 0.48: (352, 736), 0.5: (352, 704), 0.52: (352, 672)},
-    **{0.57: (384, 672), 0.6: (384, 640), 0.68: (416, 608), 0.72: (416, 576), 0.78: (448, 576), 0.82: (448, 544)},
-    **{0.88: (480, 544), 0.94: (480, 512), 1.0: (512, 512), 1.07: (512, 480), 1.13: (544, 480), 1.21: (544, 448)},
-    **{1.29: (576, 448), 1.38: (576, 416), 1.46: (608, 416), 1.67: (640, 384), 1.75: (672, 384), 2.0: (704, 352)},
-    **{2.09: (736, 352), 2.4: (768, 320), 2.5: (800, 320), 2.89: (832, 288), 3.0: (864, 288), 3.11: (896, 288)},
-    **{3.62: (928, 256), 3.75: (960, 256), 3.88: (992, 256), 4.0: (1024, 256)},
-}
-TABLE_SIDE = 512
-
-# The ratios that `random_ratio_crop` draws from, with their weights.
-CROP_WEIGHTS: dict[float, int] = {
-    **{0.42: 1, 0.5: 2, 0.57: 4, 0.68: 4, 0.78: 4, 0.88: 4, 0.94: 8, 1.0: 8, 1.07: 8, 1.13: 4},
-    **{1.29: 4, 1.46: 4, 1.75: 4, 2.0: 2, 2.4: 1},
-}
-
-
 def nearest_values(values: Sequence[float], wanted: NDArray[np.float64]) -> NDArray[np.int64]:
     """For each number the position of the nearest value; the value that comes first in the list wins a tie."""
     rising, first = np.unique(np.asarray(values, dtype=np.float64), return_index=True)
@@ -137,9 +120,6 @@ def ratio_name(height: int, width: int) -> str:
     """Width:height in lowest terms."""
     shared = math.gcd(height, width)
     return f"{width // shared}:{height // shared}"
-
-
-Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -180,14 +160,3 @@ class LengthRule:
     def tokens(self, frames: Ints) -> Ints:
         """Tokens in time: latent frames over the patch, rounded up."""
         return np.asarray(-(-self.latents(frames) // self.patch), dtype=np.int64)
-
-
-def sample_rate(fps: NDArray[np.float64], fps_max: float | None) -> tuple[NDArray[np.float64], Ints]:
-    """(frame rate after thinning, every how many frames one is taken); an image (NaN) has rate 0 and interval 1."""
-    image = np.isnan(fps)
-    known = np.where(image, 0.0, fps)
-    if fps_max is None:
-        return known, np.ones(len(fps), dtype=np.int64)
-    fast = known >= fps_max
-    interval = np.where(fast, np.ceil(known / fps_max), 1).astype(np.int64)
-    return np.where(fast, np.floor(known / interval), known), interval

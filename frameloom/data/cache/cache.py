@@ -1,7 +1,7 @@
-"""Latent and text caches: what frozen encoders would give, computed once.
+"""Latent and text caches: outputs of the frozen encoders, computed once.
 
 Both answer by (row, bucket) or by caption from mapped shards; a sample's bytes are checked when a process first reads
-it. What they were opened for is all they hold: a stale sample is never read.
+it. A cache holds only what it was opened for: a stale sample is never read.
 Shape letters: B batch, C channels, F frames, H height, W width.
 """
 
@@ -320,7 +320,7 @@ class TextCache:
 
 
 class _KeptSamples:
-    """Captions of small sets come again and again: a few stay at hand in one block, and one call gathers a batch."""
+    """A small in-memory cache of captions, stacked in one block so that one call gathers a batch."""
 
     def __init__(self) -> None:
         self._rows: dict[str, int] = {}

@@ -3,7 +3,7 @@
 Open-Sora-Plan: folders of text embeddings beside the media (three- and four-path lists). SDXL: `latent_cache`,
 `vector_cache` and `crossattn_cache` folders of .npy. Open-Sora 2.0: the columns latents_path, text_t5_path and
 text_clip_path. They have no fingerprint, so shapes are all that can be checked; every error names its file.
-Shape letters: B batch, C channels, F frames, H height, W width, K text tokens, D width.
+Shape letters: B batch, K text tokens, D width.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ def _find_file(folder: Path, stems: Sequence[str], where: str) -> Path:
 
 
 class ForeignText(ABC):
-    """Embeddings by manifest row. `get` answers by caption, where that is enough to tell the row."""
+    """Embeddings by manifest row. `get` answers by caption, where captions identify rows."""
 
     def __init__(self, manifest: Manifest, shape: TextShape) -> None:
         self._manifest = manifest
@@ -232,7 +232,7 @@ class SDXLText(ForeignText):
         return found | {"pooled_D": self._pooled(vector, whole[: self._shape.pooled_width])}
 
     def get(self, captions: list[str]) -> dict[str, Tensor]:
-        """Refused: such caches often hold " " for every caption, so a caption does not tell the row."""
+        """Refused: such caches often hold " " for every caption, so a caption does not identify a row."""
         raise DataError(f"{self._folder}: an SDXL cache is read by row, not by caption")
 
 

@@ -1,9 +1,7 @@
-"""Filling a cache: ahead of a run in portions by any number of processes, or from the batches of a run.
-
-Shape letters: B batch, C channels, F frames, H height, W width.
+"""Filling a cache ahead of a run, in portions that any number of processes share.
 
 The list of samples is cut into portions that follow from the recipe alone. Ranks take every n-th of them; processes
-that know nothing of each other claim a portion before they work on it and leave it to its owner if they come second.
+that do not know of each other claim a portion before they work on it, and the second one skips it.
 Shape letters: B batch, C channels, F frames, H height, W width.
 """
 
@@ -139,7 +137,7 @@ def find_text(captions: pl.DataFrame, entries: pl.DataFrame, made_by: str) -> pl
 
 
 class _LatentWork:
-    """Encodes clips; `add` is told each sample as it comes."""
+    """Encodes clips."""
 
     def __init__(self, read: ReadPixels, encoder: LatentEncoder, batch: int) -> None:
         self._read, self._encoder, self._batch = read, encoder, batch
@@ -245,7 +243,7 @@ class _Filling:
         return portions
 
     def _pass(self, portions: list[_Portion], *, wait: bool = False) -> list[_Portion]:
-        """Do the portions that nobody else is at; gives those that are left."""
+        """Do the portions that no other process has claimed; returns the rest."""
         left: list[_Portion] = []
         claims: deque[ExitStack] = deque()
         with ExitStack() as everything:

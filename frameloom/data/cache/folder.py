@@ -1,4 +1,4 @@
-"""The folder of a cache: groups of samples that are added whole, by any number of processes, and never changed.
+"""A cache on disk: groups of samples that are added whole, by any number of processes, and never changed.
 
     cache.json                    format and kind
     made-by/<digest>.json         fingerprints: what samples were made from
@@ -237,7 +237,7 @@ class CacheFolder:
             (self.path / SHARDS / name).unlink(missing_ok=True)
 
     def _clear_leftovers(self) -> None:
-        """Remove what killed writers left; only while nobody else uses the folder."""
+        """Remove what killed writers left; only while no other process uses the folder."""
         for name in ("", GROUPS, SHARDS, MADE_BY):
             remove_partial(self.path / name)
         index = self.read_index()

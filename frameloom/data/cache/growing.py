@@ -1,4 +1,4 @@
-"""Caches that grow while a run trains: what is missing is encoded when a batch asks for it and added group by group.
+"""Caches that grow during training: a missing sample is encoded when a batch asks for it.
 
 Nothing is sent between ranks: each commits whole groups of its own and looks for those of the others before it encodes.
 A run gets the same samples as from a full cache, because a sample is encoded alone in both.
@@ -64,7 +64,7 @@ def _commit_rest(folder: CacheFolder, group: Group) -> None:
 
 
 class GrowingLatents:
-    """A `LatentSource` over a cache that may lack samples; it reads and encodes them in the process that asks."""
+    """A `LatentSource` over a cache that may lack samples; missing ones are read and encoded in the calling process."""
 
     def __init__(
         self,
@@ -143,7 +143,7 @@ class GrowingLatents:
 
 
 class GrowingText:
-    """A `TextSource` over a cache that may lack captions; it encodes them in the process that asks."""
+    """A `TextSource` over a cache that may lack captions; missing ones are encoded in the calling process."""
 
     def __init__(
         self,

@@ -1,8 +1,8 @@
-"""What cached samples are known by, which of them are stale, and how the difference is told.
+"""Cache keys and fingerprints: how a cached sample is identified, which are stale, and how a mismatch is explained.
 
-The fingerprint says what all samples of a recipe share: the encoder, the transforms, the number format. A latent is
-known besides by its clip's path and reading facts, the shape of its bucket and the state of its file; an embedding by
-its caption. So a change makes exactly those samples stale that depend on it.
+The fingerprint says what all samples of a recipe share: the encoder, the transforms, the dtype. A latent is identified
+besides by its clip's path and reading facts, the shape of its bucket and the state of its file; an embedding by its
+caption. So a change makes exactly those samples stale that depend on it.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def latent_fingerprint(
     store: Store = "moments",
     seed: int = 0,
 ) -> dict[str, Any]:
-    """What all latents of a recipe share; `encoder` tells weights (a digest) and config. Random settings are refused.
+    """What all latents of a recipe share; `encoder` has the weights' digest and config. Random settings are refused.
 
     `seed` counts only for stored samples, whose noise is drawn from it.
     """
@@ -139,7 +139,7 @@ def _clips(manifest: Manifest) -> pl.DataFrame:
         (pl.col("offset") if inside else pl.lit(None)).cast(pl.Int64).alias("offset"),
         (pl.col("bytes") if inside else pl.lit(None)).cast(pl.Int64).alias("num_bytes"),
     )
-    # Roots may move, so they are no part of a clip's identity; where two sources use one path, their names tell.
+    # Roots may move, so they are no part of a clip's identity; the names of two sources with one path are.
     is_shared = pl.col("source").n_unique().over("path") > 1 if len(manifest.parts) > 1 else pl.lit(False)
     return clips.with_columns(pl.when(is_shared).then(pl.col("source")).alias("same_path_in"))
 

@@ -1,7 +1,7 @@
-"""The state of source files: told by size and time at a glance, by content where that differs.
+"""Whether a cached clip's source file has changed: by size and time, and by content where these differ.
 
-A file that was only copied or touched has another time but the same content, so its latents stay good. A file that is
-gone says nothing against latents that were made from it: people cache in order to delete.
+A file that was only copied or touched has another time but the same content, so its latents stay valid. A missing
+source file does not invalidate its cached latents.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def describe_source(item: Mapping[str, Any], before: SourceState) -> dict[str, A
     return {"source_bytes": before.num_bytes, "source_time_ns": before.time_ns, "source_sha256": digest}
 
 
-# A clip is asked for once per bucket; the state in the key makes a changed file a new question.
+# A clip is needed once per bucket; with the state in the key, a changed file is read again.
 @lru_cache(maxsize=256)
 def _digest(path: str, offset: int | None, num_bytes: int | None, state: SourceState) -> str:
     digest = hashlib.sha256()
@@ -68,7 +68,7 @@ def _digest(path: str, offset: int | None, num_bytes: int | None, state: SourceS
 def find_fresh(found: pl.DataFrame, known: FileDigests) -> pl.DataFrame:
     """The rows of `found` (with the columns of PLACE and SOURCE) whose file is as it was, or gone.
 
-    Digests that are not in `known` are worked out and added to it.
+    Digests that are not in `known` are computed and added to it.
     """
     files = found.select("root", "path").unique(maintain_order=True)
     places = files.select(pl.concat_str("root", pl.lit("/"), "path")).to_series().to_list()

@@ -1,7 +1,7 @@
-"""Which rows of a list should not be trained on, and why: a clean manifest and a list of reasons. Nothing is deleted.
+"""Check of a list of clips: which rows should not be trained on, and why. No file is deleted.
 
-Files are looked at as in a scan; with the search for near duplicates, three frames of each are decoded too. Progress is
-kept beside the output in `<out>.check/`.
+Files are inspected as in a scan; the search for near duplicates decodes three frames of each. The result is a clean
+manifest and a list of reasons; progress is kept beside them in `<out>.check/`.
 """
 
 from __future__ import annotations
@@ -15,18 +15,7 @@ import polars as pl
 
 from frameloom.core.files import atomic_file
 from frameloom.data.curation.frame_signatures import COLOUR_BYTES, find_twins
-from frameloom.data.curation.scan import (
-    NO_WINDOW,
-    SCHEMA,
-    describe_root,
-    fold_members,
-    join_records,
-    list_files,
-    plan_jobs,
-    run_into_store,
-    unfold_members,
-)
-from frameloom.data.curation.scan_work import (
+from frameloom.data.curation.inspection import (
     EMPTY,
     MISSING,
     NO_FILE,
@@ -35,14 +24,24 @@ from frameloom.data.curation.scan_work import (
     UNREADABLE,
     WRONG_EXTENSION,
     FileWork,
+)
+from frameloom.data.curation.scan import (
+    NO_WINDOW,
+    SCHEMA,
     RecordStore,
+    describe_root,
+    fold_members,
+    join_records,
+    list_files,
+    plan_jobs,
+    run_into_store,
+    unfold_members,
 )
 from frameloom.data.manifest.manifest import write_manifest
 from frameloom.data.media.decode import LIMITS, DecodeLimits
 
 _VERSION = 1
 Duplicates = Literal["off", "exact", "near"]
-DUPLICATES: tuple[Duplicates, ...] = ("off", "exact", "near")
 
 TOO_SHORT = "too short"
 TOO_SMALL = "too small"
@@ -60,7 +59,7 @@ _REASON_SCHEMA = {"row": pl.UInt32, "path": pl.String, "reason": pl.String, "det
 
 @dataclass(frozen=True)
 class CheckOptions:
-    """`min_frames` is asked of videos, `min_side` (pixels of the shorter side) of all files."""
+    """`min_frames` applies to videos, `min_side` (pixels of the shorter side) to all files."""
 
     min_frames: int = 1
     min_side: int = 1
@@ -121,7 +120,7 @@ def _look_at_files(table: pl.DataFrame, root: Path, out: Path, options: CheckOpt
 
 
 def _find_reasons(joined: pl.DataFrame, records: pl.DataFrame, options: CheckOptions) -> pl.DataFrame:
-    """Rows that say the same are looked for among those that nothing else speaks against: one of them must stay."""
+    """Deduplicates among valid rows only and keeps one of each group."""
     broken = _take(joined, pl.col("reason").is_not_null(), pl.col("reason"), pl.col("error"))
     reasons = pl.concat([broken, *_find_by_value(joined, options)])
     reasons = pl.concat([reasons, _find_same_paths(_leave_out(joined, reasons))])

@@ -1,8 +1,8 @@
-"""Fingerprints of pictures that survive re-encoding and scaling, and a search for clips that look alike.
+"""Perceptual hashes of frames, and a search for clips that look alike.
 
-A frame becomes 64 bits (the signs of its lowest frequencies around their median) and a 4 x 4 grid of mean colours. Two
-clips are alike when few bits differ over all their frames and the colours agree: bits alone see no difference between a
-red and a blue ball.
+A frame becomes 64 bits (the signs of its lowest frequencies around their median) and a 4 x 4 grid of mean colours; both
+survive re-encoding and scaling. Two clips are alike when few bits differ over all their frames and the colours agree:
+bits alone see no difference between a red and a blue ball.
 
 Shape letters: N clips, K frames of a clip (3 for a video, 1 for an image), H height, W width, C colours, X bytes.
 """

@@ -1,4 +1,4 @@
-"""What a page about a list of clips shows: counts, histograms, a keyed sample of thumbnails, and what is broken."""
+"""Statistics of a list of clips for its report page: counts, histograms, sampled thumbnails and broken files."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def gather_facts(
 
 
 def _note_unknown(table: pl.DataFrame, known: pl.DataFrame) -> list[str]:
-    """How many rows the histograms leave out: nobody has checked the numbers of a list yet."""
+    """How many rows the histograms leave out; the sizes in a list need not be complete."""
     num_videos = known.filter(pl.col("kind") == "video").height
     without = {"rows have no size or length": table.height - known.height}
     without["videos have no frame rate"] = num_videos - _with_rate(known).height

@@ -1,28 +1,32 @@
-"""Geometry for a list of files at the cost of their headers: many processes, resumable, in shards if need be.
+"""Scan of a source: sizes, lengths and frame rates of all files, written as a manifest.
 
-Progress is kept beside the output in `<out>.scan/`; a file is looked at again when its size or its time of change
-differ. Broken files are rows of `<out>.errors.parquet` and are left out of the manifest.
+Many processes read headers only. Progress is kept beside the output in `<out>.scan/`, so that a scan can be resumed and
+split into shards; a file is read again when its size or modification time differs. Broken files are rows of
+`<out>.errors.parquet` and are left out of the manifest.
 """
 
 from __future__ import annotations
 
+import json
 import re
+import time
 import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
 from frameloom.core.errors import ConfigError, DataError
-from frameloom.core.files import atomic_file
+from frameloom.core.files import atomic_file, write_json
 from frameloom.core.progress import ProgressBar
 from frameloom.core.random import bits_at, key, uniform_at
+from frameloom.data.curation.inspection import STUCK, FileWork, blame_file
 from frameloom.data.curation.scan_pool import Job, Record, run_jobs
-from frameloom.data.curation.scan_work import STUCK, FileWork, RecordStore, blame_file
 from frameloom.data.manifest.manifest import write_manifest
 from frameloom.data.media.decode import LIMITS, DecodeLimits
 from frameloom.data.media.tar_members import MEMBER_MARK
@@ -33,6 +37,9 @@ NO_WINDOW = "window outside the file"
 # Columns of the source with the names of our notes get this before them, until the notes are taken off again.
 _ASIDE = "of the source: "
 _NOTES = ("row", "size", "mtime_ns", "audited", "reason", "stage", "error", "noted_ns", "member_bytes")
+_PART_RECORDS = 4096
+_PART_S = 20.0
+_FACTS = "store.json"
 SCHEMA: dict[str, Any] = {
     "path": pl.String(),
     "size": pl.Int64(),
@@ -267,6 +274,76 @@ def _apply_windows(joined: pl.DataFrame) -> pl.DataFrame:
         pl.when(has_window).then(pl.min_horizontal(end, frames)).otherwise(end).alias("end_frame"),
     )
     return joined.with_columns(pl.when(has_window).then(end - start).otherwise(frames).cast(pl.Int32).alias("frames"))
+
+
+class RecordStore:
+    """Records of one kind of work (`what`) on the files below `root`. Parts are committed every few seconds."""
+
+    def __init__(self, folder: Path, *, what: Mapping[str, Any], schema: Mapping[str, Any]) -> None:
+        self.folder = folder
+        self._schema = {**schema, "noted_ns": pl.Int64()}
+        self._open: list[dict[str, Any]] = []
+        self._since_s = time.monotonic()
+        folder.mkdir(parents=True, exist_ok=True)
+        self._refuse_other(dict(what))
+
+    @property
+    def columns(self) -> list[str]:
+        """The fields of a record that is added."""
+        return [name for name in self._schema if name != "noted_ns"]
+
+    def _refuse_other(self, what: dict[str, Any]) -> None:
+        path = self.folder / _FACTS
+        if not path.exists():
+            if any(self.folder.iterdir()):
+                raise DataError(f"{self.folder}: not empty and not ours; choose another --out")
+            write_json(path, what)
+            return
+        try:
+            found = json.loads(path.read_text(encoding="utf-8"))
+        except ValueError as error:
+            raise DataError(f"{path}: damaged ({error}); remove {self.folder} to start afresh") from error
+        if found != what:
+            raise DataError(
+                f"{self.folder}: holds the progress of other work\n  wanted {what}\n  found  {found}\n"
+                "remove the folder to start afresh, or choose another --out"
+            )
+
+    def read(self) -> pl.DataFrame:
+        """The newest record of every path; DataError for an unreadable part."""
+        parts = [pl.DataFrame(schema=self._schema)]
+        for path in sorted(self.folder.glob("part-*.parquet")):
+            try:
+                parts.append(pl.read_parquet(path).select(list(self._schema)).cast(self._schema))  # type: ignore[arg-type]
+            except FileNotFoundError:
+                continue  # another process has just joined the parts; its joined one is there
+            except (pl.exceptions.PolarsError, OSError) as error:
+                raise DataError(f"{path}: damaged ({error}); remove it, its files are scanned again") from error
+        table = pl.concat(parts)
+        return table.sort("noted_ns").unique("path", keep="last", maintain_order=True)
+
+    def add(self, record: Mapping[str, Any]) -> None:
+        self._open.append({**record, "noted_ns": time.time_ns()})
+        if len(self._open) >= _PART_RECORDS or time.monotonic() - self._since_s >= _PART_S:
+            self.flush()
+
+    def flush(self) -> None:
+        if self._open:
+            self._write(pl.DataFrame(self._open, schema=self._schema))
+        self._open = []
+        self._since_s = time.monotonic()
+
+    def _write(self, table: pl.DataFrame) -> None:
+        with atomic_file(self.folder / f"part-{time.time_ns():020d}-{uuid4().hex[:8]}.parquet") as temporary:
+            table.write_parquet(temporary)
+
+    def join(self) -> None:
+        """Make one part of many; a crash on the way leaves records twice, which is harmless."""
+        old = sorted(self.folder.glob("part-*.parquet"))
+        if len(old) > 1:
+            self._write(self.read())
+            for path in old:
+                path.unlink(missing_ok=True)
 
 
 def describe_scan(result: ScanResult) -> list[str]:

@@ -1,7 +1,7 @@
-"""Work on many files in many processes, where any file may hang or kill its process.
+"""A process pool for work on many files, where any file may hang or kill its process.
 
-Each process is handed a few files and answers one by one. The file it stands at when it dies or is silent for too long
-gets the blame as its result; the process is replaced and the rest of its files go on. Order is not kept.
+Each process gets a few files and answers one by one. A process that dies or is silent for too long is replaced, the
+file it was at gets a record that says so, and the rest of its files go on. Order is not kept.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class _Pool:
     def __init__(self, work: Work, jobs: Iterator[Job], workers: int, timeout_s: float, blame: Blame) -> None:
         self._context = multiprocessing.get_context("forkserver")
         # polars must not be among them: it starts threads when imported, which a fork would lose.
-        self._context.set_forkserver_preload(["frameloom.data.curation.scan_work"])
+        self._context.set_forkserver_preload(["frameloom.data.curation.inspection"])
         self._work = work
         self._jobs = jobs
         self._timeout_s = timeout_s
@@ -170,7 +170,7 @@ def _spell_exit(code: int | None) -> str:
 
 
 def _work_on(work: Work, job: Job, blame: Blame) -> Record:
-    """One file with an exception nobody foresaw must not end the work on a million others; its row tells of it."""
+    """An unexpected exception at one file becomes its record; it must not end the work on a million others."""
     try:
         return work(job)
     except Exception as error:
@@ -178,7 +178,7 @@ def _work_on(work: Work, job: Job, blame: Blame) -> Record:
 
 
 def _serve(work: Work, blame: Blame, pipe: connection.Connection) -> None:
-    """The life of a worker: answer until the other end of the pipe is closed."""
+    """Worker main loop, until the other end of the pipe is closed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent ends us
     _die_with_parent()
     pipe.send("ready")

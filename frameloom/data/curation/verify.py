@@ -1,4 +1,4 @@
-"""Files against the digests of their manifest: a changed bit shows here, where most decoders see nothing."""
+"""Verification of files against the digests of their manifest: finds changed bits that most decoders do not notice."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the loader hands to a trainer, and what it asks a reader for.
+"""A micro-batch, the request for one, and what a reader of them must offer.
 
 Shape letters: B batch, C channels, F frames, H height, W width, N images beside a clip.
 """
@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from frameloom.core.random import key, uniform_at
 from frameloom.data.buckets.policy import Bucket
 
 
@@ -100,13 +101,13 @@ class Batch:
 
 
 NO_ROW = -1
-# Told the row that is about to be opened, or NO_ROW when none is, so that a hanging or crashing decoder can be blamed
-# on a file. It may raise ClipError to keep a row from being opened.
+# Called with the row that is about to be opened, or NO_ROW when none is, so that a hang or crash of a decoder can be
+# traced to a file. It may raise ClipError to keep a row from being opened.
 Watch = Callable[[int], None]
 
 
 def no_watch(row: int) -> None:
-    """Nobody watches."""
+    """The default: rows are not reported."""
 
 
 class BatchReader(Protocol):
@@ -117,3 +118,8 @@ class BatchReader(Protocol):
     def name(self, row: int) -> str:
         """What to call a row in a message: its path."""
         ...
+
+
+def draw_at(seed: int, purpose: str, epoch: int, ordinal: int, number: int = 0) -> float:
+    """One uniform number in [0, 1) for one sample."""
+    return float(uniform_at(key(seed, purpose, epoch, ordinal), np.array([number]))[0])

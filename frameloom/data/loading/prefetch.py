@@ -1,8 +1,7 @@
-"""Batches made ready while the previous ones are computed on: read ahead by a thread, copied to the device beside it.
+"""Prefetching: a thread reads batches ahead and copies them to the device while the previous ones are computed on.
 
-On CUDA a batch is pinned and copied on a stream of its own, and the consumer's stream waits for exactly that copy. On
-the CPU it is a thread that keeps a few batches at hand. Order, content and positions are those of the source: what was
-read ahead and never taken is read again by a resumed run.
+On CUDA a batch is pinned and copied on a stream of its own, and the consumer's stream waits for exactly that copy.
+Order, content and positions are those of the source: a resumed run reads again what was read ahead and never used.
 """
 
 from __future__ import annotations
@@ -61,14 +60,14 @@ def _prefetch(items: Iterable[Item], depth: int, prepare: Callable[[Item], Ready
 def _run_ahead(
     items: Iterator[Any], prepare: Callable[[Any], Any], ready: queue.Queue[Any], stop: threading.Event
 ) -> None:
-    """Fill the queue until the source ends, fails or nobody wants more; the source is closed where it was run."""
+    """Fill the queue until the source ends, fails or `stop` is set; the source is closed in the thread that ran it."""
     ended = _Ended(None)
     try:
         for item in items:
             if not _put(ready, prepare(item), stop):
                 return
     except BaseException as error:
-        # Whatever it is, it belongs to the thread that asked for the item.
+        # Any error is raised again in the consuming thread.
         ended = _Ended(error)
     finally:
         if isinstance(items, Generator):

@@ -1,15 +1,12 @@
-"""Micro-batches from media files or a latent cache, with bad clips replaced deterministically.
+"""Readers of micro-batches: pixels from media files, or latents from a cache.
 
-Shape letters: B batch, C channels, F frames, H height, W width, N images beside a clip.
-
-The first half of a batch is what the plan asked for, and its `rows` are only these; the second half is drawn, one row
-for each slot of the first.
+Shape letters: B batch, C channels, F frames, H height, W width.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, NamedTuple, Protocol
 
@@ -20,12 +17,13 @@ from torch import Tensor
 
 from frameloom.core.errors import ConfigError, DataError
 from frameloom.data.buckets.policy import Bucket, BucketPolicy
-from frameloom.data.loading.batch import NO_ROW, BadClip, Batch, BatchRequest, Crops, Watch, no_watch
-from frameloom.data.loading.filling import Beside, JointSource, Slots, draw_at
+from frameloom.data.loading.bad_clips import Slots
+from frameloom.data.loading.batch import NO_ROW, BadClip, Batch, BatchRequest, Crops, Watch, draw_at, no_watch
+from frameloom.data.loading.companions import Beside, JointSource
 from frameloom.data.manifest.manifest import Manifest
 from frameloom.data.media.decode import LIMITS, ClipError, DecodeLimits, PlaceRule, read_clip, read_image
-from frameloom.data.media.frames import START_RULES, Cover, StartRule, clip_window, select_frames
-from frameloom.data.media.transforms import CenterCrop, Resize, Transform, Transforms
+from frameloom.data.media.frames import START_RULES, StartRule, clip_window, select_frames
+from frameloom.data.media.transforms import CenterCrop, Cover, Resize, Transform, Transforms
 
 Decoder = Literal["pyav", "torchcodec"]
 CaptionChoice = Literal["first", "random"]
@@ -156,14 +154,13 @@ class ClipReader:
                 batch.images.text = self.text.get([text for beside in batch.images.captions for text in beside])
         return batch
 
-    def read_pixels(self, row: int, bucket: Bucket, epoch: int, ordinal: int) -> Tensor:
-        """One clip at its bucket's size, uint8 [C, F, H, W]; ClipError if its file is bad."""
-        return self.read_sample(row, bucket, epoch, ordinal).pixels_CFHW
-
     def read_sample(
         self, row: int, bucket: Bucket, epoch: int, ordinal: int, *, purpose: str = "", number: int = 0
     ) -> Sample:
-        """The same with its crop; `purpose` and `number` keep the draws of images beside a clip apart from its own."""
+        """One clip at its bucket's size, uint8, and its crop; ClipError if its file is bad.
+
+        `purpose` and `number` keep the draws of images beside a clip apart from its own.
+        """
         settings = self.settings
 
         def draw(what: str) -> float:
@@ -372,48 +369,4 @@ def _start_batch(
         captions=captions,
         text=text.get(captions) if text is not None else None,
         bad=bad,
-    )
-
-
-# Slots of the second half, beyond all that an epoch can have.
-PAIR_SLOT = 1 << 40
-_NUM_SPARES = 4
-
-
-class PairedReader:
-    """`rows` are those that the second half is drawn from."""
-
-    def __init__(self, reader: ClipReader, rows: NDArray[np.int64], *, seed: int) -> None:
-        self._reader, self._rows, self._seed = reader, rows, seed
-
-    def name(self, row: int) -> str:
-        return self._reader.name(row)
-
-    def read(self, request: BatchRequest, watch: Watch = no_watch) -> Batch:
-        first = self._reader.read(request, watch)
-        drawn = np.array([self._draw(request.epoch, int(ordinal)) for ordinal in first.ordinals], dtype=np.int64)
-        drawn = drawn.reshape(len(first.ordinals), 1 + _NUM_SPARES)
-        second = self._reader.read(
-            replace(request, rows=drawn[:, 0], ordinals=first.ordinals + PAIR_SLOT, spares=drawn[:, 1:]), watch
-        )
-        return join_batches(first, second)
-
-    def _draw(self, epoch: int, ordinal: int) -> list[int]:
-        """A row and spares for it, in case it cannot be read."""
-        draws = [draw_at(self._seed, "pair", epoch, ordinal, number) for number in range(1 + _NUM_SPARES)]
-        return [int(self._rows[int(draw * len(self._rows))]) for draw in draws]
-
-
-def join_batches(first: Batch, second: Batch) -> Batch:
-    """Two batches of pixels and one bucket as one that counts for as many samples as the first."""
-    assert first.pixels_BCFHW is not None and second.pixels_BCFHW is not None
-    assert first.crops is not None and second.crops is not None
-    pairs = {part.name: (getattr(first.crops, part.name), getattr(second.crops, part.name)) for part in fields(Crops)}
-    return replace(
-        first,
-        ordinals=np.concatenate([first.ordinals, second.ordinals]),
-        captions=[*first.captions, *second.captions],
-        pixels_BCFHW=torch.cat([first.pixels_BCFHW, second.pixels_BCFHW]),
-        crops=Crops(**{name: torch.cat(pair) for name, pair in pairs.items()}),
-        bad=[*first.bad, *second.bad],
     )

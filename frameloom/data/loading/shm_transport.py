@@ -1,8 +1,8 @@
-"""Objects with large tensors from one process to another, without a copy on the receiving side and without leftovers.
+"""Shared-memory transport of objects with large tensors between processes, without a copy on the receiving side.
 
 The sender writes everything into an anonymous file in memory and passes its descriptor through a socket; the receiver
-maps it. The message itself is 16 bytes, so neither side can be caught in the middle of one by the other's death, and
-when the last tensor or process is gone the kernel frees the memory. Both sides are our own processes.
+maps it. The message itself is 16 bytes, so the death of one side cannot leave the other in the middle of one, and when
+the last tensor or process is gone the kernel frees the memory.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Captions that differ from the manifest's: notes behind them, and templates in their place.
+"""Captions that replace or extend those of the manifest: frame rate and motion score, templates of subject tuning.
 
     a boat between high rocks 24 FPS, 5 motion score.
 
-The note is a part of the caption for all that follows: text caches know it, and so does the manifest's fingerprint.
+The added text is a part of the caption from here on: it counts for text caches and for the manifest's fingerprint.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ import polars as pl
 from frameloom.core.errors import ConfigError
 from frameloom.core.logging import get_logger
 from frameloom.data.buckets.policy import BucketPolicy
-from frameloom.data.buckets.sizes import sample_rate
 from frameloom.data.manifest.manifest import Manifest
 from frameloom.data.manifest.rows import Rows
+from frameloom.data.media.frames import sample_rate
 
 _log = get_logger(__name__)
 _CAPTIONS = ("caption", "captions")
@@ -118,7 +118,7 @@ class NotedRows:
 
 
 def _add_note(value: Any, note: list[str]) -> Any:
-    """To one caption, or to each of several; a caption that is not there stays so."""
+    """To one caption, or to each of several; None stays None."""
     if value is None:
         return None
     return join_note(value, note) if isinstance(value, str) else [join_note(text, note) for text in value]

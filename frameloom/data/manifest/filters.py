@@ -1,8 +1,8 @@
-"""Which rows of a table are used: `score_motion > 2 and height >= 480`, or a mapping of columns to values.
+"""Row filters of recipes and commands: `score_motion > 2 and height >= 480`, or a mapping of columns to values.
 
 The language has and, or, not, comparisons (also chained, 1 < x < 5), in [..], not in [..], is null, is not null,
-+ - * /, parentheses, numbers, text in quotes, true and false. A column whose name is no plain word stands in back
-quotes. The text is parsed here and becomes a polars expression; nothing of it is ever executed. As in SQL, a
++ - * /, parentheses, numbers, text in quotes, true and false. A column whose name is not a plain word is written in
+back quotes. The text is parsed here and becomes a polars expression; nothing of it is ever executed. As in SQL, a
 comparison with a missing value keeps no row; NaN counts as missing.
 """
 
@@ -45,7 +45,7 @@ _HINTS = {"=": "write == to compare", "&": "write 'and'", "|": "write 'or'", "!"
 
 
 class Condition(NamedTuple):
-    """Rows for which `expression` is true are kept; `label` is how the person wrote it."""
+    """Rows for which `expression` is true are kept; `label` is the condition as written."""
 
     label: str
     expression: pl.Expr
@@ -77,7 +77,7 @@ def parse_filter(text: str, schema: Mapping[str, pl.DataType], *, source: str) -
 
 
 def check_filter(text: str, *, source: str) -> None:
-    """DataError if no table could be filtered like this; whether the columns exist is not looked at."""
+    """DataError if no table could be filtered like this; whether the columns exist is not checked."""
     if text.strip():
         _Parser(text, None, source).parse()
 

@@ -1,8 +1,12 @@
-"""The manifest: one row per clip or image of one or several sources, checked before anything is opened.
+"""The manifest: one row per clip or image of one or several sources, validated before any file is opened.
 
 Columns are `path` (relative to the source's root), `caption`, `kind` ("video" or "image"), `height`, `width`,
 `frames`, `fps` (null for images) and any others. Rows stay in columns, so ten million of them cost no Python objects;
 a path, a caption and the facts of one clip are fetched when its row is read.
+
+Weights and repeats of sources are applied here. Each source has one keyed order of its rows, endlessly repeated; an
+epoch takes the next stretch of it. So a repeat of 2 shows every row twice, a repeat of 0.5 shows one half and then the
+other, and over any number of epochs the counts of two rows of a source differ by one at most.
 """
 
 from __future__ import annotations
@@ -23,6 +27,7 @@ from numpy.typing import NDArray
 from frameloom.core.errors import DataError
 from frameloom.core.files import atomic_file
 from frameloom.core.paths import safe_join
+from frameloom.core.random import bits_at, key
 from frameloom.core.spelling import suggest
 from frameloom.data.manifest.filters import Where, filter_table
 from frameloom.data.manifest.rows import Rows, TableRows, check_table, refuse_incomplete
@@ -31,10 +36,8 @@ from frameloom.data.manifest.sources.columns import REQUIRED
 from frameloom.data.manifest.sources.parquet_tables import find_shards
 from frameloom.data.manifest.sources.reading import Source, read_source
 from frameloom.data.media.tar_members import Member
-from frameloom.data.order.source_shares import Share, rows_in_epoch
 
 __all__ = ["ClipRow", "Manifest", "SourceSpec", "rows_of_epoch", "write_manifest"]
-
 
 # Columns beyond the required ones that decide what is trained on.
 TRAINED_ON = ("sha256", "start_frame", "end_frame", "captions", "member", "offset", "control")
@@ -65,6 +68,21 @@ class SourceSpec:
     repeat: float = 1.0
 
 
+class Share(NamedTuple):
+    """`repeat` is how often each row comes in an epoch; a `weight` is the source's part of an epoch instead.
+
+    A source with a repeat of 0 (and a weight of 0 where others have weights) is there for other uses than epochs.
+    """
+
+    num_rows: int
+    weight: float | None = None
+    repeat: float = 1.0
+
+    @property
+    def is_plain(self) -> bool:
+        return self.weight is None and self.repeat == 1
+
+
 @dataclass(frozen=True)
 class Part:
     """The rows of one source."""
@@ -77,7 +95,7 @@ class Part:
 
     @property
     def share(self) -> Share:
-        """Always with fractions: a fingerprint must not tell 2 in one recipe from 2.0 in another."""
+        """Always floats: the fingerprint must be the same for 2 and 2.0."""
         return Share(len(self.rows), None if self.weight is None else float(self.weight), float(self.repeat))
 
 
@@ -149,7 +167,7 @@ class Manifest:
     def captions(self, rows: Sequence[int] | NDArray[np.int64]) -> list[str]:
         if len(self.parts) > 1:
             return [self.caption(int(row)) for row in rows]
-        # One call for a whole batch: a training step asks for it.
+        # One call for a whole batch: every training step needs it.
         found = self.parts[0].rows.gather("caption", [int(row) for row in rows])
         return [str(caption) for caption in found]
 
@@ -238,6 +256,51 @@ class Manifest:
 def rows_of_epoch(manifest: Manifest, seed: int, epoch: int) -> NDArray[np.int64]:
     """The rows of an epoch in rising order, each as often as its source's weight or repeat shows it."""
     return rows_in_epoch([part.share for part in manifest.parts], seed, epoch)
+
+
+def samples_per_source(shares: Sequence[Share]) -> list[int]:
+    """Samples of each source in an epoch. Weights divide as many samples as there are rows (repeats counted)."""
+    counts = [
+        max(1, round(share.num_rows * share.repeat)) if share.num_rows and share.repeat else 0 for share in shares
+    ]
+    if all(share.weight is None for share in shares):
+        return counts
+    if any(share.weight is None for share in shares):
+        raise ValueError("either all sources have a weight or none")
+    total, weights = sum(counts), np.array([share.weight for share in shares], dtype=np.float64)
+    exact = weights / weights.sum() * total
+    whole = np.floor(exact).astype(np.int64)
+    # The largest fractions get what rounding down left over, so that the sum stays.
+    for index in np.argsort(whole - exact, kind="stable")[: total - int(whole.sum())]:
+        whole[index] += 1
+    return [int(count) for count in whole]
+
+
+def rows_in_epoch(shares: Sequence[Share], seed: int, epoch: int) -> NDArray[np.int64]:
+    """The rows of an epoch in rising order, each as often as it is shown."""
+    total = sum(share.num_rows for share in shares)
+    if all(share.is_plain for share in shares):
+        return np.arange(total, dtype=np.int64)
+    parts = []
+    start = 0
+    for index, (share, samples) in enumerate(zip(shares, samples_per_source(shares), strict=True)):
+        rows = np.arange(start, start + share.num_rows, dtype=np.int64)
+        parts.append(np.repeat(rows, _times(share.num_rows, samples, key(seed, "share", index), epoch)))
+        start += share.num_rows
+    return np.concatenate([np.empty(0, dtype=np.int64), *parts])
+
+
+def _times(num_rows: int, samples: int, base: int, epoch: int) -> NDArray[np.int64]:
+    """How often each row comes: whole rounds, and once more for those in the stretch that is left."""
+    if not num_rows:
+        return np.empty(0, dtype=np.int64)
+    rounds, rest = divmod(samples, num_rows)
+    times = np.full(num_rows, rounds, dtype=np.int64)
+    if rest:
+        order = np.argsort(bits_at(base, np.arange(num_rows)), kind="stable")
+        first = epoch * samples % num_rows
+        times[order[np.arange(first, first + rest) % num_rows]] += 1
+    return times
 
 
 def write_manifest(path: Path, table: pl.DataFrame) -> None:

@@ -1,4 +1,4 @@
-"""Rows of a table in memory and the rules that they must keep."""
+"""Rows of a table in memory, and the validation of manifest tables."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Rows(Protocol):
 
     @property
     def known_fingerprint(self) -> str | None:
-        """The fingerprint, if it was worked out when the rows were written."""
+        """The fingerprint, if it was computed when the rows were written."""
         ...
 
 
@@ -68,7 +68,7 @@ class TableRows:
         return self._table.height
 
     def values(self, names: Sequence[str], row: int) -> tuple[Any, ...]:
-        # Column by column: a frame of one row costs thirty times as much, and training asks for every sample.
+        # Column by column: a frame of one row costs thirty times as much, and training does this for every sample.
         return tuple(self._table[name][row] for name in names)
 
     def gather(self, name: str, rows: Sequence[int]) -> list[Any]:

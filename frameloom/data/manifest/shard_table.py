@@ -1,11 +1,11 @@
-"""A table cut into parquet shards: sizes in memory, paths and captions on disk until their row is read.
+"""Manifests cut into parquet shards: sizes in memory, paths and captions on disk until their row is read.
 
     clips/
       00001.parquet ...   every column; small row groups, so that one row costs little to read
       shards.json         format, rows, fingerprint of the whole table, and the digest of each shard
 
-A shard's digest is checked when it is first opened for its text. Shards of others, and Open-Sora's layout with the
-sizes in a table of their own, are read too; they are gone through once when opened, because nobody has checked them.
+A shard's digest is checked when it is first opened for its text. Shards written by other tools, and Open-Sora's layout
+with the sizes in a separate table, are validated as a whole when opened.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ class ShardRows:
         key = (shard, group)
         held = self._groups.get(key)
         if held is None or not set(names) <= set(held.columns):
-            # A clip's path and caption are nearly always asked for one after the other.
+            # A clip's path and caption are nearly always read one after the other.
             wanted = sorted({"path", "caption", *names}) if self._shards.digests else None
             self._groups[key] = self._read_group(file, shard, group, wanted, disk_row - local)
             if len(self._groups) > _MAX_GROUPS:
@@ -238,12 +238,12 @@ def _shard_tables(shards: ShardFiles, root: Path, filters: Sequence[Where]) -> I
 
 
 def _read_shard(shards: ShardFiles, shard: int, root: Path) -> pl.DataFrame:
-    """One shard of others."""
+    """One shard that another tool wrote."""
     return _to_ours(read_parquet(shards.files[shard]), shards, shard, sum(shards.rows[:shard]), root)
 
 
 def _to_ours(table: pl.DataFrame, shards: ShardFiles, shard: int, start: int, root: Path) -> pl.DataFrame:
-    """Rows of others from `start` on, with the sizes of the main table beside them where there is one."""
+    """Rows of a foreign shard from `start` on, joined with the sizes of the main table where there is one."""
     if shards.main is not None:
         main = pl.scan_parquet(shards.main).slice(start, table.height).collect()
         table = pl.concat([main, table.drop(set(main.columns) & set(table.columns))], how="horizontal")

@@ -1,4 +1,4 @@
-"""Reading media defensively: only known containers, sizes checked from the header, one thread, always closed.
+"""Decoding of clips and images: known containers only, sizes checked from the header, one thread.
 
 A clip is decoded from the key frame before the first frame that is needed to the last one, and each needed frame is
 scaled inside the decoder's library; the whole video is never in memory. Frames are numbered in presentation order.
@@ -28,8 +28,8 @@ from PIL import ExifTags, Image, ImageOps
 from torch import Tensor
 
 from frameloom.core.errors import DataError
-from frameloom.data.media.frames import Cover, cover
 from frameloom.data.media.tar_members import Member, open_member
+from frameloom.data.media.transforms import Cover, cover
 
 Media = Path | Member
 """A file, or a part of a tar."""
@@ -54,6 +54,12 @@ _SCALING = Interpolation.BILINEAR | Interpolation.FULL_CHR_H_INT | Interpolation
 _SEEK_FROM_FRAME = 48
 
 
+def kind_of(file: str | Media) -> str | None:
+    """ "video" or "image" by the ending of a file's name; None for any other ending."""
+    suffix = (Path(file) if isinstance(file, str) else file).suffix.lower()
+    return "video" if suffix in VIDEO_FORMATS else "image" if suffix in IMAGE_FORMATS else None
+
+
 class ClipError(DataError):
     """One media file cannot be used; a run replaces it and goes on."""
 
@@ -72,14 +78,6 @@ class DecodeLimits:
 
 
 LIMITS = DecodeLimits()
-
-
-@dataclass
-class DecodeWork:
-    """Frames that came out of a decoder, and how many of them were wanted."""
-
-    num_decoded: int = 0
-    num_used: int = 0
 
 
 @dataclass(frozen=True)
@@ -120,11 +118,10 @@ def read_clip(
     width: int,
     limits: DecodeLimits = LIMITS,
     place: PlaceRule | None = None,
-    work: DecodeWork | None = None,
 ) -> Tensor:
     """The frames `indices` (rising, repeats allowed) scaled and cut to `height` x `width`: uint8 [C, F, H, W].
 
-    Without `place` the picture is scaled to cover that size and cut in the centre. `work` is added to.
+    Without `place` the picture is scaled to cover that size and cut in the centre.
     """
     every = check_indices(indices)
     wanted, repeats = np.unique(every, return_inverse=True)
@@ -139,7 +136,7 @@ def read_clip(
                 else enumerate(container.decode(stream))
             )
             scaler = _FrameScaler(path, height, width, place, limits)
-            num_found = _fill(pixels_CFHW, numbered, wanted, scaler, work or DecodeWork())
+            num_found = _fill(pixels_CFHW, numbered, wanted, scaler)
         if num_found == len(wanted):
             return pixels_CFHW if len(wanted) == len(every) else pixels_CFHW[:, torch.from_numpy(repeats)]
     raise ClipError(f"{path}: frame {wanted[num_found]} is not there; the file is cut or its manifest row is wrong")
@@ -172,17 +169,14 @@ def _fill(
     numbered: Iterator[tuple[int, VideoFrame]],
     wanted: NDArray[np.int64],
     scaler: _FrameScaler,
-    work: DecodeWork,
 ) -> int:
     """Put the wanted frames in place; how many of them were found, in order, before the stream ended or skipped one."""
     found = 0
     for index, frame in numbered:
-        work.num_decoded += 1
         if index > wanted[found]:
             return found
         if index == wanted[found]:
             pixels_CFHW[:, found] = torch.from_numpy(scaler.scale(frame)).permute(2, 0, 1)
-            work.num_used += 1
             found += 1
             if found == len(wanted):
                 return found

@@ -1,4 +1,4 @@
-"""Which frames of a clip are taken, and how a picture is scaled and cut to its bucket's size.
+"""Frame selection: which frames of a clip are read.
 
 Everything here is a pure function of numbers; `draw` is always a uniform number in [0, 1) that the caller keyed.
 """
@@ -94,13 +94,6 @@ def select_frames(
     return spread_frames(start, min(start + num_frames * interval, window.end), num_frames)
 
 
-def frame_indices(
-    total: int, num_frames: int, interval: int, start_rule: StartRule, draw: float = 0.0
-) -> NDArray[np.int64]:
-    """Indices of `num_frames` frames spread over a window of `num_frames * interval`, in order, each once."""
-    return select_frames(Window(0, total), num_frames, fps=0.0, interval=interval, start_rule=start_rule, draw=draw)
-
-
 def pick_start(last_start: int, rule: StartRule, draw: float, skip_last: bool = False) -> int:
     """A start from 0 to `last_start`, both included; `skip_last` leaves the last one out where there is another."""
     last = max(0, last_start - 1 if skip_last else last_start)
@@ -133,6 +126,17 @@ def speed_up(indices: NDArray[np.int64], factor: float, num_frames: int) -> NDAr
     return indices[np.linspace(0, len(indices) - 1, num_left).astype(np.int64)]
 
 
+def sample_rate(fps: NDArray[np.float64], fps_max: float | None) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+    """(frame rate after thinning, every how many frames one is taken); an image (NaN) has rate 0 and interval 1."""
+    image = np.isnan(fps)
+    known = np.where(image, 0.0, fps)
+    if fps_max is None:
+        return known, np.ones(len(fps), dtype=np.int64)
+    fast = known >= fps_max
+    interval = np.where(fast, np.ceil(known / fps_max), 1).astype(np.int64)
+    return np.where(fast, np.floor(known / interval), known), interval
+
+
 def _cut(indices: NDArray[np.int64], num_frames: int, start: int) -> NDArray[np.int64]:
     if len(indices) < num_frames or num_frames < 1:
         raise _too_few(num_frames, len(indices))
@@ -141,22 +145,3 @@ def _cut(indices: NDArray[np.int64], num_frames: int, start: int) -> NDArray[np.
 
 def _too_few(wanted: int, found: int) -> DataError:
     return DataError(f"{wanted} frames wanted, the clip has {found} to choose from; check the manifest")
-
-
-class Cover(NamedTuple):
-    """Scale to `height` x `width`, then cut the wanted size out at `top`, `left`."""
-
-    height: int
-    width: int
-    top: int
-    left: int
-
-
-def cover(height: int, width: int, wanted_height: int, wanted_width: int) -> Cover:
-    """The smallest scaling that covers the wanted size with the ratio kept, cut in the centre."""
-    factor_height, factor_width = wanted_height / height, wanted_width / width
-    if factor_height > factor_width:
-        scaled = (wanted_height, max(wanted_width, round(width * factor_height)))
-    else:
-        scaled = (max(wanted_height, round(height * factor_width)), wanted_width)
-    return Cover(*scaled, (scaled[0] - wanted_height) // 2, (scaled[1] - wanted_width) // 2)

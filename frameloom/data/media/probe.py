@@ -1,7 +1,7 @@
-"""What a media file is, at the cost of its header: the container's tables and, where they say too little, its packets.
+"""Probing of media headers: kind, size, frames, frame rate and rotation of a file, without decoding it.
 
-Nothing is decoded. Sizes are as the decoder shows them, after rotation; frames are those that it will give, so packets
-that an edit list hides are not counted, and a file whose table points behind its end is refused as cut off.
+Sizes are as the decoder shows them, after rotation; frames are those that it will give, so packets that an edit list
+hides are not counted, and a file whose table points behind its end is refused as cut off.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from frameloom.data.media.decode import (
     check_header,
     check_media,
     first_video_stream,
+    kind_of,
     open_media,
     probe_image,
 )
@@ -56,12 +57,6 @@ class HeaderFacts:
     codec: str
     rotation: int
     vfr: bool
-
-
-def kind_of(path: Media) -> str | None:
-    """The kind that the extension means, "video" or "image"; None for a file we do not read."""
-    suffix = path.suffix.lower()
-    return "video" if suffix in VIDEO_FORMATS else "image" if suffix in IMAGE_FORMATS else None
 
 
 def probe_header(path: Media, *, limits: DecodeLimits = LIMITS) -> HeaderFacts:
@@ -179,7 +174,7 @@ def _read_rotation(path: Media, stream: VideoStream) -> int:
     """Degrees to the left that the container asks a player to turn the picture.
 
     The library shows the matrix on decoded frames only; but it copies it into the header of another file, so an empty
-    file in memory tells it for every container alike. A codec that neither muxer takes is decoded for one frame.
+    file in memory shows it for every container alike. A codec that neither muxer takes is decoded for one frame.
     """
     if stream.container.format.name == _AVI:  # has no place for it
         return 0

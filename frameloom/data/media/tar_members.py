@@ -1,4 +1,4 @@
-"""Media files inside of tars, read in place: a slice of the tar that reads and seeks as a file of its own."""
+"""Media files inside tars, read in place: a slice of the tar that reads and seeks like a file."""
 
 from __future__ import annotations
 

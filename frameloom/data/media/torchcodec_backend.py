@@ -1,8 +1,8 @@
-"""`read_clip` on torchcodec, for machines whose FFmpeg is better than the one in PyAV's wheels, or has a GPU decoder.
+"""The torchcodec decoder, for machines whose FFmpeg is newer than the one in PyAV's wheels.
 
-It keeps our rules: the header is checked with PyAV's allow-list of containers before torchcodec sees the file, one
-thread per decoder. It takes the same frames; scaled pixels differ by the rounding of another FFmpeg, so a latent cache
-belongs to one of the two. Damaged frames inside a readable file go unnoticed here.
+The header is checked with PyAV's allow-list of containers before torchcodec sees the file, and a decoder has one
+thread. It takes the same frames; scaled pixels differ by the rounding of another FFmpeg, so a latent cache belongs to
+one of the two. Damaged frames inside a readable file go unnoticed here.
 Shape letters: C channels, F frames, H height, W width.
 """
 
@@ -20,8 +20,8 @@ from torch import Tensor
 from frameloom.core.errors import MissingExtra
 from frameloom.data.media import decode
 from frameloom.data.media.decode import LIMITS, ClipError, DecodeLimits, Media, PlaceRule
-from frameloom.data.media.frames import cover
 from frameloom.data.media.tar_members import Member
+from frameloom.data.media.transforms import cover
 
 
 def load_torchcodec() -> tuple[ModuleType, ModuleType]:

@@ -1,10 +1,9 @@
-"""How a picture gets to the size of its bucket, as a short list of steps that a recipe names.
+"""Transforms: how a picture is scaled and cut to the size of its bucket, as a list of steps that a recipe names.
 
 A list is either `resize, center_crop | random_crop` (scale, then cut) or `center_crop, resize` (cut to the bucket's
 ratio in the source, then scale); a last `rescale` stands for the way from bytes to [-1, 1], which the training task
 does on the device. Sizes are decided here and carried out inside the decoder (`decode.py`), so a frame is never held
-at full size; `apply_transforms` does the same on pixels that are at hand, in floating point, as the published
-training codes do. Shape letters: C channels, F frames, H height, W width.
+at full size.
 """
 
 from __future__ import annotations
@@ -13,15 +12,33 @@ import dataclasses
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from frameloom.config.schema.data import TransformSection
 from frameloom.core.errors import ConfigError
-from frameloom.data.media.frames import Cover
+
+
+class Cover(NamedTuple):
+    """Scale to `height` x `width`, then cut the wanted size out at `top`, `left`."""
+
+    height: int
+    width: int
+    top: int
+    left: int
+
+
+def cover(height: int, width: int, wanted_height: int, wanted_width: int) -> Cover:
+    """The smallest scaling that covers the wanted size with the ratio kept, cut in the centre."""
+    factor_height, factor_width = wanted_height / height, wanted_width / width
+    if factor_height > factor_width:
+        scaled = (wanted_height, max(wanted_width, round(width * factor_height)))
+    else:
+        scaled = (max(wanted_height, round(height * factor_width)), wanted_width)
+    return Cover(*scaled, (scaled[0] - wanted_height) // 2, (scaled[1] - wanted_width) // 2)
+
 
 Fit = Literal["cover", "short_side", "stretch", "area"]
 Rounding = Literal["nearest", "down", "up"]
@@ -199,39 +216,6 @@ def _find_problem(steps: Sequence[Transform]) -> str | None:
     if resize.max_area is not None and resize.max_area < 1:
         return f"max_area is {resize.max_area}; it must be 1 or more"
     return None
-
-
-def apply_transforms(
-    transforms: Transforms,
-    pixels_CFHW: Tensor,
-    height: int,
-    width: int,
-    *,
-    draws: tuple[float, float] = (0.0, 0.0),
-    antialias: bool = True,
-    align_corners: bool = False,
-) -> Tensor:
-    """The same steps on bytes at hand, bilinear in floating point; the result is in [-1, 1]."""
-    size = (pixels_CFHW.shape[2], pixels_CFHW.shape[3])
-    if transforms.crops_first:
-        box = transforms.source_box(*size, height, width)
-        part = pixels_CFHW[:, :, box.top : box.top + box.height, box.left : box.left + box.width]
-        return resize_and_cut(part, Cover(height, width, 0, 0), height, width, antialias, align_corners)
-    place = transforms.place(*size, height, width, draws)
-    return resize_and_cut(pixels_CFHW, place, height, width, antialias, align_corners)
-
-
-def resize_and_cut(
-    pixels_CFHW: Tensor, place: Cover, height: int, width: int, antialias: bool = True, align_corners: bool = False
-) -> Tensor:
-    """Bytes to [-1, 1] at a given place, bilinear in floating point."""
-    frames_FCHW = pixels_CFHW.transpose(0, 1).float() / 255
-    if frames_FCHW.shape[2:] != place[:2]:
-        frames_FCHW = F.interpolate(
-            frames_FCHW, place[:2], mode="bilinear", antialias=antialias, align_corners=align_corners
-        )
-    cut_FCHW = frames_FCHW[:, :, place.top : place.top + height, place.left : place.left + width]
-    return (2 * cut_FCHW - 1).transpose(0, 1).contiguous()
 
 
 def to_unit_range(pixels: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Writing media files: H.264 clips, PNG images, and contact sheets to look at.
+"""Writing media files: H.264 clips, PNG images, and contact sheets.
 
 Arrays are uint8 RGB. Shape letters: F frames, H height, W width, C channels (3).
 """
@@ -112,7 +112,7 @@ def _pack_metadata(metadata: Mapping[str, str]) -> str:
 
 
 def read_metadata(path: Path) -> dict[str, str]:
-    """What `write_video` or `write_image` was given; empty for a file that holds none of ours."""
+    """What `write_video` or `write_image` was given; empty for a file without our metadata."""
     packed = _read_png_comment(path) if path.suffix.lower() == ".png" else _read_mp4_comment(path)
     try:
         value = json.loads(packed)
@@ -145,6 +145,10 @@ _GAP_PX = 4
 _LABEL_PX = 15
 _LABEL_LINE_PX = 24
 _MIN_LABEL_PX = 480  # a single image is narrow; its caption may run past it this far
+
+
+# What `frameloom sample` and training put beside their samples to show them all at once: a picture, but no clip.
+CONTACT_SHEET = "contact-sheet.png"
 
 
 def contact_sheet(

@@ -1,20 +1,19 @@
-"""The order of an epoch, computed from (assignment, seed, epoch) alone: a position in it is one integer.
+"""Batch order of an epoch, as a pure function of (bucket assignment, seed, epoch).
 
-Rows of a bucket are shuffled and cut into micro-batches. Step k on W ranks takes the next W of them (times
-`accumulate`), and W is no argument here: any number of ranks and workers walks the same order. Two wishes pull at it:
+The order does not depend on the number of ranks or workers: step k on W ranks consumes the next W micro-batches (times
+`accumulate`), so a position is one integer and a run resumes on any of them. Rows of a bucket are shuffled and cut into
+micro-batches. Neighbours in the order should cost the same, since ranks wait for the slowest micro-batch of their step,
+yet be diverse, since one rank sees 64 neighbours one after the other.
 
-- Ranks wait for the dearest micro-batch of their step, so neighbours in the order must be alike in cost.
-- Learning wants neighbours to be different, and one rank sees 64 neighbours one after the other.
-
-The answer is a run: `alike` units that cost about the same. A unit is what one rank does in a step, `accumulate`
-micro-batches of one bucket. The order is random between runs, and inside a run wherever costs are within
+So micro-batches are grouped into runs: `alike` units that cost about the same. A unit is what one rank does in a step,
+`accumulate` micro-batches of one bucket. The order is random between runs, and inside a run wherever costs are within
 `TOLERANCE`: a run mixes all buckets that cost the same, so with a token budget per batch it mixes everything. Any W
 that divides `alike` finds whole steps in a run (64 serves 1, 2, 4 … 64 ranks); another W has some steps across two
 runs, which is slower but loses nothing. A small set gets shorter runs, since an epoch of a few runs is not mixed.
 
-Where costs differ, units are sorted by cost before runs are cut, so only the run at the border of two cost classes is
-uneven, and inside it the dear ones come first: 8 ranks meet one uneven step there, not eight. Nothing is lost:
-micro-batches that fill no unit are put together by cost, and what fills no run ends the epoch.
+Where costs differ, units are sorted by descending cost before runs are cut, so only the run at the border of two cost
+classes is uneven, and at most one of its steps is unbalanced. Nothing is lost: micro-batches that fill no unit are put
+together by cost, and what fills no run ends the epoch.
 """
 
 from __future__ import annotations

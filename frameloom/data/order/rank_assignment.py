@@ -1,8 +1,8 @@
-"""Which micro-batches each process takes. The order is the plan's; the number of processes only shares it out.
+"""Rank assignment: which micro-batches of a step each rank takes.
 
-A step is the next so many micro-batches of the epoch, fewer at its end. Process r of W takes the r-th, the (r + W)-th
-and so on, in rounds: all processes run forward and backward together, since weights may be gathered in it. Where a
-round is not full, the others run a micro-batch that a mate has too and count it as nothing (a filler).
+A step is the next so many micro-batches of the epoch's plan, fewer at its end. Rank r of W takes the r-th, the
+(r + W)-th and so on, in rounds: all ranks run forward and backward together, since weights may be gathered in it. Where
+a round is not full, the remaining ranks repeat a micro-batch of another rank with zero weight (a filler).
 """
 
 from __future__ import annotations
@@ -13,9 +13,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from frameloom.data.order.plan import BatchPlan
-
-Ints = NDArray[np.int64]
+from frameloom.data.order.plan import BatchPlan, Ints
 
 
 @dataclass(frozen=True)

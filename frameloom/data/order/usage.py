@@ -1,7 +1,7 @@
-"""What became of every row of a manifest in an epoch: used, waiting, bad, dropped, or never planned and why.
+"""Usage report: what happened to every row of a manifest in an epoch (used, waiting, bad, dropped, or never planned).
 
-Nothing is logged per sample. The order of an epoch is a function, so the plan, the run's position and its short list
-of bad clips say it all; the ledger works it out again and checks that every row has exactly one fate.
+Nothing is logged per sample. The order of an epoch is a function, so it follows from the plan, the run's position and
+its short list of bad clips; the report computes it again and checks that every row has exactly one status.
 """
 
 from __future__ import annotations

@@ -32,6 +32,7 @@ from frameloom.data.media.decode import ClipError
 from frameloom.data.media.transforms import RandomCrop, Resize
 from frameloom.data.media.writing import write_video
 from frameloom.data.order.plan import plan_epoch
+from tests.data.loading.plan_requests import read_plan
 
 SETTINGS = ReadSettings(frame_start="center")
 ENCODER = {"weights": "abc", "config": {"channels": 3, "tile": None}}
@@ -147,7 +148,7 @@ def test_cached_batches_are_the_clips_of_the_plan(
     plan = plan_epoch(assign(manifest, grid, 3, 1), grid.batch_sizes, grid.costs, seed=3, epoch=1)
     direct = list(iterate_batches(plan, ClipReader(manifest, grid, seed=3, settings=SETTINGS)))
     reader = CachedReader(manifest, grid, made.open(), seed=3)
-    cached = list(iterate_batches(plan, reader, workers=workers, timeout_s=120))
+    cached = list(read_plan(plan, reader, workers=workers, timeout_s=120))
     assert len(direct) == len(cached) > 4
     for one, other in zip(direct, cached, strict=True):
         assert (one.epoch, one.index, one.bucket) == (other.epoch, other.index, other.bucket)

@@ -147,7 +147,7 @@ def test_another_colour_or_another_order_of_frames_is_no_copy(root: Path) -> Non
 
 
 def test_second_call_decodes_nothing_again(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from frameloom.data.curation.scan_work import FileWork
+    from frameloom.data.curation.inspection import FileWork
 
     first = check(root, ALL)
     looked: list[object] = []

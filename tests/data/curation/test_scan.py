@@ -7,6 +7,8 @@ import multiprocessing
 import os
 import shutil
 import signal
+import subprocess
+import sys
 import tarfile
 import time
 from pathlib import Path
@@ -16,7 +18,9 @@ import pytest
 
 from frameloom.core.errors import ConfigError, DataError
 from frameloom.data.curation.check import CheckOptions, check_files
+from frameloom.data.curation.inspection import FileWork, blame_file
 from frameloom.data.curation.scan import (
+    RecordStore,
     ScanOptions,
     Shard,
     describe_scan,
@@ -26,7 +30,6 @@ from frameloom.data.curation.scan import (
     scan_files,
 )
 from frameloom.data.curation.scan_pool import Job, Record, run_jobs
-from frameloom.data.curation.scan_work import FileWork, RecordStore, blame_file
 from frameloom.data.manifest.manifest import Manifest
 from frameloom.data.manifest.sources.reading import read_source
 from frameloom.data.media.decode import read_clip
@@ -112,7 +115,7 @@ def test_only_changed_and_new_files_are_looked_at_again(
 
 
 def scan_until_killed(root: Path, out: Path) -> None:
-    import frameloom.data.curation.scan_work as scan_store
+    import frameloom.data.curation.scan as scan_store
 
     scan_store._PART_RECORDS = 2
     work = FileWork.__call__
@@ -355,3 +358,13 @@ def test_hanging_and_crashing_files_are_blamed_and_all_others_are_done() -> None
     assert "gave no answer for 4 s" in errors["1hang"]
     assert "SIGSEGV" in errors["3crash"]
     assert "KeyError" in errors["4fail"]
+
+
+def test_what_workers_preload_starts_no_threads_of_polars() -> None:
+    """A fork loses threads; polars starts its own when it is imported."""
+    program = "import sys, {}; print('polars' in sys.modules)"
+    loaded = [
+        subprocess.run([sys.executable, "-c", program.format(name)], capture_output=True, text=True, check=True).stdout
+        for name in ("frameloom.data.curation.inspection", "frameloom.data.curation.scan")
+    ]
+    assert loaded == ["False\n", "True\n"]

@@ -4,27 +4,28 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-import json
 import pickle
 import shutil
 from dataclasses import replace
 from multiprocessing import active_children
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from frameloom.builders.data import build_plan, build_policy
 from frameloom.core.errors import ConfigError, DataError
 from frameloom.data.buckets.grid import GridPolicy
 from frameloom.data.buckets.policy import assign
-from frameloom.data.loading.bad_clips import BadClipLog
-from frameloom.data.loading.batch import BadClip, Batch
-from frameloom.data.loading.loader import iterate_batches, iterate_epochs, make_requests
+from frameloom.data.loading.batch import Batch
+from frameloom.data.loading.loader import iterate_batches
 from frameloom.data.loading.reader import ClipReader, ReadSettings
 from frameloom.data.manifest.manifest import Manifest
 from frameloom.data.media.decode import ClipError
 from frameloom.data.order.plan import BatchPlan, plan_epoch
+from tests.data.loading.plan_requests import iterate_epochs, make_requests, read_plan
 
 SETTINGS = ReadSettings(frame_start="random", flip_probability=0.5)
 
@@ -55,7 +56,7 @@ def summary(batch: Batch) -> tuple[object, ...]:
 
 def read_all(manifest: Manifest, grid: GridPolicy, *, seed: int = 1, **kwargs: int) -> list[tuple[object, ...]]:
     reader = ClipReader(manifest, grid, seed=seed, settings=SETTINGS)
-    return [summary(batch) for batch in iterate_batches(plan_of(manifest, grid, seed=seed), reader, **kwargs)]
+    return [summary(batch) for batch in read_plan(plan_of(manifest, grid, seed=seed), reader, **kwargs)]
 
 
 def test_batches_have_their_buckets_shape_and_captions(manifest: Manifest, grid: GridPolicy) -> None:
@@ -144,12 +145,12 @@ def test_making_a_pool_leaves_the_global_generator_alone(manifest: Manifest, gri
 def test_flips_and_starts_depend_on_the_slot(manifest: Manifest, grid: GridPolicy) -> None:
     reader = ClipReader(manifest, grid, seed=1, settings=ReadSettings(frame_start="random", flip_probability=0.0))
     bucket = next(b for b in grid.buckets if b.frames == 9 and b.height == b.width)
-    slots = [reader.read_pixels(5, bucket, 0, ordinal) for ordinal in range(12)]
-    assert torch.equal(slots[3], reader.read_pixels(5, bucket, 0, 3))
+    slots = [reader.read_sample(5, bucket, 0, ordinal).pixels_CFHW for ordinal in range(12)]
+    assert torch.equal(slots[3], reader.read_sample(5, bucket, 0, 3).pixels_CFHW)
     assert len({clip.numpy().tobytes() for clip in slots}) > 3
     flipping = ClipReader(manifest, grid, seed=1, settings=ReadSettings(frame_start="random", flip_probability=0.5))
-    flipped = [torch.equal(flipping.read_pixels(5, bucket, 0, n), slots[n].flip(-1)) for n in range(12)]
-    plain = [torch.equal(flipping.read_pixels(5, bucket, 0, n), slots[n]) for n in range(12)]
+    flipped = [torch.equal(flipping.read_sample(5, bucket, 0, n).pixels_CFHW, slots[n].flip(-1)) for n in range(12)]
+    plain = [torch.equal(flipping.read_sample(5, bucket, 0, n).pixels_CFHW, slots[n]) for n in range(12)]
     assert all(a != b for a, b in zip(flipped, plain, strict=True))
     assert 0 < sum(flipped) < 12
 
@@ -224,47 +225,9 @@ def test_reader_survives_pickling(manifest: Manifest, grid: GridPolicy) -> None:
     assert summary(pickle.loads(pickle.dumps(reader)).read(request)) == summary(reader.read(request))
 
 
-def test_epoch_without_batches_is_an_error(manifest: Manifest, grid: GridPolicy) -> None:
+def test_epoch_without_batches_is_an_error(world: Any, manifest: Manifest, grid: GridPolicy) -> None:
     empty = plan_epoch(np.full(len(manifest), -1, dtype=np.int32), grid.batch_sizes, grid.costs, seed=0, epoch=0)
-    with pytest.raises(DataError, match="no batch"):
-        next(iterate_epochs(lambda number: empty, ClipReader(manifest, grid, seed=0)))
-
-
-def bad_batch(manifest: Manifest, grid: GridPolicy, *rows: int, epoch: int = 0) -> Batch:
-    none = np.empty(0, dtype=np.int64)
-    bad = [BadClip(row, manifest.clip(row).path, f"{manifest.clip(row).path}: broken", epoch, row) for row in rows]
-    return Batch(epoch, 0, grid.buckets[0], none, none, [], bad=bad)
-
-
-def test_bad_clip_log_counts_rows_and_stops_over_the_limit(
-    manifest: Manifest, grid: GridPolicy, tmp_path: Path
-) -> None:
-    log = BadClipLog(tmp_path / "bad_clips.jsonl", num_clips=100, limit=0.02)
-    log.add(bad_batch(manifest, grid, 0, 1))
-    log.add(bad_batch(manifest, grid, 0, epoch=1))
-    assert log.num_bad == 2
-    with pytest.raises(DataError, match="3 of 100 clips cannot be read, over the limit of 2%") as caught:
-        log.add(bad_batch(manifest, grid, 2))
-    assert "c.mp4: broken" in str(caught.value)
-    lines = [json.loads(line) for line in (tmp_path / "bad_clips.jsonl").read_text().splitlines()]
-    assert [(line["row"], line["epoch"], line["path"]) for line in lines] == [
-        (0, 0, "a.mp4"),
-        (1, 0, "b.mp4"),
-        (0, 1, "a.mp4"),
-        (2, 0, "c.mp4"),
-    ]
-
-
-def test_resumed_log_lists_nothing_twice(manifest: Manifest, grid: GridPolicy, tmp_path: Path) -> None:
-    path = tmp_path / "bad_clips.jsonl"
-    BadClipLog(path, num_clips=100, limit=0.5).add(bad_batch(manifest, grid, 0, 1))
-    with path.open("a") as file:
-        file.write('{"row": 2, "pa')
-    log = BadClipLog(path, num_clips=100, limit=0.5)
-    assert log.num_bad == 2
-    log.add(bad_batch(manifest, grid, 0, 1, 2))
-    assert log.num_bad == 3
-    assert len(path.read_text().splitlines()) == 3
-    path.write_text("nonsense\n")
-    with pytest.raises(DataError, match="not a list of bad clips"):
-        BadClipLog(path, num_clips=100, limit=0.5)
+    assert list(iterate_batches(empty, ClipReader(manifest, grid, seed=0))) == []
+    recipe = world.recipe(data={"buckets": {"_delete_": True, "64px": {"501": [1.0, 1]}}})
+    with pytest.raises(DataError, match="no clip fits a bucket in epoch 0"):
+        build_plan(recipe, manifest, build_policy(recipe))(0)

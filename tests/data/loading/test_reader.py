@@ -16,13 +16,13 @@ import torch
 from frameloom.core.errors import ConfigError, DataError
 from frameloom.data.buckets.policy import BucketPolicy, assign
 from frameloom.data.loading.batch import Batch, BatchRequest
-from frameloom.data.loading.loader import iterate_batches
 from frameloom.data.loading.reader import ClipReader, ReadSettings
 from frameloom.data.manifest.manifest import Manifest, write_manifest
 from frameloom.data.media.decode import read_clip, read_image
 from frameloom.data.media.frames import FrameRule
 from frameloom.data.media.transforms import CenterCrop, RandomCrop, Resize, Transforms
 from frameloom.data.order.plan import plan_epoch
+from tests.data.loading.plan_requests import read_plan
 
 RANDOM_CROP = (Resize(rounding="up"), RandomCrop())
 WIDE = 2  # c.mp4: 48 x 80, 12 frames, 24 fps
@@ -51,9 +51,9 @@ def test_frames_come_from_the_window_of_the_row(clip_set: Path, tmp_path: Path, 
     bucket = grid.buckets[request_for(grid, [1], frames=9).bucket]
     reader = ClipReader(cut, grid, seed=1, settings=ReadSettings(frame_start="random"))
     whole = read_clip(cut.file(1), indices=range(20), height=64, width=64)
-    assert torch.equal(reader.read_pixels(1, bucket, 0, 0), whole[:, 11:20])
+    assert torch.equal(reader.read_sample(1, bucket, 0, 0).pixels_CFHW, whole[:, 11:20])
     uncut = ClipReader(Manifest.read(clip_set), grid, seed=1, settings=ReadSettings(frame_start="first"))
-    assert torch.equal(uncut.read_pixels(1, bucket, 0, 0), whole[:, :9])
+    assert torch.equal(uncut.read_sample(1, bucket, 0, 0).pixels_CFHW, whole[:, :9])
 
 
 def test_the_policy_says_how_frames_are_spaced(manifest: Manifest, grid: BucketPolicy) -> None:
@@ -62,11 +62,11 @@ def test_the_policy_says_how_frames_are_spaced(manifest: Manifest, grid: BucketP
     strided = pickle.loads(pickle.dumps(grid))
     object.__setattr__(strided, "frame_rule", FrameRule(stride=3))
     reader = ClipReader(manifest, strided, seed=1, settings=ReadSettings(frame_start="first"))
-    assert torch.equal(reader.read_pixels(5, bucket, 0, 0), whole[:, 0:27:3])
+    assert torch.equal(reader.read_sample(5, bucket, 0, 0).pixels_CFHW, whole[:, 0:27:3])
     slower = pickle.loads(pickle.dumps(grid))
     object.__setattr__(slower, "frame_rule", FrameRule(fps=48))
     reader = ClipReader(manifest, slower, seed=1, settings=ReadSettings(frame_start="first"))
-    assert torch.equal(reader.read_pixels(5, bucket, 0, 0), whole[:, [0, 0, 1, 1, 2, 2, 3, 3, 4]])
+    assert torch.equal(reader.read_sample(5, bucket, 0, 0).pixels_CFHW, whole[:, [0, 0, 1, 1, 2, 2, 3, 3, 4]])
 
 
 def test_crops_are_recorded_and_belong_to_the_pixels(manifest: Manifest, grid: BucketPolicy) -> None:
@@ -123,7 +123,7 @@ def read_joint(manifest: Manifest, grid: BucketPolicy, *, seed: int = 1, **kwarg
     settings = ReadSettings(frame_start="random", use_image_num=3)
     plan = plan_epoch(assign(manifest, grid, 1, 0), grid.batch_sizes, grid.costs, seed=1, epoch=0)
     reader = ClipReader(manifest, grid, seed=seed, settings=settings)
-    return [joint_content(batch) for batch in iterate_batches(plan, reader, **kwargs)]
+    return [joint_content(batch) for batch in read_plan(plan, reader, **kwargs)]
 
 
 def test_images_beside_videos_do_not_depend_on_workers_or_position(manifest: Manifest, grid: BucketPolicy) -> None:

@@ -9,8 +9,15 @@ import pytest
 
 import frameloom.data.manifest.rows as table_rows
 from frameloom.core.errors import DataError
-from frameloom.data.manifest.manifest import Manifest, SourceSpec, rows_of_epoch, write_manifest
-from frameloom.data.order.source_shares import Share, rows_in_epoch, samples_per_source
+from frameloom.data.manifest.manifest import (
+    Manifest,
+    Share,
+    SourceSpec,
+    rows_in_epoch,
+    rows_of_epoch,
+    samples_per_source,
+    write_manifest,
+)
 
 GOOD = {
     "path": ["a/1.mp4", "a/2.mp4", "b/3.png"],

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import os
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
 
@@ -16,22 +16,17 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from frameloom.core.errors import DataError
+from frameloom.data.media import decode
 from frameloom.data.media.decode import (
     ClipError,
     DecodeLimits,
-    DecodeWork,
     probe_clip,
     probe_image,
     read_clip,
     read_image,
 )
-from frameloom.data.media.frames import Cover, cover, frame_indices, spread_frames
+from frameloom.data.media.transforms import Cover
 from frameloom.data.media.writing import write_video
-
-GEOMETRY = json.loads(
-    (Path(__file__).parents[2] / "goldens" / "open-sora-v2" / "video_transform_geometry.json").read_text()
-)
 
 
 def make_clip(
@@ -106,32 +101,59 @@ def test_seeking_gives_the_frames_that_reading_from_the_start_gives(tmp_path: Pa
     assert not torch.equal(whole[:, 60], whole[:, 61])
 
 
-def test_seeking_decodes_only_what_is_needed(tmp_path: Path) -> None:
+@dataclass
+class DecodeWork:
+    """Frames that came out of a decoder, and how many of them were wanted."""
+
+    num_decoded: int = 0
+    num_used: int = 0
+
+
+@pytest.fixture
+def work(monkeypatch: pytest.MonkeyPatch) -> DecodeWork:
+    """Counts what `read_clip` decodes while a test runs."""
+    counted = DecodeWork()
+    fill = decode._fill
+
+    def count_and_fill(pixels_CFHW: Tensor, numbered: Iterator, *rest) -> int:
+        def count() -> Iterator:
+            for item in numbered:
+                counted.num_decoded += 1
+                yield item
+
+        num_found = fill(pixels_CFHW, count(), *rest)
+        counted.num_used += num_found
+        return num_found
+
+    monkeypatch.setattr(decode, "_fill", count_and_fill)
+    return counted
+
+
+def test_seeking_decodes_only_what_is_needed(tmp_path: Path, work: DecodeWork) -> None:
     path = make_clip(tmp_path / "a.mp4", frames=200)
-    late, early = DecodeWork(), DecodeWork()
-    read_clip(path, indices=[150, 152], height=16, width=16, work=late)
-    read_clip(path, indices=[3, 5], height=16, width=16, work=early)
+    read_clip(path, indices=[150, 152], height=16, width=16)
     # Groups of 12 frames: from the key frame before frame 150, or from the start, and never behind the last one wanted.
-    assert (late.num_used, early.num_used) == (2, 2)
-    assert late.num_decoded <= 12 + 3
-    assert early.num_decoded == 6
+    assert work.num_used == 2
+    assert work.num_decoded <= 12 + 3
+    work.num_used = work.num_decoded = 0
+    read_clip(path, indices=[3, 5], height=16, width=16)
+    assert work.num_used == 2
+    assert work.num_decoded == 6
 
 
 @pytest.mark.parametrize("gop", [250, 1])
-def test_one_group_of_pictures_is_decoded_whatever_its_length(tmp_path: Path, gop: int) -> None:
+def test_one_group_of_pictures_is_decoded_whatever_its_length(tmp_path: Path, work: DecodeWork, gop: int) -> None:
     options = {"crf": "1", "preset": "veryfast", "x264-params": f"keyint={gop}:min-keyint={gop}:scenecut=0:bframes=3"}
     path = make_clip(tmp_path / "a.mp4", frames=300, options=options)
-    work = DecodeWork()
-    clip = read_clip(path, indices=range(260, 277, 2), height=48, width=64, work=work)
-    assert torch.equal(clip, read_clip(path, indices=range(300), height=48, width=64)[:, 260:277:2])
+    clip = read_clip(path, indices=range(260, 277, 2), height=48, width=64)
     assert work.num_used == 9
     assert work.num_decoded <= (27 if gop == 250 else 17)
+    assert torch.equal(clip, read_clip(path, indices=range(300), height=48, width=64)[:, 260:277:2])
 
 
-def test_repeated_frames_are_decoded_once(tmp_path: Path) -> None:
+def test_repeated_frames_are_decoded_once(tmp_path: Path, work: DecodeWork) -> None:
     path = make_clip(tmp_path / "a.mp4")
-    work = DecodeWork()
-    clip = read_clip(path, indices=[2, 2, 3, 5, 5, 5], height=48, width=64, work=work)
+    clip = read_clip(path, indices=[2, 2, 3, 5, 5, 5], height=48, width=64)
     assert numbers_in(clip) == [2, 2, 3, 5, 5, 5]
     assert work.num_used == 3
     with pytest.raises(ValueError, match="rising"):
@@ -402,33 +424,3 @@ def test_huge_images_are_refused_from_the_header(tmp_path: Path, side: int) -> N
     Image.new("1", (side, side)).save(tmp_path / "a.png")
     with pytest.raises(ClipError, match=r"a\.png"):
         read_image(tmp_path / "a.png", height=32, width=32)
-
-
-@pytest.mark.parametrize("case", GEOMETRY["resize_crop_[h,w,target_h,target_w,resize_hw,crop_i_j_h_w]"], ids=str)
-def test_cover_equals_the_original(case: list) -> None:
-    height, width, wanted_height, wanted_width, scaled, crop = case
-    place = cover(height, width, wanted_height, wanted_width)
-    assert [place.height, place.width] == scaled
-    assert [place.top, place.left, wanted_height, wanted_width] == crop
-
-
-TEMPORAL = GEOMETRY["temporal_crop_[frames,num_frames,interval,python_seed,indices(first3,last3),first,last]"]
-
-
-@pytest.mark.parametrize("case", TEMPORAL, ids=str)
-def test_frames_in_a_window_equal_the_original(case: list) -> None:
-    total, num_frames, interval, _, ends, first, last = case
-    found = spread_frames(first, min(first + num_frames * interval, total), num_frames).tolist()
-    assert [*found[:3], "...", *found[-3:]] == ends
-    assert (found[0], found[-1]) == (first, last)
-
-
-def test_start_rules() -> None:
-    assert frame_indices(20, 5, 2, "first").tolist() == [0, 2, 4, 6, 9]
-    assert frame_indices(20, 5, 2, "center").tolist() == [5, 7, 9, 11, 14]
-    assert frame_indices(20, 5, 2, "random", 0.999)[0] == 10
-    starts = {int(frame_indices(12, 9, 1, "random", draw)[0]) for draw in np.linspace(0, 0.999, 50)}
-    assert starts == {0, 1, 2, 3}
-    assert frame_indices(7, 1, 3, "first").tolist() == [0]
-    with pytest.raises(DataError, match="9 frames wanted"):
-        frame_indices(8, 9, 1, "first")

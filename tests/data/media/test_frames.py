@@ -15,18 +15,21 @@ from frameloom.core.errors import ConfigError, DataError
 from frameloom.data.buckets.sizes import LengthRule
 from frameloom.data.media.frames import (
     FrameRule,
+    StartRule,
     Window,
     clip_window,
-    frame_indices,
     pick_start,
     resample_window,
     select_frames,
     speed_up,
+    spread_frames,
 )
 
 GOLDENS = Path(__file__).parents[2] / "goldens"
 PLAN = json.loads((GOLDENS / "open-sora-plan" / "frame_index.json").read_text())
 FUN = json.loads((GOLDENS / "cogvideox-fun" / "dataset_geometry.json").read_text())
+SORA = json.loads((GOLDENS / "open-sora-v2" / "video_transform_geometry.json").read_text())
+TEMPORAL = SORA["temporal_crop_[frames,num_frames,interval,python_seed,indices(first3,last3),first,last]"]
 PLAN_MINIMUM = 29
 
 
@@ -34,6 +37,11 @@ def trim_plan(length: int, stride: int, multiple: int) -> int:
     """The valid length of Open-Sora-Plan, which takes no clip below 29 frames; 0 for none."""
     trimmed = int(LengthRule(stride=stride).trim(np.array([length]), multiple)[0])
     return trimmed if trimmed >= PLAN_MINIMUM else 0
+
+
+def frame_indices(total: int, num_frames: int, interval: int, start_rule: StartRule, draw: float = 0.0) -> np.ndarray:
+    """Indices spread over a window of `num_frames * interval`, as a policy with a highest frame rate wants them."""
+    return select_frames(Window(0, total), num_frames, fps=0.0, interval=interval, start_rule=start_rule, draw=draw)
 
 
 def draw_for(start: int, num_starts: int) -> float:
@@ -182,3 +190,22 @@ def test_windows_of_a_manifest_row() -> None:
 def test_impossible_rules_are_refused(kwargs: dict, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         FrameRule(**kwargs)
+
+
+@pytest.mark.parametrize("case", TEMPORAL, ids=str)
+def test_frames_in_a_window_equal_the_original(case: list) -> None:
+    total, num_frames, interval, _, ends, first, last = case
+    found = spread_frames(first, min(first + num_frames * interval, total), num_frames).tolist()
+    assert [*found[:3], "...", *found[-3:]] == ends
+    assert (found[0], found[-1]) == (first, last)
+
+
+def test_start_rules() -> None:
+    assert frame_indices(20, 5, 2, "first").tolist() == [0, 2, 4, 6, 9]
+    assert frame_indices(20, 5, 2, "center").tolist() == [5, 7, 9, 11, 14]
+    assert frame_indices(20, 5, 2, "random", 0.999)[0] == 10
+    starts = {int(frame_indices(12, 9, 1, "random", draw)[0]) for draw in np.linspace(0, 0.999, 50)}
+    assert starts == {0, 1, 2, 3}
+    assert frame_indices(7, 1, 3, "first").tolist() == [0]
+    with pytest.raises(DataError, match="9 frames wanted"):
+        frame_indices(8, 9, 1, "first")

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from frameloom.data.media.decode import ClipError, DecodeLimits, probe_clip
-from frameloom.data.media.probe import expected_content, kind_of, probe_header, sniff_content
+from frameloom.data.media.decode import ClipError, DecodeLimits, kind_of, probe_clip
+from frameloom.data.media.probe import expected_content, probe_header, sniff_content
 from tests.data.bad_files import _write_clip
 
 

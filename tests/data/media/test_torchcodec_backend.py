@@ -14,7 +14,7 @@ from frameloom.core.errors import MissingExtra
 from frameloom.data.loading.reader import pick_decoder
 from frameloom.data.media import decode
 from frameloom.data.media.decode import ClipError, DecodeLimits
-from frameloom.data.media.frames import Cover
+from frameloom.data.media.transforms import Cover
 
 HAS_TORCHCODEC = importlib.util.find_spec("torchcodec") is not None
 needs_torchcodec = pytest.mark.skipif(not HAS_TORCHCODEC, reason="torchcodec is not installed")

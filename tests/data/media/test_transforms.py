@@ -13,20 +13,12 @@ from safetensors.torch import load_file
 
 from frameloom.config.schema.data import TransformSection
 from frameloom.core.errors import ConfigError
-from frameloom.data.media.frames import cover
-from frameloom.data.media.transforms import (
-    CenterCrop,
-    RandomCrop,
-    Rescale,
-    Resize,
-    Transforms,
-    apply_transforms,
-    parse_transforms,
-    resize_and_cut,
-)
+from frameloom.data.media.transforms import CenterCrop, RandomCrop, Rescale, Resize, Transforms, cover, parse_transforms
+from tests.float_pixels import apply_transforms, resize_and_cut
 
 GOLDENS = Path(__file__).parents[2] / "goldens"
 PLAN = json.loads((GOLDENS / "open-sora-plan" / "frame_index.json").read_text())
+SORA = json.loads((GOLDENS / "open-sora-v2" / "video_transform_geometry.json").read_text())
 FUN = json.loads((GOLDENS / "cogvideox-fun" / "collate_geometry.json").read_text())
 SHRINK = json.loads((GOLDENS / "cogvideox-fun" / "dataset_geometry.json").read_text())
 FUN_TRANSFORMS = Transforms((Resize(rounding="down"), CenterCrop("even"), Rescale()))
@@ -102,6 +94,14 @@ def test_a_cut_before_scaling_is_the_same_region() -> None:
     assert (cut_first - scale_first)[..., 1:-1].abs().max() <= one_pixel
     stretched = apply_transforms(Transforms((Resize("stretch"),)), ramp_CFHW, 64, 64)
     assert (cut_first - stretched).abs().max() > 5 * one_pixel
+
+
+@pytest.mark.parametrize("case", SORA["resize_crop_[h,w,target_h,target_w,resize_hw,crop_i_j_h_w]"], ids=str)
+def test_cover_equals_the_original(case: list) -> None:
+    height, width, wanted_height, wanted_width, scaled, crop = case
+    place = cover(height, width, wanted_height, wanted_width)
+    assert [place.height, place.width] == scaled
+    assert [place.top, place.left, wanted_height, wanted_width] == crop
 
 
 @given(

@@ -7,8 +7,8 @@ import time
 import numpy as np
 import pytest
 
-from frameloom.data.loading.loader import make_requests
 from frameloom.data.order.plan import ALIKE, TOLERANCE, BatchPlan, plan_epoch
+from tests.data.loading.plan_requests import make_requests
 
 
 def random_case(seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, int]:

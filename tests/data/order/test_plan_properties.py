@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from frameloom.data.buckets.grid import parse_grid
 from frameloom.data.buckets.policy import BucketPolicy, Clips, counter_draw
 from frameloom.data.loading.batch import Batch, BatchRequest, Watch, no_watch
-from frameloom.data.loading.loader import iterate_batches, make_requests
 from frameloom.data.order.plan import BatchPlan, plan_epoch
+from tests.data.loading.plan_requests import make_requests, read_plan
 
 GRID = {
     "64px": {1: [1.0, 5], 5: [1.0, 3], 17: [0.7, 2]},
@@ -172,7 +172,7 @@ class PlainReader:
 def loaded(
     plan: BatchPlan, policy: BucketPolicy, workers: int, position: int = 0
 ) -> list[tuple[int, list[int], list[int]]]:
-    batches = iterate_batches(plan, PlainReader(policy), workers=workers, position=position)
+    batches = read_plan(plan, PlainReader(policy), workers=workers, position=position)
     return [(batch.bucket.index, batch.rows.tolist(), batch.ordinals.tolist()) for batch in batches]
 
 

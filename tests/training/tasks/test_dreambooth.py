@@ -13,8 +13,8 @@ import torch
 from frameloom.builders.data import class_rows, read_manifest
 from frameloom.checkpoint.reader import read_state, step_folder
 from frameloom.core.errors import CheckpointError, ConfigError
+from frameloom.data.loading.companions import PAIR_SLOT
 from frameloom.data.loading.loader import request_at
-from frameloom.data.loading.reader import PAIR_SLOT
 from frameloom.data.media.writing import read_metadata
 from frameloom.training.build import build_trainer
 from frameloom.training.feed import build_feed

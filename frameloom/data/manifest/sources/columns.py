@@ -1,11 +1,11 @@
-"""Columns of any system as our columns: names, types, kinds, frame windows, and paths that stay below their root.
+"""Columns of other systems as manifest columns: names, types, kinds, frame windows, and paths below their root.
 
 The result has `path`, `caption`, `kind`, `height`, `width`, `frames` and `fps` first, null where the source does not
 say, and every other column behind them under its own name.
 
-The result is `start_frame` and `end_frame` (the first frame behind the window), and `frames` is the window's length:
-that is what a clip of this row can offer. Rows without a window have nulls there. The originals look at the start
-alone; here the end counts too, and where `num_frames` is given, it decides, as it does there.
+Rows of a part of a file have `start_frame` and `end_frame` (the first frame behind the window), and `frames` is the
+window's length; rows without a window have nulls there. Open-Sora-Plan looks at the start alone; here the end counts
+too, and where `num_frames` is given, it decides, as it does there.
 """
 
 from __future__ import annotations
@@ -104,12 +104,6 @@ def refuse_first(
         row = first_row(table, wrong)
         if row is not None:
             raise DataError(f"{source}: {place(row)}, column '{column}': {table[column][row]!r} {rule}")
-
-
-def kind_of(name: str) -> str | None:
-    """Video or image by the ending of a file name; None for any other ending."""
-    suffix = Path(name).suffix.lower()
-    return "video" if suffix in VIDEO_FORMATS else "image" if suffix in IMAGE_FORMATS else None
 
 
 def _rename(table: pl.DataFrame) -> pl.DataFrame:

@@ -1,4 +1,4 @@
-"""Tables as text: csv with a header, a list of video paths without one, and a folder of csv files (SDXL's dir,text)."""
+"""Text tables: csv with a header, a list of video paths without one, and a folder of csv files (SDXL's dir,text)."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def _strip_names(table: pl.DataFrame, path: Path) -> pl.DataFrame:
 
 
 def _numbers(column: pl.Series) -> pl.Series:
-    """Numbers, if all that is no number means nothing; else the text, of which the first wrong one is then named."""
+    """Numbers where every other value means null; else the text, whose first wrong value a later check names."""
     text = column.str.strip_chars()
     known = pl.select(pl.when(~text.str.to_lowercase().is_in(_NOTHING)).then(text)).to_series()
     numbers = known.cast(pl.Float64, strict=False)
@@ -93,7 +93,7 @@ def _numbers(column: pl.Series) -> pl.Series:
 
 
 def _fill_captions(table: pl.DataFrame, path: Path) -> pl.DataFrame:
-    """A csv cannot tell an empty caption from none; the row is kept, and said aloud."""
+    """A csv cannot tell an empty caption from none; the row is kept with a warning."""
     name = next((name for name in ("caption", *ALIASES["caption"]) if name in table.columns), None)
     if name is None or not (missing := table[name].null_count()):
         return table

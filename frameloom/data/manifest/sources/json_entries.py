@@ -42,7 +42,7 @@ def read_jsonl(path: Path) -> pl.DataFrame:
 
 
 def dialect(table: pl.DataFrame) -> str:
-    """Whose columns these are, for the person who asks what was read."""
+    """Which system's columns these are, for messages."""
     if "file_path" in table.columns:
         return "cogvideox-fun"
     return "open-sora-plan" if {"cap", "frame_idx", "cut"} & set(table.columns) else "plain"

@@ -1,4 +1,4 @@
-"""A plain folder of videos and images, each with its caption in a `.txt` of the same name beside it, or with none."""
+"""A folder of videos and images; the caption of each is in a `.txt` of the same name beside it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from frameloom.core.errors import DataError
 from frameloom.core.logging import get_logger
 from frameloom.core.paths import safe_join
 from frameloom.core.text_files import has_whole_letters, read_text
-from frameloom.data.manifest.sources.columns import kind_of, path_rules
+from frameloom.data.manifest.sources.columns import path_rules
+from frameloom.data.media.decode import kind_of
 
 _log = get_logger(__name__)
 _MAX_CAPTION_BYTES = 1 << 20

@@ -93,7 +93,7 @@ def _open_folder(folder: Path) -> ShardFiles | None:
     main = folder.parent / f"{folder.name}.parquet"
     if main.is_file() and not set(_names(files[0])) & set(NUMBER_NAMES):
         return _with_main(main, folder)
-    # Numbered shards stand for a table beside which they lie; paths of others start from their own folder.
+    # Numbered shards belong to a table beside their folder; paths in other files start from the folder itself.
     numbered = all(file.stem.isdecimal() for file in files)
     return ShardFiles(tuple(files), _count_rows(files), folder.parent if numbered else folder)
 

@@ -18,8 +18,9 @@ import polars as pl
 from frameloom.core.errors import DataError
 from frameloom.core.logging import get_logger
 from frameloom.core.text_files import parse_object
-from frameloom.data.manifest.sources.columns import ALIASES, kind_of
+from frameloom.data.manifest.sources.columns import ALIASES
 from frameloom.data.manifest.sources.json_entries import Entry, entries_to_table
+from frameloom.data.media.decode import kind_of
 
 _log = get_logger(__name__)
 _MAX_TEXT_BYTES = 1 << 20

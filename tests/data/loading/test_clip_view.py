@@ -9,7 +9,7 @@ import polars as pl
 import pytest
 
 from frameloom.core.errors import ConfigError, DataError
-from frameloom.data.media.clip_view import ClipView, list_clips, view_clip
+from frameloom.data.loading.clip_view import ClipView, list_clips, view_clip
 from frameloom.data.media.decode import read_clip
 from frameloom.data.media.writing import write_image, write_video
 

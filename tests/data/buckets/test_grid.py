@@ -8,7 +8,7 @@ import polars as pl
 import pytest
 
 from frameloom.core.errors import ConfigError
-from frameloom.data.buckets.grid import GridPolicy, _Cascade, parse_grid
+from frameloom.data.buckets.grid import GridPolicy, _Cascade, apply_token_budget, count_tokens, parse_grid
 from frameloom.data.buckets.policy import (
     Clips,
     Pairs,
@@ -18,8 +18,9 @@ from frameloom.data.buckets.policy import (
     counter_draw,
     possible_buckets,
 )
-from frameloom.data.buckets.sizes import height_per_width, nearest_values, parse_resolution, sample_rate, size_table
+from frameloom.data.buckets.sizes import LengthRule, height_per_width, nearest_values, parse_resolution, size_table
 from frameloom.data.manifest.manifest import Manifest, write_manifest
+from frameloom.data.media.frames import sample_rate
 
 GOLDENS = Path(__file__).parents[2] / "goldens" / "open-sora-v2"
 TABLES = json.loads((GOLDENS / "resolution_tables.json").read_text())
@@ -240,3 +241,25 @@ def test_all_mistakes_of_a_grid_come_in_one_error() -> None:
     with pytest.raises(ConfigError) as caught:
         parse_grid({"256px": {1: [2, 2], "a": [1, 1]}, "x": {1: [1.0, 1]}}, stride=16, fps_max=0)
     assert len(caught.value.problems) == 4
+
+
+def clips(*rows: tuple[int, int, int, float]) -> Clips:
+    columns = [np.array([row[i] for row in rows], dtype=np.int64) for i in range(3)]
+    return Clips(*columns, np.array([row[3] for row in rows]))
+
+
+@pytest.mark.parametrize("tokens", [1, 100, 5000])
+def test_token_budget_sets_the_batch_and_leaves_decisions_alone(tokens: int) -> None:
+    grid = parse_grid({"128px": {1: [0.5, 64], 17: [0.5, 64]}, "64px": {1: [1.0, 64], 9: [1.0, 64]}}, stride=16)
+    rule = LengthRule()
+    policy = apply_token_budget(grid, tokens, rule)
+    for before, bucket in zip(grid.buckets, policy.buckets, strict=True):
+        size = count_tokens(bucket, 16, rule)
+        assert bucket.batch_size == max(1, min(64, tokens // size))
+        assert (bucket.height, bucket.width, bucket.frames) == (before.height, before.width, before.frames)
+    assert policy.geometry() == grid.geometry()
+    assert (policy.batch_sizes != grid.batch_sizes).any() == (tokens < 5000 or (policy.batch_sizes < 64).any())
+    rows = clips(*[(30, 128, 128, 24.0)] * 500)
+    draws = counter_draw(4, 0)
+    same = policy.assign_clips(rows, np.arange(500), draws)
+    assert np.array_equal(same, grid.assign_clips(rows, np.arange(500), draws))

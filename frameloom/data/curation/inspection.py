@@ -1,28 +1,21 @@
-"""What a worker of `data scan` or `data check` does with one file, and what is known about files already.
+"""Inspection of one file by `data scan` and `data check`: its header, and on request test decoding, hashes, a digest.
 
-A part is complete or absent; writers never touch a part of another writer, so shards of one scan can share a folder.
-A file that was looked at twice is known by its newest record.
+Workers preload this module before they fork, so it must not import polars, whose threads a fork would lose.
+Shape letters: K frames of a clip, H height, W width, C colours.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import stat
-import time
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
-from uuid import uuid4
 
 import numpy as np
-import polars as pl
 from numpy.typing import NDArray
 
 from frameloom.core.errors import DataError
-from frameloom.core.files import atomic_file, write_json
 from frameloom.data.curation.frame_signatures import SIDE_PX, Look, describe_frames
 from frameloom.data.curation.scan_pool import Job, Record
 from frameloom.data.media.decode import LIMITS, ClipError, DecodeLimits, Media, probe_clip, read_clip, read_image
@@ -118,7 +111,7 @@ def explain_failure(path: Media, error: Exception) -> tuple[str, str]:
 
 
 def audit_clip(path: Media, facts: HeaderFacts, *, limits: DecodeLimits = LIMITS) -> None:
-    """Decode the first, the middle and the last frame; ClipError when one is damaged, or the header did not tell true.
+    """Decode the first, the middle and the last frame; ClipError when one is damaged, or the header is wrong.
 
     A short video is decoded as a whole, so that a picture that changes its size is seen.
     """
@@ -150,78 +143,3 @@ def _read_frame(path: Media, facts: HeaderFacts, place: int, side_px: int, limit
         pixels = read_clip(path, indices=[place], height=side_px, width=side_px, limits=limits)
     frame_HWC: NDArray[np.uint8] = pixels[:, 0].permute(1, 2, 0).numpy()
     return frame_HWC
-
-
-_PART_RECORDS = 4096
-_PART_S = 20.0
-_FACTS = "store.json"
-
-
-class RecordStore:
-    """Records of one kind of work (`what`) on the files below `root`. Parts are committed every few seconds."""
-
-    def __init__(self, folder: Path, *, what: Mapping[str, Any], schema: Mapping[str, Any]) -> None:
-        self.folder = folder
-        self._schema = {**schema, "noted_ns": pl.Int64()}
-        self._open: list[dict[str, Any]] = []
-        self._since_s = time.monotonic()
-        folder.mkdir(parents=True, exist_ok=True)
-        self._refuse_other(dict(what))
-
-    @property
-    def columns(self) -> list[str]:
-        """The fields of a record that is added."""
-        return [name for name in self._schema if name != "noted_ns"]
-
-    def _refuse_other(self, what: dict[str, Any]) -> None:
-        path = self.folder / _FACTS
-        if not path.exists():
-            if any(self.folder.iterdir()):
-                raise DataError(f"{self.folder}: not empty and not ours; choose another --out")
-            write_json(path, what)
-            return
-        try:
-            found = json.loads(path.read_text(encoding="utf-8"))
-        except ValueError as error:
-            raise DataError(f"{path}: damaged ({error}); remove {self.folder} to start afresh") from error
-        if found != what:
-            raise DataError(
-                f"{self.folder}: holds the progress of other work\n  wanted {what}\n  found  {found}\n"
-                "remove the folder to start afresh, or choose another --out"
-            )
-
-    def read(self) -> pl.DataFrame:
-        """The newest record of every path; an unreadable part is told, not skipped."""
-        parts = [pl.DataFrame(schema=self._schema)]
-        for path in sorted(self.folder.glob("part-*.parquet")):
-            try:
-                parts.append(pl.read_parquet(path).select(list(self._schema)).cast(self._schema))  # type: ignore[arg-type]
-            except FileNotFoundError:
-                continue  # another process has just joined the parts; its joined one is there
-            except (pl.exceptions.PolarsError, OSError) as error:
-                raise DataError(f"{path}: damaged ({error}); remove it, its files are scanned again") from error
-        table = pl.concat(parts)
-        return table.sort("noted_ns").unique("path", keep="last", maintain_order=True)
-
-    def add(self, record: Mapping[str, Any]) -> None:
-        self._open.append({**record, "noted_ns": time.time_ns()})
-        if len(self._open) >= _PART_RECORDS or time.monotonic() - self._since_s >= _PART_S:
-            self.flush()
-
-    def flush(self) -> None:
-        if self._open:
-            self._write(pl.DataFrame(self._open, schema=self._schema))
-        self._open = []
-        self._since_s = time.monotonic()
-
-    def _write(self, table: pl.DataFrame) -> None:
-        with atomic_file(self.folder / f"part-{time.time_ns():020d}-{uuid4().hex[:8]}.parquet") as temporary:
-            table.write_parquet(temporary)
-
-    def join(self) -> None:
-        """Make one part of many; a crash on the way leaves records twice, which is harmless."""
-        old = sorted(self.folder.glob("part-*.parquet"))
-        if len(old) > 1:
-            self._write(self.read())
-            for path in old:
-                path.unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""Clips of any source, one after the other and not in batches: to reconstruct, measure or compare them.
+"""Single clips of any source, read one after the other and not in batches, for reconstruction and evaluation.
 
 Training reads clips through buckets; here a clip keeps its own size and length unless a view says otherwise.
 Shape letters: C channels, F frames, H height, W width.
@@ -15,18 +15,17 @@ from torch import Tensor
 from frameloom.core.errors import ConfigError
 from frameloom.data.manifest.sources.media_folder import has_media, read_media_folder
 from frameloom.data.manifest.sources.reading import read_source
-from frameloom.data.media.decode import ClipError, Media, read_clip, read_image
-from frameloom.data.media.frames import Cover, FrameRule, Window, cover, select_frames
-from frameloom.data.media.probe import HeaderFacts, kind_of, probe_header
+from frameloom.data.media.decode import ClipError, Media, kind_of, read_clip, read_image
+from frameloom.data.media.frames import FrameRule, Window, select_frames
+from frameloom.data.media.probe import HeaderFacts, probe_header
 from frameloom.data.media.tar_members import find_media
-
-# What `frameloom sample` and training put beside their samples to show them all at once: a picture, but no clip.
-CONTACT_SHEET = "contact-sheet.png"
+from frameloom.data.media.transforms import Cover, cover
+from frameloom.data.media.writing import CONTACT_SHEET
 
 
 @dataclass(frozen=True)
 class ListedClip:
-    """A row of a source, not looked at yet. `name` is its path there, which says where a result belongs."""
+    """A row of a source, not opened yet. `name` is its path there, which names its results."""
 
     name: str
     root: Path
@@ -68,7 +67,7 @@ def list_clips(source: Path, *, root: Path | None = None) -> list[ListedClip]:
 
 @dataclass(frozen=True)
 class ClipView:
-    """What of a clip is looked at.
+    """Which part of a clip is read, and at which size.
 
     `frames` is the most that are taken, from the first on, every `sample_rate`-th. `height` and `width` scale a picture
     to cover that size and cut its middle out; `short_side` scales it with its ratio kept; else it keeps its size.

@@ -7,25 +7,21 @@ import itertools
 import os
 import shutil
 import signal
-import socket
 import sys
 from multiprocessing import active_children
 from multiprocessing.forkserver import _forkserver
 from pathlib import Path
 
-import numpy as np
 import pytest
-import torch
 
 from frameloom.core.errors import FrameloomError, RunError
 from frameloom.data.buckets.policy import BucketPolicy, assign
 from frameloom.data.loading.bad_clips import BadClipLog
 from frameloom.data.loading.batch import Batch
-from frameloom.data.loading.loader import iterate_batches, iterate_epochs
 from frameloom.data.loading.reader import ClipReader, ReadSettings
-from frameloom.data.loading.shm_transport import receive_parcel, send_parcel
 from frameloom.data.manifest.manifest import Manifest
 from frameloom.data.order.plan import BatchPlan, plan_epoch
+from tests.data.loading.plan_requests import iterate_epochs, read_plan
 
 MODULE = "frameloom_faulty_reader"
 SETTINGS = ReadSettings(frame_start="random")
@@ -54,7 +50,7 @@ def content(batch: Batch) -> tuple[object, ...]:
 
 def read_all(manifest: Manifest, grid: BucketPolicy, reader: ClipReader, **kwargs) -> list[tuple[object, ...]]:
     kwargs = {"workers": 1, "timeout_s": 60, "prefetch": 2} | kwargs
-    found = [content(batch) for batch in iterate_batches(plan_of(manifest, grid), reader, **kwargs)]
+    found = [content(batch) for batch in read_plan(plan_of(manifest, grid), reader, **kwargs)]
     assert not active_children()
     return found
 
@@ -63,7 +59,7 @@ def read_plainly(manifest: Manifest, grid: BucketPolicy, *bad_rows: int) -> list
     """In this process, with some rows not opened at all."""
     reader = ClipReader(manifest, grid, seed=1, settings=SETTINGS)
     quarantine = {row: "not to be opened" for row in bad_rows}
-    batches = iterate_batches(plan_of(manifest, grid), reader, quarantine=quarantine)
+    batches = read_plan(plan_of(manifest, grid), reader, quarantine=quarantine)
     return [content(batch) for batch in batches]
 
 
@@ -99,7 +95,7 @@ def test_workers_killed_or_stopped_from_outside_are_replaced(manifest: Manifest,
     reader = ClipReader(manifest, grid, seed=1, settings=SETTINGS)
     signals = {0: ("loader-0", signal.SIGKILL), 2: ("loader-1", signal.SIGSTOP)}
     found = []
-    for batch in iterate_batches(plan_of(manifest, grid), reader, workers=2, timeout_s=4, prefetch=1):
+    for batch in read_plan(plan_of(manifest, grid), reader, workers=2, timeout_s=4, prefetch=1):
         if batch.index in signals:
             name, number = signals[batch.index]
             (victim,) = [child.pid for child in active_children() if child.name == name]
@@ -200,28 +196,3 @@ def test_hundreds_of_batches_and_deaths_leave_nothing_behind(manifest: Manifest,
     assert not active_children()
     assert count_zombies() == 0
     assert len(os.listdir("/proc/self/fd")) < descriptors
-
-
-@pytest.mark.parametrize("dtype", [torch.uint8, torch.bfloat16, torch.float32, torch.bool, torch.int64])
-def test_parcels_carry_any_tensor(dtype: torch.dtype) -> None:
-    ours, theirs = socket.socketpair()
-    with ours, theirs:
-        sent = {
-            "a": torch.arange(24).reshape(2, 3, 4).to(dtype),
-            "b": [torch.zeros((0, 3), dtype=dtype), torch.tensor(1).to(dtype)],
-            "c": np.arange(3),
-        }
-        before = len(os.listdir("/proc/self/fd"))
-        send_parcel(ours, sent)
-        send_parcel(ours, "second")
-        got = receive_parcel(theirs)
-        assert torch.equal(got["a"], sent["a"]) and got["a"].dtype == dtype
-        assert [part.shape for part in got["b"]] == [(0, 3), ()]
-        assert got["b"][1] == sent["b"][1]
-        assert got["c"].tolist() == [0, 1, 2]
-        got["a"].fill_(0)
-        assert receive_parcel(theirs) == "second"
-        assert len(os.listdir("/proc/self/fd")) == before
-        ours.close()
-        with pytest.raises(EOFError):
-            receive_parcel(theirs)

@@ -1,14 +1,14 @@
-"""The slots of a micro-batch: filled one by one, unreadable clips replaced deterministically, images beside clips.
+"""Extra samples beside those of the plan: images beside videos (joint training), class images for DreamBooth.
 
-Which images go beside a clip is drawn for the clip's slot, so workers, ranks and a resume change nothing.
+Both are drawn for the slot of the sample they accompany, so workers, ranks and a resume change nothing.
 Shape letters: B batch, C channels, F frames, N images beside a clip, H height, W width.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from dataclasses import fields, replace
 from functools import cached_property
-from typing import TypeVar
 
 import numpy as np
 import torch
@@ -16,76 +16,20 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from frameloom.core.errors import DataError
-from frameloom.core.random import key, uniform_at
-from frameloom.data.buckets.policy import BucketPolicy
-from frameloom.data.loading.batch import BadClip, BatchRequest, JointImages
+from frameloom.data.loading.bad_clips import note_bad
+from frameloom.data.loading.batch import (
+    BadClip,
+    Batch,
+    BatchReader,
+    BatchRequest,
+    Crops,
+    JointImages,
+    Watch,
+    draw_at,
+    no_watch,
+)
 from frameloom.data.manifest.manifest import Manifest
-from frameloom.data.media.decode import ClipError, FatalClip
-
-Found = TypeVar("Found")
-
-
-def draw_at(seed: int, purpose: str, epoch: int, ordinal: int, number: int = 0) -> float:
-    """One uniform number in [0, 1) for one sample."""
-    return float(uniform_at(key(seed, purpose, epoch, ordinal), np.array([number]))[0])
-
-
-def note_bad(manifest: Manifest, row: int, error: ClipError, epoch: int, ordinal: int) -> BadClip:
-    return BadClip(row, manifest.clip(row).path, str(error), epoch, ordinal, isinstance(error, FatalClip))
-
-
-class Slots:
-    """Fills the slots of a request one by one, trying its spare rows where a clip is bad."""
-
-    def __init__(self, manifest: Manifest, policy: BucketPolicy) -> None:
-        self._manifest = manifest
-        self._policy = policy
-
-    def fill(
-        self, request: BatchRequest, read_row: Callable[[int, int], Found]
-    ) -> tuple[list[int], list[int], list[Found], list[BadClip]]:
-        """(rows read, their ordinals, what `read_row(row, ordinal)` gave, the bad ones).
-
-        Without spares a bad clip leaves no sample behind; else not finding a good one is an error.
-        """
-        rows: list[int] = []
-        ordinals: list[int] = []
-        samples: list[Found] = []
-        bad: list[BadClip] = []
-        for slot, (row, ordinal) in enumerate(zip(request.rows.tolist(), request.ordinals.tolist(), strict=True)):
-            failed: list[BadClip] = []
-            for candidate in _candidates(request, slot, row):
-                try:
-                    samples.append(read_row(candidate, ordinal))
-                except ClipError as error:
-                    failed.append(note_bad(self._manifest, candidate, error, request.epoch, ordinal))
-                    continue
-                rows.append(candidate)
-                ordinals.append(ordinal)
-                break
-            else:
-                self._give_up(request, failed)
-            bad += failed
-        return rows, ordinals, samples, bad
-
-    def _give_up(self, request: BatchRequest, failed: list[BadClip]) -> None:
-        if request.spares is not None:
-            reasons = "\n".join(f"  row {clip.row}: {clip.reason}" for clip in failed)
-            raise DataError(
-                f"micro-batch {request.index} of epoch {request.epoch}, bucket "
-                f"{self._policy.buckets[request.bucket].name}: none of {len(failed)} clips could be read; "
-                f"repair the files or take them out of the manifest\n{reasons}"
-            )
-
-
-def _candidates(request: BatchRequest, slot: int, row: int) -> Iterator[int]:
-    yield row
-    tried = {row}
-    for spare in request.spares[slot].tolist() if request.spares is not None else ():
-        if spare not in tried:
-            tried.add(spare)
-            yield spare
-
+from frameloom.data.media.decode import ClipError
 
 _MAX_REPLACEMENTS = 8
 # (row, number of the image beside its clip) -> pixels [C, 1, H, W]; ClipError if the file is bad
@@ -150,3 +94,50 @@ class JointSource:
 
     def __getstate__(self) -> dict[str, object]:
         return {name: value for name, value in self.__dict__.items() if name != "_rows"}
+
+
+# Slots of the second half, beyond all that an epoch can have.
+PAIR_SLOT = 1 << 40
+_NUM_SPARES = 4
+
+
+class PairedReader:
+    """Doubles every batch: the first half is the plan's, the second has a row drawn from `rows` for each slot of it.
+
+    The `rows` of a batch are those of the first half only.
+    """
+
+    def __init__(self, reader: BatchReader, rows: NDArray[np.int64], *, seed: int) -> None:
+        self._reader, self._rows, self._seed = reader, rows, seed
+
+    def name(self, row: int) -> str:
+        return self._reader.name(row)
+
+    def read(self, request: BatchRequest, watch: Watch = no_watch) -> Batch:
+        first = self._reader.read(request, watch)
+        drawn = np.array([self._draw(request.epoch, int(ordinal)) for ordinal in first.ordinals], dtype=np.int64)
+        drawn = drawn.reshape(len(first.ordinals), 1 + _NUM_SPARES)
+        second = self._reader.read(
+            replace(request, rows=drawn[:, 0], ordinals=first.ordinals + PAIR_SLOT, spares=drawn[:, 1:]), watch
+        )
+        return join_batches(first, second)
+
+    def _draw(self, epoch: int, ordinal: int) -> list[int]:
+        """A row and spares for it, in case it cannot be read."""
+        draws = [draw_at(self._seed, "pair", epoch, ordinal, number) for number in range(1 + _NUM_SPARES)]
+        return [int(self._rows[int(draw * len(self._rows))]) for draw in draws]
+
+
+def join_batches(first: Batch, second: Batch) -> Batch:
+    """Two batches of pixels and one bucket as one that counts for as many samples as the first."""
+    assert first.pixels_BCFHW is not None and second.pixels_BCFHW is not None
+    assert first.crops is not None and second.crops is not None
+    pairs = {part.name: (getattr(first.crops, part.name), getattr(second.crops, part.name)) for part in fields(Crops)}
+    return replace(
+        first,
+        ordinals=np.concatenate([first.ordinals, second.ordinals]),
+        captions=[*first.captions, *second.captions],
+        pixels_BCFHW=torch.cat([first.pixels_BCFHW, second.pixels_BCFHW]),
+        crops=Crops(**{name: torch.cat(pair) for name, pair in pairs.items()}),
+        bad=[*first.bad, *second.bad],
+    )
