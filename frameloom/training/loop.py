@@ -285,7 +285,7 @@ class Trainer:
         whole = self.peers.collect({"model": tensors}).get("model", {})
         config: dict[str, Any] = {}
         if adapters is None:
-            config = dataclasses.asdict(self.built.export_config(self.feed.first_batches()))
+            config = dataclasses.asdict(self.built.export_config(self.feed.first_batches))
 
         def write() -> None:
             self.built.export_beside(self.folder.path)

@@ -31,6 +31,9 @@ from frameloom.training.tasks.lora import Adapters, build_adapters
 from frameloom.training.tasks.subject_tuning import Inversion, PriorTask, build_inversion
 
 
+ReadBatches = Callable[[], Sequence[Batch]]
+
+
 class TrainTask(Task, Protocol):
     """What a task offers to the loop beyond the losses of a step."""
 
@@ -44,13 +47,15 @@ _log = get_logger(__name__)
 
 @dataclass(frozen=True)
 class BuiltTask:
-    """A task and how it is exported; `export_config` may measure the trained model on the batches it is given."""
+    """A task and how it is exported."""
 
     task: TrainTask
     kind: str
     name: str
     config: Any
-    export_config: Callable[[Sequence[Batch]], Any]
+    export_config: Callable[[ReadBatches], Any]
+    """the exported model's config; a task that measures the trained model reads batches of pixels for it. Others must
+    not: the clips of a cached run may be gone"""
     extra: dict[str, dict[str, Tensor]] = field(default_factory=dict)
     """constant tensors that a checkpoint must hold besides the weights"""
     adapters: Adapters | Inversion | None = None
@@ -91,8 +96,8 @@ def _build_autoencoder(recipe: Recipe, device: torch.device) -> BuiltTask:
     task = AutoencoderTask(vae.model.to(device).train(), section, recipe.seed, device, lpips, logvar)
     _apply_settings(vae.model, vae.model.blocks(), recipe.train, device)
 
-    def config_with_scale(batches: Sequence[Batch]) -> Any:
-        return dataclasses.replace(vae.config, **task.measure_latents(batches))
+    def config_with_scale(read_batches: ReadBatches) -> Any:
+        return dataclasses.replace(vae.config, **task.measure_latents(read_batches()))
 
     beside = {"loss.logvar": logvar} if isinstance(logvar, nn.Parameter) else {}
     return BuiltTask(task, "vae", vae.name, vae.config, config_with_scale, beside=beside)
@@ -144,7 +149,7 @@ def _build_denoiser(recipe: Recipe, captions: Sequence[str], device: torch.devic
     config = denoiser.config
     if recipe.inversion is not None:
         word = build_inversion(recipe.inversion, task, captions, seed=recipe.seed, device=device)
-        return BuiltTask(word.task, "denoiser", recipe.model.family, config, lambda batches: config, extra, word)
+        return BuiltTask(word.task, "denoiser", recipe.model.family, config, lambda read_batches: config, extra, word)
     blocks = denoiser.family.blocks(denoiser.model)
     section = recipe.dreambooth
     has_prior = section is not None and section.class_folder is not None
@@ -153,7 +158,7 @@ def _build_denoiser(recipe: Recipe, captions: Sequence[str], device: torch.devic
         "denoiser",
         recipe.model.family,
         config,
-        lambda batches: config,
+        lambda read_batches: config,
         extra,
         adapters,
         beside=trained_text,
