@@ -30,11 +30,10 @@ from frameloom.distributed.ranks import read_ranks
 from frameloom.training import caching
 from frameloom.training import peers as run_peers
 from frameloom.training import text_sharing as encoders
-from frameloom.training.build import build_trainer
 from frameloom.training.loop import Trainer
 from frameloom.training.run.folder import RunFolder
 from frameloom.training.tasks import build as tasks
-from frameloom.training.train import train
+from frameloom.training.train import build_trainer, train
 from tests.distributed.saving import run_saving
 from tests.faults.injection import install
 

@@ -21,8 +21,8 @@ from frameloom.planner.devices import DEVICES, choose_device
 from frameloom.planner.estimate import RunPlan, plan_run
 from frameloom.planner.models import MetaDenoiser, build_meta_denoiser
 from frameloom.planner.table import describe_plan, plan_json
-from frameloom.training.build import build_trainer
 from frameloom.training.run.folder import RunFolder
+from frameloom.training.train import build_trainer
 from tests.conftest import World
 from tests.planner.measuring import record_peak
 

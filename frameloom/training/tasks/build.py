@@ -20,8 +20,9 @@ from frameloom.core.logging import get_logger
 from frameloom.data.loading.batch import Batch
 from frameloom.models.precision import PRECISIONS, cast_weights
 from frameloom.models.text.scaling import TextScaling, measure_scaling
+from frameloom.training.compiling import apply_compile
 from frameloom.training.memory.encoder_offload import park_encoders
-from frameloom.training.memory.recompute import apply_compile, apply_recompute
+from frameloom.training.memory.recompute import apply_recompute
 from frameloom.training.optim.groups import RateGroup
 from frameloom.training.step import Task
 from frameloom.training.tasks.autoencoder import AutoencoderTask, build_lpips, freeze_other_half
@@ -29,7 +30,6 @@ from frameloom.training.tasks.conditions import ConditionMaker
 from frameloom.training.tasks.denoiser import DenoiserTask
 from frameloom.training.tasks.lora import Adapters, build_adapters
 from frameloom.training.tasks.subject_tuning import Inversion, PriorTask, build_inversion
-
 
 ReadBatches = Callable[[], Sequence[Batch]]
 

@@ -26,6 +26,7 @@ from frameloom.models.text.scaling import TextScaling
 from frameloom.models.vaes.base import VideoVAE
 from frameloom.training.tasks.conditions import ConditionMaker, image_ordinals, join_images, split_images
 from frameloom.training.tasks.noising import draw_normal, draw_seeds, draw_uniform, finish_noise
+from frameloom.training.tasks.text_table import KnownText
 
 # Enough for shares to a thousandth, and a multiple of the number of levels of a DDPM.
 _SHARE_DRAWS = 20_000
@@ -241,27 +242,3 @@ def student95(freedom: int) -> float:
     second = (5 * z**5 + 16 * z**3 + 3 * z) / 96
     third = (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384
     return z + first / freedom + second / freedom**2 + third / freedom**3
-
-
-MOST_BYTES = 64 * 2**20
-_CHUNK = 256
-_EMPTY = ""  # every cache has its states
-
-
-@dataclass(frozen=True)
-class KnownText:
-    """`states` of the captions in `rows`, as the denoiser sees them; the last are those of the empty caption."""
-
-    rows: Mapping[str, int]
-    states: TextStates
-
-    def pick(self, captions: Sequence[str], dropped_B: Tensor | None) -> TextStates | None:
-        """The states of these captions, empty where they are dropped; None if one is not known."""
-        rows = [self.rows.get(caption, -1) for caption in captions]
-        if not rows or min(rows) < 0:
-            return None
-        index_B = torch.tensor(rows)
-        if dropped_B is not None:
-            index_B[dropped_B] = len(self.states.tokens_BKD) - 1
-        index_B = index_B.to(self.states.tokens_BKD.device)
-        return TextStates(*(part.index_select(0, index_B) for part in vars(self.states).values()))

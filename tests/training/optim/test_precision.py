@@ -15,9 +15,9 @@ from frameloom.checkpoint.reader import load_latest, read_state, step_folder
 from frameloom.core.errors import CheckpointError, ConfigError
 from frameloom.sampling.load import load_sampler
 from frameloom.training.caching import write_caches
-from frameloom.training.memory.device import limit_memory, memory_share
 from frameloom.training.optim.optimizer import build_optimizer
 from frameloom.training.optim.precision import MasterWeights
+from frameloom.training.process_settings import limit_memory, memory_share
 from frameloom.training.run.resuming import ResumeChoices
 from frameloom.training.train import train
 from tests.training.runs import losses

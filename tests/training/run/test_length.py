@@ -11,7 +11,7 @@ import pytest
 from frameloom.builders.data import build_plan, build_policy, read_manifest
 from frameloom.checkpoint.reader import load_latest
 from frameloom.core.errors import ConfigError
-from frameloom.training.run.length import count_steps, settle_length
+from frameloom.training.feed import count_steps, settle_length
 from frameloom.training.train import train
 
 CASES: dict[str, tuple[str, ...]] = {

@@ -8,12 +8,12 @@ import pytest
 import torch
 
 from frameloom.config.schema.recipe import Recipe
-from frameloom.training.build import build_trainer
 from frameloom.training.caching import write_caches
 from frameloom.training.loop import Trainer
 from frameloom.training.run.folder import RunFolder
 from frameloom.training.tasks import denoiser as known_text
 from frameloom.training.tasks.denoiser import unwrap
+from frameloom.training.train import build_trainer
 
 DROPOUT = 0.3
 

@@ -8,7 +8,7 @@ import weakref
 import pytest
 
 from frameloom.core.errors import ConfigError
-from frameloom.training.memory.device import scheduled_garbage
+from frameloom.training.process_settings import scheduled_garbage
 from frameloom.training.train import train
 from tests.training.test_loop import records
 
