@@ -20,11 +20,11 @@ from numpy.typing import NDArray
 
 from frameloom.checkpoint.reader import Checkpoint, load_latest, step_folder
 from frameloom.checkpoint.retention import apply_retention
-from frameloom.checkpoint.writer import save_checkpoint
 from frameloom.core.random import numpy_stream
 from frameloom.data.order.plan import BatchPlan, plan_epoch
 from frameloom.data.order.rank_assignment import Shares, Span, find_microbatch, iterate_spans
 from frameloom.training.agreement import Ballot, Claim, claim_step, count_votes
+from tests.checkpoint.saving import save_checkpoint
 
 
 @dataclass(frozen=True)

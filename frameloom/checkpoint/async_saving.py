@@ -1,8 +1,7 @@
-"""Checkpoints written while training goes on: the step waits for a copy in host memory, a thread does the rest.
+"""Saving checkpoints in the background: a step waits for a copy in host memory, a thread writes it.
 
-With several processes, the threads of all use a process group of their own, never the one that gradients travel on:
-when a process has written its files it tells the first one their digests, and that one renames the folder once it has
-heard all.
+With several processes, the threads of all use a process group of their own, never the one that gradients travel on.
+Each process writes its files and sends their digests to the first one, which renames the folder when it has all.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Which part of each tensor a process holds, and any part of a stored tensor, whoever wrote it.
+"""Sharded tensors in checkpoints: who writes which piece, and reading any part of a tensor whoever wrote it.
 
 A piece is a box of a whole tensor: rows 32 to 63 of a weight, or all of it. What several processes hold alike is
 written by one of them, chosen so that all write about as many bytes.

@@ -1,10 +1,10 @@
-"""Writes checkpoints: `step-00001200/` with safetensors files and `state.json`, complete or absent.
+"""Writing checkpoints: `step-00001200/` with safetensors files and `state.json`, complete or absent.
 
 A folder is written under another name, digested, synced and renamed once. `state.json` lists the digest of every file
 beside it and one of itself, so a reader notices a flipped byte before a weight is used. One process writes
 `model.safetensors`; several write `model-00001-of-00008.safetensors` and so on together (see `resharding.py`).
 
-Format 1 came from one process, 2 from several; 3 comes from both and has digests of another kind (`reader.py`).
+Format 1 came from one process, 2 from several; 3 comes from both and has XXH3 digests instead of SHA-256.
 """
 
 from __future__ import annotations
@@ -18,31 +18,19 @@ from typing import Any
 
 from safetensors import SafetensorError
 from torch import Tensor
+from xxhash import xxh3_128
 
-from frameloom.checkpoint.reader import STATE, Checkpoint, seal_state, step_folder, write_digested
+from frameloom.checkpoint.reader import STATE, XXH3, Checkpoint, seal_state, step_folder
 from frameloom.checkpoint.resharding import FilePlan, Layout, describe_pieces, is_simple, plan_files, take_local
 from frameloom.core.errors import CheckpointError
 from frameloom.core.files import atomic_folder, sync_file
 from frameloom.core.hooks import notify
 from frameloom.distributed.context import Collective, format_error
-from frameloom.weights.lazy_tensors import defer_tensors
+from frameloom.weights.lazy_tensors import LazyTensors, defer_tensors
+from frameloom.weights.safetensors_file import write_safetensors
 
 Report = tuple[dict[str, tuple[str, int]], str | None]
 """the digest and size of each file that a process wrote, or what went wrong"""
-
-
-# Writing
-
-
-@contextmanager
-def new_step(root: Path, step: int) -> Iterator[Path | None]:
-    """The folder to write a step into; None for a step that is there, because nothing is written twice."""
-    folder = step_folder(root, step)
-    if folder.exists():
-        yield None
-        return
-    with atomic_folder(folder) as temporary:
-        yield temporary
 
 
 @dataclass
@@ -173,10 +161,17 @@ class Writer:
         )
 
 
-def save_checkpoint(root: Path, checkpoint: Checkpoint, collective: Collective | None = None) -> Path:
-    """Write the checkpoint; a step that is already there is left alone, because nothing is written twice."""
-    writer = Writer(root, collective)
-    save = writer.begin(checkpoint)
-    if save is not None:
-        writer.finish(save)
-    return step_folder(root, checkpoint.step)
+@contextmanager
+def new_step(root: Path, step: int) -> Iterator[Path | None]:
+    """The folder to write a step into; None for a step that is there, because nothing is written twice."""
+    folder = step_folder(root, step)
+    if folder.exists():
+        yield None
+        return
+    with atomic_folder(folder) as temporary:
+        yield temporary
+
+
+def write_digested(path: Path, tensors: LazyTensors) -> str:
+    """Write a safetensors file and return its digest, with the name of its kind before it."""
+    return XXH3 + write_safetensors(path, tensors, digest=xxh3_128())

@@ -1,4 +1,4 @@
-"""Where the weights of a path are: a file, an index of shards, a published folder, or a part of a whole pipeline."""
+"""Finding the weights at a path: a file, an index of shards, a published folder, or a part of a whole pipeline."""
 
 from __future__ import annotations
 
@@ -15,9 +15,6 @@ from frameloom.weights.lazy_tensors import LazyTensors
 from frameloom.weights.pickle_reader import PICKLES
 from frameloom.weights.safetensors_file import open_safetensors
 from frameloom.weights.shard_index import INDEX, join_parts, open_sharded, read_index
-
-__all__ = ["CONFIG", "WeightFiles", "find_weights", "is_pickle", "open_weights", "read_config", "refuse_pickle"]
-
 
 CONFIG = "config.json"
 SAFETENSORS = ".safetensors"

@@ -1,4 +1,4 @@
-"""Safetensors files in streaming form: the header is read and checked alone, tensors follow one by one.
+"""Reading and writing safetensors files tensor by tensor: the header is read and checked alone.
 
     8 bytes   length of the header, little-endian
     header    JSON: name -> dtype, shape, data_offsets; `__metadata__` holds strings; padded with spaces to 8 bytes
@@ -23,9 +23,6 @@ from torch import Tensor
 
 from frameloom.core.errors import CheckpointError
 from frameloom.weights.lazy_tensors import LazyTensors, PendingTensor
-
-__all__ = ["METADATA", "open_safetensors", "write_safetensors"]
-
 
 METADATA = "__metadata__"
 _MAX_HEADER_BYTES = 100_000_000

@@ -6,11 +6,11 @@ import pytest
 import torch
 from safetensors import SafetensorError
 
-from frameloom.checkpoint import writer as store
+from frameloom.checkpoint import reader as store
 from frameloom.checkpoint.reader import load_checkpoint, load_latest
-from frameloom.checkpoint.writer import save_checkpoint
 from frameloom.core.errors import CheckpointError
 from frameloom.core.random import numpy_stream
+from tests.checkpoint.saving import save_checkpoint
 from tests.faults.kills import is_same, make
 
 COUNT = 200

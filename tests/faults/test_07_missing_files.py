@@ -8,9 +8,9 @@ import pytest
 
 from frameloom.checkpoint import writer as store
 from frameloom.checkpoint.reader import load_checkpoint, load_latest, step_folder
-from frameloom.checkpoint.writer import save_checkpoint
 from frameloom.core.errors import CheckpointError
 from frameloom.training.train import train
+from tests.checkpoint.saving import save_checkpoint
 from tests.faults.kills import is_same, make
 
 

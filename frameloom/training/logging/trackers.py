@@ -1,5 +1,6 @@
-"""Where metrics, pictures and clips of a run go. All take up after a resume: the same run, without double entries
-where the tracker can drop them.
+"""Trackers of metrics, pictures and clips: JSON lines, TensorBoard, wandb and trackio.
+
+All take up after a resume: the same run, without double entries where the tracker can drop them.
 
 wandb and trackio, both optional, keep runs by project. A run keeps the id that it got there at its first start in
 `trackers.json` of its folder, so a resumed run goes on under it.

@@ -1,4 +1,4 @@
-"""From a recipe to the task that the loop trains."""
+"""Building a recipe's task: what the loop trains, and how it is saved and exported."""
 
 from __future__ import annotations
 
@@ -31,7 +31,9 @@ from frameloom.training.tasks.denoiser import DenoiserTask
 from frameloom.training.tasks.lora import Adapters, build_adapters
 from frameloom.training.tasks.subject_tuning import Inversion, PriorTask, build_inversion
 
+_log = get_logger(__name__)
 ReadBatches = Callable[[], Sequence[Batch]]
+ShareText = Callable[[TextPipeline], TextPipeline]
 
 
 class TrainTask(Task, Protocol):
@@ -40,9 +42,6 @@ class TrainTask(Task, Protocol):
     def validate(self, batches: Sequence[Batch]) -> dict[str, float]: ...
     def draw_pictures(self, batches: Sequence[Batch]) -> dict[str, Tensor]: ...
     def count_tokens(self, batch: Batch) -> int: ...
-
-
-_log = get_logger(__name__)
 
 
 @dataclass(frozen=True)
@@ -72,9 +71,6 @@ class BuiltTask:
     """whether clips of one frame leave out blocks that others use"""
 
 
-ShareText = Callable[[TextPipeline], TextPipeline]
-
-
 def build_task(
     recipe: Recipe, captions: Sequence[str], device: torch.device, share_text: ShareText = lambda text: text
 ) -> BuiltTask:
@@ -85,22 +81,6 @@ def build_task(
     if recipe.task == "autoencoder":
         return _build_autoencoder(recipe, device)
     return _build_denoiser(recipe, captions, device, share_text)
-
-
-def _build_autoencoder(recipe: Recipe, device: torch.device) -> BuiltTask:
-    section = recipe.autoencoder
-    vae = build_vae(recipe.vae, seed=recipe.seed)
-    freeze_other_half(vae.model, section.train_only)
-    logvar = nn.Parameter(torch.tensor(section.logvar, device=device)) if section.learn_logvar else section.logvar
-    lpips = build_lpips(section.lpips, device) if section.lpips is not None else None
-    task = AutoencoderTask(vae.model.to(device).train(), section, recipe.seed, device, lpips, logvar)
-    _apply_settings(vae.model, vae.model.blocks(), recipe.train, device)
-
-    def config_with_scale(read_batches: ReadBatches) -> Any:
-        return dataclasses.replace(vae.config, **task.measure_latents(read_batches()))
-
-    beside = {"loss.logvar": logvar} if isinstance(logvar, nn.Parameter) else {}
-    return BuiltTask(task, "vae", vae.name, vae.config, config_with_scale, beside=beside)
 
 
 def _build_denoiser(recipe: Recipe, captions: Sequence[str], device: torch.device, share_text: ShareText) -> BuiltTask:
@@ -169,6 +149,22 @@ def _build_denoiser(recipe: Recipe, captions: Sequence[str], device: torch.devic
         blocks=blocks,
         images_skip=denoiser.family.images_skip,
     )
+
+
+def _build_autoencoder(recipe: Recipe, device: torch.device) -> BuiltTask:
+    section = recipe.autoencoder
+    vae = build_vae(recipe.vae, seed=recipe.seed)
+    freeze_other_half(vae.model, section.train_only)
+    logvar = nn.Parameter(torch.tensor(section.logvar, device=device)) if section.learn_logvar else section.logvar
+    lpips = build_lpips(section.lpips, device) if section.lpips is not None else None
+    task = AutoencoderTask(vae.model.to(device).train(), section, recipe.seed, device, lpips, logvar)
+    _apply_settings(vae.model, vae.model.blocks(), recipe.train, device)
+
+    def config_with_scale(read_batches: ReadBatches) -> Any:
+        return dataclasses.replace(vae.config, **task.measure_latents(read_batches()))
+
+    beside = {"loss.logvar": logvar} if isinstance(logvar, nn.Parameter) else {}
+    return BuiltTask(task, "vae", vae.name, vae.config, config_with_scale, beside=beside)
 
 
 def _apply_settings(

@@ -1,6 +1,7 @@
 """Task `denoiser`: predict what the objective asks for, from noisy latents and captions.
 
-Shape letters: B batch, C channels, F frames, H height, W width, N clips, L noise levels.
+Shape letters: B batch, C channels, F frames, H height, W width, N clips or images beside a clip, L noise
+levels, E text encoders.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from frameloom.training.tasks.text_table import KnownText
 
 # Enough for shares to a thousandth, and a multiple of the number of levels of a DDPM.
 _SHARE_DRAWS = 20_000
+_Z95 = 1.959964
 
 
 @dataclass
@@ -202,9 +204,6 @@ def unwrap(task: object) -> DenoiserTask:
     found = task.inner if isinstance(task, WrappedTask) else task
     assert isinstance(found, DenoiserTask)
     return found
-
-
-_Z95 = 1.959964
 
 
 def summarize_levels(loss_NL: Tensor, share_NL: Tensor) -> dict[str, float]:

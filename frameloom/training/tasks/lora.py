@@ -1,4 +1,4 @@
-"""Train adapters beside a frozen denoiser: what is built, saved, resumed and exported instead of the whole model."""
+"""LoRA training: adapters that train, are saved, resumed and exported instead of the whole denoiser."""
 
 from __future__ import annotations
 
@@ -26,9 +26,6 @@ from frameloom.models.lora.adapters import (
     parameter_names,
     to_adapters,
 )
-
-__all__ = ["Adapters", "build_adapters"]
-
 
 _log = get_logger(__name__)
 
