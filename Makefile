@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: help install demo test test-all stress parity check format bench docs wheel clean
+.PHONY: help install browser demo test test-all stress parity check format bench docs wheel clean
 
 help:
 	@echo "make install   the virtual environment with the pinned packages"
@@ -31,10 +31,17 @@ $(STAMP): constraints.txt pyproject.toml
 demo: install
 	$(BIN)/frameloom demo
 
-test: install
+# Tests of the studio open its page in chromium: installed by root on Debian, otherwise this says what is missing.
+browser:
+	@command -v chromium > /dev/null || command -v chromium-browser > /dev/null || \
+	{ test "$$(id -u)" = 0 && command -v apt-get > /dev/null && apt-get update -qq && \
+	apt-get install -y -qq chromium > /dev/null; } || \
+	echo "tests of the page are skipped without a browser; on Debian: apt-get install chromium"
+
+test: install browser
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 -m "not stress"
 
-test-all: install
+test-all: install browser
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m ""
 
 # ROW=1 runs one row of the fault table.

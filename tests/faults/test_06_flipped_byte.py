@@ -6,7 +6,7 @@ import pytest
 import torch
 from safetensors import SafetensorError
 
-from frameloom.checkpoint import reader as store
+from frameloom.checkpoint import reader
 from frameloom.checkpoint.reader import load_checkpoint, load_latest
 from frameloom.core.errors import CheckpointError
 from frameloom.core.random import numpy_stream
@@ -49,7 +49,7 @@ def test_every_flip_is_noticed_and_the_step_before_is_offered(tmp_path, tally):
 def test_without_the_digests_flips_would_be_loaded_as_weights(tmp_path, monkeypatch):
     """The control: safetensors itself has no checksum, so nearly every flip in the numbers loads in silence."""
     folder, right = save_checkpoint(tmp_path, make(1, size=256)), make(1, size=256).tensors["model"]
-    monkeypatch.setattr(store, "is_undamaged", lambda path, digest: True)
+    monkeypatch.setattr(reader, "is_undamaged", lambda path, digest: True)
     path, num_silent = folder / "model.safetensors", 0
     for damaged in flips(path.read_bytes(), path.name, 40):
         path.write_bytes(damaged)

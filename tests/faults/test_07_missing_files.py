@@ -6,7 +6,7 @@ import shutil
 
 import pytest
 
-from frameloom.checkpoint import writer as store
+from frameloom.checkpoint import reader
 from frameloom.checkpoint.reader import load_checkpoint, load_latest, step_folder
 from frameloom.core.errors import CheckpointError
 from frameloom.training.train import train
@@ -58,6 +58,6 @@ def test_without_the_look_at_each_file_a_gap_would_be_met_in_the_middle(tmp_path
     """The control: with the state alone believed, the step with a gap is chosen instead of the whole one before it."""
     save_checkpoint(tmp_path, make(1, size=64))
     (save_checkpoint(tmp_path, make(2, size=64)) / "ema.safetensors").unlink()
-    monkeypatch.setattr(store, "verify_checkpoint", lambda folder, collective=None: store.read_state(folder))
+    monkeypatch.setattr(reader, "verify_checkpoint", lambda folder, collective=None: reader.read_state(folder))
     with pytest.raises(Exception, match="ema"):
         load_latest(tmp_path)

@@ -64,8 +64,8 @@ def test_without_the_handler_the_steps_would_be_lost(warm, world):
 def train_deaf(words: list[str]) -> None:
     from contextlib import nullcontext
 
-    from frameloom.training import loop
+    from frameloom.training import train
     from tests.faults.warm import run_command
 
-    loop.stop_on_signals = lambda trainer: nullcontext()
+    train.stop_on_signals = lambda trainer: nullcontext()
     run_command(["train", *words])

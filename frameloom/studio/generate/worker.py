@@ -148,8 +148,6 @@ def main() -> None:
         os._exit(1)
 
 
-if __name__ == "__main__":
-    main()
 
 _WEIGHTS = ("checkpoints/step-*/state.json", "config.json", "export/config.json", "*.safetensors")
 # Learnt words are a setting of a request by name, but stand in the text encoder.
@@ -208,3 +206,7 @@ def _stamp(path: Path) -> tuple[str, int, int] | None:
     except OSError:
         return None  # a run that trains on has deleted an old checkpoint meanwhile
     return str(path), status.st_mtime_ns, status.st_size
+
+
+if __name__ == "__main__":
+    main()

@@ -230,7 +230,9 @@ def test_where_processes_compute_together_the_halving_waits_for_the_next_start(t
 CHILD = """
 import resource, sys, torch
 from frameloom.config.loading.recipe import load_recipe
-from frameloom.training.tasks import denoiser; from frameloom.training import loop
+from frameloom.training.loop import Trainer
+from frameloom.training.tasks import denoiser
+from frameloom.training.train import train
 
 losses, GIGABYTE = denoiser.DenoiserTask.losses, 2**30
 
@@ -245,8 +247,8 @@ def limit(trainer):
 
 torch.set_num_threads(1)
 denoiser.DenoiserTask.losses = hungry
-loop.Trainer.rehearse = limit
-loop.train(load_recipe(sys.argv[1], sys.argv[2:]))
+Trainer.rehearse = limit
+train(load_recipe(sys.argv[1], sys.argv[2:]))
 """
 
 

@@ -79,7 +79,7 @@ _RENAMED = {"in_channels": "out_channels", "context_in_dim": "text_embed_dim"}
 _DEFAULTS: dict[str, Any] = {"num_attention_heads": 30, "num_layers": 30, "in_channels": 16, "out_channels": 16}
 
 
-def read_published(published: Mapping[str, Any], *, mask_scale: float = 1.0) -> CogVideoXFunConfig:
+def read_config(published: Mapping[str, Any], *, mask_scale: float = 1.0) -> CogVideoXFunConfig:
     """The architecture that a published config describes; `mask_scale` is the `scaling_factor` of its autoencoder."""
     values = _DEFAULTS | {key: value for key, value in published.items() if not key.startswith("_")}
     ours = [field.name for field in dataclasses.fields(CogVideoXFunConfig) if field.name not in _OURS]
