@@ -26,7 +26,7 @@ class Saver:
     """Saves one checkpoint at a time and keeps the newest `keep`; all processes of `collective` call it alike.
 
     In the background, a save returns when the tensors are copied; the copies stay for the next save. An error of the
-    thread is raised by the next call, on every process; `on_error` hears of it at once, in the thread. What is on disk
+    thread is raised by the next call, on every process; `on_error` is called at once, in the thread. What is on disk
     is complete or absent in any case.
     """
 
@@ -86,7 +86,7 @@ class Saver:
         def run() -> None:
             try:
                 work()
-            except BaseException as error:  # told by the next call, in the thread that can act on it
+            except BaseException as error:  # raised by the next call, in the thread that can act on it
                 self._error = error
                 self._on_error()
 

@@ -88,7 +88,7 @@ def read_weights(path: Path, *, kind: str = "") -> ModelFolder:
     tensors = open_weights(found)
     digests = {file.name: digest_file(file) for file in found.files}
     digest = digests.popitem()[1] if len(digests) == 1 else digest_value(digests)
-    # The file of a model folder of ours may be named by itself, to go on from it with another architecture.
+    # The file of a model folder may be named by itself, to go on from it with another architecture.
     published = {} if find_own(found.path.parent) == found.path.parent else found.config
     return ModelFolder("", "", {}, tensors, digest, published)
 

@@ -63,7 +63,7 @@ Layout = dict[str, dict[str, Piece]]
 
 
 def is_split(tensor: Tensor) -> TypeGuard[DTensor]:
-    """Plain tensors are told apart first: importing DTensor takes a second, and most commands never have one."""
+    """Plain tensors are recognised first: importing DTensor takes a second, and most commands never have one."""
     if type(tensor) in (Tensor, nn.Parameter):
         return False
     from torch.distributed.tensor import DTensor

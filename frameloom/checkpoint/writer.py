@@ -48,7 +48,7 @@ class Writer:
     """Writes checkpoints into `root`, all processes of `collective` together, each what it alone holds or its share.
 
     `begin` agrees on the folder and on who writes what; `finish` writes, and the first process seals and renames once
-    all have told it the digests of their files. Where one fails all hear it, and nothing is left behind.
+    all have sent it the digests of their files. Where one fails all raise, and nothing is left behind.
     """
 
     def __init__(self, root: Path, collective: Collective | None = None) -> None:
@@ -59,7 +59,7 @@ class Writer:
         self._files: dict[str, list[tuple[str, str]]] = {}
 
     def begin(self, checkpoint: Checkpoint) -> Save | None:
-        """None when the step is there already. Tensors are not copied yet."""
+        """None when the step exists already. Tensors are not copied yet."""
         tensors = {
             group: {name: value if is_simple(value) else value.full_tensor() for name, value in named.items()}  # type: ignore[attr-defined]
             for group, named in checkpoint.tensors.items()
@@ -102,13 +102,13 @@ class Writer:
     def finish(self, save: Save) -> None:
         """Write and rename; may be called by another thread than `begin`, one at a time."""
         with save.held:
-            told, own = self._write_own(save)
-            reports = self._collective.gather(told)
+            report, own = self._write_own(save)
+            reports = self._collective.gather(report)
             try:
                 self._collective.run_on_rank0(lambda: self._seal(save, reports), error=CheckpointError)
             except CheckpointError as error:
                 if own is not None and not isinstance(own, (OSError, SafetensorError, CheckpointError)):
-                    raise own from error  # a mistake of ours keeps its trace
+                    raise own from error  # a bug keeps its trace
                 raise
 
     def _write_own(self, save: Save) -> tuple[Report, BaseException | None]:
@@ -137,11 +137,11 @@ class Writer:
             for rank, (_, problem) in enumerate(reports):
                 if problem is not None:
                     raise CheckpointError(problem if self._collective.size == 1 else f"rank {rank}: {problem}")
-            for name, (_, num_bytes) in ((name, told) for files, _ in reports for name, told in files.items()):
+            for name, (_, num_bytes) in ((name, found) for files, _ in reports for name, found in files.items()):
                 path = save.folder / name
                 if not path.is_file() or path.stat().st_size != num_bytes:
                     raise CheckpointError(f"{path} was written elsewhere; all processes must share the run's folder")
-            self._write_state(save, {name: told[0] for files, _ in reports for name, told in files.items()})
+            self._write_state(save, {name: found[0] for files, _ in reports for name, found in files.items()})
             save.held.close()
         except (OSError, CheckpointError) as error:
             assert self._plan is not None

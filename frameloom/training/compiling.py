@@ -47,7 +47,7 @@ def compile_blocks(blocks: Iterable[nn.Module], *, backend: str | Callable[..., 
 
 
 def check_compiler(backend: str, device: torch.device) -> None:
-    """Compile a line of arithmetic, so that a missing compiler is told before clips are read."""
+    """Compile a line of arithmetic, so that a missing compiler is an error before clips are read."""
     part_kept_code()
     try:
         torch.compile(_calculate, fullgraph=True, backend=backend)(torch.zeros(2, device=device))

@@ -173,7 +173,7 @@ def count_steps(recipe: Recipe, manifest: Manifest, policy: BucketPolicy, epoch:
     counts = np.bincount(chosen[chosen >= 0], minlength=len(policy.buckets))
     per_step, sizes = recipe.train.accumulate * num_ranks, policy.batch_sizes
     if recipe.data.drop_last:
-        # The plan leaves out what fills no unit of `accumulate`; ranks share what is there.
+        # The plan leaves out what fills no unit of `accumulate`; ranks share the rest.
         units = int((counts // sizes).sum()) // recipe.train.accumulate
         return -(-units // num_ranks)
     return -(-int((-(-counts // sizes)).sum()) // per_step)
@@ -184,7 +184,7 @@ def _validation_source(recipe: Recipe, policy: BucketPolicy) -> Callable[[], lis
     section = recipe.validation
     if section is None or not section.batches:
         return list
-    # At once: told at the first validation, a mistake would cost the steps before it.
+    # At once: a mistake that shows at the first validation would cost the steps before it.
     try:
         manifest = read_manifest(recipe, where=section.where)
         plan = build_plan(recipe, manifest, policy)(0)

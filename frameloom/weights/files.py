@@ -57,7 +57,7 @@ def is_pickle(path: Path) -> bool:
 
 
 def find_weights(path: Path, *, kind: str = "") -> WeightFiles:
-    """The one set of weights at `path`; CheckpointError lists what is there when it is none or several.
+    """The one set of weights at `path`; CheckpointError lists the candidates when there is none or several.
 
     `kind` (denoiser or vae) chooses the part of a pipeline.
     """

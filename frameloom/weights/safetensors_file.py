@@ -158,7 +158,7 @@ def write_safetensors(
     advance: Callable[[int], object] = lambda num_bytes: None,
     digest: Digest | None = None,
 ) -> str:
-    """Write tensor by tensor, byte for byte what the library writes, and return the digest, SHA-256 unless told.
+    """Write tensor by tensor, byte for byte what the library writes, and return the digest, SHA-256 by default.
 
     Tied names are written into the metadata. `advance` hears the bytes of each tensor that is done.
     """

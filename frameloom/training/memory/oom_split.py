@@ -63,7 +63,7 @@ class OutOfRoom(Exception):
 
 
 class LoneMisfit(Exception):
-    """Memory ran out inside a pass that other processes wait in, so that they cannot be told."""
+    """Memory ran out inside a pass that other processes wait in, which no message can reach."""
 
     def __init__(self, misfit: Misfit) -> None:
         super().__init__(misfit.reason)

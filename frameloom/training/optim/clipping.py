@@ -40,7 +40,7 @@ def clip_within_step(
         norm = norm / scale
     optimizer.grad_scale = None  # type: ignore[attr-defined]
     limit = max_norm(float(norm)) if callable(max_norm) else max_norm
-    # Where nothing is clipped, and the number is at hand, dividing by 1 is left out.
+    # Where nothing is clipped, and the norm is on the host, dividing by 1 is left out.
     if scale == 1 and (limit is None or (norm.device.type == "cpu" and float(norm) + _CLIP_EPS <= limit)):
         return norm
     excess = torch.ones_like(norm) if limit is None else ((norm + _CLIP_EPS) / limit).clamp_min(1.0)
@@ -73,7 +73,7 @@ def clip_gradients(
     norm = measure_gradients(with_grad)
     if callable(max_norm):
         max_norm = max_norm(float(norm))
-    # On the CPU the norm is at hand, and a pass over all gradients that multiplies them by 1 can be left out.
+    # On the CPU reading the norm costs nothing, and a pass that multiplies all gradients by 1 can be left out.
     if max_norm is not None and not (norm.device.type == "cpu" and norm + _CLIP_EPS <= max_norm):
         nn.utils.clip_grads_with_norm_(with_grad, max_norm, norm)
     return norm

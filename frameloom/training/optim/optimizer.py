@@ -165,7 +165,7 @@ KINDS: dict[str, Callable[[Groups, Settings], Optimizer]] = {
 def allocate_state(optimizer: Optimizer) -> None:
     """Give every parameter its state as it is before the first step, so that a checkpoint can be read into it.
 
-    Weights, gradients, and state that is there already stay as they are.
+    Weights, gradients and existing state stay as they are.
     """
     params = params_by_name(optimizer)
     empty = [params[name] for name in trained_names(optimizer) if params[name] not in optimizer.state]

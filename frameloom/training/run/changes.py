@@ -162,7 +162,7 @@ def _to_text(column: pl.Series) -> pl.Series:
 
 
 def _number(table: pl.DataFrame) -> pl.DataFrame:
-    """One file may have several rows; they are told apart by their order."""
+    """One file may have several rows; their order distinguishes them."""
     return table.with_columns(occurrence=pl.int_range(pl.len()).over("path"))
 
 

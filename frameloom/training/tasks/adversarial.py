@@ -222,8 +222,8 @@ class DiscriminatorTurn:
         made = self.judge.judge(decoded, batch, "reconstructions")
         loss = discriminator_loss(real, made, self.judge.settings, self.judge.step)
         with torch.no_grad():
-            told = [(real > 0).float().mean(), (made < 0).float().mean()]
-            parts = {"accuracy": (told[0] + told[1]) / 2, "real": real.float().mean(), "made": made.float().mean()}
+            right = [(real > 0).float().mean(), (made < 0).float().mean()]
+            parts = {"accuracy": (right[0] + right[1]) / 2, "real": real.float().mean(), "made": made.float().mean()}
         return spread_losses(loss, parts, batch)
 
     def _reconstruct(self, batch: Batch) -> tuple[Tensor, Tensor]:

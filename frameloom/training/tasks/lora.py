@@ -48,7 +48,7 @@ class Adapters:
     """where a checkpoint keeps `state`"""
 
     def tensors(self) -> dict[str, Tensor]:
-        """What a checkpoint holds of the model: all adapters, also those that the optimizer is told to leave alone."""
+        """What a checkpoint holds of the model: all adapters, frozen ones included."""
         parameters = dict(self.denoiser.model.named_parameters())
         return {name: parameters[name] for layer in self.adapted for name in parameter_names(layer)}
 
