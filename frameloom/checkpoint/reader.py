@@ -108,9 +108,9 @@ def find_latest(
     return None
 
 
-def load_latest(root: Path, *, set_aside: bool = False) -> Checkpoint | None:
+def load_latest(root: Path) -> Checkpoint | None:
     """`find_latest`, with all tensors whole."""
-    found = find_latest(root, set_aside=set_aside)
+    found = find_latest(root)
     return None if found is None else found.load()
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -80,13 +81,13 @@ def _build_adamw(groups: Groups, settings: Settings) -> Optimizer:
 
 def _build_adamw8bit(groups: Groups, settings: Settings) -> Optimizer:
     try:
-        from bitsandbytes.optim import AdamW8bit
+        build = import_module("bitsandbytes.optim").AdamW8bit  # its types are not exported
     except ImportError as error:
         raise ConfigError(
             "optim.name is adamw8bit, which needs the package bitsandbytes; install it with "
             "pip install 'frameloom[bitsandbytes]', or choose came or adafactor to save memory"
         ) from error
-    optimizer: Optimizer = AdamW8bit(groups, lr=settings.lr, betas=settings.betas, eps=settings.eps)
+    optimizer: Optimizer = build(groups, lr=settings.lr, betas=settings.betas, eps=settings.eps)
     return optimizer
 
 
