@@ -47,7 +47,7 @@ from frameloom.models.registry import get_denoiser
 from frameloom.models.spec import DenoiserSpec
 from frameloom.models.text.base import TextStates
 from frameloom.planner.costs import TextShape, measure_costs
-from frameloom.training.memory.recompute import compile_blocks
+from frameloom.training.compiling import compile_blocks
 from frameloom.training.optim.clipping import clip_within_step
 from frameloom.training.optim.optimizer import build_optimizer
 

@@ -19,7 +19,8 @@ import torch.distributed as dist
 
 from benchmarks.harness import Effort, Row, attempt, compare_numbers
 from benchmarks.model import Case, build_model, configure, draw_inputs, list_cases
-from frameloom.distributed.sequence_parallel import Traffic, divide_ranks
+from benchmarks.traffic import Traffic
+from frameloom.distributed.sequence_parallel import divide_ranks
 from frameloom.models.denoisers.building import use_sequence_group
 
 _ROOT = Path(__file__).parents[1]

@@ -28,11 +28,11 @@ from frameloom.checkpoint.model_folder import write_model_folder
 from frameloom.config.loading.recipe import load_recipe
 from frameloom.config.schema.recipe import Recipe
 from frameloom.demo.shapes_set import write_shapes
-from frameloom.training.build import build_trainer
 from frameloom.training.caching import write_caches
 from frameloom.training.loop import Trainer
 from frameloom.training.run.folder import RunFolder
 from frameloom.training.tasks.denoiser import DenoiserTask
+from frameloom.training.train import build_trainer
 
 _BUILDS = 4
 """trainers built one after the other: where tensors happen to lie in memory alone moves a step by a percent"""

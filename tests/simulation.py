@@ -18,13 +18,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from frameloom.checkpoint.reader import Checkpoint, load_latest, step_folder
+from frameloom.checkpoint.reader import Checkpoint, find_latest, step_folder
 from frameloom.checkpoint.retention import apply_retention
-from frameloom.checkpoint.writer import save_checkpoint
 from frameloom.core.random import numpy_stream
 from frameloom.data.order.plan import BatchPlan, plan_epoch
 from frameloom.data.order.rank_assignment import Shares, Span, find_microbatch, iterate_spans
 from frameloom.training.agreement import Ballot, Claim, claim_step, count_votes
+from tests.checkpoint.saving import save_checkpoint
 
 
 @dataclass(frozen=True)
@@ -203,7 +203,7 @@ class Cluster:
 
     def resume(self) -> None:
         """Another number of processes goes on from what the first one finds on disk."""
-        found = load_latest(self.folder, set_aside=True)
+        found = find_latest(self.folder, set_aside=True)
         assert found is not None
         self.report.num_repeated += self.step - found.step
         self.step, self.epoch, self.position = found.step, found.state["epoch"], found.state["position"]

@@ -1,8 +1,7 @@
-"""Checkpoints written while training goes on: the step waits for a copy in host memory, a thread does the rest.
+"""Saving checkpoints in the background: a step waits for a copy in host memory, a thread writes it.
 
-With several processes, the threads of all use a process group of their own, never the one that gradients travel on:
-when a process has written its files it tells the first one their digests, and that one renames the folder once it has
-heard all.
+With several processes, the threads of all use a process group of their own, never the one that gradients travel on.
+Each process writes its files and sends their digests to the first one, which renames the folder when it has all.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ class Saver:
     """Saves one checkpoint at a time and keeps the newest `keep`; all processes of `collective` call it alike.
 
     In the background, a save returns when the tensors are copied; the copies stay for the next save. An error of the
-    thread is raised by the next call, on every process; `on_error` hears of it at once, in the thread. What is on disk
+    thread is raised by the next call, on every process; `on_error` is called at once, in the thread. What is on disk
     is complete or absent in any case.
     """
 
@@ -87,7 +86,7 @@ class Saver:
         def run() -> None:
             try:
                 work()
-            except BaseException as error:  # told by the next call, in the thread that can act on it
+            except BaseException as error:  # raised by the next call, in the thread that can act on it
                 self._error = error
                 self._on_error()
 

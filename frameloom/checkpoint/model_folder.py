@@ -1,4 +1,4 @@
-"""Model folders: `config.json` and `model.safetensors`, what a finished run exports and another one starts from."""
+"""Model folders: `config.json` and `model.safetensors`, written by a finished run and read as weights to start from."""
 
 from __future__ import annotations
 
@@ -27,24 +27,11 @@ from frameloom.weights.files import CONFIG, find_weights, open_weights, read_con
 from frameloom.weights.lazy_tensors import LazyTensors, defer_tensors
 from frameloom.weights.safetensors_file import open_safetensors, write_safetensors
 
-__all__ = [
-    "EXPORT",
-    "LORA",
-    "TENSORS",
-    "Architecture",
-    "ModelFolder",
-    "find_own",
-    "read_architecture",
-    "read_weights",
-    "write_model_folder",
-]
-
-
 TENSORS = "model.safetensors"
 EXPORT = "export"
 LORA = "lora"  # the kind of an export that holds adapters alone
-_log = get_logger(__name__)
 _KEYS = ("kind", "name", "config", "sha256")
+_log = get_logger(__name__)
 
 
 @dataclass(frozen=True)
@@ -101,7 +88,7 @@ def read_weights(path: Path, *, kind: str = "") -> ModelFolder:
     tensors = open_weights(found)
     digests = {file.name: digest_file(file) for file in found.files}
     digest = digests.popitem()[1] if len(digests) == 1 else digest_value(digests)
-    # The file of a model folder of ours may be named by itself, to go on from it with another architecture.
+    # The file of a model folder may be named by itself, to go on from it with another architecture.
     published = {} if find_own(found.path.parent) == found.path.parent else found.config
     return ModelFolder("", "", {}, tensors, digest, published)
 

@@ -1,7 +1,8 @@
-"""Finds, verifies and reads the checkpoints of a run.
+"""Finding, verifying and reading the checkpoints of a run.
 
-They are XXH3 in 128 bits: several times as fast as SHA-256, so that a resume waits for the disk and not for the
-processor. Neither would stop a person who may write there: `state.json`, with the digests, lies beside the files.
+Every file is checked against its digest before a tensor is used. Digests are XXH3 in 128 bits: several times as fast as
+SHA-256, so that a resume waits for the disk and not for the processor. Neither would stop a person who may write there:
+`state.json`, with the digests, lies beside the files.
 """
 
 from __future__ import annotations
@@ -26,12 +27,13 @@ from frameloom.core.errors import CheckpointError
 from frameloom.core.files import digest_file, digest_value
 from frameloom.core.logging import get_logger
 from frameloom.distributed.context import Collective
-from frameloom.weights.lazy_tensors import LazyTensors
-from frameloom.weights.safetensors_file import write_safetensors
 
 FORMAT, _READABLE = 3, (1, 2, 3)
 STATE = "state.json"
+XXH3 = "xxh3:"
+"""before the digests of format 3; others are SHA-256"""
 _STEP = re.compile(r"^step-(\d{8,})$")
+_DIGEST_THREADS = 4
 _log = get_logger(__name__)
 
 
@@ -63,9 +65,6 @@ class StoredCheckpoint:
             return Checkpoint(self.step, stored.read_all(), self.state)
 
 
-_DIGEST_THREADS = 4
-
-
 class UnseenError(CheckpointError):
     """A process does not see the files that the first one sees: no checkpoint is damaged, all must stop."""
 
@@ -74,12 +73,54 @@ def step_folder(root: Path, step: int) -> Path:
     return root / f"step-{step:08d}"
 
 
-# Reading
+def list_steps(root: Path) -> list[int]:
+    """Steps that have a folder, oldest first; unfinished ones have another name and do not show."""
+    if not root.is_dir():
+        return []
+    return sorted(int(found.group(1)) for path in root.iterdir() if (found := _STEP.match(path.name)))
+
+
+def find_latest(
+    root: Path, collective: Collective | None = None, *, set_aside: bool = False
+) -> StoredCheckpoint | None:
+    """The newest undamaged checkpoint, the same on all processes of `collective`; None for an unused folder.
+
+    Damaged ones are passed over with a warning; `set_aside` also renames them, so that their step can be saved
+    again. When only damaged ones are there this is an error: a run never starts from scratch by itself.
+    """
+    collective = collective or Collective()
+    steps = collective.run_on_rank0(lambda: list_steps(root), error=CheckpointError)
+    for step in reversed(steps):
+        folder = step_folder(root, step)
+        try:
+            return StoredCheckpoint(folder, verify_checkpoint(folder, collective))
+        except UnseenError:
+            raise
+        except CheckpointError as error:
+            _log.warning("%s; trying the one before", error)
+            if set_aside:
+                collective.run_on_rank0(partial(_set_aside, folder), error=CheckpointError)
+    if steps:
+        raise CheckpointError(
+            f"{root}: none of the {len(steps)} checkpoints is complete; restore one, "
+            "or move the run folder away to start again"
+        )
+    return None
+
+
+def load_latest(root: Path) -> Checkpoint | None:
+    """`find_latest`, with all tensors whole."""
+    found = find_latest(root)
+    return None if found is None else found.load()
 
 
 def load_checkpoint(folder: Path) -> Checkpoint:
     """Read a checkpoint after checking every digest; CheckpointError names the file that is wrong."""
     return StoredCheckpoint(folder, verify_checkpoint(folder)).load()
+
+
+def _set_aside(folder: Path) -> None:
+    os.rename(folder, folder.with_name(f"damaged-{folder.name}-{uuid4().hex[:8]}"))
 
 
 def verify_checkpoint(folder: Path, collective: Collective | None = None) -> dict[str, Any]:
@@ -137,6 +178,14 @@ def _find_damage(path: Path, digest: str) -> str:
     return "" if is_right else f"{path}: damaged, its content does not match the digest in {STATE}"
 
 
+def is_undamaged(path: Path, digest: str) -> bool:
+    """Whether the content has this digest; one without a kind is the SHA-256 of formats 1 and 2."""
+    if not digest.startswith(XXH3):
+        return digest_file(path) == digest
+    with path.open("rb") as file:
+        return XXH3 + hashlib.file_digest(file, xxh3_128).hexdigest() == digest
+
+
 def read_state(folder: Path) -> dict[str, Any]:
     """`state.json` alone, checked against its own seal; the tensor files are not looked at."""
     path = folder / STATE
@@ -156,67 +205,6 @@ def read_state(folder: Path) -> dict[str, Any]:
     return dict(state)
 
 
-def list_steps(root: Path) -> list[int]:
-    """Steps that have a folder, oldest first; unfinished ones have another name and do not show."""
-    if not root.is_dir():
-        return []
-    return sorted(int(found.group(1)) for path in root.iterdir() if (found := _STEP.match(path.name)))
-
-
-def find_latest(
-    root: Path, collective: Collective | None = None, *, set_aside: bool = False
-) -> StoredCheckpoint | None:
-    """The newest undamaged checkpoint, the same on all processes of `collective`; None for an unused folder.
-
-    Damaged ones are passed over with a warning; `set_aside` also renames them, so that their step can be saved
-    again. When only damaged ones are there this is an error: a run never starts from scratch by itself.
-    """
-    collective = collective or Collective()
-    steps = collective.run_on_rank0(lambda: list_steps(root), error=CheckpointError)
-    for step in reversed(steps):
-        folder = step_folder(root, step)
-        try:
-            return StoredCheckpoint(folder, verify_checkpoint(folder, collective))
-        except UnseenError:
-            raise
-        except CheckpointError as error:
-            _log.warning("%s; trying the one before", error)
-            if set_aside:
-                collective.run_on_rank0(partial(_set_aside, folder), error=CheckpointError)
-    if steps:
-        raise CheckpointError(
-            f"{root}: none of the {len(steps)} checkpoints is complete; restore one, "
-            "or move the run folder away to start again"
-        )
-    return None
-
-
-def load_latest(root: Path, *, set_aside: bool = False) -> Checkpoint | None:
-    """`find_latest`, with all tensors whole."""
-    found = find_latest(root, set_aside=set_aside)
-    return None if found is None else found.load()
-
-
-def _set_aside(folder: Path) -> None:
-    os.rename(folder, folder.with_name(f"damaged-{folder.name}-{uuid4().hex[:8]}"))
-
-
 def seal_state(state: Mapping[str, Any], number: int = FORMAT) -> str:
     content = {**state, "format": number}
     return json.dumps({**content, "seal": digest_value(content)}, indent=1, sort_keys=True) + "\n"
-
-
-_XXH3 = "xxh3:"
-
-
-def write_digested(path: Path, tensors: LazyTensors) -> str:
-    """Write a safetensors file and return its digest, with the name of its kind before it."""
-    return _XXH3 + write_safetensors(path, tensors, digest=xxh3_128())
-
-
-def is_undamaged(path: Path, digest: str) -> bool:
-    """Whether the content has this digest; one without a kind is the SHA-256 of formats 1 and 2."""
-    if not digest.startswith(_XXH3):
-        return digest_file(path) == digest
-    with path.open("rb") as file:
-        return _XXH3 + hashlib.file_digest(file, xxh3_128).hexdigest() == digest

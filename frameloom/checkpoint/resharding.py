@@ -1,4 +1,4 @@
-"""Which part of each tensor a process holds, and any part of a stored tensor, whoever wrote it.
+"""Sharded tensors in checkpoints: who writes which piece, and reading any part of a tensor whoever wrote it.
 
 A piece is a box of a whole tensor: rows 32 to 63 of a weight, or all of it. What several processes hold alike is
 written by one of them, chosen so that all write about as many bytes.
@@ -63,7 +63,7 @@ Layout = dict[str, dict[str, Piece]]
 
 
 def is_split(tensor: Tensor) -> TypeGuard[DTensor]:
-    """Plain tensors are told apart first: importing DTensor takes a second, and most commands never have one."""
+    """Plain tensors are recognised first: importing DTensor takes a second, and most commands never have one."""
     if type(tensor) in (Tensor, nn.Parameter):
         return False
     from torch.distributed.tensor import DTensor

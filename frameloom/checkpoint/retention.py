@@ -1,4 +1,4 @@
-"""Deletes old checkpoints, and what killed saves left behind."""
+"""Retention of checkpoints: deletes the old ones, and what killed saves left behind."""
 
 from __future__ import annotations
 
@@ -9,8 +9,6 @@ from uuid import uuid4
 
 from frameloom.checkpoint.reader import list_steps, step_folder
 from frameloom.core.files import PARTIAL, remove_partial
-
-# Keeping
 
 
 def apply_retention(root: Path, keep: int) -> None:

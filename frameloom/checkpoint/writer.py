@@ -1,10 +1,10 @@
-"""Writes checkpoints: `step-00001200/` with safetensors files and `state.json`, complete or absent.
+"""Writing checkpoints: `step-00001200/` with safetensors files and `state.json`, complete or absent.
 
 A folder is written under another name, digested, synced and renamed once. `state.json` lists the digest of every file
 beside it and one of itself, so a reader notices a flipped byte before a weight is used. One process writes
 `model.safetensors`; several write `model-00001-of-00008.safetensors` and so on together (see `resharding.py`).
 
-Format 1 came from one process, 2 from several; 3 comes from both and has digests of another kind (`reader.py`).
+Format 1 came from one process, 2 from several; 3 comes from both and has XXH3 digests instead of SHA-256.
 """
 
 from __future__ import annotations
@@ -18,31 +18,19 @@ from typing import Any
 
 from safetensors import SafetensorError
 from torch import Tensor
+from xxhash import xxh3_128
 
-from frameloom.checkpoint.reader import STATE, Checkpoint, seal_state, step_folder, write_digested
+from frameloom.checkpoint.reader import STATE, XXH3, Checkpoint, seal_state, step_folder
 from frameloom.checkpoint.resharding import FilePlan, Layout, describe_pieces, is_simple, plan_files, take_local
 from frameloom.core.errors import CheckpointError
 from frameloom.core.files import atomic_folder, sync_file
 from frameloom.core.hooks import notify
 from frameloom.distributed.context import Collective, format_error
-from frameloom.weights.lazy_tensors import defer_tensors
+from frameloom.weights.lazy_tensors import LazyTensors, defer_tensors
+from frameloom.weights.safetensors_file import write_safetensors
 
 Report = tuple[dict[str, tuple[str, int]], str | None]
 """the digest and size of each file that a process wrote, or what went wrong"""
-
-
-# Writing
-
-
-@contextmanager
-def new_step(root: Path, step: int) -> Iterator[Path | None]:
-    """The folder to write a step into; None for a step that is there, because nothing is written twice."""
-    folder = step_folder(root, step)
-    if folder.exists():
-        yield None
-        return
-    with atomic_folder(folder) as temporary:
-        yield temporary
 
 
 @dataclass
@@ -60,7 +48,7 @@ class Writer:
     """Writes checkpoints into `root`, all processes of `collective` together, each what it alone holds or its share.
 
     `begin` agrees on the folder and on who writes what; `finish` writes, and the first process seals and renames once
-    all have told it the digests of their files. Where one fails all hear it, and nothing is left behind.
+    all have sent it the digests of their files. Where one fails all raise, and nothing is left behind.
     """
 
     def __init__(self, root: Path, collective: Collective | None = None) -> None:
@@ -71,7 +59,7 @@ class Writer:
         self._files: dict[str, list[tuple[str, str]]] = {}
 
     def begin(self, checkpoint: Checkpoint) -> Save | None:
-        """None when the step is there already. Tensors are not copied yet."""
+        """None when the step exists already. Tensors are not copied yet."""
         tensors = {
             group: {name: value if is_simple(value) else value.full_tensor() for name, value in named.items()}  # type: ignore[attr-defined]
             for group, named in checkpoint.tensors.items()
@@ -114,13 +102,13 @@ class Writer:
     def finish(self, save: Save) -> None:
         """Write and rename; may be called by another thread than `begin`, one at a time."""
         with save.held:
-            told, own = self._write_own(save)
-            reports = self._collective.gather(told)
+            report, own = self._write_own(save)
+            reports = self._collective.gather(report)
             try:
                 self._collective.run_on_rank0(lambda: self._seal(save, reports), error=CheckpointError)
             except CheckpointError as error:
                 if own is not None and not isinstance(own, (OSError, SafetensorError, CheckpointError)):
-                    raise own from error  # a mistake of ours keeps its trace
+                    raise own from error  # a bug keeps its trace
                 raise
 
     def _write_own(self, save: Save) -> tuple[Report, BaseException | None]:
@@ -149,11 +137,11 @@ class Writer:
             for rank, (_, problem) in enumerate(reports):
                 if problem is not None:
                     raise CheckpointError(problem if self._collective.size == 1 else f"rank {rank}: {problem}")
-            for name, (_, num_bytes) in ((name, told) for files, _ in reports for name, told in files.items()):
+            for name, (_, num_bytes) in ((name, found) for files, _ in reports for name, found in files.items()):
                 path = save.folder / name
                 if not path.is_file() or path.stat().st_size != num_bytes:
                     raise CheckpointError(f"{path} was written elsewhere; all processes must share the run's folder")
-            self._write_state(save, {name: told[0] for files, _ in reports for name, told in files.items()})
+            self._write_state(save, {name: found[0] for files, _ in reports for name, found in files.items()})
             save.held.close()
         except (OSError, CheckpointError) as error:
             assert self._plan is not None
@@ -173,10 +161,17 @@ class Writer:
         )
 
 
-def save_checkpoint(root: Path, checkpoint: Checkpoint, collective: Collective | None = None) -> Path:
-    """Write the checkpoint; a step that is already there is left alone, because nothing is written twice."""
-    writer = Writer(root, collective)
-    save = writer.begin(checkpoint)
-    if save is not None:
-        writer.finish(save)
-    return step_folder(root, checkpoint.step)
+@contextmanager
+def new_step(root: Path, step: int) -> Iterator[Path | None]:
+    """The folder to write a step into; None for a step that is there, because nothing is written twice."""
+    folder = step_folder(root, step)
+    if folder.exists():
+        yield None
+        return
+    with atomic_folder(folder) as temporary:
+        yield temporary
+
+
+def write_digested(path: Path, tensors: LazyTensors) -> str:
+    """Write a safetensors file and return its digest, with the name of its kind before it."""
+    return XXH3 + write_safetensors(path, tensors, digest=xxh3_128())

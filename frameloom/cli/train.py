@@ -100,7 +100,7 @@ def launch(
     from frameloom.config.loading.recipe import load_with_places
     from frameloom.config.rules.check import check_files
     from frameloom.config.rules.parallel import check_world
-    from frameloom.training.launch.launch import Job, Slurm, host_commands, read_hostfile, single_command, slurm_script
+    from frameloom.training.launch import Job, Slurm, host_commands, read_hostfile, single_command, slurm_script
 
     if hostfile is not None and slurm is not None:
         raise ConfigError("--hostfile and --slurm: only one of them can say where the run goes; remove one")
@@ -142,7 +142,7 @@ def _start(command: list[str], dry_run: bool) -> None:
 
 
 def _start_hosts(commands: list[tuple[str, str]], dry_run: bool) -> None:
-    from frameloom.training.launch.launch import ssh_command
+    from frameloom.training.launch import ssh_command
 
     if dry_run:
         for host, line in commands:

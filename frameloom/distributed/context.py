@@ -22,8 +22,6 @@ from frameloom.core.errors import FrameloomError, PeerFailed
 from frameloom.distributed.failures import quiet_ranks, report_once
 from frameloom.distributed.ranks import Ranks
 
-__all__ = ["Collective", "ProcessGroupCollective", "build_mesh", "format_error", "join_host", "process_group"]
-
 Obj = TypeVar("Obj")
 
 

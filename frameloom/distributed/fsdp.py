@@ -1,4 +1,4 @@
-"""Weights, gradients and optimizer state split over ranks (ZeRO 0 to 3), and whole tensors put together again.
+"""Splitting weights, gradients and optimizer state over ranks (ZeRO 0 to 3), and gathering whole tensors.
 
 ZeRO 2 and 3 are PyTorch's FSDP2. With ZeRO 0 and 1 every rank has all weights: their gradients are added up here, and
 ZeRO 1 leaves each rank the optimizer state of a part of them.
@@ -58,9 +58,9 @@ def _own_output(model: nn.Module, inputs: Any, output: Tensor) -> Tensor:
 def add_up_by_block(model: nn.Module, blocks: Sequence[nn.Module]) -> None:
     """Add up gradients in the order of `split_weights`, where one rank holds all weights.
 
-    A tensor that several blocks are given, such as a modulation vector, has a gradient from each use. FSDP a
-    block's inputs through one node, so uses add up inside each block first; without it they would be added to one
-    running sum, which rounds otherwise.
+    A tensor that several blocks are given, such as a modulation vector, has a gradient from each use. FSDP
+    passes a block's inputs through one node, so uses add up inside each block first; without it they would be added to
+    one running sum, which rounds otherwise.
     """
     for module in (*blocks, model):
         module.register_forward_pre_hook(_enter, with_kwargs=True)
@@ -84,9 +84,9 @@ def expect_backward(model: nn.Module, *, is_last: bool, keep_gathered: bool) -> 
 
 @torch.no_grad()
 def add_up_gradients(
-    params: Sequence[nn.Parameter], group: dist.ProcessGroup | None, *, factor: float = 1.0, most: int = BUCKET_NUMBERS
+    params: Sequence[nn.Parameter], group: dist.ProcessGroup | None, *, most: int = BUCKET_NUMBERS
 ) -> None:
-    """Give each parameter the sum of its gradients over `group`, times `factor`.
+    """Give each parameter the sum of its gradients over `group`.
 
     A parameter that no rank used keeps None, so that its optimizer state rests, as it does with one rank. Which ones
     were used may differ between ranks: how many of them used it travels behind the numbers.
@@ -94,7 +94,7 @@ def add_up_gradients(
     whole = [param for param in params if param.requires_grad and not isinstance(param, DTensor)]
     sent = [_Bucket(members, group) for members in _fill_buckets(whole, most)]
     for bucket in sent:
-        bucket.take_back(factor)
+        bucket.take_back()
 
 
 class _Bucket:
@@ -111,13 +111,11 @@ class _Bucket:
             param.grad = None
         self.work = dist.all_reduce(self.flat, group=group, async_op=True)
 
-    def take_back(self, factor: float) -> None:
+    def take_back(self) -> None:
         assert self.work is not None
         self.work.wait()
         sizes = [param.numel() for param in self.params]
         *parts, counts = torch.split(self.flat, [*sizes, len(self.params)])
-        if factor != 1.0:
-            torch._foreach_mul_(parts, factor)
         for param, part, count in zip(self.params, parts, counts.tolist(), strict=True):
             param.grad = part.view_as(param) if count else None
 

@@ -1,4 +1,4 @@
-"""Which of several processes this one is, as torchrun tells it; one process alone is rank 0 of 1."""
+"""Rank and world size of this process, as torchrun sets them; one process alone is rank 0 of 1."""
 
 from __future__ import annotations
 

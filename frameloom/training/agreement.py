@@ -1,6 +1,7 @@
-"""Do all processes do the same step? One vector that is summed over them says so, beside the numbers of the step.
+"""Agreement between ranks: one vector, summed over all of them, tells whether they do the same step.
 
-Each process claims a step: its number, place in the plan, buckets, samples and recipe. Three 16-bit words w of the
+Each process claims a step: its number, position in the plan, buckets, samples and recipe. The vector travels with the
+losses of the step. Three 16-bit words w of the
 claim's digest travel as w and w²: W Σw² = (Σw)² only if all W words are equal (Cauchy-Schwarz), and sums of integers
 below 2^53 are exact in float64. What was really read may differ between processes, but not between those that see the
 same clips: the first of such mates adds (n - 1) times its words, the others subtract theirs, and the sum is zero.
@@ -24,7 +25,7 @@ _NUM_SHOWN = 6
 
 @dataclass(frozen=True)
 class Claim:
-    """What a process thinks all of them do in a step; `shapes` are micro-batches of each bucket, by name."""
+    """A step as one process sees it, the same on all; `shapes` counts the micro-batches of each bucket, by name."""
 
     step: int
     epoch: int
@@ -39,7 +40,7 @@ class Claim:
         return digest_words(named, self.buckets, self.rows)
 
     def facts(self) -> dict[str, str]:
-        """Its parts in words, to be compared when the digests differ."""
+        """Its parts as texts, to be compared when the digests differ."""
         shown = ", ".join(str(row) for row in self.rows[:_NUM_SHOWN])
         return {
             "step": str(self.step),

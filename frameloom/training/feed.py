@@ -1,4 +1,4 @@
-"""What the loop reads: batches grouped into steps, from the files or the caches of a recipe."""
+"""The batches of a run, grouped into steps and read from the files or the caches of a recipe; steps of an epoch."""
 
 from __future__ import annotations
 
@@ -9,13 +9,16 @@ from functools import lru_cache
 from itertools import islice
 from pathlib import Path
 
+import numpy as np
 import torch
 
-from frameloom.builders.data import build_clip_reader, build_plan, build_policy, class_rows, read_manifest
+from frameloom.builders.data import build_clip_reader, build_plan, build_policy, class_rows, read_manifest, shown_rows
+from frameloom.config.rules.training import check_optim, check_train
 from frameloom.config.schema.recipe import Recipe
 from frameloom.core.device import pick_device
-from frameloom.core.errors import CheckpointError, DataError
-from frameloom.data.buckets.policy import BucketPolicy
+from frameloom.core.errors import CheckpointError, ConfigError, DataError
+from frameloom.core.logging import get_logger
+from frameloom.data.buckets.policy import BucketPolicy, assign
 from frameloom.data.cache.external import RowTextReader
 from frameloom.data.loading.bad_clips import BadClipLog
 from frameloom.data.loading.batch import Batch, BatchReader, BatchRequest
@@ -28,6 +31,8 @@ from frameloom.data.order.plan import BatchPlan
 from frameloom.data.order.rank_assignment import Pick, Shares, Span, find_microbatch, iterate_spans
 from frameloom.models.registry import DENOISERS
 from frameloom.training.caching import open_caches
+
+_log = get_logger(__name__)
 
 Position = tuple[int, int]
 """(epoch, samples of it that were used): where a run goes on, whatever its workers or its accumulation split."""
@@ -149,12 +154,38 @@ def build_feed(recipe: Recipe, *, bad_clips: Path, shares: Shares | None = None,
     )
 
 
+def settle_length(recipe: Recipe, manifest: Manifest, policy: BucketPolicy, *, num_ranks: int = 1) -> Recipe:
+    """The recipe with its length in steps; ConfigError when that is too short for its schedule or its profile."""
+    if recipe.train.epochs is None:
+        return recipe
+    steps = sum(count_steps(recipe, manifest, policy, epoch, num_ranks) for epoch in range(recipe.train.epochs))
+    settled = recipe.model_copy(update={"train": recipe.train.model_copy(update={"steps": steps, "epochs": None})})
+    if problems := [problem.text for rule in (check_optim, check_train) for problem in rule(settled)]:
+        raise ConfigError([f"train.epochs {recipe.train.epochs} are {steps} steps: {text}" for text in problems])
+    _log.info("%d epochs are %d steps", recipe.train.epochs, steps)
+    return settled
+
+
+def count_steps(recipe: Recipe, manifest: Manifest, policy: BucketPolicy, epoch: int, num_ranks: int = 1) -> int:
+    """Steps of one epoch, as its plan has them, without the cost of putting it in order."""
+    assignment = assign(manifest, policy, recipe.seed, epoch)
+    shown = shown_rows(recipe, manifest, epoch)
+    chosen = assignment if shown is None else assignment[shown]
+    counts = np.bincount(chosen[chosen >= 0], minlength=len(policy.buckets))
+    per_step, sizes = recipe.train.accumulate * num_ranks, policy.batch_sizes
+    if recipe.data.drop_last:
+        # The plan leaves out what fills no unit of `accumulate`; ranks share the rest.
+        units = int((counts // sizes).sum()) // recipe.train.accumulate
+        return -(-units // num_ranks)
+    return -(-int((-(-counts // sizes)).sum()) // per_step)
+
+
 def _validation_source(recipe: Recipe, policy: BucketPolicy) -> Callable[[], list[Batch]]:
     """The same few held-out batches each time, read once and kept."""
     section = recipe.validation
     if section is None or not section.batches:
         return list
-    # At once: told at the first validation, a mistake would cost the steps before it.
+    # At once: a mistake that shows at the first validation would cost the steps before it.
     try:
         manifest = read_manifest(recipe, where=section.where)
         plan = build_plan(recipe, manifest, policy)(0)

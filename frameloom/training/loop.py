@@ -26,10 +26,10 @@ from frameloom.training.feed import Feed
 from frameloom.training.logging.profiling import StepProfiler
 from frameloom.training.logging.samples import TrainingSamples
 from frameloom.training.logging.trackers import Media, Tracker
-from frameloom.training.memory.device import scheduled_garbage
 from frameloom.training.memory.oom_split import read_notes
 from frameloom.training.memory.preflight import is_wanted, rehearse
 from frameloom.training.peers import Peers
+from frameloom.training.process_settings import scheduled_garbage
 from frameloom.training.run.folder import RunFolder, versions
 from frameloom.training.run.resuming import ResumeChoices, check_data, check_groups, load_weights
 from frameloom.training.step import AnyStepper, StepResult
@@ -285,7 +285,7 @@ class Trainer:
         whole = self.peers.collect({"model": tensors}).get("model", {})
         config: dict[str, Any] = {}
         if adapters is None:
-            config = dataclasses.asdict(self.built.export_config(self.feed.first_batches()))
+            config = dataclasses.asdict(self.built.export_config(self.feed.first_batches))
 
         def write() -> None:
             self.built.export_beside(self.folder.path)

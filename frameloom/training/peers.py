@@ -1,4 +1,4 @@
-"""What a training run needs of its other ranks: agreement on each step, gradients, what is split, and its checkpoints.
+"""The other ranks of a training run: agreement on each step, gradients, what is split over them, and checkpoints.
 
 `Peers` is one process alone, which sends nothing; `MeshPeers` is one rank of several, whose mesh has the axes
 replicate, shard and sequence. Both stand on `distributed/context.py`, which sends what they decide to send.

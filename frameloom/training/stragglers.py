@@ -1,4 +1,4 @@
-"""Which process holds the others up: each measures its own work, and every few steps all compare.
+"""Straggler detection: each process measures its own work, and every few steps all compare.
 
 Work is what a process does before it waits for others. With weights that are split (zero 2 and 3) the passes themselves
 wait, so only what comes before them is compared: reading and waiting for data.
@@ -25,7 +25,7 @@ _LEAST_S = 0.02
 
 
 class Pace:
-    """The times that this process has worked, a step, since the last comparison."""
+    """Seconds of work in each step of this process since the last comparison."""
 
     def __init__(self, context: Collective, device: torch.device) -> None:
         self._context, self._device = context, device

@@ -1,4 +1,4 @@
-"""Large text encoders with several processes: one process of a machine has them and encodes for all, or all split them.
+"""Large text encoders on several processes: one process of a machine encodes for all, or each holds a part.
 
 To split them is to keep a part of every layer and gather the layer when it comes (`SplitEncoder`), or to compute a part
 of every layer (`TensorEncoder`): the one sends weights, the other states. All need every process of the group to encode

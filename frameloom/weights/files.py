@@ -1,4 +1,4 @@
-"""Where the weights of a path are: a file, an index of shards, a published folder, or a part of a whole pipeline."""
+"""Finding the weights at a path: a file, an index of shards, a published folder, or a part of a whole pipeline."""
 
 from __future__ import annotations
 
@@ -15,9 +15,6 @@ from frameloom.weights.lazy_tensors import LazyTensors
 from frameloom.weights.pickle_reader import PICKLES
 from frameloom.weights.safetensors_file import open_safetensors
 from frameloom.weights.shard_index import INDEX, join_parts, open_sharded, read_index
-
-__all__ = ["CONFIG", "WeightFiles", "find_weights", "is_pickle", "open_weights", "read_config", "refuse_pickle"]
-
 
 CONFIG = "config.json"
 SAFETENSORS = ".safetensors"
@@ -60,7 +57,7 @@ def is_pickle(path: Path) -> bool:
 
 
 def find_weights(path: Path, *, kind: str = "") -> WeightFiles:
-    """The one set of weights at `path`; CheckpointError lists what is there when it is none or several.
+    """The one set of weights at `path`; CheckpointError lists the candidates when there is none or several.
 
     `kind` (denoiser or vae) chooses the part of a pipeline.
     """

@@ -1,4 +1,4 @@
-"""Tensors that are described first and read one at a time, so that a whole model never has to fit in memory.
+"""Lazy tensors: described first and read one at a time, so that a whole model never has to fit in memory.
 
 A key map that splits, joins or re-orders tensors is written for tensors in memory. Given deferred ones it runs just
 the same, on shapes alone; each result then reads its own sources, and no two results need to be in memory together.
@@ -17,6 +17,9 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 
 from frameloom.core.errors import CheckpointError
+
+# Operations that look at numbers.
+_LOOKS = (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.equal.default, torch.ops.aten.nonzero.default)
 
 
 @dataclass(frozen=True)
@@ -121,9 +124,6 @@ def _cast(name: str, pending: PendingTensor, dtype: torch.dtype) -> Tensor:
             "keep the number format, or choose bf16 or fp32"
         )
     return result
-
-
-_LOOKS = (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.equal.default, torch.ops.aten.nonzero.default)
 
 
 class DeferredTensor(Tensor):

@@ -1,4 +1,4 @@
-"""PyTorch's own files (`.pt`, `.pth`, `.bin`, `.ckpt`), opened for conversion alone and with weights-only loading.
+"""Reading PyTorch's own files (`.pt`, `.pth`, `.bin`, `.ckpt`) for conversion alone, with weights-only loading.
 
 Such a file is a program for a small machine that can call any function. Weights-only loading refuses every call but
 those that build tensors; what needs more is refused here too.
@@ -21,9 +21,6 @@ from torch import Tensor
 from frameloom.core.errors import CheckpointError
 from frameloom.core.logging import get_logger
 from frameloom.weights.lazy_tensors import LazyTensors, PendingTensor
-
-__all__ = ["PICKLES", "TOP", "open_pickle"]
-
 
 PICKLES = (".pt", ".pth", ".bin", ".ckpt", ".pkl", ".tar")
 TOP = "."  # the section of tensors that lie at the top of a file, in no table of their own

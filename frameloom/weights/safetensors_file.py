@@ -1,4 +1,4 @@
-"""Safetensors files in streaming form: the header is read and checked alone, tensors follow one by one.
+"""Reading and writing safetensors files tensor by tensor: the header is read and checked alone.
 
     8 bytes   length of the header, little-endian
     header    JSON: name -> dtype, shape, data_offsets; `__metadata__` holds strings; padded with spaces to 8 bytes
@@ -23,9 +23,6 @@ from torch import Tensor
 
 from frameloom.core.errors import CheckpointError
 from frameloom.weights.lazy_tensors import LazyTensors, PendingTensor
-
-__all__ = ["METADATA", "open_safetensors", "write_safetensors"]
-
 
 METADATA = "__metadata__"
 _MAX_HEADER_BYTES = 100_000_000
@@ -161,7 +158,7 @@ def write_safetensors(
     advance: Callable[[int], object] = lambda num_bytes: None,
     digest: Digest | None = None,
 ) -> str:
-    """Write tensor by tensor, byte for byte what the library writes, and return the digest, SHA-256 unless told.
+    """Write tensor by tensor, byte for byte what the library writes, and return the digest, SHA-256 by default.
 
     Tied names are written into the metadata. `advance` hears the bytes of each tensor that is done.
     """

@@ -1,4 +1,4 @@
-"""One model in several files: the index that says which tensor is where, as published repositories write it.
+"""Indexes of sharded weights: which tensor is in which file, as published repositories write it.
 
     model-00001-of-00002.safetensors   model-00002-of-00002.safetensors
     model.safetensors.index.json       {"metadata": {"total_size": BYTES}, "weight_map": {NAME: FILE}}
@@ -18,18 +18,6 @@ from typing import Any
 from frameloom.core.errors import CheckpointError, DataError
 from frameloom.core.paths import safe_join
 from frameloom.weights.lazy_tensors import LazyTensors, PendingTensor
-
-__all__ = [
-    "INDEX",
-    "ShardIndex",
-    "format_index",
-    "join_parts",
-    "name_shards",
-    "open_sharded",
-    "plan_shards",
-    "read_index",
-]
-
 
 INDEX = ".index.json"
 Open = Callable[[Path], LazyTensors]

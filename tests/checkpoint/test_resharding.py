@@ -15,9 +15,9 @@ from xxhash import xxh3_128_hexdigest
 
 from frameloom.checkpoint.reader import Checkpoint, load_checkpoint, read_state, step_folder
 from frameloom.checkpoint.resharding import StoredTensors, list_groups
-from frameloom.checkpoint.writer import save_checkpoint
 from frameloom.core.errors import CheckpointError
 from frameloom.core.random import stream
+from tests.checkpoint.saving import save_checkpoint
 
 WEIGHT = torch.randn(7, 6, generator=stream(0, "weight"))
 BIAS = torch.randn(5, generator=stream(0, "bias"))

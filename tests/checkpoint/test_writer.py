@@ -2,8 +2,8 @@ import torch
 
 from frameloom.checkpoint.reader import Checkpoint, list_steps, load_latest
 from frameloom.checkpoint.retention import apply_retention
-from frameloom.checkpoint.writer import save_checkpoint
 from frameloom.core.random import stream
+from tests.checkpoint.saving import save_checkpoint
 
 
 def make(step: int, size: int = 256) -> Checkpoint:

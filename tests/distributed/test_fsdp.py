@@ -12,7 +12,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
 from frameloom.core.random import stream
-from frameloom.distributed.fsdp import add_up_gradients, choose_owners, split_state, split_weights
+from frameloom.distributed.fsdp import add_up_gradients, choose_owners, scale_gradients, split_state, split_weights
 from frameloom.training.optim.optimizer import (
     allocate_state,
     build_optimizer,
@@ -44,7 +44,8 @@ def test_gradients_come_back_in_their_shapes_whatever_the_pieces(group, most):
     for param, grad in zip(params, grads, strict=True):
         param.grad = grad.clone()
     params[1].grad = None
-    add_up_gradients(params, group, factor=0.5, most=most)
+    add_up_gradients(params, group, most=most)
+    scale_gradients(params, 0.5)
     assert params[1].grad is None, "a parameter that nobody used must keep no gradient"
     for number in (0, 2, 3):
         found = params[number].grad

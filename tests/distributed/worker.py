@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 from safetensors.torch import save_file
+from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from frameloom.checkpoint import writer as store
@@ -30,11 +31,10 @@ from frameloom.distributed.ranks import read_ranks
 from frameloom.training import caching
 from frameloom.training import peers as run_peers
 from frameloom.training import text_sharing as encoders
-from frameloom.training.build import build_trainer
 from frameloom.training.loop import Trainer
 from frameloom.training.run.folder import RunFolder
 from frameloom.training.tasks import build as tasks
-from frameloom.training.train import train
+from frameloom.training.train import build_trainer, train
 from tests.distributed.saving import run_saving
 from tests.faults.injection import install
 
@@ -160,7 +160,12 @@ def put_right(rank: int) -> None:
 
 def scale_gradients_wrongly(rank: int) -> None:
     """What averaging instead of adding up would do with two processes."""
-    run_peers.add_up_gradients = lambda params, group, *, factor=1.0: RIGHT_SUM(params, group, factor=factor / 2)
+
+    def average(params: Any, group: Any) -> None:
+        RIGHT_SUM(params, group)
+        fsdp.scale_gradients([param for param in params if not isinstance(param, DTensor)], 0.5)
+
+    run_peers.add_up_gradients = average  # type: ignore[assignment]
 
 
 def average_shards(rank: int) -> None:

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from frameloom.training.build import build_trainer
 from frameloom.training.loop import Trainer
 from frameloom.training.run.folder import RunFolder
+from frameloom.training.train import build_trainer
 from tests.conftest import World
 from tests.faults.table import PROPERTY
 from tests.faults.warm import Warm, warm_parent

@@ -16,8 +16,8 @@ import torch
 from frameloom.checkpoint import writer as store
 from frameloom.checkpoint.reader import Checkpoint, list_steps, load_checkpoint, step_folder
 from frameloom.checkpoint.retention import apply_retention
-from frameloom.checkpoint.writer import save_checkpoint
 from frameloom.core.random import stream
+from tests.checkpoint.saving import save_checkpoint
 
 SIZE = 200_000
 # Each changes what is on disk, or opens a file to do so.

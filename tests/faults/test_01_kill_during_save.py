@@ -11,9 +11,9 @@ import pytest
 
 from frameloom.checkpoint.reader import list_steps, load_checkpoint, load_latest, step_folder
 from frameloom.checkpoint.retention import apply_retention, clear_leftovers
-from frameloom.checkpoint.writer import save_checkpoint
 from frameloom.core.errors import CheckpointError
 from frameloom.core.random import numpy_stream
+from tests.checkpoint.saving import save_checkpoint
 from tests.faults.injection import VARIABLE
 from tests.faults.kills import loads_as_made, make
 from tests.faults.runs import digests, metrics, wait_for_records

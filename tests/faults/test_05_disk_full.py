@@ -18,8 +18,8 @@ import pytest
 
 from frameloom.checkpoint import writer as store
 from frameloom.checkpoint.reader import list_steps, load_checkpoint, step_folder
-from frameloom.checkpoint.writer import save_checkpoint
 from frameloom.core.errors import CheckpointError
+from tests.checkpoint.saving import save_checkpoint
 from tests.faults.kills import is_same, make, plain_folder
 
 SIZE = 2_000

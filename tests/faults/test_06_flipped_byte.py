@@ -8,9 +8,9 @@ from safetensors import SafetensorError
 
 from frameloom.checkpoint import reader
 from frameloom.checkpoint.reader import load_checkpoint, load_latest
-from frameloom.checkpoint.writer import save_checkpoint
 from frameloom.core.errors import CheckpointError
 from frameloom.core.random import numpy_stream
+from tests.checkpoint.saving import save_checkpoint
 from tests.faults.kills import is_same, make
 
 COUNT = 200

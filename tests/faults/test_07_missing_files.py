@@ -7,10 +7,10 @@ import shutil
 import pytest
 
 from frameloom.checkpoint import reader
-from frameloom.checkpoint.reader import load_checkpoint, load_latest, step_folder
-from frameloom.checkpoint.writer import save_checkpoint
+from frameloom.checkpoint.reader import find_latest, load_checkpoint, load_latest, step_folder
 from frameloom.core.errors import CheckpointError
 from frameloom.training.train import train
+from tests.checkpoint.saving import save_checkpoint
 from tests.faults.kills import is_same, make
 
 
@@ -25,8 +25,8 @@ def test_a_cut_or_missing_file_falls_back_to_the_step_before(tmp_path, tally):
             tally.inject()
             with pytest.raises(CheckpointError, match=name):
                 load_checkpoint(path.parent)
-            loaded = load_latest(tmp_path, set_aside=True)
-            assert loaded is not None and is_same(loaded, make(1, size=64))
+            found = find_latest(tmp_path, set_aside=True)
+            assert found is not None and is_same(found.load(), make(1, size=64))
             assert not path.parent.exists(), "its step could not be saved again"
             tally.survive()
 

@@ -62,7 +62,12 @@ def train_with_half_gradients(words: list[str]) -> None:
     from frameloom.training import peers
 
     add_up = peers.add_up_gradients
-    peers.add_up_gradients = lambda params, group, *, factor=1.0: add_up(params, group, factor=factor / 2)
+
+    def average(params, group):
+        add_up(params, group)
+        peers.scale_gradients(params, 0.5)
+
+    peers.add_up_gradients = average
     run_command(["train", *words])
 
 

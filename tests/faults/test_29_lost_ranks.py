@@ -10,7 +10,7 @@ import pytest
 
 from frameloom.core.errors import RunError
 from frameloom.training import stragglers as pace
-from frameloom.training.run.length import MOST, count_restart
+from frameloom.training.run.resuming import MOST_RESTARTS, count_restart
 from tests.faults.injection import VARIABLE
 from tests.faults.runs import digests, losses
 
@@ -81,14 +81,14 @@ def test_only_who_stands_out_is_called_slow():
 def test_a_run_without_progress_is_restarted_three_times_and_no_more(tmp_path, tally):
     by_itself = {"TORCHELASTIC_RESTART_COUNT": "1"}
     tally.inject()
-    for _ in range(MOST):
+    for _ in range(MOST_RESTARTS):
         count_restart(tmp_path, 7, by_itself)
     with pytest.raises(RunError, match=r"3 restarts in a row have not come beyond step 7"):
         count_restart(tmp_path, 7, by_itself)
     tally.survive()
     # Progress, or a start by hand, counts anew.
     count_restart(tmp_path, 9, by_itself)
-    for _ in range(MOST - 1):
+    for _ in range(MOST_RESTARTS - 1):
         count_restart(tmp_path, 9, by_itself)
     count_restart(tmp_path, 9, {})
     count_restart(tmp_path, 9, {"SLURM_RESTART_COUNT": "4"})
@@ -100,10 +100,10 @@ def test_the_command_refuses_the_fourth_restart(warm, tally, world):
     hopeless = faults({"point": "pass", "step": 4, "act": "kill"})
     tally.inject()
     codes = []
-    for number in range(MOST + 2):
+    for number in range(MOST_RESTARTS + 2):
         child = warm.command("train", path, env=hopeless | {"TORCHELASTIC_RESTART_COUNT": str(number)})
         codes.append(warm.wait(child))
-    assert codes == [-signal.SIGKILL] * (MOST + 1) + [2], codes
+    assert codes == [-signal.SIGKILL] * (MOST_RESTARTS + 1) + [2], codes
     assert "start the run by hand" in child.output
     assert warm.wait(warm.command("train", path)) == 0
     tally.survive()

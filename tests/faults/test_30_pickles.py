@@ -13,9 +13,9 @@ import torch
 
 from frameloom.checkpoint.model_folder import read_weights
 from frameloom.checkpoint.reader import load_latest
-from frameloom.checkpoint.writer import save_checkpoint
 from frameloom.core.errors import FrameloomError
 from frameloom.data.cache.external import read_arrays
+from tests.checkpoint.saving import save_checkpoint
 from tests.faults.kills import make
 
 

@@ -37,7 +37,7 @@ WARM = (
     "frameloom.cli.main",
     "frameloom.cli.train",
     "frameloom.checkpoint.async_saving",
-    "frameloom.training.build",
+    "frameloom.training.train",
     "frameloom.training.loop",
     "frameloom.training.peers",
     "frameloom.training.train",

@@ -128,7 +128,7 @@ def test_a_step_has_as_many_micro_batches_as_the_run_takes(tmp_path: Path) -> No
     """With parallel.data they are the same on any number of devices, and gradients of one add up to the next."""
     from frameloom.builders.data import build_policy, read_manifest
     from frameloom.demo.shapes_set import write_shapes
-    from frameloom.training.run.length import count_steps
+    from frameloom.training.feed import count_steps
 
     write_shapes(tmp_path / "data", count=24, seed=1, num_workers=1)
     words = ["--data.manifest", str(tmp_path / "data" / "manifest.parquet"), "--validation", "null"]

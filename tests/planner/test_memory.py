@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 
 from frameloom.checkpoint.model_folder import write_model_folder
-from frameloom.checkpoint.writer import save_checkpoint
 from frameloom.config.loading.recipe import load_recipe
 from frameloom.config.schema.recipe import Recipe
 from frameloom.core.errors import ConfigError
@@ -21,8 +20,9 @@ from frameloom.planner.devices import DEVICES, choose_device
 from frameloom.planner.estimate import RunPlan, plan_run
 from frameloom.planner.models import MetaDenoiser, build_meta_denoiser
 from frameloom.planner.table import describe_plan, plan_json
-from frameloom.training.build import build_trainer
 from frameloom.training.run.folder import RunFolder
+from frameloom.training.train import build_trainer
+from tests.checkpoint.saving import save_checkpoint
 from tests.conftest import World
 from tests.planner.measuring import record_peak
 

@@ -19,12 +19,12 @@ from frameloom.builders.objective import build_objective
 from frameloom.checkpoint.model_folder import read_weights
 from frameloom.config.loading.recipe import SHIPPED, load_recipe, resolve, shipped_recipes
 from frameloom.config.schema.recipe import Recipe
-from frameloom.training.build import build_trainer
 from frameloom.training.caching import write_caches
 from frameloom.training.loop import Trainer
 from frameloom.training.run.folder import RunFolder
 from frameloom.training.tasks.adversarial import AdversarialStepper
 from frameloom.training.tasks.denoiser import DenoiserTask
+from frameloom.training.train import build_trainer
 from tests.recipes.twins import NUM_STEPS, Workshop, trains_clips
 
 # Moving Shapes is tiny already, and the tests of the demo train it.

@@ -6,9 +6,9 @@ import json
 from pathlib import Path
 
 from frameloom.config.schema.recipe import Recipe
-from frameloom.training.build import build_trainer
 from frameloom.training.loop import Trainer
 from frameloom.training.run.folder import RunFolder
+from frameloom.training.train import build_trainer
 
 
 def losses(run: Path) -> list[float]:

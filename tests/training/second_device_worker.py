@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from frameloom.config.schema.recipe import Recipe
-from frameloom.training.build import build_trainer
 from frameloom.training.run.folder import RunFolder
+from frameloom.training.train import build_trainer
 from tests.recipes.twins import Workshop
 from tests.training.second_device import SecondDevice
 

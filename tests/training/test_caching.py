@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -15,9 +16,10 @@ import torch
 from frameloom.builders.data import build_policy, read_manifest
 from frameloom.builders.text import build_text
 from frameloom.builders.vae import build_vae
+from frameloom.checkpoint.model_folder import read_weights
 from frameloom.config.loading.recipe import load_recipe
 from frameloom.config.schema.recipe import Recipe
-from frameloom.core.errors import CacheError, ConfigError
+from frameloom.core.errors import CacheError, ConfigError, FrameloomError
 from frameloom.data.buckets.policy import possible_buckets
 from frameloom.data.manifest.manifest import Manifest, write_manifest
 from frameloom.training.caching import CacheJob, open_caches, write_caches
@@ -76,6 +78,27 @@ def test_a_run_on_a_growing_cache_equals_one_on_a_full_cache(world):
     # What is there is used: a second run adds only what the first did not ask for, and gets the same numbers.
     assert losses(train(cached(world, name="again", folder="grown", on_demand=True))) == losses(wanted)
     assert set((world.folder / "grown" / "latents" / "shards").iterdir()) == shared
+
+
+def test_a_run_from_caches_needs_no_clips_to_the_end(world):
+    """People cache in order to delete: steps, resume and export of a denoiser read the caches alone."""
+    data = world.folder / "data"
+    shutil.copytree(world.shared / "data", data)
+    own = ("--data.manifest", str(data / "manifest.parquet"))
+    list(write_caches(cached(world, *own)))
+    wanted = train(cached(world, *own, name="with-clips"))
+    paths = [data / path for path in read_manifest(cached(world, *own)).column("path").unique()]
+    assert len(paths) > 10
+    for path in paths:
+        path.unlink()
+    run = train(cached(world, *own, name="without-clips"))
+    assert losses(run) == losses(wanted) and weights(run) == weights(wanted)
+    exported, expected = (json.loads((one / "export" / "config.json").read_text()) for one in (run, wanted))
+    assert exported == expected
+    assert read_weights(run).name == cached(world).model.family
+    # Without the caches it is the clips that are missed.
+    with pytest.raises(FrameloomError):
+        train(world.recipe("--name", "uncached", *own, data={"frame_start": "first"}))
 
 
 def test_a_grown_cache_is_completed_by_the_command(world):

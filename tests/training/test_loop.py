@@ -12,12 +12,11 @@ import torch
 from frameloom.checkpoint.model_folder import read_weights
 from frameloom.checkpoint.reader import load_latest
 from frameloom.core.errors import CacheError, CheckpointError, DataError
-from frameloom.training.build import build_trainer
 from frameloom.training.caching import write_caches
 from frameloom.training.loop import Trainer
 from frameloom.training.run.folder import RunFolder
 from frameloom.training.run.resuming import ResumeChoices
-from frameloom.training.train import train
+from frameloom.training.train import build_trainer, train
 from tests.conftest import VAE
 
 

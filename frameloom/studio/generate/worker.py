@@ -148,7 +148,6 @@ def main() -> None:
         os._exit(1)
 
 
-
 _WEIGHTS = ("checkpoints/step-*/state.json", "config.json", "export/config.json", "*.safetensors")
 # Learnt words are a setting of a request by name, but stand in the text encoder.
 _BUILT_IN = {"words"}

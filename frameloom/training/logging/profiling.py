@@ -1,4 +1,4 @@
-"""Record some steps of a run: a trace for chrome://tracing or Perfetto, and a table of what took the time.
+"""Profiling some steps of a run: a trace for chrome://tracing or Perfetto, and a table of what took the time.
 
 A recording begins before the batch of its first step is read and ends after its last step, so waiting for data shows.
 """

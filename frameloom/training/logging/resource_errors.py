@@ -1,4 +1,4 @@
-"""Memory, disk space or file handles that run out beside the training itself: told, and the run goes on."""
+"""Running out of memory, disk space or file handles beside training: an error in the log, and the run goes on."""
 
 from __future__ import annotations
 

@@ -48,8 +48,8 @@ class TrainingSamples:
         return step_folder(self.folder, step).is_dir()
 
     def draw(self, step: int, ema: EMA | None, trackers: Sequence[Tracker]) -> None:
-        """Write `samples/step-…/` and hand it to the trackers. Too little memory or space is told, and the run goes on;
-        any other error ends it, because it would come again at every step."""
+        """Write `samples/step-…/` and hand it to the trackers. Running out of memory or space is logged, and the
+        run goes on; any other error ends it, because it would come again at every step."""
         with outlasting_shortage(f"step {step}: no samples"):
             results = self.generate(step, ema)
             paths = self.write(step, results)
@@ -116,7 +116,7 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 
 
 def build_samples(recipe: Recipe, task: Task, folder: Path) -> TrainingSamples | None:
-    """What `validation.samples` asks for, written below `folder`; prompts are read at once, so a wrong file is told."""
+    """What `validation.samples` asks for, written below `folder`; prompts are read before the first step."""
     section = recipe.validation.samples if recipe.validation else None
     if section is None:
         return None

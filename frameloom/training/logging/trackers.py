@@ -1,5 +1,6 @@
-"""Where metrics, pictures and clips of a run go. All take up after a resume: the same run, without double entries
-where the tracker can drop them.
+"""Trackers of metrics, pictures and clips: JSON lines, TensorBoard, wandb and trackio.
+
+All take up after a resume: the same run, without double entries where the tracker can drop them.
 
 wandb and trackio, both optional, keep runs by project. A run keeps the id that it got there at its first start in
 `trackers.json` of its folder, so a resumed run goes on under it.
@@ -53,7 +54,7 @@ class Tracker(Protocol):
 
 @dataclass(frozen=True)
 class TrackedRun:
-    """What trackers are told of a run: its folder, where it starts now, and how it shall be shown."""
+    """What trackers need to know of a run: its folder, the step that it starts at, and how it is shown."""
 
     folder: Path
     name: str
@@ -179,7 +180,7 @@ class WandbTracker:
 
 
 class TrackioTracker:
-    """trackio knows runs by their name within a project and keeps them on this machine unless it is told otherwise."""
+    """trackio knows runs by their name within a project and keeps them on this machine by default."""
 
     def __init__(self, run: TrackedRun) -> None:
         self._trackio = import_tracker("trackio")
@@ -214,7 +215,7 @@ class LenientTracker:
     def __init__(self, name: str, tracker: Tracker) -> None:
         self._name = name
         self._tracker = tracker
-        self._has_told = False
+        self._has_logged = False
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
         with self._outlasting(f"step {step}"):
@@ -232,9 +233,9 @@ class LenientTracker:
         return outlasting_shortage(f"{place}: nothing more for the tracker '{self._name}'", self._tell)
 
     def _tell(self, *message: object) -> None:
-        if not self._has_told:
+        if not self._has_logged:
             _log.error(*message)
-        self._has_told = True
+        self._has_logged = True
 
 
 def encode_gif(frames_FHWC: NDArray[np.uint8], fps: float) -> bytes:

@@ -1,7 +1,7 @@
-"""Saved activations wait in host memory: one block of pinned memory of fixed size, whose places are used over and over.
+"""Offloading of saved activations to host memory: a buffer of fixed size, pinned for a GPU and reused.
 
-A tensor that finds no room stays on the device: the limit costs memory there, never an error. Copies to the host run
-beside the computation, on a stream of their own; those back come in the order of the computation.
+A tensor that finds no room stays on the device: a small buffer costs memory there, never an error. Copies to the host
+run beside the computation, on a stream of their own; those back come in the order of the computation.
 """
 
 from __future__ import annotations
@@ -22,48 +22,11 @@ ALIGNMENT = 512
 MIN_BYTES = 64 * 1024
 
 
-class Places:
-    """Which parts of a block of memory are taken. First fit; neighbours that are given back are joined."""
-
-    def __init__(self, max_bytes: int) -> None:
-        self.max_bytes = max_bytes // ALIGNMENT * ALIGNMENT
-        self.used_bytes = self.peak_bytes = 0
-        self._free: list[tuple[int, int]] = [(0, self.max_bytes)] if self.max_bytes else []
-
-    def take(self, num_bytes: int) -> tuple[int, int] | None:
-        """Start and stop of a place that is large enough; None when there is none."""
-        size = -(-num_bytes // ALIGNMENT) * ALIGNMENT
-        for index, (start, stop) in enumerate(self._free):
-            if stop - start >= size:
-                self._free[index : index + 1] = [(start + size, stop)] if stop - start > size else []
-                self.used_bytes += size
-                self.peak_bytes = max(self.peak_bytes, self.used_bytes)
-                return start, start + size
-        return None
-
-    def give_back(self, start: int, stop: int) -> None:
-        self.used_bytes -= stop - start
-        index = bisect.bisect(self._free, (start, stop))
-        if index < len(self._free) and self._free[index][0] == stop:
-            stop = self._free.pop(index)[1]
-        if index and self._free[index - 1][1] == start:
-            index, start = index - 1, self._free.pop(index - 1)[0]
-        self._free.insert(index, (start, stop))
-
-
-class Waiting:
-    """A tensor in the buffer; its place is free again when nothing holds this any more."""
-
-    def __init__(self, place: Tensor, device: torch.device) -> None:
-        self.place, self.device = place, device
-
-
 class HostBuffer:
     """Make one for all blocks of a model. The memory is taken when it is first needed."""
 
     def __init__(self, max_bytes: int, *, pin_memory: bool) -> None:
         self.places = Places(max_bytes)
-        self.num_stored = self.num_refused = 0
         self._pin_memory = pin_memory
         self._block: Tensor | None = None
         self._streams: dict[torch.device, torch.cuda.Stream] = {}
@@ -85,9 +48,7 @@ class HostBuffer:
         """A copy; None when there is no room."""
         found = self.places.take(saved.nbytes)
         if found is None:
-            self.num_refused += 1
             return None
-        self.num_stored += 1
         if self._block is None:
             self._block = torch.empty(self.places.max_bytes, dtype=torch.uint8, pin_memory=self._pin_memory)
         place = self._block[found[0] : found[0] + saved.nbytes].view(saved.dtype).view(saved.shape)
@@ -120,3 +81,35 @@ class HostBuffer:
         if device not in self._streams:
             self._streams[device] = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         return self._streams[device]
+
+
+class Waiting:
+    """A tensor in the buffer; its place is free again when nothing holds this any more."""
+
+    def __init__(self, place: Tensor, device: torch.device) -> None:
+        self.place, self.device = place, device
+
+
+class Places:
+    """Which parts of a block of memory are taken. First fit; neighbours that are given back are joined."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self.max_bytes = max_bytes // ALIGNMENT * ALIGNMENT
+        self._free: list[tuple[int, int]] = [(0, self.max_bytes)] if self.max_bytes else []
+
+    def take(self, num_bytes: int) -> tuple[int, int] | None:
+        """Start and stop of a place that is large enough; None when there is none."""
+        size = -(-num_bytes // ALIGNMENT) * ALIGNMENT
+        for index, (start, stop) in enumerate(self._free):
+            if stop - start >= size:
+                self._free[index : index + 1] = [(start + size, stop)] if stop - start > size else []
+                return start, start + size
+        return None
+
+    def give_back(self, start: int, stop: int) -> None:
+        index = bisect.bisect(self._free, (start, stop))
+        if index < len(self._free) and self._free[index][0] == stop:
+            stop = self._free.pop(index)[1]
+        if index and self._free[index - 1][1] == start:
+            index, start = index - 1, self._free.pop(index - 1)[0]
+        self._free.insert(index, (start, stop))

@@ -1,6 +1,6 @@
-"""Frozen models (autoencoder, text encoders) whose weights wait in host memory and visit the device while in use.
+"""Offloading of frozen models (autoencoder, text encoders): their weights are on the device only while in use.
 
-They never change, so a visit costs one copy to the device and none back: the host's numbers are simply taken up again.
+They wait in host memory and never change, so a visit costs one copy to the device and none back.
 Buffers are small and stay on the device. Where the device is the host, there is nothing to move.
 """
 
@@ -16,41 +16,6 @@ from torch import Tensor, nn
 
 from frameloom.models.text.base import TextEncoder
 from frameloom.models.vaes.base import VideoVAE
-
-
-class ParkedModule:
-    """The weights of one model in host memory, pinned for a GPU. The model must stay frozen."""
-
-    def __init__(self, model: nn.Module, device: torch.device) -> None:
-        self.model, self.device = model, device
-        self.num_visits = 0
-        self._depth = 0
-        is_cuda = device.type == "cuda"
-        self._home = [(weight, _bring_home(weight, pin_memory=is_cuda)) for weight in _frozen_weights(model)]
-        self._leave()
-
-    @contextmanager
-    def visiting(self) -> Iterator[None]:
-        """Inside, the model is on the device; calls inside each other make one visit."""
-        if self._depth == 0:
-            self._enter()
-        self._depth += 1
-        try:
-            yield
-        finally:
-            self._depth -= 1
-            if self._depth == 0:
-                self._leave()
-
-    def _enter(self) -> None:
-        self.num_visits += 1
-        for weight, home in self._home:
-            weight.data = home.to(self.device, non_blocking=True, copy=True)
-
-    def _leave(self) -> None:
-        # The device's copies are freed once what was computed with them is done: its allocator sees to that.
-        for weight, home in self._home:
-            weight.data = home
 
 
 def park_encoders(vae: VideoVAE, encoders: Iterable[TextEncoder], device: torch.device) -> list[ParkedModule]:
@@ -81,6 +46,39 @@ def _on_visit(parked: ParkedModule, method: Callable[..., Any]) -> Callable[...,
             return method(*args, **options)
 
     return call
+
+
+class ParkedModule:
+    """The weights of one model in host memory, pinned for a GPU. The model must stay frozen."""
+
+    def __init__(self, model: nn.Module, device: torch.device) -> None:
+        self.model, self.device = model, device
+        self._depth = 0
+        is_cuda = device.type == "cuda"
+        self._home = [(weight, _bring_home(weight, pin_memory=is_cuda)) for weight in _frozen_weights(model)]
+        self._leave()
+
+    @contextmanager
+    def visiting(self) -> Iterator[None]:
+        """Inside, the model is on the device; calls inside each other make one visit."""
+        if self._depth == 0:
+            self._enter()
+        self._depth += 1
+        try:
+            yield
+        finally:
+            self._depth -= 1
+            if self._depth == 0:
+                self._leave()
+
+    def _enter(self) -> None:
+        for weight, home in self._home:
+            weight.data = home.to(self.device, non_blocking=True, copy=True)
+
+    def _leave(self) -> None:
+        # The device's copies are freed once what was computed with them is done: its allocator sees to that.
+        for weight, home in self._home:
+            weight.data = home
 
 
 def _frozen_weights(model: nn.Module) -> list[nn.Parameter]:

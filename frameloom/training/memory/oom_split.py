@@ -1,4 +1,4 @@
-"""Micro-batches that do not fit in memory run in smaller pieces, from the first one that did not fit to the run's end.
+"""Out-of-memory handling: micro-batches that do not fit run in smaller pieces from then on.
 
 The mean of a step is over its samples and every draw is keyed by a sample's slot, so pieces learn what the whole would
 have learnt. The step is begun anew: nothing of it has changed a weight when memory runs out in a pass.
@@ -63,7 +63,7 @@ class OutOfRoom(Exception):
 
 
 class LoneMisfit(Exception):
-    """Memory ran out inside a pass that other processes wait in, so that they cannot be told."""
+    """Memory ran out inside a pass that other processes wait in, which no message can reach."""
 
     def __init__(self, misfit: Misfit) -> None:
         super().__init__(misfit.reason)

@@ -1,4 +1,4 @@
-"""Optimizer state that rests in host memory and visits the device while a step moves its weights, a part at a time.
+"""Offloading of optimizer state to host memory: a step brings it to the device a part at a time.
 
 Weights and gradients stay where they are, so nothing else knows of it. On a GPU the state of the next part arrives, and
 that of the last one leaves, on a stream of their own while a part is computed on; places in pinned host memory are
@@ -28,6 +28,30 @@ _ALIGNMENT = 512
 _MIN_NUMBERS = 1024
 
 
+def apply_offload(optimizer: Optimizer, device: torch.device) -> None:
+    """What a recipe's `optim.offload` asks for."""
+    if device.type == "cpu":
+        raise ConfigError(
+            "optim.offload is true, but the run computes on the CPU, whose memory is the host's; set it to false, or "
+            "choose a GPU with train.device"
+        )
+    offload_state(optimizer, device)
+
+
+def offload_state(optimizer: Optimizer, device: torch.device, part_bytes: int = PART_BYTES) -> HostState:
+    """Give an optimizer of `build_optimizer` its state in host memory, for good. Each part takes a step of its own, so
+    it must treat weights one by one: all but prodigy."""
+    host = HostState(optimizer, device, part_bytes)
+    host.allocate()
+
+    def step(own: Optimizer) -> None:
+        host.step(own)
+
+    # Its hooks run around the whole step, as they do for the optimizer's own.
+    optimizer.step = partial(Optimizer.profile_hook_step(step), optimizer)  # type: ignore[assignment, method-assign]
+    return host
+
+
 class Part(NamedTuple):
     """Some weights of one parameter group."""
 
@@ -36,30 +60,11 @@ class Part(NamedTuple):
     names: list[str]
 
 
-class Shelf:
-    """Host memory for tensors that never go away, in few large pieces."""
-
-    def __init__(self, *, pin_memory: bool) -> None:
-        self.held_bytes = 0
-        self._pin_memory = pin_memory
-        self._block = torch.empty(0, dtype=torch.uint8)
-
-    def place_for(self, tensor: Tensor) -> Tensor:
-        size = -(-tensor.nbytes // _ALIGNMENT) * _ALIGNMENT
-        if size > len(self._block):
-            num_bytes = max(size, _BLOCK_BYTES) if self._pin_memory else size
-            self._block = torch.empty(num_bytes, dtype=torch.uint8, pin_memory=self._pin_memory)
-            self.held_bytes += num_bytes
-        taken, self._block = self._block[: tensor.nbytes], self._block[size:]
-        return taken.view(tensor.dtype).view(tensor.shape)
-
-
 class HostState:
-    """The state of one optimizer. `peak_bytes` is the most that was on the device at once."""
+    """The state of one optimizer in host memory, and its way to the device and back."""
 
     def __init__(self, optimizer: Optimizer, device: torch.device, part_bytes: int) -> None:
         self.optimizer, self.device, self.part_bytes = optimizer, device, part_bytes
-        self.peak_bytes = self._here_bytes = 0
         is_cuda = device.type == "cuda"
         self.shelf = Shelf(pin_memory=is_cuda)
         self._stream = torch.cuda.Stream(device) if is_cuda else None  # type: ignore[no-untyped-call]
@@ -73,7 +78,7 @@ class HostState:
         for part in self._parts():
             with self._only(part, counters):
                 allocate_state(self.optimizer)
-            self._send(part, ())
+            self._send(part)
         self._finish(counters)
 
     def step(self, optimizer: Optimizer) -> None:
@@ -87,7 +92,7 @@ class HostState:
                 arriving = self._bring(parts[number + 1])
             with self._only(part, counters):
                 self._move(optimizer)
-            self._send(part, here)
+            self._send(part)
         self._finish(counters)
 
     def _parts(self) -> list[Part]:
@@ -125,8 +130,6 @@ class HostState:
                     if (home := self._home.get((param, key))) is not None:
                         state[key] = home.to(self.device, non_blocking=True, copy=True)
                         brought.append(state[key])
-        self._here_bytes += sum(tensor.nbytes for tensor in brought)
-        self.peak_bytes = max(self.peak_bytes, self._here_bytes)
         return brought
 
     def _await(self, brought: Sequence[Tensor]) -> None:
@@ -137,7 +140,7 @@ class HostState:
         for tensor in brought:
             tensor.record_stream(current)
 
-    def _send(self, part: Part, brought: Sequence[Tensor]) -> None:
+    def _send(self, part: Part) -> None:
         """Start to copy the state of a part home."""
         if self._stream is not None:
             self._stream.wait_stream(torch.cuda.current_stream(self.device))
@@ -147,7 +150,6 @@ class HostState:
                 for key, tensor in state.items():
                     if isinstance(tensor, Tensor) and tensor.numel() >= _MIN_NUMBERS:
                         state[key] = self._send_tensor(param, key, tensor)
-        self._here_bytes -= sum(tensor.nbytes for tensor in brought)
 
     def _send_tensor(self, param: nn.Parameter, key: str, tensor: Tensor) -> Tensor:
         if (param, key) not in self._home:
@@ -169,25 +171,17 @@ class HostState:
             self._stream.synchronize()
 
 
-def offload_state(optimizer: Optimizer, device: torch.device, part_bytes: int = PART_BYTES) -> HostState:
-    """Give an optimizer of `build_optimizer` its state in host memory, for good. Each part takes a step of its own, so
-    it must treat weights one by one: all but prodigy."""
-    host = HostState(optimizer, device, part_bytes)
-    host.allocate()
+class Shelf:
+    """Host memory for tensors that never go away, in few large pieces."""
 
-    def step(own: Optimizer) -> None:
-        host.step(own)
+    def __init__(self, *, pin_memory: bool) -> None:
+        self._pin_memory = pin_memory
+        self._block = torch.empty(0, dtype=torch.uint8)
 
-    # Its hooks run around the whole step, as they do for the optimizer's own.
-    optimizer.step = partial(Optimizer.profile_hook_step(step), optimizer)  # type: ignore[assignment, method-assign]
-    return host
-
-
-def apply_offload(optimizer: Optimizer, device: torch.device) -> None:
-    """What a recipe's `optim.offload` asks for."""
-    if device.type == "cpu":
-        raise ConfigError(
-            "optim.offload is true, but the run computes on the CPU, whose memory is the host's; set it to false, or "
-            "choose a GPU with train.device"
-        )
-    offload_state(optimizer, device)
+    def place_for(self, tensor: Tensor) -> Tensor:
+        size = -(-tensor.nbytes // _ALIGNMENT) * _ALIGNMENT
+        if size > len(self._block):
+            num_bytes = max(size, _BLOCK_BYTES) if self._pin_memory else size
+            self._block = torch.empty(num_bytes, dtype=torch.uint8, pin_memory=self._pin_memory)
+        taken, self._block = self._block[: tensor.nbytes], self._block[size:]
+        return taken.view(tensor.dtype).view(tensor.shape)

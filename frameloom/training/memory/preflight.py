@@ -1,8 +1,8 @@
-"""A rehearsal: before the first step the largest micro-batch of each bucket runs forward and backward once.
+"""The rehearsal before the first step: the largest micro-batch of each bucket runs forward and backward once.
 
-So memory trouble shows in the first minute, and a bucket that does not fit is halved right there. Nothing remains of
-it: gradients are dropped before an optimizer sees them, draws are keyed, and the order of the data is a function. The
-optimizer's state is in memory already. One clip of a bucket is read and stands for all of its batch.
+A bucket that does not fit in memory shows in the first minute and is halved right there. Nothing remains of the
+rehearsal: gradients are dropped before an optimizer sees them, draws are keyed, and the order of the data is a
+function. The optimizer's state is in memory already. One clip of a bucket is read and stands for all of its batch.
 """
 
 from __future__ import annotations

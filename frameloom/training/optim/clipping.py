@@ -19,6 +19,87 @@ from frameloom.core.errors import ConfigError
 SPIKE = 5.0
 """times its limit, from which on a norm counts as a spike"""
 _MOST_SHRINKING = 10.0
+# Numbers of a gradient whose product with themselves is taken at a time.
+_NORM_PIECE = 1 << 18
+_CLIP_EPS = 1e-6  # what torch adds to the norm before it divides
+
+
+@torch.no_grad()
+def clip_within_step(
+    optimizer: Optimizer, max_norm: float | Callable[[float], float] | None, *, scale: float = 1.0
+) -> Tensor:
+    """`clip_gradients` of an optimizer's parameters; where its step can scale gradients itself, it will.
+
+    That saves a pass over all gradients. The gradients themselves then stay as they are.
+    """
+    params = [param for group in optimizer.param_groups for param in group["params"]]
+    if not _scales_gradients(optimizer):
+        return clip_gradients(params, max_norm, scale=scale)
+    norm = measure_gradients(params)
+    if scale != 1:
+        norm = norm / scale
+    optimizer.grad_scale = None  # type: ignore[attr-defined]
+    limit = max_norm(float(norm)) if callable(max_norm) else max_norm
+    # Where nothing is clipped, and the norm is on the host, dividing by 1 is left out.
+    if scale == 1 and (limit is None or (norm.device.type == "cpu" and float(norm) + _CLIP_EPS <= limit)):
+        return norm
+    excess = torch.ones_like(norm) if limit is None else ((norm + _CLIP_EPS) / limit).clamp_min(1.0)
+    optimizer.grad_scale = excess * scale  # type: ignore[attr-defined]
+    return norm
+
+
+def _scales_gradients(optimizer: Optimizer) -> bool:
+    """Fused AdamW divides gradients by its `grad_scale`; sharded ones have no kernel that does."""
+    groups = optimizer.param_groups
+    is_fused = isinstance(optimizer, AdamW) and all(group["fused"] for group in groups)
+    return is_fused and not any(isinstance(group["params"][0], DTensor) for group in groups)
+
+
+@torch.no_grad()
+def clip_gradients(
+    params: Iterable[nn.Parameter], max_norm: float | Callable[[float], float] | None, *, scale: float = 1.0
+) -> Tensor:
+    """Scale all gradients so that their joint 2-norm is at most `max_norm`; None only measures.
+
+    `max_norm` may be a rule that gives the limit for a norm, which makes the host wait for it. Gradients of a loss that
+    was multiplied by `scale` are divided by it first.
+
+    Returns the norm before clipping, on the device: reading it is what makes the host wait, so read it seldom. A norm
+    that is not finite makes the gradients not finite.
+    """
+    with_grad = [param for param in params if param.grad is not None]
+    if scale != 1:
+        torch._foreach_mul_([param.grad for param in with_grad if param.grad is not None], 1 / scale)
+    norm = measure_gradients(with_grad)
+    if callable(max_norm):
+        max_norm = max_norm(float(norm))
+    # On the CPU reading the norm costs nothing, and a pass that multiplies all gradients by 1 can be left out.
+    if max_norm is not None and not (norm.device.type == "cpu" and norm + _CLIP_EPS <= max_norm):
+        nn.utils.clip_grads_with_norm_(with_grad, max_norm, norm)
+    return norm
+
+
+def measure_gradients(params: Iterable[nn.Parameter]) -> Tensor:
+    """The joint 2-norm of all gradients, on their device."""
+    grads = [param.grad for param in params if param.grad is not None]
+    if not grads:
+        return torch.zeros(())
+    is_sharded, is_on_host = isinstance(grads[0], DTensor), grads[0].device.type == "cpu"
+    if is_on_host and not is_sharded and {grad.dtype for grad in grads} == {torch.float32}:
+        return _measure_in_pieces(grads)
+    norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(grads)))
+    # Each process has the norm of its shard; the sum over all of them is one small collective.
+    return norm.full_tensor() if isinstance(norm, DTensor) else norm
+
+
+def _measure_in_pieces(grads: Sequence[Tensor]) -> Tensor:
+    """Sums the products of short pieces: of 25 million squares at once MKL on an AMD loses one in three thousand."""
+    vectors = [grad for grad in grads if grad.ndim == 1]
+    flat = [grad.flatten() for grad in grads if grad.ndim != 1]
+    if vectors:
+        flat.append(torch.cat(vectors))
+    parts = [part for one in flat for part in (torch.split(one, _NORM_PIECE) if len(one) > _NORM_PIECE else (one,))]
+    return torch.stack([torch.dot(part, part) for part in parts]).sum().sqrt()
 
 
 @dataclass(frozen=True)
@@ -87,88 +168,3 @@ class SpikeGuard:
     def load(self, state: Mapping[str, Any]) -> None:
         norms: Sequence[float] = state["norms"]
         self.num_spikes, self._norms = state["num_spikes"], deque(norms[-self.window :])
-
-
-# Numbers of a gradient whose product with themselves is taken at a time.
-_NORM_PIECE = 1 << 18
-
-
-def measure_gradients(params: Iterable[nn.Parameter]) -> Tensor:
-    """The joint 2-norm of all gradients, on their device."""
-    grads = [param.grad for param in params if param.grad is not None]
-    if not grads:
-        return torch.zeros(())
-    is_sharded, is_on_host = isinstance(grads[0], DTensor), grads[0].device.type == "cpu"
-    if is_on_host and not is_sharded and {grad.dtype for grad in grads} == {torch.float32}:
-        return _measure_in_pieces(grads)
-    norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(grads)))
-    # Each process has the norm of its shard; the sum over all of them is one small collective.
-    return norm.full_tensor() if isinstance(norm, DTensor) else norm
-
-
-def _measure_in_pieces(grads: Sequence[Tensor]) -> Tensor:
-    """Sums the products of short pieces: of 25 million squares at once MKL on an AMD loses one in three thousand."""
-    vectors = [grad for grad in grads if grad.ndim == 1]
-    flat = [grad.flatten() for grad in grads if grad.ndim != 1]
-    if vectors:
-        flat.append(torch.cat(vectors))
-    parts = [part for one in flat for part in (torch.split(one, _NORM_PIECE) if len(one) > _NORM_PIECE else (one,))]
-    return torch.stack([torch.dot(part, part) for part in parts]).sum().sqrt()
-
-
-_CLIP_EPS = 1e-6  # what torch adds to the norm before it divides
-
-
-@torch.no_grad()
-def clip_within_step(
-    optimizer: Optimizer, max_norm: float | Callable[[float], float] | None, *, scale: float = 1.0
-) -> Tensor:
-    """`clip_gradients` of an optimizer's parameters; where its step can scale gradients itself, it will.
-
-    That saves a pass over all gradients. The gradients themselves then stay as they are.
-    """
-    params = [param for group in optimizer.param_groups for param in group["params"]]
-    if not _scales_gradients(optimizer):
-        return clip_gradients(params, max_norm, scale=scale)
-    norm = measure_gradients(params)
-    if scale != 1:
-        norm = norm / scale
-    optimizer.grad_scale = None  # type: ignore[attr-defined]
-    limit = max_norm(float(norm)) if callable(max_norm) else max_norm
-    # Where nothing is clipped, and the number is at hand, dividing by 1 is left out.
-    if scale == 1 and (limit is None or (norm.device.type == "cpu" and float(norm) + _CLIP_EPS <= limit)):
-        return norm
-    excess = torch.ones_like(norm) if limit is None else ((norm + _CLIP_EPS) / limit).clamp_min(1.0)
-    optimizer.grad_scale = excess * scale  # type: ignore[attr-defined]
-    return norm
-
-
-def _scales_gradients(optimizer: Optimizer) -> bool:
-    """Fused AdamW divides gradients by its `grad_scale`; sharded ones have no kernel that does."""
-    groups = optimizer.param_groups
-    is_fused = isinstance(optimizer, AdamW) and all(group["fused"] for group in groups)
-    return is_fused and not any(isinstance(group["params"][0], DTensor) for group in groups)
-
-
-@torch.no_grad()
-def clip_gradients(
-    params: Iterable[nn.Parameter], max_norm: float | Callable[[float], float] | None, *, scale: float = 1.0
-) -> Tensor:
-    """Scale all gradients so that their joint 2-norm is at most `max_norm`; None only measures.
-
-    `max_norm` may be a rule that gives the limit for a norm, which makes the host wait for it. Gradients of a loss that
-    was multiplied by `scale` are divided by it first.
-
-    Returns the norm before clipping, on the device: reading it is what makes the host wait, so read it seldom. A norm
-    that is not finite makes the gradients not finite.
-    """
-    with_grad = [param for param in params if param.grad is not None]
-    if scale != 1:
-        torch._foreach_mul_([param.grad for param in with_grad if param.grad is not None], 1 / scale)
-    norm = measure_gradients(with_grad)
-    if callable(max_norm):
-        max_norm = max_norm(float(norm))
-    # On the CPU the norm is at hand, and a pass over all gradients that multiplies them by 1 can be left out.
-    if max_norm is not None and not (norm.device.type == "cpu" and norm + _CLIP_EPS <= max_norm):
-        nn.utils.clip_grads_with_norm_(with_grad, max_norm, norm)
-    return norm

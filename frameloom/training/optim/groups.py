@@ -1,4 +1,4 @@
-"""Which parameters train, and how fast: choices by name.
+"""Parameter groups: which parameters train, and how fast, chosen by name.
 
 A pattern is one or more whole parts of a parameter's name, with * and ? as in file names: `blocks.1` is in
 `blocks.1.attn.weight` and not in `blocks.10.attn.weight`; `*attn*` finds the letters anywhere; `.` is everything.

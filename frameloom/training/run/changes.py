@@ -1,4 +1,4 @@
-"""What differs between a run's recipe and data and those that it is started with now."""
+"""Differences between the recipe and rows that a run was started with and those of this start."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from frameloom.data.manifest.sources.columns import REQUIRED
 
 _log = get_logger(__name__)
 _ABSENT = "(not there)"
-
 # Sections and keys that do not change what is learnt from one step to the next: length, speed, files, what is shown.
 _HARMLESS = (
     "name",
@@ -52,6 +51,10 @@ _HARMLESS = (
 )
 # Inside one of those: how many micro-batches a step has.
 _HARMFUL = ("parallel.data",)
+# A larger manifest is not copied: its own size is what it would cost each run.
+MAX_ROWS = 2_000_000
+_NUM_SHOWN = 5
+_KEY = ("path", "occurrence")
 
 
 @dataclass(frozen=True)
@@ -102,12 +105,6 @@ def _flatten(value: Any, prefix: str = "") -> dict[str, Any]:
     if not isinstance(value, dict) or not value:
         return {prefix.removesuffix("."): value}
     return {key: leaf for name, part in value.items() for key, leaf in _flatten(part, f"{prefix}{name}.").items()}
-
-
-# A larger manifest is not copied: its own size is what it would cost each run.
-MAX_ROWS = 2_000_000
-_NUM_SHOWN = 5
-_KEY = ("path", "occurrence")
 
 
 def write_rows(path: Path, manifest: Manifest) -> None:
@@ -165,7 +162,7 @@ def _to_text(column: pl.Series) -> pl.Series:
 
 
 def _number(table: pl.DataFrame) -> pl.DataFrame:
-    """One file may have several rows; they are told apart by their order."""
+    """One file may have several rows; their order distinguishes them."""
     return table.with_columns(occurrence=pl.int_range(pl.len()).over("path"))
 
 

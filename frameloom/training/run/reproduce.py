@@ -1,4 +1,4 @@
-"""Start the run again that made an export, a file or a run folder, from what these carry."""
+"""Reproducing a run: its recipe again, from what an export, a file of one or a run folder carries."""
 
 from __future__ import annotations
 
@@ -18,8 +18,6 @@ from frameloom.core.files import write_text
 from frameloom.interop.export.model_card import CARD, FORMAT, NOTE, read_card
 from frameloom.training.run.folder import versions
 from frameloom.weights.safetensors_file import open_safetensors
-
-__all__ = ["Replay", "find_changes", "read_replay", "write_recipe"]
 
 
 @dataclass(frozen=True)

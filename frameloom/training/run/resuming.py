@@ -1,15 +1,19 @@
-"""How a run goes on: which checkpoint, whether it fits the recipe and the data, and where in the data."""
+"""How a run goes on: which checkpoint, whether it fits the recipe and the data, where in the data, and how often."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import json
+import os
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from frameloom.checkpoint.reader import Checkpoint, StoredCheckpoint, find_latest
 from frameloom.checkpoint.retention import clear_leftovers
 from frameloom.config.loading.recipe import load_recipe
 from frameloom.config.schema.recipe import Recipe
 from frameloom.core.errors import CheckpointError, ConfigError, RunError
+from frameloom.core.files import write_json
 from frameloom.core.logging import get_logger
 from frameloom.data.loading.bad_clips import read_bad_clips
 from frameloom.data.manifest.manifest import Manifest
@@ -18,18 +22,6 @@ from frameloom.training.peers import Peers
 from frameloom.training.run.changes import check_changes, describe_changes, find_changes, write_rows
 from frameloom.training.run.folder import RunFolder
 from frameloom.training.tasks.build import BuiltTask
-
-__all__ = [
-    "ResumeChoices",
-    "check_data",
-    "check_groups",
-    "find_checkpoint",
-    "keep_rows",
-    "load_weights",
-    "place_data",
-    "say_fresh",
-]
-
 
 _log = get_logger(__name__)
 
@@ -40,6 +32,11 @@ _SWITCHES = {
     "discriminator": "autoencoder.discriminator",
     "beside": "autoencoder.learn_logvar or text.encoders.N.train",
 }
+MOST_RESTARTS = 3
+"""automatic restarts in a row from one step"""
+_RESTARTS = "restarts.json"
+# Set by torchrun and by Slurm.
+_RESTART_COUNTS = ("TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT")
 
 
 @dataclass(frozen=True)
@@ -188,3 +185,32 @@ def place_data(feed: Feed, position: Position, choices: ResumeChoices) -> Positi
             "data: going on at sample %d of epoch %d, not at sample %d of epoch %d", *place[::-1], *position[::-1]
         )
     return place
+
+
+def count_restart(folder: Path, step: int, environment: Mapping[str, str] | None = None) -> None:
+    """Note a start from `step` of a run; RunError when it is one automatic restart too many.
+
+    A fault that comes back at the same step would otherwise burn the machines until somebody looks. A start by hand
+    counts anew.
+    """
+    values = os.environ if environment is None else environment
+    path = folder / _RESTARTS
+    if all(values.get(name, "0") in ("", "0") for name in _RESTART_COUNTS):
+        path.unlink(missing_ok=True)
+        return
+    step_before, num_before = _read_restarts(path)
+    num_restarts = num_before + 1 if step_before == step else 1
+    if num_restarts > MOST_RESTARTS:
+        raise RunError(
+            f"{folder}: {MOST_RESTARTS} restarts in a row have not come beyond step {step}, and this one would not "
+            "either; look at the messages of the first of them, then start the run by hand"
+        )
+    write_json(path, {"step": step, "restarts": num_restarts})
+
+
+def _read_restarts(path: Path) -> tuple[int, int]:
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        return int(found["step"]), int(found["restarts"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return -1, 0

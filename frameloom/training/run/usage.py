@@ -1,4 +1,4 @@
-"""The ledger of a run: its recipe, its newest checkpoint and its list of bad clips, joined with the plan."""
+"""Per-row usage of a run's epochs, from its recipe, its newest checkpoint and its list of bad clips."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class RunLedger:
 
 
 def account_run(run: Path) -> RunLedger:
-    """Work out the fate of every row in every epoch that the run has begun."""
+    """What became of every row in every epoch that the run has begun."""
     folder = RunFolder(run)
     if not folder.recipe.is_file():
         raise RunError(f"{run}: no run, recipe.yaml is missing; name the folder that `frameloom train` wrote")

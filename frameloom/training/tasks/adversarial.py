@@ -41,115 +41,6 @@ _NAME = "discriminator"
 
 
 @dataclass
-class Judge:
-    """The discriminator and what both turns must know of it; `step` counts from 0, as the published rules do."""
-
-    model: Discriminator
-    settings: AdversarialSettings
-    seed: int
-    device: torch.device
-    step: int = 0
-    made: dict[tuple[int, int], list[tuple[int, Tensor, Tensor]]] = field(default_factory=dict)
-    """of the autoencoder's turn, where the other one follows in the same step: by micro-batch, for each piece of it
-    where it begins, clips and reconstructions"""
-
-    def judge(self, pixels_BCFHW: Tensor, batch: Batch, purpose: str) -> Tensor:
-        generator = None
-        if self.model.config.dropout:
-            # The draws of a piece are its own: norms and draws are those of what is computed at once.
-            counters = (batch.epoch, batch.index, *([batch.part] if batch.part else ()))
-            generator = stream(self.seed, f"{_NAME} dropout {purpose}", *counters, device=str(self.device))
-        logits: Tensor = self.model(pixels_BCFHW, generator)
-        return logits
-
-    def keep(self, batch: Batch, pixels_BCFHW: Tensor, decoded_BCFHW: Tensor) -> None:
-        place = batch.epoch, batch.index
-        if batch.part == 0 and not batch.is_filler:
-            self.made.pop(place, None)  # of passes that did not fit in memory
-        self.made.setdefault(place, []).append((batch.part, pixels_BCFHW, decoded_BCFHW))
-
-
-@dataclass
-class AutoencoderTurn:
-    """The autoencoder's losses, with the discriminator's opinion once it has a say."""
-
-    own: AutoencoderTask
-    judge: Judge
-
-    @property
-    def model(self) -> nn.Module:
-        return self.own.model
-
-    def losses(self, batch: Batch) -> tuple[Tensor, Mapping[str, Tensor]]:
-        made = self.own.reconstruct(batch)
-        compared = self.own.compare(made)
-        judge, settings = self.judge, self.judge.settings
-        if judge.step < settings.start:
-            return spread_losses(compared.loss, compared.parts, batch)
-        with _frozen(judge.model):
-            logits = judge.judge(made.decoded_BCFHW, batch, "autoencoder")
-        last_layer = self.own.vae.last_layer()
-        term = generator_term(logits, compared.reconstruction, last_layer, settings, judge.step)
-        if settings.turns == "both":
-            judge.keep(batch, made.pixels_BCFHW, made.decoded_BCFHW.detach())
-        parts = {**compared.parts, "generator": term.made, "adversarial_weight": term.weight}
-        return spread_losses(compared.loss + term.loss, parts, batch)
-
-
-@dataclass
-class DiscriminatorTurn:
-    """The discriminator's own loss on clips and reconstructions, which are made here unless the turn before did."""
-
-    own: AutoencoderTask
-    judge: Judge
-
-    @property
-    def model(self) -> nn.Module:
-        return self.judge.model
-
-    def losses(self, batch: Batch) -> tuple[Tensor, Mapping[str, Tensor]]:
-        kept = self.judge.made.get((batch.epoch, batch.index))
-        pixels, decoded = self._reconstruct(batch) if kept is None else _find_rows(kept, batch)
-        real = self.judge.judge(pixels, batch, "clips")
-        made = self.judge.judge(decoded, batch, "reconstructions")
-        loss = discriminator_loss(real, made, self.judge.settings, self.judge.step)
-        with torch.no_grad():
-            told = [(real > 0).float().mean(), (made < 0).float().mean()]
-            parts = {"accuracy": (told[0] + told[1]) / 2, "real": real.float().mean(), "made": made.float().mean()}
-        return spread_losses(loss, parts, batch)
-
-    def _reconstruct(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        with torch.no_grad():
-            made = self.own.reconstruct(batch)
-        return made.pixels_BCFHW, made.decoded_BCFHW
-
-
-def _find_rows(kept: Sequence[tuple[int, Tensor, Tensor]], batch: Batch) -> tuple[Tensor, Tensor]:
-    """The rows of a piece, which may be cut otherwise than the pieces that were kept; those are in order."""
-    place, end = batch.part, batch.part + batch.size
-    parts = []
-    for start, pixels, decoded in kept:
-        if start <= place < min(end, start + len(pixels)):
-            rows = slice(place - start, end - start)
-            parts.append((pixels[rows], decoded[rows]))
-            place = start + len(pixels)
-    if len(parts) == 1:
-        return parts[0]
-    parts = parts or [(pixels[:0], decoded[:0]) for _, pixels, decoded in kept[:1]]
-    return torch.cat([pixels for pixels, _ in parts]), torch.cat([decoded for _, decoded in parts])
-
-
-@contextmanager
-def _frozen(model: nn.Module) -> Iterator[None]:
-    """Gradients pass through `model` and leave none in it."""
-    model.requires_grad_(False)
-    try:
-        yield
-    finally:
-        model.requires_grad_(True)
-
-
-@dataclass
 class AdversarialStepper:
     """A step is the autoencoder's, the discriminator's, or both, one after the other."""
 
@@ -245,6 +136,115 @@ def _join(results: Sequence[StepResult]) -> StepResult:
         is_spike=any(result.is_spike for result in results),
         is_overflow=bool(failed) and all(result.is_overflow for result in failed),
     )
+
+
+@dataclass
+class Judge:
+    """The discriminator and what both turns must know of it; `step` counts from 0, as the published rules do."""
+
+    model: Discriminator
+    settings: AdversarialSettings
+    seed: int
+    device: torch.device
+    step: int = 0
+    made: dict[tuple[int, int], list[tuple[int, Tensor, Tensor]]] = field(default_factory=dict)
+    """of the autoencoder's turn, where the other one follows in the same step: by micro-batch, for each piece of it
+    where it begins, clips and reconstructions"""
+
+    def judge(self, pixels_BCFHW: Tensor, batch: Batch, purpose: str) -> Tensor:
+        generator = None
+        if self.model.config.dropout:
+            # The draws of a piece are its own: norms and draws are those of what is computed at once.
+            counters = (batch.epoch, batch.index, *([batch.part] if batch.part else ()))
+            generator = stream(self.seed, f"{_NAME} dropout {purpose}", *counters, device=str(self.device))
+        logits: Tensor = self.model(pixels_BCFHW, generator)
+        return logits
+
+    def keep(self, batch: Batch, pixels_BCFHW: Tensor, decoded_BCFHW: Tensor) -> None:
+        place = batch.epoch, batch.index
+        if batch.part == 0 and not batch.is_filler:
+            self.made.pop(place, None)  # of passes that did not fit in memory
+        self.made.setdefault(place, []).append((batch.part, pixels_BCFHW, decoded_BCFHW))
+
+
+@dataclass
+class AutoencoderTurn:
+    """The autoencoder's losses, with the discriminator's opinion once it has a say."""
+
+    own: AutoencoderTask
+    judge: Judge
+
+    @property
+    def model(self) -> nn.Module:
+        return self.own.model
+
+    def losses(self, batch: Batch) -> tuple[Tensor, Mapping[str, Tensor]]:
+        made = self.own.reconstruct(batch)
+        compared = self.own.compare(made)
+        judge, settings = self.judge, self.judge.settings
+        if judge.step < settings.start:
+            return spread_losses(compared.loss, compared.parts, batch)
+        with _frozen(judge.model):
+            logits = judge.judge(made.decoded_BCFHW, batch, "autoencoder")
+        last_layer = self.own.vae.last_layer()
+        term = generator_term(logits, compared.reconstruction, last_layer, settings, judge.step)
+        if settings.turns == "both":
+            judge.keep(batch, made.pixels_BCFHW, made.decoded_BCFHW.detach())
+        parts = {**compared.parts, "generator": term.made, "adversarial_weight": term.weight}
+        return spread_losses(compared.loss + term.loss, parts, batch)
+
+
+@contextmanager
+def _frozen(model: nn.Module) -> Iterator[None]:
+    """Gradients pass through `model` and leave none in it."""
+    model.requires_grad_(False)
+    try:
+        yield
+    finally:
+        model.requires_grad_(True)
+
+
+@dataclass
+class DiscriminatorTurn:
+    """The discriminator's own loss on clips and reconstructions, which are made here unless the turn before did."""
+
+    own: AutoencoderTask
+    judge: Judge
+
+    @property
+    def model(self) -> nn.Module:
+        return self.judge.model
+
+    def losses(self, batch: Batch) -> tuple[Tensor, Mapping[str, Tensor]]:
+        kept = self.judge.made.get((batch.epoch, batch.index))
+        pixels, decoded = self._reconstruct(batch) if kept is None else _find_rows(kept, batch)
+        real = self.judge.judge(pixels, batch, "clips")
+        made = self.judge.judge(decoded, batch, "reconstructions")
+        loss = discriminator_loss(real, made, self.judge.settings, self.judge.step)
+        with torch.no_grad():
+            right = [(real > 0).float().mean(), (made < 0).float().mean()]
+            parts = {"accuracy": (right[0] + right[1]) / 2, "real": real.float().mean(), "made": made.float().mean()}
+        return spread_losses(loss, parts, batch)
+
+    def _reconstruct(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        with torch.no_grad():
+            made = self.own.reconstruct(batch)
+        return made.pixels_BCFHW, made.decoded_BCFHW
+
+
+def _find_rows(kept: Sequence[tuple[int, Tensor, Tensor]], batch: Batch) -> tuple[Tensor, Tensor]:
+    """The rows of a piece, which may be cut otherwise than the pieces that were kept; those are in order."""
+    place, end = batch.part, batch.part + batch.size
+    parts = []
+    for start, pixels, decoded in kept:
+        if start <= place < min(end, start + len(pixels)):
+            rows = slice(place - start, end - start)
+            parts.append((pixels[rows], decoded[rows]))
+            place = start + len(pixels)
+    if len(parts) == 1:
+        return parts[0]
+    parts = parts or [(pixels[:0], decoded[:0]) for _, pixels, decoded in kept[:1]]
+    return torch.cat([pixels for pixels, _ in parts]), torch.cat([decoded for _, decoded in parts])
 
 
 def add_discriminator(

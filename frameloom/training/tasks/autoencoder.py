@@ -29,47 +29,7 @@ from frameloom.training.tasks.noising import draw_normal
 _MOST_CLIPS = 4
 _MOST_FRAMES = 4
 _GAP_PX = 4
-
-
-def draw_grid(pixels_BCFHW: Tensor, decoded_BCFHW: Tensor) -> Tensor:
-    """Bytes HWC: for each of the first clips a row of frames, evenly chosen, and their reconstructions under it."""
-    num_frames = pixels_BCFHW.shape[2]
-    chosen = torch.linspace(0, num_frames - 1, min(num_frames, _MOST_FRAMES)).round().long().tolist()
-    rows = []
-    for clip, result in zip(pixels_BCFHW[:_MOST_CLIPS], decoded_BCFHW[:_MOST_CLIPS], strict=True):
-        pairs = [torch.cat([clip[:, frame], result[:, frame]], dim=1) for frame in chosen]
-        rows.append(torch.cat(_separate(pairs, dim=2), dim=2))
-    picture_CHW = torch.cat(_separate(rows, dim=1), dim=1)
-    return to_uint8(picture_CHW).permute(1, 2, 0).cpu().contiguous()
-
-
-def _separate(parts: list[Tensor], *, dim: int) -> list[Tensor]:
-    """White lines between neighbours."""
-    shape = list(parts[0].shape)
-    shape[dim] = _GAP_PX
-    line = parts[0].new_ones(shape)
-    return [piece for part in parts for piece in (line, part)][1:]
-
-
 _HALVES = {"encoder": ("encoder.", "quant_conv."), "decoder": ("decoder.", "post_quant_conv.")}
-
-
-class Reconstruction(NamedTuple):
-    """A batch on its way through the autoencoder: clips, latents, results, and the bands of both halves."""
-
-    pixels_BCFHW: Tensor
-    moments: Moments
-    decoded_BCFHW: Tensor
-    encoder_bands: Sequence[Tensor]
-    decoder_bands: Sequence[Tensor]
-
-
-class Comparison(NamedTuple):
-    """Losses of a batch: the sum with its weights, the reconstruction's term in it, and all parts by name."""
-
-    loss: Tensor
-    reconstruction: Tensor
-    parts: dict[str, Tensor]
 
 
 @dataclass
@@ -182,10 +142,48 @@ class AutoencoderTask:
         return to_unit_range(batch.pixels_BCFHW.to(self.device))
 
 
+class Reconstruction(NamedTuple):
+    """A batch on its way through the autoencoder: clips, latents, results, and the bands of both halves."""
+
+    pixels_BCFHW: Tensor
+    moments: Moments
+    decoded_BCFHW: Tensor
+    encoder_bands: Sequence[Tensor]
+    decoder_bands: Sequence[Tensor]
+
+
+class Comparison(NamedTuple):
+    """Losses of a batch: the sum with its weights, the reconstruction's term in it, and all parts by name."""
+
+    loss: Tensor
+    reconstruction: Tensor
+    parts: dict[str, Tensor]
+
+
 def spread_losses(loss: Tensor, parts: Mapping[str, Tensor], batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
     """Losses of a whole micro-batch as those of its samples, which the step takes the mean of."""
     num_samples = len(batch.rows)
     return loss.expand(num_samples), {name: part.expand(num_samples) for name, part in parts.items()}
+
+
+def draw_grid(pixels_BCFHW: Tensor, decoded_BCFHW: Tensor) -> Tensor:
+    """Bytes HWC: for each of the first clips a row of frames, evenly chosen, and their reconstructions under it."""
+    num_frames = pixels_BCFHW.shape[2]
+    chosen = torch.linspace(0, num_frames - 1, min(num_frames, _MOST_FRAMES)).round().long().tolist()
+    rows = []
+    for clip, result in zip(pixels_BCFHW[:_MOST_CLIPS], decoded_BCFHW[:_MOST_CLIPS], strict=True):
+        pairs = [torch.cat([clip[:, frame], result[:, frame]], dim=1) for frame in chosen]
+        rows.append(torch.cat(_separate(pairs, dim=2), dim=2))
+    picture_CHW = torch.cat(_separate(rows, dim=1), dim=1)
+    return to_uint8(picture_CHW).permute(1, 2, 0).cpu().contiguous()
+
+
+def _separate(parts: list[Tensor], *, dim: int) -> list[Tensor]:
+    """White lines between neighbours."""
+    shape = list(parts[0].shape)
+    shape[dim] = _GAP_PX
+    line = parts[0].new_ones(shape)
+    return [piece for part in parts for piece in (line, part)][1:]
 
 
 def freeze_other_half(vae: VideoVAE, train_only: str | None) -> None:

@@ -1,4 +1,4 @@
-"""From a recipe to the task that the loop trains."""
+"""Building a recipe's task: what the loop trains, and how it is saved and exported."""
 
 from __future__ import annotations
 
@@ -21,8 +21,9 @@ from frameloom.core.logging import get_logger
 from frameloom.data.loading.batch import Batch
 from frameloom.models.precision import PRECISIONS, cast_weights
 from frameloom.models.text.scaling import TextScaling, measure_scaling
+from frameloom.training.compiling import apply_compile
 from frameloom.training.memory.encoder_offload import park_encoders
-from frameloom.training.memory.recompute import apply_compile, apply_recompute
+from frameloom.training.memory.recompute import apply_recompute
 from frameloom.training.optim.groups import RateGroup
 from frameloom.training.step import Task
 from frameloom.training.tasks.autoencoder import AutoencoderTask, build_lpips, freeze_other_half
@@ -30,6 +31,10 @@ from frameloom.training.tasks.conditions import ConditionMaker
 from frameloom.training.tasks.denoiser import DenoiserTask
 from frameloom.training.tasks.lora import Adapters, build_adapters
 from frameloom.training.tasks.subject_tuning import Inversion, PriorTask, build_inversion
+
+_log = get_logger(__name__)
+ReadBatches = Callable[[], Sequence[Batch]]
+ShareText = Callable[[TextPipeline], TextPipeline]
 
 
 class TrainTask(Task, Protocol):
@@ -40,18 +45,17 @@ class TrainTask(Task, Protocol):
     def count_tokens(self, batch: Batch) -> int: ...
 
 
-_log = get_logger(__name__)
-
-
 @dataclass(frozen=True)
 class BuiltTask:
-    """A task and how it is exported; `export_config` may measure the trained model on the batches it is given."""
+    """A task and how it is exported."""
 
     task: TrainTask
     kind: str
     name: str
     config: Any
-    export_config: Callable[[Sequence[Batch]], Any]
+    export_config: Callable[[ReadBatches], Any]
+    """the exported model's config; a task that measures the trained model reads batches of pixels for it. Others must
+    not: the clips of a cached run may be gone"""
     extra: dict[str, dict[str, Tensor]] = field(default_factory=dict)
     """constant tensors that a checkpoint must hold besides the weights"""
     adapters: Adapters | Inversion | None = None
@@ -68,9 +72,6 @@ class BuiltTask:
     """whether clips of one frame leave out blocks that others use"""
 
 
-ShareText = Callable[[TextPipeline], TextPipeline]
-
-
 def build_task(
     recipe: Recipe, captions: Sequence[str], device: torch.device, share_text: ShareText = lambda text: text
 ) -> BuiltTask:
@@ -81,22 +82,6 @@ def build_task(
     if recipe.task == "autoencoder":
         return _build_autoencoder(recipe, device)
     return _build_denoiser(recipe, captions, device, share_text)
-
-
-def _build_autoencoder(recipe: Recipe, device: torch.device) -> BuiltTask:
-    section = recipe.autoencoder
-    vae = build_vae(recipe.vae, seed=recipe.seed)
-    freeze_other_half(vae.model, section.train_only)
-    logvar = nn.Parameter(torch.tensor(section.logvar, device=device)) if section.learn_logvar else section.logvar
-    lpips = build_lpips(section.lpips, device) if section.lpips is not None else None
-    task = AutoencoderTask(vae.model.to(device).train(), section, recipe.seed, device, lpips, logvar)
-    _apply_settings(vae.model, vae.model.blocks(), recipe.train, device)
-
-    def config_with_scale(batches: Sequence[Batch]) -> Any:
-        return dataclasses.replace(vae.config, **task.measure_latents(batches))
-
-    beside = {"loss.logvar": logvar} if isinstance(logvar, nn.Parameter) else {}
-    return BuiltTask(task, "vae", vae.name, vae.config, config_with_scale, beside=beside)
 
 
 def _build_denoiser(recipe: Recipe, captions: Sequence[str], device: torch.device, share_text: ShareText) -> BuiltTask:
@@ -145,7 +130,7 @@ def _build_denoiser(recipe: Recipe, captions: Sequence[str], device: torch.devic
     config = denoiser.config
     if recipe.inversion is not None:
         word = build_inversion(recipe.inversion, task, captions, seed=recipe.seed, device=device)
-        return BuiltTask(word.task, "denoiser", recipe.model.family, config, lambda batches: config, extra, word)
+        return BuiltTask(word.task, "denoiser", recipe.model.family, config, lambda read_batches: config, extra, word)
     blocks = denoiser.family.blocks(denoiser.model)
     section = recipe.dreambooth
     has_prior = section is not None and section.class_folder is not None
@@ -154,7 +139,7 @@ def _build_denoiser(recipe: Recipe, captions: Sequence[str], device: torch.devic
         "denoiser",
         recipe.model.family,
         config,
-        lambda batches: config,
+        lambda read_batches: config,
         extra,
         adapters,
         beside=trained_text,
@@ -165,6 +150,22 @@ def _build_denoiser(recipe: Recipe, captions: Sequence[str], device: torch.devic
         blocks=blocks,
         images_skip=denoiser.family.images_skip,
     )
+
+
+def _build_autoencoder(recipe: Recipe, device: torch.device) -> BuiltTask:
+    section = recipe.autoencoder
+    vae = build_vae(recipe.vae, seed=recipe.seed)
+    freeze_other_half(vae.model, section.train_only)
+    logvar = nn.Parameter(torch.tensor(section.logvar, device=device)) if section.learn_logvar else section.logvar
+    lpips = build_lpips(section.lpips, device) if section.lpips is not None else None
+    task = AutoencoderTask(vae.model.to(device).train(), section, recipe.seed, device, lpips, logvar)
+    _apply_settings(vae.model, vae.model.blocks(), recipe.train, device)
+
+    def config_with_scale(read_batches: ReadBatches) -> Any:
+        return dataclasses.replace(vae.config, **task.measure_latents(read_batches()))
+
+    beside = {"loss.logvar": logvar} if isinstance(logvar, nn.Parameter) else {}
+    return BuiltTask(task, "vae", vae.name, vae.config, config_with_scale, beside=beside)
 
 
 def _apply_settings(

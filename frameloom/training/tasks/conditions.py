@@ -1,6 +1,9 @@
-"""What a denoiser is told while it trains besides noise level and caption, drawn for each sample from its own stream.
+"""Conditions of training samples besides noise level and caption: known frames, control clips, sizes, images.
 
-Shape letters: B batch, C channels, F frames, H height, W width, N images beside a clip.
+All that is random is drawn for each sample from its own stream.
+
+Shape letters: B batch, C channels, F frames, H height, W width, N images beside a clip, M
+all of these images.
 """
 
 from __future__ import annotations
@@ -48,8 +51,10 @@ class SampleDraws:
 
 @dataclass(frozen=True)
 class ConditionMaker:
-    """`known` is the law of what is given to an inpaint model; sizes are told to families that take them. `has_control`
-    says that batches bring control clips, which a control model is given."""
+    """`known` says how the known frames of an inpaint model are drawn; families that take sizes are given them.
+
+    `has_control`: batches bring control clips, which a control model is given.
+    """
 
     denoiser: LoadedDenoiser
     vae: VideoVAE

@@ -1,6 +1,7 @@
 """Task `denoiser`: predict what the objective asks for, from noisy latents and captions.
 
-Shape letters: B batch, C channels, F frames, H height, W width, N clips, L noise levels.
+Shape letters: B batch, C channels, F frames, H height, W width, N clips or images beside a clip, L noise
+levels, E text encoders.
 """
 
 from __future__ import annotations
@@ -26,9 +27,11 @@ from frameloom.models.text.scaling import TextScaling
 from frameloom.models.vaes.base import VideoVAE
 from frameloom.training.tasks.conditions import ConditionMaker, image_ordinals, join_images, split_images
 from frameloom.training.tasks.noising import draw_normal, draw_seeds, draw_uniform, finish_noise
+from frameloom.training.tasks.text_table import KnownText
 
 # Enough for shares to a thousandth, and a multiple of the number of levels of a DDPM.
 _SHARE_DRAWS = 20_000
+_Z95 = 1.959964
 
 
 @dataclass
@@ -203,9 +206,6 @@ def unwrap(task: object) -> DenoiserTask:
     return found
 
 
-_Z95 = 1.959964
-
-
 def summarize_levels(loss_NL: Tensor, share_NL: Tensor) -> dict[str, float]:
     """The loss under the training law, and that of each band of the noise level, each with its 95% interval.
 
@@ -241,27 +241,3 @@ def student95(freedom: int) -> float:
     second = (5 * z**5 + 16 * z**3 + 3 * z) / 96
     third = (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384
     return z + first / freedom + second / freedom**2 + third / freedom**3
-
-
-MOST_BYTES = 64 * 2**20
-_CHUNK = 256
-_EMPTY = ""  # every cache has its states
-
-
-@dataclass(frozen=True)
-class KnownText:
-    """`states` of the captions in `rows`, as the denoiser sees them; the last are those of the empty caption."""
-
-    rows: Mapping[str, int]
-    states: TextStates
-
-    def pick(self, captions: Sequence[str], dropped_B: Tensor | None) -> TextStates | None:
-        """The states of these captions, empty where they are dropped; None if one is not known."""
-        rows = [self.rows.get(caption, -1) for caption in captions]
-        if not rows or min(rows) < 0:
-            return None
-        index_B = torch.tensor(rows)
-        if dropped_B is not None:
-            index_B[dropped_B] = len(self.states.tokens_BKD) - 1
-        index_B = index_B.to(self.states.tokens_BKD.device)
-        return TextStates(*(part.index_select(0, index_B) for part in vars(self.states).values()))

@@ -1,4 +1,4 @@
-"""Train adapters beside a frozen denoiser: what is built, saved, resumed and exported instead of the whole model."""
+"""LoRA training: adapters that train, are saved, resumed and exported instead of the whole denoiser."""
 
 from __future__ import annotations
 
@@ -27,9 +27,6 @@ from frameloom.models.lora.adapters import (
     to_adapters,
 )
 
-__all__ = ["Adapters", "build_adapters"]
-
-
 _log = get_logger(__name__)
 
 
@@ -51,7 +48,7 @@ class Adapters:
     """where a checkpoint keeps `state`"""
 
     def tensors(self) -> dict[str, Tensor]:
-        """What a checkpoint holds of the model: all adapters, also those that the optimizer is told to leave alone."""
+        """What a checkpoint holds of the model: all adapters, frozen ones included."""
         parameters = dict(self.denoiser.model.named_parameters())
         return {name: parameters[name] for layer in self.adapted for name in parameter_names(layer)}
 

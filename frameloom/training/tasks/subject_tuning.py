@@ -1,7 +1,4 @@
-"""Teaching a model one subject: textual inversion of a new word, and DreamBooth with pictures of its class.
-
-The loss of a sample is L(instance) + weight * L(class). Noise and noise levels of the two are drawn apart.
-"""
+"""Subject tuning: textual inversion of a new word, and DreamBooth with pictures of the subject's class."""
 
 from __future__ import annotations
 
@@ -128,7 +125,10 @@ def _read_start(section: InversionSection) -> Mapping[str, Tensor]:
 
 @dataclass(frozen=True)
 class PriorTask(WrappedTask):
-    """For batches whose second half are pictures of the class (see `PairedReader`)."""
+    """For batches whose second half are pictures of the class (see `PairedReader`).
+
+    The loss of a sample is L(instance) + weight * L(class). Noise and noise levels of the two are drawn apart.
+    """
 
     weight: float
 

@@ -27,7 +27,8 @@ from frameloom.models.layers.dropout import DropoutSeeds
 from frameloom.models.registry import get_denoiser
 from frameloom.models.spec import DenoiserSpec
 from frameloom.models.text.base import TextStates
-from frameloom.training.memory.recompute import compile_blocks, recompute_blocks
+from frameloom.training.compiling import compile_blocks
+from frameloom.training.memory.recompute import recompute_blocks
 from tests.models.denoisers.bucket_sizes import list_shapes
 
 LATENT_CHANNELS = 4

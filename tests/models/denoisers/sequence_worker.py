@@ -18,11 +18,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from benchmarks.traffic import Traffic
 from frameloom.core.random import stream
 from frameloom.diffusion.flow import FlowObjective
-from frameloom.distributed.sequence_parallel import ALONE, SequenceGroup, Traffic, divide_ranks, join_sequence_group
+from frameloom.distributed.sequence_parallel import ALONE, SequenceGroup, divide_ranks, join_sequence_group
 from frameloom.models.denoisers.building import use_sequence_group
-from frameloom.training.memory.recompute import compile_blocks, recompute_blocks
+from frameloom.training.compiling import compile_blocks
+from frameloom.training.memory.recompute import recompute_blocks
 from tests.models.denoisers.sequence_cases import CASES, MEASURED, Case
 
 Found = dict[str, Any]

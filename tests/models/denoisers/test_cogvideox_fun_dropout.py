@@ -17,7 +17,8 @@ from frameloom.models.denoisers.conditions import Conditions
 from frameloom.models.layers.dropout import DropoutSeeds, draw_kept
 from frameloom.models.registry import get_denoiser
 from frameloom.models.text.base import TextStates
-from frameloom.training.memory.recompute import compile_blocks, recompute_blocks
+from frameloom.training.compiling import compile_blocks
+from frameloom.training.memory.recompute import recompute_blocks
 from tests.models.denoisers.test_cogvideox_fun import KINDS, ROTARY, build_awake
 
 FAMILY = get_denoiser("cogvideox_fun")

@@ -20,12 +20,11 @@ from frameloom.data.media.decode import read_clip
 from frameloom.data.media.writing import read_metadata
 from frameloom.sampling.load import load_sampler
 from frameloom.sampling.pipeline import Request, generate, write_results
-from frameloom.training.build import build_trainer
 from frameloom.training.logging import samples as samples_module
 from frameloom.training.logging.resource_errors import is_shortage
 from frameloom.training.logging.samples import TrainingSamples, evaluating
 from frameloom.training.run.folder import RunFolder
-from frameloom.training.train import train
+from frameloom.training.train import build_trainer, train
 
 PROMPTS = ["a red circle", "a blue square moves left"]
 SAMPLES = {"prompts": PROMPTS, "every": 2, "steps": 2, "guidance": 2.0, "seed": 7, "at_start": True}

@@ -10,15 +10,43 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from frameloom.core.random import stream
-from frameloom.training.memory.activation_offload import ALIGNMENT, MIN_BYTES, HostBuffer, Places
+from frameloom.training.memory.activation_offload import ALIGNMENT, MIN_BYTES, HostBuffer, Places, Waiting
 from frameloom.training.memory.recompute import recompute_blocks
 
 WIDTH, ROWS = 128, 256
 INPUT_BYTES = 4 * WIDTH * ROWS  # of a block; above MIN_BYTES
 
 
+class MeasuredPlaces(Places):
+    used_bytes = peak_bytes = 0
+
+    def take(self, num_bytes: int) -> tuple[int, int] | None:
+        found = super().take(num_bytes)
+        if found is not None:
+            self.used_bytes += found[1] - found[0]
+            self.peak_bytes = max(self.peak_bytes, self.used_bytes)
+        return found
+
+    def give_back(self, start: int, stop: int) -> None:
+        super().give_back(start, stop)
+        self.used_bytes -= stop - start
+
+
+class MeasuredBuffer(HostBuffer):
+    def __init__(self, max_bytes: int, *, pin_memory: bool) -> None:
+        super().__init__(max_bytes, pin_memory=pin_memory)
+        self.places: MeasuredPlaces = MeasuredPlaces(max_bytes)
+        self.num_stored = self.num_refused = 0
+
+    def store(self, saved: Tensor) -> Waiting | None:
+        waiting = super().store(saved)
+        self.num_stored += waiting is not None
+        self.num_refused += waiting is None
+        return waiting
+
+
 def test_places_never_overlap_and_all_come_back() -> None:
-    dice, places = random.Random(0), Places(100 * ALIGNMENT)
+    dice, places = random.Random(0), MeasuredPlaces(100 * ALIGNMENT)
     taken: list[tuple[int, int]] = []
     refused = 0
     for _ in range(2000):
@@ -54,7 +82,7 @@ class Block(nn.Module):
         return x + torch.tanh(self.layer(x)) * table
 
 
-def run(num_blocks: int, buffer: HostBuffer | None, seed: int = 0) -> tuple[list[Tensor], int]:
+def run(num_blocks: int, buffer: MeasuredBuffer | None, seed: int = 0) -> tuple[list[Tensor], int]:
     """All gradients, and bytes in the buffer between the passes."""
     blocks = [Block(index + seed) for index in range(num_blocks)]
     recompute_blocks(blocks, buffer=buffer)
@@ -77,7 +105,7 @@ def equal(ours: list[Tensor], others: list[Tensor]) -> bool:
 def test_what_blocks_are_given_waits_in_the_buffer_and_comes_back_to_the_bit() -> None:
     assert INPUT_BYTES > MIN_BYTES
     expected, _ = run(5, None)
-    buffer = HostBuffer(5 * INPUT_BYTES, pin_memory=False)
+    buffer = MeasuredBuffer(5 * INPUT_BYTES, pin_memory=False)
     found, held = run(5, buffer)
     assert equal(found, expected)
     # The inputs alone: the table belongs to all blocks and has no gradient.
@@ -88,14 +116,14 @@ def test_what_blocks_are_given_waits_in_the_buffer_and_comes_back_to_the_bit() -
 
 def test_a_full_buffer_leaves_the_rest_where_it_is() -> None:
     expected, _ = run(5, None)
-    buffer = HostBuffer(2 * INPUT_BYTES + INPUT_BYTES // 2, pin_memory=False)
+    buffer = MeasuredBuffer(2 * INPUT_BYTES + INPUT_BYTES // 2, pin_memory=False)
     found, held = run(5, buffer)
     assert equal(found, expected)
     assert held == 2 * INPUT_BYTES and (buffer.num_stored, buffer.num_refused) == (2, 3)
 
 
 def test_a_buffer_serves_step_after_step_without_growing() -> None:
-    buffer = HostBuffer(3 * INPUT_BYTES, pin_memory=False)
+    buffer = MeasuredBuffer(3 * INPUT_BYTES, pin_memory=False)
     for step in range(4):
         assert equal(run(3, buffer)[0], run(3, None)[0])
         assert buffer.num_stored == 3 * (step + 1)
@@ -103,7 +131,7 @@ def test_a_buffer_serves_step_after_step_without_growing() -> None:
 
 
 def test_a_forward_without_a_backward_gives_its_places_back() -> None:
-    buffer, block = HostBuffer(3 * INPUT_BYTES, pin_memory=False), Block(0)
+    buffer, block = MeasuredBuffer(3 * INPUT_BYTES, pin_memory=False), Block(0)
     x = torch.randn(ROWS, WIDTH, generator=stream(0, "buffer input")).requires_grad_()
     with buffer.keeping([x]):
         y = checkpoint(block, x, torch.ones(ROWS, WIDTH), use_reentrant=False)

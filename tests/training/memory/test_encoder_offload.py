@@ -7,9 +7,23 @@ import torch
 from torch import Tensor, nn
 
 from frameloom.core.random import stream
+from frameloom.training.memory import encoder_offload
 from frameloom.training.memory.encoder_offload import ParkedModule, park, park_encoders
 
 CPU = torch.device("cpu")
+
+
+class CountedModule(ParkedModule):
+    num_visits = 0
+
+    def _enter(self) -> None:
+        super()._enter()
+        self.num_visits += 1
+
+
+@pytest.fixture(autouse=True)
+def count_visits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(encoder_offload, "ParkedModule", CountedModule)
 
 
 class Encoder(nn.Module):
@@ -37,6 +51,7 @@ def test_weights_are_elsewhere_only_while_a_method_runs() -> None:
     model, x = Encoder(), torch.ones(4, 3)
     expected, before = model.encode(x), model.layer.weight.clone()
     parked = park(model, model, ("encode",), CPU)
+    assert isinstance(parked, CountedModule)
     home = model.layer.weight.data_ptr()
     assert torch.equal(model.encode(x), expected)
     assert model.seen[-1] != home == model.layer.weight.data_ptr()
@@ -49,6 +64,7 @@ def test_weights_are_elsewhere_only_while_a_method_runs() -> None:
 def test_calls_inside_each_other_are_one_visit() -> None:
     model, x = Encoder(), torch.ones(4, 3)
     parked = park(model, model, ("encode", "encode_twice"), CPU)
+    assert isinstance(parked, CountedModule)
     model.encode_twice(x)
     assert parked.num_visits == 1 and len(set(model.seen)) == 1
     model.encode(x)

@@ -12,11 +12,10 @@ from torch import nn
 
 from frameloom.checkpoint.reader import read_state, step_folder
 from frameloom.core.errors import ConfigError
-from frameloom.training.build import build_trainer
 from frameloom.training.loop import Trainer
 from frameloom.training.optim.clipping import FadingLimit, SpikeGuard, clip_gradients
 from frameloom.training.run.folder import RunFolder
-from frameloom.training.train import train
+from frameloom.training.train import build_trainer, train
 
 
 def test_the_limit_narrows_to_its_end_and_stays() -> None:

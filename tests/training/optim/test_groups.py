@@ -11,12 +11,11 @@ from torch import nn
 
 from frameloom.checkpoint.reader import load_latest, read_state, step_folder
 from frameloom.core.errors import ConfigError
-from frameloom.training.build import build_trainer
 from frameloom.training.loop import Trainer
 from frameloom.training.optim.groups import RateGroup, freeze_parameters, group_parameters, hidden_matrices, matches
 from frameloom.training.optim.optimizer import build_optimizer
 from frameloom.training.run.folder import RunFolder
-from frameloom.training.train import train
+from frameloom.training.train import build_trainer, train
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from torch.optim import AdamW, Optimizer
 
 from frameloom.core.errors import CheckpointError, ConfigError
 from frameloom.core.random import stream
-from frameloom.training.optim import kinds as optimizer_kinds
+from frameloom.training.optim import optimizer as optimizers
 from frameloom.training.optim.clipping import clip_gradients, clip_within_step, measure_gradients
 from frameloom.training.optim.optimizer import (
     allocate_state,
@@ -92,7 +92,7 @@ def test_optimizer_is_fused_and_says_so_when_it_cannot_be(monkeypatch, caplog):
             raise RuntimeError("no fused kernel on this device")
         return AdamW(params, **options)
 
-    monkeypatch.setattr(optimizer_kinds, "AdamW", without_fused_kernel)
+    monkeypatch.setattr(optimizers, "AdamW", without_fused_kernel)
     with caplog.at_level(logging.WARNING, logger="frameloom"):
         plain = make_optimizer(model)
     assert "no fused kernel" in caplog.text

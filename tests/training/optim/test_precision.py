@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 from pathlib import Path
 from typing import Any
@@ -12,10 +11,9 @@ import torch
 from torch import nn
 
 from frameloom.checkpoint.reader import load_latest, read_state, step_folder
-from frameloom.core.errors import CheckpointError, ConfigError
+from frameloom.core.errors import CheckpointError
 from frameloom.sampling.load import load_sampler
 from frameloom.training.caching import write_caches
-from frameloom.training.memory.device import limit_memory, memory_share
 from frameloom.training.optim.optimizer import build_optimizer
 from frameloom.training.optim.precision import MasterWeights
 from frameloom.training.run.resuming import ResumeChoices
@@ -122,12 +120,3 @@ def test_bf16_resumes_to_the_bit_and_a_fixed_seed_gives_a_fixed_run(world: Any) 
     other = train(world.recipe("--name", "other", "--seed", "7", train=settings(**fixed), data=DATA))
     assert files(whole) == files(parts) and files(whole) != files(other)
     assert not torch.are_deterministic_algorithms_enabled()
-
-
-def test_a_limit_of_memory_is_a_share_of_the_device(caplog: pytest.LogCaptureFixture) -> None:
-    assert memory_share("20GB", 80 * 2**30) == 0.25 and memory_share(0.5, 1) == 0.5
-    with pytest.raises(ConfigError, match=r"the device has 10\.0GB"):
-        memory_share("20GB", 10 * 2**30)
-    with caplog.at_level(logging.WARNING, logger="frameloom"):
-        limit_memory("20GB", torch.device("cpu"))
-    assert "no effect on the CPU" in caplog.text

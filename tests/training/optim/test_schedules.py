@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from frameloom.core.errors import ConfigError
-from frameloom.training.build import build_rate
 from frameloom.training.optim.schedules import build_schedule
+from frameloom.training.train import build_rate
 
 GOLDENS = Path(__file__).parents[2] / "goldens"
 

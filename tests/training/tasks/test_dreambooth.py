@@ -16,11 +16,10 @@ from frameloom.core.errors import CheckpointError, ConfigError
 from frameloom.data.loading.companions import PAIR_SLOT
 from frameloom.data.loading.loader import request_at
 from frameloom.data.media.writing import read_metadata
-from frameloom.training.build import build_trainer
 from frameloom.training.feed import build_feed
 from frameloom.training.run.folder import RunFolder
 from frameloom.training.tasks.subject_tuning import PriorTask, make_class_images
-from frameloom.training.train import train
+from frameloom.training.train import build_trainer, train
 from tests.training.tasks.test_textual_inversion import write_base
 
 TEXT = {"text_width": 384, "pooled_width": 384}

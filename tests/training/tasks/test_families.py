@@ -13,10 +13,9 @@ from frameloom.core.errors import ConfigError
 from frameloom.data.loading.loader import iterate_batches
 from frameloom.sampling.load import load_sampler
 from frameloom.sampling.pipeline import Request, generate
-from frameloom.training.build import build_trainer
 from frameloom.training.run.folder import RunFolder
 from frameloom.training.tasks.denoiser import DenoiserTask
-from frameloom.training.train import train
+from frameloom.training.train import build_trainer, train
 from tests.training.runs import losses
 
 IMAGES = {"buckets": {"_delete_": True, "64px": {"1": [1.0, 4]}}}

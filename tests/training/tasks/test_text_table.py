@@ -8,12 +8,12 @@ import pytest
 import torch
 
 from frameloom.config.schema.recipe import Recipe
-from frameloom.training import build as training_build
-from frameloom.training.build import build_trainer
 from frameloom.training.caching import write_caches
 from frameloom.training.loop import Trainer
 from frameloom.training.run.folder import RunFolder
+from frameloom.training.tasks import text_table
 from frameloom.training.tasks.denoiser import unwrap
+from frameloom.training.train import build_trainer
 
 DROPOUT = 0.3
 
@@ -37,7 +37,7 @@ def build(recipe: Recipe, name: str) -> Trainer:
 
 def test_a_step_sees_the_text_that_its_batch_would_have_brought(recipe, monkeypatch):
     known = build(recipe, "known")
-    monkeypatch.setattr(training_build, "MOST_BYTES", 1000)
+    monkeypatch.setattr(text_table, "MOST_BYTES", 1000)
     read = build(recipe, "read")
     tasks = [unwrap(trainer.built.task) for trainer in (known, read)]
     assert tasks[0].known is not None and tasks[1].known is None

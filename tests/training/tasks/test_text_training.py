@@ -13,10 +13,9 @@ from frameloom.checkpoint.reader import load_latest, read_state, step_folder
 from frameloom.core.errors import CheckpointError
 from frameloom.models.text.base import build_text_encoder
 from frameloom.sampling.load import Source, load_sampler, open_sampler
-from frameloom.training.build import build_trainer
 from frameloom.training.run.folder import RunFolder
 from frameloom.training.run.resuming import ResumeChoices
-from frameloom.training.train import train
+from frameloom.training.train import build_trainer, train
 from tests.models.text.tiny import POSITIONS, make_sdxl
 from tests.training.tasks.test_textual_inversion import write_base
 

@@ -18,11 +18,10 @@ from frameloom.core.errors import CheckpointError, ConfigError
 from frameloom.models.registry import get_denoiser
 from frameloom.sampling.load import load_sampler
 from frameloom.sampling.pipeline import Request, encode_prompts, generate
-from frameloom.training.build import build_trainer
 from frameloom.training.run.folder import RunFolder
 from frameloom.training.run.resuming import ResumeChoices
 from frameloom.training.tasks.subject_tuning import InversionTask
-from frameloom.training.train import train
+from frameloom.training.train import build_trainer, train
 from tests.models.text.tiny import POSITIONS, make_sdxl
 
 WORD = "<toy>"

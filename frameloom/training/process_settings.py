@@ -1,8 +1,4 @@
-"""Settings of the process that a recipe asks for: device memory, determinism, the garbage collector.
-
-Left alone, it stops a process for a moment whenever enough objects have been made, each process at another time, and
-all others wait for it at the next collective. On a schedule all stop together, after the same step.
-"""
+"""Settings of the training process: a limit on device memory, deterministic kernels, scheduled garbage collection."""
 
 from __future__ import annotations
 
@@ -64,10 +60,12 @@ def memory_share(limit: float | str, total_bytes: int) -> float:
 
 @contextmanager
 def scheduled_garbage(every: int | None) -> Iterator[Callable[[int], bool]]:
-    """Inside, cycles are collected only by the function that it gives, which is told each step that is done and says
-    whether it collected. What is there at the start (modules, the model) is never looked at again until the end.
+    """Inside, cycles are collected only by the function that it gives: call it after each step; it returns whether it
+    collected. Objects that exist at the start (modules, the model) are not looked at until the end.
 
-    None leaves the collector alone.
+    Left alone, Python's collector stops a process for a moment whenever enough objects have been made, each process at
+    another time, and all others wait for it at the next collective. On a schedule all stop together, after the same
+    step. `every` None leaves the collector alone.
     """
     if every is None:
         yield lambda step: False

@@ -13,19 +13,11 @@ import pytest
 
 from frameloom.checkpoint.reader import list_steps
 from frameloom.core.errors import ConfigError
-from frameloom.training.launch.launch import (
-    Host,
-    Job,
-    Slurm,
-    host_commands,
-    read_hostfile,
-    single_command,
-    slurm_script,
-)
+from frameloom.training.launch import Host, Job, Slurm, host_commands, read_hostfile, single_command, slurm_script
 from frameloom.training.run.folder import RunFolder
 from tests.faults.warm import run_frameloom
 
-STARTER = "frameloom.training.launch.starter"
+STARTER = "frameloom.training.launch"
 JOB = Job("my run.yaml", ["--parallel.zero", "2", "--data.where", "fps > 8; rm x"], nproc=4)
 
 

@@ -1,14 +1,16 @@
-"""Python's garbage collector on a schedule."""
+"""Settings of the training process: the schedule of the garbage collector, and a limit on device memory."""
 
 from __future__ import annotations
 
 import gc
+import logging
 import weakref
 
 import pytest
+import torch
 
 from frameloom.core.errors import ConfigError
-from frameloom.training.memory.device import scheduled_garbage
+from frameloom.training.process_settings import limit_memory, memory_share, scheduled_garbage
 from frameloom.training.train import train
 from tests.training.test_loop import records
 
@@ -75,3 +77,12 @@ def test_a_run_with_a_schedule_collects_on_it_and_trains_the_same(world) -> None
         gc.callbacks.remove(note)
     assert len(times) == 2
     assert records(plain, "train/loss") == records(scheduled, "train/loss")
+
+
+def test_a_limit_of_memory_is_a_share_of_the_device(caplog: pytest.LogCaptureFixture) -> None:
+    assert memory_share("20GB", 80 * 2**30) == 0.25 and memory_share(0.5, 1) == 0.5
+    with pytest.raises(ConfigError, match=r"the device has 10\.0GB"):
+        memory_share("20GB", 10 * 2**30)
+    with caplog.at_level(logging.WARNING, logger="frameloom"):
+        limit_memory("20GB", torch.device("cpu"))
+    assert "no effect on the CPU" in caplog.text

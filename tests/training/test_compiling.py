@@ -11,13 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from frameloom.core.errors import ConfigError
-from frameloom.training.memory.recompute import (
-    apply_compile,
-    check_compiler,
-    compile_blocks,
-    part_kept_code,
-    recompute_blocks,
-)
+from frameloom.training.compiling import apply_compile, check_compiler, compile_blocks, part_kept_code
+from frameloom.training.memory.recompute import recompute_blocks
 from frameloom.training.train import train
 from tests.models.denoisers.contract import SavedBytes
 from tests.training.test_loop import records

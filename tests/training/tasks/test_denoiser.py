@@ -7,10 +7,9 @@ import json
 import pytest
 import torch
 
-from frameloom.training.build import build_trainer
 from frameloom.training.run.folder import RunFolder
 from frameloom.training.tasks.denoiser import half_width, student95, summarize_levels
-from frameloom.training.train import train
+from frameloom.training.train import build_trainer, train
 
 VALIDATION = {"every": 2, "where": {"split": "heldout"}, "batches": 2, "levels": 4}
 

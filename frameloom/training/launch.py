@@ -1,11 +1,16 @@
-"""The command that starts a run on several processes: one box, the hosts of a file, or a Slurm job.
+"""Starting a run on several processes: the torchrun commands for one machine, a hostfile or a Slurm job.
 
-`frameloom train` reads its place among the processes from the environment that torchrun sets, so all three come down to
-torchrun. Words are quoted for a POSIX shell; nothing here goes through one unless it is printed and pasted.
+`frameloom train` reads its rank from the environment that torchrun sets. Words are quoted for a POSIX shell; nothing
+here goes through one unless it is printed and pasted. The commands run this module, which is torchrun with quiet
+failures:
+
+    python -m frameloom.training.launch --nproc-per-node=8 -m frameloom train my.yaml
 """
 
 from __future__ import annotations
 
+import logging
+import os
 import re
 import shlex
 import sys
@@ -16,7 +21,7 @@ from pathlib import Path
 from frameloom.core.errors import ConfigError
 
 PORT = 29500
-_STARTER = "frameloom.training.launch.starter"
+_STARTER = "frameloom.training.launch"
 _HOST = re.compile(r"^[A-Za-z0-9]([A-Za-z0-9._:-]*[A-Za-z0-9])?$")
 _SLOTS = re.compile(r"^slots=(\d+)$")
 
@@ -173,3 +178,38 @@ def slurm_script(job: Job, slurm: Slurm, *, name: str) -> str:
 
 def _torchrun(restarts: int) -> list[str]:
     return [sys.executable, "-m", _STARTER, *([f"--max-restarts={restarts}"] if restarts else [])]
+
+
+def start(words: Sequence[str]) -> int:
+    """Run torchrun without its last words and give an exit code; one above 128 is that of a signal.
+
+    Where a process has said what is wrong, torchrun's report and trace would bury that. The exit code is that of the
+    process that failed first.
+    """
+    # Here, because the commands alone need no torch.
+    from torch.distributed.elastic.multiprocessing.api import SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.run import get_args_parser, run
+
+    # Each of its loggers has a level of its own.
+    for name in list(logging.root.manager.loggerDict):
+        if name.startswith("torch.distributed.elastic"):
+            logging.getLogger(name).setLevel(logging.CRITICAL)
+    args = get_args_parser().parse_args(list(words))
+    num_local = int(args.nproc_per_node) if args.nproc_per_node.isdecimal() else 1
+    # torchrun would say at length that it sets this to 1, which leaves most cores of a large machine idle.
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // max(num_local, 1))))
+    try:
+        run(args)  # type: ignore[no-untyped-call]
+    except ChildFailedError as error:
+        _, failure = error.get_first_failure()
+        if failure.exitcode < 0:
+            print(f"process {failure.local_rank} of this machine ended by signal {-failure.exitcode}", file=sys.stderr)
+        return failure.exitcode if failure.exitcode > 0 else 128 - failure.exitcode
+    except SignalException as error:
+        return 128 + int(error.sigval)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(start(sys.argv[1:]))
