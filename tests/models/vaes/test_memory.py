@@ -16,7 +16,6 @@ MEASURE = """
 import json, sys
 import torch
 from benchmarks.harness import measure_peak_bytes
-from frameloom.models.vaes import get_vae
 from frameloom.models.registry import get_vae
 
 torch.set_num_threads(1)

@@ -10,7 +10,7 @@ level below (encoder), or is predicted by a side branch and added one level abov
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from frameloom.core.errors import ConfigError
-from frameloom.models.vaes.base import Moments, VideoVAE, load_same_keys
+from frameloom.models.vaes.base import Moments, VideoVAE
 from frameloom.models.vaes.wfvae.blocks import (
     CausalConv3d,
     Downsample2D,
@@ -69,9 +69,9 @@ def _build_middle(config: WFVAEConfig, widths: Sequence[int]) -> Layers:
     before, inside, after = widths
     attention = [FrameAttention(inside, config.norm)] if config.attention else []
     return Layers(
-        ResBlock3D(before, inside, config.norm, config.dropout),
+        ResBlock3D(before, inside, config.norm),
         *attention,
-        ResBlock3D(inside, after, config.norm, config.dropout),
+        ResBlock3D(inside, after, config.norm),
     )
 
 
@@ -81,15 +81,14 @@ class Encoder(nn.Module):
     def __init__(self, config: WFVAEConfig) -> None:
         super().__init__()
         base, flow = config.base_channels, config.encoder_flow_channels
-        settings = (config.norm, config.dropout)
         self.down1 = Layers(
             FrameConv2d(8 * COLOURS, base),
-            *[ResBlock2D(base, *settings) for _ in range(config.encoder_res_blocks)],
+            *[ResBlock2D(base, config.norm) for _ in range(config.encoder_res_blocks)],
             Downsample3D(base) if config.level1_temporal else Downsample2D(base),
         )
         self.down2 = Layers(
             FrameConv2d(base + flow, 2 * base),
-            *[ResBlock3D(2 * base, 2 * base, *settings) for _ in range(config.encoder_res_blocks)],
+            *[ResBlock3D(2 * base, 2 * base, config.norm) for _ in range(config.encoder_res_blocks)],
             Downsample3D(2 * base) if config.level2_temporal else Downsample2D(2 * base),
         )
         self.connect_l1 = FrameConv2d(BANDS_OF[config.level1_temporal] * COLOURS, flow)
@@ -116,21 +115,20 @@ class Decoder(nn.Module):
     def __init__(self, config: WFVAEConfig) -> None:
         super().__init__()
         base, self.flow = config.base_channels, config.decoder_flow_channels
-        settings = (config.norm, config.dropout)
         num_blocks = config.decoder_res_blocks
         self.conv_in = CausalConv3d(config.latent_channels, 4 * base)
         self.mid = _build_middle(config, (4 * base, 4 * base, 4 * base + self.flow))
         self.up2 = Layers(
-            *[ResBlock3D(4 * base, 4 * base, *settings) for _ in range(num_blocks)],
+            *[ResBlock3D(4 * base, 4 * base, config.norm) for _ in range(num_blocks)],
             Upsample3D(4 * base, config.time_interpolation) if config.level2_temporal else Upsample2D(4 * base),
-            ResBlock3D(4 * base, 4 * base + self.flow, *settings),
+            ResBlock3D(4 * base, 4 * base + self.flow, config.norm),
         )
         self.up1 = Layers(
-            *[ResBlock3D((2 if index else 4) * base, 2 * base, *settings) for index in range(num_blocks)],
+            *[ResBlock3D((2 if index else 4) * base, 2 * base, config.norm) for index in range(num_blocks)],
             Upsample3D(2 * base, config.time_interpolation) if config.level1_temporal else Upsample2D(2 * base),
-            ResBlock3D(2 * base, 2 * base, *settings),
+            ResBlock3D(2 * base, 2 * base, config.norm),
         )
-        self.layer = Layers(ResBlock3D(2 * base, base, *settings), ResBlock3D(base, base, *settings))
+        self.layer = Layers(ResBlock3D(2 * base, base, config.norm), ResBlock3D(base, base, config.norm))
         self.connect_l1 = self._build_branch(config, BANDS_OF[config.level1_temporal])
         self.connect_l2 = self._build_branch(config, BANDS_OF[config.level2_temporal])
         self.norm_out = build_norm(config.norm, base)
@@ -141,7 +139,7 @@ class Decoder(nn.Module):
     @staticmethod
     def _build_branch(config: WFVAEConfig, num_bands: int) -> Layers:
         width = config.decoder_flow_channels
-        blocks = [ResBlock3D(width, width, config.norm, config.dropout) for _ in range(config.connect_res_blocks)]
+        blocks = [ResBlock3D(width, width, config.norm) for _ in range(config.connect_res_blocks)]
         return Layers(*blocks, FrameConv2d(width, num_bands * COLOURS))
 
     def forward(self, latent_BCFHW: Tensor, stream: FrameStream | None = None) -> tuple[Tensor, Coefficients]:
@@ -239,36 +237,3 @@ class WFVAE(VideoVAE):
         latent_BCFHW = latent_BCFHW.contiguous(memory_format=torch.channels_last_3d)
         bands_BCFHW, coefficients = self.decoder(latent_BCFHW, stream)
         return join_3d(bands_BCFHW, haar_taps_3d().to(bands_BCFHW.device), stream), coefficients
-
-
-# Where a training checkpoint keeps the weights, best first.
-SECTIONS = ("ema_state_dict", "state_dict.gen_model", "state_dict")
-_FILTERS = (HaarSplit2D, HaarJoin2D, HaarSplit3D, HaarJoin3D)
-_OUTER = ("wavelet_transform_in", "inverse_wavelet_transform_out")
-
-
-def load_original(model: VideoVAE, tensors: Mapping[str, Tensor]) -> None:
-    """Load a state dict with published keys, or raise CheckpointError that names what does not fit.
-
-    Averaged weights hold only what was trained, so absent wavelet filters are made anew. A `module.` prefix goes,
-    and so do the filters of the pixel transform, which later versions of the model store.
-    """
-    load_same_keys(model, _make_filters(model) | _rename(tensors), where="WFVAE weights")
-
-
-def _rename(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    renamed: dict[str, Tensor] = {}
-    for key, tensor in tensors.items():
-        ours = key.replace("module.", "")
-        if not any(part in _OUTER for part in ours.split(".")):
-            renamed[ours.replace("wavelet_transform_", "wavelet_tranform_")] = tensor
-    return renamed
-
-
-def _make_filters(model: VideoVAE) -> dict[str, Tensor]:
-    """All wavelet entries of the model's state dict, from their constants."""
-    entries: dict[str, Tensor] = {}
-    for name, layer in model.named_modules():
-        if isinstance(layer, _FILTERS):
-            entries |= {f"{name}.{key}": taps for key, taps in type(layer)().state_dict().items()}
-    return entries
