@@ -23,6 +23,16 @@ from frameloom.diffusion.flow import FlowObjective
 from frameloom.diffusion.objective import Objective, OnStep, Predict
 from frameloom.diffusion.sampler_table import SAMPLERS
 
+_CLASSES = {
+    "ddim": "DDIMScheduler",
+    "ddpm": "DDPMScheduler",
+    "euler": "EulerDiscreteScheduler",
+    "euler_ancestral": "EulerAncestralDiscreteScheduler",
+    "dpmpp_2m": "DPMSolverMultistepScheduler",
+    "unipc": "UniPCMultistepScheduler",
+}
+_PREDICTIONS = {"v": "v_prediction", "epsilon": "epsilon", "sample": "sample"}
+
 
 @dataclass(frozen=True)
 class Start:
@@ -128,17 +138,6 @@ def _find_slope(objective: Objective, predict: Predict, x: Tensor, level: float)
         output = predict(x / math.hypot(level, objective.sigma_data), objective.timestep_B(level_B)).to(x.dtype)
         return (x - objective.find_latent(x, output, level)) / level
     return predict(x, level_B.float()).to(x.dtype)
-
-
-_CLASSES = {
-    "ddim": "DDIMScheduler",
-    "ddpm": "DDPMScheduler",
-    "euler": "EulerDiscreteScheduler",
-    "euler_ancestral": "EulerAncestralDiscreteScheduler",
-    "dpmpp_2m": "DPMSolverMultistepScheduler",
-    "unipc": "UniPCMultistepScheduler",
-}
-_PREDICTIONS = {"v": "v_prediction", "epsilon": "epsilon", "sample": "sample"}
 
 
 def build_scheduler(name: str, objective: Objective, latent: Tensor, num_steps: int) -> Any:

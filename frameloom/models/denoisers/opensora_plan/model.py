@@ -182,26 +182,6 @@ def blocks(model: nn.Module) -> list[nn.Module]:
     return list_blocks(model, BLOCK_LISTS)
 
 
-class SelfAttention(Projections):
-    """`attend` works on heads: [B, N, H, head width] three times, the rotary table and a mask, to [B, N, D]."""
-
-    def __init__(self, config: OpenSoraPlanConfig, layer: int) -> None:
-        super().__init__(config.hidden_size, config.num_attention_heads, bias=config.attention_bias)
-        self.attend = SkiparseAttention(config.pattern(layer), config.sparse_n)
-
-    def forward(self, x_BND: Tensor, rope_N1P: Tensor, mask: Tensor | None) -> Tensor:
-        attended: Tensor = self.to_out(self.attend(*self.project(x_BND, x_BND), rope_N1P, mask))
-        return attended
-
-
-class CrossAttention(Projections):
-    """Always over all tokens: dealing the queries into sub-sequences would not change what they see of the text."""
-
-    def forward(self, x_BND: Tensor, text_BKD: Tensor, mask_B11K: Tensor | None) -> Tensor:
-        attended: Tensor = self.to_out(attend_tokens(*self.project(x_BND, text_BKD), mask_B11K))
-        return attended
-
-
 class Block(ModulationTable):
     """Self-attention, cross-attention to the text, MLP. The cross-attention has neither norm nor gate."""
 
@@ -229,3 +209,23 @@ class Block(ModulationTable):
         x_BND = torch.addcmul(x_BND, gate1, self.drop_mixed(mixed_BND, dropout_keys))
         x_BND = x_BND + self.drop_told(self.attn2(x_BND, text_BKD, text_mask_B11K), dropout_keys)
         return torch.addcmul(x_BND, gate2, self.ff(modulate(x_BND, shift2, scale2, self.eps), dropout_keys))
+
+
+class SelfAttention(Projections):
+    """`attend` works on heads: [B, N, H, head width] three times, the rotary table and a mask, to [B, N, D]."""
+
+    def __init__(self, config: OpenSoraPlanConfig, layer: int) -> None:
+        super().__init__(config.hidden_size, config.num_attention_heads, bias=config.attention_bias)
+        self.attend = SkiparseAttention(config.pattern(layer), config.sparse_n)
+
+    def forward(self, x_BND: Tensor, rope_N1P: Tensor, mask: Tensor | None) -> Tensor:
+        attended: Tensor = self.to_out(self.attend(*self.project(x_BND, x_BND), rope_N1P, mask))
+        return attended
+
+
+class CrossAttention(Projections):
+    """Always over all tokens: dealing the queries into sub-sequences would not change what they see of the text."""
+
+    def forward(self, x_BND: Tensor, text_BKD: Tensor, mask_B11K: Tensor | None) -> Tensor:
+        attended: Tensor = self.to_out(attend_tokens(*self.project(x_BND, text_BKD), mask_B11K))
+        return attended

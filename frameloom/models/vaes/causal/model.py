@@ -34,110 +34,11 @@ from frameloom.models.vaes.causal.blocks import (
 from frameloom.models.vaes.causal.config import CausalVAEConfig
 
 COLOURS = 3
+_ALL = 2**31
 _RES_BLOCKS: dict[str, Callable[[int, int, int], nn.Module]] = {
     "ResnetBlock3D": ResnetBlock3D,
     "ResnetBlock2D": ResnetBlock2D,
 }
-
-
-def _build_resize(name: str, channels: int) -> nn.Module | None:
-    layer: nn.Module | None = getattr(blocks, name)(channels) if name else None
-    return layer
-
-
-class Middle(nn.Module):
-    def __init__(self, channels: int, attention: str, groups: int) -> None:
-        super().__init__()
-        self.block_1 = ResnetBlock3D(channels, channels, groups)
-        self.attn_1 = FrameAttention(channels, groups, mixes_frames=attention == "AttnBlock3D")
-        self.block_2 = ResnetBlock3D(channels, channels, groups)
-
-    def forward(self, x_BCFHW: Tensor) -> Tensor:
-        result: Tensor = self.block_2(self.attn_1(self.block_1(x_BCFHW)))
-        return result
-
-
-class Level(nn.Module):
-    """Residual blocks, then the resizing in space and in time that this level has; it is named by its direction."""
-
-    def __init__(self, res_block: str, widths: tuple[int, int], num_blocks: int, groups: int) -> None:
-        super().__init__()
-        build = _RES_BLOCKS[res_block]
-        before, inside = widths
-        self.block = nn.ModuleList(build(inside if index else before, inside, groups) for index in range(num_blocks))
-        self.resizes: list[str] = []
-
-    def add_resize(self, name: str, layer: nn.Module | None) -> None:
-        if layer is not None:
-            self.add_module(name, layer)
-            self.resizes.append(name)
-
-    def forward(self, x_BCFHW: Tensor) -> Tensor:
-        for block in self.block:
-            x_BCFHW = block(x_BCFHW)
-        for name in self.resizes:
-            x_BCFHW = getattr(self, name)(x_BCFHW)
-        return x_BCFHW
-
-
-class Encoder(nn.Module):
-    """Pixels to raw moments."""
-
-    def __init__(self, config: CausalVAEConfig) -> None:
-        super().__init__()
-        widths, groups = config.widths, config.norm_groups
-        self.conv_in: nn.Module
-        if config.encoder_conv_in == "Conv2d":
-            self.conv_in = FrameConv2d(COLOURS, config.hidden_size)
-        else:
-            self.conv_in = CausalConv3d(COLOURS, config.hidden_size)
-        self.down = nn.ModuleList()
-        before = config.hidden_size
-        for index, width in enumerate(widths):
-            level = Level(config.encoder_resnet_blocks[index], (before, width), config.num_res_blocks, groups)
-            level.add_resize("downsample", _build_resize(config.encoder_spatial_downsample[index], width))
-            level.add_resize("time_downsample", _build_resize(config.encoder_temporal_downsample[index], width))
-            self.down.append(level)
-            before = width
-        self.mid = Middle(widths[-1], config.encoder_attention, groups)
-        self.norm_out = build_norm(widths[-1], groups)
-        self.conv_out = CausalConv3d(widths[-1], 2 * config.z_channels)
-
-    def forward(self, pixels_BCFHW: Tensor) -> Tensor:
-        h: Tensor = self.conv_in(pixels_BCFHW)
-        for level in self.down:
-            h = level(h)
-        raw_BCFHW: Tensor = self.conv_out(F.silu(self.norm_out(self.mid(h))))
-        return raw_BCFHW
-
-
-class Decoder(nn.Module):
-    """Latents to pixels."""
-
-    def __init__(self, config: CausalVAEConfig) -> None:
-        super().__init__()
-        widths, groups = config.widths, config.norm_groups
-        self.conv_in = CausalConv3d(config.z_channels, widths[-1])
-        self.mid = Middle(widths[-1], config.decoder_attention, groups)
-        levels = []
-        before = widths[-1]
-        for index in reversed(range(config.num_levels)):
-            width = widths[index]
-            level = Level(config.decoder_resnet_blocks[index], (before, width), config.num_res_blocks + 1, groups)
-            level.add_resize("upsample", _build_resize(config.decoder_spatial_upsample[index], width))
-            level.add_resize("time_upsample", _build_resize(config.decoder_temporal_upsample[index], width))
-            levels.append(level)
-            before = width
-        self.up = nn.ModuleList(reversed(levels))
-        self.norm_out = build_norm(widths[0], groups)
-        self.conv_out = CausalConv3d(widths[0], COLOURS)
-
-    def forward(self, latent_BCFHW: Tensor) -> Tensor:
-        h: Tensor = self.mid(self.conv_in(latent_BCFHW))
-        for level in reversed(self.up):
-            h = level(h)
-        pixels_BCFHW: Tensor = self.conv_out(F.silu(self.norm_out(h)))
-        return pixels_BCFHW
 
 
 class CausalVAE(VideoVAE):
@@ -203,6 +104,106 @@ class CausalVAE(VideoVAE):
         h = self.post_quant_conv(latent_BCFHW) if self.config.use_quant_layer else latent_BCFHW
         pixels_BCFHW: Tensor = self.decoder(h)
         return pixels_BCFHW
+
+
+class Encoder(nn.Module):
+    """Pixels to raw moments."""
+
+    def __init__(self, config: CausalVAEConfig) -> None:
+        super().__init__()
+        widths, groups = config.widths, config.norm_groups
+        self.conv_in: nn.Module
+        if config.encoder_conv_in == "Conv2d":
+            self.conv_in = FrameConv2d(COLOURS, config.hidden_size)
+        else:
+            self.conv_in = CausalConv3d(COLOURS, config.hidden_size)
+        self.down = nn.ModuleList()
+        before = config.hidden_size
+        for index, width in enumerate(widths):
+            level = Level(config.encoder_resnet_blocks[index], (before, width), config.num_res_blocks, groups)
+            level.add_resize("downsample", _build_resize(config.encoder_spatial_downsample[index], width))
+            level.add_resize("time_downsample", _build_resize(config.encoder_temporal_downsample[index], width))
+            self.down.append(level)
+            before = width
+        self.mid = Middle(widths[-1], config.encoder_attention, groups)
+        self.norm_out = build_norm(widths[-1], groups)
+        self.conv_out = CausalConv3d(widths[-1], 2 * config.z_channels)
+
+    def forward(self, pixels_BCFHW: Tensor) -> Tensor:
+        h: Tensor = self.conv_in(pixels_BCFHW)
+        for level in self.down:
+            h = level(h)
+        raw_BCFHW: Tensor = self.conv_out(F.silu(self.norm_out(self.mid(h))))
+        return raw_BCFHW
+
+
+class Decoder(nn.Module):
+    """Latents to pixels."""
+
+    def __init__(self, config: CausalVAEConfig) -> None:
+        super().__init__()
+        widths, groups = config.widths, config.norm_groups
+        self.conv_in = CausalConv3d(config.z_channels, widths[-1])
+        self.mid = Middle(widths[-1], config.decoder_attention, groups)
+        levels = []
+        before = widths[-1]
+        for index in reversed(range(config.num_levels)):
+            width = widths[index]
+            level = Level(config.decoder_resnet_blocks[index], (before, width), config.num_res_blocks + 1, groups)
+            level.add_resize("upsample", _build_resize(config.decoder_spatial_upsample[index], width))
+            level.add_resize("time_upsample", _build_resize(config.decoder_temporal_upsample[index], width))
+            levels.append(level)
+            before = width
+        self.up = nn.ModuleList(reversed(levels))
+        self.norm_out = build_norm(widths[0], groups)
+        self.conv_out = CausalConv3d(widths[0], COLOURS)
+
+    def forward(self, latent_BCFHW: Tensor) -> Tensor:
+        h: Tensor = self.mid(self.conv_in(latent_BCFHW))
+        for level in reversed(self.up):
+            h = level(h)
+        pixels_BCFHW: Tensor = self.conv_out(F.silu(self.norm_out(h)))
+        return pixels_BCFHW
+
+
+class Level(nn.Module):
+    """Residual blocks, then the resizing in space and in time that this level has; it is named by its direction."""
+
+    def __init__(self, res_block: str, widths: tuple[int, int], num_blocks: int, groups: int) -> None:
+        super().__init__()
+        build = _RES_BLOCKS[res_block]
+        before, inside = widths
+        self.block = nn.ModuleList(build(inside if index else before, inside, groups) for index in range(num_blocks))
+        self.resizes: list[str] = []
+
+    def add_resize(self, name: str, layer: nn.Module | None) -> None:
+        if layer is not None:
+            self.add_module(name, layer)
+            self.resizes.append(name)
+
+    def forward(self, x_BCFHW: Tensor) -> Tensor:
+        for block in self.block:
+            x_BCFHW = block(x_BCFHW)
+        for name in self.resizes:
+            x_BCFHW = getattr(self, name)(x_BCFHW)
+        return x_BCFHW
+
+
+class Middle(nn.Module):
+    def __init__(self, channels: int, attention: str, groups: int) -> None:
+        super().__init__()
+        self.block_1 = ResnetBlock3D(channels, channels, groups)
+        self.attn_1 = FrameAttention(channels, groups, mixes_frames=attention == "AttnBlock3D")
+        self.block_2 = ResnetBlock3D(channels, channels, groups)
+
+    def forward(self, x_BCFHW: Tensor) -> Tensor:
+        result: Tensor = self.block_2(self.attn_1(self.block_1(x_BCFHW)))
+        return result
+
+
+def _build_resize(name: str, channels: int) -> nn.Module | None:
+    layer: nn.Module | None = getattr(blocks, name)(channels) if name else None
+    return layer
 
 
 class Tile(NamedTuple):
@@ -283,6 +284,3 @@ def run_tiled(apply: Callable[[Tensor], Tensor], x_BCFHW: Tensor, source: Tile, 
     # Pieces do not overlap but for the frame they share, so each is kept to its end.
     pieces = Tiles(size=shared, stride=shared, keep=_ALL, blend=0)
     return run_in_spans(lambda piece: run_in_tiles(apply, piece, sides, sides), x_BCFHW, pieces, lead=1)
-
-
-_ALL = 2**31

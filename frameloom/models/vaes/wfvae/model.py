@@ -49,30 +49,86 @@ COLOURS = 3
 BANDS_OF = {False: 4, True: 8}
 
 
+class WFVAE(VideoVAE):
+    def __init__(self, config: WFVAEConfig) -> None:
+        super().__init__(
+            strides=config.strides,
+            latent_channels=config.latent_channels,
+            causal=config.causal,
+            scale=config.scale,
+            shift=config.shift,
+        )
+        self.config = config
+        self._encode_frames: int | None = None
+        self._decode_frames: int | None = None
+        self.encoder = Encoder(config)
+        self.decoder = Decoder(config)
+
+    def enable_chunking(self, *, encode_frames: int = 32, decode_frames: int = 4) -> None:
+        """Encode and decode in pieces of so many pixel or latent frames; memory no longer grows with the clip.
+
+        The result is that of the whole clip, for every length. The norm `groupnorm` takes its statistics over all
+        frames, so no piece can know them; that variant is refused.
+        """
+        if self.config.norm == "groupnorm":
+            raise ConfigError(
+                "WFVAE with groupnorm: its statistics span the whole clip, so encoding in pieces would change the "
+                "result; leave chunking off, or use a layernorm model"
+            )
+        if encode_frames < 1 or encode_frames % self.strides[0]:
+            raise ConfigError(f"encode_frames {encode_frames}: choose a positive multiple of {self.strides[0]}")
+        if decode_frames < 1:
+            raise ConfigError(f"decode_frames {decode_frames}: choose 1 or more")
+        self._encode_frames, self._decode_frames = encode_frames, decode_frames
+
+    def disable_chunking(self) -> None:
+        self._encode_frames = self._decode_frames = None
+
+    def encode(self, pixels_BCFHW: Tensor) -> Moments:
+        return Moments.from_raw(self.encode_raw(pixels_BCFHW))
+
+    def encode_raw(self, pixels_BCFHW: Tensor) -> Tensor:
+        """Means and unclamped log-variances, one behind the other in the channels."""
+        self.check_pixels(pixels_BCFHW)
+        return run_in_pieces(lambda x, stream: self._encode_piece(x, stream)[0], pixels_BCFHW, self._encode_frames)
+
+    def decode(self, latent_BCFHW: Tensor) -> Tensor:
+        return run_in_pieces(lambda z, stream: self._decode_piece(z, stream)[0], latent_BCFHW, self._decode_frames)
+
+    def encode_with_coefficients(self, pixels_BCFHW: Tensor) -> tuple[Moments, Coefficients]:
+        """For training: also the coefficients that the decoder should predict. Never in pieces."""
+        self.check_pixels(pixels_BCFHW)
+        raw_BCFHW, coefficients = self._encode_piece(pixels_BCFHW, None)
+        return Moments.from_raw(raw_BCFHW), coefficients
+
+    def decode_with_coefficients(self, latent_BCFHW: Tensor) -> tuple[Tensor, Coefficients]:
+        """For training: also the coefficients that the decoder predicted. Never in pieces."""
+        return self._decode_piece(latent_BCFHW, None)
+
+    def blocks(self) -> list[nn.Module]:
+        return [module for module in self.modules() if isinstance(module, ResBlock2D | ResBlock3D)]
+
+    def split_pixels(self, pixels_BCFHW: Tensor, stream: FrameStream | None = None) -> Tensor:
+        """The 24 coefficient channels that the encoder starts from."""
+        return split_3d(pixels_BCFHW, haar_taps_3d().to(pixels_BCFHW.device), "pixels", stream)
+
+    def _encode_piece(self, pixels_BCFHW: Tensor, stream: FrameStream | None) -> tuple[Tensor, Coefficients]:
+        bands_BCFHW = self.split_pixels(pixels_BCFHW, stream)
+        bands_BCFHW = bands_BCFHW.contiguous(memory_format=torch.channels_last_3d)
+        raw_BCFHW, coefficients = self.encoder(bands_BCFHW, stream)
+        return raw_BCFHW, coefficients
+
+    def _decode_piece(self, latent_BCFHW: Tensor, stream: FrameStream | None) -> tuple[Tensor, Coefficients]:
+        latent_BCFHW = latent_BCFHW.contiguous(memory_format=torch.channels_last_3d)
+        bands_BCFHW, coefficients = self.decoder(latent_BCFHW, stream)
+        return join_3d(bands_BCFHW, haar_taps_3d().to(bands_BCFHW.device), stream), coefficients
+
+
 class Coefficients(NamedTuple):
     """Wavelet coefficients of the two inner levels, for the wavelet loss."""
 
     level1_BCFHW: Tensor
     level2_BCFHW: Tensor
-
-
-class Layers(nn.Sequential):
-    """Layers in a row that share one stream."""
-
-    def forward(self, x_BCFHW: Tensor, stream: FrameStream | None = None) -> Tensor:
-        for layer in self:
-            x_BCFHW = layer(x_BCFHW, stream)
-        return x_BCFHW
-
-
-def _build_middle(config: WFVAEConfig, widths: Sequence[int]) -> Layers:
-    before, inside, after = widths
-    attention = [FrameAttention(inside, config.norm)] if config.attention else []
-    return Layers(
-        ResBlock3D(before, inside, config.norm),
-        *attention,
-        ResBlock3D(inside, after, config.norm),
-    )
 
 
 class Encoder(nn.Module):
@@ -164,76 +220,20 @@ class Decoder(nn.Module):
         return join_channels([bands_BCFHW[:, :COLOURS] + low_BCFHW, bands_BCFHW[:, COLOURS:]])
 
 
-class WFVAE(VideoVAE):
-    def __init__(self, config: WFVAEConfig) -> None:
-        super().__init__(
-            strides=config.strides,
-            latent_channels=config.latent_channels,
-            causal=config.causal,
-            scale=config.scale,
-            shift=config.shift,
-        )
-        self.config = config
-        self._encode_frames: int | None = None
-        self._decode_frames: int | None = None
-        self.encoder = Encoder(config)
-        self.decoder = Decoder(config)
+def _build_middle(config: WFVAEConfig, widths: Sequence[int]) -> Layers:
+    before, inside, after = widths
+    attention = [FrameAttention(inside, config.norm)] if config.attention else []
+    return Layers(
+        ResBlock3D(before, inside, config.norm),
+        *attention,
+        ResBlock3D(inside, after, config.norm),
+    )
 
-    def enable_chunking(self, *, encode_frames: int = 32, decode_frames: int = 4) -> None:
-        """Encode and decode in pieces of so many pixel or latent frames; memory no longer grows with the clip.
 
-        The result is that of the whole clip, for every length. The norm `groupnorm` takes its statistics over all
-        frames, so no piece can know them; that variant is refused.
-        """
-        if self.config.norm == "groupnorm":
-            raise ConfigError(
-                "WFVAE with groupnorm: its statistics span the whole clip, so encoding in pieces would change the "
-                "result; leave chunking off, or use a layernorm model"
-            )
-        if encode_frames < 1 or encode_frames % self.strides[0]:
-            raise ConfigError(f"encode_frames {encode_frames}: choose a positive multiple of {self.strides[0]}")
-        if decode_frames < 1:
-            raise ConfigError(f"decode_frames {decode_frames}: choose 1 or more")
-        self._encode_frames, self._decode_frames = encode_frames, decode_frames
+class Layers(nn.Sequential):
+    """Layers in a row that share one stream."""
 
-    def disable_chunking(self) -> None:
-        self._encode_frames = self._decode_frames = None
-
-    def encode(self, pixels_BCFHW: Tensor) -> Moments:
-        return Moments.from_raw(self.encode_raw(pixels_BCFHW))
-
-    def encode_raw(self, pixels_BCFHW: Tensor) -> Tensor:
-        """Means and unclamped log-variances, one behind the other in the channels."""
-        self.check_pixels(pixels_BCFHW)
-        return run_in_pieces(lambda x, stream: self._encode_piece(x, stream)[0], pixels_BCFHW, self._encode_frames)
-
-    def decode(self, latent_BCFHW: Tensor) -> Tensor:
-        return run_in_pieces(lambda z, stream: self._decode_piece(z, stream)[0], latent_BCFHW, self._decode_frames)
-
-    def encode_with_coefficients(self, pixels_BCFHW: Tensor) -> tuple[Moments, Coefficients]:
-        """For training: also the coefficients that the decoder should predict. Never in pieces."""
-        self.check_pixels(pixels_BCFHW)
-        raw_BCFHW, coefficients = self._encode_piece(pixels_BCFHW, None)
-        return Moments.from_raw(raw_BCFHW), coefficients
-
-    def decode_with_coefficients(self, latent_BCFHW: Tensor) -> tuple[Tensor, Coefficients]:
-        """For training: also the coefficients that the decoder predicted. Never in pieces."""
-        return self._decode_piece(latent_BCFHW, None)
-
-    def blocks(self) -> list[nn.Module]:
-        return [module for module in self.modules() if isinstance(module, ResBlock2D | ResBlock3D)]
-
-    def split_pixels(self, pixels_BCFHW: Tensor, stream: FrameStream | None = None) -> Tensor:
-        """The 24 coefficient channels that the encoder starts from."""
-        return split_3d(pixels_BCFHW, haar_taps_3d().to(pixels_BCFHW.device), "pixels", stream)
-
-    def _encode_piece(self, pixels_BCFHW: Tensor, stream: FrameStream | None) -> tuple[Tensor, Coefficients]:
-        bands_BCFHW = self.split_pixels(pixels_BCFHW, stream)
-        bands_BCFHW = bands_BCFHW.contiguous(memory_format=torch.channels_last_3d)
-        raw_BCFHW, coefficients = self.encoder(bands_BCFHW, stream)
-        return raw_BCFHW, coefficients
-
-    def _decode_piece(self, latent_BCFHW: Tensor, stream: FrameStream | None) -> tuple[Tensor, Coefficients]:
-        latent_BCFHW = latent_BCFHW.contiguous(memory_format=torch.channels_last_3d)
-        bands_BCFHW, coefficients = self.decoder(latent_BCFHW, stream)
-        return join_3d(bands_BCFHW, haar_taps_3d().to(bands_BCFHW.device), stream), coefficients
+    def forward(self, x_BCFHW: Tensor, stream: FrameStream | None = None) -> Tensor:
+        for layer in self:
+            x_BCFHW = layer(x_BCFHW, stream)
+        return x_BCFHW
