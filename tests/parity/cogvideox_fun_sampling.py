@@ -24,7 +24,7 @@ from frameloom.models.denoisers.cogvideox_fun.conditioning import (
     resize_known,
 )
 from frameloom.models.denoisers.cogvideox_fun.config import SIZES
-from frameloom.models.denoisers.cogvideox_fun.weights import read_published
+from frameloom.models.denoisers.cogvideox_fun.weights import read_config
 from frameloom.models.denoisers.conditions import Conditions
 from frameloom.models.registry import get_denoiser
 from frameloom.models.vaes.cogvideox.config import CogVideoXConfig
@@ -60,7 +60,7 @@ def run_pipeline(case: ParityCase) -> list[ParityOutput]:
     """Both samplers, with the given clip and, where the file has it, with nothing given."""
     vae = _load_vae(case)
     family = get_denoiser("cogvideox_fun")
-    config = read_published(case.config["transformer"], mask_scale=vae.config.scale[0])
+    config = read_config(case.config["transformer"], mask_scale=vae.config.scale[0])
     model = family.build(config).eval()
     family.load_original(model, case.weights)
     denoiser = LoadedDenoiser(family, model, config)

@@ -23,7 +23,7 @@ from frameloom.models.denoisers.cogvideox_fun.model import (
     fit_region,
     turn_table,
 )
-from frameloom.models.denoisers.cogvideox_fun.weights import fit_input_channels, load_original, read_published
+from frameloom.models.denoisers.cogvideox_fun.weights import fit_input_channels, load_original, read_config
 from tests.parity.cases import ParityCase, ParityOutput, Runner, compare, compare_numbers, under
 
 TOLERANCE = 1e-5
@@ -68,7 +68,7 @@ def run_model(case: ParityCase) -> list[ParityOutput]:
 
 
 def load_case_model(config: Mapping[str, Any], weights: Tensors) -> CogVideoXFunTransformer:
-    model = build(read_published(config))
+    model = build(read_config(config))
     load_original(model, weights)
     return model.eval()
 

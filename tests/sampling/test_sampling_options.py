@@ -19,7 +19,7 @@ from frameloom.core.random import stream
 from frameloom.diffusion.ddpm import DDPMObjective
 from frameloom.diffusion.guidance import dynamic_scale
 from frameloom.diffusion.samplers import run_sampler
-from frameloom.models.denoisers.cogvideox_fun.weights import read_published
+from frameloom.models.denoisers.cogvideox_fun.weights import read_config
 from frameloom.models.lora.adapters import Adapter, linear_layers
 from frameloom.models.registry import get_denoiser
 from frameloom.models.text.base import TextStates
@@ -51,7 +51,7 @@ def frames(sampler: Sampler, **settings: Any) -> np.ndarray:
 def test_text_guidance_is_that_of_the_original() -> None:
     case = read_case(GOLDENS / "cogvideox-fun" / "pipeline_2b_t2v.safetensors", name="pipeline_2b_t2v")
     family = get_denoiser("cogvideox_fun")
-    config = read_published(case.config["transformer"])
+    config = read_config(case.config["transformer"])
     model = family.build(config).eval()
     model.load_state_dict(case.weights)
     schedule = {name: case.config["scheduler"][name] for name in ("beta_schedule", "beta_start", "beta_end")}

@@ -15,7 +15,7 @@ from frameloom.checkpoint.reader import load_latest
 from frameloom.cli.main import main
 from frameloom.data.loading.loader import iterate_batches
 from frameloom.interop.export.export import Export, export_run
-from frameloom.models.denoisers.cogvideox_fun.weights import read_published
+from frameloom.models.denoisers.cogvideox_fun.weights import read_config
 from frameloom.models.layers.dropout import DropoutSeeds
 from frameloom.training.memory.oom_split import cut_batch
 from frameloom.training.tasks.denoiser import DenoiserTask
@@ -86,7 +86,7 @@ def test_an_export_names_the_dropout_and_loads_again(world, tmp_path: Path, capl
     run = train(world.recipe("--train.steps", "1", **sections()))
     folder = export_run(Export(run, "original", out=tmp_path / "out")).out / "transformer"
     content = json.loads((folder / "config.json").read_text())
-    assert content["dropout"] == 0.1 and read_published(content).dropout == 0.1
+    assert content["dropout"] == 0.1 and read_config(content).dropout == 0.1
     caplog.clear()
     values = sections()
     values["model"]["weights"] = str(folder)

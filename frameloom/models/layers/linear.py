@@ -41,12 +41,6 @@ def choose_product() -> str:
     return "onednn" if is_foreign and has_onednn and onednn_may_use_avx512() else "torch"
 
 
-def use_product(name: str) -> None:
-    """Override the choice for this process."""
-    global _product
-    _product = PRODUCTS[name]
-
-
 def _linear_onednn(x: Tensor, weight_MK: Tensor, bias_M: Tensor | None = None) -> Tensor:
     is_single = x.dtype == weight_MK.dtype == torch.float32
     if not is_single or x.device.type != "cpu" or torch.is_autocast_enabled("cpu"):

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from frameloom.core.errors import CheckpointError, ConfigError
-from frameloom.models.fit import shorten
+from frameloom.models.state_dict import shorten
 
 __all__ = [
     "Adapter",

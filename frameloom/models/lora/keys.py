@@ -22,8 +22,8 @@ import torch
 from torch import Tensor
 
 from frameloom.core.errors import CheckpointError
-from frameloom.models.fit import shorten
 from frameloom.models.lora.adapters import Adapter
+from frameloom.models.state_dict import shorten
 
 __all__ = ["NOTES", "TRANSFORMER_NAMES", "LoraNames", "parse_alpha", "read_adapters", "write_diffusers", "write_kohya"]
 

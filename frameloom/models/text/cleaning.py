@@ -11,7 +11,7 @@ from __future__ import annotations
 import html
 import re
 import warnings
-from typing import Literal, get_args
+from typing import Literal
 from urllib.parse import unquote_plus
 
 import ftfy
@@ -21,7 +21,6 @@ from bs4.exceptions import ParserRejectedMarkup
 from frameloom.core.errors import DataError
 
 Cleaning = Literal["off", "once", "twice", "list"]
-CLEANINGS: tuple[Cleaning, ...] = get_args(Cleaning)
 
 Rule = tuple[re.Pattern[str], str]
 

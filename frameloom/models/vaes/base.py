@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from frameloom.core.errors import DataError
-from frameloom.models.fit import load_fitting
 from frameloom.models.layers.tiles import Cuts
+from frameloom.models.state_dict import load_fitting
 
 LOGVAR_RANGE = (-30.0, 20.0)
 

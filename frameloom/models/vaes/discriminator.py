@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from frameloom.core.random import stream
-from frameloom.models.fit import load_fitting
 from frameloom.models.layers.patches import fold_frames
+from frameloom.models.state_dict import load_fitting
 
 _MOST_WIDENING = 8
 _SPREAD = 0.02

@@ -12,7 +12,7 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from frameloom.models.fit import load_fitting
+from frameloom.models.state_dict import load_fitting
 
 # Mean and spread of ImageNet's colours, for pictures in [-1, 1].
 _SHIFT = (-0.030, -0.088, -0.188)

@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
+from frameloom.builders.published import find_config_reader
 from frameloom.core.errors import CheckpointError, ConfigError
 from frameloom.core.random import stream
 from frameloom.models.denoisers.cogvideox_fun.config import SIZES, CogVideoXFunConfig
@@ -19,7 +20,7 @@ from frameloom.models.denoisers.cogvideox_fun.model import CogVideoXFunTransform
 from frameloom.models.denoisers.cogvideox_fun.weights import (
     export_original,
     load_original,
-    read_published,
+    read_config,
     write_published,
 )
 from frameloom.models.denoisers.conditions import Conditions
@@ -302,7 +303,7 @@ def test_diffusers_computes_the_same_from_a_sharded_export(kind: str, tmp_path: 
     diffusers = pytest.importorskip("diffusers")
     model = build_awake(replace(ROTARY, **OTHER_VALUES[kind]) if kind in OTHER_VALUES else KINDS[kind]).eval()
     if kind in OTHER_VALUES:
-        assert read_published(write_published(model.config)) == model.config
+        assert read_config(write_published(model.config)) == model.config
         plain = build(ROTARY).eval()
         if kind != "plain norms":
             plain.load_state_dict(model.state_dict())
@@ -332,7 +333,7 @@ def test_diffusers_computes_the_same_from_a_sharded_export(kind: str, tmp_path: 
 @pytest.mark.parametrize("size", SIZES)
 def test_a_published_config_describes_the_model(size: str) -> None:
     config = SIZES[size]
-    assert read_published(write_published(config), mask_scale=config.mask_scale) == config
+    assert read_config(write_published(config), mask_scale=config.mask_scale) == config
 
 
 def test_the_config_of_v15_inpaint_is_read_as_published() -> None:
@@ -352,7 +353,11 @@ def test_the_config_of_v15_inpaint_is_read_as_published() -> None:
         "use_rotary_positional_embeddings": True,
         "activation_fn": "gelu-approximate",
     }
-    assert read_published(published, mask_scale=0.7) == SIZES["5b-1.5-inpaint"]
+    assert read_config(published, mask_scale=0.7) == SIZES["5b-1.5-inpaint"]
+
+
+def test_recipes_and_conversions_find_the_reader_of_a_published_config() -> None:
+    assert find_config_reader(get_denoiser("cogvideox_fun")) is read_config
 
 
 @pytest.mark.parametrize(
@@ -366,7 +371,7 @@ def test_the_config_of_v15_inpaint_is_read_as_published() -> None:
 )
 def test_a_config_of_another_model_is_refused(published: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        read_published(published)
+        read_config(published)
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from frameloom.core.errors import ConfigError
 from frameloom.core.random import stream
-from frameloom.models.denoisers.cogvideox_fun.weights import read_published, write_published
+from frameloom.models.denoisers.cogvideox_fun.weights import read_config, write_published
 from frameloom.models.denoisers.conditions import Conditions
 from frameloom.models.layers.dropout import DropoutSeeds, draw_kept
 from frameloom.models.registry import get_denoiser
@@ -140,6 +140,6 @@ def test_a_share_that_is_none_is_refused(dropout: float) -> None:
 
 def test_a_published_config_with_dropout_is_read_and_written() -> None:
     published = write_published(ROTARY) | {"dropout": 0.1}
-    config = read_published(published)
+    config = read_config(published)
     assert config == replace(ROTARY, dropout=0.1)
     assert write_published(config) == published

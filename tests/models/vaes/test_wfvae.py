@@ -345,7 +345,7 @@ def test_wrong_configs_are_refused_with_what_would_be_right(values, words):
 
 def test_a_recipe_cannot_switch_dropout_on():
     section = VAESection(name="wfvae", overrides={"dropout": 0.1})
-    with pytest.raises(ConfigError, match="WFVAE: dropout is 0.1"):
+    with pytest.raises(ConfigError, match=r"WFVAE: dropout is 0\.1"):
         configure_vae(section, None)
     assert configure_vae(section.model_copy(update={"overrides": {"dropout": 0.0}}), None) == SIZES[section.size]
 

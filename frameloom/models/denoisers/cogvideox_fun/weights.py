@@ -18,8 +18,8 @@ from frameloom.core.logging import get_logger
 from frameloom.core.spelling import refuse_unknown
 from frameloom.models.denoisers.cogvideox_fun.config import FAMILY_NAME, CogVideoXFunConfig
 from frameloom.models.denoisers.export_forms import ExportForms, as_json
-from frameloom.models.fit import load_fitting
 from frameloom.models.lora.keys import LoraNames
+from frameloom.models.state_dict import load_fitting
 
 PROJECTION = "patch_embed.proj.weight"
 # Tables that some repacked files carry although the model computes them.
@@ -79,7 +79,7 @@ _RENAMED = {"in_channels": "out_channels", "context_in_dim": "text_embed_dim"}
 _DEFAULTS: dict[str, Any] = {"num_attention_heads": 30, "num_layers": 30, "in_channels": 16, "out_channels": 16}
 
 
-def read_published(published: Mapping[str, Any], *, mask_scale: float = 1.0) -> CogVideoXFunConfig:
+def read_config(published: Mapping[str, Any], *, mask_scale: float = 1.0) -> CogVideoXFunConfig:
     """The architecture that a published config describes; `mask_scale` is the `scaling_factor` of its autoencoder."""
     values = _DEFAULTS | {key: value for key, value in published.items() if not key.startswith("_")}
     ours = [field.name for field in dataclasses.fields(CogVideoXFunConfig) if field.name not in _OURS]

@@ -27,7 +27,7 @@ from frameloom.core.errors import CheckpointError
 from frameloom.core.logging import get_logger
 from frameloom.models.denoisers.export_forms import ExportForms, as_json, refuse_differences
 from frameloom.models.denoisers.opensora2.config import MMDiTConfig
-from frameloom.models.fit import load_fitting
+from frameloom.models.state_dict import load_fitting
 
 _TOP = {
     "img_in": "x_embedder",

@@ -18,8 +18,8 @@ from frameloom.core.random import stream
 from frameloom.models.denoisers.building import initialize
 from frameloom.models.denoisers.export_forms import ExportForms, as_json
 from frameloom.models.denoisers.opensora_plan.config import OpenSoraPlanConfig
-from frameloom.models.fit import load_fitting, strip_wrappers
 from frameloom.models.layers.patches import PatchEmbed
+from frameloom.models.state_dict import load_fitting, strip_wrappers
 
 _MASKED, _MASK = "pos_embed_masked_hidden_states.", "pos_embed_mask."
 _log = get_logger(__name__)

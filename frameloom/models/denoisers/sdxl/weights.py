@@ -26,8 +26,8 @@ from frameloom.models.denoisers.sdxl.config import SIZES, SDXLConfig
 from frameloom.models.denoisers.sdxl.keys import UNetNames
 from frameloom.models.denoisers.sdxl.model import diffusers_arguments
 from frameloom.models.denoisers.sdxl.single_file import UNET_PREFIX, Part, to_single_file
-from frameloom.models.fit import check_fit, load_fitting
 from frameloom.models.lora.keys import LoraNames
+from frameloom.models.state_dict import check_fit, load_fitting
 from frameloom.models.text.clip import CLIP_CONFIGS
 from frameloom.models.vaes.kl.config import SIZES as VAE_SIZES
 from frameloom.models.vaes.kl.config import KLConfig

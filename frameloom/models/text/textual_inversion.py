@@ -7,7 +7,6 @@ Shape letters: B batch, K text tokens, V vectors of a word, D width.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from typing import Any, cast
 
@@ -19,7 +18,6 @@ from frameloom.models.text.clip import CLIPEncoder
 
 # What published files call the vectors of an encoder.
 FILE_KEYS = {"clip_l": "clip_l", "clip_bigg": "clip_g"}
-PLACEHOLDER = re.compile(r"\S{1,60}")
 
 
 class WordTable(nn.Module):
