@@ -1,4 +1,4 @@
-"""DDPM: discrete noise levels; v, epsilon or the latent predicted; min-SNR weights, zero terminal SNR, DDIM sampling.
+"""DDPM: discrete noise levels, v, epsilon or sample prediction, min-SNR weights, zero terminal SNR and DDIM sampling.
 
 Shape letters: B batch, C channels, F frames, H height, W width, T training timesteps.
 

@@ -1,4 +1,4 @@
-"""Flow matching: straight paths from noise to data, learned as a velocity.
+"""Flow matching: straight paths from noise to data, learned as a velocity; timestep distributions and shifts.
 
 Shape letters: B batch, C channels, F frames, H height, W width, S sampling steps.
 

@@ -1,13 +1,14 @@
-"""Which pixels and frames a denoiser is given: the masks that inpainting and image-to-video are trained with.
+"""Conditioning masks: which pixels and frames of a clip are known, for inpainting and image-to-video training.
 
-Shape letters: F frames, H height, W width, B batch, C channels.
+Shape letters: F frames, H height, W width.
 
 A mask is [F, H, W], 1 where a pixel is known and 0 where it must be made, as a family's `pack_known` takes it.
 `draw_region_mask` has the ten kinds of CogVideoX-Fun, regions in space and stretches of frames; `draw_frame_mask` the
 six of Open-Sora-Plan 1.3, whole frames only. Every number comes from a `Dice`, so that a sample's mask follows from
 its own random stream.
 
-Lengths are latent frames. A causal autoencoder has one more in a long stretch, because its first frame stands alone.
+`draw_end_mask` has the kinds of Open-Sora 2.0, frames at both ends. Lengths of these kinds are latent frames; a causal
+autoencoder has one more in a long stretch, because its first frame stands alone.
 """
 
 from __future__ import annotations

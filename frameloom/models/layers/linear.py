@@ -60,7 +60,7 @@ def _is_large(x: Tensor, weight_MK: Tensor) -> bool:
     "frameloom::linear", mutates_args=(), schema="(Tensor x, Tensor weight, Tensor? bias) -> Tensor"
 )
 def _multiply(x: Tensor, weight_MK: Tensor, bias_M: Tensor | None) -> Tensor:
-    """An operation of its own: the compiler does not look inside, and it has a gradient, which oneDNN's has not."""
+    """A custom op: opaque to the compiler, and with a gradient, which oneDNN's op lacks."""
     if not _is_large(x, weight_MK):
         return F.linear(x, weight_MK, bias_M)
     if not weight_MK.is_contiguous() and not weight_MK.t().is_contiguous():

@@ -1,4 +1,4 @@
-"""Sinusoids, rotary angles and position tables, computed once per shape.
+"""Position embeddings: sinusoids, rotary tables, and a cache of tables by shape.
 
 Shape letters: B batch, N tokens, A axes, H heads, D width of a head, P pairs of a head.
 

@@ -1,4 +1,4 @@
-"""Keys of published LoRA files, both ways.
+"""Key layouts of published LoRA files, read and written.
 
     layout     keys                                                      written by
     kohya      lora_unet_<layer with _ for .>.lora_down.weight, .alpha   kohya, CogVideoX-Fun
@@ -24,9 +24,6 @@ from torch import Tensor
 from frameloom.core.errors import CheckpointError
 from frameloom.models.lora.adapters import Adapter
 from frameloom.models.state_dict import shorten
-
-__all__ = ["NOTES", "TRANSFORMER_NAMES", "LoraNames", "parse_alpha", "read_adapters", "write_diffusers", "write_kohya"]
-
 
 NOTES = "lora_adapter_metadata"  # diffusers' note with the settings, as JSON
 

@@ -1,4 +1,4 @@
-"""Caption cleaning of Open-Sora-Plan, rule by rule, exact on its golden texts.
+"""Caption cleaning of Open-Sora-Plan, rule by rule, equal to the published code.
 
 The rules were made for alt texts of web images: addresses, file names, article numbers and advertisements go, marks are
 brought to one form. Some are too keen for captions ("jpg" inside a sentence, four hyphens, a word such as "mp4"), and

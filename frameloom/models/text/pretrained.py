@@ -1,4 +1,4 @@
-"""What the text encoders of transformers share here: options, tokens, batches, precision, the null prompt, the digest.
+"""Base of the text encoders that run a model of transformers: options, tokens, batches, precision, null prompt, digest.
 
 Shape letters: B batch, K text tokens, D width.
 """

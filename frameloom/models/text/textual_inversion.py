@@ -1,4 +1,4 @@
-"""New words for CLIP's text encoders (textual inversion): vectors of their own beside a table that stays as it is.
+"""Textual inversion: new words for CLIP's text encoders, as trained vectors beside a frozen embedding table.
 
 A word of several vectors is written as several tokens, `<toy> <toy>_1 <toy>_2`, wherever its first name stands.
 
@@ -45,7 +45,7 @@ def name_tokens(placeholder: str, num_vectors: int) -> list[str]:
 
 
 def add_word(encoder: CLIPEncoder, placeholder: str, vectors_VD: nn.Parameter) -> None:
-    """Teach an encoder a word: its tokenizer the name, its table the vectors, which it uses as they are, not a copy.
+    """Add a word: its name to the tokenizer, its vectors to the embedding table, which shares and does not copy them.
 
     The weights must stay loaded from then on. Words are added one after another.
     """

@@ -1,4 +1,4 @@
-"""PatchGANs: networks that say for every patch of a clip, or of its frames, how real it looks.
+"""PatchGAN discriminators in 3-D and 2-D, for adversarial training of autoencoders.
 
 The 3-D one has the keys of Open-Sora-Plan's and Open-Sora's checkpoints, the 2-D one those of Stable Diffusion's
 (Isola et al. 2017).

@@ -1,4 +1,4 @@
-"""LPIPS (Zhang et al. 2018): how different two pictures look, from features of VGG16. Keys are the published ones.
+"""LPIPS (Zhang et al. 2018): perceptual distance of two pictures from VGG16 features, under the published keys.
 
 Shape letters: N pictures, C channels, H height, W width. Pictures are in [-1, 1].
 """

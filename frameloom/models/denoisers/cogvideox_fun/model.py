@@ -6,7 +6,7 @@ time width, P rotary pairs.
 Text and video tokens share all weights except the modulation, which each gets for itself. Blocks take and return
 tensors only. Attention is full and unmasked.
 
-Both refer to a base grid of tokens, whatever the size of the clip:
+Rotary and added positions refer to a base grid of tokens, whatever the size of the clip:
 - Rotary, one frame per token (5b): a clip's rows and columns are spread over the largest part of the base grid that has
   its aspect ratio, so positions are fractions for other sizes. Two frames per token (V1.5): plain whole numbers, and
   the base grid is the limit.

@@ -1,4 +1,4 @@
-"""Published checkpoints and `config.json` in and out. The keys are those of diffusers' CogVideoXTransformer3DModel.
+"""Published CogVideoX-Fun checkpoints and `config.json`, read and written; keys are those of diffusers' class.
 
 Only the patch projection may have another number of input channels than the model, as in the published code: a text to
 video checkpoint becomes an inpaint or control model whose new inputs start from zeros.
@@ -60,7 +60,7 @@ def _fit_projection(weight: Tensor, own: Tensor) -> Tensor:
 
 
 def export_original(model: nn.Module) -> dict[str, Tensor]:
-    """The weights as a published folder holds them; `published.write_published` gives its `config.json`."""
+    """The weights as a published folder holds them; `write_published` gives its `config.json`."""
     state = model.state_dict()
     return {key: tensor.detach().clone(memory_format=torch.contiguous_format) for key, tensor in state.items()}
 

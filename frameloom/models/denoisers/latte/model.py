@@ -1,4 +1,4 @@
-"""LatteT2V: each layer attends within the frames, then along them. Images may follow a clip and share its timestep.
+"""LatteT2V: layers of spatial and temporal attention. Images may follow a clip and share its timestep.
 
 Shape letters: B batch, C channels, F frames, H height, W width (rows and columns of patches behind `embed`), D width,
 S captions of a sample (the clip's, then one of each image that follows the clip along F), K text tokens, N tokens, M
@@ -398,7 +398,7 @@ def _spread_bias(bias_BM: Tensor | None, q: Tensor) -> Tensor | None:
 
 
 def picture_table(config: LatteConfig, rows: int, columns: int) -> Tensor:
-    """[H, W, D]: the first half of the channels tells the column, the second the row."""
+    """[H, W, D]: the first half of the channels encodes the column, the second the row."""
     half = config.hidden_size // 2
     row_HD, column_WD = (embed_position(_stretch(config, count), half) for count in (rows, columns))
     return torch.cat([column_WD[None].expand(rows, -1, -1), row_HD[:, None].expand(-1, columns, -1)], dim=-1)

@@ -1,4 +1,4 @@
-"""Published LatteT2V checkpoints in and out, and diffusers' Latte where it computes the same.
+"""Published LatteT2V checkpoints, read and written; diffusers' Latte where it computes the same.
 
     layout     keys                                                                  published with
     original   transformer_blocks.*, temporal_transformer_blocks.*                   Open-Sora-Plan 1.1, and our own

@@ -1,4 +1,4 @@
-"""The blocks of the MMDiT. Module and parameter names are those of the published checkpoints.
+"""Blocks of the MMDiT; module and parameter names are those of the published checkpoints.
 
 Shape letters: B batch, N video tokens, K text tokens, M = K + N, D width, H heads, P rotary pairs.
 

@@ -1,4 +1,4 @@
-"""OpenSoraT2V: patches of a latent through blocks of self-attention, cross-attention to the text and an MLP.
+"""OpenSoraT2V (Open-Sora-Plan 1.3): blocks of self-attention, cross-attention to the text and an MLP.
 
 Shape letters: B batch, C channels, F frames, H height, W width, N video tokens, K text tokens, D width, P rotary
 pairs.
@@ -160,7 +160,7 @@ def starts_zero(name: str) -> bool:
 def denoise(
     model: nn.Module, noisy_BCFHW: Tensor, timestep_B: Tensor, text: TextStates, given: Conditions = NOTHING
 ) -> Tensor:
-    """The pooled text vector is not used. An inpaint model without a condition is told that nothing is known."""
+    """The pooled text vector is not used. Without a condition, an inpaint model gets a mask of nothing known."""
     config = cast(OpenSoraPlanConfig, model.config)
     known = ("cells_BFHW", "beside_BCFHW") if config.inpaint else ("cells_BFHW",)
     refuse_foreign(given, "opensora_plan", known=("dropout", *known))

@@ -1,7 +1,7 @@
-"""Skiparse attention: tokens are divided into k sub-sequences that attend within themselves; their positions.
+"""Skiparse attention: tokens are dealt into k sub-sequences that attend within themselves; rotary tables and masks.
 
-Shape letters: B batch, N tokens, S tokens with filling, k sub-sequences, H heads, D width of a head, F frames, W
-width, P rotary pairs.
+Shape letters: B batch, N tokens, S tokens with filling, k sub-sequences, H heads, D width of a head, C width of any
+tensor of tokens, P rotary pairs; in `cells_BFHW` F frames, H height, W width.
 
     single   sub-sequence r holds every k-th token: r, r + k, r + 2k ...
     group    sub-sequence m holds every k-th run of k neighbours: m*k ... m*k + k - 1, then the same plus k^2 ...

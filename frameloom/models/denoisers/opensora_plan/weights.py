@@ -1,4 +1,4 @@
-"""Published OpenSoraT2V checkpoints in and out.
+"""Published OpenSoraT2V checkpoints and `config.json`, read and written.
 
 A text-to-video checkpoint starts an inpaint model: the patch embedding of the masked latent begins as a copy of that of
 the noisy latent, the one of the mask stays fresh, and the zero layers behind both keep the model's output as it was.
@@ -68,7 +68,7 @@ def export_original(model: nn.Module) -> dict[str, Tensor]:
     return {key: tensor.detach().contiguous() for key, tensor in model.state_dict().items()}
 
 
-# What the published code can be told and the released models were not: our blocks have no place for it.
+# Options of the published code that no released model uses; the blocks here do not have them.
 _FIXED: dict[str, tuple[Any, ...]] = {
     "activation_fn": ("gelu-approximate",),
     "norm_elementwise_affine": (False,),

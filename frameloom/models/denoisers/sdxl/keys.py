@@ -29,6 +29,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+# UNet
+
 _TOP = {
     "conv_in": "input_blocks.0.0",
     "conv_norm_out": "out.0",
@@ -140,6 +142,8 @@ def _rename_inner(part: str, rest: str, names: dict[str, str]) -> str | None:
     layer, _, leaf = rest.rpartition(".")
     return f"{names[layer]}.{leaf}" if layer in names else None
 
+
+# Text encoders
 
 LOGIT_SCALE = "logit_scale"
 POSITION_IDS = "embeddings.position_ids"

@@ -1,6 +1,6 @@
-"""The SDXL UNet: diffusers' own, with our attention, fresh weights and size conditions.
+"""The SDXL UNet: diffusers' class with our attention, fresh weights and size conditions.
 
-Shape letters: B batch, C channels, H height, W width, K text tokens, D width, S size values.
+Shape letters: B batch, C channels, F frames, H height, W width, K text tokens, D width.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from frameloom.models.text.base import TextStates
 
 # Pixels per latent cell, for the size conditions of a clip that comes without any.
 PIXELS_PER_CELL = 8
-# What the published code tells the refiner about pictures that have no score.
+# The refiner's input for pictures that have no score, as in the published code.
 AESTHETIC_SCORE = 6.0
 # Float32 is off by less when an index is divided by 1000 and multiplied again.
 _INDEX_ROUNDING = 1e-3
@@ -102,7 +102,7 @@ def build(config: SDXLConfig, generator: torch.Generator | None = None) -> SDXLU
 
 
 def _starts_zero(name: str) -> bool:
-    """Residual branches begin as nothing, and so does the prediction."""
+    """Zero-initialises residual outputs and the final convolution."""
     return name == "conv_out" or name.endswith((".conv2", ".proj_out"))
 
 

@@ -1,4 +1,4 @@
-"""Published checkpoints of the UNet in and out, and the pipeline of diffusers that they are a part of.
+"""Published SDXL checkpoints, read and written, and the descriptions of a diffusers pipeline.
 
     layout     keys                                    published with
     diffusers  down_blocks.*, add_embedding.*          folders `unet/`

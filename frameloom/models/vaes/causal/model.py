@@ -1,11 +1,11 @@
-"""CausalVAE: the video autoencoder of Open-Sora-Plan 1.0 to 1.2, an image autoencoder whose kernels grew into time.
+"""CausalVAE, the video autoencoder of Open-Sora-Plan 1.0 to 1.2: inflated from an image autoencoder, causal in time.
 
 Shape letters: B batch, C channels, F frames, H height, W width.
 
 Strides are (4, 8, 8) as published.
 
-In time, pieces share one frame; the result of every piece but the first loses its first frame. In space, tiles overlap
-by a share of their side and fade into each other.
+Tiling is the published one. In time, pieces share one frame, and the result of every piece but the first loses its
+first frame. In space, tiles overlap by a share of their side and fade into each other.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class CausalVAE(VideoVAE):
         """Encode and decode in overlapping tiles where a clip is larger than one; memory no longer grows with it.
 
         The result is that of the published tiling, not of the whole clip: norms see one tile only, and seams are
-        blended. `tiling.RELEASED` has the published sizes.
+        blended. `RELEASED` has the published sizes.
         """
         tiling.check(self.strides)
         self._tiling = tiling

@@ -1,4 +1,4 @@
-"""The CogVideoX autoencoder: causal, in chunks of frames, with a decoder whose norms are conditioned on the latent.
+"""The CogVideoX autoencoder: causal, run in chunks of frames, with latent-conditioned norms in the decoder.
 
 Shape letters: B batch, C channels, F frames, H height, W width.
 

@@ -1,4 +1,4 @@
-"""The video DC-AE of Open-Sora 2.0: deterministic, not causal, 32 times smaller on each side and 4 times in time.
+"""The video DC-AE of Open-Sora 2.0: deterministic, not causal, compressing 32 times in space and 4 times in time.
 
 Shape letters: B batch, C channels, F frames, H height, W width.
 """

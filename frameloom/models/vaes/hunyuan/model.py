@@ -1,4 +1,4 @@
-"""The Hunyuan autoencoder: diffusers' layers, with frame-causal attention in the middle and tiles around.
+"""The Hunyuan autoencoder: diffusers' layers with frame-causal attention, optionally tiled.
 
 Shape letters: B batch, C channels, F frames, H height, W width, N cells of one frame.
 

@@ -1,4 +1,4 @@
-"""The picture autoencoder of Stable Diffusion on clips: diffusers' encoder and decoder, frame by frame.
+"""Stable Diffusion's image autoencoder on clips: diffusers' encoder and decoder, frame by frame.
 
 Shape letters: B batch, C channels, F frames, H height, W width, N = B * F pictures.
 """

@@ -1,6 +1,6 @@
-"""Published weights of the autoencoder in and out: diffusers' folders, single files, or files of the autoencoder alone.
+"""Weights of the KL autoencoder: diffusers' folders, Stability's single files, and files of the autoencoder alone.
 
-    diffusers                             single file, after `first_stage_model.`; bare in a file of its own
+    diffusers                             single file, after `first_stage_model.`; bare in a file of it alone
     encoder.down_blocks.i.resnets.j       encoder.down.i.block.j
     encoder.down_blocks.i.downsamplers.0  encoder.down.i.downsample
     decoder.up_blocks.i.resnets.j         decoder.up.(3 - i).block.j

@@ -1,4 +1,4 @@
-"""Layers of the WFVAE, and the pieces of a clip that they work on. Module names are those of the published weights.
+"""Layers of the WFVAE, run on whole clips or piece by piece; module names are those of the published weights.
 
 Shape letters: B batch, C channels, F frames, H height, W width, N tokens.
 

@@ -1,4 +1,4 @@
-"""The architecture of a WFVAE, and its translation from and to the published json."""
+"""Architecture of a WFVAE, and the published json."""
 
 from __future__ import annotations
 

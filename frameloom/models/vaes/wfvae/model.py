@@ -1,4 +1,4 @@
-"""WFVAE: a causal video autoencoder whose main path is fed, on both sides, by wavelet coefficients.
+"""WFVAE: a causal video autoencoder with wavelet coefficients as side inputs and outputs.
 
 Shape letters: B batch, C channels, F frames, H height, W width.
 

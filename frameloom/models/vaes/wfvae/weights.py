@@ -1,4 +1,4 @@
-"""Weights of a WFVAE: published ones, and fresh ones that already are an autoencoder.
+"""Weights of a WFVAE: published checkpoints, and low-pass initialisation.
 
 From random weights a small WFVAE spends hundreds of steps on brightness and only then finds colour, because encoder and
 decoder must learn to agree on both. `start_as_lowpass` passes the colours of 8x8 blocks straight through the latent
@@ -51,6 +51,8 @@ def _make_filters(model: VideoVAE) -> dict[str, Tensor]:
             entries |= {f"{name}.{key}": taps for key, taps in type(layer)().state_dict().items()}
     return entries
 
+
+# Fresh weights
 
 Conv = nn.Conv2d | nn.Conv3d
 Mix = dict[int, float]
