@@ -22,13 +22,13 @@ from frameloom.core.errors import CheckpointError, ConfigError
 from frameloom.core.files import digest_value, replace_folder
 from frameloom.models.denoisers.sdxl.single_file import PREFIXES, Part, from_single_file
 from frameloom.models.denoisers.sdxl.weights import ENCODERS, check_description, published_descriptions
-from frameloom.models.fit import check_fit
 from frameloom.models.registry import get_denoiser
+from frameloom.models.state_dict import check_fit
 from frameloom.models.text.base import TextEncoder, TextStates, build_text_encoder
 from frameloom.models.text.caption_dropout import drop_text
 from frameloom.models.text.clip import build_from_file
-from frameloom.models.text.new_words import add_word, clip_encoders
 from frameloom.models.text.pretrained import PretrainedEncoder
+from frameloom.models.text.textual_inversion import add_word, clip_encoders
 from frameloom.models.text.transformers_folder import EncoderFile, holds_tokenizer
 from frameloom.weights.files import CONFIG, find_weights, open_weights, read_config, refuse_pickle
 from frameloom.weights.lazy_tensors import LazyTensors, defer_tensors, to_deferred, to_pending

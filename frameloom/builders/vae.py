@@ -19,10 +19,10 @@ from frameloom.core.files import digest_value
 from frameloom.core.logging import get_logger
 from frameloom.core.random import key
 from frameloom.core.spelling import refuse_unknown
-from frameloom.models.fit import check_fit
 from frameloom.models.precision import PRECISIONS
 from frameloom.models.registry import VAES, get_vae
 from frameloom.models.spec import override_fields
+from frameloom.models.state_dict import check_fit
 from frameloom.models.vaes.base import VideoVAE
 from frameloom.models.vaes.wrappers import HalfVAE, SlicedVAE, TiledVAE
 from frameloom.weights.files import read_config

@@ -1,4 +1,4 @@
-"""DDPM: discrete noise levels; v, epsilon or the latent predicted; min-SNR weights, zero terminal SNR, DDIM sampling.
+"""DDPM: discrete noise levels, v, epsilon or sample prediction, min-SNR weights, zero terminal SNR and DDIM sampling.
 
 Shape letters: B batch, C channels, F frames, H height, W width, T training timesteps.
 
@@ -35,45 +35,6 @@ from frameloom.diffusion.objective import (
 BetaSchedule = Literal["linear", "scaled_linear"]
 Prediction = Literal["v", "epsilon", "sample"]
 Spacing = Literal["trailing", "leading", "linspace"]
-
-
-def make_betas(schedule: BetaSchedule, start: float, end: float, num_steps: int, dtype: torch.dtype) -> Tensor:
-    """Noise added per step: even in beta, or ("scaled_linear") even in its square root."""
-    if schedule == "linear":
-        return torch.linspace(start, end, num_steps, dtype=dtype)
-    return torch.linspace(start**0.5, end**0.5, num_steps, dtype=dtype).square()
-
-
-def shift_snr(alpha_bar_T: Tensor, shift: float) -> Tensor:
-    """Divide the SNR of every level by `shift`; CogVideoX-2b samples with 3."""
-    return alpha_bar_T / (shift + (1 - shift) * alpha_bar_T)
-
-
-def rescale_to_zero_terminal_snr(alpha_bar_T: Tensor) -> Tensor:
-    """Move sqrt(alpha_bar) linearly so that its first value stays and its last is 0 (Lin et al. 2023, alg. 1)."""
-    root_T = alpha_bar_T.sqrt()
-    first, last = root_T[0], root_T[-1]
-    squared_T = ((root_T - last) * (first / (first - last))).square()
-    # Published schedules store betas and multiply them up again; the same rounding makes ours equal to the bit.
-    alphas_T = torch.cat([squared_T[:1], squared_T[1:] / squared_T[:-1]])
-    return torch.cumprod(1 - (1 - alphas_T), dim=0)
-
-
-def snr(alpha_bar: Tensor) -> Tensor:
-    """Signal-to-noise ratio of the noisy latent."""
-    return alpha_bar / (1 - alpha_bar)
-
-
-def min_snr_weight(alpha_bar: Tensor, gamma: float, prediction: Prediction) -> Tensor:
-    """Hang et al. 2023: the error of the latent counts min(SNR, gamma), whatever the network predicts."""
-    ratio = snr(alpha_bar)
-    if prediction == "sample":
-        return ratio.clamp_max(gamma)
-    return ratio.clamp_max(gamma) / (ratio + 1 if prediction == "v" else ratio)
-
-
-def velocity(latent: Tensor, noise: Tensor, alpha_bar: Tensor) -> Tensor:
-    return alpha_bar.sqrt() * noise - (1 - alpha_bar).sqrt() * latent
 
 
 @dataclass(frozen=True)
@@ -288,3 +249,42 @@ class DDPMObjective:
             if on_step is not None:
                 on_step(step + 1, x_BCFHW)
         return x_BCFHW
+
+
+def make_betas(schedule: BetaSchedule, start: float, end: float, num_steps: int, dtype: torch.dtype) -> Tensor:
+    """Noise added per step: even in beta, or ("scaled_linear") even in its square root."""
+    if schedule == "linear":
+        return torch.linspace(start, end, num_steps, dtype=dtype)
+    return torch.linspace(start**0.5, end**0.5, num_steps, dtype=dtype).square()
+
+
+def shift_snr(alpha_bar_T: Tensor, shift: float) -> Tensor:
+    """Divide the SNR of every level by `shift`; CogVideoX-2b samples with 3."""
+    return alpha_bar_T / (shift + (1 - shift) * alpha_bar_T)
+
+
+def rescale_to_zero_terminal_snr(alpha_bar_T: Tensor) -> Tensor:
+    """Move sqrt(alpha_bar) linearly so that its first value stays and its last is 0 (Lin et al. 2023, alg. 1)."""
+    root_T = alpha_bar_T.sqrt()
+    first, last = root_T[0], root_T[-1]
+    squared_T = ((root_T - last) * (first / (first - last))).square()
+    # Published schedules store betas and multiply them up again; the same rounding makes ours equal to the bit.
+    alphas_T = torch.cat([squared_T[:1], squared_T[1:] / squared_T[:-1]])
+    return torch.cumprod(1 - (1 - alphas_T), dim=0)
+
+
+def snr(alpha_bar: Tensor) -> Tensor:
+    """Signal-to-noise ratio of the noisy latent."""
+    return alpha_bar / (1 - alpha_bar)
+
+
+def min_snr_weight(alpha_bar: Tensor, gamma: float, prediction: Prediction) -> Tensor:
+    """Hang et al. 2023: the error of the latent counts min(SNR, gamma), whatever the network predicts."""
+    ratio = snr(alpha_bar)
+    if prediction == "sample":
+        return ratio.clamp_max(gamma)
+    return ratio.clamp_max(gamma) / (ratio + 1 if prediction == "v" else ratio)
+
+
+def velocity(latent: Tensor, noise: Tensor, alpha_bar: Tensor) -> Tensor:
+    return alpha_bar.sqrt() * noise - (1 - alpha_bar).sqrt() * latent

@@ -1,4 +1,4 @@
-"""EDM (Karras et al. 2022): a log-normal law of noise levels and a network whose input and target have unit size.
+"""EDM (Karras et al. 2022): log-normal noise levels and a network whose input and target have unit variance.
 
 Shape letters: B batch, C channels, F frames, H height, W width.
 
@@ -6,8 +6,8 @@ With d = sigma_data and h = sqrt(sigma^2 + d^2) (their table 1, last column):
     noisy = (latent + sigma * noise) / h                 what the network sees
     latent found = d^2 / h^2 * (latent + sigma * noise) + sigma * d / h * output
 so the output to learn is (sigma / d * latent - d * noise) / h. Their weight of the latent's error, h^2 / (sigma d)^2,
-is then a weight of 1 for the output's. The network is told ln(sigma) / 4; `timestep_B` is a thousandth of it, as it is
-of an index, and must not be rounded to one.
+is then a weight of 1 for the output's. The network's input is ln(sigma) / 4; `timestep_B` is a thousandth of it, as it
+is of an index, and must not be rounded to one.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from frameloom.diffusion.objective import (
     weighted_error_B,
 )
 
-_TOLD_PER_TIMESTEP = 1000
+_INPUT_PER_TIMESTEP = 1000
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,7 @@ class EDMObjective:
         )
 
     def timestep_B(self, place_B: Tensor) -> Tensor:
-        return (place_B.double().log() / 4 / _TOLD_PER_TIMESTEP).float()
+        return (place_B.double().log() / 4 / _INPUT_PER_TIMESTEP).float()
 
     def loss_B(self, prediction_BCFHW: Tensor, noised: Noised, mask_BFHW: Tensor | None = None) -> Tensor:
         return weighted_error_B(prediction_BCFHW, noised, mask_BFHW, motion_share=self.motion_share)

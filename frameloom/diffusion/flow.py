@@ -1,4 +1,4 @@
-"""Flow matching: straight paths from noise to data, learned as a velocity.
+"""Flow matching: straight paths from noise to data, learned as a velocity; timestep distributions and shifts.
 
 Shape letters: B batch, C channels, F frames, H height, W width, S sampling steps.
 
@@ -33,60 +33,13 @@ from frameloom.diffusion.objective import (
 )
 
 Shift = None | float | Literal["open_sora2", "sd3"]
-
 # Open-Sora 2.0's factor is a line through (256 patches, 1) and (4096 patches, 3), times sqrt(latent frames).
 _SLOPE = (3 - 1) / (4096 - 256)
 _INTERCEPT = 1 - 256 * _SLOPE
-
 # Between these, mode_time runs one way from 1 to 0.
 MODE_SCALES = (-1.0, 2 / (math.pi - 2))
-
 # Keeps the normal quantile finite: draws within 1e-9 of 0 or 1 become -6 and +6 standard deviations.
 _DRAW_MARGIN = 1e-9
-
-
-def open_sora2_alpha(num_frames: int, height: int, width: int, *, patch_area: int = 4) -> float:
-    """The shift factor for a latent of this size; 1 for one frame of 256 patches."""
-    num_patches = height * width // patch_area
-    return (_SLOPE * num_patches + _INTERCEPT) * math.sqrt(num_frames)
-
-
-def shift_time(time: Tensor, alpha: float) -> Tensor:
-    """Move times in [0, 1] towards 1 (alpha > 1) or 0 (alpha < 1); the ends stay."""
-    return alpha * time / (1 + (alpha - 1) * time)
-
-
-def sd3_alpha(num_tokens: int, base_tokens: int) -> float:
-    """Esser et al. 2024, eq. 23: the same uncertainty at more tokens needs the root of their ratio as a shift."""
-    return math.sqrt(num_tokens / base_tokens)
-
-
-def logit_normal_time(normal_B: Tensor, mean: float = 0.0, std: float = 1.0) -> Tensor:
-    """Time from a standard normal draw, most often near the middle."""
-    return torch.sigmoid(mean + std * normal_B)
-
-
-def logit_normal_density(time_B: Tensor, mean: float = 0.0, std: float = 1.0) -> Tensor:
-    """Of the time whose logit is normal (Esser et al. 2024, eq. 19); 0 at both ends."""
-    inside_B = time_B.clamp(1e-12, 1 - 1e-12)
-    standard_B = (torch.logit(inside_B) - mean) / std
-    return torch.exp(-standard_B.square() / 2) / (math.sqrt(2 * math.pi) * std * inside_B * (1 - inside_B))
-
-
-def mode_time(draw_B: Tensor, scale: float) -> Tensor:
-    """Time that favours the middle (scale > 0) or the ends (< 0) and reaches both ends (Esser et al. 2024, eq. 20)."""
-    return 1 - draw_B - scale * (torch.cos(math.pi / 2 * draw_B).square() - 1 + draw_B)
-
-
-def grid_time(draw_B: Tensor, num_levels: int = 1000) -> Tensor:
-    """Time on a grid of `num_levels`, from 1 (draw 0) down and never 0, as Open-Sora-Plan's flow branch draws it."""
-    return (num_levels - (draw_B * num_levels).floor().clamp_max(num_levels - 1)) / num_levels
-
-
-def normal_from_uniform(draw_B: Tensor) -> Tensor:
-    """The standard normal quantile of a uniform draw, in float64."""
-    normal_B: Tensor = torch.special.ndtri(draw_B.double().clamp(_DRAW_MARGIN, 1 - _DRAW_MARGIN))
-    return normal_B
 
 
 @dataclass(frozen=True)
@@ -244,3 +197,47 @@ class FlowObjective:
             if on_step is not None:
                 on_step(step + 1, x_BCFHW)
         return x_BCFHW
+
+
+def open_sora2_alpha(num_frames: int, height: int, width: int, *, patch_area: int = 4) -> float:
+    """The shift factor for a latent of this size; 1 for one frame of 256 patches."""
+    num_patches = height * width // patch_area
+    return (_SLOPE * num_patches + _INTERCEPT) * math.sqrt(num_frames)
+
+
+def shift_time(time: Tensor, alpha: float) -> Tensor:
+    """Move times in [0, 1] towards 1 (alpha > 1) or 0 (alpha < 1); the ends stay."""
+    return alpha * time / (1 + (alpha - 1) * time)
+
+
+def sd3_alpha(num_tokens: int, base_tokens: int) -> float:
+    """Esser et al. 2024, eq. 23: the same uncertainty at more tokens needs the root of their ratio as a shift."""
+    return math.sqrt(num_tokens / base_tokens)
+
+
+def logit_normal_time(normal_B: Tensor, mean: float = 0.0, std: float = 1.0) -> Tensor:
+    """Time from a standard normal draw, most often near the middle."""
+    return torch.sigmoid(mean + std * normal_B)
+
+
+def logit_normal_density(time_B: Tensor, mean: float = 0.0, std: float = 1.0) -> Tensor:
+    """Of the time whose logit is normal (Esser et al. 2024, eq. 19); 0 at both ends."""
+    inside_B = time_B.clamp(1e-12, 1 - 1e-12)
+    standard_B = (torch.logit(inside_B) - mean) / std
+    return torch.exp(-standard_B.square() / 2) / (math.sqrt(2 * math.pi) * std * inside_B * (1 - inside_B))
+
+
+def mode_time(draw_B: Tensor, scale: float) -> Tensor:
+    """Time that favours the middle (scale > 0) or the ends (< 0) and reaches both ends (Esser et al. 2024, eq. 20)."""
+    return 1 - draw_B - scale * (torch.cos(math.pi / 2 * draw_B).square() - 1 + draw_B)
+
+
+def grid_time(draw_B: Tensor, num_levels: int = 1000) -> Tensor:
+    """Time on a grid of `num_levels`, from 1 (draw 0) down and never 0, as Open-Sora-Plan's flow branch draws it."""
+    return (num_levels - (draw_B * num_levels).floor().clamp_max(num_levels - 1)) / num_levels
+
+
+def normal_from_uniform(draw_B: Tensor) -> Tensor:
+    """The standard normal quantile of a uniform draw, in float64."""
+    normal_B: Tensor = torch.special.ndtri(draw_B.double().clamp(_DRAW_MARGIN, 1 - _DRAW_MARGIN))
+    return normal_B

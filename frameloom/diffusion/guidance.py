@@ -1,4 +1,4 @@
-"""Classifier-free guidance: predictions with and without a condition, drawn apart.
+"""Classifier-free guidance: combinations of predictions with and without conditions, and scales that vary by step.
 
 Shape letters: B batch, C channels, F frames, H height, W width.
 """

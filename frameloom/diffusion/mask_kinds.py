@@ -1,4 +1,4 @@
-"""Kinds of what a denoiser is given of a clip, and how often each is drawn; `masks.py` and `end_masks.py` draw them."""
+"""Kinds of conditioning masks and how often each is drawn, without torch; `masks.py` draws them."""
 
 from __future__ import annotations
 

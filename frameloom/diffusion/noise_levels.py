@@ -1,9 +1,9 @@
-"""How noise levels are drawn, and how often each comes: biases, strata, and the profile of an objective.
+"""Distribution of noise levels in training: biased and stratified draws, and the profile of an objective over levels.
 
-Shape letters: B batch, T noise levels, L noise levels, F frames, H height, W width.
+Shape letters: B batch, T noise levels of a DDPM, L bands of the noise level, F frames, H height, W width.
 
-In strata each sample of a step (each process, in the published trainers) draws from its own part of all levels. Over a
-step the levels are then spread evenly, which makes its loss less noisy.
+With strata, each sample of a step (each process, in the published trainers) draws from its own part of all levels. The
+levels of a step are then spread evenly, which makes its loss less noisy.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""What a training objective gives and takes, and the error all of them share.
+"""The interface of training objectives, and the weighted error that all of them share.
 
 Shape letters: B batch, C channels, F frames, H height, W width.
 
 Time convention, for every objective: `timestep_B` is float32 in [0, 1], 0 is data and 1 is noise. Flow matching
 gives the time itself. DDPM gives index / num_train_timesteps, so 0 ... 0.999 for 1000 steps; a denoiser that
 wants the integer takes `round(timestep * 1000)`. Timesteps must not pass through bfloat16 (999 becomes 1000). EDM is
-the exception: it tells ln(sigma) / 4, divided by 1000 like an index.
+the exception: its timestep is ln(sigma) / 4, divided by 1000 like an index.
 
 The noise level, which compares objectives with each other, is a number in [0, 1]: with noisy = signal * latent +
 spread * noise, up to a factor, it is spread / (signal + spread). Flow matching's time is that number (for sigma_min

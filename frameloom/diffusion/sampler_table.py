@@ -1,4 +1,4 @@
-"""Names of the samplers, and which kinds of objectives each can walk; `samplers.py` runs them."""
+"""Names of the samplers and the objectives that each supports, without torch; `samplers.py` runs them."""
 
 from __future__ import annotations
 

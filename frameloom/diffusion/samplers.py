@@ -1,4 +1,4 @@
-"""From noise to a latent by name: the objective's own walk, Heun's, or a scheduler of diffusers.
+"""Sampling by name: an objective's own sampler, Heun's method, or a scheduler of diffusers.
 
 Shape letters: B batch, C channels, F frames, H height, W width, T training timesteps.
 """
@@ -22,6 +22,16 @@ from frameloom.diffusion.edm import EDMObjective
 from frameloom.diffusion.flow import FlowObjective
 from frameloom.diffusion.objective import Objective, OnStep, Predict
 from frameloom.diffusion.sampler_table import SAMPLERS
+
+_CLASSES = {
+    "ddim": "DDIMScheduler",
+    "ddpm": "DDPMScheduler",
+    "euler": "EulerDiscreteScheduler",
+    "euler_ancestral": "EulerAncestralDiscreteScheduler",
+    "dpmpp_2m": "DPMSolverMultistepScheduler",
+    "unipc": "UniPCMultistepScheduler",
+}
+_PREDICTIONS = {"v": "v_prediction", "epsilon": "epsilon", "sample": "sample"}
 
 
 @dataclass(frozen=True)
@@ -122,23 +132,12 @@ def _walk_heun(
 
 
 def _find_slope(objective: Objective, predict: Predict, x: Tensor, level: float) -> Tensor:
-    """The change of x by noise level that the model sees."""
+    """dx / d(noise level) as the model predicts it."""
     level_B = torch.full((x.shape[0],), level, dtype=torch.float64, device=x.device)
     if isinstance(objective, EDMObjective):
         output = predict(x / math.hypot(level, objective.sigma_data), objective.timestep_B(level_B)).to(x.dtype)
         return (x - objective.find_latent(x, output, level)) / level
     return predict(x, level_B.float()).to(x.dtype)
-
-
-_CLASSES = {
-    "ddim": "DDIMScheduler",
-    "ddpm": "DDPMScheduler",
-    "euler": "EulerDiscreteScheduler",
-    "euler_ancestral": "EulerAncestralDiscreteScheduler",
-    "dpmpp_2m": "DPMSolverMultistepScheduler",
-    "unipc": "UniPCMultistepScheduler",
-}
-_PREDICTIONS = {"v": "v_prediction", "epsilon": "epsilon", "sample": "sample"}
 
 
 def build_scheduler(name: str, objective: Objective, latent: Tensor, num_steps: int) -> Any:
@@ -223,7 +222,7 @@ def run_scheduler(
 
 
 def _find_level(objective: Objective, scheduler: Any, step: int, timestep: Tensor, x: Tensor) -> Tensor:
-    """What the model is told; of flow matching the very time, of which the scheduler's timestep is rounded."""
+    """The model's timestep; for flow matching the exact time, because the scheduler's timestep is rounded."""
     if isinstance(objective, FlowObjective):
         return torch.full((x.shape[0],), float(scheduler.sigmas[step]), dtype=torch.float32, device=x.device)
     assert isinstance(objective, DDPMObjective)

@@ -1,4 +1,4 @@
-"""Weights in half precision, with norm layers left in float32."""
+"""Casting of weights to half precision, with norm layers kept in float32."""
 
 from __future__ import annotations
 

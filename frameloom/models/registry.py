@@ -1,4 +1,4 @@
-"""Denoiser families, autoencoders and text encoders by name. A spec is imported at the first look; none loads torch."""
+"""Tables of denoiser families, autoencoders and text encoders by name; entries are imported at first use."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""What a denoiser family, an autoencoder or a text encoder is: facts, and links to the code that computes.
+"""Specs of denoiser families, autoencoders and text encoders, and checks of their architecture fields; torch-free.
 
 Shape letters: B batch, C channels, F frames, H height, W width.
 
-The `config.py` of a folder ends with its spec, and `models/registry.py` finds it by name. Specs load no torch, so that
-recipes are checked against them at once; a link is imported when it is first read.
+The `config.py` of a family ends with its spec, and `models/registry.py` finds it by name. Recipes are checked against
+specs without loading torch: code that needs torch is a link, which is imported when it is first read.
 """
 
 from __future__ import annotations
@@ -29,10 +29,12 @@ if TYPE_CHECKING:
     from frameloom.models.text.base import TextEncoder
     from frameloom.models.vaes.base import VideoVAE
 
-
 Linked = TypeVar("Linked")
+Config = TypeVar("Config")
 Latent = tuple[int, int, int]
 """latent cells (frames, height, width) of one clip"""
+# Fields of denoisers that follow from the autoencoder and the text encoders; no recipe sets them.
+WIDTH_FIELDS = ("in_channels", "context_in_dim", "vec_in_dim")
 
 
 class Link(Generic[Linked]):
@@ -60,9 +62,26 @@ class Link(Generic[Linked]):
         vars(spec)[self._name] = target
 
 
+def load_object(target: str) -> Any:
+    """The object that `target`, "package.module:name", names; its module is imported if it was not yet."""
+    module_name, _, name = target.partition(":")
+    if not module_name or not name:
+        raise ValueError(f"'{target}' names no object; write it as package.module:name")
+    try:
+        module = import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
+            raise  # the module exists, and something that it imports does not
+        raise ImportError(f"'{target}': there is no module '{error.name}'") from error
+    try:
+        return getattr(module, name)
+    except AttributeError as error:
+        raise ImportError(f"'{target}': the module has no '{name}'") from error
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ModelSpec:
-    """What denoisers and autoencoders have in common.
+    """Base of the specs of denoisers and autoencoders.
 
     sizes  architectures by name; "tiny" comes first
     """
@@ -97,7 +116,7 @@ class DenoiserSpec(ModelSpec):
                    clip cannot be divided over ranks
     beside         config -> what the model expects in `Conditions.beside_BCFHW`: "none", "inpaint" or "control"
     knows          what an "inpaint" model can be given: any "regions" of a clip, or whole frames at its "ends"
-    told_guidance  config -> whether the model was distilled to be told its guidance scale (`Conditions.guidance_B`)
+    told_guidance  config -> whether a distilled model takes its guidance scale as an input (`Conditions.guidance_B`)
     text_join      "first": token states of the first text encoder; "concat": of all, side by side along D. The pooled
                    vector is that of the last one in both.
     images_skip    whether clips of one frame leave out blocks that longer ones use: processes that split the weights
@@ -124,7 +143,7 @@ class DenoiserSpec(ModelSpec):
                    family blanks, encodes, brings the mask to latent cells and orders the channels.
     find_kept      beside_BCFHW -> (mask_B1FHW, latent_BCFHW) for "inpaint": the latent cells that are given, where the
                    family encodes them apart from the clip; None: they are those of the encoded clip
-    export_forms   how a trained model leaves: under the keys of its original system, and as a model of diffusers
+    export_forms   how a trained model is exported: under the keys of its original system, and as a model of diffusers
     lora_names     how published LoRA files call the family and its layers
     """
 
@@ -239,12 +258,6 @@ class TextEncoderSpec:
     build: Link[Callable[..., TextEncoder]] = Link()
 
 
-Config = TypeVar("Config")
-
-# Fields of denoisers that follow from the autoencoder and the text encoders; no recipe sets them.
-WIDTH_FIELDS = ("in_channels", "context_in_dim", "vec_in_dim")
-
-
 def choose_size(
     sizes: Mapping[str, Config], size: str, *, family: str, derived: Mapping[str, Any], overrides: Mapping[str, Any]
 ) -> Config:
@@ -290,25 +303,8 @@ def fits_type(value: object, kind: type) -> bool:
     return isinstance(value, allowed) and isinstance(value, bool) == (kind is bool)
 
 
-def load_object(target: str) -> Any:
-    """What `target`, "package.module:name", names; its module is imported if it was not yet."""
-    module_name, _, name = target.partition(":")
-    if not module_name or not name:
-        raise ValueError(f"'{target}' names no object; write it as package.module:name")
-    try:
-        module = import_module(module_name)
-    except ModuleNotFoundError as error:
-        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
-            raise  # the module exists, and something that it imports does not
-        raise ImportError(f"'{target}': there is no module '{error.name}'") from error
-    try:
-        return getattr(module, name)
-    except AttributeError as error:
-        raise ImportError(f"'{target}': the module has no '{name}'") from error
-
-
 def spread_scaling(config: Any, num_channels: int, *, where: str) -> None:
-    """Give a frozen config, at the end of its making, one `scale` and one `shift` for each latent channel."""
+    """Expand `scale` and `shift` of a frozen config to one number for each latent channel; for `__post_init__`."""
     for name in ("scale", "shift"):
         values = _spread(getattr(config, name), num_channels, where=f"{where}: {name}")
         object.__setattr__(config, name, values)
@@ -317,7 +313,7 @@ def spread_scaling(config: Any, num_channels: int, *, where: str) -> None:
 def _spread(values: Sequence[float], num_channels: int, *, where: str) -> tuple[float, ...]:
     """One number for each latent channel.
 
-    Equal numbers are spread, whatever their count, so that a width can be overridden without naming them again.
+    Equal numbers are repeated, whatever their count, so that a width can be overridden without naming them again.
     """
     if len(set(values)) == 1:
         return (float(values[0]),) * num_channels

@@ -19,8 +19,8 @@ from frameloom.models.vaes.causal.weights import load_original as load_causal
 from frameloom.models.vaes.wfvae.blocks import FrameStream
 from frameloom.models.vaes.wfvae.config import WFVAEConfig
 from frameloom.models.vaes.wfvae.model import WFVAE
-from frameloom.models.vaes.wfvae.model import load_original as load_wfvae
 from frameloom.models.vaes.wfvae.wavelet import HaarJoin2D, HaarJoin3D, HaarSplit2D, HaarSplit3D
+from frameloom.models.vaes.wfvae.weights import load_original as load_wfvae
 from tests.parity.cases import ParityCase, ParityOutput, Runner, compare
 from tests.parity.weights import find_weights
 

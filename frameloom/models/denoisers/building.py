@@ -1,4 +1,4 @@
-"""Denoisers with fresh weights, the blocks that repeat in them, and the sequence group that they belong to.
+"""Building of denoisers: fresh weights, lists of repeated blocks, sequence groups.
 
 After `use_sequence_group` the model is called as before, by all ranks of the group with the same tensors (noise, noise
 levels, captions, conditions); each gets the whole prediction. For training, the gradients of all weights must then be

@@ -1,4 +1,4 @@
-"""What a denoiser is given besides the noisy latent: conditions, random numbers to make them from, the noise level.
+"""Inputs of a denoiser besides the noisy latent, its noise level and the caption.
 
 Shape letters: B batch, C channels, F frames, H height, W width.
 """
@@ -31,14 +31,14 @@ class Draws(Protocol):
 
 @dataclass(frozen=True)
 class Conditions:
-    """What a denoiser may be told besides the noisy latent, its noise level and the caption; None is "not given".
+    """Inputs besides the noisy latent, its noise level and the caption; None is "not given".
 
     beside_BCFHW     latent channels that stand beside the noisy ones (inpaint mask and masked latent, control), in the
                      order of the family's `pack_known`
     sizes_B6         original height and width, crop top and left, target height and width, in pixels
     cells_BFHW       1 where a latent cell holds picture, 0 where a batch of several sizes was padded
     image_text       captions of single images that follow the clip along F: N for each sample, B * N in this order
-    guidance_B       guidance scale that a distilled model is told
+    guidance_B       guidance scale that a distilled model takes as an input
     dropout          seeds of the masks of a model with dropout, in training; None: nothing is dropped
     """
 

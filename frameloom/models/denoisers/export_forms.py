@@ -1,6 +1,6 @@
-"""How a trained denoiser leaves: under the keys of its original system, and as a model of diffusers.
+"""Export forms of a denoiser family: published key layouts and config.json, and its class in diffusers.
 
-A family's module `export` has an `EXPORT` record of this kind, which its spec links to.
+A family's `weights.py` has an `EXPORT` record of this kind, which its spec links to.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Dropout whose masks are functions of a seed per sample, and not of a generator's state.
+"""Dropout with masks keyed by a seed per sample, so that recompute and resume repeat them.
 
 In training, the step gives a model `DropoutSeeds`: one seed per sample, keyed by (recipe seed, "model dropout", epoch,
 ordinal). A layer's mask of a sample is drawn from a stream of its own, keyed by (seed of the sample, part of the model,
@@ -42,7 +42,7 @@ class DropoutSeeds:
 class KeyedDropout(nn.Module):
     """Zeroes a `share` of the numbers and divides the others by what is left, while training and given `keys`.
 
-    `site` tells the layers of one part of the model apart.
+    `site` distinguishes the layers of one part of the model.
     """
 
     def __init__(self, share: float, site: int = 0) -> None:
@@ -65,7 +65,7 @@ def has_dropout(model: nn.Module) -> bool:
     return any(isinstance(module, KeyedDropout) and module.share > 0 for module in model.modules())
 
 
-# An operation of torch of its own: a compiler cannot trace generators, and takes this one as it is.
+# A custom op, because torch.compile cannot trace generators.
 @torch.library.custom_op("frameloom::draw_kept", mutates_args=())
 def draw_kept(like_BN_: Tensor, keys: Tensor, site: int, share: float) -> Tensor:
     """True where a number is kept, in the shape of `like_BN_`."""

@@ -41,12 +41,6 @@ def choose_product() -> str:
     return "onednn" if is_foreign and has_onednn and onednn_may_use_avx512() else "torch"
 
 
-def use_product(name: str) -> None:
-    """Override the choice for this process."""
-    global _product
-    _product = PRODUCTS[name]
-
-
 def _linear_onednn(x: Tensor, weight_MK: Tensor, bias_M: Tensor | None = None) -> Tensor:
     is_single = x.dtype == weight_MK.dtype == torch.float32
     if not is_single or x.device.type != "cpu" or torch.is_autocast_enabled("cpu"):
@@ -66,7 +60,7 @@ def _is_large(x: Tensor, weight_MK: Tensor) -> bool:
     "frameloom::linear", mutates_args=(), schema="(Tensor x, Tensor weight, Tensor? bias) -> Tensor"
 )
 def _multiply(x: Tensor, weight_MK: Tensor, bias_M: Tensor | None) -> Tensor:
-    """An operation of its own: the compiler does not look inside, and it has a gradient, which oneDNN's has not."""
+    """A custom op: opaque to the compiler, and with a gradient, which oneDNN's op lacks."""
     if not _is_large(x, weight_MK):
         return F.linear(x, weight_MK, bias_M)
     if not weight_MK.is_contiguous() and not weight_MK.t().is_contiguous():

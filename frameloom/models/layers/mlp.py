@@ -1,4 +1,4 @@
-"""Layers of two linear maps. Names inside are those of published checkpoints."""
+"""MLPs of transformer blocks and of embeddings, with GELU; parameter names are those of published checkpoints."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Scales, shifts and gates that follow from the noise level.
+"""Adaptive layer norm: scales, shifts and gates computed from the noise level.
 
 In the "single" form all blocks share one set of six vectors, and each adds a learned table of its own to them.
 

@@ -1,4 +1,4 @@
-"""Latents to tokens and back; frames into the batch and back.
+"""Patch embedding: latents to tokens and back, frames into the batch and back.
 
 Shape letters: B batch, C channels, F frames, H height, W width, N tokens, D width.
 

@@ -1,4 +1,4 @@
-"""Sinusoids, rotary angles and position tables, computed once per shape.
+"""Position embeddings: sinusoids, rotary tables, and a cache of tables by shape.
 
 Shape letters: B batch, N tokens, A axes, H heads, D width of a head, P pairs of a head.
 
@@ -58,9 +58,6 @@ def rotate(heads_BNHD: Tensor, table_N1P: Tensor, *, parts: int = 0) -> Tensor:
     return torch.view_as_real(pairs * table_N1P).flatten(-2)
 
 
-_THETA = 10_000.0
-
-
 def embed_index(index_B: Tensor, width: int, *, shift: int = 0) -> Tensor:
     """[B, width] of a noise level's index: cosines, then sines, in float32, as half precision would merge neighbours.
 
@@ -68,14 +65,14 @@ def embed_index(index_B: Tensor, width: int, *, shift: int = 0) -> Tensor:
     """
     half = width // 2
     exponent = torch.arange(half, dtype=torch.float32, device=index_B.device)
-    angles = index_B.float()[:, None] * torch.exp(-math.log(_THETA) * exponent / (half - shift))
+    angles = index_B.float()[:, None] * torch.exp(-math.log(THETA) * exponent / (half - shift))
     return F.pad(torch.cat([angles.cos(), angles.sin()], dim=-1), (0, width % 2))
 
 
 def embed_position(position_N: Tensor, width: int) -> Tensor:
     """[N, width] in float32: sines, then cosines; computed in float64."""
     exponent = torch.arange(width // 2, dtype=torch.float64, device=position_N.device) / (width / 2)
-    angles = position_N.double()[:, None] * _THETA**-exponent
+    angles = position_N.double()[:, None] * THETA**-exponent
     return torch.cat([angles.sin(), angles.cos()], dim=-1).float()
 
 

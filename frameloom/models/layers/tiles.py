@@ -1,4 +1,4 @@
-"""Where overlapping tiles lie in a picture or a clip, and how they overlap; `tiling.py` runs layers on them."""
+"""Geometry of overlapping tiles in space and time, without torch; `tiling.py` runs layers on them."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Large pictures and long clips in overlapping tiles that fade into each other.
+"""Tiled execution: layers run on overlapping tiles of a large clip, whose results are blended.
 
 Shape letters: B batch, C channels, F frames, H height, W width.
 
-Tiles are made one after the other. What stays in memory is the result so far and, of tiles that a later one fades
+Tiles are computed one after the other. What stays in memory is the result so far and, of tiles that a later one fades
 over from, the strip that it needs; no tile is kept whole.
 """
 

@@ -19,20 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from frameloom.core.errors import CheckpointError, ConfigError
-from frameloom.models.fit import shorten
-
-__all__ = [
-    "Adapter",
-    "add_adapters",
-    "check_layers",
-    "choose_layers",
-    "default_layers",
-    "linear_layers",
-    "merge_adapters",
-    "parameter_names",
-    "to_adapters",
-]
-
+from frameloom.models.state_dict import shorten
 
 _NAME = "default"  # what peft calls a single set of adapters
 _DOWN, _UP = f".lora_A.{_NAME}.weight", f".lora_B.{_NAME}.weight"

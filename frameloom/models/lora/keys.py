@@ -1,4 +1,4 @@
-"""Keys of published LoRA files, both ways.
+"""Key layouts of published LoRA files, read and written.
 
     layout     keys                                                      written by
     kohya      lora_unet_<layer with _ for .>.lora_down.weight, .alpha   kohya, CogVideoX-Fun
@@ -22,11 +22,8 @@ import torch
 from torch import Tensor
 
 from frameloom.core.errors import CheckpointError
-from frameloom.models.fit import shorten
 from frameloom.models.lora.adapters import Adapter
-
-__all__ = ["NOTES", "TRANSFORMER_NAMES", "LoraNames", "parse_alpha", "read_adapters", "write_diffusers", "write_kohya"]
-
+from frameloom.models.state_dict import shorten
 
 NOTES = "lora_adapter_metadata"  # diffusers' note with the settings, as JSON
 

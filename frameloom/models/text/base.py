@@ -1,4 +1,4 @@
-"""What every text encoder offers: captions in, states out, and a digest that a cache can be checked against.
+"""The interface of text encoders: captions in, states out, and a fingerprint for caches.
 
 Shape letters: B batch, K text tokens, D width.
 """
@@ -25,7 +25,7 @@ class TextOptions:
     """How an encoder is used, where published systems that share it differ.
 
     padding       "attend": pads are tokens like any other, to the encoder and to the denoiser;
-                  "mask": both are told to leave them out, and their states are zero
+                  "mask": both leave them out, and their states are zero
     pad           the token that fills up: "end" of text, id "zero", or the one that the "tokenizer" names
     layer         token states: the "last" ones after the final norm, or the "penultimate" ones before the last block
     pooled        "none"; "pooler": the end token's last state; "projected": the text projection of that

@@ -1,4 +1,4 @@
-"""The empty caption in place of some captions, so that a model also learns to do without.
+"""Caption dropout: the empty caption in place of some captions, for classifier-free guidance.
 
 Shape letters: B batch, K text tokens, D width.
 """

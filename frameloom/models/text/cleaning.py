@@ -1,4 +1,4 @@
-"""Caption cleaning of Open-Sora-Plan, rule by rule, exact on its golden texts.
+"""Caption cleaning of Open-Sora-Plan, rule by rule, equal to the published code.
 
 The rules were made for alt texts of web images: addresses, file names, article numbers and advertisements go, marks are
 brought to one form. Some are too keen for captions ("jpg" inside a sentence, four hyphens, a word such as "mp4"), and
@@ -11,7 +11,7 @@ from __future__ import annotations
 import html
 import re
 import warnings
-from typing import Literal, get_args
+from typing import Literal
 from urllib.parse import unquote_plus
 
 import ftfy
@@ -21,7 +21,6 @@ from bs4.exceptions import ParserRejectedMarkup
 from frameloom.core.errors import DataError
 
 Cleaning = Literal["off", "once", "twice", "list"]
-CLEANINGS: tuple[Cleaning, ...] = get_args(Cleaning)
 
 Rule = tuple[re.Pattern[str], str]
 

@@ -1,4 +1,4 @@
-"""The text halves of CLIP ViT-L/14 and OpenCLIP ViT-bigG/14.
+"""CLIP text encoders: ViT-L/14 and OpenCLIP ViT-bigG/14, with long texts in windows.
 
 Shape letters: B batch, K text tokens, M windows of a text, P tokens of a window, D width.
 
@@ -182,7 +182,7 @@ _ALIKE: dict[str, Any] = {
     "layer_norm_eps": 1e-5,
     "attention_dropout": 0.0,
     "bos_token_id": 0,
-    # As published: an old mark that stands for the largest id, see `clip.py`.
+    # As published: an old mark that stands for the largest id, see `_LEGACY_END`.
     "eos_token_id": 2,
     "pad_token_id": 1,
 }

@@ -1,4 +1,4 @@
-"""The text encoders: how long a text they read, where their weights come from, and who builds them."""
+"""Specs of the text encoders: the longest text, where weights come from, and the function that builds each."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""all-MiniLM-L6-v2: a small sentence encoder (22.7M parameters) in a Python package, without download.
+"""all-MiniLM-L6-v2: a small sentence encoder (22.7M parameters) whose weights come with a Python package.
 
 Shape letters: B batch, K text tokens, D width, H heads, E width of a head.
 

@@ -1,4 +1,4 @@
-"""What the text encoders of transformers share here: options, tokens, batches, precision, the null prompt, the digest.
+"""Base of the text encoders that run a model of transformers: options, tokens, batches, precision, null prompt, digest.
 
 Shape letters: B batch, K text tokens, D width.
 """
@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from frameloom.core.errors import CheckpointError, ConfigError
 from frameloom.core.files import digest_value
+from frameloom.models.precision import PRECISIONS
 from frameloom.models.text.base import TextEncoder, TextOptions, TextStates
 from frameloom.models.text.transformers_folder import (
     EncoderFile,
@@ -25,8 +26,6 @@ from frameloom.models.text.transformers_folder import (
     load_model,
     load_tokenizer,
 )
-
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class PretrainedEncoder(TextEncoder):
@@ -163,7 +162,9 @@ class PretrainedEncoder(TextEncoder):
 
     def _load(self) -> nn.Module:
         if self._model is None:
-            model = load_model(self.model_class, self._folder, DTYPES[self.options.precision], advice=self.load_advice)
+            model = load_model(
+                self.model_class, self._folder, PRECISIONS[self.options.precision], advice=self.load_advice
+            )
             self._model = model.to(self._device)
         return self._model
 

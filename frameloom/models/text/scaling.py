@@ -1,10 +1,10 @@
-"""Text states of a data set brought to one scale, so that rare but important words are heard.
+"""Whitening of text states per data set, so that low-variance directions are not ignored.
 
 Captions of one set are alike: "left" and "right" move a sentence vector by a tenth of what a colour does, and a small
-model learns the loud differences first. Token states get mean 0 and spread 1 per feature; pooled vectors are whitened
+model learns the large differences first. Token states get mean 0 and spread 1 per feature; pooled vectors are whitened
 along the directions in which the set's captions really differ. Measured once per run and kept with its checkpoints.
 
-Shape letters: B batch, K text tokens, D width.
+Shape letters: B batch, K text tokens, N tokens of all captions, D width.
 """
 
 from __future__ import annotations

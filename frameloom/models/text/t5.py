@@ -1,4 +1,4 @@
-"""T5 v1.1 and mT5: the encoder half of a T5, token states without a pooled vector.
+"""T5 text encoders: T5 v1.1 and mT5, token states without a pooled vector.
 
 Open-Sora 2 (512 tokens) and CogVideoX (226) let T5 v1.1 XXL and their denoisers attend to the padding; Open-Sora-Plan
 hides it from both (T5 v1.1 XXL, 300 tokens; mT5 XXL, 512). So `t5` attends and `mt5` masks unless a recipe says

@@ -1,4 +1,4 @@
-"""Text encoders whose layers are split over processes (tensor parallelism): each has some heads and some columns.
+"""Tensor parallelism of T5 text encoders: each process holds some heads and some columns of every layer.
 
 A process of a group of P has 1 / P of the heads of every attention, with their columns of the table of relative
 positions, 1 / P of the inner width of every feed-forward layer, and 1 / P of the word vectors. All see all tokens; what
@@ -70,7 +70,7 @@ class TensorEncoder(SharedEncoder):
         return self
 
     def encode(self, captions: Sequence[str]) -> TextStates:
-        """Each different caption of the group once; the states of one's own."""
+        """Encodes each distinct caption of the group once; returns the states of this process's captions."""
         self._split()
         asked: list[Any] = [None] * self._group.size()
         dist.all_gather_object(asked, list(captions), group=self._group)

@@ -1,4 +1,4 @@
-"""Text encoders in local folders: weights, configuration, tokenizer; no download, pickle or foreign code.
+"""Local folders of text encoders: weights, configuration and tokenizer, without download, pickle or remote code.
 
 Two layouts are known: one folder with everything in it, and the folders of a diffusers pipeline, `text_encoder` with
 `tokenizer`, `text_encoder_2` with `tokenizer_2` and so on.
@@ -170,7 +170,7 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 @contextmanager
 def quiet_transformers() -> Iterator[None]:
-    """Loading prints bars and reports of its own; settings are put back afterwards."""
+    """Silences the progress bars and reports of loading; settings are restored afterwards."""
     from transformers.utils import logging
 
     verbosity, had_bars = logging.get_verbosity(), logging.is_progress_bar_enabled()

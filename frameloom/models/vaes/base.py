@@ -1,8 +1,9 @@
-"""What every video autoencoder offers, and the statistics of its latents.
+"""The interface of video autoencoders, and the statistics of their latents.
 
-Shape letters: B batch, C channels, F frames, H height, W width.
+Shape letters: B batch, C channels, F frames, H height, W width, N cells of a batch.
 
-Pixels are in [-1, 1]."""
+Pixels are in [-1, 1].
+"""
 
 from __future__ import annotations
 
@@ -13,8 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from frameloom.core.errors import DataError
-from frameloom.models.fit import load_fitting
 from frameloom.models.layers.tiles import Cuts
+from frameloom.models.state_dict import load_fitting
 
 LOGVAR_RANGE = (-30.0, 20.0)
 

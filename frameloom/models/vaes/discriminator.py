@@ -1,4 +1,4 @@
-"""PatchGANs: networks that say for every patch of a clip, or of its frames, how real it looks.
+"""PatchGAN discriminators in 3-D and 2-D, for adversarial training of autoencoders.
 
 The 3-D one has the keys of Open-Sora-Plan's and Open-Sora's checkpoints, the 2-D one those of Stable Diffusion's
 (Isola et al. 2017).
@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from frameloom.core.random import stream
-from frameloom.models.fit import load_fitting
 from frameloom.models.layers.patches import fold_frames
+from frameloom.models.state_dict import load_fitting
 
 _MOST_WIDENING = 8
 _SPREAD = 0.02

@@ -1,4 +1,4 @@
-"""Loss terms of an autoencoder, with and without a discriminator.
+"""Losses of autoencoder training: reconstruction, KL, wavelet, and adversarial terms.
 
 Shape letters: B batch, C channels, F frames, H height, W width.
 
@@ -56,7 +56,7 @@ def kl_divergence(moments: Moments) -> Tensor:
 def wavelet_loss(encoded_BCFHW: Sequence[Tensor], decoded_BCFHW: Sequence[Tensor]) -> Tensor:
     """How far the decoder's coefficients are from the encoder's, level by level: sum of |difference| / batch.
 
-    A model without coefficients has nothing to lose here: zero.
+    Zero for a model without coefficients.
     """
     if not encoded_BCFHW:
         return torch.zeros(())
@@ -71,7 +71,7 @@ _MOST_RATIO = 1e4
 
 @dataclass(frozen=True)
 class AdversarialSettings:
-    """Defaults are Open-Sora-Plan 1.3's. Before step `start` the discriminator has no say; steps count from 0.
+    """Defaults are Open-Sora-Plan 1.3's. The GAN loss starts at step `start`, counted from 0.
 
     With `turns` "both" a step trains both networks, as Open-Sora 2 does it. Without `adaptive` gradients are not
     balanced, and `weight` stands alone.

@@ -1,4 +1,4 @@
-"""LPIPS (Zhang et al. 2018): how different two pictures look, from features of VGG16. Keys are the published ones.
+"""LPIPS (Zhang et al. 2018): perceptual distance of two pictures from VGG16 features, under the published keys.
 
 Shape letters: N pictures, C channels, H height, W width. Pictures are in [-1, 1].
 """
@@ -12,7 +12,7 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from frameloom.models.fit import load_fitting
+from frameloom.models.state_dict import load_fitting
 
 # Mean and spread of ImageNet's colours, for pictures in [-1, 1].
 _SHIFT = (-0.030, -0.088, -0.188)

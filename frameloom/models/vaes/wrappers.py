@@ -1,4 +1,4 @@
-"""Any frozen autoencoder in half precision, on a few clips at a time, or in overlapping tiles.
+"""Wrappers around a frozen autoencoder: half precision, a few clips at a time, overlapping tiles.
 
 Shape letters: B batch, C channels, F frames, H height, W width.
 """

@@ -16,7 +16,6 @@ from frameloom.config.schema.models import LoraSection
 from frameloom.core.errors import CheckpointError, ConfigError
 from frameloom.core.logging import get_logger
 from frameloom.core.random import stream
-from frameloom.models.fit import check_fit, shorten
 from frameloom.models.lora.adapters import (
     Adapter,
     add_adapters,
@@ -26,6 +25,7 @@ from frameloom.models.lora.adapters import (
     parameter_names,
     to_adapters,
 )
+from frameloom.models.state_dict import check_fit, shorten
 
 _log = get_logger(__name__)
 

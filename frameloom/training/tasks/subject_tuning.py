@@ -25,8 +25,8 @@ from frameloom.core.progress import ProgressBar
 from frameloom.core.random import stream
 from frameloom.data.loading.batch import Batch
 from frameloom.data.media.writing import write_image
-from frameloom.models.fit import check_fit
-from frameloom.models.text.new_words import add_word, clip_encoders, start_vectors
+from frameloom.models.state_dict import check_fit
+from frameloom.models.text.textual_inversion import add_word, clip_encoders, start_vectors
 from frameloom.sampling.pipeline import Request, Sampler, generate
 from frameloom.training.tasks.denoiser import DenoiserTask, WrappedTask
 

@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
+from frameloom.builders.published import find_config_reader
 from frameloom.core.errors import CheckpointError, ConfigError
 from frameloom.core.random import stream
 from frameloom.models.denoisers.cogvideox_fun.config import SIZES, CogVideoXFunConfig
@@ -353,6 +354,10 @@ def test_the_config_of_v15_inpaint_is_read_as_published() -> None:
         "activation_fn": "gelu-approximate",
     }
     assert read_config(published, mask_scale=0.7) == SIZES["5b-1.5-inpaint"]
+
+
+def test_recipes_and_conversions_find_the_reader_of_a_published_config() -> None:
+    assert find_config_reader(get_denoiser("cogvideox_fun")) is read_config
 
 
 @pytest.mark.parametrize(

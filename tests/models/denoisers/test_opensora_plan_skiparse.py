@@ -15,7 +15,6 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from frameloom.core.random import stream
 from frameloom.models.denoisers.opensora_plan.config import SIZES, OpenSoraPlanConfig, Pattern
-from frameloom.models.denoisers.opensora_plan.cost import attention_flops, layer_flops
 from frameloom.models.denoisers.opensora_plan.model import Block, OpenSoraT2V, build
 from frameloom.models.denoisers.opensora_plan.skiparse import (
     FILLED,
@@ -119,6 +118,21 @@ def test_masks_hold_one_number_per_token_and_fill_to_a_multiple_of_16() -> None:
 def test_without_padding_there_is_no_mask(pattern: Pattern) -> None:
     assert deal_mask(None, pattern, 4, like_BNC=draw(2, 32, 24)) is None
     assert (deal_mask(None, pattern, 4, like_BNC=draw(2, 33, 24)) is None) == (pattern == "full")
+
+
+def attention_flops(config: OpenSoraPlanConfig, layer: int, num_tokens: int) -> int:
+    """Self-attention of one sample, without its projections: 4 N^2 D, and 1 / sparse_n of it in a skiparse layer."""
+    share = 1 if config.pattern(layer) == "full" else config.sparse_n
+    return 4 * num_tokens**2 * config.hidden_size // share
+
+
+def layer_flops(config: OpenSoraPlanConfig, layer: int, num_tokens: int, num_text: int) -> int:
+    """The forward pass of a whole block for one sample: self-attention, cross-attention, MLP."""
+    width = config.hidden_size
+    self_projections = 8 * num_tokens * width**2
+    cross = 4 * (num_tokens + num_text) * width**2 + 4 * num_tokens * num_text * width
+    mlp = 16 * num_tokens * width**2
+    return attention_flops(config, layer, num_tokens) + self_projections + cross + mlp
 
 
 @pytest.mark.parametrize("num_tokens", [512, 500])

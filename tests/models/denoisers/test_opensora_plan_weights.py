@@ -19,8 +19,8 @@ from frameloom.models.denoisers.opensora_plan.conditioning import fold_frames, p
 from frameloom.models.denoisers.opensora_plan.config import SIZES, OpenSoraPlanConfig
 from frameloom.models.denoisers.opensora_plan.model import OpenSoraT2V, build
 from frameloom.models.denoisers.opensora_plan.weights import export_config, export_original, load_original, read_config
-from frameloom.models.fit import strip_wrappers
 from frameloom.models.registry import get_denoiser
+from frameloom.models.state_dict import strip_wrappers
 from frameloom.models.text.base import TextStates
 
 GOLDENS = Path(__file__).parents[2] / "goldens" / "open-sora-plan"

@@ -12,9 +12,8 @@ from torch import Tensor, nn
 
 from frameloom.core.errors import CheckpointError
 from frameloom.core.random import stream
-from frameloom.models.denoisers.sdxl import keys as text_keys
 from frameloom.models.denoisers.sdxl.config import SIZES, SDXLConfig
-from frameloom.models.denoisers.sdxl.keys import UNetNames
+from frameloom.models.denoisers.sdxl.keys import UNetNames, clip_to_single, open_clip_to_single
 from frameloom.models.denoisers.sdxl.model import build, diffusers_arguments
 from frameloom.models.denoisers.sdxl.single_file import (
     Part,
@@ -210,8 +209,8 @@ def test_the_refiner_keeps_its_text_encoder_in_the_first_place() -> None:
 
 def test_names_without_the_outer_wrapper_are_understood() -> None:
     key = "encoder.layers.0.mlp.fc1.weight"
-    assert text_keys.clip_to_single(key) == text_keys.clip_to_single(f"text_model.{key}") == f"text_model.{key}"
-    assert text_keys.open_clip_to_single(key) == ("transformer.resblocks.0.mlp.c_fc.weight", 0)
+    assert clip_to_single(key) == clip_to_single(f"text_model.{key}") == f"text_model.{key}"
+    assert open_clip_to_single(key) == ("transformer.resblocks.0.mlp.c_fc.weight", 0)
 
 
 def test_position_ids_are_dropped_both_ways() -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 import torch.nn.functional as F
@@ -13,7 +11,7 @@ from torch.profiler import ProfilerActivity, profile
 from frameloom.core import device
 from frameloom.core.random import stream
 from frameloom.models.layers import linear as module
-from frameloom.models.layers.linear import Linear, choose_product, linear, use_product
+from frameloom.models.layers.linear import Linear, choose_product, linear
 
 WIDTH, MADE = 48, 80
 
@@ -33,17 +31,10 @@ def draw(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(shape, generator=stream(seed, "test linear"))
 
 
-@pytest.fixture(autouse=True)
-def own_choice() -> Iterator[None]:
-    """Whatever a test chooses is over with it."""
-    yield
-    use_product(choose_product())
-
-
 @pytest.fixture
 def wants_onednn(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever the processor, and for small products, too."""
-    use_product("onednn")
+    monkeypatch.setattr(module, "_product", module.PRODUCTS["onednn"])
     monkeypatch.setattr(module, "_LEAST_WORK", 1)
 
 
@@ -105,15 +96,15 @@ def test_other_numbers_are_multiplied_by_torch(wants_onednn: None) -> None:
     assert seen.count == 0
 
 
-def test_small_products_and_the_choice_of_torch_equal_torch_to_the_bit() -> None:
+def test_small_products_and_the_choice_of_torch_equal_torch_to_the_bit(monkeypatch: pytest.MonkeyPatch) -> None:
     layer, large, small = Linear(1024, 256), draw(512, 1024), draw(511, 1024)
-    use_product("onednn")
+    monkeypatch.setattr(module, "_product", module.PRODUCTS["onednn"])
     with Seen() as seen:
         layer(large)
     assert seen.count == 1
     with Seen() as seen:
         assert torch.equal(layer(small), F.linear(small, layer.weight, layer.bias))
-        use_product("torch")
+        monkeypatch.setattr(module, "_product", module.PRODUCTS["torch"])
         assert torch.equal(layer(large), F.linear(large, layer.weight, layer.bias))
     assert seen.count == 0
 

@@ -1,4 +1,4 @@
-"""Rotary positions: angles, pairings, and what a rotation leaves as it is."""
+"""Rotary positions (angles, pairings, what a rotation preserves) and position tables, computed once per shape."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ import torch
 from torch import Tensor
 
 from frameloom.core.random import stream
-from frameloom.models.layers.positions import axis_angles, grid_positions, rotary_table, rotate
+from frameloom.models.layers.positions import PositionTables, axis_angles, grid_positions, rotary_table, rotate
+
+CPU = torch.device("cpu")
 
 
 def draw(*shape: int, seed: int = 0) -> Tensor:
@@ -66,3 +68,49 @@ def test_rotation_is_done_in_float32() -> None:
     assert rounded.dtype == torch.float32
     assert torch.equal(rounded, rotate(heads.bfloat16().float(), table))
     assert not torch.equal(rounded, rotate(heads, table))
+
+
+class Counted:
+    def __init__(self) -> None:
+        self.made: list[tuple[tuple[int, int], int]] = []
+
+    def __call__(self, grid: tuple[int, int], num_text: int) -> Tensor:
+        self.made.append((grid, num_text))
+        return torch.zeros(grid[0] * grid[1] + num_text)
+
+
+def test_a_shape_is_computed_once() -> None:
+    compute = Counted()
+    tables = PositionTables(compute)
+    first = tables.get((2, 2), 3, device=CPU)
+    assert tables.get((2, 2), 3, device=CPU) is first
+    assert tables.get((2, 2), 4, device=CPU) is not first
+    assert compute.made == [((2, 2), 3), ((2, 2), 4)]
+
+
+def test_only_the_latest_few_are_kept() -> None:
+    compute = Counted()
+    tables = PositionTables(compute)
+    first = tables.get((1, 1), 0, device=CPU)
+    for side in range(2, 1 + PositionTables.KEPT):
+        tables.get((side, 1), 0, device=CPU)
+    assert tables.get((1, 1), 0, device=CPU) is first
+    for side in range(2, 2 + PositionTables.KEPT):
+        tables.get((1, side), 0, device=CPU)
+    assert tables.get((1, 1), 0, device=CPU) is not first
+
+
+def test_a_table_made_while_sampling_is_no_inference_tensor() -> None:
+    tables = PositionTables(Counted())
+    with torch.inference_mode():
+        table = tables.get((2, 2), 3, device=CPU)
+        assert torch.zeros(1).is_inference()
+    assert not table.is_inference()
+
+
+def test_a_default_device_does_not_reach_the_computation() -> None:
+    tables = PositionTables(Counted())
+    with torch.device("meta"):
+        assert tables.get((2, 2), 3, device=CPU).device == CPU
+        assert torch.zeros(1).is_meta
+    assert tables.get((2, 2), 3, device=torch.device("meta")).is_meta

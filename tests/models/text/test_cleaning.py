@@ -11,7 +11,7 @@ import torch
 
 from frameloom.core.errors import DataError
 from frameloom.models.text.base import TextOptions
-from frameloom.models.text.cleaning import CLEANINGS, clean_as, clean_caption
+from frameloom.models.text.cleaning import Cleaning, clean_as, clean_caption
 from tests.parity.cases import ParityCase
 from tests.parity.opensora_plan_data import is_cleaning, run_cleaning
 
@@ -55,7 +55,7 @@ def test_modes_differ_where_the_originals_did() -> None:
 
 
 def test_the_null_prompt_stays_empty_in_every_mode() -> None:
-    assert {clean_as("", mode, keep_chinese=True) for mode in CLEANINGS} == {""}
+    assert {clean_as("", mode, keep_chinese=True) for mode in get_args(Cleaning)} == {""}
     assert clean_caption(str([""]), keep_chinese=True) == '"'  # what the original would make of it
 
 
@@ -75,4 +75,4 @@ def test_markup_that_cannot_be_read_is_named() -> None:
 
 
 def test_options_offer_the_modes_of_the_cleaning() -> None:
-    assert get_args(get_type_hints(TextOptions)["cleaning"]) == CLEANINGS
+    assert get_args(get_type_hints(TextOptions)["cleaning"]) == get_args(Cleaning)

@@ -9,12 +9,15 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from frameloom.builders.vae import configure_vae
+from frameloom.config.schema.recipe import VAESection
 from frameloom.core.errors import CheckpointError, ConfigError, DataError
 from frameloom.core.random import stream
 from frameloom.models.registry import VAES, get_vae
 from frameloom.models.vaes.wfvae.config import SIZES, WFVAEConfig
-from frameloom.models.vaes.wfvae.model import WFVAE, load_original
+from frameloom.models.vaes.wfvae.model import WFVAE
 from frameloom.models.vaes.wfvae.wavelet import HaarJoin3D, HaarSplit3D
+from frameloom.models.vaes.wfvae.weights import load_original
 from tests.parity.cases import read_case
 from tests.parity.harness import CaseResult, run_case
 from tests.parity.opensora_plan_vaes import HAAR_TOLERANCE, WFVAE_TOLERANCE
@@ -331,12 +334,20 @@ def test_published_defaults_are_not_the_released_values():
         ({"l2_wavelet": "x"}, "l2_wavelet"),
         ({"scale": [0.1, 0.2]}, "2 numbers for 8 latent channels"),
         ({"base_channels": 20, "norm_type": "groupnorm"}, "32 groups"),
+        ({"dropout": 0.1}, "could not repeat its random draws; set it to 0"),
     ],
 )
 def test_wrong_configs_are_refused_with_what_would_be_right(values, words):
     with pytest.raises(ConfigError) as error:
         WFVAEConfig.from_original(values)
     assert words in str(error.value)
+
+
+def test_a_recipe_cannot_switch_dropout_on():
+    section = VAESection(name="wfvae", overrides={"dropout": 0.1})
+    with pytest.raises(ConfigError, match=r"WFVAE: dropout is 0\.1"):
+        configure_vae(section, None)
+    assert configure_vae(section.model_copy(update={"overrides": {"dropout": 0.0}}), None) == SIZES[section.size]
 
 
 def test_both_spellings_of_downsample_are_read():

@@ -1,4 +1,4 @@
-"""The condition of inpainting: given pixels as a mask and a latent, beside the noisy latent.
+"""Inpaint conditions of CogVideoX-Fun: known pixels as a mask and a masked latent beside the noisy latent.
 
 Pixels that must be made are black (-1) before encoding. The mask is brought to latent cells by linear interpolation,
 its first frame by itself and the others together. With strides of 4 frames and 8 pixels this reads only the two middle

@@ -1,5 +1,7 @@
-"""Architecture of the CogVideoX-Fun transformer. Field names are those of the published `config.json`, but for
-`in_channels`, which is `out_channels` there, and `context_in_dim`, which is `text_embed_dim`.
+"""Architecture of the CogVideoX-Fun transformer.
+
+Field names are those of the published `config.json`, but for `in_channels`, which is `out_channels` there, and
+`context_in_dim`, which is `text_embed_dim`.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ time width, P rotary pairs.
 Text and video tokens share all weights except the modulation, which each gets for itself. Blocks take and return
 tensors only. Attention is full and unmasked.
 
-Both refer to a base grid of tokens, whatever the size of the clip:
+Rotary and added positions refer to a base grid of tokens, whatever the size of the clip:
 - Rotary, one frame per token (5b): a clip's rows and columns are spread over the largest part of the base grid that has
   its aspect ratio, so positions are fractions for other sizes. Two frames per token (V1.5): plain whole numbers, and
   the base grid is the limit.
@@ -38,44 +38,8 @@ from frameloom.models.layers.patches import Grid, embed_frames, pack, token_grid
 from frameloom.models.layers.positions import PositionTables, embed_index, embed_position, grid_positions, rotary_table
 from frameloom.models.text.base import TextStates
 
+QK_NORM_EPS = 1e-6
 _ACTIVATIONS: dict[str, type[nn.Module]] = {"silu": nn.SiLU, "gelu": nn.GELU, "mish": nn.Mish, "relu": nn.ReLU}
-
-
-class PatchEmbed(nn.Module):
-    """Latent cells and text states to tokens."""
-
-    pos_embedding: Tensor
-
-    def __init__(self, config: CogVideoXFunConfig) -> None:
-        super().__init__()
-        self.patch = (config.patch_size, config.patch_size_t)
-        self.proj: nn.Module
-        if config.patch_size_t == 1:
-            side = config.patch_size
-            self.proj = nn.Conv2d(config.input_channels, config.width, side, stride=side, bias=config.patch_bias)
-        else:
-            self.proj = nn.Linear(config.input_channels * config.patch_size_t * config.patch_size**2, config.width)
-        self.text_proj = nn.Linear(config.context_in_dim, config.width)
-        if config.use_learned_positional_embeddings:
-            length = config.max_text_seq_length + math.prod(config.base_grid)
-            self.register_buffer("pos_embedding", torch.empty(1, length, config.width))
-
-    def forward(self, latent_BCFHW: Tensor) -> Tensor:
-        if isinstance(self.proj, nn.Conv2d):
-            return embed_frames(self.proj, latent_BCFHW).flatten(1, 3)
-        tokens_BND: Tensor = self.proj(pack(latent_BCFHW, *self.patch))
-        return tokens_BND
-
-
-class FinalNorm(nn.Module):
-    def __init__(self, config: CogVideoXFunConfig) -> None:
-        super().__init__()
-        self.linear = nn.Linear(config.time_embed_dim, 2 * config.width)
-        self.norm = nn.LayerNorm(config.width, config.norm_eps, config.norm_elementwise_affine)
-
-    def forward(self, x_BND: Tensor, time_BE: Tensor) -> Tensor:
-        shift, scale = self.linear(F.silu(time_BE))[:, None].chunk(2, dim=-1)
-        return modulate_norm(self.norm, x_BND, shift, 1 + scale)
 
 
 class CogVideoXFunTransformer(nn.Module):
@@ -215,49 +179,30 @@ def blocks(model: nn.Module) -> list[nn.Module]:
     return list_blocks(model, BLOCK_LISTS)
 
 
-QK_NORM_EPS = 1e-6
+class PatchEmbed(nn.Module):
+    """Latent cells and text states to tokens."""
 
-
-class SelfAttention(Projections):
-    """Over all tokens, text first."""
-
-    def __init__(self, config: CogVideoXFunConfig) -> None:
-        super().__init__(config.width, config.num_attention_heads, bias=config.attention_bias)
-        self.norm_q = nn.LayerNorm(config.attention_head_dim, eps=QK_NORM_EPS)
-        self.norm_k = nn.LayerNorm(config.attention_head_dim, eps=QK_NORM_EPS)
-        self.attend = RotaryAttention()
-
-    def forward(self, x_BMD: Tensor, rope_M1P: Tensor | None = None) -> Tensor:
-        q, k, v = self.project(x_BMD, x_BMD)
-        # Under autocast norms give float32; attention wants one precision for all three.
-        q, k = self.norm_q(q).type_as(v), self.norm_k(k).type_as(v)
-        attended: Tensor = self.to_out(self.attend(q, k, v, rope_M1P))
-        return attended
-
-
-def modulate_norm(norm: nn.LayerNorm, x_BND: Tensor, shift_B1D: Tensor, factor_B1D: Tensor) -> Tensor:
-    """A norm, a factor and a shift; they go into the norm's own weight and bias, instead of all that it gives."""
-    if not norm.elementwise_affine:
-        return norm_samples(x_BND, factor_B1D, shift_B1D, norm.eps)
-    weight_B1D, bias_B1D = factor_B1D * norm.weight, torch.addcmul(shift_B1D, factor_B1D, norm.bias)
-    return norm_samples(x_BND, weight_B1D, bias_B1D, norm.eps)
-
-
-class ModulatedNorm(nn.Module):
-    """One LayerNorm for video and text; shift, scale and gate of each follow from the timestep."""
+    pos_embedding: Tensor
 
     def __init__(self, config: CogVideoXFunConfig) -> None:
         super().__init__()
-        self.linear = nn.Linear(config.time_embed_dim, 6 * config.width)
-        self.norm = nn.LayerNorm(config.width, config.norm_eps, config.norm_elementwise_affine)
+        self.patch = (config.patch_size, config.patch_size_t)
+        self.proj: nn.Module
+        if config.patch_size_t == 1:
+            side = config.patch_size
+            self.proj = nn.Conv2d(config.input_channels, config.width, side, stride=side, bias=config.patch_bias)
+        else:
+            self.proj = nn.Linear(config.input_channels * config.patch_size_t * config.patch_size**2, config.width)
+        self.text_proj = nn.Linear(config.context_in_dim, config.width)
+        if config.use_learned_positional_embeddings:
+            length = config.max_text_seq_length + math.prod(config.base_grid)
+            self.register_buffer("pos_embedding", torch.empty(1, length, config.width))
 
-    def forward(self, video_BND: Tensor, text_BKD: Tensor, time_BE: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Modulated video and text, then the gates that their updates are multiplied with."""
-        parts_B1D = self.linear(F.silu(time_BE))[:, None].chunk(6, dim=-1)
-        shift, scale, gate, text_shift, text_scale, text_gate = parts_B1D
-        video = modulate_norm(self.norm, video_BND, shift, 1 + scale)
-        text = modulate_norm(self.norm, text_BKD, text_shift, 1 + text_scale)
-        return video, text, gate, text_gate
+    def forward(self, latent_BCFHW: Tensor) -> Tensor:
+        if isinstance(self.proj, nn.Conv2d):
+            return embed_frames(self.proj, latent_BCFHW).flatten(1, 3)
+        tokens_BND: Tensor = self.proj(pack(latent_BCFHW, *self.patch))
+        return tokens_BND
 
 
 class Block(nn.Module):
@@ -286,6 +231,59 @@ class Block(nn.Module):
         video, text, gate, text_gate = self.norm2(video_BND, text_BKD, time_BE)
         text, video = torch.split(self.ff(torch.cat([text, video], dim=1), dropout_keys), sizes, dim=1)
         return torch.addcmul(video_BND, gate, video), torch.addcmul(text_BKD, text_gate, text)
+
+
+class ModulatedNorm(nn.Module):
+    """One LayerNorm for video and text; shift, scale and gate of each follow from the timestep."""
+
+    def __init__(self, config: CogVideoXFunConfig) -> None:
+        super().__init__()
+        self.linear = nn.Linear(config.time_embed_dim, 6 * config.width)
+        self.norm = nn.LayerNorm(config.width, config.norm_eps, config.norm_elementwise_affine)
+
+    def forward(self, video_BND: Tensor, text_BKD: Tensor, time_BE: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Modulated video and text, then the gates that their updates are multiplied with."""
+        parts_B1D = self.linear(F.silu(time_BE))[:, None].chunk(6, dim=-1)
+        shift, scale, gate, text_shift, text_scale, text_gate = parts_B1D
+        video = modulate_norm(self.norm, video_BND, shift, 1 + scale)
+        text = modulate_norm(self.norm, text_BKD, text_shift, 1 + text_scale)
+        return video, text, gate, text_gate
+
+
+class SelfAttention(Projections):
+    """Over all tokens, text first."""
+
+    def __init__(self, config: CogVideoXFunConfig) -> None:
+        super().__init__(config.width, config.num_attention_heads, bias=config.attention_bias)
+        self.norm_q = nn.LayerNorm(config.attention_head_dim, eps=QK_NORM_EPS)
+        self.norm_k = nn.LayerNorm(config.attention_head_dim, eps=QK_NORM_EPS)
+        self.attend = RotaryAttention()
+
+    def forward(self, x_BMD: Tensor, rope_M1P: Tensor | None = None) -> Tensor:
+        q, k, v = self.project(x_BMD, x_BMD)
+        # Under autocast norms give float32; attention wants one precision for all three.
+        q, k = self.norm_q(q).type_as(v), self.norm_k(k).type_as(v)
+        attended: Tensor = self.to_out(self.attend(q, k, v, rope_M1P))
+        return attended
+
+
+class FinalNorm(nn.Module):
+    def __init__(self, config: CogVideoXFunConfig) -> None:
+        super().__init__()
+        self.linear = nn.Linear(config.time_embed_dim, 2 * config.width)
+        self.norm = nn.LayerNorm(config.width, config.norm_eps, config.norm_elementwise_affine)
+
+    def forward(self, x_BND: Tensor, time_BE: Tensor) -> Tensor:
+        shift, scale = self.linear(F.silu(time_BE))[:, None].chunk(2, dim=-1)
+        return modulate_norm(self.norm, x_BND, shift, 1 + scale)
+
+
+def modulate_norm(norm: nn.LayerNorm, x_BND: Tensor, shift_B1D: Tensor, factor_B1D: Tensor) -> Tensor:
+    """A norm, a factor and a shift; they go into the norm's own weight and bias, instead of all that it gives."""
+    if not norm.elementwise_affine:
+        return norm_samples(x_BND, factor_B1D, shift_B1D, norm.eps)
+    weight_B1D, bias_B1D = factor_B1D * norm.weight, torch.addcmul(shift_B1D, factor_B1D, norm.bias)
+    return norm_samples(x_BND, weight_B1D, bias_B1D, norm.eps)
 
 
 def find_grid(config: CogVideoXFunConfig, latent_FHW: tuple[int, int, int]) -> Grid:

@@ -1,4 +1,4 @@
-"""Published checkpoints and `config.json` in and out. The keys are those of diffusers' CogVideoXTransformer3DModel.
+"""Published CogVideoX-Fun checkpoints and `config.json`, read and written; keys are those of diffusers' class.
 
 Only the patch projection may have another number of input channels than the model, as in the published code: a text to
 video checkpoint becomes an inpaint or control model whose new inputs start from zeros.
@@ -18,8 +18,8 @@ from frameloom.core.logging import get_logger
 from frameloom.core.spelling import refuse_unknown
 from frameloom.models.denoisers.cogvideox_fun.config import FAMILY_NAME, CogVideoXFunConfig
 from frameloom.models.denoisers.export_forms import ExportForms, as_json
-from frameloom.models.fit import load_fitting
 from frameloom.models.lora.keys import LoraNames
+from frameloom.models.state_dict import load_fitting
 
 PROJECTION = "patch_embed.proj.weight"
 # Tables that some repacked files carry although the model computes them.
@@ -60,7 +60,7 @@ def _fit_projection(weight: Tensor, own: Tensor) -> Tensor:
 
 
 def export_original(model: nn.Module) -> dict[str, Tensor]:
-    """The weights as a published folder holds them; `published.write_published` gives its `config.json`."""
+    """The weights as a published folder holds them; `write_published` gives its `config.json`."""
     state = model.state_dict()
     return {key: tensor.detach().clone(memory_format=torch.contiguous_format) for key, tensor in state.items()}
 

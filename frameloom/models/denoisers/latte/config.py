@@ -1,4 +1,4 @@
-"""Architecture of LatteT2V (Open-Sora-Plan 1.1), and its translation from and to the published json."""
+"""Architecture of LatteT2V (Open-Sora-Plan 1.1), and the published json."""
 
 from __future__ import annotations
 

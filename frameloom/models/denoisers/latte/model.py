@@ -1,4 +1,4 @@
-"""LatteT2V: each layer attends within the frames, then along them. Images may follow a clip and share its timestep.
+"""LatteT2V: layers of spatial and temporal attention. Images may follow a clip and share its timestep.
 
 Shape letters: B batch, C channels, F frames, H height, W width (rows and columns of patches behind `embed`), D width,
 S captions of a sample (the clip's, then one of each image that follows the clip along F), K text tokens, N tokens, M
@@ -41,14 +41,8 @@ from frameloom.models.text.base import TextStates
 HIDDEN = -10_000.0
 # Rows of a table that the published captions never use; files hold it.
 UNUSED_ROWS = 120
-
-
-class CaptionProjection(TwoLinear):
-    y_embedding: Tensor
-
-    def __init__(self, text_width: int, width: int) -> None:
-        super().__init__(text_width, width, nn.GELU(approximate="tanh"))
-        self.register_buffer("y_embedding", torch.empty(UNUSED_ROWS, text_width))
+# What the grid of a GPU has room for.
+_MOST_HEADS = 65_535
 
 
 class LatteT2V(ModulationTable):
@@ -246,12 +240,74 @@ def blocks(model: nn.Module) -> list[nn.Module]:
     return [block for pair in zip(*lists, strict=True) for block in pair]
 
 
-# What the grid of a GPU has room for.
-_MOST_HEADS = 65_535
+class CaptionProjection(TwoLinear):
+    y_embedding: Tensor
+
+    def __init__(self, text_width: int, width: int) -> None:
+        super().__init__(text_width, width, nn.GELU(approximate="tanh"))
+        self.register_buffer("y_embedding", torch.empty(UNUSED_ROWS, text_width))
 
 
-def _spread_bias(bias_BM: Tensor | None, q: Tensor) -> Tensor | None:
-    return None if bias_BM is None else bias_BM[:, None, None].to(q.dtype)
+class Block(ModulationTable):
+    """What both kinds share: a table that is added to the modulation vectors, self-attention and an MLP."""
+
+    def __init__(self, config: LatteConfig, *, num_axes: int, factor: int) -> None:
+        super().__init__(6, config.hidden_size)
+        self.attn1 = SelfAttention(config, num_axes=num_axes, factor=factor)
+        self.ff = FeedForward(config.hidden_size, config.dropout)
+        self.drop_mixed = KeyedDropout(config.dropout, site=2)
+        self.eps = config.norm_eps
+
+    def split_modulation(self, modulation_B6D: Tensor) -> tuple[Tensor, ...]:
+        """Shift, scale and gate of the attention, then of the MLP, each [B, 1, 1, 1, D]."""
+        return (self.scale_shift_table + modulation_B6D)[:, None, None, None].unbind(-2)
+
+
+class SpatialBlock(Block):
+    def __init__(self, config: LatteConfig, *, factor: int) -> None:
+        super().__init__(config, num_axes=2, factor=factor)
+        self.attn2 = CrossAttention(config.hidden_size, config.num_attention_heads, bias=config.attention_bias)
+        self.drop_told = KeyedDropout(config.dropout, site=3)
+
+    def forward(
+        self,
+        x_BFHWD: Tensor,
+        modulation_B6D: Tensor,
+        text_BSKD: Tensor,
+        text_bias_BSK: Tensor,
+        cell_bias_BFM: Tensor | None,
+        rope_N1P: Tensor | None,
+        dropout_keys: Tensor | None = None,
+    ) -> Tensor:
+        """`cell_bias_BFM` is that of the keys: joined cells in a block that compresses."""
+        shift1, scale1, gate1, shift2, scale2, gate2 = self.split_modulation(modulation_B6D)
+        normal_BHWD = modulate(x_BFHWD, shift1, scale1, self.eps).flatten(0, 1)
+        bias_BM = None if cell_bias_BFM is None else cell_bias_BFM.flatten(0, 1)
+        mixed = self.attn1(normal_BHWD.flatten(1, 2), self.attn1.join_picture(normal_BHWD), bias_BM, rope_N1P)
+        x_BFHWD = torch.addcmul(x_BFHWD, gate1, self.drop_mixed(mixed.view_as(x_BFHWD), dropout_keys))
+        # Without norm and gate, as published.
+        told_BFHWD = self.attn2(x_BFHWD.flatten(2, 3), text_BSKD, text_bias_BSK).view_as(x_BFHWD)
+        x_BFHWD = x_BFHWD + self.drop_told(told_BFHWD, dropout_keys)
+        return torch.addcmul(x_BFHWD, gate2, self.ff(modulate(x_BFHWD, shift2, scale2, self.eps), dropout_keys))
+
+
+class TemporalBlock(Block):
+    def __init__(self, config: LatteConfig, *, factor: int) -> None:
+        super().__init__(config, num_axes=1, factor=factor)
+
+    def forward(
+        self,
+        x_BFHWD: Tensor,
+        modulation_B6D: Tensor,
+        rope_N1P: Tensor | None,
+        dropout_keys: Tensor | None = None,
+    ) -> Tensor:
+        """Frames of the clip alone; no mask, as published."""
+        shift1, scale1, gate1, shift2, scale2, gate2 = self.split_modulation(modulation_B6D)
+        normal_BFND = modulate(x_BFHWD, shift1, scale1, self.eps).flatten(2, 3)
+        mixed = self.attn1(normal_BFND, self.attn1.join_frames(normal_BFND), None, rope_N1P)
+        x_BFHWD = torch.addcmul(x_BFHWD, gate1, self.drop_mixed(mixed.view_as(x_BFHWD), dropout_keys))
+        return torch.addcmul(x_BFHWD, gate2, self.ff(modulate(x_BFHWD, shift2, scale2, self.eps), dropout_keys))
 
 
 class SelfAttention(Projections):
@@ -337,70 +393,12 @@ class CrossAttention(Projections):
         return result
 
 
-class Block(ModulationTable):
-    """What both kinds share: a table that is added to the modulation vectors, self-attention and an MLP."""
-
-    def __init__(self, config: LatteConfig, *, num_axes: int, factor: int) -> None:
-        super().__init__(6, config.hidden_size)
-        self.attn1 = SelfAttention(config, num_axes=num_axes, factor=factor)
-        self.ff = FeedForward(config.hidden_size, config.dropout)
-        self.drop_mixed = KeyedDropout(config.dropout, site=2)
-        self.eps = config.norm_eps
-
-    def split_modulation(self, modulation_B6D: Tensor) -> tuple[Tensor, ...]:
-        """Shift, scale and gate of the attention, then of the MLP, each [B, 1, 1, 1, D]."""
-        return (self.scale_shift_table + modulation_B6D)[:, None, None, None].unbind(-2)
-
-
-class SpatialBlock(Block):
-    def __init__(self, config: LatteConfig, *, factor: int) -> None:
-        super().__init__(config, num_axes=2, factor=factor)
-        self.attn2 = CrossAttention(config.hidden_size, config.num_attention_heads, bias=config.attention_bias)
-        self.drop_told = KeyedDropout(config.dropout, site=3)
-
-    def forward(
-        self,
-        x_BFHWD: Tensor,
-        modulation_B6D: Tensor,
-        text_BSKD: Tensor,
-        text_bias_BSK: Tensor,
-        cell_bias_BFM: Tensor | None,
-        rope_N1P: Tensor | None,
-        dropout_keys: Tensor | None = None,
-    ) -> Tensor:
-        """`cell_bias_BFM` is that of the keys: joined cells in a block that compresses."""
-        shift1, scale1, gate1, shift2, scale2, gate2 = self.split_modulation(modulation_B6D)
-        normal_BHWD = modulate(x_BFHWD, shift1, scale1, self.eps).flatten(0, 1)
-        bias_BM = None if cell_bias_BFM is None else cell_bias_BFM.flatten(0, 1)
-        mixed = self.attn1(normal_BHWD.flatten(1, 2), self.attn1.join_picture(normal_BHWD), bias_BM, rope_N1P)
-        x_BFHWD = torch.addcmul(x_BFHWD, gate1, self.drop_mixed(mixed.view_as(x_BFHWD), dropout_keys))
-        # Without norm and gate, as published.
-        told_BFHWD = self.attn2(x_BFHWD.flatten(2, 3), text_BSKD, text_bias_BSK).view_as(x_BFHWD)
-        x_BFHWD = x_BFHWD + self.drop_told(told_BFHWD, dropout_keys)
-        return torch.addcmul(x_BFHWD, gate2, self.ff(modulate(x_BFHWD, shift2, scale2, self.eps), dropout_keys))
-
-
-class TemporalBlock(Block):
-    def __init__(self, config: LatteConfig, *, factor: int) -> None:
-        super().__init__(config, num_axes=1, factor=factor)
-
-    def forward(
-        self,
-        x_BFHWD: Tensor,
-        modulation_B6D: Tensor,
-        rope_N1P: Tensor | None,
-        dropout_keys: Tensor | None = None,
-    ) -> Tensor:
-        """Frames of the clip alone; no mask, as published."""
-        shift1, scale1, gate1, shift2, scale2, gate2 = self.split_modulation(modulation_B6D)
-        normal_BFND = modulate(x_BFHWD, shift1, scale1, self.eps).flatten(2, 3)
-        mixed = self.attn1(normal_BFND, self.attn1.join_frames(normal_BFND), None, rope_N1P)
-        x_BFHWD = torch.addcmul(x_BFHWD, gate1, self.drop_mixed(mixed.view_as(x_BFHWD), dropout_keys))
-        return torch.addcmul(x_BFHWD, gate2, self.ff(modulate(x_BFHWD, shift2, scale2, self.eps), dropout_keys))
+def _spread_bias(bias_BM: Tensor | None, q: Tensor) -> Tensor | None:
+    return None if bias_BM is None else bias_BM[:, None, None].to(q.dtype)
 
 
 def picture_table(config: LatteConfig, rows: int, columns: int) -> Tensor:
-    """[H, W, D]: the first half of the channels tells the column, the second the row."""
+    """[H, W, D]: the first half of the channels encodes the column, the second the row."""
     half = config.hidden_size // 2
     row_HD, column_WD = (embed_position(_stretch(config, count), half) for count in (rows, columns))
     return torch.cat([column_WD[None].expand(rows, -1, -1), row_HD[:, None].expand(-1, columns, -1)], dim=-1)

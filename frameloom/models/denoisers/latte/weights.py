@@ -1,4 +1,4 @@
-"""Published LatteT2V checkpoints in and out, and diffusers' Latte where it computes the same.
+"""Published LatteT2V checkpoints, read and written; diffusers' Latte where it computes the same.
 
     layout     keys                                                                  published with
     original   transformer_blocks.*, temporal_transformer_blocks.*                   Open-Sora-Plan 1.1, and our own
@@ -23,7 +23,7 @@ from frameloom.core.logging import get_logger
 from frameloom.models.denoisers.export_forms import ExportForms, as_json, refuse_differences
 from frameloom.models.denoisers.latte.config import LatteConfig
 from frameloom.models.denoisers.latte.model import SelfAttention
-from frameloom.models.fit import load_fitting, strip_wrappers
+from frameloom.models.state_dict import load_fitting, strip_wrappers
 
 Layout = Literal["original", "mindspore", "diffusers"]
 UNUSED = "caption_projection.y_embedding"

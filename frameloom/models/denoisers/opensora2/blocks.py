@@ -1,4 +1,4 @@
-"""The blocks of the MMDiT. Module and parameter names are those of the published checkpoints.
+"""Blocks of the MMDiT; module and parameter names are those of the published checkpoints.
 
 Shape letters: B batch, N video tokens, K text tokens, M = K + N, D width, H heads, P rotary pairs.
 
@@ -21,66 +21,7 @@ from frameloom.models.layers.mlp import are_plain, gelu, run_mlp, sigmoid_gelu
 from frameloom.models.layers.modulation import modulate
 
 QKV = tuple[Tensor, Tensor, Tensor]
-
-
-class QKNorm(nn.Module):
-    def __init__(self, head_dim: int) -> None:
-        super().__init__()
-        self.query_norm = HeadNorm(head_dim)
-        self.key_norm = HeadNorm(head_dim)
-
-    def forward(self, q_BNHD: Tensor, k_BNHD: Tensor) -> tuple[Tensor, Tensor]:
-        return self.query_norm(q_BNHD), self.key_norm(k_BNHD)
-
-
-class Modulation(nn.Module):
-    def __init__(self, width: int, num_parts: int) -> None:
-        super().__init__()
-        self.num_parts = num_parts
-        self.lin = nn.Linear(width, num_parts * width)
-
-    def forward(self, vec_BD: Tensor) -> tuple[Tensor, ...]:
-        """Three or six vectors [B, 1, D]: shift, scale, gate, in this order, once or twice."""
-        vectors: Tensor = self.lin(F.silu(vec_BD))[:, None]
-        return vectors.chunk(self.num_parts, dim=-1)
-
-
-class StreamAttention(nn.Module):
-    """The projections of one stream of a double block; the attention itself joins both streams."""
-
-    def __init__(self, config: MMDiTConfig) -> None:
-        super().__init__()
-        width = config.hidden_size
-        self.num_heads = config.num_heads
-        self.fused = config.fused_qkv
-        if self.fused:
-            self.qkv = Linear(width, 3 * width, bias=config.qkv_bias)
-        else:
-            self.q_proj = Linear(width, width, bias=config.qkv_bias)
-            self.k_proj = Linear(width, width, bias=config.qkv_bias)
-            self.v_proj = Linear(width, width, bias=config.qkv_bias)
-        self.norm = QKNorm(config.head_dim)
-        self.proj = Linear(width, width)
-
-    def project(self, x_BND: Tensor) -> QKV:
-        if self.fused:
-            q, k, v = self.qkv(x_BND).unflatten(-1, (3, self.num_heads, -1)).unbind(2)
-        else:
-            parts = (self.q_proj, self.k_proj, self.v_proj)
-            q, k, v = (part(x_BND).unflatten(-1, (self.num_heads, -1)) for part in parts)
-        return *self.norm(q, k), v
-
-
-class StreamMLP(nn.ModuleList):
-    """The published list has GELU in the middle, which has no weights and counts in the names."""
-
-    def __init__(self, config: MMDiTConfig) -> None:
-        width, hidden = config.hidden_size, config.mlp_hidden_dim
-        super().__init__([Linear(width, hidden), nn.Identity(), Linear(hidden, width)])
-
-    def forward(self, x_BND: Tensor) -> Tensor:
-        up, _, down = self
-        return run_mlp(x_BND, up, down)
+EPS = 1e-6
 
 
 class DoubleBlock(nn.Module):
@@ -172,19 +113,82 @@ class SingleBlock(nn.Module):
         return attended
 
 
-EPS = 1e-6
+class StreamAttention(nn.Module):
+    """The projections of one stream of a double block; the attention itself joins both streams."""
+
+    def __init__(self, config: MMDiTConfig) -> None:
+        super().__init__()
+        width = config.hidden_size
+        self.num_heads = config.num_heads
+        self.fused = config.fused_qkv
+        if self.fused:
+            self.qkv = Linear(width, 3 * width, bias=config.qkv_bias)
+        else:
+            self.q_proj = Linear(width, width, bias=config.qkv_bias)
+            self.k_proj = Linear(width, width, bias=config.qkv_bias)
+            self.v_proj = Linear(width, width, bias=config.qkv_bias)
+        self.norm = QKNorm(config.head_dim)
+        self.proj = Linear(width, width)
+
+    def project(self, x_BND: Tensor) -> QKV:
+        if self.fused:
+            q, k, v = self.qkv(x_BND).unflatten(-1, (3, self.num_heads, -1)).unbind(2)
+        else:
+            parts = (self.q_proj, self.k_proj, self.v_proj)
+            q, k, v = (part(x_BND).unflatten(-1, (self.num_heads, -1)) for part in parts)
+        return *self.norm(q, k), v
 
 
-def _invert_length(heads_BNHD: Tensor) -> Tensor:
-    """[B, N, H, 1]: what makes the mean square of a head 1."""
-    length = torch.linalg.vector_norm(heads_BNHD, dim=-1, keepdim=True)
-    return cast(Tensor, (length.square() / heads_BNHD.shape[-1] + EPS).rsqrt())
+class StreamMLP(nn.ModuleList):
+    """The published list has GELU in the middle, which has no weights and counts in the names."""
+
+    def __init__(self, config: MMDiTConfig) -> None:
+        width, hidden = config.hidden_size, config.mlp_hidden_dim
+        super().__init__([Linear(width, hidden), nn.Identity(), Linear(hidden, width)])
+
+    def forward(self, x_BND: Tensor) -> Tensor:
+        up, _, down = self
+        return run_mlp(x_BND, up, down)
 
 
-def _scale(heads_BNHD: Tensor, scale_D: Tensor) -> Tensor:
-    """One long row per token: the gradient that torch finds is then a sum over rows, not a slow strided one."""
-    num_heads, width = heads_BNHD.shape[-2:]
-    return torch.unflatten(heads_BNHD.flatten(2) * scale_D.repeat(num_heads), -1, (num_heads, width))
+class Modulation(nn.Module):
+    def __init__(self, width: int, num_parts: int) -> None:
+        super().__init__()
+        self.num_parts = num_parts
+        self.lin = nn.Linear(width, num_parts * width)
+
+    def forward(self, vec_BD: Tensor) -> tuple[Tensor, ...]:
+        """Three or six vectors [B, 1, D]: shift, scale, gate, in this order, once or twice."""
+        vectors: Tensor = self.lin(F.silu(vec_BD))[:, None]
+        return vectors.chunk(self.num_parts, dim=-1)
+
+
+class QKNorm(nn.Module):
+    def __init__(self, head_dim: int) -> None:
+        super().__init__()
+        self.query_norm = HeadNorm(head_dim)
+        self.key_norm = HeadNorm(head_dim)
+
+    def forward(self, q_BNHD: Tensor, k_BNHD: Tensor) -> tuple[Tensor, Tensor]:
+        return self.query_norm(q_BNHD), self.key_norm(k_BNHD)
+
+
+class HeadNorm(nn.Module):
+    """RMS norm of every head; statistics in float32, rounded to the input's precision before the scale."""
+
+    def __init__(self, head_dim: int) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(head_dim))
+
+    def initialize_parameters(self, generator: torch.Generator) -> None:
+        self.scale.fill_(1.0)
+
+    def forward(self, heads_BNHD: Tensor) -> Tensor:
+        if heads_BNHD.device.type != "cpu" or not heads_BNHD.dtype == self.scale.dtype == torch.float32:
+            return _scale(F.rms_norm(heads_BNHD, heads_BNHD.shape[-1:], eps=EPS), self.scale)
+        if torch.compiler.is_compiling():  # a compiler finds a gradient as short by itself
+            return _scale(heads_BNHD * _invert_length(heads_BNHD), self.scale)
+        return cast(Tensor, _ScaledUnit.apply(heads_BNHD, self.scale))  # type: ignore[no-untyped-call]
 
 
 class _ScaledUnit(torch.autograd.Function):
@@ -208,19 +212,13 @@ class _ScaledUnit(torch.autograd.Function):
         return grad.mul_(inverse), grad_scale
 
 
-class HeadNorm(nn.Module):
-    """RMS norm of every head; statistics in float32, rounded to the input's precision before the scale."""
+def _invert_length(heads_BNHD: Tensor) -> Tensor:
+    """[B, N, H, 1]: what makes the mean square of a head 1."""
+    length = torch.linalg.vector_norm(heads_BNHD, dim=-1, keepdim=True)
+    return cast(Tensor, (length.square() / heads_BNHD.shape[-1] + EPS).rsqrt())
 
-    def __init__(self, head_dim: int) -> None:
-        super().__init__()
-        self.scale = nn.Parameter(torch.ones(head_dim))
 
-    def initialize_parameters(self, generator: torch.Generator) -> None:
-        self.scale.fill_(1.0)
-
-    def forward(self, heads_BNHD: Tensor) -> Tensor:
-        if heads_BNHD.device.type != "cpu" or not heads_BNHD.dtype == self.scale.dtype == torch.float32:
-            return _scale(F.rms_norm(heads_BNHD, heads_BNHD.shape[-1:], eps=EPS), self.scale)
-        if torch.compiler.is_compiling():  # a compiler finds a gradient as short by itself
-            return _scale(heads_BNHD * _invert_length(heads_BNHD), self.scale)
-        return cast(Tensor, _ScaledUnit.apply(heads_BNHD, self.scale))  # type: ignore[no-untyped-call]
+def _scale(heads_BNHD: Tensor, scale_D: Tensor) -> Tensor:
+    """One long row per token: the gradient that torch finds is then a sum over rows, not a slow strided one."""
+    num_heads, width = heads_BNHD.shape[-2:]
+    return torch.unflatten(heads_BNHD.flatten(2) * scale_D.repeat(num_heads), -1, (num_heads, width))

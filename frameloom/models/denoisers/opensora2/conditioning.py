@@ -1,4 +1,4 @@
-"""The condition of image-to-video and video-to-video: frames that are given, as a mask and a latent.
+"""Image-to-video and video-to-video conditions of Open-Sora 2.0: known frames as a mask and a latent.
 
 Known frames at the head and at the tail of a clip are encoded apart from the rest, so that nothing of the unknown
 frames leaks into them. Masks are per latent frame: 1 where known; the latent is zero elsewhere.

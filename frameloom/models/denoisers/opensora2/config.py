@@ -1,4 +1,4 @@
-"""Architecture of the Open-Sora 2.0 MMDiT. Field names and defaults are those of the published code."""
+"""Architecture of the Open-Sora 2.0 MMDiT; field names and defaults are those of the published code."""
 
 from __future__ import annotations
 

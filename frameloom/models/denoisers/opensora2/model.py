@@ -30,34 +30,6 @@ from frameloom.models.text.base import TextStates
 GUIDANCE = 4.0
 
 
-def embed_time(time_B: Tensor, width: int = TIME_WIDTH) -> Tensor:
-    """Sinusoids of 1000 * time, which need not be a whole number here."""
-    return embed_index(NUM_TIMESTEPS * time_B.float(), width)
-
-
-class Embedder(nn.Module):
-    def __init__(self, in_width: int, width: int) -> None:
-        super().__init__()
-        self.in_layer = nn.Linear(in_width, width)
-        self.out_layer = nn.Linear(width, width)
-
-    def forward(self, x: Tensor) -> Tensor:
-        hidden: Tensor = self.out_layer(F.silu(self.in_layer(x)))
-        return hidden
-
-
-class FinalLayer(nn.Module):
-    def __init__(self, width: int, out_channels: int) -> None:
-        super().__init__()
-        self.linear = nn.Linear(width, out_channels)
-        self.adaLN_modulation = nn.Sequential(nn.SiLU(), nn.Linear(width, 2 * width))
-
-    def forward(self, x_BND: Tensor, vec_BD: Tensor) -> Tensor:
-        shift, scale = self.adaLN_modulation(vec_BD)[:, None].chunk(2, dim=-1)
-        prediction: Tensor = self.linear(modulate(x_BND, shift, scale))
-        return prediction
-
-
 class MMDiT(nn.Module):
     """`rotary` and `absolute` keep the position tables of the latest shapes. In a `sequence` group each rank has a part
     of the joint sequence, text first."""
@@ -191,6 +163,34 @@ def exchanges(config: MMDiTConfig, latent_FHW: tuple[int, int, int], num_text: i
 
 def blocks(model: nn.Module) -> list[nn.Module]:
     return list_blocks(model, BLOCK_LISTS)
+
+
+class Embedder(nn.Module):
+    def __init__(self, in_width: int, width: int) -> None:
+        super().__init__()
+        self.in_layer = nn.Linear(in_width, width)
+        self.out_layer = nn.Linear(width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden: Tensor = self.out_layer(F.silu(self.in_layer(x)))
+        return hidden
+
+
+class FinalLayer(nn.Module):
+    def __init__(self, width: int, out_channels: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(width, out_channels)
+        self.adaLN_modulation = nn.Sequential(nn.SiLU(), nn.Linear(width, 2 * width))
+
+    def forward(self, x_BND: Tensor, vec_BD: Tensor) -> Tensor:
+        shift, scale = self.adaLN_modulation(vec_BD)[:, None].chunk(2, dim=-1)
+        prediction: Tensor = self.linear(modulate(x_BND, shift, scale))
+        return prediction
+
+
+def embed_time(time_B: Tensor, width: int = TIME_WIDTH) -> Tensor:
+    """Sinusoids of 1000 * time, which need not be a whole number here."""
+    return embed_index(NUM_TIMESTEPS * time_B.float(), width)
 
 
 def video_positions(grid: Grid) -> Tensor:

@@ -1,4 +1,4 @@
-"""Published checkpoints in and out: key layouts, rotary pairings, diffusers' Flux keys, and what a file may lack.
+"""Published Open-Sora 2.0 and Flux checkpoints, read and written: key layouts, rotary pairings, diffusers' Flux keys.
 
     layout     keys                                                  published with
     fused      img_attn.qkv, single_blocks.*.linear1                 Flux: rotary pairs (2j, 2j + 1)
@@ -11,7 +11,7 @@ head, the rows of q and k, their biases and the scales of their norms. Tensors d
 Besides names, two things differ: diffusers keeps the value and MLP rows of a single block in two layers, and its
 last modulation has the scale before the shift. It has no condition input, and its rotary pairs are (2j, 2j + 1).
 
-Flux works on packed tokens and is told their (frame, row, column), so a clip is only a longer list of tokens to it.
+Flux takes packed tokens and their (frame, row, column), so a clip is only a longer list of tokens to it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from frameloom.core.errors import CheckpointError
 from frameloom.core.logging import get_logger
 from frameloom.models.denoisers.export_forms import ExportForms, as_json, refuse_differences
 from frameloom.models.denoisers.opensora2.config import MMDiTConfig
-from frameloom.models.fit import load_fitting
+from frameloom.models.state_dict import load_fitting
 
 _TOP = {
     "img_in": "x_embedder",

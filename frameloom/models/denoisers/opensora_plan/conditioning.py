@@ -1,4 +1,4 @@
-"""The condition of image-to-video, transitions and continuations: given frames, as a latent and a mask.
+"""Inpaint conditions of Open-Sora-Plan: known frames as a masked latent and a mask.
 
 What is not given is black; the whole clip is encoded at once, so a latent frame also sees its given neighbours. Masks
 are 1 where pixels must be made and 0 where they are given, shrunk frame by frame with bilinear interpolation; the

@@ -1,5 +1,6 @@
-"""Architecture of OpenSoraT2V (Open-Sora-Plan 1.3). Field names are those of the published code, but for
-`context_in_dim`, which is `caption_channels` there.
+"""Architecture of OpenSoraT2V (Open-Sora-Plan 1.3).
+
+Field names are those of the published code, but for `context_in_dim`, which is `caption_channels` there.
 """
 
 from __future__ import annotations

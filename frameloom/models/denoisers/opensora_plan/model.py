@@ -1,4 +1,4 @@
-"""OpenSoraT2V: patches of a latent through blocks of self-attention, cross-attention to the text and an MLP.
+"""OpenSoraT2V (Open-Sora-Plan 1.3): blocks of self-attention, cross-attention to the text and an MLP.
 
 Shape letters: B batch, C channels, F frames, H height, W width, N video tokens, K text tokens, D width, P rotary
 pairs.
@@ -160,7 +160,7 @@ def starts_zero(name: str) -> bool:
 def denoise(
     model: nn.Module, noisy_BCFHW: Tensor, timestep_B: Tensor, text: TextStates, given: Conditions = NOTHING
 ) -> Tensor:
-    """The pooled text vector is not used. An inpaint model without a condition is told that nothing is known."""
+    """The pooled text vector is not used. Without a condition, an inpaint model gets a mask of nothing known."""
     config = cast(OpenSoraPlanConfig, model.config)
     known = ("cells_BFHW", "beside_BCFHW") if config.inpaint else ("cells_BFHW",)
     refuse_foreign(given, "opensora_plan", known=("dropout", *known))
@@ -180,26 +180,6 @@ def exchanges(
 
 def blocks(model: nn.Module) -> list[nn.Module]:
     return list_blocks(model, BLOCK_LISTS)
-
-
-class SelfAttention(Projections):
-    """`attend` works on heads: [B, N, H, head width] three times, the rotary table and a mask, to [B, N, D]."""
-
-    def __init__(self, config: OpenSoraPlanConfig, layer: int) -> None:
-        super().__init__(config.hidden_size, config.num_attention_heads, bias=config.attention_bias)
-        self.attend = SkiparseAttention(config.pattern(layer), config.sparse_n)
-
-    def forward(self, x_BND: Tensor, rope_N1P: Tensor, mask: Tensor | None) -> Tensor:
-        attended: Tensor = self.to_out(self.attend(*self.project(x_BND, x_BND), rope_N1P, mask))
-        return attended
-
-
-class CrossAttention(Projections):
-    """Always over all tokens: dealing the queries into sub-sequences would not change what they see of the text."""
-
-    def forward(self, x_BND: Tensor, text_BKD: Tensor, mask_B11K: Tensor | None) -> Tensor:
-        attended: Tensor = self.to_out(attend_tokens(*self.project(x_BND, text_BKD), mask_B11K))
-        return attended
 
 
 class Block(ModulationTable):
@@ -229,3 +209,23 @@ class Block(ModulationTable):
         x_BND = torch.addcmul(x_BND, gate1, self.drop_mixed(mixed_BND, dropout_keys))
         x_BND = x_BND + self.drop_told(self.attn2(x_BND, text_BKD, text_mask_B11K), dropout_keys)
         return torch.addcmul(x_BND, gate2, self.ff(modulate(x_BND, shift2, scale2, self.eps), dropout_keys))
+
+
+class SelfAttention(Projections):
+    """`attend` works on heads: [B, N, H, head width] three times, the rotary table and a mask, to [B, N, D]."""
+
+    def __init__(self, config: OpenSoraPlanConfig, layer: int) -> None:
+        super().__init__(config.hidden_size, config.num_attention_heads, bias=config.attention_bias)
+        self.attend = SkiparseAttention(config.pattern(layer), config.sparse_n)
+
+    def forward(self, x_BND: Tensor, rope_N1P: Tensor, mask: Tensor | None) -> Tensor:
+        attended: Tensor = self.to_out(self.attend(*self.project(x_BND, x_BND), rope_N1P, mask))
+        return attended
+
+
+class CrossAttention(Projections):
+    """Always over all tokens: dealing the queries into sub-sequences would not change what they see of the text."""
+
+    def forward(self, x_BND: Tensor, text_BKD: Tensor, mask_B11K: Tensor | None) -> Tensor:
+        attended: Tensor = self.to_out(attend_tokens(*self.project(x_BND, text_BKD), mask_B11K))
+        return attended

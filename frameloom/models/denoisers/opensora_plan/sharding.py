@@ -1,8 +1,6 @@
-"""Names of the parts that recompute, sharding, compilation and sequence parallelism work on."""
+"""Names of the lists of blocks that are sharded, recomputed and compiled."""
 
 from __future__ import annotations
 
 # Lists of repeated blocks, in the order of the forward pass.
 BLOCK_LISTS = ("transformer_blocks",)
-# Inside a block: the parameter-free attention of the video tokens among themselves.
-ATTENTION = "attn1.attend"

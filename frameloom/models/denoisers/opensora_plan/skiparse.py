@@ -1,7 +1,7 @@
-"""Skiparse attention: tokens are divided into k sub-sequences that attend within themselves; their positions.
+"""Skiparse attention: tokens are dealt into k sub-sequences that attend within themselves; rotary tables and masks.
 
-Shape letters: B batch, N tokens, S tokens with filling, k sub-sequences, H heads, D width of a head, F frames, W
-width, P rotary pairs.
+Shape letters: B batch, N tokens, S tokens with filling, k sub-sequences, H heads, D width of a head, C width of any
+tensor of tokens, P rotary pairs; in `cells_BFHW` F frames, H height, W width.
 
     single   sub-sequence r holds every k-th token: r, r + k, r + 2k ...
     group    sub-sequence m holds every k-th run of k neighbours: m*k ... m*k + k - 1, then the same plus k^2 ...
@@ -31,48 +31,8 @@ from frameloom.models.layers.positions import grid_positions, rotary_table, rota
 
 PADDED = -10_000.0
 FILLED = -9_980.0
-
-
-def num_filled(num_tokens: int, sparse_n: int) -> int:
-    """Zeros that bring the tokens to a multiple of k^2."""
-    return -num_tokens % sparse_n**2
-
-
-def deal(tokens_BS: Tensor, pattern: Pattern, sparse_n: int) -> Tensor:
-    """[B, S, ...] to sub-sequences [B * k, S / k, ...]; S is a multiple of k^2."""
-    if pattern == "full":
-        return tokens_BS
-    if pattern == "single":
-        return torch.unflatten(tokens_BS, 1, (-1, sparse_n)).transpose(1, 2).flatten(0, 1)
-    runs = torch.unflatten(tokens_BS, 1, (-1, sparse_n, sparse_n)).transpose(1, 2)  # [B, m, S / k^2, k, ...]
-    return runs.flatten(2, 3).flatten(0, 1)
-
-
-def gather(parts: Tensor, pattern: Pattern, sparse_n: int) -> Tensor:
-    """The inverse of `deal`."""
-    if pattern == "full":
-        return parts
-    parts = torch.unflatten(parts, 0, (-1, sparse_n))
-    if pattern == "single":
-        return parts.transpose(1, 2).flatten(1, 2)
-    return torch.unflatten(parts, 2, (-1, sparse_n)).transpose(1, 2).flatten(1, 3)
-
-
-def deal_mask(tokens_BN: Tensor | None, pattern: Pattern, sparse_n: int, *, like_BNC: Tensor) -> Tensor | None:
-    """What is added to the scores, [rows, 1, 1, keys], or None where nothing is padded.
-
-    `tokens_BN` is 1 for tokens with picture and 0 for others; None means that all have. `like_BNC` is any tensor of
-    the tokens: it says their number, device and precision.
-    """
-    batch, num_tokens = like_BNC.shape[:2]
-    filled = 0 if pattern == "full" else num_filled(num_tokens, sparse_n)
-    if tokens_BN is None:
-        if not filled:
-            return None
-        added_BN = like_BNC.new_zeros(batch, num_tokens)
-    else:
-        added_BN = ((1 - tokens_BN.float()) * PADDED).to(like_BNC.dtype)
-    return deal(F.pad(added_BN, (0, filled), value=FILLED), pattern, sparse_n)[:, None, None]
+NUM_AXES = 3
+Scales = tuple[float, float, float]
 
 
 class SkiparseAttention(nn.Module):
@@ -110,16 +70,54 @@ class SkiparseAttention(nn.Module):
         return deal(heads_BNHD, self.pattern, self.sparse_n)
 
 
-NUM_AXES = 3
-Scales = tuple[float, float, float]
+def deal(tokens_BS: Tensor, pattern: Pattern, sparse_n: int) -> Tensor:
+    """[B, S, ...] to sub-sequences [B * k, S / k, ...]; S is a multiple of k^2."""
+    if pattern == "full":
+        return tokens_BS
+    if pattern == "single":
+        return torch.unflatten(tokens_BS, 1, (-1, sparse_n)).transpose(1, 2).flatten(0, 1)
+    runs = torch.unflatten(tokens_BS, 1, (-1, sparse_n, sparse_n)).transpose(1, 2)  # [B, m, S / k^2, k, ...]
+    return runs.flatten(2, 3).flatten(0, 1)
+
+
+def gather(parts: Tensor, pattern: Pattern, sparse_n: int) -> Tensor:
+    """The inverse of `deal`."""
+    if pattern == "full":
+        return parts
+    parts = torch.unflatten(parts, 0, (-1, sparse_n))
+    if pattern == "single":
+        return parts.transpose(1, 2).flatten(1, 2)
+    return torch.unflatten(parts, 2, (-1, sparse_n)).transpose(1, 2).flatten(1, 3)
+
+
+def num_filled(num_tokens: int, sparse_n: int) -> int:
+    """Zeros that bring the tokens to a multiple of k^2."""
+    return -num_tokens % sparse_n**2
+
+
+def deal_mask(tokens_BN: Tensor | None, pattern: Pattern, sparse_n: int, *, like_BNC: Tensor) -> Tensor | None:
+    """What is added to the scores, [rows, 1, 1, keys], or None where nothing is padded.
+
+    `tokens_BN` is 1 for tokens with picture and 0 for others; None means that all have. `like_BNC` is any tensor of
+    the tokens: it says their number, device and precision.
+    """
+    batch, num_tokens = like_BNC.shape[:2]
+    filled = 0 if pattern == "full" else num_filled(num_tokens, sparse_n)
+    if tokens_BN is None:
+        if not filled:
+            return None
+        added_BN = like_BNC.new_zeros(batch, num_tokens)
+    else:
+        added_BN = ((1 - tokens_BN.float()) * PADDED).to(like_BNC.dtype)
+    return deal(F.pad(added_BN, (0, filled), value=FILLED), pattern, sparse_n)[:, None, None]
+
+
+def pool_cells(cells_BFHW: Tensor, patch_size: int) -> Tensor:
+    """[B, N], 1 for a token with picture in any of its latent cells, 0 for one that is all padding."""
+    return F.max_pool2d(cells_BFHW.float(), patch_size).flatten(1)
 
 
 def turn_table(grid: Grid, head_dim: int, scales: Scales) -> Tensor:
     """The rotary table [N, 1, P] of a grid of tokens."""
     axes = [torch.arange(count, dtype=torch.float32) / scale for count, scale in zip(grid, scales, strict=True)]
     return rotary_table(grid_positions(axes), (head_dim // NUM_AXES,) * NUM_AXES)
-
-
-def pool_cells(cells_BFHW: Tensor, patch_size: int) -> Tensor:
-    """[B, N], 1 for a token with picture in any of its latent cells, 0 for one that is all padding."""
-    return F.max_pool2d(cells_BFHW.float(), patch_size).flatten(1)

@@ -1,4 +1,4 @@
-"""Published OpenSoraT2V checkpoints in and out.
+"""Published OpenSoraT2V checkpoints and `config.json`, read and written.
 
 A text-to-video checkpoint starts an inpaint model: the patch embedding of the masked latent begins as a copy of that of
 the noisy latent, the one of the mask stays fresh, and the zero layers behind both keep the model's output as it was.
@@ -18,8 +18,8 @@ from frameloom.core.random import stream
 from frameloom.models.denoisers.building import initialize
 from frameloom.models.denoisers.export_forms import ExportForms, as_json
 from frameloom.models.denoisers.opensora_plan.config import OpenSoraPlanConfig
-from frameloom.models.fit import load_fitting, strip_wrappers
 from frameloom.models.layers.patches import PatchEmbed
+from frameloom.models.state_dict import load_fitting, strip_wrappers
 
 _MASKED, _MASK = "pos_embed_masked_hidden_states.", "pos_embed_mask."
 _log = get_logger(__name__)
@@ -68,7 +68,7 @@ def export_original(model: nn.Module) -> dict[str, Tensor]:
     return {key: tensor.detach().contiguous() for key, tensor in model.state_dict().items()}
 
 
-# What the published code can be told and the released models were not: our blocks have no place for it.
+# Options of the published code that no released model uses; the blocks here do not have them.
 _FIXED: dict[str, tuple[Any, ...]] = {
     "activation_fn": ("gelu-approximate",),
     "norm_elementwise_affine": (False,),

@@ -1,4 +1,4 @@
-"""Architecture of the SDXL UNet. Field names are those of the published code, values too."""
+"""Architecture of the SDXL UNet; field names and values are those of the published code."""
 
 from __future__ import annotations
 

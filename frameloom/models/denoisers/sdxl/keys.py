@@ -1,4 +1,4 @@
-"""Names of the weights of the UNet and of both text encoders in folders and in single files, both ways.
+"""Weight names of SDXL's UNet and text encoders in diffusers' folders and in single files, both ways.
 
     diffusers                          single file, n = num_res_blocks
     down_blocks.i.resnets.j            input_blocks.(1 + (n + 1) i + j).0
@@ -12,12 +12,12 @@
 
 Names inside a transformer are the same. Values and shapes are the same everywhere.
 
-The first one (CLIP-L) has the same names after its prefix. The second one (OpenCLIP bigG) keeps q, k and v in one
+CLIP-L, the first text encoder, has the same names after its prefix. OpenCLIP bigG, the second, keeps q, k and v in one
 tensor, in that order, and its projection transposed: text @ text_projection there, Linear here. Its `logit_scale`
 belongs to the contrastive training that it comes from and has no counterpart.
 
-Folder names have the outer `text_model.` of the published folders; newer versions of transformers leave it out of the
-first encoder's own state dict, so names without it are understood too.
+Folder names have the outer `text_model.` of the published folders; newer versions of transformers leave it out of
+CLIP-L's own state dict, so names without it are understood too.
 """
 
 from __future__ import annotations
@@ -28,6 +28,8 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+
+# UNet
 
 _TOP = {
     "conv_in": "input_blocks.0.0",
@@ -140,6 +142,8 @@ def _rename_inner(part: str, rest: str, names: dict[str, str]) -> str | None:
     layer, _, leaf = rest.rpartition(".")
     return f"{names[layer]}.{leaf}" if layer in names else None
 
+
+# Text encoders
 
 LOGIT_SCALE = "logit_scale"
 POSITION_IDS = "embeddings.position_ids"

@@ -1,6 +1,6 @@
-"""The SDXL UNet: diffusers' own, with our attention, fresh weights and size conditions.
+"""The SDXL UNet: diffusers' class with our attention, fresh weights and size conditions.
 
-Shape letters: B batch, C channels, H height, W width, K text tokens, D width, S size values.
+Shape letters: B batch, C channels, F frames, H height, W width, K text tokens, D width.
 """
 
 from __future__ import annotations
@@ -22,32 +22,10 @@ from frameloom.models.text.base import TextStates
 
 # Pixels per latent cell, for the size conditions of a clip that comes without any.
 PIXELS_PER_CELL = 8
-# What the published code tells the refiner about pictures that have no score.
+# The refiner's input for pictures that have no score, as in the published code.
 AESTHETIC_SCORE = 6.0
 # Float32 is off by less when an index is divided by 1000 and multiplied again.
 _INDEX_ROUNDING = 1e-3
-
-
-def diffusers_arguments(config: SDXLConfig) -> dict[str, Any]:
-    """The same architecture in the words of `UNet2DConditionModel`."""
-    has_attention = [level in config.attention_levels for level in range(len(config.widths))]
-    return {
-        "in_channels": config.in_channels,
-        "out_channels": config.in_channels,
-        "block_out_channels": config.widths,
-        "layers_per_block": config.num_res_blocks,
-        "down_block_types": tuple("CrossAttnDownBlock2D" if has else "DownBlock2D" for has in has_attention),
-        "up_block_types": tuple("CrossAttnUpBlock2D" if has else "UpBlock2D" for has in reversed(has_attention)),
-        "transformer_layers_per_block": config.transformer_depth,
-        # diffusers calls the number of heads so
-        "attention_head_dim": tuple(max(1, width // config.num_head_channels) for width in config.widths),
-        "cross_attention_dim": config.context_in_dim,
-        "use_linear_projection": True,
-        "norm_num_groups": config.norm_groups,
-        "addition_embed_type": "text_time",
-        "addition_time_embed_dim": config.size_embed_dim,
-        "projection_class_embeddings_input_dim": config.vec_in_dim + config.num_size_values * config.size_embed_dim,
-    }
 
 
 class SDXLUNet(UNet2DConditionModel):
@@ -91,19 +69,41 @@ class SDXLUNet(UNet2DConditionModel):
         return torch.cat([sizes_B6[:, :4], sizes_B6.new_full((batch, 1), AESTHETIC_SCORE)], dim=1)
 
 
-def build(config: SDXLConfig, generator: torch.Generator | None = None) -> SDXLUNet:
-    return build_fresh(lambda: SDXLUNet(config), generator, family="sdxl", is_zero=_starts_zero)
-
-
-def _starts_zero(name: str) -> bool:
-    """Residual branches begin as nothing, and so does the prediction."""
-    return name == "conv_out" or name.endswith((".conv2", ".proj_out"))
+def diffusers_arguments(config: SDXLConfig) -> dict[str, Any]:
+    """The same architecture in the words of `UNet2DConditionModel`."""
+    has_attention = [level in config.attention_levels for level in range(len(config.widths))]
+    return {
+        "in_channels": config.in_channels,
+        "out_channels": config.in_channels,
+        "block_out_channels": config.widths,
+        "layers_per_block": config.num_res_blocks,
+        "down_block_types": tuple("CrossAttnDownBlock2D" if has else "DownBlock2D" for has in has_attention),
+        "up_block_types": tuple("CrossAttnUpBlock2D" if has else "UpBlock2D" for has in reversed(has_attention)),
+        "transformer_layers_per_block": config.transformer_depth,
+        # diffusers calls the number of heads so
+        "attention_head_dim": tuple(max(1, width // config.num_head_channels) for width in config.widths),
+        "cross_attention_dim": config.context_in_dim,
+        "use_linear_projection": True,
+        "norm_num_groups": config.norm_groups,
+        "addition_embed_type": "text_time",
+        "addition_time_embed_dim": config.size_embed_dim,
+        "projection_class_embeddings_input_dim": config.vec_in_dim + config.num_size_values * config.size_embed_dim,
+    }
 
 
 def _tell_level(timestep_B: Tensor) -> Tensor:
     """The index of a DDPM's level; a level between two of them, as an EDM has, stays as it is."""
     told_B, index_B = timestep_B.float() * NUM_TIMESTEPS, find_index(timestep_B)
     return torch.where((told_B - index_B).abs() < _INDEX_ROUNDING, index_B, told_B)
+
+
+def build(config: SDXLConfig, generator: torch.Generator | None = None) -> SDXLUNet:
+    return build_fresh(lambda: SDXLUNet(config), generator, family="sdxl", is_zero=_starts_zero)
+
+
+def _starts_zero(name: str) -> bool:
+    """Zero-initialises residual outputs and the final convolution."""
+    return name == "conv_out" or name.endswith((".conv2", ".proj_out"))
 
 
 def denoise(

@@ -1,4 +1,4 @@
-"""Names of the parts that recompute, sharding, compilation and sequence parallelism work on."""
+"""Names of the lists of blocks that are sharded, recomputed and compiled."""
 
 from __future__ import annotations
 

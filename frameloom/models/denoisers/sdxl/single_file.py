@@ -1,4 +1,4 @@
-"""Stability's single file <-> diffusers' folders: the UNet, the autoencoder and both text encoders in one.
+"""Conversion between Stability's single file of SDXL and diffusers' folders: UNet, autoencoder, both text encoders.
 
     part             prefix in the file                        notes
     unet             model.diffusion_model.
@@ -18,15 +18,30 @@ from typing import Literal
 from torch import Tensor
 
 from frameloom.core.errors import CheckpointError
-from frameloom.models.denoisers.sdxl import keys as text_keys
-from frameloom.models.denoisers.sdxl.keys import UNetNames
-from frameloom.models.vaes.kl import keys as vae_keys
+from frameloom.models.denoisers.sdxl.keys import (
+    LOGIT_SCALE,
+    POSITION_IDS,
+    UNetNames,
+    clip_to_folder,
+    clip_to_single,
+    join_open_clip,
+    open_clip_to_folder,
+    open_clip_to_single,
+    split_open_clip,
+)
+from frameloom.models.vaes.kl.weights import (
+    VAE_PREFIX,
+    vae_tensor_to_folder,
+    vae_tensor_to_single,
+    vae_to_folder,
+    vae_to_single,
+)
 
 Part = Literal["unet", "vae", "text_encoder", "text_encoder_2"]
 UNET_PREFIX = "model.diffusion_model."
 PREFIXES: dict[str, Part] = {
     UNET_PREFIX: "unet",
-    vae_keys.PREFIX: "vae",
+    VAE_PREFIX: "vae",
     "conditioner.embedders.0.transformer.": "text_encoder",
     "conditioner.embedders.1.model.": "text_encoder_2",
     "conditioner.embedders.0.model.": "text_encoder_2",
@@ -49,12 +64,12 @@ def map_key(key: str, names: UNetNames) -> tuple[Part, list[str]] | None:
     if part is None:
         return None
     if part == "text_encoder":
-        name = text_keys.clip_to_folder(inner)
+        name = clip_to_folder(inner)
         return part, [name] if name else []
     if part == "text_encoder_2":
-        found = text_keys.open_clip_to_folder(inner)
-        return (part, found) if found or inner == text_keys.LOGIT_SCALE else None
-    name = names.to_folder(inner) if part == "unet" else vae_keys.to_folder(inner)
+        found = open_clip_to_folder(inner)
+        return (part, found) if found or inner == LOGIT_SCALE else None
+    name = names.to_folder(inner) if part == "unet" else vae_to_folder(inner)
     return (part, [name]) if name else None
 
 
@@ -65,10 +80,10 @@ def split_tensor(key: str, tensor: Tensor, names: UNetNames) -> list[tuple[Part,
         raise _refuse([key])
     part, folder_names = found
     if part == "text_encoder_2":
-        pieces = text_keys.split_open_clip(_split_prefix(key)[1], tensor)
+        pieces = split_open_clip(_split_prefix(key)[1], tensor)
         return [(part, name, piece) for name, piece in pieces.items()]
     if part == "vae":
-        tensor = vae_keys.to_folder_tensor(folder_names[0], tensor)
+        tensor = vae_tensor_to_folder(folder_names[0], tensor)
     return [(part, name, tensor) for name in folder_names]
 
 
@@ -99,7 +114,7 @@ def plan_single_file(keys: Mapping[Part, Iterable[str]], *, refiner: bool = Fals
         for key in part_keys:
             target = _to_single(part, key, names)
             if target is None:
-                if not key.endswith(text_keys.POSITION_IDS):
+                if not key.endswith(POSITION_IDS):
                     raise CheckpointError(f"sdxl {part}: '{key}' has no place in a single file; is it another model's?")
                 continue
             name, place = prefixes[part] + target[0], target[1]
@@ -113,8 +128,8 @@ def join_tensor(single_key: str, sources: Sequence[Tensor]) -> Tensor:
     """The tensor of the single file from those that `plan_single_file` names for it."""
     part, inner = _split_prefix(single_key)
     if part == "text_encoder_2":
-        return text_keys.join_open_clip(inner, sources)
-    return vae_keys.to_single_tensor(inner, sources[0]) if part == "vae" else sources[0]
+        return join_open_clip(inner, sources)
+    return vae_tensor_to_single(inner, sources[0]) if part == "vae" else sources[0]
 
 
 def to_single_file(
@@ -130,17 +145,17 @@ def to_single_file(
     }
     if logit_scale is not None:
         prefix = _REFINER_TEXT if refiner else "conditioner.embedders.1.model."
-        result[prefix + text_keys.LOGIT_SCALE] = logit_scale
+        result[prefix + LOGIT_SCALE] = logit_scale
     return result
 
 
 def _to_single(part: Part, key: str, names: UNetNames | None) -> tuple[str, int] | None:
     if part == "text_encoder_2":
-        return text_keys.open_clip_to_single(key)
+        return open_clip_to_single(key)
     if part == "text_encoder":
-        name = text_keys.clip_to_single(key)
+        name = clip_to_single(key)
     elif part == "vae":
-        name = vae_keys.to_single(key)
+        name = vae_to_single(key)
     else:
         name = names.to_single(key) if names is not None else None
     return (name, 0) if name else None

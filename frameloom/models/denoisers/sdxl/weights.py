@@ -1,4 +1,4 @@
-"""Published checkpoints of the UNet in and out, and the pipeline of diffusers that they are a part of.
+"""Published SDXL checkpoints, read and written, and the descriptions of a diffusers pipeline.
 
     layout     keys                                    published with
     diffusers  down_blocks.*, add_embedding.*          folders `unet/`
@@ -13,24 +13,28 @@ a file of weights alone needs a description, the published one where the shapes 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
+from importlib import import_module
 from typing import Any, Literal
 
+import torch
 from torch import Tensor, nn
 
 from frameloom.core.errors import CheckpointError
-from frameloom.models.denoisers.export_forms import ExportForms
+from frameloom.models.denoisers.export_forms import ExportForms, as_json
 from frameloom.models.denoisers.sdxl.config import SIZES, SDXLConfig
 from frameloom.models.denoisers.sdxl.keys import UNetNames
 from frameloom.models.denoisers.sdxl.model import diffusers_arguments
 from frameloom.models.denoisers.sdxl.single_file import UNET_PREFIX, Part, to_single_file
-from frameloom.models.fit import check_fit, load_fitting
 from frameloom.models.lora.keys import LoraNames
+from frameloom.models.state_dict import check_fit, load_fitting
 from frameloom.models.text.clip import CLIP_CONFIGS
 from frameloom.models.vaes.kl.config import SIZES as VAE_SIZES
 from frameloom.models.vaes.kl.config import KLConfig
 
+Layout = Literal["diffusers", "single", "bare"]
+# Other parts of a whole single file.
+_OTHER_PARTS = ("first_stage_model.", "conditioner.")
 # Library and class of each part, as `model_index.json` names them.
 CLASSES: dict[Part, tuple[str, str]] = {
     "unet": ("diffusers", "UNet2DConditionModel"),
@@ -44,9 +48,56 @@ ENCODERS: dict[Part, str] = {"text_encoder": "clip_l", "text_encoder_2": "clip_b
 _WRAPPER = "text_model."
 
 
+def load_original(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
+    """Fill the UNet from any layout; of a whole single file only the UNet's part is read, and it must fit exactly."""
+    load_fitting(model, to_folder_keys(tensors), where="sdxl checkpoint")
+
+
+def export_original(model: nn.Module, layout: Layout) -> dict[str, Tensor]:
+    """The UNet's weights in a layout."""
+    state = {key: tensor.detach().clone() for key, tensor in model.state_dict().items()}
+    if layout == "diffusers":
+        return state
+    names, prefix = UNetNames.read(state), UNET_PREFIX if layout == "single" else ""
+    return {f"{prefix}{names.to_single(key)}": tensor for key, tensor in state.items()}
+
+
+def detect_layout(keys: Iterable[str]) -> Layout:
+    names = list(keys)
+    if any(name.startswith(UNET_PREFIX) for name in names):
+        return "single"
+    if any(name.startswith("input_blocks.") for name in names):
+        return "bare"
+    if any(name.startswith("down_blocks.") for name in names):
+        return "diffusers"
+    raise CheckpointError(
+        f"sdxl checkpoint: none of its {len(names)} tensors is a block of an SDXL UNet "
+        f"(first: {', '.join(sorted(names)[:3])}); choose a file of this family"
+    )
+
+
+def to_folder_keys(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The UNet's tensors with diffusers' keys; one that no rule covers keeps its own, to be refused by name."""
+    layout = detect_layout(tensors)
+    if layout == "diffusers":
+        return dict(tensors)
+    # By key: a look at a tensor of another part would read it from the file.
+    own = {key: tensors[key] for key in tensors if not key.startswith(_OTHER_PARTS)}
+    names = UNetNames.read(key.removeprefix(UNET_PREFIX) for key in own)
+    return {names.to_folder(key.removeprefix(UNET_PREFIX)) or key: tensor for key, tensor in own.items()}
+
+
+def single_file_layers(layers: Iterable[str]) -> dict[str, str]:
+    """Names in the single layout, without its prefix, of layers; the list must hold those of all residual blocks."""
+    keys = {layer: f"{layer}.weight" for layer in layers}
+    names = UNetNames.read(keys.values())
+    singles = {layer: names.to_single(key) for layer, key in keys.items()}
+    return {layer: single.removesuffix(".weight") for layer, single in singles.items() if single}
+
+
 def describe_unet(config: SDXLConfig) -> dict[str, Any]:
     """The `config.json` of the UNet."""
-    return _as_json({"_class_name": CLASSES["unet"][1], **diffusers_arguments(config), "sample_size": 128})
+    return as_json({"_class_name": CLASSES["unet"][1], **diffusers_arguments(config), "sample_size": 128})
 
 
 def describe_vae(config: KLConfig) -> dict[str, Any]:
@@ -60,7 +111,7 @@ def describe_vae(config: KLConfig) -> dict[str, Any]:
         # diffusers decodes latent * latents_std / scaling_factor + latents_mean
         deviations = [1.0 / scale for scale in config.scale]
         content |= {"scaling_factor": 1.0, "latents_mean": list(config.shift), "latents_std": deviations}
-    return _as_json(content)
+    return as_json(content)
 
 
 def published_descriptions(part: Part) -> list[dict[str, Any]]:
@@ -98,12 +149,8 @@ def describe_scheduler(prediction: str = "epsilon", *, zero_terminal_snr: bool =
 
 
 def _build_empty(part: Part, content: Mapping[str, Any]) -> nn.Module:
-    import importlib
-
-    import torch
-
     library, name = CLASSES[part]
-    kind: Any = getattr(importlib.import_module(library), name)
+    kind: Any = getattr(import_module(library), name)
     with torch.device("meta"):
         if library == "diffusers":
             model: nn.Module = kind.from_config(dict(content))
@@ -119,66 +166,7 @@ def _wrapped(part: Part, name: str) -> str:
     return f"{_WRAPPER}{name}"
 
 
-def _as_json(value: dict[str, Any]) -> dict[str, Any]:
-    """Lists for tuples, as a file would give it back."""
-    content: dict[str, Any] = json.loads(json.dumps(value))
-    return content
-
-
-Layout = Literal["diffusers", "single", "bare"]
-# Other parts of a whole single file.
-_OTHER_PARTS = ("first_stage_model.", "conditioner.")
-
-
-def detect_layout(keys: Iterable[str]) -> Layout:
-    names = list(keys)
-    if any(name.startswith(UNET_PREFIX) for name in names):
-        return "single"
-    if any(name.startswith("input_blocks.") for name in names):
-        return "bare"
-    if any(name.startswith("down_blocks.") for name in names):
-        return "diffusers"
-    raise CheckpointError(
-        f"sdxl checkpoint: none of its {len(names)} tensors is a block of an SDXL UNet "
-        f"(first: {', '.join(sorted(names)[:3])}); choose a file of this family"
-    )
-
-
-def to_folder_keys(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The UNet's tensors with diffusers' keys; one that no rule covers keeps its own, to be refused by name."""
-    layout = detect_layout(tensors)
-    if layout == "diffusers":
-        return dict(tensors)
-    # By key: a look at a tensor of another part would read it from the file.
-    own = {key: tensors[key] for key in tensors if not key.startswith(_OTHER_PARTS)}
-    names = UNetNames.read(key.removeprefix(UNET_PREFIX) for key in own)
-    return {names.to_folder(key.removeprefix(UNET_PREFIX)) or key: tensor for key, tensor in own.items()}
-
-
-def load_original(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
-    """Fill the UNet from any layout; of a whole single file only the UNet's part is read, and it must fit exactly."""
-    load_fitting(model, to_folder_keys(tensors), where="sdxl checkpoint")
-
-
-def export_original(model: nn.Module, layout: Layout) -> dict[str, Tensor]:
-    """The UNet's weights in a layout."""
-    state = {key: tensor.detach().clone() for key, tensor in model.state_dict().items()}
-    if layout == "diffusers":
-        return state
-    names, prefix = UNetNames.read(state), UNET_PREFIX if layout == "single" else ""
-    return {f"{prefix}{names.to_single(key)}": tensor for key, tensor in state.items()}
-
-
-def single_file_layers(layers: Iterable[str]) -> dict[str, str]:
-    """Names in the single layout, without its prefix, of layers; the list must hold those of all residual blocks."""
-    keys = {layer: f"{layer}.weight" for layer in layers}
-    names = UNetNames.read(keys.values())
-    singles = {layer: names.to_single(key) for layer, key in keys.items()}
-    return {layer: single.removesuffix(".weight") for layer, single in singles.items() if single}
-
-
 LORA_NAMES = LoraNames(part="unet", single=single_file_layers)
-
 EXPORT = ExportForms(
     original_layout="single",
     diffusers_layout="diffusers",

@@ -1,6 +1,6 @@
-"""Scaled dot-product attention behind one function, so that a backend, a trace or a parallel scheme has one place.
+"""Scaled dot-product attention behind one function, the only caller of the kernels.
 
-Shape letters: B batch, H heads, N queries, M keys, D head width, W = H * D width, P rotary pairs.
+Shape letters: B batch, H heads, N queries, M keys, S tokens of a rank, D head width, W = H * D width, P rotary pairs.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _FLASH_DTYPES = (torch.float16, torch.bfloat16)
 def attend(
     q_BHND: Tensor, k_BHMD: Tensor, v_BHMD: Tensor, mask: Tensor | None = None, *, scale: float | None = None
 ) -> Tensor:
-    """Softmax attention; `mask` broadcasts to [B, H, N, M], either bool (True may be looked at) or added to the scores.
+    """Softmax attention; `mask` broadcasts to [B, H, N, M], either bool (True is attended to) or added to the scores.
 
     Where nothing is masked, the package flash-attn takes over on CUDA in half precision, if it is installed; PyTorch's
     own choice of kernels serves everything else.

@@ -1,4 +1,4 @@
-"""Attention of diffusers' models through the one door that all models share.
+"""Attention processor that routes the attention of diffusers' models through `attend_tokens`.
 
 Shape letters: B batch, C channels, H height, W width, N queries, M keys, D width.
 """

@@ -1,4 +1,4 @@
-"""Layers of the CausalVAE. Names of modules and parameters are those of the published state dict.
+"""Layers of the CausalVAE; module and parameter names are those of the published state dict.
 
 Shape letters: B batch, C channels, F frames, H height, W width, N positions.
 

@@ -1,4 +1,4 @@
-"""The architecture of a CausalVAE. Field names, values and defaults are those of the published json."""
+"""Architecture of a CausalVAE; field names, values and defaults are those of the published json."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
-"""CausalVAE: the video autoencoder of Open-Sora-Plan 1.0 to 1.2, an image autoencoder whose kernels grew into time.
+"""CausalVAE, the video autoencoder of Open-Sora-Plan 1.0 to 1.2: inflated from an image autoencoder, causal in time.
 
 Shape letters: B batch, C channels, F frames, H height, W width.
 
 Strides are (4, 8, 8) as published.
 
-In time, pieces share one frame; the result of every piece but the first loses its first frame. In space, tiles overlap
-by a share of their side and fade into each other.
+Tiling is the published one. In time, pieces share one frame, and the result of every piece but the first loses its
+first frame. In space, tiles overlap by a share of their side and fade into each other.
 """
 
 from __future__ import annotations
@@ -34,50 +34,76 @@ from frameloom.models.vaes.causal.blocks import (
 from frameloom.models.vaes.causal.config import CausalVAEConfig
 
 COLOURS = 3
+_ALL = 2**31
 _RES_BLOCKS: dict[str, Callable[[int, int, int], nn.Module]] = {
     "ResnetBlock3D": ResnetBlock3D,
     "ResnetBlock2D": ResnetBlock2D,
 }
 
 
-def _build_resize(name: str, channels: int) -> nn.Module | None:
-    layer: nn.Module | None = getattr(blocks, name)(channels) if name else None
-    return layer
+class CausalVAE(VideoVAE):
+    def __init__(self, config: CausalVAEConfig) -> None:
+        super().__init__(
+            strides=config.strides,
+            latent_channels=config.latent_channels,
+            causal=config.causal,
+            scale=config.scale,
+            shift=config.shift,
+        )
+        self.config = config
+        self._tiling: Tiling | None = None
+        self.encoder = Encoder(config)
+        self.decoder = Decoder(config)
+        if config.use_quant_layer:
+            self.quant_conv = build_pointwise(2 * config.z_channels, 2 * config.embed_dim)
+            self.post_quant_conv = build_pointwise(config.embed_dim, config.z_channels)
 
+    def enable_tiling(self, tiling: Tiling) -> None:
+        """Encode and decode in overlapping tiles where a clip is larger than one; memory no longer grows with it.
 
-class Middle(nn.Module):
-    def __init__(self, channels: int, attention: str, groups: int) -> None:
-        super().__init__()
-        self.block_1 = ResnetBlock3D(channels, channels, groups)
-        self.attn_1 = FrameAttention(channels, groups, mixes_frames=attention == "AttnBlock3D")
-        self.block_2 = ResnetBlock3D(channels, channels, groups)
+        The result is that of the published tiling, not of the whole clip: norms see one tile only, and seams are
+        blended. `RELEASED` has the published sizes.
+        """
+        tiling.check(self.strides)
+        self._tiling = tiling
 
-    def forward(self, x_BCFHW: Tensor) -> Tensor:
-        result: Tensor = self.block_2(self.attn_1(self.block_1(x_BCFHW)))
-        return result
+    def disable_tiling(self) -> None:
+        self._tiling = None
 
+    def encode(self, pixels_BCFHW: Tensor) -> Moments:
+        return Moments.from_raw(self.encode_raw(pixels_BCFHW))
 
-class Level(nn.Module):
-    """Residual blocks, then the resizing in space and in time that this level has; it is named by its direction."""
+    def encode_raw(self, pixels_BCFHW: Tensor) -> Tensor:
+        """Means and unclamped log-variances, one behind the other in the channels."""
+        self.check_pixels(pixels_BCFHW)
+        if self._tiling is None:
+            return self._encode_whole(pixels_BCFHW)
+        return run_tiled(self._encode_whole, pixels_BCFHW, self._tiling.pixels, self._tiling.latents)
 
-    def __init__(self, res_block: str, widths: tuple[int, int], num_blocks: int, groups: int) -> None:
-        super().__init__()
-        build = _RES_BLOCKS[res_block]
-        before, inside = widths
-        self.block = nn.ModuleList(build(inside if index else before, inside, groups) for index in range(num_blocks))
-        self.resizes: list[str] = []
+    def decode(self, latent_BCFHW: Tensor) -> Tensor:
+        if self._tiling is None:
+            return self._decode_whole(latent_BCFHW)
+        return run_tiled(self._decode_whole, latent_BCFHW, self._tiling.latents, self._tiling.pixels)
 
-    def add_resize(self, name: str, layer: nn.Module | None) -> None:
-        if layer is not None:
-            self.add_module(name, layer)
-            self.resizes.append(name)
+    def encode_with_coefficients(self, pixels_BCFHW: Tensor) -> tuple[Moments, tuple[()]]:
+        """For training: never in tiles, and without coefficients."""
+        self.check_pixels(pixels_BCFHW)
+        return Moments.from_raw(self._encode_whole(pixels_BCFHW)), ()
 
-    def forward(self, x_BCFHW: Tensor) -> Tensor:
-        for block in self.block:
-            x_BCFHW = block(x_BCFHW)
-        for name in self.resizes:
-            x_BCFHW = getattr(self, name)(x_BCFHW)
-        return x_BCFHW
+    def decode_with_coefficients(self, latent_BCFHW: Tensor) -> tuple[Tensor, tuple[()]]:
+        return self._decode_whole(latent_BCFHW), ()
+
+    def blocks(self) -> list[nn.Module]:
+        return [module for module in self.modules() if isinstance(module, ResnetBlock2D | ResnetBlock3D)]
+
+    def _encode_whole(self, pixels_BCFHW: Tensor) -> Tensor:
+        raw_BCFHW: Tensor = self.encoder(pixels_BCFHW)
+        return self.quant_conv(raw_BCFHW) if self.config.use_quant_layer else raw_BCFHW
+
+    def _decode_whole(self, latent_BCFHW: Tensor) -> Tensor:
+        h = self.post_quant_conv(latent_BCFHW) if self.config.use_quant_layer else latent_BCFHW
+        pixels_BCFHW: Tensor = self.decoder(h)
+        return pixels_BCFHW
 
 
 class Encoder(nn.Module):
@@ -140,69 +166,44 @@ class Decoder(nn.Module):
         return pixels_BCFHW
 
 
-class CausalVAE(VideoVAE):
-    def __init__(self, config: CausalVAEConfig) -> None:
-        super().__init__(
-            strides=config.strides,
-            latent_channels=config.latent_channels,
-            causal=config.causal,
-            scale=config.scale,
-            shift=config.shift,
-        )
-        self.config = config
-        self._tiling: Tiling | None = None
-        self.encoder = Encoder(config)
-        self.decoder = Decoder(config)
-        if config.use_quant_layer:
-            self.quant_conv = build_pointwise(2 * config.z_channels, 2 * config.embed_dim)
-            self.post_quant_conv = build_pointwise(config.embed_dim, config.z_channels)
+class Level(nn.Module):
+    """Residual blocks, then the resizing in space and in time that this level has; it is named by its direction."""
 
-    def enable_tiling(self, tiling: Tiling) -> None:
-        """Encode and decode in overlapping tiles where a clip is larger than one; memory no longer grows with it.
+    def __init__(self, res_block: str, widths: tuple[int, int], num_blocks: int, groups: int) -> None:
+        super().__init__()
+        build = _RES_BLOCKS[res_block]
+        before, inside = widths
+        self.block = nn.ModuleList(build(inside if index else before, inside, groups) for index in range(num_blocks))
+        self.resizes: list[str] = []
 
-        The result is that of the published tiling, not of the whole clip: norms see one tile only, and seams are
-        blended. `tiling.RELEASED` has the published sizes.
-        """
-        tiling.check(self.strides)
-        self._tiling = tiling
+    def add_resize(self, name: str, layer: nn.Module | None) -> None:
+        if layer is not None:
+            self.add_module(name, layer)
+            self.resizes.append(name)
 
-    def disable_tiling(self) -> None:
-        self._tiling = None
+    def forward(self, x_BCFHW: Tensor) -> Tensor:
+        for block in self.block:
+            x_BCFHW = block(x_BCFHW)
+        for name in self.resizes:
+            x_BCFHW = getattr(self, name)(x_BCFHW)
+        return x_BCFHW
 
-    def encode(self, pixels_BCFHW: Tensor) -> Moments:
-        return Moments.from_raw(self.encode_raw(pixels_BCFHW))
 
-    def encode_raw(self, pixels_BCFHW: Tensor) -> Tensor:
-        """Means and unclamped log-variances, one behind the other in the channels."""
-        self.check_pixels(pixels_BCFHW)
-        if self._tiling is None:
-            return self._encode_whole(pixels_BCFHW)
-        return run_tiled(self._encode_whole, pixels_BCFHW, self._tiling.pixels, self._tiling.latents)
+class Middle(nn.Module):
+    def __init__(self, channels: int, attention: str, groups: int) -> None:
+        super().__init__()
+        self.block_1 = ResnetBlock3D(channels, channels, groups)
+        self.attn_1 = FrameAttention(channels, groups, mixes_frames=attention == "AttnBlock3D")
+        self.block_2 = ResnetBlock3D(channels, channels, groups)
 
-    def decode(self, latent_BCFHW: Tensor) -> Tensor:
-        if self._tiling is None:
-            return self._decode_whole(latent_BCFHW)
-        return run_tiled(self._decode_whole, latent_BCFHW, self._tiling.latents, self._tiling.pixels)
+    def forward(self, x_BCFHW: Tensor) -> Tensor:
+        result: Tensor = self.block_2(self.attn_1(self.block_1(x_BCFHW)))
+        return result
 
-    def encode_with_coefficients(self, pixels_BCFHW: Tensor) -> tuple[Moments, tuple[()]]:
-        """For training: never in tiles, and without coefficients."""
-        self.check_pixels(pixels_BCFHW)
-        return Moments.from_raw(self._encode_whole(pixels_BCFHW)), ()
 
-    def decode_with_coefficients(self, latent_BCFHW: Tensor) -> tuple[Tensor, tuple[()]]:
-        return self._decode_whole(latent_BCFHW), ()
-
-    def blocks(self) -> list[nn.Module]:
-        return [module for module in self.modules() if isinstance(module, ResnetBlock2D | ResnetBlock3D)]
-
-    def _encode_whole(self, pixels_BCFHW: Tensor) -> Tensor:
-        raw_BCFHW: Tensor = self.encoder(pixels_BCFHW)
-        return self.quant_conv(raw_BCFHW) if self.config.use_quant_layer else raw_BCFHW
-
-    def _decode_whole(self, latent_BCFHW: Tensor) -> Tensor:
-        h = self.post_quant_conv(latent_BCFHW) if self.config.use_quant_layer else latent_BCFHW
-        pixels_BCFHW: Tensor = self.decoder(h)
-        return pixels_BCFHW
+def _build_resize(name: str, channels: int) -> nn.Module | None:
+    layer: nn.Module | None = getattr(blocks, name)(channels) if name else None
+    return layer
 
 
 class Tile(NamedTuple):
@@ -283,6 +284,3 @@ def run_tiled(apply: Callable[[Tensor], Tensor], x_BCFHW: Tensor, source: Tile, 
     # Pieces do not overlap but for the frame they share, so each is kept to its end.
     pieces = Tiles(size=shared, stride=shared, keep=_ALL, blend=0)
     return run_in_spans(lambda piece: run_in_tiles(apply, piece, sides, sides), x_BCFHW, pieces, lead=1)
-
-
-_ALL = 2**31

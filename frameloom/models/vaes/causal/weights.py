@@ -1,4 +1,4 @@
-"""Weights of a CausalVAE: published ones, image autoencoders that it can start from, and fresh ones.
+"""Weights of a CausalVAE: published checkpoints, inflation of image autoencoders, and low-pass initialisation.
 
 The kernel of a picture becomes the last tap in time of a causal kernel, and the other taps are zero: every frame is
 then treated as the image autoencoder treats a picture, as far as nothing else looks along time. Reads the key layouts
@@ -46,6 +46,8 @@ def export_original(model: VideoVAE) -> dict[str, Tensor]:
     """The model's weights under the published keys."""
     return {key: tensor.detach().clone() for key, tensor in model.state_dict().items()}
 
+
+# Inflation of image autoencoders
 
 # diffusers -> first releases; the levels of the decoder are counted from the other end there.
 _DIFFUSERS = (
@@ -112,6 +114,8 @@ def _rename_diffusers(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         renamed[key] = tensor
     return renamed
 
+
+# Fresh weights
 
 Conv = nn.Conv2d | nn.Conv3d
 # Two constant channels keep the norms nearly the same for every colour, so that colours stay apart.

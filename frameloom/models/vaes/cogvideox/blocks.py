@@ -1,4 +1,4 @@
-"""Layers of the CogVideoX autoencoder, and the chunks of frames that they work on.
+"""Layers of the CogVideoX autoencoder, and the chunks of frames that they run on.
 
 Shape letters: B batch, C channels, F frames, H height, W width.
 

@@ -1,4 +1,4 @@
-"""The architecture of a CogVideoX autoencoder, how it cuts clips into chunks and tiles, and the published json."""
+"""Architecture of a CogVideoX autoencoder, its chunks and tiles, and the published json."""
 
 from __future__ import annotations
 

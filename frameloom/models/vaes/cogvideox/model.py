@@ -1,4 +1,4 @@
-"""The CogVideoX autoencoder: causal, in chunks of frames, with a decoder whose norms are conditioned on the latent.
+"""The CogVideoX autoencoder: causal, run in chunks of frames, with latent-conditioned norms in the decoder.
 
 Shape letters: B batch, C channels, F frames, H height, W width.
 
@@ -35,45 +35,58 @@ _MIDDLE_BLOCKS = 2
 _STEPS_IN_TIME = 2
 
 
-class Level(nn.Module):
-    """Blocks of one resolution."""
+class CogVideoXVAE(VideoVAE):
+    """Its keys are those of published files."""
 
-    def __init__(self, resnets: list[ResBlock]) -> None:
-        super().__init__()
-        self.resnets = nn.ModuleList(resnets)
+    def __init__(self, config: CogVideoXConfig) -> None:
+        super().__init__(
+            strides=config.strides,
+            latent_channels=config.latent_channels,
+            causal=config.causal,
+            scale=config.scale,
+            shift=config.shift,
+        )
+        self.config = config
+        self.encoder = Encoder(config)
+        self.decoder = Decoder(config)
 
-    def forward(self, x_BCFHW: Tensor, latent_BCFHW: Tensor | None, chunk: Chunk) -> Tensor:
-        for block in self.resnets:
-            x_BCFHW = block(x_BCFHW, latent_BCFHW, chunk)
-        return x_BCFHW
+    def encode(self, pixels_BCFHW: Tensor) -> Moments:
+        return Moments.from_raw(self.encode_raw(pixels_BCFHW))
+
+    def encode_raw(self, pixels_BCFHW: Tensor) -> Tensor:
+        """Means and unclamped log-variances, one behind the other in the channels; tiles fade before any sampling."""
+        self.check_pixels(pixels_BCFHW)
+        return run_in_cuts(self._encode_chunks, pixels_BCFHW, self.encode_cuts())
+
+    def decode(self, latent_BCFHW: Tensor) -> Tensor:
+        return run_in_cuts(self._decode_chunks, latent_BCFHW, self._cuts(decoding=True))
+
+    def blocks(self) -> list[nn.Module]:
+        return [module for module in self.modules() if isinstance(module, ResBlock)]
+
+    def _encode_chunks(self, pixels_BCFHW: Tensor) -> Tensor:
+        bounds = bounds_with_rest_first(pixels_BCFHW.shape[2], self.config.encode_chunk_frames)
+        return run_in_chunks(self.encoder, pixels_BCFHW, bounds, leads=True)
+
+    def _decode_chunks(self, latent_BCFHW: Tensor) -> Tensor:
+        num_frames, size = latent_BCFHW.shape[2], self.config.decode_chunk_latents
+        if self.config.decode_first_alone:
+            return run_in_chunks(self.decoder, latent_BCFHW, bounds_with_first_alone(num_frames, size), leads=True)
+        # Published programs see from an odd length that a chunk begins with the leading frame.
+        bounds = bounds_with_rest_first(num_frames, size)
+        return run_in_chunks(self.decoder, latent_BCFHW, bounds, leads=num_frames % 2 == 1)
+
+    def encode_cuts(self) -> Cuts:
+        return self._cuts(decoding=False)
+
+    def _cuts(self, *, decoding: bool) -> Cuts:
+        height, width = (self.config.tiles(side, decoding=decoding) for side in ("height", "width"))
+        space = (height, width) if self.config.tiling else None
+        return Cuts(space=space, one_by_one=self.config.one_by_one)
 
 
-class DownLevel(Level):
-    """With the step to the next level; the last one has none."""
-
-    def __init__(self, resnets: list[ResBlock], step: Downsample | None) -> None:
-        super().__init__(resnets)
-        self.downsamplers = nn.ModuleList([] if step is None else [step])
-
-    def forward(self, x_BCFHW: Tensor, latent_BCFHW: Tensor | None, chunk: Chunk) -> Tensor:
-        x_BCFHW = super().forward(x_BCFHW, latent_BCFHW, chunk)
-        for step in self.downsamplers:
-            x_BCFHW = step(x_BCFHW, chunk)
-        return x_BCFHW
-
-
-class UpLevel(Level):
-    """With the step to the next level; the last one has none."""
-
-    def __init__(self, resnets: list[ResBlock], step: Upsample | None) -> None:
-        super().__init__(resnets)
-        self.upsamplers = nn.ModuleList([] if step is None else [step])
-
-    def forward(self, x_BCFHW: Tensor, latent_BCFHW: Tensor | None, chunk: Chunk) -> Tensor:
-        x_BCFHW = super().forward(x_BCFHW, latent_BCFHW, chunk)
-        for step in self.upsamplers:
-            x_BCFHW = step(x_BCFHW, chunk)
-        return x_BCFHW
+def load_original(model: VideoVAE, tensors: Mapping[str, Tensor]) -> None:
+    load_same_keys(model, tensors, where="CogVideoX autoencoder weights")
 
 
 class Encoder(nn.Module):
@@ -130,55 +143,42 @@ def _build_blocks(
     return [ResBlock(width if index else before, width, groups, latent_channels, eps) for index in range(depth)]
 
 
-class CogVideoXVAE(VideoVAE):
-    """Its keys are those of published files."""
+class Level(nn.Module):
+    """Blocks of one resolution."""
 
-    def __init__(self, config: CogVideoXConfig) -> None:
-        super().__init__(
-            strides=config.strides,
-            latent_channels=config.latent_channels,
-            causal=config.causal,
-            scale=config.scale,
-            shift=config.shift,
-        )
-        self.config = config
-        self.encoder = Encoder(config)
-        self.decoder = Decoder(config)
+    def __init__(self, resnets: list[ResBlock]) -> None:
+        super().__init__()
+        self.resnets = nn.ModuleList(resnets)
 
-    def encode(self, pixels_BCFHW: Tensor) -> Moments:
-        return Moments.from_raw(self.encode_raw(pixels_BCFHW))
-
-    def encode_raw(self, pixels_BCFHW: Tensor) -> Tensor:
-        """Means and unclamped log-variances, one behind the other in the channels; tiles fade before any sampling."""
-        self.check_pixels(pixels_BCFHW)
-        return run_in_cuts(self._encode_chunks, pixels_BCFHW, self.encode_cuts())
-
-    def decode(self, latent_BCFHW: Tensor) -> Tensor:
-        return run_in_cuts(self._decode_chunks, latent_BCFHW, self._cuts(decoding=True))
-
-    def blocks(self) -> list[nn.Module]:
-        return [module for module in self.modules() if isinstance(module, ResBlock)]
-
-    def _encode_chunks(self, pixels_BCFHW: Tensor) -> Tensor:
-        bounds = bounds_with_rest_first(pixels_BCFHW.shape[2], self.config.encode_chunk_frames)
-        return run_in_chunks(self.encoder, pixels_BCFHW, bounds, leads=True)
-
-    def _decode_chunks(self, latent_BCFHW: Tensor) -> Tensor:
-        num_frames, size = latent_BCFHW.shape[2], self.config.decode_chunk_latents
-        if self.config.decode_first_alone:
-            return run_in_chunks(self.decoder, latent_BCFHW, bounds_with_first_alone(num_frames, size), leads=True)
-        # Published programs see from an odd length that a chunk begins with the leading frame.
-        bounds = bounds_with_rest_first(num_frames, size)
-        return run_in_chunks(self.decoder, latent_BCFHW, bounds, leads=num_frames % 2 == 1)
-
-    def encode_cuts(self) -> Cuts:
-        return self._cuts(decoding=False)
-
-    def _cuts(self, *, decoding: bool) -> Cuts:
-        height, width = (self.config.tiles(side, decoding=decoding) for side in ("height", "width"))
-        space = (height, width) if self.config.tiling else None
-        return Cuts(space=space, one_by_one=self.config.one_by_one)
+    def forward(self, x_BCFHW: Tensor, latent_BCFHW: Tensor | None, chunk: Chunk) -> Tensor:
+        for block in self.resnets:
+            x_BCFHW = block(x_BCFHW, latent_BCFHW, chunk)
+        return x_BCFHW
 
 
-def load_original(model: VideoVAE, tensors: Mapping[str, Tensor]) -> None:
-    load_same_keys(model, tensors, where="CogVideoX autoencoder weights")
+class DownLevel(Level):
+    """With the step to the next level; the last one has none."""
+
+    def __init__(self, resnets: list[ResBlock], step: Downsample | None) -> None:
+        super().__init__(resnets)
+        self.downsamplers = nn.ModuleList([] if step is None else [step])
+
+    def forward(self, x_BCFHW: Tensor, latent_BCFHW: Tensor | None, chunk: Chunk) -> Tensor:
+        x_BCFHW = super().forward(x_BCFHW, latent_BCFHW, chunk)
+        for step in self.downsamplers:
+            x_BCFHW = step(x_BCFHW, chunk)
+        return x_BCFHW
+
+
+class UpLevel(Level):
+    """With the step to the next level; the last one has none."""
+
+    def __init__(self, resnets: list[ResBlock], step: Upsample | None) -> None:
+        super().__init__(resnets)
+        self.upsamplers = nn.ModuleList([] if step is None else [step])
+
+    def forward(self, x_BCFHW: Tensor, latent_BCFHW: Tensor | None, chunk: Chunk) -> Tensor:
+        x_BCFHW = super().forward(x_BCFHW, latent_BCFHW, chunk)
+        for step in self.upsamplers:
+            x_BCFHW = step(x_BCFHW, chunk)
+        return x_BCFHW

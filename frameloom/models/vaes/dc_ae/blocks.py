@@ -136,7 +136,7 @@ def _attend_linearly(q_BGDN: Tensor, k_BGDN: Tensor, v_BGDN: Tensor) -> Tensor:
 
 
 def _without_autocast(device_type: str) -> AbstractContextManager[Any]:
-    # A run on the meta device, which has no autocast, tells shapes and costs.
+    # A run on the meta device, which has no autocast, finds shapes and costs.
     is_there = torch.amp.is_autocast_available(device_type)
     return torch.autocast(device_type, enabled=False) if is_there else nullcontext()
 

@@ -1,4 +1,4 @@
-"""The architecture of a video DC-AE, how it cuts large clips, and the published dot-list."""
+"""Architecture of a video DC-AE, its tiles, and the published dot-list."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The video DC-AE of Open-Sora 2.0: deterministic, not causal, 32 times smaller on each side and 4 times in time.
+"""The video DC-AE of Open-Sora 2.0: deterministic, not causal, compressing 32 times in space and 4 times in time.
 
 Shape letters: B batch, C channels, F frames, H height, W width.
 """
@@ -29,72 +29,6 @@ from frameloom.models.vaes.dc_ae.config import DCAEConfig
 
 COLOURS = 3
 INIT_STD = 0.02
-
-
-class OpList(nn.Module):
-    """Layers in a row, under the names of published files."""
-
-    def __init__(self, layers: Iterable[nn.Module]) -> None:
-        super().__init__()
-        self.op_list = nn.ModuleList(layers)
-
-    def forward(self, x_BCFHW: Tensor) -> Tensor:
-        for layer in self.op_list:
-            x_BCFHW = layer(x_BCFHW)
-        return x_BCFHW
-
-
-class Encoder(nn.Module):
-    def __init__(self, config: DCAEConfig) -> None:
-        super().__init__()
-        self.latent_channels = config.latent_channels
-        widths = config.widths
-        self.project_in = ConvLayer(COLOURS, widths[0])
-        self.stages = nn.ModuleList()
-        for stage, depth in enumerate(config.encoder_depths):
-            layers = _build_blocks(config, stage, depth)
-            if stage + 1 < len(widths):
-                in_time = config.halves_frames[stage]
-                layers.append(Downsample(widths[stage], widths[stage + 1], in_time=in_time))
-            self.stages.append(OpList(layers))
-        self.project_out = Wrapped(OpList([ConvLayer(widths[-1], config.latent_channels)]))
-
-    def forward(self, pixels_BCFHW: Tensor) -> Tensor:
-        h = self.project_in(pixels_BCFHW)
-        for stage in self.stages:
-            h = stage(h)
-        projected: Tensor = self.project_out(h)
-        return projected + average_channels(h, self.latent_channels)
-
-
-class Decoder(nn.Module):
-    """Stages are numbered as in the encoder, so they run from the last to the first."""
-
-    def __init__(self, config: DCAEConfig) -> None:
-        super().__init__()
-        widths = config.widths
-        self.width_in = widths[-1]
-        self.project_in = Wrapped(ConvLayer(config.latent_channels, widths[-1]))
-        self.stages = nn.ModuleList()
-        for stage, depth in enumerate(config.decoder_depths):
-            layers = _build_blocks(config, stage, depth)
-            if stage + 1 < len(widths):
-                in_time = config.halves_frames[stage]
-                layers.insert(0, Upsample(widths[stage + 1], widths[stage], in_time=in_time))
-            self.stages.append(OpList(layers))
-        self.project_out = OpList([ChannelRMSNorm(widths[0]), nn.ReLU(), ConvLayer(widths[0], COLOURS)])
-
-    def forward(self, latent_BCFHW: Tensor) -> Tensor:
-        h = self.project_in(latent_BCFHW) + repeat_channels(latent_BCFHW, self.width_in)
-        for stage in reversed(self.stages):
-            h = stage(h)
-        out: Tensor = self.project_out(h)
-        return out
-
-
-def _build_blocks(config: DCAEConfig, stage: int, depth: int) -> list[nn.Module]:
-    kind = AttentionBlock if config.attention[stage] else ResBlock
-    return [kind(config.widths[stage]) for _ in range(depth)]
 
 
 class DCAE(VideoVAE):
@@ -165,6 +99,10 @@ class DCAE(VideoVAE):
         )
 
 
+def load_original(model: VideoVAE, tensors: Mapping[str, Tensor]) -> None:
+    load_same_keys(model, tensors, where="DC-AE weights")
+
+
 @torch.no_grad()
 def draw_weights(model: nn.Module) -> None:
     """Weights from a normal law of standard deviation 0.02, biases zero, as published models start.
@@ -178,5 +116,67 @@ def draw_weights(model: nn.Module) -> None:
                 module.bias.zero_()
 
 
-def load_original(model: VideoVAE, tensors: Mapping[str, Tensor]) -> None:
-    load_same_keys(model, tensors, where="DC-AE weights")
+class Encoder(nn.Module):
+    def __init__(self, config: DCAEConfig) -> None:
+        super().__init__()
+        self.latent_channels = config.latent_channels
+        widths = config.widths
+        self.project_in = ConvLayer(COLOURS, widths[0])
+        self.stages = nn.ModuleList()
+        for stage, depth in enumerate(config.encoder_depths):
+            layers = _build_blocks(config, stage, depth)
+            if stage + 1 < len(widths):
+                in_time = config.halves_frames[stage]
+                layers.append(Downsample(widths[stage], widths[stage + 1], in_time=in_time))
+            self.stages.append(OpList(layers))
+        self.project_out = Wrapped(OpList([ConvLayer(widths[-1], config.latent_channels)]))
+
+    def forward(self, pixels_BCFHW: Tensor) -> Tensor:
+        h = self.project_in(pixels_BCFHW)
+        for stage in self.stages:
+            h = stage(h)
+        projected: Tensor = self.project_out(h)
+        return projected + average_channels(h, self.latent_channels)
+
+
+class Decoder(nn.Module):
+    """Stages are numbered as in the encoder, so they run from the last to the first."""
+
+    def __init__(self, config: DCAEConfig) -> None:
+        super().__init__()
+        widths = config.widths
+        self.width_in = widths[-1]
+        self.project_in = Wrapped(ConvLayer(config.latent_channels, widths[-1]))
+        self.stages = nn.ModuleList()
+        for stage, depth in enumerate(config.decoder_depths):
+            layers = _build_blocks(config, stage, depth)
+            if stage + 1 < len(widths):
+                in_time = config.halves_frames[stage]
+                layers.insert(0, Upsample(widths[stage + 1], widths[stage], in_time=in_time))
+            self.stages.append(OpList(layers))
+        self.project_out = OpList([ChannelRMSNorm(widths[0]), nn.ReLU(), ConvLayer(widths[0], COLOURS)])
+
+    def forward(self, latent_BCFHW: Tensor) -> Tensor:
+        h = self.project_in(latent_BCFHW) + repeat_channels(latent_BCFHW, self.width_in)
+        for stage in reversed(self.stages):
+            h = stage(h)
+        out: Tensor = self.project_out(h)
+        return out
+
+
+class OpList(nn.Module):
+    """Layers in a row, under the names of published files."""
+
+    def __init__(self, layers: Iterable[nn.Module]) -> None:
+        super().__init__()
+        self.op_list = nn.ModuleList(layers)
+
+    def forward(self, x_BCFHW: Tensor) -> Tensor:
+        for layer in self.op_list:
+            x_BCFHW = layer(x_BCFHW)
+        return x_BCFHW
+
+
+def _build_blocks(config: DCAEConfig, stage: int, depth: int) -> list[nn.Module]:
+    kind = AttentionBlock if config.attention[stage] else ResBlock
+    return [kind(config.widths[stage]) for _ in range(depth)]

@@ -1,4 +1,4 @@
-"""The architecture of a Hunyuan autoencoder, how it cuts large clips, and the published json."""
+"""Architecture of a Hunyuan autoencoder, its tiles, and the published json."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The Hunyuan autoencoder: diffusers' layers, with frame-causal attention in the middle and tiles around.
+"""The Hunyuan autoencoder: diffusers' layers with frame-causal attention, optionally tiled.
 
 Shape letters: B batch, C channels, F frames, H height, W width, N cells of one frame.
 
@@ -24,6 +24,8 @@ from frameloom.models.layers.tiles import Cuts
 from frameloom.models.layers.tiling import run_in_cuts
 from frameloom.models.vaes.base import Moments, VideoVAE, load_same_keys
 from frameloom.models.vaes.hunyuan.config import HunyuanConfig
+
+NORM_EPS = 1e-6
 
 
 class HunyuanVAE(VideoVAE):
@@ -83,7 +85,25 @@ class HunyuanVAE(VideoVAE):
         )
 
 
-NORM_EPS = 1e-6
+def load_original(model: VideoVAE, tensors: Mapping[str, Tensor]) -> None:
+    load_same_keys(model, tensors, where="Hunyuan autoencoder weights")
+
+
+class MiddleBlock(nn.Module):
+    """`resnets` are two; without attention the first simply goes before the second."""
+
+    def __init__(self, resnets: Iterable[nn.Module], attention: FrameCausalAttention | None) -> None:
+        super().__init__()
+        self.attentions = nn.ModuleList([attention] if attention is not None else [])
+        self.resnets = nn.ModuleList(resnets)
+
+    def forward(self, x_BCFHW: Tensor) -> Tensor:
+        first, second = self.resnets
+        x_BCFHW = first(x_BCFHW)
+        for attention in self.attentions:
+            x_BCFHW = attention(x_BCFHW)
+        out: Tensor = second(x_BCFHW)
+        return out
 
 
 class FrameCausalAttention(nn.Module):
@@ -108,24 +128,3 @@ class FrameCausalAttention(nn.Module):
             seen.append(attend(q[:, :, stop - num_cells : stop], k[:, :, :stop], v[:, :, :stop]))
         out_BNC: Tensor = self.to_out[0](torch.cat(seen, dim=2).squeeze(1))
         return x_BCFHW + torch.unflatten(out_BNC.transpose(1, 2), 2, (num_frames, height, width))
-
-
-class MiddleBlock(nn.Module):
-    """`resnets` are two; without attention the first simply goes before the second."""
-
-    def __init__(self, resnets: Iterable[nn.Module], attention: FrameCausalAttention | None) -> None:
-        super().__init__()
-        self.attentions = nn.ModuleList([attention] if attention is not None else [])
-        self.resnets = nn.ModuleList(resnets)
-
-    def forward(self, x_BCFHW: Tensor) -> Tensor:
-        first, second = self.resnets
-        x_BCFHW = first(x_BCFHW)
-        for attention in self.attentions:
-            x_BCFHW = attention(x_BCFHW)
-        out: Tensor = second(x_BCFHW)
-        return out
-
-
-def load_original(model: VideoVAE, tensors: Mapping[str, Tensor]) -> None:
-    load_same_keys(model, tensors, where="Hunyuan autoencoder weights")

@@ -1,4 +1,4 @@
-"""The architecture of the picture autoencoder of Stable Diffusion."""
+"""Architecture of Stable Diffusion's image autoencoder."""
 
 from __future__ import annotations
 

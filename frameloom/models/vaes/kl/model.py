@@ -1,4 +1,4 @@
-"""The picture autoencoder of Stable Diffusion on clips: diffusers' encoder and decoder, frame by frame.
+"""Stable Diffusion's image autoencoder on clips: diffusers' encoder and decoder, frame by frame.
 
 Shape letters: B batch, C channels, F frames, H height, W width, N = B * F pictures.
 """
@@ -21,6 +21,7 @@ from frameloom.models.vaes.base import Moments, VideoVAE
 from frameloom.models.vaes.kl.config import KLConfig
 
 Step = Callable[[Tensor], Tensor]
+OVERLAP = 0.25
 
 
 class KLVAE(VideoVAE):
@@ -124,9 +125,6 @@ def diffusers_arguments(config: KLConfig) -> dict[str, Any]:
         "latent_channels": config.latent_channels,
         "norm_num_groups": config.norm_groups,
     }
-
-
-OVERLAP = 0.25
 
 
 def run_in_tiles(

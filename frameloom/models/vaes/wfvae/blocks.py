@@ -1,4 +1,4 @@
-"""Layers of the WFVAE, and the pieces of a clip that they work on. Module names are those of the published weights.
+"""Layers of the WFVAE, run on whole clips or piece by piece; module names are those of the published weights.
 
 Shape letters: B batch, C channels, F frames, H height, W width, N tokens.
 
@@ -90,36 +90,34 @@ class CausalConv3d(nn.Module):
 class ResBlock2D(nn.Module):
     """Residual block of every frame, channels unchanged."""
 
-    def __init__(self, channels: int, norm: NormKind, dropout: float) -> None:
+    def __init__(self, channels: int, norm: NormKind) -> None:
         super().__init__()
         self.norm1 = build_norm(norm, channels)
         self.conv1 = nn.Conv2d(channels, channels, 3, padding=1)
         self.norm2 = build_norm(norm, channels)
-        self.dropout = nn.Dropout(dropout)
         self.conv2 = nn.Conv2d(channels, channels, 3, padding=1)
 
     def forward(self, x_BCFHW: Tensor, stream: FrameStream | None = None) -> Tensor:
         x = fold_frames(x_BCFHW)
         h = self.conv1(F.silu(self.norm1(x)))
-        h = self.conv2(self.dropout(F.silu(self.norm2(h))))
+        h = self.conv2(F.silu(self.norm2(h)))
         return unfold_frames(x + h, x_BCFHW.shape[2])
 
 
 class ResBlock3D(nn.Module):
     """Residual block with causal convolutions."""
 
-    def __init__(self, in_channels: int, out_channels: int, norm: NormKind, dropout: float) -> None:
+    def __init__(self, in_channels: int, out_channels: int, norm: NormKind) -> None:
         super().__init__()
         self.norm1 = build_norm(norm, in_channels)
         self.conv1 = CausalConv3d(in_channels, out_channels)
         self.norm2 = build_norm(norm, out_channels)
-        self.dropout = nn.Dropout(dropout)
         self.conv2 = CausalConv3d(out_channels, out_channels)
         self.nin_shortcut = CausalConv3d(in_channels, out_channels, 1) if in_channels != out_channels else None
 
     def forward(self, x_BCFHW: Tensor, stream: FrameStream | None = None) -> Tensor:
         h: Tensor = self.conv1(F.silu(self.norm1(x_BCFHW)), stream)
-        h = self.conv2(self.dropout(F.silu(self.norm2(h))), stream)
+        h = self.conv2(F.silu(self.norm2(h)), stream)
         shortcut = x_BCFHW if self.nin_shortcut is None else self.nin_shortcut(x_BCFHW)
         return shortcut + h
 

@@ -1,4 +1,4 @@
-"""The architecture of a WFVAE, and its translation from and to the published json."""
+"""Architecture of a WFVAE, and the published json."""
 
 from __future__ import annotations
 
@@ -61,6 +61,7 @@ class WFVAEConfig:
     time_interpolation: Interpolation = "trilinear"
     attention: bool = True
     dropout: float = 0.0
+    """a field of the published json; only 0 is built"""
     level1_temporal: bool = False
     level2_temporal: bool = True
     scale: tuple[float, ...] = (0.18215,)
@@ -68,6 +69,11 @@ class WFVAEConfig:
 
     def __post_init__(self) -> None:
         spread_scaling(self, self.latent_channels, where="WFVAE")
+        if self.dropout:
+            raise ConfigError(
+                f"WFVAE: dropout is {self.dropout}; a run that resumes and blocks that are recomputed could not repeat "
+                "its random draws; set it to 0 (dropout has no weights, so checkpoints fit either way)"
+            )
         self._check_choice("norm", ("layernorm", "groupnorm"))
         self._check_choice("time_interpolation", ("trilinear", "nearest"))
         narrow = [width for width in self._norm_widths() if width % 32]
@@ -147,6 +153,6 @@ SPEC = VAESpec(
     name="wfvae",
     sizes=SIZES,
     build="frameloom.models.vaes.wfvae.model:WFVAE",
-    load_original="frameloom.models.vaes.wfvae.model:load_original",
-    start="frameloom.models.vaes.wfvae.init:start_as_lowpass",
+    load_original="frameloom.models.vaes.wfvae.weights:load_original",
+    start="frameloom.models.vaes.wfvae.weights:start_as_lowpass",
 )

@@ -1,4 +1,4 @@
-"""WFVAE: a causal video autoencoder whose main path is fed, on both sides, by wavelet coefficients.
+"""WFVAE: a causal video autoencoder with wavelet coefficients as side inputs and outputs.
 
 Shape letters: B batch, C channels, F frames, H height, W width.
 
@@ -10,7 +10,7 @@ level below (encoder), or is predicted by a side branch and added one level abov
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from frameloom.core.errors import ConfigError
-from frameloom.models.vaes.base import Moments, VideoVAE, load_same_keys
+from frameloom.models.vaes.base import Moments, VideoVAE
 from frameloom.models.vaes.wfvae.blocks import (
     CausalConv3d,
     Downsample2D,
@@ -47,123 +47,6 @@ from frameloom.models.vaes.wfvae.wavelet import (
 
 COLOURS = 3
 BANDS_OF = {False: 4, True: 8}
-
-
-class Coefficients(NamedTuple):
-    """Wavelet coefficients of the two inner levels, for the wavelet loss."""
-
-    level1_BCFHW: Tensor
-    level2_BCFHW: Tensor
-
-
-class Layers(nn.Sequential):
-    """Layers in a row that share one stream."""
-
-    def forward(self, x_BCFHW: Tensor, stream: FrameStream | None = None) -> Tensor:
-        for layer in self:
-            x_BCFHW = layer(x_BCFHW, stream)
-        return x_BCFHW
-
-
-def _build_middle(config: WFVAEConfig, widths: Sequence[int]) -> Layers:
-    before, inside, after = widths
-    attention = [FrameAttention(inside, config.norm)] if config.attention else []
-    return Layers(
-        ResBlock3D(before, inside, config.norm, config.dropout),
-        *attention,
-        ResBlock3D(inside, after, config.norm, config.dropout),
-    )
-
-
-class Encoder(nn.Module):
-    """Pixel coefficients to raw moments."""
-
-    def __init__(self, config: WFVAEConfig) -> None:
-        super().__init__()
-        base, flow = config.base_channels, config.encoder_flow_channels
-        settings = (config.norm, config.dropout)
-        self.down1 = Layers(
-            FrameConv2d(8 * COLOURS, base),
-            *[ResBlock2D(base, *settings) for _ in range(config.encoder_res_blocks)],
-            Downsample3D(base) if config.level1_temporal else Downsample2D(base),
-        )
-        self.down2 = Layers(
-            FrameConv2d(base + flow, 2 * base),
-            *[ResBlock3D(2 * base, 2 * base, *settings) for _ in range(config.encoder_res_blocks)],
-            Downsample3D(2 * base) if config.level2_temporal else Downsample2D(2 * base),
-        )
-        self.connect_l1 = FrameConv2d(BANDS_OF[config.level1_temporal] * COLOURS, flow)
-        self.connect_l2 = FrameConv2d(BANDS_OF[config.level2_temporal] * COLOURS, flow)
-        self.mid = _build_middle(config, (2 * base + flow, 4 * base, 4 * base))
-        self.norm_out = build_norm(config.norm, 4 * base)
-        self.conv_out = CausalConv3d(4 * base, 2 * config.latent_channels)
-        self.wavelet_tranform_l1 = HaarSplit3D() if config.level1_temporal else HaarSplit2D()
-        self.wavelet_tranform_l2 = HaarSplit3D() if config.level2_temporal else HaarSplit2D()
-
-    def forward(self, bands_BCFHW: Tensor, stream: FrameStream | None = None) -> tuple[Tensor, Coefficients]:
-        level1 = self.wavelet_tranform_l1(bands_BCFHW[:, :COLOURS], stream)
-        level2 = self.wavelet_tranform_l2(level1[:, :COLOURS], stream)
-        h = self.down1(bands_BCFHW, stream)
-        h = self.down2(join_channels([h, self.connect_l1(level1)]), stream)
-        h = self.mid(join_channels([h, self.connect_l2(level2)]), stream)
-        raw_BCFHW = self.conv_out(F.silu(self.norm_out(h)), stream)
-        return raw_BCFHW, Coefficients(level1, level2)
-
-
-class Decoder(nn.Module):
-    """Latents to pixel coefficients."""
-
-    def __init__(self, config: WFVAEConfig) -> None:
-        super().__init__()
-        base, self.flow = config.base_channels, config.decoder_flow_channels
-        settings = (config.norm, config.dropout)
-        num_blocks = config.decoder_res_blocks
-        self.conv_in = CausalConv3d(config.latent_channels, 4 * base)
-        self.mid = _build_middle(config, (4 * base, 4 * base, 4 * base + self.flow))
-        self.up2 = Layers(
-            *[ResBlock3D(4 * base, 4 * base, *settings) for _ in range(num_blocks)],
-            Upsample3D(4 * base, config.time_interpolation) if config.level2_temporal else Upsample2D(4 * base),
-            ResBlock3D(4 * base, 4 * base + self.flow, *settings),
-        )
-        self.up1 = Layers(
-            *[ResBlock3D((2 if index else 4) * base, 2 * base, *settings) for index in range(num_blocks)],
-            Upsample3D(2 * base, config.time_interpolation) if config.level1_temporal else Upsample2D(2 * base),
-            ResBlock3D(2 * base, 2 * base, *settings),
-        )
-        self.layer = Layers(ResBlock3D(2 * base, base, *settings), ResBlock3D(base, base, *settings))
-        self.connect_l1 = self._build_branch(config, BANDS_OF[config.level1_temporal])
-        self.connect_l2 = self._build_branch(config, BANDS_OF[config.level2_temporal])
-        self.norm_out = build_norm(config.norm, base)
-        self.conv_out = FrameConv2d(base, 8 * COLOURS)
-        self.inverse_wavelet_tranform_l1 = HaarJoin3D() if config.level1_temporal else HaarJoin2D()
-        self.inverse_wavelet_tranform_l2 = HaarJoin3D() if config.level2_temporal else HaarJoin2D()
-
-    @staticmethod
-    def _build_branch(config: WFVAEConfig, num_bands: int) -> Layers:
-        width = config.decoder_flow_channels
-        blocks = [ResBlock3D(width, width, config.norm, config.dropout) for _ in range(config.connect_res_blocks)]
-        return Layers(*blocks, FrameConv2d(width, num_bands * COLOURS))
-
-    def forward(self, latent_BCFHW: Tensor, stream: FrameStream | None = None) -> tuple[Tensor, Coefficients]:
-        h, side = self._split(self.mid(self.conv_in(latent_BCFHW, stream), stream))
-        level2 = self.connect_l2(side, stream)
-        low2 = self.inverse_wavelet_tranform_l2(level2, stream)
-        h, side = self._split(self.up2(h, stream))
-        level1 = self._add_low_band(self.connect_l1(side, stream), low2, "low2", stream)
-        low1 = self.inverse_wavelet_tranform_l1(level1, stream)
-        h = self.layer(self.up1(h, stream), stream)
-        bands_BCFHW = self.conv_out(F.silu(self.norm_out(h)))
-        return self._add_low_band(bands_BCFHW, low1, "low1", stream), Coefficients(level1, level2)
-
-    def _split(self, h_BCFHW: Tensor) -> tuple[Tensor, Tensor]:
-        """The main path, and the channels of the side branch behind it."""
-        return h_BCFHW[:, : -self.flow], h_BCFHW[:, -self.flow :]
-
-    @staticmethod
-    def _add_low_band(bands_BCFHW: Tensor, low_BCFHW: Tensor, name: str, stream: FrameStream | None) -> Tensor:
-        if stream is not None:
-            low_BCFHW = stream.align(name, low_BCFHW, bands_BCFHW.shape[2])
-        return join_channels([bands_BCFHW[:, :COLOURS] + low_BCFHW, bands_BCFHW[:, COLOURS:]])
 
 
 class WFVAE(VideoVAE):
@@ -241,34 +124,116 @@ class WFVAE(VideoVAE):
         return join_3d(bands_BCFHW, haar_taps_3d().to(bands_BCFHW.device), stream), coefficients
 
 
-# Where a training checkpoint keeps the weights, best first.
-SECTIONS = ("ema_state_dict", "state_dict.gen_model", "state_dict")
-_FILTERS = (HaarSplit2D, HaarJoin2D, HaarSplit3D, HaarJoin3D)
-_OUTER = ("wavelet_transform_in", "inverse_wavelet_transform_out")
+class Coefficients(NamedTuple):
+    """Wavelet coefficients of the two inner levels, for the wavelet loss."""
+
+    level1_BCFHW: Tensor
+    level2_BCFHW: Tensor
 
 
-def load_original(model: VideoVAE, tensors: Mapping[str, Tensor]) -> None:
-    """Load a state dict with published keys, or raise CheckpointError that names what does not fit.
+class Encoder(nn.Module):
+    """Pixel coefficients to raw moments."""
 
-    Averaged weights hold only what was trained, so absent wavelet filters are made anew. A `module.` prefix goes,
-    and so do the filters of the pixel transform, which later versions of the model store.
-    """
-    load_same_keys(model, _make_filters(model) | _rename(tensors), where="WFVAE weights")
+    def __init__(self, config: WFVAEConfig) -> None:
+        super().__init__()
+        base, flow = config.base_channels, config.encoder_flow_channels
+        self.down1 = Layers(
+            FrameConv2d(8 * COLOURS, base),
+            *[ResBlock2D(base, config.norm) for _ in range(config.encoder_res_blocks)],
+            Downsample3D(base) if config.level1_temporal else Downsample2D(base),
+        )
+        self.down2 = Layers(
+            FrameConv2d(base + flow, 2 * base),
+            *[ResBlock3D(2 * base, 2 * base, config.norm) for _ in range(config.encoder_res_blocks)],
+            Downsample3D(2 * base) if config.level2_temporal else Downsample2D(2 * base),
+        )
+        self.connect_l1 = FrameConv2d(BANDS_OF[config.level1_temporal] * COLOURS, flow)
+        self.connect_l2 = FrameConv2d(BANDS_OF[config.level2_temporal] * COLOURS, flow)
+        self.mid = _build_middle(config, (2 * base + flow, 4 * base, 4 * base))
+        self.norm_out = build_norm(config.norm, 4 * base)
+        self.conv_out = CausalConv3d(4 * base, 2 * config.latent_channels)
+        self.wavelet_tranform_l1 = HaarSplit3D() if config.level1_temporal else HaarSplit2D()
+        self.wavelet_tranform_l2 = HaarSplit3D() if config.level2_temporal else HaarSplit2D()
+
+    def forward(self, bands_BCFHW: Tensor, stream: FrameStream | None = None) -> tuple[Tensor, Coefficients]:
+        level1 = self.wavelet_tranform_l1(bands_BCFHW[:, :COLOURS], stream)
+        level2 = self.wavelet_tranform_l2(level1[:, :COLOURS], stream)
+        h = self.down1(bands_BCFHW, stream)
+        h = self.down2(join_channels([h, self.connect_l1(level1)]), stream)
+        h = self.mid(join_channels([h, self.connect_l2(level2)]), stream)
+        raw_BCFHW = self.conv_out(F.silu(self.norm_out(h)), stream)
+        return raw_BCFHW, Coefficients(level1, level2)
 
 
-def _rename(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    renamed: dict[str, Tensor] = {}
-    for key, tensor in tensors.items():
-        ours = key.replace("module.", "")
-        if not any(part in _OUTER for part in ours.split(".")):
-            renamed[ours.replace("wavelet_transform_", "wavelet_tranform_")] = tensor
-    return renamed
+class Decoder(nn.Module):
+    """Latents to pixel coefficients."""
+
+    def __init__(self, config: WFVAEConfig) -> None:
+        super().__init__()
+        base, self.flow = config.base_channels, config.decoder_flow_channels
+        num_blocks = config.decoder_res_blocks
+        self.conv_in = CausalConv3d(config.latent_channels, 4 * base)
+        self.mid = _build_middle(config, (4 * base, 4 * base, 4 * base + self.flow))
+        self.up2 = Layers(
+            *[ResBlock3D(4 * base, 4 * base, config.norm) for _ in range(num_blocks)],
+            Upsample3D(4 * base, config.time_interpolation) if config.level2_temporal else Upsample2D(4 * base),
+            ResBlock3D(4 * base, 4 * base + self.flow, config.norm),
+        )
+        self.up1 = Layers(
+            *[ResBlock3D((2 if index else 4) * base, 2 * base, config.norm) for index in range(num_blocks)],
+            Upsample3D(2 * base, config.time_interpolation) if config.level1_temporal else Upsample2D(2 * base),
+            ResBlock3D(2 * base, 2 * base, config.norm),
+        )
+        self.layer = Layers(ResBlock3D(2 * base, base, config.norm), ResBlock3D(base, base, config.norm))
+        self.connect_l1 = self._build_branch(config, BANDS_OF[config.level1_temporal])
+        self.connect_l2 = self._build_branch(config, BANDS_OF[config.level2_temporal])
+        self.norm_out = build_norm(config.norm, base)
+        self.conv_out = FrameConv2d(base, 8 * COLOURS)
+        self.inverse_wavelet_tranform_l1 = HaarJoin3D() if config.level1_temporal else HaarJoin2D()
+        self.inverse_wavelet_tranform_l2 = HaarJoin3D() if config.level2_temporal else HaarJoin2D()
+
+    @staticmethod
+    def _build_branch(config: WFVAEConfig, num_bands: int) -> Layers:
+        width = config.decoder_flow_channels
+        blocks = [ResBlock3D(width, width, config.norm) for _ in range(config.connect_res_blocks)]
+        return Layers(*blocks, FrameConv2d(width, num_bands * COLOURS))
+
+    def forward(self, latent_BCFHW: Tensor, stream: FrameStream | None = None) -> tuple[Tensor, Coefficients]:
+        h, side = self._split(self.mid(self.conv_in(latent_BCFHW, stream), stream))
+        level2 = self.connect_l2(side, stream)
+        low2 = self.inverse_wavelet_tranform_l2(level2, stream)
+        h, side = self._split(self.up2(h, stream))
+        level1 = self._add_low_band(self.connect_l1(side, stream), low2, "low2", stream)
+        low1 = self.inverse_wavelet_tranform_l1(level1, stream)
+        h = self.layer(self.up1(h, stream), stream)
+        bands_BCFHW = self.conv_out(F.silu(self.norm_out(h)))
+        return self._add_low_band(bands_BCFHW, low1, "low1", stream), Coefficients(level1, level2)
+
+    def _split(self, h_BCFHW: Tensor) -> tuple[Tensor, Tensor]:
+        """The main path, and the channels of the side branch behind it."""
+        return h_BCFHW[:, : -self.flow], h_BCFHW[:, -self.flow :]
+
+    @staticmethod
+    def _add_low_band(bands_BCFHW: Tensor, low_BCFHW: Tensor, name: str, stream: FrameStream | None) -> Tensor:
+        if stream is not None:
+            low_BCFHW = stream.align(name, low_BCFHW, bands_BCFHW.shape[2])
+        return join_channels([bands_BCFHW[:, :COLOURS] + low_BCFHW, bands_BCFHW[:, COLOURS:]])
 
 
-def _make_filters(model: VideoVAE) -> dict[str, Tensor]:
-    """All wavelet entries of the model's state dict, from their constants."""
-    entries: dict[str, Tensor] = {}
-    for name, layer in model.named_modules():
-        if isinstance(layer, _FILTERS):
-            entries |= {f"{name}.{key}": taps for key, taps in type(layer)().state_dict().items()}
-    return entries
+def _build_middle(config: WFVAEConfig, widths: Sequence[int]) -> Layers:
+    before, inside, after = widths
+    attention = [FrameAttention(inside, config.norm)] if config.attention else []
+    return Layers(
+        ResBlock3D(before, inside, config.norm),
+        *attention,
+        ResBlock3D(inside, after, config.norm),
+    )
+
+
+class Layers(nn.Sequential):
+    """Layers in a row that share one stream."""
+
+    def forward(self, x_BCFHW: Tensor, stream: FrameStream | None = None) -> Tensor:
+        for layer in self:
+            x_BCFHW = layer(x_BCFHW, stream)
+        return x_BCFHW

@@ -1,4 +1,4 @@
-"""Haar transforms over space, and over space and time with a causal start.
+"""Haar wavelet transforms in 2-D and, causal in time, in 3-D.
 
 Shape letters: B batch, C channels, F frames, H height, W width; M bands.
 

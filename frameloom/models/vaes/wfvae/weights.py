@@ -1,9 +1,9 @@
-"""Fresh weights that already are an autoencoder: colours of 8x8 blocks go straight through the latent, and with
-more latent channels their edges and changes too.
+"""Weights of a WFVAE: published checkpoints, and low-pass initialisation.
 
-From random weights a small WFVAE first spends hundreds of steps on brightness and only then finds colour, because
-encoder and decoder must learn to agree on both. Here the coarsest colour band has a path from the start, residual
-branches begin as identities, and everything else is left to training. Published trainings did not do this.
+From random weights a small WFVAE spends hundreds of steps on brightness and only then finds colour, because encoder and
+decoder must learn to agree on both. `start_as_lowpass` passes the colours of 8x8 blocks straight through the latent
+and, where there are enough latent channels, their edges and changes. Residual branches start as identities, and
+everything else is left to training. Published trainings start from random weights.
 """
 
 from __future__ import annotations
@@ -14,8 +14,45 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
+from frameloom.models.vaes.base import VideoVAE, load_same_keys
 from frameloom.models.vaes.wfvae.blocks import FrameAttention, FrameConv2d, ResBlock2D, ResBlock3D
 from frameloom.models.vaes.wfvae.model import COLOURS, WFVAE
+from frameloom.models.vaes.wfvae.wavelet import HaarJoin2D, HaarJoin3D, HaarSplit2D, HaarSplit3D
+
+# Where a training checkpoint keeps the weights, best first.
+SECTIONS = ("ema_state_dict", "state_dict.gen_model", "state_dict")
+_FILTERS = (HaarSplit2D, HaarJoin2D, HaarSplit3D, HaarJoin3D)
+_OUTER = ("wavelet_transform_in", "inverse_wavelet_transform_out")
+
+
+def load_original(model: VideoVAE, tensors: Mapping[str, Tensor]) -> None:
+    """Load a state dict with published keys, or raise CheckpointError that names what does not fit.
+
+    Averaged weights hold only what was trained, so absent wavelet filters are made anew. A `module.` prefix goes,
+    and so do the filters of the pixel transform, which later versions of the model store.
+    """
+    load_same_keys(model, _make_filters(model) | _rename(tensors), where="WFVAE weights")
+
+
+def _rename(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    renamed: dict[str, Tensor] = {}
+    for key, tensor in tensors.items():
+        ours = key.replace("module.", "")
+        if not any(part in _OUTER for part in ours.split(".")):
+            renamed[ours.replace("wavelet_transform_", "wavelet_tranform_")] = tensor
+    return renamed
+
+
+def _make_filters(model: VideoVAE) -> dict[str, Tensor]:
+    """All wavelet entries of the model's state dict, from their constants."""
+    entries: dict[str, Tensor] = {}
+    for name, layer in model.named_modules():
+        if isinstance(layer, _FILTERS):
+            entries |= {f"{name}.{key}": taps for key, taps in type(layer)().state_dict().items()}
+    return entries
+
+
+# Fresh weights
 
 Conv = nn.Conv2d | nn.Conv3d
 Mix = dict[int, float]

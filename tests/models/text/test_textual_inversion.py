@@ -12,7 +12,7 @@ from transformers import CLIPTextModel, CLIPTextModelWithProjection, CLIPTokeniz
 from frameloom.core.errors import ConfigError
 from frameloom.models.text.base import build_text_encoder
 from frameloom.models.text.clip import CLIPEncoder
-from frameloom.models.text.new_words import add_word, name_tokens, start_vectors
+from frameloom.models.text.textual_inversion import add_word, name_tokens, start_vectors
 from tests.models.text.tiny import POSITIONS, make_sdxl
 
 WORD = "<toy>"

@@ -1,4 +1,4 @@
-"""Do these tensors belong to this model? One readable list of what is missing, unexpected or of another shape."""
+"""Loading of state dicts, with one message that lists missing, unexpected and mis-shaped keys."""
 
 from __future__ import annotations
 

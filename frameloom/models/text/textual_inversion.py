@@ -1,4 +1,4 @@
-"""New words for CLIP's text encoders (textual inversion): vectors of their own beside a table that stays as it is.
+"""Textual inversion: new words for CLIP's text encoders, as trained vectors beside a frozen embedding table.
 
 A word of several vectors is written as several tokens, `<toy> <toy>_1 <toy>_2`, wherever its first name stands.
 
@@ -7,7 +7,6 @@ Shape letters: B batch, K text tokens, V vectors of a word, D width.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from typing import Any, cast
 
@@ -19,7 +18,6 @@ from frameloom.models.text.clip import CLIPEncoder
 
 # What published files call the vectors of an encoder.
 FILE_KEYS = {"clip_l": "clip_l", "clip_bigg": "clip_g"}
-PLACEHOLDER = re.compile(r"\S{1,60}")
 
 
 class WordTable(nn.Module):
@@ -47,7 +45,7 @@ def name_tokens(placeholder: str, num_vectors: int) -> list[str]:
 
 
 def add_word(encoder: CLIPEncoder, placeholder: str, vectors_VD: nn.Parameter) -> None:
-    """Teach an encoder a word: its tokenizer the name, its table the vectors, which it uses as they are, not a copy.
+    """Add a word: its name to the tokenizer, its vectors to the embedding table, which shares and does not copy them.
 
     The weights must stay loaded from then on. Words are added one after another.
     """
