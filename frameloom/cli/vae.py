@@ -74,9 +74,9 @@ def open_vae(
 ) -> VideoVAE:
     """The autoencoder that a person chose, cut as they asked, on its device."""
     overrides = parse_settings(settings)
-    from frameloom.builders.vae import VAE_PRECISIONS as PRECISIONS
     from frameloom.builders.vae import Cuts, VAEChoice, cut_vae, load_vae
     from frameloom.core.device import pick_device
+    from frameloom.models.precision import PRECISIONS
 
     place = pick_device(device)
     if place.type == "cuda" and place.index is None:

@@ -16,9 +16,9 @@ import torch
 from pydantic import BaseModel
 
 from frameloom.builders.denoiser import LoadedDenoiser, build_denoiser, rebuild_denoiser
-from frameloom.builders.lora_files import add_lora, check_base, digest_lora, use_adapters
-from frameloom.builders.objective import build_objective
-from frameloom.builders.published import find_objective, name_overrides
+from frameloom.builders.lora import add_lora, check_base, digest_lora, use_adapters
+from frameloom.builders.objective import build_objective, find_objective
+from frameloom.builders.published import name_overrides
 from frameloom.builders.run_weights import find_step
 from frameloom.builders.text import (
     TRAINED_TEXT,

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from frameloom.builders.denoiser import LoadedDenoiser
-from frameloom.builders.lora_files import write_lora
+from frameloom.builders.lora import write_lora
 from frameloom.config.schema.sampling import SampleSection
 from frameloom.core.errors import ConfigError, RunError
 from frameloom.core.random import stream

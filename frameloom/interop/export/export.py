@@ -20,7 +20,7 @@ from tempfile import TemporaryDirectory
 from typing import Any, Literal
 
 from frameloom.builders.denoiser import LoadedDenoiser
-from frameloom.builders.lora_files import DIFFUSERS_FILE, KOHYA_FILE, write_lora
+from frameloom.builders.lora import DIFFUSERS_FILE, KOHYA_FILE, write_lora
 from frameloom.builders.published import weights_module
 from frameloom.builders.run_weights import RunWeights, open_run
 from frameloom.builders.vae import LoadedVAE

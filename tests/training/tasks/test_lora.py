@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from frameloom.builders.denoiser import build_denoiser
-from frameloom.builders.lora_files import DIFFUSERS_FILE, KOHYA_FILE, read_lora
+from frameloom.builders.lora import DIFFUSERS_FILE, KOHYA_FILE, read_lora
 from frameloom.builders.text import build_text
 from frameloom.builders.vae import build_vae
 from frameloom.checkpoint.model_folder import read_weights, write_model_folder
