@@ -23,7 +23,7 @@ from frameloom.data.media.transforms import to_uint8, to_unit_range
 from frameloom.data.media.writing import write_image, write_video
 from frameloom.distributed.ranks import Ranks
 from frameloom.models.vaes.base import LatentStatistics, VideoVAE
-from frameloom.sampling.jobs import join_ranks
+from frameloom.sampling.batch import join_ranks
 
 # (ours, reference), both BCFHW in [-1, 1] -> numbers by name; one that cannot be told is None
 Measure = Callable[[Tensor, Tensor], Mapping[str, float | None]]

@@ -26,7 +26,7 @@ from frameloom.evaluate.clip_metrics import ClipMeasures
 from frameloom.evaluate.metric_table import CONFIDENCE, Summary, bootstrap_mean, summarise
 from frameloom.evaluate.page import clip, clip_grid, page, paragraph, section, table
 from frameloom.sampling.outputs import read_about
-from frameloom.sampling.prompts import read_prompts
+from frameloom.sampling.request import read_prompts
 
 Frames = NDArray[np.uint8]
 ReadFrames = Callable[[Path], Frames]

@@ -1,7 +1,7 @@
-"""Something to sample from: a run, an exported model folder, a recipe, or a published checkpoint.
+"""Load a sampler from a run, an exported model folder, a recipe, or a published checkpoint.
 
-A recipe names its parts by paths that lead from the folder in which `frameloom train` was called. Sampled from another
-folder, they would lead nowhere, or to the parts of another project.
+A recipe names its parts by paths relative to the folder in which `frameloom train` was called. Sampling may start in
+another folder, where they would lead nowhere, or to the parts of another project, so they are resolved first.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Files of what was made: mp4, webm, gif, frames as png; each says how it was made, and that can be read back."""
+"""Sampled videos as files: mp4, webm, gif or png, each with the request and settings it was made from."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from fractions import Fraction
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import av
 import numpy as np
@@ -20,12 +20,8 @@ from frameloom.core.files import atomic_file, atomic_folder, digest_file
 from frameloom.core.paths import clean_name
 from frameloom.data.media.decode import probe_clip, read_clip
 from frameloom.data.media.writing import read_metadata, write_image, write_video
+from frameloom.sampling.request import MEDIA, Request
 
-if TYPE_CHECKING:
-    from frameloom.sampling.pipeline import Request
-
-
-MEDIA = ("head", "tail", "video", "mask", "control")
 # What says where files lie, not what is in them.
 PLACES = ("model", "overrides", *MEDIA)
 ABOUT = "comment"

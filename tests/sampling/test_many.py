@@ -18,12 +18,11 @@ from frameloom.data.media.clip_view import CONTACT_SHEET, list_clips
 from frameloom.data.media.decode import probe_clip
 from frameloom.distributed.ranks import Ranks
 from frameloom.evaluate.sample_sets import find_prompts
-from frameloom.sampling.jobs import LEDGER, RankGroup, sample_many
+from frameloom.sampling.batch import LEDGER, RankGroup, sample_many
+from frameloom.sampling.jobs import Order, fill_order, fit_ratio, repeat_file
 from frameloom.sampling.load import Source
 from frameloom.sampling.outputs import read_about, read_frames
-from frameloom.sampling.pipeline import Request
-from frameloom.sampling.prompts import ROW_SETTINGS, Row, expand_rows, read_rows
-from frameloom.sampling.request import Order, fill_order, fit_ratio, repeat_file
+from frameloom.sampling.request import ROW_SETTINGS, Request, Row, expand_rows, read_rows
 from tests.faults.warm import run_frameloom
 from tests.sampling.conftest import Files, Load
 

@@ -13,8 +13,8 @@ from frameloom.core.errors import CheckpointError, DataError, RunError
 from frameloom.data.media.writing import read_metadata
 from frameloom.interop.export.export import Export, export_run
 from frameloom.sampling.load import Source, load_sampler, open_sampler
-from frameloom.sampling.pipeline import Request, Sampler, generate, write_results
-from frameloom.sampling.prompts import read_prompts
+from frameloom.sampling.pipeline import Sampler, generate, write_results
+from frameloom.sampling.request import Request, read_prompts
 from frameloom.training.train import train
 from tests.faults.warm import run_frameloom
 

@@ -26,9 +26,10 @@ from frameloom.models.text.base import TextStates
 from frameloom.sampling.block_cache import CacheCount, skipping_blocks
 from frameloom.sampling.conditions import Prepared
 from frameloom.sampling.guidance import GuidedDenoiser
+from frameloom.sampling.jobs import measure_cache
 from frameloom.sampling.load import Source, open_sampler
-from frameloom.sampling.pipeline import Placement, Request, Sampler, generate
-from frameloom.sampling.request import measure_cache
+from frameloom.sampling.pipeline import Placement, Sampler, generate
+from frameloom.sampling.request import Request
 from tests.models.text import tiny
 from tests.parity.cases import read_case
 from tests.sampling.conftest import MODELS, Load

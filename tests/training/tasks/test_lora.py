@@ -20,7 +20,8 @@ from frameloom.checkpoint.reader import load_latest, read_state, step_folder
 from frameloom.config.rules.check import check_files
 from frameloom.core.errors import CheckpointError, ConfigError
 from frameloom.sampling.load import load_sampler
-from frameloom.sampling.pipeline import Request, generate
+from frameloom.sampling.pipeline import generate
+from frameloom.sampling.request import Request
 from frameloom.training.loop import Trainer
 from frameloom.training.run.resuming import ResumeChoices
 from frameloom.training.train import train
