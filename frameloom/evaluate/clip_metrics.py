@@ -1,9 +1,8 @@
-"""Metrics of a clip alone: motion, flicker, consistency, likeness to its prompt.
+"""Metrics of single clips: motion, flicker, subject consistency, similarity to the prompt.
 
-Shape letters: C channels, F frames, H height, W width, D width of a feature.
-
-In the spirit of VBench's dynamic degree and temporal flickering (Huang et al. 2023), with block matching in the place
-of optical flow. Pixels are uint8. Shape letters: C channels, F frames, H height, W width, N blocks.
+Motion and flicker follow VBench's dynamic degree and temporal flickering (Huang et al. 2023), with block matching in
+place of optical flow. Pixels are uint8.
+Shape letters: C channels, F frames, H height, W width, N blocks, D width of a feature.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ from frameloom.sampling.request import MEDIA, Request
 # What says where files lie, not what is in them.
 PLACES = ("model", "overrides", *MEDIA)
 ABOUT = "comment"
-_FIRST_FRAME = "00000.png"
+FIRST_FRAME = "00000.png"
 
 
 def describe_result(origin: Mapping[str, str], request: Request, settings: SampleSection) -> dict[str, str]:
@@ -122,7 +122,7 @@ def _pack(about: Mapping[str, str]) -> bytes:
 def read_about(path: Path) -> dict[str, str]:
     """What `write_clip` was told; DataError for a file that does not say how it was made."""
     if path.is_dir():
-        path = path / _FIRST_FRAME
+        path = path / FIRST_FRAME
     if not path.is_file():
         raise DataError(f"{path}: no such file; name a file, or a folder of frames, that `frameloom sample` wrote")
     suffix = path.suffix.lower()
