@@ -1,4 +1,7 @@
-"""LoRA files read and written, and their adapters added to a denoiser."""
+"""LoRA files read and written, and their adapters added to a denoiser.
+
+Shape letters: R rank, I inputs of a layer, O its outputs.
+"""
 
 from __future__ import annotations
 

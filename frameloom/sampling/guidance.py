@@ -1,6 +1,6 @@
 """Classifier-free guidance around a denoiser: on text, or on text and given frames, with a scale per step.
 
-Shape letters: B batch, C channels, F frames, H height, W width.
+Shape letters: B batch, C channels, F frames, H height, W width, K text tokens, D width of a text state.
 """
 
 from __future__ import annotations

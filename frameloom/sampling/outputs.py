@@ -1,4 +1,7 @@
-"""Sampled videos as files: mp4, webm, gif or png, each with the request and settings it was made from."""
+"""Sampled videos as files: mp4, webm, gif or png, each with the request and settings it was made from.
+
+Shape letters: C channels, F frames, H height, W width.
+"""
 
 from __future__ import annotations
 
