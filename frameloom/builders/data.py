@@ -1,4 +1,4 @@
-"""The data sections of a recipe as objects: manifest, buckets, reader of clips, and the plan of each epoch."""
+"""Manifest, bucket policy, clip reader and batch plan from the data sections of a recipe."""
 
 from __future__ import annotations
 
@@ -41,6 +41,7 @@ from frameloom.data.order.plan import BatchPlan, plan_epoch
 from frameloom.models.registry import VAES
 
 _log = get_logger(__name__)
+_SOURCE = "dreambooth.class_folder"
 
 
 def build_policy(recipe: Recipe) -> BucketPolicy:
@@ -49,6 +50,24 @@ def build_policy(recipe: Recipe) -> BucketPolicy:
     patch = token_patch(recipe) if recipe.task == "denoiser" else (1, 1, 1)
     rule = LengthRule(stride=vae.strides[0], causal=vae.causal, patch=patch[0])
     return build_bucket_policy(recipe.data, stride=vae.strides[1] * patch[1], rule=rule)
+
+
+def build_bucket_policy(data: DataSection, *, stride: int, rule: LengthRule) -> BucketPolicy:
+    """The policy that `data.policy` names; `stride` is pixels per token on a side, `rule` the lengths a model takes."""
+    match data.policy:
+        case "ratio_tokens":
+            return RatioTokens(data.ratio_tokens or RatioTokensSection(), stride=stride, rule=rule)
+        case "grouped":
+            return Grouped(data.grouped or GroupedSection(), rule=rule)
+        case "multi_aspect":
+            return MultiAspect(data.multi_aspect or MultiAspectSection(), fps_max=data.fps_max)
+        case "fixed":
+            return Fixed(data.fixed or FixedSection(), fps_max=data.fps_max)
+        case "token_budget":
+            grid = parse_grid(data.buckets or {}, stride=stride, fps_max=data.fps_max)
+            return apply_token_budget(grid, (data.token_budget or TokenBudgetSection()).tokens, rule)
+        case "grid":
+            return parse_grid(data.buckets or {}, stride=stride, fps_max=data.fps_max)
 
 
 def read_manifest(recipe: Recipe, where: Where | None = None) -> Manifest:
@@ -82,6 +101,47 @@ def _retell(recipe: Recipe, manifest: Manifest) -> Manifest:
         return manifest
     file = Path(word.template_file) if word.template_file else None
     return retell(manifest, read_templates(word.templates, file, word.placeholder))
+
+
+def with_class_images(manifest: Manifest, section: DreamBoothSection) -> Manifest:
+    """All rows with the instance prompt; pictures of the class behind them, in no epoch by themselves."""
+    told = retell(manifest, [section.instance_prompt])
+    if section.class_folder is None or section.class_prompt is None:
+        return told
+    folder = Path(section.class_folder)
+    table = _read_table(folder, section.class_prompt)
+    if not table.height:
+        return told
+    weight = 0.0 if any(part.weight is not None for part in told.parts) else None
+    rows = TableRows(check_table(table, source=_SOURCE))
+    return Manifest([*told.parts, Part(rows, folder, _SOURCE, weight, repeat=0.0)])
+
+
+def _read_table(folder: Path, prompt: str) -> pl.DataFrame:
+    facts = [(path.name, probe_header(path)) for path in list_pictures(folder)]
+    return pl.DataFrame(
+        {
+            "path": [name for name, _ in facts],
+            "caption": [prompt] * len(facts),
+            "kind": ["image"] * len(facts),
+            "height": [found.height for _, found in facts],
+            "width": [found.width for _, found in facts],
+            "frames": [1] * len(facts),
+            "fps": pl.Series([None] * len(facts), dtype=pl.Float64),
+        }
+    )
+
+
+def list_pictures(folder: Path) -> list[Path]:
+    found = sorted(folder.iterdir()) if folder.is_dir() else []
+    return [path for path in found if kind_of(path) == "image" and not path.name.startswith(".")]
+
+
+def class_rows(manifest: Manifest) -> NDArray[np.int64]:
+    """The rows of the class pictures, none if there are none."""
+    last = manifest.parts[-1]
+    count = len(last.rows) if last.source == _SOURCE else 0
+    return np.arange(len(manifest) - count, len(manifest), dtype=np.int64)
 
 
 def build_clip_reader(
@@ -121,6 +181,12 @@ def build_plan(recipe: Recipe, manifest: Manifest, policy: BucketPolicy) -> Call
         return made
 
     return plan
+
+
+def _warn_of_unused(manifest: Manifest, policy: BucketPolicy, assignment: NDArray[np.int32]) -> None:
+    unused = {reason: count for reason, count in count_unused(manifest, policy, assignment).items() if count}
+    if unused:
+        _log.warning("%d of %d clips fit no bucket: %s", sum(unused.values()), len(manifest), unused)
 
 
 def shown_rows(recipe: Recipe, manifest: Manifest, epoch: int) -> NDArray[np.int64] | None:
@@ -165,71 +231,3 @@ def clip_costs(recipe: Recipe, policy: BucketPolicy) -> NDArray[np.float64]:
     tokens = np.array(latent_frames, dtype=np.float64) * areas / cell
     budget = recipe.data.token_budget if recipe.data.policy == "token_budget" else None
     return tokens if budget is None or budget.attention is None else tokens * (1 + tokens / budget.attention)
-
-
-def _warn_of_unused(manifest: Manifest, policy: BucketPolicy, assignment: NDArray[np.int32]) -> None:
-    unused = {reason: count for reason, count in count_unused(manifest, policy, assignment).items() if count}
-    if unused:
-        _log.warning("%d of %d clips fit no bucket: %s", sum(unused.values()), len(manifest), unused)
-
-
-def build_bucket_policy(data: DataSection, *, stride: int, rule: LengthRule) -> BucketPolicy:
-    """The policy that `data.policy` names; `stride` is pixels per token on a side, `rule` the lengths a model takes."""
-    match data.policy:
-        case "ratio_tokens":
-            return RatioTokens(data.ratio_tokens or RatioTokensSection(), stride=stride, rule=rule)
-        case "grouped":
-            return Grouped(data.grouped or GroupedSection(), rule=rule)
-        case "multi_aspect":
-            return MultiAspect(data.multi_aspect or MultiAspectSection(), fps_max=data.fps_max)
-        case "fixed":
-            return Fixed(data.fixed or FixedSection(), fps_max=data.fps_max)
-        case "token_budget":
-            grid = parse_grid(data.buckets or {}, stride=stride, fps_max=data.fps_max)
-            return apply_token_budget(grid, (data.token_budget or TokenBudgetSection()).tokens, rule)
-        case "grid":
-            return parse_grid(data.buckets or {}, stride=stride, fps_max=data.fps_max)
-
-
-_SOURCE = "dreambooth.class_folder"
-
-
-def with_class_images(manifest: Manifest, section: DreamBoothSection) -> Manifest:
-    """All rows with the instance prompt; pictures of the class behind them, in no epoch by themselves."""
-    told = retell(manifest, [section.instance_prompt])
-    if section.class_folder is None or section.class_prompt is None:
-        return told
-    folder = Path(section.class_folder)
-    table = _read_table(folder, section.class_prompt)
-    if not table.height:
-        return told
-    weight = 0.0 if any(part.weight is not None for part in told.parts) else None
-    rows = TableRows(check_table(table, source=_SOURCE))
-    return Manifest([*told.parts, Part(rows, folder, _SOURCE, weight, repeat=0.0)])
-
-
-def class_rows(manifest: Manifest) -> NDArray[np.int64]:
-    """The rows of the class pictures, none if there are none."""
-    last = manifest.parts[-1]
-    count = len(last.rows) if last.source == _SOURCE else 0
-    return np.arange(len(manifest) - count, len(manifest), dtype=np.int64)
-
-
-def list_pictures(folder: Path) -> list[Path]:
-    found = sorted(folder.iterdir()) if folder.is_dir() else []
-    return [path for path in found if kind_of(path) == "image" and not path.name.startswith(".")]
-
-
-def _read_table(folder: Path, prompt: str) -> pl.DataFrame:
-    facts = [(path.name, probe_header(path)) for path in list_pictures(folder)]
-    return pl.DataFrame(
-        {
-            "path": [name for name, _ in facts],
-            "caption": [prompt] * len(facts),
-            "kind": ["image"] * len(facts),
-            "height": [found.height for _, found in facts],
-            "width": [found.width for _, found in facts],
-            "frames": [1] * len(facts),
-            "fps": pl.Series([None] * len(facts), dtype=pl.Float64),
-        }
-    )

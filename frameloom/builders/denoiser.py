@@ -1,4 +1,4 @@
-"""Denoisers from a recipe section or published weights.
+"""Denoisers from a recipe section, a checkpoint or published weights.
 
 Nothing here draws from the global generators.
 """

@@ -1,4 +1,4 @@
-"""Published checkpoints: which recipe describes one, which parts lie in a folder, and their configurations."""
+"""Recipe overrides for published checkpoints, and the config.json files that come with them."""
 
 from __future__ import annotations
 
@@ -15,73 +15,10 @@ from frameloom.config.loading.recipe import load_recipe
 from frameloom.core.errors import CheckpointError, ConfigError
 from frameloom.core.logging import get_logger
 from frameloom.core.spelling import refuse_unknown
-from frameloom.core.text_files import parse_object, read_object
-from frameloom.diffusion.ddpm import DDPMObjective, Prediction
+from frameloom.core.text_files import parse_object
 from frameloom.models.registry import DENOISERS, get_denoiser, get_vae
 from frameloom.models.spec import DenoiserSpec, VAESpec
 from frameloom.weights.files import find_weights
-
-_log = get_logger(__name__)
-_SHOWN = 6
-PIPELINE_INDEX = "model_index.json"
-
-
-def weights_module(family: DenoiserSpec | VAESpec) -> ModuleType:
-    return sys.modules[family.load_original.__module__]
-
-
-def read_pipeline_index(path: Path) -> dict[str, Any]:
-    """What a diffusers pipeline says of its parts; empty for anything else."""
-    return read_table(path / PIPELINE_INDEX)
-
-
-def read_table(path: Path) -> dict[str, Any]:
-    """A JSON object; empty for a file that is not there."""
-    return parse_table(path.read_bytes(), where=str(path)) if path.is_file() else {}
-
-
-def parse_table(text: str | bytes, *, where: str) -> dict[str, Any]:
-    """A JSON object in a file or a note."""
-    return parse_object(text, where=where, error=CheckpointError, fix="copy it again")
-
-
-def find_config_reader(family: DenoiserSpec | VAESpec) -> Callable[[Mapping[str, Any]], Any] | None:
-    """From a published config.json to the family's config; None if the family reads none.
-
-    A `config_class.from_original` counts where it takes the published table, not some other form of it.
-    """
-    read = getattr(weights_module(family), "read_config", None)
-    if read is None:
-        read = getattr(family.config_class, "from_original", None)
-        if read is not None and "values" not in inspect.signature(read).parameters:
-            read = None
-    return read
-
-
-def warn_of_differences(
-    family: DenoiserSpec | VAESpec, config: Any, published: Mapping[str, Any], *, key: str, path: str
-) -> None:
-    """Tell where the architecture of the recipe is not that of the config.json beside the weights.
-
-    Weights that do not fit are refused anyway; but a setting such as the scale of positions leaves no trace in them.
-    """
-    read = find_config_reader(family)
-    if read is None or not published:
-        return
-    try:
-        theirs = read(published)
-    except (ConfigError, KeyError, TypeError, ValueError) as error:
-        _log.warning("%s: its config.json is not understood (%s); the recipe's %s is used", path, error, key)
-        return
-    different = [
-        f"{field.name} {getattr(theirs, field.name)!r} there, {getattr(config, field.name)!r} here"
-        for field in dataclasses.fields(config)
-        if getattr(theirs, field.name) != getattr(config, field.name)
-    ]
-    if different:
-        more = f" and {len(different) - _SHOWN} more" if len(different) > _SHOWN else ""
-        _log.warning("%s: its config.json differs from %s: %s%s", path, key, "; ".join(different[:_SHOWN]), more)
-
 
 # The shipped recipe whose autoencoder, text encoders, objective and sizes go with most weights of a family.
 _RECIPES = {
@@ -93,7 +30,9 @@ _RECIPES = {
 }
 # Follow from the autoencoder and the text encoders, so a recipe does not set them; or no published file says them.
 _NOT_READ = ("in_channels", "context_in_dim", "vec_in_dim", "mask_scale")
-_SCHEDULER = Path("scheduler", "scheduler_config.json")
+_SHOWN = 6
+PIPELINE_INDEX = "model_index.json"
+_log = get_logger(__name__)
 
 
 def name_overrides(path: Path, *, family: str | None, recipe: str | None) -> tuple[str, list[str]]:
@@ -136,36 +75,58 @@ def _architecture(section: str, family: DenoiserSpec | VAESpec, size: str, path:
     return [f"--{section}.overrides", json.dumps(different)] if different else []
 
 
-def find_objective(path: Path) -> DDPMObjective | None:
-    """The schedule that a pipeline's own scheduler file describes; None where there is none."""
-    file = path / _SCHEDULER
-    if not file.is_file():
-        return None
-    return read_scheduler(read_object(file, error=CheckpointError, fix="download it again"))
+def warn_of_differences(
+    family: DenoiserSpec | VAESpec, config: Any, published: Mapping[str, Any], *, key: str, path: str
+) -> None:
+    """Tell where the architecture of the recipe is not that of the config.json beside the weights.
 
-
-_PREDICTIONS: dict[str, Prediction] = {"v_prediction": "v", "epsilon": "epsilon", "sample": "sample"}
-
-
-def read_scheduler(config: Mapping[str, Any]) -> DDPMObjective:
-    """The DDPM that a scheduler file describes.
-
-    `snr_shift_scale` is left out: only CogVideoX's own samplers apply it, the training and the default sampler of
-    CogVideoX-Fun read the same file and do not.
+    Weights that do not fit are refused anyway; but a setting such as the scale of positions leaves no trace in them.
     """
-    prediction = _PREDICTIONS.get(config.get("prediction_type", "epsilon"))
-    if prediction is None or config.get("trained_betas") is not None:
-        raise ConfigError(
-            f"scheduler file: prediction_type is {config.get('prediction_type')!r} and trained_betas is "
-            f"{config.get('trained_betas')!r}; we know {', '.join(_PREDICTIONS)} and betas that follow a rule"
-        )
-    return DDPMObjective(
-        num_train_timesteps=config.get("num_train_timesteps", 1000),
-        beta_schedule=config.get("beta_schedule", "linear"),
-        beta_start=config.get("beta_start", 1e-4),
-        beta_end=config.get("beta_end", 0.02),
-        zero_terminal_snr=config.get("rescale_betas_zero_snr", False),
-        prediction=prediction,
-        spacing=config.get("timestep_spacing", "leading"),
-        step_to="even",
-    )
+    read = find_config_reader(family)
+    if read is None or not published:
+        return
+    try:
+        theirs = read(published)
+    except (ConfigError, KeyError, TypeError, ValueError) as error:
+        _log.warning("%s: its config.json is not understood (%s); the recipe's %s is used", path, error, key)
+        return
+    different = [
+        f"{field.name} {getattr(theirs, field.name)!r} there, {getattr(config, field.name)!r} here"
+        for field in dataclasses.fields(config)
+        if getattr(theirs, field.name) != getattr(config, field.name)
+    ]
+    if different:
+        more = f" and {len(different) - _SHOWN} more" if len(different) > _SHOWN else ""
+        _log.warning("%s: its config.json differs from %s: %s%s", path, key, "; ".join(different[:_SHOWN]), more)
+
+
+def find_config_reader(family: DenoiserSpec | VAESpec) -> Callable[[Mapping[str, Any]], Any] | None:
+    """From a published config.json to the family's config; None if the family reads none.
+
+    A `config_class.from_original` counts where it takes the published table, not some other form of it.
+    """
+    read = getattr(weights_module(family), "read_config", None)
+    if read is None:
+        read = getattr(family.config_class, "from_original", None)
+        if read is not None and "values" not in inspect.signature(read).parameters:
+            read = None
+    return read
+
+
+def weights_module(family: DenoiserSpec | VAESpec) -> ModuleType:
+    return sys.modules[family.load_original.__module__]
+
+
+def read_pipeline_index(path: Path) -> dict[str, Any]:
+    """What a diffusers pipeline says of its parts; empty for anything else."""
+    return read_table(path / PIPELINE_INDEX)
+
+
+def read_table(path: Path) -> dict[str, Any]:
+    """A JSON object; empty for a file that is not there."""
+    return parse_table(path.read_bytes(), where=str(path)) if path.is_file() else {}
+
+
+def parse_table(text: str | bytes, *, where: str) -> dict[str, Any]:
+    """A JSON object in a file or a note."""
+    return parse_object(text, where=where, error=CheckpointError, fix="copy it again")

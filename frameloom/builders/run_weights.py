@@ -1,4 +1,4 @@
-"""The trained weights of a run, to be taken away."""
+"""The trained weights of a run at one of its checkpoints: a whole denoiser, LoRA adapters, or an autoencoder."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, Literal
 from torch import Tensor
 
 from frameloom.builders.denoiser import LoadedDenoiser, build_denoiser, rebuild_denoiser
-from frameloom.builders.lora_files import check_base
+from frameloom.builders.lora import check_base
 from frameloom.builders.text import build_text
 from frameloom.builders.vae import LoadedVAE, build_vae
 from frameloom.checkpoint.model_folder import EXPORT
@@ -24,20 +24,35 @@ from frameloom.core.errors import CheckpointError, ConfigError, RunError
 from frameloom.models.lora.adapters import Adapter, linear_layers, merge_adapters, to_adapters
 from frameloom.weights.files import CONFIG
 
-__all__ = ["RunWeights", "TrainedLora", "find_step", "open_run"]
-
-
 Which = Literal["ema", "raw"]
 
 
-@dataclass(frozen=True)
-class TrainedLora:
-    """Adapters, the model that they belong to, and what that model started from."""
+def open_run(path: Path, *, step: int | None = None, weights: Which | None = None) -> RunWeights:
+    """A run folder at `step`, its newest undamaged one without; `weights` None: averaged where there are such."""
+    if not (path / "recipe.yaml").is_file():
+        raise RunError(
+            f"{path}: not a run folder (it has no recipe.yaml); name the folder that `frameloom train` printed"
+        )
+    recipe, root = load_recipe(path / "recipe.yaml"), path / "checkpoints"
+    if step is None:
+        latest = load_latest(root)
+        if latest is None:
+            raise CheckpointError(f"{path}: holds no complete checkpoint yet; train it first")
+        step, state = latest.step, latest.state
+    else:
+        state = read_state(find_step(path, step))
+    has_ema = "ema" in list_groups(state)
+    if weights == "ema" and not has_ema:
+        raise CheckpointError(f"{path}: was trained without averaged weights; use --weights raw")
+    return RunWeights(path, recipe, step, state, weights or ("ema" if has_ema else "raw"))
 
-    denoiser: LoadedDenoiser
-    adapters: Mapping[str, Adapter]
-    layers: list[str]
-    base: Mapping[str, Any]
+
+def find_step(run: Path, step: int) -> Path:
+    """The checkpoint of a step that a person chose; CheckpointError with the steps that there are."""
+    known = list_steps(run / "checkpoints")
+    if step not in known:
+        raise CheckpointError(f"{run}: has no checkpoint of step {step}; there are {json.dumps(known)}")
+    return step_folder(run / "checkpoints", step)
 
 
 @dataclass(frozen=True)
@@ -95,29 +110,11 @@ class RunWeights:
         return tensors["model"] | (tensors["ema"] if self.weights == "ema" else {})
 
 
-def find_step(run: Path, step: int) -> Path:
-    """The checkpoint of a step that a person chose; CheckpointError with the steps that there are."""
-    known = list_steps(run / "checkpoints")
-    if step not in known:
-        raise CheckpointError(f"{run}: has no checkpoint of step {step}; there are {json.dumps(known)}")
-    return step_folder(run / "checkpoints", step)
+@dataclass(frozen=True)
+class TrainedLora:
+    """Adapters, the model that they belong to, and what that model started from."""
 
-
-def open_run(path: Path, *, step: int | None = None, weights: Which | None = None) -> RunWeights:
-    """A run folder at `step`, its newest undamaged one without; `weights` None: averaged where there are such."""
-    if not (path / "recipe.yaml").is_file():
-        raise RunError(
-            f"{path}: not a run folder (it has no recipe.yaml); name the folder that `frameloom train` printed"
-        )
-    recipe, root = load_recipe(path / "recipe.yaml"), path / "checkpoints"
-    if step is None:
-        latest = load_latest(root)
-        if latest is None:
-            raise CheckpointError(f"{path}: holds no complete checkpoint yet; train it first")
-        step, state = latest.step, latest.state
-    else:
-        state = read_state(find_step(path, step))
-    has_ema = "ema" in list_groups(state)
-    if weights == "ema" and not has_ema:
-        raise CheckpointError(f"{path}: was trained without averaged weights; use --weights raw")
-    return RunWeights(path, recipe, step, state, weights or ("ema" if has_ema else "raw"))
+    denoiser: LoadedDenoiser
+    adapters: Mapping[str, Adapter]
+    layers: list[str]
+    base: Mapping[str, Any]

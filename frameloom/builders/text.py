@@ -1,6 +1,6 @@
-"""Text encoders from a recipe section, a single file, or a run that trained them.
+"""Text encoders from a recipe section or a single file, their trained weights, and learned words.
 
-clip_l  [vectors, width of CLIP-L]      clip_g  [vectors, width of OpenCLIP bigG]
+Shape letters: B batch, K text tokens, D width, E encoders, V vectors of a word.
 """
 
 from __future__ import annotations
@@ -34,14 +34,23 @@ from frameloom.weights.files import CONFIG, find_weights, open_weights, read_con
 from frameloom.weights.lazy_tensors import LazyTensors, defer_tensors, to_deferred, to_pending
 from frameloom.weights.safetensors_file import open_safetensors, write_safetensors
 
+PREFIX = "text_encoders"
+"""begins the names of their parameters"""
+TRAINED_TEXT = "text_encoders"
+"""where a run writes them, beside its export"""
+_TENSORS = "model.safetensors"
+_PARTS: dict[str, Part] = {name: part for part, name in ENCODERS.items()}
+_TOKENIZERS = {"clip_l": ("tokenizer",), "clip_bigg": ("tokenizer_2", "tokenizer")}
+_WORD_FILE = "learned_embeds.safetensors"
+_WORD_KIND = "inversion"
+_WORD_NOTE = "placeholder"
+
 
 class TextPipeline:
     """All text encoders of a recipe as one.
 
     `join` "first": token states of the first encoder; "concat": of all, side by side along D. The pooled vector is that
     of the last encoder that has one. An encoder that adds to neither is not run.
-
-    Shape letters: B batch, K text tokens, D width, E encoders.
     """
 
     def __init__(self, encoders: Sequence[TextEncoder], *, join: Literal["first", "concat"] = "first") -> None:
@@ -113,23 +122,11 @@ def build_text(section: TextSection, model: ModelSection) -> TextPipeline:
     for item in section.encoders:
         options = item.model_dump(exclude={"name", "max_length", "path", "tokenizer", "train", "lr"}, exclude_none=True)
         if item.path is not None and Path(item.path).is_file():
-            place = Path(item.path)
-            made = build_from_single_file(item.name, item.max_length, place, options, tokenizer=item.tokenizer)
-            encoders.append(made)
+            file = open_text_file(Path(item.path), encoder=item.name, tokenizer=item.tokenizer)
+            encoders.append(build_from_file(item.name, item.max_length, file, options))
         else:
             encoders.append(build_text_encoder(item.name, max_length=item.max_length, path=item.path, options=options))
     return TextPipeline(encoders, join=get_denoiser(model.family).text_join)
-
-
-_PARTS: dict[str, Part] = {name: part for part, name in ENCODERS.items()}
-_TOKENIZERS = {"clip_l": ("tokenizer",), "clip_bigg": ("tokenizer_2", "tokenizer")}
-
-
-def build_from_single_file(
-    encoder: str, max_length: int, path: Path, options: Mapping[str, Any], *, tokenizer: str | None
-) -> TextEncoder:
-    """The encoder of a recipe whose `path` is a file."""
-    return build_from_file(encoder, max_length, open_text_file(path, encoder=encoder, tokenizer=tokenizer), options)
 
 
 def open_text_file(path: Path, *, encoder: str, tokenizer: str | None) -> EncoderFile:
@@ -195,12 +192,6 @@ def _find_tokenizer(path: Path, encoder: str, folder: Path, is_given: bool) -> P
     )
 
 
-PREFIX = "text_encoders"
-TRAINED_TEXT = "text_encoders"
-"""where a run writes them, beside its export"""
-_TENSORS = "model.safetensors"
-
-
 def list_trained(text: TextPipeline, section: TextSection) -> dict[str, nn.Module]:
     """The networks of the encoders that train, by the name of their place in the recipe."""
     found: dict[str, nn.Module] = {}
@@ -259,11 +250,6 @@ def read_trained(folder: Path, text: TextPipeline, section: TextSection) -> None
     use_trained(text, section, tensors, where=str(folder))
 
 
-FILE = "learned_embeds.safetensors"
-KIND = "inversion"
-_NOTE = "placeholder"
-
-
 @dataclass(frozen=True)
 class LearntWord:
     """`vectors` are by the key of their encoder, each [V, D]."""
@@ -276,24 +262,24 @@ def write_word(folder: Path, word: LearntWord, *, family: str, base: Mapping[str
     """Write the word as a folder; one that is there is replaced. `base` says which models it was learnt with."""
     with replace_folder(folder) as temporary:
         tensors = defer_tensors({name: part.detach().cpu() for name, part in word.vectors.items()})
-        digest = write_safetensors(temporary / FILE, tensors, metadata={_NOTE: word.placeholder})
-        config = {_NOTE: word.placeholder, "base": dict(base)}
-        content = {"kind": KIND, "name": family, "config": config, "sha256": {FILE: digest}}
+        digest = write_safetensors(temporary / _WORD_FILE, tensors, metadata={_WORD_NOTE: word.placeholder})
+        config = {_WORD_NOTE: word.placeholder, "base": dict(base)}
+        content = {"kind": _WORD_KIND, "name": family, "config": config, "sha256": {_WORD_FILE: digest}}
         (temporary / CONFIG).write_text(json.dumps(content, indent=2) + "\n")
 
 
 def read_word(path: Path) -> LearntWord:
     """A file, an exported folder or the folder of an inversion run; a file without a note is called by its name."""
-    places = [path] if path.is_file() else [path / FILE, path / EXPORT / FILE]
+    places = [path] if path.is_file() else [path / _WORD_FILE, path / EXPORT / _WORD_FILE]
     file = next((place for place in places if place.is_file()), None)
     if file is None or file.suffix != ".safetensors":
-        raise CheckpointError(f"{path}: holds no {FILE}; name a .safetensors file of vectors or an inversion run")
+        raise CheckpointError(f"{path}: holds no {_WORD_FILE}; name a .safetensors file of vectors or an inversion run")
     tensors = open_safetensors(file)
     vectors = {name: tensors[name] for name in ("clip_l", "clip_g") if name in tensors}
     if not vectors or any(part.ndim != 2 for part in vectors.values()):
         found = ", ".join(sorted(tensors)[:4])
         raise CheckpointError(f"{file}: holds {found}; vectors for SDXL are called clip_l and clip_g, [vectors, width]")
-    return LearntWord(tensors.metadata.get(_NOTE, f"<{file.stem}>"), vectors)
+    return LearntWord(tensors.metadata.get(_WORD_NOTE, f"<{file.stem}>"), vectors)
 
 
 def use_word(text: TextPipeline, word: LearntWord, *, where: str) -> None:

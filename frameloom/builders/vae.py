@@ -27,6 +27,8 @@ from frameloom.models.vaes.base import VideoVAE
 from frameloom.models.vaes.wrappers import HalfVAE, SlicedVAE, TiledVAE
 from frameloom.weights.files import read_config
 
+_log = get_logger(__name__)
+
 
 @dataclass(frozen=True)
 class LoadedVAE:
@@ -87,10 +89,6 @@ def _check_inflation(section: VAESection, *, is_image: bool) -> None:
         )
 
 
-_log = get_logger(__name__)
-VAE_PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-
-
 @dataclass(frozen=True)
 class VAEChoice:
     """Which autoencoder. A run or a model folder says what it is; published weights need a `name` and a `size`.
@@ -102,22 +100,6 @@ class VAEChoice:
     name: str | None = None
     size: str | None = None
     overrides: Mapping[str, Any] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class Cuts:
-    """How a clip is cut to bound memory: exact pieces of `chunk_frames`, and tiles of `tile_px` that fade."""
-
-    chunk_frames: int | None = None
-    tile_px: int | None = None
-    tile_overlap: float = 0.25
-
-
-@runtime_checkable
-class _Chunking(Protocol):
-    """Autoencoders whose pieces give the result of the whole clip."""
-
-    def enable_chunking(self, *, encode_frames: int, decode_frames: int) -> None: ...
 
 
 def load_vae(choice: VAEChoice) -> LoadedVAE:
@@ -176,6 +158,22 @@ def _rebuild(loaded: LoadedVAE, overrides: Mapping[str, Any]) -> LoadedVAE:
     check_fit(model.state_dict(), tensors, where="with --set, the autoencoder's weights")
     model.load_state_dict(tensors)
     return dataclasses.replace(loaded, model=model, config=config)
+
+
+@dataclass(frozen=True)
+class Cuts:
+    """How a clip is cut to bound memory: exact pieces of `chunk_frames`, and tiles of `tile_px` that fade."""
+
+    chunk_frames: int | None = None
+    tile_px: int | None = None
+    tile_overlap: float = 0.25
+
+
+@runtime_checkable
+class _Chunking(Protocol):
+    """Autoencoders whose pieces give the result of the whole clip."""
+
+    def enable_chunking(self, *, encode_frames: int, decode_frames: int) -> None: ...
 
 
 def cut_vae(loaded: LoadedVAE, cuts: Cuts) -> VideoVAE:

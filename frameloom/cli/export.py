@@ -57,7 +57,8 @@ def export(
 
     def draw(folder: Path) -> None:
         from frameloom.sampling.load import load_sampler
-        from frameloom.sampling.pipeline import Request, generate, write_results
+        from frameloom.sampling.pipeline import generate, write_results
+        from frameloom.sampling.request import Request
 
         chosen = ["--sample.weights", weights.value] if weights else []
         sampler = load_sampler(run, chosen, step=step)

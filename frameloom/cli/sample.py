@@ -70,10 +70,10 @@ def sample(
 
     Example: frameloom sample --like samples/a-boat-seed3.mp4 --out again
     """
-    from frameloom.sampling.prompts import read_rows
+    from frameloom.sampling.request import read_rows
 
     if like is not None:
-        from frameloom.sampling.request import repeat_file
+        from frameloom.sampling.jobs import repeat_file
 
         _refuse_beside_like(context, like)
         if out is not None:
@@ -97,8 +97,8 @@ def sample(
     }
     chosen = [part for name, value in flags.items() if value is not None for part in (f"--sample.{name}", str(value))]
     media = {"head": image, "tail": last_image, "video": video, "mask": mask, "control": control}
+    from frameloom.sampling.jobs import Order, fill_order
     from frameloom.sampling.load import Source
-    from frameloom.sampling.request import Order, fill_order
 
     folder = out or (run / "samples" if run.is_dir() else Path("samples"))
     check_output_folder(folder, "--out")
@@ -187,7 +187,7 @@ def refine(
 
     Example: frameloom refine --prompts prompts.txt --command "my-refiner --short" > refined.txt
     """
-    from frameloom.sampling.prompts import read_prompts
+    from frameloom.sampling.request import read_prompts
 
     texts = read_prompts(prompt or [], prompts)
     from frameloom.sampling.refine import build_refiner, refine_prompts

@@ -39,7 +39,8 @@ from frameloom.demo.shapes import (
     shape_area,
 )
 from frameloom.evaluate.clip_metrics import PromptMetric
-from frameloom.sampling.pipeline import Request, Result, Sampler, generate
+from frameloom.sampling.pipeline import Result, Sampler, generate
+from frameloom.sampling.request import Request
 
 UNREADABLE = "unreadable"
 """What is said of a colour, shape or motion that cannot be measured; it matches no caption."""

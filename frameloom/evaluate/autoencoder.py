@@ -1,4 +1,4 @@
-"""What an autoencoder loses: clips through it and back into files, and the statistics of its latents.
+"""Reconstructions of clips by an autoencoder, and statistics of its latents.
 
 Shape letters: B batch, C channels, F frames, H height, W width.
 """
@@ -22,14 +22,12 @@ from frameloom.data.loading.clip_view import ClipView, ListedClip, ViewedClip, v
 from frameloom.data.media.transforms import to_uint8, to_unit_range
 from frameloom.data.media.writing import write_image, write_video
 from frameloom.distributed.ranks import Ranks
+from frameloom.evaluate.metric_table import DOCUMENT, TABLE
 from frameloom.models.vaes.base import LatentStatistics, VideoVAE
-from frameloom.sampling.jobs import join_ranks
+from frameloom.sampling.batch import join_ranks
 
 # (ours, reference), both BCFHW in [-1, 1] -> numbers by name; one that cannot be told is None
 Measure = Callable[[Tensor, Tensor], Mapping[str, float | None]]
-Record = dict[str, Any]
-
-METRICS = ("metrics.parquet", "metrics.json")
 _IMAGE_FPS = 1.0
 
 
@@ -62,7 +60,7 @@ def reconstruct_files(
     *,
     measure: Measure,
     ranks: Ranks | None = None,
-) -> list[Record] | None:
+) -> list[dict[str, Any]] | None:
     """Write the reconstruction of each clip below `out`, and give a record for each, in order.
 
     A clip that cannot be read gets a record with its `error`, and the rest goes on. Of several processes each takes its
@@ -72,7 +70,7 @@ def reconstruct_files(
     if options.fps is not None and options.fps <= 0:
         raise ConfigError(f"--fps is {options.fps:g}; it must be above 0")
     targets = [out / name for name in name_results([clip.name for clip in clips])]
-    refuse_existing(out, targets, force=options.force)
+    _refuse_existing(out, targets, force=options.force)
     items = [_Item(index, *pair) for index, pair in enumerate(zip(clips, targets, strict=True))]
     with join_ranks(ranks or Ranks()) as group:
         group.context.barrier()
@@ -121,13 +119,13 @@ def name_results(names: Sequence[str]) -> list[str]:
     return found
 
 
-def refuse_existing(out: Path, targets: Sequence[Path], *, force: bool) -> None:
+def _refuse_existing(out: Path, targets: Sequence[Path], *, force: bool) -> None:
     """DataError when a result would replace a file; nothing has been written then."""
     if out.exists() and not out.is_dir():
         raise DataError(f"{out}: is a file; results and their metrics go to a folder: choose another name")
     if force or not out.exists():
         return
-    files = [*(out / name for name in METRICS)]
+    files = [out / TABLE, out / DOCUMENT]
     files += [target.with_name(target.name + suffix) for target in targets for suffix in (".mp4", ".png")]
     present = [file for file in files if file.exists()]
     if present:
@@ -135,8 +133,8 @@ def refuse_existing(out: Path, targets: Sequence[Path], *, force: bool) -> None:
         raise DataError(f"{present[0]}{more} exist; choose another folder, or replace them with --force")
 
 
-def _reconstruct(vae: VideoVAE, item: _Item, out: Path, options: Reconstruction, measure: Measure) -> Record:
-    record: Record = {"index": item.index, "name": item.clip.name}
+def _reconstruct(vae: VideoVAE, item: _Item, out: Path, options: Reconstruction, measure: Measure) -> dict[str, Any]:
+    record: dict[str, Any] = {"index": item.index, "name": item.clip.name}
     try:
         clip = read_for(vae, item.clip, options.view)
         pixels = to_unit_range(clip.pixels_CFHW[None])

@@ -1,9 +1,8 @@
-"""Metrics of a clip alone: motion, flicker, consistency, likeness to its prompt.
+"""Metrics of single clips: motion, flicker, subject consistency, similarity to the prompt.
 
-Shape letters: C channels, F frames, H height, W width, D width of a feature.
-
-In the spirit of VBench's dynamic degree and temporal flickering (Huang et al. 2023), with block matching in the place
-of optical flow. Pixels are uint8. Shape letters: C channels, F frames, H height, W width, N blocks.
+Motion and flicker follow VBench's dynamic degree and temporal flickering (Huang et al. 2023), with block matching in
+place of optical flow. Pixels are uint8.
+Shape letters: C channels, F frames, H height, W width, N blocks, D width of a feature.
 """
 
 from __future__ import annotations
@@ -118,7 +117,7 @@ def build_clip_measures(
 
 
 # A pixel that stays within so many of the 255 levels over the whole clip belongs to a still part.
-STILL_LEVELS = 32.0
+_STILL_LEVELS = 32.0
 # Blocks overlap by half, so that an edge between two of them is inside of a third.
 BLOCK_PX, STRIDE_PX, REACH_PX = 16, 8, 8
 _SIDE_PX = 128  # larger pictures are made smaller before blocks are sought, so that REACH_PX reaches far enough
@@ -131,16 +130,16 @@ _LEVELS_TO_MOVE = 1.0
 _PLAIN_LEVELS = 48.0
 
 
-def measure_flicker(pixels_CFHW: Tensor, *, still_levels: float = STILL_LEVELS) -> float | None:
+def measure_flicker(pixels_CFHW: Tensor) -> float | None:
     """Mean absolute difference of neighbouring frames in still parts, in levels of 255; 0 is best.
 
-    None for a picture, and for a clip without still parts. A flicker stronger than `still_levels` counts as motion.
+    None for a picture, and for a clip without still parts. A flicker stronger than `_STILL_LEVELS` counts as motion.
     """
     if pixels_CFHW.shape[1] < 2:
         return None
     video = pixels_CFHW.float()
     range_HW = (video.amax(1) - video.amin(1)).amax(0)
-    is_still_HW = range_HW <= still_levels
+    is_still_HW = range_HW <= _STILL_LEVELS
     if not is_still_HW.any():
         return None
     change_HW = video.diff(dim=1).abs().mean(dim=(0, 1))

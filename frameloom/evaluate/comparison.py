@@ -1,6 +1,6 @@
-"""Two sets of clips: pairs compared pixel by pixel, and the sets as a whole.
+"""Generated clips against reference clips: metrics of pairs and of single clips, and Fréchet distances of the sets.
 
-Shape letters: B batch, C channels, F frames, H height, W width.
+Shape letters: C channels, F frames, H height, W width, D width of a feature.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Literal
 
-import torch
 from torch import Tensor
 
 from frameloom.core.errors import DataError
 from frameloom.core.progress import ProgressBar
 from frameloom.data.loading.clip_view import ClipView, ListedClip, view_clip
+from frameloom.data.media.transforms import to_unit_range
 from frameloom.evaluate.clip_metrics import ClipMeasures
 from frameloom.evaluate.frechet import FeatureStatistics, frechet_distance, pool_pixels, read_features
 from frameloom.evaluate.metric_table import Intervals, MetricTable, Record
@@ -25,74 +25,6 @@ from frameloom.evaluate.pair_metrics import Measures
 Pairing = Literal["name", "order", "none"]
 # By distance: what is counted, and how many of them published numbers are of.
 _USUAL = {"fvd": ("clips", 2048), "fid": ("frames", 10_000), "frechet_pixels": ("clips", 2048)}
-
-
-@dataclass(frozen=True)
-class Pair:
-    """A clip and the one it is measured against; one of them is None when nothing stands opposite."""
-
-    name: str
-    ours: ListedClip | None
-    reference: ListedClip | None
-
-
-def pair_clips(ours: Sequence[ListedClip], reference: Sequence[ListedClip], how: Pairing) -> list[Pair]:
-    """By path without its ending, or one after the other; DataError when no pair, or no clear pairing, is found."""
-    if how == "none":
-        alone = [Pair(clip.name, clip, None) for clip in ours]
-        return alone + [Pair(clip.name, None, clip) for clip in reference]
-    if how == "order":
-        if len(ours) != len(reference):
-            raise DataError(
-                f"{len(ours)} generated and {len(reference)} reference clips cannot be paired by order; make the "
-                "numbers equal, or pair them by name"
-            )
-        return [Pair(pair[0].name, *pair) for pair in zip(ours, reference, strict=True)]
-    if len(ours) == len(reference) == 1:  # two files that a person names are meant for each other
-        return [Pair(ours[0].name, ours[0], reference[0])]
-    left, right = _by_name(ours, "generated"), _by_name(reference, "reference")
-    if not left.keys() & right.keys():
-        raise DataError(
-            f"no generated clip has the name of a reference clip ('{next(iter(left))}' and '{next(iter(right))}' are "
-            "the first of each); rename the files, or pair them with --pairs order"
-        )
-    return [Pair(name, left.get(name), right.get(name)) for name in dict.fromkeys([*left, *right])]
-
-
-def _by_name(clips: Sequence[ListedClip], side: str) -> dict[str, ListedClip]:
-    found: dict[str, ListedClip] = {}
-    for clip in clips:
-        name = str(PurePosixPath(clip.name).with_suffix(""))
-        if name in found:
-            raise DataError(
-                f"the {side} clips '{found[name].name}' and '{clip.name}' have the same name; keep one of them, or "
-                "pair with --pairs order"
-            )
-        found[name] = clip
-    return found
-
-
-@dataclass(frozen=True)
-class Distances:
-    """Which Fréchet distances are wanted: of coarse `pixels`, of features of whole `clips` (FVD), of `frames` (FID).
-
-    Features of clips are read from files, or `network` makes them.
-    """
-
-    pixels: bool = False
-    clips: tuple[Path, Path] | None = None
-    frames: tuple[Path, Path] | None = None
-    network: VideoNetwork | None = None
-
-
-@dataclass(frozen=True)
-class Alone:
-    """Metrics of the generated clips alone, and the prompt of each by its name."""
-
-    measures: ClipMeasures
-    prompts: Mapping[str, str] = field(default_factory=dict)
-
-
 Sides = tuple[FeatureStatistics, FeatureStatistics]
 
 
@@ -179,7 +111,7 @@ class _Work:
             if video is None:
                 continue
             if self.pooled is not None:
-                self.pooled[side].add(pool_pixels(_to_unit(video)))
+                self.pooled[side].add(pool_pixels(to_unit_range(video[None])))
             if self.clips is not None and self.video_network is not None:
                 self.clips[side].add(self.video_network.encode_clip(video)[None].numpy())
             if self.frames is not None and self.alone is not None and self.alone.measures.network is not None:
@@ -192,7 +124,7 @@ class _Work:
         if ours is None or reference is None:
             missing = "reference" if reference is None else "generated"
             raise DataError(f"{pair.name}: no {missing} clip has this name; it is in no pair")
-        pixels = _to_unit(ours), _to_unit(reference)
+        pixels = to_unit_range(ours[None]), to_unit_range(reference[None])
         _refuse_misfit(pair, *pixels)
         return self.measures(*pixels)
 
@@ -202,10 +134,6 @@ class _Work:
             return self.alone.measures(ours, self.alone.prompts.get(pair.ours.name), features_FD=features_FD)
         except DataError as error:
             raise DataError(f"{pair.name}: {error}") from error
-
-
-def _to_unit(pixels_CFHW: Tensor) -> Tensor:
-    return pixels_CFHW[None].to(torch.float32).div_(127.5).sub_(1)
 
 
 def _refuse_misfit(pair: Pair, ours: Tensor, reference: Tensor) -> None:
@@ -238,3 +166,69 @@ def _measure_distances(gathered: Mapping[str, Sides]) -> tuple[dict[str, float |
     if "frechet_pixels" in gathered:
         notes.append("frechet_pixels compares coarse thumbnails; it is no FVD, which needs features of a network")
     return more, notes
+
+
+@dataclass(frozen=True)
+class Distances:
+    """Which Fréchet distances are wanted: of coarse `pixels`, of features of whole `clips` (FVD), of `frames` (FID).
+
+    Features of clips are read from files, or `network` makes them.
+    """
+
+    pixels: bool = False
+    clips: tuple[Path, Path] | None = None
+    frames: tuple[Path, Path] | None = None
+    network: VideoNetwork | None = None
+
+
+@dataclass(frozen=True)
+class Alone:
+    """Metrics of the generated clips alone, and the prompt of each by its name."""
+
+    measures: ClipMeasures
+    prompts: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A clip and the one it is measured against; one of them is None when nothing stands opposite."""
+
+    name: str
+    ours: ListedClip | None
+    reference: ListedClip | None
+
+
+def pair_clips(ours: Sequence[ListedClip], reference: Sequence[ListedClip], how: Pairing) -> list[Pair]:
+    """By path without its ending, or one after the other; DataError when no pair, or no clear pairing, is found."""
+    if how == "none":
+        alone = [Pair(clip.name, clip, None) for clip in ours]
+        return alone + [Pair(clip.name, None, clip) for clip in reference]
+    if how == "order":
+        if len(ours) != len(reference):
+            raise DataError(
+                f"{len(ours)} generated and {len(reference)} reference clips cannot be paired by order; make the "
+                "numbers equal, or pair them by name"
+            )
+        return [Pair(pair[0].name, *pair) for pair in zip(ours, reference, strict=True)]
+    if len(ours) == len(reference) == 1:  # two files that a person names are meant for each other
+        return [Pair(ours[0].name, ours[0], reference[0])]
+    left, right = _by_name(ours, "generated"), _by_name(reference, "reference")
+    if not left.keys() & right.keys():
+        raise DataError(
+            f"no generated clip has the name of a reference clip ('{next(iter(left))}' and '{next(iter(right))}' are "
+            "the first of each); rename the files, or pair them with --pairs order"
+        )
+    return [Pair(name, left.get(name), right.get(name)) for name in dict.fromkeys([*left, *right])]
+
+
+def _by_name(clips: Sequence[ListedClip], side: str) -> dict[str, ListedClip]:
+    found: dict[str, ListedClip] = {}
+    for clip in clips:
+        name = str(PurePosixPath(clip.name).with_suffix(""))
+        if name in found:
+            raise DataError(
+                f"the {side} clips '{found[name].name}' and '{clip.name}' have the same name; keep one of them, or "
+                "pair with --pairs order"
+            )
+        found[name] = clip
+    return found

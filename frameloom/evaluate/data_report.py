@@ -1,4 +1,4 @@
-"""The page about a list of clips: one file, nothing fetched, everything from outside escaped."""
+"""HTML report of a dataset: totals, histograms, buckets, sample pictures and broken files."""
 
 from __future__ import annotations
 

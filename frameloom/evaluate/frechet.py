@@ -1,7 +1,7 @@
-"""The Fréchet distance between two sets of features, as Gaussians: what FVD and FID compute (Heusel et al. 2017).
+"""Fréchet distance between two sets of features, as in FVD and FID (Heusel et al. 2017).
 
-The features come from the person: files of a network they have, one vector for each clip. `pool_pixels` is a stand-in
-without learning, so that the way can be tried and tested; its distance is no FVD.
+The features come from files of the user, one vector for each clip, or from a network. `pool_pixels` needs neither and
+learns nothing; its distance is no FVD.
 Shape letters: B batch, C channels, F frames, H height, W width, N clips, D width of a feature.
 """
 

@@ -1,10 +1,7 @@
-"""Features of frames and clips from networks in local folders of transformers.
+"""Features of frames, texts and clips from pretrained networks in local transformers folders.
 
-Nothing is downloaded, no pickle is opened, no foreign code is run.
-Shape letters: C channels, F frames, H height, W width, N pictures or texts, D width of a feature.
-
-Nothing is downloaded, no pickle is opened, no foreign code is run.
-Shape letters: C channels, F frames, H height, W width, K tokens, D width of a feature.
+Nothing is downloaded, no pickle is opened, no remote code is run.
+Shape letters: B batch, C channels, F frames, H height, W width, K tokens, N pictures or texts, D width of a feature.
 """
 
 from __future__ import annotations
@@ -28,6 +25,8 @@ from frameloom.models.text.transformers_folder import (
 
 PREPROCESSOR = "preprocessor_config.json"
 _BATCH_FRAMES = 16
+# Networks of transformers that take a clip as [B, F, C, H, W] and say how many frames they take.
+_KINDS = ("videomae", "timesformer", "vivit")
 
 
 class FrameNetwork:
@@ -83,20 +82,38 @@ def _take_pooled(output: Any) -> Tensor:
     return pooled.flatten(1)
 
 
+class VideoNetwork:
+    """A frozen video network with the scaling of frames that its folder asks for."""
+
+    def __init__(self, name: str, model: nn.Module, processor: Any, device: torch.device | str = "cpu") -> None:
+        self.name = name
+        self._model = model.to(device)
+        self._processor = processor
+        self._device = torch.device(device)
+
+    @property
+    def num_frames(self) -> int:
+        model: Any = self._model
+        return int(model.config.num_frames)
+
+    @torch.no_grad()
+    def encode_clip(self, pixels_CFHW: Tensor) -> Tensor:
+        """A float32 vector [D] of uint8 pixels: the mean over the tokens of frames taken at even distances."""
+        num_given = pixels_CFHW.shape[1]
+        if num_given < 2:
+            raise DataError("a picture has no place in FVD; leave it out, or ask for --metrics without a video network")
+        chosen = np.linspace(0, num_given - 1, self.num_frames).round().astype(int)
+        frames_FHWC = pixels_CFHW[:, chosen].permute(1, 2, 3, 0).cpu().contiguous().numpy()
+        values = self._processor(list(frames_FHWC), return_tensors="pt", input_data_format="channels_last")
+        values_BFCHW = values["pixel_values"].reshape(1, self.num_frames, *values["pixel_values"].shape[-3:])
+        states_BKD: Tensor = self._model(pixel_values=values_BFCHW.to(self._device)).last_hidden_state
+        return states_BKD.mean(1)[0].float().cpu()
+
+
 def load_frame_network(folder: Path, device: torch.device | str = "cpu") -> FrameNetwork:
     """Any vision model that transformers knows: DINOv2, ViT, CLIP, ConvNeXt and so on."""
     model, processor = load_network(folder, "vision")
     return FrameNetwork(folder.name, model, processor, device)
-
-
-def load_network(folder: Path, kind: str) -> tuple[Any, Any]:
-    """A model and its processor; `kind` is what the person is told that the folder should hold."""
-    if not (folder / CONFIG).is_file():
-        raise CheckpointError(
-            f"{folder}: has no {CONFIG}; name the folder of a {kind} network, as transformers saves it"
-        )
-    model = load_model(_find_class(folder), EncoderFolder(folder, (), None, folder), torch.float32)
-    return model, _load_processor(folder)
 
 
 def load_clip(folder: Path, device: torch.device | str = "cpu") -> TextFrameNetwork:
@@ -107,6 +124,27 @@ def load_clip(folder: Path, device: torch.device | str = "cpu") -> TextFrameNetw
     model = load_model(CLIPModel, found, torch.float32, advice="both halves of CLIP are needed; copy the folder again")
     processor, tokenizer = _load_processor(found.weights), load_tokenizer(found.tokenizer)
     return TextFrameNetwork(folder.name, model, processor, tokenizer, device)
+
+
+def load_video_network(folder: Path, device: torch.device | str = "cpu") -> VideoNetwork:
+    """VideoMAE, TimeSformer or ViViT."""
+    model, processor = load_network(folder, "video")
+    if model.config.model_type not in _KINDS:
+        raise CheckpointError(
+            f"{folder}: holds '{model.config.model_type}', which does not take clips; name the folder of one of "
+            f"{', '.join(_KINDS)}"
+        )
+    return VideoNetwork(folder.name, model, processor, device)
+
+
+def load_network(folder: Path, kind: str) -> tuple[Any, Any]:
+    """A model and its processor; `kind` is what the person is told that the folder should hold."""
+    if not (folder / CONFIG).is_file():
+        raise CheckpointError(
+            f"{folder}: has no {CONFIG}; name the folder of a {kind} network, as transformers saves it"
+        )
+    model = load_model(_find_class(folder), EncoderFolder(folder, (), None, folder), torch.float32)
+    return model, _load_processor(folder)
 
 
 def _find_class(folder: Path) -> Any:
@@ -148,46 +186,3 @@ def _load_processor(folder: Path) -> Any:
         except (OSError, ValueError, KeyError, TypeError) as error:
             reason = str(error).partition("\n")[0]
             raise CheckpointError(f"{folder / PREPROCESSOR}: cannot be read ({reason}); copy it again") from error
-
-
-# Networks of transformers that take a clip as [B, F, C, H, W] and say how many frames they take.
-_KINDS = ("videomae", "timesformer", "vivit")
-
-
-class VideoNetwork:
-    """A frozen video network with the scaling of frames that its folder asks for."""
-
-    def __init__(self, name: str, model: nn.Module, processor: Any, device: torch.device | str = "cpu") -> None:
-        self.name = name
-        self._model = model.to(device)
-        self._processor = processor
-        self._device = torch.device(device)
-
-    @property
-    def num_frames(self) -> int:
-        model: Any = self._model
-        return int(model.config.num_frames)
-
-    @torch.no_grad()
-    def encode_clip(self, pixels_CFHW: Tensor) -> Tensor:
-        """A float32 vector [D] of uint8 pixels: the mean over the tokens of frames taken at even distances."""
-        num_given = pixels_CFHW.shape[1]
-        if num_given < 2:
-            raise DataError("a picture has no place in FVD; leave it out, or ask for --metrics without a video network")
-        chosen = np.linspace(0, num_given - 1, self.num_frames).round().astype(int)
-        frames_FHWC = pixels_CFHW[:, chosen].permute(1, 2, 3, 0).cpu().contiguous().numpy()
-        values = self._processor(list(frames_FHWC), return_tensors="pt", input_data_format="channels_last")
-        values_BFCHW = values["pixel_values"].reshape(1, self.num_frames, *values["pixel_values"].shape[-3:])
-        states_BKD: Tensor = self._model(pixel_values=values_BFCHW.to(self._device)).last_hidden_state
-        return states_BKD.mean(1)[0].float().cpu()
-
-
-def load_video_network(folder: Path, device: torch.device | str = "cpu") -> VideoNetwork:
-    """VideoMAE, TimeSformer or ViViT."""
-    model, processor = load_network(folder, "video")
-    if model.config.model_type not in _KINDS:
-        raise CheckpointError(
-            f"{folder}: holds '{model.config.model_type}', which does not take clips; name the folder of one of "
-            f"{', '.join(_KINDS)}"
-        )
-    return VideoNetwork(folder.name, model, processor, device)

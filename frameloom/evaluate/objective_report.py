@@ -1,4 +1,4 @@
-"""The report about an objective: how often each noise level is trained on and how much it counts, as table and plot.
+"""Report on an objective: how often each noise level is sampled and how much it weighs, as a table and a plot.
 
 Shape letters: L noise levels.
 """
@@ -35,6 +35,41 @@ _LEAD = (
 )
 
 
+def write_objective_report(title: str, profiles: Mapping[str, Profile], out: Path) -> None:
+    """A page (.html) with plot and tables, or the plot alone (.svg)."""
+    refuse_suffix(out)
+    if out.suffix == ".svg":
+        write_text(out, draw_profiles(title, profiles))
+        return
+    sections = [section("Over the noise level", draw_profiles(title, profiles))]
+    for name, profile in profiles.items():
+        sections.append(section(name, paragraph(summarize(profile)), table(HEADER, table_rows(profile))))
+    write_text(out, page(title, _LEAD, sections))
+
+
+def format_report(title: str, profiles: Mapping[str, Profile]) -> str:
+    """Plain text: a table for each profile."""
+    parts = [title]
+    for name, profile in profiles.items():
+        rows = [list(HEADER), *table_rows(profile)]
+        widths = [max(len(row[column]) for row in rows) for column in range(len(HEADER))]
+        lines = ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
+        parts.append("\n".join([f"\n{name}: {summarize(profile)}", *lines]))
+    return "\n".join(parts)
+
+
+def refuse_suffix(out: Path) -> None:
+    if out.suffix not in SUFFIXES:
+        raise ConfigError(f"{out}: a report ends in {' or '.join(SUFFIXES)}; choose one of them")
+
+
+def summarize(profile: Profile) -> str:
+    return (
+        f"mean noise level {profile.mean_level:.3f}, mean weight {profile.mean_weight:.4g}, "
+        f"half of the pull below noise level {profile.pull_middle():.3f}"
+    )
+
+
 def table_rows(profile: Profile, num_rows: int = _NUM_ROWS) -> list[list[str]]:
     """One row per band, made of the finer bands of the profile; pulls are shares of the whole in percent."""
     size = len(profile.level_L) // num_rows
@@ -54,41 +89,6 @@ def table_rows(profile: Profile, num_rows: int = _NUM_ROWS) -> list[list[str]]:
             ]
         )
     return rows
-
-
-def summarize(profile: Profile) -> str:
-    return (
-        f"mean noise level {profile.mean_level:.3f}, mean weight {profile.mean_weight:.4g}, "
-        f"half of the pull below noise level {profile.pull_middle():.3f}"
-    )
-
-
-def format_report(title: str, profiles: Mapping[str, Profile]) -> str:
-    """Plain text: a table for each profile."""
-    parts = [title]
-    for name, profile in profiles.items():
-        rows = [list(HEADER), *table_rows(profile)]
-        widths = [max(len(row[column]) for row in rows) for column in range(len(HEADER))]
-        lines = ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
-        parts.append("\n".join([f"\n{name}: {summarize(profile)}", *lines]))
-    return "\n".join(parts)
-
-
-def write_objective_report(title: str, profiles: Mapping[str, Profile], out: Path) -> None:
-    """A page (.html) with plot and tables, or the plot alone (.svg)."""
-    refuse_suffix(out)
-    if out.suffix == ".svg":
-        write_text(out, draw_profiles(title, profiles))
-        return
-    sections = [section("Over the noise level", draw_profiles(title, profiles))]
-    for name, profile in profiles.items():
-        sections.append(section(name, paragraph(summarize(profile)), table(HEADER, table_rows(profile))))
-    write_text(out, page(title, _LEAD, sections))
-
-
-def refuse_suffix(out: Path) -> None:
-    if out.suffix not in SUFFIXES:
-        raise ConfigError(f"{out}: a report ends in {' or '.join(SUFFIXES)}; choose one of them")
 
 
 def draw_profiles(title: str, profiles: Mapping[str, Profile]) -> str:

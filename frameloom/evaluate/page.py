@@ -1,6 +1,6 @@
-"""Building blocks of a self-contained HTML page: tables, curves, pictures and videos, all inside the file.
+"""Building blocks of self-contained HTML pages: tables, curves, pictures and videos, embedded in the file.
 
-Every text that comes from outside goes through `escape`; nothing is fetched when the page is opened.
+Text from outside goes through `escape`; nothing is fetched when the page is opened.
 """
 
 from __future__ import annotations

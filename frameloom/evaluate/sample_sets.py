@@ -1,4 +1,4 @@
-"""Folders of samples, and two or more of them on the same prompts and seeds: metrics, differences, a page.
+"""Folders of samples of the same prompts and seeds: metrics side by side, paired differences, and an HTML page.
 
 Shape letters: C channels, F frames, H height, W width.
 """
@@ -25,13 +25,16 @@ from frameloom.data.media.writing import CONTACT_SHEET, write_video
 from frameloom.evaluate.clip_metrics import ClipMeasures
 from frameloom.evaluate.metric_table import CONFIDENCE, Summary, bootstrap_mean, summarise
 from frameloom.evaluate.page import clip, clip_grid, page, paragraph, section, table
-from frameloom.sampling.outputs import read_about
-from frameloom.sampling.prompts import read_prompts
+from frameloom.sampling.outputs import FIRST_FRAME, read_about
+from frameloom.sampling.request import read_prompts
 
 Frames = NDArray[np.uint8]
 ReadFrames = Callable[[Path], Frames]
 _LEAD = "The same prompts and the same seeds, side by side; a row of numbers for each metric, then the clips."
 _FOLDER_FPS = 8  # a folder of frames does not say how fast it plays
+_SUFFIXES = (".mp4", ".webm", ".gif", ".png")
+_SAMPLES = "samples"
+_log = get_logger(__name__)
 
 
 class Key(NamedTuple):
@@ -84,21 +87,6 @@ class ComparedSets:
         return [(float(gap.mean()), *bootstrap_mean(gap.tolist(), confidence=self.confidence)) for gap in pairs]
 
 
-def match_samples(sets: Sequence[SampleSet]) -> list[Key]:
-    """What all sets have, in the order of the first; DataError when that is nothing."""
-    if len(sets) < 2:
-        raise DataError(f"{len(sets)} set of samples; a comparison needs two or more folders")
-    common = [key for key in sets[0].files if all(key in other.files for other in sets[1:])]
-    if not common:
-        firsts = "; ".join(f"{samples.name} has '{key.prompt}' with seed {key.seed}" for samples, key in _firsts(sets))
-        raise DataError(f"no prompt and seed is in all folders ({firsts}); sample them from the same prompts and seeds")
-    return common
-
-
-def _firsts(sets: Sequence[SampleSet]) -> list[tuple[SampleSet, Key]]:
-    return [(samples, next(iter(samples.files))) for samples in sets]
-
-
 def compare_samples(
     sets: Sequence[SampleSet], measures: ClipMeasures, read_frames: ReadFrames, *, confidence: float = CONFIDENCE
 ) -> ComparedSets:
@@ -114,6 +102,21 @@ def compare_samples(
                 bar.advance(note=samples.files[key].name)
             numbers.append(found)
     return ComparedSets(sets, keys, measures.columns, numbers, confidence)
+
+
+def match_samples(sets: Sequence[SampleSet]) -> list[Key]:
+    """What all sets have, in the order of the first; DataError when that is nothing."""
+    if len(sets) < 2:
+        raise DataError(f"{len(sets)} set of samples; a comparison needs two or more folders")
+    common = [key for key in sets[0].files if all(key in other.files for other in sets[1:])]
+    if not common:
+        firsts = "; ".join(f"{samples.name} has '{key.prompt}' with seed {key.seed}" for samples, key in _firsts(sets))
+        raise DataError(f"no prompt and seed is in all folders ({firsts}); sample them from the same prompts and seeds")
+    return common
+
+
+def _firsts(sets: Sequence[SampleSet]) -> list[tuple[SampleSet, Key]]:
+    return [(samples, next(iter(samples.files))) for samples in sets]
 
 
 def describe_sets(compared: ComparedSets) -> list[str]:
@@ -183,12 +186,6 @@ def _spell_gap(gap: tuple[float, float, float]) -> str:
     return f"{mean:+.4g} ({low:+.4g} to {high:+.4g})"
 
 
-_log = get_logger(__name__)
-_SUFFIXES = (".mp4", ".webm", ".gif", ".png")
-_FIRST_FRAME = "00000.png"
-_SAMPLES = "samples"
-
-
 @dataclass(frozen=True)
 class Sample:
     """A file, or a folder of frames. `number` counts samples of the same prompt and seed in a folder, from 0."""
@@ -221,7 +218,7 @@ def _read_folder(folder: Path) -> list[Sample]:
     found = []
     seen: Counter[tuple[str, int]] = Counter()
     for path in sorted(folder.iterdir()):
-        is_clip = path.suffix.lower() in _SUFFIXES if path.is_file() else (path / _FIRST_FRAME).is_file()
+        is_clip = path.suffix.lower() in _SUFFIXES if path.is_file() else (path / FIRST_FRAME).is_file()
         if not is_clip or path.name == CONTACT_SHEET:
             continue
         try:
@@ -235,6 +232,17 @@ def _read_folder(folder: Path) -> list[Sample]:
         found.append(Sample(path, *key, seen[key]))
         seen[key] += 1
     return found
+
+
+def name_folders(folders: Sequence[Path]) -> list[str]:
+    """The shortest endings of the paths that tell them apart."""
+    parts = [folder.resolve().parts for folder in folders]
+    if len(set(parts)) < len(parts):
+        raise DataError(f"{', '.join(map(str, folders))}: the same folder twice; name different ones")
+    length = 1
+    while len({part[-length:] for part in parts}) < len(parts):
+        length += 1
+    return [str(Path(*part[-length:])) for part in parts]
 
 
 def find_prompts(clips: Sequence[ListedClip], file: Path | None) -> dict[str, str]:
@@ -256,14 +264,3 @@ def _read_prompt(clip: ListedClip) -> str | None:
         return None if clip.member is not None else read_about(clip.root / clip.path)["prompt"]
     except DataError:
         return None
-
-
-def name_folders(folders: Sequence[Path]) -> list[str]:
-    """The shortest endings of the paths that tell them apart."""
-    parts = [folder.resolve().parts for folder in folders]
-    if len(set(parts)) < len(parts):
-        raise DataError(f"{', '.join(map(str, folders))}: the same folder twice; name different ones")
-    length = 1
-    while len({part[-length:] for part in parts}) < len(parts):
-        length += 1
-    return [str(Path(*part[-length:])) for part in parts]

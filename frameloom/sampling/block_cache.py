@@ -1,9 +1,9 @@
-"""Caching across solver steps: a block whose inputs hardly changed since it last ran is not run again.
+"""Block caching across solver steps: a block whose inputs hardly changed since it last ran is skipped.
 
 From one step to the next most blocks of a denoiser see nearly the same tokens. What such a block added to its input the
 last time is added again. The change of an input is its mean distance from the input at the last real run, relative to
-that one's size, so changes add up until the block runs. Only the tokens that a block adds to are judged: what else it
-is told, such as the noise level, changes at every step. Where several processes have parts of a clip's tokens, the
+the size of that input, so changes add up until the block runs. Only the tokens that a block adds to are compared: its
+other inputs, such as the noise level, change at every step. Where several ranks hold parts of a clip's tokens, the
 change is that of all parts together, so that all of them run a block or none does.
 """
 

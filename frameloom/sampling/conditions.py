@@ -1,8 +1,8 @@
-"""What a model with more inputs than text is given: pictures, videos and masks as frames, regions and latents.
+"""Conditions besides text: pictures, videos and masks, read from files and encoded for the denoiser.
 
 Shape letters: B batch, C channels, F frames, H height, W width.
 
-Modes follow from what is given:
+The mode follows from the files of a request:
 
     nothing                    text to image or text to video
     head, tail or both         image to video: the first frame, the last one, both
@@ -15,11 +15,9 @@ Modes follow from what is given:
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -34,166 +32,10 @@ from frameloom.data.media.frames import Window, resample_window
 from frameloom.data.media.transforms import to_unit_range
 from frameloom.models.denoisers.conditions import NOTHING, Conditions
 from frameloom.models.vaes.base import VideoVAE
-
-
-@dataclass(frozen=True)
-class SeedDraws:
-    """The random numbers of samples that are made, each from its own seed."""
-
-    seeds: Sequence[int]
-    device: torch.device
-    is_training: bool = False
-
-    def uniform_B(self, purpose: str) -> Tensor:
-        draws = [torch.rand((), generator=stream(seed, purpose)) for seed in self.seeds]
-        return torch.stack(draws).to(self.device)
-
-    def normal(self, purpose: str, shape: tuple[int, ...]) -> Tensor:
-        draws = [torch.randn(shape, generator=stream(seed, purpose)) for seed in self.seeds]
-        return torch.stack(draws).to(self.device)
-
-
-@dataclass(frozen=True)
-class Prepared:
-    """What sampling of a batch needs besides text and noise.
-
-    told       what the denoiser is told
-    untold     the same with nothing given, for image guidance; None when nothing is given anyway
-    origin     the latent that sampling starts from; None: noise
-    kept       (mask_B1FHW, latent_BCFHW) of cells that are given, to be put back when sampling is done; None: none
-    """
-
-    told: Conditions = NOTHING
-    untold: Conditions | None = None
-    origin_BCFHW: Tensor | None = None
-    kept: tuple[Tensor, Tensor] | None = None
-
-    def put_back(self, latent_BCFHW: Tensor) -> Tensor:
-        if self.kept is None:
-            return latent_BCFHW
-        mask_B1FHW, given_BCFHW = self.kept
-        return torch.where(mask_B1FHW > 0, given_BCFHW.to(latent_BCFHW), latent_BCFHW)
-
-
-def check_given(denoiser: LoadedDenoiser, given: Sequence[Given]) -> None:
-    """ConfigError when the model has no input for what is given, or for that shape of it."""
-    name, beside = denoiser.family.name, denoiser.family.beside(denoiser.config)
-    if beside == "control" and any(one.control_CFHW is None for one in given):
-        raise ConfigError(
-            f"{name}: a control model needs a control clip and cannot sample from text; name it: --control"
-        )
-    if beside != "control" and any(one.control_CFHW is not None for one in given):
-        raise ConfigError(f"{name}: this model takes no control clip; leave --control out, or choose a control model")
-    if beside != "inpaint" and any(one.is_known for one in given):
-        raise no_input(name)
-    if denoiser.family.knows == "ends" and not all(_is_ends(one.known_FHW) for one in given):
-        raise ConfigError(
-            f"{name}: this model can be given whole frames at the two ends of a clip, but the mask has others; "
-            "make its black parts whole frames there, or choose an inpaint model that takes regions"
-        )
-
-
-def no_input(family: str) -> ConfigError:
-    return ConfigError(
-        f"{family}: this model has no input for given frames, so --image, --last-image, --mask and --video without "
-        "--strength cannot be used; choose an image-to-video or inpaint model, or change a video with --video and "
-        "--strength"
-    )
-
-
-def _is_ends(known_FHW: Tensor) -> bool:
-    known_F = known_FHW.flatten(1).float().mean(1)
-    if not bool(((known_F == 0) | (known_F == 1)).all()):
-        return False
-    # Known, then unknown, then known again: at most two changes, and none from unknown at both ends.
-    changes = int((known_F[1:] != known_F[:-1]).sum())
-    return changes <= 1 or (changes == 2 and bool(known_F[0] == 1))
-
-
-@torch.no_grad()
-def prepare(
-    denoiser: LoadedDenoiser,
-    vae: VideoVAE,
-    seeds: Sequence[int],
-    given: Sequence[Given],
-    device: torch.device,
-    *,
-    keeps: bool = True,
-) -> Prepared:
-    """Conditions, start and kept cells of a batch, encoded one clip at a time: memory does not grow with the batch."""
-    check_given(denoiser, given)
-    clip_BCFHW = torch.stack([one.clip_CFHW for one in given]).to(device)
-    known_B1FHW = torch.stack([one.known_FHW for one in given])[:, None].to(device)
-
-    def encode(pixels_BCFHW: Tensor) -> Tensor:
-        parts = [vae.normalize(vae.encode(part_CFHW[None]).mode()) for part_CFHW in pixels_BCFHW]
-        return torch.cat(parts).float()
-
-    origin = encode(clip_BCFHW) if given[0].starts else None
-    pack, beside = denoiser.family.pack_known, denoiser.family.beside(denoiser.config)
-    if beside == "control":
-        control_BCFHW = torch.stack([one.control_CFHW for one in given if one.control_CFHW is not None]).to(device)
-        return Prepared(told=Conditions(beside_BCFHW=encode(control_BCFHW)), origin_BCFHW=origin)
-    if beside == "none" or pack is None:
-        return Prepared(origin_BCFHW=origin)
-    draws = SeedDraws(seeds, device)
-    told = pack(denoiser.config, clip_BCFHW, known_B1FHW, encode, draws)
-    if not bool(known_B1FHW.any()):
-        return Prepared(told=Conditions(beside_BCFHW=told), origin_BCFHW=origin)
-    untold = pack(denoiser.config, clip_BCFHW, torch.zeros_like(known_B1FHW), encode, draws)
-    kept = None
-    if keeps and denoiser.family.find_kept is not None:
-        kept = denoiser.family.find_kept(told)
-    elif keeps:
-        kept = find_known_cells(known_B1FHW, vae), encode(clip_BCFHW)
-    return Prepared(Conditions(beside_BCFHW=told), Conditions(beside_BCFHW=untold), origin, kept)
-
-
-def find_known_cells(known_B1FHW: Tensor, vae: VideoVAE) -> Tensor:
-    """1 for the latent cells of which every pixel is known; a causal autoencoder's first frame is a cell by itself."""
-    stride, *sides = vae.strides
-    known = known_B1FHW.float()
-    if vae.causal:
-        known = torch.cat([known[:, :, :1].expand(-1, -1, stride - 1, -1, -1), known], dim=2)
-    elif known.shape[2] % stride:
-        known = known[:, :, -1:].expand(-1, -1, stride, -1, -1)
-    return -F.max_pool3d(-known, kernel_size=(stride, *sides), stride=(stride, *sides))
-
-
-def repeat(given: Conditions, times: int) -> Conditions:
-    """For a batch that holds every sample several times, one whole batch after the other."""
-    repeated: dict[str, Any] = {
-        name: part.repeat(times, *[1] * (part.ndim - 1))
-        for name, part in vars(given).items()
-        if isinstance(part, Tensor)
-    }
-    return dataclasses.replace(given, **repeated)
-
-
-def concatenate(parts: Sequence[Conditions]) -> Conditions:
-    """The batches of all parts, in order; all have the same conditions."""
-    names = [name for name, part in vars(parts[0]).items() if isinstance(part, Tensor)]
-    joined: dict[str, Any] = {name: torch.cat([getattr(part, name) for part in parts]) for name in names}
-    return dataclasses.replace(parts[0], **joined)
-
+from frameloom.sampling.request import Request
 
 BLANK = -1.0
 _MASK_MIDDLE = 128
-
-
-class Media(Protocol):
-    """Files of a request; those that are None are not given."""
-
-    @property
-    def head(self) -> Path | None: ...
-    @property
-    def tail(self) -> Path | None: ...
-    @property
-    def video(self) -> Path | None: ...
-    @property
-    def mask(self) -> Path | None: ...
-    @property
-    def control(self) -> Path | None: ...
 
 
 @dataclass(frozen=True)
@@ -213,7 +55,7 @@ class Given:
         return bool(self.known_FHW.any())
 
 
-def name_mode(media: Media, settings: SampleSection) -> str:
+def name_mode(media: Request, settings: SampleSection) -> str:
     """One of text, image, continue, inpaint and video; ConfigError for files that do not go together."""
     problems = []
     if media.mask is not None and media.video is None:
@@ -238,7 +80,7 @@ def name_mode(media: Media, settings: SampleSection) -> str:
     return "text"
 
 
-def read_given(media: Media, settings: SampleSection, *, stride: int, causal: bool) -> Given:
+def read_given(media: Request, settings: SampleSection, *, stride: int, causal: bool) -> Given:
     """Read the files at the size of the clip that is made; `stride` and `causal` are the autoencoder's."""
     size_FHW = (settings.frames, settings.height, settings.width)
     clip_CFHW = torch.full((3, *size_FHW), BLANK)
@@ -306,3 +148,127 @@ def _read_mask(path: Path, settings: SampleSection) -> Tensor:
     grey_FHW = pixels_CFHW.mean(0)
     known_FHW = (grey_FHW < _MASK_MIDDLE / 127.5 - 1).to(torch.uint8)
     return known_FHW.expand(settings.frames, -1, -1).clone()
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """What sampling of a batch needs besides text and noise.
+
+    told       what the denoiser is told
+    untold     the same with nothing given, for image guidance; None when nothing is given anyway
+    origin     the latent that sampling starts from; None: noise
+    kept       (mask_B1FHW, latent_BCFHW) of cells that are given, to be put back when sampling is done; None: none
+    """
+
+    told: Conditions = NOTHING
+    untold: Conditions | None = None
+    origin_BCFHW: Tensor | None = None
+    kept: tuple[Tensor, Tensor] | None = None
+
+    def put_back(self, latent_BCFHW: Tensor) -> Tensor:
+        if self.kept is None:
+            return latent_BCFHW
+        mask_B1FHW, given_BCFHW = self.kept
+        return torch.where(mask_B1FHW > 0, given_BCFHW.to(latent_BCFHW), latent_BCFHW)
+
+
+@torch.no_grad()
+def prepare(
+    denoiser: LoadedDenoiser,
+    vae: VideoVAE,
+    seeds: Sequence[int],
+    given: Sequence[Given],
+    device: torch.device,
+    *,
+    keeps: bool = True,
+) -> Prepared:
+    """Conditions, start and kept cells of a batch, encoded one clip at a time: memory does not grow with the batch."""
+    check_given(denoiser, given)
+    clip_BCFHW = torch.stack([one.clip_CFHW for one in given]).to(device)
+    known_B1FHW = torch.stack([one.known_FHW for one in given])[:, None].to(device)
+
+    def encode(pixels_BCFHW: Tensor) -> Tensor:
+        parts = [vae.normalize(vae.encode(part_CFHW[None]).mode()) for part_CFHW in pixels_BCFHW]
+        return torch.cat(parts).float()
+
+    origin = encode(clip_BCFHW) if given[0].starts else None
+    pack, beside = denoiser.family.pack_known, denoiser.family.beside(denoiser.config)
+    if beside == "control":
+        control_BCFHW = torch.stack([one.control_CFHW for one in given if one.control_CFHW is not None]).to(device)
+        return Prepared(told=Conditions(beside_BCFHW=encode(control_BCFHW)), origin_BCFHW=origin)
+    if beside == "none" or pack is None:
+        return Prepared(origin_BCFHW=origin)
+    draws = SeedDraws(seeds, device)
+    told = pack(denoiser.config, clip_BCFHW, known_B1FHW, encode, draws)
+    if not bool(known_B1FHW.any()):
+        return Prepared(told=Conditions(beside_BCFHW=told), origin_BCFHW=origin)
+    untold = pack(denoiser.config, clip_BCFHW, torch.zeros_like(known_B1FHW), encode, draws)
+    kept = None
+    if keeps and denoiser.family.find_kept is not None:
+        kept = denoiser.family.find_kept(told)
+    elif keeps:
+        kept = find_known_cells(known_B1FHW, vae), encode(clip_BCFHW)
+    return Prepared(Conditions(beside_BCFHW=told), Conditions(beside_BCFHW=untold), origin, kept)
+
+
+@dataclass(frozen=True)
+class SeedDraws:
+    """The random numbers of samples that are made, each from its own seed."""
+
+    seeds: Sequence[int]
+    device: torch.device
+    is_training: bool = False
+
+    def uniform_B(self, purpose: str) -> Tensor:
+        draws = [torch.rand((), generator=stream(seed, purpose)) for seed in self.seeds]
+        return torch.stack(draws).to(self.device)
+
+    def normal(self, purpose: str, shape: tuple[int, ...]) -> Tensor:
+        draws = [torch.randn(shape, generator=stream(seed, purpose)) for seed in self.seeds]
+        return torch.stack(draws).to(self.device)
+
+
+def find_known_cells(known_B1FHW: Tensor, vae: VideoVAE) -> Tensor:
+    """1 for the latent cells of which every pixel is known; a causal autoencoder's first frame is a cell by itself."""
+    stride, *sides = vae.strides
+    known = known_B1FHW.float()
+    if vae.causal:
+        known = torch.cat([known[:, :, :1].expand(-1, -1, stride - 1, -1, -1), known], dim=2)
+    elif known.shape[2] % stride:
+        known = known[:, :, -1:].expand(-1, -1, stride, -1, -1)
+    return -F.max_pool3d(-known, kernel_size=(stride, *sides), stride=(stride, *sides))
+
+
+def check_given(denoiser: LoadedDenoiser, given: Sequence[Given]) -> None:
+    """ConfigError when the model has no input for what is given, or for that shape of it."""
+    name, beside = denoiser.family.name, denoiser.family.beside(denoiser.config)
+    if beside == "control" and any(one.control_CFHW is None for one in given):
+        raise ConfigError(
+            f"{name}: a control model needs a control clip and cannot sample from text; name it: --control"
+        )
+    if beside != "control" and any(one.control_CFHW is not None for one in given):
+        raise ConfigError(f"{name}: this model takes no control clip; leave --control out, or choose a control model")
+    if beside != "inpaint" and any(one.is_known for one in given):
+        raise no_input(name)
+    if denoiser.family.knows == "ends" and not all(_is_ends(one.known_FHW) for one in given):
+        raise ConfigError(
+            f"{name}: this model can be given whole frames at the two ends of a clip, but the mask has others; "
+            "make its black parts whole frames there, or choose an inpaint model that takes regions"
+        )
+
+
+def no_input(family: str) -> ConfigError:
+    return ConfigError(
+        f"{family}: this model has no input for given frames, so --image, --last-image, --mask and --video without "
+        "--strength cannot be used; choose an image-to-video or inpaint model, or change a video with --video and "
+        "--strength"
+    )
+
+
+def _is_ends(known_FHW: Tensor) -> bool:
+    known_F = known_FHW.flatten(1).float().mean(1)
+    if not bool(((known_F == 0) | (known_F == 1)).all()):
+        return False
+    # Known, then unknown, then known again: at most two changes, and none from unknown at both ends.
+    changes = int((known_F[1:] != known_F[:-1]).sum())
+    return changes <= 1 or (changes == 2 and bool(known_F[0] == 1))

@@ -1,12 +1,13 @@
-"""A denoiser under guidance: text, or text and what is given, at the strength of each step.
+"""Classifier-free guidance around a denoiser: on text, or on text and given frames, with a scale per step.
 
-Shape letters: B batch, C channels, F frames, H height, W width.
+Shape letters: B batch, C channels, F frames, H height, W width, K text tokens, D width of a text state.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from typing import Literal
+from collections.abc import Sequence
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -16,7 +17,7 @@ from frameloom.config.schema.sampling import SampleSection
 from frameloom.diffusion.guidance import ThreeBranchGuidance, dynamic_scale, guided, oscillate, rescale_guided
 from frameloom.models.denoisers.conditions import Conditions
 from frameloom.models.text.base import TextStates
-from frameloom.sampling.conditions import Prepared, concatenate, repeat
+from frameloom.sampling.conditions import Prepared
 
 
 class GuidedDenoiser:
@@ -51,7 +52,7 @@ class GuidedDenoiser:
             return self._predict_with_image(x_BCFHW, timestep_B, self._prepared.untold)
         if text_scale == 1:
             return self._predict(x_BCFHW, timestep_B, [self._text], told)[0]
-        pair = self._predict(x_BCFHW, timestep_B, [self._text, self._negative], repeat(told, 2))
+        pair = self._predict(x_BCFHW, timestep_B, [self._text, self._negative], _repeat(told, 2))
         result = guided(pair[0], pair[1], text_scale)
         return rescale_guided(result, pair[0], settings.guidance_rescale) if settings.guidance_rescale else result
 
@@ -64,7 +65,7 @@ class GuidedDenoiser:
             scale_image_by_frame=settings.image_guidance_by_frame,
         )
         texts = [self._text, self._negative, self._negative]
-        full, image_only, neither = self._predict(x_BCFHW, timestep_B, texts, concatenate([told, told, untold]))
+        full, image_only, neither = self._predict(x_BCFHW, timestep_B, texts, _concatenate([told, told, untold]))
         return law.combine(full, image_only, neither, step=self.step, num_steps=settings.steps)
 
     def _scale(self, scale: float, of: Literal["text", "image"]) -> float:
@@ -87,3 +88,20 @@ class GuidedDenoiser:
         x = x_BCFHW.to(self._dtype).repeat(times, 1, 1, 1, 1)
         result = self._family.denoise(self._model, x, timestep_B.repeat(times), text, given)
         return result.float().chunk(times)
+
+
+def _repeat(given: Conditions, times: int) -> Conditions:
+    """For a batch that holds every sample several times, one whole batch after the other."""
+    repeated: dict[str, Any] = {
+        name: part.repeat(times, *[1] * (part.ndim - 1))
+        for name, part in vars(given).items()
+        if isinstance(part, Tensor)
+    }
+    return dataclasses.replace(given, **repeated)
+
+
+def _concatenate(parts: Sequence[Conditions]) -> Conditions:
+    """The batches of all parts, in order; all have the same conditions."""
+    names = [name for name, part in vars(parts[0]).items() if isinstance(part, Tensor)]
+    joined: dict[str, Any] = {name: torch.cat([getattr(part, name) for part in parts]) for name in names}
+    return dataclasses.replace(parts[0], **joined)

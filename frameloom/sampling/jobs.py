@@ -1,310 +1,269 @@
-"""Many requests into a folder: divided over processes, each file written as soon as it is made, none made twice.
-
-Neighbours may form groups that make one clip together (`sequence`); then the groups share the list.
-"""
+"""A sampling job from prompts to files, as `frameloom sample` runs it, and the exact repeat of a finished file."""
 
 from __future__ import annotations
 
 import json
-import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, replace
-from datetime import timedelta
+import math
+import re
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
-import torch
+import numpy as np
+from pydantic import ValidationError
 
-from frameloom.builders.vae import check_frames
 from frameloom.config.schema.sampling import SampleSection
-from frameloom.core.errors import ConfigError, PeerFailed
-from frameloom.core.files import digest_file, digest_value, write_text
-from frameloom.core.progress import ProgressBar
-from frameloom.data.loading.loader import log as worker_log
-from frameloom.data.media.writing import CONTACT_SHEET, contact_sheet, write_image
-from frameloom.diffusion.samplers import check_sampler
-from frameloom.distributed.context import Collective, process_group
-from frameloom.distributed.ranks import Ranks
-from frameloom.distributed.sequence_parallel import ALONE, SequenceGroup, divide_ranks
-from frameloom.models.denoisers.building import use_sequence_group
-from frameloom.models.text.base import TextEncoder
-from frameloom.models.text.tensor_parallel import TensorEncoder, can_split, find_group
-from frameloom.sampling.conditions import name_mode, no_input
-from frameloom.sampling.outputs import PLACES, describe_result, free_path, read_frames, write_clip
-from frameloom.sampling.pipeline import Placement, Request, Sampler, generate, split_batches
+from frameloom.core.errors import CheckpointError, ConfigError, DataError
+from frameloom.core.files import digest_file
+from frameloom.distributed.ranks import read_ranks
+from frameloom.sampling.batch import RankGroup, check_requests, divide_clips, join_ranks, make_first_frames, sample_many
+from frameloom.sampling.block_cache import CacheCount
+from frameloom.sampling.conditions import read_given
+from frameloom.sampling.load import Source, open_sampler
+from frameloom.sampling.outputs import read_about
+from frameloom.sampling.pipeline import Sampler, decode, draw_noise, encode_prompts, prepare_batch, solve
+from frameloom.sampling.refine import build_refiner, refine_prompts
+from frameloom.sampling.request import MEDIA, Request, Row, check_media, expand_rows
 
-# A share may take hours longer than another; a process that dies is noticed by torchrun, not by a timeout.
-_PATIENCE = timedelta(days=7)
-
-
-@dataclass(frozen=True)
-class RankGroup:
-    """Which rank this is, how it reaches the others, and which of them make a clip with it; alone by default."""
-
-    ranks: Ranks = field(default_factory=Ranks)
-    context: Collective = field(default_factory=Collective)
-    sequence: SequenceGroup = ALONE
-
-
-@contextmanager
-def join_ranks(ranks: Ranks, *, sequence: int = 1) -> Iterator[RankGroup]:
-    """All processes of this call, in groups of `sequence`; ConfigError when they cannot be divided so."""
-    try:
-        check_groups(ranks.num_ranks, sequence)
-    except ConfigError as error:
-        if ranks.local_rank == 0:
-            raise
-        # All processes of a host find the same; one of them tells it.
-        raise PeerFailed(error.exit_code) from error
-    if ranks.num_ranks == 1:
-        yield RankGroup(ranks)
-        return
-    on_gpu = sequence > 1 and torch.cuda.is_available()
-    with process_group(ranks, on_gpu=on_gpu, timeout=_PATIENCE, keep_warnings=[worker_log]) as context:
-        yield RankGroup(ranks, context, divide_ranks(sequence))
-
-
-def check_groups(num_ranks: int, sequence: int) -> None:
-    """ConfigError with the arithmetic when so many processes do not make whole groups."""
-    if num_ranks == 1 and sequence > 1:
-        raise ConfigError(
-            f"--sequence {sequence}: {sequence} processes make a clip together, but this is one; start them: "
-            f"torchrun --nproc-per-node {sequence} -m frameloom sample ..."
-        )
-    if num_ranks % sequence:
-        below = num_ranks // sequence * sequence
-        fitting = f"{below} or {below + sequence}" if below else str(sequence)
-        raise ConfigError(
-            f"--sequence {sequence}: {num_ranks} processes / {sequence} leaves a group of {num_ranks % sequence}; "
-            f"start {fitting} processes, or choose a divisor of {num_ranks}"
-        )
-
-
-OPTION = "--sequence"
-
-
-def divide_clips(sampler: Sampler, group: SequenceGroup) -> Sampler:
-    """The sampler of one process of `group`; ConfigError when its model's heads cannot be shared by so many."""
-    if group.degree == 1:
-        return sampler
-    use_sequence_group(sampler.denoiser.family, sampler.denoiser.model, group, key=OPTION)
-    if not sampler.splits_text:
-        return replace(sampler, sequence=group)
-
-    def split(encoder: TextEncoder) -> TextEncoder:
-        return TensorEncoder(encoder, find_group(group.name), key=OPTION) if can_split(encoder) else encoder
-
-    text, placement = sampler.text.with_each(split), sampler.placement
-    if placement is not None:
-        placement = Placement({**placement.parts, "text": text}, placement.device, offload=placement.offload)
-    return replace(sampler, sequence=group, text=text, placement=placement)
-
-
-LEDGER = "samples.jsonl"
-_OF_RANK = "samples-rank*.jsonl"
+SELF = "self"
+_RATIO = re.compile(r"(\d+(?:\.\d+)?):(\d+(?:\.\d+)?)")
+_PREFIX = "sample."
+# Equal in both, or the result would be another one.
+_IDENTITY = ("recipe", "weights")
 
 
 @dataclass(frozen=True)
-class Entry:
-    """A finished file: `key` is the digest of all that it was made from, `sha256` that of its content."""
+class Order:
+    """What to sample. `image_model` makes the first frames ("self": the model does so itself).
 
-    file: str
-    prompt: str
-    seed: int
-    key: str
-    sha256: str
+    So many processes as `sequence` says make each clip together.
+    """
 
-
-class Ledger:
-    """Entries by key. Each process appends to a file of its own; `settle` joins them when all are done."""
-
-    def __init__(self, out: Path, *, rank: int = 0) -> None:
-        self.out = out
-        self._own = out / (LEDGER if rank == 0 else f"samples-rank{rank}.jsonl")
-        self.entries: dict[str, Entry] = {}
-        for file in (out / LEDGER, *sorted(out.glob(_OF_RANK))):
-            self.entries |= {entry.key: entry for entry in _read(file)}
-
-    def find_done(self, key: str) -> Entry | None:
-        """The entry of a request whose file is there and unchanged."""
-        entry = self.entries.get(key)
-        if entry is None or not (self.out / entry.file).exists():
-            return None
-        return entry if digest_clip(self.out / entry.file) == entry.sha256 else None
-
-    def add(self, entry: Entry) -> None:
-        self.entries[entry.key] = entry
-        self.out.mkdir(parents=True, exist_ok=True)
-        with self._own.open("a", encoding="utf-8") as file:
-            file.write(_write([entry]))
-            file.flush()
-            os.fsync(file.fileno())
-
-    def settle(self, order: Iterable[str]) -> None:
-        """One file for all processes: earlier entries, then those of this call in its order."""
-        for file in sorted(self.out.glob(_OF_RANK)):
-            self.entries |= {entry.key: entry for entry in _read(file)}
-        last = list(dict.fromkeys(key for key in order if key in self.entries))
-        kept = [key for key in self.entries if key not in set(last)]
-        write_text(self.out / LEDGER, _write(self.entries[key] for key in (*kept, *last)))
-        for file in self.out.glob(_OF_RANK):
-            file.unlink()
+    source: Source
+    rows: Sequence[Row]
+    out: Path
+    first_seed: int = 0
+    num_samples: int = 1
+    media: Mapping[str, Path] = field(default_factory=dict)
+    ratio: str | None = None
+    refiner: Path | None = None
+    refiner_command: str | None = None
+    image_model: str | None = None
+    batch_size: int = 1
+    again: bool = False
+    sequence: int = 1
 
 
-def digest_clip(path: Path) -> str:
-    """Of a file, or of a folder of frames."""
-    if path.is_file():
-        return digest_file(path)
-    return digest_value({file.name: digest_file(file) for file in path.iterdir()})
-
-
-def _write(entries: Iterable[Entry]) -> str:
-    return "".join(json.dumps(asdict(entry)) + "\n" for entry in entries)
-
-
-def _read(file: Path) -> Iterable[Entry]:
-    """All whole lines; one that a killed process left half-written counts as not there."""
-    if not file.is_file():
-        return
-    for line in file.read_text(encoding="utf-8", errors="replace").splitlines():
-        try:
-            yield Entry(**json.loads(line))
-        except (ValueError, TypeError):
-            continue
-
-
-_MAX_SHOWN = 24
-FIRST_FRAMES = "first-frames"
-
-
-@dataclass(frozen=True)
-class Job:
-    """A request with its settings, what is written into its file, the file, and whether it is there already."""
-
-    request: Request
-    settings: SampleSection
-    about: dict[str, str]
-    path: Path
-    is_done: bool
-    key: str
-
-
-def check_requests(sampler: Sampler, requests: Sequence[Request]) -> None:
-    """ConfigError for the first request that this model cannot make, before anything is made."""
-    patch = sampler.denoiser.family.patch(sampler.denoiser.config)
-    for settings in dict.fromkeys(request.settings or sampler.settings for request in requests):
-        check_sampler(settings.sampler, sampler.objective)
-        check_frames(sampler.vae, settings.frames)
-        for name, stride, cells in (
-            ("height", sampler.vae.strides[1], patch[1]),
-            ("width", sampler.vae.strides[2], patch[2]),
-        ):
-            side: int = getattr(settings, name)
-            if side % (stride * cells):
-                raise ConfigError(f"--{name} {side}: this model makes multiples of {stride * cells} pixels")
-    takes = sampler.denoiser.family.beside(sampler.denoiser.config)
-    for request in requests:
-        mode = name_mode(request, request.settings or sampler.settings)
-        if takes == "none" and mode in ("image", "continue", "inpaint"):
-            raise no_input(sampler.denoiser.family.name)
-
-
-def sample_many(
-    sampler: Sampler,
-    requests: Sequence[Request],
-    out: Path,
-    group: RankGroup,
+def fill_order(
+    order: Order,
     *,
-    batch_size: int = 1,
-    again: bool = False,
+    tell: Callable[[str], object],
+    open_model: Callable[[Source], Sampler] = open_sampler,
     on_step: Callable[[int], object] = lambda count: None,
 ) -> list[Path]:
-    """Files of all requests, in order, with `samples.jsonl` and a contact sheet; those that are there are kept.
+    """The files of an order, on every process; `tell` is told results worth reading, by the first process alone.
 
-    Batches are cut from the whole list, so that neither the number of processes nor what was done before changes which
-    requests are made together. The groups that the sampler's `sequence` makes of processes share the batches, and the
-    first process of a group writes. `again` makes all of them once more, beside the earlier files. `on_step` is told
-    how many videos moved a step; an error that it raises ends the call, and files that are done by then stay.
+    `open_model` may give a model that it has kept; `on_step` is that of `sample_many`.
     """
-    check_requests(sampler, requests)
-    ledger = Ledger(out, rank=group.ranks.rank)
-    jobs = _plan(sampler, requests, out, ledger, again=again)
-    # Names are chosen by what is in the folder, so nobody writes before all have looked.
-    group.context.barrier()
-    share = group.ranks.by_groups(sampler.sequence.degree).share(list(_split(sampler, jobs, batch_size)))
-    total = sum(len(batch) * batch[0].settings.steps for batch in share)
-    with ProgressBar("sampling", total, is_shown=group.ranks.is_first) as bar:
+    check_media(order.rows, order.media)
+    with join_ranks(read_ranks(), sequence=order.sequence) as group:
+        say = tell if group.ranks.is_first else _say_nothing
+        rows = _refine(order, group, say)
+        sampler = divide_clips(open_model(order.source), group.sequence)
+        settings = sampler.settings if order.ratio is None else fit_ratio(sampler, order.ratio)
+        requests = expand_rows(
+            rows, settings, first_seed=order.first_seed, num_samples=order.num_samples, media=order.media
+        )
+        if order.image_model is not None:
+            requests = _add_first_frames(order, sampler, requests, group)
+        check_requests(sampler, requests)
+        if settings.cache_threshold and group.ranks.by_groups(order.sequence).is_first:
+            say(measure_cache(sampler, requests[0]).describe())
+        paths = sample_many(
+            sampler, requests, order.out, group, batch_size=order.batch_size, again=order.again, on_step=on_step
+        )
+        return list(dict.fromkeys(paths))
 
-        def advance(count: int, note: str = "") -> None:
-            bar.advance(count, note)
-            on_step(count)
 
-        for batch in share:
-            if all(job.is_done for job in batch):
-                advance(len(batch) * batch[0].settings.steps, note="done before")
-                continue
-            results = generate(sampler, [job.request for job in batch], batch_size=batch_size, on_step=advance)
-            # Others of a group have made the clip, too, and have no result.
-            for job, result in zip(batch if results else [], results, strict=True):
-                if not job.is_done:
-                    write_clip(job.path, result.frames_FHWC, job.settings, job.about)
-                    ledger.add(_enter(job, out))
-    group.context.barrier()
+def _refine(order: Order, group: RankGroup, say: Callable[[str], object]) -> list[Row]:
+    """By the first process, for all: a refiner that draws would tell each another text."""
+    rows = list(order.rows)
+    if order.refiner is None and order.refiner_command is None:
+        return rows
+    texts: list[str] | None = None
     if group.ranks.is_first:
-        ledger.settle(job.key for job in jobs)
-        _write_sheet(jobs, out)
-    paths = {job.key: job.path for job in jobs}
-    return [paths[_find_key(sampler, request)] for request in requests]
+        refiner = build_refiner(order.refiner, order.refiner_command)
+        texts = refine_prompts(refiner, [row.prompt for row in rows], seed=order.first_seed)
+        for text in texts:
+            say(f"refined: {text}")
+    refined: list[str] = group.context.broadcast(texts)
+    return [replace(row, prompt=text) for row, text in zip(rows, refined, strict=True)]
 
 
-def make_first_frames(
-    sampler: Sampler, requests: Sequence[Request], out: Path, group: RankGroup, *, settings: SampleSection | None = None
-) -> list[Request]:
-    """The requests with a picture of the same prompt and seed as their first frame: text to image to video."""
-    chosen = (settings or sampler.settings).model_copy(update={"frames": 1, "strength": None})
-    pictures = [replace(request, settings=chosen) for request in requests]
-    paths = sample_many(sampler, pictures, out / FIRST_FRAMES, group)
-    group.context.barrier()
-    return [replace(request, head=path) for request, path in zip(requests, paths, strict=True)]
+def fit_ratio(sampler: Sampler, ratio: str) -> SampleSection:
+    """Settings with sides in this ratio, width to height, and about as many pixels as before."""
+    match = _RATIO.fullmatch(ratio)
+    if match is None or not float(match[1]) or not float(match[2]):
+        raise ConfigError(f"--ratio {ratio}: not a ratio; write width:height, as in 16:9")
+    patch = sampler.denoiser.family.patch(sampler.denoiser.config)
+    steps = [stride * cells for stride, cells in zip(sampler.vae.strides[1:], patch[1:], strict=True)]
+    area, wide = sampler.settings.height * sampler.settings.width, float(match[1]) / float(match[2])
+    sides = ((area / wide) ** 0.5, (area * wide) ** 0.5)
+    height, width = (max(step, round(side / step) * step) for side, step in zip(sides, steps, strict=True))
+    return sampler.settings.model_copy(update={"height": height, "width": width})
 
 
-def _plan(sampler: Sampler, requests: Sequence[Request], out: Path, ledger: Ledger, *, again: bool) -> list[Job]:
-    """A job for each request; those that are the same in all that matters are one."""
-    jobs: dict[str, Job] = {}
-    taken: set[str] = set()
-    for request in requests:
-        settings = request.settings or sampler.settings
-        whole, key = replace(request, settings=settings), _find_key(sampler, request)
-        if key in jobs:
-            continue
-        done = None if again else ledger.find_done(key)
-        suffix = "png" if settings.frames == 1 else settings.format
-        path = out / done.file if done is not None else free_path(out, whole, suffix, frozenset(taken))
-        taken.add(path.name)
-        about = describe_result(sampler.origin, whole, settings)
-        jobs[key] = Job(whole, settings, about, path, done is not None, key)
-    return list(jobs.values())
+def _add_first_frames(order: Order, sampler: Sampler, requests: Sequence[Request], group: RankGroup) -> list[Request]:
+    if any(request.head is not None or request.video is not None for request in requests):
+        raise ConfigError("--image-model: makes the first frame, but --image or --video gives one; leave one out")
+    check_requests(sampler, [replace(request, head=order.out) for request in requests])
+    if order.image_model == SELF:
+        return make_first_frames(sampler, requests, order.out, group)
+    assert order.image_model is not None
+    return make_first_frames(open_sampler(Source(Path(order.image_model))), requests, order.out, group)
 
 
-def _find_key(sampler: Sampler, request: Request) -> str:
-    """A digest of what the frames follow from, and of a name that was given; where files lie does not matter."""
-    about = describe_result(sampler.origin, request, request.settings or sampler.settings)
-    return digest_value({name: value for name, value in about.items() if name not in PLACES})
+def _say_nothing(text: str) -> None:
+    """Other processes than the first."""
 
 
-def _split(sampler: Sampler, jobs: Sequence[Job], batch_size: int) -> Iterator[list[Job]]:
-    left = iter(jobs)
-    for part, _ in split_batches(sampler, [job.request for job in jobs], batch_size):
-        yield [next(left) for _ in part]
+@dataclass(frozen=True)
+class CacheReport:
+    """`latent_error` is the distance of the latents relative to their size; `psnr` that of the frames, in dB."""
+
+    threshold: float
+    share_skipped: float
+    seconds: float
+    seconds_without: float
+    latent_error: float
+    psnr: float
+
+    def describe(self) -> str:
+        gain = self.seconds_without / max(self.seconds, 1e-9)
+        return (
+            f"cache_threshold {self.threshold:g}, measured on the first prompt: {self.share_skipped:.0%} of all blocks "
+            f"skipped, {self.seconds:.2f} s instead of {self.seconds_without:.2f} s ({gain:.2f}x), latents off by "
+            f"{self.latent_error:.2%}, frames {self.psnr:.1f} dB"
+        )
 
 
-def _enter(job: Job, out: Path) -> Entry:
-    file = job.path.relative_to(out).as_posix()
-    return Entry(file, job.request.prompt, job.request.seed, job.key, digest_clip(job.path))
+def measure_cache(sampler: Sampler, request: Request) -> CacheReport:
+    """Make a request twice, with and without its `cache_threshold`."""
+    settings = request.settings or sampler.settings
+    given = [read_given(request, settings, stride=sampler.vae.strides[0], causal=sampler.vae.causal)]
+    text = encode_prompts(sampler, [request.prompt], settings)
+    noise = draw_noise(sampler, [request], settings)
+    prepared = prepare_batch(sampler, [request], given, settings)
+    count, found = CacheCount(), []
+    for chosen in (settings.model_copy(update={"cache_threshold": 0.0}), settings):
+        started = time.perf_counter()
+        latent = solve(sampler, text, noise, prepared, [request.seed], chosen, count=count)
+        found.append((latent, time.perf_counter() - started))
+    (exact, seconds_without), (cached, seconds) = found
+    error = float((cached - exact).norm() / exact.norm().clamp_min(1e-12))
+    frames = [decode(sampler, latent)[0].astype(np.float64) for latent in (exact, cached)]
+    squared = float(np.mean((frames[0] - frames[1]) ** 2))
+    psnr = math.inf if squared == 0 else 10 * math.log10(255**2 / squared)
+    return CacheReport(settings.cache_threshold, count.share, seconds, seconds_without, error, psnr)
 
 
-def _write_sheet(jobs: Sequence[Job], out: Path) -> None:
-    """Read back from the files, so that it is the same however they were made."""
-    shown = jobs[:_MAX_SHOWN]
-    labels = [f"{job.request.prompt} (seed {job.request.seed})" for job in shown]
-    write_image(out / CONTACT_SHEET, contact_sheet([list(read_frames(job.path)) for job in shown], labels))
+def repeat_file(file: Path, out: Path, *, model: Path | None = None, sequence: int = 1) -> list[Path]:
+    """Make a file again that says how it was made; to the bit, on the same machine and with as many threads.
+
+    With another number of processes to a clip than it was made with, up to the last bits.
+    """
+    repeat = read_repeat(file, model=model)
+    sampler = open_sampler(repeat.source)
+    repeat.check(sampler)
+    sampler = replace(sampler, origin={**sampler.origin, **_identity(repeat.about)})
+    with join_ranks(read_ranks(), sequence=sequence) as group:
+        sampler = divide_clips(sampler, group.sequence)
+        return sample_many(sampler, [repeat.request], out, group, again=True)
+
+
+def _identity(about: Mapping[str, str]) -> dict[str, str]:
+    """The words for the model as the file has them, so that the new file is equal as a whole."""
+    return {name: about[name] for name in ("model", "overrides") if name in about}
+
+
+@dataclass(frozen=True)
+class Repeat:
+    """What a file was made from; `check` refuses a model that is not the same."""
+
+    file: Path
+    source: Source
+    request: Request
+    about: dict[str, str]
+
+    def check(self, sampler: Sampler) -> None:
+        different = [name for name in _IDENTITY if self.about.get(name) != sampler.origin.get(name)]
+        if different:
+            raise CheckpointError(
+                f"{self.file}: was made with another model: {' and '.join(different)} of {self.source.path} are not "
+                "the same any more; name the model that it was made with, or sample with its prompt and seed"
+            )
+
+
+def read_repeat(file: Path, *, model: Path | None = None) -> Repeat:
+    """The request and the model of a file; `model` is where the model lies now, if it was moved."""
+    about = read_about(file)
+    settings = _read_settings(file, about)
+    if "model" not in about and model is None:
+        raise DataError(f"{file}: does not say its model; name the run in front: frameloom sample RUN --like {file}")
+    try:
+        overrides = json.loads(about.get("overrides", "[]"))
+        seed, step = int(about["seed"]), about.get("step")
+        source = Source(
+            model or Path(about["model"]),
+            (*overrides, *_of_model(settings)),
+            step=None if step is None else int(step),
+            family=about.get("family"),
+            recipe=about.get("recipe_name"),
+        )
+    except (ValueError, TypeError) as error:
+        raise DataError(f"{file}: says how it was made in a form that is not known ({error})") from error
+    media: dict[str, Any] = {name: Path(about[name]) for name in MEDIA if name in about}
+    for name, path in media.items():
+        if not path.is_file() or digest_file(path) != about.get(f"{name}.sha256"):
+            raise DataError(
+                f"{file}: was made with {path} as its {name}, which is not there or has changed; bring it back"
+            )
+    request = Request(about["prompt"], seed, **media, settings=settings, name=about.get("name"))
+    return Repeat(file, source, request, about)
+
+
+def _read_settings(file: Path, about: dict[str, str]) -> SampleSection:
+    """Settings that the file does not have, because it is older than them, have their defaults."""
+    found = {}
+    for name, key in SampleSection.model_fields.items():
+        text = about.get(_PREFIX + name)
+        if text is not None:
+            is_text = isinstance(key.default, str) or (key.default is None and not _is_json(text))
+            found[name] = text if is_text else json.loads(text)
+    try:
+        return SampleSection.model_validate(found)
+    except ValidationError as error:
+        raise DataError(f"{file}: its settings are not known here ({error.errors()[0]['msg']})") from error
+
+
+def _is_json(text: str) -> bool:
+    try:
+        json.loads(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _of_model(settings: SampleSection) -> list[str]:
+    """Settings that a model is loaded with."""
+    words = []
+    for name in ("weights", "lora_scale", "lora_merge", "precision", "tile_px", "offload"):
+        value = getattr(settings, name)
+        words += [f"--sample.{name}", value if isinstance(value, str) else json.dumps(value)]
+    if settings.lora is not None:
+        loras = settings.lora
+        text = loras if isinstance(loras, str) else json.dumps([one.model_dump() for one in loras])
+        words += ["--sample.lora", text]
+    return words

@@ -1,7 +1,7 @@
-"""Something to sample from: a run, an exported model folder, a recipe, or a published checkpoint.
+"""Load a sampler from a run, an exported model folder, a recipe, or a published checkpoint.
 
-A recipe names its parts by paths that lead from the folder in which `frameloom train` was called. Sampled from another
-folder, they would lead nowhere, or to the parts of another project.
+A recipe names its parts by paths relative to the folder in which `frameloom train` was called. Sampling may start in
+another folder, where they would lead nowhere, or to the parts of another project, so they are resolved first.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ import torch
 from pydantic import BaseModel
 
 from frameloom.builders.denoiser import LoadedDenoiser, build_denoiser, rebuild_denoiser
-from frameloom.builders.lora_files import add_lora, check_base, digest_lora, use_adapters
-from frameloom.builders.objective import build_objective
-from frameloom.builders.published import find_objective, name_overrides
+from frameloom.builders.lora import add_lora, check_base, digest_lora, use_adapters
+from frameloom.builders.objective import build_objective, find_objective
+from frameloom.builders.published import name_overrides
 from frameloom.builders.run_weights import find_step
 from frameloom.builders.text import (
     TRAINED_TEXT,

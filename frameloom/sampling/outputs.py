@@ -1,4 +1,7 @@
-"""Files of what was made: mp4, webm, gif, frames as png; each says how it was made, and that can be read back."""
+"""Sampled videos as files: mp4, webm, gif or png, each with the request and settings it was made from.
+
+Shape letters: C channels, F frames, H height, W width.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ import json
 from collections.abc import Mapping
 from fractions import Fraction
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import av
 import numpy as np
@@ -20,16 +23,12 @@ from frameloom.core.files import atomic_file, atomic_folder, digest_file
 from frameloom.core.paths import clean_name
 from frameloom.data.media.decode import probe_clip, read_clip
 from frameloom.data.media.writing import read_metadata, write_image, write_video
+from frameloom.sampling.request import MEDIA, Request
 
-if TYPE_CHECKING:
-    from frameloom.sampling.pipeline import Request
-
-
-MEDIA = ("head", "tail", "video", "mask", "control")
 # What says where files lie, not what is in them.
 PLACES = ("model", "overrides", *MEDIA)
 ABOUT = "comment"
-_FIRST_FRAME = "00000.png"
+FIRST_FRAME = "00000.png"
 
 
 def describe_result(origin: Mapping[str, str], request: Request, settings: SampleSection) -> dict[str, str]:
@@ -126,7 +125,7 @@ def _pack(about: Mapping[str, str]) -> bytes:
 def read_about(path: Path) -> dict[str, str]:
     """What `write_clip` was told; DataError for a file that does not say how it was made."""
     if path.is_dir():
-        path = path / _FIRST_FRAME
+        path = path / FIRST_FRAME
     if not path.is_file():
         raise DataError(f"{path}: no such file; name a file, or a folder of frames, that `frameloom sample` wrote")
     suffix = path.suffix.lower()

@@ -1,11 +1,11 @@
-"""Prompt in, video file out: five plain functions with tensors between them, and one that calls them in turn.
+"""From requests to video frames: five functions with tensors between them, and one that calls them in turn.
 
 Shape letters: B batch, C channels, F frames, H height, W width.
 
     encode_prompts -> draw_noise -> solve -> decode -> write_results
 
-What differs between families is in their records (`models/denoisers/base.py`); what is given besides the prompt is read
-in `given` and made into conditions in `conditions`.
+What differs between families is in their specs (`models/spec.py`); given pictures and videos are read and encoded in
+`conditions.py`.
 """
 
 from __future__ import annotations
@@ -42,89 +42,11 @@ from frameloom.sampling.block_cache import CacheCount, skipping_blocks
 from frameloom.sampling.conditions import Given, Prepared, name_mode, prepare, read_given
 from frameloom.sampling.guidance import GuidedDenoiser
 from frameloom.sampling.outputs import describe_result, free_path, write_clip
+from frameloom.sampling.request import Request
 
 HOST = torch.device("cpu")
-
-
-class Movable(Protocol):
-    def to(self, device: torch.device, /) -> Any: ...
-
-
-@dataclass
-class Placement:
-    """`parts` by name; with `offload`, a part is on `device` only inside `using` it, else all stay there.
-
-    `resident` are the parts on the device now, `moves` all moves so far as (part, device or host): the account of what
-    a device must hold at once, which is kept where device and host are the same, too.
-    """
-
-    parts: dict[str, Movable]
-    device: torch.device
-    offload: bool = False
-    resident: set[str] = field(default_factory=set)
-    moves: list[tuple[str, str]] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        for name, part in self.parts.items():
-            if self.offload:
-                part.to(HOST)
-            else:
-                part.to(self.device)
-                self.resident.add(name)
-
-    @contextmanager
-    def using(self, name: str) -> Iterator[None]:
-        """The part on the device; what is left there by others is parked first."""
-        if not self.offload or name in self.resident:
-            yield
-            return
-        for other in sorted(self.resident):
-            self._park(other)
-        self.parts[name].to(self.device)
-        self.resident.add(name)
-        self.moves.append((name, "device"))
-        try:
-            yield
-        finally:
-            self._park(name)
-
-    def _park(self, name: str) -> None:
-        self.parts[name].to(HOST)
-        self.resident.discard(name)
-        self.moves.append((name, "host"))
-
-
 _SAID_RATE = re.compile(r"\bFPS\b", re.IGNORECASE)
 _SAID_MOTION = re.compile(r"\bmotion score\b", re.IGNORECASE)
-
-
-@dataclass(frozen=True)
-class PromptNote:
-    section: CaptionNoteSection
-    fps_max: float
-
-    def add(self, prompt: str, settings: SampleSection) -> str:
-        """The prompt with what it does not say itself; the empty prompt stays empty, a picture has no frame rate."""
-        if not prompt:
-            return prompt
-        has_rate = self.section.fps and settings.frames > 1 and not _SAID_RATE.search(prompt)
-        score = self.section.motion_in_sampling if settings.motion_score is None else settings.motion_score
-        is_silent = self.section.motion is None or score is None or _SAID_MOTION.search(prompt)
-        motion = [] if is_silent or score is None else [spell_motion(score)]
-        if self.section.in_sampling == "as_trained":
-            return join_note(prompt, ([spell_rate(settings.fps, self.fps_max)] if has_rate else []) + motion)
-        text = prompt.strip()
-        text = text if text.endswith(".") else f"{text}."
-        return " ".join([text, *(f"{part}." for part in ([f"{settings.fps:g} FPS"] if has_rate else []) + motion)])
-
-
-def build_note(recipe: Recipe) -> PromptNote | None:
-    """What the recipe trains with; without that, a motion score that is asked for is told in the published way."""
-    if recipe.text.note is not None:
-        return PromptNote(recipe.text.note, recipe.data.fps_max)
-    if recipe.sample.motion_score is None:
-        return None
-    return PromptNote(CaptionNoteSection(in_sampling="sentences"), recipe.data.fps_max)
 
 
 @dataclass(frozen=True)
@@ -151,26 +73,6 @@ class Sampler:
 
     def using(self, part: str) -> AbstractContextManager[None]:
         return nullcontext() if self.placement is None else self.placement.using(part)
-
-
-@dataclass(frozen=True)
-class Request:
-    """One video to make; the same request gives the same video, alone or among others.
-
-    `head` and `tail` are picture files given as the first and the last frame, `video` and `mask` what is continued or
-    changed (see `given`), `control` what a control model follows. `settings` are those of the sampler unless a request
-    has its own; `name` that of the file.
-    """
-
-    prompt: str
-    seed: int
-    head: Path | None = None
-    tail: Path | None = None
-    video: Path | None = None
-    mask: Path | None = None
-    settings: SampleSection | None = None
-    name: str | None = None
-    control: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -326,3 +228,80 @@ def write_results(sampler: Sampler, results: Sequence[Result], out: Path) -> lis
     labels = [f"{result.request.prompt} (seed {result.request.seed})" for result in results]
     write_image(out / CONTACT_SHEET, contact_sheet([list(result.frames_FHWC) for result in results], labels))
     return paths
+
+
+@dataclass(frozen=True)
+class PromptNote:
+    section: CaptionNoteSection
+    fps_max: float
+
+    def add(self, prompt: str, settings: SampleSection) -> str:
+        """The prompt with what it does not say itself; the empty prompt stays empty, a picture has no frame rate."""
+        if not prompt:
+            return prompt
+        has_rate = self.section.fps and settings.frames > 1 and not _SAID_RATE.search(prompt)
+        score = self.section.motion_in_sampling if settings.motion_score is None else settings.motion_score
+        is_silent = self.section.motion is None or score is None or _SAID_MOTION.search(prompt)
+        motion = [] if is_silent or score is None else [spell_motion(score)]
+        if self.section.in_sampling == "as_trained":
+            return join_note(prompt, ([spell_rate(settings.fps, self.fps_max)] if has_rate else []) + motion)
+        text = prompt.strip()
+        text = text if text.endswith(".") else f"{text}."
+        return " ".join([text, *(f"{part}." for part in ([f"{settings.fps:g} FPS"] if has_rate else []) + motion)])
+
+
+def build_note(recipe: Recipe) -> PromptNote | None:
+    """What the recipe trains with; without that, a motion score that is asked for is told in the published way."""
+    if recipe.text.note is not None:
+        return PromptNote(recipe.text.note, recipe.data.fps_max)
+    if recipe.sample.motion_score is None:
+        return None
+    return PromptNote(CaptionNoteSection(in_sampling="sentences"), recipe.data.fps_max)
+
+
+class Movable(Protocol):
+    def to(self, device: torch.device, /) -> Any: ...
+
+
+@dataclass
+class Placement:
+    """`parts` by name; with `offload`, a part is on `device` only inside `using` it, else all stay there.
+
+    `resident` are the parts on the device now, `moves` all moves so far as (part, device or host): the account of what
+    a device must hold at once, which is kept where device and host are the same, too.
+    """
+
+    parts: dict[str, Movable]
+    device: torch.device
+    offload: bool = False
+    resident: set[str] = field(default_factory=set)
+    moves: list[tuple[str, str]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        for name, part in self.parts.items():
+            if self.offload:
+                part.to(HOST)
+            else:
+                part.to(self.device)
+                self.resident.add(name)
+
+    @contextmanager
+    def using(self, name: str) -> Iterator[None]:
+        """The part on the device; what is left there by others is parked first."""
+        if not self.offload or name in self.resident:
+            yield
+            return
+        for other in sorted(self.resident):
+            self._park(other)
+        self.parts[name].to(self.device)
+        self.resident.add(name)
+        self.moves.append((name, "device"))
+        try:
+            yield
+        finally:
+            self._park(name)
+
+    def _park(self, name: str) -> None:
+        self.parts[name].to(HOST)
+        self.resident.discard(name)
+        self.moves.append((name, "host"))

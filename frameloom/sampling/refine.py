@@ -1,4 +1,4 @@
-"""Short prompts made long: by a causal language model in a local folder, or by a command.
+"""Prompt refiners: expand short prompts with a causal language model in a local folder, or with a command.
 
 Open-Sora-Plan's refiner is such a folder (LLaMA 3.1 8B Instruct, fine-tuned). It is asked through its chat template,
 with a system message that names its role and a request that quotes the prompt; at most 512 tokens are made, and how

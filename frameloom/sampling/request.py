@@ -1,271 +1,195 @@
-"""A whole call of `frameloom sample`: prompts refined, first frames made, requests checked, files written."""
+"""What to sample: requests, from prompts on the command line or in a file with settings of their own."""
 
 from __future__ import annotations
 
+import csv
+import io
 import json
-import math
-import re
-import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from pydantic import ValidationError
 
 from frameloom.config.schema.sampling import SampleSection
-from frameloom.core.errors import CheckpointError, ConfigError, DataError
-from frameloom.core.files import digest_file
-from frameloom.distributed.ranks import read_ranks
-from frameloom.sampling.block_cache import CacheCount
-from frameloom.sampling.conditions import read_given
-from frameloom.sampling.jobs import RankGroup, check_requests, divide_clips, join_ranks, make_first_frames, sample_many
-from frameloom.sampling.load import Source, open_sampler
-from frameloom.sampling.outputs import MEDIA, read_about
-from frameloom.sampling.pipeline import Request, Sampler, decode, draw_noise, encode_prompts, prepare_batch, solve
-from frameloom.sampling.prompts import Row, check_media, expand_rows
-from frameloom.sampling.refine import build_refiner, refine_prompts
+from frameloom.core.errors import DataError
+from frameloom.core.spelling import suggest
+from frameloom.core.text_files import parse_object
 
-SELF = "self"
-_RATIO = re.compile(r"(\d+(?:\.\d+)?):(\d+(?:\.\d+)?)")
+_MAX_PROMPT_CHARACTERS = 10_000
+# Names of columns as other systems write them.
+_ALIASES = {"text": "prompt", "caption": "prompt", "neg": "negative_prompt", "ref": "image"}
+_FILE_COLUMNS = {"image": "head", "last_image": "tail", "video": "video", "mask": "mask", "control": "control"}
+_COLUMNS = {field: column for column, field in _FILE_COLUMNS.items()}
+MEDIA = tuple(_COLUMNS)
+"""fields of a request that name files"""
+_OWN = ("prompt", "seed", "name", *_FILE_COLUMNS)
+# These belong to the model, which is loaded once.
+_OF_MODEL = ("weights", "lora", "lora_scale", "lora_merge", "precision", "tile_px", "offload")
+ROW_SETTINGS = tuple(name for name in SampleSection.model_fields if name not in _OF_MODEL)
 
 
 @dataclass(frozen=True)
-class Order:
-    """What to sample. `image_model` makes the first frames ("self": the model does so itself).
+class Request:
+    """One video to make; the same request gives the same video, alone or among others.
 
-    So many processes as `sequence` says make each clip together.
+    `head` and `tail` are picture files given as the first and the last frame, `video` and `mask` what is continued or
+    changed (see `conditions.py`), `control` what a control model follows. `settings` are those of the sampler unless a
+    request has its own; `name` is that of the file.
     """
 
-    source: Source
-    rows: Sequence[Row]
-    out: Path
-    first_seed: int = 0
-    num_samples: int = 1
+    prompt: str
+    seed: int
+    head: Path | None = None
+    tail: Path | None = None
+    video: Path | None = None
+    mask: Path | None = None
+    settings: SampleSection | None = None
+    name: str | None = None
+    control: Path | None = None
+
+
+@dataclass(frozen=True)
+class Row:
+    """A prompt with what its row says besides; `where` is the file and line, for messages."""
+
+    prompt: str
+    seed: int | None = None
+    name: str | None = None
     media: Mapping[str, Path] = field(default_factory=dict)
-    ratio: str | None = None
-    refiner: Path | None = None
-    refiner_command: str | None = None
-    image_model: str | None = None
-    batch_size: int = 1
-    again: bool = False
-    sequence: int = 1
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    where: str = "--prompt"
 
 
-def fill_order(
-    order: Order,
-    *,
-    tell: Callable[[str], object],
-    open_model: Callable[[Source], Sampler] = open_sampler,
-    on_step: Callable[[int], object] = lambda count: None,
-) -> list[Path]:
-    """The files of an order, on every process; `tell` is told results worth reading, by the first process alone.
-
-    `open_model` may give a model that it has kept; `on_step` is that of `sample_many`.
-    """
-    check_media(order.rows, order.media)
-    with join_ranks(read_ranks(), sequence=order.sequence) as group:
-        say = tell if group.ranks.is_first else _say_nothing
-        rows = _refine(order, group, say)
-        sampler = divide_clips(open_model(order.source), group.sequence)
-        settings = sampler.settings if order.ratio is None else fit_ratio(sampler, order.ratio)
-        requests = expand_rows(
-            rows, settings, first_seed=order.first_seed, num_samples=order.num_samples, media=order.media
-        )
-        if order.image_model is not None:
-            requests = _add_first_frames(order, sampler, requests, group)
-        check_requests(sampler, requests)
-        if settings.cache_threshold and group.ranks.by_groups(order.sequence).is_first:
-            say(measure_cache(sampler, requests[0]).describe())
-        paths = sample_many(
-            sampler, requests, order.out, group, batch_size=order.batch_size, again=order.again, on_step=on_step
-        )
-        return list(dict.fromkeys(paths))
+def read_prompts(given: Sequence[str], file: Path | None) -> list[str]:
+    """Prompts of the command line, then those of `file`; empty lines are skipped, none at all is an error."""
+    return [row.prompt for row in read_rows(given, file)]
 
 
-def repeat_file(file: Path, out: Path, *, model: Path | None = None, sequence: int = 1) -> list[Path]:
-    """Make a file again that says how it was made; to the bit, on the same machine and with as many threads.
-
-    With another number of processes to a clip than it was made with, up to the last bits.
-    """
-    repeat = read_repeat(file, model=model)
-    sampler = open_sampler(repeat.source)
-    repeat.check(sampler)
-    sampler = replace(sampler, origin={**sampler.origin, **_identity(repeat.about)})
-    with join_ranks(read_ranks(), sequence=sequence) as group:
-        sampler = divide_clips(sampler, group.sequence)
-        return sample_many(sampler, [repeat.request], out, group, again=True)
-
-
-def _identity(about: Mapping[str, str]) -> dict[str, str]:
-    """The words for the model as the file has them, so that the new file is equal as a whole."""
-    return {name: about[name] for name in ("model", "overrides") if name in about}
-
-
-def fit_ratio(sampler: Sampler, ratio: str) -> SampleSection:
-    """Settings with sides in this ratio, width to height, and about as many pixels as before."""
-    match = _RATIO.fullmatch(ratio)
-    if match is None or not float(match[1]) or not float(match[2]):
-        raise ConfigError(f"--ratio {ratio}: not a ratio; write width:height, as in 16:9")
-    patch = sampler.denoiser.family.patch(sampler.denoiser.config)
-    steps = [stride * cells for stride, cells in zip(sampler.vae.strides[1:], patch[1:], strict=True)]
-    area, wide = sampler.settings.height * sampler.settings.width, float(match[1]) / float(match[2])
-    sides = ((area / wide) ** 0.5, (area * wide) ** 0.5)
-    height, width = (max(step, round(side / step) * step) for side, step in zip(sides, steps, strict=True))
-    return sampler.settings.model_copy(update={"height": height, "width": width})
-
-
-def _refine(order: Order, group: RankGroup, say: Callable[[str], object]) -> list[Row]:
-    """By the first process, for all: a refiner that draws would tell each another text."""
-    rows = list(order.rows)
-    if order.refiner is None and order.refiner_command is None:
-        return rows
-    texts: list[str] | None = None
-    if group.ranks.is_first:
-        refiner = build_refiner(order.refiner, order.refiner_command)
-        texts = refine_prompts(refiner, [row.prompt for row in rows], seed=order.first_seed)
-        for text in texts:
-            say(f"refined: {text}")
-    refined: list[str] = group.context.broadcast(texts)
-    return [replace(row, prompt=text) for row, text in zip(rows, refined, strict=True)]
-
-
-def _add_first_frames(order: Order, sampler: Sampler, requests: Sequence[Request], group: RankGroup) -> list[Request]:
-    if any(request.head is not None or request.video is not None for request in requests):
-        raise ConfigError("--image-model: makes the first frame, but --image or --video gives one; leave one out")
-    check_requests(sampler, [replace(request, head=order.out) for request in requests])
-    if order.image_model == SELF:
-        return make_first_frames(sampler, requests, order.out, group)
-    assert order.image_model is not None
-    return make_first_frames(open_sampler(Source(Path(order.image_model))), requests, order.out, group)
-
-
-def _say_nothing(text: str) -> None:
-    """Other processes than the first."""
-
-
-_PREFIX = "sample."
-# Equal in both, or the result would be another one.
-_IDENTITY = ("recipe", "weights")
-
-
-@dataclass(frozen=True)
-class Repeat:
-    """What a file was made from; `check` refuses a model that is not the same."""
-
-    file: Path
-    source: Source
-    request: Request
-    about: dict[str, str]
-
-    def check(self, sampler: Sampler) -> None:
-        different = [name for name in _IDENTITY if self.about.get(name) != sampler.origin.get(name)]
-        if different:
-            raise CheckpointError(
-                f"{self.file}: was made with another model: {' and '.join(different)} of {self.source.path} are not "
-                "the same any more; name the model that it was made with, or sample with its prompt and seed"
-            )
-
-
-def read_repeat(file: Path, *, model: Path | None = None) -> Repeat:
-    """The request and the model of a file; `model` is where the model lies now, if it was moved."""
-    about = read_about(file)
-    settings = _read_settings(file, about)
-    if "model" not in about and model is None:
-        raise DataError(f"{file}: does not say its model; name the run in front: frameloom sample RUN --like {file}")
-    try:
-        overrides = json.loads(about.get("overrides", "[]"))
-        seed, step = int(about["seed"]), about.get("step")
-        source = Source(
-            model or Path(about["model"]),
-            (*overrides, *_of_model(settings)),
-            step=None if step is None else int(step),
-            family=about.get("family"),
-            recipe=about.get("recipe_name"),
-        )
-    except (ValueError, TypeError) as error:
-        raise DataError(f"{file}: says how it was made in a form that is not known ({error})") from error
-    media: dict[str, Any] = {name: Path(about[name]) for name in MEDIA if name in about}
-    for name, path in media.items():
-        if not path.is_file() or digest_file(path) != about.get(f"{name}.sha256"):
+def read_rows(given: Sequence[str], file: Path | None) -> list[Row]:
+    """The same with the settings of each row. A .csv or .jsonl file is a table, any other has one prompt per line."""
+    rows = [Row(prompt) for prompt in given]
+    if file is not None:
+        reader = {".csv": _read_csv, ".jsonl": _read_jsonl}.get(file.suffix.lower(), _read_lines)
+        rows += list(reader(file, _read_text(file)))
+    if not rows:
+        raise DataError('no prompt given; add --prompt "…" or --prompts FILE')
+    for row in rows:
+        if len(row.prompt) > _MAX_PROMPT_CHARACTERS:
             raise DataError(
-                f"{file}: was made with {path} as its {name}, which is not there or has changed; bring it back"
+                f"prompt '{row.prompt[:40]}…' has {len(row.prompt):,} characters; the limit is "
+                f"{_MAX_PROMPT_CHARACTERS:,}"
             )
-    request = Request(about["prompt"], seed, **media, settings=settings, name=about.get("name"))
-    return Repeat(file, source, request, about)
+    return rows
 
 
-def _read_settings(file: Path, about: dict[str, str]) -> SampleSection:
-    """Settings that the file does not have, because it is older than them, have their defaults."""
-    found = {}
-    for name, key in SampleSection.model_fields.items():
-        text = about.get(_PREFIX + name)
-        if text is not None:
-            is_text = isinstance(key.default, str) or (key.default is None and not _is_json(text))
-            found[name] = text if is_text else json.loads(text)
+def _read_text(file: Path) -> str:
     try:
-        return SampleSection.model_validate(found)
-    except ValidationError as error:
-        raise DataError(f"{file}: its settings are not known here ({error.errors()[0]['msg']})") from error
+        return file.read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"{file}: cannot be read as text ({error}); give a UTF-8 file, one prompt per line") from error
 
 
-def _is_json(text: str) -> bool:
+def _read_lines(file: Path, text: str) -> Iterator[Row]:
+    for number, line in enumerate(text.splitlines(), 1):
+        if line.strip():
+            yield Row(line.strip(), where=f"{file}:{number}")
+
+
+def _read_csv(file: Path, text: str) -> Iterator[Row]:
+    table = csv.DictReader(io.StringIO(text, newline=""))
+    for values in table:
+        if None in values:
+            raise DataError(f"{file}:{table.line_num}: has more values than columns; put text with commas into quotes")
+        filled = {name: value for name, value in values.items() if value not in (None, "")}
+        if filled:
+            yield _make_row(filled, where=f"{file}:{table.line_num}", is_text=True)
+
+
+def _read_jsonl(file: Path, text: str) -> Iterator[Row]:
+    for number, line in enumerate(text.splitlines(), 1):
+        if not line.strip():
+            continue
+        where = f"{file}:{number}"
+        values = parse_object(line, where=where, error=DataError, fix='write {"prompt": "…", "seed": 1}')
+        yield _make_row({name: value for name, value in values.items() if value is not None}, where=where)
+
+
+def _make_row(values: Mapping[str, Any], *, where: str, is_text: bool = False) -> Row:
+    """Columns by name; of a csv file, numbers are still text."""
+    found: dict[str, Any] = {}
+    for given, value in values.items():
+        name = _ALIASES.get(given, given)
+        if name not in _OWN and name not in ROW_SETTINGS:
+            known = (*_OWN, *ROW_SETTINGS)
+            raise DataError(
+                f"{where}: has the column '{given}', which is not known; {suggest(given, known, kind='columns')}"
+            )
+        found[name] = value
+    prompt = found.pop("prompt", None)
+    if not isinstance(prompt, str):
+        raise DataError(f"{where}: has no prompt; name that column 'prompt'")
+    seed = found.pop("seed", None)
     try:
-        json.loads(text)
+        seed = None if seed is None else int(str(seed))
     except ValueError:
-        return False
-    return True
+        raise DataError(f"{where}: seed is '{seed}'; write a whole number") from None
+    name = found.pop("name", None)
+    media = {_FILE_COLUMNS[key]: Path(str(found.pop(key))) for key in tuple(found) if key in _FILE_COLUMNS}
+    settings = {key: _read_number(value) for key, value in found.items()} if is_text else found
+    return Row(prompt, seed, None if name is None else str(name), media, settings, where)
 
 
-def _of_model(settings: SampleSection) -> list[str]:
-    """Settings that a model is loaded with."""
-    words = []
-    for name in ("weights", "lora_scale", "lora_merge", "precision", "tile_px", "offload"):
-        value = getattr(settings, name)
-        words += [f"--sample.{name}", value if isinstance(value, str) else json.dumps(value)]
-    if settings.lora is not None:
-        loras = settings.lora
-        text = loras if isinstance(loras, str) else json.dumps([one.model_dump() for one in loras])
-        words += ["--sample.lora", text]
-    return words
+def _read_number(text: str) -> Any:
+    """A number, true, false or null if it reads as one."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
 
 
-@dataclass(frozen=True)
-class CacheReport:
-    """`latent_error` is the distance of the latents relative to their size; `psnr` that of the frames, in dB."""
+def check_media(rows: Sequence[Row], media: Mapping[str, Path]) -> None:
+    """DataError for the first given file that is none, with the flag or the row that names it.
 
-    threshold: float
-    share_skipped: float
-    seconds: float
-    seconds_without: float
-    latent_error: float
-    psnr: float
-
-    def describe(self) -> str:
-        gain = self.seconds_without / max(self.seconds, 1e-9)
-        return (
-            f"cache_threshold {self.threshold:g}, measured on the first prompt: {self.share_skipped:.0%} of all blocks "
-            f"skipped, {self.seconds:.2f} s instead of {self.seconds_without:.2f} s ({gain:.2f}x), latents off by "
-            f"{self.latent_error:.2%}, frames {self.psnr:.1f} dB"
-        )
+    `media` are those of the command line. Nothing but names is needed for this, so it comes before a model is loaded.
+    """
+    given = [(f"--{_COLUMNS[field].replace('_', '-')}", path) for field, path in media.items()]
+    given += [(f"{row.where}: {_COLUMNS[field]}", path) for row in rows for field, path in row.media.items()]
+    for where, path in given:
+        if path.is_dir():
+            raise DataError(f"{where} {path}: a folder; name a picture or a video in it")
+        if not path.is_file():
+            raise DataError(f"{where} {path}: no such file; name a picture or a video, from the folder you are in")
 
 
-def measure_cache(sampler: Sampler, request: Request) -> CacheReport:
-    """Make a request twice, with and without its `cache_threshold`."""
-    settings = request.settings or sampler.settings
-    given = [read_given(request, settings, stride=sampler.vae.strides[0], causal=sampler.vae.causal)]
-    text = encode_prompts(sampler, [request.prompt], settings)
-    noise = draw_noise(sampler, [request], settings)
-    prepared = prepare_batch(sampler, [request], given, settings)
-    count, found = CacheCount(), []
-    for chosen in (settings.model_copy(update={"cache_threshold": 0.0}), settings):
-        started = time.perf_counter()
-        latent = solve(sampler, text, noise, prepared, [request.seed], chosen, count=count)
-        found.append((latent, time.perf_counter() - started))
-    (exact, seconds_without), (cached, seconds) = found
-    error = float((cached - exact).norm() / exact.norm().clamp_min(1e-12))
-    frames = [decode(sampler, latent)[0].astype(np.float64) for latent in (exact, cached)]
-    squared = float(np.mean((frames[0] - frames[1]) ** 2))
-    psnr = math.inf if squared == 0 else 10 * math.log10(255**2 / squared)
-    return CacheReport(settings.cache_threshold, count.share, seconds, seconds_without, error, psnr)
+def expand_rows(
+    rows: Sequence[Row],
+    settings: SampleSection,
+    *,
+    first_seed: int,
+    num_samples: int = 1,
+    media: Mapping[str, Path] | None = None,
+) -> list[Request]:
+    """`num_samples` requests for each row, with seeds that count up from `first_seed` or from the row's own.
+
+    `media` are files for all rows that do not name their own.
+    """
+    requests = []
+    for number, row in enumerate(rows):
+        chosen = _merge_settings(settings, row)
+        seed = first_seed + number * num_samples if row.seed is None else row.seed
+        files = {**(media or {}), **row.media}
+        for sample in range(num_samples):
+            requests.append(Request(row.prompt, seed + sample, **files, settings=chosen, name=row.name))
+    return requests
+
+
+def _merge_settings(settings: SampleSection, row: Row) -> SampleSection:
+    if not row.settings:
+        return settings
+    try:
+        return SampleSection.model_validate({**settings.model_dump(), **row.settings})
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise DataError(f"{row.where}: {first['loc'][0]} is {first['input']!r}; {first['msg']}") from None

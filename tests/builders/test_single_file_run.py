@@ -19,7 +19,8 @@ from frameloom.config.rules.check import check_files
 from frameloom.core.errors import CheckpointError, ConfigError
 from frameloom.interop.convert.convert import Conversion, convert_weights
 from frameloom.sampling.load import load_sampler
-from frameloom.sampling.pipeline import Request, generate
+from frameloom.sampling.pipeline import generate
+from frameloom.sampling.request import Request
 from frameloom.training.train import train
 from tests.models.text.tiny import POSITIONS
 from tests.sampling.sdxl_pipeline import OVERRIDES, make_pipeline

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from frameloom.builders.published import read_scheduler
+from frameloom.builders.objective import read_scheduler
 from frameloom.core.errors import ConfigError
 from frameloom.diffusion.ddpm import DDPMObjective
 from frameloom.diffusion.flow import FlowObjective, grid_time

@@ -1,18 +1,27 @@
-"""Metrics of generated clips alone and FID through a real network, on files with known answers."""
+"""Metrics of single clips on constructed clips and features, and FID through a real network."""
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
 from frameloom.core.errors import ConfigError, DataError
+from frameloom.core.random import stream
 from frameloom.data.loading.clip_view import ClipView, list_clips
 from frameloom.data.media.writing import write_image
 from frameloom.demo.shapes_score import PROMPT_METRICS, are_shapes
-from frameloom.evaluate.clip_metrics import build_clip_measures
+from frameloom.evaluate.clip_metrics import (
+    build_clip_measures,
+    measure_consistency,
+    measure_flicker,
+    measure_motion,
+    measure_text_similarity,
+)
 from frameloom.evaluate.comparison import Alone, compare_sets, pair_clips
 from frameloom.evaluate.networks import load_frame_network
 from frameloom.evaluate.pair_metrics import Measures
@@ -104,3 +113,86 @@ def test_missing_networks_prompts_and_names_are_told(tmp_path: Path) -> None:
     assert "--prompts FILE" in table.bad[0]["error"]
     with pytest.raises(DataError, match="none of 1"):
         table.refuse_empty()
+
+
+def moving_square(right: int, down: int = 0, *, frames: int = 5, side: int = 64, square: int = 20) -> Tensor:
+    """A textured square that goes `right` and `down` pixels a frame over a plain background."""
+    texture = torch.randint(100, 256, (3, square, square), generator=stream(0, "test motion"), dtype=torch.uint8)
+    video = torch.full((3, frames, side, side), 50, dtype=torch.uint8)
+    for frame in range(frames):
+        top, left = 6 + down * frame, 6 + right * frame
+        video[:, frame, top : top + square, left : left + square] = texture
+    return video
+
+
+@pytest.mark.parametrize(
+    ("right", "down", "expected"), [(0, 0, 0.0), (1, 0, 1.0), (4, 0, 4.0), (0, 7, 7.0), (3, 4, 5.0)]
+)
+def test_a_shape_that_moves_k_pixels_a_frame_has_motion_k(right: int, down: int, expected: float) -> None:
+    assert measure_motion(moving_square(right, down)) == pytest.approx(expected, abs=1e-6)
+
+
+def test_plain_shapes_count_wherever_their_edges_lie() -> None:
+    video = torch.full((3, 2, 64, 64), 40, dtype=torch.uint8)
+    for left in range(8, 17):  # at 8 and 16 all edges lie between cells of 8 pixels
+        video[:] = 40
+        for frame in range(2):
+            video[:, frame, 16:40, left + 5 * frame : left + 5 * frame + 24] = 220
+        assert measure_motion(video) == pytest.approx(5.0, abs=1e-6), left
+
+
+def test_motion_of_large_pictures_is_told_in_their_own_pixels() -> None:
+    small = moving_square(3, 0)
+    large = small.repeat_interleave(4, dim=2).repeat_interleave(4, dim=3)
+    assert measure_motion(large) == pytest.approx(12.0, abs=1e-6)
+
+
+def test_noise_does_not_count_as_motion() -> None:
+    still = moving_square(0).int()
+    noisy = (still + torch.randint(-3, 4, still.shape, generator=stream(0, "test noise"))).clamp(0, 255).to(torch.uint8)
+    found = measure_motion(noisy)
+    assert found is not None and found < 0.5
+
+
+def test_flicker_is_the_step_of_the_still_parts_and_ignores_what_moves() -> None:
+    video = moving_square(4)
+    assert measure_flicker(video) == 0.0
+    flickering = video.clone()
+    flickering[:, 1::2] = (flickering[:, 1::2].int() + 6).clamp(max=255).to(torch.uint8)
+    assert measure_flicker(flickering) == pytest.approx(6.0)
+
+
+def test_steady_fading_is_flicker_of_its_slope_until_it_leaves_the_still_range() -> None:
+    slow = torch.arange(0, 10, 2, dtype=torch.uint8).reshape(1, 5, 1, 1).expand(3, 5, 16, 16)
+    assert measure_flicker(slow) == pytest.approx(2.0)
+    assert measure_flicker(slow * 10) is None
+
+
+def test_pictures_have_neither_motion_nor_flicker() -> None:
+    picture = moving_square(0, frames=1)
+    assert measure_motion(picture) is None and measure_flicker(picture) is None
+    assert measure_motion(torch.zeros(3, 4, 12, 40, dtype=torch.uint8)) is None
+
+
+def test_frames_that_stay_the_same_are_wholly_consistent() -> None:
+    assert measure_consistency(torch.tensor([[3.0, 4.0]]).expand(6, 2)) == pytest.approx(1.0)
+    assert measure_consistency(torch.eye(6)) == 0.0
+
+
+def test_features_that_turn_by_an_angle_a_frame_have_the_mean_of_both_cosines() -> None:
+    angles = torch.arange(4) * 0.3
+    features = torch.stack([angles.cos(), angles.sin()], dim=1)
+    expected = sum((math.cos(0.3 * frame) + math.cos(0.3)) / 2 for frame in (1, 2, 3)) / 3
+    assert measure_consistency(features) == pytest.approx(expected, abs=1e-6)
+    assert measure_consistency(5 * features) == pytest.approx(expected, abs=1e-6)
+
+
+def test_opposite_features_count_as_nothing_and_a_picture_has_no_number() -> None:
+    assert measure_consistency(torch.tensor([[1.0, 0.0], [-1.0, 0.0]])) == 0.0
+    assert measure_consistency(torch.ones(1, 3)) is None
+
+
+def test_text_similarity_is_the_mean_cosine_over_frames() -> None:
+    features = torch.tensor([[2.0, 0.0], [0.0, 5.0], [1.0, 1.0], [-1.0, 0.0]])
+    expected = (1 + 0 + math.sqrt(0.5) - 1) / 4
+    assert measure_text_similarity(features, torch.tensor([7.0, 0.0])) == pytest.approx(expected)

@@ -15,7 +15,8 @@ from frameloom.core.paths import clean_name
 from frameloom.data.media.writing import read_metadata
 from frameloom.sampling.load import load_sampler
 from frameloom.sampling.outputs import free_path
-from frameloom.sampling.pipeline import Request, generate, write_results
+from frameloom.sampling.pipeline import generate, write_results
+from frameloom.sampling.request import Request
 from frameloom.training.train import train
 
 PROMPTS = [

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from frameloom.builders.published import read_scheduler
+from frameloom.builders.objective import read_scheduler
 from frameloom.diffusion.ddpm import DDPMObjective, snr
 from frameloom.diffusion.flow import FlowObjective, grid_time, logit_normal_time, open_sora2_alpha, shift_time
 from frameloom.diffusion.noise_levels import stratify

@@ -12,9 +12,9 @@ import yaml
 from frameloom.checkpoint.reader import list_steps, read_state, step_folder
 from frameloom.config.schema.recipe import Recipe
 from frameloom.interop.importers.importing import import_command
+from frameloom.sampling.jobs import Order, fill_order
 from frameloom.sampling.load import Source
-from frameloom.sampling.prompts import read_rows
-from frameloom.sampling.request import Order, fill_order
+from frameloom.sampling.request import read_rows
 from frameloom.training.caching import write_caches
 from frameloom.training.train import train
 from tests.recipes.twins import SIDE, Workshop

@@ -20,8 +20,11 @@ from frameloom.config.loading.recipe import load_recipe, resolve
 from frameloom.config.schema.sampling import SampleSection
 from frameloom.core.random import stream
 from frameloom.data.media.writing import write_image, write_video
+from frameloom.distributed.ranks import Ranks
+from frameloom.sampling.batch import RankGroup
 from frameloom.sampling.load import Source, open_sampler
-from frameloom.sampling.pipeline import Sampler
+from frameloom.sampling.pipeline import Sampler, generate
+from frameloom.sampling.request import Request
 from tests.conftest import World
 
 DDPM = {"kind": "v"}
@@ -48,7 +51,6 @@ MODELS: dict[str, dict[str, Any]] = {
     "opensora2": {"model": {"overrides": {"cond_embed": True}}, "known": {"law": "ends"}},
 }
 INPAINT = ("opensora_plan", "cogvideox_fun", "opensora2")
-
 Load = Callable[..., Sampler]
 
 
@@ -129,3 +131,12 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Files:
     ending[5:] = 255
     write_video(folder / "ending.mp4", ending, 8)
     return Files(*(folder / name for name in ("picture.png", "other.png", "clip.mp4", "square.png", "ending.mp4")))
+
+
+ALONE = RankGroup(Ranks())
+PROMPT = "a yellow square moves right"
+
+
+def make_frames(sampler: Sampler, **settings: Any) -> np.ndarray:
+    chosen = SampleSection.model_validate({**sampler.settings.model_dump(), **settings})
+    return generate(sampler, [Request(PROMPT, 1, settings=chosen)])[0].frames_FHWC

@@ -16,13 +16,13 @@ from torch import Tensor
 from frameloom.config.schema.sampling import SampleSection
 from frameloom.core.errors import ConfigError
 from frameloom.distributed.ranks import read_ranks
+from frameloom.sampling.batch import divide_clips, join_ranks
 from frameloom.sampling.block_cache import CacheCount
 from frameloom.sampling.conditions import read_given
-from frameloom.sampling.jobs import divide_clips, join_ranks
+from frameloom.sampling.jobs import Order, fill_order
 from frameloom.sampling.load import Source, open_sampler
-from frameloom.sampling.pipeline import Request, Sampler, draw_noise, encode_prompts, prepare_batch, solve
-from frameloom.sampling.prompts import Row
-from frameloom.sampling.request import Order, fill_order
+from frameloom.sampling.pipeline import Sampler, draw_noise, encode_prompts, prepare_batch, solve
+from frameloom.sampling.request import Request, Row
 
 PROMPT, SEED = "a red circle moves left", 5
 THRESHOLD = 0.3

@@ -20,11 +20,11 @@ from frameloom.builders.vae import build_vae
 from frameloom.config.loading.recipe import load_recipe, resolve
 from frameloom.core.errors import ConfigError
 from frameloom.distributed.ranks import Ranks
-from frameloom.sampling.jobs import LEDGER, join_ranks
+from frameloom.sampling.batch import LEDGER, join_ranks
+from frameloom.sampling.jobs import Order, fill_order
 from frameloom.sampling.load import Source, open_sampler
 from frameloom.sampling.outputs import read_frames
-from frameloom.sampling.pipeline import Request
-from frameloom.sampling.request import Order, fill_order
+from frameloom.sampling.request import Request
 from tests.conftest import World
 from tests.models.text.tiny import make_t5
 from tests.ports import free_ports

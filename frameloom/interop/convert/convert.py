@@ -1,4 +1,4 @@
-"""Convert weights: join what `checkpoint` reads and writes with the key maps of the model families.
+"""Convert weights between files, shards, model folders, pipelines and the key layouts of the model families.
 
 Besides `load_original`, the module `weights` of a family may offer:
 
@@ -9,7 +9,7 @@ Besides `load_original`, the module `weights` of a family may offer:
 
 All of it runs on deferred tensors and a model on the meta device, so it must not look at the numbers of a tensor.
 
-Whole SDXL models, of several parts, are in `convert_pipeline`.
+Whole SDXL models, of several parts, are in `pipeline.py`.
 """
 
 from __future__ import annotations
@@ -43,17 +43,15 @@ from frameloom.interop.convert.files import (
     write_sharded,
     write_single,
 )
+from frameloom.interop.convert.pipeline import open_pipeline, split_pipeline, write_pipeline_folder
+from frameloom.models.precision import PRECISIONS
 from frameloom.models.registry import DENOISERS, VAES, get_denoiser, get_vae
 from frameloom.models.spec import DenoiserSpec, VAESpec
 from frameloom.weights.files import CONFIG
 from frameloom.weights.lazy_tensors import LazyTensors, cast_tensors, to_deferred, to_pending
 
-__all__ = ["Conversion", "Form", "Outcome", "convert_weights", "find_layouts"]
-
-
 Form = Literal["auto", "single", "sharded", "model", "pipeline"]
 _SDXL = "StableDiffusionXL"  # the beginning of the class names of its pipelines
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 @dataclass(frozen=True)
@@ -113,8 +111,6 @@ def convert_weights(task: Conversion) -> Outcome:
     kind, family = _find_family(task.family) if task.family else ("", None)
     prefer = getattr(weights_module(family), "SECTIONS", ()) if family else ()
     if family is None and str(read_pipeline_index(task.source).get("_class_name")).startswith(_SDXL):
-        from frameloom.interop.convert.pipeline import open_pipeline
-
         source = open_pipeline(task.source)
     else:
         source = open_source(task.source, kind=kind, section=task.section, prefer=prefer)
@@ -132,7 +128,7 @@ def convert_weights(task: Conversion) -> Outcome:
     if architecture:
         tensors = _map_keys(architecture, tensors, task.layout)
     if task.dtype != "keep":
-        tensors = cast_tensors(tensors, DTYPES[task.dtype])
+        tensors = cast_tensors(tensors, PRECISIONS[task.dtype])
     if task.copy_tied or form == "model":
         tensors = tensors.untied()
     check_space(task.out, tensors.num_bytes)
@@ -144,10 +140,8 @@ def convert_weights(task: Conversion) -> Outcome:
 
 def _convert_pipeline(task: Conversion, source: Source, tensors: LazyTensors) -> Outcome:
     """All parts of a model, each into a folder of its own."""
-    from frameloom.interop.convert.pipeline import split_pipeline, write_pipeline_folder
-
     if task.dtype != "keep":
-        tensors = cast_tensors(tensors, DTYPES[task.dtype])
+        tensors = cast_tensors(tensors, PRECISIONS[task.dtype])
     config = task.source if task.config is None and task.source.is_dir() else task.config
     if task.config is not None and not task.config.is_dir():
         raise ConfigError(f"--config {task.config}: no such folder; name one that holds unet/{CONFIG}, tokenizer/ ...")
@@ -155,7 +149,7 @@ def _convert_pipeline(task: Conversion, source: Source, tensors: LazyTensors) ->
     check_space(task.out, pipeline.num_bytes)
     with (
         ProgressBar("converting tensors", total=pipeline.num_tensors) as bar,
-        _told_as_error(task.out),
+        _report_write_errors(task.out),
         replace_folder(task.out) as folder,
     ):
         written = write_pipeline_folder(
@@ -252,7 +246,7 @@ def _write(
     def advance(num_bytes: int) -> None:
         bar.advance()
 
-    with _told_as_error(task.out):
+    with _report_write_errors(task.out):
         if form == "single":
             return write_single(task.out, tensors, advance=advance)
         if form == "model":
@@ -264,7 +258,7 @@ def _write(
 
 
 @contextmanager
-def _told_as_error(out: Path) -> Iterator[None]:
+def _report_write_errors(out: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:

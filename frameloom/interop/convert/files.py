@@ -1,4 +1,4 @@
-"""What a conversion reads and writes: weights of any kind in; one file, shards or a model folder out."""
+"""Files of a conversion: weights of any kind read, a single file or shards written, targets and disk space checked."""
 
 from __future__ import annotations
 
@@ -24,6 +24,12 @@ from frameloom.weights.shard_index import INDEX, format_index, name_shards, plan
 # Names that torch.compile, FSDP and activation checkpointing put between those of the modules.
 _WRAPPERS = ("_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module.")
 _PARALLEL = "module."  # DistributedDataParallel, and averaged weights of several trainers
+# Readers of other libraries ask for this note before they open a file.
+_FORMAT = {"format": "pt"}
+_UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
+_PIPELINE_PARTS = ("unet", "vae", "text_encoder", "text_encoder_2", "tokenizer", "tokenizer_2", "scheduler")
+_SPARE_BYTES = 16_000_000  # headers, an index, and what the file system needs itself
+Advance = Callable[[int], object]
 _log = get_logger(__name__)
 
 
@@ -96,14 +102,6 @@ def _strip(tensors: LazyTensors, part: str, rename: Callable[[str], str], *, whe
     return rename_tensors(tensors, rename, where=where)
 
 
-# Readers of other libraries ask for this note before they open a file.
-_FORMAT = {"format": "pt"}
-_UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
-_PIPELINE_PARTS = ("unet", "vae", "text_encoder", "text_encoder_2", "tokenizer", "tokenizer_2", "scheduler")
-_SPARE_BYTES = 16_000_000  # headers, an index, and what the file system needs itself
-Advance = Callable[[int], object]
-
-
 @dataclass(frozen=True)
 class Target:
     """Where to write, and whether something that is there already may be replaced."""
@@ -112,15 +110,6 @@ class Target:
     is_folder: bool
     force: bool = False
     is_pipeline: bool = False
-
-
-def parse_size(text: str) -> int:
-    """`5GB`, `500 MB`, `2GiB` or a number of bytes."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)", text.strip())
-    unit = _UNITS.get(match[2].upper()) if match else None
-    if match is None or unit is None or (num_bytes := int(float(match[1]) * unit)) < 1:
-        raise ConfigError(f"--shard-size: '{text}' is not a size; write for instance 5GB, 500MB or 2GiB")
-    return num_bytes
 
 
 def check_target(target: Target, sources: Sequence[Path]) -> None:
@@ -162,6 +151,15 @@ def check_space(out: Path, num_bytes: int) -> None:
         )
 
 
+def parse_size(text: str) -> int:
+    """`5GB`, `500 MB`, `2GiB` or a number of bytes."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)", text.strip())
+    unit = _UNITS.get(match[2].upper()) if match else None
+    if match is None or unit is None or (num_bytes := int(float(match[1]) * unit)) < 1:
+        raise ConfigError(f"--shard-size: '{text}' is not a size; write for instance 5GB, 500MB or 2GiB")
+    return num_bytes
+
+
 def write_single(out: Path, tensors: LazyTensors, *, advance: Advance) -> dict[Path, str]:
     """One file; returns its digest."""
     with atomic_file(out) as temporary:
@@ -193,7 +191,7 @@ def write_sharded(
 
 
 def _write_checked(path: Path, tensors: LazyTensors, metadata: Mapping[str, str], advance: Advance) -> str:
-    """Write, read back, and compare: a disk that lies is found out here rather than in a training run."""
+    """Write, read back and compare: detects silent write errors before training starts."""
     digest = write_safetensors(path, tensors, metadata=metadata, advance=advance)
     if digest_file(path) != digest:
         raise CheckpointError(f"{path}: what was read back is not what was written; check the disk")

@@ -1,9 +1,9 @@
-"""Pipelines of diffusers: their folders, and Stability's single files of SDXL, one tensor at a time.
+"""Pipeline folders of diffusers, and SDXL in a single file of Stability's layout, converted one tensor at a time.
 
     sd_xl_base_1.0.safetensors <-> model_index.json scheduler/ unet/ vae/ text_encoder/ text_encoder_2/
                                    tokenizer/ tokenizer_2/
 
-Weights go both ways to the bit. Small tensors that the folders have no place for (the `logit_scale` of bigG, old
+Weights are exact both ways. Small tensors that the folders have no place for (the `logit_scale` of bigG, old
 position ids) stay in the notes of the file that lies nearest to them and come back from there.
 """
 
@@ -37,8 +37,54 @@ from frameloom.models.denoisers.sdxl.weights import (
 from frameloom.weights.files import CONFIG, read_config
 from frameloom.weights.lazy_tensors import LazyTensors, PendingTensor, to_deferred, to_pending
 
+SCHEDULER = "scheduler"
+_SETTINGS = "tokenizer_config.json"
 _UNKEPT = "frameloom.unkept"
 _MOST_UNKEPT_BYTES = 65_536
+_log = get_logger(__name__)
+
+
+@dataclass(frozen=True)
+class PartFolder:
+    """Weights of one part, what its `config.json` says, and the library that its class comes from."""
+
+    name: str
+    tensors: LazyTensors
+    config: Mapping[str, Any]
+    library: str
+    kind: str
+
+    @property
+    def stem(self) -> str:
+        return "diffusion_pytorch_model" if self.library == "diffusers" else "model"
+
+
+@dataclass(frozen=True)
+class Tokenizer:
+    """A folder with a tokenizer to copy, or None; `max_length` is for tokenizers that do not say how much they read."""
+
+    place: Path | None
+    max_length: int
+
+
+@dataclass(frozen=True)
+class PipelineFolder:
+    """`kind` is the class of the pipeline, `settings` its own arguments; `absent` parts are listed without a class."""
+
+    kind: str
+    parts: Sequence[PartFolder]
+    scheduler: Mapping[str, Any]
+    tokenizers: Mapping[str, Tokenizer] = field(default_factory=dict)
+    absent: Sequence[str] = ()
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def num_tensors(self) -> int:
+        return sum(len(part.tensors.pending) for part in self.parts)
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(part.tensors.num_bytes for part in self.parts)
 
 
 def open_pipeline(path: Path) -> Source:
@@ -156,54 +202,6 @@ def _read_unkept(metadata: Mapping[str, str], *, where: str) -> dict[str, Pendin
     except (ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
         raise CheckpointError(f"{where}: its note {_UNKEPT} is damaged ({error}); convert the model again") from error
     return found
-
-
-SCHEDULER = "scheduler"
-_SETTINGS = "tokenizer_config.json"
-_log = get_logger(__name__)
-
-
-@dataclass(frozen=True)
-class PartFolder:
-    """Weights of one part, what its `config.json` says, and the library that its class comes from."""
-
-    name: str
-    tensors: LazyTensors
-    config: Mapping[str, Any]
-    library: str
-    kind: str
-
-    @property
-    def stem(self) -> str:
-        return "diffusion_pytorch_model" if self.library == "diffusers" else "model"
-
-
-@dataclass(frozen=True)
-class Tokenizer:
-    """A folder with a tokenizer to copy, or None; `max_length` is for tokenizers that do not say how much they read."""
-
-    place: Path | None
-    max_length: int
-
-
-@dataclass(frozen=True)
-class PipelineFolder:
-    """`kind` is the class of the pipeline, `settings` its own arguments; `absent` parts are listed without a class."""
-
-    kind: str
-    parts: Sequence[PartFolder]
-    scheduler: Mapping[str, Any]
-    tokenizers: Mapping[str, Tokenizer] = field(default_factory=dict)
-    absent: Sequence[str] = ()
-    settings: Mapping[str, Any] = field(default_factory=dict)
-
-    @property
-    def num_tensors(self) -> int:
-        return sum(len(part.tensors.pending) for part in self.parts)
-
-    @property
-    def num_bytes(self) -> int:
-        return sum(part.tensors.num_bytes for part in self.parts)
 
 
 def write_pipeline_folder(

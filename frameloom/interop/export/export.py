@@ -1,4 +1,4 @@
-"""Take a trained run away: as diffusers has it, in one file, as a LoRA, or as the original system wrote it.
+"""Export a trained run: in the layout of diffusers, in one file, as a LoRA, or in the layout of the original system.
 
     OUT/README.md  frameloom.json  samples/
     diffusers      a whole pipeline where diffusers has one for the family; else transformer/
@@ -20,7 +20,7 @@ from tempfile import TemporaryDirectory
 from typing import Any, Literal
 
 from frameloom.builders.denoiser import LoadedDenoiser
-from frameloom.builders.lora_files import DIFFUSERS_FILE, KOHYA_FILE, write_lora
+from frameloom.builders.lora import DIFFUSERS_FILE, KOHYA_FILE, write_lora
 from frameloom.builders.published import weights_module
 from frameloom.builders.run_weights import RunWeights, open_run
 from frameloom.builders.vae import LoadedVAE
@@ -28,16 +28,14 @@ from frameloom.core.errors import CheckpointError, ConfigError
 from frameloom.core.files import replace_folder
 from frameloom.core.logging import get_logger
 from frameloom.core.paths import clean_name
-from frameloom.interop.convert.convert import DTYPES
 from frameloom.interop.convert.files import check_space, write_sharded
 from frameloom.interop.convert.pipeline import PartFolder, write_pipeline_folder
 from frameloom.interop.export.model_card import CARD, NOTE, Card, collect_samples, read_metrics, write_card
 from frameloom.interop.export.pipeline_parts import build_pipeline, describe_vae_of, find_obstacle
+from frameloom.models.precision import PRECISIONS
+from frameloom.models.registry import get_vae
 from frameloom.weights.lazy_tensors import LazyTensors, cast_tensors, defer_tensors, to_deferred, to_pending
 from frameloom.weights.safetensors_file import write_safetensors
-
-__all__ = ["Export", "Exported", "export_run"]
-
 
 To = Literal["diffusers", "single-file", "lora", "original"]
 _log = get_logger(__name__)
@@ -248,8 +246,6 @@ def _original_tensors(denoiser: LoadedDenoiser, layout: str) -> LazyTensors:
 
 
 def _vae_tensors(vae: LoadedVAE, to: str) -> LazyTensors:
-    from frameloom.models.registry import get_vae
-
     export = getattr(weights_module(get_vae(vae.name)), "export_original", None)
     if export is None or to == "diffusers":
         return defer_tensors(vae.model.state_dict())
@@ -258,7 +254,7 @@ def _vae_tensors(vae: LoadedVAE, to: str) -> LazyTensors:
 
 
 def _cast(task: Export, tensors: LazyTensors) -> LazyTensors:
-    return tensors if task.dtype == "keep" else cast_tensors(tensors, DTYPES[task.dtype])
+    return tensors if task.dtype == "keep" else cast_tensors(tensors, PRECISIONS[task.dtype])
 
 
 def _shown(task: Export) -> str:

@@ -1,4 +1,4 @@
-"""What an export says of itself: `frameloom.json` for programs, `README.md` for people.
+"""Model card of an export: `frameloom.json` for programs, `README.md` for people.
 
 The table carries the whole recipe, so `frameloom replay` can start the run again from an export alone.
 """
@@ -18,9 +18,7 @@ from frameloom.config.schema.recipe import Recipe
 from frameloom.core.errors import CheckpointError
 from frameloom.core.text_files import read_records
 from frameloom.core.version import VERSION
-
-__all__ = ["CARD", "NOTE", "README", "Card", "collect_samples", "read_card", "read_metrics", "write_card"]
-
+from frameloom.data.media.writing import CONTACT_SHEET
 
 CARD, README = "frameloom.json", "README.md"
 NOTE = "frameloom.card"  # the same table among the notes of a .safetensors file
@@ -28,7 +26,6 @@ FORMAT = 1
 _PICTURES = (".png", ".jpg", ".gif")
 _CLIPS = (*_PICTURES, ".mp4", ".webm")
 _MOST_SAMPLES = 8
-_SHEET = "contact-sheet.png"
 
 
 @dataclass(frozen=True)
@@ -91,10 +88,10 @@ def read_metrics(file: Path, step: int) -> dict[str, float]:
 
 def collect_samples(source: Path, folder: Path) -> list[str]:
     """Copy the newest samples of a run into `folder`/samples; gives their names, the contact sheet first."""
-    sheets = sorted(source.rglob(_SHEET), key=lambda path: path.stat().st_mtime) if source.is_dir() else []
+    sheets = sorted(source.rglob(CONTACT_SHEET), key=lambda path: path.stat().st_mtime) if source.is_dir() else []
     place = sheets[-1].parent if sheets else source
     files = sorted(path for path in place.iterdir() if path.suffix in _CLIPS) if place.is_dir() else []
-    files = sorted(files, key=lambda path: path.name != _SHEET)[:_MOST_SAMPLES]
+    files = sorted(files, key=lambda path: path.name != CONTACT_SHEET)[:_MOST_SAMPLES]
     if files:
         (folder / "samples").mkdir(exist_ok=True)
     for file in files:

@@ -1,6 +1,6 @@
 """The parts of a diffusers pipeline from the recipe of a run: autoencoder, text encoders, tokenizers, scheduler.
 
-`find_obstacle` says what a pipeline could not hold, so that nothing is written that computes something else.
+`find_obstacle` names what a pipeline cannot hold, so that no export computes something else than the run.
 """
 
 from __future__ import annotations
@@ -14,13 +14,10 @@ from frameloom.config.schema.models import TextEncoderSection
 from frameloom.config.schema.objective import ObjectiveSection, beta_range
 from frameloom.config.schema.recipe import Recipe
 from frameloom.interop.convert.files import open_source
-from frameloom.interop.convert.pipeline import PartFolder, PipelineFolder, Tokenizer
+from frameloom.interop.convert.pipeline import PartFolder, PipelineFolder, Tokenizer, arrange_pipeline
 from frameloom.models.text.transformers_folder import find_folder
 from frameloom.weights.files import read_config
 from frameloom.weights.lazy_tensors import LazyTensors, defer_tensors, rename_tensors
-
-__all__ = ["build_pipeline", "describe_vae_of", "find_obstacle"]
-
 
 _SDXL = ("StableDiffusionXLPipeline", "StableDiffusionXLImg2ImgPipeline")
 _PREDICTIONS = {"v": "v_prediction", "epsilon": "epsilon", "sample": "sample"}
@@ -32,6 +29,29 @@ _TEXTS: dict[str, tuple[str, ...]] = {
     "CogVideoXPipeline": ("t5",),
     "CogVideoXFunControlPipeline": ("t5",),
 }
+
+
+def build_pipeline(recipe: Recipe, kind: str, denoiser: PartFolder) -> PipelineFolder:
+    """The whole pipeline around a trained denoiser; other parts are read one tensor at a time."""
+    vae = build_vae(recipe.vae.model_copy(update={"precision": "fp32", "mini_batch": None}), seed=recipe.seed)
+    state = defer_tensors(vae.model.state_dict())
+    parts = [denoiser, PartFolder("vae", state, describe_vae_of(vae), "diffusers", _class_of(describe_vae_of(vae)))]
+    tokenizers: dict[str, Tokenizer] = {}
+    for encoder in recipe.text.encoders:
+        part, place = _open_text(encoder)
+        parts.append(part)
+        tokenizers[part.name.replace("text_encoder", "tokenizer")] = Tokenizer(place, encoder.max_length)
+    scheduler = _describe_scheduler(recipe.objective, kind)
+    if kind not in _SDXL:
+        return PipelineFolder(kind, parts, scheduler, tokenizers)
+    named: dict[Any, PartFolder] = {part.name: part for part in parts}
+    return arrange_pipeline(
+        {name: part.tensors for name, part in named.items()},
+        {name: part.config for name, part in named.items()},
+        tokenizers,
+        scheduler=scheduler,
+        force_zeros=all(encoder.null == "zeros" for encoder in recipe.text.encoders),
+    )
 
 
 def find_obstacle(recipe: Recipe, kind: str) -> str:
@@ -50,31 +70,6 @@ def find_obstacle(recipe: Recipe, kind: str) -> str:
     if kind in _SDXL and objective.snr_shift != 1:
         return f"objective.snr_shift is {objective.snr_shift:g}, the scheduler of the pipeline has none"
     return ""
-
-
-def build_pipeline(recipe: Recipe, kind: str, denoiser: PartFolder) -> PipelineFolder:
-    """The whole pipeline around a trained denoiser; other parts are read one tensor at a time."""
-    vae = build_vae(recipe.vae.model_copy(update={"precision": "fp32", "mini_batch": None}), seed=recipe.seed)
-    state = defer_tensors(vae.model.state_dict())
-    parts = [denoiser, PartFolder("vae", state, describe_vae_of(vae), "diffusers", _class_of(describe_vae_of(vae)))]
-    tokenizers: dict[str, Tokenizer] = {}
-    for encoder in recipe.text.encoders:
-        part, place = _open_text(encoder)
-        parts.append(part)
-        tokenizers[part.name.replace("text_encoder", "tokenizer")] = Tokenizer(place, encoder.max_length)
-    scheduler = _describe_scheduler(recipe.objective, kind)
-    if kind not in _SDXL:
-        return PipelineFolder(kind, parts, scheduler, tokenizers)
-    from frameloom.interop.convert.pipeline import arrange_pipeline
-
-    named: dict[Any, PartFolder] = {part.name: part for part in parts}
-    return arrange_pipeline(
-        {name: part.tensors for name, part in named.items()},
-        {name: part.config for name, part in named.items()},
-        tokenizers,
-        scheduler=scheduler,
-        force_zeros=all(encoder.null == "zeros" for encoder in recipe.text.encoders),
-    )
 
 
 def describe_vae_of(vae: LoadedVAE) -> Mapping[str, Any]:

@@ -1,8 +1,8 @@
-"""The arguments of other trainers and where each has its home here, as data and as a page."""
+"""Arguments of other trainers and the recipe keys or commands that replace them, as tables and as a docs page."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -134,10 +134,3 @@ def _home(argument: Argument) -> str:
 
 def _cell(text: str) -> str:
     return text.replace("|", "\\|").replace("<", "\\<")
-
-
-def split_homes(arguments: Iterable[Argument]) -> tuple[set[str], set[str]]:
-    """(dotted keys, commands) that the arguments name."""
-    homes = {key for argument in arguments for key in argument.keys}
-    commands = {key for key in homes if key.startswith(COMMAND)}
-    return homes - commands, commands

@@ -1,6 +1,6 @@
-"""What a command or configuration gives, read by the names and kinds of its system's arguments.
+"""Values of an imported command or configuration, read by the names and kinds of its system's arguments.
 
-Every name that is read is remembered, so that what nobody asked for can be told.
+Every name that is read is remembered, so that arguments without effect can be reported.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""From a file of another trainer to the text of a recipe: what it is, which program it starts, and its translation."""
+"""Import a command or configuration of another trainer: find the program it starts, and translate it to a recipe."""
 
 from __future__ import annotations
 

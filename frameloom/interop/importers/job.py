@@ -1,4 +1,4 @@
-"""One import under way: what is given, the recipe that grows from it, and the steps that several systems share."""
+"""State of an import: the given values, the recipe drafted from them, and translations that several systems share."""
 
 from __future__ import annotations
 

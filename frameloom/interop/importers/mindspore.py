@@ -1,4 +1,4 @@
-"""What the trainers of Open-Sora-Plan have in common: frozen parts, lists of sets, optimizer, averages, loss scale."""
+"""Translations shared by the trainers of Open-Sora-Plan: frozen parts, data lists, optimizer, EMA, loss scale."""
 
 from __future__ import annotations
 

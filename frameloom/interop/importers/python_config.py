@@ -1,4 +1,4 @@
-"""Python configurations as plain values. The text is parsed and never executed.
+"""Read Python configuration files as plain values; the text is parsed and never executed.
 
 What a configuration needs is understood: assignments of literals, `dict(...)`, `**other`, names that were assigned
 before, `a["b"]`, arithmetic on numbers, and comprehensions over `range`. Everything else is refused with its line."""

@@ -1,4 +1,4 @@
-r"""Shell scripts as lists of commands, and the program, launcher and arguments of each. Nothing is ever run.
+r"""Parse shell scripts into commands, each with its program, launcher and arguments; nothing is executed.
 
 What can be read without running it is read: quotes, `\` at the end of a line, `#`, `;`, `&&`, `|`, redirections,
 `export A=b`, `A=b command`, `$A`, `${A}`, `${A:-b}`, `${A:=b}`, `${A:?b}`, `${A:+b}`, and beginnings and ends cut off

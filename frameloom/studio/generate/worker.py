@@ -28,7 +28,7 @@ from frameloom.core.files import digest_value
 from frameloom.core.logging import set_up_logging
 from frameloom.sampling.load import RECIPE, Source, open_sampler
 from frameloom.sampling.pipeline import Sampler, build_note
-from frameloom.sampling.prompts import ROW_SETTINGS
+from frameloom.sampling.request import ROW_SETTINGS
 from frameloom.studio.generate.requests import OUT, Wish, media_paths
 
 Event = dict[str, Any]
@@ -104,9 +104,9 @@ def _watch(number: int, orders: Orders, send: Callable[[Event], None]) -> Callab
 
 def fill(wish: Wish, keeper: Any, on_step: Callable[[int], None]) -> list[Path]:
     """The files of one wish, made by the very call that `frameloom sample` makes."""
+    from frameloom.sampling.jobs import Order, fill_order
     from frameloom.sampling.load import Source
-    from frameloom.sampling.prompts import read_rows
-    from frameloom.sampling.request import Order, fill_order
+    from frameloom.sampling.request import read_rows
 
     order = Order(
         source=Source(Path(wish.model), tuple(wish.overrides())),

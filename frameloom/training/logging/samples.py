@@ -18,8 +18,8 @@ from frameloom.config.schema.recipe import Recipe
 from frameloom.config.schema.sampling import SampleSection
 from frameloom.core.files import replace_folder
 from frameloom.data.media.writing import CONTACT_SHEET
-from frameloom.sampling.pipeline import PromptNote, Request, Result, Sampler, build_note, generate, write_results
-from frameloom.sampling.prompts import read_prompts
+from frameloom.sampling.pipeline import PromptNote, Result, Sampler, build_note, generate, write_results
+from frameloom.sampling.request import Request, read_prompts
 from frameloom.training.logging.resource_errors import outlasting_shortage
 from frameloom.training.logging.trackers import Media, Tracker
 from frameloom.training.optim.ema import EMA

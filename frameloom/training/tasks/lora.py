@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from frameloom.builders.denoiser import LoadedDenoiser
-from frameloom.builders.lora_files import check_base, read_lora, write_lora
+from frameloom.builders.lora import check_base, read_lora, write_lora
 from frameloom.config.schema.models import LoraSection
 from frameloom.core.errors import CheckpointError, ConfigError
 from frameloom.core.logging import get_logger

@@ -27,7 +27,8 @@ from frameloom.data.loading.batch import Batch
 from frameloom.data.media.writing import write_image
 from frameloom.models.state_dict import check_fit
 from frameloom.models.text.textual_inversion import add_word, clip_encoders, start_vectors
-from frameloom.sampling.pipeline import Request, Sampler, generate
+from frameloom.sampling.pipeline import Sampler, generate
+from frameloom.sampling.request import Request
 from frameloom.training.tasks.denoiser import DenoiserTask, WrappedTask
 
 _log = get_logger(__name__)

@@ -19,7 +19,8 @@ from frameloom.core.errors import ConfigError
 from frameloom.data.media.decode import read_clip
 from frameloom.data.media.writing import read_metadata
 from frameloom.sampling.load import load_sampler
-from frameloom.sampling.pipeline import Request, generate, write_results
+from frameloom.sampling.pipeline import generate, write_results
+from frameloom.sampling.request import Request
 from frameloom.training.logging import samples as samples_module
 from frameloom.training.logging.resource_errors import is_shortage
 from frameloom.training.logging.samples import TrainingSamples, evaluating

@@ -15,7 +15,8 @@ from safetensors.torch import load_file
 from frameloom.config.loading.recipe import load_recipe
 from frameloom.core.errors import ConfigError
 from frameloom.sampling.load import load_sampler
-from frameloom.sampling.pipeline import Request, generate
+from frameloom.sampling.pipeline import generate
+from frameloom.sampling.request import Request
 from frameloom.training.train import train
 
 MODEL = {

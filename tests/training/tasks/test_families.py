@@ -12,7 +12,8 @@ from frameloom.config.schema.models import KnownSection
 from frameloom.core.errors import ConfigError
 from frameloom.data.loading.loader import iterate_batches
 from frameloom.sampling.load import load_sampler
-from frameloom.sampling.pipeline import Request, generate
+from frameloom.sampling.pipeline import generate
+from frameloom.sampling.request import Request
 from frameloom.training.run.folder import RunFolder
 from frameloom.training.tasks.denoiser import DenoiserTask
 from frameloom.training.train import build_trainer, train

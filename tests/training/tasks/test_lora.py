@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from frameloom.builders.denoiser import build_denoiser
-from frameloom.builders.lora_files import DIFFUSERS_FILE, KOHYA_FILE, read_lora
+from frameloom.builders.lora import DIFFUSERS_FILE, KOHYA_FILE, read_lora
 from frameloom.builders.text import build_text
 from frameloom.builders.vae import build_vae
 from frameloom.checkpoint.model_folder import read_weights, write_model_folder
@@ -20,7 +20,8 @@ from frameloom.checkpoint.reader import load_latest, read_state, step_folder
 from frameloom.config.rules.check import check_files
 from frameloom.core.errors import CheckpointError, ConfigError
 from frameloom.sampling.load import load_sampler
-from frameloom.sampling.pipeline import Request, generate
+from frameloom.sampling.pipeline import generate
+from frameloom.sampling.request import Request
 from frameloom.training.loop import Trainer
 from frameloom.training.run.resuming import ResumeChoices
 from frameloom.training.train import train

@@ -17,7 +17,8 @@ from frameloom.checkpoint.reader import load_latest
 from frameloom.core.errors import CheckpointError, ConfigError
 from frameloom.models.registry import get_denoiser
 from frameloom.sampling.load import load_sampler
-from frameloom.sampling.pipeline import Request, encode_prompts, generate
+from frameloom.sampling.pipeline import encode_prompts, generate
+from frameloom.sampling.request import Request
 from frameloom.training.run.folder import RunFolder
 from frameloom.training.run.resuming import ResumeChoices
 from frameloom.training.tasks.subject_tuning import InversionTask

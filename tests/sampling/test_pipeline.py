@@ -1,4 +1,4 @@
-"""From a run to files: the same request gives the same video, and no prompt leaves the output folder."""
+"""From a run to files: the same request gives the same video, prompts get their notes, idle parts leave the device."""
 
 from __future__ import annotations
 
@@ -7,16 +7,20 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from frameloom.checkpoint.reader import list_steps
-from frameloom.core.errors import CheckpointError, DataError, RunError
+from frameloom.config.schema.models import CaptionNoteSection
+from frameloom.config.schema.sampling import SampleSection
+from frameloom.core.errors import CheckpointError, RunError
 from frameloom.data.media.writing import read_metadata
 from frameloom.interop.export.export import Export, export_run
 from frameloom.sampling.load import Source, load_sampler, open_sampler
-from frameloom.sampling.pipeline import Request, Sampler, generate, write_results
-from frameloom.sampling.prompts import read_prompts
+from frameloom.sampling.pipeline import Placement, PromptNote, Sampler, build_note, generate, write_results
+from frameloom.sampling.request import Request
 from frameloom.training.train import train
 from tests.faults.warm import run_frameloom
+from tests.sampling.conftest import Load, make_frames
 
 FEW = ["--sample.steps", "3"]
 PROMPTS = ["a red circle", "a blue square moves left"]
@@ -64,17 +68,6 @@ def test_a_file_says_how_it_was_made(sampler, tmp_path):
 def test_one_frame_is_a_picture(run, tmp_path):
     sampler = load_sampler(run, [*FEW, "--sample.frames", "1"])
     assert write_results(sampler, generate(sampler, [Request(PROMPTS[0], 5)]), tmp_path)[0].suffix == ".png"
-
-
-def test_prompts_come_from_the_line_and_from_a_file(tmp_path):
-    file = tmp_path / "prompts.txt"
-    file.write_text("one\n\n two \n")
-    assert read_prompts(["zero"], file) == ["zero", "one", "two"]
-    with pytest.raises(DataError, match="no prompt given"):
-        read_prompts([], None)
-    file.write_bytes(b"\xff\xfe")
-    with pytest.raises(DataError, match=r"prompts.txt"):
-        read_prompts([], file)
 
 
 def test_a_folder_that_is_no_run_is_refused(tmp_path, run):
@@ -134,3 +127,80 @@ def test_the_command_writes_videos_and_a_contact_sheet(run, tmp_path):
     assert (tmp_path / "like" / made[0]).read_bytes() == (tmp_path / "out" / made[0]).read_bytes()
     refused = run_frameloom(command[0], "--weights", "best")
     assert refused.returncode == 2 and "Traceback" not in refused.stderr
+
+
+def add(prompt: str, *, style: str = "as_trained", default: int | None = 4, **given: object) -> str:
+    said = {name: given.pop(name) for name in ("fps", "motion") if name in given}
+    section = CaptionNoteSection(in_sampling=style, motion_in_sampling=default, **said)
+    return PromptNote(section, 24).add(prompt, SampleSection(**{"fps": 24, **given}))
+
+
+@pytest.mark.parametrize(
+    ("found", "wanted"),
+    [
+        (add("raining, sea"), "raining, sea 24 FPS, 4 motion score."),
+        (add("raining, sea", style="sentences"), "raining, sea. 24 FPS. 4 motion score."),
+        (add(" raining, sea. ", style="sentences"), "raining, sea. 24 FPS. 4 motion score."),
+        (add("sea", motion_score=9, fps=False), "sea 9 motion score."),
+        (add("sea", default=None), "sea 24 FPS."),
+        (add("sea", default=None, motion_score=2), "sea 24 FPS, 2 motion score."),
+        (add("sea", motion=None), "sea 24 FPS."),
+        (add("sea", frames=1), "sea 4 motion score."),
+        (add("sea 16 FPS."), "sea 16 FPS. 4 motion score."),
+        (add("sea, 2 motion score."), "sea, 2 motion score. 24 FPS."),
+        (add(""), ""),
+        (add("", style="sentences"), ""),
+    ],
+)
+def test_a_prompt_gets_what_it_does_not_say_itself(found, wanted):
+    assert found == wanted
+
+
+def test_a_motion_score_alone_asks_for_the_published_note(world):
+    assert build_note(world.recipe()) is None
+    note = build_note(world.recipe("--sample.motion_score", "7"))
+    assert note is not None and note.section.in_sampling == "sentences"
+    assert note.add("sea", SampleSection(fps=24, motion_score=7)) == "sea. 24 FPS. 7 motion score."
+
+
+def test_a_rate_is_spelled_as_clips_of_that_rate_were():
+    section = SampleSection(fps=8)
+    assert PromptNote(CaptionNoteSection(motion=None), 24).add("sea", section) == "sea 8.0 FPS."
+    published = CaptionNoteSection(motion=None, in_sampling="sentences")
+    assert PromptNote(published, 24).add("sea", section) == "sea. 8 FPS."
+
+
+def test_tiles_and_idle_parts_do_not_change_what_is_made(load: Load, model_folders: dict[str, Path]) -> None:
+    folder = model_folders["opensora2"]
+    parked = open_sampler(Source(folder, ("--sample.offload", "true")))
+    placement = parked.placement
+    assert placement is not None and placement.resident == set()
+    assert np.array_equal(make_frames(parked), make_frames(load("opensora2")))
+    # One part at a time: text, the autoencoder for what is given, the denoiser, the autoencoder again.
+    order = [part for part, place in placement.moves if place == "device"]
+    assert order == ["text", "vae", "denoiser", "vae"] and placement.resident == set()
+    assert placement.moves[1::2] == [(part, "host") for part in order]
+    tiled = open_sampler(Source(folder, ("--sample.tile_px", "32")))
+    near = np.abs(make_frames(tiled, width=64).astype(int) - make_frames(load("opensora2"), width=64)).mean()
+    assert 0 < near < 16 and load("opensora2").placement.resident == {"text", "vae", "denoiser"}
+
+
+class Recorder(torch.nn.Module):
+    """A part that knows where it was moved."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.places: list[str] = []
+
+    def to(self, device: torch.device) -> Recorder:  # type: ignore[override]
+        self.places.append(str(device))
+        return self
+
+
+def test_a_part_is_parked_when_its_work_fails() -> None:
+    parts = {"a": Recorder(), "b": Recorder()}
+    placement = Placement(dict(parts), torch.device("meta"), offload=True)
+    with pytest.raises(RuntimeError, match="out of memory"), placement.using("a"):
+        assert placement.resident == {"a"}
+        raise RuntimeError("out of memory")
+    assert parts["a"].places == ["cpu", "meta", "cpu"] and placement.resident == set()

@@ -9,11 +9,11 @@ import pytest
 from frameloom.cli.lazy import build_command
 from frameloom.cli.main import _SWITCHES, _WITH_VALUE, ROOT
 from frameloom.config.loading.schema_tree import kind_at
-from frameloom.interop.importers.arguments import SYSTEMS, Argument, load_system, render_arguments, split_homes
+from frameloom.interop.importers.arguments import COMMAND, SYSTEMS, Argument, load_system, render_arguments
 from frameloom.models.registry import DENOISERS, VAES
 
-LISTS = Path(__file__).parent
-DOCS = Path(__file__).parents[4] / "docs"
+LISTS = Path(__file__).parent / "arguments"
+DOCS = Path(__file__).parents[3] / "docs"
 
 
 def read_names(system: str) -> list[tuple[str, str]]:
@@ -81,7 +81,9 @@ def test_every_argument_has_a_key_or_says_why_not() -> None:
 
 
 def test_every_home_is_real() -> None:
-    keys, commands = split_homes(argument for _, _, argument in list_arguments())
+    homes = {key for _, _, argument in list_arguments() for key in argument.keys}
+    commands = {key for key in homes if key.startswith(COMMAND)}
+    keys = homes - commands
     assert len(keys) > 100 and len(commands) > 20
     assert [key for key in sorted(keys) if not is_key(key)] == []
     assert [command for command in sorted(commands) if not is_command(command)] == []

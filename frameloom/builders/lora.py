@@ -1,4 +1,7 @@
-"""LoRA files in and out, and denoisers with adapters added to their weights."""
+"""LoRA files read and written, and their adapters added to a denoiser.
+
+Shape letters: R rank, I inputs of a layer, O its outputs.
+"""
 
 from __future__ import annotations
 
@@ -19,18 +22,6 @@ from frameloom.models.lora.keys import NOTES, parse_alpha, read_adapters, write_
 from frameloom.weights.files import CONFIG, find_weights, read_config, refuse_pickle
 from frameloom.weights.lazy_tensors import LazyTensors, defer_tensors
 from frameloom.weights.safetensors_file import open_safetensors, write_safetensors
-
-__all__ = [
-    "DIFFUSERS_FILE",
-    "KOHYA_FILE",
-    "add_lora",
-    "check_base",
-    "digest_lora",
-    "read_lora",
-    "use_adapters",
-    "write_lora",
-]
-
 
 DIFFUSERS_FILE = "pytorch_lora_weights.safetensors"
 KOHYA_FILE = "lora-kohya.safetensors"

@@ -13,15 +13,14 @@ from frameloom.core.errors import ConfigError, DataError
 from frameloom.core.random import stream
 from frameloom.data.media.decode import probe_clip, read_image
 from frameloom.data.media.transforms import to_uint8, to_unit_range
-from frameloom.distributed.ranks import Ranks
+from frameloom.sampling.batch import check_requests, make_first_frames, sample_many
 from frameloom.sampling.conditions import choose_known_frames, read_given
-from frameloom.sampling.jobs import RankGroup, check_requests, make_first_frames, sample_many
 from frameloom.sampling.outputs import read_frames
-from frameloom.sampling.pipeline import Request, Sampler, encode_prompts, generate, prepare_batch, solve
-from tests.sampling.conftest import INPAINT, MODELS, Files, Load
+from frameloom.sampling.pipeline import Sampler, encode_prompts, generate, prepare_batch, solve
+from frameloom.sampling.request import Request
+from tests.sampling.conftest import ALONE, INPAINT, MODELS, Files, Load
 
 PROMPT = "a yellow square moves right"
-ALONE = RankGroup(Ranks())
 GIVEN = {
     "image": {"head": "picture"},
     "last": {"tail": "other"},
