@@ -64,7 +64,7 @@ class World:
 
 # Their processes work for all tests of a file or folder, on all cores. They come first and together, so that one test
 # process has them all and the other does not wait for it.
-LONGEST = ("distributed", "models/denoisers/test_sequence.py", "generate/test_sequence_sampling.py")
+LONGEST = ("distributed", "models/denoisers/test_sequence.py", "sampling/test_sequence_sampling.py")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -12,8 +12,8 @@ import torch
 from torch import OutOfMemoryError
 
 from frameloom.config.rules.training import scaled_rate
-from frameloom.config.schema.recipe import Recipe, TrainSection
-from frameloom.config.schema.training import LossScaleSection
+from frameloom.config.schema.recipe import Recipe
+from frameloom.config.schema.training import LossScaleSection, TrainSection
 from frameloom.core.device import avoid_avx512_in_half_precision, pick_device
 from frameloom.core.logging import get_logger
 from frameloom.data.order.rank_assignment import Shares
