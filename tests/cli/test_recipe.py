@@ -211,7 +211,9 @@ def test_every_recipe_command_has_help_with_an_example(folder: Path, command: st
 
 def test_an_interrupt_ends_with_one_line_and_130(folder: Path) -> None:
     (folder / "waiting.py").write_text(
-        '"""Wait."""\nimport time\n\n\ndef wait() -> None:\n    print("ready", flush=True)\n    time.sleep(60)\n'
+        # Short sleeps: a signal that comes just before a long one would be seen at its end.
+        '"""Wait."""\nimport time\n\n\ndef wait() -> None:\n    print("ready", flush=True)\n'
+        "    for _ in range(600):\n        time.sleep(0.1)\n"
     )
     code = (
         # Children of a shell that runs in the background ignore interrupts.
