@@ -75,7 +75,9 @@ docs: install
 	$(BIN)/frameloom recipe arguments > docs/arguments.md
 	$(BIN)/python docs/tools/published_figures.py
 
+# setuptools copies what an earlier build left in build/, modules that have moved since then too.
 wheel: install
+	rm -rf build
 	$(BIN)/python -m build --wheel
 
 clean:

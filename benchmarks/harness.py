@@ -2,7 +2,7 @@
 
 Each side goes first in every other round, after rounds that warm up and do not count. A ratio is the median of the
 rounds' own ratios, which a busy machine disturbs least. Processor time is that of this process with all its threads and
-of children that have ended. A side may run in a process of its own (`Elsewhere`), as its users would start it.
+of children that have ended. A side may run in its own process (`Elsewhere`), as its users would start it.
 """
 
 from __future__ import annotations

@@ -305,7 +305,7 @@ def find_gap(family: DenoiserSpec, model: nn.Module, peer: Peer, inputs: Inputs)
 
 
 def our_step(family: DenoiserSpec, model: nn.Module, inputs: Inputs) -> Work:
-    """As `training/step.py` takes one, on tensors at hand."""
+    """One optimizer step as `training/step.py` takes it, on given tensors."""
     optimizer = build_optimizer(model.named_parameters(), lr=_LR)
     model.train()
 

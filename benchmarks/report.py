@@ -215,7 +215,7 @@ def _draw(rows: Sequence[Row]) -> dict[str, str]:
 
 
 def _lines(rows: Sequence[Row]) -> list[Line]:
-    """One line for ours and one for each kind of other; a name's first word tells several of ours apart."""
+    """One line for Frameloom and one for each baseline; the first word of a name separates several lines of Frameloom."""
     firsts = dict.fromkeys(row.name.partition(":")[0] if ":" in row.name else "" for row in rows)
     found = []
     for first in firsts:

@@ -1,6 +1,6 @@
-"""All comparisons, in the order of the table, and a process of its own for each.
+"""All comparisons in the order of the table, each in its own process.
 
-A comparison is a function that takes an effort and gives rows as they are found. In a process of its own its memory,
+A comparison is a function that takes an effort and gives rows as they are found. In its own process its memory,
 threads and allocator are its alone, and one that dies or hangs costs no row of another.
 """
 
@@ -79,7 +79,7 @@ def measure_here(name: str, effort: Effort, files: Sequence[Path] = ()) -> Itera
 def measure_apart(
     name: str, effort: Effort, files: Sequence[Path] = (), *, limit_s: float = TIME_LIMIT_S
 ) -> Iterator[Row]:
-    """The same in a process of its own, which may be silent for `limit_s` at most."""
+    """The same in its own process, which may be silent for `limit_s` at most."""
     yield from run_apart(_serve, (name, effort, list(files)), name, limit_s)
 
 

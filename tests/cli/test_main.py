@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import venv
@@ -145,13 +146,17 @@ def test_readme_links_lead_somewhere():
 
 @pytest.mark.slow
 def test_a_wheel_carries_the_recipes_and_runs_outside_the_repository(tmp_path):
+    shutil.rmtree(ROOT / "build", ignore_errors=True)  # as `make wheel` does: old modules in it would be copied
     build = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(tmp_path / "dist"), str(ROOT)]
     done = subprocess.run(build, capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stdout + done.stderr
     wheel = next((tmp_path / "dist").glob("*.whl"))
     with zipfile.ZipFile(wheel) as archive:
-        folders = {name.partition("/")[0] for name in archive.namelist()}
+        names = archive.namelist()
+    folders = {name.partition("/")[0] for name in names}
     assert {name for name in folders if not name.endswith(".dist-info")} == {"frameloom"}
+    modules = {path.relative_to(ROOT).as_posix() for path in (ROOT / "frameloom").rglob("*.py")}
+    assert {name for name in names if name.endswith(".py")} == modules
     # The packages that the wheel needs are those of this environment; only the project itself is installed anew.
     venv.create(tmp_path / "venv", with_pip=True, system_site_packages=False)
     python = tmp_path / "venv" / "bin" / "python"
@@ -160,7 +165,10 @@ def test_a_wheel_carries_the_recipes_and_runs_outside_the_repository(tmp_path):
     site = next(path for path in map(Path, sys.path) if path.name == "site-packages" and (path / "torch").is_dir())
     environment = {**os.environ, "PYTHONPATH": str(site)}
     script = "import frameloom; print(frameloom.__file__)"
-    where = subprocess.run([str(python), "-c", script], capture_output=True, text=True, cwd=tmp_path, timeout=60)
+    bare = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    where = subprocess.run(
+        [str(python), "-c", script], capture_output=True, text=True, cwd=tmp_path, env=bare, timeout=60
+    )
     assert str(tmp_path / "venv") in where.stdout
     command = [str(python), "-m", "frameloom", "recipe", "show", "shapes/demo"]
     shown = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=environment, timeout=60)
