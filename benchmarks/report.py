@@ -215,7 +215,7 @@ def _draw(rows: Sequence[Row]) -> dict[str, str]:
 
 
 def _lines(rows: Sequence[Row]) -> list[Line]:
-    """One line for Frameloom and one for each baseline; the first word of a name separates several lines of Frameloom."""
+    """One line for Frameloom, one for each baseline; the first word of a name separates several of Frameloom."""
     firsts = dict.fromkeys(row.name.partition(":")[0] if ":" in row.name else "" for row in rows)
     found = []
     for first in firsts:
