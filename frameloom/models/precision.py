@@ -9,7 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+from frameloom.weights.dtypes import DTYPES, torch_dtype
+
+PRECISIONS = {name: torch_dtype(name) for name in DTYPES}
 
 
 def find_norms(model: nn.Module) -> Iterator[nn.Module]:

@@ -28,6 +28,7 @@ from frameloom.planner.costs import Fitted, Shape, Values, count_cells
 from frameloom.planner.devices import Device
 from frameloom.planner.shape_tensors import GhostMode, put_weights
 from frameloom.planner.tracker import tally_passes
+from frameloom.weights.dtypes import DTYPES
 
 # Of so many lengths, counted from the shortest, all are measured; later on, fewer and fewer.
 _FIRST_LENGTHS = 3
@@ -171,7 +172,7 @@ def join_plans(*plans: EncodePlan) -> EncodePlan:
     )
 
 
-NUMBER_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
+NUMBER_BYTES = {name: dtype.num_bytes for name, dtype in DTYPES.items()}
 _DEFAULTS = {**t5.DEFAULTS, **clip.DEFAULTS}
 # Captions of a forward pass.
 _MOST_CAPTIONS = {
