@@ -22,12 +22,32 @@ import torch
 from torch import Tensor
 
 from frameloom.core.errors import CheckpointError
-from frameloom.weights.dtypes import SAFETENSORS_DTYPES, torch_dtype
 from frameloom.weights.lazy_tensors import LazyTensors, PendingTensor
 
 METADATA = "__metadata__"
 _MAX_HEADER_BYTES = 100_000_000
-_DTYPES = {code: torch_dtype(code) for code in SAFETENSORS_DTYPES}
+# In the order of the library, which puts the last ones first into a file.
+_DTYPES: dict[str, torch.dtype] = {
+    "BOOL": torch.bool,
+    "U8": torch.uint8,
+    "I8": torch.int8,
+    "F8_E5M2": torch.float8_e5m2,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E8M0": torch.float8_e8m0fnu,
+    "F8_E4M3FNUZ": torch.float8_e4m3fnuz,
+    "F8_E5M2FNUZ": torch.float8_e5m2fnuz,
+    "I16": torch.int16,
+    "U16": torch.uint16,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "I32": torch.int32,
+    "U32": torch.uint32,
+    "F32": torch.float32,
+    "C64": torch.complex64,
+    "F64": torch.float64,
+    "I64": torch.int64,
+    "U64": torch.uint64,
+}
 _CODES = {dtype: code for code, dtype in _DTYPES.items()}
 _RANKS = {dtype: rank for rank, dtype in enumerate(_DTYPES.values())}
 
