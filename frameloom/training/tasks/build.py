@@ -68,8 +68,6 @@ class BuiltTask:
     """writes what of `beside` is worth keeping into the run's folder"""
     blocks: Sequence[nn.Module] = ()
     """the repeated blocks of the model, one of which is gathered at a time where several processes split it"""
-    images_skip: bool = False
-    """whether clips of one frame leave out blocks that others use"""
 
 
 def build_task(
@@ -148,7 +146,6 @@ def _build_denoiser(recipe: Recipe, captions: Sequence[str], device: torch.devic
         ],
         export_beside=lambda folder: write_trained(folder / TRAINED_TEXT, text, recipe.text),
         blocks=blocks,
-        images_skip=denoiser.family.images_skip,
     )
 
 
