@@ -76,7 +76,7 @@ def no_rows(condition: Condition, source: str) -> DataError:
 
 
 def parse_filter(text: str, schema: Mapping[str, pl.DataType] | None, *, source: str) -> pl.Expr:
-    """The expression for `text`; DataError names the place and the nearest column. Without a schema any column exists."""
+    """The expression for `text`; DataError names the place and the nearest column. Without a schema, all pass."""
     return _Filter(text, schema, source).parse()
 
 
