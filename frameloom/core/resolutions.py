@@ -52,8 +52,8 @@ def size_table(name: str, stride: int, *, training: bool = True) -> dict[str, Si
         size = _size_of(ratio, budget, stride, training=training)
         if size is None:
             raise ConfigError(
-                f"the resolution '{name}' is smaller than one token of {stride} x {stride} pixels; use {stride}px or "
-                "more"
+                f"the resolution '{name}' is too small: at some ratio a side is smaller than one token of {stride} "
+                f"pixels; use {2 * stride}px or more"
             )
         if training and size in table.values():
             continue

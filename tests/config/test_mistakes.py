@@ -252,7 +252,7 @@ MISTAKES = [
     swap("ratio without a size", "64px:", "256px_ar7:3:", "my.yaml:8:", "no size of ratio 7:3", "16:9"),
     swap("resolution too large", "64px:", "100000px:", "the resolution '100000px' is too large", "99999px"),
     swap("skip of images", "1: [1.0, 8]", "1: [[0.5, 0.5], 8]", "no shorter length", "write one number"),
-    swap("resolution too small", "64px:", "8px:", "smaller than one token", "16px or more"),
+    swap("resolution too small", "64px:", "8px:", "smaller than one token", "32px or more"),
     swap("frames off the rule", "9: [1.0, 4]", "10: [1.0, 4]", "my.yaml:8:", "10 frames", "4n+1", "write 9 or 13"),
     swap("frames a power of two", "9: [1.0, 4]", "16: [1.0, 4]", "write 13 or 17"),
     swap("nothing is kept", "{1: [1.0, 8], 9: [1.0, 4]}", "{1: [0, 8], 9: [[0, 0], 4]}", "only probabilities of 0"),
