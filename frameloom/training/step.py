@@ -102,7 +102,7 @@ class Stepper:
     """puts back what a pass changes besides gradients, before a step is begun anew"""
 
     def autocast(self) -> AbstractContextManager[object]:
-        """The number format of the forward pass."""
+        """The dtype of the forward pass."""
         if not self.bf16 and not self.fp16:
             return nullcontext()
         return torch.autocast(self.device_type, torch.float16 if self.fp16 else torch.bfloat16)

@@ -17,7 +17,7 @@ from frameloom.config.schema.recipe import Recipe
 from frameloom.config.schema.training import LossScaleSection, TrainSection
 from frameloom.core.device import avoid_avx512_in_half_precision, pick_device
 from frameloom.core.logging import get_logger
-from frameloom.data.order.rank_assignment import Shares
+from frameloom.data.order.rank_assignment import RankAssignment
 from frameloom.distributed.ranks import read_ranks
 from frameloom.training.feed import build_feed, settle_length
 from frameloom.training.logging.profiling import StepProfiler
@@ -90,10 +90,10 @@ def run_recipe(recipe: Recipe, folder: RunFolder, peers: Peers, choices: ResumeC
 
 def build_trainer(recipe: Recipe, folder: RunFolder, *, first_step: int, peers: Peers | None = None) -> Trainer:
     """Everything a run needs, fresh; a checkpoint is restored into it afterwards. `peers` None: one process."""
-    peers = peers or Peers(Shares(num_shares=recipe.parallel.data or 1), zero=recipe.parallel.zero)
+    peers = peers or Peers(RankAssignment(num_shares=recipe.parallel.data or 1), zero=recipe.parallel.zero)
     device = pick_device(recipe.train.device)
     peers.context.run_on_rank0(lambda: make_class_images(recipe))
-    feed = build_feed(recipe, bad_clips=folder.bad_clips, shares=peers.shares, is_first=peers.is_first)
+    feed = build_feed(recipe, bad_clips=folder.bad_clips, assignment=peers.shares, is_first=peers.is_first)
     recipe = settle_length(recipe, feed.manifest, feed.policy, num_ranks=peers.shares.num_shares)
     optim, settings = recipe.optim, recipe.train
     if settings.side_by_side is True:
@@ -106,8 +106,6 @@ def build_trainer(recipe: Recipe, folder: RunFolder, *, first_step: int, peers: 
         if not task.trains_text and not task.independent_dropout and recipe.inversion is None:
             task.known = take_text(feed, task.null_text, task.scaling)
     peers.split_model(built.task.model, built.blocks)
-    if (peers.splits_weights and built.images_skip) or (peers.shares_text and recipe.data.use_image_num):
-        feed.shares = feed.shares.by_kind([bucket.frames > 1 for bucket in feed.policy.buckets])
     trainable = {name: value for name, value in built.task.model.named_parameters() if value.requires_grad}
     master = None
     if any(value.dtype != torch.float32 for value in trainable.values()):
