@@ -19,7 +19,7 @@ from frameloom.core.files import digest_value
 from frameloom.core.logging import get_logger
 from frameloom.core.random import key
 from frameloom.core.spelling import refuse_unknown
-from frameloom.models.precision import PRECISIONS
+from frameloom.models.precision import Precision
 from frameloom.models.registry import VAES, get_vae
 from frameloom.models.spec import override_fields
 from frameloom.models.state_dict import check_fit
@@ -59,7 +59,7 @@ def build_vae(section: VAESection, *, seed: int) -> LoadedVAE:
     facts = [section.name, dataclasses.asdict(config), found.digest if found else seed]
     if section.precision != "fp32":
         facts += [section.precision, section.fp32_norms]
-        model = HalfVAE(model, PRECISIONS[section.precision], fp32_norms=section.fp32_norms)
+        model = HalfVAE(model, Precision.frozen(section.precision, fp32_norms=section.fp32_norms))
     if section.mini_batch is not None:
         model = SlicedVAE(model, section.mini_batch)
     return LoadedVAE(model, section.name, config, digest_value(facts))

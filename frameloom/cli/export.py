@@ -38,7 +38,7 @@ def export(
     ),
     weights: Annotated[Weights | None, typer.Option(help="averaged or last weights; default: averaged if any")] = None,
     step: Annotated[int | None, typer.Option(help="a checkpoint other than the newest")] = None,
-    dtype: Annotated[Format, typer.Option(help="number format of the trained weights")] = Format.keep,
+    dtype: Annotated[Format, typer.Option(help="dtype of the trained weights")] = Format.keep,
     shard_size: Annotated[str, typer.Option(help="largest file, such as 5GB or 500MB")] = "5GB",
     prompt: Annotated[list[str] | None, typer.Option(help="draw a sample for the card; may be repeated")] = None,
     seed: Annotated[int, typer.Option(help="seed of the first of these samples")] = 0,
@@ -100,7 +100,7 @@ def convert(
         ConvertTo, typer.Option(help="one file, shards, a model folder of ours, or an SDXL pipeline")
     ] = ConvertTo.auto,
     shard_size: Annotated[str, typer.Option(help="largest shard, such as 5GB or 500MB")] = "5GB",
-    dtype: Annotated[Format, typer.Option(help="number format of floating-point tensors")] = Format.keep,
+    dtype: Annotated[Format, typer.Option(help="dtype of floating-point tensors")] = Format.keep,
     section: Annotated[str, typer.Option(help="table of a .ckpt to take, such as ema_state_dict")] = "",
     strip_prefix: Annotated[list[str] | None, typer.Option(help="take this off the names; may be repeated")] = None,
     family: Annotated[str, typer.Option(help="model family whose keys these are, such as wfvae")] = "",
@@ -110,7 +110,7 @@ def convert(
     copy_tied: Annotated[bool, typer.Option("--copy-tied", help="write tied tensors as copies, not by name")] = False,
     force: Annotated[bool, typer.Option("--force", help="replace OUT")] = False,
 ) -> None:
-    """Convert weights: pickles to safetensors, shards to one file and back, number formats, published layouts.
+    """Convert weights: pickles to safetensors, shards to one file and back, dtypes, published layouts.
 
     Reads and writes one tensor at a time. A pickle is opened with weights-only loading, and refused if it needs more.
 

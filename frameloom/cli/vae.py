@@ -43,7 +43,7 @@ class Precision(StrEnum):
     fp16 = "fp16"
 
 
-PrecisionOption = Annotated[Precision, typer.Option(help="number format that the autoencoder runs in")]
+PrecisionOption = Annotated[Precision, typer.Option(help="dtype that the autoencoder runs in")]
 
 
 def parse_settings(words: Sequence[str] | None) -> dict[str, Any]:
@@ -76,14 +76,14 @@ def open_vae(
     overrides = parse_settings(settings)
     from frameloom.builders.vae import Cuts, VAEChoice, cut_vae, load_vae
     from frameloom.core.device import pick_device
-    from frameloom.models.precision import PRECISIONS
+    from frameloom.models.precision import DTYPES
 
     place = pick_device(device)
     if place.type == "cuda" and place.index is None:
         place = pick_device(f"cuda:{local_rank}")
     loaded = load_vae(VAEChoice(weights, name, size, overrides))
     vae = cut_vae(loaded, Cuts(chunk_frames, tile_px, tile_overlap))
-    return vae.to(place, PRECISIONS[precision.value])
+    return vae.to(place, DTYPES[precision.value])
 
 
 def reconstruct(

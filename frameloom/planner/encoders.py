@@ -21,7 +21,7 @@ from frameloom.config.schema.models import TextEncoderSection
 from frameloom.core.errors import CheckpointError, ConfigError
 from frameloom.core.text_files import read_object
 from frameloom.models.layers.tiles import Cuts
-from frameloom.models.precision import widen_norms
+from frameloom.models.precision import DTYPES, FP32, Precision
 from frameloom.models.text import clip, minilm, t5
 from frameloom.models.vaes.base import VideoVAE
 from frameloom.planner.costs import Fitted, Shape, Values, count_cells
@@ -78,15 +78,13 @@ def measure_encoder(
     vae: VideoVAE,
     shapes: Iterable[Shape],
     *,
-    dtype: torch.dtype = torch.float32,
-    fp32_norms: bool = False,
+    precision: Precision = FP32,
     mini_batch: int | None = None,
     times: int = 1,
 ) -> PixelEncoder:
     """`shapes` are those of clips in pixels. `vae` is on the meta device, and is changed."""
-    cuts, vae = vae.encode_cuts(), vae.to(dtype).eval().requires_grad_(False)
-    if fp32_norms:
-        widen_norms(vae, dtype)
+    cuts, vae, dtype = vae.encode_cuts(), vae.eval().requires_grad_(False), precision.weights_dtype
+    precision.cast_frozen(vae)
     vae.encode_cuts = Cuts  # type: ignore[method-assign]  # pieces are measured one by one
     mode = GhostMode()
     with mode:
@@ -171,7 +169,6 @@ def join_plans(*plans: EncodePlan) -> EncodePlan:
     )
 
 
-NUMBER_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
 _DEFAULTS = {**t5.DEFAULTS, **clip.DEFAULTS}
 # Captions of a forward pass.
 _MOST_CAPTIONS = {
@@ -295,7 +292,7 @@ def precision_of(section: TextEncoderSection) -> str:
 
 
 def weight_bytes(sections: Sequence[TextEncoderSection]) -> float:
-    return float(sum(encoder_size(item).weights * NUMBER_BYTES[precision_of(item)] for item in sections))
+    return float(sum(encoder_size(item).weights * DTYPES[precision_of(item)].itemsize for item in sections))
 
 
 @dataclass(frozen=True)
@@ -316,7 +313,7 @@ class CaptionCost:
 
 def caption_cost(section: TextEncoderSection) -> CaptionCost:
     size, precision = encoder_size(section), precision_of(section)
-    number_bytes, tokens = NUMBER_BYTES[precision], section.max_length
+    number_bytes, tokens = DTYPES[precision].itemsize, section.max_length
     own = _DEFAULTS.get(section.name)
     masked = (section.padding or (own.padding if own else "mask")) == "mask"
     return CaptionCost(

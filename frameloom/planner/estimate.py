@@ -16,13 +16,12 @@ from frameloom.config.schema.parallel import MeshShape, step_shares
 from frameloom.config.schema.recipe import Recipe
 from frameloom.core.errors import DataError
 from frameloom.data.buckets.policy import Bucket
-from frameloom.models.precision import PRECISIONS
+from frameloom.models.precision import DTYPES, Precision
 from frameloom.models.vaes.base import VideoVAE
 from frameloom.planner.communication import SendPlan, plan_tokens, plan_weights
 from frameloom.planner.costs import Shape, StepCost, count_cells, measure_costs
 from frameloom.planner.devices import BOX, Device
 from frameloom.planner.encoders import (
-    NUMBER_BYTES,
     CaptionCost,
     EncodePlan,
     PixelEncoder,
@@ -169,8 +168,7 @@ def _measure_pixels(
     return measure_encoder(
         vae,
         [pixel_shape(bucket) for bucket in buckets],
-        dtype=PRECISIONS[recipe.vae.precision],
-        fp32_norms=recipe.vae.fp32_norms,
+        precision=Precision.frozen(recipe.vae.precision, fp32_norms=recipe.vae.fp32_norms),
         mini_batch=recipe.vae.mini_batch,
         times=1 if denoiser.family.beside(denoiser.config) == "none" else 2,
     )
@@ -341,7 +339,7 @@ def _plan_epoch(recipe: Recipe, denoiser: MetaDenoiser, buckets: list[BucketPlan
         seconds=float(slowest.sum()),
         imbalance=float((slowest / mean).mean()),
         padding=num_fillers / (len(work) + num_fillers),
-        cache_bytes=float((cells[plan.buckets] * sizes).sum() * stored * NUMBER_BYTES[recipe.data.cache.precision]),
+        cache_bytes=float((cells[plan.buckets] * sizes).sum() * stored * DTYPES[recipe.data.cache.precision].itemsize),
     )
 
 

@@ -19,12 +19,12 @@ from frameloom.config.schema.recipe import Recipe
 from frameloom.core.errors import ConfigError
 from frameloom.data.buckets.policy import Bucket
 from frameloom.models.lora.adapters import add_adapters, choose_layers, default_layers
-from frameloom.models.precision import cast_weights
+from frameloom.models.precision import DTYPES, Precision
 from frameloom.models.registry import VAES, get_denoiser, get_vae
 from frameloom.models.spec import DenoiserSpec, VAESpec
 from frameloom.models.vaes.base import VideoVAE
 from frameloom.planner.costs import Shape, TextShape
-from frameloom.planner.encoders import NUMBER_BYTES, CaptionCost, caption_cost, encoder_size, precision_of, weight_bytes
+from frameloom.planner.encoders import CaptionCost, caption_cost, encoder_size, precision_of, weight_bytes
 from frameloom.planner.memory import ModelSize
 from frameloom.training.memory.recompute import apply_recompute
 from frameloom.training.optim.groups import freeze_parameters
@@ -73,7 +73,7 @@ def build_meta_denoiser(recipe: Recipe) -> MetaDenoiser:
     if recipe.train.weights_precision != "fp32":
         # The passes are in bf16 here, which takes as many bytes as fp16.
         adapters = [weight for weight in model.parameters() if weight.requires_grad] if recipe.lora else ()
-        cast_weights(model, torch.bfloat16, keep=adapters)
+        Precision(weights="bf16").cast_trained(model, keep=adapters)
     apply_recompute(model, family.blocks(model), recipe.train.recompute, torch.device("meta"))
     if recipe.inversion is None:
         _freeze(recipe.optim, model)
@@ -154,7 +154,7 @@ def measure_size(recipe: Recipe, denoiser: MetaDenoiser, vae: VideoVAE) -> Model
         weight_bytes=_count_bytes(weights),
         master_bytes=4.0 * _count(weight for weight in trained if weight.dtype != torch.float32),
         saved_bytes=_count_bytes(weights if recipe.lora is None else trained),
-        vae_bytes=0.0 if cache.latents else float(NUMBER_BYTES[recipe.vae.precision] * _count(vae.parameters())),
+        vae_bytes=0.0 if cache.latents else float(DTYPES[recipe.vae.precision].itemsize * _count(vae.parameters())),
         text_bytes=0.0 if cache.text else weight_bytes(recipe.text.encoders),
     )
 

@@ -41,7 +41,7 @@ from frameloom.core.errors import CheckpointError, ConfigError, RunError
 from frameloom.core.files import digest_value
 from frameloom.distributed.ranks import Ranks, read_ranks
 from frameloom.models.lora.adapters import to_adapters
-from frameloom.models.precision import PRECISIONS
+from frameloom.models.precision import DTYPES
 from frameloom.models.text.scaling import TextScaling
 from frameloom.models.vaes.base import VideoVAE
 from frameloom.models.vaes.wrappers import TiledVAE
@@ -207,7 +207,7 @@ def _assemble(
     weights: str,
 ) -> Sampler:
     device = _pick_device(recipe.train.device, read_ranks())
-    denoiser.model.eval().requires_grad_(False).to(PRECISIONS[recipe.sample.precision])
+    denoiser.model.eval().requires_grad_(False).to(DTYPES[recipe.sample.precision])
     placement = Placement({"text": text, "denoiser": denoiser.model, "vae": vae}, device, offload=recipe.sample.offload)
     loras = [digest_lora(Path(path), denoiser) for path, _ in list_loras(recipe)]
     recipe_digest = digest_value(recipe.model_dump(mode="json", exclude={"sample"}))

@@ -38,10 +38,10 @@ from frameloom.data.loading.batch import Batch, BatchRequest
 from frameloom.data.loading.loader import read_requests
 from frameloom.data.loading.reader import LatentSource, TextSource
 from frameloom.data.manifest.manifest import Manifest
-from frameloom.data.media.transforms import to_unit_range
+from frameloom.data.media.transforms import to_signed_range
+from frameloom.models.precision import DTYPES
 
 _log = get_logger(__name__)
-_DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 
 
 @dataclass(frozen=True)
@@ -129,11 +129,11 @@ def _latent_encoder(recipe: Recipe, loaded: LoadedVAE, local_rank: int | None = 
 
     @torch.no_grad()
     def encode(pixels_BCFHW: Tensor) -> tuple[Tensor, Tensor]:
-        moments = vae.encode(to_unit_range(pixels_BCFHW.to(device)))
+        moments = vae.encode(to_signed_range(pixels_BCFHW.to(device)))
         return moments.mean_BCFHW, torch.exp(0.5 * moments.logvar_BCFHW)
 
     cache = recipe.data.cache
-    return LatentEncoder(encode, _DTYPES[cache.precision], cache.store, recipe.seed)
+    return LatentEncoder(encode, DTYPES[cache.precision], cache.store, recipe.seed)
 
 
 def _write_text(recipe: Recipe, manifest: Manifest, job: CacheJob) -> Filled:
@@ -143,7 +143,7 @@ def _write_text(recipe: Recipe, manifest: Manifest, job: CacheJob) -> Filled:
         list_captions(manifest),
         encode=lambda part: vars(pipeline.encode(part)),
         fingerprint=_text_fingerprint(recipe, pipeline),
-        dtype=_DTYPES[recipe.data.cache.precision],
+        dtype=DTYPES[recipe.data.cache.precision],
         settings=_fill_settings(recipe, job),
     )
 
@@ -154,7 +154,7 @@ def _latent_fingerprint(recipe: Recipe, policy: BucketPolicy, vae: LoadedVAE) ->
         policy=policy,
         settings=read_settings(recipe),
         encoder={"name": vae.name, "config": dataclasses.asdict(vae.config), "weights": vae.digest},
-        dtype=_DTYPES[cache.precision],
+        dtype=DTYPES[cache.precision],
         store=cache.store,
         seed=recipe.seed,
     )
@@ -165,7 +165,7 @@ def _text_fingerprint(recipe: Recipe, text: TextPipeline) -> dict[str, Any]:
     encoder = {"names": names, "max_length": text.max_length, "digest": text.fingerprint()}
     # Notes are parts of the captions, which are the keys; here they only explain why captions are not found.
     note = recipe.text.note.model_dump(include={"fps", "motion"}) if recipe.text.note else None
-    return text_fingerprint(encoder=encoder, dtype=_DTYPES[recipe.data.cache.precision], note=note)
+    return text_fingerprint(encoder=encoder, dtype=DTYPES[recipe.data.cache.precision], note=note)
 
 
 def list_captions(manifest: Manifest) -> list[str]:
@@ -265,6 +265,6 @@ def open_text_cache(recipe: Recipe, manifest: Manifest) -> TextSource:
         TextCache.open(path, fingerprint, on_missing="allow"),
         folder,
         encode=lambda part: vars(pipeline.encode(part)),
-        dtype=_DTYPES[cache.precision],
+        dtype=DTYPES[cache.precision],
         made_by=folder.note_fingerprint(fingerprint),
     )

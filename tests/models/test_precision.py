@@ -13,7 +13,7 @@ from frameloom.builders.vae import build_vae
 from frameloom.config.schema.models import VAESection
 from frameloom.core.random import stream
 from frameloom.models.denoisers.conditions import NOTHING, Conditions
-from frameloom.models.precision import PRECISIONS, cast_weights, find_norms, widen_norms
+from frameloom.models.precision import DTYPES, Precision, find_norms
 from frameloom.models.registry import DENOISERS, VAES, get_denoiser
 from frameloom.models.text.base import TextStates
 
@@ -43,14 +43,14 @@ def build(name: str) -> nn.Module:
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
 @pytest.mark.parametrize("name", DENOISERS)
 def test_a_family_runs_and_learns_with_half_weights(name: str, precision: str) -> None:
-    dtype, model = PRECISIONS[precision], build(name)
+    dtype, model = DTYPES[precision], build(name)
     with torch.no_grad():
         full = predict(name, model)
-    cast_weights(model, dtype)
+    Precision(precision, precision).cast_trained(model)
     norms = {id(parameter) for norm in find_norms(model) for parameter in norm.parameters(recurse=False)}
     assert {value.dtype for value in model.parameters() if id(value) in norms} <= {torch.float32}
     assert {value.dtype for value in model.parameters() if id(value) not in norms} == {dtype}
-    with torch.autocast("cpu", dtype):
+    with Precision(precision).autocast("cpu"):
         half = predict(name, model)
         half.float().square().mean().backward()
     error = (half.float() - full).norm() / full.norm()
@@ -61,7 +61,7 @@ def test_a_family_runs_and_learns_with_half_weights(name: str, precision: str) -
 
 def test_what_is_kept_and_buffers_stay_as_they_are() -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4), nn.Linear(4, 4), nn.BatchNorm1d(4))
-    cast_weights(model, torch.bfloat16, keep_norms=False, keep=list(model[2].parameters()))
+    Precision(weights="bf16", fp32_norms=False).cast_trained(model, keep=list(model[2].parameters()))
     assert [part.weight.dtype for part in model] == [torch.bfloat16, torch.bfloat16, torch.float32, torch.bfloat16]
     assert model[3].running_mean.dtype == torch.float32
 
@@ -69,8 +69,8 @@ def test_what_is_kept_and_buffers_stay_as_they_are() -> None:
 def test_wide_norms_compute_in_float32() -> None:
     narrow = nn.LayerNorm(64).to(torch.bfloat16)
     x_BD = draw(4, 64).to(torch.bfloat16) * 100
-    wide = nn.Sequential(nn.LayerNorm(64).to(torch.bfloat16))
-    widen_norms(wide, torch.bfloat16)
+    wide = nn.Sequential(nn.LayerNorm(64))
+    Precision.frozen("bf16", fp32_norms=True).cast_frozen(wide)
     seen: list[torch.dtype] = []
     wide[0].register_forward_pre_hook(lambda module, given: seen.append(given[0].dtype))
     assert wide(x_BD).dtype == narrow(x_BD).dtype == torch.bfloat16 and seen == [torch.float32]

@@ -89,11 +89,11 @@ class TrainSection(Section):
     )
     accumulate: Count = Field(default=1, description="micro-batches per step")
     precision: Precision = Field(
-        default="fp32", description="number format of the forward pass; losses, norms and the optimizer stay fp32"
+        default="fp32", description="dtype of the forward pass; losses, norms and the optimizer stay fp32"
     )
     weights_precision: Precision = Field(
         default="fp32",
-        description="number format of the denoiser's weights; norms stay fp32, and so do copies for the optimizer",
+        description="dtype of the denoiser's weights; norms stay fp32, and so do copies for the optimizer",
     )
     loss_scale: LossScaleSection | None = Field(
         default=None,

@@ -44,7 +44,7 @@ from frameloom.interop.convert.files import (
     write_single,
 )
 from frameloom.interop.convert.pipeline import open_pipeline, split_pipeline, write_pipeline_folder
-from frameloom.models.precision import PRECISIONS
+from frameloom.models.precision import DTYPES
 from frameloom.models.registry import DENOISERS, VAES, get_denoiser, get_vae
 from frameloom.models.spec import DenoiserSpec, VAESpec
 from frameloom.weights.files import CONFIG
@@ -128,7 +128,7 @@ def convert_weights(task: Conversion) -> Outcome:
     if architecture:
         tensors = _map_keys(architecture, tensors, task.layout)
     if task.dtype != "keep":
-        tensors = cast_tensors(tensors, PRECISIONS[task.dtype])
+        tensors = cast_tensors(tensors, DTYPES[task.dtype])
     if task.copy_tied or form == "model":
         tensors = tensors.untied()
     check_space(task.out, tensors.num_bytes)
@@ -141,7 +141,7 @@ def convert_weights(task: Conversion) -> Outcome:
 def _convert_pipeline(task: Conversion, source: Source, tensors: LazyTensors) -> Outcome:
     """All parts of a model, each into a folder of its own."""
     if task.dtype != "keep":
-        tensors = cast_tensors(tensors, PRECISIONS[task.dtype])
+        tensors = cast_tensors(tensors, DTYPES[task.dtype])
     config = task.source if task.config is None and task.source.is_dir() else task.config
     if task.config is not None and not task.config.is_dir():
         raise ConfigError(f"--config {task.config}: no such folder; name one that holds unet/{CONFIG}, tokenizer/ ...")

@@ -32,7 +32,7 @@ from frameloom.interop.convert.files import check_space, write_sharded
 from frameloom.interop.convert.pipeline import PartFolder, write_pipeline_folder
 from frameloom.interop.export.model_card import CARD, NOTE, Card, collect_samples, read_metrics, write_card
 from frameloom.interop.export.pipeline_parts import build_pipeline, describe_vae_of, find_obstacle
-from frameloom.models.precision import PRECISIONS
+from frameloom.models.precision import DTYPES
 from frameloom.models.registry import get_vae
 from frameloom.weights.lazy_tensors import LazyTensors, cast_tensors, defer_tensors, to_deferred, to_pending
 from frameloom.weights.safetensors_file import write_safetensors
@@ -254,7 +254,7 @@ def _vae_tensors(vae: LoadedVAE, to: str) -> LazyTensors:
 
 
 def _cast(task: Export, tensors: LazyTensors) -> LazyTensors:
-    return tensors if task.dtype == "keep" else cast_tensors(tensors, PRECISIONS[task.dtype])
+    return tensors if task.dtype == "keep" else cast_tensors(tensors, DTYPES[task.dtype])
 
 
 def _shown(task: Export) -> str:

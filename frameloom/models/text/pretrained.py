@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from frameloom.core.errors import CheckpointError, ConfigError
 from frameloom.core.files import digest_value
-from frameloom.models.precision import PRECISIONS
+from frameloom.models.precision import DTYPES
 from frameloom.models.text.base import TextEncoder, TextOptions, TextStates
 from frameloom.models.text.transformers_folder import (
     EncoderFile,
@@ -59,7 +59,7 @@ class PretrainedEncoder(TextEncoder):
 
     @abstractmethod
     def run(self, model: nn.Module, ids_BK: Tensor, mask_BK: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Token states and pooled vectors of any number format; without a mask, pads are tokens like any other."""
+        """Token states and pooled vectors of any dtype; without a mask, pads are tokens like any other."""
 
     @cached_property
     def _digest(self) -> str:
@@ -162,9 +162,7 @@ class PretrainedEncoder(TextEncoder):
 
     def _load(self) -> nn.Module:
         if self._model is None:
-            model = load_model(
-                self.model_class, self._folder, PRECISIONS[self.options.precision], advice=self.load_advice
-            )
+            model = load_model(self.model_class, self._folder, DTYPES[self.options.precision], advice=self.load_advice)
             self._model = model.to(self._device)
         return self._model
 

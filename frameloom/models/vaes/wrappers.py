@@ -11,14 +11,14 @@ from torch import Tensor, nn
 from frameloom.core.errors import ConfigError
 from frameloom.models.layers.tiles import Tiles
 from frameloom.models.layers.tiling import Layers, run_in_tiles
-from frameloom.models.precision import widen_norms
+from frameloom.models.precision import Precision
 from frameloom.models.vaes.base import Moments, VideoVAE
 
 
 class HalfVAE(VideoVAE):
-    """Rounds the weights of `vae` to `dtype` and runs it in that; with `fp32_norms` its norm layers stay float32."""
+    """Rounds the weights of `vae` and runs it in their dtype; what goes in and comes out is float32."""
 
-    def __init__(self, vae: VideoVAE, dtype: torch.dtype, *, fp32_norms: bool = False) -> None:
+    def __init__(self, vae: VideoVAE, precision: Precision) -> None:
         super().__init__(
             strides=vae.strides,
             latent_channels=vae.latent_channels,
@@ -26,9 +26,8 @@ class HalfVAE(VideoVAE):
             scale=vae.scale.tolist(),
             shift=vae.shift.tolist(),
         )
-        self.vae, self.dtype = vae.to(dtype), dtype
-        if fp32_norms:
-            widen_norms(vae, dtype)
+        self.vae, self.dtype = vae, precision.weights_dtype
+        precision.cast_frozen(vae)
 
     def encode(self, pixels_BCFHW: Tensor) -> Moments:
         moments = self.vae.encode(pixels_BCFHW.to(self.dtype))

@@ -58,9 +58,9 @@ def rehearse(
     accumulate: int,
 ) -> list[Rehearsed]:
     """Try every bucket of an epoch out, the most expensive ones first; all processes do the same."""
-    plan, shares = feed.plan(epoch), feed.shares
+    plan, assignment = feed.plan(epoch), feed.assignment
     largest, sizes = _find_largest(plan), np.diff(plan.starts)
-    adds_up = accumulate * shares.num_shares > shares.num_ranks
+    adds_up = accumulate * assignment.num_shares > assignment.num_ranks
     done = []
     with torch.random.fork_rng(devices=[feed.device] if feed.device.type == "cuda" else []):
         for batch in _read_largest(feed, plan, largest):

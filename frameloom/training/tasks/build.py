@@ -15,16 +15,16 @@ from frameloom.builders.denoiser import build_denoiser
 from frameloom.builders.objective import build_objective
 from frameloom.builders.text import PREFIX, TRAINED_TEXT, TextPipeline, build_text, start_training, write_trained
 from frameloom.builders.vae import build_vae
+from frameloom.config.schema.optim import GroupSection
 from frameloom.config.schema.recipe import Recipe, ValidationSection
 from frameloom.config.schema.training import TrainSection
 from frameloom.core.logging import get_logger
 from frameloom.data.loading.batch import Batch
-from frameloom.models.precision import PRECISIONS, cast_weights
+from frameloom.models.precision import Precision
 from frameloom.models.text.scaling import TextScaling, measure_scaling
 from frameloom.training.compiling import apply_compile
 from frameloom.training.memory.encoder_offload import park_encoders
 from frameloom.training.memory.recompute import apply_recompute
-from frameloom.training.optim.groups import RateGroup
 from frameloom.training.step import Task
 from frameloom.training.tasks.autoencoder import AutoencoderTask, build_lpips, freeze_other_half
 from frameloom.training.tasks.conditions import ConditionMaker
@@ -62,14 +62,12 @@ class BuiltTask:
     """what trains beside a frozen model (LoRA, a new word); checkpoints and exports then hold only these"""
     beside: dict[str, nn.Parameter] = field(default_factory=dict)
     """what trains with the model and is no part of it: in checkpoints, but not averaged and not exported"""
-    rates: Sequence[RateGroup] = ()
+    rates: Sequence[GroupSection] = ()
     """learning rates of `beside`; what none of these names has no weight decay"""
     export_beside: Callable[[Path], None] = lambda folder: None
     """writes what of `beside` is worth keeping into the run's folder"""
     blocks: Sequence[nn.Module] = ()
     """the repeated blocks of the model, one of which is gathered at a time where several processes split it"""
-    images_skip: bool = False
-    """whether clips of one frame leave out blocks that others use"""
 
 
 def build_task(
@@ -90,10 +88,10 @@ def _build_denoiser(recipe: Recipe, captions: Sequence[str], device: torch.devic
     denoiser = build_denoiser(recipe.model, latent_channels=vae.latent_channels, text=text, seed=recipe.seed)
     weights = recipe.model.weights
     adapters = build_adapters(recipe.lora, denoiser, weights=weights, seed=recipe.seed) if recipe.lora else None
-    half = None if recipe.train.weights_precision == "fp32" else PRECISIONS[recipe.train.weights_precision]
-    if half is not None:
-        trained = [value for value in denoiser.model.parameters() if value.requires_grad]
-        cast_weights(denoiser.model, half, keep=trained if adapters else ())
+    precision = Precision(recipe.train.precision, recipe.train.weights_precision, recipe.parallel.gather)
+    half = None if precision.weights == "fp32" else precision.weights_dtype
+    trained = [value for value in denoiser.model.parameters() if value.requires_grad]
+    precision.cast_trained(denoiser.model, keep=trained if adapters else ())
     denoiser.model.to(device).train()
     _apply_settings(denoiser.model, denoiser.family.blocks(denoiser.model), recipe.train, device)
     conditions = ConditionMaker(
@@ -144,11 +142,12 @@ def _build_denoiser(recipe: Recipe, captions: Sequence[str], device: torch.devic
         adapters,
         beside=trained_text,
         rates=[
-            RateGroup(f"{PREFIX}.{index}", item.lr) for index, item in enumerate(recipe.text.encoders) if item.train
+            GroupSection(match=f"{PREFIX}.{index}", lr=item.lr)
+            for index, item in enumerate(recipe.text.encoders)
+            if item.train
         ],
         export_beside=lambda folder: write_trained(folder / TRAINED_TEXT, text, recipe.text),
         blocks=blocks,
-        images_skip=denoiser.family.images_skip,
     )
 
 
