@@ -230,9 +230,8 @@ def _order_shapes(shapes: Iterable[Shape]) -> list[Shape]:
 def _estimate(shape: Shape, known: Mapping[Shape, StepCost]) -> Values:
     """Least squares on relative errors, columns brought to one scale: terms differ by many orders of magnitude."""
     num_terms = max(_FIRST_TERMS, min(len(_BASIS), len(known) - 1))
-    *rows, terms = np.array(
-        [[float(term(frames, height * width)) for term in _BASIS[:num_terms]] for frames, height, width in (*known, shape)]
-    )
+    basis = _BASIS[:num_terms]
+    *rows, terms = np.array([[float(term(f, h * w)) for term in basis] for f, h, w in (*known, shape)])
     estimates = []
     for wanted in zip(*(cost.fitted for cost in known.values()), strict=True):
         table = np.array(rows) / np.array(wanted)[:, None]

@@ -67,7 +67,7 @@ def count_passes(recipe: Recipe, mesh: MeshShape) -> int:
     return -(-step_shares(recipe.parallel, mesh) * recipe.train.accumulate // mesh.data)
 
 
-def rest_on_device(recipe: Recipe, size: ModelSize, mesh: MeshShape, zero: int, *, parks: bool = False) -> Resident:
+def rest_on_device(recipe: Recipe, size: ModelSize, mesh: MeshShape, *, parks: bool = False) -> Resident:
     """What a device holds while a step runs, activations apart; encoders are not on it all the time if it `parks` them.
 
     zero 1 splits the optimizer's state and zero 2 the gradients too; zero 3 keeps a part of the weights and gathers
@@ -75,6 +75,7 @@ def rest_on_device(recipe: Recipe, size: ModelSize, mesh: MeshShape, zero: int, 
     """
     if recipe.optim.name not in _OPTIMIZER_BYTES:
         raise ConfigError(f"optim.name: the planner does not know the state of '{recipe.optim.name}'")
+    zero = recipe.parallel.zero
     parts = mesh.shard * (mesh.sequence if zero >= 2 else 1)
     weights, gradients = size.weight_bytes, 4.0 * size.trained
     optimizer = _OPTIMIZER_BYTES[recipe.optim.name] * size.trained
