@@ -276,9 +276,9 @@ class Trainer:
         adapters = self.built.adapters
         tensors = dict(self.built.task.model.state_dict()) if adapters is None else adapters.tensors()
         ema = self.stepper.ema
-        if ema is not None and self.step < ema.every:
+        if ema is not None and self.step < ema.section.every:
             text = "train.ema.every is %d, and the run has %d steps: the export has the weights as trained, no average"
-            _log.warning(text, ema.every, self.step)
+            _log.warning(text, ema.section.every, self.step)
         elif ema is not None:
             tensors.update(ema.state_dict())
         whole = self.peers.collect({"model": tensors}).get("model", {})
