@@ -21,9 +21,9 @@ from frameloom.data.loading.bad_clips import Slots
 from frameloom.data.loading.batch import NO_ROW, BadClip, Batch, BatchRequest, Crops, OnOpen, draw_at, ignore_open
 from frameloom.data.loading.companions import Beside, JointSource
 from frameloom.data.manifest.manifest import Manifest
-from frameloom.data.media.decode import LIMITS, ClipError, DecodeLimits, PlaceRule, read_clip, read_image
+from frameloom.data.media.decode import LIMITS, ClipError, DecodeLimits, read_clip, read_image
 from frameloom.data.media.frames import START_RULES, StartRule, clip_window, select_frames
-from frameloom.data.media.transforms import CenterCrop, Cover, Resize, Transform, Transforms
+from frameloom.data.media.transforms import CenterCrop, CropRule, Resize, ResizeCrop, Transform, Transforms
 
 Decoder = Literal["pyav", "torchcodec"]
 CaptionChoice = Literal["first", "random"]
@@ -166,13 +166,13 @@ class ClipReader:
         def draw(what: str) -> float:
             return draw_at(self.seed, purpose + what, epoch, ordinal, number)
 
-        source, spot = (0, 0), Cover(0, 0, 0, 0)
+        source, spot = (0, 0), ResizeCrop(0, 0, 0, 0)
 
-        def cut(height: int, width: int) -> Cover:
+        def cut(height: int, width: int) -> ResizeCrop:
             draws = (draw("crop_top"), draw("crop_left")) if self._transforms.is_random else (0.0, 0.0)
             return self._transforms.place(height, width, bucket.height, bucket.width, draws)
 
-        def place(height: int, width: int) -> Cover:
+        def place(height: int, width: int) -> ResizeCrop:
             nonlocal source, spot
             source, spot = (height, width), cut(height, width)
             return spot
@@ -199,7 +199,7 @@ class ClipReader:
         return path
 
     def _read_file(
-        self, row: int, bucket: Bucket, place: PlaceRule, draw: Callable[[str], float], *, path: Path | None = None
+        self, row: int, bucket: Bucket, place: CropRule, draw: Callable[[str], float], *, path: Path | None = None
     ) -> Tensor:
         """The frames of a row's own file, or the same frames of another one at `path`."""
         clip = self.manifest.clip(row)
@@ -207,7 +207,7 @@ class ClipReader:
         try:
             place_of_file = path or self.manifest.member(row) or self.manifest.file(row)
             if clip.kind == "image":
-                return read_image(place_of_file, **size, limits=self.settings.limits, place=place)
+                return read_image(place_of_file, **size, limits=self.settings.limits, crop_rule=place)
             assert clip.fps is not None
             indices = select_frames(
                 clip_window(clip.frames, *self._window(row)),
@@ -223,7 +223,7 @@ class ClipReader:
         except DataError as error:
             raise ClipError(str(error)) from error
         read = pick_decoder(self.settings.decoder)
-        return read(place_of_file, indices=indices, **size, limits=self.settings.limits, place=place)
+        return read(place_of_file, indices=indices, **size, limits=self.settings.limits, crop_rule=place)
 
     def _build_joint(self) -> JointSource:
         settings = self.settings
