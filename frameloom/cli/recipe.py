@@ -152,7 +152,7 @@ def import_command(
     """
     from frameloom.core.errors import ConfigError
     from frameloom.core.files import write_text
-    from frameloom.interop.importers.importing import import_command as import_file
+    from frameloom.interop.importers.importer import import_command as import_file
 
     if out is not None and out.exists() and not force:
         raise ConfigError(f"{out}: exists already; choose another name, or replace it with --force")

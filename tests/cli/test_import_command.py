@@ -54,7 +54,7 @@ def test_a_file_that_is_missing_or_no_text_is_told(tmp_path: Path) -> None:
 
 def test_importing_needs_no_torch(tmp_path: Path) -> None:
     code = (
-        "import sys; from pathlib import Path; from frameloom.interop.importers.importing import import_command; "
+        "import sys; from pathlib import Path; from frameloom.interop.importers.importer import import_command; "
         f"import_command(Path({str(DOCUMENTS / 'cogvideox_fun-train.sh')!r})); sys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, timeout=120).returncode == 0

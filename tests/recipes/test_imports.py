@@ -11,7 +11,7 @@ import yaml
 
 from frameloom.checkpoint.reader import list_steps, read_state, step_folder
 from frameloom.config.schema.recipe import Recipe
-from frameloom.interop.importers.importing import import_command
+from frameloom.interop.importers.importer import import_command
 from frameloom.sampling.jobs import Order, fill_order
 from frameloom.sampling.load import Source
 from frameloom.sampling.request import read_rows
