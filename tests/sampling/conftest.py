@@ -22,9 +22,8 @@ from frameloom.core.random import stream
 from frameloom.data.media.writing import write_image, write_video
 from frameloom.distributed.ranks import Ranks
 from frameloom.sampling.batch import RankGroup
-from frameloom.sampling.load import Source, open_sampler
+from frameloom.sampling.load import load_model
 from frameloom.sampling.pipeline import Sampler, generate
-from frameloom.sampling.request import Request
 from tests.conftest import World
 
 DDPM = {"kind": "v"}
@@ -90,7 +89,7 @@ def load(model_folders: dict[str, Path]) -> Load:
 
     def load_one(name: str, **settings: Any) -> Sampler:
         if name not in loaded:
-            loaded[name] = open_sampler(Source(model_folders[name]))
+            loaded[name] = load_model(model_folders[name])
         chosen = SampleSection.model_validate({**loaded[name].settings.model_dump(), **settings})
         return dataclasses.replace(loaded[name], settings=chosen)
 
@@ -139,4 +138,4 @@ PROMPT = "a yellow square moves right"
 
 def make_frames(sampler: Sampler, **settings: Any) -> np.ndarray:
     chosen = SampleSection.model_validate({**sampler.settings.model_dump(), **settings})
-    return generate(sampler, [Request(PROMPT, 1, settings=chosen)])[0].frames_FHWC
+    return generate(sampler, [sampler.request(PROMPT, 1, settings=chosen)])[0].frames

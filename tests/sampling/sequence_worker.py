@@ -20,7 +20,7 @@ from frameloom.sampling.batch import divide_clips, join_ranks
 from frameloom.sampling.block_cache import CacheCount
 from frameloom.sampling.conditions import read_given
 from frameloom.sampling.jobs import Order, fill_order
-from frameloom.sampling.load import Source, open_sampler
+from frameloom.sampling.load import load_model
 from frameloom.sampling.pipeline import Sampler, draw_noise, encode_prompts, prepare_batch, solve
 from frameloom.sampling.request import Request, Row
 
@@ -40,10 +40,10 @@ def make_latent(sampler: Sampler, request: Request, count: CacheCount | None = N
 
 def make_latents(sampler: Sampler, picture: Path) -> dict[str, Tensor]:
     """Of a prompt, of a prompt with a given first frame where the model takes one, and with blocks skipped."""
-    request = Request(PROMPT, SEED)
+    request = sampler.request(PROMPT, SEED)
     found = {"text": make_latent(sampler, request)}
     if sampler.denoiser.family.beside(sampler.denoiser.config) != "none":
-        found["image"] = make_latent(sampler, replace(request, head=picture))
+        found["image"] = make_latent(sampler, replace(request, image=picture))
     count = CacheCount()
     chosen = SampleSection.model_validate({**sampler.settings.model_dump(), "cache_threshold": THRESHOLD, "steps": 6})
     found["skipping"] = make_latent(replace(sampler, settings=chosen), request, count)
@@ -58,16 +58,16 @@ def main(job: dict[str, Any], rank: int) -> None:
     os.environ["MASTER_PORT"] = str(job["ports"][0])
     with join_ranks(read_ranks(), sequence=2) as group:
         for name, folder in job["folders"].items():
-            sampler = divide_clips(open_sampler(Source(Path(folder))), group.sequence)
+            sampler = divide_clips(load_model(Path(folder)), group.sequence)
             save_file(make_latents(sampler, Path(job["picture"])), out / f"{name}-{rank}.safetensors")
-        split = divide_clips(open_sampler(Source(Path(job["t5"]), tuple(job["split"]))), group.sequence)
+        split = divide_clips(load_model(Path(job["t5"]), tuple(job["split"])), group.sequence)
         model = split.text.encoders[0].load()
         assert model is not None
-        found = {"text": make_latent(split, Request(PROMPT, SEED))}
+        found = {"text": make_latent(split, sampler.request(PROMPT, SEED))}
         found["held"] = torch.tensor(sum(weight.numel() for weight in model.parameters()))
         save_file(found, out / f"t5-{rank}.safetensors")
         try:
-            divide_clips(open_sampler(Source(Path(job["sdxl"]))), group.sequence)
+            divide_clips(load_model(Path(job["sdxl"])), group.sequence)
         except ConfigError as error:
             (out / f"refused-{rank}").write_text(str(error))
     os.environ["MASTER_PORT"] = str(job["ports"][1])

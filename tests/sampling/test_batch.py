@@ -12,13 +12,12 @@ from frameloom.data.media.writing import CONTACT_SHEET
 from frameloom.evaluate.sample_sets import find_prompts
 from frameloom.sampling.batch import LEDGER, sample_many
 from frameloom.sampling.outputs import read_frames
-from frameloom.sampling.request import Request
 from tests.sampling.conftest import ALONE, Load
 
 
 def test_done_requests_are_kept_and_damaged_ones_made_again(load: Load, tmp_path: Path) -> None:
     sampler = load("latte", steps=1, frames=1)
-    requests = [Request(f"prompt {number}", number) for number in range(3)]
+    requests = [sampler.request(f"prompt {number}", number) for number in range(3)]
     paths = sample_many(sampler, requests[:2], tmp_path, ALONE)
     before = {path: path.stat().st_mtime_ns for path in paths}
     paths[0].write_bytes(b"damaged")
@@ -38,17 +37,17 @@ def test_done_requests_are_kept_and_damaged_ones_made_again(load: Load, tmp_path
 
 def test_rows_that_differ_in_their_name_alone_are_files_of_their_own(load: Load, tmp_path: Path) -> None:
     sampler = load("latte", steps=1, frames=1)
-    paths = sample_many(sampler, [Request("a boat", 1, name=name) for name in ("x", "y")], tmp_path, ALONE)
+    paths = sample_many(sampler, [sampler.request("a boat", 1, name=name) for name in ("x", "y")], tmp_path, ALONE)
     assert [path.name for path in paths] == ["x-seed1.png", "y-seed1.png"]
     assert np.array_equal(*(read_frames(path) for path in paths))
     before = paths[1].stat().st_mtime_ns
-    renamed = sample_many(sampler, [Request("a boat", 1, name=name) for name in ("z", "y")], tmp_path, ALONE)
+    renamed = sample_many(sampler, [sampler.request("a boat", 1, name=name) for name in ("z", "y")], tmp_path, ALONE)
     assert [path.name for path in renamed] == ["z-seed1.png", "y-seed1.png"]
     assert paths[1].stat().st_mtime_ns == before
 
 
 def test_the_contact_sheet_is_no_clip_of_a_folder_of_samples(load: Load, tmp_path: Path) -> None:
-    requests = [Request("a boat", 1), Request("a car", 2)]
+    requests = [sampler.request("a boat", 1), sampler.request("a car", 2)]
     paths = sample_many(load("latte", steps=1, frames=1), requests, tmp_path / "out", ALONE)
     (tmp_path / "prompts.txt").write_text("one\ntwo\n")
     clips = list_clips(tmp_path / "out")

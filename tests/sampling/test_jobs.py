@@ -16,7 +16,7 @@ import pytest
 from frameloom.core.errors import CheckpointError, ConfigError, DataError
 from frameloom.sampling.batch import LEDGER
 from frameloom.sampling.jobs import Order, fill_order, fit_ratio, repeat_file
-from frameloom.sampling.load import Source
+from frameloom.sampling.load import load_model
 from frameloom.sampling.outputs import read_frames
 from frameloom.sampling.request import Row
 from tests.faults.warm import run_frameloom
@@ -57,11 +57,11 @@ def order(folder: Path, out: Path, *rows: Row, **changes: Any) -> Sequence[Path]
 
 def test_a_file_is_repeated_to_the_bit(model_folders: dict[str, Path], files: Files, tmp_path: Path) -> None:
     settings = {"guidance": 3.0, "sampler": "heun"}
-    row = Row("a boat", seed=3, name="trip", media={"head": files.picture}, settings=settings)
+    row = Row("a boat", seed=3, name="trip", media={"image": files.picture}, settings=settings)
     (path,) = order(model_folders["opensora2"], tmp_path / "first", row)
     (again,) = repeat_file(path, tmp_path / "again")
     assert again.read_bytes() == path.read_bytes() and again.name == path.name == "trip-seed3.mp4"
-    (other,) = order(model_folders["opensora2"], tmp_path / "other", Row("a boat", 4, media={"head": files.picture}))
+    (other,) = order(model_folders["opensora2"], tmp_path / "other", Row("a boat", 4, media={"image": files.picture}))
     assert not np.array_equal(read_frames(other), read_frames(path))
 
 
@@ -70,7 +70,7 @@ def test_a_file_of_another_model_or_with_changed_inputs_is_not_repeated(
 ) -> None:
     picture = tmp_path / "picture.png"
     picture.write_bytes(files.picture.read_bytes())
-    (path,) = order(model_folders["opensora2"], tmp_path / "first", Row("a boat", 3, media={"head": picture}))
+    (path,) = order(model_folders["opensora2"], tmp_path / "first", Row("a boat", 3, media={"image": picture}))
     with pytest.raises(CheckpointError, match="was made with another model: recipe and weights"):
         repeat_file(path, tmp_path / "again", model=model_folders["latte"])
     picture.write_bytes(files.other.read_bytes())

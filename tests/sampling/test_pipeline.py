@@ -15,9 +15,8 @@ from frameloom.config.schema.sampling import SampleSection
 from frameloom.core.errors import CheckpointError, RunError
 from frameloom.data.media.writing import read_metadata
 from frameloom.interop.export.export import Export, export_run
-from frameloom.sampling.load import Source, load_sampler, open_sampler
+from frameloom.sampling.load import load_model
 from frameloom.sampling.pipeline import Placement, PromptNote, Sampler, build_note, generate, write_results
-from frameloom.sampling.request import Request
 from frameloom.training.train import train
 from tests.faults.warm import run_frameloom
 from tests.sampling.conftest import Load, make_frames
@@ -34,55 +33,55 @@ def run(world) -> Path:
 
 @pytest.fixture
 def sampler(run: Path) -> Sampler:
-    return load_sampler(run, FEW)
+    return load_model(run, FEW)
 
 
 def frames(sampler: Sampler, *requests: Request) -> list[np.ndarray]:
-    return [result.frames_FHWC for result in generate(sampler, requests)]
+    return [result.frames for result in generate(sampler, requests)]
 
 
 def test_a_request_gives_the_same_video_alone_or_among_others(sampler):
-    first, second = Request(PROMPTS[0], 1), Request(PROMPTS[1], 2)
+    first, second = sampler.request(PROMPTS[0], 1), sampler.request(PROMPTS[1], 2)
     alone = frames(sampler, first)[0]
     assert alone.shape == (9, 64, 64, 3) and alone.dtype == np.uint8
     among = frames(sampler, second, first)[1]
     assert np.abs(alone.astype(int) - among).max() <= 1
-    assert np.abs(alone.astype(int) - frames(sampler, Request(PROMPTS[0], 9))[0]).max() > 10
+    assert np.abs(alone.astype(int) - frames(sampler, sampler.request(PROMPTS[0], 9))[0]).max() > 10
 
 
 def test_guidance_and_averaged_weights_matter(run):
-    plain = frames(load_sampler(run, [*FEW, "--sample.guidance", "1"]), Request(PROMPTS[0], 1))[0]
-    guided = frames(load_sampler(run, [*FEW, "--sample.guidance", "8"]), Request(PROMPTS[0], 1))[0]
+    plain = frames(load_model(run, [*FEW, "--sample.guidance", "1"]), sampler.request(PROMPTS[0], 1))[0]
+    guided = frames(load_model(run, [*FEW, "--sample.guidance", "8"]), sampler.request(PROMPTS[0], 1))[0]
     raw = frames(
-        load_sampler(run, [*FEW, "--sample.guidance", "1", "--sample.weights", "raw"]), Request(PROMPTS[0], 1)
+        load_model(run, [*FEW, "--sample.guidance", "1", "--sample.weights", "raw"]), sampler.request(PROMPTS[0], 1)
     )[0]
     assert not np.array_equal(plain, guided) and not np.array_equal(plain, raw)
 
 
 def test_a_file_says_how_it_was_made(sampler, tmp_path):
-    path = write_results(sampler, generate(sampler, [Request(PROMPTS[0], 5)]), tmp_path)[0]
+    path = write_results(sampler, generate(sampler, [sampler.request(PROMPTS[0], 5)]), tmp_path)[0]
     about = read_metadata(path)
     assert about["seed"] == "5" and about["sample.steps"] == "3" and about["run"] == "run" and about["step"] == "8"
 
 
 def test_one_frame_is_a_picture(run, tmp_path):
-    sampler = load_sampler(run, [*FEW, "--sample.frames", "1"])
-    assert write_results(sampler, generate(sampler, [Request(PROMPTS[0], 5)]), tmp_path)[0].suffix == ".png"
+    sampler = load_model(run, [*FEW, "--sample.frames", "1"])
+    assert write_results(sampler, generate(sampler, [sampler.request(PROMPTS[0], 5)]), tmp_path)[0].suffix == ".png"
 
 
 def test_a_folder_that_is_no_run_is_refused(tmp_path, run):
     with pytest.raises(RunError, match="not a run folder"):
-        load_sampler(tmp_path / "nothing")
+        load_model(tmp_path / "nothing")
     for path in (run / "checkpoints").iterdir():
         (path / "ema.safetensors").unlink()
     with pytest.raises(CheckpointError):
-        load_sampler(run)
+        load_model(run)
 
 
 def test_a_step_that_is_not_there_is_told_alike_by_sample_and_export(run, tmp_path):
     message = re.escape(f"{run}: has no checkpoint of step 999; there are {list_steps(run / 'checkpoints')}")
     with pytest.raises(CheckpointError, match=message):
-        load_sampler(run, step=999)
+        load_model(run, step=999)
     with pytest.raises(CheckpointError, match=message):
         export_run(Export(run, "original", tmp_path / "out", step=999))
 
@@ -102,10 +101,10 @@ def test_a_place_that_is_no_folder_is_told_before_a_model_is_looked_for(tmp_path
 
 def test_the_export_of_a_run_samples_like_the_run(run, sampler):
     """Its recipe lies beside it; averaged weights are what is exported."""
-    exported = open_sampler(Source(run / "export", tuple(FEW)))
-    assert np.array_equal(frames(exported, Request(PROMPTS[0], 1))[0], frames(sampler, Request(PROMPTS[0], 1))[0])
-    raw = load_sampler(run, [*FEW, "--sample.weights", "raw"])
-    assert not np.array_equal(frames(exported, Request(PROMPTS[0], 1))[0], frames(raw, Request(PROMPTS[0], 1))[0])
+    exported = load_model(run / "export", tuple(FEW))
+    assert np.array_equal(frames(exported, sampler.request(PROMPTS[0], 1))[0], frames(sampler, sampler.request(PROMPTS[0], 1))[0])
+    raw = load_model(run, [*FEW, "--sample.weights", "raw"])
+    assert not np.array_equal(frames(exported, sampler.request(PROMPTS[0], 1))[0], frames(raw, sampler.request(PROMPTS[0], 1))[0])
 
 
 @pytest.mark.slow
@@ -172,7 +171,7 @@ def test_a_rate_is_spelled_as_clips_of_that_rate_were():
 
 def test_tiles_and_idle_parts_do_not_change_what_is_made(load: Load, model_folders: dict[str, Path]) -> None:
     folder = model_folders["opensora2"]
-    parked = open_sampler(Source(folder, ("--sample.offload", "true")))
+    parked = load_model(folder, ("--sample.offload", "true"))
     placement = parked.placement
     assert placement is not None and placement.resident == set()
     assert np.array_equal(make_frames(parked), make_frames(load("opensora2")))
@@ -180,7 +179,7 @@ def test_tiles_and_idle_parts_do_not_change_what_is_made(load: Load, model_folde
     order = [part for part, place in placement.moves if place == "device"]
     assert order == ["text", "vae", "denoiser", "vae"] and placement.resident == set()
     assert placement.moves[1::2] == [(part, "host") for part in order]
-    tiled = open_sampler(Source(folder, ("--sample.tile_px", "32")))
+    tiled = load_model(folder, ("--sample.tile_px", "32"))
     near = np.abs(make_frames(tiled, width=64).astype(int) - make_frames(load("opensora2"), width=64)).mean()
     assert 0 < near < 16 and load("opensora2").placement.resident == {"text", "vae", "denoiser"}
 

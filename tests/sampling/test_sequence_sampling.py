@@ -22,9 +22,8 @@ from frameloom.core.errors import ConfigError
 from frameloom.distributed.ranks import Ranks
 from frameloom.sampling.batch import LEDGER, join_ranks
 from frameloom.sampling.jobs import Order, fill_order
-from frameloom.sampling.load import Source, open_sampler
+from frameloom.sampling.load import load_model
 from frameloom.sampling.outputs import read_frames
-from frameloom.sampling.request import Request
 from tests.conftest import World
 from tests.models.text.tiny import make_t5
 from tests.ports import free_ports
@@ -103,7 +102,7 @@ def test_two_processes_make_the_clip_of_one(made: Path, load: Load, files: Files
     for name in names:
         size = float(alone[name].abs().max())
         assert all(float((part[name] - alone[name]).abs().max()) < TOLERANCE * size for part in parts)
-    other = make_latent(sampler, Request(PROMPT, SEED + 1))
+    other = make_latent(sampler, sampler.request(PROMPT, SEED + 1))
     assert float((other - alone["text"]).abs().max()) > 0.1
 
 
@@ -121,16 +120,16 @@ def test_processes_skip_the_same_blocks_as_one(made: Path, load: Load, files: Fi
 
 
 def test_a_group_may_split_its_text_encoder(made: Path) -> None:
-    alone = open_sampler(Source(made / "with t5" / "model"))
+    alone = load_model(made / "with t5" / "model")
     whole = alone.text.encoders[0].load()
     assert whole is not None
     num_weights = sum(weight.numel() for weight in whole.parameters())
-    latent = make_latent(alone, Request(PROMPT, SEED))
+    latent = make_latent(alone, sampler.request(PROMPT, SEED))
     for rank in range(2):
         part = load_file(made / f"t5-{rank}.safetensors")
         assert float((part["text"] - latent).abs().max()) < TOLERANCE * float(latent.abs().max())
         assert 0.5 <= int(part["held"]) / num_weights < 0.53
-    other = make_latent(alone, Request("a boat", SEED))
+    other = make_latent(alone, sampler.request("a boat", SEED))
     assert float((other - latent).abs().max()) > 1e-3, "the model does not listen to its prompt"
 
 

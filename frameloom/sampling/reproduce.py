@@ -1,0 +1,88 @@
+"""Making a file again from its own metadata, to the bit on the same machine with as many threads."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from frameloom.config.loading.schema_tree import field_kind
+from frameloom.config.schema.sampling import MODEL_SETTINGS, SampleRequest, SampleSection
+from frameloom.core.errors import CheckpointError, DataError
+from frameloom.core.files import digest_file
+from frameloom.distributed.ranks import read_ranks
+from frameloom.sampling.batch import divide_clips, join_ranks, sample_many
+from frameloom.sampling.load import load_model
+from frameloom.sampling.outputs import STORED_MEDIA, read_about
+
+# Equal in both, or the result would be another one.
+_IDENTITY = ("recipe", "weights")
+
+
+def reproduce(file: Path, out: Path, *, model: Path | None = None, sequence: int = 1) -> list[Path]:
+    """Make a file again; `model` is where its model lies now, if it was moved.
+
+    With another number of processes to a clip than it was made with, it is equal up to the last bits.
+    """
+    about = read_about(file)
+    if "model" not in about and model is None:
+        raise DataError(f"{file}: does not say its model; name the run in front: frameloom sample RUN --like {file}")
+    request = _read_request(file, about)
+    where = model or Path(about["model"])
+    try:
+        overrides, step = json.loads(about.get("overrides", "[]")), about.get("step")
+        chosen: dict[str, Any] = {"step": None if step is None else int(step)}
+    except ValueError as error:
+        raise DataError(f"{file}: its metadata cannot be read ({error})") from error
+    for name, value in request.model_dump(mode="json", include=set(MODEL_SETTINGS)).items():
+        # Words of files of the first version are among their overrides.
+        if name != "words" or value:
+            overrides += [f"--sample.{name}", value if isinstance(value, str) else json.dumps(value)]
+    pipeline = load_model(
+        where, overrides=overrides, family=about.get("family"), recipe=about.get("recipe_name"), **chosen
+    )
+    different = [name for name in _IDENTITY if about.get(name) != pipeline.origin.get(name)]
+    if different:
+        raise CheckpointError(
+            f"{file}: was made with another model: {' and '.join(different)} of {where} are not the same any more; "
+            "name the model that it was made with, or sample with its prompt and seed"
+        )
+    # The words for the model as the file has them, so that the new file is equal as a whole.
+    words = {name: about[name] for name in ("model", "overrides") if name in about}
+    pipeline = replace(pipeline, origin={**pipeline.origin, **words})
+    with join_ranks(read_ranks(), sequence=sequence) as group:
+        return sample_many(divide_clips(pipeline, group.sequence), [request], out, group, again=True)
+
+
+def _read_request(file: Path, about: Mapping[str, str]) -> SampleRequest:
+    """Settings that the file does not have, because it is older than them, have their defaults."""
+    found: dict[str, Any] = {name: about[name] for name in ("prompt", "seed", "name") if name in about}
+    for name, stored in STORED_MEDIA.items():
+        if stored in about:
+            path = found[name] = Path(about[stored])
+            if not path.is_file() or digest_file(path) != about.get(f"{stored}.sha256"):
+                raise DataError(
+                    f"{file}: was made with {path} as its {name}, which is not there or has changed; bring it back"
+                )
+    for name in SampleSection.model_fields:
+        if (text := about.get(f"sample.{name}")) is not None:
+            found[name] = parse_setting(name, text)
+    try:
+        return SampleRequest.model_validate(found)
+    except ValidationError as error:
+        raise DataError(f"{file}: its settings are not known here ({error.errors()[0]['msg']})") from error
+
+
+def parse_setting(name: str, text: str) -> Any:
+    """A setting as files have it: text as it stands, all else as JSON."""
+    kind = field_kind(SampleSection.model_fields[name])
+    if kind.accepts(str) and not text.startswith("[") and text != "null":
+        return text
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
