@@ -18,7 +18,7 @@ from frameloom.data.buckets.policy import assign, bucket_table
 from frameloom.data.loading.batch import Batch
 from frameloom.data.loading.loader import iterate_batches
 from frameloom.data.manifest.manifest import Manifest
-from frameloom.data.media.transforms import to_uint8, to_unit_range
+from frameloom.data.media.transforms import to_signed_range, to_uint8
 from frameloom.data.media.writing import contact_sheet, write_image
 from frameloom.evaluate.page import clip, clip_grid, curve, page, paragraph, picture, section, table, tiles
 
@@ -154,5 +154,5 @@ def _reconstruct(folder: Path) -> tuple[Batch, Any]:
     assert batch.pixels_BCFHW is not None
     vae = build_vae(recipe.vae, seed=recipe.seed).model.eval()
     with torch.no_grad():
-        decoded = to_uint8(vae.decode(vae.encode(to_unit_range(batch.pixels_BCFHW)).mean_BCFHW))
+        decoded = to_uint8(vae.decode(vae.encode(to_signed_range(batch.pixels_BCFHW)).mean_BCFHW))
     return batch, decoded

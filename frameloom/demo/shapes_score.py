@@ -17,12 +17,15 @@ from statistics import median
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from frameloom.config.schema.sampling import SampleRequest
 from frameloom.core.errors import DataError
 from frameloom.core.progress import ProgressBar
 from frameloom.core.random import numpy_stream
+from frameloom.data.media.transforms import psnr_db, to_signed_range
 from frameloom.data.media.writing import write_image
 from frameloom.demo.shapes import (
     BACKGROUNDS,
@@ -39,13 +42,14 @@ from frameloom.demo.shapes import (
     shape_area,
 )
 from frameloom.evaluate.clip_metrics import PromptMetric
-from frameloom.config.schema.sampling import SampleRequest
 from frameloom.sampling.outputs import Sample
 from frameloom.sampling.pipeline import Pipeline, generate
 
 UNREADABLE = "unreadable"
 """What is said of a colour, shape or motion that cannot be measured; it matches no caption."""
 
+# What equal frames count as: JSON has no infinity.
+_EQUAL_DB = 100.0
 _NUM_VALUES = {
     "colour": len(COLOURS),
     "shape": len(SHAPES),
@@ -267,7 +271,9 @@ class ScoredRun:
 
 def score_run(pipeline: Pipeline, *, num_prompts: int, seed: int, batch_size: int = 24) -> ScoredRun:
     """Sample prompts whose combinations were never trained on, and score them; seeds count up from 0."""
-    requests = [pipeline.request(prompt, number) for number, prompt in enumerate(heldout_prompts(num_prompts, seed=seed))]
+    requests = [
+        pipeline.request(prompt, number) for number, prompt in enumerate(heldout_prompts(num_prompts, seed=seed))
+    ]
     return _score(_sample(pipeline, requests, batch_size))
 
 
@@ -285,7 +291,11 @@ def score_from_first_frames(pipeline: Pipeline, *, num_prompts: int, seed: int, 
             write_image(path, frame_HWC)
             requests.append(pipeline.request(prompt, number, image=path))
         results = _sample(pipeline, requests, batch_size)
-    likeness = [_psnr_db(result.frames[0], frame) for result, frame in zip(results, frames, strict=True)]
+    pairs = [(result.frames[0], frame) for result, frame in zip(results, frames, strict=True)]
+    likeness = []
+    for pair in pairs:
+        pixels = (to_signed_range(torch.from_numpy(frame_HWC).permute(2, 0, 1)[None, :, None]) for frame_HWC in pair)
+        likeness.append(min(float(psnr_db(*pixels)), _EQUAL_DB))
     return _score(results, median(likeness))
 
 
@@ -313,8 +323,3 @@ def _draw_first_frame(pipeline: Pipeline, prompt: str, seed: int, number: int) -
         width_px=settings.width,
         random=numpy_stream(seed, "shapes-first-frame", number),
     )
-
-
-def _psnr_db(first_HWC: NDArray[np.uint8], second_HWC: NDArray[np.uint8]) -> float:
-    error = float(np.mean((first_HWC.astype(np.float64) - second_HWC) ** 2))
-    return float(10 * np.log10(255**2 / max(error, 1e-10)))

@@ -16,7 +16,6 @@ import pytest
 from frameloom.core.errors import CheckpointError, ConfigError, DataError
 from frameloom.sampling.batch import LEDGER
 from frameloom.sampling.jobs import Order, fill_order, fit_ratio, repeat_file
-from frameloom.sampling.load import load_model
 from frameloom.sampling.outputs import read_frames
 from frameloom.sampling.request import Row
 from tests.faults.warm import run_frameloom

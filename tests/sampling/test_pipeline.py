@@ -102,9 +102,13 @@ def test_a_place_that_is_no_folder_is_told_before_a_model_is_looked_for(tmp_path
 def test_the_export_of_a_run_samples_like_the_run(run, sampler):
     """Its recipe lies beside it; averaged weights are what is exported."""
     exported = load_model(run / "export", tuple(FEW))
-    assert np.array_equal(frames(exported, sampler.request(PROMPTS[0], 1))[0], frames(sampler, sampler.request(PROMPTS[0], 1))[0])
+    assert np.array_equal(
+        frames(exported, sampler.request(PROMPTS[0], 1))[0], frames(sampler, sampler.request(PROMPTS[0], 1))[0]
+    )
     raw = load_model(run, [*FEW, "--sample.weights", "raw"])
-    assert not np.array_equal(frames(exported, sampler.request(PROMPTS[0], 1))[0], frames(raw, sampler.request(PROMPTS[0], 1))[0])
+    assert not np.array_equal(
+        frames(exported, sampler.request(PROMPTS[0], 1))[0], frames(raw, sampler.request(PROMPTS[0], 1))[0]
+    )
 
 
 @pytest.mark.slow

@@ -15,7 +15,7 @@ from frameloom.builders.objective import build_objective
 from frameloom.config.schema.objective import ObjectiveSection
 from frameloom.core.random import stream
 from frameloom.data.loading.batch import Batch
-from frameloom.data.media.transforms import to_unit_range
+from frameloom.data.media.transforms import to_signed_range
 from frameloom.diffusion.objective import Noised, weighted_error_B
 from frameloom.training.loop import Trainer
 from frameloom.training.step import Stepper
@@ -89,7 +89,7 @@ def test_micro_batches_of_any_split_equal_one_batch(world: Any) -> None:
     batch = read_whole(trainer)
     assert isinstance(trainer.built.task, DenoiserTask) and batch.pixels_BCFHW is not None
     with torch.no_grad():  # once, as a cache would
-        moments = trainer.built.task.vae.encode(to_unit_range(batch.pixels_BCFHW))
+        moments = trainer.built.task.vae.encode(to_signed_range(batch.pixels_BCFHW))
     latents = (moments.mean_BCFHW, torch.exp(0.5 * moments.logvar_BCFHW))
     batch = replace(batch, pixels_BCFHW=None, latents=latents)
     for name, settings in OBJECTIVES.items():

@@ -11,7 +11,7 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from frameloom.data.buckets.grid import parse_grid
+from frameloom.data.buckets.grid import build_grid
 from frameloom.data.buckets.policy import BucketPolicy, Clips, counter_draw
 from frameloom.data.loading.batch import Batch, BatchRequest, Watch, no_watch
 from frameloom.data.order.plan import BatchPlan, plan_epoch
@@ -76,7 +76,7 @@ def cases(draw: st.DrawFn, min_rows: int = 0) -> Case:
     choice = np.random.default_rng(draw(st.integers(0, 2**32)))
     frames, height, width, fps = table[choice.integers(0, len(table), draw(st.integers(min_rows, 200)))].T
     clips = Clips(frames.astype(np.int64), height.astype(np.int64), width.astype(np.int64), fps)
-    policy = parse_grid(GRID, stride=16, fps_max=24)
+    policy = build_grid(GRID, stride=16, fps_max=24)
     return Case(clips, policy, draw(st.integers(0, 2**40)), draw(st.integers(0, 100)), draw(st.integers(1, 4)))
 
 

@@ -20,7 +20,6 @@ from frameloom.data.media.decode import read_clip
 from frameloom.data.media.writing import read_metadata
 from frameloom.sampling.load import load_model
 from frameloom.sampling.outputs import write_samples
-from frameloom.sampling.pipeline import generate
 from frameloom.training.logging import samples as samples_module
 from frameloom.training.logging.resource_errors import is_shortage
 from frameloom.training.logging.samples import TrainingSamples, evaluating

@@ -61,9 +61,7 @@ def test_it_trains_resumes_to_the_bit_and_samples(controlled: Path, world: Any) 
     clips = [world.shared / "data" / path for path in long_clips(world)]
     sampler = load_model(run.with_name("whole"))
     prompt = "a red circle"
-    first, again, changed = (
-        sampler.sample(prompt, control=clip).frames for clip in (clips[0], clips[0], clips[1])
-    )
+    first, again, changed = (sampler.sample(prompt, control=clip).frames for clip in (clips[0], clips[0], clips[1]))
     assert first.shape == (9, 64, 64, 3) and np.array_equal(first, again) and not np.array_equal(first, changed)
     with pytest.raises(ConfigError, match=r"needs a control clip.*--control"):
         sampler.sample(prompt)
