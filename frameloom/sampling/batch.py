@@ -6,7 +6,6 @@ Neighbouring ranks may form groups that make one clip together (`sequence`); the
 from __future__ import annotations
 
 import json
-import math
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -15,7 +14,6 @@ from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from pathlib import Path
 
-import numpy as np
 import torch
 
 from frameloom.config.schema.sampling import SampleRequest
@@ -23,6 +21,7 @@ from frameloom.core.errors import ConfigError, PeerFailed
 from frameloom.core.files import digest_file, digest_value, write_text
 from frameloom.core.progress import ProgressBar
 from frameloom.data.loading.loader import log as worker_log
+from frameloom.data.media.transforms import psnr_db, to_signed_range
 from frameloom.distributed.context import Collective, process_group
 from frameloom.distributed.ranks import Ranks, read_ranks
 from frameloom.distributed.sequence_parallel import ALONE, SequenceGroup, divide_ranks
@@ -74,9 +73,8 @@ def run_job(
 ) -> list[Path]:
     """`frameloom sample`: `num` files for each request into `out`, on every process, with a contact sheet and a log.
 
-    Requests say only what their row sets. Seeds count up from `seed`, or from the row's own. `image_model` makes the
-    first frames ("self": the model does so itself), and `sequence` processes make each clip together. `report` gets
-    results worth reading, on the first process alone.
+    Requests say only what their row sets. `image_model` makes the first frames ("self": the model does so itself), and
+    `sequence` processes make each clip together. `report` gets results worth reading, on the first process alone.
     """
     with join_ranks(read_ranks(), sequence=sequence) as group:
         report = report if group.ranks.is_first else lambda text: None
@@ -92,11 +90,7 @@ def run_job(
                 request.model_copy(update={"prompt": text}) for request, text in zip(requests, refined, strict=True)
             ]
         pipeline = divide_clips(open_model(), group.sequence)
-        whole = []
-        for number, request in enumerate(requests):
-            first = request.seed if "seed" in request.model_fields_set else seed + number * num
-            complete = pipeline.complete(request)
-            whole += [complete.model_copy(update={"seed": first + sample}) for sample in range(num)]
+        whole = expand_requests(pipeline, requests, seed=seed, num=num)
         if image_model is not None:
             if any(request.image is not None or request.video is not None for request in whole):
                 raise ConfigError(
@@ -110,6 +104,18 @@ def run_job(
             report(measure_cache(pipeline, whole[0]))
         paths = sample_many(pipeline, whole, out, group, batch_size=batch_size, again=again, on_step=on_step)
         return list(dict.fromkeys(paths))
+
+
+def expand_requests(
+    pipeline: Pipeline, requests: Sequence[SampleRequest], *, seed: int = 0, num: int = 1
+) -> list[SampleRequest]:
+    """`num` complete requests of each, with seeds that count up from `seed` or from the request's own."""
+    expanded = []
+    for number, request in enumerate(requests):
+        first = request.seed if "seed" in request.model_fields_set else seed + number * num
+        complete = pipeline.complete(request)
+        expanded += [complete.model_copy(update={"seed": first + sample}) for sample in range(num)]
+    return expanded
 
 
 def make_first_frames(
@@ -135,9 +141,8 @@ def measure_cache(pipeline: Pipeline, request: SampleRequest) -> str:
         latents.append(solve(pipeline, [chosen], text, noise, prepared, count=count))
         seconds.append(time.perf_counter() - started)
     error = float((latents[1] - latents[0]).norm() / latents[0].norm().clamp_min(1e-12))
-    exact, cached = (decode(pipeline, latent)[0].astype(np.float64) for latent in latents)
-    squared = float(np.mean((exact - cached) ** 2))
-    psnr = math.inf if squared == 0 else 10 * math.log10(255**2 / squared)
+    clips_FHWC = [torch.from_numpy(decode(pipeline, latent)[0]) for latent in latents]
+    psnr = float(psnr_db(*(to_signed_range(clip.permute(3, 0, 1, 2)[None]) for clip in clips_FHWC)))
     return (
         f"cache_threshold {request.cache_threshold:g}, measured on the first prompt: {count.share:.0%} of all blocks "
         f"skipped, {seconds[1]:.2f} s instead of {seconds[0]:.2f} s ({seconds[0] / max(seconds[1], 1e-9):.2f}x), "

@@ -12,11 +12,14 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
+from pydantic import ValidationError
 
+from frameloom.config.loading.schema_tree import field_kind
 from frameloom.config.schema.sampling import MEDIA, SampleRequest, SampleSection
 from frameloom.core.errors import DataError
 from frameloom.core.files import atomic_folder, digest_file
@@ -154,6 +157,24 @@ def read_about(path: Path) -> dict[str, str]:
     if "prompt" not in about or "seed" not in about:
         raise DataError(f"{path}: does not say how it was made; name a file that `frameloom sample` wrote, unchanged")
     return about
+
+
+def read_request(about: Mapping[str, str], *, where: str) -> SampleRequest:
+    """The request in a file's metadata; settings that a file is older than have their defaults."""
+    found: dict[str, Any] = {name: about[name] for name in ("prompt", "seed", "name") if name in about}
+    found |= {name: about[stored] for name, stored in STORED_MEDIA.items() if stored in about}
+    for name, field in SampleSection.model_fields.items():
+        if (text := about.get(f"sample.{name}")) is not None:
+            # Text is stored as it stands, all else as JSON.
+            is_text = field_kind(field).accepts(str) and not text.startswith("[") and text != "null"
+            try:
+                found[name] = text if is_text else json.loads(text)
+            except ValueError:
+                found[name] = text
+    try:
+        return SampleRequest.model_validate(found)
+    except ValidationError as error:
+        raise DataError(f"{where}: its settings are not known here ({error.errors()[0]['msg']})") from error
 
 
 def read_frames(path: Path) -> NDArray[np.uint8]:

@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
-
-from frameloom.config.loading.schema_tree import field_kind
-from frameloom.config.schema.sampling import MODEL_SETTINGS, SampleRequest, SampleSection
+from frameloom.config.schema.sampling import MODEL_SETTINGS
 from frameloom.core.errors import CheckpointError, DataError
 from frameloom.core.files import digest_file
 from frameloom.distributed.ranks import read_ranks
 from frameloom.sampling.batch import divide_clips, join_ranks, sample_many
 from frameloom.sampling.load import load_model
-from frameloom.sampling.outputs import STORED_MEDIA, read_about
+from frameloom.sampling.outputs import STORED_MEDIA, read_about, read_request
 
 # Equal in both, or the result would be another one.
 _IDENTITY = ("recipe", "weights")
@@ -31,7 +27,13 @@ def reproduce(file: Path, out: Path, *, model: Path | None = None, sequence: int
     about = read_about(file)
     if "model" not in about and model is None:
         raise DataError(f"{file}: does not say its model; name the run in front: frameloom sample RUN --like {file}")
-    request = _read_request(file, about)
+    request = read_request(about, where=str(file))
+    for name, stored in STORED_MEDIA.items():
+        path = getattr(request, name)
+        if path is not None and (not path.is_file() or digest_file(path) != about.get(f"{stored}.sha256")):
+            raise DataError(
+                f"{file}: was made with {path} as its {name}, which is not there or has changed; bring it back"
+            )
     where = model or Path(about["model"])
     try:
         overrides, step = json.loads(about.get("overrides", "[]")), about.get("step")
@@ -52,37 +54,7 @@ def reproduce(file: Path, out: Path, *, model: Path | None = None, sequence: int
             "name the model that it was made with, or sample with its prompt and seed"
         )
     # The words for the model as the file has them, so that the new file is equal as a whole.
-    words = {name: about[name] for name in ("model", "overrides") if name in about}
+    words = {name: about[name] for name in about if name in ("model", "overrides")}
     pipeline = replace(pipeline, origin={**pipeline.origin, **words})
     with join_ranks(read_ranks(), sequence=sequence) as group:
         return sample_many(divide_clips(pipeline, group.sequence), [request], out, group, again=True)
-
-
-def _read_request(file: Path, about: Mapping[str, str]) -> SampleRequest:
-    """Settings that the file does not have, because it is older than them, have their defaults."""
-    found: dict[str, Any] = {name: about[name] for name in ("prompt", "seed", "name") if name in about}
-    for name, stored in STORED_MEDIA.items():
-        if stored in about:
-            path = found[name] = Path(about[stored])
-            if not path.is_file() or digest_file(path) != about.get(f"{stored}.sha256"):
-                raise DataError(
-                    f"{file}: was made with {path} as its {name}, which is not there or has changed; bring it back"
-                )
-    for name in SampleSection.model_fields:
-        if (text := about.get(f"sample.{name}")) is not None:
-            found[name] = parse_setting(name, text)
-    try:
-        return SampleRequest.model_validate(found)
-    except ValidationError as error:
-        raise DataError(f"{file}: its settings are not known here ({error.errors()[0]['msg']})") from error
-
-
-def parse_setting(name: str, text: str) -> Any:
-    """A setting as files have it: text as it stands, all else as JSON."""
-    kind = field_kind(SampleSection.model_fields[name])
-    if kind.accepts(str) and not text.startswith("[") and text != "null":
-        return text
-    try:
-        return json.loads(text)
-    except ValueError:
-        return text

@@ -13,10 +13,10 @@ from frameloom.core.errors import ConfigError, DataError
 from frameloom.core.random import stream
 from frameloom.data.media.decode import probe_clip, read_image
 from frameloom.data.media.transforms import to_signed_range, to_uint8
-from frameloom.sampling.batch import check_requests, make_first_frames, sample_many
+from frameloom.sampling.batch import make_first_frames, sample_many
 from frameloom.sampling.conditions import choose_known_frames, read_given
 from frameloom.sampling.outputs import read_frames
-from frameloom.sampling.pipeline import Sampler, encode_prompts, generate, prepare_batch, solve
+from frameloom.sampling.pipeline import Pipeline, encode_given, encode_prompts, solve
 from tests.sampling.conftest import ALONE, INPAINT, MODELS, Files, Load
 
 PROMPT = "a yellow square moves right"
@@ -29,15 +29,12 @@ GIVEN = {
 CASES = [(name, mode) for name in INPAINT for mode in (*GIVEN, "inpaint")]
 
 
-def make(
-    sampler: Sampler, files: Files | None = None, *, seed: int = 1, settings: Any = None, **given: str
-) -> np.ndarray:
+def make(pipeline: Pipeline, files: Files | None = None, *, seed: int = 1, **given: str) -> np.ndarray:
     media = {name: getattr(files, value) for name, value in given.items()}
-    (result,) = generate(sampler, [sampler.request(PROMPT, seed, **media, settings=settings)])
-    return result.frames
+    return pipeline.sample(PROMPT, seed=seed, **media).frames
 
 
-def write(sampler: Sampler, out: Path, files: Files, **given: str) -> Path:
+def write(sampler: Pipeline, out: Path, files: Files, **given: str) -> Path:
     media = {name: getattr(files, value) for name, value in given.items()}
     (path,) = sample_many(sampler, [sampler.request(PROMPT, 1, **media)], out, ALONE)
     return path
@@ -117,24 +114,17 @@ def test_a_continuation_starts_with_the_last_frames_of_the_video(load: Load, fil
 def test_guidance_1_is_the_conditional_model(load: Load, name: str) -> None:
     sampler = load(name, guidance=1)
     family, model = sampler.denoiser.family, sampler.denoiser.model
-    text, _ = encode_prompts(sampler, [PROMPT])
+    request = sampler.request(PROMPT, 1)
+    text = encode_prompts(sampler, [request])
     frames = 1 if name == "sdxl" else 3
     noise = torch.randn((1, 4, frames, 4, 6), generator=stream(1, "sample"))
-    given = [read_given(sampler.request(PROMPT, 1), sampler.settings, stride=4, causal=True)]
-    prepared = prepare_batch(sampler, [sampler.request(PROMPT, 1)], given, sampler.settings)
+    prepared = encode_given(sampler, [request], [read_given(request, stride=4, causal=True)])
     with torch.no_grad():
         alone = sampler.objective.sample(
-            lambda x, timestep_B: family.denoise(model, x, timestep_B, text, prepared.told), noise, num_steps=3
+            lambda x, timestep_B: family.denoise(model, x, timestep_B, text[0], prepared.told), noise, num_steps=3
         )
-        guided = solve(sampler, encode_prompts(sampler, [PROMPT]), noise, prepared, [1])
-        other = solve(
-            sampler,
-            encode_prompts(sampler, [PROMPT]),
-            noise,
-            prepared,
-            [1],
-            sampler.settings.model_copy(update={"guidance": 3.0}),
-        )
+        guided = solve(sampler, [request], text, noise, prepared)
+        other = solve(sampler, [request.model_copy(update={"guidance": 3.0})], text, noise, prepared)
     assert torch.equal(alone, guided) and not torch.allclose(alone, other)
 
 
@@ -144,7 +134,7 @@ def test_a_picture_is_made_first_and_the_video_from_it(load: Load, tmp_path: Pat
     for maker, folder in ((sampler, "self"), (load("sdxl"), "sdxl")):
         out = tmp_path / folder
         (request,) = make_first_frames(maker, [sampler.request(PROMPT, 4)], out, ALONE)
-        assert request.head is not None and request.head.parent == out / "first-frames"
+        assert request.image is not None and request.image.parent == out / "first-frames"
         (path,) = sample_many(sampler, [request], out, ALONE)
         first = read_frames(path)[0]
         without = make(sampler, seed=4)[0]
@@ -174,7 +164,6 @@ def test_what_a_model_cannot_take_is_told(
     load: Load, files: Files, name: str, given: dict[str, str], settings: dict[str, Any], message: str
 ) -> None:
     sampler = load(name, **settings)
-    request = sampler.request(PROMPT, 1, **{key: getattr(files, value) for key, value in given.items()})
+    media = {key: getattr(files, value) for key, value in given.items()}
     with pytest.raises((ConfigError, DataError), match=message):
-        check_requests(sampler, [request])
-        generate(sampler, [request])
+        sampler.sample(PROMPT, **media)

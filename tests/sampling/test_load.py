@@ -20,7 +20,7 @@ from frameloom.core.random import stream
 from frameloom.diffusion.ddpm import DDPMObjective
 from frameloom.models.lora.adapters import Adapter, linear_layers
 from frameloom.sampling.load import load_model
-from frameloom.sampling.pipeline import Sampler
+from frameloom.sampling.pipeline import Pipeline
 from frameloom.training.train import train
 from tests.builders.test_published import TRANSFORMER, VAE, draw
 from tests.conftest import World
@@ -109,7 +109,7 @@ def test_several_loras_work_beside_the_weights_as_in_them(
         adapters, layers = make_adapters(plain.denoiser, seed), list(linear_layers(plain.denoiser.model))
         write_lora(tmp_path / str(seed), plain.denoiser, adapters, layers=layers, base={})
 
-    def open_with(scales: tuple[float, float], *, merge: bool) -> Sampler:
+    def open_with(scales: tuple[float, float], *, merge: bool) -> Pipeline:
         chosen = [
             {"path": str(tmp_path / str(number)), "scale": scale} for number, scale in zip((1, 2), scales, strict=True)
         ]
@@ -146,10 +146,10 @@ def pipeline(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_a_published_folder_is_sampled_by_its_family(pipeline: Path) -> None:
+def test_a_published_folder_says_its_family(pipeline: Path) -> None:
     sizes = ("--sample.frames", "9", "--sample.height", "32", "--sample.width", "48", "--sample.steps", "2")
     short = ("--text.encoders.0.max_length", "12")
-    sampler = load_model(pipeline, (*sizes, *short), family="cogvideox_fun")
+    sampler = load_model(pipeline, (*sizes, *short))
     assert sampler.denoiser.config.num_layers == 2 and sampler.vae.latent_channels == 4
     assert isinstance(sampler.objective, DDPMObjective) and sampler.objective.step_to == "even"
     assert make_frames(sampler).shape == (9, 32, 48, 3)
@@ -167,8 +167,11 @@ def test_a_published_folder_is_sampled_by_its_family(pipeline: Path) -> None:
 
 
 def test_what_cannot_be_sampled_from_is_told(pipeline: Path, tmp_path: Path) -> None:
+    unknown = tmp_path / "unknown"
+    shutil.copytree(pipeline, unknown)
+    (unknown / "transformer" / "config.json").write_text('{"_class_name": "OtherModel"}')
     with pytest.raises(RunError, match="add --family NAME"):
-        load_model(pipeline)
+        load_model(unknown)
     with pytest.raises(RunError, match="no such run"):
         load_model(tmp_path / "nothing")
     with pytest.raises(ConfigError, match=r"family.*cogvideox_fun"):

@@ -77,7 +77,7 @@ def test_lack_of_space_is_told_and_anything_else_ends_the_run(world, monkeypatch
         def write(*arguments: object) -> list[Path]:
             raise error
 
-        monkeypatch.setattr(samples_module, "write_results", write)
+        monkeypatch.setattr(samples_module, "write_samples", write)
 
     fail(OSError(errno.ENOSPC, "No space left on device"))
     run = train(world.recipe(*FAST, validation=validation(every=4, at_start=False)))
