@@ -26,8 +26,7 @@ from frameloom.core.files import atomic_file, write_json
 from frameloom.core.progress import ProgressBar
 from frameloom.core.random import bits_at, key, uniform_at
 from frameloom.core.units import format_bytes
-from frameloom.data.curation.inspection import STUCK, FileWork, blame_file
-from frameloom.data.curation.scan_pool import Job, Record, run_jobs
+from frameloom.data.curation.inspection import STUCK, FileWork, Job, Record, run_jobs
 from frameloom.data.manifest.manifest import write_manifest
 from frameloom.data.media.decode import LIMITS, DecodeLimits
 from frameloom.data.media.tar_members import MEMBER_MARK
@@ -191,7 +190,7 @@ def run_into_store(
     num_bad = 0
     with ProgressBar(title, total) as bar:
         try:
-            for record in run_jobs(work, jobs, workers=workers, timeout_s=timeout_s, blame=blame_file):
+            for record in run_jobs(work, jobs, workers=workers, timeout_s=timeout_s):
                 if not record.pop("unchanged", False):
                     num_bad += record.get("reason") is not None
                     store.add(_fill(record, store))

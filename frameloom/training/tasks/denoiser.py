@@ -118,7 +118,7 @@ class DenoiserTask:
 
     def _loss_of(self, noised: Noised, text: TextStates, given: Conditions) -> Tensor:
         prediction = self.denoiser.family.denoise(self.model, noised.noisy_BCFHW, noised.timestep_B, text, given)
-        return self.objective.loss_B(prediction, noised, given.cells_BFHW)
+        return self.objective.loss_B(prediction, noised)
 
     def _latent_and_noise(self, batch: Batch, seed: int) -> tuple[Tensor, Tensor]:
         mean_BCFHW, std_BCFHW = self._moments(batch)

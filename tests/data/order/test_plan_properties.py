@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from frameloom.data.buckets.grid import build_grid
 from frameloom.data.buckets.policy import BucketPolicy, Clips, counter_draw
-from frameloom.data.loading.batch import Batch, BatchRequest, Watch, no_watch
+from frameloom.data.loading.batch import Batch, BatchRequest, OnOpen, ignore_open
 from frameloom.data.order.plan import BatchPlan, plan_epoch
 from tests.data.loading.plan_requests import make_requests, read_plan
 
@@ -160,8 +160,8 @@ class PlainReader:
     def __init__(self, policy: BucketPolicy) -> None:
         self.policy = policy
 
-    def read(self, request: BatchRequest, watch: Watch = no_watch) -> Batch:
-        watch(int(request.rows[0]))
+    def read(self, request: BatchRequest, on_open: OnOpen = ignore_open) -> Batch:
+        on_open(int(request.rows[0]))
         bucket = self.policy.buckets[request.bucket]
         return Batch(request.epoch, request.index, bucket, request.rows, request.ordinals, [])
 
