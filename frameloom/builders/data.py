@@ -10,7 +10,7 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from frameloom.config.rules.data import token_patch
+from frameloom.config.rules.models import token_patch
 from frameloom.config.schema.buckets import (
     FixedSection,
     GroupedSection,

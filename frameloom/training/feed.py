@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from frameloom.builders.data import build_plan, build_policy, class_rows, read_manifest, shown_rows
-from frameloom.config.rules.training import check_optim, check_train
+from frameloom.config.rules.check import check_rules
 from frameloom.config.schema.recipe import Recipe
 from frameloom.core.device import pick_device
 from frameloom.core.errors import CheckpointError, ConfigError, DataError
@@ -158,7 +158,7 @@ def settle_length(recipe: Recipe, manifest: Manifest, policy: BucketPolicy, *, n
         return recipe
     steps = sum(count_steps(recipe, manifest, policy, epoch, num_ranks) for epoch in range(recipe.train.epochs))
     settled = recipe.model_copy(update={"train": recipe.train.model_copy(update={"steps": steps, "epochs": None})})
-    if problems := [problem.text for rule in (check_optim, check_train) for problem in rule(settled)]:
+    if problems := [problem.text for problem in check_rules(settled)]:
         raise ConfigError([f"train.epochs {recipe.train.epochs} are {steps} steps: {text}" for text in problems])
     _log.info("%d epochs are %d steps", recipe.train.epochs, steps)
     return settled
