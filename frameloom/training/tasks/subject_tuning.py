@@ -125,7 +125,7 @@ def _read_start(section: InversionSection) -> Mapping[str, Tensor]:
 
 @dataclass(frozen=True)
 class PriorTask(WrappedTask):
-    """For batches whose second half are pictures of the class (see `PairedReader`).
+    """For batches whose second half are pictures of the class (`class_rows` of `BatchReader`).
 
     The loss of a sample is L(instance) + weight * L(class). Noise and noise levels of the two are drawn apart.
     """
