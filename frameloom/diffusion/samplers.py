@@ -160,7 +160,7 @@ def _walk_scheduler(
 ) -> Tensor:
     if hasattr(scheduler, "set_begin_index"):
         scheduler.set_begin_index(skip)
-    x = noise * scheduler.init_noise_sigma
+    x: Tensor = noise * scheduler.init_noise_sigma
     if origin is not None:
         x = scheduler.add_noise(origin, noise, scheduler.timesteps[skip : skip + 1])
     extra = {"generator": generators} if "generator" in inspect.signature(scheduler.step).parameters else {}

@@ -186,7 +186,7 @@ def check_shift(alpha: float = 3.0) -> None:
     close(moved / (1 - moved), alpha * time / (1 - time), 1e-6)
     drawn = FlowObjective(distribution="uniform", shift=alpha).timesteps(torch.tensor([0.5]), torch.empty(SHAPE))
     close(drawn, alpha / (1 + alpha))
-    assert FlowObjective(shift=alpha).schedule(torch.empty(SHAPE), 2)[1] > 0.5 or alpha <= 1
+    assert FlowObjective(shift=alpha).steps(2, torch.empty(SHAPE))[1][0] > 0.5 or alpha <= 1
 
 
 def check_size_shift() -> None:

@@ -1,4 +1,4 @@
-"""Noise of training samples: keyed draws, strata, offsets, perturbations."""
+"""Noise of training samples: keyed draws, stratified levels, offsets, perturbations."""
 
 from __future__ import annotations
 
