@@ -1,4 +1,4 @@
-"""Commands about recipes: check, show, list, schema, reference, arguments, objective, import-command."""
+"""Commands about recipes: check, show, list, schema, reference, arguments, objective, import."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def objective(
     from frameloom.config.loading.recipe import load_recipe
     from frameloom.core.errors import ConfigError
     from frameloom.diffusion.noise_levels import profile_objective
-    from frameloom.evaluate.objective_report import format_report, refuse_suffix, write_objective_report
+    from frameloom.evaluate.reports import format_objective_report, refuse_suffix, write_objective_report
 
     if out is not None:
         refuse_suffix(out)
@@ -103,7 +103,7 @@ def objective(
     built = build_objective(loaded.objective)
     profiles = {name: profile_objective(built, shape) for name, shape in _shapes(loaded).items()}
     title = f"Objective of {loaded.name}: {loaded.objective.kind}"
-    print(format_report(title, profiles))
+    print(format_objective_report(title, profiles))
     if out is not None:
         write_objective_report(title, profiles, out)
         print(f"\n{out}")
@@ -148,11 +148,11 @@ def import_command(
     CogVideoX-Fun, Open-Sora-Plan 1.1 and 1.3 and the SDXL trainer of MindONE, Open-Sora's configurations and SDXL's
     yaml; docs/arguments.md lists all arguments.
 
-    Example: frameloom import-command train.sh -o my.yaml
+    Example: frameloom import train.sh -o my.yaml
     """
     from frameloom.core.errors import ConfigError
     from frameloom.core.files import write_text
-    from frameloom.interop.importers.importing import import_command as import_file
+    from frameloom.interop.importers.importer import import_command as import_file
 
     if out is not None and out.exists() and not force:
         raise ConfigError(f"{out}: exists already; choose another name, or replace it with --force")

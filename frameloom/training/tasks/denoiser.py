@@ -25,7 +25,7 @@ from frameloom.models.layers.dropout import DropoutSeeds, has_dropout
 from frameloom.models.text.base import TextStates
 from frameloom.models.text.scaling import TextScaling
 from frameloom.models.vaes.base import VideoVAE
-from frameloom.training.tasks.conditions import ConditionMaker, image_ordinals, join_images, split_images
+from frameloom.training.tasks.conditions import ConditionMaker, image_sample_indices, join_images, split_images
 from frameloom.training.tasks.noising import apply_noise_options, draw_levels, draw_normal, draw_seeds, draw_uniform
 from frameloom.training.tasks.text_table import KnownText
 
@@ -149,7 +149,7 @@ class DenoiserTask:
         """Captions of the images beside clips, each with a slot of its own for its dropout."""
         if batch.images is None:
             return None
-        slots = replace(batch, ordinals=image_ordinals(batch))
+        slots = replace(batch, sample_indices=image_sample_indices(batch))
         captions = [caption for beside in batch.images.captions for caption in beside]
         return self._text(batch.images.text, captions, slots, seed, dropout)
 
