@@ -25,12 +25,12 @@ def build_objective(section: ObjectiveSection) -> Objective:
         offset=section.noise_offset,
         offset_per=section.noise_offset_per,
         perturbation=section.input_perturbation,
-        num_strata=section.strata,
+        num_strata=section.stratified_levels,
     )
     if section.kind == "flow":
         return FlowObjective(
             sigma_min=section.sigma_min,
-            law=section.law,
+            law=section.distribution,
             logit_mean=section.logit_mean,
             logit_std=section.logit_std,
             mode_scale=section.mode_scale,
