@@ -19,7 +19,7 @@ MAIN_KEYS: dict[str, tuple[str, ...]] = {
     "vae": ("name", "size", "weights", "precision"),
     "data": ("manifest", "root", "policy", "frame_start", "flip", "workers"),
     "text": ("dropout",),
-    "objective": ("kind", "law", "shift"),
+    "objective": ("kind", "distribution", "shift"),
     "optim": ("name", "lr", "weight_decay", "clip_norm"),
     "train": ("steps", "epochs", "accumulate", "precision", "save_every", "log_every", "recompute", "device"),
     "parallel": ("zero", "sequence"),
