@@ -18,7 +18,7 @@ from benchmarks.model import Case, Inputs, build_model, draw_inputs, list_cases
 from benchmarks.model_peers import Peer, build_peer
 from frameloom.builders.denoiser import LoadedDenoiser
 from frameloom.builders.objective import build_objective
-from frameloom.config.schema.objective import ObjectiveSection
+from frameloom.config.schema.objective import ObjectiveSection, parse_objective
 from frameloom.config.schema.sampling import SampleSection
 from frameloom.core.random import stream
 from frameloom.diffusion.samplers import run_sampler
@@ -43,7 +43,7 @@ def _measure_family(case: Case, steps: int, place: Elsewhere, effort: Effort) ->
     peer = build_peer(case.family, model).name
     settings = SampleSection(steps=steps, guidance=_GUIDANCE)
     denoiser = LoadedDenoiser(family, model.eval(), config)
-    ours = _our_walk(denoiser, draw_inputs(case), settings, ObjectiveSection(kind="flow"), "default")
+    ours = _our_walk(denoiser, draw_inputs(case), settings, parse_objective({"kind": "flow"}), "default")
     times = take_turns({"ours": ours, "other": place.build(build_plain_walk, case, steps)}, effort.rounds)
     return compare_rates(
         "sample",
@@ -95,7 +95,7 @@ def _measure_pipeline(case: Case, steps: int, place: Elsewhere, effort: Effort) 
     load_peer("diffusers")
     settings = SampleSection(steps=steps, guidance=_GUIDANCE)
     denoiser = LoadedDenoiser(family, model.eval(), config)
-    ours = _our_walk(denoiser, draw_inputs(case), settings, ObjectiveSection(kind="v"), "ddim")
+    ours = _our_walk(denoiser, draw_inputs(case), settings, parse_objective({"kind": "v"}), "ddim")
     times = take_turns({"ours": ours, "other": place.build(build_pipeline_walk, case, steps)}, effort.rounds)
     return compare_rates(
         "sample",
