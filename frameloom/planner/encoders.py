@@ -20,10 +20,9 @@ import torch
 from frameloom.config.schema.models import TextEncoderSection
 from frameloom.core.errors import CheckpointError, ConfigError
 from frameloom.core.text_files import read_object
-from frameloom.models.layers.tiles import Cuts
-from frameloom.models.precision import DTYPES, FP32, Precision
+from frameloom.models.precision import DTYPES
 from frameloom.models.text import clip, minilm, t5
-from frameloom.models.vaes.base import VideoVAE
+from frameloom.models.vaes.base import EncodePolicy, Moments, VideoVAE
 from frameloom.planner.costs import Fitted, Shape, Values, count_cells
 from frameloom.planner.devices import Device
 from frameloom.planner.shape_tensors import GhostMode, put_weights
@@ -78,22 +77,19 @@ def measure_encoder(
     vae: VideoVAE,
     shapes: Iterable[Shape],
     *,
-    precision: Precision = FP32,
-    mini_batch: int | None = None,
+    policy: EncodePolicy | None = None,
     times: int = 1,
 ) -> PixelEncoder:
-    """`shapes` are those of clips in pixels. `vae` is on the meta device, and is changed."""
-    cuts, vae, dtype = vae.encode_cuts(), vae.eval().requires_grad_(False), precision.weights_dtype
-    precision.cast_frozen(vae)
-    vae.encode_cuts = Cuts  # type: ignore[method-assign]  # pieces are measured one by one
+    """`shapes` are those of clips in pixels. `vae` is on the meta device, and runs under `policy` afterwards."""
+    vae = vae.use(policy or EncodePolicy()).eval().requires_grad_(False)
+    (outer, cuts), dtype = vae.cuts(decoding=False), vae.policy.precision.weights_dtype
     mode = GhostMode()
     with mode:
         put_weights(vae)
     cut = {shape: cuts.list_pieces(shape) for shape in set(shapes)}
     pieces = _measure_pieces({piece for parts in cut.values() for piece in parts}, partial(_measure, vae, mode, dtype))
     clips = {shape: _join_pieces([pieces[piece] for piece in parts]) for shape, parts in cut.items()}
-    most = 1 if cuts.one_by_one else mini_batch
-    return PixelEncoder(clips, vae.latent_channels, dtype.itemsize, most, times)
+    return PixelEncoder(clips, vae.latent_channels, dtype.itemsize, cuts.clips or outer.clips, times)
 
 
 def _join_pieces(pieces: Sequence[Fitted]) -> Fitted:
@@ -145,7 +141,7 @@ def _measure(vae: VideoVAE, mode: GhostMode, dtype: torch.dtype, shape: Shape) -
     with mode, torch.no_grad():
         pixels_BCFHW = torch.empty(1, _COLOURS, *shape, dtype=dtype)
         with tally_passes(vae, mode) as tally:
-            vae.encode(pixels_BCFHW)
+            Moments.from_raw(vae.encode_piece(pixels_BCFHW))
         return tally.flops, tally.peak, tally.samples_moved
 
 

@@ -11,12 +11,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from frameloom.builders.data import build_plan, build_policy, read_manifest
+from frameloom.builders.vae import encode_policy
 from frameloom.config.rules.parallel import check_world
 from frameloom.config.schema.parallel import MeshShape, step_shares
 from frameloom.config.schema.recipe import Recipe
 from frameloom.core.errors import DataError
 from frameloom.data.buckets.policy import Bucket
-from frameloom.models.precision import DTYPES, Precision
+from frameloom.models.precision import DTYPES
 from frameloom.models.vaes.base import VideoVAE
 from frameloom.planner.communication import SendPlan, plan_tokens, plan_weights
 from frameloom.planner.costs import Shape, StepCost, count_cells, measure_costs
@@ -168,8 +169,7 @@ def _measure_pixels(
     return measure_encoder(
         vae,
         [pixel_shape(bucket) for bucket in buckets],
-        precision=Precision.frozen(recipe.vae.precision, fp32_norms=recipe.vae.fp32_norms),
-        mini_batch=recipe.vae.mini_batch,
+        policy=encode_policy(recipe.vae),
         times=1 if denoiser.family.beside(denoiser.config) == "none" else 2,
     )
 

@@ -79,8 +79,7 @@ def _shorten(trial: _Trial, settings: dict[str, Any]) -> Change | None:
 
 def _legal_frames(recipe: Recipe, vae: VAESpec, most: float) -> int:
     """The most frames that the models take, up to `most`; 0 if there are none."""
-    patch = token_patch(recipe)[0]
-    return next((count for count in range(int(most), 0, -1) if vae.accepts_frames(count, patch)), 0)
+    return vae.lengths(token_patch(recipe)[0]).trim(max(0, int(most)))
 
 
 def _shrink_sliced(trial: _Trial, settings: dict[str, Any], sliced: dict[str, Any]) -> Change | None:

@@ -21,7 +21,8 @@ from frameloom.data.buckets.ratio_tokens import (
     first_heavy,
     list_divisors,
 )
-from frameloom.data.buckets.sizes import LengthRule, draw_weighted, nearest_values
+from frameloom.data.buckets.sizes import draw_weighted, nearest_values
+from frameloom.models.vaes.config import LengthRule
 from tests.parity.cases import ParityOutput, compare_facts, leave_out, pick_prefixed, table_runners
 
 Found = Iterator[tuple[str, Any, Any] | ParityOutput]

@@ -83,14 +83,13 @@ def frame_problem(recipe: Recipe, vae: VAESpec, frames: int) -> str | None:
     """What the models take, and the nearest numbers that they do; None if `frames` is one of them."""
     is_denoiser = recipe.task == "denoiser" and recipe.model.family in DENOISERS
     patch = token_patch(recipe)[0] if is_denoiser else 1
-    if vae.accepts_frames(frames, patch):
+    lengths = vae.lengths(patch)
+    if lengths.accepts(frames):
         return None
-    reach = vae.strides[0] * patch
-    below = [n for n in range(max(1, frames - reach), frames) if vae.accepts_frames(n, patch)][-1:]
-    above = [n for n in range(frames + 1, frames + reach + 1) if vae.accepts_frames(n, patch)][:1]
-    near = [str(n) for n in below + above]
+    above = next((n for n in range(frames + 1, frames + vae.strides[0] * patch + 1) if lengths.accepts(n)), None)
+    near = [str(n) for n in (lengths.trim(frames), above) if n]
     name = recipe.vae.name if patch == 1 else f"{recipe.model.family} {recipe.model.size}"
-    return f"{name} takes {vae.frame_rule(patch)}; write {' or '.join(near)}"
+    return f"{name} takes {lengths.describe()}; write {' or '.join(near)}"
 
 
 def _check_frames(recipe: Recipe, vae: VAESpec, path: KeyPath, frames: int) -> Iterator[Problem]:
@@ -146,7 +145,7 @@ def _check_grouped(recipe: Recipe, vae: VAESpec, step: int) -> Iterator[Problem]
     if least > section.num_frames > 1:
         text = f"data.grouped.num_frames is {section.num_frames}, but videos below {least} frames are dropped"
         yield Problem((*path, "num_frames"), f"{text}; raise it, or set min_frames", ((*path, "min_frames"),))
-    latents = max(1, (section.num_frames - vae.causal) // vae.strides[0] + vae.causal)
+    latents = max(1, vae.lengths().latents(section.num_frames))
     if section.sp_size > latents and section.num_frames > 1:
         text = f"data.grouped.sp_size is {section.sp_size}, but {section.num_frames} frames give {latents} latent ones"
         yield Problem((*path, "sp_size"), f"{text}; make it {latents} or less", ((*path, "num_frames"),))

@@ -21,13 +21,13 @@ from frameloom.core.errors import ConfigError
 from frameloom.data.buckets.policy import UNUSED, Bucket, Clips, Draw, ThinnedPolicy
 from frameloom.data.buckets.sizes import (
     Ints,
-    LengthRule,
     Size,
     height_per_width,
     nearest_values,
     parse_resolution,
     size_table,
 )
+from frameloom.models.vaes.config import LengthRule
 
 # A clip a little smaller than the budget is scaled up rather than lost.
 AREA_TOLERANCE = 0.8
@@ -269,5 +269,5 @@ def apply_token_budget(grid: GridPolicy, tokens: int, rule: LengthRule) -> GridP
 
 def count_tokens(bucket: Bucket, stride: int, rule: LengthRule) -> int:
     """Tokens of one clip; `stride` is pixels per token on a side."""
-    in_time = int(rule.tokens(np.array([bucket.frames]))[0])
+    in_time = rule.tokens(bucket.frames)
     return in_time * (bucket.height // stride) * (bucket.width // stride)

@@ -76,7 +76,7 @@ def read_model_facts(recipe: Path) -> ModelFacts:
         samplers=SAMPLERS[loaded.objective.kind],
         takes_image=takes_image(loaded),
         makes_clips=makes_clips(loaded),
-        frame_rule=vae.frame_rule(),
+        frame_rule=vae.lengths().describe(),
     )
 
 

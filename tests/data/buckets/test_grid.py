@@ -18,9 +18,10 @@ from frameloom.data.buckets.policy import (
     counter_draw,
     possible_buckets,
 )
-from frameloom.data.buckets.sizes import LengthRule, height_per_width, nearest_values, parse_resolution, size_table
+from frameloom.data.buckets.sizes import height_per_width, nearest_values, parse_resolution, size_table
 from frameloom.data.manifest.manifest import Manifest, write_manifest
 from frameloom.data.media.frames import sample_rate
+from frameloom.models.vaes.config import LengthRule
 
 GOLDENS = Path(__file__).parents[2] / "goldens" / "open-sora-v2"
 TABLES = json.loads((GOLDENS / "resolution_tables.json").read_text())

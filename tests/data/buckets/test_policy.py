@@ -12,12 +12,12 @@ from frameloom.builders.data import build_bucket_policy
 from frameloom.config.schema.data import DataSection
 from frameloom.core.errors import ConfigError
 from frameloom.data.buckets.policy import BucketPolicy, assign, bucket_table, count_unused, possible_buckets
-from frameloom.data.buckets.sizes import LengthRule
 from frameloom.data.loading.loader import iterate_batches
 from frameloom.data.loading.reader import ClipReader
 from frameloom.data.manifest.manifest import Manifest
 from frameloom.data.order.plan import plan_epoch
 from frameloom.demo.shapes_set import write_shapes
+from frameloom.models.vaes.config import LengthRule
 
 BUCKETS = {"64px": {1: (1.0, 4), 9: (0.5, 4), 5: (1.0, 4)}, "32px": {5: (1.0, 4)}}
 RATIO_TOKENS = {
