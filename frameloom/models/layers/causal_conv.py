@@ -105,11 +105,11 @@ class CausalConv3d(nn.Module):
         self.conv = nn.Conv3d(in_channels, out_channels, kernel, stride=stride, padding=(0, space, space))
 
     def forward(self, x_BCFHW: Tensor, chunk: Chunk | None = None) -> Tensor:
-        conv = self.conv
-        if conv.kernel_size == (1, 1, 1) and x_BCFHW.stride(1) == 1:
-            # On channels-last input this is one matrix product without any copy.
+        conv, is_channels_last = self.conv, x_BCFHW.stride(1) == 1
+        if conv.kernel_size == (1, 1, 1) and is_channels_last:
+            # One matrix product without any copy.
             return F.linear(x_BCFHW.movedim(1, -1), conv.weight.flatten(1), conv.bias).movedim(-1, 1)
-        if chunk is None and x_BCFHW.shape[2] == 1:
+        if chunk is None and x_BCFHW.shape[2] == 1 and is_channels_last:
             # All frames under the kernel are copies of the only one, so its taps in time add up to a 2-D kernel.
             image = F.conv2d(fold_frames(x_BCFHW), conv.weight.sum(2), conv.bias, conv.stride[1:], conv.padding[1:])
             return unfold_frames(image, 1)

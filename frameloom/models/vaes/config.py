@@ -44,7 +44,7 @@ class LengthRule:
 
         Where none is left it is 1, or 0 with a `multiple` above 1, which one frame can't be split by.
         """
-        latents = self.latents(frames)
+        latents = (frames - self.causal) // self.stride + self.causal
         legal = self.frames(latents - latents % math.lcm(self.patch, multiple))
         return legal + (legal < 1) * (frames > 0) * (multiple == 1)
 
