@@ -35,7 +35,7 @@ from frameloom.data.cache.keys import LATENT_COLUMNS, LATENT_KEY
 from frameloom.data.cache.shards import Group
 from frameloom.data.loading.batch import BatchRequest
 from frameloom.data.loading.reader import LatentSource
-from frameloom.data.media.transforms import to_unit_range
+from frameloom.data.media.transforms import to_signed_range
 from frameloom.demo.shapes_set import write_shapes
 from frameloom.training.caching import CacheJob, open_latent_cache, write_caches
 
@@ -223,7 +223,7 @@ def _encode(recipe: Recipe, bucket: Bucket) -> Way:
     def read(rows: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
         pixels = reader.read(BatchRequest(0, 0, bucket.index, rows, rows)).pixels_BCFHW
         assert pixels is not None
-        moments = vae.encode(to_unit_range(pixels))
+        moments = vae.encode(to_signed_range(pixels))
         return moments.mean_BCFHW, torch.exp(0.5 * moments.logvar_BCFHW)
 
     return read

@@ -42,6 +42,7 @@ from benchmarks.harness import (
 )
 from benchmarks.model_peers import Peer, build_peer
 from benchmarks.plain_models import BareDiT
+from frameloom.config.schema.optim import OptimSection
 from frameloom.core.random import stream
 from frameloom.models.registry import get_denoiser
 from frameloom.models.spec import DenoiserSpec
@@ -306,7 +307,7 @@ def find_gap(family: DenoiserSpec, model: nn.Module, peer: Peer, inputs: Inputs)
 
 def our_step(family: DenoiserSpec, model: nn.Module, inputs: Inputs) -> Work:
     """One optimizer step as `training/step.py` takes it, on given tensors."""
-    optimizer = build_optimizer(model.named_parameters(), lr=_LR)
+    optimizer = build_optimizer(model.named_parameters(), OptimSection(lr=_LR))
     model.train()
 
     def step() -> None:

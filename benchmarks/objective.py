@@ -97,11 +97,6 @@ def _list_works(trainer: Trainer) -> dict[str, Work]:
     }
     for name, settings in FEATURES.items():
         works[name] = _feature_work(ObjectiveSection(**settings), latent_BCFHW, prediction, batch)
-    mask_BFHW = torch.ones(len(latent_BCFHW), *latent_BCFHW.shape[2:])
-    mask_BFHW[:, -1:] = 0
-    works["v, mask of padded cells"] = _feature_work(
-        ObjectiveSection(kind="v"), latent_BCFHW, prediction, batch, mask_BFHW
-    )
     return works | _mask_works(batch, task)
 
 
@@ -120,9 +115,7 @@ def _draw_work(latent_BCFHW: Tensor, batch: Batch) -> Work:
     return lambda: draw_normal(0, "noise", batch, shape, latent_BCFHW.device)
 
 
-def _feature_work(
-    section: ObjectiveSection, latent_BCFHW: Tensor, prediction: Tensor, batch: Batch, mask_BFHW: Tensor | None = None
-) -> Work:
+def _feature_work(section: ObjectiveSection, latent_BCFHW: Tensor, prediction: Tensor, batch: Batch) -> Work:
     """All that the task does with an objective around the model; plain noise is at hand."""
     objective, device = build_objective(section), latent_BCFHW.device
     plain_BCFHW = draw_normal(0, "noise", batch, tuple(latent_BCFHW.shape[1:]), device)
@@ -130,7 +123,7 @@ def _feature_work(
     def work() -> None:
         drawn = finish_noise(objective.noise, plain_BCFHW, 0, batch, device)
         noised = objective.add_noise(latent_BCFHW, drawn.noise_BCFHW, drawn.draw_B, drawn.perturbation_BCFHW)
-        torch.autograd.grad(objective.loss_B(prediction, noised, mask_BFHW).mean(), prediction)
+        torch.autograd.grad(objective.loss_B(prediction, noised).mean(), prediction)
 
     return work
 

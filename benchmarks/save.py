@@ -19,6 +19,7 @@ from benchmarks.harness import Effort, Row, Side, Work, attempt, compare_times, 
 from benchmarks.model import build_model, list_cases
 from frameloom.checkpoint.async_saving import Saver
 from frameloom.checkpoint.reader import Checkpoint, load_latest
+from frameloom.config.schema.optim import OptimSection
 from frameloom.training.optim.optimizer import (
     allocate_state,
     build_optimizer,
@@ -31,7 +32,7 @@ from frameloom.training.optim.optimizer import (
 def measure(effort: Effort) -> Iterator[Row]:
     case = [one for one in list_cases(is_quick=effort.is_quick) if one.family == "opensora2"][-1]
     _, _, model = build_model(case)
-    optimizer = build_optimizer(model.named_parameters(), lr=1e-4)
+    optimizer = build_optimizer(model.named_parameters(), OptimSection())
     allocate_state(optimizer)
     tensors = {"model": model.state_dict(), "optimizer": optimizer_tensors(optimizer, trained_names(optimizer))}
     size = sum(tensor.nbytes for group in tensors.values() for tensor in group.values())

@@ -22,7 +22,7 @@ from frameloom.checkpoint.reader import Checkpoint, find_latest, step_folder
 from frameloom.checkpoint.retention import apply_retention
 from frameloom.core.random import numpy_stream
 from frameloom.data.order.plan import BatchPlan, plan_epoch
-from frameloom.data.order.rank_assignment import Shares, Span, find_microbatch, iterate_spans
+from frameloom.data.order.rank_assignment import PlannedStep, RankAssignment, find_microbatch, plan_steps
 from frameloom.training.agreement import Ballot, Claim, claim_step, count_votes
 from tests.checkpoint.saving import save_checkpoint
 
@@ -114,32 +114,31 @@ class Cluster:
         return self.report
 
     def run_until_failure(self) -> None:
-        shares = Shares(num_ranks=self.num_ranks, num_shares=self.num_ranks)
-        steps = self.spans(shares)
+        steps = self.planned_steps(RankAssignment(num_ranks=self.num_ranks, num_shares=self.num_ranks))
         while self.step < self.scenario.num_steps:
-            span = next(steps)
+            planned = next(steps)
             started = time.perf_counter()
-            claim = claim_step(self.step + 1, span, "recipe")
-            self.deal(span, shares)
+            claim = claim_step(self.step + 1, planned, "recipe")
+            self.deal(planned)
             is_agreed = self.vote(claim)
             self.note_time(time.perf_counter() - started)
             if not is_agreed or self._luck.random() < self.scenario.failures:
                 self.report.num_failures += is_agreed
                 return
-            self.finish(span)
+            self.finish(planned)
 
-    def spans(self, shares: Shares) -> Iterator[Span]:
+    def planned_steps(self, assignment: RankAssignment) -> Iterator[PlannedStep]:
         microbatch = find_microbatch(self.plans(self.epoch), self.position)
         if microbatch is None:
             raise AssertionError(f"sample {self.position} of epoch {self.epoch} is inside a micro-batch")
-        per_step = shares.num_shares * self.scenario.accumulate
-        return iterate_spans(self.plans, epoch=self.epoch, microbatch=microbatch, per_step=per_step)
+        accumulate = self.scenario.accumulate
+        return plan_steps(self.plans, assignment, epoch=self.epoch, microbatch=microbatch, accumulate=accumulate)
 
-    def deal(self, span: Span, shares: Shares) -> None:
+    def deal(self, planned: PlannedStep) -> None:
         """Every micro-batch of the step is run once, in as many rounds by all."""
-        indices, fillers = shares.deal(span)
+        indices, fillers = planned.deal()
         run = np.sort(indices[~fillers])
-        if indices.shape[1] != shares.num_ranks or not np.array_equal(run, np.arange(span.first, span.end)):
+        if indices.shape[1] != self.num_ranks or not np.array_equal(run, np.arange(planned.first, planned.end)):
             self.report.problems.append(f"step {self.step + 1}: micro-batches are run twice or not at all")
 
     def vote(self, claim: Claim) -> bool:
@@ -170,25 +169,25 @@ class Cluster:
         )
         return views[int(self._luck.integers(len(views)))]
 
-    def finish(self, span: Span) -> None:
-        begin, end = int(span.plan.starts[span.first]), int(span.plan.starts[span.end])
-        self.used.setdefault(span.epoch, []).append((begin, end))
+    def finish(self, planned: PlannedStep) -> None:
+        begin, end = int(planned.plan.starts[planned.first]), int(planned.plan.starts[planned.end])
+        self.used.setdefault(planned.epoch, []).append((begin, end))
         self.step += 1
-        self.epoch, self.position = span.after
-        if self.epoch != span.epoch:
-            self.close_epoch(span)
+        self.epoch, self.position = planned.position
+        if self.epoch != planned.epoch:
+            self.close_epoch(planned)
         if self.step % self.scenario.save_every == 0:
             self.save()
 
-    def close_epoch(self, span: Span) -> None:
+    def close_epoch(self, planned: PlannedStep) -> None:
         """The samples that were used, without those that a failure took back, are all of the epoch, each once."""
-        pieces = np.array(self.used[span.epoch])
-        tiled = pieces[0, 0] == 0 and pieces[-1, 1] == span.plan.num_samples
+        pieces = np.array(self.used[planned.epoch])
+        tiled = pieces[0, 0] == 0 and pieces[-1, 1] == planned.plan.num_samples
         if not tiled or (pieces[1:, 0] != pieces[:-1, 1]).any():
-            self.report.problems.append(f"epoch {span.epoch}: samples are used twice or lost")
-        rows = np.sort(span.plan.order)
-        if (rows[1:] == rows[:-1]).any() or len(rows) != span.plan.num_samples:
-            self.report.problems.append(f"epoch {span.epoch}: a row comes twice in the plan")
+            self.report.problems.append(f"epoch {planned.epoch}: samples are used twice or lost")
+        rows = np.sort(planned.plan.order)
+        if (rows[1:] == rows[:-1]).any() or len(rows) != planned.plan.num_samples:
+            self.report.problems.append(f"epoch {planned.epoch}: a row comes twice in the plan")
         self.report.num_epochs += 1
 
     def save(self) -> None:

@@ -122,7 +122,7 @@ def use_adapters(
 
 
 class _Beside:
-    """A hook of one layer. It follows the layer to other devices and number formats with each call."""
+    """A hook of one layer. It follows the layer to other devices and dtypes with each call."""
 
     def __init__(self, adapter: Adapter, strength: float) -> None:
         self._down_RI, self._up_OR = adapter.down_RI, adapter.up_OR

@@ -11,6 +11,7 @@ import typer
 
 from frameloom.core.errors import ConfigError
 from frameloom.core.paths import check_output_file, check_output_folder
+from frameloom.core.units import format_bytes
 
 
 def scan(
@@ -151,7 +152,7 @@ def report(
     """
     from frameloom.data.curation.report import gather_facts
     from frameloom.data.manifest.sources.reading import read_source
-    from frameloom.evaluate.data_report import write_data_report
+    from frameloom.evaluate.reports import write_data_report
 
     check_output_file(out, source=Path(manifest))
     if recipe is None and context.args:
@@ -171,7 +172,7 @@ def report(
         assignment = assign(rows, policy, resolved.seed, 0)
         buckets, unused = bucket_table(assignment, policy), count_unused(rows, policy, assignment)
     write_data_report(facts, out, buckets=buckets, unused=unused)
-    print(f"{out}: {out.stat().st_size / 1e6:.1f} MB, open it in a browser")
+    print(f"{out}: {format_bytes(out.stat().st_size)}, open it in a browser")
 
 
 def shard(

@@ -8,6 +8,8 @@ from typing import Annotated
 
 import typer
 
+from frameloom.core.units import parse_bytes
+
 
 class To(StrEnum):
     diffusers = "diffusers"
@@ -38,7 +40,7 @@ def export(
     ),
     weights: Annotated[Weights | None, typer.Option(help="averaged or last weights; default: averaged if any")] = None,
     step: Annotated[int | None, typer.Option(help="a checkpoint other than the newest")] = None,
-    dtype: Annotated[Format, typer.Option(help="number format of the trained weights")] = Format.keep,
+    dtype: Annotated[Format, typer.Option(help="dtype of the trained weights")] = Format.keep,
     shard_size: Annotated[str, typer.Option(help="largest file, such as 5GB or 500MB")] = "5GB",
     prompt: Annotated[list[str] | None, typer.Option(help="draw a sample for the card; may be repeated")] = None,
     seed: Annotated[int, typer.Option(help="seed of the first of these samples")] = 0,
@@ -52,7 +54,6 @@ def export(
 
     Example: frameloom export runs/my-run --to single-file --dtype bf16 --prompt "a red circle"
     """
-    from frameloom.interop.convert.files import parse_size
     from frameloom.interop.export.export import Export, export_run
 
     def draw(folder: Path) -> None:
@@ -72,7 +73,7 @@ def export(
         weights=weights.value if weights else None,
         step=step,
         dtype=dtype.value,
-        shard_bytes=parse_size(shard_size),
+        shard_bytes=parse_bytes(shard_size, where="--shard-size", needs_unit=False),
         force=force,
         draw=draw if prompt else None,
     )
@@ -100,7 +101,7 @@ def convert(
         ConvertTo, typer.Option(help="one file, shards, a model folder of ours, or an SDXL pipeline")
     ] = ConvertTo.auto,
     shard_size: Annotated[str, typer.Option(help="largest shard, such as 5GB or 500MB")] = "5GB",
-    dtype: Annotated[Format, typer.Option(help="number format of floating-point tensors")] = Format.keep,
+    dtype: Annotated[Format, typer.Option(help="dtype of floating-point tensors")] = Format.keep,
     section: Annotated[str, typer.Option(help="table of a .ckpt to take, such as ema_state_dict")] = "",
     strip_prefix: Annotated[list[str] | None, typer.Option(help="take this off the names; may be repeated")] = None,
     family: Annotated[str, typer.Option(help="model family whose keys these are, such as wfvae")] = "",
@@ -110,7 +111,7 @@ def convert(
     copy_tied: Annotated[bool, typer.Option("--copy-tied", help="write tied tensors as copies, not by name")] = False,
     force: Annotated[bool, typer.Option("--force", help="replace OUT")] = False,
 ) -> None:
-    """Convert weights: pickles to safetensors, shards to one file and back, number formats, published layouts.
+    """Convert weights: pickles to safetensors, shards to one file and back, dtypes, published layouts.
 
     Reads and writes one tensor at a time. A pickle is opened with weights-only loading, and refused if it needs more.
 
@@ -129,13 +130,12 @@ def convert(
     Example: frameloom convert flux1-dev.safetensors flux/ --family opensora2 --size flux-dev --layout diffusers
     """
     from frameloom.interop.convert.convert import Conversion, convert_weights
-    from frameloom.interop.convert.files import parse_size
 
     task = Conversion(
         source=source,
         out=out,
         to=to.value,
-        shard_bytes=parse_size(shard_size),
+        shard_bytes=parse_bytes(shard_size, where="--shard-size", needs_unit=False),
         dtype=dtype.value,
         section=section,
         prefixes=tuple(strip_prefix or ()),

@@ -44,32 +44,21 @@ def train(
 
     Example: frameloom train my.yaml --data-position 0
     """
-    from frameloom.config.loading.recipe import load_with_places
-    from frameloom.config.rules.check import check_files
-    from frameloom.config.rules.parallel import check_world
-    from frameloom.core.errors import FrameloomError
+    from frameloom.api import train as run_training
     from frameloom.distributed.ranks import read_ranks
 
-    ranks = read_ranks()
-    try:
-        resolved, places = load_with_places(recipe, context.args)
-        check_files(resolved, places=places)
-        check_world(resolved, ranks.num_ranks)
-    except FrameloomError as error:
-        if ranks.local_rank == 0:
-            raise
-        # All processes of a host find the same; one of them tells it.
-        raise typer.Exit(error.exit_code) from error
-    from frameloom.training.run.resuming import ResumeChoices
-    from frameloom.training.train import train as run_training
-
-    choices = ResumeChoices(accept_recipe_change, accept_data_change, data_position)
-    folder = run_training(resolved, choices)
-    if not ranks.is_first:
+    run = run_training(
+        recipe,
+        context.args,
+        accept_recipe_change=accept_recipe_change,
+        accept_data_change=accept_data_change,
+        data_position=data_position,
+    )
+    if not read_ranks().is_first:
         return
-    print(f"done: {folder}")
-    if resolved.task == "denoiser":
-        print(f'sample it: frameloom sample {folder} --prompt "…"')
+    print(f"done: {run.folder}")
+    if run.recipe.task == "denoiser":
+        print(f'sample it: frameloom sample {run.folder} --prompt "…"')
 
 
 _LEAST_HOURS = 0.1
@@ -191,8 +180,6 @@ def replay(
     if not start:
         print(f"start it: frameloom train {file}")
         return
-    from frameloom.config.rules.check import check_files
-    from frameloom.training.train import train
+    from frameloom.api import train
 
-    check_files(found.recipe)
-    print(f"done: {train(found.recipe)}")
+    print(f"done: {train(found.recipe).folder}")

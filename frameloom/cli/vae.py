@@ -43,7 +43,7 @@ class Precision(StrEnum):
     fp16 = "fp16"
 
 
-PrecisionOption = Annotated[Precision, typer.Option(help="number format that the autoencoder runs in")]
+PrecisionOption = Annotated[Precision, typer.Option(help="dtype that the autoencoder runs in")]
 
 
 def parse_settings(words: Sequence[str] | None) -> dict[str, Any]:

@@ -17,12 +17,14 @@ from statistics import median
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from frameloom.core.errors import DataError
 from frameloom.core.progress import ProgressBar
 from frameloom.core.random import numpy_stream
+from frameloom.data.media.transforms import psnr_db, to_signed_range
 from frameloom.data.media.writing import write_image
 from frameloom.demo.shapes import (
     BACKGROUNDS,
@@ -45,6 +47,8 @@ from frameloom.sampling.request import Request
 UNREADABLE = "unreadable"
 """What is said of a colour, shape or motion that cannot be measured; it matches no caption."""
 
+# What equal frames count as: JSON has no infinity.
+_EQUAL_DB = 100.0
 _NUM_VALUES = {
     "colour": len(COLOURS),
     "shape": len(SHAPES),
@@ -284,7 +288,11 @@ def score_from_first_frames(sampler: Sampler, *, num_prompts: int, seed: int, ba
             write_image(path, frame_HWC)
             requests.append(Request(prompt, number, head=path))
         results = _sample(sampler, requests, batch_size)
-    likeness = [_psnr_db(result.frames_FHWC[0], frame) for result, frame in zip(results, frames, strict=True)]
+    pairs = [(result.frames_FHWC[0], frame) for result, frame in zip(results, frames, strict=True)]
+    likeness = []
+    for pair in pairs:
+        pixels = (to_signed_range(torch.from_numpy(frame_HWC).permute(2, 0, 1)[None, :, None]) for frame_HWC in pair)
+        likeness.append(min(float(psnr_db(*pixels)), _EQUAL_DB))
     return _score(results, median(likeness))
 
 
@@ -312,8 +320,3 @@ def _draw_first_frame(sampler: Sampler, prompt: str, seed: int, number: int) -> 
         width_px=settings.width,
         random=numpy_stream(seed, "shapes-first-frame", number),
     )
-
-
-def _psnr_db(first_HWC: NDArray[np.uint8], second_HWC: NDArray[np.uint8]) -> float:
-    error = float(np.mean((first_HWC.astype(np.float64) - second_HWC) ** 2))
-    return float(10 * np.log10(255**2 / max(error, 1e-10)))

@@ -121,7 +121,7 @@ class _Bucket:
 
 
 def _fill_buckets(params: Sequence[nn.Parameter], most: int) -> Iterator[list[nn.Parameter]]:
-    """Neighbours of one number format and device, up to `most` numbers together."""
+    """Neighbours of one dtype and device, up to `most` numbers together."""
     waiting: dict[tuple[torch.dtype, torch.device], list[nn.Parameter]] = {}
     for param in params:
         members = waiting.setdefault((param.dtype, param.device), [])

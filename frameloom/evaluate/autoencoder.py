@@ -18,7 +18,7 @@ from frameloom.core.errors import ConfigError, DataError
 from frameloom.core.progress import ProgressBar
 from frameloom.core.random import numpy_stream, stream
 from frameloom.data.loading.clip_view import ClipView, ListedClip, ViewedClip, view_clip
-from frameloom.data.media.transforms import to_uint8, to_unit_range
+from frameloom.data.media.transforms import to_signed_range, to_uint8
 from frameloom.data.media.writing import write_image, write_video
 from frameloom.distributed.ranks import Ranks
 from frameloom.evaluate.metric_table import DOCUMENT, TABLE
@@ -136,7 +136,7 @@ def _reconstruct(vae: VideoVAE, item: _Item, out: Path, options: Reconstruction,
     record: dict[str, Any] = {"index": item.index, "name": item.clip.name}
     try:
         clip = read_for(vae, item.clip, options.view)
-        pixels = to_unit_range(clip.pixels_CFHW[None])
+        pixels = to_signed_range(clip.pixels_CFHW[None])
         decoded = reconstruct(vae, pixels, seed=options.seed, index=item.index).clamp(-1, 1)
         numbers = measure(decoded, pixels)
         path = _write(item.target, clip, decoded, options)
@@ -189,7 +189,7 @@ def measure_latents(
     with ProgressBar("encoding", len(clips)) as bar:
         for clip in clips:
             try:
-                pixels = to_unit_range(read_for(vae, clip, view).pixels_CFHW[None])
+                pixels = to_signed_range(read_for(vae, clip, view).pixels_CFHW[None])
                 with torch.no_grad():
                     found.add(vae.encode(pixels.to(weight)))
             except DataError as error:

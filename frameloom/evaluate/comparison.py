@@ -15,7 +15,7 @@ from torch import Tensor
 from frameloom.core.errors import DataError
 from frameloom.core.progress import ProgressBar
 from frameloom.data.loading.clip_view import ClipView, ListedClip, view_clip
-from frameloom.data.media.transforms import to_unit_range
+from frameloom.data.media.transforms import to_signed_range
 from frameloom.evaluate.clip_metrics import ClipMeasures
 from frameloom.evaluate.frechet import FeatureStatistics, frechet_distance, pool_pixels, read_features
 from frameloom.evaluate.metric_table import Intervals, MetricTable, Record
@@ -111,7 +111,7 @@ class _Work:
             if video is None:
                 continue
             if self.pooled is not None:
-                self.pooled[side].add(pool_pixels(to_unit_range(video[None])))
+                self.pooled[side].add(pool_pixels(to_signed_range(video[None])))
             if self.clips is not None and self.video_network is not None:
                 self.clips[side].add(self.video_network.encode_clip(video)[None].numpy())
             if self.frames is not None and self.alone is not None and self.alone.measures.network is not None:
@@ -124,7 +124,7 @@ class _Work:
         if ours is None or reference is None:
             missing = "reference" if reference is None else "generated"
             raise DataError(f"{pair.name}: no {missing} clip has this name; it is in no pair")
-        pixels = to_unit_range(ours[None]), to_unit_range(reference[None])
+        pixels = to_signed_range(ours[None]), to_signed_range(reference[None])
         _refuse_misfit(pair, *pixels)
         return self.measures(*pixels)
 

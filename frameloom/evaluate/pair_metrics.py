@@ -15,6 +15,7 @@ from torch import Tensor
 from frameloom.checkpoint.model_folder import read_weights
 from frameloom.core.errors import CheckpointError, ConfigError
 from frameloom.core.spelling import refuse_unknown
+from frameloom.data.media.transforms import psnr_db
 from frameloom.models.vaes.lpips import LPIPS, load_lpips
 
 PairMetric = Callable[[Tensor, Tensor], Tensor]
@@ -92,15 +93,6 @@ def load_perceptual(path: Path, device: torch.device | str = "cpu") -> PairMetri
         return distance.reshape(len(ours_BCFHW), -1).mean(1)
 
     return measure
-
-
-def psnr_db(a_BCFHW: Tensor, b_BCFHW: Tensor) -> Tensor:
-    """Peak signal-to-noise ratio per clip in dB, the mean over its frames; a frame without difference makes it inf."""
-    from torchmetrics.functional.image import peak_signal_noise_ratio
-
-    a_NCHW, b_NCHW = _to_frames(a_BCFHW, b_BCFHW)
-    psnr_N = peak_signal_noise_ratio(a_NCHW, b_NCHW, data_range=_RANGE, dim=(1, 2, 3), reduction="none")
-    return psnr_N.reshape(len(a_BCFHW), -1).mean(dim=1)
 
 
 def ssim(a_BCFHW: Tensor, b_BCFHW: Tensor) -> Tensor:

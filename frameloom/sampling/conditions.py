@@ -29,7 +29,7 @@ from frameloom.core.errors import ConfigError, DataError
 from frameloom.core.random import stream
 from frameloom.data.media.decode import IMAGE_FORMATS, probe_clip, read_clip, read_image
 from frameloom.data.media.frames import Window, resample_window
-from frameloom.data.media.transforms import to_unit_range
+from frameloom.data.media.transforms import to_signed_range
 from frameloom.models.denoisers.conditions import NOTHING, Conditions
 from frameloom.models.vaes.base import VideoVAE
 from frameloom.sampling.request import Request
@@ -128,7 +128,7 @@ def _read_frames(path: Path, settings: SampleSection, count: int, *, from_end: b
     if path.suffix.lower() in IMAGE_FORMATS:
         if count > 1:
             raise DataError(f"{path}: is a picture, and {count} frames are needed; name a video")
-        return to_unit_range(read_image(path, height=height, width=width))
+        return to_signed_range(read_image(path, height=height, width=width))
     facts = probe_clip(path)
     assert facts.fps is not None
     indices = resample_window(Window(0, facts.frames), facts.fps, settings.fps)
@@ -138,7 +138,7 @@ def _read_frames(path: Path, settings: SampleSection, count: int, *, from_end: b
             f"longer video, fewer frames, or a higher --fps (the file has {facts.frames} frames at {facts.fps:g})"
         )
     chosen = indices[-count:] if from_end else indices[:count]
-    return to_unit_range(read_clip(path, indices=chosen, height=height, width=width))
+    return to_signed_range(read_clip(path, indices=chosen, height=height, width=width))
 
 
 def _read_mask(path: Path, settings: SampleSection) -> Tensor:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -11,12 +10,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
+import torch
 from pydantic import ValidationError
 
 from frameloom.config.schema.sampling import SampleSection
 from frameloom.core.errors import CheckpointError, ConfigError, DataError
 from frameloom.core.files import digest_file
+from frameloom.data.media.transforms import psnr_db, to_signed_range
 from frameloom.distributed.ranks import read_ranks
 from frameloom.sampling.batch import RankGroup, check_requests, divide_clips, join_ranks, make_first_frames, sample_many
 from frameloom.sampling.block_cache import CacheCount
@@ -163,9 +163,8 @@ def measure_cache(sampler: Sampler, request: Request) -> CacheReport:
         found.append((latent, time.perf_counter() - started))
     (exact, seconds_without), (cached, seconds) = found
     error = float((cached - exact).norm() / exact.norm().clamp_min(1e-12))
-    frames = [decode(sampler, latent)[0].astype(np.float64) for latent in (exact, cached)]
-    squared = float(np.mean((frames[0] - frames[1]) ** 2))
-    psnr = math.inf if squared == 0 else 10 * math.log10(255**2 / squared)
+    clips_FHWC = [torch.from_numpy(decode(sampler, latent)[0]) for latent in (exact, cached)]
+    psnr = float(psnr_db(*(to_signed_range(clip.permute(3, 0, 1, 2)[None]) for clip in clips_FHWC)))
     return CacheReport(settings.cache_threshold, count.share, seconds, seconds_without, error, psnr)
 
 

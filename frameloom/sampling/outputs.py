@@ -7,27 +7,22 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from fractions import Fraction
 from pathlib import Path
-from typing import Any
 
-import av
 import numpy as np
-from av.error import FFmpegError
 from numpy.typing import NDArray
 from PIL import Image
 
 from frameloom.config.schema.sampling import SampleSection
 from frameloom.core.errors import DataError
-from frameloom.core.files import atomic_file, atomic_folder, digest_file
+from frameloom.core.files import atomic_folder, digest_file
 from frameloom.core.paths import clean_name
 from frameloom.data.media.decode import probe_clip, read_clip
-from frameloom.data.media.writing import read_metadata, write_image, write_video
+from frameloom.data.media.writing import read_metadata, write_gif, write_image, write_video, write_webm
 from frameloom.sampling.request import MEDIA, Request
 
 # What says where files lie, not what is in them.
 PLACES = ("model", "overrides", *MEDIA)
-ABOUT = "comment"
 FIRST_FRAME = "00000.png"
 
 
@@ -73,53 +68,11 @@ def write_clip(path: Path, frames_FHWC: NDArray[np.uint8], settings: SampleSecti
             for number, frame_HWC in enumerate(frames_FHWC):
                 write_image(temporary / f"{number:05d}.png", frame_HWC, metadata=None if number else about)
     elif settings.format == "gif":
-        _write_gif(path, frames_FHWC, settings.fps, about)
+        write_gif(path, frames_FHWC, settings.fps, metadata=about)
     elif settings.format == "webm":
-        _write_webm(path, frames_FHWC, settings.fps, about)
+        write_webm(path, frames_FHWC, settings.fps, metadata=about)
     else:
         write_video(path, frames_FHWC, settings.fps, metadata=about)
-
-
-def _write_gif(path: Path, frames_FHWC: NDArray[np.uint8], fps: float, about: Mapping[str, str]) -> None:
-    # Without dithering, so that still parts of a clip stay still.
-    pictures = [
-        Image.fromarray(np.ascontiguousarray(frame)).quantize(256, dither=Image.Dither.NONE) for frame in frames_FHWC
-    ]
-    # Hundredths of a second are all that a gif knows; two is the least that players keep to.
-    duration_ms = max(20, round(100 / fps) * 10)
-    with atomic_file(path) as temporary:
-        pictures[0].save(
-            temporary,
-            format="GIF",
-            save_all=True,
-            append_images=pictures[1:],
-            duration=duration_ms,
-            loop=0,
-            comment=_pack(about),
-        )
-
-
-def _write_webm(path: Path, frames_FHWC: NDArray[np.uint8], fps: float, about: Mapping[str, str]) -> None:
-    """VP9 on one thread: the bytes must not depend on the machine."""
-    # The bit-exact flag leaves out the random number that a container of this kind would be marked with.
-    options = {"fflags": "+bitexact"}
-    with (
-        atomic_file(path) as temporary,
-        av.open(str(temporary.absolute()), "w", format="webm", options=options) as container,
-    ):
-        container.metadata[ABOUT] = _pack(about).decode()
-        rate = Fraction(fps).limit_denominator(1001)
-        video = container.add_stream("libvpx-vp9", rate=rate, options={"crf": "18", "b": "0", "row-mt": "0"})
-        codec = video.codec_context
-        _, codec.height, codec.width, _ = frames_FHWC.shape
-        codec.pix_fmt, codec.thread_count = "yuv420p", 1
-        for frame_HWC in frames_FHWC:
-            container.mux(video.encode(av.VideoFrame.from_ndarray(np.ascontiguousarray(frame_HWC), format="rgb24")))
-        container.mux(video.encode())
-
-
-def _pack(about: Mapping[str, str]) -> bytes:
-    return json.dumps(dict(about), sort_keys=True).encode()
 
 
 def read_about(path: Path) -> dict[str, str]:
@@ -128,41 +81,10 @@ def read_about(path: Path) -> dict[str, str]:
         path = path / FIRST_FRAME
     if not path.is_file():
         raise DataError(f"{path}: no such file; name a file, or a folder of frames, that `frameloom sample` wrote")
-    suffix = path.suffix.lower()
-    if suffix in (".gif", ".webm"):
-        about = _unpack(_read_gif(path) if suffix == ".gif" else _read_webm(path))
-    else:
-        about = read_metadata(path)
+    about = read_metadata(path)
     if "prompt" not in about or "seed" not in about:
         raise DataError(f"{path}: does not say how it was made; name a file that `frameloom sample` wrote, unchanged")
     return about
-
-
-def _unpack(packed: str) -> dict[str, str]:
-    try:
-        value = json.loads(packed)
-    except ValueError:
-        return {}
-    return {key: text for key, text in value.items() if isinstance(text, str)} if isinstance(value, dict) else {}
-
-
-def _read_gif(path: Path) -> str:
-    try:
-        with Image.open(path, formats=["GIF"]) as image:
-            comment: Any = image.info.get(ABOUT, b"")
-            return comment.decode() if isinstance(comment, bytes) else str(comment)
-    except (OSError, SyntaxError, UnicodeDecodeError) as error:
-        raise DataError(f"{path}: not a readable gif ({error}); make it again") from error
-
-
-def _read_webm(path: Path) -> str:
-    options = {"format_whitelist": "matroska,webm", "protocol_whitelist": "file"}
-    try:
-        with av.open(str(path.absolute()), options=options) as container:
-            tags = {key.lower(): value for key, value in container.metadata.items()}
-            return tags.get(ABOUT, "")
-    except FFmpegError as error:
-        raise DataError(f"{path}: not a readable webm ({error.strerror}); make it again") from error
 
 
 def read_frames(path: Path) -> NDArray[np.uint8]:

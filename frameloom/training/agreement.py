@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from frameloom.data.order.rank_assignment import Span
+from frameloom.data.order.rank_assignment import PlannedStep
 
 NUM_WORDS = 3
 _NUM_SHOWN = 6
@@ -54,9 +54,10 @@ class Claim:
         }
 
 
-def claim_step(step: int, span: Span, recipe: str) -> Claim:
+def claim_step(step: int, planned: PlannedStep, recipe: str) -> Claim:
     """`recipe` is a digest of all its keys."""
-    return Claim(step, span.epoch, (span.first, span.end), span.count_shapes(), span.buckets, span.rows(), recipe)
+    span = planned.first, planned.end
+    return Claim(step, planned.epoch, span, planned.count_shapes(), planned.buckets, planned.rows(), recipe)
 
 
 def digest_words(value: Any, *arrays: NDArray[np.integer]) -> list[int]:

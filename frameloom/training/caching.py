@@ -38,7 +38,7 @@ from frameloom.data.loading.batch import Batch, BatchRequest
 from frameloom.data.loading.loader import read_requests
 from frameloom.data.loading.reader import LatentSource, TextSource
 from frameloom.data.manifest.manifest import Manifest
-from frameloom.data.media.transforms import to_unit_range
+from frameloom.data.media.transforms import to_signed_range
 from frameloom.models.precision import DTYPES
 from frameloom.models.vaes.config import VAEConfig
 
@@ -130,7 +130,7 @@ def _latent_encoder(recipe: Recipe, loaded: LoadedVAE, local_rank: int | None = 
 
     @torch.no_grad()
     def encode(pixels_BCFHW: Tensor) -> tuple[Tensor, Tensor]:
-        moments = vae.encode(to_unit_range(pixels_BCFHW.to(device)))
+        moments = vae.encode(to_signed_range(pixels_BCFHW.to(device)))
         return moments.mean_BCFHW, torch.exp(0.5 * moments.logvar_BCFHW)
 
     cache = recipe.data.cache

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import islice
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -28,7 +29,7 @@ from frameloom.data.loading.prefetch import prefetch_to_device
 from frameloom.data.loading.reader import CachedReader
 from frameloom.data.manifest.manifest import Manifest
 from frameloom.data.order.plan import BatchPlan
-from frameloom.data.order.rank_assignment import Pick, Shares, Span, find_microbatch, iterate_spans
+from frameloom.data.order.rank_assignment import PlannedStep, RankAssignment, find_microbatch, plan_steps
 from frameloom.models.registry import DENOISERS
 from frameloom.training.caching import open_caches
 
@@ -38,7 +39,14 @@ Position = tuple[int, int]
 """(epoch, samples of it that were used): where a run goes on, whatever its workers or its accumulation split."""
 
 
-@dataclass
+class StepBatches(NamedTuple):
+    """The micro-batches that this rank runs in a step, and the step as all ranks take it together."""
+
+    batches: list[Batch]
+    planned: PlannedStep
+
+
+@dataclass(frozen=True)
 class Feed:
     manifest: Manifest
     policy: BucketPolicy
@@ -48,73 +56,64 @@ class Feed:
     workers: int
     timeout_s: float
     device: torch.device
-    validation: Callable[[], list[Batch]]
-    measuring: Callable[[], list[Batch]]
-    shares: Shares = field(default_factory=Shares)
-    span: Span | None = None
-    """what all processes take in the step that `steps` gave last"""
+    assignment: RankAssignment
+    validation_batches: Callable[[], list[Batch]]
+    first_batches: Callable[[], list[Batch]]
+    """a few batches of pixels for measuring a trained model"""
 
-    def steps(self, epoch: int, position: int, accumulate: int) -> Iterator[tuple[list[Batch], Position]]:
-        """Endless steps of `accumulate` micro-batches (fewer at an epoch's end), each with the position after it.
+    def steps(self, epoch: int, position: int, accumulate: int) -> Iterator[StepBatches]:
+        """Endless steps of `accumulate` micro-batches (fewer at an epoch's end).
 
-        With several processes, or `parallel.data`, a step has a multiple of them, of which this process gets its share.
+        With several ranks, or `parallel.data`, a step has a multiple of them, of which this rank runs its share.
         """
-        asked: deque[tuple[Span, list[Pick]]] = deque()
-        source = read_requests(
-            self._requests(epoch, position, accumulate, asked),
-            self.reader,
-            workers=self.workers,
-            timeout_s=self.timeout_s,
-            quarantine=self.bad_clips.quarantine,
-        )
-        waiting: list[Batch] = []
-        # Where there is no copy to hide, a thread would only take time from the step.
-        for batch in prefetch_to_device(source, self.device) if self.device.type == "cuda" else source:
-            span, picks = asked[0]
-            is_filler = picks[len(waiting)].is_filler
-            waiting.append(replace(batch, is_filler=True, bad=[]) if is_filler else batch)
-            if self.shares.num_ranks == 1:
-                self.bad_clips.add(batch)
-            if len(waiting) == len(picks):
-                asked.popleft()
-                self.span = span
-                yield waiting, span.after
-                waiting = []
-
-    def _requests(
-        self, epoch: int, position: int, accumulate: int, asked: deque[tuple[Span, list[Pick]]]
-    ) -> Iterator[BatchRequest]:
-        """What this process reads, without end; each step is put down in `asked` before its first request."""
-        per_step = accumulate * self.shares.num_shares
-        first = self._microbatch_at(epoch, position)
-        names = [bucket.name for bucket in self.policy.buckets]
-        for span in iterate_spans(self.plan, epoch=epoch, microbatch=first, per_step=per_step, names=names):
-            picks = self.shares.pick(span)
-            asked.append((span, picks))
-            for pick in picks:
-                yield request_at(span.plan, pick.index)
-
-    def validation_batches(self) -> list[Batch]:
-        return self.validation()
-
-    def first_batches(self) -> list[Batch]:
-        """A few batches of pixels for measuring a trained model."""
-        return self.measuring()
-
-    def _microbatch_at(self, epoch: int, position: int) -> int:
-        found = find_microbatch(self.plan(epoch), position)
-        if found is None:
+        first = find_microbatch(self.plan(epoch), position)
+        if first is None:
             raise CheckpointError(
                 f"sample {position} of epoch {epoch} is in the middle of a batch of this recipe; the batch sizes "
                 "changed since the checkpoint: restore data.buckets and train.accumulate, "
                 "or start a new run with --name"
             )
-        return found
+        names = [bucket.name for bucket in self.policy.buckets]
+        start = {"epoch": epoch, "microbatch": first, "accumulate": accumulate}
+        # Requests run ahead of the batches by what the workers prefetch.
+        requested: deque[tuple[PlannedStep, list[tuple[int, bool]]]] = deque()
+
+        def requests() -> Iterator[BatchRequest]:
+            for planned in plan_steps(self.plan, self.assignment, names=names, **start):
+                requested.append((planned, planned.of_rank()))
+                for index, _ in requested[-1][1]:
+                    yield request_at(planned.plan, index)
+
+        source = read_requests(
+            requests(),
+            self.reader,
+            workers=self.workers,
+            timeout_s=self.timeout_s,
+            quarantine=self.bad_clips.quarantine,
+        )
+        batches: list[Batch] = []
+        # Where there is no copy to hide, a thread would only take time from the step.
+        for batch in prefetch_to_device(source, self.device) if self.device.type == "cuda" else source:
+            planned, own = requested[0]
+            is_filler = own[len(batches)][1]
+            batches.append(replace(batch, is_filler=True, bad=[]) if is_filler else batch)
+            if self.assignment.num_ranks == 1:
+                self.bad_clips.add(batch)
+            if len(batches) == len(own):
+                requested.popleft()
+                yield StepBatches(batches, planned)
+                batches = []
 
 
-def build_feed(recipe: Recipe, *, bad_clips: Path, shares: Shares | None = None, is_first: bool = True) -> Feed:
-    """`shares` is the part of this process; of several, the first one writes the list of bad clips."""
+def build_feed(
+    recipe: Recipe, *, bad_clips: Path, assignment: RankAssignment | None = None, is_first: bool = True
+) -> Feed:
+    """`assignment` is the part of this rank; of several, the first one writes the list of bad clips."""
     policy = build_policy(recipe)
+    assignment = assignment or RankAssignment()
+    if _needs_rounds_of_one_kind(recipe):
+        kinds = np.array([bucket.frames > 1 for bucket in policy.buckets], dtype=np.int64)
+        assignment = replace(assignment, kind_of_bucket=kinds)
     manifest = read_manifest(recipe)
     caches = open_caches(recipe, manifest, policy)
     clips = build_clip_reader(recipe, manifest, policy, caches.text)
@@ -134,10 +133,6 @@ def build_feed(recipe: Recipe, *, bad_clips: Path, shares: Shares | None = None,
         reader = RowTextReader(reader, caches.row_text)
     if recipe.dreambooth is not None and len(rows := class_rows(manifest)):
         reader = PairedReader(clips, rows, seed=recipe.seed)
-
-    def measure() -> list[Batch]:
-        return list(islice(iterate_batches(plan(0), clips), 8))
-
     return Feed(
         manifest=manifest,
         policy=policy,
@@ -148,9 +143,17 @@ def build_feed(recipe: Recipe, *, bad_clips: Path, shares: Shares | None = None,
         workers=recipe.data.workers if caches.latents is None else 0,
         timeout_s=recipe.data.timeout_s,
         device=pick_device(recipe.train.device),
-        validation=_validation_source(recipe, policy),
-        measuring=measure,
-        shares=shares or Shares(),
+        assignment=assignment,
+        validation_batches=_validation_source(recipe, policy),
+        first_batches=lambda: list(islice(iterate_batches(plan(0), clips), 8)),
+    )
+
+
+def _needs_rounds_of_one_kind(recipe: Recipe) -> bool:
+    """Whether ranks that wait for each other within a pass would do different things for images and for videos."""
+    skips = recipe.task == "denoiser" and recipe.inversion is None and DENOISERS[recipe.model.family].images_skip
+    return (recipe.parallel.zero >= 2 and skips) or (
+        recipe.parallel.encoders != "each" and recipe.data.use_image_num > 0
     )
 
 

@@ -95,14 +95,13 @@ class Trainer:
         self.profiler.note(self.step)
         bar = ProgressBar(title, settings.num_steps, done=self.step, is_shown=self.peers.is_first)
         with bar, closing(self.profiler), closing(self.saver), scheduled_garbage(settings.gc_every) as collect_garbage:
-            for batches, position in self.feed.steps(self.epoch, self.position, settings.accumulate):
+            for batches, planned in self.feed.steps(self.epoch, self.position, settings.accumulate):
                 if self.step >= settings.num_steps:
                     break
-                assert self.feed.span is not None
-                self.peers.begin(self.step + 1, self.feed.span)
+                self.peers.begin(self.step + 1, planned)
                 result = self.take_step(batches)
                 self.feed.bad_clips.add_clips(self.peers.take_bad_clips(batches))
-                self.epoch, self.position = position
+                self.epoch, self.position = planned.position
                 bar.advance(note=self.note(result))
                 self.after_step(result)
                 self.profiler.note(self.step)
@@ -277,9 +276,9 @@ class Trainer:
         adapters = self.built.adapters
         tensors = dict(self.built.task.model.state_dict()) if adapters is None else adapters.tensors()
         ema = self.stepper.ema
-        if ema is not None and self.step < ema.every:
+        if ema is not None and self.step < ema.section.every:
             text = "train.ema.every is %d, and the run has %d steps: the export has the weights as trained, no average"
-            _log.warning(text, ema.every, self.step)
+            _log.warning(text, ema.section.every, self.step)
         elif ema is not None:
             tensors.update(ema.state_dict())
         whole = self.peers.collect({"model": tensors}).get("model", {})

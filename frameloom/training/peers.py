@@ -31,7 +31,7 @@ from frameloom.core.errors import RunError
 from frameloom.core.files import digest_value
 from frameloom.data.loading.batch import BadClip, Batch
 from frameloom.data.loading.loader import log as worker_log
-from frameloom.data.order.rank_assignment import Shares, Span
+from frameloom.data.order.rank_assignment import PlannedStep, RankAssignment
 from frameloom.distributed.context import Collective, ProcessGroupCollective, build_mesh, join_host, process_group
 from frameloom.distributed.fsdp import (
     add_up_by_block,
@@ -81,8 +81,10 @@ class Peers:
     splits_state = False
     """whether weights or optimizer state are in parts on several processes"""
 
-    def __init__(self, shares: Shares | None = None, *, zero: int = 0, context: Collective | None = None) -> None:
-        self.shares = shares or Shares()
+    def __init__(
+        self, shares: RankAssignment | None = None, *, zero: int = 0, context: Collective | None = None
+    ) -> None:
+        self.shares = shares or RankAssignment()
         self.zero = zero
         self.context = context or Collective()
         self.checkpoint_collective = Collective()
@@ -103,7 +105,7 @@ class Peers:
 
     # A step
 
-    def begin(self, step: int, span: Span) -> None:
+    def begin(self, step: int, planned: PlannedStep) -> None:
         """Say which step comes next."""
 
     def count_samples(self, batches: Sequence[Batch]) -> int:
@@ -190,7 +192,7 @@ class MeshPeers(Peers):
     def __init__(self, recipe: Recipe, shape: MeshShape, context: Collective, device: torch.device) -> None:
         section = recipe.parallel
         super().__init__(
-            Shares(shape.data_rank(context.rank), shape.data, step_shares(section, shape)),
+            RankAssignment(shape.data_rank(context.rank), shape.data, step_shares(section, shape)),
             zero=section.zero,
             context=context,
         )
@@ -208,7 +210,7 @@ class MeshPeers(Peers):
         self._host = join_host()
         self._model: nn.Module | None = None
         self._claim: Claim | None = None
-        self._span: Span | None = None
+        self._planned: PlannedStep | None = None
         self._num_planned = 0
         self._totals: tuple[Tensor, ...] = ()
         self._num_bad = 0
@@ -223,9 +225,9 @@ class MeshPeers(Peers):
 
     # A step
 
-    def begin(self, step: int, span: Span) -> None:
-        self._claim = claim_step(step, span, self._recipe)
-        self._span, self._num_planned = span, span.num_samples
+    def begin(self, step: int, planned: PlannedStep) -> None:
+        self._claim = claim_step(step, planned, self._recipe)
+        self._planned, self._num_planned = planned, planned.num_samples
 
     def count_samples(self, batches: Sequence[Batch]) -> int:
         return self._num_planned
@@ -234,14 +236,12 @@ class MeshPeers(Peers):
         """Where a pass waits for others, all processes take as many in a round as the one that needs most."""
         if not self.passes_together:
             return super().count_passes(batches, limits)
-        assert self._span is not None
-        plan, names = self._span.plan, self._span.names
-        sizes = np.diff(plan.starts[self._span.first : self._span.end + 1])
+        assert self._planned is not None
+        plan, names, first = self._planned.plan, self._planned.names, self._planned.first
+        sizes = np.diff(plan.starts[first : self._planned.end + 1])
         return [
-            max(
-                limits.count_pieces(names[plan.buckets[index]], int(sizes[index - self._span.first])) for index in dealt
-            )
-            for dealt in self.shares.deal(self._span)[0].tolist()
+            max(limits.count_pieces(names[plan.buckets[index]], int(sizes[index - first])) for index in dealt)
+            for dealt in self._planned.deal()[0].tolist()
         ]
 
     def expect(self, *, is_last: bool) -> None:
@@ -405,7 +405,7 @@ def join_peers(recipe: Recipe, ranks: Ranks) -> Iterator[Peers]:
     """The processes of a run, from the first word to the last; ConfigError when they cannot share the recipe."""
     shape = check_world(recipe, ranks.num_ranks)
     if ranks.num_ranks == 1:
-        yield Peers(Shares(num_shares=step_shares(recipe.parallel, shape)), zero=recipe.parallel.zero)
+        yield Peers(RankAssignment(num_shares=step_shares(recipe.parallel, shape)), zero=recipe.parallel.zero)
         return
     device, timeout = pick_device(recipe.train.device), timedelta(seconds=recipe.parallel.timeout_s)
     if device.type == "cuda":

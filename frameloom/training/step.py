@@ -102,7 +102,7 @@ class Stepper:
     """puts back what a pass changes besides gradients, before a step is begun anew"""
 
     def autocast(self) -> AbstractContextManager[object]:
-        """The number format of the forward pass."""
+        """The dtype of the forward pass."""
         if not self.bf16 and not self.fp16:
             return nullcontext()
         return torch.autocast(self.device_type, torch.float16 if self.fp16 else torch.bfloat16)
@@ -184,7 +184,7 @@ class Stepper:
         *found, grad_norm = torch.stack([*totals.values(), norm]).tolist()
         values: dict[str, float] = dict(zip(totals, found, strict=True))
         is_finite = math.isfinite(grad_norm) and math.isfinite(values["loss"])
-        is_overflow = self.scaler is not None and _adapt_scale(self.scaler, is_finite, values["loss"])
+        is_overflow = self.scaler is not None and self.scaler.adapt(is_finite=is_finite, loss=values["loss"])
         is_spike = self.guard is not None and is_finite and self.guard.is_spike(grad_norm)
         lr = self.lr_at(number)
         if is_finite and not is_spike:
@@ -235,18 +235,3 @@ class Stepper:
 
 def list_params(optimizer: torch.optim.Optimizer) -> list[nn.Parameter]:
     return [param for group in optimizer.param_groups for param in group["params"]]
-
-
-def _adapt_scale(scaler: LossScale, is_finite: bool, loss: float) -> bool:
-    """Whether a step failed for its scale alone, which then was made smaller.
-
-    A loss that is not finite itself is none of the scale's doing, and at its minimum there is nothing left to try.
-    """
-    if is_finite:
-        scaler.note_clean()
-        return False
-    if not math.isfinite(loss):
-        return False
-    could_shrink = scaler.can_shrink
-    scaler.note_overflow()
-    return could_shrink

@@ -12,11 +12,12 @@ import torch
 from torch import OutOfMemoryError
 
 from frameloom.config.rules.training import scaled_rate
+from frameloom.config.schema.optim import GroupSection
 from frameloom.config.schema.recipe import Recipe
 from frameloom.config.schema.training import LossScaleSection, TrainSection
 from frameloom.core.device import avoid_avx512_in_half_precision, pick_device
 from frameloom.core.logging import get_logger
-from frameloom.data.order.rank_assignment import Shares
+from frameloom.data.order.rank_assignment import RankAssignment
 from frameloom.distributed.ranks import read_ranks
 from frameloom.training.feed import build_feed, settle_length
 from frameloom.training.logging.profiling import StepProfiler
@@ -27,7 +28,7 @@ from frameloom.training.memory.oom_split import BatchLimits, LoneMisfit, stop_sh
 from frameloom.training.memory.optimizer_offload import apply_offload
 from frameloom.training.optim.clipping import FadingLimit, SpikeGuard
 from frameloom.training.optim.ema import EMA
-from frameloom.training.optim.groups import RateGroup, freeze_parameters, hidden_matrices
+from frameloom.training.optim.groups import freeze_parameters, hidden_matrices
 from frameloom.training.optim.optimizer import allocate_state, build_optimizer
 from frameloom.training.optim.precision import LossScale, MasterWeights
 from frameloom.training.optim.schedules import build_schedule
@@ -89,10 +90,10 @@ def run_recipe(recipe: Recipe, folder: RunFolder, peers: Peers, choices: ResumeC
 
 def build_trainer(recipe: Recipe, folder: RunFolder, *, first_step: int, peers: Peers | None = None) -> Trainer:
     """Everything a run needs, fresh; a checkpoint is restored into it afterwards. `peers` None: one process."""
-    peers = peers or Peers(Shares(num_shares=recipe.parallel.data or 1), zero=recipe.parallel.zero)
+    peers = peers or Peers(RankAssignment(num_shares=recipe.parallel.data or 1), zero=recipe.parallel.zero)
     device = pick_device(recipe.train.device)
     peers.context.run_on_rank0(lambda: make_class_images(recipe))
-    feed = build_feed(recipe, bad_clips=folder.bad_clips, shares=peers.shares, is_first=peers.is_first)
+    feed = build_feed(recipe, bad_clips=folder.bad_clips, assignment=peers.shares, is_first=peers.is_first)
     recipe = settle_length(recipe, feed.manifest, feed.policy, num_ranks=peers.shares.num_shares)
     optim, settings = recipe.optim, recipe.train
     if settings.side_by_side is True:
@@ -105,34 +106,24 @@ def build_trainer(recipe: Recipe, folder: RunFolder, *, first_step: int, peers: 
         if not task.trains_text and not task.independent_dropout and recipe.inversion is None:
             task.known = take_text(feed, task.null_text, task.scaling)
     peers.split_model(built.task.model, built.blocks)
-    if (peers.splits_weights and built.images_skip) or (peers.shares_text and recipe.data.use_image_num):
-        feed.shares = feed.shares.by_kind([bucket.frames > 1 for bucket in feed.policy.buckets])
     trainable = {name: value for name, value in built.task.model.named_parameters() if value.requires_grad}
     master = None
     if any(value.dtype != torch.float32 for value in trainable.values()):
         master = MasterWeights(trainable)
         trainable = master.params
+    # Decay would pull a single number beside the model, a log-variance, to 0.
+    undecayed = [GroupSection(match=name, weight_decay=0.0) for name, value in built.beside.items() if value.ndim == 0]
+    groups = (*built.rates, *undecayed, *optim.groups)
     optimizer = build_optimizer(
         {**trainable, **built.beside}.items(),
-        name=optim.name,
-        lr=optim.lr,
-        betas=optim.betas,
-        eps=optim.eps,
-        weight_decay=optim.weight_decay,
-        no_decay=not optim.decay_norms,
-        # Decay would pull a single number beside the model, a log-variance, to 0.
-        rates=[
-            *built.rates,
-            *(RateGroup(name, None, 0.0) for name, value in built.beside.items() if value.ndim == 0),
-            *(RateGroup(group.match, group.lr, group.weight_decay) for group in optim.groups),
-        ],
-        hidden=hidden_matrices(built.task.model),
+        optim.model_copy(update={"groups": groups}),
+        hidden_matrices(built.task.model),
     )
     peers.split_optimizer(optimizer)
     if optim.offload:
         apply_offload(optimizer, device)
     allocate_state(optimizer)  # so that the checkpoint of step 0 is like every other
-    ema = EMA(trainable, **settings.ema.model_dump()) if settings.ema else None
+    ema = EMA(trainable, settings.ema) if settings.ema else None
     lr_at = build_rate(recipe, num_shares=peers.shares.num_shares)
     plain = Stepper(
         built.task,
@@ -142,10 +133,8 @@ def build_trainer(recipe: Recipe, folder: RunFolder, *, first_step: int, peers: 
         optim.clip_norm,
         device.type,
         settings.precision == "bf16",
-        fade=FadingLimit(optim.clip_norm, optim.clip_fade.ratio, optim.clip_fade.fade_steps)
-        if optim.clip_fade and optim.clip_norm
-        else None,
-        guard=SpikeGuard(**optim.skip_spikes.model_dump()) if optim.skip_spikes else None,
+        fade=FadingLimit(optim.clip_norm, optim.clip_fade) if optim.clip_fade and optim.clip_norm else None,
+        guard=SpikeGuard(optim.skip_spikes) if optim.skip_spikes else None,
         fp16=settings.precision == "fp16",
         scaler=build_loss_scale(settings),
         master=master,
@@ -167,30 +156,15 @@ def build_trainer(recipe: Recipe, folder: RunFolder, *, first_step: int, peers: 
 
 def build_rate(recipe: Recipe, *, num_shares: int = 1) -> Callable[[int], float]:
     """The learning rate of each step; the first step is 1. A step has `num_shares` times train.accumulate batches."""
-    schedule, rate = recipe.optim.schedule, scaled_rate(recipe, num_processes=num_shares)
-    factor = build_schedule(
-        "constant_with_warmup" if schedule.name == "constant" else schedule.name,
-        num_steps=recipe.train.num_steps,
-        num_warmup_steps=schedule.warmup_steps,
-        min_share=schedule.min_share,
-        first_share=schedule.start_share,
-        idle_start=schedule.idle_start,
-        num_decay_steps=schedule.decay_steps,
-        num_cycles=schedule.num_cycles,
-        power=schedule.power,
-        milestones=schedule.milestones,
-        gamma=schedule.gamma,
-    )
+    rate = scaled_rate(recipe, num_processes=num_shares)
+    factor = build_schedule(recipe.optim.schedule, recipe.train.num_steps)
     return lambda step: rate * factor(step - 1)
 
 
 def build_loss_scale(settings: TrainSection) -> LossScale | None:
     """That of the recipe; fp16 has a dynamic one in any case."""
     section = settings.loss_scale or (LossScaleSection() if settings.precision == "fp16" else None)
-    if section is None:
-        return None
-    factor = section.factor if section.mode == "dynamic" else None
-    return LossScale(section.initial, factor, section.window, section.minimum)
+    return None if section is None else LossScale(section)
 
 
 @contextmanager

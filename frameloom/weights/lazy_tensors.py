@@ -121,13 +121,13 @@ def _cast(name: str, pending: PendingTensor, dtype: torch.dtype) -> Tensor:
     if (num_lost := int(result.isinf().sum()) - int(source.isinf().sum())) > 0:
         raise CheckpointError(
             f"{name}: {num_lost} of its numbers are too large for {dtype} (largest: {float(source.abs().max()):.3g}); "
-            "keep the number format, or choose bf16 or fp32"
+            "keep its dtype, or choose bf16 or fp32"
         )
     return result
 
 
 class DeferredTensor(Tensor):
-    """A tensor with a shape and a number format, and a function that makes its numbers."""
+    """A tensor with a shape and a dtype, and a function that makes its numbers."""
 
     like: Tensor
     compute: Callable[[], Tensor]

@@ -117,7 +117,7 @@ def _parse_entry(path: Path, name: str, entry: Any, data_start: int, position: i
         raise _damaged(path, f"'{name}' has the shape {shape!r}")
     dtype = _DTYPES.get(code) if isinstance(code, str) else None
     if dtype is None:
-        raise CheckpointError(f"{path}: '{name}' has the number format {code!r}; readable are {', '.join(_DTYPES)}")
+        raise CheckpointError(f"{path}: '{name}' has the dtype {code!r}; readable are {', '.join(_DTYPES)}")
     if start != position or end - start != math.prod(shape) * dtype.itemsize:
         raise _damaged(path, f"'{name}' ({code} {shape}) should begin at byte {position:,}, it is at {start:,}-{end:,}")
     load = partial(_read_tensor, path, data_start + start, dtype, tuple(shape))

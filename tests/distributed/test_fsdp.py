@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
+from frameloom.config.schema.optim import OptimSection
 from frameloom.core.random import stream
 from frameloom.distributed.fsdp import add_up_gradients, choose_owners, scale_gradients, split_state, split_weights
 from frameloom.training.optim.optimizer import (
@@ -64,7 +65,7 @@ def test_owners_have_about_equally_much_and_are_chosen_alike_everywhere():
 def test_a_process_keeps_state_of_its_own_weights_alone(group, name):
     """Number 1 of two; the sending that follows a step is left out, as there is nobody to send to."""
     params = dict(zip("abcd", make_params((6, 4), (6, 4), (6,), (6,)), strict=True))
-    optimizer = build_optimizer(params.items(), name=name, lr=1e-2, hidden={"a", "b"})
+    optimizer = build_optimizer(params.items(), OptimSection(name=name, lr=1e-2), {"a", "b"})
     split_state(optimizer, params_by_name(optimizer), group, index=1, ranks=[0, 0], allocate=allocate_state)
     own = trained_names(optimizer)
     assert 0 < len(own) < 4
@@ -74,7 +75,7 @@ def test_a_process_keeps_state_of_its_own_weights_alone(group, name):
 
 def test_more_processes_than_weights_leave_some_without_state(group):
     params = dict(zip("ab", make_params((6, 4), (6,)), strict=True))
-    optimizer = build_optimizer(params.items(), lr=1e-2)
+    optimizer = build_optimizer(params.items(), OptimSection(lr=1e-2))
     split_state(optimizer, params_by_name(optimizer), group, index=3, ranks=[0, 0, 0, 0], allocate=allocate_state)
     assert trained_names(optimizer) == [] and optimizer_tensors(optimizer, []) == {}
 

@@ -117,9 +117,8 @@ class Sent(TorchDispatchMode):
 def take_steps(trainer: Trainer, steps: int) -> dict[str, Any]:
     """Values of each step, the rows that this process read for it (fillers left out), and what was sent."""
     found: dict[str, Any] = {"values": [], "rows": [], "sent": {}}
-    for batches, position in trainer.feed.steps(trainer.epoch, trainer.position, trainer.recipe.train.accumulate):
-        assert trainer.feed.span is not None
-        trainer.peers.begin(trainer.step + 1, trainer.feed.span)
+    for batches, planned in trainer.feed.steps(trainer.epoch, trainer.position, trainer.recipe.train.accumulate):
+        trainer.peers.begin(trainer.step + 1, planned)
         # Counting slows every operation down, and one step is like another.
         with Sent() if trainer.step == 1 else nullcontext() as sent:
             found["values"].append(trainer.take_step(batches).values)
@@ -127,7 +126,7 @@ def take_steps(trainer: Trainer, steps: int) -> dict[str, Any]:
             found["sent"] = dict(sent.counts)
         found["rows"].append([int(row) for batch in batches if not batch.is_filler for row in batch.rows])
         trainer.feed.bad_clips.add_clips(trainer.peers.take_bad_clips(batches))
-        trainer.epoch, trainer.position = position
+        trainer.epoch, trainer.position = planned.position
         if trainer.step == steps:
             return found
     raise AssertionError("the feed ended")

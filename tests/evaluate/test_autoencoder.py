@@ -12,7 +12,7 @@ from frameloom.builders.vae import check_frames, load_vae, use_policy
 from frameloom.core.errors import CheckpointError, ConfigError, DataError
 from frameloom.data.loading.clip_view import ClipView, list_clips
 from frameloom.data.media.decode import probe_clip, read_clip
-from frameloom.data.media.transforms import to_uint8, to_unit_range
+from frameloom.data.media.transforms import to_signed_range, to_uint8
 from frameloom.data.media.writing import write_image, write_video
 from frameloom.distributed.ranks import Ranks
 from frameloom.evaluate.autoencoder import (
@@ -60,7 +60,7 @@ def test_files_metrics_and_bad_clips(vae: VideoVAE, clips: Path, tmp_path: Path)
     facts = probe_clip(tmp_path / "out" / "a" / "one.mp4")
     assert (facts.frames, facts.height, facts.width, facts.fps) == (9, 40, 48, 24)
     clip = read_for(vae, list_clips(clips)[0], ClipView())
-    pixels = to_unit_range(clip.pixels_CFHW[None])
+    pixels = to_signed_range(clip.pixels_CFHW[None])
     expected = MEASURES(reconstruct(vae, pixels).clamp(-1, 1), pixels)["psnr_db"]
     assert records[0]["psnr_db"] == expected != records[1]["psnr_db"]
 
@@ -73,7 +73,7 @@ def test_a_grid_has_the_original_on_the_left(vae: VideoVAE, clips: Path, tmp_pat
 
     shown = read_image(tmp_path / "still.png", height=24, width=64)
     original = read_image(clips / "b" / "still.png", height=24, width=32)
-    decoded = to_uint8(reconstruct(vae, to_unit_range(original[None])).clamp(-1, 1))[0]
+    decoded = to_uint8(reconstruct(vae, to_signed_range(original[None])).clamp(-1, 1))[0]
     assert (shown[..., :32] == original).all() and (shown[..., 32:] == decoded).all()
     assert (decoded != original).any()
 

@@ -22,8 +22,8 @@ def read(feed: Feed, workers: int, position: tuple[int, int], steps: int) -> tup
     """Rows and hashes of the pixels of some steps, and the position after them."""
     found: list[object] = []
     source = replace(feed, workers=workers).steps(*position, 1)
-    for batches, after in islice(source, steps):
-        position = after
+    for batches, planned in islice(source, steps):
+        position = planned.position
         for batch in batches:
             assert batch.pixels_BCFHW is not None
             found.append((batch.rows.tolist(), hashlib.sha256(batch.pixels_BCFHW.numpy().tobytes()).hexdigest()))

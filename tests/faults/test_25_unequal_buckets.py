@@ -11,7 +11,7 @@ import numpy as np
 
 from frameloom.core.random import numpy_stream
 from frameloom.data.order.plan import BatchPlan, plan_epoch
-from frameloom.data.order.rank_assignment import Pick, Shares, Span
+from frameloom.data.order.rank_assignment import PlannedStep, RankAssignment
 
 TABLES = 500
 WORLDS = (1, 2, 3)
@@ -30,13 +30,13 @@ def make_plan(number: int) -> tuple[BatchPlan, list[int]]:
 
 def deal(plan: BatchPlan, world: int) -> list[list[list[tuple[int, bool]]]]:
     """For each rank, its micro-batches (and whether they are fillers) in each step."""
-    spans = [
-        Span(plan, first, min(first + world, plan.num_microbatches)) for first in range(0, plan.num_microbatches, world)
-    ]
-    return [
-        [[(pick.index, pick.is_filler) for pick in Shares(rank, world, world).pick(span)] for span in spans]
-        for rank in range(world)
-    ]
+
+    def steps(assignment: RankAssignment) -> list[PlannedStep]:
+        firsts = range(0, plan.num_microbatches, world)
+        ends = [min(first + world, plan.num_microbatches) for first in firsts]
+        return [PlannedStep(plan, *bounds, assignment=assignment) for bounds in zip(firsts, ends, strict=True)]
+
+    return [[step.of_rank() for step in steps(RankAssignment(rank, world, world))] for rank in range(world)]
 
 
 def find_faults(number: int) -> list[str]:
@@ -69,14 +69,16 @@ def test_random_tables_are_shared_out_evenly(tally):
 def test_without_fillers_some_ranks_would_wait_for_a_round_that_never_comes(monkeypatch):
     """The control: the last round is dealt to those alone for whom there is something."""
 
-    def deal_short(self: Shares, span: Span) -> list[Pick]:
-        return [Pick(index) for index in range(span.first + self.rank, span.end, self.num_ranks)]
+    def deal_short(self: PlannedStep) -> list[tuple[int, bool]]:
+        return [
+            (index, False) for index in range(self.first + self.assignment.rank, self.end, self.assignment.num_ranks)
+        ]
 
-    monkeypatch.setattr(Shares, "pick", deal_short)
+    monkeypatch.setattr(PlannedStep, "of_rank", deal_short)
     assert any("rounds" in fault for number in range(20) for fault in find_faults(number))
 
 
 def test_ranks_that_all_take_everything_would_be_noticed(monkeypatch):
     """The control of the count of samples."""
-    monkeypatch.setattr(Shares, "pick", lambda self, span: [Pick(index) for index in range(span.first, span.end)])
+    monkeypatch.setattr(PlannedStep, "of_rank", lambda self: [(index, False) for index in range(self.first, self.end)])
     assert any("twice" in fault for fault in find_faults(3))

@@ -23,11 +23,10 @@ def copy(checkpoint: Checkpoint) -> Checkpoint:
 def go_on(trainer: Trainer, steps: int) -> list[Taken]:
     """The next steps, as the loop takes them."""
     found: list[Taken] = []
-    for batches, position in trainer.feed.steps(trainer.epoch, trainer.position, trainer.recipe.train.accumulate):
-        assert trainer.feed.span is not None
-        trainer.peers.begin(trainer.step + 1, trainer.feed.span)
+    for batches, planned in trainer.feed.steps(trainer.epoch, trainer.position, trainer.recipe.train.accumulate):
+        trainer.peers.begin(trainer.step + 1, planned)
         values = trainer.take_step(batches).values
-        trainer.epoch, trainer.position = position
+        trainer.epoch, trainer.position = planned.position
         rows = [int(row) for batch in batches for row in batch.rows]
         found.append((values, rows, copy(trainer.snapshot())))
         if len(found) == steps:

@@ -10,9 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from frameloom.config.schema.optim import ClipFadeSection, OptimSection, ScheduleSection
+from frameloom.config.schema.training import EMASection
 from frameloom.training.optim.clipping import FadingLimit, clip_gradients
 from frameloom.training.optim.ema import EMA
-from frameloom.training.optim.groups import RateGroup
 from frameloom.training.optim.optimizer import build_optimizer
 from frameloom.training.optim.schedules import build_schedule
 from tests.parity.cases import ParityCase, ParityOutput, Runner, compare_numbers, pair_outputs, relative_to_largest
@@ -39,15 +40,12 @@ def _step_came(case: ParityCase, lr: float) -> dict[str, Tensor]:
         if name.startswith("param.")
     }
     config = case.config
-    optimizer = build_optimizer(
-        params.items(),
-        name="came",
-        lr=lr,
-        betas=tuple(config["betas"]),
-        weight_decay=config["weight_decay"],
-        no_decay=False,
-        rates=[RateGroup("*_halflr", lr=lr / 2)] if any(name.endswith("_halflr") for name in params) else [],
+    halved = [{"match": "*_halflr", "lr": lr / 2}] if any(name.endswith("_halflr") for name in params) else []
+    betas, decay = config["betas"], config["weight_decay"]
+    section = OptimSection.model_validate(
+        {"name": "came", "lr": lr, "betas": betas, "weight_decay": decay, "decay_norms": True, "groups": halved}
     )
+    optimizer = build_optimizer(params.items(), section)
     # Not in the recipe: the product has the values of the paper.
     vars(optimizer).update(eps1=config["eps"][0], eps2=config["eps"][1], clip_threshold=config["clip_threshold"])
     found: dict[str, Tensor] = {}
@@ -79,7 +77,8 @@ def run_clip(case: ParityCase) -> list[ParityOutput]:
 
 def _clip_row(row: Mapping[str, Any]) -> tuple[float, float, float]:
     """Both limits, and what the gradients are multiplied by, from a real clipping of gradients with that norm."""
-    rule = FadingLimit(row["max_grad_norm"], row["initial_grad_norm_ratio"], row["abnormal_norm_clip_start"])
+    fade = ClipFadeSection(ratio=row["initial_grad_norm_ratio"], fade_steps=row["abnormal_norm_clip_start"])
+    rule = FadingLimit(row["max_grad_norm"], fade)
     limit = rule.for_norm(row["global_step"], row["total_norm"])
     param = nn.Parameter(torch.zeros(1, dtype=torch.float64))
     param.grad = torch.tensor([row["total_norm"]], dtype=torch.float64)
@@ -100,7 +99,7 @@ def _compare_ramps(entries: list[dict[str, Any]]) -> Iterator[ParityOutput]:
     for number, entry in enumerate(entries):
         wanted, last_step = entry["values_for_step_0_to_max_plus_2"], entry["max_steps"]
         first, last = entry["value_base"], entry["value_end"]
-        schedule = build_schedule("cosine", num_steps=last_step)
+        schedule = build_schedule(ScheduleSection(name="cosine"), last_step)
         ours = [last + (first - last) * schedule(step) for step in range(len(wanted))]
         tolerance = 1e-6 * min(1.0, max(abs(first), abs(last)))
         yield from _compare_to_the_end(f"cosine ramp {number}", ours, wanted, last_step, tolerance, rises=True)
@@ -123,13 +122,14 @@ def _compare_rates(config: Mapping[str, Any]) -> Iterator[ParityOutput]:
         name, base, wanted = entry["name"], entry["base_lr"], entry["lr_after_k_scheduler_steps"]
         factor = entry["gradient_accumulation_steps"]
         num_steps = entry["max_train_steps"] * factor
-        schedule = build_schedule(
-            name,
-            num_steps=num_steps,
-            num_warmup_steps=entry["lr_warmup_steps"] * factor,
+        section = ScheduleSection(
+            name="constant" if name == "constant_with_warmup" else name,
+            # The "constant" of diffusers has no warm-up, even where it is given one.
+            warmup_steps=0 if name == "constant" else entry["lr_warmup_steps"] * factor,
             min_share=_POLYNOMIAL_END / base if name == "polynomial" else 0.0,
             idle_start=True,
         )
+        schedule = build_schedule(section, num_steps)
         ours = [base * schedule(step) for step in range(len(wanted))]
         tolerance = 1e-12 * base
         is_cosine = name == "cosine"
@@ -148,9 +148,7 @@ def run_warmup(case: ParityCase) -> list[ParityOutput]:
             if found is None:
                 raise ValueError(f"a warm-up called {name!r} is of no known kind")
             base, first, num_steps = float(found[1]), float(found[2]), int(found[3])
-            schedule = build_schedule(
-                "constant_with_warmup", num_steps=len(wanted), num_warmup_steps=num_steps, first_share=first / base
-            )
+            schedule = build_schedule(ScheduleSection(warmup_steps=num_steps, start_share=first / base), len(wanted))
             ours = [base * schedule(step) for step in range(len(wanted))]
             results.append(compare_numbers(name, ours, wanted, 1e-9 * base))
     return results
@@ -162,7 +160,7 @@ def is_ema(case: ParityCase) -> bool:
 
 def run_ema(case: ParityCase) -> list[ParityOutput]:
     params = {name.removeprefix("model."): tensor for name, tensor in case.inputs.items() if name.startswith("model.")}
-    ema = EMA(params, case.config["decay"], warmup=False)
+    ema = EMA(params, EMASection(decay=case.config["decay"], warmup=False))
     ema.load_state_dict({name: case.inputs[f"ema.{name}"] for name in params})
     ema.update(1)
     return pair_outputs(case, {f"ema.{name}": tensor for name, tensor in ema.state_dict().items()}, 1e-6)

@@ -152,7 +152,7 @@ def test_parked_encoders_are_on_the_device_only_while_they_encode() -> None:
     assert plan(*words, "--train.park_encoders", "true", device="cpu").resident == stay.resident
 
 
-@pytest.mark.parametrize(("limit", "memory"), [("0.5", 12e9), ("6GB", 6 * 2**30), ("40GB", 24e9)])
+@pytest.mark.parametrize(("limit", "memory"), [("0.5", 12e9), ("6GiB", 6 * 2**30), ("23GB", 23e9), ("40GB", 24e9)])
 def test_a_run_that_may_take_a_part_of_a_device_is_planned_for_it(limit: str, memory: float) -> None:
     words = ["--train.max_device_memory", limit]
     found = plan(*words)

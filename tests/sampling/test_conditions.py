@@ -12,7 +12,7 @@ import torch
 from frameloom.core.errors import ConfigError, DataError
 from frameloom.core.random import stream
 from frameloom.data.media.decode import probe_clip, read_image
-from frameloom.data.media.transforms import to_uint8, to_unit_range
+from frameloom.data.media.transforms import to_signed_range, to_uint8
 from frameloom.sampling.batch import check_requests, make_first_frames, sample_many
 from frameloom.sampling.conditions import choose_known_frames, read_given
 from frameloom.sampling.outputs import read_frames
@@ -74,7 +74,7 @@ def test_a_video_is_changed_as_far_as_its_strength(load: Load, files: Files, tmp
     assert read_frames(path).shape == (1 if name == "sdxl" else 9, 32, 48, 3)
     origin = make(weak, files, **given)
     vae = weak.vae
-    source = to_unit_range(read_image(files.picture, height=32, width=48))
+    source = to_signed_range(read_image(files.picture, height=32, width=48))
     with torch.no_grad():
         kept = to_uint8(vae.decode(vae.encode(source[None]).mode())[0])[:, 0].permute(1, 2, 0).numpy()
     distance = [np.abs(frames[0].astype(int) - kept).mean() for frames in (origin, make(strong, files, **given))]
@@ -87,7 +87,7 @@ def test_image_to_video_keeps_its_first_frame(load: Load, files: Files, name: st
     sampler = load(name)
     picture = read_image(files.picture, height=32, width=48)
     with torch.no_grad():
-        latent = sampler.vae.encode(to_unit_range(picture[None])).mode()
+        latent = sampler.vae.encode(to_signed_range(picture[None])).mode()
         alone = to_uint8(sampler.vae.decode(latent)[0])[:, 0].permute(1, 2, 0).numpy()
     first = make(sampler, files, head="picture")[0]
     assert np.abs(first.astype(int) - alone).max() <= 1

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from frameloom.core.random import numpy_stream
-from frameloom.data.order.rank_assignment import Span
+from frameloom.data.order.rank_assignment import PlannedStep
 from frameloom.training.agreement import Ballot, Claim, claim_step, count_votes, describe_difference, describe_mates
 from tests.data.order.test_rank_assignment import make_plan
 
-CLAIM = claim_step(7, Span(make_plan(1), 2, 6, ["a", "b", "c"]), "recipe")
+CLAIM = claim_step(7, PlannedStep(make_plan(1), 2, 6, ["a", "b", "c"]), "recipe")
 
 
 def tally(claims: list[Claim], reads: list[list[int]] | None = None, mates: int = 1):

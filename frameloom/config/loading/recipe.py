@@ -2,19 +2,22 @@
 
 Precedence, the last wins: the schema's defaults, each `_base_` in order, the file itself, the command line.
 
-    recipe = load_recipe("shapes/demo-vae", ["--optim.lr", "1e-5"])
+    recipe = load_recipe("shapes/demo-vae", {"optim.lr": 1e-5})
 """
 
 from __future__ import annotations
 
 import copy
+import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from frameloom.config.loading.overrides import apply_override, parse_overrides
+import yaml
+
+from frameloom.config.loading.overrides import DELETE, apply_override, parse_overrides
 from frameloom.config.loading.problems import MAX_EXPLAINED, Problem, parse_recipe
 from frameloom.config.loading.yaml_values import KeyPath, parse_document, read_text
 from frameloom.config.rules.check import check_rules, place_problem
@@ -23,7 +26,7 @@ from frameloom.core.errors import ConfigError
 from frameloom.core.spelling import nearest
 
 SHIPPED = Path(__file__).parents[2] / "recipes"
-BASE, DELETE = "_base_", "_delete_"
+BASE = "_base_"
 MAX_FILES = 100
 
 
@@ -39,12 +42,18 @@ class Draft:
     inside: Path | None = None
 
 
-def load_recipe(source: str | Path, overrides: Sequence[str] = ()) -> Recipe:
-    """The checked recipe of a file or a shipped name; one ConfigError lists everything that is wrong."""
+Source = str | Path | Mapping[str, Any] | Recipe
+"""A recipe file, the name of a shipped recipe, the same keys as a dictionary, or a recipe that was loaded."""
+Overrides = Sequence[str] | Mapping[str, Any]
+"""The words of a command line, or values by dotted key."""
+
+
+def load_recipe(source: Source, overrides: Overrides = ()) -> Recipe:
+    """The checked recipe; one ConfigError lists everything that is wrong."""
     return load_with_places(source, overrides)[0]
 
 
-def load_with_places(source: str | Path, overrides: Sequence[str] = ()) -> tuple[Recipe, dict[KeyPath, str]]:
+def load_with_places(source: Source, overrides: Overrides = ()) -> tuple[Recipe, dict[KeyPath, str]]:
     """The checked recipe and the `file:line` or flag behind each key, for messages about it later on."""
     draft, problems = _read_draft(source, overrides)
     return _check(draft.value, draft.places, draft.name, problems), draft.places
@@ -62,7 +71,7 @@ def check_draft(draft: Draft) -> Recipe:
     return _check(draft.value, draft.places, draft.name, [])
 
 
-def resolve(source: str | Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
+def resolve(source: Source, overrides: Overrides = ()) -> dict[str, Any]:
     """The plain recipe after inheritance and overrides: no defaults filled in, types not checked."""
     draft, problems = _read_draft(source, overrides)
     if problems:
@@ -114,12 +123,20 @@ def _find_shipped(name: str) -> Path | None:
     return file if _exists(file) and file.is_file() else None
 
 
-def _read_draft(source: str | Path, overrides: Sequence[str]) -> tuple[Draft, list[str]]:
+def _read_draft(source: Source, overrides: Overrides) -> tuple[Draft, list[str]]:
     """Inheritance and overrides; what is wrong with the overrides is listed, not raised, so that all can be told."""
-    file = find_recipe(source)
-    shown = str(source) if file == Path(source) else file.relative_to(SHIPPED).as_posix()
-    draft = Draft(shown)
-    _add_file(draft, file, shown, ())
+    if isinstance(source, str | Path):
+        file = find_recipe(source)
+        shown = str(source) if file == Path(source) else file.relative_to(SHIPPED).as_posix()
+        draft = Draft(shown)
+        _add_file(draft, file, shown, ())
+    else:
+        draft = Draft("recipe")
+        value = source.model_dump(mode="json") if isinstance(source, Recipe) else dict(source)
+        _add_text(draft, yaml.safe_dump(value), Path("recipe"), "recipe", ())
+        draft.places.clear()  # a dictionary has no lines
+    if isinstance(overrides, Mapping):
+        overrides = [word for key, value in overrides.items() for word in (f"--{key}", _write_value(value))]
     good, problems = parse_overrides(overrides)
     for override in good:
         try:
@@ -129,6 +146,11 @@ def _read_draft(source: str | Path, overrides: Sequence[str]) -> tuple[Draft, li
         _forget_below(draft.places, override.path)
         draft.places[override.path] = override.flag
     return draft, problems
+
+
+def _write_value(value: Any) -> str:
+    """A value of Python as the text that a flag has; JSON is YAML, and a plain string needs no quotes."""
+    return str(value) if isinstance(value, str | Path) else json.dumps(value, default=str)
 
 
 def _add_file(draft: Draft, file: Path, shown: str, chain: tuple[tuple[Path, str], ...]) -> None:

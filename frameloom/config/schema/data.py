@@ -24,7 +24,7 @@ Cell = Annotated[
 class CacheSection(Section):
     latents: str | None = Field(default=None, description="folder of the latent cache; null: encode while training")
     text: str | None = Field(default=None, description="folder of the text cache; null: encode while training")
-    precision: Literal["fp32", "fp16", "bf16"] = Field(default="fp32", description="number format of cached tensors")
+    precision: Literal["fp32", "fp16", "bf16"] = Field(default="fp32", description="dtype of cached tensors")
     store: Literal["moments", "sample"] = Field(
         default="moments",
         description="moments: mean and deviation, noise is drawn while training; sample: half the size, noise fixed",

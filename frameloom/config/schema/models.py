@@ -43,7 +43,7 @@ class VAESection(Section):
     overrides: dict[str, Any] = Field(default={}, description="architecture fields that differ from the named size")
     weights: str | None = Field(default=None, description="a model folder, a run folder or a file; null: fresh weights")
     precision: Precision = Field(
-        default="fp32", description="number format of a frozen autoencoder; its latents are fp32 in any case"
+        default="fp32", description="dtype of a frozen autoencoder; its latents are fp32 in any case"
     )
     fp32_norms: bool = Field(default=False, description="compute its norm layers in fp32 all the same")
     mini_batch: Count | None = Field(
@@ -84,7 +84,7 @@ class TextEncoderSection(Section):
     )
     keep_chinese: bool | None = Field(default=None, description="cleaning leaves Chinese characters in")
     precision: Literal["fp32", "bf16", "fp16"] | None = Field(
-        default=None, description="number format of the encoder; its states are fp32 in any case"
+        default=None, description="dtype of the encoder; its states are fp32 in any case"
     )
     train: bool = Field(
         default=False, description="train it with the denoiser, in fp32 (is_trainable); captions are then not cached"

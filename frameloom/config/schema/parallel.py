@@ -32,7 +32,7 @@ class ParallelSection(Section):
     )
     gather: Literal["fp32", "bf16"] = Field(
         default="fp32",
-        description="number format in which split weights are gathered (zero 2 and 3); bf16 halves what is sent",
+        description="dtype in which split weights are gathered (zero 2 and 3); bf16 halves what is sent",
     )
     encoders: Literal["each", "once", "shard", "tensor"] = Field(
         default="each",

@@ -87,7 +87,7 @@ class SampleSection(Section):
         default=None,
         description="tell frame rate and motion in the prompt, as Open-Sora 2.0 is trained; null: as text.note says",
     )
-    precision: Literal["fp32", "bf16", "fp16"] = Field(default="fp32", description="number format of the denoiser")
+    precision: Literal["fp32", "bf16", "fp16"] = Field(default="fp32", description="dtype of the denoiser")
     tile_px: Count | None = Field(
         default=None, description="side of the tiles that the autoencoder cuts large pictures into; null: none"
     )

@@ -13,8 +13,16 @@ from numpy.typing import NDArray
 
 from frameloom.config.schema.buckets import RatioTokensSection
 from frameloom.core.errors import ConfigError
-from frameloom.data.buckets.policy import UNUSED, Bucket, BucketPolicy, Clips, Draw
-from frameloom.data.buckets.sizes import Ints, draw_weighted, nearest_values
+from frameloom.data.buckets.policy import (
+    UNUSED,
+    Bucket,
+    BucketPolicy,
+    Clips,
+    Draw,
+    Ints,
+    draw_weighted,
+    nearest_values,
+)
 from frameloom.data.media.frames import FrameRule
 from frameloom.models.vaes.config import LengthRule
 

@@ -218,7 +218,7 @@ def _find_problem(steps: Sequence[Transform]) -> str | None:
     return None
 
 
-def to_unit_range(pixels: Tensor) -> Tensor:
+def to_signed_range(pixels: Tensor) -> Tensor:
     """uint8 to [-1, 1]."""
     return pixels.float().div_(127.5).sub_(1)
 
@@ -226,3 +226,11 @@ def to_unit_range(pixels: Tensor) -> Tensor:
 def to_uint8(pixels: Tensor) -> Tensor:
     """[-1, 1] to uint8, rounded and clamped."""
     return pixels.float().add(1).mul(127.5).round().clamp(0, 255).to(torch.uint8)
+
+
+def psnr_db(a_BCFHW: Tensor, b_BCFHW: Tensor) -> Tensor:
+    """Peak signal-to-noise ratio per clip of values in [-1, 1], the mean over its frames; inf if a frame is equal."""
+    if a_BCFHW.shape != b_BCFHW.shape or a_BCFHW.ndim != 5:
+        raise ValueError(f"two videos BCFHW of one shape, got {tuple(a_BCFHW.shape)} and {tuple(b_BCFHW.shape)}")
+    errors_BCFHW = (a_BCFHW.to(torch.float32) - b_BCFHW.to(torch.float32)).square()
+    return (10 * torch.log10(4 / errors_BCFHW.mean(dim=(1, 3, 4)))).mean(dim=1)

@@ -1,4 +1,4 @@
-"""Writing media files: H.264 clips, PNG images, and contact sheets.
+"""Writing media files: mp4 (H.264), webm (VP9), gif and PNG, each with metadata, and contact sheets.
 
 Arrays are uint8 RGB. Shape letters: F frames, H height, W width, C channels (3).
 """
@@ -9,8 +9,10 @@ import bisect
 import json
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from fractions import Fraction
 from pathlib import Path
+from typing import BinaryIO
 
 import av
 import numpy as np
@@ -23,13 +25,12 @@ from PIL import Image, ImageDraw, ImageFont, PngImagePlugin
 from frameloom.core.device import has_avx512
 from frameloom.core.errors import DataError
 from frameloom.core.files import atomic_file
+from frameloom.data.media.decode import VIDEO_FORMATS
 
 Pixels = NDArray[np.uint8]
 
 # The one tag that every mp4 reader keeps; it holds our metadata as JSON, so keys need no agreement with the container.
 _METADATA_KEY = "comment"
-# Without an allow-list a text file named .mp4 could be a playlist that opens other files.
-_MP4_FORMATS = "mov,mp4,m4a,3gp,3g2,mj2"
 _UP_TO_AVX2 = "MMX2,SSE2Fast,SSSE3,SSE4.2,AVX,FMA3,BMI2,AVX2"
 _MAX_FPS_DENOMINATOR = 1001  # 24000/1001 and friends stay exact
 
@@ -107,34 +108,71 @@ def write_image(path: Path, frame_HWC: Pixels, *, metadata: Mapping[str, str] | 
         Image.fromarray(np.ascontiguousarray(frame_HWC)).save(temporary, format="PNG", pnginfo=text)
 
 
+def write_gif(
+    target: Path | BinaryIO, frames_FHWC: Pixels, fps: float, *, metadata: Mapping[str, str] | None = None
+) -> None:
+    """Write an endless gif to a path or an open file."""
+    # Without dithering, so that still parts of a clip stay still.
+    pictures = [
+        Image.fromarray(np.ascontiguousarray(frame)).quantize(256, dither=Image.Dither.NONE) for frame in frames_FHWC
+    ]
+    # Hundredths of a second are all that a gif knows; two is the least that players keep to.
+    duration_ms = max(20, round(100 / fps) * 10)
+    note = {} if metadata is None else {"comment": _pack_metadata(metadata).encode()}
+    with nullcontext(target) if not isinstance(target, Path) else atomic_file(target) as file:
+        first, *rest = pictures
+        first.save(file, format="GIF", save_all=True, append_images=rest, duration=duration_ms, loop=0, **note)
+
+
+def write_webm(
+    path: Path, frames_FHWC: Pixels, fps: float | Fraction, *, metadata: Mapping[str, str] | None = None
+) -> None:
+    """Write a VP9 webm on one thread: the bytes must not depend on the machine."""
+    # The bit-exact flag leaves out the random number that a container of this kind would be marked with.
+    options = {"fflags": "+bitexact"}
+    with (
+        atomic_file(path) as temporary,
+        av.open(str(temporary.absolute()), "w", format="webm", options=options) as container,
+    ):
+        if metadata is not None:
+            container.metadata[_METADATA_KEY] = _pack_metadata(metadata)
+        rate = Fraction(fps).limit_denominator(_MAX_FPS_DENOMINATOR)
+        video = container.add_stream("libvpx-vp9", rate=rate, options={"crf": "18", "b": "0", "row-mt": "0"})
+        codec = video.codec_context
+        _, codec.height, codec.width, _ = frames_FHWC.shape
+        codec.pix_fmt, codec.thread_count = "yuv420p", 1
+        for frame_HWC in frames_FHWC:
+            container.mux(video.encode(av.VideoFrame.from_ndarray(np.ascontiguousarray(frame_HWC), format="rgb24")))
+        container.mux(video.encode())
+
+
 def _pack_metadata(metadata: Mapping[str, str]) -> str:
     return json.dumps(dict(metadata), sort_keys=True)
 
 
 def read_metadata(path: Path) -> dict[str, str]:
-    """What `write_video` or `write_image` was given; empty for a file without our metadata."""
-    packed = _read_png_comment(path) if path.suffix.lower() == ".png" else _read_mp4_comment(path)
+    """What a writer of this module was given; empty for a file without our metadata."""
+    suffix = path.suffix.lower()
+    kind = {".png": "PNG", ".gif": "gif", ".webm": "webm"}.get(suffix, "mp4")
+    try:
+        if suffix in (".png", ".gif"):
+            with Image.open(path, formats=[kind.upper()]) as image:
+                comment = image.info.get(_METADATA_KEY, "")
+                packed = comment.decode() if isinstance(comment, bytes) else str(comment)
+        else:
+            # Without an allow-list a text file named .mp4 could be a playlist that opens other files.
+            options = {"format_whitelist": VIDEO_FORMATS[f".{kind}"], "protocol_whitelist": "file"}
+            with av.open(str(path.absolute()), options=options) as container:
+                tags = {key.lower(): text for key, text in container.metadata.items()}
+                packed = tags.get(_METADATA_KEY, "")
+    except (OSError, SyntaxError, UnicodeDecodeError, Image.DecompressionBombError, FFmpegError) as error:
+        reason = error.strerror if isinstance(error, FFmpegError) else error
+        raise DataError(f"{path}: not a readable {kind} ({reason}); write it again or remove it") from error
     try:
         value = json.loads(packed)
     except ValueError:
         return {}
     return {key: text for key, text in value.items() if isinstance(text, str)} if isinstance(value, dict) else {}
-
-
-def _read_mp4_comment(path: Path) -> str:
-    try:
-        with av.open(str(path.absolute()), options={"format_whitelist": _MP4_FORMATS}) as container:
-            return container.metadata.get(_METADATA_KEY, "")
-    except FFmpegError as error:
-        raise DataError(f"{path}: not a readable mp4 ({error.strerror}); write it again or remove it") from error
-
-
-def _read_png_comment(path: Path) -> str:
-    try:
-        with Image.open(path, formats=["PNG"]) as image:
-            return str(image.info.get(_METADATA_KEY, ""))
-    except (OSError, SyntaxError, Image.DecompressionBombError) as error:
-        raise DataError(f"{path}: not a readable PNG ({error}); write it again or remove it") from error
 
 
 _MARGIN_RGB = (24, 24, 27)

@@ -59,7 +59,7 @@ class PretrainedEncoder(TextEncoder):
 
     @abstractmethod
     def run(self, model: nn.Module, ids_BK: Tensor, mask_BK: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Token states and pooled vectors of any number format; without a mask, pads are tokens like any other."""
+        """Token states and pooled vectors of any dtype; without a mask, pads are tokens like any other."""
 
     @cached_property
     def _digest(self) -> str:

@@ -3,7 +3,7 @@
 A process of a group of P has 1 / P of the heads of every attention, with their columns of the table of relative
 positions, 1 / P of the inner width of every feed-forward layer, and 1 / P of the word vectors. All see all tokens; what
 the heads and columns of a process add to the states is summed up over the group, twice a layer. The sum is made in
-float32 whatever the number format of the weights. All processes of a group encode the captions of all of them at the
+float32 whatever the dtype of the weights. All processes of a group encode the captions of all of them at the
 same time, so they must call `encode` equally often.
 
 Shape letters: B batch, K text tokens, D width.
@@ -142,7 +142,7 @@ def split_layers(model: Any, index: int, degree: int, group: dist.ProcessGroup) 
 
 
 def sum_over(part: Tensor, group: dist.ProcessGroup) -> Tensor:
-    """The sum over the group in the number format of the parts, made in float32."""
+    """The sum over the group in the dtype of the parts, made in float32."""
     total = part.float().contiguous()
     # `float` gives the tensor itself where it is float32 already, which the sum may overwrite: nobody else has it.
     dist.all_reduce(total, group=group)

@@ -29,7 +29,7 @@ class WordTable(nn.Module):
 
     @property
     def weight(self) -> Tensor:
-        """That of the old words: transformers looks here for the number format."""
+        """That of the old words: transformers looks here for the dtype."""
         return self.table.weight
 
     def forward(self, ids_BK: Tensor) -> Tensor:

@@ -36,7 +36,7 @@ _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 
 @dataclass(frozen=True)
 class EncoderFolder:
-    """`weights` holds config.json and `files`, the safetensors files in the published number format `variant`."""
+    """`weights` holds config.json and `files`, the safetensors files in the published dtype `variant`."""
 
     weights: Path
     files: tuple[Path, ...]

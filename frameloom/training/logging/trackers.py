@@ -29,6 +29,7 @@ from frameloom.config.schema.recipe import TrackingSection
 from frameloom.core.errors import MissingExtra, RunError
 from frameloom.core.files import write_json
 from frameloom.core.logging import get_logger
+from frameloom.data.media.writing import write_gif
 from frameloom.training.logging.resource_errors import outlasting_shortage
 
 IDS = "trackers.json"
@@ -104,7 +105,9 @@ class TensorBoardTracker:
         for item in media:
             if item.frames_FHWC is not None and item.fps is not None:
                 # Encoded by us: the writer's own function for clips needs a package that nothing else here does.
-                encoded = encode_gif(item.frames_FHWC, item.fps)
+                buffer = io.BytesIO()
+                write_gif(buffer, item.frames_FHWC, item.fps)
+                encoded = buffer.getvalue()
             else:
                 encoded = item.path.read_bytes()
             with Image.open(io.BytesIO(encoded)) as image:
@@ -236,14 +239,6 @@ class LenientTracker:
         if not self._has_logged:
             _log.error(*message)
         self._has_logged = True
-
-
-def encode_gif(frames_FHWC: NDArray[np.uint8], fps: float) -> bytes:
-    """A clip as an endless moving picture, which is all the motion that TensorBoard shows."""
-    first, *rest = [Image.fromarray(np.ascontiguousarray(frame)) for frame in frames_FHWC]
-    file = io.BytesIO()
-    first.save(file, format="GIF", save_all=True, append_images=rest, duration=round(1000 / fps), loop=0)
-    return file.getvalue()
 
 
 def build_trackers(names: Sequence[str], run: TrackedRun, *, metrics: Path, tensorboard: Path) -> list[Tracker]:

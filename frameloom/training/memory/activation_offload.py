@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
-# Places start at multiples of this, so that every number format fits.
+# Places start at multiples of this, so that every dtype fits.
 ALIGNMENT = 512
 # Smaller tensors (modulation vectors, noise levels) are shared by all blocks and not worth a copy for each.
 MIN_BYTES = 64 * 1024

@@ -16,6 +16,7 @@ import torch
 
 from frameloom.config.schema.training import TrainSection
 from frameloom.core.logging import get_logger
+from frameloom.core.units import format_bytes
 from frameloom.data.loading.batch import Batch, BatchRequest
 from frameloom.data.loading.loader import read_requests, request_at
 from frameloom.data.order.plan import BatchPlan
@@ -40,7 +41,7 @@ class Rehearsed:
 
     def describe(self) -> str:
         pieces = f", {self.most} at once" if self.most < self.size else ""
-        peak = "" if self.peak_bytes is None else f", at most {self.peak_bytes / 2**30:.1f} GB of memory"
+        peak = "" if self.peak_bytes is None else f", at most {format_bytes(self.peak_bytes)} of memory"
         return f"rehearsal: bucket {self.bucket}, batch {self.size}{pieces}: {self.seconds:.2f} s{peak}"
 
 
@@ -58,9 +59,9 @@ def rehearse(
     accumulate: int,
 ) -> list[Rehearsed]:
     """Try every bucket of an epoch out, the most expensive ones first; all processes do the same."""
-    plan, shares = feed.plan(epoch), feed.shares
+    plan, assignment = feed.plan(epoch), feed.assignment
     largest, sizes = _find_largest(plan), np.diff(plan.starts)
-    adds_up = accumulate * shares.num_shares > shares.num_ranks
+    adds_up = accumulate * assignment.num_shares > assignment.num_ranks
     done = []
     with torch.random.fork_rng(devices=[feed.device] if feed.device.type == "cuda" else []):
         for batch in _read_largest(feed, plan, largest):

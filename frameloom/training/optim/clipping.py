@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.optim import AdamW, Optimizer
 
-from frameloom.core.errors import ConfigError
+from frameloom.config.schema.optim import ClipFadeSection, SpikeSection
 
 SPIKE = 5.0
 """times its limit, from which on a norm counts as a spike"""
@@ -32,8 +32,11 @@ def clip_within_step(
 
     That saves a pass over all gradients. The gradients themselves then stay as they are.
     """
-    params = [param for group in optimizer.param_groups for param in group["params"]]
-    if not _scales_gradients(optimizer):
+    groups = optimizer.param_groups
+    params = [param for group in groups for param in group["params"]]
+    # Fused AdamW divides gradients by its `grad_scale`; sharded ones have no kernel that does.
+    is_fused = isinstance(optimizer, AdamW) and all(group["fused"] for group in groups)
+    if not is_fused or any(isinstance(group["params"][0], DTensor) for group in groups):
         return clip_gradients(params, max_norm, scale=scale)
     norm = measure_gradients(params)
     if scale != 1:
@@ -46,13 +49,6 @@ def clip_within_step(
     excess = torch.ones_like(norm) if limit is None else ((norm + _CLIP_EPS) / limit).clamp_min(1.0)
     optimizer.grad_scale = excess * scale  # type: ignore[attr-defined]
     return norm
-
-
-def _scales_gradients(optimizer: Optimizer) -> bool:
-    """Fused AdamW divides gradients by its `grad_scale`; sharded ones have no kernel that does."""
-    groups = optimizer.param_groups
-    is_fused = isinstance(optimizer, AdamW) and all(group["fused"] for group in groups)
-    return is_fused and not any(isinstance(group["params"][0], DTensor) for group in groups)
 
 
 @torch.no_grad()
@@ -106,32 +102,24 @@ def _measure_in_pieces(grads: Sequence[Tensor]) -> Tensor:
 class FadingLimit:
     """CogVideoX-Fun's rule: a wide limit that narrows over the first steps, and spikes that are cut harder after them.
 
-    The limit falls in a line from `first_ratio * max_norm` at step 0 to `max_norm` at step `num_steps`. After that a
-    norm of more than five limits divides the limit by their ratio, at most by ten, so that one bad batch counts little.
+    The limit falls in a line from `ratio * max_norm` at step 0 to `max_norm` at step `fade_steps`. After that a norm of
+    more than five limits divides the limit by their ratio, at most by ten, so that one bad batch counts little.
     """
 
     max_norm: float
-    first_ratio: float = 5.0
-    num_steps: int = 1000
-
-    def __post_init__(self) -> None:
-        if not self.max_norm > 0 or not self.first_ratio > 0 or self.num_steps < 0:
-            raise ConfigError(
-                f"gradient clipping: max_norm {self.max_norm} and first_ratio {self.first_ratio} must be above 0, and "
-                f"num_steps {self.num_steps} not below it"
-            )
+    section: ClipFadeSection
 
     def at(self, step: int) -> float:
         """The limit at a step, counted from 0, whatever the norm is."""
-        if step >= self.num_steps:
+        if step >= self.section.fade_steps:
             return self.max_norm
-        first = self.max_norm * self.first_ratio
-        return first + (self.max_norm - first) * step / self.num_steps
+        first = self.max_norm * self.section.ratio
+        return first + (self.max_norm - first) * step / self.section.fade_steps
 
     def for_norm(self, step: int, norm: float) -> float:
         """What the gradients of this step are clipped to."""
         limit = self.at(step)
-        if step > self.num_steps and norm / limit > SPIKE:
+        if step > self.section.fade_steps and norm / limit > SPIKE:
             return limit / min(norm / limit, _MOST_SHRINKING)
         return limit
 
@@ -144,19 +132,19 @@ class SpikeGuard:
     cannot be stopped for good. Nothing is a spike until a quarter of the window is filled.
     """
 
-    ratio: float = 10.0
-    window: int = 100
+    section: SpikeSection
     num_spikes: int = 0
     _norms: deque[float] = field(default_factory=deque)
 
     def is_spike(self, norm: float) -> bool:
-        """Judge the norm of a step and remember it; one that is not finite is neither judged nor remembered."""
+        """Compare the norm of a step with the median and remember it, unless it is not finite."""
         if not math.isfinite(norm):
             return False
-        known = len(self._norms) >= max(self.window // 4, 1)
-        found = known and norm > self.ratio * statistics.median(self._norms)
+        window = self.section.window
+        known = len(self._norms) >= max(window // 4, 1)
+        found = known and norm > self.section.ratio * statistics.median(self._norms)
         self._norms.append(norm)
-        while len(self._norms) > self.window:
+        while len(self._norms) > window:
             self._norms.popleft()
         self.num_spikes += found
         return found
@@ -167,4 +155,4 @@ class SpikeGuard:
 
     def load(self, state: Mapping[str, Any]) -> None:
         norms: Sequence[float] = state["norms"]
-        self.num_spikes, self._norms = state["num_spikes"], deque(norms[-self.window :])
+        self.num_spikes, self._norms = state["num_spikes"], deque(norms[-self.section.window :])

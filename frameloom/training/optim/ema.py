@@ -10,19 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 
+from frameloom.config.schema.training import EMASection
 from frameloom.core.errors import CheckpointError
-
-
-def decay_at(step: int, decay: float, *, warmup: bool) -> float:
-    """The decay of the update after optimizer step `step` (the first is 1).
-
-    With warm-up the first update copies the weights, and later ones forget fast while the average is young:
-    min(decay, (1 + s) / (10 + s)) with s = step - 1, the rule of diffusers.
-    """
-    if not warmup:
-        return decay
-    age = step - 1
-    return 0.0 if age <= 0 else min(decay, (1 + age) / (10 + age))
 
 
 class EMA:
@@ -33,16 +22,12 @@ class EMA:
     `on_cpu` it rests in host memory, for the price of a copy of the weights at each update.
     """
 
-    def __init__(
-        self, model_params: Mapping[str, Tensor], decay: float, warmup: bool, every: int = 1, on_cpu: bool = False
-    ) -> None:
-        self.decay = decay
-        self.every = every
-        self.warmup = warmup
+    def __init__(self, model_params: Mapping[str, Tensor], section: EMASection) -> None:
+        self.section = section
         self._params = dict(model_params)
         self._shadow = {
             name: param.detach().to(
-                "cpu" if on_cpu else param.device, torch.promote_types(param.dtype, torch.float32), copy=True
+                "cpu" if section.on_cpu else param.device, torch.promote_types(param.dtype, torch.float32), copy=True
             )
             for name, param in self._params.items()
         }
@@ -52,15 +37,26 @@ class EMA:
     def update(self, step: int) -> None:
         """Move the average towards the weights; call after optimizer step `step`, counted from 1."""
         self._refuse_while_applied("update")
-        if not self._shadow or step % self.every:
+        if not self._shadow or step % self.section.every:
             return
-        decay = math.prod(decay_at(step - back, self.decay, warmup=self.warmup) for back in range(self.every))
+        decay = math.prod(self._decay_at(step - back) for back in range(self.section.every))
         shadows = list(self._shadow.values())
         params = [
             param.detach().to(shadow.device, shadow.dtype)
             for param, shadow in zip(self._params.values(), shadows, strict=True)
         ]
         torch._foreach_lerp_(shadows, params, 1 - decay)
+
+    def _decay_at(self, step: int) -> float:
+        """The decay of the update after optimizer step `step` (the first is 1).
+
+        With warm-up the first update copies the weights, and later ones forget fast while the average is young:
+        min(decay, (1 + s) / (10 + s)) with s = step - 1, the rule of diffusers.
+        """
+        if not self.section.warmup:
+            return self.section.decay
+        age = step - 1
+        return 0.0 if age <= 0 else min(self.section.decay, (1 + age) / (10 + age))
 
     def state_dict(self) -> dict[str, Tensor]:
         """The averaged weights by name; the tensors themselves, not copies."""
@@ -92,18 +88,30 @@ class EMA:
         _reshard(model)
         params = dict(model.named_parameters())
         _refuse_other_names(set(self._shadow), set(params) & set(self._shadow))
+        # Of weights in another dtype than the average's, which cannot rest in its memory.
         own: dict[str, Tensor] = {}
         exchanged: list[str] = []
         self._is_applied = True
         try:
-            for name, shadow in self._shadow.items():
-                _bring_in(params[name], shadow, own, name)
-                exchanged.append(name)
+            with torch.no_grad():
+                for name, shadow in self._shadow.items():
+                    kept = params[name].detach().clone()
+                    params[name].copy_(shadow)
+                    exchanged.append(name)
+                    if kept.dtype == shadow.dtype:
+                        shadow.copy_(kept)
+                    else:
+                        own[name] = kept
             yield
         finally:
             _reshard(model)
-            for name in exchanged:
-                _bring_back(params[name], self._shadow[name], own, name)
+            with torch.no_grad():
+                for name in exchanged:
+                    param, shadow = params[name], self._shadow[name]
+                    average = param.detach().clone()
+                    param.copy_(own.get(name, shadow))
+                    if name not in own:
+                        shadow.copy_(average)
             self._is_applied = False
 
     def _refuse_while_applied(self, action: str) -> None:
@@ -118,26 +126,6 @@ def _reshard(model: nn.Module) -> None:
     for module in model.modules():
         if isinstance(module, FSDPModule):
             module.reshard()
-
-
-@torch.no_grad()
-def _bring_in(param: Tensor, shadow: Tensor, own: dict[str, Tensor], name: str) -> None:
-    kept = param.detach().clone()
-    param.copy_(shadow)
-    if param.dtype == shadow.dtype:
-        shadow.copy_(kept)
-    else:
-        own[name] = kept
-
-
-@torch.no_grad()
-def _bring_back(param: Tensor, shadow: Tensor, own: dict[str, Tensor], name: str) -> None:
-    if name in own:
-        param.copy_(own.pop(name))
-        return
-    average = param.detach().clone()
-    param.copy_(shadow)
-    shadow.copy_(average)
 
 
 def _refuse_other_names(wanted: set[str], found: set[str]) -> None:

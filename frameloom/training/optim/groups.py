@@ -7,25 +7,16 @@ A pattern is one or more whole parts of a parameter's name, with * and ? as in f
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
 
 from torch import nn
 
+from frameloom.config.schema.optim import GroupSection, OptimSection
 from frameloom.core.errors import ConfigError
 from frameloom.core.spelling import nearest
 
 NamedParameters = Iterable[tuple[str, nn.Parameter]]
-
-
-@dataclass(frozen=True)
-class RateGroup:
-    """Parameters that `match` have this learning rate and weight decay; None: as all others."""
-
-    match: str
-    lr: float | None = None
-    weight_decay: float | None = None
 
 
 def matches(name: str, pattern: str) -> bool:
@@ -44,30 +35,23 @@ def freeze_parameters(model: nn.Module, trainable: Sequence[str] | None, frozen:
         param.requires_grad_(is_chosen and not any(matches(name, pattern) for pattern in frozen))
 
 
-def group_parameters(
-    named_parameters: NamedParameters,
-    *,
-    lr: float,
-    weight_decay: float,
-    no_decay: bool,
-    rates: Sequence[RateGroup] = (),
-) -> list[dict[str, Any]]:
+def group_parameters(named_parameters: NamedParameters, section: OptimSection) -> list[dict[str, Any]]:
     """Groups of (name, parameter) pairs that share learning rate and weight decay; those without decay come last.
 
-    `lr_factor` of a group is its share of the run's rate at every step. With `no_decay`, vectors and scalars are never
-    decayed.
+    `lr_factor` of a group is its share of the run's rate at every step. Without `decay_norms`, vectors and scalars are
+    never decayed.
     """
     groups: dict[tuple[float, float], list[tuple[str, nn.Parameter]]] = {}
     params = {name: param for name, param in named_parameters if param.requires_grad}
-    own = _find_rates(params, rates)
+    own = _find_groups(params, section.groups)
     for name, param in params.items():
-        rate = own.get(name)
-        factor = 1.0 if rate is None or rate.lr is None else rate.lr / lr
-        decay = weight_decay if rate is None or rate.weight_decay is None else rate.weight_decay
-        spared = no_decay and param.ndim <= 1
+        group = own.get(name)
+        factor = 1.0 if group is None or group.lr is None else group.lr / section.lr
+        decay = section.weight_decay if group is None or group.weight_decay is None else group.weight_decay
+        spared = not section.decay_norms and param.ndim <= 1
         groups.setdefault((factor, 0.0 if spared else decay), []).append((name, param))
     return [
-        {"params": members, "lr": lr * factor, "lr_factor": factor, "weight_decay": decay}
+        {"params": members, "lr": section.lr * factor, "lr_factor": factor, "weight_decay": decay}
         for (factor, decay), members in sorted(groups.items(), key=lambda item: item[0][1] == 0)
     ]
 
@@ -82,15 +66,15 @@ def hidden_matrices(model: nn.Module) -> set[str]:
     }
 
 
-def _find_rates(params: Mapping[str, nn.Parameter], rates: Sequence[RateGroup]) -> dict[str, RateGroup]:
-    """For each parameter the first of `rates` that matches it, if any does."""
-    found: dict[str, RateGroup] = {}
-    for number, rate in enumerate(rates):
-        names = [name for name in params if matches(name, rate.match)]
+def _find_groups(params: Mapping[str, nn.Parameter], groups: Sequence[GroupSection]) -> dict[str, GroupSection]:
+    """For each parameter the first of `groups` that matches it, if any does."""
+    found: dict[str, GroupSection] = {}
+    for number, group in enumerate(groups):
+        names = [name for name in params if matches(name, group.match)]
         if not names:
-            _refuse_pattern(f"optim.groups.{number}.match", rate.match, list(params))
+            _refuse_pattern(f"optim.groups.{number}.match", group.match, list(params))
         for name in names:
-            found.setdefault(name, rate)
+            found.setdefault(name, group)
     return found
 
 

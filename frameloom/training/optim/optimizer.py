@@ -7,9 +7,8 @@ a name without a dot ("step").
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
@@ -17,10 +16,10 @@ import torch
 from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 
-from frameloom.config.schema.optim import OWN_BETAS
+from frameloom.config.schema.optim import OptimSection
 from frameloom.core.errors import CheckpointError, ConfigError
 from frameloom.core.logging import get_logger
-from frameloom.training.optim.groups import NamedParameters, RateGroup, group_parameters
+from frameloom.training.optim.groups import NamedParameters, group_parameters
 
 log = get_logger(__name__)
 Groups = list[dict[str, Any]]
@@ -34,44 +33,20 @@ _MUON_MOMENTUM = 0.95
 
 
 def build_optimizer(
-    named_parameters: NamedParameters,
-    *,
-    name: str = "adamw",
-    lr: float,
-    betas: tuple[float, ...] | None = None,
-    eps: float = 1e-8,
-    weight_decay: float = 1e-2,
-    no_decay: bool = True,
-    rates: Sequence[RateGroup] = (),
-    hidden: Collection[str] = (),
+    named_parameters: NamedParameters, section: OptimSection, hidden: Collection[str] = ()
 ) -> Optimizer:
-    """An optimizer over the parameters that train; `betas` None are the optimizer's own.
-
-    `no_decay` spares vectors and scalars, that is biases and norm scales, from weight decay. Published recipes of
-    Open-Sora-Plan decay everything: they need False. `rates` are learning rates and decays of parts of the model.
-    `hidden` names the matrices inside its blocks, for muon.
-    """
-    if name not in KINDS:
-        raise ConfigError(f"optimizer '{name}' is unknown; choose one of {', '.join(KINDS)}")
-    groups = group_parameters(named_parameters, lr=lr, weight_decay=weight_decay, no_decay=no_decay, rates=rates)
+    """An optimizer over the parameters that train; `hidden` names the matrices inside a model's blocks, for muon."""
+    groups = group_parameters(named_parameters, section)
     if not groups:
         raise ConfigError("no parameter trains; let optim.trainable name, or optim.frozen leave, a part of the model")
-    return KINDS[name](groups, Settings(lr=lr, betas=betas or OWN_BETAS[name], eps=eps, hidden=hidden))
+    if section.name == "muon":
+        groups = _split_for_muon(groups, section, hidden)
+    return _KINDS[section.name](groups, section)
 
 
-@dataclass(frozen=True)
-class Settings:
-    """What all of them are given; `hidden` are the matrices that muon turns, by name."""
-
-    lr: float
-    betas: tuple[float, ...]
-    eps: float
-    hidden: Collection[str] = ()
-
-
-def _build_adamw(groups: Groups, settings: Settings) -> Optimizer:
-    beta1, beta2 = settings.betas
-    options: dict[str, Any] = {"lr": settings.lr, "betas": (beta1, beta2), "eps": settings.eps}
+def _build_adamw(groups: Groups, section: OptimSection) -> Optimizer:
+    beta1, beta2 = section.betas
+    options: dict[str, Any] = {"lr": section.lr, "betas": (beta1, beta2), "eps": section.eps}
     try:
         return AdamW(groups, fused=True, **options)
     except RuntimeError as error:
@@ -79,7 +54,7 @@ def _build_adamw(groups: Groups, settings: Settings) -> Optimizer:
         return AdamW(groups, foreach=True, **options)
 
 
-def _build_adamw8bit(groups: Groups, settings: Settings) -> Optimizer:
+def _build_adamw8bit(groups: Groups, section: OptimSection) -> Optimizer:
     try:
         build = import_module("bitsandbytes.optim").AdamW8bit  # its types are not exported
     except ImportError as error:
@@ -87,71 +62,69 @@ def _build_adamw8bit(groups: Groups, settings: Settings) -> Optimizer:
             "optim.name is adamw8bit, which needs the package bitsandbytes; install it with "
             "pip install 'frameloom[bitsandbytes]', or choose came or adafactor to save memory"
         ) from error
-    optimizer: Optimizer = build(groups, lr=settings.lr, betas=settings.betas, eps=settings.eps)
+    optimizer: Optimizer = build(groups, **section.model_dump(include={"lr", "betas", "eps"}))
     return optimizer
 
 
-def _build_came(groups: Groups, settings: Settings) -> Optimizer:
+def _build_came(groups: Groups, section: OptimSection) -> Optimizer:
     from pytorch_optimizer import CAME
 
-    beta1, beta2, beta3 = settings.betas
-    return CAME(
-        groups,
-        lr=settings.lr,
-        betas=(beta1, beta2, beta3),
-        eps1=_CAME_EPS[0],
-        eps2=_CAME_EPS[1],
-        clip_threshold=1.0,
-    )
+    beta1, beta2, beta3 = section.betas
+    eps1, eps2 = _CAME_EPS
+    return CAME(groups, lr=section.lr, betas=(beta1, beta2, beta3), eps1=eps1, eps2=eps2, clip_threshold=1.0)
 
 
-def _build_adafactor(groups: Groups, settings: Settings) -> Optimizer:
+def _build_adafactor(groups: Groups, section: OptimSection) -> Optimizer:
     """With the recipe's rate as it is: not scaled by the weights, nor by the step."""
     from pytorch_optimizer import AdaFactor
 
-    momentum, beta2 = settings.betas
+    momentum, beta2 = section.betas
     options: dict[str, Any] = {"scale_parameter": False, "relative_step": False, "momentum_dtype": torch.float32}
     betas = (momentum, beta2) if momentum else (None, beta2)
-    return AdaFactor(groups, lr=settings.lr, betas=betas, **options)
+    return AdaFactor(groups, lr=section.lr, betas=betas, **options)
 
 
-def _build_lion(groups: Groups, settings: Settings) -> Optimizer:
+def _build_lion(groups: Groups, section: OptimSection) -> Optimizer:
     from pytorch_optimizer import Lion
 
-    beta1, beta2 = settings.betas
-    return Lion(groups, lr=settings.lr, betas=(beta1, beta2))
+    beta1, beta2 = section.betas
+    return Lion(groups, lr=section.lr, betas=(beta1, beta2))
 
 
-def _build_prodigy(groups: Groups, settings: Settings) -> Optimizer:
+def _build_prodigy(groups: Groups, section: OptimSection) -> Optimizer:
     """As Open-Sora-Plan has it: decoupled decay, bias correction, and a warm-up that does not mislead the estimate."""
     from pytorch_optimizer import Prodigy
 
-    beta1, beta2 = settings.betas
+    beta1, beta2 = section.betas
     options: dict[str, Any] = {"bias_correction": True, "safeguard_warmup": True}
-    optimizer = Prodigy(groups, lr=settings.lr, betas=(beta1, beta2), eps=settings.eps, **options)
+    optimizer = Prodigy(groups, lr=section.lr, betas=(beta1, beta2), eps=section.eps, **options)
     # It would make this sum in the first step; then a checkpoint of step 0 would lack it.
     first = optimizer.param_groups[0]
     first["d_numerator"] = torch.zeros(1, device=first["params"][0].device)
     return optimizer
 
 
-def _build_muon(groups: Groups, settings: Settings) -> Optimizer:
+def _build_muon(groups: Groups, section: OptimSection) -> Optimizer:
     """Hidden matrices by Muon, all else by AdamW; Moonlight's factor gives both updates the size of AdamW's."""
     from pytorch_optimizer import Muon
 
+    return Muon(groups, use_adjusted_lr=True)
+
+
+def _split_for_muon(groups: Groups, section: OptimSection, hidden: Collection[str]) -> Groups:
     split: Groups = []
     for group in groups:
         for use_muon in (True, False):
-            members = [pair for pair in group["params"] if (pair[0] in settings.hidden) == use_muon]
-            own = {"momentum": _MUON_MOMENTUM} if use_muon else {"betas": settings.betas, "eps": settings.eps}
+            members = [pair for pair in group["params"] if (pair[0] in hidden) == use_muon]
+            own = {"momentum": _MUON_MOMENTUM} if use_muon else {"betas": section.betas, "eps": section.eps}
             if members:
                 split.append({**group, "params": members, "use_muon": use_muon, **own})
     if not any(group["use_muon"] for group in split):
         raise ConfigError("optim.name is muon, but no matrix inside the model's blocks trains; choose adamw")
-    return Muon(split, use_adjusted_lr=True)
+    return split
 
 
-KINDS: dict[str, Callable[[Groups, Settings], Optimizer]] = {
+_KINDS: dict[str, Callable[[Groups, OptimSection], Optimizer]] = {
     "adamw": _build_adamw,
     "adamw8bit": _build_adamw8bit,
     "came": _build_came,
@@ -182,19 +155,15 @@ def allocate_state(optimizer: Optimizer) -> None:
                     if param.grad is not None:
                         optimizer.init_state(group, param, group_index, index)
         else:
-            _take_empty_step(optimizer)
+            # Optimizers of torch make their state in the first step only: one at rate zero moves nothing.
+            rates = [group["lr"] for group in optimizer.param_groups]
+            for group in optimizer.param_groups:
+                group["lr"] = 0.0
+            optimizer.step()
+            for group, rate in zip(optimizer.param_groups, rates, strict=True):
+                group["lr"] = rate
             for param in empty:
                 optimizer.state[param]["step"].zero_()
-
-
-def _take_empty_step(optimizer: Optimizer) -> None:
-    """Optimizers of torch make their state in the first step only: take one at rate zero, which moves nothing."""
-    rates = [group["lr"] for group in optimizer.param_groups]
-    for group in optimizer.param_groups:
-        group["lr"] = 0.0
-    optimizer.step()
-    for group, rate in zip(optimizer.param_groups, rates, strict=True):
-        group["lr"] = rate
 
 
 @contextmanager
@@ -244,7 +213,14 @@ def load_optimizer_tensors(optimizer: Optimizer, names: Iterable[str], tensors: 
     by_param = _split_names({key: tensor for key, tensor in tensors.items() if "." in key}, params)
     _refuse_other_keys(set(_group_state(optimizer.param_groups[0])), set(common), "all parameters")
     for name, state in by_param.items():
-        _refuse_other_state(optimizer.state[params[name]], state, name)
+        own = optimizer.state[params[name]]
+        _refuse_other_keys(set(own) - _NOT_SAVED, set(state), f"'{name}'")
+        for key, tensor in state.items():
+            if tensor.shape != (wanted := _as_tensor(own[key]).shape):
+                raise CheckpointError(
+                    f"optimizer: '{key}.{name}' is {tuple(tensor.shape)} in the checkpoint, {tuple(wanted)} in the "
+                    "optimizer; resume with the recipe of the checkpoint"
+                )
     fresh = [name for name in params if name not in by_param]
     if fresh:
         # A parameter that never had a gradient has no state; one that was frozen before has none either.
@@ -308,17 +284,6 @@ def _split_names(tensors: Mapping[str, Tensor], params: Mapping[str, Tensor]) ->
             )
         by_param.setdefault(name, {})[key] = tensor
     return by_param
-
-
-def _refuse_other_state(own: Mapping[str, Any], given: Mapping[str, Tensor], name: str) -> None:
-    _refuse_other_keys(set(own) - _NOT_SAVED, set(given), f"'{name}'")
-    for key, tensor in given.items():
-        wanted = _as_tensor(own[key]).shape
-        if tensor.shape != wanted:
-            raise CheckpointError(
-                f"optimizer: '{key}.{name}' is {tuple(tensor.shape)} in the checkpoint, {tuple(wanted)} in the "
-                "optimizer; resume with the recipe of the checkpoint"
-            )
 
 
 def _refuse_other_keys(own: set[str], given: set[str], what: str) -> None:

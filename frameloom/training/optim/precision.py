@@ -10,48 +10,50 @@ A small step vanishes in bf16: an update of less than 2^-9 of a weight rounds aw
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from frameloom.config.schema.training import LossScaleSection
 from frameloom.core.errors import CheckpointError
 
 
-@dataclass
 class LossScale:
-    """`factor` None is a static scale, which nothing changes. A dynamic one stays between `minimum` and `MAXIMUM`."""
-
-    scale: float = 65536.0
-    factor: float | None = 2.0
-    window: int = 2000
-    minimum: float = 1.0
-    clean_steps: int = 0
-    num_overflows: int = 0
+    """What losses are multiplied by; a dynamic one stays between the section's `minimum` and `MAXIMUM`."""
 
     MAXIMUM = 2.0**24  # beyond it a loss of a few thousands would overflow the sum of squares of its gradients
 
+    def __init__(self, section: LossScaleSection) -> None:
+        self.section = section
+        self.scale = float(section.initial)
+        self.clean_steps = self.num_overflows = 0
+
     @property
-    def can_shrink(self) -> bool:
-        return self.factor is not None and self.scale > self.minimum
+    def is_dynamic(self) -> bool:
+        return self.section.mode == "dynamic"
 
-    def note_clean(self) -> None:
-        """A step whose gradients were finite."""
-        if self.factor is None:
-            return
-        self.clean_steps += 1
-        if self.clean_steps >= self.window:
-            self.scale = min(self.scale * self.factor, max(self.MAXIMUM, self.scale))
-            self.clean_steps = 0
+    def adapt(self, *, is_finite: bool, loss: float) -> bool:
+        """Move after a step; whether it failed for its scale alone, which is smaller now.
 
-    def note_overflow(self) -> None:
-        """A step whose gradients were not finite, although its loss was."""
+        A loss that is not finite itself is none of the scale's doing, and at its minimum there is nothing left to try.
+        """
+        if is_finite:
+            self.clean_steps += self.is_dynamic
+            if self.is_dynamic and self.clean_steps >= self.section.window:
+                self.scale = min(self.scale * self.section.factor, max(self.MAXIMUM, self.scale))
+                self.clean_steps = 0
+            return False
+        if not math.isfinite(loss):
+            return False
+        can_shrink = self.is_dynamic and self.scale > self.section.minimum
         self.num_overflows += 1
         self.clean_steps = 0
-        if self.factor is not None:
-            self.scale = max(self.scale / self.factor, min(self.minimum, self.scale))
+        if self.is_dynamic:
+            self.scale = max(self.scale / self.section.factor, min(self.section.minimum, self.scale))
+        return can_shrink
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint must hold for the next steps to be scaled alike."""
@@ -60,7 +62,7 @@ class LossScale:
     def load(self, state: Mapping[str, Any]) -> None:
         """Go on from a checkpoint; a static scale stays as the recipe has it."""
         self.num_overflows = int(state["num_overflows"])
-        if self.factor is not None:
+        if self.is_dynamic:
             self.scale, self.clean_steps = float(state["scale"]), int(state["clean_steps"])
 
 

@@ -262,15 +262,8 @@ def add_discriminator(
             "let it train (optim.trainable, optim.frozen), or set adaptive to false with a weight of your choice"
         )
     judge = Judge(_build(section, recipe.seed, task.device), _settings_of(section), recipe.seed, task.device)
-    optimizer = build_optimizer(
-        judge.model.named_parameters(),
-        name=optim.name,
-        lr=section.lr or optim.lr,
-        betas=optim.betas,
-        eps=optim.eps,
-        weight_decay=section.weight_decay,
-        no_decay=not optim.decay_norms,
-    )
+    own = {"lr": section.lr or optim.lr, "weight_decay": section.weight_decay, "groups": ()}
+    optimizer = build_optimizer(judge.model.named_parameters(), optim.model_copy(update=own))
     allocate_state(optimizer)
     share = 1.0 if section.lr is None else section.lr / optim.lr
     second = Stepper(

@@ -18,7 +18,7 @@ from frameloom.checkpoint.model_folder import read_weights
 from frameloom.config.schema.models import AutoencoderSection, LpipsSection
 from frameloom.core.random import key, uniform_at
 from frameloom.data.loading.batch import Batch
-from frameloom.data.media.transforms import to_uint8, to_unit_range
+from frameloom.data.media.transforms import to_signed_range, to_uint8
 from frameloom.evaluate.pair_metrics import psnr_db, ssim
 from frameloom.models.layers.patches import fold_frames
 from frameloom.models.vaes.base import Moments, VideoVAE
@@ -139,7 +139,7 @@ class AutoencoderTask:
 
     def _pixels(self, batch: Batch) -> Tensor:
         assert batch.pixels_BCFHW is not None
-        return to_unit_range(batch.pixels_BCFHW.to(self.device))
+        return to_signed_range(batch.pixels_BCFHW.to(self.device))
 
 
 class Reconstruction(NamedTuple):

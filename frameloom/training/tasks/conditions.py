@@ -22,7 +22,7 @@ from frameloom.config.schema.models import KnownSection
 from frameloom.core.errors import ConfigError
 from frameloom.core.random import stream
 from frameloom.data.loading.batch import Batch
-from frameloom.data.media.transforms import to_unit_range
+from frameloom.data.media.transforms import to_signed_range
 from frameloom.diffusion.mask_kinds import END_SHARES
 from frameloom.diffusion.masks import StreamDice, draw_end_mask, draw_frame_mask, draw_region_mask
 from frameloom.models.denoisers.conditions import Conditions
@@ -103,7 +103,7 @@ class ConditionMaker:
         assert self.known is not None and batch.pixels_BCFHW is not None
         pack = self.denoiser.family.pack_known
         assert pack is not None
-        clip_BCFHW = to_unit_range(batch.pixels_BCFHW.to(self.device))
+        clip_BCFHW = to_signed_range(batch.pixels_BCFHW.to(self.device))
         known_B1FHW = self.draw_known(batch, seed).to(self.device)
         draws = SampleDraws(seed, batch, self.device)
         with torch.no_grad(), torch.autocast(self.device.type, enabled=False):
@@ -113,7 +113,7 @@ class ConditionMaker:
         """The control clip as a latent, drawn from its distribution as in the published training."""
         assert batch.control_BCFHW is not None
         with torch.no_grad(), torch.autocast(self.device.type, enabled=False):
-            moments = self.vae.encode(to_unit_range(batch.control_BCFHW.to(self.device)))
+            moments = self.vae.encode(to_signed_range(batch.control_BCFHW.to(self.device)))
             shape = tuple(moments.mean_BCFHW.shape[1:])
             noise_BCFHW = draw_normal(seed, "control", batch, shape, self.device)
             return self.vae.normalize(moments.mean_BCFHW + torch.exp(0.5 * moments.logvar_BCFHW) * noise_BCFHW)

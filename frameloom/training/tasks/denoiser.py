@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from frameloom.builders.denoiser import LoadedDenoiser
 from frameloom.builders.text import TextPipeline
 from frameloom.data.loading.batch import Batch
-from frameloom.data.media.transforms import to_unit_range
+from frameloom.data.media.transforms import to_signed_range
 from frameloom.diffusion.noise_levels import band_levels, band_shares
 from frameloom.diffusion.objective import Noised, Objective
 from frameloom.models.denoisers.conditions import Conditions
@@ -40,7 +40,7 @@ class DenoiserTask:
 
     `scaling` is applied to text states from wherever they come, the null text included. With `independent_dropout`
     each text encoder's part of a caption is dropped by a draw of its own. `num_levels` noise levels are validated.
-    `half` is the number format of the denoiser's weights where it is not fp32: then validation runs in it, too.
+    `half` is the dtype of the denoiser's weights where it is not fp32: then validation runs in it, too.
     """
 
     denoiser: LoadedDenoiser
@@ -118,7 +118,7 @@ class DenoiserTask:
 
     def _loss_of(self, noised: Noised, text: TextStates, given: Conditions) -> Tensor:
         prediction = self.denoiser.family.denoise(self.model, noised.noisy_BCFHW, noised.timestep_B, text, given)
-        return self.objective.loss_B(prediction, noised, given.cells_BFHW)
+        return self.objective.loss_B(prediction, noised)
 
     def _latent_and_noise(self, batch: Batch, seed: int) -> tuple[Tensor, Tensor]:
         mean_BCFHW, std_BCFHW = self._moments(batch)
@@ -140,7 +140,7 @@ class DenoiserTask:
 
     def _encode(self, pixels_BCFHW: Tensor) -> tuple[Tensor, Tensor]:
         with torch.no_grad(), torch.autocast(self.device.type, enabled=False):
-            moments = self.vae.encode(to_unit_range(pixels_BCFHW.to(self.device)))
+            moments = self.vae.encode(to_signed_range(pixels_BCFHW.to(self.device)))
         return moments.mean_BCFHW, torch.exp(0.5 * moments.logvar_BCFHW)
 
     def _image_text(self, batch: Batch, seed: int, dropout: float) -> TextStates | None:

@@ -8,16 +8,17 @@ from itertools import islice
 from frameloom.data.loading.batch import Batch, BatchReader, BatchRequest
 from frameloom.data.loading.loader import read_requests, request_at
 from frameloom.data.order.plan import BatchPlan
-from frameloom.data.order.rank_assignment import Shares, iterate_spans
+from frameloom.data.order.rank_assignment import RankAssignment, plan_steps
 
 
 def make_requests(plan: BatchPlan, *, position: int = 0, rank: int = 0, num_ranks: int = 1) -> Iterator[BatchRequest]:
     """Those of one rank from micro-batch `position` on, in steps of one micro-batch for each rank."""
-    shares = Shares(rank, num_ranks)
-    spans = iterate_spans(lambda _: plan, epoch=plan.epoch, microbatch=position, per_step=num_ranks)
+    steps = plan_steps(
+        lambda _: plan, RankAssignment(rank, num_ranks, num_ranks), epoch=plan.epoch, microbatch=position
+    )
     num_steps = max(0, -(-(plan.num_microbatches - position) // num_ranks))
-    for span in islice(spans, num_steps):
-        yield from (request_at(plan, pick.index) for pick in shares.pick(span) if not pick.is_filler)
+    for step in islice(steps, num_steps):
+        yield from (request_at(plan, index) for index, is_filler in step.of_rank() if not is_filler)
 
 
 def read_plan(
@@ -34,9 +35,9 @@ def iterate_epochs(
     plans: dict[int, BatchPlan] = {}
 
     def requests() -> Iterator[BatchRequest]:
-        for span in iterate_spans(plan_of_epoch, epoch=epoch, microbatch=position, per_step=1):
-            plans[span.epoch] = span.plan
-            yield request_at(span.plan, span.first)
+        for step in plan_steps(plan_of_epoch, RankAssignment(), epoch=epoch, microbatch=position):
+            plans[step.epoch] = step.plan
+            yield request_at(step.plan, step.first)
 
     for batch in read_requests(requests(), reader, **kwargs):
         yield plans[batch.epoch], batch

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from fractions import Fraction
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from PIL import Image
 
 from frameloom.core.errors import DataError
 from frameloom.core.random import numpy_stream
-from frameloom.data.media.writing import contact_sheet, read_metadata, write_image, write_video
+from frameloom.data.media.writing import contact_sheet, read_metadata, write_gif, write_image, write_video, write_webm
 
 MP4 = {"format_whitelist": "mov,mp4,m4a,3gp,3g2,mj2"}
 
@@ -65,13 +66,14 @@ def test_index_stands_before_the_frames(tmp_path: Path) -> None:
     assert 0 < content.index(b"moov") < content.index(b"mdat")
 
 
-@pytest.mark.parametrize("name", ["clip.mp4", "picture.png"])
+@pytest.mark.parametrize("name", ["clip.mp4", "clip.webm", "clip.gif", "picture.png"])
 def test_metadata_survives(tmp_path: Path, name: str) -> None:
     metadata = {"prompt": 'ein "roter" Kreis = größer\nals\\zuvor 圆', "seed": "7"}
-    if name.endswith("mp4"):
-        write_video(tmp_path / name, make_frames(), 8, metadata=metadata)
-    else:
+    if name == "picture.png":
         write_image(tmp_path / name, make_frames()[0], metadata=metadata)
+    else:
+        write = {".mp4": write_video, ".webm": write_webm, ".gif": write_gif}[Path(name).suffix]
+        write(tmp_path / name, make_frames(), 8, metadata=metadata)
     assert read_metadata(tmp_path / name) == metadata
 
 
@@ -81,11 +83,20 @@ def test_file_without_our_metadata_has_none(tmp_path: Path) -> None:
     assert read_metadata(tmp_path / "clip.mp4") == read_metadata(tmp_path / "picture.png") == {}
 
 
-@pytest.mark.parametrize("name", ["clip.mp4", "picture.png"])
+@pytest.mark.parametrize("name", ["clip.mp4", "clip.webm", "clip.gif", "picture.png"])
 def test_metadata_of_another_kind_of_file_is_refused(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_text("ffconcat version 1.0\nfile other.mp4\n")
     with pytest.raises(DataError, match="not a readable"):
         read_metadata(tmp_path / name)
+
+
+def test_a_gif_has_all_frames_at_their_rate() -> None:
+    frames, file = np.stack([np.full((8, 8, 3), value, np.uint8) for value in (0, 100, 200)]), io.BytesIO()
+    write_gif(file, frames, 8)
+    with Image.open(file) as image:
+        assert image.n_frames == 3 and image.info["duration"] == 120
+        image.seek(2)
+        assert abs(int(np.asarray(image.convert("RGB"))[0, 0, 0]) - 200) <= 2
 
 
 def test_odd_size_is_refused_and_leaves_nothing(tmp_path: Path) -> None:

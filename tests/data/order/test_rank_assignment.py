@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import islice
 
 import numpy as np
@@ -9,9 +10,10 @@ import pytest
 
 from frameloom.core.random import numpy_stream
 from frameloom.data.order.plan import BatchPlan, plan_epoch
-from frameloom.data.order.rank_assignment import Pick, Shares, Span, find_microbatch, iterate_spans
+from frameloom.data.order.rank_assignment import PlannedStep, RankAssignment, find_microbatch, plan_steps
 
 SIZES, COSTS = np.array([4, 2, 3]), np.array([1.0, 2.0, 5.0])
+KINDS = np.array([0, 1, 1])
 
 
 def make_plan(seed: int, epoch: int = 0, num_rows: int = 100) -> BatchPlan:
@@ -20,61 +22,67 @@ def make_plan(seed: int, epoch: int = 0, num_rows: int = 100) -> BatchPlan:
 
 
 @pytest.mark.parametrize("world", [1, 2, 3, 7, 64])
-@pytest.mark.parametrize("kinds", [None, [0, 1, 1]])
+@pytest.mark.parametrize("kinds", [None, KINDS])
 def test_each_micro_batch_is_run_once_and_all_take_as_many_rounds(world, kinds):
     for seed in range(10):
         plan = make_plan(seed)
         for first in range(0, plan.num_microbatches, world):
-            span = Span(plan, first, min(first + world, plan.num_microbatches))
-            everyone = [Shares(rank, world, world) for rank in range(world)]
-            if kinds is not None:
-                everyone = [one.by_kind(kinds) for one in everyone]
-            picks = [one.pick(span) for one in everyone]
-            assert len({len(own) for own in picks}) == 1
-            run = sorted(pick.index for own in picks for pick in own if not pick.is_filler)
-            assert run == list(range(span.first, span.end))
-            # Nobody is given its own micro-batch again as a filler.
-            assert all(len({pick.index for pick in own}) == len(own) for own in picks if world > 1)
+            step = PlannedStep(plan, first, min(first + world, plan.num_microbatches))
+            ranks = [replace(step, assignment=RankAssignment(rank, world, world, kinds)) for rank in range(world)]
+            dealt = [one.of_rank() for one in ranks]
+            assert len({len(own) for own in dealt}) == 1
+            run = sorted(index for own in dealt for index, is_filler in own if not is_filler)
+            assert run == list(range(step.first, step.end))
+            # No rank is given its own micro-batch again as a filler.
+            assert all(len({index for index, _ in own}) == len(own) for own in dealt if world > 1)
 
 
 def test_a_round_holds_one_kind_and_the_lowest_comes_first():
     plan = make_plan(1)
-    kinds = np.array([0, 1, 1])
     mixed = 0
     for first in range(0, plan.num_microbatches - 8, 8):
-        span = Span(plan, first, first + 8)
-        indices, _ = Shares(0, 4, 8).by_kind(kinds).deal(span)
-        found = kinds[plan.buckets[indices]]
+        plain = PlannedStep(plan, first, first + 8, assignment=RankAssignment(0, 4, 8))
+        found = KINDS[plan.buckets[replace(plain, assignment=RankAssignment(0, 4, 8, KINDS)).deal()[0]]]
         assert (found == found[:, :1]).all() and (np.diff(found[:, 0]) >= 0).all()
-        plain = kinds[plan.buckets[Shares(0, 4, 8).deal(span)[0]]]
-        mixed += int((plain != plain[:, :1]).any())
+        kinds = KINDS[plan.buckets[plain.deal()[0]]]
+        mixed += int((kinds != kinds[:, :1]).any())
     assert mixed, "without kinds no round was mixed: the test proves nothing"
 
 
-def test_the_samples_of_a_step_do_not_depend_on_the_number_of_processes():
+def test_the_samples_of_a_step_do_not_depend_on_the_number_of_ranks():
     plan = make_plan(2)
-    spans = list(islice(iterate_spans(lambda epoch: plan, epoch=0, microbatch=0, per_step=4), 5))
 
-    def rows_of(span: Span, world: int) -> list[int]:
-        picks = [pick for rank in range(world) for pick in Shares(rank, world, 4).pick(span) if not pick.is_filler]
-        return sorted(int(row) for pick in picks for row in plan.rows(pick.index))
+    def rows_of(world: int) -> list[list[int]]:
+        assigned = [RankAssignment(rank, world, 4) for rank in range(world)]
+        steps = [list(islice(plan_steps(lambda _: plan, one, epoch=0, microbatch=0), 5)) for one in assigned]
+        return [
+            sorted(
+                int(row)
+                for one in together
+                for index, is_filler in one.of_rank()
+                if not is_filler
+                for row in plan.rows(index)
+            )
+            for together in zip(*steps, strict=True)
+        ]
 
-    for span in spans:
-        assert rows_of(span, 1) == rows_of(span, 2) == rows_of(span, 4) == sorted(span.rows().tolist())
-        assert span.num_samples == len(span.rows())
-    assert rows_of(spans[0], 2) != rows_of(spans[1], 2)
+    steps = list(islice(plan_steps(lambda _: plan, RankAssignment(num_shares=4), epoch=0, microbatch=0), 5))
+    assert rows_of(1) == rows_of(2) == rows_of(4) == [sorted(step.rows().tolist()) for step in steps]
+    assert all(step.num_samples == len(step.rows()) for step in steps)
+    assert rows_of(2)[0] != rows_of(2)[1]
 
 
-def test_spans_cross_epochs_without_losing_a_sample():
+def test_steps_cross_epochs_without_losing_a_sample():
     plans = [make_plan(3, epoch) for epoch in range(3)]
     position = (0, 0)
     seen: dict[int, list[int]] = {}
-    for span in islice(iterate_spans(lambda epoch: plans[epoch % 3], epoch=0, microbatch=0, per_step=5), 40):
-        if span.epoch > 1:
+    steps = plan_steps(lambda epoch: plans[epoch % 3], RankAssignment(), epoch=0, microbatch=0, accumulate=5)
+    for step in islice(steps, 40):
+        if step.epoch > 1:
             break
-        assert (span.epoch, int(span.plan.starts[span.first])) == position
-        seen.setdefault(span.epoch, []).extend(span.rows().tolist())
-        position = span.after
+        assert (step.epoch, int(step.plan.starts[step.first])) == position
+        seen.setdefault(step.epoch, []).extend(step.rows().tolist())
+        position = step.position
     assert all(sorted(seen[epoch]) == sorted(plans[epoch].order.tolist()) for epoch in (0, 1))
 
 
@@ -86,6 +94,5 @@ def test_a_position_inside_a_micro_batch_is_none():
     assert find_microbatch(plan, plan.num_samples + 1) is None
 
 
-def test_one_process_runs_no_filler():
-    span = Span(make_plan(5), 0, 3)
-    assert Shares().pick(span) == [Pick(0), Pick(1), Pick(2)]
+def test_one_rank_runs_no_filler():
+    assert PlannedStep(make_plan(5), 0, 3).of_rank() == [(0, False), (1, False), (2, False)]

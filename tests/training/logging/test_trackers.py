@@ -23,7 +23,6 @@ from frameloom.training.logging.trackers import (
     Media,
     TrackedRun,
     build_trackers,
-    encode_gif,
     keep_id,
 )
 
@@ -94,18 +93,6 @@ def test_a_line_is_written_as_a_whole_or_not_at_all(tmp_path):
     tracker.log(3, {"train/loss": 0.125})
     tracker.close()
     assert [json.loads(line)["step"] for line in path.read_text().splitlines()] == [1, 3]
-
-
-def test_a_moving_picture_has_all_frames_at_their_rate():
-    import io
-
-    from PIL import Image
-
-    frames = np.stack([np.full((8, 8, 3), value, np.uint8) for value in (0, 100, 200)])
-    with Image.open(io.BytesIO(encode_gif(frames, 8))) as image:
-        assert image.n_frames == 3 and image.info["duration"] in (120, 125)
-        image.seek(2)
-        assert abs(int(np.asarray(image.convert("RGB"))[0, 0, 0]) - 200) <= 2
 
 
 @pytest.mark.parametrize("name", ["wandb", "trackio"])

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from frameloom.config.schema.optim import OptimSection
 from frameloom.core.errors import ConfigError
 from frameloom.core.random import stream
 from frameloom.training.memory import optimizer_offload
@@ -77,7 +78,7 @@ def make_params() -> dict[str, nn.Parameter]:
 
 
 def make_optimizer(params: dict[str, nn.Parameter], name: str) -> torch.optim.Optimizer:
-    return build_optimizer(params.items(), name=name, lr=1e-2, hidden=[key for key, _ in SIZES])
+    return build_optimizer(params.items(), OptimSection(name=name, lr=1e-2), [key for key, _ in SIZES])
 
 
 def take_steps(params: dict[str, nn.Parameter], optimizer: torch.optim.Optimizer, steps: range) -> None:

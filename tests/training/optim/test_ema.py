@@ -11,9 +11,10 @@ from safetensors import safe_open
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 
+from frameloom.config.schema.training import EMASection
 from frameloom.core.errors import CheckpointError
 from frameloom.core.random import stream
-from frameloom.training.optim.ema import EMA, decay_at
+from frameloom.training.optim.ema import EMA
 
 GOLDEN = Path(__file__).parents[2] / "goldens" / "open-sora-v2" / "ema_update.safetensors"
 
@@ -44,7 +45,7 @@ def test_update_matches_open_sora2():
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         decay = json.loads(file.metadata()["config"])["decay"]
     names = ("weight", "bias")
-    ema = EMA({name: tensors[f"in.model.{name}"] for name in names}, decay, warmup=False)
+    ema = EMA({name: tensors[f"in.model.{name}"] for name in names}, EMASection(decay=decay, warmup=False))
     ema.load_state_dict({name: tensors[f"in.ema.{name}"] for name in names})
     ema.update(1)
     for name in names:
@@ -55,7 +56,7 @@ def test_update_matches_open_sora2():
 
 def test_average_follows_its_formula_over_many_updates():
     model = make_model("first")
-    ema = EMA(dict(model.named_parameters()), 0.9, warmup=False)
+    ema = EMA(dict(model.named_parameters()), EMASection(decay=0.9, warmup=False))
     expected = {name: value.double() for name, value in values(model).items()}
     for step in range(1, 6):
         fill(model, f"step {step}")
@@ -67,15 +68,18 @@ def test_average_follows_its_formula_over_many_updates():
 
 
 def test_warmup_is_the_rule_of_diffusers():
-    found = [decay_at(step, 0.9999, warmup=True) for step in (1, 2, 3, 100)]
-    assert found == pytest.approx([0.0, 2 / 11, 3 / 12, 100 / 109])
-    assert decay_at(10**6, 0.9999, warmup=True) == 0.9999
-    assert decay_at(1, 0.9999, warmup=False) == 0.9999
+    """An average of a weight that is 1 from the first update on, and was 0 before it."""
+    for step, decay in ((1, 0.0), (2, 2 / 11), (3, 3 / 12), (100, 100 / 109), (10**6, 0.9999)):
+        weight = torch.zeros(1)
+        ema = EMA({"weight": weight}, EMASection(decay=0.9999, warmup=True))
+        weight.fill_(1.0)
+        ema.update(step)
+        assert ema.state_dict()["weight"].item() == pytest.approx(1 - decay)
 
 
 def test_first_update_with_warmup_copies_the_weights():
     model = make_model("first")
-    ema = EMA(dict(model.named_parameters()), 0.9999, warmup=True)
+    ema = EMA(dict(model.named_parameters()), EMASection(decay=0.9999, warmup=True))
     fill(model, "second")
     ema.update(1)
     assert are_equal(ema.state_dict(), values(model))
@@ -87,7 +91,7 @@ def test_first_update_with_warmup_copies_the_weights():
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_applied_swaps_in_the_average_and_gives_all_back(dtype):
     model = make_model("first", dtype)
-    ema = EMA(dict(model.named_parameters()), 0.5, warmup=False)
+    ema = EMA(dict(model.named_parameters()), EMASection(decay=0.5, warmup=False))
     fill(model, "second")
     ema.update(1)
     own = values(model)
@@ -105,7 +109,7 @@ def test_applied_swaps_in_the_average_and_gives_all_back(dtype):
 
 def test_applied_gives_the_weights_back_after_an_error():
     model = make_model("first")
-    ema = EMA(dict(model.named_parameters()), 0.5, warmup=False)
+    ema = EMA(dict(model.named_parameters()), EMASection(decay=0.5, warmup=False))
     fill(model, "second")
     own, average = values(model), {name: value.clone() for name, value in ema.state_dict().items()}
     with pytest.raises(ZeroDivisionError), ema.applied(model):
@@ -116,7 +120,7 @@ def test_applied_gives_the_weights_back_after_an_error():
 
 def test_average_cannot_be_read_or_moved_while_it_is_in_the_model():
     model = make_model("first")
-    ema = EMA(dict(model.named_parameters()), 0.5, warmup=False)
+    ema = EMA(dict(model.named_parameters()), EMASection(decay=0.5, warmup=False))
     with ema.applied(model):
         for action in (lambda: ema.update(1), ema.state_dict, lambda: ema.load_state_dict({})):
             with pytest.raises(RuntimeError, match="leave the block first"):
@@ -126,7 +130,7 @@ def test_average_cannot_be_read_or_moved_while_it_is_in_the_model():
 
 def test_bfloat16_weights_have_a_float32_average_that_sees_small_steps():
     model = make_model("first", torch.bfloat16)
-    ema = EMA(dict(model.named_parameters()), 0.9999, warmup=False)
+    ema = EMA(dict(model.named_parameters()), EMASection(decay=0.9999, warmup=False))
     before = {name: value.clone() for name, value in ema.state_dict().items()}
     fill(model, "second")
     ema.update(1)
@@ -138,7 +142,7 @@ def test_bfloat16_weights_have_a_float32_average_that_sees_small_steps():
 def test_resumed_average_continues_to_the_bit():
     def continue_from(state: dict[str, torch.Tensor] | None) -> dict[str, torch.Tensor]:
         model = make_model("second")
-        ema = EMA(dict(model.named_parameters()), 0.9, warmup=True)
+        ema = EMA(dict(model.named_parameters()), EMASection(decay=0.9, warmup=True))
         if state is not None:
             ema.load_state_dict(state)
         fill(model, "third")
@@ -146,7 +150,7 @@ def test_resumed_average_continues_to_the_bit():
         return ema.state_dict()
 
     model = make_model("first")
-    ema = EMA(dict(model.named_parameters()), 0.9, warmup=True)
+    ema = EMA(dict(model.named_parameters()), EMASection(decay=0.9, warmup=True))
     fill(model, "second")
     ema.update(6)
     saved = {name: value.clone() for name, value in ema.state_dict().items()}
@@ -167,7 +171,7 @@ def process_group() -> Iterator[None]:
 def test_applied_to_a_sharded_model_reaches_its_forward_and_leaves_no_trace():
     model, plain = make_model("first"), make_model("first")
     fully_shard(model)
-    ema = EMA(dict(model.named_parameters()), 0.5, warmup=False)
+    ema = EMA(dict(model.named_parameters()), EMASection(decay=0.5, warmup=False))
     data = torch.randn(2, 3, generator=stream(8, "data"))
     averaged = plain(data)
     for name, param in model.named_parameters():
@@ -183,7 +187,7 @@ def test_applied_to_a_sharded_model_reaches_its_forward_and_leaves_no_trace():
 
 
 def test_state_of_another_model_is_refused():
-    ema = EMA(dict(make_model("first").named_parameters()), 0.9, warmup=False)
+    ema = EMA(dict(make_model("first").named_parameters()), EMASection(decay=0.9, warmup=False))
     state = {name: value.clone() for name, value in ema.state_dict().items()}
     with pytest.raises(CheckpointError, match=r"1 weights are missing.*'0.bias'"):
         ema.load_state_dict({name: value for name, value in state.items() if name != "0.bias"})
@@ -197,7 +201,7 @@ def test_rare_updates_make_up_for_the_steps_between_them() -> None:
     """With weights that stand still between updates, both averages are equal; the control moves at each step."""
     for moves_each_step in (False, True):
         model = make_model("rare")
-        often, rare = (EMA(dict(model.named_parameters()), 0.9, warmup=True, every=every) for every in (1, 5))
+        often, rare = (EMA(dict(model.named_parameters()), EMASection(decay=0.9, every=every)) for every in (1, 5))
         generator = stream(0, "rare updates")
         for step in range(1, 31):
             if moves_each_step or step % 5 == 1:
@@ -216,7 +220,7 @@ def test_rare_updates_make_up_for_the_steps_between_them() -> None:
 def test_an_average_in_host_memory_is_the_same():
     plain, hosted = make_model("first"), make_model("first")
     averages = [
-        EMA(dict(model.named_parameters()), 0.9, warmup=False, on_cpu=flag)
+        EMA(dict(model.named_parameters()), EMASection(decay=0.9, warmup=False, on_cpu=flag))
         for model, flag in ((plain, False), (hosted, True))
     ]
     before = {name: value.clone() for name, value in averages[1].state_dict().items()}

@@ -10,9 +10,10 @@ import torch
 from torch import nn
 
 from frameloom.checkpoint.reader import load_latest, read_state, step_folder
+from frameloom.config.schema.optim import OptimSection
 from frameloom.core.errors import ConfigError
 from frameloom.training.loop import Trainer
-from frameloom.training.optim.groups import RateGroup, freeze_parameters, group_parameters, hidden_matrices, matches
+from frameloom.training.optim.groups import freeze_parameters, group_parameters, hidden_matrices, matches
 from frameloom.training.optim.optimizer import build_optimizer
 from frameloom.training.run.folder import RunFolder
 from frameloom.training.train import build_trainer, train
@@ -72,15 +73,16 @@ def test_a_pattern_without_a_parameter_is_refused_with_the_nearest(trainable, fr
 
 
 def test_groups_have_their_own_rates_and_decays_and_the_first_match_counts() -> None:
-    rates = [RateGroup("first", lr=1e-4), RateGroup("*.weight", weight_decay=0.5), RateGroup("last", lr=0.0)]
-    groups = group_parameters(make_model().named_parameters(), lr=1e-3, weight_decay=0.1, no_decay=True, rates=rates)
+    rates = ({"match": "first", "lr": 1e-4}, {"match": "*.weight", "weight_decay": 0.5}, {"match": "last", "lr": 0.0})
+    section = OptimSection(lr=1e-3, weight_decay=0.1, groups=rates)
+    groups = group_parameters(make_model().named_parameters(), section)
     found = {name: (group["lr_factor"], group["weight_decay"]) for group in groups for name, _ in group["params"]}
     assert found["first.weight"] == (pytest.approx(0.1), 0.1) and found["first.bias"] == (pytest.approx(0.1), 0.0)
     assert found["blocks.0.weight"] == (1.0, 0.5) and found["blocks.1.weight"] == (1.0, 0.0)
     assert found["last.weight"] == (1.0, 0.5) and found["last.bias"] == (0.0, 0.0)
     assert len(found) == 10
     with pytest.raises(ConfigError, match=r"optim\.groups\.0\.match has 'lats'.*did you mean 'last'\?"):
-        build_optimizer(make_model().named_parameters(), lr=1e-3, rates=[RateGroup("lats", lr=1e-4)])
+        build_optimizer(make_model().named_parameters(), OptimSection(groups=({"match": "lats", "lr": 1e-4},)))
 
 
 def test_hidden_matrices_are_those_of_blocks() -> None:

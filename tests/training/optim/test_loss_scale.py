@@ -12,6 +12,8 @@ import torch
 from torch import nn
 
 from frameloom.checkpoint.reader import read_state, step_folder
+from frameloom.config.schema.optim import OptimSection
+from frameloom.config.schema.training import LossScaleSection
 from frameloom.core.errors import RunError
 from frameloom.core.random import stream
 from frameloom.training.loop import Trainer
@@ -23,42 +25,38 @@ from tests.training.runs import open_trainer
 
 
 def test_a_dynamic_scale_grows_after_clean_windows_and_shrinks_at_once() -> None:
-    scale = LossScale(scale=16.0, factor=4.0, window=3, minimum=2.0)
-    seen = []
-    for is_clean in [True, True, True, True, False, True, True, True, False, False, False]:
-        if is_clean:
-            scale.note_clean()
-        else:
-            scale.note_overflow()
+    scale = LossScale(LossScaleSection(initial=16, factor=4, window=3, minimum=2))
+    seen, shrinks = [], []
+    for is_clean in [True, True, True, True, False, True, True, True, False, False, False, False]:
+        shrinks.append(scale.adapt(is_finite=is_clean, loss=1.0))
         seen.append(scale.scale)
     # The overflow at the fifth step begins a new window; the last one would go below the minimum.
-    assert seen == [16, 16, 64, 64, 16, 16, 16, 64, 16, 4, 2]
-    assert scale.num_overflows == 4 and not scale.can_shrink
+    assert seen == [16, 16, 64, 64, 16, 16, 16, 64, 16, 4, 2, 2]
+    assert scale.num_overflows == 5 and shrinks == [False] * 4 + [True] + [False] * 3 + [True] * 3 + [False]
 
 
 def test_a_static_scale_stays() -> None:
-    scale = LossScale(scale=1024.0, factor=None, window=1)
-    scale.note_clean()
-    scale.note_overflow()
-    assert scale.scale == 1024 and not scale.can_shrink
+    scale = LossScale(LossScaleSection(mode="static", initial=1024, window=1))
+    assert not any(scale.adapt(is_finite=is_finite, loss=1.0) for is_finite in (True, False))
+    assert scale.scale == 1024
 
 
 def test_a_scale_has_an_upper_end() -> None:
-    scale = LossScale(scale=LossScale.MAXIMUM / 2, window=1)
+    scale = LossScale(LossScaleSection(initial=LossScale.MAXIMUM / 2, window=1))
     for _ in range(3):
-        scale.note_clean()
+        scale.adapt(is_finite=True, loss=1.0)
     assert scale.scale == LossScale.MAXIMUM
 
 
 def test_a_saved_scale_moves_on_alike() -> None:
     moves = [True, True, False, True, True, True, True, False]
-    whole, first, second = (LossScale(scale=64.0, window=3) for _ in range(3))
+    whole, first, second = (LossScale(LossScaleSection(initial=64, window=3)) for _ in range(3))
     for scale, part in ((whole, moves), (first, moves[:4])):
         for is_clean in part:
-            (scale.note_clean if is_clean else scale.note_overflow)()
+            scale.adapt(is_finite=is_clean, loss=1.0)
     second.load(json.loads(json.dumps(first.state())))
     for is_clean in moves[4:]:
-        (second.note_clean if is_clean else second.note_overflow)()
+        second.adapt(is_finite=is_clean, loss=1.0)
     assert second.state() == whole.state() != first.state()
 
 
@@ -69,7 +67,7 @@ def test_scaled_gradients_step_as_plain_ones_do(name: str, max_norm: float | Non
 
     def step(scale: float, divisor: float) -> tuple[torch.Tensor, float]:
         param = nn.Parameter(torch.ones(64))
-        optimizer = build_optimizer([("weight", param)], name=name, lr=0.1)
+        optimizer = build_optimizer([("weight", param)], OptimSection(name=name, lr=0.1))
         param.grad = scale * torch.randn(64, generator=stream(1, "gradient"))
         norm = clip_within_step(optimizer, max_norm, scale=divisor)
         optimizer.step()

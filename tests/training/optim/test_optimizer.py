@@ -10,6 +10,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 from torch.optim import AdamW, Optimizer
 
+from frameloom.config.schema.optim import OptimSection
 from frameloom.core.errors import CheckpointError, ConfigError
 from frameloom.core.random import stream
 from frameloom.training.optim import optimizer as optimizers
@@ -40,7 +41,7 @@ def train(model: nn.Module, optimizer: Optimizer, steps: range) -> None:
 
 
 def make_optimizer(model: nn.Module) -> Optimizer:
-    return build_optimizer(model.named_parameters(), lr=1e-2, weight_decay=0.1)
+    return build_optimizer(model.named_parameters(), OptimSection(lr=1e-2, weight_decay=0.1))
 
 
 def names(model: nn.Module) -> list[str]:
@@ -60,7 +61,8 @@ def test_norms_and_biases_are_spared_from_weight_decay():
     groups = make_optimizer(model).param_groups
     assert [group["weight_decay"] for group in groups] == [0.1, 0.0]
     assert [len(group["params"]) for group in groups] == [2, 4]
-    everything = build_optimizer(model.named_parameters(), lr=1e-2, weight_decay=0.1, no_decay=False).param_groups
+    section = OptimSection(lr=1e-2, weight_decay=0.1, decay_norms=True)
+    everything = build_optimizer(model.named_parameters(), section).param_groups
     assert [(group["weight_decay"], len(group["params"])) for group in everything] == [(0.1, 6)]
 
 
@@ -76,7 +78,8 @@ def test_frozen_parameters_are_left_out():
 def test_step_is_adamw_with_the_given_settings():
     ours, reference = make_model(), make_model()
     settings = {"lr": 3e-3, "betas": (0.8, 0.95), "eps": 1e-6}
-    train(ours, build_optimizer(ours.named_parameters(), weight_decay=0.2, no_decay=False, **settings), range(3))
+    section = OptimSection(weight_decay=0.2, decay_norms=True, **settings)
+    train(ours, build_optimizer(ours.named_parameters(), section), range(3))
     train(reference, AdamW(reference.parameters(), weight_decay=0.2, fused=False, foreach=False, **settings), range(3))
     for mine, theirs in zip(ours.parameters(), reference.parameters(), strict=True):
         torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-6)
@@ -97,11 +100,6 @@ def test_optimizer_is_fused_and_says_so_when_it_cannot_be(monkeypatch, caplog):
         plain = make_optimizer(model)
     assert "no fused kernel" in caplog.text
     assert not plain.param_groups[0]["fused"]
-
-
-def test_unknown_optimizer_is_refused():
-    with pytest.raises(ConfigError, match="adamw"):
-        build_optimizer(make_model().named_parameters(), name="sgdd", lr=1.0)
 
 
 @pytest.mark.parametrize("allocate_first", [False, True])
@@ -262,7 +260,7 @@ def _train_clipped(clip: Callable[[torch.optim.Optimizer, nn.Module], object]) -
     model = nn.Linear(8, 8)
     nn.init.normal_(model.weight, generator=stream(3, "weights"))
     nn.init.zeros_(model.bias)
-    optimizer = build_optimizer(model.named_parameters(), lr=1e-2, eps=1.0)
+    optimizer = build_optimizer(model.named_parameters(), OptimSection(lr=1e-2, eps=1.0))
     for number in range(3):
         model(torch.randn(4, 8, generator=stream(3, "input", number))).square().sum().backward()
         clip(optimizer, model)

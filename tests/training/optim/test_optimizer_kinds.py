@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from frameloom.checkpoint.reader import read_state, step_folder
+from frameloom.config.schema.optim import OptimSection
 from frameloom.core.errors import CheckpointError, ConfigError
 from frameloom.core.random import stream
 from frameloom.training.optim.groups import hidden_matrices
@@ -55,8 +56,8 @@ def make_model(purpose: str = "weights", width: int = 12) -> Small:
 
 
 def make_optimizer(model: nn.Module, name: str, **options: object) -> Optimizer:
-    settings = {"lr": LR.get(name, 1e-2), "weight_decay": 0.1, **options}
-    return build_optimizer(model.named_parameters(), name=name, hidden=hidden_matrices(model), **settings)
+    section = OptimSection(**{"name": name, "lr": LR.get(name, 1e-2), "weight_decay": 0.1, **options})
+    return build_optimizer(model.named_parameters(), section, hidden_matrices(model))
 
 
 def take_steps(model: nn.Module, optimizer: Optimizer, steps: range) -> None:
@@ -178,7 +179,7 @@ def rms(value: Tensor) -> Tensor:
 def step_alone(kind: str, start: Tensor, grads: list[Tensor], **options: object) -> Tensor:
     """One parameter in our optimizer, with gradients that are given."""
     param = nn.Parameter(start.clone())
-    optimizer = build_optimizer([("blocks.0.weight", param)], name=kind, hidden={"blocks.0.weight"}, **options)
+    optimizer = build_optimizer([("blocks.0.weight", param)], OptimSection(name=kind, **options), {"blocks.0.weight"})
     for grad in grads:
         param.grad = grad.clone()
         optimizer.step()
@@ -208,9 +209,9 @@ def test_came_is_its_formula(shape: tuple[int, ...]) -> None:
             rest = [beta3 * old + (1 - beta3) * new for old, new in zip(rest, parts, strict=True)]
             moved = mean * inverse_root(*rest)
         expected = expected * (1 - lr * decay) - lr * moved
-    ours = step_alone("came", start, grads, lr=lr, weight_decay=decay, no_decay=False)
+    ours = step_alone("came", start, grads, lr=lr, weight_decay=decay, decay_norms=True)
     torch.testing.assert_close(ours, expected, rtol=1e-10, atol=1e-12)
-    other = step_alone("came", start, grads, lr=lr, weight_decay=decay, no_decay=False, betas=(0.9, 0.999, 0.99))
+    other = step_alone("came", start, grads, lr=lr, weight_decay=decay, decay_norms=True, betas=(0.9, 0.999, 0.99))
     assert start.ndim == 1 or not torch.allclose(other, expected, rtol=1e-4)
 
 
@@ -263,7 +264,7 @@ def test_muon_moves_a_matrix_by_the_same_length_in_every_direction() -> None:
 
 def test_muon_without_hidden_matrices_is_refused() -> None:
     with pytest.raises(ConfigError, match="no matrix inside the model's blocks"):
-        build_optimizer(make_model().named_parameters(), name="muon", lr=1e-2)
+        build_optimizer(make_model().named_parameters(), OptimSection(name="muon", lr=1e-2))
 
 
 def digests(run: Path, step: int) -> dict[str, str]:

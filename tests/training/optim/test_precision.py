@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from frameloom.checkpoint.reader import load_latest, read_state, step_folder
+from frameloom.config.schema.optim import OptimSection
 from frameloom.core.errors import CheckpointError
 from frameloom.sampling.load import load_sampler
 from frameloom.training.caching import write_caches
@@ -39,7 +40,7 @@ def test_copies_keep_the_steps_that_half_precision_rounds_away() -> None:
     with torch.no_grad():
         model.weight.fill_(1.0)
     master = MasterWeights(dict(model.named_parameters()))
-    optimizer = build_optimizer(master.params.items(), lr=1e-4, weight_decay=0.0)
+    optimizer = build_optimizer(master.params.items(), OptimSection(lr=1e-4, weight_decay=0.0))
     rounded = []
     for _ in range(40):
         model(torch.ones(1, 4, dtype=torch.bfloat16)).sum().backward()

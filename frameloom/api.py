@@ -1,0 +1,142 @@
+"""The Python API: `train` a recipe, `load` a model to sample from, `load_recipe`. The commands are shells over it."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import tempfile
+from collections import deque
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from frameloom.config.loading.recipe import Overrides, Source, load_recipe, load_with_places
+from frameloom.config.loading.render import render_yaml
+from frameloom.config.rules.check import check_files
+from frameloom.config.rules.parallel import check_world
+from frameloom.config.schema.recipe import Recipe
+from frameloom.core.errors import FrameloomError, PeerFailed, RunError
+from frameloom.distributed.ranks import read_ranks
+
+if TYPE_CHECKING:
+    import polars as pl
+
+__all__ = ["Run", "load", "load_recipe", "train"]
+# Lines of the processes' messages that an error of theirs is told with.
+_NUM_LAST_LINES = 12
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run's folder: what `train` gives, or `Run("runs/my-run")` for one that was trained before."""
+
+    folder: Path
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "folder", Path(self.folder))
+        if not (self.folder / "recipe.yaml").is_file():
+            raise RunError(
+                f"{self.folder}: not a run folder (it has no recipe.yaml); name the folder that train() gave"
+            )
+
+    @property
+    def recipe(self) -> Recipe:
+        """The resolved recipe, every default filled in."""
+        return load_recipe(self.folder / "recipe.yaml")
+
+    @property
+    def metrics(self) -> pl.DataFrame:
+        """One row per logged step and a column per value (`train/loss`, `validation/loss`, ...); null: not logged."""
+        import polars as pl
+
+        path = self.folder / "metrics.jsonl"
+        if not path.is_file() or not path.stat().st_size:
+            return pl.DataFrame(schema={"step": pl.Int64})
+        rows = pl.read_ndjson(path, infer_schema_length=None)
+        # Values of one step are logged in several lines.
+        return rows.group_by("step", maintain_order=True).agg(pl.all().drop_nulls().last())
+
+    def load(self, **options: Any) -> Any:
+        """The trained model, with the options of `load`."""
+        return load(self.folder, **options)
+
+
+def train(
+    recipe: Source,
+    overrides: Overrides = (),
+    *,
+    processes: int = 1,
+    accept_recipe_change: bool = False,
+    accept_data_change: bool = False,
+    data_position: int | None = None,
+) -> Run:
+    """Train a recipe to its end, from its newest checkpoint if there is one.
+
+    recipe      a file, the name of a shipped recipe, a dictionary with the same keys, or what `load_recipe` gave
+    overrides   values by dotted key, {"optim.lr": 1e-4}
+    processes   of this machine, one for each GPU; under torchrun every process calls `train` and leaves this at 1
+
+    An interrupt (Ctrl-C, the stop button of a notebook) lets the step finish, saves and raises; the same call resumes.
+    `accept_recipe_change`, `accept_data_change` and `data_position` are the flags of `frameloom train`.
+    """
+    ranks = read_ranks()
+    try:
+        resolved, locations = load_with_places(recipe, overrides)
+        check_files(resolved, places=locations)
+        check_world(resolved, ranks.num_ranks if ranks.num_ranks > 1 else processes)
+    except FrameloomError as error:
+        if ranks.local_rank == 0:
+            raise
+        # All processes of a host find the same mistakes; one of them reports them.
+        raise PeerFailed(error.exit_code) from error
+    if processes > 1 and ranks.num_ranks == 1:
+        _start_processes(resolved, processes, accept_recipe_change, accept_data_change, data_position)
+        return Run(Path(resolved.run.folder) / resolved.name)
+    from frameloom.training.run.resuming import ResumeChoices
+    from frameloom.training.train import train as run_training
+
+    return Run(run_training(resolved, ResumeChoices(accept_recipe_change, accept_data_change, data_position)))
+
+
+def _start_processes(
+    recipe: Recipe, processes: int, accept_recipe_change: bool, accept_data_change: bool, data_position: int | None
+) -> None:
+    """Run `frameloom train` under torchrun and show its messages; RunError with the last of them if it fails."""
+    from frameloom.training.launch import Job, single_command
+
+    options = ["--accept-recipe-change"] * accept_recipe_change + ["--accept-data-change"] * accept_data_change
+    options += [] if data_position is None else ["--data-position", str(data_position)]
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "recipe.yaml"
+        file.write_text(render_yaml(recipe), encoding="utf-8")
+        command = single_command(Job(str(file), options, processes))
+        last: deque[str] = deque(maxlen=_NUM_LAST_LINES)
+        # In a session of their own, so that one Ctrl-C of a terminal reaches them once, from here.
+        with subprocess.Popen(
+            command,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            start_new_session=True,
+        ) as started:
+            assert started.stdout is not None
+            while True:
+                try:
+                    for line in started.stdout:
+                        last.append(line)
+                        sys.stderr.write(line)
+                    break
+                except KeyboardInterrupt:  # they save and end; their last messages are still to come
+                    started.send_signal(signal.SIGINT)
+        if started.returncode:
+            said = "".join(last).rstrip()
+            raise RunError(f"the {processes} processes ended with exit code {started.returncode}:\n{said}")
+
+
+def load(path: str | Path, **options: Any) -> Any:
+    """A model to sample from."""
+    from frameloom.sampling.load import load_model
+
+    return load_model(Path(path), **options)
