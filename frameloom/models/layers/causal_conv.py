@@ -62,7 +62,15 @@ def run_in_chunks(
     return torch.cat(results, dim=2)
 
 
-def prepend_past(x_BCFHW: Tensor, owner: Hashable, chunk: Chunk | None, *, kernel: int, stride: int = 1) -> Tensor:
+def prepend_past(
+    x_BCFHW: Tensor,
+    owner: Hashable,
+    chunk: Chunk | None,
+    *,
+    kernel: int,
+    stride: int = 1,
+    channels_last: bool = False,
+) -> Tensor:
     """Put the frames before `x_BCFHW` in front of it, for a causal filter over `kernel` frames.
 
     At the start of a clip they are copies of its first frame, never zeros. What the filter will need again is kept.
@@ -73,7 +81,7 @@ def prepend_past(x_BCFHW: Tensor, owner: Hashable, chunk: Chunk | None, *, kerne
     past = chunk.recall(owner) if chunk is not None else None
     if past is None:
         past = x_BCFHW[:, :, :1].expand(-1, -1, kernel - 1, -1, -1)
-    joined = join_frames([past, x_BCFHW])
+    joined = join_frames([past, x_BCFHW]) if channels_last else torch.cat([past, x_BCFHW], dim=2)
     if chunk is not None and not chunk.is_last:
         num_steps = (joined.shape[2] - kernel) // stride + 1
         chunk.keep(owner, joined[:, :, num_steps * stride :])
@@ -81,15 +89,16 @@ def prepend_past(x_BCFHW: Tensor, owner: Hashable, chunk: Chunk | None, *, kerne
 
 
 def join_frames(pieces_BCFHW: Sequence[Tensor]) -> Tensor:
-    if pieces_BCFHW[-1].stride(1) != 1:
-        return torch.cat(list(pieces_BCFHW), dim=2)
-    # In channels-last order. Given an expanded or sliced tensor, torch.cat would fall back to channels-first, and every
-    # layer after it would copy its input.
+    """In channels-last order. Given an expanded or sliced tensor, torch.cat alone falls back to channels-first, and
+    every layer after it would copy its input."""
     return torch.cat([piece.movedim(1, -1) for piece in pieces_BCFHW], dim=1).movedim(-1, 1)
 
 
 class CausalConv3d(nn.Module):
     """A convolution that sees the current and earlier frames; padding in space is zeros."""
+
+    channels_last = False
+    """whether the model keeps its activations in that order"""
 
     def __init__(
         self,
@@ -105,14 +114,14 @@ class CausalConv3d(nn.Module):
         self.conv = nn.Conv3d(in_channels, out_channels, kernel, stride=stride, padding=(0, space, space))
 
     def forward(self, x_BCFHW: Tensor, chunk: Chunk | None = None) -> Tensor:
-        conv, is_channels_last = self.conv, x_BCFHW.stride(1) == 1
-        if conv.kernel_size == (1, 1, 1) and is_channels_last:
+        conv = self.conv
+        if conv.kernel_size == (1, 1, 1) and self.channels_last:
             # One matrix product without any copy.
             return F.linear(x_BCFHW.movedim(1, -1), conv.weight.flatten(1), conv.bias).movedim(-1, 1)
-        if chunk is None and x_BCFHW.shape[2] == 1 and is_channels_last:
+        if chunk is None and x_BCFHW.shape[2] == 1 and self.channels_last:
             # All frames under the kernel are copies of the only one, so its taps in time add up to a 2-D kernel.
             image = F.conv2d(fold_frames(x_BCFHW), conv.weight.sum(2), conv.bias, conv.stride[1:], conv.padding[1:])
             return unfold_frames(image, 1)
-        kernel, stride = conv.kernel_size[0], conv.stride[0]
-        result: Tensor = conv(prepend_past(x_BCFHW, self, chunk, kernel=kernel, stride=stride))
+        sizes = {"kernel": conv.kernel_size[0], "stride": conv.stride[0]}
+        result: Tensor = conv(prepend_past(x_BCFHW, self, chunk, **sizes, channels_last=self.channels_last))
         return result

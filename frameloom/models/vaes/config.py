@@ -33,11 +33,13 @@ class LengthRule:
     def latents(self, frames: Frames) -> Frames:
         """Latent frames of clips; 0 for none."""
         is_packed_image = (frames == 1) * (not self.causal and self.stride > 1)
-        return (frames - self.causal) // self.stride + self.causal + is_packed_image
+        found: Frames = (frames - self.causal) // self.stride + self.causal + is_packed_image
+        return found
 
     def frames(self, latents: Frames) -> Frames:
         """The frames that give so many latent frames; 0 for none."""
-        return ((latents - self.causal) * self.stride + self.causal) * (latents > 0)
+        found: Frames = ((latents - self.causal) * self.stride + self.causal) * (latents > 0)
+        return found
 
     def trim(self, frames: Frames, multiple: int = 1) -> Frames:
         """The longest legal length within `frames`, with latent frames a multiple of the patch and of `multiple`.
@@ -72,7 +74,7 @@ class VAEConfig:
     name: ClassVar[str]
     """in messages"""
     causal: ClassVar[bool]
-    latent_channels: int
+    latent_channels: Any  # an int, a field or a property
     scale: tuple[float, ...]
     shift: tuple[float, ...]
 

@@ -80,7 +80,7 @@ class HunyuanConfig(TiledConfig):
         """Read the json of Open-Sora 2.0 or of diffusers."""
         given = {key: value for key, value in values.items() if not key.startswith("_") and key != "from_pretrained"}
         fields = cls.read_fields(given, _PLAIN, _FIXED, also=_SCALING)
-        return cls(**fields, **{_SCALING[key]: (value,) for key, value in given.items() if key in _SCALING})
+        return cls(**fields | {_SCALING[key]: (value,) for key, value in given.items() if key in _SCALING})
 
     def to_original(self) -> dict[str, Any]:
         """The json of Open-Sora 2.0; ConfigError when the channels have different scales, which it cannot hold."""

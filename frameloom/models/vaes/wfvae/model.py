@@ -53,6 +53,9 @@ class WFVAE(VideoVAE):
         super().__init__(config)
         self.encoder = Encoder(config)
         self.decoder = Decoder(config)
+        for module in self.modules():
+            if isinstance(module, CausalConv3d):
+                module.channels_last = True
 
     def use(self, policy: EncodePolicy) -> Self:
         if policy.chunk_frames is not None and self.config.norm == "groupnorm":

@@ -42,7 +42,7 @@ def split_haar(x_BCFHW: Tensor, taps: Tensor, owner: Hashable, chunk: Chunk | No
     frames give n + 1; else each frame is split by itself."""
     weight = _spread_over_colours(taps.to(x_BCFHW.dtype), x_BCFHW.shape[1])
     if taps.ndim == 4:
-        return F.conv3d(prepend_past(x_BCFHW, owner, chunk, kernel=2, stride=2), weight, stride=2)
+        return F.conv3d(prepend_past(x_BCFHW, owner, chunk, kernel=2, stride=2, channels_last=True), weight, stride=2)
     return unfold_frames(F.conv2d(fold_frames(x_BCFHW), weight, stride=2), x_BCFHW.shape[2])
 
 
