@@ -41,6 +41,17 @@ class RecipeCommand(TyperCommand):
         ctx.args = overrides
         return rest
 
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """Flags of a `rich_help_panel` follow the others under its name."""
+        panels: dict[str, list[tuple[str, str]]] = {}
+        for parameter in self.get_params(ctx):
+            if (record := parameter.get_help_record(ctx)) is not None:
+                other = "Arguments" if parameter.param_type_name == "argument" else "Options"
+                panels.setdefault(getattr(parameter, "rich_help_panel", None) or other, []).append(record)
+        for name, records in panels.items():
+            with formatter.section(name):
+                formatter.write_dl(records)
+
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
         return [*super().collect_usage_pieces(ctx), "[--KEY VALUE]..."]
 
@@ -89,6 +100,10 @@ def _refuse_misspelt_flag(word: str, flags: Iterable[str], ctx: Any) -> None:
         ctx.fail(f"no such flag: {name}; did you mean {near}?")
 
 
+# Earlier names of commands, which still work.
+_RENAMED = {"import-command": "import"}
+
+
 class LazyGroup(TyperGroup):
     """A group whose commands come from `entries`; set by `build_group`."""
 
@@ -102,6 +117,7 @@ class LazyGroup(TyperGroup):
         return build_command(cmd_name, entry) if entry else None
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        args = [_RENAMED.get(args[0], args[0]), *args[1:]]
         if args[0] not in self.entries:
             near = nearest(args[0], self.entries)
             hint = f"did you mean '{near}'?" if near else f"known commands: {', '.join(self.entries)}"

@@ -138,7 +138,7 @@ def test_the_twin_has_the_settings_of_its_stage(runs, name: str) -> None:
     last, falls = run.metrics("train/lr")[-1], stage.optim.schedule.name != "constant"
     assert stage.optim.lr * stage.optim.schedule.min_share <= last < stage.optim.lr if falls else last == stage.optim.lr
     assert (stepper.clip_norm, stepper.fade is None) == (stage.optim.clip_norm, stage.optim.clip_fade is None)
-    assert (stepper.ema.decay if stepper.ema else None) == (stage.train.ema.decay if stage.train.ema else None)
+    assert (stepper.ema.section if stepper.ema else None) == stage.train.ema
     if isinstance(task, DenoiserTask):
         assert stepper.bf16 == (stage.train.precision == "bf16")
         assert task.objective == build_objective(stage.objective)

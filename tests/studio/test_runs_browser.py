@@ -99,7 +99,7 @@ def test_a_video_is_made_played_and_its_settings_used_again(page, root):
     page.wait_for_function("document.querySelector('#generate-steps input').value == '3'")
     page.locator("#generate-prompt textarea").fill("x" * 5_000)
     page.locator("#generate-go").click()
-    page.locator("#generate-told [role=alert]").get_by_text("at most 4,000").wait_for()
+    page.locator("#generate-answer [role=alert]").get_by_text("at most 4,000").wait_for()
     shown: list[str] = []
     page.on("dialog", lambda dialog: (shown.append(dialog.message), dialog.dismiss()))
     page.locator("#generate-prompt textarea").fill(PROMPT + " <img src=x onerror=alert(1)> ${alert(2)} {{value}}")
@@ -117,5 +117,5 @@ def test_a_video_is_made_played_and_its_settings_used_again(page, root):
     page.get_by_role("button", name="Use the settings of a-red").click()
     page.wait_for_function("document.querySelector('#generate-prompt textarea').value.includes('onerror')")
     page.get_by_role("button", name="as gif").first.click()
-    page.locator("#generate-told a[download]").wait_for()
+    page.locator("#generate-answer a[download]").wait_for()
     assert shown == [] and len(list((root / "studio" / "downloads").glob("*.gif"))) == 1

@@ -16,6 +16,20 @@ from frameloom.config.schema.recipe import Recipe
 from frameloom.config.schema.section import Section, Words
 from frameloom.core.spelling import nearest, share_words
 
+# Keys that had another name: the old one, and the new one in the same section.
+RENAMED = {
+    "autoencoder.discriminator.turns": "autoencoder.discriminator.update",
+    "data.alike": "data.cost_group",
+    "data.cache.foreign": "data.cache.external",
+    "data.cache.foreign_folders": "data.cache.external_folders",
+    "data.cache.foreign_name": "data.cache.external_name",
+    "objective.law": "objective.distribution",
+    "objective.strata": "objective.stratified_levels",
+    "train.halve": "train.oom_split",
+    "train.park_encoders": "train.encoder_offload",
+    "train.rehearse": "train.preflight",
+}
+
 # Keys of other trainers, and where the same setting is in a recipe.
 SYNONYMS = {
     "learning_rate": "optim.lr",
@@ -98,7 +112,7 @@ SYNONYMS = {
     "snr_gamma": "objective.min_snr_gamma",
     "loss": "objective.kind",
     "prediction_type": "objective.kind",
-}
+} | {old.rpartition(".")[2]: new for old, new in RENAMED.items()}
 
 
 @dataclass(frozen=True)
@@ -228,7 +242,7 @@ def describe(kind: Kind) -> str:
     if words:
         return words
     if len(kind.options) > 1:
-        return _join(
+        return join_words(
             [describe(option) for option in sorted(kind.options, key=lambda option: option.accepts(type(None)))]
         )
     if kind.section:
@@ -236,7 +250,7 @@ def describe(kind: Kind) -> str:
     args = get_args(kind.annotation)
     match get_origin(kind.annotation) or kind.annotation:
         case origin if origin is Literal:
-            return _join([format_value(value) for value in args])
+            return join_words([format_value(value) for value in args])
         case origin if origin is tuple and args[-1] is Ellipsis:
             return f"a list, each item {describe(Kind.of(args[0]))}"
         case origin if origin is tuple and len({describe(Kind.of(item)) for item in args}) == 1:
@@ -262,7 +276,7 @@ def _describe_bounds(metadata: Sequence[Any]) -> str:
     return f" {' and '.join(parts)}" if parts else ""
 
 
-def _join(parts: list[str]) -> str:
+def join_words(parts: list[str]) -> str:
     return parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} or {parts[-1]}"
 
 
@@ -295,9 +309,9 @@ def explain_unknown(path: KeyPath) -> tuple[str, KeyPath | None]:
         return text + f"known keys: {', '.join(known)}", None
     if meant[0][:-1] == parents:
         return text + f"did you mean '{meant[0][-1]}'?", meant[0]
-    homes = _join([".".join(place) for place in meant])
+    homes = join_words([".".join(place) for place in meant])
     if meant[0][-1] == key and len(meant[0]) > 1:
-        return text + f"'{key}' belongs to {_join(['.'.join(place[:-1]) for place in meant])}: {homes}", meant[0]
+        return text + f"'{key}' belongs to {join_words(['.'.join(place[:-1]) for place in meant])}: {homes}", meant[0]
     return text + f"did you mean {homes}?", meant[0]
 
 

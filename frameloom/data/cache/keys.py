@@ -11,21 +11,21 @@ import dataclasses
 import hashlib
 import json
 from collections.abc import Iterable, Mapping
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import polars as pl
-import torch
 
+from frameloom.config.schema.data import CacheSection, DataSection
+from frameloom.core.disk_names import READ_SETTINGS
 from frameloom.core.errors import CacheError, ConfigError
 from frameloom.data.buckets.policy import BucketPolicy, Pairs, refuse_random
 from frameloom.data.cache.folder import CacheFolder, name_fingerprint
 from frameloom.data.cache.shards import REBUILD
-from frameloom.data.cache.source_state import PLACE, SOURCE, FileDigests, find_fresh, spell_source
-from frameloom.data.loading.reader import ReadSettings
+from frameloom.data.cache.source_state import PLACE, SOURCE, FileDigests, find_valid, format_source
 from frameloom.data.manifest.manifest import Manifest
-
-Store = Literal["moments", "sample"]
+from frameloom.data.media.transforms import parse_transforms
+from frameloom.models.precision import DTYPES
 
 LATENT_KEY = ("path", "facts", "frames", "height", "width")
 LATENT_COLUMNS = {
@@ -36,57 +36,46 @@ LATENT_COLUMNS = {
 TEXT_COLUMNS = {"key": pl.Int64}
 # Columns of a manifest, where it has them, that decide which frames of a file are read.
 _FACTS = ("kind", "frames", "fps", "start_frame", "end_frame", "crop", "member", "offset", "bytes")
-# Settings that decide whether a clip is read, not what comes out.
-_NOT_PIXELS = ("limits", "flip_probability", "caption_choice")
 # Parts of a policy's geometry that the shape and the facts of each sample say already.
 _PER_SAMPLE = ("buckets", "stride", "fps_max")
 _NUM_SHOWN = 12
 
 
 def latent_fingerprint(
-    *,
-    policy: BucketPolicy,
-    settings: ReadSettings,
-    encoder: Mapping[str, Any],
-    dtype: torch.dtype,
-    store: Store = "moments",
-    seed: int = 0,
+    policy: BucketPolicy, data: DataSection, *, encoder: Mapping[str, Any], seed: int = 0
 ) -> dict[str, Any]:
     """What all latents of a recipe share; `encoder` has the weights' digest and config. Random settings are refused.
 
     `seed` counts only for stored samples, whose noise is drawn from it.
     """
     refuse_random(policy)
-    _refuse_random_settings(settings)
-    read = {field.name: getattr(settings, field.name) for field in dataclasses.fields(settings)}
+    read = {name: getattr(data, name) for name in READ_SETTINGS} | {"transforms": parse_transforms(data.transforms)}
+    _refuse_random_settings(data, read)
     geometry = {name: value for name, value in policy.geometry().items() if name not in _PER_SAMPLE}
     return {
         "kind": "latents",
         "transforms": {
-            **{name: _describe(value) for name, value in read.items() if name not in _NOT_PIXELS},
+            **{name: _describe(value) for name, value in read.items()},
             "policy": {**_describe(geometry), "frame_rule": _describe(policy.frame_rule)},
         },
         "encoder": dict(encoder),
-        "dtype": str(dtype).removeprefix("torch."),
-        "store": {"kind": store, **({"seed": seed} if store == "sample" else {})},
+        "dtype": str(DTYPES[data.cache.precision]).removeprefix("torch."),
+        "store": {"kind": data.cache.store, **({"seed": seed} if data.cache.store == "sample" else {})},
     }
 
 
-def _refuse_random_settings(settings: ReadSettings) -> None:
+def _refuse_random_settings(data: DataSection, read: Mapping[str, Any]) -> None:
     problems = []
-    if settings.flip_probability:
-        problems.append(f"flip_probability: {settings.flip_probability:g} cannot be cached; use 0, or no latent cache")
-    if settings.use_image_num:
-        problems.append(
-            f"use_image_num: {settings.use_image_num} cannot be cached, images beside a clip are drawn; use 0"
-        )
-    for field in dataclasses.fields(settings):
-        value = getattr(settings, field.name) if field.name not in _NOT_PIXELS else ()
-        for part in value if isinstance(value, list | tuple) else (value,):
-            name = part if isinstance(part, str) else str(getattr(part, "disk_name", ""))
-            if name.lower().startswith("random"):
-                advice = "use first or center" if field.name == "frame_start" else "use one that is not random"
-                problems.append(f"{field.name}: {name} cannot be cached, a cache holds one view per clip; {advice}")
+    if data.flip:
+        problems.append(f"data.flip: {data.flip:g} cannot be cached; use 0, or no latent cache")
+    if data.use_image_num:
+        problems.append(f"data.use_image_num: {data.use_image_num} cannot be cached, these images are drawn; use 0")
+    for name, value in read.items():
+        for part in value if isinstance(value, tuple) else (value,):
+            text = part if isinstance(part, str) else str(getattr(part, "disk_name", ""))
+            if text.lower().startswith("random"):
+                advice = "use first or center" if name == "frame_start" else "use one that is not random"
+                problems.append(f"data.{name}: {text} cannot be cached, a cache holds one view per clip; {advice}")
     if problems:
         raise ConfigError(problems)
 
@@ -105,10 +94,10 @@ def _describe(value: Any) -> Any:
 
 
 def text_fingerprint(
-    *, encoder: Mapping[str, Any], dtype: torch.dtype, note: Mapping[str, Any] | None = None
+    cache: CacheSection, *, encoder: Mapping[str, Any], note: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
     """What a text cache depends on, besides the captions, which are its keys; `note` is what was added to them."""
-    about = {"kind": "text", "encoder": dict(encoder), "dtype": str(dtype).removeprefix("torch.")}
+    about = {"kind": "text", "encoder": dict(encoder), "dtype": str(DTYPES[cache.precision]).removeprefix("torch.")}
     return about if note is None else {**about, "note": dict(note)}
 
 
@@ -154,7 +143,7 @@ def find_latents(items: pl.DataFrame, entries: pl.DataFrame, made_by: str, known
     ours = entries.filter(pl.col("made_by") == made_by)
     numbered = items.with_row_index("item")
     found = numbered.join(ours, on=list(LATENT_KEY), how="inner", maintain_order="left_right")
-    fresh = found if known is None else find_fresh(found, known)
+    fresh = found if known is None else find_valid(found, known)
     fresh = fresh.sort(pl.col("reason").is_null(), maintain_order=True).unique("item", keep="last")
     columns = [name for name in fresh.columns if name not in items.columns]
     placed = numbered.join(fresh.select(columns), on="item", how="left", maintain_order="left")
@@ -188,13 +177,13 @@ def explain_latents(
         .join(entries, on=list(LATENT_KEY))
         .iter_rows(named=True)
     ):
-        lines.append(f"  {item['path']}: {spell_source(item)}")
+        lines.append(f"  {item['path']}: {format_source(item)}")
     rest = missing.filter(~pl.col("changed"))
     shape = ["path", "frames", "height", "width"]
-    lines += _spell_fingerprints(folder, fingerprint, rest.join(entries, on=list(LATENT_KEY), how="semi"), entries)
+    lines += _format_fingerprints(folder, fingerprint, rest.join(entries, on=list(LATENT_KEY), how="semi"), entries)
     ours = entries.filter(pl.col("made_by") == name_fingerprint(fingerprint))
     for item in rest.join(ours, on=shape, how="inner", suffix="_cached").head(_NUM_SHOWN).iter_rows(named=True):
-        found = spell_differences(json.loads(item["facts"]), json.loads(item["facts_cached"]))
+        found = format_differences(json.loads(item["facts"]), json.loads(item["facts_cached"]))
         lines += [f"  {item['path']}: {line.strip()}" for line in found]
     return lines
 
@@ -204,10 +193,10 @@ def explain_text(
 ) -> list[str]:
     shown = ", ".join(repr(text) for text in missing["caption"].head(3).to_list())
     lines = [f"{folder.path}: no embedding for {missing.height} of {num_wanted} captions, first {shown}; {REBUILD}"]
-    return lines + _spell_fingerprints(folder, fingerprint, missing.join(entries, on="key", how="semi"), entries)
+    return lines + _format_fingerprints(folder, fingerprint, missing.join(entries, on="key", how="semi"), entries)
 
 
-def _spell_fingerprints(
+def _format_fingerprints(
     folder: CacheFolder, fingerprint: Mapping[str, Any], known: pl.DataFrame, entries: pl.DataFrame
 ) -> list[str]:
     """The differences to the fingerprint that most other entries have, if missing samples are among them."""
@@ -219,10 +208,10 @@ def _spell_fingerprints(
     if found is None:
         return []
     head = f"  made for something else ({others.height} samples):"
-    return [head, *spell_differences(json.loads(json.dumps(dict(fingerprint), default=str)), found)]
+    return [head, *format_differences(json.loads(json.dumps(dict(fingerprint), default=str)), found)]
 
 
-def spell_differences(wanted: Mapping[str, Any], found: Mapping[str, Any]) -> list[str]:
+def format_differences(wanted: Mapping[str, Any], found: Mapping[str, Any]) -> list[str]:
     """One line per leaf that differs between two nested dictionaries."""
     ours, theirs = _flatten(wanted), _flatten(found)
     keys = [name for name in ours | theirs if ours.get(name) != theirs.get(name)]

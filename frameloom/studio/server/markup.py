@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from frameloom.core.errors import FrameloomError
 from frameloom.evaluate.charts import safe as safe
 from frameloom.studio.runs.samples import CLIPS
-from frameloom.studio.server.context import StudioContext
+
+if TYPE_CHECKING:
+    from frameloom.studio.server.context import StudioContext
 
 _MAX_BARS = 40
 
@@ -57,7 +60,7 @@ def bar_chart(title: str, bars: Sequence[tuple[str, int, str]]) -> str:
     return f'<div class="fl-bars" role="img" aria-label="{safe(title)}">{rows}</div>{more}'
 
 
-# Buttons inside our HTML tell what they do and to what; other clicks are not told.
+# Clicks on buttons inside our HTML are sent with what they do and to what; other clicks are not sent.
 BUTTONS_SCRIPT = """
 element.addEventListener('click', (event) => {
   const button = event.target.closest('button[data-act]');
@@ -79,6 +82,11 @@ def player(context: StudioContext, path: Path, caption: str) -> str:
         f'<video src="{url}" autoplay loop muted playsinline controls preload="metadata" '
         f'aria-label="{safe(caption)}"></video>'
     )
+
+
+def link(context: StudioContext, path: Path, label: str = "Download") -> str:
+    url = safe(context.file_url(path))
+    return f'<a class="rg-link" href="{url}" download="{safe(path.name)}">{safe(label)}</a>'
 
 
 def badge(state: str) -> str:

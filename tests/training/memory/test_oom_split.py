@@ -52,7 +52,7 @@ def make_batch(size: int = 5, num_images: int = 2, copies: int = 1) -> Batch:
         index=4,
         bucket=BUCKET,
         rows=rows,
-        ordinals=np.arange(all_rows, dtype=np.int64) + 100,
+        sample_indices=np.arange(all_rows, dtype=np.int64) + 100,
         captions=[f"caption {number}" for number in range(all_rows)],
         pixels_BCFHW=draw(all_rows, 3, 2, 4, 4),
         latents=(draw(all_rows, 2, 1, 2, 2), draw(all_rows, 2, 1, 2, 2)),
@@ -71,7 +71,7 @@ def test_pieces_hold_every_sample_once_with_all_that_belongs_to_it() -> None:
     batch = make_batch()
     pieces = cut_batch(batch, 3)
     assert [piece.size for piece in pieces] == [2, 2, 1] and [piece.part for piece in pieces] == [0, 2, 4]
-    assert np.concatenate([piece.ordinals for piece in pieces]).tolist() == batch.ordinals.tolist()
+    assert np.concatenate([piece.sample_indices for piece in pieces]).tolist() == batch.sample_indices.tolist()
     assert [caption for piece in pieces for caption in piece.captions] == batch.captions
     for name in ("pixels_BCFHW", "control_BCFHW"):
         whole = getattr(batch, name)
@@ -91,7 +91,7 @@ def test_pairs_stay_together() -> None:
     """The second half of a batch of pairs belongs to the first, sample by sample."""
     pieces = cut_batch(make_batch(copies=2), 2)
     assert [piece.rows.tolist() for piece in pieces] == [[0, 1, 2], [3, 4]]
-    assert [piece.ordinals.tolist() for piece in pieces] == [[100, 101, 102, 105, 106, 107], [103, 104, 108, 109]]
+    assert [piece.sample_indices.tolist() for piece in pieces] == [[100, 101, 102, 105, 106, 107], [103, 104, 108, 109]]
 
 
 def test_fewer_samples_than_passes_are_filled_up_with_what_counts_for_nothing() -> None:
@@ -171,7 +171,7 @@ def test_a_halving_is_remembered_after_a_resume_and_forgotten_on_request(
     with caplog.at_level(logging.WARNING):
         run = train(world.recipe("--train.steps", "5"))
         assert load_latest(run / "checkpoints").state["halved"] == {LONG: 2}  # type: ignore[union-attr]
-        train(world.recipe("--train.steps", "6", "--train.halve", "false"))
+        train(world.recipe("--train.steps", "6", "--train.oom_split", "false"))
     assert not halvings(caplog)
     assert load_latest(run / "checkpoints").state["halved"] == {}  # type: ignore[union-attr]
 
@@ -184,8 +184,8 @@ def test_a_single_sample_that_does_not_fit_ends_the_run_with_advice(
         train(world.recipe())
     assert found.value.exit_code == 2
     fail(monkeypatch, {"bucket": LONG, "samples_over": 2})
-    with pytest.raises(RunError, match=r"4 samples do not fit .*train\.halve is false"):
-        train(world.recipe("--name", "strict", "--train.halve", "false"))
+    with pytest.raises(RunError, match=r"4 samples do not fit .*train\.oom_split is false"):
+        train(world.recipe("--name", "strict", "--train.oom_split", "false"))
 
 
 def make_trainer(world: Any, name: str, **sections: Any) -> Trainer:
@@ -195,7 +195,7 @@ def make_trainer(world: Any, name: str, **sections: Any) -> Trainer:
 
 def test_a_step_that_was_begun_anew_leaves_no_trace(world: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two networks that take turns; halves from the start equal those found out in mid-step, to the bit."""
-    section = {"discriminator": {"turns": "both", "channels": 4, "num_layers": 2, "dropout": 0.2}}
+    section = {"discriminator": {"update": "both", "channels": 4, "num_layers": 2, "dropout": 0.2}}
     found = {}
     for name in ("known", "found out", "whole"):
         trainer = make_trainer(world, name, task="autoencoder", autoencoder=section)
