@@ -26,8 +26,8 @@ from benchmarks.harness import (
     take_turns,
 )
 from benchmarks.model import build_model, list_cases
-from frameloom.checkpoint.async_saving import Saver
 from frameloom.checkpoint.reader import Checkpoint, load_latest
+from frameloom.checkpoint.writer import Saver
 from frameloom.config.schema.optim import OptimSection
 from frameloom.training.optim.optimizer import (
     allocate_state,
