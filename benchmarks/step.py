@@ -127,9 +127,9 @@ def our_step(trainer: Trainer) -> Work:
     steps = trainer.feed.steps(0, 0, trainer.recipe.train.accumulate)
 
     def step() -> None:
-        batches, position = next(steps)
+        batches, planned = next(steps)
         result = trainer.take_step(batches)
-        trainer.epoch, trainer.position = position
+        trainer.epoch, trainer.position = planned.position
         trainer.note(result)
         if trainer.step % trainer.recipe.train.log_every == 0:
             trainer.log({**result.values, **trainer.rates()})
