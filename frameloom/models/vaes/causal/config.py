@@ -208,6 +208,6 @@ SPEC = VAESpec(
     sizes=SIZES,
     build="frameloom.models.vaes.causal.model:CausalVAE",
     load_original="frameloom.models.vaes.causal.weights:load_original",
-    start="frameloom.models.vaes.lowpass:start_causal",
+    start="frameloom.models.vaes.causal.weights:start_as_lowpass",
     inflates="frameloom.models.vaes.causal.weights:is_image_vae",
 )

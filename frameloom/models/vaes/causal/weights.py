@@ -7,14 +7,18 @@ of the first Stable Diffusion releases and of diffusers' AutoencoderKL.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from frameloom.core.logging import get_logger
 from frameloom.models.vaes.base import VideoVAE, load_same_keys
+from frameloom.models.vaes.blocks import COLOURS, ResBlock2D, ResBlock3D
+from frameloom.models.vaes.causal.model import CausalVAE, Level
+from frameloom.models.vaes.lowpass import ANCHOR, LOGVAR, QUIET, Conv, bias_of, inner_conv, silence_branches
 
 _log = get_logger(__name__)
 
@@ -105,3 +109,104 @@ def _rename_diffusers(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
             key = re.sub(pattern, replacement, key)
         renamed[key] = tensor
     return renamed
+
+
+# Fresh weights
+
+_ANCHORS = (2 * COLOURS, 2 * COLOURS + 1)
+_NUM_PATHS = 2 * COLOURS + 2
+_TYPICAL_SQUARE = 1.0
+
+
+@torch.no_grad()
+def start_as_lowpass(model: CausalVAE) -> None:
+    """Turn freshly drawn weights into a low-pass autoencoder.
+
+    Models with fewer latent channels than colours, or with norms that would tear the paths apart (a group of less
+    than 8 channels, as in the published sizes), stay as drawn.
+    """
+    config = model.config
+    if config.hidden_size // config.norm_groups < _NUM_PATHS or min(config.embed_dim, config.z_channels) < COLOURS:
+        return
+    silence_branches(model)
+    for module in model.modules():
+        if isinstance(module, ResBlock2D | ResBlock3D) and module.nin_shortcut is not None:
+            _pass_paths(inner_conv(module.nin_shortcut))
+        elif isinstance(module, Level):
+            for name in module.resizes:
+                if getattr(getattr(module, name), "conv", None) is not None:
+                    _pass_paths(inner_conv(getattr(module, name).conv))
+    first_group = config.widths[-1] // config.norm_groups
+    _open_ends(model.encoder.conv_in, model.encoder.conv_out, _norm_of(first_group))
+    _open_ends(model.decoder.conv_in, model.decoder.conv_out, _norm_of(config.hidden_size // config.norm_groups))
+    spread = inner_conv(model.encoder.conv_out)
+    spread.weight[config.z_channels :] *= QUIET
+    bias_of(spread)[config.z_channels :] = LOGVAR
+    if config.use_quant_layer:
+        for layer, split in ((model.quant_conv.conv, config.z_channels), (model.post_quant_conv.conv, None)):
+            _pass_through(layer, split)
+
+
+def _norm_of(channels: int) -> float:
+    """What the norm divides a group by that holds the paths and is quiet otherwise."""
+    return math.sqrt(2 * (ANCHOR**2 + COLOURS * _TYPICAL_SQUARE / 2) / channels)
+
+
+def _pass_paths(layer: Conv) -> None:
+    """Let a shortcut or a layer that resizes pass the paths."""
+    layer.weight.mul_(QUIET)
+    bias_of(layer).zero_()
+    for path in range(_NUM_PATHS):
+        _set_row(layer, path, path, 1.0)
+
+
+def _open_ends(first: nn.Module, last: nn.Module, norm: float) -> None:
+    """Colours in as two copies beside the anchors, and out again as their difference."""
+    entry, leave = inner_conv(first), inner_conv(last)
+    entry.weight.mul_(QUIET)
+    bias_of(entry).zero_()
+    for colour in range(COLOURS):
+        _set_row(entry, colour, colour, 1.0)
+        _set_row(entry, COLOURS + colour, colour, -1.0)
+        _set_row(leave, colour, colour, norm)
+        _add_tap(leave, colour, COLOURS + colour, -norm)
+    for row, anchor in zip(_ANCHORS, (ANCHOR, -ANCHOR), strict=True):
+        entry.weight[row] = 0
+        bias_of(entry)[row] = anchor
+
+
+def _pass_through(layer: Conv, split: int | None) -> None:
+    """An identity; with `split`, of the means and of the log-variances, each as far as there are outputs."""
+    layer.weight.zero_()
+    bias_of(layer).zero_()
+    outputs, inputs = layer.weight.shape[:2]
+    halves = [(0, 0, min(outputs, inputs))]
+    if split is not None:
+        halves = [(0, 0, min(outputs // 2, split)), (outputs // 2, split, min(outputs // 2, split))]
+        bias_of(layer)[outputs // 2 :] = LOGVAR * (outputs // 2 > split)
+    for row, column, count in halves:
+        for index in range(count):
+            layer.weight[row + index, column + index] = 1.0
+
+
+def _set_row(layer: Conv, row: int, column: int, value: float) -> None:
+    """Make an output channel nothing but `value` times an input channel."""
+    layer.weight[row] = 0
+    bias_of(layer)[row] = 0
+    _add_tap(layer, row, column, value)
+
+
+def _add_tap(layer: Conv, row: int, column: int, value: float) -> None:
+    """At the current place and frame; a layer that halves a side takes the mean of the two cells it joins."""
+    kernel = layer.weight[row, column]
+    taps: list[slice] = []
+    dims = (True, False, False) if kernel.ndim == 3 else (False, False)
+    for size, stride, is_time in zip(kernel.shape, layer.stride, dims, strict=True):
+        if is_time:
+            taps.append(slice(size - stride, size))
+        elif stride == 2:
+            taps.append(slice(0, 2))
+        else:
+            taps.append(slice(size // 2, size // 2 + 1))
+    region = kernel[tuple(taps)]
+    region += value / region.numel()

@@ -145,5 +145,5 @@ SPEC = VAESpec(
     sizes=SIZES,
     build="frameloom.models.vaes.wfvae.model:WFVAE",
     load_original="frameloom.models.vaes.wfvae.weights:load_original",
-    start="frameloom.models.vaes.lowpass:start_wfvae",
+    start="frameloom.models.vaes.wfvae.weights:start_as_lowpass",
 )
