@@ -96,7 +96,7 @@ class Feed:
             is_filler = own[len(batches)][1]
             batches.append(replace(batch, is_filler=True, bad=[]) if is_filler else batch)
             if self.assignment.num_ranks == 1:
-                self.bad_clips.add(batch)
+                self.bad_clips.add(batch.bad)
             if len(batches) == len(own):
                 requested.popleft()
                 yield StepBatches(batches, planned)
