@@ -163,7 +163,7 @@ def open_sora_plan_text(
     that does not look at them can use. `name` gives the file name in the manifest's columns: "{stem}-part-{part}".
     """
     if not 1 <= len(folders) <= 2:
-        raise ConfigError(f"data.cache.foreign_folders names {len(folders)} folders; open_sora_plan has one or two")
+        raise ConfigError(f"data.cache.external_folders names {len(folders)} folders; open_sora_plan has one or two")
     for column in _FIELD.findall(name or ""):
         if column != "stem":
             manifest.column(column)  # refuses a column that is not there
