@@ -273,7 +273,7 @@ def _cost_classes(units: _Units, seed: int, epoch: int) -> Iterator[tuple[Ints, 
 
 
 def _split_by_cost(costs: NDArray[np.float64]) -> Iterator[Ints]:
-    """Places of `costs`, the most expensive first, cut where the next is cheaper than the first by more than `TOLERANCE`."""
+    """Places of `costs`, highest first, cut where the next is lower than the first by more than `TOLERANCE`."""
     order = np.argsort(-costs, kind="stable")
     rising = -costs[order]
     start = 0

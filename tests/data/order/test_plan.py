@@ -192,7 +192,7 @@ def test_many_buckets_are_counted_beyond_16_bits() -> None:
     )
 
 
-@pytest.mark.parametrize("wrong", [{"alike": 0}, {"accumulate": 0}])
+@pytest.mark.parametrize("wrong", [{"cost_group": 0}, {"accumulate": 0}])
 def test_wrong_arguments_are_refused(wrong: dict[str, int]) -> None:
-    with pytest.raises(ValueError, match="accumulate and alike"):
+    with pytest.raises(ValueError, match="accumulate and cost_group"):
         plan_epoch(np.zeros(4, dtype=np.int32), np.array([2]), np.array([1.0]), seed=0, epoch=0, **wrong)
