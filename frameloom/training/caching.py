@@ -36,6 +36,7 @@ from frameloom.data.loading.reader import BatchReader, Stores
 from frameloom.data.manifest.manifest import Manifest
 from frameloom.data.media.transforms import to_signed_range
 from frameloom.models.precision import DTYPES
+from frameloom.models.vaes.config import VAEConfig
 
 _log = get_logger(__name__)
 
@@ -160,13 +161,11 @@ class _LatentShape:
     """The shape of a bucket's latents; a class, so that it survives pickling."""
 
     def __init__(self, recipe: Recipe) -> None:
-        vae = build_vae(recipe.vae, seed=recipe.seed).model
-        self._channels, self._strides, self._causal = vae.latent_channels, vae.strides, int(vae.causal)
+        self._vae: VAEConfig = build_vae(recipe.vae, seed=recipe.seed).config
 
     def __call__(self, bucket: Bucket) -> tuple[int, int, int, int]:
-        stride_f, stride_h, stride_w = self._strides
-        frames = max(1, (bucket.frames - self._causal) // stride_f + self._causal)
-        return self._channels, frames, bucket.height // stride_h, bucket.width // stride_w
+        cells = self._vae.latent_shape(bucket.frames, bucket.height, bucket.width)
+        return self._vae.latent_channels, *cells
 
 
 def open_latent_store(recipe: Recipe, manifest: Manifest, policy: BucketPolicy) -> LatentStore:
