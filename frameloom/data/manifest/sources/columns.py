@@ -41,15 +41,15 @@ _SCHEME = r"^[A-Za-z][A-Za-z0-9+.-]+:"
 _UPWARD = r"(^|[/\\])\.\.([/\\]|$)"
 _LAST_SUFFIX = r"(\.[^./\\]+)$"
 
-Place = Callable[[int], str]
+Locate = Callable[[int], str]
 """Where a row stands in its file, in words."""
 
 
-def row_place(row: int) -> str:
+def locate_row(row: int) -> str:
     return f"row {row}"
 
 
-def to_our_columns(table: pl.DataFrame, *, root: Path, source: str, place: Place = row_place) -> pl.DataFrame:
+def to_our_columns(table: pl.DataFrame, *, root: Path, source: str, locate: Locate = locate_row) -> pl.DataFrame:
     """The table with our columns; DataError names the first row and column that cannot be understood."""
     table = _rename(table)
     if "path" not in table.columns:
@@ -57,13 +57,13 @@ def to_our_columns(table: pl.DataFrame, *, root: Path, source: str, place: Place
             f"{source}: no column names the files (it has: {', '.join(table.columns) or 'none'}); "
             f"name it 'path'; {', '.join(ALIASES['path'])} are understood too"
         )
-    table = _split_captions(_split_resolution(_parse_members(table, source, place)), source)
+    table = _split_captions(_split_resolution(_parse_members(table, source, locate)), source)
     for name in ("path", "caption"):
         if table.schema[name] != pl.String and table[name].null_count() < table.height:
             raise DataError(f"{source}: column '{name}' has type {table.schema[name]}; it must hold text")
     numbers = [*COUNTS, "fps", *(name for name in WINDOW if name in table.columns)]
     table = table.with_columns(
-        pl.col("path", "caption").cast(pl.String), *(_parse_numbers(table, name, source, place) for name in numbers)
+        pl.col("path", "caption").cast(pl.String), *(_parse_numbers(table, name, source, locate) for name in numbers)
     )
     # The kind is what the source says, else what the file's ending says; null for an unknown ending.
     suffix = pl.col("path").str.extract(_LAST_SUFFIX).str.to_lowercase()
@@ -75,10 +75,10 @@ def to_our_columns(table: pl.DataFrame, *, root: Path, source: str, place: Place
     )
     is_given = "kind" in table.columns and table.schema["kind"] != pl.Null
     kind = pl.coalesce(pl.col("kind").cast(pl.String), by_ending) if is_given else by_ending
-    table = _parse_windows(table.with_columns(kind=kind), source, place)
-    refuse_first(table, _window_rules(table.columns), source, place)
+    table = _parse_windows(table.with_columns(kind=kind), source, locate)
+    refuse_first(table, _window_rules(table.columns), source, locate)
     for name in ("path", "control") if has_control(table) else ("path",):
-        table = _make_relative(table, name, root, source, place)
+        table = _make_relative(table, name, root, source, locate)
     is_still = (pl.col("kind") == "image") & pl.col("frames").is_null()
     table = table.with_columns(frames=pl.when(is_still).then(1).otherwise(pl.col("frames")))
     return table.select(*REQUIRED, *(name for name in table.columns if name not in REQUIRED))
@@ -110,13 +110,13 @@ def first_row(table: pl.DataFrame, wrong: pl.Expr) -> int | None:
 
 
 def refuse_first(
-    table: pl.DataFrame, rules: list[tuple[str, pl.Expr, str]], source: str, place: Place = row_place
+    table: pl.DataFrame, rules: list[tuple[str, pl.Expr, str]], source: str, locate: Locate = locate_row
 ) -> None:
     """DataError for the first rule that any row breaks."""
     for column, wrong, rule in rules:
         row = first_row(table, wrong)
         if row is not None:
-            raise DataError(f"{source}: {place(row)}, column '{column}': {table[column][row]!r} {rule}")
+            raise DataError(f"{source}: {locate(row)}, column '{column}': {table[column][row]!r} {rule}")
 
 
 def _rename(table: pl.DataFrame) -> pl.DataFrame:
@@ -145,7 +145,7 @@ def _split_resolution(table: pl.DataFrame) -> pl.DataFrame:
     return table.with_columns(new).drop("resolution")
 
 
-def _parse_members(table: pl.DataFrame, source: str, place: Place) -> pl.DataFrame:
+def _parse_members(table: pl.DataFrame, source: str, locate: Locate) -> pl.DataFrame:
     """Places inside tars as numbers. A scan adds `bytes`, so `member` and `offset` of other meaning are refused."""
     if not {"member", "offset"} <= set(table.columns):
         return table
@@ -155,11 +155,11 @@ def _parse_members(table: pl.DataFrame, source: str, place: Place) -> pl.DataFra
             "complete them, or rename 'member' if it means something else"
         )
     table = table.with_columns(
-        pl.col("member").cast(pl.String), *(_parse_numbers(table, name, source, place) for name in ("offset", "bytes"))
+        pl.col("member").cast(pl.String), *(_parse_numbers(table, name, source, locate) for name in ("offset", "bytes"))
     )
     lacks = {name: pl.col("member").is_not_null() & pl.col(name).is_null() for name in ("offset", "bytes")}
     rules = [(name, wrong, "must not be null where member is not") for name, wrong in lacks.items()]
-    refuse_first(table, rules, source, place)
+    refuse_first(table, rules, source, locate)
     return table
 
 
@@ -176,7 +176,7 @@ def _split_captions(table: pl.DataFrame, source: str) -> pl.DataFrame:
     return table
 
 
-def _parse_numbers(table: pl.DataFrame, name: str, source: str, place: Place) -> pl.Series:
+def _parse_numbers(table: pl.DataFrame, name: str, source: str, locate: Locate) -> pl.Series:
     """A column as numbers, all but the frame rate whole; a table that once held NaN has them as 16.0."""
     dtype = pl.Float64() if name == "fps" else pl.Int64()
     if name not in table.columns or table[name].null_count() == table.height:
@@ -187,7 +187,7 @@ def _parse_numbers(table: pl.DataFrame, name: str, source: str, place: Place) ->
             given = pl.col(name)
             row = first_row(table, given.is_not_null() & given.cast(pl.Float64, strict=False).is_null())
             if row is not None:
-                raise DataError(f"{source}: {place(row)}, column '{name}': {column[row]!r} is no number")
+                raise DataError(f"{source}: {locate(row)}, column '{name}': {column[row]!r} is no number")
         wanted = "numbers (null for images)" if name == "fps" else "whole numbers"
         raise DataError(f"{source}: column '{name}' has type {column.dtype}; it must hold {wanted}")
     if name == "fps":
@@ -198,11 +198,11 @@ def _parse_numbers(table: pl.DataFrame, name: str, source: str, place: Place) ->
     is_lost = given.is_not_null() & (count.is_null() | (given != count))
     row = first_row(pl.DataFrame({"given": column, "count": counts}), is_lost)
     if row is not None:
-        raise DataError(f"{source}: {place(row)}, column '{name}': {column[row]!r} is no whole number below 2**63")
+        raise DataError(f"{source}: {locate(row)}, column '{name}': {column[row]!r} is no whole number below 2**63")
     return counts
 
 
-def _make_relative(table: pl.DataFrame, name: str, root: Path, source: str, place: Place) -> pl.DataFrame:
+def _make_relative(table: pl.DataFrame, name: str, root: Path, source: str, locate: Locate) -> pl.DataFrame:
     """Absolute paths below the root lose it; whatever leaves the root is refused."""
     path = pl.col(name)
     for prefix in sorted({f"{str(form).rstrip('/')}/" for form in (root.absolute(), root.resolve())}, key=len):
@@ -216,14 +216,14 @@ def _make_relative(table: pl.DataFrame, name: str, root: Path, source: str, plac
         common = os.path.commonpath([os.path.dirname(str(path)) for path in (outside.min(), outside.max())])
         hint = f"those outside lie below {common}" if common != "/" else "they share no folder"
         raise DataError(
-            f"{source}: {place(row)}, column '{name}': {table[name][row]!r} is absolute and outside the root {root}; "
+            f"{source}: {locate(row)}, column '{name}': {table[name][row]!r} is absolute and outside the root {root}; "
             f"{hint}: give the folder that holds the media as the root (data.root)"
         )
-    refuse_first(table, path_rules(name), source, place)
+    refuse_first(table, path_rules(name), source, locate)
     return table
 
 
-def _parse_windows(table: pl.DataFrame, source: str, place: Place) -> pl.DataFrame:
+def _parse_windows(table: pl.DataFrame, source: str, locate: Locate) -> pl.DataFrame:
     """The table with its windows as numbers; DataError names a row whose window is empty or not understood."""
     if set(WINDOW) & set(table.columns):
         return table
@@ -247,7 +247,7 @@ def _parse_windows(table: pl.DataFrame, source: str, place: Place) -> pl.DataFra
         value = with_window[column][row]
         shown = value.to_list() if isinstance(value, pl.Series) else value
         rule = "expected 'a:b', the first frame and the one behind the last, with b above a"
-        raise DataError(f"{source}: {place(row)}, column '{column}': {shown!r} is no window; {rule}")
+        raise DataError(f"{source}: {locate(row)}, column '{column}': {shown!r} is no window; {rule}")
     length = pl.col("end_frame") - pl.col("start_frame")
     return with_window.with_columns(pl.coalesce(pl.col("frames"), length).alias("frames"))
 
