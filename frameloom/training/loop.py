@@ -12,9 +12,9 @@ from typing import Any
 
 from torch import Tensor
 
-from frameloom.checkpoint.async_saving import Saver
 from frameloom.checkpoint.model_folder import write_model_folder
 from frameloom.checkpoint.reader import Checkpoint
+from frameloom.checkpoint.writer import Saver
 from frameloom.config.schema.recipe import Recipe
 from frameloom.config.schema.training import is_due
 from frameloom.core.errors import CheckpointError, RunError
