@@ -85,7 +85,7 @@ def list_steps(run: Path) -> list[int]:
 
 
 def read_step(run: Path, step: int | None) -> list[SavedSample]:
-    """The samples of a step, then the validation's pictures; None: what `frameloom sample` put into the run's folder."""
+    """The samples of a step, then the validation's pictures; None: what `frameloom sample` wrote into the run."""
     samples = []
     for folder in _media_folders(run):
         if folder.name == _SAMPLES:
