@@ -100,7 +100,7 @@ class Trainer:
                     break
                 self.peers.begin(self.step + 1, planned)
                 result = self.take_step(batches)
-                self.feed.bad_clips.add_clips(self.peers.take_bad_clips(batches))
+                self.feed.bad_clips.add(self.peers.take_bad_clips(batches))
                 self.epoch, self.position = planned.position
                 bar.advance(note=self.note(result))
                 self.after_step(result)
