@@ -61,7 +61,8 @@ class LPIPS(nn.Module):
         return torch.stack(distances).sum(0)
 
     def features(self, x_NCHW: Tensor) -> list[Tensor]:
-        x_NCHW = (x_NCHW - self.scaling_layer.shift) / self.scaling_layer.scale
+        shift, scale = self.scaling_layer.buffers()
+        x_NCHW = (x_NCHW - shift) / scale
         found = []
         for part in self.net:
             x_NCHW = part(x_NCHW)
