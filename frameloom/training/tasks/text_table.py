@@ -24,7 +24,7 @@ _EMPTY = ""  # every cache has its states
 
 
 @dataclass(frozen=True)
-class KnownText:
+class TextTable:
     """`states` of the captions in `rows`, as the denoiser sees them; the last are those of the empty caption."""
 
     rows: Mapping[str, int]
@@ -42,7 +42,7 @@ class KnownText:
         return TextStates(*(part.index_select(0, index_B) for part in vars(self.states).values()))
 
 
-def take_text(feed: Feed, null: TextStates, scaling: TextScaling | None) -> KnownText | None:
+def preload_text(feed: Feed, null: TextStates, scaling: TextScaling | None) -> TextTable | None:
     """All cached text of a run, on the device of `null`; None where there is too much of it, or no cache.
 
     The reader of `feed` gives none from then on. Captions are scaled in sorted order and not batch by batch: so their
@@ -64,6 +64,6 @@ def take_text(feed: Feed, null: TextStates, scaling: TextScaling | None) -> Know
     ]
     reader.text = None
     states = TextStates.concatenate([*parts, null])
-    return KnownText(
+    return TextTable(
         {caption: row for row, caption in enumerate(captions)}, states if scaling is None else scaling.apply(states)
     )
