@@ -32,7 +32,7 @@ from benchmarks.decode import (
 )
 from benchmarks.harness import Effort, Row, Side, attempt, compare_rates, load_peer, take_turns
 from frameloom.core.random import numpy_stream
-from frameloom.data.buckets.grid import parse_grid
+from frameloom.data.buckets.grid import build_grid
 from frameloom.data.buckets.policy import Bucket
 from frameloom.data.loading.batch import BatchRequest
 from frameloom.data.loading.loader import read_requests
@@ -114,7 +114,7 @@ def _build_ours(
         }
     )
     write_manifest(folder / "manifest.parquet", table)
-    policy = parse_grid({"256px": {FRAMES: [1.0, _BATCH]}}, stride=16, fps_max=None)
+    policy = build_grid({"256px": {FRAMES: [1.0, _BATCH]}}, stride=16, fps_max=None)
     bucket = next(one for one in policy.buckets if (one.height, one.width) == (HEIGHT, WIDTH))
     reader = ClipReader(Manifest.read(folder / "manifest.parquet"), policy, seed=0, settings=ReadSettings())
     return reader, [_request(bucket, start, len(paths)) for start in range(0, num_clips, _BATCH)]

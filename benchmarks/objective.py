@@ -29,7 +29,6 @@ from frameloom.data.loading.batch import Batch
 from frameloom.diffusion.mask_kinds import END_SHARES
 from frameloom.diffusion.masks import StreamDice, draw_end_mask, draw_frame_mask, draw_region_mask
 from frameloom.training.loop import Trainer
-from frameloom.training.step import Stepper
 from frameloom.training.tasks.denoiser import DenoiserTask
 from frameloom.training.tasks.noising import draw_normal, finish_noise
 
@@ -83,7 +82,7 @@ def measure(effort: Effort) -> Iterator[Row]:
 
 
 def _list_works(trainer: Trainer) -> dict[str, Work]:
-    task = trainer.built.task
+    task = trainer.task
     assert isinstance(task, DenoiserTask)
     batch = next(trainer.feed.steps(0, 0, 1))[0][0]
     assert batch.latents is not None
@@ -97,11 +96,6 @@ def _list_works(trainer: Trainer) -> dict[str, Work]:
     }
     for name, settings in FEATURES.items():
         works[name] = _feature_work(ObjectiveSection(**settings), latent_BCFHW, prediction, batch)
-    mask_BFHW = torch.ones(len(latent_BCFHW), *latent_BCFHW.shape[2:])
-    mask_BFHW[:, -1:] = 0
-    works["v, mask of padded cells"] = _feature_work(
-        ObjectiveSection(kind="v"), latent_BCFHW, prediction, batch, mask_BFHW
-    )
     return works | _mask_works(batch, task)
 
 
@@ -120,9 +114,7 @@ def _draw_work(latent_BCFHW: Tensor, batch: Batch) -> Work:
     return lambda: draw_normal(0, "noise", batch, shape, latent_BCFHW.device)
 
 
-def _feature_work(
-    section: ObjectiveSection, latent_BCFHW: Tensor, prediction: Tensor, batch: Batch, mask_BFHW: Tensor | None = None
-) -> Work:
+def _feature_work(section: ObjectiveSection, latent_BCFHW: Tensor, prediction: Tensor, batch: Batch) -> Work:
     """All that the task does with an objective around the model; plain noise is at hand."""
     objective, device = build_objective(section), latent_BCFHW.device
     plain_BCFHW = draw_normal(0, "noise", batch, tuple(latent_BCFHW.shape[1:]), device)
@@ -130,7 +122,7 @@ def _feature_work(
     def work() -> None:
         drawn = finish_noise(objective.noise, plain_BCFHW, 0, batch, device)
         noised = objective.add_noise(latent_BCFHW, drawn.noise_BCFHW, drawn.draw_B, drawn.perturbation_BCFHW)
-        torch.autograd.grad(objective.loss_B(prediction, noised, mask_BFHW).mean(), prediction)
+        torch.autograd.grad(objective.loss_B(prediction, noised).mean(), prediction)
 
     return work
 
@@ -158,7 +150,8 @@ def _mask_works(batch: Batch, task: DenoiserTask) -> dict[str, Work]:
 
 def _full_step(trainer: Trainer, task: DenoiserTask, batch: Batch) -> Work:
     """Our step with everything on, on a batch that is read already."""
-    assert isinstance(trainer.stepper, Stepper)
-    stepper = replace(trainer.stepper, task=replace(task, objective=build_objective(ObjectiveSection(**EVERYTHING))))
+    everything = replace(task, objective=build_objective(ObjectiveSection(**EVERYTHING)))
+    (phase,), (update,) = everything.phases(trainer.recipe.optim), trainer.stepper.updates
+    stepper = replace(trainer.stepper, updates=[replace(update, phase=phase)])
     numbers = count(1)
     return lambda: stepper.step(next(numbers), [batch])

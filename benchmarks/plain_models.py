@@ -23,8 +23,7 @@ from torch import Tensor, nn
 from benchmarks.harness import Work
 from frameloom.core.random import stream
 from frameloom.models.denoisers.opensora_plan.config import OpenSoraPlanConfig
-from frameloom.planner.shape_tensors import GhostMode, put_weights
-from frameloom.planner.tracker import tally_passes
+from frameloom.planner.shape_tensors import ShapeMode, put_weights, tally_passes
 
 _FILLED = -9_980.0
 _BARE_PARAMETERS = 30e6
@@ -261,7 +260,7 @@ class BareDiT:
         """As those of our models are counted."""
         with torch.device("meta"):
             blocks = self._build()
-        with GhostMode() as mode:
+        with ShapeMode() as mode:
             put_weights(blocks)
             x, condition = torch.empty(1, self.num_tokens, self.width), torch.empty(1, self.width)
             with tally_passes(blocks, mode) as tally:

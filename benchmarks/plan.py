@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 
 from benchmarks.harness import Effort, MissingPeer, Row, attempt, compare_numbers, load_peer
 from frameloom.core.random import numpy_stream
-from frameloom.data.buckets.grid import GridPolicy, parse_grid
+from frameloom.data.buckets.grid import GridPolicy, build_grid
 from frameloom.data.buckets.policy import assign
 from frameloom.data.manifest.manifest import Manifest
 from frameloom.data.order.plan import ALIKE, BatchPlan, plan_epoch
@@ -78,7 +78,7 @@ def make_grid() -> GridPolicy:
     lengths = range(5, 130, 4)
     small = {frames: [1.0, (80, 40, 28, 23)[(frames - 2) // 32]] for frames in lengths}
     large = {frames: [0.5, (10, 5, 3, 2)[(frames - 2) // 32]] for frames in lengths}
-    return parse_grid({"256px": {1: [1.0, 195], **small}, "768px": {1: [0.5, 38], **large}}, stride=16, fps_max=24)
+    return build_grid({"256px": {1: [1.0, 195], **small}, "768px": {1: [0.5, 38], **large}}, stride=16, fps_max=24)
 
 
 def count_tokens(grid: GridPolicy) -> NDArray[np.float64]:

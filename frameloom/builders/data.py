@@ -24,11 +24,10 @@ from frameloom.config.schema.training import DreamBoothSection
 from frameloom.core.errors import DataError
 from frameloom.core.logging import get_logger
 from frameloom.data.buckets.fixed import Fixed, MultiAspect
-from frameloom.data.buckets.grid import apply_token_budget, parse_grid
+from frameloom.data.buckets.grid import apply_token_budget, build_grid
 from frameloom.data.buckets.grouped import Grouped
-from frameloom.data.buckets.policy import BucketPolicy, assign, count_unused
+from frameloom.data.buckets.policy import BucketPolicy, LengthRule, assign, count_unused
 from frameloom.data.buckets.ratio_tokens import RatioTokens
-from frameloom.data.buckets.sizes import LengthRule
 from frameloom.data.loading.reader import ClipReader, ReadSettings, TextSource
 from frameloom.data.manifest.captions import CaptionNotes, note_captions, read_templates, retell
 from frameloom.data.manifest.filters import Where
@@ -64,10 +63,10 @@ def build_bucket_policy(data: DataSection, *, stride: int, rule: LengthRule) -> 
         case "fixed":
             return Fixed(data.fixed or FixedSection(), fps_max=data.fps_max)
         case "token_budget":
-            grid = parse_grid(data.buckets or {}, stride=stride, fps_max=data.fps_max)
+            grid = build_grid(data.buckets or {}, stride=stride, fps_max=data.fps_max)
             return apply_token_budget(grid, (data.token_budget or TokenBudgetSection()).tokens, rule)
         case "grid":
-            return parse_grid(data.buckets or {}, stride=stride, fps_max=data.fps_max)
+            return build_grid(data.buckets or {}, stride=stride, fps_max=data.fps_max)
 
 
 def read_manifest(recipe: Recipe, where: Where | None = None) -> Manifest:

@@ -11,6 +11,7 @@ import typer
 
 from frameloom.core.errors import ConfigError
 from frameloom.core.paths import check_output_file, check_output_folder
+from frameloom.core.units import format_bytes
 
 
 def scan(
@@ -171,7 +172,7 @@ def report(
         assignment = assign(rows, policy, resolved.seed, 0)
         buckets, unused = bucket_table(assignment, policy), count_unused(rows, policy, assignment)
     write_data_report(facts, out, buckets=buckets, unused=unused)
-    print(f"{out}: {out.stat().st_size / 1e6:.1f} MB, open it in a browser")
+    print(f"{out}: {format_bytes(out.stat().st_size)}, open it in a browser")
 
 
 def shard(

@@ -8,6 +8,8 @@ from typing import Annotated
 
 import typer
 
+from frameloom.core.units import parse_bytes
+
 
 class To(StrEnum):
     diffusers = "diffusers"
@@ -52,7 +54,6 @@ def export(
 
     Example: frameloom export runs/my-run --to single-file --dtype bf16 --prompt "a red circle"
     """
-    from frameloom.interop.convert.files import parse_size
     from frameloom.interop.export.export import Export, export_run
 
     def draw(folder: Path) -> None:
@@ -72,7 +73,7 @@ def export(
         weights=weights.value if weights else None,
         step=step,
         dtype=dtype.value,
-        shard_bytes=parse_size(shard_size),
+        shard_bytes=parse_bytes(shard_size, where="--shard-size", needs_unit=False),
         force=force,
         draw=draw if prompt else None,
     )
@@ -129,13 +130,12 @@ def convert(
     Example: frameloom convert flux1-dev.safetensors flux/ --family opensora2 --size flux-dev --layout diffusers
     """
     from frameloom.interop.convert.convert import Conversion, convert_weights
-    from frameloom.interop.convert.files import parse_size
 
     task = Conversion(
         source=source,
         out=out,
         to=to.value,
-        shard_bytes=parse_size(shard_size),
+        shard_bytes=parse_bytes(shard_size, where="--shard-size", needs_unit=False),
         dtype=dtype.value,
         section=section,
         prefixes=tuple(strip_prefix or ()),

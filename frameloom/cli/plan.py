@@ -44,7 +44,7 @@ def plan(
     from frameloom.planner.devices import calibrate as measure_rates
     from frameloom.planner.devices import choose_device
     from frameloom.planner.estimate import measure_recipe, plan_run, refuse_missing_manifest
-    from frameloom.planner.suggest import KEY, balance_tokens, suggest_change
+    from frameloom.planner.suggest import balance_tokens, format_balance, suggest_change
     from frameloom.planner.table import describe_plan, plan_json
 
     if write is not None:
@@ -59,14 +59,14 @@ def plan(
     found = plan_run(loaded, chosen, devices, with_data=data, measured=measured)
     change = suggest_change(loaded, found, devices, measured)
     balance = balance_tokens(loaded, found, devices, measured)
-    settings = (change.settings if change else {}) | ({KEY: balance.attention} if balance else {})
+    settings = (change.settings if change else {}) | (balance.settings if balance else {})
     if as_json:
         print(json.dumps(plan_json(found) | {"change": settings or None}, indent=2))
     else:
         print("\n".join(describe_plan(found, every_shape=every_shape)))
         _print_advice(len(found.breaking), found.breaking[0].bucket.name if found.breaking else "", change)
         if balance is not None:
-            print(balance.describe())
+            print(format_balance(balance))
     if write is not None:
         _write_recipe(write, recipe, ctx.args, settings, fits=not found.breaking)
 

@@ -8,17 +8,10 @@ out/
 
 from __future__ import annotations
 
-import multiprocessing
 import os
-import signal
-import threading
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from itertools import product
-from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +19,7 @@ import numpy as np
 
 from frameloom.core.errors import DataError, RunError
 from frameloom.core.files import PARTIAL, digest_file, remove_partial, write_json
+from frameloom.core.process_pool import Heartbeat, Lost, ProcessPool
 from frameloom.core.progress import ProgressBar
 from frameloom.core.random import numpy_stream
 from frameloom.core.text_files import read_object
@@ -190,50 +184,24 @@ def _write_clips(
     """Bytes and digest of every file, in order, as they become ready."""
     if num_workers is None:
         num_workers = min(os.cpu_count() or 1, _MAX_WORKERS, len(clips) // _MIN_FILES_PER_WORKER)
-    roots, seeds = [out] * len(clips), [seed] * len(clips)
     if num_workers <= 1:
-        yield from map(write_clip, roots, clips, seeds)
+        yield from (write_clip(out, clip, seed) for clip in clips)
         return
-    # A forked child would inherit locks of the threads that torch or polars may already run here.
-    executor = ProcessPoolExecutor(
-        num_workers, mp_context=multiprocessing.get_context("spawn"), initializer=_follow_parent
-    )
-    try:
-        with _ctrl_c_ignored():  # by the processes that start here, from their first moment on
-            written = executor.map(write_clip, roots, clips, seeds, chunksize=8)
-        yield from written
-    except BrokenProcessPool as error:
+
+    def refuse(lost: Lost, task: object) -> None:
         raise RunError(
-            f"{out}: a writing process was ended from outside (out of memory?); the finished files are kept, "
+            f"{out}: a writing process {lost.what} (out of memory?); the finished files are kept, "
             "run the same command again to go on"
-        ) from error
-    finally:
-        executor.shutdown(cancel_futures=True)
+        )
+
+    pool: ProcessPool[tuple[Path, PlannedClip, int], tuple[int, str]] = ProcessPool(
+        _write_task, num_workers=num_workers, ahead=8, name="shapes"
+    )
+    yield from pool.run(((out, clip, seed) for clip in clips), refuse)
 
 
-@contextmanager
-def _ctrl_c_ignored() -> Iterator[None]:
-    """Processes started inside inherit it: Ctrl-C reaches all of them at once, and the parent decides."""
-    if threading.current_thread() is not threading.main_thread():
-        yield  # only the main thread may set handlers, and only it gets Ctrl-C
-        return
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
-
-
-def _follow_parent() -> None:
-    """End when the parent is killed: a pool's process would otherwise wait forever."""
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        threading.Thread(target=_exit_after, args=(parent,), daemon=True).start()
-
-
-def _exit_after(parent: BaseProcess) -> None:
-    parent.join()
-    os._exit(1)
+def _write_task(task: tuple[Path, PlannedClip, int], heartbeat: Heartbeat) -> tuple[int, str]:
+    return write_clip(*task)
 
 
 def write_clip(out: Path, clip: PlannedClip, seed: int) -> tuple[int, str]:

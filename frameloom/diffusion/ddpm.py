@@ -185,8 +185,8 @@ class DDPMObjective:
             return torch.ones_like(alpha_bar_B)
         return min_snr_weight(alpha_bar_B, self.snr_gamma, self.prediction)
 
-    def loss_B(self, prediction_BCFHW: Tensor, noised: Noised, mask_BFHW: Tensor | None = None) -> Tensor:
-        return weighted_error_B(prediction_BCFHW, noised, mask_BFHW, motion_share=self.motion_share)
+    def loss_B(self, prediction_BCFHW: Tensor, noised: Noised) -> Tensor:
+        return weighted_error_B(prediction_BCFHW, noised, motion_share=self.motion_share)
 
     def schedule(self, num_steps: int) -> list[int]:
         """The indices that `num_steps` sampling steps visit, from noisy to clean."""

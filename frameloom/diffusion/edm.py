@@ -112,8 +112,8 @@ class EDMObjective:
     def timestep_B(self, place_B: Tensor) -> Tensor:
         return (place_B.double().log() / 4 / _INPUT_PER_TIMESTEP).float()
 
-    def loss_B(self, prediction_BCFHW: Tensor, noised: Noised, mask_BFHW: Tensor | None = None) -> Tensor:
-        return weighted_error_B(prediction_BCFHW, noised, mask_BFHW, motion_share=self.motion_share)
+    def loss_B(self, prediction_BCFHW: Tensor, noised: Noised) -> Tensor:
+        return weighted_error_B(prediction_BCFHW, noised, motion_share=self.motion_share)
 
     def schedule(self, num_steps: int) -> list[float]:
         """num_steps sigmas from sigma_max to sigma_min, dense where there is little noise, and 0 (their eq. 5)."""

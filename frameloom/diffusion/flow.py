@@ -164,8 +164,8 @@ class FlowObjective:
             return 2 / (math.pi * (1 - 2 * time_B + 2 * time_B**2))
         return torch.ones_like(time_B)
 
-    def loss_B(self, prediction_BCFHW: Tensor, noised: Noised, mask_BFHW: Tensor | None = None) -> Tensor:
-        return weighted_error_B(prediction_BCFHW, noised, mask_BFHW, motion_share=self.motion_share)
+    def loss_B(self, prediction_BCFHW: Tensor, noised: Noised) -> Tensor:
+        return weighted_error_B(prediction_BCFHW, noised, motion_share=self.motion_share)
 
     def schedule(self, latent: Tensor, num_steps: int) -> list[float]:
         """num_steps + 1 times from 1 to 0, evenly spaced before the shift."""

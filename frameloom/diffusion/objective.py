@@ -18,7 +18,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, Protocol
 
-import torch
 from torch import Tensor
 
 Predict = Callable[[Tensor, Tensor], Tensor]
@@ -109,7 +108,7 @@ class Objective(Protocol):
         """Probability density of the law over noise levels, in closed form; None where there is none."""
         ...
 
-    def loss_B(self, prediction_BCFHW: Tensor, noised: Noised, mask_BFHW: Tensor | None = None) -> Tensor:
+    def loss_B(self, prediction_BCFHW: Tensor, noised: Noised) -> Tensor:
         """Weighted mean squared error of each sample; its mean over the batch is the training loss."""
         ...
 
@@ -164,31 +163,15 @@ def perturbed(noise: Tensor, perturbation_BCFHW: Tensor | None) -> Tensor:
     return noise if perturbation_BCFHW is None else noise + perturbation_BCFHW.float()
 
 
-def weighted_error_B(
-    prediction_BCFHW: Tensor, noised: Noised, mask_BFHW: Tensor | None = None, *, motion_share: float = 0.0
-) -> Tensor:
+def weighted_error_B(prediction_BCFHW: Tensor, noised: Noised, *, motion_share: float = 0.0) -> Tensor:
     """Squared error in float32, averaged over C, F, H, W, times the weight of the sample.
 
-    `mask` is 1 where a latent cell counts (padding is 0). Samples are divided by the mask's mean over the whole
-    batch, not their own, so the mean over the batch is sum(weight * mask * error) / sum(mask).
     `motion_share` is the part of the loss that goes to the error of frame-to-frame differences, for clips of more
     than two latent frames.
     """
     difference = prediction_BCFHW.float() - noised.target_BCFHW.float()
-    error_B = _mean_square_B(difference, mask_BFHW)
+    error_B = difference.square().mean(dim=(1, 2, 3, 4))
     if motion_share and difference.shape[2] > 2:
         moved = difference[:, :, 1:] - difference[:, :, :-1]
-        # A difference counts only where both of its frames do.
-        moved_mask = None if mask_BFHW is None else mask_BFHW[:, 1:] * mask_BFHW[:, :-1]
-        error_B = (1 - motion_share) * error_B + motion_share * _mean_square_B(moved, moved_mask)
+        error_B = (1 - motion_share) * error_B + motion_share * moved.square().mean(dim=(1, 2, 3, 4))
     return noised.weight_B * error_B
-
-
-def _mean_square_B(difference_BCFHW: Tensor, mask_BFHW: Tensor | None) -> Tensor:
-    if mask_BFHW is None:
-        return difference_BCFHW.square().mean(dim=(1, 2, 3, 4))
-    mask = mask_BFHW.to(difference_BCFHW.dtype)
-    masked = difference_BCFHW.square() * mask[:, None]
-    # An empty mask gives zero loss, not a division by zero.
-    share = mask.mean().clamp_min(torch.finfo(mask.dtype).tiny)
-    return masked.mean(dim=(1, 2, 3, 4)) / share

@@ -72,7 +72,7 @@ class Collective:
 
     def scatter(self, objs: Sequence[Obj] | None) -> Obj:
         """This rank's item of the list that rank 0 has; the others pass None."""
-        found: list[Any] = list(objs or [None])[:1]
+        found: list[Any] = [objs[0] if objs else None]
         if self.size > 1:
             dist.scatter_object_list(found, list(objs) if objs is not None else None, src=0, group=self._group)
         obj: Obj = found[0]

@@ -16,17 +16,15 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from frameloom.config.schema.training import memory_bytes
-from frameloom.core.errors import ConfigError
 from frameloom.core.random import stream
 from frameloom.core.spelling import refuse_unknown
+from frameloom.core.units import format_bytes, parse_bytes
 
 EFFICIENCY = 0.45
 BANDWIDTH_SHARE = 0.7
 LINK_SHARE = 0.7
 BOX = 8
 _TERA, _GIGA = 1e12, 1e9
-_UNITS = {"kb": 1e3, "mb": 1e6, "gb": 1e9, "tb": 1e12, "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}
 
 
 @dataclass(frozen=True)
@@ -62,13 +60,14 @@ class Device:
         if most is None or self.name == "cpu":
             return self
         whole = self.whole_memory or self.memory
-        memory = min(memory_bytes(most), whole) if isinstance(most, str) else most * whole
+        amount = parse_bytes(most, where="train.max_device_memory") if isinstance(most, str) else most * whole
+        memory = min(amount, whole)
         return replace(self, memory=memory, whole_memory=whole)
 
     def describe_memory(self) -> str:
         """As memory is sold: 80 GB, 60 MB."""
-        shown = _describe_amount(self.memory)
-        return shown if self.whole_memory is None else f"{shown} of {_describe_amount(self.whole_memory)}"
+        shown = format_bytes(self.memory)
+        return shown if self.whole_memory is None else f"{shown} of {format_bytes(self.whole_memory)}"
 
     def send_seconds(self, sent_bytes: float, *, members: int, stride: int = 1) -> float:
         """For what each of `members` devices sends around a ring; they are `stride` devices apart.
@@ -95,28 +94,10 @@ DEVICES = {
 }
 
 
-def _describe_amount(num_bytes: float) -> str:
-    unit, name = (_GIGA, "GB") if num_bytes >= _GIGA else (1e6, "MB") if num_bytes >= 1e6 else (1e3, "kB")
-    return f"{num_bytes / unit:,.4g} {name}"
-
-
 def choose_device(name: str, memory: str | None) -> Device:
     refuse_unknown(name, DEVICES, what="--device")
     device = DEVICES[name]
-    return device if memory is None else replace(device, memory=parse_size(memory))
-
-
-def parse_size(text: str) -> float:
-    """Bytes of "80GB", "80 GiB", "512mb"."""
-    number = text.strip().lower()
-    unit = number.lstrip("0123456789. ")
-    try:
-        size = float(number.removesuffix(unit)) * _UNITS[unit.strip()]
-    except (ValueError, KeyError) as error:
-        raise ConfigError(f"--memory {text!r}: write a number and a unit, as in 80GB or 75GiB") from error
-    if size == 0:
-        raise ConfigError(f"--memory {text!r}: a device has some memory; write a number above 0, as in 80GB or 75GiB")
-    return size
+    return device if memory is None else replace(device, memory=parse_bytes(memory, where="--memory"))
 
 
 def calibrate(device: Device, *, seconds: float = 1.0) -> Device:

@@ -10,9 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -24,10 +23,9 @@ from frameloom.models.layers.tiles import Cuts
 from frameloom.models.precision import DTYPES, FP32, Precision
 from frameloom.models.text import clip, minilm, t5
 from frameloom.models.vaes.base import VideoVAE
-from frameloom.planner.costs import Fitted, Shape, Values, count_cells
+from frameloom.planner.costs import Shape, Values, count_cells
 from frameloom.planner.devices import Device
-from frameloom.planner.shape_tensors import GhostMode, put_weights
-from frameloom.planner.tracker import tally_passes
+from frameloom.planner.shape_tensors import ShapeMode, put_weights, tally_passes
 
 # Of so many lengths, counted from the shortest, all are measured; later on, fewer and fewer.
 _FIRST_LENGTHS = 3
@@ -42,6 +40,17 @@ class EncodePlan:
     flops: float = 0.0
     seconds: float = 0.0
     peak_bytes: float = 0.0
+
+    def followed_by(self, other: EncodePlan) -> EncodePlan:
+        """One after the other."""
+        return EncodePlan(
+            self.flops + other.flops, self.seconds + other.seconds, max(self.peak_bytes, other.peak_bytes)
+        )
+
+
+class Fitted(NamedTuple):
+    values: Values
+    is_measured: bool
 
 
 @dataclass(frozen=True)
@@ -62,16 +71,14 @@ class PixelEncoder:
         """`shape` in pixels, which become `num_cells` latent cells."""
         flops, peak, moved = self.clips[shape].values
         runs = self.times * batch
+        # Of a clip, while others are encoded: its pixels in fp32, rounded ones too, and its moments.
+        rounded = self.number_bytes if self.number_bytes < 4 else 0
+        waiting = _COLOURS * count_cells(shape) * (4 + rounded) + 2 * self.latent_channels * num_cells * 4
         return EncodePlan(
             flops=runs * flops,
             seconds=device.seconds(runs * flops, runs * moved, bf16=self.number_bytes < 4),
-            peak_bytes=min(batch, self.most or batch) * peak + batch * self._waiting_bytes(shape, num_cells),
+            peak_bytes=min(batch, self.most or batch) * peak + batch * waiting,
         )
-
-    def _waiting_bytes(self, shape: Shape, num_cells: int) -> float:
-        """Of a clip, while others are encoded: its pixels in fp32, rounded ones too, and its moments."""
-        rounded = self.number_bytes if self.number_bytes < 4 else 0
-        return float(_COLOURS * count_cells(shape) * (4 + rounded) + 2 * self.latent_channels * num_cells * 4)
 
 
 def measure_encoder(
@@ -86,20 +93,25 @@ def measure_encoder(
     cuts, vae, dtype = vae.encode_cuts(), vae.eval().requires_grad_(False), precision.weights_dtype
     precision.cast_frozen(vae)
     vae.encode_cuts = Cuts  # type: ignore[method-assign]  # pieces are measured one by one
-    mode = GhostMode()
+    mode = ShapeMode()
     with mode:
         put_weights(vae)
     cut = {shape: cuts.list_pieces(shape) for shape in set(shapes)}
-    pieces = _measure_pieces({piece for parts in cut.values() for piece in parts}, partial(_measure, vae, mode, dtype))
-    clips = {shape: _join_pieces([pieces[piece] for piece in parts]) for shape, parts in cut.items()}
+
+    def measure(shape: Shape) -> Values:
+        with mode, torch.no_grad():
+            pixels_BCFHW = torch.empty(1, _COLOURS, *shape, dtype=dtype)
+            with tally_passes(vae, mode) as tally:
+                vae.encode(pixels_BCFHW)
+            return tally.flops, tally.peak, tally.samples_moved
+
+    pieces = _measure_pieces({piece for parts in cut.values() for piece in parts}, measure)
+    clips = {}
+    for shape, parts in cut.items():
+        flops, peaks, moved = zip(*(pieces[piece].values for piece in parts), strict=True)
+        clips[shape] = Fitted((sum(flops), max(peaks), sum(moved)), all(pieces[piece].is_measured for piece in parts))
     most = 1 if cuts.one_by_one else mini_batch
     return PixelEncoder(clips, vae.latent_channels, dtype.itemsize, most, times)
-
-
-def _join_pieces(pieces: Sequence[Fitted]) -> Fitted:
-    """One after the other: they add up, but for their peaks."""
-    flops, peaks, moved = zip(*(piece.values for piece in pieces), strict=True)
-    return Fitted((sum(flops), max(peaks), sum(moved)), all(piece.is_measured for piece in pieces))
 
 
 def _measure_pieces(seen: Iterable[Shape], measure: Callable[[Shape], Values]) -> dict[Shape, Fitted]:
@@ -111,7 +123,11 @@ def _measure_pieces(seen: Iterable[Shape], measure: Callable[[Shape], Values]) -
     by_length: dict[int, list[Shape]] = {}
     for shape in sorted(seen, key=lambda shape: (count_cells(shape), shape)):
         by_length.setdefault(shape[0], []).append(shape)
-    chosen = _choose_lengths(sorted(by_length))
+    lengths = sorted(by_length)
+    picks = list(range(min(_FIRST_LENGTHS, len(lengths))))
+    while picks[-1] < len(lengths) - 1:
+        picks.append(min(len(lengths) - 1, int(_GAP_GROWTH * picks[-1])))
+    chosen = [lengths[pick] for pick in picks]
     known = {
         length: {shape: measure(shape) for shape in {by_length[length][0], by_length[length][-1]}} for length in chosen
     }
@@ -119,34 +135,18 @@ def _measure_pieces(seen: Iterable[Shape], measure: Callable[[Shape], Values]) -
     def follow(shape: Shape) -> Fitted:
         if shape in known.get(shape[0], {}):
             return Fitted(known[shape[0]][shape], True)
-        sized = [_size_up(known[length], shape) for length in chosen]
+        sized = [_scale_picture(known[length], shape[1] * shape[2]) for length in chosen]
         return Fitted(tuple(float(np.interp(shape[0], chosen, values)) for values in zip(*sized, strict=True)), False)
 
     return {shape: follow(shape) for shapes in by_length.values() for shape in shapes}
 
 
-def _choose_lengths(lengths: Sequence[int]) -> list[int]:
-    places = list(range(min(_FIRST_LENGTHS, len(lengths))))
-    while places[-1] < len(lengths) - 1:
-        places.append(min(len(lengths) - 1, int(_GAP_GROWTH * places[-1])))
-    return [lengths[place] for place in places]
-
-
-def _size_up(known: Mapping[Shape, Values], shape: Shape) -> Values:
-    """The values of a picture of this size, from those of one or two other sizes and another length."""
-    area = shape[1] * shape[2]
+def _scale_picture(known: Mapping[Shape, Values], area: int) -> Values:
+    """The values of a picture of so many pixels, from those of one or two other sizes of the same length."""
     (small, first), *rest = sorted((one[1] * one[2], values) for one, values in known.items())
     large, last = rest[0] if rest else (small, first)
-    place = (area - small) / (large - small) if large > small else 0.0
-    return tuple(area * (a / small + place * (b / large - a / small)) for a, b in zip(first, last, strict=True))
-
-
-def _measure(vae: VideoVAE, mode: GhostMode, dtype: torch.dtype, shape: Shape) -> tuple[float, float, float]:
-    with mode, torch.no_grad():
-        pixels_BCFHW = torch.empty(1, _COLOURS, *shape, dtype=dtype)
-        with tally_passes(vae, mode) as tally:
-            vae.encode(pixels_BCFHW)
-        return tally.flops, tally.peak, tally.samples_moved
+    share = (area - small) / (large - small) if large > small else 0.0
+    return tuple(area * (a / small + share * (b / large - a / small)) for a, b in zip(first, last, strict=True))
 
 
 def plan_captions(costs: Sequence[CaptionCost], captions: int, device: Device, *, visiting: bool = False) -> EncodePlan:
@@ -157,15 +157,6 @@ def plan_captions(costs: Sequence[CaptionCost], captions: int, device: Device, *
             device.seconds(captions * cost.flops, captions * cost.moved_bytes, bf16=cost.is_half) for cost in costs
         ),
         peak_bytes=max((cost.peak(captions) + visiting * cost.weight_bytes for cost in costs), default=0.0),
-    )
-
-
-def join_plans(*plans: EncodePlan) -> EncodePlan:
-    """One after the other."""
-    return EncodePlan(
-        flops=sum(plan.flops for plan in plans),
-        seconds=sum(plan.seconds for plan in plans),
-        peak_bytes=max((plan.peak_bytes for plan in plans), default=0.0),
     )
 
 
@@ -209,36 +200,6 @@ class EncoderSize:
     def weights(self) -> int:
         return self.multiplied + self.rows * self.width + self.pooler
 
-    def flops(self, num_tokens: int) -> float:
-        """Of one caption."""
-        count, length = self._windows(num_tokens)
-        products = 2 * self.multiplied * length + 4 * self.depth * length**2 * self.attention
-        return float(count * (products + 2 * self.pooler))
-
-    def moved_bytes(self, num_tokens: int, number_bytes: int) -> float:
-        """Of one caption: norms, sums and activations, a dozen readings and writings of the states in a layer."""
-        count, length = self._windows(num_tokens)
-        inner = 3 * (3 if self.gated else 2) * self.hidden
-        return float(count * length * self.depth * (12 * self.width + inner) * number_bytes)
-
-    def peak_bytes(self, num_tokens: int, number_bytes: int, *, masked: bool) -> float:
-        """Of one caption, without gradients: the states, and the widest of what a layer makes of them."""
-        count, length = self._windows(num_tokens)
-        inner = max(4 * self.attention, (3 if self.gated else 2) * self.hidden)
-        # A mask is added to the table of positions, which then differs between captions.
-        tables = self.heads * length**2 if self.adds_positions and masked else 0
-        return float(count * number_bytes * (length * (3 * self.width + inner) + tables))
-
-    def table_bytes(self, num_tokens: int, number_bytes: int) -> float:
-        """Once for all captions."""
-        return float(self.heads * num_tokens**2 * number_bytes) if self.adds_positions else 0.0
-
-    def _windows(self, num_tokens: int) -> tuple[int, int]:
-        """How many texts a caption is cut into, and how many tokens each has."""
-        if self.window is None or num_tokens <= self.window:
-            return 1, num_tokens
-        return -(-(num_tokens - 2) // (self.window - 2)), self.window
-
 
 _T5 = EncoderSize(4096, 0, 24, 64, 4096, 10240, gated=True, rows=32128, adds_positions=True)
 _ENCODERS = {
@@ -258,15 +219,12 @@ def encoder_size(section: TextEncoderSection) -> EncoderSize:
     file = Path(section.path or "") / "config.json"
     if section.path is None or not file.is_file():
         return known
-    return read_size(known, read_object(file, error=CheckpointError, fix="copy it again"))
-
-
-def read_size(known: EncoderSize, config: Mapping[str, Any]) -> EncoderSize:
-    """`known` with the sizes of a folder's config.json, which T5 names in its own way."""
+    config = read_object(file, error=CheckpointError, fix="copy it again")
 
     def read(default: int, *names: str) -> int:
         return int(next((config[name] for name in names if config.get(name)), default))
 
+    # T5 has its own names.
     width = read(known.width, "d_model", "hidden_size")
     heads = read(known.heads, "num_heads", "num_attention_heads")
     words = read(0, "vocab_size")
@@ -312,15 +270,26 @@ class CaptionCost:
 
 
 def caption_cost(section: TextEncoderSection) -> CaptionCost:
-    size, precision = encoder_size(section), precision_of(section)
+    size, precision, own = encoder_size(section), precision_of(section), _DEFAULTS.get(section.name)
     number_bytes, tokens = DTYPES[precision].itemsize, section.max_length
-    own = _DEFAULTS.get(section.name)
-    masked = (section.padding or (own.padding if own else "mask")) == "mask"
+    # A caption is cut into `count` texts of `length` tokens.
+    count, length = 1, tokens
+    if size.window is not None and tokens > size.window:
+        count, length = -(-(tokens - 2) // (size.window - 2)), size.window
+    matrices = 3 if size.gated else 2
+    products = 2 * size.multiplied * length + 4 * size.depth * length**2 * size.attention
+    # Norms, sums and activations: a dozen readings and writings of the states in a layer.
+    moved = length * size.depth * (12 * size.width + 3 * matrices * size.hidden)
+    # Without gradients: the states, and the widest of what a layer makes of them.
+    peak = length * (3 * size.width + max(4 * size.attention, matrices * size.hidden))
+    if size.adds_positions and (section.padding or (own.padding if own else "mask")) == "mask":
+        # The mask is added to the table of positions, which then differs between captions.
+        peak += size.heads * length**2
     return CaptionCost(
-        flops=size.flops(tokens),
-        moved_bytes=size.moved_bytes(tokens, number_bytes),
-        peak_bytes=size.peak_bytes(tokens, number_bytes, masked=masked),
-        fixed_bytes=size.table_bytes(tokens, number_bytes),
+        flops=float(count * (products + 2 * size.pooler)),
+        moved_bytes=float(count * moved * number_bytes),
+        peak_bytes=float(count * number_bytes * peak),
+        fixed_bytes=float(size.heads * tokens**2 * number_bytes) if size.adds_positions else 0.0,
         most=_MOST_CAPTIONS[section.name],
         is_half=precision != "fp32",
         weight_bytes=weight_bytes([section]),

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
 from frameloom.builders.data import build_plan, build_policy, read_manifest
 from frameloom.config.rules.parallel import check_world
@@ -17,20 +15,16 @@ from frameloom.config.schema.recipe import Recipe
 from frameloom.core.errors import DataError
 from frameloom.data.buckets.policy import Bucket
 from frameloom.models.precision import DTYPES, Precision
-from frameloom.models.vaes.base import VideoVAE
-from frameloom.planner.communication import SendPlan, plan_tokens, plan_weights
 from frameloom.planner.costs import Shape, StepCost, count_cells, measure_costs
 from frameloom.planner.devices import BOX, Device
 from frameloom.planner.encoders import (
     CaptionCost,
     EncodePlan,
     PixelEncoder,
-    join_plans,
     measure_encoder,
     plan_captions,
 )
-from frameloom.planner.forked_task import ForkedTask, can_fork
-from frameloom.planner.memory import ModelSize, Resident, checkpoint_bytes, count_passes, rest_on_device
+from frameloom.planner.forked_task import forked_task
 from frameloom.planner.models import (
     MetaDenoiser,
     build_meta_denoiser,
@@ -40,8 +34,17 @@ from frameloom.planner.models import (
     list_uncounted,
     measure_size,
 )
+from frameloom.planner.parallel import (
+    ModelSize,
+    Resident,
+    SendPlan,
+    checkpoint_bytes,
+    count_passes,
+    plan_tokens,
+    plan_weights,
+    rest_on_device,
+)
 
-Floats = NDArray[np.float64]
 _MOST_CLIPS = 2**20
 
 
@@ -126,20 +129,26 @@ class Measured:
 
 def measure_recipe(recipe: Recipe) -> Measured:
     denoiser = build_meta_denoiser(recipe)
+    shapes = [(bucket.frames, bucket.height, bucket.width) for bucket in build_policy(recipe).buckets]
+
+    def measure_encoders() -> tuple[ModelSize, PixelEncoder | None, Sequence[CaptionCost]]:
+        vae, pixels = build_meta_vae(recipe), None
+        size = measure_size(recipe, denoiser, vae)
+        if recipe.data.cache.latents is None:
+            pixels = measure_encoder(
+                vae,
+                shapes,
+                precision=Precision.frozen(recipe.vae.precision, fp32_norms=recipe.vae.fp32_norms),
+                mini_batch=recipe.vae.mini_batch,
+                times=1 if denoiser.family.beside(denoiser.config) == "none" else 2,
+            )
+        return size, pixels, list_caption_costs(recipe, denoiser.family.text_join)
+
     # Some encoders take seconds to import.
-    with ForkedTask(lambda: _measure_encoders(recipe, denoiser), is_apart=can_fork()) as encoders:
+    with forked_task(measure_encoders) as wait_for_encoders:
         costs = _measure_passes(recipe, denoiser)
-        size, pixels, captions = encoders.result()
-        return Measured(denoiser, size, costs, pixels, captions)
-
-
-def _measure_encoders(
-    recipe: Recipe, denoiser: MetaDenoiser
-) -> tuple[ModelSize, PixelEncoder | None, Sequence[CaptionCost]]:
-    vae = build_meta_vae(recipe)
-    size = measure_size(recipe, denoiser, vae)
-    pixels = _measure_pixels(recipe, denoiser, vae, build_policy(recipe).buckets)
-    return size, pixels, list_caption_costs(recipe, denoiser.family.text_join)
+        size, pixels, captions = wait_for_encoders()
+    return Measured(denoiser, size, costs, pixels, captions)
 
 
 def measure_recomputed(recipe: Recipe, before: Measured) -> Measured:
@@ -160,143 +169,96 @@ def _measure_passes(recipe: Recipe, denoiser: MetaDenoiser, *, with_alone: bool 
     )
 
 
-def _measure_pixels(
-    recipe: Recipe, denoiser: MetaDenoiser, vae: VideoVAE, buckets: Iterable[Bucket]
-) -> PixelEncoder | None:
-    if recipe.data.cache.latents is not None:
-        return None
-    return measure_encoder(
-        vae,
-        [pixel_shape(bucket) for bucket in buckets],
-        precision=Precision.frozen(recipe.vae.precision, fp32_norms=recipe.vae.fp32_norms),
-        mini_batch=recipe.vae.mini_batch,
-        times=1 if denoiser.family.beside(denoiser.config) == "none" else 2,
-    )
-
-
 def plan_run(
     recipe: Recipe, device: Device, num_devices: int, *, with_data: bool = True, measured: Measured | None = None
 ) -> RunPlan:
     """The plan of a recipe as it stands; `measured` saves the measuring where only sharding or batches have changed."""
     found = measured or measure_recipe(recipe)
-    device, mesh, size = device.limit(recipe.train.max_device_memory), check_world(recipe, num_devices), found.size
-    resident = rest_on_device(recipe, size, mesh, recipe.parallel.zero, parks=_parks(recipe, device))
-    planner = _BucketPlanner(recipe, found, resident, device, mesh)
-    buckets = [planner.plan(bucket) for bucket in build_policy(recipe).buckets]
-    epoch = _plan_epoch(recipe, found.denoiser, buckets, mesh) if with_data else None
+    device, mesh = device.limit(recipe.train.max_device_memory), check_world(recipe, num_devices)
+    # A new word learns through the text encoders, so they stay on the device.
+    parks = recipe.train.park_encoders and device.name != "cpu" and recipe.inversion is None
+    resident = rest_on_device(recipe, found.size, mesh, parks=parks)
+    buckets = [
+        _plan_bucket(recipe, found, resident, device, mesh, bucket, parks=parks)
+        for bucket in build_policy(recipe).buckets
+    ]
     return RunPlan(
         device=device,
         mesh=mesh,
         zero=recipe.parallel.zero,
-        size=size,
+        size=found.size,
         resident=resident,
         buckets=buckets,
-        checkpoint=checkpoint_bytes(recipe, size),
-        epoch=epoch,
+        checkpoint=checkpoint_bytes(recipe, found.size),
+        epoch=_plan_epoch(recipe, found.denoiser, buckets, mesh) if with_data else None,
         precisions=list_precisions(recipe),
         uncounted=list_uncounted(recipe),
     )
 
 
-def _parks(recipe: Recipe, device: Device) -> bool:
-    """Whether encoders are on the device only while they run; a new word learns through them, so they stay."""
-    return recipe.train.park_encoders and device.name != "cpu" and recipe.inversion is None
+def _plan_bucket(
+    recipe: Recipe,
+    measured: Measured,
+    resident: Resident,
+    device: Device,
+    mesh: MeshShape,
+    bucket: Bucket,
+    *,
+    parks: bool,
+) -> BucketPlan:
+    """Ranks of a sequence group have a part of each clip's tokens, but all of them encode the whole clips."""
+    denoiser, batch, gradients = measured.denoiser, bucket.batch_size, resident.gradients
+    shape = denoiser.latent_shape(bucket)
+    cost = measured.costs[shape]
+    is_half, keeps_gradients = recipe.train.precision != "fp32", count_passes(recipe, mesh) > 1
+    # With `once` a device encodes the captions of its whole box.
+    captions_for = max(1, min(BOX, mesh.num_ranks) // mesh.sequence) if recipe.parallel.encoders == "once" else 1
 
-
-def pixel_shape(bucket: Bucket) -> Shape:
-    return bucket.frames, bucket.height, bucket.width
-
-
-@dataclass(frozen=True)
-class _BucketPlanner:
-    """What is the same for all buckets of a plan."""
-
-    recipe: Recipe
-    measured: Measured
-    resident: Resident
-    device: Device
-    mesh: MeshShape
-
-    @property
-    def is_half(self) -> bool:
-        return self.recipe.train.precision != "fp32"
-
-    def plan(self, bucket: Bucket) -> BucketPlan:
-        denoiser, batch = self.measured.denoiser, bucket.batch_size
-        shape = denoiser.latent_shape(bucket)
-        cost, encode = self.measured.costs[shape], self.encode(bucket, batch)
-        seconds = self.denoise_seconds(cost, batch)
-        weights, tokens = self.send_weights, self.send_tokens(shape, batch)
-        return BucketPlan(
-            bucket=bucket,
-            tokens=denoiser.family.num_tokens(denoiser.config, shape),
-            activations=max(cost.activation_bytes(batch / self.mesh.sequence), encode.peak_bytes),
-            total=self.total(bucket, cost, batch),
-            flops=batch * cost.flops,
-            encode_flops=encode.flops,
-            denoise_seconds=seconds,
-            encode_seconds=encode.seconds,
-            wait_seconds=weights.waited(seconds) + tokens.exposed,
-            send_seconds=weights.hidden + weights.exposed + tokens.exposed,
-            largest_batch=_largest_batch(lambda count: self.total(bucket, cost, count), self.device.memory),
-            is_measured=cost.is_measured,
-        )
-
-    def denoise_seconds(self, cost: StepCost, batch: int) -> float:
-        # Processes of a sequence group have a part of each clip's tokens.
-        clips = batch / self.mesh.sequence
-        return self.device.seconds(clips * cost.flops, cost.fixed_moved + clips * cost.moved_bytes, bf16=self.is_half)
-
-    def total(self, bucket: Bucket, cost: StepCost, batch: int) -> float:
-        """Bytes at the worst moment: while the encoders run, or in a pass of the denoiser."""
-        gradients = self.resident.gradients
-        encoding = self.encode(bucket, batch).peak_bytes + (gradients if self.keeps_gradients else 0.0)
-        return self.resident.total - gradients + max(self.transient(cost, batch / self.mesh.sequence), encoding)
-
-    def transient(self, cost: StepCost, clips: float) -> float:
-        """Bytes of a pass beside the weights, with all gradients."""
-        gradients = self.resident.gradients
-        if not self.measured.size.master_bytes:
-            return cost.transient_bytes(clips, gradients, keeps_gradients=self.keeps_gradients)
-        # Those of the pass are in half precision; they are added to those of the fp32 copies when it is over.
-        own = cost.transient_bytes(clips, gradients / 2)
-        return gradients + own if self.keeps_gradients else max(gradients, own)
-
-    @property
-    def keeps_gradients(self) -> bool:
-        return count_passes(self.recipe, self.mesh) > 1
-
-    def encode(self, bucket: Bucket, batch: int) -> EncodePlan:
-        """Processes of a sequence group all encode the whole clips."""
-        pixels, parks = self.measured.pixels, _parks(self.recipe, self.device)
+    def encode(clips: int) -> EncodePlan:
         latents = EncodePlan()
-        if pixels is not None:
-            num_cells = count_cells(self.measured.denoiser.latent_shape(bucket))
-            latents = pixels.plan(batch, pixel_shape(bucket), num_cells, self.device)
+        if measured.pixels is not None:
+            pixels = (bucket.frames, bucket.height, bucket.width)
+            latents = measured.pixels.plan(clips, pixels, count_cells(shape), device)
             if parks:
-                latents = replace(latents, peak_bytes=latents.peak_bytes + self.measured.size.vae_bytes)
-        num_captions = batch * self.captions_for
-        captions = plan_captions(self.measured.captions, num_captions, self.device, visiting=parks)
-        return join_plans(latents, captions)
+                latents = replace(latents, peak_bytes=latents.peak_bytes + measured.size.vae_bytes)
+        return latents.followed_by(plan_captions(measured.captions, clips * captions_for, device, visiting=parks))
 
-    @property
-    def captions_for(self) -> int:
-        """For how many micro-batches a device encodes captions: those of its box, where it does so for all."""
-        if self.recipe.parallel.encoders != "once":
-            return 1
-        return max(1, min(BOX, self.mesh.num_ranks) // self.mesh.sequence)
+    def total(clips: int) -> float:
+        """Bytes at the worst moment: while the encoders run, or in a pass of the denoiser."""
+        part = clips / mesh.sequence
+        if measured.size.master_bytes:
+            # Gradients of the pass are in half precision; they are added to those of the fp32 copies when it is over.
+            own = cost.transient_bytes(part, gradients / 2)
+            passing = gradients + own if keeps_gradients else max(gradients, own)
+        else:
+            passing = cost.transient_bytes(part, gradients, keeps_gradients=keeps_gradients)
+        encoding = encode(clips).peak_bytes + (gradients if keeps_gradients else 0.0)
+        return resident.total - gradients + max(passing, encoding)
 
-    @cached_property
-    def send_weights(self) -> SendPlan:
-        return plan_weights(self.recipe, self.measured.size, self.mesh, self.device)
-
-    def send_tokens(self, shape: Shape, batch: int) -> SendPlan:
-        denoiser, degree = self.measured.denoiser, self.mesh.sequence
-        if degree == 1:
-            return SendPlan()
-        exchanges = denoiser.family.exchanges(denoiser.config, shape, denoiser.text.tokens, degree)
-        number_bytes, recomputes = 2 if self.is_half else 4, bool(self.recipe.train.recompute)
-        return plan_tokens(exchanges, batch, degree, self.device, number_bytes=number_bytes, recomputes=recomputes)
+    part, encoded = batch / mesh.sequence, encode(batch)
+    seconds = device.seconds(part * cost.flops, cost.fixed_moved + part * cost.moved_bytes, bf16=is_half)
+    weights, tokens = plan_weights(recipe, measured.size, mesh, device), SendPlan()
+    if mesh.sequence > 1:
+        exchanges = denoiser.family.exchanges(denoiser.config, shape, denoiser.text.tokens, mesh.sequence)
+        tokens = plan_tokens(
+            *(exchanges, batch, mesh.sequence, device),
+            number_bytes=2 if is_half else 4,
+            recomputes=bool(recipe.train.recompute),
+        )
+    return BucketPlan(
+        bucket=bucket,
+        tokens=denoiser.family.num_tokens(denoiser.config, shape),
+        activations=max(cost.activation_bytes(part), encoded.peak_bytes),
+        total=total(batch),
+        flops=batch * cost.flops,
+        encode_flops=encoded.flops,
+        denoise_seconds=seconds,
+        encode_seconds=encoded.seconds,
+        wait_seconds=weights.waited(seconds) + tokens.exposed,
+        send_seconds=weights.hidden + weights.exposed + tokens.exposed,
+        largest_batch=_largest_batch(total, device.memory),
+        is_measured=cost.is_measured,
+    )
 
 
 def _largest_batch(total: Callable[[int], float], memory: float) -> int:
@@ -329,7 +291,13 @@ def _plan_epoch(recipe: Recipe, denoiser: MetaDenoiser, buckets: list[BucketPlan
     sizes = np.diff(plan.starts)
     # A last, smaller micro-batch costs its part.
     work = seconds[plan.buckets] * sizes / batch_sizes[plan.buckets]
-    by_rank, num_fillers = _deal(work, step_shares(recipe.parallel, mesh) * recipe.train.accumulate, mesh.data)
+    # As the trainer deals micro-batches: the next `per_step` are a step, in rounds over the devices.
+    per_step, num_ranks = step_shares(recipe.parallel, mesh) * recipe.train.accumulate, mesh.data
+    steps = np.pad(work, (0, -len(work) % per_step)).reshape(-1, per_step)
+    rounds = np.pad(steps, ((0, 0), (0, -per_step % num_ranks))).reshape(len(steps), -1, num_ranks)
+    by_rank = rounds.sum(axis=1)
+    whole, rest = divmod(len(work), per_step)
+    num_fillers = whole * (-per_step % num_ranks) + -rest % num_ranks
     slowest, mean = by_rank.max(axis=1), by_rank.mean(axis=1)
     cells = np.array([count_cells(denoiser.latent_shape(item.bucket)) for item in buckets]) * denoiser.latent_channels
     stored = 2 if recipe.data.cache.store == "moments" else 1
@@ -341,14 +309,3 @@ def _plan_epoch(recipe: Recipe, denoiser: MetaDenoiser, buckets: list[BucketPlan
         padding=num_fillers / (len(work) + num_fillers),
         cache_bytes=float((cells[plan.buckets] * sizes).sum() * stored * DTYPES[recipe.data.cache.precision].itemsize),
     )
-
-
-def _deal(work: Floats, per_step: int, num_ranks: int) -> tuple[Floats, int]:
-    """Work of each device in each step, [steps, devices], and how many turns have none.
-
-    As the trainer deals micro-batches: the next `per_step` are a step, in rounds over the devices.
-    """
-    steps = np.pad(work, (0, -len(work) % per_step)).reshape(-1, per_step)
-    rounds = np.pad(steps, ((0, 0), (0, -per_step % num_ranks))).reshape(len(steps), -1, num_ranks)
-    whole, rest = divmod(len(work), per_step)
-    return rounds.sum(axis=1), whole * (-per_step % num_ranks) + -rest % num_ranks

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import multiprocessing
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from multiprocessing.connection import Connection
-from typing import Generic, TypeVar
+from typing import TypeVar
 
 import torch
 
@@ -15,50 +16,44 @@ from frameloom.core.errors import FrameloomError
 Result = TypeVar("Result")
 
 
-class ForkedTask(Generic[Result]):
-    """`work` starts at once. It needs no pickling, its result does. Leaving the block ends what still runs.
+@contextmanager
+def forked_task(work: Callable[[], Result]) -> Iterator[Callable[[], Result]]:
+    """Start `work` at once and yield the function that waits for its result and raises its error; leaving the block
+    ends what still runs. The work needs no pickling, its result does.
 
-    The other process has the memory of this one but none of its threads, and locks that they hold are never released.
-    So with other threads, as in a server, or with `is_apart` False, the work is done here when `result` is called.
+    A forked process has the memory of this one but none of its threads, so locks that they hold would never be
+    released, and CUDA does not survive a fork: where either is in use, as in a server, the work is done here when its
+    result is asked for.
     """
+    if threading.active_count() > 1 or torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        yield work
+        return
+    context = multiprocessing.get_context("fork")
+    receiver, sender = context.Pipe(duplex=False)
+    process = context.Process(target=_serve, args=(sender, work), daemon=True)
+    process.start()
+    sender.close()
 
-    def __init__(self, work: Callable[[], Result], *, is_apart: bool = True) -> None:
-        self._work: Callable[[], Result] | None = None
-        if not is_apart or threading.active_count() > 1:
-            self._work = work
-            return
-        context = multiprocessing.get_context("fork")
-        self._receiver, sender = context.Pipe(duplex=False)
-        self._process = context.Process(target=_serve, args=(sender, work), daemon=True)
-        self._process.start()
-        sender.close()
-
-    def result(self) -> Result:
-        """Waits for it; an error of the work is raised here."""
-        if self._work is not None:
-            return self._work()
+    def receive() -> Result:
         try:
-            is_good, found = self._receiver.recv()
+            is_good, found = receiver.recv()
         except EOFError:
-            self._process.join()
+            process.join()
             raise FrameloomError(
-                f"a helping process ended with exit code {self._process.exitcode}, perhaps for want of memory; free "
-                "some and try again"
+                f"a helping process ended with exit code {process.exitcode}, perhaps for want of memory; free some and "
+                "try again"
             ) from None
         if not is_good:
             raise found
         return found  # type: ignore[no-any-return]
 
-    def __enter__(self) -> ForkedTask[Result]:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._work is not None:
-            return
-        self._receiver.close()
-        if self._process.is_alive():
-            self._process.kill()
-        self._process.join()
+    try:
+        yield receive
+    finally:
+        receiver.close()
+        if process.is_alive():
+            process.kill()
+        process.join()
 
 
 def _serve(sender: Connection, work: Callable[[], object]) -> None:
@@ -68,8 +63,3 @@ def _serve(sender: Connection, work: Callable[[], object]) -> None:
         sender.send((True, work()))
     except Exception as error:
         sender.send((False, error))
-
-
-def can_fork() -> bool:
-    """CUDA does not survive a fork."""
-    return not torch.cuda.is_initialized()  # type: ignore[no-untyped-call]

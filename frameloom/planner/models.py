@@ -13,8 +13,6 @@ from torch import nn
 from frameloom.builders.denoiser import configure_denoiser
 from frameloom.builders.vae import configure_vae
 from frameloom.checkpoint.model_folder import Architecture, read_architecture
-from frameloom.config.schema.models import LoraSection
-from frameloom.config.schema.optim import OptimSection
 from frameloom.config.schema.recipe import Recipe
 from frameloom.core.errors import ConfigError
 from frameloom.data.buckets.policy import Bucket
@@ -25,7 +23,7 @@ from frameloom.models.spec import DenoiserSpec, VAESpec
 from frameloom.models.vaes.base import VideoVAE
 from frameloom.planner.costs import Shape, TextShape
 from frameloom.planner.encoders import CaptionCost, caption_cost, encoder_size, precision_of, weight_bytes
-from frameloom.planner.memory import ModelSize
+from frameloom.planner.parallel import ModelSize
 from frameloom.training.memory.recompute import apply_recompute
 from frameloom.training.optim.groups import freeze_parameters
 
@@ -68,30 +66,22 @@ def build_meta_denoiser(recipe: Recipe) -> MetaDenoiser:
     with torch.device("meta"):
         model = family.build(config)
     model.train()
-    if recipe.lora is not None:
-        _add_adapters(recipe.lora, family, model)
+    if (lora := recipe.lora) is not None:
+        if lora.targets is None:
+            chosen = default_layers(model, family.lora_targets, family.blocks(model))
+        else:
+            chosen = choose_layers(model, lora.targets, where="lora.targets")
+        add_adapters(model, chosen, rank=lora.rank, alpha=1.0, generator=torch.Generator())
     if recipe.train.weights_precision != "fp32":
         # The passes are in bf16 here, which takes as many bytes as fp16.
         adapters = [weight for weight in model.parameters() if weight.requires_grad] if recipe.lora else ()
         Precision(weights="bf16").cast_trained(model, keep=adapters)
     apply_recompute(model, family.blocks(model), recipe.train.recompute, torch.device("meta"))
     if recipe.inversion is None:
-        _freeze(recipe.optim, model)
+        freeze_parameters(model, recipe.optim.trainable, recipe.optim.frozen)
+        if not any(weight.requires_grad for weight in model.parameters()):
+            raise ConfigError("optim.frozen: with it no weight trains; remove some of its patterns")
     return MetaDenoiser(family, model, config, text, VAES[recipe.vae.name], latent_channels)
-
-
-def _add_adapters(section: LoraSection, family: DenoiserSpec, model: nn.Module) -> None:
-    if section.targets is None:
-        chosen = default_layers(model, family.lora_targets, family.blocks(model))
-    else:
-        chosen = choose_layers(model, section.targets, where="lora.targets")
-    add_adapters(model, chosen, rank=section.rank, alpha=1.0, generator=torch.Generator())
-
-
-def _freeze(section: OptimSection, model: nn.Module) -> None:
-    freeze_parameters(model, section.trainable, section.frozen)
-    if not any(weight.requires_grad for weight in model.parameters()):
-        raise ConfigError("optim.frozen: with it no weight trains; remove some of its patterns")
 
 
 def build_meta_vae(recipe: Recipe) -> VideoVAE:

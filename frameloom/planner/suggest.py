@@ -18,7 +18,6 @@ from frameloom.config.schema.buckets import FixedSection, RatioTokensSection
 from frameloom.config.schema.recipe import Recipe
 from frameloom.config.schema.training import RecomputeSection
 from frameloom.models.registry import VAES
-from frameloom.models.spec import VAESpec
 from frameloom.planner.devices import Device
 from frameloom.planner.estimate import Measured, RunPlan, measure_recomputed, plan_run
 
@@ -45,7 +44,9 @@ def suggest_change(recipe: Recipe, plan: RunPlan, num_devices: int, measured: Me
     if not plan.breaking:
         return None
     trial = _Trial(recipe, plan.device, num_devices, {False: measured})
-    sliced = _slicing(recipe)
+    # Nothing where no clip is encoded in a step, or few at a time already.
+    encodes = recipe.data.cache.latents is None and recipe.vae.mini_batch is None
+    sliced = {"vae.mini_batch": 1} if encodes else {}
     plain = [one for one in _candidates(recipe, num_devices, has_host=plan.device.name != "cpu") if trial.allows(one)]
     for settings in [sliced, *plain, *(one | sliced for one in plain)]:
         found = trial.plan(settings)
@@ -69,18 +70,16 @@ def _shorten(trial: _Trial, settings: dict[str, Any]) -> Change | None:
     frames, found = section.frames, trial.plan(settings)
     while found.breaking:
         share = min(0.95, trial.device.memory / found.breaking[0].total)
-        frames = _legal_frames(recipe, vae, share * frames)
+        patch = token_patch(recipe)[0]
+        legal = (count for count in range(int(share * frames), 0, -1) if vae.accepts_frames(count, patch))
+        frames = next(legal, 0)
         if not frames:
             return None
         settings["data.fixed.frames"] = frames
-        found = trial.plan_anew(settings)
+        # Shapes of clips change, so nothing that was measured serves.
+        changed = apply_settings(recipe, settings)
+        found = plan_run(changed, trial.device, trial.num_devices, with_data=False)
     return Change(settings, found)
-
-
-def _legal_frames(recipe: Recipe, vae: VAESpec, most: float) -> int:
-    """The most frames that the models take, up to `most`; 0 if there are none."""
-    patch = token_patch(recipe)[0]
-    return next((count for count in range(int(most), 0, -1) if vae.accepts_frames(count, patch)), 0)
 
 
 def _shrink_sliced(trial: _Trial, settings: dict[str, Any], sliced: dict[str, Any]) -> Change | None:
@@ -109,26 +108,14 @@ class _Trial:
 
     def plan(self, settings: Mapping[str, Any]) -> RunPlan:
         changed = apply_settings(self.recipe, settings)
-        measured = self._measure(changed, "train.recompute" in settings)
+        recomputes = "train.recompute" in settings
+        if recomputes not in self.known:
+            self.known[recomputes] = measure_recomputed(changed, self.known[False])
+        measured = self.known[recomputes]
         if "vae.mini_batch" in settings and measured.pixels is not None:
             # The number of clips that are encoded at once needs no measuring.
             measured = replace(measured, pixels=replace(measured.pixels, most=settings["vae.mini_batch"]))
         return plan_run(changed, self.device, self.num_devices, with_data=False, measured=measured)
-
-    def plan_anew(self, settings: Mapping[str, Any]) -> RunPlan:
-        """With settings that change the shapes of clips."""
-        return plan_run(apply_settings(self.recipe, settings), self.device, self.num_devices, with_data=False)
-
-    def _measure(self, changed: Recipe, recomputes: bool) -> Measured:
-        if recomputes not in self.known:
-            self.known[recomputes] = measure_recomputed(changed, self.known[False])
-        return self.known[recomputes]
-
-
-def _slicing(recipe: Recipe) -> dict[str, Any]:
-    """Nothing where no clip is encoded in a step, or few at a time already."""
-    encodes = recipe.data.cache.latents is None and recipe.vae.mini_batch is None
-    return {"vae.mini_batch": 1} if encodes else {}
 
 
 def _candidates(recipe: Recipe, num_devices: int, *, has_host: bool) -> Iterator[dict[str, Any]]:
@@ -179,24 +166,15 @@ def _shrink(recipe: Recipe, plan: RunPlan) -> dict[str, Any] | None:
         case "grid":
             return {"data.buckets": fitting_batches(recipe, plan)}
         case "fixed":
-            return _fit_fixed(plan)
+            keys = ("data.fixed.batch", "data.fixed.image_batch")  # clips and images have batches of their own
+            return {keys[item.bucket.index]: item.largest_batch for item in plan.breaking}
         case "ratio_tokens":
-            return _fit_ratio_tokens(recipe, plan)
+            # Batches of short and small clips are 2 or 4 times the size that is set.
+            size = (recipe.data.ratio_tokens or RatioTokensSection()).train_batch_size
+            fitting = min(item.largest_batch * size // item.bucket.batch_size for item in plan.buckets)
+            return {"data.ratio_tokens.train_batch_size": fitting} if fitting else None
         case policy:
             return {f"data.{policy}.batch": min(item.largest_batch for item in plan.buckets)}
-
-
-def _fit_fixed(plan: RunPlan) -> dict[str, Any]:
-    """Clips and images have batches of their own."""
-    keys = ("data.fixed.batch", "data.fixed.image_batch")
-    return {keys[item.bucket.index]: item.largest_batch for item in plan.breaking}
-
-
-def _fit_ratio_tokens(recipe: Recipe, plan: RunPlan) -> dict[str, Any] | None:
-    """Batches of short and small clips are 2 or 4 times the size that is set."""
-    size = (recipe.data.ratio_tokens or RatioTokensSection()).train_batch_size
-    fitting = min(item.largest_batch * size // item.bucket.batch_size for item in plan.buckets)
-    return {"data.ratio_tokens.train_batch_size": fitting} if fitting else None
 
 
 def fitting_tokens(recipe: Recipe, plan: RunPlan) -> int | None:
@@ -256,28 +234,25 @@ KEY = "data.token_budget.attention"
 _MOST_TOKENS = 10**8
 
 
-@dataclass(frozen=True)
-class Balance:
-    """`attention` is the setting's value, `imbalance` what an epoch then has; None without data."""
+def balance_tokens(recipe: Recipe, plan: RunPlan, num_devices: int, measured: Measured) -> Change | None:
+    """What makes the batches of a token budget alike in time; None where they are, or another policy chooses them.
 
-    attention: int
-    imbalance: float | None
-
-    def describe(self) -> str:
-        shown = f"with {KEY}: {self.attention} the devices of a step take alike"
-        return shown if self.imbalance is None else f"{shown}, the slowest {self.imbalance:.2f} times the mean"
-
-
-def balance_tokens(recipe: Recipe, plan: RunPlan, num_devices: int, measured: Measured) -> Balance | None:
-    """What makes the batches of a token budget alike in time; None where they are, or another policy chooses them."""
+    Its plan has an epoch where `plan` has one.
+    """
     if recipe.data.policy != "token_budget":
         return None
     attention = find_attention(plan)
     if attention is None or (recipe.data.token_budget and recipe.data.token_budget.attention == attention):
         return None
     changed = apply_settings(recipe, {KEY: attention})
-    epoch = plan_run(changed, plan.device, num_devices, measured=measured).epoch if plan.epoch else None
-    return Balance(attention, None if epoch is None else epoch.imbalance)
+    balanced = plan_run(changed, plan.device, num_devices, with_data=plan.epoch is not None, measured=measured)
+    return Change({KEY: attention}, balanced)
+
+
+def format_balance(change: Change) -> str:
+    shown = f"with {change.describe()} the devices of a step take alike"
+    epoch = change.plan.epoch
+    return shown if epoch is None else f"{shown}, the slowest {epoch.imbalance:.2f} times the mean"
 
 
 def find_attention(plan: RunPlan) -> int | None:
@@ -315,11 +290,9 @@ def _find_overlay(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[s
     if before.keys() - after.keys():
         return {DELETE: True, **after}
     return {
-        key: _find_overlay(before[key], value) if _are_sections(before.get(key), value) else value
+        key: _find_overlay(before[key], value)
+        if isinstance(value, dict) and isinstance(before.get(key), dict)
+        else value
         for key, value in after.items()
         if key not in before or before[key] != value
     }
-
-
-def _are_sections(*values: Any) -> bool:
-    return all(isinstance(value, dict) for value in values)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
+from frameloom.core.units import format_bytes, format_duration
 from frameloom.planner.devices import BOX, LINK_SHARE, Device
 from frameloom.planner.estimate import BucketPlan, RunPlan
 
-_MIB, _GIB = 2**20, 2**30
+_gib = partial(format_bytes, binary=True)
 
 
 def describe_plan(plan: RunPlan, *, every_shape: bool = False) -> list[str]:
@@ -18,13 +20,13 @@ def describe_plan(plan: RunPlan, *, every_shape: bool = False) -> list[str]:
         f"{device.name} with {device.describe_memory()}: replicate {mesh.replicate}, shard {mesh.shard}, "
         f"sequence {mesh.sequence}, zero {plan.zero}",
         "on each device before a batch: "
-        + ", ".join(f"{name} {_size(value)}" for name, value in vars(plan.resident).items() if value),
+        + ", ".join(f"{name} {_gib(value)}" for name, value in vars(plan.resident).items() if value),
         "",
         f"{'bucket':<22}{'tokens':>9}{'batch':>7}{'activations':>13}{'total':>11}{'fits':>6}{'largest':>9}"
         f"{'PFLOP':>9}{'seconds':>9}{'encode':>8}{'wait':>8}",
     ]
     lines += [_row(item, plan.device.memory) for item in (plan.buckets if every_shape else _worst(plan.buckets))]
-    lines += ["", _shares(plan.buckets), *_epoch(plan), f"a checkpoint is {_size(plan.checkpoint)}"]
+    lines += ["", _shares(plan.buckets), *_epoch(plan), f"a checkpoint is {_gib(plan.checkpoint)}"]
     lines.append(
         f"times: {device.efficiency:.0%} of {_rates(plan)} for products, {device.bandwidth_share:.0%} of "
         f"{device.bandwidth / 1e9:,.4g} GB/s for the rest; reading is not in them"
@@ -48,8 +50,8 @@ def _row(item: BucketPlan, memory: float) -> str:
     fits = "yes" if item.total <= memory else "NO"
     mark = "" if item.is_measured else "~"
     return (
-        f"{item.bucket.name:<22}{item.tokens:>9,}{item.bucket.batch_size:>7}{mark + _size(item.activations):>13}"
-        f"{_size(item.total):>11}{fits:>6}{item.largest_batch:>9}"
+        f"{item.bucket.name:<22}{item.tokens:>9,}{item.bucket.batch_size:>7}{mark + _gib(item.activations):>13}"
+        f"{_gib(item.total):>11}{fits:>6}{item.largest_batch:>9}"
         f"{(item.flops + item.encode_flops) / 1e15:>9.3g}{item.seconds:>9.3g}{item.encode_seconds:>8.2g}"
         f"{item.wait_seconds:>8.2g}"
     )
@@ -82,9 +84,9 @@ def _epoch(plan: RunPlan) -> list[str]:
         return []
     epoch = plan.epoch
     return [
-        f"an epoch: {epoch.clips:,} clips, {epoch.steps:,} steps, {_duration(epoch.seconds)}; the slowest device has "
-        f"{epoch.imbalance:.2f} times the mean work of a step, {epoch.padding:.1%} of all turns only fill up a step; "
-        f"latents cached: {_size(epoch.cache_bytes)}"
+        f"an epoch: {epoch.clips:,} clips, {epoch.steps:,} steps, {format_duration(epoch.seconds)}; the slowest device "
+        f"has {epoch.imbalance:.2f} times the mean work of a step, {epoch.padding:.1%} of all turns only fill up a "
+        f"step; latents cached: {_gib(epoch.cache_bytes)}"
     ]
 
 
@@ -112,13 +114,3 @@ def plan_json(plan: RunPlan) -> dict[str, Any]:
 
 def _count(number: int) -> str:
     return f"{number / 1e6:,.1f}M" if number >= 10**6 else f"{number:,}"
-
-
-def _size(num_bytes: float) -> str:
-    return f"{num_bytes / _GIB:,.1f} GiB" if num_bytes >= _GIB / 10 else f"{num_bytes / _MIB:,.1f} MiB"
-
-
-def _duration(seconds: float) -> str:
-    if seconds < 120:
-        return f"{seconds:,.3g} s"
-    return f"{seconds / 3600:,.1f} h" if seconds >= 7200 else f"{seconds / 60:,.1f} min"

@@ -84,7 +84,9 @@ def _digest_text(data: bytes) -> str:
     return hashlib.blake2b(data, digest_size=6).hexdigest()
 
 
-def pack_words(planned: Sequence[int], read: Sequence[int], num_peers: int = 1, *, is_first: bool = True) -> list[float]:
+def pack_words(
+    planned: Sequence[int], read: Sequence[int], num_peers: int = 1, *, is_first: bool = True
+) -> list[float]:
     """What a rank adds to the sum for the words of its fingerprint and of what it has read."""
     sign = num_peers - 1 if is_first else -1
     words = [*planned, *(word * word for word in planned), *(sign * word for word in read)]

@@ -31,7 +31,7 @@ class Parallelism:
 
     section: ParallelSection
     device: torch.device
-    shape: MeshShape = MeshShape()
+    shape: MeshShape = field(default_factory=MeshShape)
     context: Collective = field(default_factory=Collective)
     saving: Collective = field(default_factory=Collective)
     mesh: DeviceMesh | None = None

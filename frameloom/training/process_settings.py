@@ -9,9 +9,10 @@ from contextlib import contextmanager
 
 import torch
 
-from frameloom.config.schema.training import TrainSection, memory_bytes
+from frameloom.config.schema.training import TrainSection
 from frameloom.core.errors import ConfigError
 from frameloom.core.logging import get_logger
+from frameloom.core.units import format_bytes, parse_bytes
 
 _log = get_logger(__name__)
 _WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
@@ -50,10 +51,10 @@ def memory_share(limit: float | str, total_bytes: int) -> float:
     """`limit` as a share of the device's memory; ConfigError when the device has less."""
     if not isinstance(limit, str):
         return limit
-    share = memory_bytes(limit) / total_bytes
+    share = parse_bytes(limit, where="train.max_device_memory") / total_bytes
     if share > 1:
         raise ConfigError(
-            f"train.max_device_memory is {limit}, but the device has {total_bytes / 2**30:.1f}GB; write that or less"
+            f"train.max_device_memory is {limit}, but the device has {format_bytes(total_bytes)}; write that or less"
         )
     return share
 

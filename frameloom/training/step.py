@@ -122,7 +122,9 @@ class Update:
             values["spikes"] = self.guard.num_spikes
         if self.scaler is not None:
             values |= {"loss_scale": scale, "overflows": self.scaler.num_overflows}
-        values = {f"{self.phase.prefix}{name}": value for name, value in {**values, "grad_norm": grad_norm, "lr": lr}.items()}
+        values = {
+            f"{self.phase.prefix}{name}": value for name, value in {**values, "grad_norm": grad_norm, "lr": lr}.items()
+        }
         return StepResult(values, is_finite, is_spike, is_overflow)
 
     def tensors(self) -> Tensors:
@@ -206,9 +208,7 @@ class Stepper:
         self.agreement.begin(number, planned)
         context = StepContext(number - 1)
         results = [
-            self._run_phase(update, context, batches)
-            for update in self.updates
-            if update.phase.is_due(context.step)
+            self._run_phase(update, context, batches) for update in self.updates if update.phase.is_due(context.step)
         ]
         failed = [result for result in results if not result.is_finite]
         return StepResult(

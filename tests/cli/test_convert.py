@@ -12,8 +12,6 @@ import torch
 from safetensors.torch import load_file
 
 from frameloom.checkpoint.model_folder import read_weights
-from frameloom.core.errors import ConfigError
-from frameloom.interop.convert.files import parse_size
 from tests.faults.warm import run_frameloom
 
 
@@ -43,13 +41,6 @@ def test_a_mistake_gets_one_message_and_exit_code_2(tmp_path):
 def test_help_shows_examples():
     done = run("--help")
     assert done.returncode == 0 and "frameloom convert vae/merged.ckpt" in done.stdout
-
-
-def test_sizes_are_read_as_people_write_them():
-    assert [parse_size(text) for text in ("5GB", "500 MB", "2GiB", "1.5kb", "77")] == [5e9, 5e8, 2**31, 1500, 77]
-    for wrong in ("", "GB", "-1GB", "0", "5 Zebras", "1e9"):
-        with pytest.raises(ConfigError, match="is not a size"):
-            parse_size(wrong)
 
 
 MEASURE = """

@@ -8,7 +8,7 @@ import numpy as np
 import polars as pl
 import pytest
 
-from frameloom.data.buckets.grid import GridPolicy, parse_grid
+from frameloom.data.buckets.grid import GridPolicy, build_grid
 from frameloom.data.manifest.manifest import Manifest, write_manifest
 from frameloom.data.media.writing import write_image, write_video
 
@@ -59,4 +59,4 @@ def manifest(clip_set: Path) -> Manifest:
 
 @pytest.fixture(scope="session")
 def grid() -> GridPolicy:
-    return parse_grid({"64px": {1: [1.0, 2], 9: [1.0, 2], 17: [0.5, 2]}}, stride=16, fps_max=24)
+    return build_grid({"64px": {1: [1.0, 2], 9: [1.0, 2], 17: [0.5, 2]}}, stride=16, fps_max=24)

@@ -47,21 +47,9 @@ def wrong_noising(right: Any) -> Any:
 def per_frame_weight(right: Any) -> Any:
     """Weights of samples spread along the frames."""
 
-    def weighted_error_B(prediction: Tensor, noised: Any, mask: Any = None, *, motion_share: float = 0.0) -> Tensor:
-        plain = right(
-            prediction, noised._replace(weight_B=torch.ones(len(prediction))), mask, motion_share=motion_share
-        )
+    def weighted_error_B(prediction: Tensor, noised: Any, *, motion_share: float = 0.0) -> Tensor:
+        plain = right(prediction, noised._replace(weight_B=torch.ones(len(prediction))), motion_share=motion_share)
         return plain * noised.weight_B.mean()
-
-    return weighted_error_B
-
-
-def own_mask(right: Any) -> Any:
-    """Each sample divided by its own mask."""
-
-    def weighted_error_B(prediction: Tensor, noised: Any, mask: Any = None, *, motion_share: float = 0.0) -> Tensor:
-        found = right(prediction, noised, mask, motion_share=motion_share)
-        return found if mask is None else found * mask.mean() / mask.mean(dim=(1, 2, 3))
 
     return weighted_error_B
 
@@ -173,7 +161,6 @@ MUTANTS = [
         _FLOW,
     ),
     Mutant("weight on the wrong axis", "check_loss", "weighted_error_B", per_frame_weight, _LOSSES),
-    Mutant("each sample divided by its own mask", "check_loss", "weighted_error_B", own_mask, _LOSSES),
     Mutant(
         "EDM weight without its limit",
         "check_edm_identities",

@@ -12,9 +12,8 @@ import pytest
 
 from frameloom.core.errors import DataError
 from frameloom.core.paths import safe_join
-from frameloom.data.curation.inspection import FileWork
+from frameloom.data.curation.inspection import FileWork, Job
 from frameloom.data.curation.scan import ScanOptions, errors_path, finish_scan, scan_files
-from frameloom.data.curation.scan_pool import Job
 from frameloom.data.loading import bad_clips
 from frameloom.data.media.decode import IMAGE_FORMATS, ClipError, read_clip, read_image
 from frameloom.training.train import train

@@ -139,8 +139,14 @@ def run_train_loss(case: ParityCase) -> list[ParityOutput]:
     for name, settings in case.config["run"].items():
         found = _run_flow(case, settings) if settings.get("rf") else _run_ddpm(case, settings)
         ours |= {f"{name}.{key}": tensor for key, tensor in found.items()}
-    of_samples = [name for name, settings in case.config["run"].items() if settings["prediction_type"] == "sample"]
-    left_out = {f"{name}.{key}": "sample-prediction" for name in of_samples for key in ("loss", "grad_model_output")}
+    left_out = {}
+    for name, settings in case.config["run"].items():
+        is_sample, is_masked = settings["prediction_type"] == "sample", settings["masked"]
+        if is_sample or is_masked:
+            deviation = "sample-prediction" if is_sample else "padded-samples"
+            left_out |= {f"{name}.{key}": deviation for key in ("loss", "grad_model_output")}
+            for key in ("loss", "grad_model_output"):
+                ours.pop(f"{name}.{key}", None)
     return pair_outputs(case, ours, _tolerance_of_loss, left_out)
 
 
@@ -185,9 +191,8 @@ def _run_ddpm(case: ParityCase, settings: Mapping[str, Any]) -> dict[str, Tensor
 
 
 def _measure(case: ParityCase, settings: Mapping[str, Any], objective: Objective, noised: Noised) -> dict[str, Tensor]:
-    mask = case.inputs["attention_mask"] if settings["masked"] else None
     prediction = case.inputs["model_output"].clone().requires_grad_()
-    loss = objective.loss_B(prediction, noised, mask).mean()
+    loss = objective.loss_B(prediction, noised).mean()
     (grad,) = torch.autograd.grad(loss, prediction)
     return {
         "noisy_model_input": noised.noisy_BCFHW,

@@ -15,9 +15,9 @@ import torch
 from numpy.typing import NDArray
 
 from frameloom.core.errors import DataError
-from frameloom.data.buckets.grid import GridPolicy, parse_grid
-from frameloom.data.buckets.policy import UNUSED, Clips, Draw
-from frameloom.data.buckets.sizes import ASPECT_RATIOS, height_per_width, nearest_values, parse_resolution, size_table
+from frameloom.core.resolutions import ASPECT_RATIOS, height_per_width, parse_resolution, size_table
+from frameloom.data.buckets.grid import GridPolicy, build_grid
+from frameloom.data.buckets.policy import UNUSED, Clips, Draw, nearest_values
 from frameloom.data.media.frames import FrameRule, Window, sample_rate, select_frames
 from frameloom.data.media.probe import probe_header
 from frameloom.data.media.transforms import cover
@@ -67,7 +67,7 @@ def compare_tables(case: dict[str, Any]) -> Found:
         if name not in _LENGTHS:
             yield ParityOutput(f"buckets of {name}", None, torch.zeros(0), 0.0, "the table does not show its lengths")
             continue
-        grid = parse_grid(_published(name, _LENGTHS[name]), stride=16, fps_max=24.0)
+        grid = build_grid(_published(name, _LENGTHS[name]), stride=16, fps_max=24.0)
         yield f"buckets of {name}", len(grid.buckets), count
     for fps_max in sorted({row[1] for row in case["map_target_fps_[fps,max_fps,new_fps,sampling_interval]"]}):
         rows = [row for row in case["map_target_fps_[fps,max_fps,new_fps,sampling_interval]"] if row[1] == fps_max]
@@ -91,7 +91,7 @@ def compare_decisions(case: dict[str, Any]) -> Found:
     for name, config in case["configs"].items():
         raw = config.get("bucket_config") or _published(name, config["search_order"])
         for setting, wanted in config["decisions"].items():
-            grid = parse_grid(raw, stride=_STRIDES.get(name, 16), fps_max=float(setting.split("=")[1]))
+            grid = build_grid(raw, stride=_STRIDES.get(name, 16), fps_max=float(setting.split("=")[1]))
             chosen = grid.assign_clips(clips, rows, read_draws(draws))
             names = {(bucket.resolution, bucket.frames, bucket.ratio): bucket.index for bucket in grid.buckets}
             yield f"{name} {setting}", chosen, [UNUSED if key is None else names[tuple(key)] for key in wanted]
@@ -109,7 +109,7 @@ def compare_batches(case: dict[str, Any]) -> Found:
     Which clip comes when is another function in our plan, which does not depend on the number of processes.
     """
     clips = to_clips([row[1:] for row in case["metadata_rows"]])
-    grid = parse_grid(case["bucket_config"], stride=16, fps_max=case["fps_max"])
+    grid = build_grid(case["bucket_config"], stride=16, fps_max=case["fps_max"])
     rows = np.arange(len(clips.frames))
     for name, variant in case["variants"].items():
         yield compare_facts(f"{name} buckets", len(grid.buckets), variant["num_bucket"])

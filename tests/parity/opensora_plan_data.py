@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 
 from frameloom.config.schema.buckets import GroupedSection
 from frameloom.data.buckets.grouped import PUBLISHED_GROUP_BATCHES, TOO_LONG, Grouped
-from frameloom.data.buckets.policy import UNUSED, Clips, Draw
-from frameloom.data.buckets.sizes import LengthRule
+from frameloom.data.buckets.policy import UNUSED, Clips, Draw, LengthRule
 from frameloom.data.media.frames import Window, pick_start, resample_window, speed_up
 from frameloom.data.media.transforms import CenterCrop
 from frameloom.models.text.cleaning import clean_caption

@@ -7,9 +7,8 @@ import pytest
 from frameloom.config.loading.recipe import load_recipe
 from frameloom.config.rules.parallel import fit_mesh
 from frameloom.distributed.sequence_parallel import Exchange, exchanged_bytes
-from frameloom.planner.communication import SendPlan, plan_tokens, plan_weights
 from frameloom.planner.devices import DEVICES, LINK_SHARE
-from frameloom.planner.memory import ModelSize
+from frameloom.planner.parallel import ModelSize, SendPlan, plan_tokens, plan_weights
 
 SIZE = ModelSize(
     weights=10**9,

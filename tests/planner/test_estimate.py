@@ -9,7 +9,7 @@ import pytest
 
 from frameloom.config.loading.recipe import load_recipe
 from frameloom.core.errors import ConfigError
-from frameloom.planner.devices import DEVICES, choose_device, parse_size
+from frameloom.planner.devices import DEVICES, choose_device
 from frameloom.planner.estimate import RunPlan, measure_recipe, plan_run
 from frameloom.planner.suggest import suggest_change
 from tests.faults.warm import run_frameloom
@@ -170,14 +170,3 @@ def test_an_epoch_is_planned_from_the_clips(tmp_path: Path) -> None:
     assert one.imbalance == 1.0 <= two.imbalance
     assert one.padding == 0.0 < three.padding == pytest.approx(1 - one.steps / (3 * three.steps))
     assert one.seconds > two.seconds and one.cache_bytes > 0
-
-
-@pytest.mark.parametrize(("text", "wanted"), [("80GB", 80e9), ("1.5 GiB", 1.5 * 2**30), ("512mb", 512e6)])
-def test_sizes_are_read_with_their_units(text: str, wanted: float) -> None:
-    assert parse_size(text) == wanted
-
-
-@pytest.mark.parametrize("text", ["80", "GB", "80 GBs", "eighty GB", "0GB", "-1GB"])
-def test_a_size_without_a_known_unit_or_of_nothing_is_refused(text: str) -> None:
-    with pytest.raises(ConfigError, match="80GB or 75GiB"):
-        parse_size(text)

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from frameloom.core.errors import ConfigError, FrameloomError
-from frameloom.planner.forked_task import ForkedTask
+from frameloom.planner.forked_task import forked_task
 
 
 @pytest.fixture
@@ -23,8 +23,8 @@ def alone(monkeypatch):
 
 def test_the_result_comes_from_another_process_which_has_our_memory(alone):
     ours = [1, 2, 3]
-    with ForkedTask(lambda: (os.getpid(), sum(ours))) as aside:
-        pid, found = aside.result()
+    with forked_task(lambda: (os.getpid(), sum(ours))) as wait:
+        pid, found = wait()
     assert found == 6 and pid != os.getpid()
 
 
@@ -32,21 +32,21 @@ def test_an_error_of_the_work_is_raised_here(alone):
     def fail() -> None:
         raise ConfigError("model.size: there is no size 'huge'")
 
-    with ForkedTask(fail) as aside, pytest.raises(ConfigError, match="there is no size 'huge'"):
-        aside.result()
+    with forked_task(fail) as wait, pytest.raises(ConfigError, match="there is no size 'huge'"):
+        wait()
 
 
 def test_a_process_that_dies_is_told(alone):
     with (
-        ForkedTask(lambda: os.kill(os.getpid(), signal.SIGKILL)) as aside,
+        forked_task(lambda: os.kill(os.getpid(), signal.SIGKILL)) as wait,
         pytest.raises(FrameloomError, match="code -9"),
     ):
-        aside.result()
+        wait()
 
 
 def test_who_leaves_early_does_not_wait(alone):
     started = time.monotonic()
-    with pytest.raises(KeyError), ForkedTask(lambda: time.sleep(60)):
+    with pytest.raises(KeyError), forked_task(lambda: time.sleep(60)):
         raise KeyError("an error of ours")
     assert time.monotonic() - started < 30
 
@@ -54,10 +54,8 @@ def test_who_leaves_early_does_not_wait(alone):
 def test_beside_other_threads_it_is_done_here():
     with ThreadPoolExecutor(1) as pool:
         pool.submit(int).result()  # its thread waits for more
-        with ForkedTask(os.getpid) as aside:
-            assert aside.result() == os.getpid()
-    with ForkedTask(os.getpid, is_apart=False) as aside:
-        assert aside.result() == os.getpid()
+        with forked_task(os.getpid) as wait:
+            assert wait() == os.getpid()
 
 
 def test_torch_computes_in_both_processes() -> None:
@@ -67,8 +65,8 @@ def test_torch_computes_in_both_processes() -> None:
     torch.set_num_threads(2)
     try:
         here = (numbers @ numbers).exp2().sum()
-        with ForkedTask(lambda: float((numbers @ numbers).exp2().sum())) as aside:
-            assert aside.result() == float(here)
+        with forked_task(lambda: float((numbers @ numbers).exp2().sum())) as wait:
+            assert wait() == float(here)
         assert torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(before)

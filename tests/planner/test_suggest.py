@@ -262,12 +262,12 @@ def test_devices_wait_less_when_the_square_of_long_clips_counts(tmp_path: Path) 
     measured = measure_recipe(recipe)
     plan = plan_run(recipe, DEVICES["cpu"], 4, measured=measured)
     found = balance_tokens(recipe, plan, 4, measured)
-    assert plan.epoch is not None and found is not None and found.imbalance is not None
-    waits, waits_less = plan.epoch.imbalance - 1, found.imbalance - 1
+    assert plan.epoch is not None and found is not None and found.plan.epoch is not None
+    waits, waits_less = plan.epoch.imbalance - 1, found.plan.epoch.imbalance - 1
     assert waits_less < waits / 3
-    told = load_clips(clips, f"--{KEY}", str(found.attention))
+    told = load_clips(clips, f"--{KEY}", str(found.settings[KEY]))
     again = plan_run(told, DEVICES["cpu"], 4, measured=measured)
-    assert again.epoch is not None and again.epoch.imbalance == found.imbalance
+    assert again.epoch is not None and again.epoch.imbalance == found.plan.epoch.imbalance
     assert balance_tokens(told, again, 4, measured) is None
 
 

@@ -1,8 +1,10 @@
-"""Runs, caches, exports and recipes that an earlier version wrote are read as that version read them, to the bit.
+"""Runs, caches, exports and recipes that an earlier version wrote are read as that version read them.
 
-They were made once (`make.py`). Where torch, the processor and the threads are those of then, a run that is resumed
-ends with the very numbers of the uninterrupted run of then. Elsewhere the last bits may differ: a run from the stored
-checkpoint equals to the bit one that is stopped once more here, and comes within `TOLERANCE` of the stored numbers.
+They were made once (`make.py`), by a version that had separate forms of GELU, of the norm of heads and of single blocks
+for the CPU; today there is one form for all devices, and objectives compute in another order, so last bits differ. A
+run that is resumed comes within `TOLERANCE` of the numbers of the uninterrupted run of then, where torch, the processor
+and the threads are the same, and within `TOLERANCE_ELSEWHERE` on other machines. It equals to the bit one that is
+stopped once more here. What no arithmetic touches (caches, rows, recipes) is compared for equality.
 """
 
 from __future__ import annotations
@@ -17,7 +19,6 @@ from typing import Any
 import numpy as np
 import polars as pl
 import pytest
-import torch
 import yaml
 from PIL import Image
 
@@ -32,10 +33,11 @@ HERE = Path(__file__).parent
 REFERENCE, RECIPES = HERE / "reference", HERE / "recipes"
 SHIPPED = sorted(str(path.relative_to(RECIPES).with_suffix("")) for path in RECIPES.rglob("*.yaml"))
 CLOCK = {"train/steps_per_s", "train/tokens_per_s"}
-TOLERANCE = 1e-4
-# The gradient of an absolute difference jumps where the difference is about 0: with other instructions the norm of the
-# autoencoder's gradient moves by more than its losses and weights do.
-JUMPS, TOLERANCE_OF_JUMPS = "grad_norm", 1e-2
+# Losses are relative to this, and weights off by it at most.
+TOLERANCE, TOLERANCE_ELSEWHERE = 1e-6, 1e-4
+# The gradient of an absolute difference jumps where the difference is about 0: the norm of the autoencoder's gradient
+# moves by a hundred times more than its losses and weights do.
+JUMPS, MORE_BY_JUMPS = "grad_norm", 100
 # Keys of a recipe that have another name today: the old one, and the new one.
 RENAMED: dict[str, str] = {}
 
@@ -62,18 +64,22 @@ def read_metrics(folder: Path) -> list[dict[str, float]]:
     return [{name: value for name, value in record.items() if name not in CLOCK} for record in records]
 
 
+def find_tolerance() -> float:
+    return TOLERANCE if is_same_machine() else TOLERANCE_ELSEWHERE
+
+
 def assert_close(found: list[dict[str, float]], wanted: list[dict[str, float]]) -> None:
     assert [record.keys() for record in found] == [record.keys() for record in wanted]
     for ours, theirs in zip(found, wanted, strict=True):
         for name, value in theirs.items():
-            tolerance = TOLERANCE_OF_JUMPS if name.endswith(JUMPS) else TOLERANCE
+            tolerance = find_tolerance() * (MORE_BY_JUMPS if name.endswith(JUMPS) else 1)
             assert ours[name] == pytest.approx(value, rel=tolerance, abs=tolerance), name
 
 
 def assert_same_frames(found: Path, wanted: Path) -> None:
     for ours, theirs in zip(read_frames(found), read_frames(wanted), strict=True):
-        # Where bits differ, a value may fall on the other side of a half.
-        assert np.abs(ours - theirs).max() <= (0 if is_same_machine() else 1)
+        # A value may fall on the other side of a half.
+        assert np.abs(ours - theirs).max() <= 1
 
 
 def read_frames(folder: Path) -> list[np.ndarray]:
@@ -90,11 +96,6 @@ def read_files(folder: Path) -> dict[str, str]:
     }
 
 
-def test_here_the_stored_bits_are_compared():
-    if not is_same_machine():
-        pytest.skip(f"bits are compared among runs of this machine only: {describe_machine()}")
-
-
 @pytest.mark.parametrize("name", STOPPED)
 def test_a_stored_run_is_resumed_to_the_result_of_then(world: Path, name: str):
     before = read_files(world / "stopped" / name)
@@ -104,14 +105,9 @@ def test_a_stored_run_is_resumed_to_the_result_of_then(world: Path, name: str):
     assert before.items() <= read_files(resumed).items()
     assert sorted(path.name for path in (resumed / "checkpoints").iterdir()) == [FIRST_SAVE, SECOND_SAVE, LAST]
     digests = digest_tensors(resumed / "checkpoints" / LAST)
-    wanted = json.loads((reference / "tensors.json").read_text())
-    assert digests.keys() == wanted.keys()
-    if is_same_machine():
-        assert read_metrics(resumed) == read_metrics(reference)
-        assert digests == wanted
-    else:
-        assert_close(read_metrics(resumed), read_metrics(reference))
-        assert digests == stop_and_resume(world, name)
+    assert digests.keys() == json.loads((reference / "tensors.json").read_text()).keys()
+    assert_close(read_metrics(resumed), read_metrics(reference))
+    assert digests == stop_and_resume(world, name)
     assert_final_weights(resumed, world, name)
 
 
@@ -133,7 +129,7 @@ def assert_final_weights(run_folder: Path, world: Path, name: str) -> None:
     found, wanted = read_tensors(run_folder / "export"), read_tensors(stored)
     assert found.keys() == wanted.keys()
     for key, tensor in wanted.items():
-        assert torch.equal(found[key], tensor) if is_same_machine() else (found[key] - tensor).abs().max() <= TOLERANCE
+        assert (found[key] - tensor).abs().max() <= find_tolerance(), key
 
 
 def test_another_seed_gives_other_numbers(world: Path):
@@ -156,14 +152,7 @@ def test_a_run_reads_the_stored_caches_and_encodes_nothing(world: Path):
     assert len(before) == 2
     run("train", "cached.yaml", cwd=world)
     assert read_files(world / "cache") == before
-    made, reference = world / "made" / "cached", REFERENCE / "cached"
-    if is_same_machine():
-        assert read_metrics(made) == read_metrics(reference)
-        assert digest_tensors(made / "checkpoints" / "step-00000004") == json.loads(
-            (reference / "tensors.json").read_text()
-        )
-    else:
-        assert_close(read_metrics(made), read_metrics(reference))
+    assert_close(read_metrics(world / "made" / "cached"), read_metrics(REFERENCE / "cached"))
 
 
 def test_the_stored_caches_need_nothing_more(world: Path):

@@ -13,12 +13,9 @@ from torch import Tensor
 
 from frameloom.builders.objective import build_objective
 from frameloom.config.schema.objective import ObjectiveSection
-from frameloom.core.random import stream
 from frameloom.data.loading.batch import Batch
 from frameloom.data.media.transforms import to_signed_range
-from frameloom.diffusion.objective import Noised, weighted_error_B
 from frameloom.training.loop import Trainer
-from frameloom.training.step import Stepper
 from frameloom.training.tasks.denoiser import DenoiserTask
 from frameloom.training.train import train
 from tests.training.runs import losses, open_trainer
@@ -70,15 +67,13 @@ def cut(batch: Batch, sizes: Sequence[int]) -> list[Batch]:
 
 def step_gradients(trainer: Trainer, batches: Sequence[Batch]) -> tuple[Tensor, float]:
     """(the gradients that the optimizer was given, the loss) of a step at rate zero, which moves nothing."""
-    stepper, seen = trainer.stepper, []
-    assert isinstance(stepper, Stepper)
-    stepper.lr_at, stepper.ema = lambda number: 0.0, None
-    params = [param for group in stepper.optimizer.param_groups for param in group["params"]]
+    update, seen = replace(trainer.stepper.updates[0], lr_at=lambda number: 0.0, ema=None), []
+    stepper = replace(trainer.stepper, updates=[update])
 
     def keep(*_: object) -> None:
-        seen.append(torch.cat([param.grad.flatten() for param in params if param.grad is not None]))
+        seen.append(torch.cat([param.grad.flatten() for param in update.params if param.grad is not None]))
 
-    hook = stepper.optimizer.register_step_pre_hook(keep)
+    hook = update.optimizer.register_step_pre_hook(keep)
     result = stepper.step(1, batches)
     hook.remove()
     return seen[0], result.values["loss"]
@@ -87,13 +82,13 @@ def step_gradients(trainer: Trainer, batches: Sequence[Batch]) -> tuple[Tensor, 
 def test_micro_batches_of_any_split_equal_one_batch(world: Any) -> None:
     trainer = make_trainer(world)
     batch = read_whole(trainer)
-    assert isinstance(trainer.built.task, DenoiserTask) and batch.pixels_BCFHW is not None
+    assert isinstance(trainer.task, DenoiserTask) and batch.pixels_BCFHW is not None
     with torch.no_grad():  # once, as a cache would
-        moments = trainer.built.task.vae.encode(to_signed_range(batch.pixels_BCFHW))
+        moments = trainer.task.vae.encode(to_signed_range(batch.pixels_BCFHW))
     latents = (moments.mean_BCFHW, torch.exp(0.5 * moments.logvar_BCFHW))
     batch = replace(batch, pixels_BCFHW=None, latents=latents)
     for name, settings in OBJECTIVES.items():
-        trainer.built.task.objective = build_objective(ObjectiveSection(**settings))
+        trainer.task.objective = build_objective(ObjectiveSection(**settings))
         whole, loss = step_gradients(trainer, [batch])
         for sizes in ((2, 2), (1, 3)):
             pieces, other = step_gradients(trainer, cut(batch, sizes))
@@ -112,27 +107,6 @@ def test_pieces_of_an_inpaint_batch_get_the_masks_of_the_whole(world: Any) -> No
     assert (pieces - whole).norm() < 1e-5 * whole.norm()
     moved = [replace(piece, ordinals=piece.ordinals + 100) for piece in cut(batch, (1, 3))]
     assert (step_gradients(trainer, moved)[0] - whole).norm() > 1e-2 * whole.norm()
-
-
-def test_masked_losses_of_pieces_add_up_by_the_cells_they_hold() -> None:
-    """The loss of a masked batch is a mean over cells: pieces count by their cells, not by their samples."""
-
-    def draw(*shape: int) -> Tensor:
-        return torch.randn(shape, generator=stream(5, "masked", *shape))
-
-    target, prediction, weight_B = draw(4, 2, 3, 4, 4), draw(4, 2, 3, 4, 4) + 1, torch.tensor([1.0, 2.0, 3.0, 4.0])
-    mask = torch.ones(4, 3, 4, 4)
-    mask[1, 1:], mask[2, :, 2:] = 0, 0
-
-    def loss_B(part: slice) -> Tensor:
-        noised = Noised(target[part], weight_B[part], target[part], weight_B[part])
-        return weighted_error_B(prediction[part], noised, mask[part])
-
-    whole, parts = loss_B(slice(0, 4)).mean(), (slice(0, 1), slice(1, 4))
-    cells = [mask[part].sum() for part in parts]
-    by_cells = sum(loss_B(part).mean() * count for part, count in zip(parts, cells, strict=True)) / sum(cells)
-    by_samples = sum(loss_B(part).sum() for part in parts) / 4
-    assert torch.allclose(by_cells, whole, rtol=1e-6) and not torch.allclose(by_samples, whole, rtol=1e-2)
 
 
 def test_a_recipe_from_before_halves_left_still_trains_and_hears_of_it(world, caplog: pytest.LogCaptureFixture) -> None:

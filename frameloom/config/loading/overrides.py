@@ -12,6 +12,7 @@ from frameloom.config.loading.schema_tree import ROOT, Kind, default_of, describ
 from frameloom.config.loading.yaml_values import KeyPath, format_value, parse_value
 from frameloom.core.errors import ConfigError
 
+DELETE = "_delete_"
 # A part in quotes may hold dots: data.buckets."256px_ar2.39:1".1
 _PART = re.compile(r"""\s*(?:"([^"]*)"|'([^']*)'|([^."']+))\s*(?:\.|$)""")
 
@@ -112,11 +113,14 @@ def apply_override(value: dict[str, Any], override: Override) -> None:
     target: Any = value
     for depth in range(1, len(override.path)):
         target = _step_into(target, override.path[:depth], override.flag)
-    last = override.path[-1]
+    value = override.value
+    if isinstance(value, dict) and value.get(DELETE) is True:
+        # A mapping on the command line replaces the old one in any case.
+        value = {key: item for key, item in value.items() if key != DELETE}
     if isinstance(target, list):
-        target[_check_index(target, override.path, override.flag)] = override.value
+        target[_check_index(target, override.path, override.flag)] = value
     else:
-        target[last] = override.value
+        target[override.path[-1]] = value
 
 
 def _step_into(target: Any, path: KeyPath, flag: str) -> Any:

@@ -17,7 +17,7 @@ from typing import Any
 
 import yaml
 
-from frameloom.config.loading.overrides import apply_override, parse_overrides
+from frameloom.config.loading.overrides import DELETE, apply_override, parse_overrides
 from frameloom.config.loading.problems import MAX_EXPLAINED, Problem, parse_recipe
 from frameloom.config.loading.yaml_values import KeyPath, parse_document, read_text
 from frameloom.config.rules.check import check_rules, place_problem
@@ -26,7 +26,7 @@ from frameloom.core.errors import ConfigError
 from frameloom.core.spelling import nearest
 
 SHIPPED = Path(__file__).parents[2] / "recipes"
-BASE, DELETE = "_base_", "_delete_"
+BASE = "_base_"
 MAX_FILES = 100
 
 

@@ -10,10 +10,11 @@ from frameloom.config.loading.problems import Problem
 from frameloom.config.loading.yaml_values import KeyPath, format_value
 from frameloom.config.schema.data import DataSection
 from frameloom.config.schema.recipe import Recipe
+from frameloom.core.errors import ConfigError
+from frameloom.core.resolutions import parse_resolution, size_table
 from frameloom.models.registry import DENOISERS, VAES
 from frameloom.models.spec import VAESpec
 
-RESOLUTION = re.compile(r"([1-9][0-9]*)(px|p)(_ar[0-9]+(\.[0-9]+)?:[0-9]+(\.[0-9]+)?|_max)?")
 GRID_POLICIES = ("grid", "token_budget")
 MAX_TIMEOUT_S = 3600
 _SECTIONS = ("token_budget", "ratio_tokens", "grouped", "multi_aspect", "fixed")
@@ -57,23 +58,22 @@ def _check_choice(data: DataSection) -> Iterator[Problem]:
 
 
 def _check_grid(recipe: Recipe) -> Iterator[Problem]:
-    vae, family = VAES.get(recipe.vae.name), DENOISERS.get(recipe.model.family)
+    vae = VAES.get(recipe.vae.name)
+    has_stride = vae is not None and (recipe.task == "autoencoder" or recipe.model.family in DENOISERS)
     buckets = recipe.data.buckets or {}
     for name, cells in buckets.items():
         path = ("data", "buckets", name)
-        match = RESOLUTION.fullmatch(name)
-        if match is None:
-            text = (
-                f"data.buckets has the resolution '{name}'; expected a number with px (256px: area of 256 x 256) or p"
-            )
-            yield Problem(path, f"{text} (720p: 16:9 of that height), and _ar16:9 or _max behind it if wanted")
-        elif vae and family and int(match[1]) < (smallest := _token_side(recipe, vae)):
-            text = f"data.buckets has the resolution '{name}', smaller than one token of {recipe.model.family}"
-            yield Problem(path, f"{text}; use {smallest}px or more", (("model", "family"), ("vae", "name")))
-        for frames in cells:
+        try:
+            size_table(name, _token_side(recipe, vae)) if vae and has_stride else parse_resolution(name)
+        except ConfigError as error:
+            yield Problem(path, f"data.buckets: {error}", (("model", "family"), ("vae", "name")))
+        for frames, (chance, _) in cells.items():
+            key = (*path, str(frames))
             if vae and (advice := frame_problem(recipe, vae, frames)):
-                text = f"data.buckets.{name} has clips of {frames} frames; {advice}"
-                yield Problem((*path, str(frames)), text, (("vae", "name"),))
+                yield Problem(key, f"data.buckets.{name} has clips of {frames} frames; {advice}", (("vae", "name"),))
+            if frames == 1 and isinstance(chance, tuple):
+                text = f"{'.'.join(key)} has the probabilities {format_value(list(chance))}"
+                yield Problem(key, f"{text}, but images have no shorter length to go on to; write one number")
     chances = [cell[0] for cells in buckets.values() for cell in cells.values()]
     if chances and not any(max(chance) if isinstance(chance, tuple) else chance for chance in chances):
         yield Problem(("data", "buckets"), "data.buckets has only probabilities of 0, so no clip is kept; use 1.0")

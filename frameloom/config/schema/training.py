@@ -12,7 +12,7 @@ Interval = Annotated[
     Count | Annotated[str, Field(pattern=r"^[1-9]\d* epochs?$")],
     Words("a whole number of steps of at least 1, or of epochs: 500, 1 epoch, 2 epochs"),
 ]
-_AMOUNT = Field(pattern=r"^\d+(\.\d+)? ?[GM]B$")
+_AMOUNT = Field(pattern=r"^\d+(\.\d+)? ?[GM]i?B$")
 Amount = Annotated[str, _AMOUNT, Words("an amount of memory: 25GB, 800MB")]
 Memory = Annotated[
     Annotated[float, Field(gt=0, le=1)] | Annotated[str, _AMOUNT],
@@ -174,11 +174,6 @@ def is_due(interval: int | str, *, step: int, epoch: int, position: int) -> bool
     if epochs is None:
         return step % int(interval) == 0
     return position == 0 and epoch % epochs == 0
-
-
-def memory_bytes(amount: str) -> int:
-    """30GB to bytes; as memory is sold, a gigabyte is 2^30 bytes."""
-    return int(float(amount[:-2]) * {"G": 2**30, "M": 2**20}[amount[-2]])
 
 
 Placeholder = Annotated[

@@ -9,8 +9,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from frameloom.config.schema.buckets import FixedSection, MultiAspectSection
-from frameloom.data.buckets.policy import UNUSED, Bucket, Clips, Draw, ThinnedPolicy
-from frameloom.data.buckets.sizes import draw_weighted, nearest_values, ratio_name
+from frameloom.core.resolutions import ratio_name
+from frameloom.data.buckets.policy import (
+    UNUSED,
+    Bucket,
+    Clips,
+    Draw,
+    Ints,
+    ThinnedPolicy,
+    draw_weighted,
+    nearest_values,
+)
 
 
 class Fixed(ThinnedPolicy):
@@ -31,7 +40,7 @@ class Fixed(ThinnedPolicy):
             Bucket(i, shape[0], frames, *shape[1:], batch) for i, (frames, batch) in enumerate(batches)
         )
 
-    def assign_clips(self, clips: Clips, rows: NDArray[np.int64], draw: Draw) -> NDArray[np.int32]:
+    def assign_clips(self, clips: Clips, rows: Ints, draw: Draw) -> NDArray[np.int32]:
         bucket = np.where(clips.is_image & (self.settings.frames > 1), 1, 0)
         return np.where(self.why_unused(clips) == 0, bucket, UNUSED).astype(np.int32)
 
@@ -61,11 +70,11 @@ class MultiAspect(ThinnedPolicy):
         self._ratios = list(dict.fromkeys(height / width for height, width in self.sizes))
         self._steps = [self._sizes_of(ratio) for ratio in self._ratios]
 
-    def _sizes_of(self, ratio: float) -> NDArray[np.int64]:
+    def _sizes_of(self, ratio: float) -> Ints:
         found = [i for i, (height, width) in enumerate(self.sizes) if height / width == ratio]
         return np.array(sorted(found, key=lambda i: self.sizes[i]), dtype=np.int64)
 
-    def assign_clips(self, clips: Clips, rows: NDArray[np.int64], draw: Draw) -> NDArray[np.int32]:
+    def assign_clips(self, clips: Clips, rows: Ints, draw: Draw) -> NDArray[np.int32]:
         fits = np.flatnonzero(self.why_unused(clips) == 0)
         chosen = np.full(len(rows), UNUSED, dtype=np.int32)
         if self.settings.as_published:

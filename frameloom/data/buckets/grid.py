@@ -1,7 +1,7 @@
 """Open-Sora 2.0's buckets: resolutions x ratios x lengths, with probabilities that cascade or a budget of tokens.
 
 A clip tries the resolutions from large to small and, within one, the lengths from long to short; draws decide
-where a probability is below 1. `parse_grid` makes one from a recipe.
+where a probability is below 1. `build_grid` makes one from a recipe.
 
 A probability is one number (the share of fitting clips that stay, the rest go on to the next lower resolution) or,
 for videos, a pair (keep, skip): the share `skip` first goes on to the next shorter length of the same resolution.
@@ -10,24 +10,15 @@ for videos, a pair (keep, skip): the share `skip` first goes on to the next shor
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from frameloom.core.errors import ConfigError
-from frameloom.data.buckets.policy import UNUSED, Bucket, Clips, Draw, ThinnedPolicy
-from frameloom.data.buckets.sizes import (
-    Ints,
-    LengthRule,
-    Size,
-    height_per_width,
-    nearest_values,
-    parse_resolution,
-    size_table,
-)
+from frameloom.core.resolutions import Size, height_per_width, parse_resolution, size_table
+from frameloom.data.buckets.policy import UNUSED, Bucket, Clips, Draw, Ints, LengthRule, ThinnedPolicy, nearest_values
 
 # A clip a little smaller than the budget is scaled up rather than lost.
 AREA_TOLERANCE = 0.8
@@ -172,85 +163,25 @@ def _happens_not(draws: NDArray[np.float64], chance: float | NDArray[np.float64]
     return np.asarray((draws > chance) | (np.asarray(chance) == 0), dtype=bool)
 
 
-def parse_grid(
-    raw: Mapping[Any, Any], *, stride: int, fps_max: float | None = None, where: str = "data.buckets"
+def build_grid(
+    buckets: Mapping[str, Mapping[int, Sequence[Any]]], *, stride: int, fps_max: float | None = None
 ) -> GridPolicy:
-    """Check a grid as YAML gives it; ConfigError lists every mistake. `stride` = VAE stride x patch size."""
-    problems: list[str] = []
-    if not raw:
-        raise ConfigError(f"{where} is empty; give at least one resolution, such as {{256px: {{1: [1.0, 8]}}}}")
-    if fps_max is not None and not fps_max > 0:
-        problems.append(f"{where}: fps_max is {fps_max}; it must be above 0, or null for any frame rate")
-    parsed = {str(name): _parse_lengths(lengths, f"{where}.{name}", problems) for name, lengths in raw.items()}
-    tables = {name: _parse_sizes(name, stride, where, problems) for name in parsed}
-    if problems:
-        raise ConfigError(problems)
+    """The policy of `data.buckets`: resolution to frames to [probability, batch size].
+
+    `stride` is the VAE's spatial stride times the patch size. ConfigError for a resolution without sizes there.
+    """
     levels: list[Level] = []
-    buckets: list[Bucket] = []
-    for name in sorted(parsed, key=lambda name: parse_resolution(name)[0], reverse=True):
-        lengths = tuple(_place(entry, name, tables[name], buckets) for entry in sorted(parsed[name], reverse=True))
-        levels.append(Level(name, parse_resolution(name)[0], tables[name], lengths))
-    return GridPolicy(stride, fps_max, tuple(levels), tuple(buckets))
-
-
-_Entry = tuple[int, float, float | None, int]  # frames, keep, skip, batch size
-
-
-def _place(entry: _Entry, resolution: str, sizes: dict[str, Size], buckets: list[Bucket]) -> Length:
-    frames, keep, skip, batch_size = entry
-    first = len(buckets)
-    for i, (ratio, size) in enumerate(sizes.items()):
-        buckets.append(Bucket(first + i, resolution, frames, ratio, size.height, size.width, batch_size))
-    return Length(frames, keep, skip, first)
-
-
-def _parse_sizes(name: str, stride: int, where: str, problems: list[str]) -> dict[str, Size]:
-    try:
-        return size_table(name, stride)
-    except ConfigError as error:
-        problems.extend(f"{where}: {problem}" for problem in error.problems)
-        return {}
-
-
-def _parse_lengths(raw: Any, where: str, problems: list[str]) -> list[_Entry]:
-    if not isinstance(raw, Mapping) or not raw:
-        problems.append(f"{where} is {raw!r}; it must map numbers of frames to [probability, batch size]")
-        return []
-    entries: dict[int, _Entry] = {}
-    for key, value in raw.items():
-        frames = int(key) if str(key).isdecimal() else 0
-        if frames < 1:
-            problems.append(f"{where}: '{key}' is not a number of frames; write 1 for images, 33 for videos")
-        elif frames in entries:
-            problems.append(f"{where}: {frames} frames is given twice; keep one")
-        else:
-            entries[frames] = (frames, *_parse_entry(frames, value, f"{where}.{key}", problems))
-    return list(entries.values())
-
-
-def _parse_entry(frames: int, value: Any, where: str, problems: list[str]) -> tuple[float, float | None, int]:
-    wrong = (1.0, None, 1)
-    if not isinstance(value, list | tuple) or len(value) != 2:
-        problems.append(f"{where} is {value!r}; it must be [probability, batch size], such as [1.0, 8]")
-        return wrong
-    chance, batch_size = value
-    if not isinstance(batch_size, int) or isinstance(batch_size, bool) or batch_size < 1:
-        problems.append(f"{where}: the batch size is {batch_size!r}; it must be a whole number from 1 up")
-        return wrong
-    chances = list(chance) if isinstance(chance, list | tuple) else [chance]
-    if len(chances) not in (1, 2) or not all(_is_share(number) for number in chances):
-        problems.append(
-            f"{where}: the probability is {chance!r}; it must be from 0 to 1, or a pair [keep, skip] of them"
-        )
-        return wrong
-    if len(chances) == 2 and frames == 1:
-        problems.append(f"{where}: images have no shorter length to skip to; give one probability, not {chance!r}")
-        return wrong
-    return float(chances[0]), float(chances[1]) if len(chances) == 2 else None, batch_size
-
-
-def _is_share(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= 1
+    made: list[Bucket] = []
+    for name, cells in sorted(buckets.items(), key=lambda item: parse_resolution(item[0])[0], reverse=True):
+        sizes = size_table(name, stride)
+        lengths = []
+        for frames, (chance, batch_size) in sorted(((int(key), cell) for key, cell in cells.items()), reverse=True):
+            keep, skip = chance if isinstance(chance, Sequence) else (chance, None)
+            lengths.append(Length(frames, float(keep), skip, len(made)))
+            for ratio, size in sizes.items():
+                made.append(Bucket(len(made), name, frames, ratio, size.height, size.width, batch_size))
+        levels.append(Level(name, parse_resolution(name)[0], sizes, tuple(lengths)))
+    return GridPolicy(stride, fps_max, tuple(levels), tuple(made))
 
 
 def apply_token_budget(grid: GridPolicy, tokens: int, rule: LengthRule) -> GridPolicy:

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from frameloom.config.schema.buckets import GroupedSection
 from frameloom.core.errors import ConfigError
-from frameloom.data.buckets.policy import UNUSED, Bucket, BucketPolicy, Clips, Draw
-from frameloom.data.buckets.sizes import Ints, LengthRule, ratio_name
+from frameloom.core.resolutions import ratio_name
+from frameloom.data.buckets.policy import UNUSED, Bucket, BucketPolicy, Clips, Draw, Ints, LengthRule
 from frameloom.data.media.frames import SAME_RATE_FPS, FrameRule
 
 PUBLISHED_MIN_FRAMES = 29

@@ -8,7 +8,7 @@ ranks.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar, NamedTuple
@@ -21,8 +21,9 @@ from frameloom.core.random import key, uniform_at
 from frameloom.data.manifest.manifest import Manifest
 from frameloom.data.media.frames import FrameRule, sample_rate
 
+Ints = NDArray[np.int64]
 # (rows, number of the draw of each) -> one uniform number in [0, 1) for each row
-Draw = Callable[[NDArray[np.int64], NDArray[np.int64]], NDArray[np.float64]]
+Draw = Callable[[Ints, Ints], NDArray[np.float64]]
 
 UNUSED = -1
 _MAX_DRAWS = 4096  # per row; a policy has far fewer
@@ -54,13 +55,13 @@ class Bucket:
 class Clips(NamedTuple):
     """What a policy looks at: frames of the file, pixels, and frames per second (NaN for an image)."""
 
-    frames: NDArray[np.int64]
-    height: NDArray[np.int64]
-    width: NDArray[np.int64]
+    frames: Ints
+    height: Ints
+    width: Ints
     fps: NDArray[np.float64]
 
     @property
-    def area(self) -> NDArray[np.int64]:
+    def area(self) -> Ints:
         return self.height * self.width
 
     @property
@@ -85,7 +86,7 @@ class BucketPolicy(ABC):
     unlucky: str = "unlucky"
 
     @cached_property
-    def batch_sizes(self) -> NDArray[np.int64]:
+    def batch_sizes(self) -> Ints:
         return np.array([bucket.batch_size for bucket in self.buckets], dtype=np.int64)
 
     @cached_property
@@ -103,18 +104,18 @@ class BucketPolicy(ABC):
         """What decides which pixels a bucket holds, for fingerprints: probabilities and batch sizes do not."""
 
     @abstractmethod
-    def assign_clips(self, clips: Clips, rows: NDArray[np.int64], draw: Draw) -> NDArray[np.int32]:
+    def assign_clips(self, clips: Clips, rows: Ints, draw: Draw) -> NDArray[np.int32]:
         """The bucket of each clip, -1 for one that is not used; `draw` is called for rows that need a number."""
 
     @abstractmethod
     def why_unused(self, clips: Clips) -> NDArray[np.int8]:
         """0 for a clip that fits a bucket, else 1 + the position of its reason in `reasons`."""
 
-    def intervals(self, fps: NDArray[np.float64]) -> NDArray[np.int64]:
+    def intervals(self, fps: NDArray[np.float64]) -> Ints:
         """Frame step in the file per clip, used where `frame_rule` has neither stride nor fps."""
         return np.ones(len(fps), dtype=np.int64)
 
-    def keep_buckets(self, counts: NDArray[np.int64]) -> NDArray[np.bool_]:
+    def keep_buckets(self, counts: Ints) -> NDArray[np.bool_]:
         """Which buckets are used at all, given the clips that fell into each."""
         return np.ones(len(counts), dtype=bool)
 
@@ -122,7 +123,7 @@ class BucketPolicy(ABC):
         """Settings that give a clip another shape in each epoch, so that no cache of latents can honour them."""
         return []
 
-    def possible_clips(self, clips: Clips) -> Iterable[tuple[NDArray[np.int64], NDArray[np.int32]]]:
+    def possible_clips(self, clips: Clips) -> Iterable[tuple[Ints, NDArray[np.int32]]]:
         """(positions of clips, bucket of each) for all that some epoch may ask for."""
         chosen = self.assign_clips(clips, np.arange(len(clips.frames)), _no_draw)
         where = np.flatnonzero(chosen != UNUSED)
@@ -136,10 +137,10 @@ class ThinnedPolicy(BucketPolicy):
     """of the policy in the fingerprint of a cache, whatever the class is called"""
     fps_max: float | None
 
-    def intervals(self, fps: NDArray[np.float64]) -> NDArray[np.int64]:
+    def intervals(self, fps: NDArray[np.float64]) -> Ints:
         return sample_rate(fps, self.fps_max)[1]
 
-    def count_frames(self, clips: Clips) -> NDArray[np.int64]:
+    def count_frames(self, clips: Clips) -> Ints:
         """Frames of each clip after thinning."""
         return clips.frames // self.intervals(clips.fps)
 
@@ -147,7 +148,64 @@ class ThinnedPolicy(BucketPolicy):
         return {"policy": self.disk_name, "fps_max": self.fps_max, "buckets": self.shapes}
 
 
-def _no_draw(rows: NDArray[np.int64], numbers: NDArray[np.int64]) -> NDArray[np.float64]:
+@dataclass(frozen=True)
+class LengthRule:
+    """Frames per latent frame, and latent frames per token. A causal autoencoder encodes the first frame alone.
+
+    One frame is always legal: it is an image, and a model whose tokens span several latent frames pads it.
+    """
+
+    stride: int = 4
+    causal: bool = True
+    patch: int = 1
+
+    def latents(self, frames: Ints) -> Ints:
+        """Latent frames of clips; 0 for none."""
+        whole = (frames - 1) // self.stride + 1 if self.causal else np.maximum(frames // self.stride, frames == 1)
+        return np.where(frames < 1, 0, whole).astype(np.int64)
+
+    def frames(self, latents: Ints) -> Ints:
+        """The frames that give so many latent frames; 0 for none."""
+        return np.where(latents < 1, 0, (latents - self.causal) * self.stride + self.causal).astype(np.int64)
+
+    def trim(self, frames: Ints, multiple: int = 1) -> Ints:
+        """The longest legal length within `frames`, with latent frames a multiple of the patch and of `multiple`.
+
+        Where none is left it is 1, or 0 with a `multiple` above 1, which one frame can't be split by.
+        """
+        latents = self.latents(frames)
+        latents -= latents % np.lcm(self.patch, multiple)
+        least = np.minimum(frames, 1 if multiple == 1 else 0).clip(0)
+        return np.asarray(np.maximum(self.frames(latents), least), dtype=np.int64)
+
+    def legal(self, longest: int, multiple: int = 1) -> Ints:
+        """All lengths from 1 to `longest` that `trim` can give, rising."""
+        found = np.unique(self.trim(np.arange(1, max(longest, 0) + 1, dtype=np.int64), multiple))
+        return found[found > 0]
+
+    def tokens(self, frames: Ints) -> Ints:
+        """Tokens in time: latent frames over the patch, rounded up."""
+        return np.asarray(-(-self.latents(frames) // self.patch), dtype=np.int64)
+
+
+def nearest_values(values: Sequence[float], wanted: NDArray[np.float64]) -> Ints:
+    """For each number the position of the nearest value; the value that comes first in the list wins a tie."""
+    rising, first = np.unique(np.asarray(values, dtype=np.float64), return_index=True)
+    above = np.searchsorted(rising, wanted).clip(0, len(rising) - 1)
+    below = (above - 1).clip(0)
+    gap_below, gap_above = np.abs(rising[below] - wanted), np.abs(rising[above] - wanted)
+    takes_below = (gap_below < gap_above) | ((gap_below == gap_above) & (first[below] < first[above]))
+    return np.asarray(first[np.where(takes_below, below, above)], dtype=np.int64)
+
+
+def draw_weighted(weights: Sequence[float], draws: NDArray[np.float64]) -> Ints:
+    """A position for each uniform draw in [0, 1), as often as its weight says."""
+    edges = np.cumsum(np.asarray(weights, dtype=np.float64))
+    edges /= edges[-1]
+    return np.searchsorted(edges, draws, side="right").astype(np.int64)
+
+
+def _no_draw(rows: Ints, numbers: Ints) -> NDArray[np.float64]:
     raise AssertionError("a policy that draws must say what is possible")
 
 
@@ -157,7 +215,7 @@ def counter_draw(seed: int, epoch: int) -> Draw:
     return lambda rows, numbers: uniform_at(base, rows * _MAX_DRAWS + numbers)
 
 
-def _read_chunks(manifest: Manifest) -> Iterator[tuple[NDArray[np.int64], Clips]]:
+def _read_chunks(manifest: Manifest) -> Iterator[tuple[Ints, Clips]]:
     for start in range(0, len(manifest), _CHUNK_ROWS):
         part = slice(start, min(start + _CHUNK_ROWS, len(manifest)))
         frames, height, width = (
@@ -179,7 +237,7 @@ def assign(manifest: Manifest, policy: BucketPolicy, seed: int, epoch: int) -> N
     return chosen
 
 
-def _count(chosen: NDArray[np.int32], policy: BucketPolicy) -> NDArray[np.int64]:
+def _count(chosen: NDArray[np.int32], policy: BucketPolicy) -> Ints:
     # One more for the unused, so that no copy without them is needed.
     return np.bincount(chosen + 1, minlength=len(policy.buckets) + 1)[1:].astype(np.int64)
 
@@ -187,7 +245,7 @@ def _count(chosen: NDArray[np.int32], policy: BucketPolicy) -> NDArray[np.int64]
 class Pairs(NamedTuple):
     """Rows and the buckets they may land in, ordered by bucket and then by row."""
 
-    rows: NDArray[np.int64]
+    rows: Ints
     buckets: NDArray[np.int32]
 
 
@@ -197,7 +255,7 @@ def possible_buckets(manifest: Manifest, policy: BucketPolicy) -> Pairs:
     ConfigError names the settings of a policy that draws shapes, which no cache can hold.
     """
     refuse_random(policy)
-    rows: list[NDArray[np.int64]] = [np.empty(0, dtype=np.int64)]
+    rows: list[Ints] = [np.empty(0, dtype=np.int64)]
     buckets: list[NDArray[np.int32]] = [np.empty(0, dtype=np.int32)]
     for chunk, clips in _read_chunks(manifest):
         for where, chosen in policy.possible_clips(clips):

@@ -13,8 +13,17 @@ from numpy.typing import NDArray
 
 from frameloom.config.schema.buckets import RatioTokensSection
 from frameloom.core.errors import ConfigError
-from frameloom.data.buckets.policy import UNUSED, Bucket, BucketPolicy, Clips, Draw
-from frameloom.data.buckets.sizes import Ints, LengthRule, draw_weighted, nearest_values
+from frameloom.data.buckets.policy import (
+    UNUSED,
+    Bucket,
+    BucketPolicy,
+    Clips,
+    Draw,
+    Ints,
+    LengthRule,
+    draw_weighted,
+    nearest_values,
+)
 from frameloom.data.media.frames import FrameRule
 
 # Height / width to a size whose area is about 512 x 512.

@@ -26,7 +26,7 @@ from frameloom.core.errors import ConfigError, DataError
 from frameloom.core.logging import get_logger
 from frameloom.core.paths import safe_join
 from frameloom.data.buckets.policy import Bucket
-from frameloom.data.loading.batch import Batch, BatchReader, BatchRequest, Watch, no_watch
+from frameloom.data.loading.batch import Batch, BatchReader, BatchRequest, OnOpen, ignore_open
 from frameloom.data.manifest.manifest import Manifest
 from frameloom.data.media.decode import ClipError
 
@@ -324,8 +324,8 @@ class RowTextReader:
     def name(self, row: int) -> str:
         return self._reader.name(row)
 
-    def read(self, request: BatchRequest, watch: Watch = no_watch) -> Batch:
-        batch = self._reader.read(request, watch)
+    def read(self, request: BatchRequest, on_open: OnOpen = ignore_open) -> Batch:
+        batch = self._reader.read(request, on_open)
         if batch.size:
             batch.text = self._text.get_rows(batch.rows)
         return batch

@@ -1,6 +1,6 @@
 """Inspection of one file by `data scan` and `data check`: its header, and on request test decoding, hashes, a digest.
 
-Workers preload this module before they fork, so it must not import polars, whose threads a fork would lose.
+Worker processes preload this module, so it must not import polars, whose threads a fork would lose.
 Shape letters: K frames of a clip, H height, W width, C colours.
 """
 
@@ -9,15 +9,17 @@ from __future__ import annotations
 import hashlib
 import os
 import stat
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from frameloom.core.errors import DataError
+from frameloom.core.errors import DataError, RunError
+from frameloom.core.process_pool import Heartbeat, Lost, ProcessPool
 from frameloom.data.curation.frame_signatures import SIDE_PX, Look, describe_frames
-from frameloom.data.curation.scan_pool import Job, Record
 from frameloom.data.media.decode import LIMITS, ClipError, DecodeLimits, Media, probe_clip, read_clip, read_image
 from frameloom.data.media.probe import HeaderFacts, expected_content, probe_header, sniff_content
 from frameloom.data.media.tar_members import Member, count_bytes, find_media, open_bytes
@@ -33,6 +35,60 @@ STUCK = "stuck or crashed"
 
 _AUDIT_PX = 64
 _SHORT_FRAMES = 300
+_AHEAD = 32  # files before each worker, so that none waits for this process
+
+Record = dict[str, Any]
+"""what is found out about a file, by column name"""
+
+
+@dataclass(frozen=True)
+class Job:
+    """One file below the root; `size` and `mtime_ns` are those of an earlier result, which is good while they hold.
+
+    `member` is (name, first byte, number of bytes) inside the tar that `path`, up to the name, leads to.
+    """
+
+    path: str
+    size: int | None = None
+    mtime_ns: int | None = None
+    is_audited: bool = False
+    member: tuple[str, int, int] | None = None
+
+
+def run_jobs(work: Callable[[Job], Record], jobs: Iterable[Job], *, workers: int, timeout_s: float) -> Iterator[Record]:
+    """The results in the order they come in; without workers, in this process and without a time limit.
+
+    A file that ends or stalls its worker gets a record that says so, and all others are done.
+    """
+    guarded = _Guarded(work)
+    if workers == 0:
+        yield from (guarded(job) for job in jobs)
+        return
+
+    def blame(lost: Lost, job: Job | None) -> Record | None:
+        if not lost.has_started or lost.in_a_row > workers + 2:
+            raise RunError(
+                f"a worker process {lost.what} while starting; look for a lack of memory or try fewer --workers"
+            )
+        return None if job is None else blame_file(job, f"its reader {lost.what}")
+
+    pool: ProcessPool[Job, Record] = ProcessPool(
+        guarded, num_workers=workers, timeout_s=timeout_s, ahead=_AHEAD, name="scan"
+    )
+    yield from pool.run(jobs, blame, in_order=False)
+
+
+@dataclass(frozen=True)
+class _Guarded:
+    """An unexpected exception at one file becomes its record; it must not end the work on a million others."""
+
+    work: Callable[[Job], Record]
+
+    def __call__(self, job: Job, heartbeat: Heartbeat = lambda note: None) -> Record:
+        try:
+            return self.work(job)
+        except Exception as error:
+            return blame_file(job, f"made its reader fail ({type(error).__name__}: {error})")
 
 
 @dataclass(frozen=True)

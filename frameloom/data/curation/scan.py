@@ -25,8 +25,8 @@ from frameloom.core.errors import ConfigError, DataError
 from frameloom.core.files import atomic_file, write_json
 from frameloom.core.progress import ProgressBar
 from frameloom.core.random import bits_at, key, uniform_at
-from frameloom.data.curation.inspection import STUCK, FileWork, blame_file
-from frameloom.data.curation.scan_pool import Job, Record, run_jobs
+from frameloom.core.units import format_bytes
+from frameloom.data.curation.inspection import STUCK, FileWork, Job, Record, run_jobs
 from frameloom.data.manifest.manifest import write_manifest
 from frameloom.data.media.decode import LIMITS, DecodeLimits
 from frameloom.data.media.tar_members import MEMBER_MARK
@@ -190,7 +190,7 @@ def run_into_store(
     num_bad = 0
     with ProgressBar(title, total) as bar:
         try:
-            for record in run_jobs(work, jobs, workers=workers, timeout_s=timeout_s, blame=blame_file):
+            for record in run_jobs(work, jobs, workers=workers, timeout_s=timeout_s):
                 if not record.pop("unchanged", False):
                     num_bad += record.get("reason") is not None
                     store.add(_fill(record, store))
@@ -353,7 +353,7 @@ def describe_scan(result: ScanResult) -> list[str]:
     hours = float((videos["frames"] / videos["fps"]).sum()) / 3600
     lines = [
         f"{result.out}: {good.height:,} of {good.height + errors.height:,} files: {videos.height:,} videos "
-        f"({hours:.2f} h) and {good.height - videos.height:,} images, {spell_bytes(int(good['bytes'].sum()))}"
+        f"({hours:.2f} h) and {good.height - videos.height:,} images, {format_bytes(int(good['bytes'].sum()))}"
     ]
     if good.height:
         lines.append("sizes: " + _spell_counts(good.select(pl.format("{}x{}", "width", "height")).to_series(), 8))
@@ -378,10 +378,6 @@ def describe_root(out: Path, root: Path) -> list[str]:
     if out.parent.resolve() == root.resolve():
         return []
     return [f"its paths start from {root}: give that folder (--root, or data.root in a recipe) where you use it"]
-
-
-def spell_bytes(num_bytes: int) -> str:
-    return f"{num_bytes / 1e9:.2f} GB" if num_bytes >= 1e9 else f"{num_bytes / 1e6:.1f} MB"
 
 
 def _spell_counts(values: pl.Series, num_shown: int) -> str:

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from frameloom.core.process_pool import NO_NOTE
 from frameloom.core.random import key, uniform_at
 from frameloom.data.buckets.policy import Bucket
 
@@ -100,20 +101,20 @@ class Batch:
         return len(self.rows)
 
 
-NO_ROW = -1
-# Called with the row that is about to be opened, or NO_ROW when none is, so that a hang or crash of a decoder can be
-# traced to a file. It may raise ClipError to keep a row from being opened.
-Watch = Callable[[int], None]
+NO_ROW = NO_NOTE
+OnOpen = Callable[[int], None]
+"""Called with the row that is about to be opened, or NO_ROW when none is, so that a hang or crash of a decoder can be
+traced to a file. It may raise ClipError to keep a row from being opened."""
 
 
-def no_watch(row: int) -> None:
+def ignore_open(row: int) -> None:
     """The default: rows are not reported."""
 
 
 class BatchReader(Protocol):
     """Reads micro-batches; the result depends on the request alone. Must survive pickling to be used with workers."""
 
-    def read(self, request: BatchRequest, watch: Watch = no_watch) -> Batch: ...
+    def read(self, request: BatchRequest, on_open: OnOpen = ignore_open) -> Batch: ...
 
     def name(self, row: int) -> str:
         """What to call a row in a message: its path."""

@@ -24,9 +24,9 @@ from frameloom.data.loading.batch import (
     BatchRequest,
     Crops,
     JointImages,
-    Watch,
+    OnOpen,
     draw_at,
-    no_watch,
+    ignore_open,
 )
 from frameloom.data.manifest.manifest import Manifest
 from frameloom.data.media.decode import ClipError
@@ -113,12 +113,12 @@ class PairedReader:
     def name(self, row: int) -> str:
         return self._reader.name(row)
 
-    def read(self, request: BatchRequest, watch: Watch = no_watch) -> Batch:
-        first = self._reader.read(request, watch)
+    def read(self, request: BatchRequest, on_open: OnOpen = ignore_open) -> Batch:
+        first = self._reader.read(request, on_open)
         drawn = np.array([self._draw(request.epoch, int(ordinal)) for ordinal in first.ordinals], dtype=np.int64)
         drawn = drawn.reshape(len(first.ordinals), 1 + _NUM_SPARES)
         second = self._reader.read(
-            replace(request, rows=drawn[:, 0], ordinals=first.ordinals + PAIR_SLOT, spares=drawn[:, 1:]), watch
+            replace(request, rows=drawn[:, 0], ordinals=first.ordinals + PAIR_SLOT, spares=drawn[:, 1:]), on_open
         )
         return join_batches(first, second)
 

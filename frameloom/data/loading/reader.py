@@ -18,7 +18,7 @@ from torch import Tensor
 from frameloom.core.errors import ConfigError, DataError
 from frameloom.data.buckets.policy import Bucket, BucketPolicy
 from frameloom.data.loading.bad_clips import Slots
-from frameloom.data.loading.batch import NO_ROW, BadClip, Batch, BatchRequest, Crops, Watch, draw_at, no_watch
+from frameloom.data.loading.batch import NO_ROW, BadClip, Batch, BatchRequest, Crops, OnOpen, draw_at, ignore_open
 from frameloom.data.loading.companions import Beside, JointSource
 from frameloom.data.manifest.manifest import Manifest
 from frameloom.data.media.decode import LIMITS, ClipError, DecodeLimits, PlaceRule, read_clip, read_image
@@ -114,7 +114,7 @@ class ClipReader:
     def name(self, row: int) -> str:
         return self.manifest.clip(row).path
 
-    def read(self, request: BatchRequest, watch: Watch = no_watch) -> Batch:
+    def read(self, request: BatchRequest, on_open: OnOpen = ignore_open) -> Batch:
         bucket = self.policy.buckets[request.bucket]
 
         joint = self._joint if bucket.frames > 1 else None
@@ -122,19 +122,19 @@ class ClipReader:
 
         def read_row(row: int, ordinal: int) -> tuple[Sample, Beside]:
             def read_beside(image: int, number: int) -> Tensor:
-                watch(image)
+                on_open(image)
                 return self.read_sample(
                     image, bucket, request.epoch, ordinal, purpose="joint ", number=number
                 ).pixels_CFHW
 
-            watch(row)
+            on_open(row)
             clip = self.read_sample(row, bucket, request.epoch, ordinal)
             if joint is None:
                 return clip, []
             return clip, joint.read(clip.pixels_CFHW, row, request.epoch, ordinal, read_beside, bad_images)
 
         rows, ordinals, found, bad = self._slots.fill(request, read_row)
-        watch(NO_ROW)
+        on_open(NO_ROW)
         choice = self.settings.caption_choice
         captions = choose_captions(self.manifest, rows, ordinals, seed=self.seed, epoch=request.epoch, choice=choice)
         batch = _start_batch(request, bucket, rows, ordinals, bad + bad_images, captions, self.text)
@@ -307,22 +307,22 @@ class CachedReader:
     def name(self, row: int) -> str:
         return self.manifest.clip(row).path
 
-    def read(self, request: BatchRequest, watch: Watch = no_watch) -> Batch:
+    def read(self, request: BatchRequest, on_open: OnOpen = ignore_open) -> Batch:
         bucket = self.policy.buckets[request.bucket]
 
         def check(row: int, ordinal: int) -> None:
-            watch(row)
+            on_open(row)
             self.latents.check(row, bucket)
 
         rows, ordinals = request.rows.tolist(), request.ordinals.tolist()
         bad: list[BadClip] = []
-        if watch is not no_watch or self.latents.may_refuse:
+        if on_open is not ignore_open or self.latents.may_refuse:
             rows, ordinals, _, bad = self._slots.fill(request, check)
         captions = choose_captions(
             self.manifest, rows, ordinals, seed=self.seed, epoch=request.epoch, choice=self._caption_choice
         )
         batch = _start_batch(request, bucket, rows, ordinals, bad, captions, self.text)
-        watch(NO_ROW)
+        on_open(NO_ROW)
         if rows:
             batch.latents = self.latents.get(batch.rows, bucket)
         if self._transforms is not None:

@@ -23,17 +23,17 @@ _ALIGN_BYTES = 64
 _HEAD = struct.Struct("<QQ")  # bytes of the pickle, bytes of everything
 
 
-def send_parcel(sender: socket.socket, item: Any) -> None:
+def send_object(sender: socket.socket, item: Any) -> None:
     text = io.BytesIO()
-    packer = _Packer(text)
-    packer.dump(item)
+    pickler = _Pickler(text)
+    pickler.dump(item)
     start = _align(text.tell())
-    total = max(start + packer.num_bytes, 1)
+    total = max(start + pickler.num_bytes, 1)
     descriptor = _open_memory(total)
     try:
         with mmap.mmap(descriptor, total) as memory:
             memory[: text.tell()] = text.getvalue()
-            for place, tensor in packer.tensors:
+            for place, tensor in pickler.tensors:
                 flat = tensor.reshape(-1).view(torch.uint8).numpy()
                 memory[start + place : start + place + flat.nbytes] = flat.data
         socket.send_fds(sender, [_HEAD.pack(text.tell(), total)], [descriptor])
@@ -41,7 +41,7 @@ def send_parcel(sender: socket.socket, item: Any) -> None:
         os.close(descriptor)
 
 
-def receive_parcel(receiver: socket.socket) -> Any:
+def receive_object(receiver: socket.socket) -> Any:
     """EOFError when the sender is gone. The tensors can be written to."""
     head, descriptors, _, _ = socket.recv_fds(receiver, _HEAD.size, 1)
     try:
@@ -53,10 +53,10 @@ def receive_parcel(receiver: socket.socket) -> Any:
     finally:
         for descriptor in descriptors:
             os.close(descriptor)
-    return _Unpacker(memory, num_text_bytes).load()
+    return _Unpickler(memory, num_text_bytes).load()
 
 
-class _Packer(pickle.Pickler):
+class _Pickler(pickle.Pickler):
     """Keeps tensors aside and leaves a note of where they will lie."""
 
     def __init__(self, file: io.BytesIO) -> None:
@@ -74,7 +74,7 @@ class _Packer(pickle.Pickler):
         return place, str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape)
 
 
-class _Unpacker(pickle.Unpickler):
+class _Unpickler(pickle.Unpickler):
     def __init__(self, memory: Tensor, num_text_bytes: int) -> None:
         super().__init__(io.BytesIO(memory[:num_text_bytes].numpy().tobytes()))
         self._tensors = memory[_align(num_text_bytes) :]

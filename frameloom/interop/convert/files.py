@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from frameloom.checkpoint.model_folder import TENSORS, find_own, read_weights
-from frameloom.core.errors import CheckpointError, ConfigError
+from frameloom.core.errors import CheckpointError
 from frameloom.core.files import atomic_file, digest_file, replace_folder
 from frameloom.core.logging import get_logger
 from frameloom.weights.files import CONFIG, SAFETENSORS, find_weights, is_pickle, open_weights
@@ -26,7 +25,6 @@ _WRAPPERS = ("_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module.
 _PARALLEL = "module."  # DistributedDataParallel, and averaged weights of several trainers
 # Readers of other libraries ask for this note before they open a file.
 _FORMAT = {"format": "pt"}
-_UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
 _PIPELINE_PARTS = ("unet", "vae", "text_encoder", "text_encoder_2", "tokenizer", "tokenizer_2", "scheduler")
 _SPARE_BYTES = 16_000_000  # headers, an index, and what the file system needs itself
 Advance = Callable[[int], object]
@@ -149,15 +147,6 @@ def check_space(out: Path, num_bytes: int) -> None:
             f"{out}: needs {num_bytes:,} bytes, and {free:,} are free in {folder}; free some space, choose another "
             "disk, or a smaller --dtype"
         )
-
-
-def parse_size(text: str) -> int:
-    """`5GB`, `500 MB`, `2GiB` or a number of bytes."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)", text.strip())
-    unit = _UNITS.get(match[2].upper()) if match else None
-    if match is None or unit is None or (num_bytes := int(float(match[1]) * unit)) < 1:
-        raise ConfigError(f"--shard-size: '{text}' is not a size; write for instance 5GB, 500MB or 2GiB")
-    return num_bytes
 
 
 def write_single(out: Path, tensors: LazyTensors, *, advance: Advance) -> dict[Path, str]:

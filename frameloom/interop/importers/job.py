@@ -145,7 +145,7 @@ def set_memory(job: Job, name: str) -> None:
     if text and match is None:
         job.given.problems.append(f"{job.told(name)}: expected an amount such as 59GB")
     elif match is not None:
-        job.draft.set("train.max_device_memory", f"{match[1]}{match[2].upper()}B")
+        job.draft.set("train.max_device_memory", f"{match[1]}{match[2].upper()}iB")
 
 
 def set_stride(job: Job, name: str) -> None:

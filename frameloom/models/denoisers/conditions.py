@@ -36,7 +36,6 @@ class Conditions:
     beside_BCFHW     latent channels that stand beside the noisy ones (inpaint mask and masked latent, control), in the
                      order of the family's `pack_known`
     sizes_B6         original height and width, crop top and left, target height and width, in pixels
-    cells_BFHW       1 where a latent cell holds picture, 0 where a batch of several sizes was padded
     image_text       captions of single images that follow the clip along F: N for each sample, B * N in this order
     guidance_B       guidance scale that a distilled model takes as an input
     dropout          seeds of the masks of a model with dropout, in training; None: nothing is dropped
@@ -44,7 +43,6 @@ class Conditions:
 
     beside_BCFHW: Tensor | None = None
     sizes_B6: Tensor | None = None
-    cells_BFHW: Tensor | None = None
     image_text: TextStates | None = None
     guidance_B: Tensor | None = None
     dropout: DropoutSeeds | None = None

@@ -15,8 +15,6 @@ from frameloom.models.layers.mlp import TwoLinear
 from frameloom.models.layers.positions import embed_index
 
 TIME_WIDTH = 256
-# Numbers of a sample from which on a norm by itself pays on the CPU.
-_LARGE_SAMPLE = 1 << 18
 
 
 def modulate(x_BND: Tensor, shift_B1D: Tensor, scale_B1D: Tensor, eps: float = 1e-6) -> Tensor:
@@ -28,24 +26,12 @@ def norm_samples(x_BND: Tensor, weight_B1D: Tensor, bias_B1D: Tensor, eps: float
     """LayerNorm with a weight and a bias of each sample's own.
 
     For one sample they are those of an ordinary norm, which is one pass forward and one backward instead of two and
-    six, and does not keep what it multiplies. Of several large ones on the CPU each is a norm of its own.
+    six, and does not keep what it multiplies.
     """
     width = x_BND.shape[-1:]
-    if x_BND.dtype == weight_B1D.dtype == bias_B1D.dtype:
-        if len(weight_B1D) == 1:
-            return F.layer_norm(x_BND, width, weight_B1D.flatten(), bias_B1D.flatten(), eps)
-        if _is_large(x_BND):
-            parts = zip(x_BND.unbind(), weight_B1D.unbind(), bias_B1D.unbind(), strict=True)
-            return torch.stack(
-                [F.layer_norm(x, width, weight.flatten(), bias.flatten(), eps) for x, weight, bias in parts]
-            )
+    if len(weight_B1D) == 1 and x_BND.dtype == weight_B1D.dtype == bias_B1D.dtype:
+        return F.layer_norm(x_BND, width, weight_B1D.flatten(), bias_B1D.flatten(), eps)
     return torch.addcmul(bias_B1D, F.layer_norm(x_BND, width, eps=eps), weight_B1D)
-
-
-def _is_large(x_BND: Tensor) -> bool:
-    """Whether its samples are; never where a compiler fuses, or there are no numbers."""
-    is_plain = x_BND.device.type == "cpu" and type(x_BND) is Tensor and not torch.compiler.is_compiling()
-    return is_plain and x_BND[0].numel() >= _LARGE_SAMPLE
 
 
 class ModulationTable(nn.Module):

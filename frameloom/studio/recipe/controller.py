@@ -12,6 +12,7 @@ from frameloom.config.rules.check import check_files
 from frameloom.config.schema.recipe import Recipe
 from frameloom.core.errors import ConfigError, FrameloomError
 from frameloom.core.files import write_text
+from frameloom.core.units import format_bytes, format_duration
 from frameloom.data.manifest.filters import check_recipe_filters
 from frameloom.studio.recipe.files import find_recipe_file, set_key
 from frameloom.studio.recipe.form import build_fields, read_values
@@ -130,7 +131,6 @@ def describe_recipe(recipe: Recipe) -> str:
     return f"Trains {recipe.task} {trained} for {length}."
 
 
-_GB = 1e9
 _MAX_ROWS = 60
 
 
@@ -139,7 +139,7 @@ def show_plan(context: StudioContext, recipe: Recipe, device: str, num_devices: 
     # The planner brings the models along; a page that plans nothing starts without them.
     from frameloom.planner.devices import choose_device
     from frameloom.planner.estimate import measure_recipe, plan_run
-    from frameloom.planner.suggest import balance_tokens, suggest_change
+    from frameloom.planner.suggest import balance_tokens, format_balance, suggest_change
 
     chosen = choose_device(device, memory.strip() or None)
     measured = measure_recipe(recipe)
@@ -148,7 +148,7 @@ def show_plan(context: StudioContext, recipe: Recipe, device: str, num_devices: 
     change = suggest_change(recipe, plan, num_devices, measured)
     parts = [fact_tiles(_facts(plan)), _verdict(plan, change.describe() if change else None), _table(plan)]
     if balance := balance_tokens(recipe, plan, num_devices, measured):
-        parts.append(note(f"Better: {balance.describe()}."))
+        parts.append(note(f"Better: {format_balance(balance)}."))
     if not reads_data:
         parts.append(note("No times of an epoch: the manifest is not there, or not below the folder."))
     return "".join(parts)
@@ -165,20 +165,14 @@ def _facts(plan: RunPlan) -> dict[str, str]:
     facts = {
         "weights": f"{plan.size.weights / 1e6:,.1f} M",
         "of them train": f"{plan.size.trained / 1e6:,.1f} M",
-        f"largest bucket, of {plan.device.describe_memory()}": f"{worst.total / _GB:,.2f} GB",
+        f"largest bucket, of {plan.device.describe_memory()}": format_bytes(worst.total),
         "slowest micro-batch": f"{max(item.seconds for item in plan.buckets):,.3g} s",
-        "a checkpoint": f"{plan.checkpoint / _GB:,.2f} GB",
+        "a checkpoint": format_bytes(plan.checkpoint),
     }
     if plan.epoch is not None:
         facts["steps in an epoch"] = f"{plan.epoch.steps:,}"
-        facts["an epoch"] = _spell_time(plan.epoch.seconds)
+        facts["an epoch"] = format_duration(plan.epoch.seconds)
     return facts
-
-
-def _spell_time(seconds: float) -> str:
-    if seconds < 120:
-        return f"{seconds:,.3g} s"
-    return f"{seconds / 3600:,.1f} h" if seconds >= 7200 else f"{seconds / 60:,.1f} min"
 
 
 def _verdict(plan: RunPlan, change: str | None) -> str:
@@ -202,8 +196,8 @@ def _row(item: BucketPlan, memory: float) -> list[str]:
         item.bucket.name,
         f"{item.tokens:,}",
         str(item.bucket.batch_size),
-        f"{about}{item.activations / _GB:,.2f} GB",
-        f"{item.total / _GB:,.2f} GB",
+        f"{about}{format_bytes(item.activations)}",
+        format_bytes(item.total),
         "yes" if item.total <= memory else "no",
         str(item.largest_batch),
         f"{item.seconds:,.3g}",

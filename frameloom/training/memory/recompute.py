@@ -11,9 +11,10 @@ from torch import nn
 from torch.autograd.graph import save_on_cpu
 from torch.utils.checkpoint import checkpoint
 
-from frameloom.config.schema.training import RecomputeSection, memory_bytes
+from frameloom.config.schema.training import RecomputeSection
 from frameloom.core.errors import ConfigError
 from frameloom.core.spelling import refuse_unknown
+from frameloom.core.units import parse_bytes
 from frameloom.training.memory.activation_offload import HostBuffer
 
 _WHERE = "train.recompute"
@@ -35,7 +36,9 @@ def apply_recompute(
     chosen = choose_blocks(group_blocks(model, blocks), settings)
     buffer = None
     if settings.offload and settings.buffer is not None:
-        buffer = HostBuffer(memory_bytes(settings.buffer), pin_memory=torch.cuda.is_available())
+        buffer = HostBuffer(
+            parse_bytes(settings.buffer, where="train.recompute.buffer"), pin_memory=torch.cuda.is_available()
+        )
     recompute_blocks(chosen, offload=settings.offload, buffer=buffer)
 
 

@@ -25,8 +25,8 @@ from frameloom.config.schema.optim import GroupSection, OptimSection
 from frameloom.core.errors import ConfigError
 from frameloom.core.random import key, stream, uniform_at
 from frameloom.data.loading.batch import Batch
-from frameloom.data.media.transforms import to_signed_range, to_uint8
-from frameloom.evaluate.pair_metrics import psnr_db, ssim
+from frameloom.data.media.transforms import psnr_db, to_signed_range, to_uint8
+from frameloom.evaluate.pair_metrics import ssim
 from frameloom.models.layers.patches import fold_frames
 from frameloom.models.vaes.base import Moments, VideoVAE
 from frameloom.models.vaes.discriminator import (

@@ -60,7 +60,7 @@ def _build_denoiser(recipe: Recipe, feed: Feed, parallel: Parallelism, precision
         use_sequence_group(denoiser.family, model, group)
     null_text = text.encode([""]).to(device)
     scaling = _measure_text(text, captions).to(device) if recipe.text.rescale else None
-    companions = start_training(text, recipe.text)
+    trained_text = start_training(text, recipe.text)
     word = None
     if recipe.train.park_encoders and device.type == "cpu":
         _log.warning("train.park_encoders is true, which has no effect on the CPU")
@@ -70,7 +70,7 @@ def _build_denoiser(recipe: Recipe, feed: Feed, parallel: Parallelism, precision
     if recipe.inversion is not None:
         word, part = build_word(recipe.inversion, denoiser, text, captions, seed=recipe.seed, device=device)
     table = None
-    if not companions and not recipe.text.independent_dropout and word is None:
+    if not trained_text and not recipe.text.independent_dropout and word is None:
         table = preload_text(feed, null_text, scaling)
     section = recipe.dreambooth
     return DenoiserTask(
@@ -94,7 +94,7 @@ def _build_denoiser(recipe: Recipe, feed: Feed, parallel: Parallelism, precision
         precision=precision,
         num_levels=(recipe.validation or ValidationSection()).levels,
         text_table=table,
-        companions=companions if word is None else {},
+        trained_text=trained_text if word is None else {},
         part=part,
         word=word,
         prior_weight=section.prior_weight if section is not None and section.class_folder is not None else None,

@@ -63,8 +63,8 @@ class DenoiserTask(Task):
     num_levels: int = 8
     text_table: TextTable | None = None
     """scaled states of captions whose encoders are dropped together"""
-    companions: Mapping[str, nn.Parameter] = field(default_factory=dict)
-    """weights of text encoders that train; then the states of the empty caption are encoded at each step"""
+    trained_text: Mapping[str, nn.Parameter] = field(default_factory=dict)
+    """weights of text encoders; where there are any, the states of the empty caption are encoded at each step"""
     part: TrainedPart | None = None
     word: nn.ParameterDict | None = None
     """vectors that train instead of the denoiser"""
@@ -76,7 +76,7 @@ class DenoiserTask(Task):
         return self.denoiser.family.name
 
     @property
-    def config(self) -> Any:  # type: ignore[override]
+    def config(self) -> Any:
         return self.denoiser.config
 
     @property
@@ -86,6 +86,10 @@ class DenoiserTask(Task):
     @property
     def blocks(self) -> Sequence[nn.Module]:
         return () if self.word is not None else self.denoiser.family.blocks(self.denoiser.model)
+
+    @property
+    def companions(self) -> Mapping[str, nn.Parameter]:
+        return self.trained_text
 
     @property
     def constants(self) -> Mapping[str, Mapping[str, Tensor]]:
@@ -153,8 +157,10 @@ class DenoiserTask(Task):
         return torch.stack(losses, dim=1), share_L
 
     def _loss_of(self, noised: Noised, text: TextStates, given: Conditions) -> Tensor:
-        prediction = self.denoiser.family.denoise(self.denoiser.model, noised.noisy_BCFHW, noised.timestep_B, text, given)
-        return self.objective.loss_B(prediction, noised, given.cells_BFHW)
+        prediction = self.denoiser.family.denoise(
+            self.denoiser.model, noised.noisy_BCFHW, noised.timestep_B, text, given
+        )
+        return self.objective.loss_B(prediction, noised)
 
     def _latent_and_noise(self, batch: Batch, seed: int) -> tuple[Tensor, Tensor]:
         mean_BCFHW, std_BCFHW = self._moments(batch)
@@ -200,7 +206,7 @@ class DenoiserTask(Task):
         else:
             states = self.text.encode(captions).to(self.device)
         if dropped_BE is not None:
-            null = self.text.encode([""]).to(self.device) if self.companions else self.null_text
+            null = self.text.encode([""]).to(self.device) if self.trained_text else self.null_text
             states = self.text.drop(states, null, dropped_BE.to(self.device))
         return states if self.scaling is None else self.scaling.apply(states)
 
@@ -211,7 +217,6 @@ class DenoiserTask(Task):
             return (draw_uniform(seed, "caption dropout", slots) < dropout)[:, None].expand(-1, count)
         drawn = [draw_uniform(seed, f"caption dropout {index}", slots) for index in range(count)]
         return torch.stack(drawn, dim=1) < dropout
-
 
     def export(self, run: Path, tensors: Mapping[str, Tensor], read_batches: ReadBatches) -> None:
         if self.word is None:

@@ -5,8 +5,10 @@ Shape letters: B batch, K text tokens, D width.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -45,8 +47,8 @@ class TextTable:
 def preload_text(feed: Feed, null: TextStates, scaling: TextScaling | None) -> TextTable | None:
     """All cached text of a run, on the device of `null`; None where there is too much of it, or no cache.
 
-    The reader of `feed` gives none from then on. Captions are scaled in sorted order and not batch by batch: so their
-    numbers depend neither on the batch they come in nor on what was read before.
+    With a table the run needs `without_text(feed)`. Captions are scaled in sorted order and not batch by batch: so
+    their numbers depend neither on the batch they come in nor on what was read before.
     """
     reader = feed.reader
     if not isinstance(reader, CachedReader | ClipReader) or not isinstance(reader.text, TextCache):
@@ -62,8 +64,14 @@ def preload_text(feed: Feed, null: TextStates, scaling: TextScaling | None) -> T
         TextStates(**reader.text.get(captions[start : start + _CHUNK])).to(device)
         for start in range(0, len(captions), _CHUNK)
     ]
-    reader.text = None
     states = TextStates.concatenate([*parts, null])
     return TextTable(
         {caption: row for row, caption in enumerate(captions)}, states if scaling is None else scaling.apply(states)
     )
+
+
+def without_text(feed: Feed) -> Feed:
+    """The same feed, whose batches carry no text states."""
+    reader: Any = copy.copy(feed.reader)
+    reader.text = None
+    return replace(feed, reader=reader)

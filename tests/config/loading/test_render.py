@@ -27,7 +27,7 @@ VARIANTS = {
     "encoders": ["--text.encoders", "[{name: minilm}, {name: minilm, path: other, max_length: 7}]"],
     "odd text": ["--run.folder", 'a "b": #c\\ 語', "--data.where", "{split: 'yes', '9': '1e-5', n: 3, on: true}"],
     "validation": ["--validation", "{where: {split: val}, every: 7}"],
-    "odd bucket": ['--data.buckets."256px_ar2.39:1".1', "[[0.1, 1e-5], 4]"],
+    "odd bucket": ['--data.buckets."256px_ar2.39:1".5', "[[0.1, 1e-5], 4]"],
     "v": ["--objective", "{kind: v, min_snr_gamma: 5, betas: linear}"],
     "shift": ["--objective.shift", "open_sora2"],
 }

@@ -14,7 +14,7 @@ SPLIT = ["--validation.where.split", "val"]
 RIGHT = {
     "image only": ["--data.buckets", "{64px: {1: [1.0, 4]}}"],
     "ratio": ["--data.buckets", "{'256px_ar16:9': {5: [1.0, 4]}, 720p: {1: [0.5, 1]}, 64px_max: {9: [1.0, 4]}}"],
-    "one token": ["--data.buckets", "{16px: {1: [1.0, 4]}}"],
+    "two tokens": ["--data.buckets", "{32px: {1: [1.0, 4]}}"],
     "longest text": ["--text.encoders.0.max_length", "512"],
     "warm-up one short": ["--optim.schedule.warmup_steps", "99"],
     "save after the end": ["--train.save_every", "1000"],

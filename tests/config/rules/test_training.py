@@ -12,7 +12,7 @@ from frameloom.config.loading.render import render_yaml
 from frameloom.config.rules.training import batch_sizes, scaled_rate
 from frameloom.config.schema.objective import ObjectiveSection, beta_range
 from frameloom.config.schema.optim import OWN_BETAS
-from frameloom.config.schema.training import is_due, memory_bytes
+from frameloom.config.schema.training import is_due
 from frameloom.core.errors import ConfigError
 
 MISTAKES = {
@@ -89,10 +89,6 @@ def test_an_interval_counts_steps_or_ends_of_epochs() -> None:
     due = [step for step, epoch, position in ends if is_due("2 epochs", step=step, epoch=epoch, position=position)]
     assert due == [10, 20]
     assert is_due("1 epoch", step=5, epoch=1, position=0) and not is_due("1 epoch", step=6, epoch=1, position=1)
-
-
-def test_amounts_of_memory_are_read() -> None:
-    assert memory_bytes("30GB") == 30 * 2**30 and memory_bytes("1.5 GB") == 3 * 2**29 and memory_bytes("8MB") == 2**23
 
 
 OPTIM_MISTAKES = {

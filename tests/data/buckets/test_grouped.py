@@ -6,8 +6,7 @@ import pytest
 from frameloom.config.schema.buckets import GroupedSection
 from frameloom.core.errors import ConfigError
 from frameloom.data.buckets.grouped import Grouped
-from frameloom.data.buckets.policy import UNUSED, Clips, counter_draw
-from frameloom.data.buckets.sizes import LengthRule
+from frameloom.data.buckets.policy import UNUSED, Clips, LengthRule, counter_draw
 
 
 def build(**settings: object) -> Grouped:

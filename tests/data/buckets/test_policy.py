@@ -11,8 +11,15 @@ import pytest
 from frameloom.builders.data import build_bucket_policy
 from frameloom.config.schema.data import DataSection
 from frameloom.core.errors import ConfigError
-from frameloom.data.buckets.policy import BucketPolicy, assign, bucket_table, count_unused, possible_buckets
-from frameloom.data.buckets.sizes import LengthRule
+from frameloom.data.buckets.policy import (
+    BucketPolicy,
+    LengthRule,
+    assign,
+    bucket_table,
+    count_unused,
+    nearest_values,
+    possible_buckets,
+)
 from frameloom.data.loading.loader import iterate_batches
 from frameloom.data.loading.reader import ClipReader
 from frameloom.data.manifest.manifest import Manifest
@@ -97,3 +104,20 @@ def test_every_policy_says_which_pixels_it_holds() -> None:
     assert fewer.geometry() == build("ratio_tokens", POLICIES["ratio_tokens"]).geometry()
     stride = build("ratio_tokens", {"ratio_tokens": {**RATIO_TOKENS, "video_sample_stride": 3}})
     assert stride.geometry() != fewer.geometry()
+
+
+def test_nearest_value_is_that_of_a_full_search() -> None:
+    draw = np.random.default_rng(0)
+    for _ in range(50):
+        values = draw.permutation(np.round(draw.uniform(0.2, 4, 12), 1)).tolist()
+        wanted = np.concatenate([draw.uniform(0, 5, 200), np.round(draw.uniform(0, 5, 200), 1) + 0.05, values])
+        full = np.abs(np.array(values)[None, :] - wanted[:, None]).argmin(axis=1)
+        assert nearest_values(values, wanted).tolist() == full.tolist()
+
+
+def test_legal_lengths_follow_the_rule() -> None:
+    assert LengthRule().legal(20).tolist() == [1, 5, 9, 13, 17]
+    assert LengthRule(patch=2).legal(25).tolist() == [1, 5, 13, 21]
+    assert LengthRule(causal=False).legal(13).tolist() == [1, 4, 8, 12]
+    assert LengthRule().legal(93, multiple=8).tolist() == [29, 61, 93]
+    assert LengthRule(patch=2).trim(np.array([0, 1, 49, 85])).tolist() == [0, 1, 45, 85]

@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from frameloom.core.errors import CacheError, ConfigError
-from frameloom.data.buckets.grid import parse_grid
+from frameloom.data.buckets.grid import build_grid
 from frameloom.data.buckets.policy import BucketPolicy, Pairs, assign, possible_buckets
 from frameloom.data.cache.cache import LatentCache, TextCache
 from frameloom.data.cache.filling import Filled, FillSettings, LatentEncoder, write_latent_cache, write_text_cache
@@ -226,12 +226,12 @@ def test_another_encoder_encodes_all_and_pruning_leaves_only_it(own: Maker) -> N
 
 
 def test_batch_sizes_and_chances_do_not_make_a_cache_stale(made: Maker) -> None:
-    other = parse_grid({"64px": {1: [0.1, 7], 9: [0.5, 3], 17: [0.9, 1]}}, stride=16, fps_max=24)
+    other = build_grid({"64px": {1: [0.1, 7], 9: [0.5, 3], 17: [0.9, 1]}}, stride=16, fps_max=24)
     replace(made, policy=other).open()
 
 
 def test_a_new_bucket_encodes_only_its_own_clips(own: Maker) -> None:
-    wider = parse_grid({"64px": {1: [1.0, 2], 5: [1.0, 2], 9: [[1.0, 0.5], 2], 17: [0.5, 2]}}, stride=16, fps_max=24)
+    wider = build_grid({"64px": {1: [1.0, 2], 5: [1.0, 2], 9: [[1.0, 0.5], 2], 17: [0.5, 2]}}, stride=16, fps_max=24)
     more = replace(own, policy=wider)
     new = {tuple(row) for row in more.items.select("path", "frames", "height").rows()} - {
         tuple(row) for row in own.items.select("path", "frames", "height").rows()
@@ -244,8 +244,8 @@ def test_a_new_bucket_encodes_only_its_own_clips(own: Maker) -> None:
 
 def test_another_frame_rate_encodes_only_the_clips_it_thins(own: Maker) -> None:
     short = {"64px": {1: [1.0, 2], 9: [1.0, 2]}}
-    replace(own, policy=parse_grid(short, stride=16, fps_max=24)).write()
-    changed = replace(own, policy=parse_grid(short, stride=16, fps_max=48))
+    replace(own, policy=build_grid(short, stride=16, fps_max=24)).write()
+    changed = replace(own, policy=build_grid(short, stride=16, fps_max=48))
     # Only d.mp4 has 48 frames per second.
     num_new = changed.items.filter(pl.col("path") == "d.mp4").height
     with pytest.raises(CacheError, match=r"d\.mp4: interval: wanted 1, cache has 2"):

@@ -26,7 +26,7 @@ from frameloom.data.cache.external import (
     read_arrays,
     sdxl_latents,
 )
-from frameloom.data.loading.batch import Batch, BatchRequest, Watch, no_watch
+from frameloom.data.loading.batch import Batch, BatchRequest, OnOpen, ignore_open
 from frameloom.data.manifest.manifest import Manifest, write_manifest
 from frameloom.data.media.decode import ClipError
 
@@ -256,7 +256,7 @@ class Plain:
     def name(self, row: int) -> str:
         return f"row {row}"
 
-    def read(self, request: BatchRequest, watch: Watch = no_watch) -> Batch:
+    def read(self, request: BatchRequest, on_open: OnOpen = ignore_open) -> Batch:
         rows = request.rows[::-1].copy()
         return Batch(request.epoch, request.index, BUCKET, rows, request.ordinals, ["", ""])
 

@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 from frameloom.core.errors import MissingExtra
-from frameloom.data.loading.batch import Batch, BatchRequest, Watch, no_watch
+from frameloom.data.loading.batch import Batch, BatchRequest, OnOpen, ignore_open
 from frameloom.data.loading.reader import ClipReader, Sample
 
 
@@ -24,8 +24,8 @@ class FaultyReader(ClipReader):
             self.fail()
         return super().read_sample(row, *args, **kwargs)
 
-    def read(self, request: BatchRequest, watch: Watch = no_watch) -> Batch:
-        batch = super().read(request, watch)
+    def read(self, request: BatchRequest, on_open: OnOpen = ignore_open) -> Batch:
+        batch = super().read(request, on_open)
         if self.fault == "between" and self.row in request.rows:
             os.kill(os.getpid(), signal.SIGKILL)
         return batch

@@ -131,7 +131,7 @@ def test_quarantine_is_kept_for_the_whole_run_and_for_the_next(
     first = read(log)
     fatal = [clip for clip in log.clips if clip.fatal]
     assert {clip.row for clip in fatal} == {reader.row}
-    assert "a worker that read it died, 2 times" in fatal[0].reason
+    assert "a worker that read it died (SIGKILL), 2 times" in fatal[0].reason
     again = BadClipLog(tmp_path / "bad_clips.jsonl", num_clips=len(manifest), limit=0.5)
     assert set(again.quarantine) == {reader.row}
     reader.fault = "raise"  # would end the run if the clip were opened once more
@@ -141,7 +141,7 @@ def test_quarantine_is_kept_for_the_whole_run_and_for_the_next(
 
 def test_death_between_files_is_an_error_with_the_batch(module, manifest: Manifest, grid: BucketPolicy) -> None:
     reader = faulty(module, manifest, grid, "between")
-    with pytest.raises(RunError, match=r"died in micro-batch 2 of epoch 0, between files .*mp4.*, 2 times"):
+    with pytest.raises(RunError, match=r"died \(SIGKILL\) in micro-batch 2 of epoch 0, between files .*mp4.*, 2 times"):
         read_all(manifest, grid, reader)
     assert not active_children()
 

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from frameloom.core.errors import ConfigError, DataError
-from frameloom.data.buckets.sizes import LengthRule
+from frameloom.data.buckets.policy import LengthRule
 from frameloom.data.media.frames import (
     FrameRule,
     StartRule,

@@ -11,9 +11,9 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from frameloom.data.buckets.grid import parse_grid
+from frameloom.data.buckets.grid import build_grid
 from frameloom.data.buckets.policy import BucketPolicy, Clips, counter_draw
-from frameloom.data.loading.batch import Batch, BatchRequest, Watch, no_watch
+from frameloom.data.loading.batch import Batch, BatchRequest, OnOpen, ignore_open
 from frameloom.data.order.plan import BatchPlan, plan_epoch
 from tests.data.loading.plan_requests import make_requests, read_plan
 
@@ -76,7 +76,7 @@ def cases(draw: st.DrawFn, min_rows: int = 0) -> Case:
     choice = np.random.default_rng(draw(st.integers(0, 2**32)))
     frames, height, width, fps = table[choice.integers(0, len(table), draw(st.integers(min_rows, 200)))].T
     clips = Clips(frames.astype(np.int64), height.astype(np.int64), width.astype(np.int64), fps)
-    policy = parse_grid(GRID, stride=16, fps_max=24)
+    policy = build_grid(GRID, stride=16, fps_max=24)
     return Case(clips, policy, draw(st.integers(0, 2**40)), draw(st.integers(0, 100)), draw(st.integers(1, 4)))
 
 
@@ -160,8 +160,8 @@ class PlainReader:
     def __init__(self, policy: BucketPolicy) -> None:
         self.policy = policy
 
-    def read(self, request: BatchRequest, watch: Watch = no_watch) -> Batch:
-        watch(int(request.rows[0]))
+    def read(self, request: BatchRequest, on_open: OnOpen = ignore_open) -> Batch:
+        on_open(int(request.rows[0]))
         bucket = self.policy.buckets[request.bucket]
         return Batch(request.epoch, request.index, bucket, request.rows, request.ordinals, [])
 

@@ -114,7 +114,7 @@ EXPECTED = {
         "train.ema.decay": 0.9999,
         "train.save_every": 500,
         "train.keep": 10,
-        "train.max_device_memory": "59GB",
+        "train.max_device_memory": "59GiB",
         "vae.precision": "fp16",
         "seed": 3407,
     },

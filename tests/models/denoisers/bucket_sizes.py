@@ -17,8 +17,7 @@ from frameloom.config.schema.buckets import (
     TokenBudgetSection,
 )
 from frameloom.config.schema.data import DataSection
-from frameloom.data.buckets.policy import Bucket
-from frameloom.data.buckets.sizes import LengthRule
+from frameloom.data.buckets.policy import Bucket, LengthRule
 
 STRIDES = (4, 8, 8)
 Shape = tuple[int, int, int, int]

@@ -315,7 +315,6 @@ class DenoiserContract:
         values = {
             "beside_BCFHW": torch.zeros(batch, 1, *size),
             "sizes_B6": torch.ones(batch, 6),
-            "cells_BFHW": torch.ones(batch, *size),
             "image_text": text,
             "guidance_B": torch.ones(batch),
             "dropout": DropoutSeeds(np.arange(batch, dtype=np.uint64)),

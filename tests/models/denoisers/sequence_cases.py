@@ -20,7 +20,7 @@ NUM_HEADS = 4
 LATENT_CHANNELS, TEXT_WIDTH, POOLED_WIDTH = 4, 24, 12
 BATCH, TEXT_TOKENS = 2, 5
 # Names of the other inputs, drawn for the cases that ask for them.
-CELLS, BESIDE, IMAGES, DROPOUT = "cells", "beside", "images", "dropout"
+BESIDE, IMAGES, DROPOUT = "beside", "images", "dropout"
 
 
 @dataclass(frozen=True)
@@ -66,22 +66,13 @@ class Case:
         if IMAGES in self.given:
             count = 2 * BATCH
             images = TextStates(draw(count, TEXT_TOKENS, TEXT_WIDTH), _mask(count), draw(count, POOLED_WIDTH))
-        cells = self._cells() if CELLS in self.given else None
         seeds = DropoutSeeds(np.arange(BATCH, dtype=np.uint64) + np.uint64(seed)) if DROPOUT in self.given else None
-        given = Conditions(beside_BCFHW=beside, cells_BFHW=cells, image_text=images, dropout=seeds)
+        given = Conditions(beside_BCFHW=beside, image_text=images, dropout=seeds)
         return noisy, torch.tensor([0.25, 0.8], dtype=torch.float64), text, given
 
     def _beside_channels(self) -> int:
         config = self.configure()
         return 1 + LATENT_CHANNELS if self.family_name == "opensora2" else int(config.beside_channels)
-
-    def _cells(self) -> Tensor:
-        """The second sample has padding below and at the right."""
-        frames, height, width = self.latent_FHW
-        cells = torch.ones(BATCH, frames, height, width)
-        cells[1, :, height // 2 :] = 0
-        cells[1, :, :, width - 2 :] = 0
-        return cells
 
 
 def _mask(batch: int) -> Tensor:
@@ -106,14 +97,12 @@ CASES: dict[str, Case] = {
     "latte of an even length": Case("latte", (3, 8, 8)),
     "latte, rotary": Case("latte", (3, 6, 10), {"use_rope": True, "learn_sigma": True}),
     "latte with images beside": Case("latte", (5, 6, 10), given=(IMAGES,)),
-    "latte with images and masks": Case("latte", (4, 6, 6), given=(IMAGES, CELLS)),
-    "latte, joined keys": Case("latte", (3, 10, 6), {"compress_kv_factor": 2}, (CELLS,)),
+    "latte, joined keys": Case("latte", (3, 10, 6), {"compress_kv_factor": 2}),
     "latte, joined keys of images": Case("latte", (4, 14, 10), {"compress_kv_factor": 2}, (IMAGES,)),
     "latte of one image": Case("latte", (1, 6, 6)),
     "opensora_plan": Case("opensora_plan", (3, 6, 10)),
     "opensora_plan of an even length": Case("opensora_plan", (2, 8, 8)),
-    "opensora_plan with masks": Case("opensora_plan", (3, 6, 10), given=(CELLS,)),
-    "opensora_plan, runs of three": Case("opensora_plan", (3, 6, 10), {"sparse_n": 3}, (CELLS,)),
+    "opensora_plan, runs of three": Case("opensora_plan", (3, 6, 10), {"sparse_n": 3}),
     "opensora_plan with dropout": Case("opensora_plan", (3, 6, 10), {"dropout": 0.2}, (DROPOUT,)),
     "opensora_plan, inpaint": Case("opensora_plan", (3, 6, 6), {"inpaint": True, "sparse1d": False}, (BESIDE,)),
     "cogvideox_fun": Case("cogvideox_fun", (3, 6, 8)),

@@ -15,7 +15,7 @@ from torch import Tensor
 from frameloom.core.errors import CheckpointError, ConfigError
 from frameloom.core.random import stream
 from frameloom.models.denoisers.conditions import Conditions
-from frameloom.models.denoisers.opensora2.blocks import EPS, HeadNorm, SingleBlock
+from frameloom.models.denoisers.opensora2.blocks import EPS, HeadNorm
 from frameloom.models.denoisers.opensora2.config import SIZES, MMDiTConfig
 from frameloom.models.denoisers.opensora2.model import MMDiT, build
 from frameloom.models.denoisers.opensora2.weights import (
@@ -27,7 +27,6 @@ from frameloom.models.denoisers.opensora2.weights import (
     split_fused,
 )
 from frameloom.models.layers.patches import unpack
-from frameloom.models.layers.positions import rotary_table
 from frameloom.models.registry import get_denoiser
 from frameloom.models.text.base import TextStates
 from tests.models.denoisers.contract import DenoiserContract
@@ -421,34 +420,6 @@ def test_a_table_made_while_sampling_serves_training() -> None:
         noisy, torch.rand(2, generator=stream(0, "test time")), torch.zeros(2, 5, 20), torch.zeros(2, 12)
     ).sum().backward()
     assert model.img_in.weight.grad is not None
-
-
-@pytest.mark.parametrize("fused", [True, False])
-def test_a_single_block_on_parts_of_its_weights_gives_what_it_gives_on_joined_tensors(fused: bool) -> None:
-    block = SingleBlock(replace(SMALL, fused_qkv=fused))
-    generator = stream(0, "test single block")
-    with torch.no_grad():
-        for parameter in block.parameters():
-            parameter.normal_(std=0.2, generator=generator)
-    x, vec, push = (torch.randn(shape, generator=generator) for shape in ((2, 7, 32), (2, 32), (2, 7, 32)))
-    rope = rotary_table(torch.arange(21.0).view(7, 3), SMALL.axes_dim)
-
-    def run() -> list[Tensor]:
-        inputs = [x.clone().requires_grad_(), vec.clone().requires_grad_()]
-        made = block(*inputs, rope)
-        return [made.detach(), *torch.autograd.grad(made, [*inputs, *block.parameters()], push)]
-
-    apart, calls = run(), []
-    # A layer that somebody listens to is called as a whole.
-    handle = block.linear2.register_forward_hook(lambda *_: calls.append(1))
-    joined = run()
-    handle.remove()
-    assert calls == [1]
-    for one, other in zip(apart, joined, strict=True):
-        torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-4)
-    with torch.no_grad():
-        block.linear2.weight[:, -1] += 1
-    assert difference(run()[0], apart[0]) > 1e-2
 
 
 @pytest.mark.parametrize("dim", [1, 2])

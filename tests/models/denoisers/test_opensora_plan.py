@@ -16,7 +16,7 @@ from frameloom.core.random import stream
 from frameloom.models.denoisers.conditions import NOTHING, Conditions
 from frameloom.models.denoisers.opensora_plan.config import SIZES, OpenSoraPlanConfig
 from frameloom.models.denoisers.opensora_plan.model import OpenSoraT2V, build
-from frameloom.models.denoisers.opensora_plan.skiparse import pool_cells, turn_table
+from frameloom.models.denoisers.opensora_plan.skiparse import mask_filling, turn_table
 from frameloom.models.layers.positions import rotate
 from frameloom.models.registry import get_denoiser
 from frameloom.models.text.base import TextStates
@@ -65,7 +65,7 @@ class TestOpenSoraPlan(DenoiserContract):
     overrides: ClassVar[dict[str, Any]] = {"num_layers": 4, "num_attention_heads": 2, "attention_head_dim": 12}
     latent_sizes: ClassVar[list[tuple[int, int, int]]] = [(1, 4, 4), (3, 4, 8), (2, 8, 4), (4, 8, 8)]
     uses_pooled = False
-    takes: ClassVar[tuple[str, ...]] = ("cells_BFHW", "dropout")
+    takes: ClassVar[tuple[str, ...]] = ("dropout",)
     rule_cases: ClassVar[list[tuple[tuple[int, int, int], str]]] = [
         ((1, 5, 4), r"5x4 cells.*multiples of 2.*pixels that are multiples of 16")
     ]
@@ -79,7 +79,7 @@ class TestOpenSoraPlanFull(TestOpenSoraPlan):
 
 class TestOpenSoraPlanInpaint(TestOpenSoraPlan):
     overrides: ClassVar[dict[str, Any]] = TestOpenSoraPlan.overrides | {"inpaint": True}
-    takes: ClassVar[tuple[str, ...]] = ("cells_BFHW", "beside_BCFHW", "dropout")
+    takes: ClassVar[tuple[str, ...]] = ("beside_BCFHW", "dropout")
 
     def give(self, noisy_BCFHW: Tensor) -> Conditions:
         beside_BCFHW = draw(1, noisy_BCFHW.shape[1] + 4, *noisy_BCFHW.shape[2:])
@@ -158,87 +158,14 @@ def test_noise_level_is_a_whole_index_in_float32() -> None:
     assert seen[0].dtype == torch.float32 and seen[0].tolist() == [0, 501, 999]
 
 
-class TestMasks:
-    """Padding of batches with several sizes, and of captions."""
-
-    def predict(self, noisy: Tensor, cells: Tensor | None, text: Tensor, mask: Tensor | None = None) -> Tensor:
-        with torch.no_grad():
-            return build_awake(SMALL)(noisy, torch.full((len(noisy),), 500), text, mask, cells)
-
-    def test_padding_leaves_the_picture_as_it_is_alone(self) -> None:
-        """In full layers; skiparse ones number the tokens over the padded grid, as the original does."""
-        config = replace(SMALL, sparse1d=False)
-        noisy, text, cells = draw(1, 4, 3, 8, 8), draw(1, 5, 20), torch.ones(1, 3, 8, 8)
-        padded = torch.nn.functional.pad(noisy, (0, 4, 0, 2, 0, 1), value=7.0)
-        padded_cells = torch.nn.functional.pad(cells, (0, 4, 0, 2, 0, 1))
-        model, index = build_awake(config), torch.tensor([500])
-        with torch.no_grad():
-            alone = model(noisy, index, text)
-            inside = model(padded, index, text, None, padded_cells)[:, :, :3, :8, :8]
-            unmasked = model(padded, index, text)[:, :, :3, :8, :8]
-        assert difference(inside, alone) < 1e-5
-        assert difference(unmasked, alone) > 1e-2
-
-    def test_what_lies_in_the_padding_is_not_seen_in_skiparse_layers(self) -> None:
-        noisy, text, cells = draw(2, 4, 3, 8, 10), draw(2, 5, 20), torch.ones(2, 3, 8, 10)
-        cells[1, :, 6:] = 0
-        cells[1, 2:] = 0
-        hidden = cells[:, None].expand_as(noisy) == 0
-        other = torch.where(hidden, 50.0, noisy)
-        valid = ~hidden
-        ours, same = (self.predict(latent, cells, text) for latent in (noisy, other))
-        assert difference(ours[valid], same[valid]) < 1e-5
-        assert difference(self.predict(noisy, None, text)[valid], self.predict(other, None, text)[valid]) > 1e-2
-
-    def test_a_mask_without_padding_equals_none(self) -> None:
-        noisy, text = draw(2, 4, 2, 8, 8), draw(2, 5, 20)
-        assert torch.equal(self.predict(noisy, torch.ones(2, 2, 8, 8), text), self.predict(noisy, None, text))
-
-    def test_masks_are_left_out_when_nothing_is_padded(self) -> None:
-        masks: list[Any] = []
-        model = build(SMALL)
-        for block in model.transformer_blocks:
-            block.register_forward_pre_hook(lambda module, args: masks.append(args[4]))
-        cells = torch.ones(1, 2, 8, 8)
-        with torch.no_grad():
-            model(draw(1, 4, 2, 8, 8), torch.tensor([1]), draw(1, 5, 20), None, cells)
-            assert masks == [None] * 4
-            masks.clear()
-            cells[:, 1] = 0
-            model(draw(1, 4, 2, 8, 8), torch.tensor([1]), draw(1, 5, 20), None, cells)
-        assert [tuple(mask.shape) for mask in masks] == [(1, 1, 1, 32), (1, 1, 1, 32), (4, 1, 1, 8), (4, 1, 1, 8)]
-
-    def test_padding_of_a_caption_is_not_seen(self) -> None:
-        noisy, text, mask = draw(2, 4, 2, 8, 8), draw(2, 5, 20), torch.ones(2, 5, dtype=torch.bool)
-        mask[1, 3:] = False
-        other = torch.where(mask[..., None], text, 9.0)
-        assert difference(self.predict(noisy, None, text, mask), self.predict(noisy, None, other, mask)) < 1e-5
-        assert difference(self.predict(noisy, None, text), self.predict(noisy, None, other)) > 1e-2
-
-    def test_a_token_counts_when_any_of_its_cells_does(self) -> None:
-        cells = torch.zeros(1, 1, 4, 6)
-        cells[..., :3, :3] = 1
-        assert pool_cells(cells, 2).tolist() == [[1, 1, 0, 1, 1, 0]]
-
-    def test_masks_hold_in_bf16(self) -> None:
-        """Both numbers that are added round to -9984 there, which is still as good as minus infinity."""
-        noisy, text, cells = draw(1, 4, 3, 8, 10), draw(1, 5, 20), torch.ones(1, 3, 8, 10)
-        cells[:, :, 6:] = 0
-        model, index = build_awake(SMALL), torch.tensor([500])
-        with torch.no_grad():
-            exact = model(noisy, index, text, None, cells)[:, :, :, :6]
-            rounded = model.to(torch.bfloat16)(noisy, index, text, None, cells)[:, :, :, :6]
-            unmasked = model(noisy, index, text)[:, :, :, :6]
-        assert (rounded - exact).norm() < 0.03 * exact.norm()
-        assert (unmasked - exact).norm() > 0.03 * exact.norm()
-
-    def test_a_sample_that_is_all_padding_stays_finite(self) -> None:
-        for config in (SMALL, replace(SMALL, sparse1d=False)):
-            with torch.no_grad():
-                prediction = build_awake(config)(
-                    draw(1, 4, 1, 8, 8), torch.tensor([5]), draw(1, 5, 20), torch.zeros(1, 5), torch.zeros(1, 1, 8, 8)
-                )
-            assert prediction.isfinite().all()
+def test_padding_of_a_caption_is_not_seen() -> None:
+    noisy, text, mask = draw(2, 4, 2, 8, 8), draw(2, 5, 20), torch.ones(2, 5, dtype=torch.bool)
+    mask[1, 3:] = False
+    other = torch.where(mask[..., None], text, 9.0)
+    model, index = build_awake(SMALL), torch.full((2,), 500)
+    with torch.no_grad():
+        assert difference(model(noisy, index, text, mask), model(noisy, index, other, mask)) < 1e-5
+        assert difference(model(noisy, index, text), model(noisy, index, other)) > 1e-2
 
 
 def test_rotation_is_the_published_one_up_to_the_order_of_channels() -> None:
@@ -280,9 +207,7 @@ def test_blocks_compile_without_a_break(layer: int) -> None:
     model = build_awake(SMALL)
     block = model.transformer_blocks[layer]
     x, text, modulation = draw(2, 18, 24), draw(2, 5, 24), draw(2, 6, 24)
-    cells = torch.ones(2, 2, 6, 6)
-    cells[0, 1] = 0
-    mask = model._masks(cells, x)[SMALL.pattern(layer)]
+    mask = mask_filling(SMALL.pattern(layer), SMALL.sparse_n, like_BNC=x)
     table = turn_table((2, 3, 3), 12, (1.0, 1.0, 1.0))
     compiled = torch.compile(block, fullgraph=True, backend="eager")
     with torch.no_grad():
@@ -320,10 +245,6 @@ class TestWrongShapes:
     def test_latents_of_another_autoencoder_are_refused(self) -> None:
         with pytest.raises(ConfigError, match="has 8 channels, the model takes 4"):
             self.denoise(draw(1, 8, 1, 4, 4))
-
-    def test_a_mask_of_another_size_is_refused(self) -> None:
-        with pytest.raises(ConfigError, match="one number for every latent cell"):
-            self.denoise(draw(1, 4, 1, 4, 4), Conditions(cells_BFHW=torch.ones(1, 1, 2, 2)))
 
     def test_a_condition_with_other_channels_is_refused(self) -> None:
         with pytest.raises(ConfigError, match=r"masked latent \(4 channels\), then the mask \(4\)"):

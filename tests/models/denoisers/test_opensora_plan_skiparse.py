@@ -17,12 +17,10 @@ from frameloom.core.random import stream
 from frameloom.models.denoisers.opensora_plan.config import SIZES, OpenSoraPlanConfig, Pattern
 from frameloom.models.denoisers.opensora_plan.model import Block, OpenSoraT2V, build
 from frameloom.models.denoisers.opensora_plan.skiparse import (
-    FILLED,
-    PADDED,
     SkiparseAttention,
     deal,
-    deal_mask,
     gather,
+    mask_filling,
     num_filled,
     turn_table,
 )
@@ -96,28 +94,11 @@ def test_it_equals_attention_with_a_mask_of_all_pairs(pattern: Pattern, num_toke
     expected = torch.nn.functional.scaled_dot_product_attention(
         *(part.transpose(1, 2) for part in (*heads, v)), attn_mask=dense
     )
-    mask = deal_mask(None, pattern, 4, like_BNC=v.flatten(2))
+    mask = mask_filling(pattern, 4, like_BNC=v.flatten(2))
     ours = SkiparseAttention(pattern, 4)(q, k, v, table, mask)
     full = SkiparseAttention("full", 4)(q, k, v, table)
     assert (ours - expected.transpose(1, 2).flatten(2)).abs().max() < 1e-5
     assert (ours - full).abs().max() > 1e-2
-
-
-def test_masks_hold_one_number_per_token_and_fill_to_a_multiple_of_16() -> None:
-    x, valid = draw(2, 20, 24), torch.ones(2, 20)
-    valid[1, 10:] = 0
-    single = deal_mask(valid, "single", 4, like_BNC=x)
-    assert single is not None and single.shape == (8, 1, 1, 8)
-    assert single[0].flatten().tolist() == [0.0] * 5 + [FILLED] * 3
-    assert single[4].flatten().tolist() == [0.0] * 3 + [PADDED] * 2 + [FILLED] * 3
-    full = deal_mask(valid, "full", 4, like_BNC=x)
-    assert full is not None and full.shape == (2, 1, 1, 20)
-
-
-@pytest.mark.parametrize("pattern", ["full", "single", "group"])
-def test_without_padding_there_is_no_mask(pattern: Pattern) -> None:
-    assert deal_mask(None, pattern, 4, like_BNC=draw(2, 32, 24)) is None
-    assert (deal_mask(None, pattern, 4, like_BNC=draw(2, 33, 24)) is None) == (pattern == "full")
 
 
 def attention_flops(config: OpenSoraPlanConfig, layer: int, num_tokens: int) -> int:
@@ -143,7 +124,7 @@ def test_measured_flops_of_a_layer_are_those_of_the_formula(pattern: Pattern, nu
     block = build(CONFIG).transformer_blocks[layer]
     x, text, modulation = draw(2, num_tokens, 24), draw(2, num_text, 24), draw(2, 6, 24)
     table = turn_table((1, 1, num_tokens), 12, (1.0, 1.0, 1.0))
-    mask = deal_mask(None, pattern, 4, like_BNC=x)
+    mask = mask_filling(pattern, 4, like_BNC=x)
     counter = FlopCounterMode(display=False)
     with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), counter:
         block(x, text, modulation, table, mask)
@@ -169,24 +150,20 @@ def test_flops_of_a_released_layer_on_a_whole_clip(pattern: Pattern, layer: int)
     assert attention_flops(config, layer, num_tokens) * share == 4 * num_tokens**2 * 2304
 
 
-def largest_tensor_of(model: OpenSoraT2V, cells: Tensor | None, *, backward: bool) -> int:
+def largest_tensor_of(model: OpenSoraT2V, *, backward: bool) -> int:
     frames, side = 8, 40
     noisy, text = draw(1, 4, frames, side, side), draw(1, 6, 16)
     with LargestTensor() as largest:
-        prediction = model(noisy, torch.tensor([9]), text, torch.ones(1, 6), cells)
+        prediction = model(noisy, torch.tensor([9]), text, torch.ones(1, 6))
         if backward:
             prediction.square().mean().backward()
     return largest.num_elements
 
 
-@pytest.mark.parametrize("is_padded", [False, True])
-def test_nothing_as_large_as_all_pairs_of_tokens_is_made(is_padded: bool) -> None:
+def test_nothing_as_large_as_all_pairs_of_tokens_is_made() -> None:
     """3200 tokens: a mask of all pairs would hold 10 million numbers, the largest tensor here is the MLP's."""
     num_tokens, config = 8 * 20 * 20, replace(CONFIG, num_layers=4)
-    cells = torch.ones(1, 8, 40, 40)
-    if is_padded:
-        cells[:, 5:] = 0
-    largest = largest_tensor_of(build(config), cells, backward=True)
+    largest = largest_tensor_of(build(config), backward=True)
     assert largest <= num_tokens * 4 * config.hidden_size
     assert largest < num_tokens**2 / 30
 

@@ -5,8 +5,8 @@ S captions of a sample (the clip's, then one of each image that follows the clip
 keys, G heads, P rotary pairs.
 
 A spatial block looks inside each frame and at the caption, a temporal block along the frames of each place. Blocks take
-and return tensors only. LayerNorms have no parameters. Masks are added to the scores, with -10000 where nothing may be
-looked at: a row without any key then still gets finite numbers, those of the published code.
+and return tensors only. LayerNorms have no parameters. The caption's mask is added to the scores, with -10000 for what
+must not be seen: a row without any key then still gets finite numbers, those of the published code.
 
 Sinusoids of a picture are made for a square of `base_side` patches; any other grid is stretched onto it, so that its
 far edge stays where the model knows it. Rotary positions count patches and frames, and are divided by the
@@ -71,7 +71,6 @@ class LatteT2V(ModulationTable):
         index_B: Tensor,
         text_BSKD: Tensor,
         text_mask_BSK: Tensor,
-        cells_BFHW: Tensor | None = None,
         dropout: DropoutSeeds | None = None,
     ) -> Tensor:
         """Prediction at a noise level's index with all `out_channels`, noise first; the last S - 1 frames are images.
@@ -95,7 +94,6 @@ class LatteT2V(ModulationTable):
         modulation_B6D, embedded_BD = self.adaln_single(index_B)
         text_BSKD = self.caption_projection(text_BSKD.to(dtype))
         text_bias_BSK = (1 - text_mask_BSK.float()) * HIDDEN
-        biases = self._mask_cells(cells_BFHW)
         picture_ropes, frame_rope, position_FD = self._find_tables(x_BFHWD, num_video)
         if num_images and not config.joint_temporal_positions:
             position_FD = torch.zeros_like(position_FD)
@@ -104,9 +102,9 @@ class LatteT2V(ModulationTable):
         for layer, (spatial, temporal) in enumerate(
             zip(self.transformer_blocks, self.temporal_transformer_blocks, strict=True)
         ):
-            bias_BFM, picture_rope = (pair[config.compresses(layer)] for pair in (biases, picture_ropes))
+            picture_rope = picture_ropes[config.compresses(layer)]
             keys = _find_keys(dropout, 2 * layer, grid[0])
-            x_BFHWD = spatial(x_BFHWD, modulation_B6D, text_BSKD, text_bias_BSK, bias_BFM, picture_rope, **keys)
+            x_BFHWD = spatial(x_BFHWD, modulation_B6D, text_BSKD, text_bias_BSK, picture_rope, **keys)
             if num_video == 1:
                 continue
             video_BFHWD, *images = torch.split(x_BFHWD, [num_video, num_images], dim=1) if num_images else (x_BFHWD,)
@@ -149,19 +147,6 @@ class LatteT2V(ModulationTable):
         picture = self.picture_rotary.get(rows, columns, device=device)
         return (picture, picture), self.frame_rotary.get(num_video, device=device), position_FD
 
-    def _mask_cells(self, cells_BFHW: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
-        """What is added to the scores of a frame's patches, [B, F, M]: as they are, and joined for compression.
-
-        A patch counts when any of its cells does.
-        """
-        if cells_BFHW is None:
-            return None, None
-        patches = F.max_pool2d(cells_BFHW.float(), self.config.patch_size)
-        factor = self.config.compress_kv_factor
-        joined = F.max_pool2d(patches, factor) if factor > 1 else patches
-        plain_BFM, joined_BFM = ((1 - pooled.flatten(2)) * HIDDEN for pooled in (patches, joined))
-        return plain_BFM, joined_BFM
-
     def _unpatch(self, x_BFHWD: Tensor, embedded_BD: Tensor, grid: Grid) -> Tensor:
         shift, scale = (self.scale_shift_table + embedded_BD[:, None])[:, None, None, None].unbind(-2)
         places_BFNC = self.proj_out(modulate(x_BFHWD, shift, scale)).flatten(2, 3)
@@ -193,10 +178,10 @@ def denoise(
 
     `text.pooled_BD` is not used. With `image_text`, the last frames of the latent are single images.
     """
-    refuse_foreign(given, "latte", known=("cells_BFHW", "image_text", "dropout"))
+    refuse_foreign(given, "latte", known=("image_text", "dropout"))
     tokens_BSKD, mask_BSK = _join_captions(text, given.image_text)
     index_B = find_index(timestep_B)
-    prediction = cast(Tensor, model(noisy_BCFHW, index_B, tokens_BSKD, mask_BSK, given.cells_BFHW, given.dropout))
+    prediction = cast(Tensor, model(noisy_BCFHW, index_B, tokens_BSKD, mask_BSK, given.dropout))
     return prediction[:, : noisy_BCFHW.shape[1]].to(noisy_BCFHW.dtype)
 
 
@@ -275,15 +260,12 @@ class SpatialBlock(Block):
         modulation_B6D: Tensor,
         text_BSKD: Tensor,
         text_bias_BSK: Tensor,
-        cell_bias_BFM: Tensor | None,
         rope_N1P: Tensor | None,
         dropout_keys: Tensor | None = None,
     ) -> Tensor:
-        """`cell_bias_BFM` is that of the keys: joined cells in a block that compresses."""
         shift1, scale1, gate1, shift2, scale2, gate2 = self.split_modulation(modulation_B6D)
         normal_BHWD = modulate(x_BFHWD, shift1, scale1, self.eps).flatten(0, 1)
-        bias_BM = None if cell_bias_BFM is None else cell_bias_BFM.flatten(0, 1)
-        mixed = self.attn1(normal_BHWD.flatten(1, 2), self.attn1.join_picture(normal_BHWD), bias_BM, rope_N1P)
+        mixed = self.attn1(normal_BHWD.flatten(1, 2), self.attn1.join_picture(normal_BHWD), rope_N1P)
         x_BFHWD = torch.addcmul(x_BFHWD, gate1, self.drop_mixed(mixed.view_as(x_BFHWD), dropout_keys))
         # Without norm and gate, as published.
         told_BFHWD = self.attn2(x_BFHWD.flatten(2, 3), text_BSKD, text_bias_BSK).view_as(x_BFHWD)
@@ -302,10 +284,10 @@ class TemporalBlock(Block):
         rope_N1P: Tensor | None,
         dropout_keys: Tensor | None = None,
     ) -> Tensor:
-        """Frames of the clip alone; no mask, as published."""
+        """Frames of the clip alone."""
         shift1, scale1, gate1, shift2, scale2, gate2 = self.split_modulation(modulation_B6D)
         normal_BFND = modulate(x_BFHWD, shift1, scale1, self.eps).flatten(2, 3)
-        mixed = self.attn1(normal_BFND, self.attn1.join_frames(normal_BFND), None, rope_N1P)
+        mixed = self.attn1(normal_BFND, self.attn1.join_frames(normal_BFND), rope_N1P)
         x_BFHWD = torch.addcmul(x_BFHWD, gate1, self.drop_mixed(mixed.view_as(x_BFHWD), dropout_keys))
         return torch.addcmul(x_BFHWD, gate2, self.ff(modulate(x_BFHWD, shift2, scale2, self.eps), dropout_keys))
 
@@ -328,14 +310,11 @@ class SelfAttention(Projections):
             self.sr = convolution(width, width, factor, stride=factor, groups=width)
             self.norm = nn.LayerNorm(width)
 
-    def forward(self, x: Tensor, source: Tensor, bias_BM: Tensor | None, rope_N1P: Tensor | None) -> Tensor:
+    def forward(self, x: Tensor, source: Tensor, rope_N1P: Tensor | None) -> Tensor:
         """`source` is what keys and values are made of."""
         q, k, v = self.project(x, source)
-        if self.num_axes == 1:
-            attended = self._attend_places(q, k, v, rope_N1P)
-        else:
-            attended = self.attend(q, k, v, rope_N1P, _spread_bias(bias_BM, q))
-        mixed: Tensor = self.to_out(attended)
+        attend = self._attend_places if self.num_axes == 1 else self.attend
+        mixed: Tensor = self.to_out(attend(q, k, v, rope_N1P))
         return mixed
 
     def _attend_places(self, q_BFNGC: Tensor, k_BMNGC: Tensor, v_BMNGC: Tensor, rope_F1P: Tensor | None) -> Tensor:
@@ -393,8 +372,8 @@ class CrossAttention(Projections):
         return result
 
 
-def _spread_bias(bias_BM: Tensor | None, q: Tensor) -> Tensor | None:
-    return None if bias_BM is None else bias_BM[:, None, None].to(q.dtype)
+def _spread_bias(bias_BM: Tensor, q: Tensor) -> Tensor:
+    return bias_BM[:, None, None].to(q.dtype)
 
 
 def picture_table(config: LatteConfig, rows: int, columns: int) -> Tensor:

@@ -7,17 +7,14 @@ Blocks take and return tensors only. LayerNorms have no parameters; all attentio
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, cast
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from frameloom.models.denoisers.opensora2.config import MMDiTConfig
 from frameloom.models.layers.attention.attention import RotaryAttention
-from frameloom.models.layers.linear import Linear, linear
-from frameloom.models.layers.mlp import are_plain, gelu, run_mlp, sigmoid_gelu
+from frameloom.models.layers.linear import Linear
+from frameloom.models.layers.mlp import gelu
 from frameloom.models.layers.modulation import modulate
 
 QKV = tuple[Tensor, Tensor, Tensor]
@@ -78,39 +75,15 @@ class SingleBlock(nn.Module):
     def forward(self, x_BMD: Tensor, vec_BD: Tensor, rope_M1P: Tensor) -> Tensor:
         shift, scale, gate = self.modulation(vec_BD)
         normal_BMD = modulate(x_BMD, shift, scale)
-        mix = self._mix_apart if are_plain(normal_BMD, self._joint, self.linear2) else self._mix
-        return torch.addcmul(x_BMD, gate, mix(normal_BMD, rope_M1P))
-
-    @property
-    def _joint(self) -> nn.Module:
-        """The layer whose last outputs go into the MLP, and those before them into the heads."""
-        return self.linear1 if self.fused else self.v_mlp
-
-    def _mix(self, x_BMD: Tensor, rope_M1P: Tensor) -> Tensor:
-        *heads, mlp = self._joint(x_BMD).split(self.widths, dim=-1)
-        attended = self._attend(x_BMD, heads, rope_M1P)
-        mixed_BMD: Tensor = self.linear2(torch.cat((attended, gelu(mlp)), dim=-1))
-        return mixed_BMD
-
-    def _mix_apart(self, x_BMD: Tensor, rope_M1P: Tensor) -> Tensor:
-        """The same with attention and MLP each on its part of the weights."""
-        *head_widths, mlp_width = self.widths
-        widths = [sum(head_widths), mlp_width]
-        (into_heads, into_mlp), (heads_bias, mlp_bias) = (
-            torch.split(part, widths) for part in self._joint.parameters()
-        )
-        of_heads, of_mlp = torch.split(self.linear2.weight, [head_widths[0], mlp_width], dim=1)
-        heads = torch.split(linear(x_BMD, into_heads, heads_bias), head_widths, dim=-1)
-        attended = self._attend(x_BMD, heads, rope_M1P)
-        mlp = linear(sigmoid_gelu(linear(x_BMD, into_mlp, mlp_bias)), of_mlp)
-        return mlp + linear(attended, of_heads, self.linear2.bias)
-
-    def _attend(self, x_BMD: Tensor, heads: Sequence[Tensor], rope_M1P: Tensor) -> Tensor:
-        """`heads` are queries, keys and values, or the values alone where the others have layers of their own."""
-        q, k, v = heads if self.fused else (self.q_proj(x_BMD), self.k_proj(x_BMD), *heads)
+        if self.fused:
+            q, k, v, mlp = self.linear1(normal_BMD).split(self.widths, dim=-1)
+        else:
+            q, k = self.q_proj(normal_BMD), self.k_proj(normal_BMD)
+            v, mlp = self.v_mlp(normal_BMD).split(self.widths, dim=-1)
         q, k, v = (part.unflatten(-1, (self.num_heads, -1)) for part in (q, k, v))
-        attended: Tensor = self.attend(*self.norm(q, k), v, rope_M1P)
-        return attended
+        attended_BMD = self.attend(*self.norm(q, k), v, rope_M1P)
+        mixed_BMD: Tensor = self.linear2(torch.cat((attended_BMD, gelu(mlp)), dim=-1))
+        return torch.addcmul(x_BMD, gate, mixed_BMD)
 
 
 class StreamAttention(nn.Module):
@@ -148,7 +121,8 @@ class StreamMLP(nn.ModuleList):
 
     def forward(self, x_BND: Tensor) -> Tensor:
         up, _, down = self
-        return run_mlp(x_BND, up, down)
+        result: Tensor = down(gelu(up(x_BND)))
+        return result
 
 
 class Modulation(nn.Module):
@@ -184,41 +158,7 @@ class HeadNorm(nn.Module):
         self.scale.fill_(1.0)
 
     def forward(self, heads_BNHD: Tensor) -> Tensor:
-        if heads_BNHD.device.type != "cpu" or not heads_BNHD.dtype == self.scale.dtype == torch.float32:
-            return _scale(F.rms_norm(heads_BNHD, heads_BNHD.shape[-1:], eps=EPS), self.scale)
-        if torch.compiler.is_compiling():  # a compiler finds a gradient as short by itself
-            return _scale(heads_BNHD * _invert_length(heads_BNHD), self.scale)
-        return cast(Tensor, _ScaledUnit.apply(heads_BNHD, self.scale))  # type: ignore[no-untyped-call]
-
-
-class _ScaledUnit(torch.autograd.Function):
-    """x / rms(x) * scale; keeps the unit heads and one number for each."""
-
-    @staticmethod
-    def forward(ctx: Any, heads_BNHD: Tensor, scale_D: Tensor) -> Tensor:
-        inverse = _invert_length(heads_BNHD)
-        unit = heads_BNHD * inverse
-        ctx.save_for_backward(unit, inverse, scale_D)
-        return unit * scale_D
-
-    @staticmethod
-    def backward(ctx: Any, grad_BNHD: Tensor) -> tuple[Tensor, Tensor]:
-        unit, inverse, scale_D = ctx.saved_tensors
-        num_heads, width = unit.shape[-2:]
-        product = grad_BNHD.flatten(2) * unit.flatten(2)
-        grad_scale = product.flatten(0, 1).sum(0).view(num_heads, width).sum(0)
-        mean = (product.reshape(-1, width) @ (scale_D / width)).view_as(inverse)
-        grad = torch.addcmul(grad_BNHD * scale_D, unit, mean, value=-1)
-        return grad.mul_(inverse), grad_scale
-
-
-def _invert_length(heads_BNHD: Tensor) -> Tensor:
-    """[B, N, H, 1]: what makes the mean square of a head 1."""
-    length = torch.linalg.vector_norm(heads_BNHD, dim=-1, keepdim=True)
-    return cast(Tensor, (length.square() / heads_BNHD.shape[-1] + EPS).rsqrt())
-
-
-def _scale(heads_BNHD: Tensor, scale_D: Tensor) -> Tensor:
-    """One long row per token: the gradient that torch finds is then a sum over rows, not a slow strided one."""
-    num_heads, width = heads_BNHD.shape[-2:]
-    return torch.unflatten(heads_BNHD.flatten(2) * scale_D.repeat(num_heads), -1, (num_heads, width))
+        num_heads, width = heads_BNHD.shape[-2:]
+        normal_BNHD = F.rms_norm(heads_BNHD, (width,), eps=EPS)
+        # One long row per token: the gradient of the scale is then a sum over rows, not a slow strided one.
+        return torch.unflatten(normal_BNHD.flatten(2) * self.scale.repeat(num_heads), -1, (num_heads, width))

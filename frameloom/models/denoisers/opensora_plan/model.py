@@ -18,13 +18,12 @@ from frameloom.core.errors import ConfigError
 from frameloom.distributed.sequence_parallel import ALONE, Exchange, SequenceGroup
 from frameloom.models.denoisers.building import build_fresh, list_blocks
 from frameloom.models.denoisers.conditions import NOTHING, Conditions, find_index, refuse_foreign
-from frameloom.models.denoisers.opensora_plan.config import WHERE, OpenSoraPlanConfig, Pattern
+from frameloom.models.denoisers.opensora_plan.config import WHERE, OpenSoraPlanConfig
 from frameloom.models.denoisers.opensora_plan.sharding import BLOCK_LISTS
 from frameloom.models.denoisers.opensora_plan.skiparse import (
     PADDED,
     SkiparseAttention,
-    deal_mask,
-    pool_cells,
+    mask_filling,
     turn_table,
 )
 from frameloom.models.layers.attention.attention import Projections, attend_tokens
@@ -69,26 +68,23 @@ class OpenSoraT2V(ModulationTable):
         index_B: Tensor,
         text_BKD: Tensor,
         text_mask_BK: Tensor | None = None,
-        cells_BFHW: Tensor | None = None,
         beside_BCFHW: Tensor | None = None,
         dropout: DropoutSeeds | None = None,
     ) -> Tensor:
-        """Prediction for a noisy latent at a noise level's index (0 to 999).
-
-        `cells_BFHW` is 1 where the latent holds picture; None, or all ones, leaves masks out. Without seeds nothing is
-        dropped.
-        """
-        grid = self._check(noisy_BCFHW, cells_BFHW, beside_BCFHW)
+        """Prediction for a noisy latent at a noise level's index (0 to 999). Without seeds nothing is dropped."""
+        grid = self._check(noisy_BCFHW, beside_BCFHW)
         dtype = self.proj_out.weight.dtype
         x_BND = self._embed(noisy_BCFHW.to(dtype), beside_BCFHW)
         modulation_B6D, time_BD = self.adaln_single(index_B)
         text_BKD = self.caption_projection(text_BKD.to(dtype))
         text_mask = None if text_mask_BK is None else ((1 - text_mask_BK.float()) * PADDED).to(dtype)[:, None, None]
         rope_N1P = self.rotary.get(grid, device=noisy_BCFHW.device)
-        masks, num_tokens = self._masks(cells_BFHW, x_BND), x_BND.shape[1]
+        config, num_tokens = self.config, x_BND.shape[1]
+        patterns = {config.pattern(layer) for layer in range(config.num_layers)}
+        masks = {pattern: mask_filling(pattern, config.sparse_n, like_BNC=x_BND) for pattern in patterns}
         x_BND, first = self.sequence.split(x_BND), self.sequence.find_first(num_tokens)
         for layer, block in enumerate(self.transformer_blocks):
-            mask = masks[self.config.pattern(layer)]
+            mask = masks[config.pattern(layer)]
             keys = {} if dropout is None else {"dropout_keys": dropout.keys(layer, num_tokens, first)}
             x_BND = block(x_BND, text_BKD, modulation_B6D, rope_N1P, mask, text_mask, **keys)
         shift, scale = (self.scale_shift_table + time_BD[:, None]).chunk(2, dim=1)
@@ -112,17 +108,7 @@ class OpenSoraT2V(ModulationTable):
         ones = noisy_BCFHW.new_ones(batch, self.config.vae_scale_factor_t, *size)
         return torch.cat([torch.zeros_like(noisy_BCFHW), ones], dim=1)
 
-    def _masks(self, cells_BFHW: Tensor | None, x_BND: Tensor) -> dict[Pattern, Tensor | None]:
-        """A mask for every pattern that the layers use, made once for all of them."""
-        config = self.config
-        tokens_BN = None
-        # One look at the mask saves it in every layer: kernels without a mask are the faster ones.
-        if cells_BFHW is not None and not bool(cells_BFHW.all()):
-            tokens_BN = pool_cells(cells_BFHW, config.patch_size)
-        patterns = {config.pattern(layer) for layer in range(config.num_layers)}
-        return {pattern: deal_mask(tokens_BN, pattern, config.sparse_n, like_BNC=x_BND) for pattern in patterns}
-
-    def _check(self, noisy: Tensor, cells: Tensor | None, beside: Tensor | None) -> Grid:
+    def _check(self, noisy: Tensor, beside: Tensor | None) -> Grid:
         """The grid of tokens; ConfigError that names the rule when a tensor does not fit."""
         config = self.config
         batch, channels, frames, height, width = noisy.shape
@@ -130,11 +116,6 @@ class OpenSoraT2V(ModulationTable):
             raise ConfigError(
                 f"{WHERE}: the latent has {channels} channels, the model takes {config.in_channels}; choose the "
                 "autoencoder that the model was made for"
-            )
-        if cells is not None and cells.shape != (batch, frames, height, width):
-            raise ConfigError(
-                f"{WHERE}: cells_BFHW is {tuple(cells.shape)}, the latent has {(batch, frames, height, width)}; give "
-                "one number for every latent cell"
             )
         if beside is not None and not config.inpaint:
             raise ConfigError(
@@ -162,9 +143,8 @@ def denoise(
 ) -> Tensor:
     """The pooled text vector is not used. Without a condition, an inpaint model gets a mask of nothing known."""
     config = cast(OpenSoraPlanConfig, model.config)
-    known = ("cells_BFHW", "beside_BCFHW") if config.inpaint else ("cells_BFHW",)
-    refuse_foreign(given, "opensora_plan", known=("dropout", *known))
-    conditions = (text.mask_BK, given.cells_BFHW, given.beside_BCFHW, given.dropout)
+    refuse_foreign(given, "opensora_plan", known=("dropout", "beside_BCFHW") if config.inpaint else ("dropout",))
+    conditions = (text.mask_BK, given.beside_BCFHW, given.dropout)
     return cast(Tensor, model(noisy_BCFHW, find_index(timestep_B), text.tokens_BKD, *conditions))
 
 

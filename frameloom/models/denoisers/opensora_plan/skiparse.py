@@ -1,7 +1,7 @@
-"""Skiparse attention: tokens are dealt into k sub-sequences that attend within themselves; rotary tables and masks.
+"""Skiparse attention: tokens are dealt into k sub-sequences that attend within themselves; rotary tables.
 
 Shape letters: B batch, N tokens, S tokens with filling, k sub-sequences, H heads, D width of a head, C width of any
-tensor of tokens, P rotary pairs; in `cells_BFHW` F frames, H height, W width.
+tensor of tokens, P rotary pairs.
 
     single   sub-sequence r holds every k-th token: r, r + k, r + 2k ...
     group    sub-sequence m holds every k-th run of k neighbours: m*k ... m*k + k - 1, then the same plus k^2 ...
@@ -9,9 +9,7 @@ tensor of tokens, P rotary pairs; in `cells_BFHW` F frames, H height, W width.
 Layers alternate between the two, so every token reaches every other in two layers. Nothing of the size of all pairs is
 ever made: a sub-sequence is a row of the batch, and a mask is one number per token. Sub-sequences are rows b * k + r.
 
-Tokens are padded with zeros to a multiple of k^2, behind the rotation. Masks are added to scores: `PADDED` for tokens
-that hold no picture, `FILLED`, a little more, for the zeros. So where a whole sub-sequence holds no picture it looks at
-the zeros, as in the published code; it is never seen by a token with picture.
+Tokens are filled up with zeros to a multiple of k^2, behind the rotation; `FILLED` is added to their scores.
 
 A third of a head's channels turns with each axis, in this order; within a third, channels (j, j + half) are a pair.
 Positions are divided by the interpolation scales.
@@ -36,8 +34,8 @@ Scales = tuple[float, float, float]
 
 
 class SkiparseAttention(nn.Module):
-    """Attention of rotated heads, full or skiparse. It has no parameters. The mask comes from `deal_mask` for the same
-    pattern. In a sequence group heads are those of a rank's own tokens, table and mask those of all tokens."""
+    """Attention of rotated heads, full or skiparse. It has no parameters. The mask comes from `mask_filling` for the
+    same pattern. In a sequence group heads are those of a rank's own tokens, table and mask those of all tokens."""
 
     def __init__(self, pattern: Pattern, sparse_n: int) -> None:
         super().__init__()
@@ -95,26 +93,17 @@ def num_filled(num_tokens: int, sparse_n: int) -> int:
     return -num_tokens % sparse_n**2
 
 
-def deal_mask(tokens_BN: Tensor | None, pattern: Pattern, sparse_n: int, *, like_BNC: Tensor) -> Tensor | None:
-    """What is added to the scores, [rows, 1, 1, keys], or None where nothing is padded.
+def mask_filling(pattern: Pattern, sparse_n: int, *, like_BNC: Tensor) -> Tensor | None:
+    """What is added to the scores, [rows, 1, 1, keys], or None where the tokens need no filling.
 
-    `tokens_BN` is 1 for tokens with picture and 0 for others; None means that all have. `like_BNC` is any tensor of
-    the tokens: it says their number, device and precision.
+    `like_BNC` is any tensor of the tokens: it says their number, device and precision.
     """
     batch, num_tokens = like_BNC.shape[:2]
     filled = 0 if pattern == "full" else num_filled(num_tokens, sparse_n)
-    if tokens_BN is None:
-        if not filled:
-            return None
-        added_BN = like_BNC.new_zeros(batch, num_tokens)
-    else:
-        added_BN = ((1 - tokens_BN.float()) * PADDED).to(like_BNC.dtype)
-    return deal(F.pad(added_BN, (0, filled), value=FILLED), pattern, sparse_n)[:, None, None]
-
-
-def pool_cells(cells_BFHW: Tensor, patch_size: int) -> Tensor:
-    """[B, N], 1 for a token with picture in any of its latent cells, 0 for one that is all padding."""
-    return F.max_pool2d(cells_BFHW.float(), patch_size).flatten(1)
+    if not filled:
+        return None
+    added_BN = F.pad(like_BNC.new_zeros(batch, num_tokens), (0, filled), value=FILLED)
+    return deal(added_BN, pattern, sparse_n)[:, None, None]
 
 
 def turn_table(grid: Grid, head_dim: int, scales: Scales) -> Tensor:
