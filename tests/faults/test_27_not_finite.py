@@ -29,7 +29,7 @@ def poison(trainer: Trainer, source: str, value: float) -> Callable[[], None]:
         parameter = next(iter(task.model.parameters()))
         return parameter.register_hook(lambda gradient: torch.full_like(gradient, value)).remove
     name = {"loss": "losses", "latent": "_moments", "text": "_text"}[source]
-    owner: Any = trainer.stepper.updates[0].phase if source == "loss" else task
+    owner: object = trainer.stepper.updates[0].phase if source == "loss" else task
     right = getattr(owner, name)
 
     def wrong(*args: object) -> object:

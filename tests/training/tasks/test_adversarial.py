@@ -108,7 +108,7 @@ def test_the_weights_of_the_discriminator_get_no_gradient_in_the_turn_of_the_aut
 
 
 def test_accumulated_micro_batches_are_one_step_of_each_network(world):
-    trainer, critic = start(world, "--train.accumulate", "2", turns="both")
+    trainer, _ = start(world, "--train.accumulate", "2", turns="both")
     steps = trainer.feed.steps(0, 0, 2)
     batches = next(steps)[0]
     assert len(batches) == 2
@@ -161,7 +161,7 @@ def test_recompute_changes_nothing_but_memory(world):
 
 def test_the_discriminator_has_its_own_rate_decay_and_clipping(world):
     judge = {"lr": 5e-4, "weight_decay": 0.2, "clip_norm": 1e-3}
-    trainer, critic = start(world, "--optim.lr", "1e-4", "--optim.schedule.warmup_steps", "4", **judge)
+    trainer, _ = start(world, "--optim.lr", "1e-4", "--optim.schedule.warmup_steps", "4", **judge)
     own, other = trainer.stepper.updates
     assert other.lr_at(2) == pytest.approx(5 * own.lr_at(2))
     groups = other.optimizer.param_groups
