@@ -28,6 +28,15 @@ _RECIPES = {
     "opensora_plan": "opensora_plan/stage3",
     "sdxl": "sdxl/finetune",
 }
+# Classes of denoisers in published config.json files.
+_CLASSES = {
+    "CogVideoXTransformer3DModel": "cogvideox_fun",
+    "LatteT2V": "latte",
+    "LatteTransformer3DModel": "latte",
+    "OpenSoraT2V_v1_3": "opensora_plan",
+    "OpenSoraInpaint_v1_3": "opensora_plan",
+    "UNet2DConditionModel": "sdxl",
+}
 # Follow from the autoencoder and the text encoders, so a recipe does not set them; or no published file says them.
 _NOT_READ = ("in_channels", "context_in_dim", "vec_in_dim", "mask_scale")
 _SHOWN = 6
@@ -59,6 +68,17 @@ def name_overrides(path: Path, *, family: str | None, recipe: str | None) -> tup
         encoders = [item.model_dump(exclude_none=True) | {"path": str(path)} for item in base.text.encoders]
         words += ["--text.encoders", json.dumps(encoders)]
     return recipe, words
+
+
+def find_family(path: Path) -> str | None:
+    """The family that the config.json of published weights names; None where it names none that we know."""
+    try:
+        config = find_weights(path, kind="denoiser").config
+    except CheckpointError:
+        return None
+    family = _CLASSES.get(str(config.get("_class_name")))
+    # Other Stable Diffusions have the same class.
+    return None if family == "sdxl" and config.get("addition_embed_type") != "text_time" else family
 
 
 def _architecture(section: str, family: DenoiserSpec | VAESpec, size: str, path: Path, kind: str) -> list[str]:

@@ -152,7 +152,7 @@ def report(
     """
     from frameloom.data.curation.report import gather_facts
     from frameloom.data.manifest.sources.reading import read_source
-    from frameloom.evaluate.data_report import write_data_report
+    from frameloom.evaluate.reports import write_data_report
 
     check_output_file(out, source=Path(manifest))
     if recipe is None and context.args:

@@ -75,10 +75,10 @@ def score(
     Example: frameloom data score runs/demo/denoiser
     """
     from frameloom.demo.shapes_score import score_from_first_frames, score_run
-    from frameloom.sampling.load import load_sampler
+    from frameloom.sampling.load import load_model
 
     measure = score_from_first_frames if from_first_frame else score_run
-    scored = measure(load_sampler(run, context.args, step=step), num_prompts=count, seed=seed)
+    scored = measure(load_model(run, context.args, step=step), num_prompts=count, seed=seed)
     if as_json:
         print(json.dumps(scored.to_json(), indent=2))
         return

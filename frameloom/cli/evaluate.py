@@ -224,8 +224,8 @@ def compare(
         Key,
         SampleSet,
         compare_samples,
-        describe_sets,
         find_samples,
+        format_sets,
         match_samples,
         name_folders,
         write_comparison,
@@ -256,5 +256,5 @@ def compare(
         }
         print(json.dumps({"page": str(out), "prompts": len(compared.keys), "summary": summaries}, indent=2))
         return
-    for line in [*describe_sets(compared), f"page: {out}"]:
+    for line in [*format_sets(compared), f"page: {out}"]:
         print(line)

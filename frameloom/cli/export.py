@@ -57,14 +57,11 @@ def export(
     from frameloom.interop.export.export import Export, export_run
 
     def draw(folder: Path) -> None:
-        from frameloom.sampling.load import load_sampler
-        from frameloom.sampling.pipeline import generate, write_results
-        from frameloom.sampling.request import Request
+        from frameloom.sampling.load import load_model
+        from frameloom.sampling.outputs import write_samples
 
         chosen = ["--sample.weights", weights.value] if weights else []
-        sampler = load_sampler(run, chosen, step=step)
-        requests = [Request(text, seed + index) for index, text in enumerate(prompt or [])]
-        write_results(sampler, generate(sampler, requests), folder)
+        write_samples(load_model(run, chosen, step=step).sample(prompt or [], seed=seed, batch_size=16), folder)
 
     task = Export(
         run=run,

@@ -41,6 +41,17 @@ class RecipeCommand(TyperCommand):
         ctx.args = overrides
         return rest
 
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """Flags of a `rich_help_panel` follow the others under its name."""
+        panels: dict[str, list[tuple[str, str]]] = {}
+        for parameter in self.get_params(ctx):
+            if (record := parameter.get_help_record(ctx)) is not None:
+                other = "Arguments" if parameter.param_type_name == "argument" else "Options"
+                panels.setdefault(getattr(parameter, "rich_help_panel", None) or other, []).append(record)
+        for name, records in panels.items():
+            with formatter.section(name):
+                formatter.write_dl(records)
+
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
         return [*super().collect_usage_pieces(ctx), "[--KEY VALUE]..."]
 

@@ -93,7 +93,7 @@ def objective(
     from frameloom.config.loading.recipe import load_recipe
     from frameloom.core.errors import ConfigError
     from frameloom.diffusion.noise_levels import profile_objective
-    from frameloom.evaluate.objective_report import format_report, refuse_suffix, write_objective_report
+    from frameloom.evaluate.reports import format_objective_report, refuse_suffix, write_objective_report
 
     if out is not None:
         refuse_suffix(out)
@@ -103,7 +103,7 @@ def objective(
     built = build_objective(loaded.objective)
     profiles = {name: profile_objective(built, shape) for name, shape in _shapes(loaded).items()}
     title = f"Objective of {loaded.name}: {loaded.objective.kind}"
-    print(format_report(title, profiles))
+    print(format_objective_report(title, profiles))
     if out is not None:
         write_objective_report(title, profiles, out)
         print(f"\n{out}")

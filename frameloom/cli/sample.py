@@ -2,23 +2,53 @@
 
 from __future__ import annotations
 
+import inspect
 import json
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
+from frameloom.config.loading.schema_tree import field_kind
+from frameloom.config.schema.sampling import MEDIA, SampleRequest, SampleSection
 from frameloom.core.paths import check_output_folder
 
-# What a repeated file does not say itself; all else would make another one.
+# Fields of a request that have a flag, by group of the help; every other one is set with dots: --sample.keep pixels.
+_FLAGS = {
+    "Video": ("frames", "ratio", "fps", "format"),
+    "Sampling": ("steps", "guidance", "negative_prompt", "sampler"),
+    "Given pictures and videos": (*MEDIA, "strength"),
+    "Model": ("weights",),
+}
+_SHORT = {"negative_prompt": "negative"}
+# A reproduced file carries everything else itself.
 _BESIDE_LIKE = ("run", "like", "out", "sequence")
 
 
+def _add_request_flags(command: Callable[..., None]) -> Callable[..., None]:
+    """A flag for each field of `_FLAGS` in place of the function's `**fields`, with the type and help of the field."""
+    own = [part for part in inspect.signature(command, eval_str=True).parameters.values()]
+    added = []
+    for group, names in _FLAGS.items():
+        for name in names:
+            field = SampleRequest.model_fields[name]
+            kind = next((kind for kind in (int, float, Path) if field_kind(field).accepts(kind)), str)
+            flag = f"--{_SHORT.get(name, name).replace('_', '-')}"
+            option = typer.Option(flag, help=field.description, rich_help_panel=group)
+            hint = Annotated[kind | None, option]  # type: ignore[valid-type]
+            added.append(inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=hint))
+    command.__signature__ = inspect.Signature([*own[:-1], *added])  # type: ignore[attr-defined]
+    command.__annotations__ |= {part.name: part.annotation for part in added}
+    return command
+
+
+@_add_request_flags
 def sample(
     context: typer.Context,
     run: Annotated[
         Path | None,
-        typer.Argument(help="a run folder, an exported model folder, a recipe, or published weights with --family"),
+        typer.Argument(help="a run, an exported model folder, a recipe, or published weights"),
     ] = None,
     prompt: Annotated[list[str] | None, typer.Option(help="what to show; may be given several times")] = None,
     prompts: Annotated[
@@ -27,40 +57,36 @@ def sample(
     out: Annotated[Path | None, typer.Option(help="folder for the files; default: RUN/samples")] = None,
     seed: Annotated[int, typer.Option(help="seed of the first video; each further one counts up")] = 0,
     num: Annotated[int, typer.Option(min=1, help="samples of each prompt")] = 1,
-    steps: Annotated[int | None, typer.Option(help="solver steps")] = None,
-    guidance: Annotated[float | None, typer.Option(help="classifier-free guidance scale; 1 switches it off")] = None,
-    negative: Annotated[str | None, typer.Option(help="what guidance leads away from")] = None,
-    sampler: Annotated[str | None, typer.Option(help="default, euler, heun, ddim, dpmpp_2m, unipc, ...")] = None,
-    frames: Annotated[int | None, typer.Option(help="frames of a video; 1: a picture")] = None,
-    size: Annotated[str | None, typer.Option(help="WIDTHxHEIGHT in pixels")] = None,
-    ratio: Annotated[str | None, typer.Option(help="width:height at the usual number of pixels, as 16:9")] = None,
-    fps: Annotated[float | None, typer.Option(help="frame rate of the file")] = None,
-    image: Annotated[Path | None, typer.Option(help="a picture to start from: the first frame")] = None,
-    last_image: Annotated[Path | None, typer.Option(help="a picture to end with: the last frame")] = None,
-    video: Annotated[Path | None, typer.Option(help="a video to go on with, or to change")] = None,
-    mask: Annotated[Path | None, typer.Option(help="a picture or video: white parts of --video are made anew")] = None,
-    control: Annotated[Path | None, typer.Option(help="a video that a control model follows")] = None,
-    strength: Annotated[float | None, typer.Option(help="how much --video is changed, above 0 to 1")] = None,
-    image_model: Annotated[
-        str | None, typer.Option(help="make the first frame with this model, then the video from it; self: with RUN")
-    ] = None,
-    format: Annotated[str | None, typer.Option(help="mp4, webm, gif, or png for a folder of frames")] = None,
-    weights: Annotated[str | None, typer.Option(help="ema (averaged) or raw (last)")] = None,
-    lora: Annotated[list[str] | None, typer.Option(help="PATH or PATH:SCALE; may be given several times")] = None,
     refine: Annotated[Path | None, typer.Option(help="refine prompts with the language model in this folder")] = None,
     refine_command: Annotated[str | None, typer.Option(help="refine prompts with this command")] = None,
-    step: Annotated[int | None, typer.Option(help="the checkpoint of this step of a run; default: the newest")] = None,
-    family: Annotated[str | None, typer.Option(help="the family of published weights")] = None,
-    recipe: Annotated[str | None, typer.Option(help="the recipe that describes published weights")] = None,
     batch: Annotated[int, typer.Option(min=1, help="videos made at once; more may change their last bits")] = 1,
     sequence: Annotated[int, typer.Option(min=1, help="processes that make each video together, under torchrun")] = 1,
-    again: Annotated[bool, typer.Option("--again", help="make files once more that are there already")] = False,
-    like: Annotated[Path | None, typer.Option(help="repeat this file, to the bit")] = None,
+    again: Annotated[bool, typer.Option("--again", help="make files that exist once more")] = False,
+    like: Annotated[Path | None, typer.Option(help="make this file again, to the bit")] = None,
+    size: Annotated[str | None, typer.Option(help="WIDTHxHEIGHT in pixels", rich_help_panel="Video")] = None,
+    image_model: Annotated[
+        str | None,
+        typer.Option(
+            help="make the first frame with this model, then the video from it; self: with RUN",
+            rich_help_panel="Given pictures and videos",
+        ),
+    ] = None,
+    lora: Annotated[
+        list[str] | None, typer.Option(help="PATH or PATH:SCALE; may be given several times", rich_help_panel="Model")
+    ] = None,
+    step: Annotated[
+        int | None, typer.Option(help="checkpoint of a run; default: the newest", rich_help_panel="Model")
+    ] = None,
+    family: Annotated[str | None, typer.Option(help="family of published weights", rich_help_panel="Model")] = None,
+    recipe: Annotated[
+        str | None, typer.Option(help="recipe that describes published weights", rich_help_panel="Model")
+    ] = None,
+    **fields: Any,
 ) -> None:
     """Write a file for each prompt, `samples.jsonl` and a contact sheet; other settings follow with dots.
 
-    Under torchrun the prompts are shared out, between groups of --sequence processes. A call that was stopped goes on
-    where it was.
+    Under torchrun the processes share the prompts, in groups of --sequence. A call that was stopped continues where it
+    was.
 
     Example: frameloom sample runs/demo/denoiser --prompt "a red circle moves left slowly over a gray background"
 
@@ -70,58 +96,51 @@ def sample(
 
     Example: frameloom sample --like samples/a-boat-seed3.mp4 --out again
     """
-    from frameloom.sampling.request import read_rows
-
     if like is not None:
-        from frameloom.sampling.jobs import repeat_file
+        from frameloom.sampling.reproduce import reproduce
 
         _refuse_beside_like(context, like)
         if out is not None:
             check_output_folder(out, "--out")
-        _show(repeat_file(like, out or like.parent, model=run, sequence=sequence), None)
+        _show(reproduce(like, out or like.parent, model=run, sequence=sequence), None)
         return
     if run is None:
         raise typer.BadParameter(
             "name a run, a model folder, a recipe or weights; or a file with --like", param_hint="RUN"
         )
-    rows = read_rows(prompt or [], prompts)
-    height_width = _read_size(size)
-    flags = {
-        **{"steps": steps, "guidance": guidance, "weights": weights, "sampler": sampler, "frames": frames, "fps": fps},
-        **{
-            "strength": strength,
-            "format": format,
-            "negative_prompt": None if negative is None else json.dumps(negative),
-        },
-        **{"height": height_width[0], "width": height_width[1], "lora": _read_loras(lora)},
-    }
-    chosen = [part for name, value in flags.items() if value is not None for part in (f"--sample.{name}", str(value))]
-    media = {"head": image, "tail": last_image, "video": video, "mask": mask, "control": control}
-    from frameloom.sampling.jobs import Order, fill_order
-    from frameloom.sampling.load import Source
+    from frameloom.sampling.request import read_requests
 
+    given = {name: value for name, value in fields.items() if value is not None}
+    given |= _read_size(size)
+    settings = {name: given.pop(name) for name in tuple(given) if name in SampleSection.model_fields}
+    if lora:
+        settings["lora"] = _read_loras(lora)
+    requests = read_requests(prompt or [], prompts, given)
     folder = out or (run / "samples" if run.is_dir() else Path("samples"))
     check_output_folder(folder, "--out")
-    order = Order(
-        source=Source(run, (*chosen, *context.args), step=step, family=family, recipe=recipe),
-        rows=rows,
-        out=folder,
-        first_seed=seed,
-        num_samples=num,
-        media={name: path for name, path in media.items() if path is not None},
-        ratio=ratio,
-        refiner=refine,
-        refiner_command=refine_command,
+    from frameloom.sampling.batch import run_job
+    from frameloom.sampling.load import load_model
+    from frameloom.sampling.refine import build_refiner
+
+    overrides = [f"--sample.{name}={value}" for name, value in settings.items()]
+    paths = run_job(
+        lambda: load_model(run, overrides=[*overrides, *context.args], step=step, family=family, recipe=recipe),
+        requests,
+        folder,
+        seed=seed,
+        num=num,
+        refiner=build_refiner(refine, refine_command) if refine or refine_command else None,
         image_model=image_model,
         batch_size=batch,
         again=again,
         sequence=sequence,
+        report=print,
     )
-    _show(fill_order(order, tell=print), folder)
+    _show(paths, folder)
 
 
 def _refuse_beside_like(context: typer.Context, like: Path) -> None:
-    """A flag that is passed over in silence lets a person think that it worked."""
+    """A flag that is ignored in silence lets a user think that it worked."""
     given = []
     for parameter in context.command.params:
         source = context.get_parameter_source(parameter.name or "")
@@ -130,7 +149,7 @@ def _refuse_beside_like(context: typer.Context, like: Path) -> None:
     given += [word.partition("=")[0] for word in context.args if word.startswith("--")]
     if given:
         raise typer.BadParameter(
-            f"{like} is repeated with the settings that it carries; leave {', '.join(given)} out, or sample without "
+            f"{like} is made again with the settings that it carries; leave {', '.join(given)} out, or sample without "
             "--like",
             param_hint="--like",
         )
@@ -147,20 +166,17 @@ def _show(paths: list[Path], folder: Path | None) -> None:
             print(folder / CONTACT_SHEET)
 
 
-def _read_size(text: str | None) -> tuple[int | None, int | None]:
-    """Height and width of WIDTHxHEIGHT."""
+def _read_size(text: str | None) -> dict[str, int]:
     if text is None:
-        return None, None
+        return {}
     width, cross, height = text.lower().partition("x")
     if not (cross and width.isdecimal() and height.isdecimal()):
         raise typer.BadParameter(f"'{text}' is not a size; write WIDTHxHEIGHT, as in 640x352", param_hint="--size")
-    return int(height), int(width)
+    return {"height": int(height), "width": int(width)}
 
 
-def _read_loras(words: list[str] | None) -> str | None:
+def _read_loras(words: list[str]) -> str:
     """PATH or PATH:SCALE, as the recipe has them."""
-    if not words:
-        return None
     found = []
     for word in words:
         path, colon, scale = word.rpartition(":")

@@ -21,8 +21,8 @@ from frameloom.demo.report import write_report
 from frameloom.demo.shapes import heldout_prompts
 from frameloom.demo.shapes_score import is_right, score_run
 from frameloom.demo.shapes_set import write_shapes
-from frameloom.sampling.load import load_sampler
-from frameloom.sampling.pipeline import write_results
+from frameloom.sampling.load import load_model
+from frameloom.sampling.outputs import write_samples
 from frameloom.training.caching import write_caches
 from frameloom.training.train import train
 
@@ -132,10 +132,9 @@ def _sample(plan: DemoPlan) -> None:
     done = plan.folder / "samples" / "scores.json"
     if done.is_file():
         return
-    sampler = load_sampler(plan.folder / "denoiser")
-    scored = score_run(sampler, num_prompts=plan.num_prompts, seed=plan.seed)
+    scored = score_run(load_model(plan.folder / "denoiser"), num_prompts=plan.num_prompts, seed=plan.seed)
     shown = scored.results[: plan.num_shown]
-    paths = write_results(sampler, shown, plan.folder / "samples")
+    paths = write_samples(shown, plan.folder / "samples")
     clips = [
         {"file": path.name, "prompt": result.request.prompt, "right": is_right(result)}
         for result, path in zip(shown, paths, strict=True)

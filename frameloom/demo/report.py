@@ -12,7 +12,6 @@ import numpy as np
 from frameloom.builders.data import build_clip_reader, build_plan, build_policy, read_manifest
 from frameloom.builders.vae import build_vae
 from frameloom.config.loading.recipe import load_recipe
-from frameloom.core.files import write_text
 from frameloom.core.text_files import read_records
 from frameloom.data.buckets.policy import assign, bucket_table
 from frameloom.data.loading.batch import Batch
@@ -20,7 +19,8 @@ from frameloom.data.loading.loader import iterate_batches
 from frameloom.data.manifest.manifest import Manifest
 from frameloom.data.media.transforms import to_signed_range, to_uint8
 from frameloom.data.media.writing import contact_sheet, write_image
-from frameloom.evaluate.page import clip, clip_grid, curve, page, paragraph, picture, section, table, tiles
+from frameloom.evaluate.charts import Axis, Line
+from frameloom.evaluate.reports import write_page
 
 _SHOWN_REAL = 6
 _LEAD = (
@@ -33,30 +33,37 @@ def write_report(path: Path, folder: Path, seconds: Mapping[str, float]) -> None
     """Write the self-contained page from what the demo left in `folder`."""
     scores = json.loads((folder / "samples" / "scores.json").read_text())
     vae_metrics = read_records(folder / "vae" / "metrics.jsonl")
-    denoiser_metrics = read_records(folder / "denoiser" / "metrics.jsonl")
-    sections = [
-        _headline(scores, vae_metrics, seconds),
-        _generated(folder, scores),
-        section("Scores on held-out prompts", paragraph(_SCORES_TEXT), _score_table(scores)),
-        section(
-            "Autoencoder",
-            curve("reconstruction loss", series(vae_metrics, "train/reconstruction"), is_log=True),
-            curve("PSNR on held-out clips, dB", series(vae_metrics, "validation/psnr_db")),
-            paragraph("Held-out clips: each pair of rows is the original above its reconstruction."),
-            picture(_reconstructions(folder), "held-out clips and their reconstructions"),
-        ),
-        section("Denoiser", curve("training loss", series(denoiser_metrics, "train/loss"))),
-        section("Buckets", paragraph(_BUCKETS_TEXT), _buckets(folder)),
-        section("Time", table(["stage", "seconds"], [[name, round(value)] for name, value in seconds.items()])),
+    psnr = series(vae_metrics, "validation/psnr_db")
+    curves = {
+        "reconstruction": series(vae_metrics, "train/reconstruction"),
+        "psnr": psnr,
+        "loss": series(read_records(folder / "denoiser" / "metrics.jsonl"), "train/loss"),
+    }
+    manifest = Manifest.read(folder / "data" / "manifest.parquet", where={"kind": "video"})
+    rows = [
+        [name, f"{share:.0%}", f"{scores['chance'].get(name, 0):.0%}"] for name, share in scores["accuracy"].items()
     ]
-    write_text(path, page("Frameloom demo: Moving Shapes", _LEAD, sections))
-
-
-_SCORES_TEXT = (
-    "A measuring program without any learning reads colour, shape, motion, background and speed back from the pixels. "
-    "The combinations of colour, shape, motion and background in these prompts never occurred in training."
-)
-_BUCKETS_TEXT = "Clips of many sizes, ratios and lengths are sorted into shapes that can share a batch."
+    write_page(
+        path,
+        "demo/report.html",
+        title="Frameloom demo: Moving Shapes",
+        lead=_LEAD,
+        folder=folder,
+        scores=scores,
+        headline={
+            "all attributes right": f"{scores['all_right']:.0%}",
+            **{name: f"{share:.0%}" for name, share in scores["accuracy"].items()},
+            "autoencoder PSNR": f"{psnr[-1][1]:.1f} dB",
+            "in all": f"{sum(seconds.values()) / 60:.1f} min",
+        },
+        real=[(manifest.file(row), manifest.caption(row)) for row in range(_SHOWN_REAL)],
+        score_rows=[*rows, ["all of them", f"{scores['all_right']:.0%}", ""]],
+        lines={name: [Line("", points)] for name, points in curves.items()},
+        log_axis=Axis(is_log=True),
+        reconstructions=_reconstructions(folder),
+        buckets=_buckets(folder),
+        times=[[name, round(value)] for name, value in seconds.items()],
+    )
 
 
 def series(records: Sequence[Mapping[str, Any]], key: str) -> list[tuple[float, float]]:
@@ -64,57 +71,10 @@ def series(records: Sequence[Mapping[str, Any]], key: str) -> list[tuple[float, 
     return [(record["step"], record[key]) for record in records if record.get(key) is not None]
 
 
-def _headline(scores: Mapping[str, Any], vae_metrics: Sequence[Mapping[str, Any]], seconds: Mapping[str, float]) -> str:
-    shares = {name: f"{share:.0%}" for name, share in scores["accuracy"].items()}
-    psnr = series(vae_metrics, "validation/psnr_db")[-1][1]
-    return tiles(
-        {
-            "all attributes right": f"{scores['all_right']:.0%}",
-            **shares,
-            "autoencoder PSNR": f"{psnr:.1f} dB",
-            "in all": f"{sum(seconds.values()) / 60:.1f} min",
-        }
-    )
-
-
-def _generated(folder: Path, scores: Mapping[str, Any]) -> str:
-    """Generated clips, each beside a real one that shows as many of the same things as can be found."""
-    manifest = Manifest.read(folder / "data" / "manifest.parquet", where={"kind": "video"})
-    made = [
-        clip(
-            folder / "samples" / item["file"],
-            item["prompt"],
-            "generated, all right" if item["right"] else "generated, not all right",
-            is_right=item["right"],
-        )
-        for item in scores["clips"]
-    ]
-    real = [
-        clip(manifest.file(row), manifest.caption(row), "real, from the training set") for row in range(_SHOWN_REAL)
-    ]
-    return section(
-        "Generated and real clips",
-        paragraph("Held-out prompts, sampled with the averaged weights:"),
-        clip_grid(made),
-        paragraph("Real clips for comparison:"),
-        clip_grid(real),
-        paragraph("The generated clips frame by frame:"),
-        picture(folder / "samples" / "contact-sheet.png", "frames of the generated clips"),
-    )
-
-
-def _score_table(scores: Mapping[str, Any]) -> str:
-    rows = [
-        [name, f"{share:.0%}", f"{scores['chance'].get(name, 0):.0%}"] for name, share in scores["accuracy"].items()
-    ]
-    return table(["attribute", "right", "by chance"], [*rows, ["all of them", f"{scores['all_right']:.0%}", ""]])
-
-
-def _buckets(folder: Path) -> str:
+def _buckets(folder: Path) -> list[list[str | int]]:
     recipe = load_recipe(folder / "denoiser" / "recipe.yaml")
     policy = build_policy(recipe)
-    used = bucket_table(assign(read_manifest(recipe), policy, recipe.seed, 0), policy)
-    rows: list[list[str | float | int]] = [
+    return [
         [
             use.bucket.resolution,
             use.bucket.ratio,
@@ -124,9 +84,8 @@ def _buckets(folder: Path) -> str:
             use.bucket.batch_size,
             use.num_batches,
         ]
-        for use in used
+        for use in bucket_table(assign(read_manifest(recipe), policy, recipe.seed, 0), policy)
     ]
-    return table(["resolution", "ratio", "pixels", "frames", "clips", "batch", "batches"], rows)
 
 
 def _reconstructions(folder: Path) -> Path:

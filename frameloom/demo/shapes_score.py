@@ -21,6 +21,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from frameloom.config.schema.sampling import SampleRequest
 from frameloom.core.errors import DataError
 from frameloom.core.progress import ProgressBar
 from frameloom.core.random import numpy_stream
@@ -41,8 +42,8 @@ from frameloom.demo.shapes import (
     shape_area,
 )
 from frameloom.evaluate.clip_metrics import PromptMetric
-from frameloom.sampling.pipeline import Result, Sampler, generate
-from frameloom.sampling.request import Request
+from frameloom.sampling.outputs import Sample
+from frameloom.sampling.pipeline import Pipeline, generate
 
 UNREADABLE = "unreadable"
 """What is said of a colour, shape or motion that cannot be measured; it matches no caption."""
@@ -253,7 +254,7 @@ def _report(pairs: Sequence[tuple[ShapeAttributes, ShapeAttributes]]) -> ScoreRe
 class ScoredRun:
     """`first_frame_db` is the median likeness (PSNR) of first frames to the ones that were given."""
 
-    results: list[Result]
+    results: list[Sample]
     report: ScoreReport
     first_frame_db: float | None = None
 
@@ -268,27 +269,29 @@ class ScoredRun:
         }
 
 
-def score_run(sampler: Sampler, *, num_prompts: int, seed: int, batch_size: int = 24) -> ScoredRun:
+def score_run(pipeline: Pipeline, *, num_prompts: int, seed: int, batch_size: int = 24) -> ScoredRun:
     """Sample prompts whose combinations were never trained on, and score them; seeds count up from 0."""
-    requests = [Request(prompt, number) for number, prompt in enumerate(heldout_prompts(num_prompts, seed=seed))]
-    return _score(_sample(sampler, requests, batch_size))
+    requests = [
+        pipeline.request(prompt, number) for number, prompt in enumerate(heldout_prompts(num_prompts, seed=seed))
+    ]
+    return _score(_sample(pipeline, requests, batch_size))
 
 
-def score_from_first_frames(sampler: Sampler, *, num_prompts: int, seed: int, batch_size: int = 24) -> ScoredRun:
+def score_from_first_frames(pipeline: Pipeline, *, num_prompts: int, seed: int, batch_size: int = 24) -> ScoredRun:
     """The same with a first frame given, drawn anew for each held-out prompt.
 
     What the frame shows is then for the model to keep; where it goes, only the prompt says.
     """
     prompts = heldout_prompts(num_prompts, seed=seed)
-    frames = [_draw_first_frame(sampler, prompt, seed, number) for number, prompt in enumerate(prompts)]
+    frames = [_draw_first_frame(pipeline, prompt, seed, number) for number, prompt in enumerate(prompts)]
     with tempfile.TemporaryDirectory() as folder:
         requests = []
         for number, (prompt, frame_HWC) in enumerate(zip(prompts, frames, strict=True)):
             path = Path(folder) / f"{number:04d}.png"
             write_image(path, frame_HWC)
-            requests.append(Request(prompt, number, head=path))
-        results = _sample(sampler, requests, batch_size)
-    pairs = [(result.frames_FHWC[0], frame) for result, frame in zip(results, frames, strict=True)]
+            requests.append(pipeline.request(prompt, number, image=path))
+        results = _sample(pipeline, requests, batch_size)
+    pairs = [(result.frames[0], frame) for result, frame in zip(results, frames, strict=True)]
     likeness = []
     for pair in pairs:
         pixels = (to_signed_range(torch.from_numpy(frame_HWC).permute(2, 0, 1)[None, :, None]) for frame_HWC in pair)
@@ -296,23 +299,23 @@ def score_from_first_frames(sampler: Sampler, *, num_prompts: int, seed: int, ba
     return _score(results, median(likeness))
 
 
-def is_right(result: Result) -> bool:
+def is_right(result: Sample) -> bool:
     """Whether every attribute that the prompt names is there."""
-    return score_prompts([(result.frames_FHWC, result.request.prompt)]).all_right == 1
+    return score_prompts([(result.frames, result.request.prompt)]).all_right == 1
 
 
-def _sample(sampler: Sampler, requests: Sequence[Request], batch_size: int) -> list[Result]:
-    with ProgressBar("sampling", len(requests) * sampler.settings.steps) as bar:
-        return generate(sampler, requests, batch_size=batch_size, on_step=bar.advance)
+def _sample(pipeline: Pipeline, requests: Sequence[SampleRequest], batch_size: int) -> list[Sample]:
+    with ProgressBar("sampling", len(requests) * pipeline.settings.steps) as bar:
+        return generate(pipeline, requests, batch_size=batch_size, on_step=bar.advance)
 
 
-def _score(results: list[Result], first_frame_db: float | None = None) -> ScoredRun:
-    report = score_prompts([(result.frames_FHWC, result.request.prompt) for result in results])
+def _score(results: list[Sample], first_frame_db: float | None = None) -> ScoredRun:
+    report = score_prompts([(result.frames, result.request.prompt) for result in results])
     return ScoredRun(results, report, first_frame_db)
 
 
-def _draw_first_frame(sampler: Sampler, prompt: str, seed: int, number: int) -> NDArray[np.uint8]:
-    attributes, settings = parse_caption(prompt), sampler.settings
+def _draw_first_frame(pipeline: Pipeline, prompt: str, seed: int, number: int) -> NDArray[np.uint8]:
+    attributes, settings = parse_caption(prompt), pipeline.settings
     assert attributes is not None
     return render_centred(
         attributes,

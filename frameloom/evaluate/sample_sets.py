@@ -17,14 +17,13 @@ import torch
 from numpy.typing import NDArray
 
 from frameloom.core.errors import DataError
-from frameloom.core.files import write_text
 from frameloom.core.logging import get_logger
 from frameloom.core.progress import ProgressBar
 from frameloom.data.loading.clip_view import ListedClip
 from frameloom.data.media.writing import CONTACT_SHEET, write_video
 from frameloom.evaluate.clip_metrics import ClipMeasures
 from frameloom.evaluate.metric_table import CONFIDENCE, Summary, bootstrap_mean, summarise
-from frameloom.evaluate.page import clip, clip_grid, page, paragraph, section, table
+from frameloom.evaluate.reports import write_page
 from frameloom.sampling.outputs import FIRST_FRAME, read_about
 from frameloom.sampling.request import read_prompts
 
@@ -119,39 +118,38 @@ def _firsts(sets: Sequence[SampleSet]) -> list[tuple[SampleSet, Key]]:
     return [(samples, next(iter(samples.files))) for samples in sets]
 
 
-def describe_sets(compared: ComparedSets) -> list[str]:
+def format_sets(compared: ComparedSets) -> list[str]:
     """Plain text: a line for each metric and set."""
     lines = [f"{len(compared.keys)} prompts and seeds in all {len(compared.sets)} folders"]
     if compared.num_left_out:
         lines.append(f"note: {compared.num_left_out} samples are left out; not all folders have them")
     for column, summaries in compared.summaries().items():
-        gaps = ["", *(f", {_spell_gap(gap)}" for gap in compared.differences(column))]
+        gaps = ["", *(f", {_format_gap(gap)}" for gap in compared.differences(column))]
         for samples, summary, gap in zip(compared.sets, summaries, gaps, strict=True):
-            lines.append(f"{column}  {samples.name}: {_spell(summary)}{gap}")
+            lines.append(f"{column}  {samples.name}: {_format_summary(summary)}{gap}")
     return lines
 
 
 def write_comparison(compared: ComparedSets, out: Path, read_frames: ReadFrames, *, max_shown: int = 24) -> None:
     """One file with everything in it; the first `max_shown` prompts are shown, all are measured."""
     names = [samples.name for samples in compared.sets]
-    sections = [section("Metrics", _metric_table(compared), paragraph(_explain(compared)))]
+    rows = [
+        [column, *map(_format_summary, summaries), *map(_format_gap, compared.differences(column))]
+        for column, summaries in compared.summaries().items()
+    ]
     shown = compared.keys[:max_shown]
-    for key in shown:
-        cards = [_card(compared, place, key, read_frames) for place in range(len(compared.sets))]
-        sections.append(section(f"{key.prompt} (seed {key.seed})", clip_grid(cards)))
-    if len(shown) < len(compared.keys):
-        sections.append(paragraph(f"{len(compared.keys) - len(shown)} more prompts are measured and not shown."))
-    write_text(out, page(" / ".join(names), _LEAD, sections))
-
-
-def _metric_table(compared: ComparedSets) -> str:
-    names = [samples.name for samples in compared.sets]
-    header = ["metric", *names, *(f"{name} minus {names[0]}" for name in names[1:])]
-    rows: list[list[str | float | int]] = []
-    for column, summaries in compared.summaries().items():
-        cells = [_spell(summary) for summary in summaries]
-        rows.append([column, *cells, *(_spell_gap(gap) for gap in compared.differences(column))])
-    return table(header, rows)
+    with tempfile.TemporaryDirectory() as folder:
+        write_page(
+            out,
+            "evaluate/sample_sets.html",
+            title=" / ".join(names),
+            lead=_LEAD,
+            header=["metric", *names, *(f"{name} minus {names[0]}" for name in names[1:])],
+            rows=rows,
+            explanation=_explain(compared),
+            shown=[(key, _list_cards(compared, key, read_frames, Path(folder))) for key in shown],
+            num_hidden=len(compared.keys) - len(shown),
+        )
 
 
 def _explain(compared: ComparedSets) -> str:
@@ -163,25 +161,27 @@ def _explain(compared: ComparedSets) -> str:
     return f"{text} {left} samples are left out, because not all sets have them." if left else text
 
 
-def _card(compared: ComparedSets, place: int, key: Key, read_frames: ReadFrames) -> str:
-    samples, numbers = compared.sets[place], compared.numbers[place][key]
-    note = ", ".join(f"{name} {value:.3g}" for name, value in numbers.items() if value is not None)
-    path = samples.files[key]
-    if not path.is_dir():
-        return clip(path, samples.name, note)
-    with tempfile.TemporaryDirectory() as folder:
-        joined = Path(folder) / "frames.mp4"
-        write_video(joined, read_frames(path), _FOLDER_FPS)
-        return clip(joined, samples.name, note)
+def _list_cards(compared: ComparedSets, key: Key, read_frames: ReadFrames, folder: Path) -> list[tuple[Path, str, str]]:
+    """(file, name of the set, its numbers); a folder of frames becomes a video in `folder`."""
+    cards = []
+    for samples, numbers in zip(compared.sets, compared.numbers, strict=True):
+        path = samples.files[key]
+        if path.is_dir():
+            joined = folder / f"{len(list(folder.iterdir()))}.mp4"
+            write_video(joined, read_frames(path), _FOLDER_FPS)
+            path = joined
+        note = ", ".join(f"{name} {value:.3g}" for name, value in numbers[key].items() if value is not None)
+        cards.append((path, samples.name, note))
+    return cards
 
 
-def _spell(summary: Summary) -> str:
+def _format_summary(summary: Summary) -> str:
     if summary.low is None or summary.high is None:
         return f"{summary.mean:.4g}"
     return f"{summary.mean:.4g} ({summary.low:.4g} to {summary.high:.4g})"
 
 
-def _spell_gap(gap: tuple[float, float, float]) -> str:
+def _format_gap(gap: tuple[float, float, float]) -> str:
     mean, low, high = gap
     return f"{mean:+.4g} ({low:+.4g} to {high:+.4g})"
 

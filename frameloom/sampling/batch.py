@@ -7,35 +7,48 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from pathlib import Path
 
 import torch
 
-from frameloom.builders.vae import check_frames
-from frameloom.config.schema.sampling import SampleSection
+from frameloom.config.schema.sampling import SampleRequest
 from frameloom.core.errors import ConfigError, PeerFailed
 from frameloom.core.files import digest_file, digest_value, write_text
 from frameloom.core.progress import ProgressBar
 from frameloom.data.loading.loader import log as worker_log
-from frameloom.data.media.writing import CONTACT_SHEET, contact_sheet, write_image
-from frameloom.diffusion.samplers import check_sampler
+from frameloom.data.media.transforms import psnr_db, to_signed_range
 from frameloom.distributed.context import Collective, process_group
-from frameloom.distributed.ranks import Ranks
+from frameloom.distributed.ranks import Ranks, read_ranks
 from frameloom.distributed.sequence_parallel import ALONE, SequenceGroup, divide_ranks
 from frameloom.models.denoisers.building import use_sequence_group
 from frameloom.models.text.base import TextEncoder
 from frameloom.models.text.tensor_parallel import TensorEncoder, can_split, find_group
-from frameloom.sampling.conditions import name_mode, no_input
-from frameloom.sampling.outputs import PLACES, describe_result, free_path, read_frames, write_clip
-from frameloom.sampling.pipeline import Placement, Sampler, generate, split_batches
-from frameloom.sampling.request import Request
+from frameloom.sampling.block_cache import CacheCount
+from frameloom.sampling.conditions import read_given
+from frameloom.sampling.load import load_model
+from frameloom.sampling.outputs import PLACES, describe_sample, free_path, read_frames, write_sheet
+from frameloom.sampling.pipeline import (
+    Offload,
+    Pipeline,
+    check_requests,
+    decode,
+    draw_noise,
+    encode_given,
+    encode_prompts,
+    generate,
+    solve,
+    split_batches,
+)
+from frameloom.sampling.refine import Refiner, refine_prompts
 
-LEDGER = "samples.jsonl"
+LOG = "samples.jsonl"
 FIRST_FRAMES = "first-frames"
+SELF = "self"
 _OF_RANK = "samples-rank*.jsonl"
 _MAX_SHOWN = 24
 # A share may take hours longer than another; a process that dies is noticed by torchrun, not by a timeout.
@@ -43,9 +56,113 @@ _PATIENCE = timedelta(days=7)
 _OPTION = "--sequence"
 
 
+def run_job(
+    open_model: Callable[[], Pipeline],
+    requests: Sequence[SampleRequest],
+    out: Path,
+    *,
+    seed: int = 0,
+    num: int = 1,
+    refiner: Refiner | None = None,
+    image_model: str | None = None,
+    batch_size: int = 1,
+    again: bool = False,
+    sequence: int = 1,
+    report: Callable[[str], object] = lambda text: None,
+    on_step: Callable[[int], object] = lambda count: None,
+) -> list[Path]:
+    """`frameloom sample`: `num` files for each request into `out`, on every process, with a contact sheet and a log.
+
+    Requests say only what their row sets. `image_model` makes the first frames ("self": the model does so itself), and
+    `sequence` processes make each clip together. `report` gets results worth reading, on the first process alone.
+    """
+    with join_ranks(read_ranks(), sequence=sequence) as group:
+        report = report if group.ranks.is_first else lambda text: None
+        if refiner is not None:
+            # By the first process, for all: a refiner that draws would give each another text.
+            texts: list[str] | None = None
+            if group.ranks.is_first:
+                texts = refine_prompts(refiner, [request.prompt for request in requests], seed=seed)
+                for text in texts:
+                    report(f"refined: {text}")
+            refined: list[str] = group.context.broadcast(texts)
+            requests = [
+                request.model_copy(update={"prompt": text}) for request, text in zip(requests, refined, strict=True)
+            ]
+        pipeline = divide_clips(open_model(), group.sequence)
+        whole = expand_requests(pipeline, requests, seed=seed, num=num)
+        if image_model is not None:
+            if any(request.image is not None or request.video is not None for request in whole):
+                raise ConfigError(
+                    "--image-model: makes the first frame, but --image or --video gives one; leave one out"
+                )
+            check_requests(pipeline, [request.model_copy(update={"image": out}) for request in whole])
+            maker = pipeline if image_model == SELF else load_model(image_model)
+            whole = make_first_frames(maker, whole, out, group)
+        check_requests(pipeline, whole)
+        if whole[0].cache_threshold and group.ranks.by_groups(sequence).is_first:
+            report(measure_cache(pipeline, whole[0]))
+        paths = sample_many(pipeline, whole, out, group, batch_size=batch_size, again=again, on_step=on_step)
+        return list(dict.fromkeys(paths))
+
+
+def expand_requests(
+    pipeline: Pipeline, requests: Sequence[SampleRequest], *, seed: int = 0, num: int = 1
+) -> list[SampleRequest]:
+    """`num` complete requests of each, with seeds that count up from `seed` or from the request's own."""
+    expanded = []
+    for number, request in enumerate(requests):
+        first = request.seed if "seed" in request.model_fields_set else seed + number * num
+        complete = pipeline.complete(request)
+        expanded += [complete.model_copy(update={"seed": first + sample}) for sample in range(num)]
+    return expanded
+
+
+def make_first_frames(
+    pipeline: Pipeline, requests: Sequence[SampleRequest], out: Path, group: RankGroup
+) -> list[SampleRequest]:
+    """The requests with a picture of the same prompt and seed as their first frame: text to image to video."""
+    settings = {**dict(pipeline.settings), "frames": 1, "strength": None, "last_image": None}
+    pictures = [request.model_copy(update=settings) for request in requests]
+    paths = sample_many(pipeline, pictures, out / FIRST_FRAMES, group)
+    group.context.barrier()
+    return [request.model_copy(update={"image": path}) for request, path in zip(requests, paths, strict=True)]
+
+
+def measure_cache(pipeline: Pipeline, request: SampleRequest) -> str:
+    """What a request gains and loses by its `cache_threshold`, in a sentence: it is made with and without."""
+    given = [read_given(request, stride=pipeline.vae.strides[0], causal=pipeline.vae.causal)]
+    text, noise = encode_prompts(pipeline, [request]), draw_noise(pipeline, [request])
+    prepared = encode_given(pipeline, [request], given)
+    count, latents, seconds = CacheCount(), [], []
+    for threshold in (0.0, request.cache_threshold):
+        started = time.perf_counter()
+        chosen = request.model_copy(update={"cache_threshold": threshold})
+        latents.append(solve(pipeline, [chosen], text, noise, prepared, count=count))
+        seconds.append(time.perf_counter() - started)
+    error = float((latents[1] - latents[0]).norm() / latents[0].norm().clamp_min(1e-12))
+    clips_FHWC = [torch.from_numpy(decode(pipeline, latent)[0]) for latent in latents]
+    psnr = float(psnr_db(*(to_signed_range(clip.permute(3, 0, 1, 2)[None]) for clip in clips_FHWC)))
+    return (
+        f"cache_threshold {request.cache_threshold:g}, measured on the first prompt: {count.share:.0%} of all blocks "
+        f"skipped, {seconds[1]:.2f} s instead of {seconds[0]:.2f} s ({seconds[0] / max(seconds[1], 1e-9):.2f}x), "
+        f"latents off by {error:.2%}, frames {psnr:.1f} dB"
+    )
+
+
+@dataclass(frozen=True)
+class _PlannedFile:
+    """A request, its file, whether that is there already, and the digest of all that the frames follow from."""
+
+    request: SampleRequest
+    path: Path
+    is_done: bool
+    key: str
+
+
 def sample_many(
-    sampler: Sampler,
-    requests: Sequence[Request],
+    pipeline: Pipeline,
+    requests: Sequence[SampleRequest],
     out: Path,
     group: RankGroup,
     *,
@@ -53,20 +170,23 @@ def sample_many(
     again: bool = False,
     on_step: Callable[[int], object] = lambda count: None,
 ) -> list[Path]:
-    """Files of all requests, in order, with `samples.jsonl` and a contact sheet; those that are there are kept.
+    """Files of all requests, in order, with `samples.jsonl` and a contact sheet; files that exist already are kept.
 
     Batches are cut from the whole list, so that neither the number of processes nor what was done before changes which
-    requests are made together. The groups that the sampler's `sequence` makes of processes share the batches, and the
-    first process of a group writes. `again` makes all of them once more, beside the earlier files. `on_step` is told
-    how many videos moved a step; an error that it raises ends the call, and files that are done by then stay.
+    requests are made together. The groups of processes share the batches, and the first process of a group writes.
+    `again` makes all of them once more, beside the earlier files. `on_step` gets how many videos moved a step; an error
+    that it raises ends the call, and files that are done by then stay.
     """
-    check_requests(sampler, requests)
-    ledger = Ledger(out, rank=group.ranks.rank)
-    jobs = _plan(sampler, requests, out, ledger, again=again)
+    check_requests(pipeline, requests)
+    log = SampleLog(out, rank=group.ranks.rank)
+    keys = [_find_key(pipeline, request) for request in requests]
+    files = _plan(dict(zip(keys, requests, strict=True)), out, log, again=again)
     # Names are chosen by what is in the folder, so nobody writes before all have looked.
     group.context.barrier()
-    share = group.ranks.by_groups(sampler.sequence.degree).share(list(_split(sampler, jobs, batch_size)))
-    total = sum(len(batch) * batch[0].settings.steps for batch in share)
+    left = iter(files)
+    batches = [[next(left) for _ in part] for part in split_batches([file.request for file in files], batch_size)]
+    share = group.ranks.by_groups(pipeline.sequence.degree).share(batches)
+    total = sum(len(batch) * batch[0].request.steps for batch in share)
     with ProgressBar("sampling", total, is_shown=group.ranks.is_first) as bar:
 
         def advance(count: int, note: str = "") -> None:
@@ -74,155 +194,89 @@ def sample_many(
             on_step(count)
 
         for batch in share:
-            if all(job.is_done for job in batch):
-                advance(len(batch) * batch[0].settings.steps, note="done before")
+            if all(file.is_done for file in batch):
+                advance(len(batch) * batch[0].request.steps, note="done before")
                 continue
-            results = generate(sampler, [job.request for job in batch], batch_size=batch_size, on_step=advance)
-            # Others of a group have made the clip, too, and have no result.
-            for job, result in zip(batch if results else [], results, strict=True):
-                if not job.is_done:
-                    write_clip(job.path, result.frames_FHWC, job.settings, job.about)
-                    ledger.add(_enter(job, out))
+            samples = generate(pipeline, [file.request for file in batch], batch_size=batch_size, on_step=advance)
+            # Others of a group have made the clip, too, and have no sample.
+            for file, sample in zip(batch if samples else [], samples, strict=True):
+                if not file.is_done:
+                    sample.save(file.path)
+                    log.add(file.key, file.path, file.request)
     group.context.barrier()
     if group.ranks.is_first:
-        ledger.settle(job.key for job in jobs)
-        _write_sheet(jobs, out)
-    paths = {job.key: job.path for job in jobs}
-    return [paths[_find_key(sampler, request)] for request in requests]
+        log.join([file.key for file in files])
+        # Read back from the files, so that it is the same however they were made.
+        write_sheet([(file.request, read_frames(file.path)) for file in files[:_MAX_SHOWN]], out)
+    paths = {file.key: file.path for file in files}
+    return [paths[key] for key in keys]
 
 
-def make_first_frames(
-    sampler: Sampler, requests: Sequence[Request], out: Path, group: RankGroup, *, settings: SampleSection | None = None
-) -> list[Request]:
-    """The requests with a picture of the same prompt and seed as their first frame: text to image to video."""
-    chosen = (settings or sampler.settings).model_copy(update={"frames": 1, "strength": None})
-    pictures = [replace(request, settings=chosen) for request in requests]
-    paths = sample_many(sampler, pictures, out / FIRST_FRAMES, group)
-    group.context.barrier()
-    return [replace(request, head=path) for request, path in zip(requests, paths, strict=True)]
-
-
-def check_requests(sampler: Sampler, requests: Sequence[Request]) -> None:
-    """ConfigError for the first request that this model cannot make, before anything is made."""
-    patch = sampler.denoiser.family.patch(sampler.denoiser.config)
-    for settings in dict.fromkeys(request.settings or sampler.settings for request in requests):
-        check_sampler(settings.sampler, sampler.objective)
-        check_frames(sampler.vae, settings.frames)
-        for name, stride, cells in (
-            ("height", sampler.vae.strides[1], patch[1]),
-            ("width", sampler.vae.strides[2], patch[2]),
-        ):
-            side: int = getattr(settings, name)
-            if side % (stride * cells):
-                raise ConfigError(f"--{name} {side}: this model makes multiples of {stride * cells} pixels")
-    takes = sampler.denoiser.family.beside(sampler.denoiser.config)
-    for request in requests:
-        mode = name_mode(request, request.settings or sampler.settings)
-        if takes == "none" and mode in ("image", "continue", "inpaint"):
-            raise no_input(sampler.denoiser.family.name)
-
-
-@dataclass(frozen=True)
-class _PlannedFile:
-    """A request with its settings, what is written into its file, the file, and whether it is there already."""
-
-    request: Request
-    settings: SampleSection
-    about: dict[str, str]
-    path: Path
-    is_done: bool
-    key: str
-
-
-def _plan(
-    sampler: Sampler, requests: Sequence[Request], out: Path, ledger: Ledger, *, again: bool
-) -> list[_PlannedFile]:
-    """A job for each request; those that are the same in all that matters are one."""
-    jobs: dict[str, _PlannedFile] = {}
+def _plan(requests: dict[str, SampleRequest], out: Path, log: SampleLog, *, again: bool) -> list[_PlannedFile]:
+    """A file for each request by key; those that are the same in all that matters are one."""
+    files: list[_PlannedFile] = []
     taken: set[str] = set()
-    for request in requests:
-        settings = request.settings or sampler.settings
-        whole, key = replace(request, settings=settings), _find_key(sampler, request)
-        if key in jobs:
-            continue
-        done = None if again else ledger.find_done(key)
-        suffix = "png" if settings.frames == 1 else settings.format
-        path = out / done.file if done is not None else free_path(out, whole, suffix, frozenset(taken))
+    for key, request in requests.items():
+        done = None if again else log.find_done(key)
+        path = done or free_path(out, request, frozenset(taken))
         taken.add(path.name)
-        about = describe_result(sampler.origin, whole, settings)
-        jobs[key] = _PlannedFile(whole, settings, about, path, done is not None, key)
-    return list(jobs.values())
+        files.append(_PlannedFile(request, path, done is not None, key))
+    return files
 
 
-def _find_key(sampler: Sampler, request: Request) -> str:
+def _find_key(pipeline: Pipeline, request: SampleRequest) -> str:
     """A digest of what the frames follow from, and of a name that was given; where files lie does not matter."""
-    about = describe_result(sampler.origin, request, request.settings or sampler.settings)
+    about = describe_sample(pipeline.origin, request)
     return digest_value({name: value for name, value in about.items() if name not in PLACES})
 
 
-def _split(sampler: Sampler, jobs: Sequence[_PlannedFile], batch_size: int) -> Iterator[list[_PlannedFile]]:
-    left = iter(jobs)
-    for part, _ in split_batches(sampler, [job.request for job in jobs], batch_size):
-        yield [next(left) for _ in part]
+class SampleLog:
+    """The finished files of a folder, by key: file, prompt, seed, and the digest of its content.
 
-
-def _enter(job: _PlannedFile, out: Path) -> Entry:
-    file = job.path.relative_to(out).as_posix()
-    return Entry(file, job.request.prompt, job.request.seed, job.key, digest_clip(job.path))
-
-
-def _write_sheet(jobs: Sequence[_PlannedFile], out: Path) -> None:
-    """Read back from the files, so that it is the same however they were made."""
-    shown = jobs[:_MAX_SHOWN]
-    labels = [f"{job.request.prompt} (seed {job.request.seed})" for job in shown]
-    write_image(out / CONTACT_SHEET, contact_sheet([list(read_frames(job.path)) for job in shown], labels))
-
-
-@dataclass(frozen=True)
-class Entry:
-    """A finished file: `key` is the digest of all that it was made from, `sha256` that of its content."""
-
-    file: str
-    prompt: str
-    seed: int
-    key: str
-    sha256: str
-
-
-class Ledger:
-    """Entries by key. Each process appends to a file of its own; `settle` joins them when all are done."""
+    Each process appends to a file of its own; `join` makes them one when all are done.
+    """
 
     def __init__(self, out: Path, *, rank: int = 0) -> None:
         self.out = out
-        self._own = out / (LEDGER if rank == 0 else f"samples-rank{rank}.jsonl")
-        self.entries: dict[str, Entry] = {}
-        for file in (out / LEDGER, *sorted(out.glob(_OF_RANK))):
-            self.entries |= {entry.key: entry for entry in _read(file)}
+        self._own = out / (LOG if rank == 0 else f"samples-rank{rank}.jsonl")
+        self.entries: dict[str, dict[str, object]] = {}
+        self._read(out / LOG, *sorted(out.glob(_OF_RANK)))
 
-    def find_done(self, key: str) -> Entry | None:
-        """The entry of a request whose file is there and unchanged."""
+    def find_done(self, key: str) -> Path | None:
+        """The file of a request if it exists and is unchanged."""
         entry = self.entries.get(key)
-        if entry is None or not (self.out / entry.file).exists():
-            return None
-        return entry if digest_clip(self.out / entry.file) == entry.sha256 else None
+        path = self.out / str(entry["file"]) if entry else None
+        is_same = entry and path and path.exists() and digest_clip(path) == entry["sha256"]
+        return path if is_same else None
 
-    def add(self, entry: Entry) -> None:
-        self.entries[entry.key] = entry
-        self.out.mkdir(parents=True, exist_ok=True)
+    def add(self, key: str, path: Path, request: SampleRequest) -> None:
+        name, digest = path.relative_to(self.out).as_posix(), digest_clip(path)
+        entry = {"file": name, "prompt": request.prompt, "seed": request.seed, "key": key, "sha256": digest}
+        self.entries[key] = entry
         with self._own.open("a", encoding="utf-8") as file:
-            file.write(_write([entry]))
+            file.write(json.dumps(entry) + "\n")
             file.flush()
             os.fsync(file.fileno())
 
-    def settle(self, order: Iterable[str]) -> None:
+    def join(self, order: Sequence[str]) -> None:
         """One file for all processes: earlier entries, then those of this call in its order."""
-        for file in sorted(self.out.glob(_OF_RANK)):
-            self.entries |= {entry.key: entry for entry in _read(file)}
-        last = list(dict.fromkeys(key for key in order if key in self.entries))
+        self._read(*sorted(self.out.glob(_OF_RANK)))
+        last = [key for key in order if key in self.entries]
         kept = [key for key in self.entries if key not in set(last)]
-        write_text(self.out / LEDGER, _write(self.entries[key] for key in (*kept, *last)))
+        write_text(self.out / LOG, "".join(json.dumps(self.entries[key]) + "\n" for key in (*kept, *last)))
         for file in self.out.glob(_OF_RANK):
             file.unlink()
+
+    def _read(self, *files: Path) -> None:
+        """All whole lines; one that a killed process left half-written does not count."""
+        for file in files:
+            for line in file.read_text(encoding="utf-8", errors="replace").splitlines() if file.is_file() else ():
+                try:
+                    entry = json.loads(line)
+                except ValueError:
+                    continue
+                if isinstance(entry, dict) and {"file", "key", "sha256"} <= entry.keys():
+                    self.entries[entry["key"]] = entry
 
 
 def digest_clip(path: Path) -> str:
@@ -230,21 +284,6 @@ def digest_clip(path: Path) -> str:
     if path.is_file():
         return digest_file(path)
     return digest_value({file.name: digest_file(file) for file in path.iterdir()})
-
-
-def _write(entries: Iterable[Entry]) -> str:
-    return "".join(json.dumps(asdict(entry)) + "\n" for entry in entries)
-
-
-def _read(file: Path) -> Iterable[Entry]:
-    """All whole lines; one that a killed process left half-written counts as not there."""
-    if not file.is_file():
-        return
-    for line in file.read_text(encoding="utf-8", errors="replace").splitlines():
-        try:
-            yield Entry(**json.loads(line))
-        except (ValueError, TypeError):
-            continue
 
 
 @dataclass(frozen=True)
@@ -264,7 +303,7 @@ def join_ranks(ranks: Ranks, *, sequence: int = 1) -> Iterator[RankGroup]:
     except ConfigError as error:
         if ranks.local_rank == 0:
             raise
-        # All processes of a host find the same; one of them tells it.
+        # All processes of a host find the same; one of them reports it.
         raise PeerFailed(error.exit_code) from error
     if ranks.num_ranks == 1:
         yield RankGroup(ranks)
@@ -290,18 +329,18 @@ def check_groups(num_ranks: int, sequence: int) -> None:
         )
 
 
-def divide_clips(sampler: Sampler, group: SequenceGroup) -> Sampler:
-    """The sampler of one process of `group`; ConfigError when its model's heads cannot be shared by so many."""
+def divide_clips(pipeline: Pipeline, group: SequenceGroup) -> Pipeline:
+    """The model in one process of `group`; ConfigError when its heads cannot be shared by so many."""
     if group.degree == 1:
-        return sampler
-    use_sequence_group(sampler.denoiser.family, sampler.denoiser.model, group, key=_OPTION)
-    if not sampler.splits_text:
-        return replace(sampler, sequence=group)
+        return pipeline
+    use_sequence_group(pipeline.denoiser.family, pipeline.denoiser.model, group, key=_OPTION)
+    if not pipeline.splits_text:
+        return replace(pipeline, sequence=group)
 
     def split(encoder: TextEncoder) -> TextEncoder:
         return TensorEncoder(encoder, find_group(group.name), key=_OPTION) if can_split(encoder) else encoder
 
-    text, placement = sampler.text.with_each(split), sampler.placement
-    if placement is not None:
-        placement = Placement({**placement.parts, "text": text}, placement.device, offload=placement.offload)
-    return replace(sampler, sequence=group, text=text, placement=placement)
+    text, offload = pipeline.text.with_each(split), pipeline.offload
+    if offload is not None:
+        offload = Offload({**offload.parts, "text": text}, offload.device)
+    return replace(pipeline, sequence=group, text=text, offload=offload)

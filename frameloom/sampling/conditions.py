@@ -5,11 +5,11 @@ Shape letters: B batch, C channels, F frames, H height, W width.
 The mode follows from the files of a request:
 
     nothing                    text to image or text to video
-    head, tail or both         image to video: the first frame, the last one, both
+    image, last_image or both  image to video: the first frame, the last one, both
     video                      continuation: its last frames are the first ones of the new clip
     video and mask             inpainting: white of the mask is made anew, black is kept
     video (and mask), strength video to video: the video with noise on it is what sampling starts from
-    head, strength, one frame  image to image
+    image, strength, one frame image to image
     control                    a clip that a control model follows, beside any of these
 """
 
@@ -24,7 +24,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from frameloom.builders.denoiser import LoadedDenoiser
-from frameloom.config.schema.sampling import SampleSection
+from frameloom.config.schema.sampling import SampleRequest
 from frameloom.core.errors import ConfigError, DataError
 from frameloom.core.random import stream
 from frameloom.data.media.decode import IMAGE_FORMATS, probe_clip, read_clip, read_image
@@ -32,7 +32,6 @@ from frameloom.data.media.frames import Window, resample_window
 from frameloom.data.media.transforms import to_signed_range
 from frameloom.models.denoisers.conditions import NOTHING, Conditions
 from frameloom.models.vaes.base import VideoVAE
-from frameloom.sampling.request import Request
 
 BLANK = -1.0
 _MASK_MIDDLE = 128
@@ -55,60 +54,60 @@ class Given:
         return bool(self.known_FHW.any())
 
 
-def name_mode(media: Request, settings: SampleSection) -> str:
+def name_mode(request: SampleRequest) -> str:
     """One of text, image, continue, inpaint and video; ConfigError for files that do not go together."""
     problems = []
-    if media.mask is not None and media.video is None:
+    if request.mask is not None and request.video is None:
         problems.append("--mask: a mask says what of a video is made anew; name the video with --video")
-    if media.video is not None and (media.head is not None or media.tail is not None):
+    if request.video is not None and (request.image is not None or request.last_image is not None):
         problems.append("--video: a video brings its own first and last frames; leave --image and --last-image out")
-    if media.tail is not None and settings.frames == 1:
+    if request.last_image is not None and request.frames == 1:
         problems.append("--last-image: a clip of one frame has no last one; use --image, or more frames")
-    can_start = media.video is not None or (media.head is not None and settings.frames == 1)
-    if settings.strength is not None and not can_start:
+    can_start = request.video is not None or (request.image is not None and request.frames == 1)
+    if request.strength is not None and not can_start:
         problems.append("--strength: says how much of a given video is changed; name it with --video")
-    if media.head is not None and settings.frames == 1 and settings.strength is None:
+    if request.image is not None and request.frames == 1 and request.strength is None:
         problems.append("--image: with one frame there is nothing left to make; add --strength, or more frames")
     if problems:
         raise ConfigError(problems)
-    if media.mask is not None:
+    if request.mask is not None:
         return "inpaint"
-    if media.video is not None:
-        return "continue" if settings.strength is None else "video"
-    if media.head is not None or media.tail is not None:
-        return "video" if settings.frames == 1 else "image"
+    if request.video is not None:
+        return "continue" if request.strength is None else "video"
+    if request.image is not None or request.last_image is not None:
+        return "video" if request.frames == 1 else "image"
     return "text"
 
 
-def read_given(media: Request, settings: SampleSection, *, stride: int, causal: bool) -> Given:
+def read_given(request: SampleRequest, *, stride: int, causal: bool) -> Given:
     """Read the files at the size of the clip that is made; `stride` and `causal` are the autoencoder's."""
-    size_FHW = (settings.frames, settings.height, settings.width)
+    size_FHW = (request.frames, request.height, request.width)
     clip_CFHW = torch.full((3, *size_FHW), BLANK)
     known_FHW = torch.zeros(size_FHW, dtype=torch.uint8)
-    mode = name_mode(media, settings)
+    mode = name_mode(request)
     if mode == "image":
-        for path, frame in ((media.head, 0), (media.tail, -1)):
+        for path, frame in ((request.image, 0), (request.last_image, -1)):
             if path is not None:
-                clip_CFHW[:, frame] = _read_picture(path, settings)
+                clip_CFHW[:, frame] = _read_picture(path, request)
                 known_FHW[frame] = 1
     elif mode == "continue":
-        assert media.video is not None
-        count = settings.known_frames or choose_known_frames(settings.frames, stride=stride, causal=causal)
-        if count >= settings.frames:
+        assert request.video is not None
+        count = request.known_frames or choose_known_frames(request.frames, stride=stride, causal=causal)
+        if count >= request.frames:
             raise ConfigError(
-                f"sample.known_frames is {count}; of a clip of {settings.frames} frames at most {settings.frames - 1} "
+                f"sample.known_frames is {count}; of a clip of {request.frames} frames at most {request.frames - 1} "
                 "can be taken over"
             )
-        clip_CFHW[:, :count] = _read_frames(media.video, settings, count, from_end=True)
+        clip_CFHW[:, :count] = _read_frames(request.video, request, count, from_end=True)
         known_FHW[:count] = 1
     elif mode in ("inpaint", "video"):
-        source = media.video or media.head
+        source = request.video or request.image
         assert source is not None
-        clip_CFHW = _read_frames(source, settings, settings.frames)
-        if media.mask is not None:
-            known_FHW = _read_mask(media.mask, settings)
-    control = None if media.control is None else _read_frames(media.control, settings, settings.frames)
-    return Given(clip_CFHW, known_FHW, starts=settings.strength is not None, control_CFHW=control)
+        clip_CFHW = _read_frames(source, request, request.frames)
+        if request.mask is not None:
+            known_FHW = _read_mask(request.mask, request)
+    control = None if request.control is None else _read_frames(request.control, request, request.frames)
+    return Given(clip_CFHW, known_FHW, starts=request.strength is not None, control_CFHW=control)
 
 
 def choose_known_frames(frames: int, *, stride: int, causal: bool) -> int:
@@ -117,12 +116,12 @@ def choose_known_frames(frames: int, *, stride: int, causal: bool) -> int:
     return max(1, lead + round((frames / 2 - lead) / stride) * stride)
 
 
-def _read_picture(path: Path, settings: SampleSection) -> Tensor:
+def _read_picture(path: Path, settings: SampleRequest) -> Tensor:
     """[C, H, W]; of a video, its first frame."""
     return _read_frames(path, settings, 1)[:, 0]
 
 
-def _read_frames(path: Path, settings: SampleSection, count: int, *, from_end: bool = False) -> Tensor:
+def _read_frames(path: Path, settings: SampleRequest, count: int, *, from_end: bool = False) -> Tensor:
     """`count` frames at the frame rate of the clip that is made, the first or the last ones of the file."""
     height, width = settings.height, settings.width
     if path.suffix.lower() in IMAGE_FORMATS:
@@ -141,7 +140,7 @@ def _read_frames(path: Path, settings: SampleSection, count: int, *, from_end: b
     return to_signed_range(read_clip(path, indices=chosen, height=height, width=width))
 
 
-def _read_mask(path: Path, settings: SampleSection) -> Tensor:
+def _read_mask(path: Path, settings: SampleRequest) -> Tensor:
     """1 where the mask is dark; a picture stands for all frames."""
     is_picture = path.suffix.lower() in IMAGE_FORMATS
     pixels_CFHW = _read_frames(path, settings, 1 if is_picture else settings.frames)

@@ -1,4 +1,4 @@
-"""Load a sampler from a run, an exported model folder, a recipe, or a published checkpoint.
+"""Loading a model to sample from: a run, an exported model folder, a recipe, or published weights.
 
 A recipe names its parts by paths relative to the folder in which `frameloom train` was called. Sampling may start in
 another folder, where they would lead nowhere, or to the parts of another project, so they are resolved first.
@@ -7,10 +7,10 @@ another folder, where they would lead nowhere, or to the parts of another projec
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from pydantic import BaseModel
@@ -18,7 +18,7 @@ from pydantic import BaseModel
 from frameloom.builders.denoiser import LoadedDenoiser, build_denoiser, rebuild_denoiser
 from frameloom.builders.lora import add_lora, check_base, digest_lora, use_adapters
 from frameloom.builders.objective import build_objective, find_objective
-from frameloom.builders.published import name_overrides
+from frameloom.builders.published import find_family, name_overrides
 from frameloom.builders.run_weights import find_step
 from frameloom.builders.text import (
     TRAINED_TEXT,
@@ -36,64 +36,68 @@ from frameloom.checkpoint.reader import Checkpoint, load_checkpoint, load_latest
 from frameloom.config.loading.overrides import parse_overrides
 from frameloom.config.loading.recipe import SHIPPED, load_recipe
 from frameloom.config.schema.recipe import Recipe
+from frameloom.config.schema.sampling import MODEL_SETTINGS
 from frameloom.core.device import pick_device
 from frameloom.core.errors import CheckpointError, ConfigError, RunError
 from frameloom.core.files import digest_value
-from frameloom.distributed.ranks import Ranks, read_ranks
+from frameloom.distributed.ranks import read_ranks
 from frameloom.models.lora.adapters import to_adapters
 from frameloom.models.precision import DTYPES
 from frameloom.models.text.scaling import TextScaling
 from frameloom.models.vaes.base import VideoVAE
 from frameloom.models.vaes.wrappers import TiledVAE
-from frameloom.sampling.pipeline import Placement, Sampler, build_note
+from frameloom.sampling.pipeline import CaptionNote, Offload, Pipeline
 
 RECIPE = "recipe.yaml"
 
 
-@dataclass(frozen=True)
-class Source:
-    """Where a model comes from.
+_Parts = tuple[Recipe, LoadedDenoiser, VideoVAE, TextPipeline, TextScaling | None]
 
-    `path` is a run folder, a model folder that a run exported, a recipe, or published weights: a file, a folder, a
-    pipeline. The last need a `recipe`, or a `family`, whose shipped recipe is taken. `step` chooses a checkpoint of a
-    run. `overrides` are dotted, as in `--sample.guidance 6`.
+
+def load_model(
+    path: str | Path,
+    overrides: Sequence[str] = (),
+    *,
+    step: int | None = None,
+    family: str | None = None,
+    recipe: str | None = None,
+    device: str | None = None,
+    dtype: str | torch.dtype | None = None,
+) -> Pipeline:
+    """The model at a path, ready to sample.
+
+    `path` is a run folder, a model folder that a run exported, a recipe with weights, or published weights: a diffusers
+    folder, a part of one, or a file. Weights whose family their files do not tell need a `family`, whose shipped recipe
+    is taken, or a `recipe`. `step` chooses a checkpoint of a run. `overrides` are dotted, as in `--sample.guidance 6`.
+    `device` and `dtype` (of the denoiser) are the recipe's unless given.
     """
-
-    path: Path
-    overrides: tuple[str, ...] = ()
-    step: int | None = None
-    family: str | None = None
-    recipe: str | None = None
-
-    def describe(self) -> dict[str, str]:
-        """What a file says of its model, so that it can be found again."""
-        known = {"family": self.family, "recipe_name": self.recipe}
-        chosen = {name: value for name, value in known.items() if value is not None}
-        return {"model": str(self.path), "overrides": json.dumps(list(self.overrides)), **chosen}
-
-
-def load_sampler(run: Path, overrides: Sequence[str] = (), *, step: int | None = None) -> Sampler:
-    """A checkpoint of a denoiser run: the newest complete one, or that of `step`.
-
-    `overrides` are dotted, as in `--sample.guidance 6`.
-    """
-    return load_run(Source(run, tuple(overrides), step=step))
-
-
-def open_sampler(source: Source) -> Sampler:
-    """The model at a path, whatever it is; an error says what would be right there."""
-    path = source.path
+    path = Path(path)
+    words = tuple(overrides)
+    if device is not None:
+        words += ("--train.device", str(device))
+    if dtype is not None:
+        words += ("--sample.precision", _name_dtype(dtype))
+    known = {"family": family, "recipe_name": recipe}
+    about = {"model": str(path), "overrides": json.dumps(_model_overrides(words))}
+    about |= {name: value for name, value in known.items() if value is not None}
     if (path / RECIPE).is_file() and (path / "checkpoints").is_dir():
-        return load_run(source)
-    if source.step is not None:
+        return _load_run(path, words, step, about)
+    if step is not None:
         raise ConfigError(f"--step: {path} is no run folder, so it has no steps to choose from; leave it out")
     own = find_own(path) if path.is_dir() else None
     if own is not None:
-        return _load_export(source, own)
-    if source.family is not None or source.recipe is not None:
-        return _load_published(source)
-    if path.suffix in (".yaml", ".yml") or (SHIPPED / f"{path}.yaml").is_file():
-        return _load_recipe(source)
+        return _load_export(own, words, recipe, about)
+    is_recipe = path.suffix in (".yaml", ".yml") or (SHIPPED / f"{path}.yaml").is_file()
+    if family is None and recipe is None and not is_recipe and path.exists():
+        family = find_family(path)
+    if family is not None or recipe is not None:
+        name, found = name_overrides(path, family=family, recipe=recipe)
+        return _load_whole(_read_recipe(name, (*found, *words), where=path), about, published=path)
+    if is_recipe:
+        loaded = _read_recipe(path, words, where=path)
+        if loaded.model.weights is None:
+            raise RunError(f"{path}: model.weights is null, so there is nothing trained to sample from; name a run")
+        return _load_whole(loaded, about)
     if not path.exists():
         raise RunError(f"{path}: no such run, model folder or recipe; name the folder that `frameloom train` printed")
     raise RunError(
@@ -102,39 +106,52 @@ def open_sampler(source: Source) -> Sampler:
     )
 
 
-def load_run(source: Source) -> Sampler:
-    run = source.path
-    if not (run / RECIPE).is_file():
-        raise RunError(
-            f"{run}: not a run folder (it has no recipe.yaml); name the folder that `frameloom train` printed"
-        )
-    recipe = _read_recipe(run / RECIPE, source.overrides, where=run)
-    step = source.step
+def _name_dtype(dtype: str | torch.dtype) -> str:
+    name = next((name for name, known in DTYPES.items() if known is dtype), dtype)
+    if name not in DTYPES:
+        raise ConfigError(f"dtype is {dtype}; choose {', '.join(DTYPES)}")
+    return str(name)
+
+
+def _model_overrides(words: Sequence[str]) -> list[str]:
+    """Overrides that choose or change the model: those of single requests are in the settings of every file."""
+    kept: list[str] = []
+    is_kept = True
+    for word in words:
+        if word.startswith("--"):
+            section, _, key = word.removeprefix("--").partition("=")[0].partition(".")
+            is_kept = section != "sample" or key.partition(".")[0] in MODEL_SETTINGS
+        if is_kept:
+            kept.append(word)
+    return kept
+
+
+def _load_run(run: Path, overrides: Sequence[str], step: int | None, about: Mapping[str, str]) -> Pipeline:
+    recipe = _read_recipe(run / RECIPE, overrides, where=run)
     checkpoint = load_latest(run / "checkpoints") if step is None else load_checkpoint(find_step(run, step))
     if checkpoint is None:
         raise CheckpointError(
             f"{run}: holds no complete checkpoint yet; train it first: frameloom train {run}/recipe.yaml"
         )
-    parts = place_parts(recipe, run, source.overrides)
+    parts = resolve_parts(recipe, run, overrides)
     vae, text = _build_others(parts)
     denoiser = _load_denoiser(run, parts, checkpoint, latent_channels=vae.latent_channels, text=text)
     use_trained(text, recipe.text, checkpoint.tensors.get("beside", {}), where=f"{run}: step {checkpoint.step}")
     scaling = TextScaling.from_tensors(checkpoint.tensors.get("text_scaling"))
-    origin = {"run": recipe.name, "step": str(checkpoint.step), **source.describe()}
-    return _assemble(recipe, denoiser, vae, text, scaling, origin, digest_value(checkpoint.state["files"]))
+    origin = {"run": recipe.name, "step": str(checkpoint.step), **about}
+    return _assemble((recipe, denoiser, vae, text, scaling), origin, digest_value(checkpoint.state["files"]))
 
 
-def _load_export(source: Source, own: Path) -> Sampler:
+def _load_export(own: Path, overrides: Sequence[str], name: str | None, about: Mapping[str, str]) -> Pipeline:
     """A model folder holds a denoiser alone; the recipe, in it or in the run around it, names the other parts."""
-    places = [Path(source.recipe)] if source.recipe else [own / RECIPE, own.parent / RECIPE]
-    found = next((place for place in places if source.recipe or place.is_file()), None)
+    found = Path(name) if name else next((path for path in (own / RECIPE, own.parent / RECIPE) if path.is_file()), None)
     if found is None:
         raise RunError(
             f"{own}: a model folder does not say its autoencoder and text encoders, and there is no {RECIPE} in it or "
             "beside it; add --recipe FILE"
         )
-    overrides = (*source.overrides, "--model.weights", str(own))
-    recipe = place_parts(_read_recipe(found, overrides, where=own), found.parent, overrides)
+    overrides = (*overrides, "--model.weights", str(own))
+    recipe = resolve_parts(_read_recipe(found, overrides, where=own), found.parent, overrides)
     scaling = None
     if recipe.text.rescale:
         checkpoint = load_latest(own.parent / "checkpoints") if (own.parent / "checkpoints").is_dir() else None
@@ -144,44 +161,30 @@ def _load_export(source: Source, own: Path) -> Sampler:
                 "sample from the run folder"
             )
         scaling = TextScaling.from_tensors(checkpoint.tensors.get("text_scaling"))
-    return _build_whole(recipe, source, scaling, trained_text=own.parent / TRAINED_TEXT)
+    return _load_whole(recipe, about, scaling, trained_text=own.parent / TRAINED_TEXT)
 
 
-def _load_recipe(source: Source) -> Sampler:
-    recipe = _read_recipe(source.path, source.overrides, where=source.path)
-    if recipe.model.weights is None:
-        raise RunError(f"{source.path}: model.weights is null, so there is nothing trained to sample from; name a run")
-    return _build_whole(recipe, source, None)
-
-
-def _load_published(source: Source) -> Sampler:
-    name, found = name_overrides(source.path, family=source.family, recipe=source.recipe)
-    recipe = _read_recipe(name, (*found, *source.overrides), where=source.path)
-    return _build_whole(recipe, source, None, published=source.path)
-
-
-def _build_whole(
+def _load_whole(
     recipe: Recipe,
-    source: Source,
-    scaling: TextScaling | None,
+    about: Mapping[str, str],
+    scaling: TextScaling | None = None,
     *,
     published: Path | None = None,
     trained_text: Path | None = None,
-) -> Sampler:
+) -> Pipeline:
     vae, text = _build_others(recipe)
     if trained_text is not None:
         read_trained(trained_text, text, recipe.text)
     denoiser = build_denoiser(recipe.model, latent_channels=vae.latent_channels, text=text, seed=recipe.seed)
     digest = denoiser.digest
     _add_loras(denoiser, recipe)
-    origin = {"run": recipe.name, **source.describe()}
-    sampler = _assemble(recipe, denoiser, vae, text, scaling, origin, digest)
+    pipeline = _assemble((recipe, denoiser, vae, text, scaling), {"run": recipe.name, **about}, digest)
     objective = find_objective(published) if published is not None and recipe.objective.kind != "flow" else None
-    return sampler if objective is None else replace(sampler, objective=objective)
+    return pipeline if objective is None else replace(pipeline, objective=objective)
 
 
-def _read_recipe(place: Path | str, overrides: Sequence[str], *, where: Path) -> Recipe:
-    recipe = load_recipe(place, overrides)
+def _read_recipe(path: Path | str, overrides: Sequence[str], *, where: Path) -> Recipe:
+    recipe = load_recipe(path, overrides)
     if recipe.task != "denoiser":
         raise ConfigError(f"{where}: is a run of task {recipe.task}; videos are sampled from a run of task denoiser")
     return recipe
@@ -197,40 +200,33 @@ def _build_others(recipe: Recipe) -> tuple[VideoVAE, TextPipeline]:
     return vae, text
 
 
-def _assemble(
-    recipe: Recipe,
-    denoiser: LoadedDenoiser,
-    vae: VideoVAE,
-    text: TextPipeline,
-    scaling: TextScaling | None,
-    origin: dict[str, str],
-    weights: str,
-) -> Sampler:
-    device = _pick_device(recipe.train.device, read_ranks())
+def _assemble(parts: _Parts, origin: Mapping[str, str], weights: str) -> Pipeline:
+    recipe, denoiser, vae, text, scaling = parts
+    device = pick_device(recipe.train.device)
+    ranks = read_ranks()
+    if device.type == "cuda" and device.index is None and ranks.num_ranks > 1:
+        device = torch.device("cuda", ranks.local_rank)
     denoiser.model.eval().requires_grad_(False).to(DTYPES[recipe.sample.precision])
-    placement = Placement({"text": text, "denoiser": denoiser.model, "vae": vae}, device, offload=recipe.sample.offload)
+    movable: dict[str, Any] = {"text": text, "denoiser": denoiser.model, "vae": vae}
+    offload = Offload(movable, device) if recipe.sample.offload else None
+    if offload is None:
+        for part in movable.values():
+            part.to(device)
     loras = [digest_lora(Path(path), denoiser) for path, _ in list_loras(recipe)]
     recipe_digest = digest_value(recipe.model_dump(mode="json", exclude={"sample"}))
-    return Sampler(
-        denoiser=denoiser,
-        vae=vae,
-        text=text,
-        scaling=None if scaling is None else scaling.to(device),
-        objective=build_objective(recipe.objective),
-        settings=recipe.sample,
-        origin={**origin, "recipe": recipe_digest, "weights": digest_value([weights, *loras])},
-        device=device,
-        note=build_note(recipe),
-        placement=placement,
+    return Pipeline(
+        denoiser,
+        vae,
+        text,
+        None if scaling is None else scaling.to(device),
+        build_objective(recipe.objective),
+        recipe.sample,
+        {**origin, "recipe": recipe_digest, "weights": digest_value([weights, *loras])},
+        device,
+        note=None if recipe.text.note is None else CaptionNote(recipe.text.note, recipe.data.fps_max),
+        offload=offload,
         splits_text=recipe.parallel.encoders == "tensor",
     )
-
-
-def _pick_device(name: str, ranks: Ranks) -> torch.device:
-    device = pick_device(name)
-    if device.type == "cuda" and device.index is None and ranks.num_ranks > 1:
-        return torch.device("cuda", ranks.local_rank)
-    return device
 
 
 def _load_denoiser(
@@ -275,7 +271,7 @@ def _add_loras(denoiser: LoadedDenoiser, recipe: Recipe) -> None:
 Named = TypeVar("Named", bound=BaseModel)
 
 
-def place_parts(recipe: Recipe, run: Path, overrides: Sequence[str] = ()) -> Recipe:
+def resolve_parts(recipe: Recipe, run: Path, overrides: Sequence[str] = ()) -> Recipe:
     """The recipe of a run with the paths of its models made to work here; those of `overrides` lead from here anyway.
 
     A run that was moved or renamed tells no longer where it was started: its paths stay as they are.

@@ -1,22 +1,21 @@
-"""From requests to video frames: five functions with tensors between them, and one that calls them in turn.
+"""A loaded model, and the way from requests to frames: five functions with tensors between them.
 
 Shape letters: B batch, C channels, F frames, H height, W width.
 
-    encode_prompts -> draw_noise -> solve -> decode -> write_results
+    encode_prompts -> draw_noise -> solve -> decode -> Sample.save
 
-What differs between families is in their specs (`models/spec.py`); given pictures and videos are read and encoded in
-`conditions.py`.
+What differs between families is in their specs (`models/spec.py`); pictures and videos that a request gives are
+read and encoded in `conditions.py`.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import groupby
-from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, overload
 
 import numpy as np
 import torch
@@ -25,37 +24,83 @@ from torch import Tensor
 
 from frameloom.builders.denoiser import LoadedDenoiser
 from frameloom.builders.text import TextPipeline
+from frameloom.builders.vae import check_frames
 from frameloom.config.schema.models import CaptionNoteSection
-from frameloom.config.schema.recipe import Recipe
-from frameloom.config.schema.sampling import SampleSection
+from frameloom.config.schema.sampling import MEDIA, SampleRequest, SampleSection
+from frameloom.core.errors import ConfigError
+from frameloom.core.progress import ProgressBar
 from frameloom.core.random import stream
 from frameloom.data.manifest.captions import join_note, spell_motion, spell_rate
 from frameloom.data.media.transforms import to_uint8
-from frameloom.data.media.writing import CONTACT_SHEET, contact_sheet, write_image
 from frameloom.diffusion.objective import Objective
-from frameloom.diffusion.samplers import Start, run_sampler
+from frameloom.diffusion.samplers import Start, check_sampler, run_sampler
 from frameloom.distributed.sequence_parallel import ALONE, SequenceGroup, find_sequence_group
 from frameloom.models.text.base import TextStates
 from frameloom.models.text.scaling import TextScaling
 from frameloom.models.vaes.base import VideoVAE
 from frameloom.sampling.block_cache import CacheCount, skipping_blocks
-from frameloom.sampling.conditions import Given, Prepared, name_mode, prepare, read_given
+from frameloom.sampling.conditions import Given, Prepared, name_mode, no_input, prepare, read_given
 from frameloom.sampling.guidance import GuidedDenoiser
-from frameloom.sampling.outputs import describe_result, free_path, write_clip
-from frameloom.sampling.request import Request
+from frameloom.sampling.outputs import Sample
+from frameloom.sampling.request import check_media, complete_request, make_request
 
 HOST = torch.device("cpu")
-_SAID_RATE = re.compile(r"\bFPS\b", re.IGNORECASE)
-_SAID_MOTION = re.compile(r"\bmotion score\b", re.IGNORECASE)
+_RATIO = re.compile(r"(\d+(?:\.\d+)?):(\d+(?:\.\d+)?)")
+_HAS_RATE = re.compile(r"\bFPS\b", re.IGNORECASE)
+_HAS_MOTION = re.compile(r"\bmotion score\b", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
-class Sampler:
-    """A trained model, ready to sample. `origin` is written into every file: the run and its step.
+class CaptionNote:
+    """What a model is trained to read behind a caption; rates are written up to `fps_max`."""
 
-    `note` is what the model expects behind a prompt; `placement` moves parts that are idle away, without one they stay.
-    The processes of `sequence` make each clip together: all are asked for the same requests, and the first of them gets
-    the results. `splits_text` says that such a group also splits the layers of its text encoders.
+    section: CaptionNoteSection
+    fps_max: float
+
+
+@dataclass
+class Offload:
+    """Idle parts in host memory: each of `parts` is on `device` only inside `using` it.
+
+    `moves` are all moves so far as (part, "device" or "host"), also where device and host are the same.
+    """
+
+    parts: dict[str, Any]
+    device: torch.device
+    resident: set[str] = field(default_factory=set)
+    moves: list[tuple[str, str]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        for part in self.parts.values():
+            part.to(HOST)
+
+    @contextmanager
+    def using(self, name: str) -> Iterator[None]:
+        """The part on the device; parts that others left there make room first."""
+        if name in self.resident:
+            yield
+            return
+        for other in sorted(self.resident):
+            self._move(other, HOST)
+        self._move(name, self.device)
+        try:
+            yield
+        finally:
+            self._move(name, HOST)
+
+    def _move(self, name: str, device: torch.device) -> None:
+        self.parts[name].to(device)
+        is_away = device is HOST
+        (self.resident.discard if is_away else self.resident.add)(name)
+        self.moves.append((name, "host" if is_away else "device"))
+
+
+@dataclass(frozen=True)
+class Pipeline:
+    """A loaded model. `settings` are the defaults of a request, `origin` is written into every file.
+
+    The processes of `sequence` make each clip together: all get the same requests, and the first of them has the
+    samples. `splits_text` says that such a group also splits the layers of its text encoders.
     """
 
     denoiser: LoadedDenoiser
@@ -64,113 +109,191 @@ class Sampler:
     scaling: TextScaling | None
     objective: Objective
     settings: SampleSection
-    origin: dict[str, str]
+    origin: Mapping[str, str]
     device: torch.device
-    note: PromptNote | None = None
-    placement: Placement | None = None
+    note: CaptionNote | None = None
+    offload: Offload | None = None
     sequence: SequenceGroup = ALONE
     splits_text: bool = False
 
-    def using(self, part: str) -> AbstractContextManager[None]:
-        return nullcontext() if self.placement is None else self.placement.using(part)
+    @overload
+    def sample(self, prompt: str, *, seed: int = ..., batch_size: int = ..., **fields: Any) -> Sample: ...
+
+    @overload
+    def sample(
+        self, prompt: Sequence[str], *, seed: int = ..., batch_size: int = ..., **fields: Any
+    ) -> list[Sample]: ...
+
+    def sample(
+        self, prompt: str | Sequence[str], *, seed: int = 0, batch_size: int = 1, **fields: Any
+    ) -> Sample | list[Sample]:
+        """A sample of a prompt, or of each of a list of prompts, whose seeds count up from `seed`.
+
+        `fields` are those of `SampleRequest`: steps, guidance, frames, height, width, image, …; what is left out is as
+        the model's recipe has it.
+        """
+        prompts = [prompt] if isinstance(prompt, str) else list(prompt)
+        requests = [self.request(text, seed=seed + number, **fields) for number, text in enumerate(prompts)]
+        check_requests(self, requests)
+        with ProgressBar("sampling", sum(request.steps for request in requests)) as bar:
+            samples = generate(self, requests, batch_size=batch_size, on_step=bar.advance)
+        return samples[0] if isinstance(prompt, str) else samples
+
+    def request(self, prompt: str, seed: int = 0, **fields: Any) -> SampleRequest:
+        """A complete request of this model; ConfigError for a field that does not exist or a value it cannot have."""
+        request = make_request({"prompt": prompt, "seed": seed, **fields}, where="sample()")
+        check_media({f"sample(): {name}": getattr(request, name) for name in MEDIA})
+        return self.complete(request)
+
+    def complete(self, request: SampleRequest) -> SampleRequest:
+        """The request with this model's settings where it has none itself, and a ratio turned into a size."""
+        request = complete_request(request, self.settings)
+        if request.ratio is None:
+            return request
+        match = _RATIO.fullmatch(request.ratio)
+        if match is None or not float(match[1]) or not float(match[2]):
+            raise ConfigError(f"--ratio {request.ratio}: not a ratio; write width:height, as in 16:9")
+        area, wide = request.height * request.width, float(match[1]) / float(match[2])
+        sides = ((area / wide) ** 0.5, (area * wide) ** 0.5)
+        height, width = (max(cell, round(side / cell) * cell) for side, cell in zip(sides, self.cells_px, strict=True))
+        return request.model_copy(update={"height": height, "width": width, "ratio": None})
+
+    @property
+    def cells_px(self) -> tuple[int, int]:
+        """Height and width of a token in pixels; sides are multiples of them."""
+        patch = self.denoiser.family.patch(self.denoiser.config)
+        return self.vae.strides[1] * patch[1], self.vae.strides[2] * patch[2]
+
+    @contextmanager
+    def using(self, part: str) -> Iterator[None]:
+        if self.offload is None:
+            yield
+        else:
+            with self.offload.using(part):
+                yield
 
 
-@dataclass(frozen=True)
-class Result:
-    request: Request
-    frames_FHWC: NDArray[np.uint8]
+def check_requests(pipeline: Pipeline, requests: Sequence[SampleRequest]) -> None:
+    """ConfigError for the first request that this model cannot make, before anything is made."""
+    family = pipeline.denoiser.family
+    for request in requests:
+        check_sampler(request.sampler, pipeline.objective)
+        check_frames(pipeline.vae, request.frames)
+        for name, side, cell in zip(
+            ("height", "width"), (request.height, request.width), pipeline.cells_px, strict=True
+        ):
+            if side % cell:
+                raise ConfigError(f"--{name} {side}: this model makes multiples of {cell} pixels")
+        takes_frames = family.beside(pipeline.denoiser.config) != "none"
+        if name_mode(request) in ("image", "continue", "inpaint") and not takes_frames:
+            raise no_input(family.name)
 
 
 def generate(
-    sampler: Sampler, requests: Sequence[Request], *, batch_size: int = 16, on_step: Callable[[int], None] | None = None
-) -> list[Result]:
-    """Make all requested videos; `on_step` is told the number of videos that moved one solver step.
+    pipeline: Pipeline,
+    requests: Sequence[SampleRequest],
+    *,
+    batch_size: int = 16,
+    on_step: Callable[[int], object] = lambda count: None,
+) -> list[Sample]:
+    """All samples; `on_step` gets the number of videos that moved one solver step.
 
-    Of several processes that make a clip together, only the first decodes it and has a result.
+    Of several processes that make a clip together, only the first decodes it and has a sample.
     """
-    results = []
-    for part, settings in split_batches(sampler, requests, batch_size):
-        given = [read_given(one, settings, stride=sampler.vae.strides[0], causal=sampler.vae.causal) for one in part]
-        text = encode_prompts(sampler, [request.prompt for request in part], settings)
-        noise = draw_noise(sampler, part, settings)
-        prepared = prepare_batch(sampler, part, given, settings)
-        latent = solve(sampler, text, noise, prepared, [request.seed for request in part], settings, on_step)
-        if sampler.sequence.rank:
+    samples = []
+    for batch in split_batches(requests, batch_size):
+        given = [read_given(one, stride=pipeline.vae.strides[0], causal=pipeline.vae.causal) for one in batch]
+        text = encode_prompts(pipeline, batch)
+        noise = draw_noise(pipeline, batch)
+        prepared = encode_given(pipeline, batch, given)
+        latent = solve(pipeline, batch, text, noise, prepared, on_step)
+        if pipeline.sequence.rank:
             continue
-        clips = decode(sampler, latent)
-        if settings.keep == "pixels":
+        clips = decode(pipeline, latent)
+        if batch[0].keep == "pixels":
             clips = [put_back(*pair) for pair in zip(clips, given, strict=True)]
-        results += [Result(*pair) for pair in zip(part, clips, strict=True)]
-    return results
+        samples += [Sample(frames, request, pipeline.origin) for frames, request in zip(clips, batch, strict=True)]
+    return samples
 
 
-def split_batches(
-    sampler: Sampler, requests: Sequence[Request], batch_size: int
-) -> Iterator[tuple[list[Request], SampleSection]]:
-    """Neighbours with equal settings and the same kind of inputs, at most `batch_size`, with their settings."""
+def split_batches(requests: Sequence[SampleRequest], batch_size: int) -> Iterator[list[SampleRequest]]:
+    """Neighbours with equal settings and the same kind of inputs, at most `batch_size`."""
 
-    def kind(request: Request) -> tuple[SampleSection, str]:
-        settings = request.settings or sampler.settings
-        return settings, name_mode(request, settings)
+    def kind(request: SampleRequest) -> tuple[Any, ...]:
+        return (name_mode(request), *(getattr(request, name) for name in SampleSection.model_fields))
 
-    for (settings, _), group in groupby(requests, key=kind):
+    for _, group in groupby(requests, key=kind):
         alike = list(group)
         for start in range(0, len(alike), batch_size):
-            yield alike[start : start + batch_size], settings
+            yield alike[start : start + batch_size]
 
 
 @torch.no_grad()
-def encode_prompts(
-    sampler: Sampler, prompts: Sequence[str], settings: SampleSection | None = None
-) -> tuple[TextStates, TextStates]:
-    """States of the prompts, and of the negative prompt as often."""
-    settings = settings or sampler.settings
-    told = [prompt if sampler.note is None else sampler.note.add(prompt, settings) for prompt in prompts]
-    with sampler.using("text"):
-        pairs = (told, [settings.negative_prompt] * len(prompts))
-        states = [sampler.text.encode(texts).to(sampler.device) for texts in pairs]
-    if sampler.scaling is not None:
-        states = [sampler.scaling.apply(part) for part in states]
+def encode_prompts(pipeline: Pipeline, requests: Sequence[SampleRequest]) -> tuple[TextStates, TextStates]:
+    """States of the prompts, and of the negative prompts."""
+    prompts = [add_note(pipeline.note, request) for request in requests]
+    with pipeline.using("text"):
+        pairs = (prompts, [request.negative_prompt for request in requests])
+        states = [pipeline.text.encode(texts).to(pipeline.device) for texts in pairs]
+    if pipeline.scaling is not None:
+        states = [pipeline.scaling.apply(part) for part in states]
     return states[0], states[1]
 
 
-def draw_noise(sampler: Sampler, requests: Sequence[Request], settings: SampleSection | None = None) -> Tensor:
+def add_note(note: CaptionNote | None, request: SampleRequest) -> str:
+    """The prompt with the frame rate and motion that the model expects behind it, unless it has them itself.
+
+    The empty prompt stays empty, and a picture has no frame rate. Of a model that is trained without notes, a motion
+    score asks for the published way of writing one.
+    """
+    if (note is None and request.motion_score is None) or not request.prompt:
+        return request.prompt
+    section = CaptionNoteSection(in_sampling="sentences") if note is None else note.section
+    has_rate = section.fps and request.frames > 1 and not _HAS_RATE.search(request.prompt)
+    score = section.motion_in_sampling if request.motion_score is None else request.motion_score
+    has_motion = section.motion is not None and score is not None and not _HAS_MOTION.search(request.prompt)
+    motion = [spell_motion(score)] if has_motion and score is not None else []
+    if note is not None and section.in_sampling == "as_trained":
+        return join_note(request.prompt, ([spell_rate(request.fps, note.fps_max)] if has_rate else []) + motion)
+    text = request.prompt.strip()
+    text = text if text.endswith(".") else f"{text}."
+    return " ".join([text, *(f"{part}." for part in ([f"{request.fps:g} FPS"] if has_rate else []) + motion)])
+
+
+def draw_noise(pipeline: Pipeline, requests: Sequence[SampleRequest]) -> Tensor:
     """Noise from each request's own seed, drawn on the host, so that a seed means the same on every device."""
-    settings, vae = settings or sampler.settings, sampler.vae
+    request, vae = requests[0], pipeline.vae
     _, height_stride, width_stride = vae.strides
     # A picture is one latent frame, also of an autoencoder that packs several frames into one.
-    frames = 1 if settings.frames == 1 else vae.latent_frames(settings.frames)
-    shape = (vae.latent_channels, frames, settings.height // height_stride, settings.width // width_stride)
-    drawn = [torch.randn(shape, generator=stream(request.seed, "sample")) for request in requests]
-    return torch.stack(drawn).to(sampler.device)
+    frames = 1 if request.frames == 1 else vae.latent_frames(request.frames)
+    shape = (vae.latent_channels, frames, request.height // height_stride, request.width // width_stride)
+    drawn = [torch.randn(shape, generator=stream(one.seed, "sample")) for one in requests]
+    return torch.stack(drawn).to(pipeline.device)
 
 
-def prepare_batch(
-    sampler: Sampler, requests: Sequence[Request], given: Sequence[Given], settings: SampleSection
-) -> Prepared:
-    """Encode what is given; a model that takes nothing but text, and gets nothing else, is told nothing."""
-    takes = sampler.denoiser.family.beside(sampler.denoiser.config) != "none"
+def encode_given(pipeline: Pipeline, requests: Sequence[SampleRequest], given: Sequence[Given]) -> Prepared:
+    """Conditions of a batch besides text; none of a model that takes text alone and gets nothing else."""
+    takes = pipeline.denoiser.family.beside(pipeline.denoiser.config) != "none"
     if not takes and not any(one.is_known or one.starts or one.control_CFHW is not None for one in given):
         return Prepared()
-    seeds = [request.seed for request in requests]
-    with sampler.using("vae"):
-        return prepare(sampler.denoiser, sampler.vae, seeds, given, sampler.device, keeps=settings.keep == "latent")
+    seeds, keeps = [request.seed for request in requests], requests[0].keep == "latent"
+    with pipeline.using("vae"):
+        return prepare(pipeline.denoiser, pipeline.vae, seeds, given, pipeline.device, keeps=keeps)
 
 
 @torch.no_grad()
 def solve(
-    sampler: Sampler,
+    pipeline: Pipeline,
+    requests: Sequence[SampleRequest],
     text: tuple[TextStates, TextStates],
     noise_BCFHW: Tensor,
     prepared: Prepared,
-    seeds: Sequence[int],
-    settings: SampleSection | None = None,
-    on_step: Callable[[int], None] | None = None,
+    on_step: Callable[[int], object] = lambda count: None,
     count: CacheCount | None = None,
 ) -> Tensor:
     """From noise to a clean latent, with guidance; what is given is put back last. `count` is of skipped blocks."""
-    settings = settings or sampler.settings
-    predict = GuidedDenoiser(sampler.denoiser, *text, prepared, settings)
+    settings = requests[0]
+    predict = GuidedDenoiser(pipeline.denoiser, *text, prepared, settings)
     start = None
     if prepared.origin_BCFHW is not None and settings.strength is not None:
         start = Start(prepared.origin_BCFHW, settings.strength)
@@ -178,19 +301,18 @@ def solve(
 
     def report(step: int, latent: Tensor) -> None:
         predict.step = step
-        if on_step is not None:
-            on_step(len(latent))
+        on_step(len(latent))
 
-    blocks = sampler.denoiser.family.blocks(sampler.denoiser.model)
-    group = find_sequence_group(sampler.denoiser.model)
-    with sampler.using("denoiser"), skipping_blocks(blocks, settings.cache_threshold, count, group=group):
+    blocks = pipeline.denoiser.family.blocks(pipeline.denoiser.model)
+    group = find_sequence_group(pipeline.denoiser.model)
+    with pipeline.using("denoiser"), skipping_blocks(blocks, settings.cache_threshold, count, group=group):
         latent = run_sampler(
             settings.sampler,
-            sampler.objective,
+            pipeline.objective,
             predict,
             noise_BCFHW,
             num_steps=settings.steps,
-            generators=[stream(seed, "sampler noise", device=noise_BCFHW.device.type) for seed in seeds],
+            generators=[stream(one.seed, "sampler noise", device=noise_BCFHW.device.type) for one in requests],
             start=start,
             on_step=report,
         )
@@ -198,12 +320,12 @@ def solve(
 
 
 @torch.no_grad()
-def decode(sampler: Sampler, latent_BCFHW: Tensor) -> list[NDArray[np.uint8]]:
+def decode(pipeline: Pipeline, latent_BCFHW: Tensor) -> list[NDArray[np.uint8]]:
     """Latents to frames, one clip at a time: memory does not grow with the number of clips."""
     clips = []
-    with sampler.using("vae"):
+    with pipeline.using("vae"):
         for latent_CFHW in latent_BCFHW:
-            pixels = sampler.vae.decode(sampler.vae.denormalize(latent_CFHW[None]))
+            pixels = pipeline.vae.decode(pipeline.vae.denormalize(latent_CFHW[None]))
             clips.append(to_uint8(pixels[0]).permute(1, 2, 3, 0).cpu().numpy())
     return clips
 
@@ -213,95 +335,3 @@ def put_back(frames_FHWC: NDArray[np.uint8], given: Given) -> NDArray[np.uint8]:
     clip_FHWC = to_uint8(given.clip_CFHW).permute(1, 2, 3, 0).numpy()
     known = given.known_FHW.numpy()[..., None] > 0
     return np.where(known, clip_FHWC, frames_FHWC)
-
-
-def write_results(sampler: Sampler, results: Sequence[Result], out: Path) -> list[Path]:
-    """One file per result, none overwritten, and `contact-sheet.png` of this call."""
-    out.mkdir(parents=True, exist_ok=True)
-    paths = []
-    for result in results:
-        settings = result.request.settings or sampler.settings
-        suffix = "png" if len(result.frames_FHWC) == 1 else settings.format
-        path = free_path(out, result.request, suffix)
-        write_clip(path, result.frames_FHWC, settings, describe_result(sampler.origin, result.request, settings))
-        paths.append(path)
-    labels = [f"{result.request.prompt} (seed {result.request.seed})" for result in results]
-    write_image(out / CONTACT_SHEET, contact_sheet([list(result.frames_FHWC) for result in results], labels))
-    return paths
-
-
-@dataclass(frozen=True)
-class PromptNote:
-    section: CaptionNoteSection
-    fps_max: float
-
-    def add(self, prompt: str, settings: SampleSection) -> str:
-        """The prompt with what it does not say itself; the empty prompt stays empty, a picture has no frame rate."""
-        if not prompt:
-            return prompt
-        has_rate = self.section.fps and settings.frames > 1 and not _SAID_RATE.search(prompt)
-        score = self.section.motion_in_sampling if settings.motion_score is None else settings.motion_score
-        is_silent = self.section.motion is None or score is None or _SAID_MOTION.search(prompt)
-        motion = [] if is_silent or score is None else [spell_motion(score)]
-        if self.section.in_sampling == "as_trained":
-            return join_note(prompt, ([spell_rate(settings.fps, self.fps_max)] if has_rate else []) + motion)
-        text = prompt.strip()
-        text = text if text.endswith(".") else f"{text}."
-        return " ".join([text, *(f"{part}." for part in ([f"{settings.fps:g} FPS"] if has_rate else []) + motion)])
-
-
-def build_note(recipe: Recipe) -> PromptNote | None:
-    """What the recipe trains with; without that, a motion score that is asked for is told in the published way."""
-    if recipe.text.note is not None:
-        return PromptNote(recipe.text.note, recipe.data.fps_max)
-    if recipe.sample.motion_score is None:
-        return None
-    return PromptNote(CaptionNoteSection(in_sampling="sentences"), recipe.data.fps_max)
-
-
-class Movable(Protocol):
-    def to(self, device: torch.device, /) -> Any: ...
-
-
-@dataclass
-class Placement:
-    """`parts` by name; with `offload`, a part is on `device` only inside `using` it, else all stay there.
-
-    `resident` are the parts on the device now, `moves` all moves so far as (part, device or host): the account of what
-    a device must hold at once, which is kept where device and host are the same, too.
-    """
-
-    parts: dict[str, Movable]
-    device: torch.device
-    offload: bool = False
-    resident: set[str] = field(default_factory=set)
-    moves: list[tuple[str, str]] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        for name, part in self.parts.items():
-            if self.offload:
-                part.to(HOST)
-            else:
-                part.to(self.device)
-                self.resident.add(name)
-
-    @contextmanager
-    def using(self, name: str) -> Iterator[None]:
-        """The part on the device; what is left there by others is parked first."""
-        if not self.offload or name in self.resident:
-            yield
-            return
-        for other in sorted(self.resident):
-            self._park(other)
-        self.parts[name].to(self.device)
-        self.resident.add(name)
-        self.moves.append((name, "device"))
-        try:
-            yield
-        finally:
-            self._park(name)
-
-    def _park(self, name: str) -> None:
-        self.parts[name].to(HOST)
-        self.resident.discard(name)
-        self.moves.append((name, "host"))

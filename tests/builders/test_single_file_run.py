@@ -18,9 +18,7 @@ from frameloom.config.loading.recipe import load_recipe
 from frameloom.config.rules.check import check_files
 from frameloom.core.errors import CheckpointError, ConfigError
 from frameloom.interop.convert.convert import Conversion, convert_weights
-from frameloom.sampling.load import load_sampler
-from frameloom.sampling.pipeline import generate
-from frameloom.sampling.request import Request
+from frameloom.sampling.load import load_model
 from frameloom.training.train import train
 from tests.models.text.tiny import POSITIONS
 from tests.sampling.sdxl_pipeline import OVERRIDES, make_pipeline
@@ -84,9 +82,9 @@ def test_it_trains_resumes_and_samples(world: Any, pipeline: Path, single: Path)
     assert not torch.equal(
         resumed["conv_in.weight"], load_file(pipeline / "unet" / _weights(pipeline))["conv_in.weight"]
     )
-    pictures = generate(load_sampler(run), [Request("a red circle", 0), Request("a red circle", 1)])
-    assert pictures[0].frames_FHWC.shape == (1, 64, 64, 3)
-    assert not np.array_equal(pictures[0].frames_FHWC, pictures[1].frames_FHWC)
+    pictures = load_model(run).sample(["a red circle"] * 2)
+    assert pictures[0].frames.shape == (1, 64, 64, 3)
+    assert not np.array_equal(pictures[0].frames, pictures[1].frames)
 
 
 def _weights(pipeline: Path) -> str:

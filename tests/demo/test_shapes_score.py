@@ -155,7 +155,7 @@ def test_first_frames_are_those_of_clips_that_the_prompts_describe(load: Load) -
     assert [result.request.prompt for result in scored.results] == heldout_prompts(6, seed=1)
     assert scored.first_frame_db is not None and scored.first_frame_db > 90
     for result in scored.results:
-        found = score_clip(result.frames_FHWC[:1])
+        found = score_clip(result.frames[:1])
         assert found.background in result.request.prompt and found.colour in result.request.prompt
     assert scored.to_json()["first_frame_db"] == scored.first_frame_db
 

@@ -12,7 +12,8 @@ import pytest
 
 from frameloom.data.curation.report import bin_numbers, gather_facts
 from frameloom.data.media.writing import write_image, write_video
-from frameloom.evaluate.data_report import histogram, write_data_report
+from frameloom.evaluate.charts import draw_histogram
+from frameloom.evaluate.reports import write_data_report
 
 EVIL = '<script>alert("x")</script>" onload="y'
 
@@ -136,4 +137,4 @@ def test_bins_are_round_and_lose_nothing() -> None:
     assert len(many) <= 26
     starts = [float(bar.label) for bar in many]
     assert np.allclose(np.diff(starts), 50) and starts[0] == 0
-    assert len(re.findall("<rect", histogram("x", many))) == len(many)
+    assert len(re.findall("<rect", draw_histogram("x", many))) == len(many)

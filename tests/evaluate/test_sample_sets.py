@@ -18,9 +18,9 @@ from frameloom.evaluate.sample_sets import (
     Sample,
     SampleSet,
     compare_samples,
-    describe_sets,
     find_prompts,
     find_samples,
+    format_sets,
     match_samples,
     name_folders,
     write_comparison,
@@ -58,14 +58,14 @@ def test_motion_of_each_set_and_paired_differences_are_known(tmp_path: Path) -> 
     # Every prompt is 2 pixels a frame quicker, so the difference is certain although the means spread.
     mean, low, high = compared.differences("motion_px")[0]
     assert mean == pytest.approx(2.0, abs=0.05) and high - low < 0.1
-    assert any("quick" in line and "+2" in line for line in describe_sets(compared))
+    assert any("quick" in line and "+2" in line for line in format_sets(compared))
 
 
 def test_only_what_all_sets_have_is_compared(tmp_path: Path) -> None:
     first, second = write_sets(tmp_path, {"a": [1, 1, 1], "b": [1, 1]})
     compared = compare_samples([first, second], build_clip_measures(["flicker"]), read_frames)
     assert len(compared.keys) == 2 and compared.num_left_out == 1
-    assert any("1 samples are left out" in line for line in describe_sets(compared))
+    assert any("1 samples are left out" in line for line in format_sets(compared))
     other = SampleSet("c", {Key("something else", 7): tmp_path / "none.mp4"})
     with pytest.raises(DataError, match="something else"):
         match_samples([first, other])

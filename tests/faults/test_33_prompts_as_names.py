@@ -10,13 +10,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from frameloom.config.schema.sampling import SampleRequest
 from frameloom.core.logging import get_logger, set_up_logging
 from frameloom.core.paths import clean_name
 from frameloom.data.media.writing import read_metadata
-from frameloom.sampling.load import load_sampler
-from frameloom.sampling.outputs import free_path
-from frameloom.sampling.pipeline import generate, write_results
-from frameloom.sampling.request import Request
+from frameloom.sampling.load import load_model
+from frameloom.sampling.outputs import free_path, write_samples
+from frameloom.sampling.pipeline import generate
 from frameloom.training.train import train
 
 PROMPTS = [
@@ -43,7 +43,7 @@ def check(folder: Path, prompt: str) -> None:
     """Three files for the same prompt: all different, all inside, none of them hidden or long."""
     seen = set()
     for _ in range(3):
-        path = free_path(folder, Request(prompt, 3), "mp4")
+        path = free_path(folder, SampleRequest(prompt=prompt, seed=3))
         assert path.parent == folder and path.resolve().parent == folder.resolve()
         name = path.name
         assert len(name.encode()) <= 120 and name.isascii() and name.isprintable() and os.sep not in name
@@ -82,13 +82,13 @@ def test_a_prompt_taken_as_a_name_would_leave_the_folder(tmp_path):
 
 def test_samples_of_wicked_prompts_are_written_and_carry_the_prompt(world, tally):
     run = train(world.recipe("--train.steps", "1"))
-    sampler = load_sampler(run, ["--sample.steps", "1"])
+    sampler = load_model(run, ["--sample.steps", "1"])
     prompts = ["../../x", "\x1b[31mred", "x" * 400, ""]
     out = world.folder / "deep" / "out"
     tally.inject(len(prompts))
-    results = generate(sampler, [Request(prompt, 3) for prompt in prompts])
+    results = generate(sampler, [sampler.request(prompt, 3) for prompt in prompts])
     for _ in range(2):
-        write_results(sampler, results, out)
+        write_samples(results, out)
     files = [path for path in world.folder.rglob("*seed3*") if path.is_file()]
     assert len(files) == 2 * len(prompts) and {path.parent for path in files} == {out}
     assert {read_metadata(path)["prompt"] for path in files} >= {"../../x", "x" * 400}

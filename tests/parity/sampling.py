@@ -16,7 +16,7 @@ from frameloom.diffusion.objective import Objective
 from frameloom.models.text.base import TextStates
 from frameloom.models.vaes.base import VideoVAE
 from frameloom.sampling.conditions import Prepared
-from frameloom.sampling.pipeline import Sampler, decode, solve
+from frameloom.sampling.pipeline import Pipeline, decode, solve
 from tests.parity.cases import ParityOutput
 
 
@@ -30,9 +30,9 @@ def repeat_text(text: TextStates, batch: int) -> TextStates:
     return TextStates.concatenate([text] * batch) if len(text.tokens_BKD) == 1 else text
 
 
-def make_sampler(denoiser: LoadedDenoiser, vae: VideoVAE, objective: Objective, settings: SampleSection) -> Sampler:
+def make_sampler(denoiser: LoadedDenoiser, vae: VideoVAE, objective: Objective, settings: SampleSection) -> Pipeline:
     """Without text encoders: the files hold text states."""
-    return Sampler(
+    return Pipeline(
         denoiser=denoiser,
         vae=vae,
         text=cast(Any, None),
@@ -45,15 +45,16 @@ def make_sampler(denoiser: LoadedDenoiser, vae: VideoVAE, objective: Objective, 
 
 
 def sample_latents(
-    sampler: Sampler, text: TextStates, negative: TextStates, noise_BCFHW: Tensor, prepared: Prepared
+    pipeline: Pipeline, text: TextStates, negative: TextStates, noise_BCFHW: Tensor, prepared: Prepared
 ) -> Tensor:
     batch = len(noise_BCFHW)
     texts = repeat_text(text, batch), repeat_text(negative, batch)
-    return solve(sampler, texts, noise_BCFHW, prepared, seeds=range(batch))
+    requests = [pipeline.request("", seed=seed) for seed in range(batch)]
+    return solve(pipeline, requests, texts, noise_BCFHW, prepared)
 
 
-def compare_frames(name: str, sampler: Sampler, latent_BCFHW: Tensor, unit_BCFHW: Tensor) -> ParityOutput:
+def compare_frames(name: str, pipeline: Pipeline, latent_BCFHW: Tensor, unit_BCFHW: Tensor) -> ParityOutput:
     """Frames as they are written to a file, against published pixels in [0, 1]; rounding may differ by one level."""
-    frames = torch.stack([torch.from_numpy(clip) for clip in decode(sampler, latent_BCFHW)])
+    frames = torch.stack([torch.from_numpy(clip) for clip in decode(pipeline, latent_BCFHW)])
     expected_BFHWC = (255 * unit_BCFHW.clamp(0, 1)).round().permute(0, 2, 3, 4, 1)
     return ParityOutput(name, frames[:, : expected_BFHWC.shape[1]].float(), expected_BFHWC, 1.0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import shutil
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -12,9 +13,9 @@ import yaml
 from frameloom.checkpoint.reader import list_steps, read_state, step_folder
 from frameloom.config.schema.recipe import Recipe
 from frameloom.interop.importers.importing import import_command
-from frameloom.sampling.jobs import Order, fill_order
-from frameloom.sampling.load import Source
-from frameloom.sampling.request import read_rows
+from frameloom.sampling.batch import run_job
+from frameloom.sampling.load import load_model
+from frameloom.sampling.request import read_requests
 from frameloom.training.caching import write_caches
 from frameloom.training.train import train
 from tests.recipes.twins import SIDE, Workshop
@@ -88,8 +89,7 @@ def test_an_imported_command_learns_resumes_exactly_and_samples(workshop: Worksh
     assert digests(again) == digests(run)
     assert losses(again) == found
     if twin.task == "denoiser":
-        order = Order(source=Source(run), rows=read_rows(["a red circle"], None), out=tmp_path / "samples")
-        files = fill_order(order, tell=print)
+        files = run_job(partial(load_model, run), read_requests(["a red circle"], None), tmp_path / "samples")
         assert len(files) == 1 and files[0].stat().st_size > 100
 
 

@@ -22,9 +22,8 @@ from frameloom.core.random import stream
 from frameloom.data.media.writing import write_image, write_video
 from frameloom.distributed.ranks import Ranks
 from frameloom.sampling.batch import RankGroup
-from frameloom.sampling.load import Source, open_sampler
-from frameloom.sampling.pipeline import Sampler, generate
-from frameloom.sampling.request import Request
+from frameloom.sampling.load import load_model
+from frameloom.sampling.pipeline import Pipeline
 from tests.conftest import World
 
 DDPM = {"kind": "v"}
@@ -51,7 +50,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "opensora2": {"model": {"overrides": {"cond_embed": True}}, "known": {"law": "ends"}},
 }
 INPAINT = ("opensora_plan", "cogvideox_fun", "opensora2")
-Load = Callable[..., Sampler]
+Load = Callable[..., Pipeline]
 
 
 def write_shaken(denoiser: LoadedDenoiser, folder: Path) -> None:
@@ -86,11 +85,11 @@ def model_folders(shared_world: Path, tmp_path_factory: pytest.TempPathFactory) 
 @pytest.fixture(scope="session")
 def load(model_folders: dict[str, Path]) -> Load:
     """A model by family, loaded once, with settings of its own."""
-    loaded: dict[str, Sampler] = {}
+    loaded: dict[str, Pipeline] = {}
 
-    def load_one(name: str, **settings: Any) -> Sampler:
+    def load_one(name: str, **settings: Any) -> Pipeline:
         if name not in loaded:
-            loaded[name] = open_sampler(Source(model_folders[name]))
+            loaded[name] = load_model(model_folders[name])
         chosen = SampleSection.model_validate({**loaded[name].settings.model_dump(), **settings})
         return dataclasses.replace(loaded[name], settings=chosen)
 
@@ -137,6 +136,5 @@ ALONE = RankGroup(Ranks())
 PROMPT = "a yellow square moves right"
 
 
-def make_frames(sampler: Sampler, **settings: Any) -> np.ndarray:
-    chosen = SampleSection.model_validate({**sampler.settings.model_dump(), **settings})
-    return generate(sampler, [Request(PROMPT, 1, settings=chosen)])[0].frames_FHWC
+def make_frames(pipeline: Pipeline, **fields: Any) -> np.ndarray:
+    return pipeline.sample(PROMPT, seed=1, **fields).frames

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,40 +12,39 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from frameloom.config.schema.sampling import SampleSection
+from frameloom.config.schema.sampling import SampleRequest
 from frameloom.core.errors import ConfigError
 from frameloom.distributed.ranks import read_ranks
-from frameloom.sampling.batch import divide_clips, join_ranks
+from frameloom.sampling.batch import divide_clips, join_ranks, run_job
 from frameloom.sampling.block_cache import CacheCount
 from frameloom.sampling.conditions import read_given
-from frameloom.sampling.jobs import Order, fill_order
-from frameloom.sampling.load import Source, open_sampler
-from frameloom.sampling.pipeline import Sampler, draw_noise, encode_prompts, prepare_batch, solve
-from frameloom.sampling.request import Request, Row
+from frameloom.sampling.load import load_model
+from frameloom.sampling.pipeline import Pipeline, draw_noise, encode_given, encode_prompts, solve
 
 PROMPT, SEED = "a red circle moves left", 5
 THRESHOLD = 0.3
-ROWS = (Row("a red circle", seed=1), Row("a blue square", seed=2), Row("a green star", seed=3))
+ROWS = [
+    SampleRequest(prompt=prompt, seed=seed)
+    for seed, prompt in enumerate(("a red circle", "a blue square", "a green star"), 1)
+]
+SHORT = ("--sample.steps", "2", "--sample.frames", "5")
 
 
-def make_latent(sampler: Sampler, request: Request, count: CacheCount | None = None) -> Tensor:
+def make_latent(pipeline: Pipeline, request: SampleRequest, count: CacheCount | None = None) -> Tensor:
     """What a request is decoded from."""
-    settings = request.settings or sampler.settings
-    given = [read_given(request, settings, stride=sampler.vae.strides[0], causal=sampler.vae.causal)]
-    text, noise = encode_prompts(sampler, [request.prompt], settings), draw_noise(sampler, [request], settings)
-    prepared = prepare_batch(sampler, [request], given, settings)
-    return solve(sampler, text, noise, prepared, [request.seed], settings, count=count)
+    given = [read_given(request, stride=pipeline.vae.strides[0], causal=pipeline.vae.causal)]
+    text, noise = encode_prompts(pipeline, [request]), draw_noise(pipeline, [request])
+    return solve(pipeline, [request], text, noise, encode_given(pipeline, [request], given), count=count)
 
 
-def make_latents(sampler: Sampler, picture: Path) -> dict[str, Tensor]:
+def make_latents(pipeline: Pipeline, picture: Path) -> dict[str, Tensor]:
     """Of a prompt, of a prompt with a given first frame where the model takes one, and with blocks skipped."""
-    request = Request(PROMPT, SEED)
-    found = {"text": make_latent(sampler, request)}
-    if sampler.denoiser.family.beside(sampler.denoiser.config) != "none":
-        found["image"] = make_latent(sampler, replace(request, head=picture))
+    found = {"text": make_latent(pipeline, pipeline.request(PROMPT, SEED))}
+    if pipeline.denoiser.family.beside(pipeline.denoiser.config) != "none":
+        found["image"] = make_latent(pipeline, pipeline.request(PROMPT, SEED, image=picture))
     count = CacheCount()
-    chosen = SampleSection.model_validate({**sampler.settings.model_dump(), "cache_threshold": THRESHOLD, "steps": 6})
-    found["skipping"] = make_latent(replace(sampler, settings=chosen), request, count)
+    skipping = pipeline.request(PROMPT, SEED, cache_threshold=THRESHOLD, steps=6)
+    found["skipping"] = make_latent(pipeline, skipping, count)
     found["skipped"] = torch.tensor([count.calls, count.skipped])
     return found
 
@@ -58,21 +56,20 @@ def main(job: dict[str, Any], rank: int) -> None:
     os.environ["MASTER_PORT"] = str(job["ports"][0])
     with join_ranks(read_ranks(), sequence=2) as group:
         for name, folder in job["folders"].items():
-            sampler = divide_clips(open_sampler(Source(Path(folder))), group.sequence)
+            sampler = divide_clips(load_model(Path(folder)), group.sequence)
             save_file(make_latents(sampler, Path(job["picture"])), out / f"{name}-{rank}.safetensors")
-        split = divide_clips(open_sampler(Source(Path(job["t5"]), tuple(job["split"]))), group.sequence)
+        split = divide_clips(load_model(Path(job["t5"]), tuple(job["split"])), group.sequence)
         model = split.text.encoders[0].load()
         assert model is not None
-        found = {"text": make_latent(split, Request(PROMPT, SEED))}
+        found = {"text": make_latent(split, split.request(PROMPT, SEED))}
         found["held"] = torch.tensor(sum(weight.numel() for weight in model.parameters()))
         save_file(found, out / f"t5-{rank}.safetensors")
         try:
-            divide_clips(open_sampler(Source(Path(job["sdxl"]))), group.sequence)
+            divide_clips(load_model(Path(job["sdxl"])), group.sequence)
         except ConfigError as error:
             (out / f"refused-{rank}").write_text(str(error))
     os.environ["MASTER_PORT"] = str(job["ports"][1])
-    source = Source(Path(job["folders"]["latte"]), ("--sample.steps", "2", "--sample.frames", "5"))
-    paths = fill_order(Order(source, ROWS, out / "together", sequence=2), tell=print)
+    paths = run_job(lambda: load_model(job["folders"]["latte"], SHORT), ROWS, out / "together", sequence=2)
     (out / f"paths-{rank}").write_text(json.dumps([str(path) for path in paths]))
 
 

@@ -13,34 +13,30 @@ from frameloom.core.errors import ConfigError, DataError
 from frameloom.core.random import stream
 from frameloom.data.media.decode import probe_clip, read_image
 from frameloom.data.media.transforms import to_signed_range, to_uint8
-from frameloom.sampling.batch import check_requests, make_first_frames, sample_many
+from frameloom.sampling.batch import make_first_frames, sample_many
 from frameloom.sampling.conditions import choose_known_frames, read_given
 from frameloom.sampling.outputs import read_frames
-from frameloom.sampling.pipeline import Sampler, encode_prompts, generate, prepare_batch, solve
-from frameloom.sampling.request import Request
+from frameloom.sampling.pipeline import Pipeline, encode_given, encode_prompts, solve
 from tests.sampling.conftest import ALONE, INPAINT, MODELS, Files, Load
 
 PROMPT = "a yellow square moves right"
 GIVEN = {
-    "image": {"head": "picture"},
-    "last": {"tail": "other"},
-    "both": {"head": "picture", "tail": "other"},
+    "image": {"image": "picture"},
+    "last": {"last_image": "other"},
+    "both": {"image": "picture", "last_image": "other"},
     "continue": {"video": "clip"},
 }
 CASES = [(name, mode) for name in INPAINT for mode in (*GIVEN, "inpaint")]
 
 
-def make(
-    sampler: Sampler, files: Files | None = None, *, seed: int = 1, settings: Any = None, **given: str
-) -> np.ndarray:
+def make(pipeline: Pipeline, files: Files | None = None, *, seed: int = 1, **given: str) -> np.ndarray:
     media = {name: getattr(files, value) for name, value in given.items()}
-    (result,) = generate(sampler, [Request(PROMPT, seed, **media, settings=settings)])
-    return result.frames_FHWC
+    return pipeline.sample(PROMPT, seed=seed, **media).frames
 
 
-def write(sampler: Sampler, out: Path, files: Files, **given: str) -> Path:
+def write(sampler: Pipeline, out: Path, files: Files, **given: str) -> Path:
     media = {name: getattr(files, value) for name, value in given.items()}
-    (path,) = sample_many(sampler, [Request(PROMPT, 1, **media)], out, ALONE)
+    (path,) = sample_many(sampler, [sampler.request(PROMPT, 1, **media)], out, ALONE)
     return path
 
 
@@ -68,7 +64,7 @@ def test_what_is_given_becomes_a_video(load: Load, files: Files, tmp_path: Path,
 
 @pytest.mark.parametrize("name", MODELS)
 def test_a_video_is_changed_as_far_as_its_strength(load: Load, files: Files, tmp_path: Path, name: str) -> None:
-    given = {"head": "picture"} if name == "sdxl" else {"video": "clip"}
+    given = {"image": "picture"} if name == "sdxl" else {"video": "clip"}
     weak, strong = (load(name, strength=share, steps=10) for share in (0.1, 1.0))
     path = write(weak, tmp_path, files, **given)
     assert read_frames(path).shape == (1 if name == "sdxl" else 9, 32, 48, 3)
@@ -89,11 +85,11 @@ def test_image_to_video_keeps_its_first_frame(load: Load, files: Files, name: st
     with torch.no_grad():
         latent = sampler.vae.encode(to_signed_range(picture[None])).mode()
         alone = to_uint8(sampler.vae.decode(latent)[0])[:, 0].permute(1, 2, 0).numpy()
-    first = make(sampler, files, head="picture")[0]
+    first = make(sampler, files, image="picture")[0]
     assert np.abs(first.astype(int) - alone).max() <= 1
-    free = make(load(name, keep="none"), files, head="picture")[0]
+    free = make(load(name, keep="none"), files, image="picture")[0]
     assert np.abs(free.astype(int) - alone).max() > 10
-    exact = make(load(name, keep="pixels"), files, head="picture", tail="other")
+    exact = make(load(name, keep="pixels"), files, image="picture", last_image="other")
     assert np.array_equal(exact[0], picture[:, 0].permute(1, 2, 0).numpy())
     assert np.array_equal(exact[-1], read_image(files.other, height=32, width=48)[:, 0].permute(1, 2, 0).numpy())
 
@@ -118,24 +114,17 @@ def test_a_continuation_starts_with_the_last_frames_of_the_video(load: Load, fil
 def test_guidance_1_is_the_conditional_model(load: Load, name: str) -> None:
     sampler = load(name, guidance=1)
     family, model = sampler.denoiser.family, sampler.denoiser.model
-    text, _ = encode_prompts(sampler, [PROMPT])
+    request = sampler.request(PROMPT, 1)
+    text = encode_prompts(sampler, [request])
     frames = 1 if name == "sdxl" else 3
     noise = torch.randn((1, 4, frames, 4, 6), generator=stream(1, "sample"))
-    given = [read_given(Request(PROMPT, 1), sampler.settings, stride=4, causal=True)]
-    prepared = prepare_batch(sampler, [Request(PROMPT, 1)], given, sampler.settings)
+    prepared = encode_given(sampler, [request], [read_given(request, stride=4, causal=True)])
     with torch.no_grad():
         alone = sampler.objective.sample(
-            lambda x, timestep_B: family.denoise(model, x, timestep_B, text, prepared.told), noise, num_steps=3
+            lambda x, timestep_B: family.denoise(model, x, timestep_B, text[0], prepared.told), noise, num_steps=3
         )
-        guided = solve(sampler, encode_prompts(sampler, [PROMPT]), noise, prepared, [1])
-        other = solve(
-            sampler,
-            encode_prompts(sampler, [PROMPT]),
-            noise,
-            prepared,
-            [1],
-            sampler.settings.model_copy(update={"guidance": 3.0}),
-        )
+        guided = solve(sampler, [request], text, noise, prepared)
+        other = solve(sampler, [request.model_copy(update={"guidance": 3.0})], text, noise, prepared)
     assert torch.equal(alone, guided) and not torch.allclose(alone, other)
 
 
@@ -144,8 +133,8 @@ def test_a_picture_is_made_first_and_the_video_from_it(load: Load, tmp_path: Pat
     sampler = load("opensora2")
     for maker, folder in ((sampler, "self"), (load("sdxl"), "sdxl")):
         out = tmp_path / folder
-        (request,) = make_first_frames(maker, [Request(PROMPT, 4)], out, ALONE)
-        assert request.head is not None and request.head.parent == out / "first-frames"
+        (request,) = make_first_frames(maker, [sampler.request(PROMPT, 4)], out, ALONE)
+        assert request.image is not None and request.image.parent == out / "first-frames"
         (path,) = sample_many(sampler, [request], out, ALONE)
         first = read_frames(path)[0]
         without = make(sampler, seed=4)[0]
@@ -153,11 +142,11 @@ def test_a_picture_is_made_first_and_the_video_from_it(load: Load, tmp_path: Pat
 
 
 MISTAKES = [
-    ("latte", {"head": "picture"}, {}, "latte: this model has no input for given frames"),
-    ("sdxl", {"head": "picture"}, {}, "with one frame there is nothing left to make"),
+    ("latte", {"image": "picture"}, {}, "latte: this model has no input for given frames"),
+    ("sdxl", {"image": "picture"}, {}, "with one frame there is nothing left to make"),
     ("opensora2", {"mask": "square"}, {}, "name the video with --video"),
     ("opensora2", {"video": "clip", "mask": "square"}, {}, "whole frames at the two ends"),
-    ("opensora2", {"video": "clip", "head": "picture"}, {}, "leave --image and --last-image out"),
+    ("opensora2", {"video": "clip", "image": "picture"}, {}, "leave --image and --last-image out"),
     ("opensora2", {}, {"strength": 0.5}, "name it with --video"),
     ("opensora2", {"video": "clip"}, {"known_frames": 9}, "at most 8 can be taken over"),
     ("cogvideox_fun", {"video": "picture", "mask": "square"}, {}, "is a picture, and 9 frames are needed"),
@@ -175,7 +164,6 @@ def test_what_a_model_cannot_take_is_told(
     load: Load, files: Files, name: str, given: dict[str, str], settings: dict[str, Any], message: str
 ) -> None:
     sampler = load(name, **settings)
-    request = Request(PROMPT, 1, **{key: getattr(files, value) for key, value in given.items()})
+    media = {key: getattr(files, value) for key, value in given.items()}
     with pytest.raises((ConfigError, DataError), match=message):
-        check_requests(sampler, [request])
-        generate(sampler, [request])
+        sampler.sample(PROMPT, **media)

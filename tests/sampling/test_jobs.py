@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from frameloom.config.schema.sampling import SampleRequest
 from frameloom.core.errors import CheckpointError, ConfigError, DataError
-from frameloom.sampling.batch import LEDGER
-from frameloom.sampling.jobs import Order, fill_order, fit_ratio, repeat_file
-from frameloom.sampling.load import Source
+from frameloom.sampling.batch import LOG, run_job
+from frameloom.sampling.load import load_model
 from frameloom.sampling.outputs import read_frames
-from frameloom.sampling.request import Row
+from frameloom.sampling.reproduce import reproduce
 from tests.faults.warm import run_frameloom
 from tests.sampling.conftest import Files, Load
 
@@ -50,18 +50,17 @@ def test_a_given_file_that_is_none_is_told_before_a_model_is_looked_for(
     assert not (tmp_path / "out").exists()
 
 
-def order(folder: Path, out: Path, *rows: Row, **changes: Any) -> Sequence[Path]:
-    source = Source(folder, ("--sample.steps", "2", "--sample.frames", "5"))
-    return fill_order(Order(**{"source": source, "rows": rows, "out": out, **changes}), tell=lambda text: None)
+def order(folder: Path, out: Path, **fields: Any) -> Sequence[Path]:
+    overrides = ("--sample.steps", "2", "--sample.frames", "5")
+    return run_job(lambda: load_model(folder, overrides), [SampleRequest(prompt="a boat", **fields)], out)
 
 
 def test_a_file_is_repeated_to_the_bit(model_folders: dict[str, Path], files: Files, tmp_path: Path) -> None:
-    settings = {"guidance": 3.0, "sampler": "heun"}
-    row = Row("a boat", seed=3, name="trip", media={"head": files.picture}, settings=settings)
-    (path,) = order(model_folders["opensora2"], tmp_path / "first", row)
-    (again,) = repeat_file(path, tmp_path / "again")
+    fields = {"seed": 3, "name": "trip", "image": files.picture, "guidance": 3.0, "sampler": "heun"}
+    (path,) = order(model_folders["opensora2"], tmp_path / "first", **fields)
+    (again,) = reproduce(path, tmp_path / "again")
     assert again.read_bytes() == path.read_bytes() and again.name == path.name == "trip-seed3.mp4"
-    (other,) = order(model_folders["opensora2"], tmp_path / "other", Row("a boat", 4, media={"head": files.picture}))
+    (other,) = order(model_folders["opensora2"], tmp_path / "other", seed=4, image=files.picture)
     assert not np.array_equal(read_frames(other), read_frames(path))
 
 
@@ -70,22 +69,22 @@ def test_a_file_of_another_model_or_with_changed_inputs_is_not_repeated(
 ) -> None:
     picture = tmp_path / "picture.png"
     picture.write_bytes(files.picture.read_bytes())
-    (path,) = order(model_folders["opensora2"], tmp_path / "first", Row("a boat", 3, media={"head": picture}))
+    (path,) = order(model_folders["opensora2"], tmp_path / "first", seed=3, image=picture)
     with pytest.raises(CheckpointError, match="was made with another model: recipe and weights"):
-        repeat_file(path, tmp_path / "again", model=model_folders["latte"])
+        reproduce(path, tmp_path / "again", model=model_folders["latte"])
     picture.write_bytes(files.other.read_bytes())
-    with pytest.raises(DataError, match="as its head, which is not there or has changed"):
-        repeat_file(path, tmp_path / "again")
+    with pytest.raises(DataError, match="as its image, which is not there or has changed"):
+        reproduce(path, tmp_path / "again")
     with pytest.raises(DataError, match="does not say how it was made"):
-        repeat_file(files.picture, tmp_path / "again")
+        reproduce(files.picture, tmp_path / "again")
 
 
 def test_a_ratio_keeps_the_number_of_pixels(load: Load) -> None:
     sampler = load("latte", height=64, width=64)
-    wide = fit_ratio(sampler, "16:9")
+    wide = sampler.request("a boat", ratio="16:9")
     assert (wide.height, wide.width) == (48, 80)
     with pytest.raises(ConfigError, match="not a ratio"):
-        fit_ratio(sampler, "wide")
+        sampler.request("a boat", ratio="wide")
 
 
 @pytest.mark.slow
@@ -106,6 +105,6 @@ def test_two_processes_write_the_files_of_one(model_folders: dict[str, Path], tm
         printed.append(done.stdout.replace(f"/{name}/", "/x/"))
     first, second = contents(tmp_path / "one"), contents(tmp_path / "two")
     assert first == second and printed[0] == printed[1]
-    assert len(first) == 5 + 2 and {"contact-sheet.png", LEDGER} <= first.keys()
+    assert len(first) == 5 + 2 and {"contact-sheet.png", LOG} <= first.keys()
     frames = {Path(name).suffix for name in first}
     assert frames == {".png", ".mp4", ".jsonl"}

@@ -19,8 +19,8 @@ from frameloom.core.errors import ConfigError, RunError
 from frameloom.core.random import stream
 from frameloom.diffusion.ddpm import DDPMObjective
 from frameloom.models.lora.adapters import Adapter, linear_layers
-from frameloom.sampling.load import Source, load_sampler, open_sampler
-from frameloom.sampling.pipeline import Sampler
+from frameloom.sampling.load import load_model
+from frameloom.sampling.pipeline import Pipeline
 from frameloom.training.train import train
 from tests.builders.test_published import TRANSFORMER, VAE, draw
 from tests.conftest import World
@@ -49,17 +49,17 @@ def projects(world: World, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Path]
 
 
 def sum_weights(run: Path, *overrides: str) -> float:
-    return sum(float(one.detach().double().sum()) for one in load_sampler(run, overrides).vae.parameters())
+    return sum(float(one.detach().double().sum()) for one in load_model(run, overrides).vae.parameters())
 
 
 def test_parts_are_those_of_the_folder_that_the_run_was_started_in(
     projects: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first, second = projects
-    own, digest = sum_weights(Path("runs/run")), load_sampler(Path("runs/run")).origin["recipe"]
+    own, digest = sum_weights(Path("runs/run")), load_model(Path("runs/run")).origin["recipe"]
     monkeypatch.chdir(second)
     assert sum_weights(first / "runs" / "run") == sum_weights(Path("../first/runs/run")) == own
-    assert load_sampler(first / "runs" / "run").origin["recipe"] == digest
+    assert load_model(first / "runs" / "run").origin["recipe"] == digest
     # What is said here leads from here.
     assert sum_weights(first / "runs" / "run", "--vae.weights", "parts/vae") != own
     monkeypatch.chdir(first.parent)
@@ -70,7 +70,7 @@ def test_an_export_finds_them_too(projects: tuple[Path, Path], monkeypatch: pyte
     first, second = projects
     own = sum_weights(Path("runs/run"))
     monkeypatch.chdir(second)
-    vae = open_sampler(Source(first / "runs" / "run" / "export")).vae
+    vae = load_model(first / "runs" / "run" / "export").vae
     assert sum(float(one.detach().double().sum()) for one in vae.parameters()) == own
 
 
@@ -87,7 +87,7 @@ def test_paths_of_a_run_that_was_moved_lead_from_here(
 
 @pytest.mark.parametrize("name", MODELS)
 def test_half_precision_is_near(load: Load, model_folders: dict[str, Path], name: str) -> None:
-    half = open_sampler(Source(model_folders[name], ("--sample.precision", "bf16")))
+    half = load_model(model_folders[name], ("--sample.precision", "bf16"))
     assert {parameter.dtype for parameter in half.denoiser.model.parameters()} == {torch.bfloat16}
     difference = np.abs(make_frames(load(name)).astype(int) - make_frames(half)).mean()
     assert 0 < difference < 4
@@ -109,12 +109,12 @@ def test_several_loras_work_beside_the_weights_as_in_them(
         adapters, layers = make_adapters(plain.denoiser, seed), list(linear_layers(plain.denoiser.model))
         write_lora(tmp_path / str(seed), plain.denoiser, adapters, layers=layers, base={})
 
-    def open_with(scales: tuple[float, float], *, merge: bool) -> Sampler:
+    def open_with(scales: tuple[float, float], *, merge: bool) -> Pipeline:
         chosen = [
             {"path": str(tmp_path / str(number)), "scale": scale} for number, scale in zip((1, 2), scales, strict=True)
         ]
         words = ("--sample.lora", json.dumps(chosen), "--sample.lora_merge", str(merge).lower())
-        return open_sampler(Source(model_folders["latte"], words))
+        return load_model(model_folders["latte"], words)
 
     before = plain.denoiser.model.state_dict()
     found = {merge: open_with((0.7, 0.4), merge=merge) for merge in (True, False)}
@@ -146,10 +146,10 @@ def pipeline(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_a_published_folder_is_sampled_by_its_family(pipeline: Path) -> None:
+def test_a_published_folder_says_its_family(pipeline: Path) -> None:
     sizes = ("--sample.frames", "9", "--sample.height", "32", "--sample.width", "48", "--sample.steps", "2")
     short = ("--text.encoders.0.max_length", "12")
-    sampler = open_sampler(Source(pipeline, (*sizes, *short), family="cogvideox_fun"))
+    sampler = load_model(pipeline, (*sizes, *short))
     assert sampler.denoiser.config.num_layers == 2 and sampler.vae.latent_channels == 4
     assert isinstance(sampler.objective, DDPMObjective) and sampler.objective.step_to == "even"
     assert make_frames(sampler).shape == (9, 32, 48, 3)
@@ -159,7 +159,7 @@ def test_a_published_folder_is_sampled_by_its_family(pipeline: Path) -> None:
         "--vae.overrides",
         json.dumps({"block_channels": [8] * 4, "latent_channels": 4, "layers_per_block": 1, "norm_groups": 2}),
     )
-    alone = open_sampler(Source(file, (*others, *vae, *sizes, *short), family="cogvideox_fun"))
+    alone = load_model(file, (*others, *vae, *sizes, *short), family="cogvideox_fun")
     assert all(
         torch.equal(one, two)
         for one, two in zip(alone.denoiser.model.parameters(), sampler.denoiser.model.parameters(), strict=True)
@@ -167,11 +167,14 @@ def test_a_published_folder_is_sampled_by_its_family(pipeline: Path) -> None:
 
 
 def test_what_cannot_be_sampled_from_is_told(pipeline: Path, tmp_path: Path) -> None:
+    unknown = tmp_path / "unknown"
+    shutil.copytree(pipeline, unknown)
+    (unknown / "transformer" / "config.json").write_text('{"_class_name": "OtherModel"}')
     with pytest.raises(RunError, match="add --family NAME"):
-        open_sampler(Source(pipeline))
+        load_model(unknown)
     with pytest.raises(RunError, match="no such run"):
-        open_sampler(Source(tmp_path / "nothing"))
+        load_model(tmp_path / "nothing")
     with pytest.raises(ConfigError, match=r"family.*cogvideox_fun"):
-        open_sampler(Source(pipeline, family="cogvideox-fun"))
+        load_model(pipeline, family="cogvideox-fun")
     with pytest.raises(ConfigError, match="is of the family sdxl"):
-        open_sampler(Source(pipeline, family="latte", recipe="sdxl/finetune"))
+        load_model(pipeline, family="latte", recipe="sdxl/finetune")

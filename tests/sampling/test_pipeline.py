@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
@@ -11,13 +12,12 @@ import torch
 
 from frameloom.checkpoint.reader import list_steps
 from frameloom.config.schema.models import CaptionNoteSection
-from frameloom.config.schema.sampling import SampleSection
-from frameloom.core.errors import CheckpointError, RunError
-from frameloom.data.media.writing import read_metadata
+from frameloom.config.schema.sampling import SampleRequest
+from frameloom.core.errors import CheckpointError, ConfigError, DataError, RunError
 from frameloom.interop.export.export import Export, export_run
-from frameloom.sampling.load import Source, load_sampler, open_sampler
-from frameloom.sampling.pipeline import Placement, PromptNote, Sampler, build_note, generate, write_results
-from frameloom.sampling.request import Request
+from frameloom.sampling.load import load_model
+from frameloom.sampling.outputs import read_about, read_frames
+from frameloom.sampling.pipeline import CaptionNote, Offload, Pipeline, add_note
 from frameloom.training.train import train
 from tests.faults.warm import run_frameloom
 from tests.sampling.conftest import Load, make_frames
@@ -33,56 +33,87 @@ def run(world) -> Path:
 
 
 @pytest.fixture
-def sampler(run: Path) -> Sampler:
-    return load_sampler(run, FEW)
+def sampler(run: Path) -> Pipeline:
+    return load_model(run, FEW)
 
 
-def frames(sampler: Sampler, *requests: Request) -> list[np.ndarray]:
-    return [result.frames_FHWC for result in generate(sampler, requests)]
+def frames(pipeline: Pipeline, prompt: str, seed: int, **fields: object) -> np.ndarray:
+    return pipeline.sample(prompt, seed=seed, **fields).frames
 
 
 def test_a_request_gives_the_same_video_alone_or_among_others(sampler):
-    first, second = Request(PROMPTS[0], 1), Request(PROMPTS[1], 2)
-    alone = frames(sampler, first)[0]
+    alone = frames(sampler, PROMPTS[0], 2)
     assert alone.shape == (9, 64, 64, 3) and alone.dtype == np.uint8
-    among = frames(sampler, second, first)[1]
-    assert np.abs(alone.astype(int) - among).max() <= 1
-    assert np.abs(alone.astype(int) - frames(sampler, Request(PROMPTS[0], 9))[0]).max() > 10
+    among = sampler.sample(PROMPTS[::-1], seed=1, batch_size=2)[1]
+    assert among.request.seed == 2 and np.abs(alone.astype(int) - among.frames).max() <= 1
+    assert np.abs(alone.astype(int) - frames(sampler, PROMPTS[0], 9)).max() > 10
 
 
-def test_guidance_and_averaged_weights_matter(run):
-    plain = frames(load_sampler(run, [*FEW, "--sample.guidance", "1"]), Request(PROMPTS[0], 1))[0]
-    guided = frames(load_sampler(run, [*FEW, "--sample.guidance", "8"]), Request(PROMPTS[0], 1))[0]
-    raw = frames(
-        load_sampler(run, [*FEW, "--sample.guidance", "1", "--sample.weights", "raw"]), Request(PROMPTS[0], 1)
-    )[0]
+def test_guidance_and_averaged_weights_matter(run, sampler):
+    plain, guided = (frames(sampler, PROMPTS[0], 1, guidance=scale) for scale in (1, 8))
+    raw = frames(load_model(run, [*FEW, "--sample.weights", "raw"]), PROMPTS[0], 1, guidance=1)
     assert not np.array_equal(plain, guided) and not np.array_equal(plain, raw)
 
 
-def test_a_file_says_how_it_was_made(sampler, tmp_path):
-    path = write_results(sampler, generate(sampler, [Request(PROMPTS[0], 5)]), tmp_path)[0]
-    about = read_metadata(path)
-    assert about["seed"] == "5" and about["sample.steps"] == "3" and about["run"] == "run" and about["step"] == "8"
+def test_a_sample_is_saved_by_suffix_and_shows_itself(sampler, tmp_path):
+    sample = sampler.sample(PROMPTS[0], seed=5, frames=5)
+    for name in ("x.mp4", "x.gif", "x.webm", "deep/frames"):
+        path = sample.save(tmp_path / name)
+        about = read_about(path)
+        assert about["seed"] == "5" and about["sample.steps"] == "3" and (about["run"], about["step"]) == ("run", "8")
+        assert read_frames(path).shape == sample.frames.shape == (5, 64, 64, 3)
+        assert about["sample.format"] == {"frames": "png"}.get(path.name, path.suffix[1:])
+    assert "data:video/mp4;base64," in sample._repr_html_() and PROMPTS[0] in sample._repr_html_()
+    picture = sampler.sample(PROMPTS[0], frames=1)
+    assert read_about(picture.save(tmp_path / "x.png"))["prompt"] == PROMPTS[0] and "<img" in picture._repr_html_()
+    with pytest.raises(DataError, match="5 frames are more than one picture"):
+        sample.save(tmp_path / "y.png")
+    with pytest.raises(DataError, match=r"names no format; choose .mp4"):
+        sample.save(tmp_path / "x.avi")
 
 
-def test_one_frame_is_a_picture(run, tmp_path):
-    sampler = load_sampler(run, [*FEW, "--sample.frames", "1"])
-    assert write_results(sampler, generate(sampler, [Request(PROMPTS[0], 5)]), tmp_path)[0].suffix == ".png"
+def test_files_of_python_and_of_the_command_are_the_same(run, tmp_path):
+    """Settings by flag, by override, by row and by argument are one thing."""
+    same = load_model(run).sample(PROMPTS[0], seed=5, steps=2, frames=1).save(tmp_path / "python.png")
+    (tmp_path / "rows.jsonl").write_text(json.dumps({"prompt": PROMPTS[0], "seed": 5, "steps": 2, "frames": 1}))
+    for words in (
+        ["--prompt", PROMPTS[0], "--seed", "5", "--steps", "2", "--sample.frames", "1"],
+        ["--prompts", tmp_path / "rows.jsonl"],
+    ):
+        done = run_frameloom("sample", run, *words, "--out", tmp_path / "command", "--again")
+        assert done.returncode == 0 and Path(done.stdout.split()[0]).read_bytes() == same.read_bytes(), done.stderr
+
+
+def test_wrong_arguments_are_refused_before_anything_is_made(sampler):
+    for fields, message in (
+        ({"stepz": 3}, "sample\\(\\): has the field 'stepz', which is not known; did you mean 'steps'"),
+        ({"steps": 0}, "steps is 0, expected a whole number of at least 1"),
+        ({"frames": 8}, "takes .* frames, not 8"),
+        ({"weights": "raw"}, "has the field 'weights'"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            sampler.sample(PROMPTS[0], **fields)
+    with pytest.raises(DataError, match=r"sample\(\): image gone.png: no such file"):
+        sampler.sample(PROMPTS[0], image="gone.png")
+    with pytest.raises(ConfigError, match="dtype is int8; choose"):
+        load_model(Path("x"), dtype="int8")
 
 
 def test_a_folder_that_is_no_run_is_refused(tmp_path, run):
-    with pytest.raises(RunError, match="not a run folder"):
-        load_sampler(tmp_path / "nothing")
+    with pytest.raises(RunError, match="no such run, model folder or recipe"):
+        load_model(tmp_path / "nothing")
+    with pytest.raises(RunError, match="neither a run folder"):
+        load_model(tmp_path)
     for path in (run / "checkpoints").iterdir():
         (path / "ema.safetensors").unlink()
     with pytest.raises(CheckpointError):
-        load_sampler(run)
+        load_model(run)
 
 
 def test_a_step_that_is_not_there_is_told_alike_by_sample_and_export(run, tmp_path):
     message = re.escape(f"{run}: has no checkpoint of step 999; there are {list_steps(run / 'checkpoints')}")
     with pytest.raises(CheckpointError, match=message):
-        load_sampler(run, step=999)
+        load_model(run, step=999)
     with pytest.raises(CheckpointError, match=message):
         export_run(Export(run, "original", tmp_path / "out", step=999))
 
@@ -102,10 +133,9 @@ def test_a_place_that_is_no_folder_is_told_before_a_model_is_looked_for(tmp_path
 
 def test_the_export_of_a_run_samples_like_the_run(run, sampler):
     """Its recipe lies beside it; averaged weights are what is exported."""
-    exported = open_sampler(Source(run / "export", tuple(FEW)))
-    assert np.array_equal(frames(exported, Request(PROMPTS[0], 1))[0], frames(sampler, Request(PROMPTS[0], 1))[0])
-    raw = load_sampler(run, [*FEW, "--sample.weights", "raw"])
-    assert not np.array_equal(frames(exported, Request(PROMPTS[0], 1))[0], frames(raw, Request(PROMPTS[0], 1))[0])
+    exported = frames(load_model(run / "export", FEW), PROMPTS[0], 1)
+    assert np.array_equal(exported, frames(sampler, PROMPTS[0], 1))
+    assert not np.array_equal(exported, frames(load_model(run, [*FEW, "--sample.weights", "raw"]), PROMPTS[0], 1))
 
 
 @pytest.mark.slow
@@ -130,9 +160,9 @@ def test_the_command_writes_videos_and_a_contact_sheet(run, tmp_path):
 
 
 def add(prompt: str, *, style: str = "as_trained", default: int | None = 4, **given: object) -> str:
-    said = {name: given.pop(name) for name in ("fps", "motion") if name in given}
-    section = CaptionNoteSection(in_sampling=style, motion_in_sampling=default, **said)
-    return PromptNote(section, 24).add(prompt, SampleSection(**{"fps": 24, **given}))
+    noted = {name: given.pop(name) for name in ("fps", "motion") if name in given}
+    section = CaptionNoteSection(in_sampling=style, motion_in_sampling=default, **noted)
+    return add_note(CaptionNote(section, 24), SampleRequest(**{"prompt": prompt, "fps": 24, **given}))
 
 
 @pytest.mark.parametrize(
@@ -156,51 +186,49 @@ def test_a_prompt_gets_what_it_does_not_say_itself(found, wanted):
     assert found == wanted
 
 
-def test_a_motion_score_alone_asks_for_the_published_note(world):
-    assert build_note(world.recipe()) is None
-    note = build_note(world.recipe("--sample.motion_score", "7"))
-    assert note is not None and note.section.in_sampling == "sentences"
-    assert note.add("sea", SampleSection(fps=24, motion_score=7)) == "sea. 24 FPS. 7 motion score."
+def test_a_motion_score_alone_asks_for_the_published_note():
+    assert add_note(None, SampleRequest(prompt="sea", fps=24)) == "sea"
+    assert add_note(None, SampleRequest(prompt="sea", fps=24, motion_score=7)) == "sea. 24 FPS. 7 motion score."
 
 
-def test_a_rate_is_spelled_as_clips_of_that_rate_were():
-    section = SampleSection(fps=8)
-    assert PromptNote(CaptionNoteSection(motion=None), 24).add("sea", section) == "sea 8.0 FPS."
+def test_a_rate_is_written_as_clips_of_that_rate_were():
+    request = SampleRequest(prompt="sea", fps=8)
+    assert add_note(CaptionNote(CaptionNoteSection(motion=None), 24), request) == "sea 8.0 FPS."
     published = CaptionNoteSection(motion=None, in_sampling="sentences")
-    assert PromptNote(published, 24).add("sea", section) == "sea. 8 FPS."
+    assert add_note(CaptionNote(published, 24), request) == "sea. 8 FPS."
 
 
 def test_tiles_and_idle_parts_do_not_change_what_is_made(load: Load, model_folders: dict[str, Path]) -> None:
     folder = model_folders["opensora2"]
-    parked = open_sampler(Source(folder, ("--sample.offload", "true")))
-    placement = parked.placement
-    assert placement is not None and placement.resident == set()
-    assert np.array_equal(make_frames(parked), make_frames(load("opensora2")))
+    offloaded = load_model(folder, ("--sample.offload", "true"))
+    offload = offloaded.offload
+    assert offload is not None and offload.resident == set() and load("opensora2").offload is None
+    assert np.array_equal(make_frames(offloaded), make_frames(load("opensora2")))
     # One part at a time: text, the autoencoder for what is given, the denoiser, the autoencoder again.
-    order = [part for part, place in placement.moves if place == "device"]
-    assert order == ["text", "vae", "denoiser", "vae"] and placement.resident == set()
-    assert placement.moves[1::2] == [(part, "host") for part in order]
-    tiled = open_sampler(Source(folder, ("--sample.tile_px", "32")))
+    order = [part for part, to in offload.moves if to == "device"]
+    assert order == ["text", "vae", "denoiser", "vae"] and offload.resident == set()
+    assert offload.moves[1::2] == [(part, "host") for part in order]
+    tiled = load_model(folder, ("--sample.tile_px", "32"))
     near = np.abs(make_frames(tiled, width=64).astype(int) - make_frames(load("opensora2"), width=64)).mean()
-    assert 0 < near < 16 and load("opensora2").placement.resident == {"text", "vae", "denoiser"}
+    assert 0 < near < 16
 
 
 class Recorder(torch.nn.Module):
-    """A part that knows where it was moved."""
+    """A part that records where it was moved."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.places: list[str] = []
+        self.devices: list[str] = []
 
     def to(self, device: torch.device) -> Recorder:  # type: ignore[override]
-        self.places.append(str(device))
+        self.devices.append(str(device))
         return self
 
 
-def test_a_part_is_parked_when_its_work_fails() -> None:
+def test_a_part_leaves_the_device_when_its_work_fails() -> None:
     parts = {"a": Recorder(), "b": Recorder()}
-    placement = Placement(dict(parts), torch.device("meta"), offload=True)
-    with pytest.raises(RuntimeError, match="out of memory"), placement.using("a"):
-        assert placement.resident == {"a"}
+    offload = Offload(dict(parts), torch.device("meta"))
+    with pytest.raises(RuntimeError, match="out of memory"), offload.using("a"):
+        assert offload.resident == {"a"}
         raise RuntimeError("out of memory")
-    assert parts["a"].places == ["cpu", "meta", "cpu"] and placement.resident == set()
+    assert parts["a"].devices == ["cpu", "meta", "cpu"] and offload.resident == set()

@@ -20,16 +20,14 @@ from frameloom.builders.vae import build_vae
 from frameloom.config.loading.recipe import load_recipe, resolve
 from frameloom.core.errors import ConfigError
 from frameloom.distributed.ranks import Ranks
-from frameloom.sampling.batch import LEDGER, join_ranks
-from frameloom.sampling.jobs import Order, fill_order
-from frameloom.sampling.load import Source, open_sampler
+from frameloom.sampling.batch import LOG, join_ranks, run_job
+from frameloom.sampling.load import load_model
 from frameloom.sampling.outputs import read_frames
-from frameloom.sampling.request import Request
 from tests.conftest import World
 from tests.models.text.tiny import make_t5
 from tests.ports import free_ports
 from tests.sampling.conftest import DDPM, SAMPLE, Files, Load, write_shaken
-from tests.sampling.sequence_worker import PROMPT, ROWS, SEED, make_latent, make_latents
+from tests.sampling.sequence_worker import PROMPT, ROWS, SEED, SHORT, make_latent, make_latents
 
 FAMILIES = ("latte", "opensora_plan", "cogvideox_fun", "opensora2")
 TOLERANCE = 1e-5
@@ -103,7 +101,7 @@ def test_two_processes_make_the_clip_of_one(made: Path, load: Load, files: Files
     for name in names:
         size = float(alone[name].abs().max())
         assert all(float((part[name] - alone[name]).abs().max()) < TOLERANCE * size for part in parts)
-    other = make_latent(sampler, Request(PROMPT, SEED + 1))
+    other = make_latent(sampler, sampler.request(PROMPT, SEED + 1))
     assert float((other - alone["text"]).abs().max()) > 0.1
 
 
@@ -121,27 +119,26 @@ def test_processes_skip_the_same_blocks_as_one(made: Path, load: Load, files: Fi
 
 
 def test_a_group_may_split_its_text_encoder(made: Path) -> None:
-    alone = open_sampler(Source(made / "with t5" / "model"))
+    alone = load_model(made / "with t5" / "model")
     whole = alone.text.encoders[0].load()
     assert whole is not None
     num_weights = sum(weight.numel() for weight in whole.parameters())
-    latent = make_latent(alone, Request(PROMPT, SEED))
+    latent = make_latent(alone, alone.request(PROMPT, SEED))
     for rank in range(2):
         part = load_file(made / f"t5-{rank}.safetensors")
         assert float((part["text"] - latent).abs().max()) < TOLERANCE * float(latent.abs().max())
         assert 0.5 <= int(part["held"]) / num_weights < 0.53
-    other = make_latent(alone, Request("a boat", SEED))
+    other = make_latent(alone, alone.request("a boat", SEED))
     assert float((other - latent).abs().max()) > 1e-3, "the model does not listen to its prompt"
 
 
 def test_a_group_writes_each_file_once(made: Path, model_folders: dict[str, Path], tmp_path: Path) -> None:
     paths = [json.loads((made / f"paths-{rank}").read_text()) for rank in range(2)]
     assert paths[0] == paths[1] and len(paths[0]) == len(ROWS)
-    names = [json.loads(line)["file"] for line in (made / "together" / LEDGER).read_text().splitlines()]
+    names = [json.loads(line)["file"] for line in (made / "together" / LOG).read_text().splitlines()]
     assert names == [Path(path).name for path in paths[0]]
     assert not list((made / "together").glob("samples-rank*"))
-    source = Source(model_folders["latte"], ("--sample.steps", "2", "--sample.frames", "5"))
-    alone = fill_order(Order(source, ROWS, tmp_path), tell=print)
+    alone = run_job(lambda: load_model(model_folders["latte"], SHORT), ROWS, tmp_path)
     for ours, theirs in zip(paths[0], alone, strict=True):
         difference = read_frames(Path(ours)).astype(int) - read_frames(theirs).astype(int)
         assert np.abs(difference).mean() < 0.1, "more than what a codec makes of a last bit"

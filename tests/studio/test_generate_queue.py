@@ -1,4 +1,4 @@
-"""Orders are made by one worker, one after the other, as the command makes them; any of them can be cancelled."""
+"""Jobs are run by one worker, one after the other, as the command makes them; any of them can be cancelled."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ import pytest
 import torch
 
 from frameloom.cli.main import main
+from frameloom.config.schema.sampling import SampleRequest
 from frameloom.core.errors import DataError, RunError
-from frameloom.studio.generate.controller import GenerateDesk
-from frameloom.studio.generate.history import convert_clip, list_made, to_wish
-from frameloom.studio.generate.queue import CANCELLED, DONE, FAILED, RUNNING, OrderQueue, Ticket
-from frameloom.studio.generate.requests import OUT, Wish
-from frameloom.studio.server.context import StudioContext
+from frameloom.studio.generate.controller import GenerateController, convert_clip, list_samples
+from frameloom.studio.generate.models import StudioModel
+from frameloom.studio.generate.queue import CANCELLED, DONE, FAILED, RUNNING, Job, JobQueue
+from frameloom.studio.generate.requests import OUT
+from frameloom.studio.server.context import Listing, StudioContext
 from tests.studio.tiny_run import PROMPT, RUN, make_root
 
 _PATIENCE_S = 240.0
@@ -54,24 +55,24 @@ def run_command(*words: str) -> None:
 
 @pytest.mark.slow
 def test_the_worker_makes_what_the_command_makes_and_hears_when_it_shall_stop(root, one_thread, monkeypatch):
-    queue = OrderQueue(root, root / "worker.log", max_waiting=4)
+    queue = JobQueue(root, root / "worker.log", max_waiting=4)
     try:
-        long = queue.submit(Wish(RUN, PROMPT, steps=400, num_samples=16), 6400)
-        plain = queue.submit(Wish(RUN, PROMPT, seed=3), 3)
-        odd = queue.submit(Wish(RUN, _ODD, seed=3, num_samples=2, steps=2, guidance=1.5, negative="b"), 4)
-        waiting = queue.submit(Wish(RUN, PROMPT, seed=9), 3)
-        with pytest.raises(RunError, match="4 orders are in the queue"):
-            queue.submit(Wish(RUN, PROMPT), 3)
+        long = submit(queue, 6400, PROMPT, steps=400, num=16)
+        plain = submit(queue, 3, PROMPT, seed=3)
+        odd = submit(queue, 4, _ODD, seed=3, num=2, steps=2, guidance=1.5, negative_prompt="b")
+        waiting = submit(queue, 3, PROMPT, seed=9)
+        with pytest.raises(RunError, match="4 jobs are in the queue"):
+            submit(queue, 3, PROMPT)
         assert queue.cancel(waiting.id) == "taken out of the queue"
         wait_until(lambda: get(queue, long).done_steps > 2 or not get(queue, long).is_open)
         assert get(queue, long).state == RUNNING
         assert queue.cancel(long.id) == "stops after this step"
         assert queue.wait(long.id, _PATIENCE_S).state == CANCELLED and get(queue, long).done_steps < 6400
-        broken = queue.submit(Wish(RUN, PROMPT, frames=8), 3)
-        for ticket in (plain, odd, broken):
-            queue.wait(ticket.id, _PATIENCE_S)
+        broken = submit(queue, 3, PROMPT, frames=8)
+        for job in (plain, odd, broken):
+            queue.wait(job.id, _PATIENCE_S)
         assert get(queue, plain).state == DONE and get(queue, odd).state == DONE, get(queue, odd).message
-        assert get(queue, broken).state == FAILED and "frames is 8" in get(queue, broken).message
+        assert get(queue, broken).state == FAILED and "frames, not 8" in get(queue, broken).message
         assert get(queue, waiting).state == CANCELLED and get(queue, waiting).files == ()
         assert (root / "worker.log").read_text().count("Traceback") == 0
     finally:
@@ -94,51 +95,60 @@ def test_the_worker_makes_what_the_command_makes_and_hears_when_it_shall_stop(ro
 
 def check_history(root: Path) -> None:
     """The folder alone tells what was made, newest first, and how."""
-    desk = GenerateDesk(StudioContext(root, root / "scratch"))
-    page = desk.draw_history()
-    made = list_made(root / OUT)
-    assert [one.about["seed"] for one in made][-1] == "3" and len(made) == 3
+    context = StudioContext(root, root / "scratch")
+    controller = GenerateController(context)
+    page = controller.draw_history()
+    samples = list_samples(root / OUT)
+    assert [one.about["seed"] for one in samples][-1] == "3" and len(samples) == 3
     assert "<script" not in page and "${" not in page and "{{" not in page and page.count("<video") == 3
-    wish = to_wish(next(one for one in made if one.prompt != PROMPT))
-    assert (wish.prompt, wish.steps, wish.guidance, wish.negative, wish.model) == (_ODD, 2, 1.5, "b", RUN)
+    odd = next(one for one in samples if one.about["prompt"] != PROMPT)
+    assert controller.models.all() == {}, "a link to a run is not followed"
+    controller.models = Listing(lambda: {RUN: StudioModel(RUN)})
+    model, values = controller.read_settings(odd.path.name)
+    assert (values["prompt"], values["steps"], values["guidance"], values["negative_prompt"]) == (_ODD, 2, 1.5, "b")
+    assert model.name == RUN and values["image"] is None
     (root / OUT / "stranger.mp4").write_bytes(b"not a clip")
-    assert len(list_made(root / OUT)) == 3
+    assert len(list_samples(root / OUT)) == 3
     for form in ("gif", "webm", "mp4"):
-        path = convert_clip(made[0], form, root / "studio" / "downloads")
+        path = convert_clip(samples[0], form, root / "studio" / "downloads")
         assert path.suffix == f".{form}" and path.stat().st_size > 100
-    assert convert_clip(made[0], "mp4", root) == made[0].path
-    with pytest.raises(DataError, match="no such file"):
-        desk.find_made("../../recipe.yaml")
-    assert "no such file" in desk.convert("gif:../x.mp4")
+    assert convert_clip(samples[0], "mp4", root) == samples[0].path
+    for call in (controller.find_sample, lambda name: controller.convert(f"gif:{name}")):
+        with pytest.raises(DataError, match="no such file"):
+            call("../../recipe.yaml")
 
 
-def get(queue: OrderQueue, ticket: Ticket) -> Ticket:
-    found = queue.get(ticket.id)
+def submit(queue: JobQueue, total_steps: int, prompt: str, *, num: int = 1, **fields: object) -> Job:
+    return queue.submit(RUN, SampleRequest(prompt=prompt, **fields), num, total_steps)
+
+
+def get(queue: JobQueue, job: Job) -> Job:
+    found = queue.get(job.id)
     assert found is not None
     return found
 
 
-def test_a_worker_that_cannot_start_is_told_and_the_next_order_tries_again(root, monkeypatch, tmp_path):
-    queue = OrderQueue(root, root / "worker.log")
+def test_a_worker_that_cannot_start_is_told_and_the_next_job_tries_again(root, monkeypatch, tmp_path):
+    queue = JobQueue(root, root / "worker.log")
     monkeypatch.setattr("sys.executable", "/bin/false")
     try:
         for _ in range(2):
-            ticket = queue.submit(Wish(RUN, PROMPT), 3)
-            ended = queue.wait(ticket.id, _PATIENCE_S)
+            job = submit(queue, 3, PROMPT)
+            ended = queue.wait(job.id, _PATIENCE_S)
             assert ended.state == FAILED and "exit code 1" in ended.message
     finally:
         queue.close()
 
 
-def test_a_queue_forgets_old_orders_and_says_when_one_is_over(root, monkeypatch):
-    queue = OrderQueue(root, root / "worker.log")
+def test_a_queue_forgets_old_jobs_and_says_when_one_is_over(root, monkeypatch):
+    queue = JobQueue(root, root / "worker.log")
     monkeypatch.setattr("sys.executable", "/bin/false")
     numbers = []
     try:
         for _ in range(30):
-            numbers.append(queue.submit(Wish(RUN, PROMPT), 3).id)
+            numbers.append(submit(queue, 3, PROMPT).id)
             queue.wait(numbers[-1], _PATIENCE_S)
     finally:
         queue.close()
-    assert len(queue.tickets()) <= 21 and queue.get(numbers[0]) is None
+    assert len(queue.jobs()) <= 21 and queue.get(numbers[0]) is None
     assert "over already" in queue.cancel(numbers[-1]) and "over already" in queue.cancel(10**6)

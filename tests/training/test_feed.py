@@ -15,7 +15,7 @@ from frameloom.checkpoint.reader import load_latest
 from frameloom.config.loading.recipe import load_recipe
 from frameloom.core.errors import CacheError, CheckpointError, ConfigError
 from frameloom.data.loading.loader import iterate_batches
-from frameloom.sampling.load import load_sampler
+from frameloom.sampling.load import load_model
 from frameloom.sampling.pipeline import encode_prompts
 from frameloom.training.caching import write_caches
 from frameloom.training.feed import build_feed, count_steps, resolve_num_steps
@@ -147,8 +147,8 @@ def test_a_resumed_run_must_keep_its_notes_and_sampling_uses_them(world, scored)
     run = train(world.recipe(*scored, "--train.steps", "1", text={"note": {}}))
     with pytest.raises(CheckpointError, match=r"text\.note"):
         train(world.recipe(*scored, "--train.steps", "2"), ResumeChoices(accept_recipe_change=True))
-    sampler = load_sampler(run, ["--sample.fps", "8"])
-    states, null = encode_prompts(sampler, ["a red circle"])
+    sampler = load_model(run, ["--sample.fps", "8"])
+    states, null = encode_prompts(sampler, [sampler.request("a red circle")])
     said = sampler.text.encode(["a red circle 8.0 FPS, 4 motion score.", "a red circle", ""]).tokens_BKD
     assert torch.allclose(states.tokens_BKD[0], said[0], atol=1e-5)
     assert not torch.allclose(states.tokens_BKD[0], said[1], atol=1e-2)

@@ -1,7 +1,8 @@
-"""The sections of sampling: defaults of `frameloom sample`, and clips drawn while a denoiser trains."""
+"""Sampling: the defaults of a recipe, the request for one video, and clips drawn while a denoiser trains."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
@@ -58,7 +59,7 @@ class SampleSection(Section):
         default=True, description="add adapters into the weights; false: beside them, slower, the weights untouched"
     )
     sampler: SamplerName = Field(default="default", description="how steps are made; default: the objective's own way")
-    negative_prompt: str = Field(default="", description="what guidance leads away from; empty: the empty caption")
+    negative_prompt: str = Field(default="", description="what not to show; empty: the empty caption")
     guidance_law: Literal["constant", "oscillating", "oscillating_text", "oscillating_image", "dynamic"] = Field(
         default="constant",
         description="over the steps: oscillating to 1 (Open-Sora 2.0; both, text or image), or growing from 1 "
@@ -98,6 +99,32 @@ class SampleSection(Section):
     format: Literal["mp4", "webm", "gif", "png"] = Field(
         default="mp4", description="of clips; png: a folder of frames. A single frame is always a png file"
     )
+
+
+class SampleRequest(SampleSection):
+    """One video or picture to make; the same request gives the same one, alone or among others.
+
+    The one list of what can be asked for: the flags of `frameloom sample`, the columns of a prompts file, the form of
+    the studio and the arguments of `model.sample` are its fields. The files given decide the mode (`sampling.given`).
+    """
+
+    prompt: str = Field(default="", description="what to show")
+    seed: int = Field(default=0, description="seed of the noise")
+    name: str | None = Field(default=None, description="name of the file; null: the prompt", coerce_numbers_to_str=True)
+    ratio: str | None = Field(
+        default=None, description="width:height with about as many pixels as width x height, as 16:9"
+    )
+    image: Path | None = Field(default=None, description="first frame: a picture to start from")
+    last_image: Path | None = Field(default=None, description="last frame: a picture to end with")
+    video: Path | None = Field(default=None, description="a video to continue, or to change with strength")
+    mask: Path | None = Field(default=None, description="a picture or video; white parts of the video are made anew")
+    control: Path | None = Field(default=None, description="a video that a control model follows")
+
+
+MEDIA = ("image", "last_image", "video", "mask", "control")
+"""fields of a request that name files"""
+MODEL_SETTINGS = ("weights", "lora", "words", "lora_scale", "lora_merge", "precision", "tile_px", "offload")
+"""settings that a model is loaded with; all other fields belong to a single request"""
 
 
 class SamplesSection(Section):

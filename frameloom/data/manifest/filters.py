@@ -2,12 +2,15 @@
 
 The language has and, or, not, comparisons (also chained, 1 < x < 5), in [..], not in [..], is null, is not null,
 + - * /, parentheses, numbers, text in quotes, true and false. A column whose name is not a plain word is written in
-back quotes. The text is parsed here and becomes a polars expression; nothing of it is ever executed. As in SQL, a
-comparison with a missing value keeps no row; NaN counts as missing.
+back quotes. As in SQL, a comparison with a missing value keeps no row; NaN counts as missing.
+
+That is the syntax of Python's expressions, so Python's parser reads it, but sees no name or text of the filter: each
+operand is replaced by a placeholder first. From the tree a polars expression is built; nothing of it is ever executed.
 """
 
 from __future__ import annotations
 
+import ast
 import re
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -20,26 +23,27 @@ from frameloom.core.spelling import suggest
 
 Where = str | Mapping[str, Any]
 
-MAX_LENGTH = 10_000
+_MAX_LENGTH = 10_000
 _MAX_DEPTH = 30
 _TOKEN = re.compile(
     r"\s*(?:(?P<number>(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?(?![\w.]))|(?P<text>'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\")"
     r"|(?P<quoted>`[^`]+`)|(?P<name>[^\W\d]\w*)|(?P<symbol><=|>=|==|!=|[-+*/()\[\],<>]))"
 )
-_WORDS = {"and", "or", "not", "in", "is", "null", "true", "false"}
-_COMPARE: dict[str, Callable[[pl.Expr, pl.Expr], pl.Expr]] = {
-    "<": pl.Expr.__lt__,
-    "<=": pl.Expr.__le__,
-    ">": pl.Expr.__gt__,
-    ">=": pl.Expr.__ge__,
-    "==": pl.Expr.__eq__,
-    "!=": pl.Expr.__ne__,
+_WORDS = {"and", "or", "not", "in", "is"}
+_LITERALS = {"null", "true", "false"}
+_COMPARE: dict[type[ast.cmpop], Callable[[pl.Expr, pl.Expr], pl.Expr]] = {
+    ast.Lt: pl.Expr.__lt__,
+    ast.LtE: pl.Expr.__le__,
+    ast.Gt: pl.Expr.__gt__,
+    ast.GtE: pl.Expr.__ge__,
+    ast.Eq: pl.Expr.__eq__,
+    ast.NotEq: pl.Expr.__ne__,
 }
-_CALCULATE: dict[str, Callable[[pl.Expr, pl.Expr], pl.Expr]] = {
-    "+": pl.Expr.__add__,
-    "-": pl.Expr.__sub__,
-    "*": pl.Expr.__mul__,
-    "/": pl.Expr.__truediv__,
+_CALCULATE: dict[type[ast.operator], tuple[str, Callable[[pl.Expr, pl.Expr], pl.Expr]]] = {
+    ast.Add: ("+", pl.Expr.__add__),
+    ast.Sub: ("-", pl.Expr.__sub__),
+    ast.Mult: ("*", pl.Expr.__mul__),
+    ast.Div: ("/", pl.Expr.__truediv__),
 }
 _HINTS = {"=": "write == to compare", "&": "write 'and'", "|": "write 'or'", "!": "write 'not'", "%": "use + - * /"}
 
@@ -71,15 +75,9 @@ def no_rows(condition: Condition, source: str) -> DataError:
     return DataError(f"{source}: no row has {condition.label}; look at the values of its columns")
 
 
-def parse_filter(text: str, schema: Mapping[str, pl.DataType], *, source: str) -> pl.Expr:
-    """The expression for `text`; DataError names the place and the nearest column."""
-    return _Parser(text, schema, source).parse()
-
-
-def check_filter(text: str, *, source: str) -> None:
-    """DataError if no table could be filtered like this; whether the columns exist is not checked."""
-    if text.strip():
-        _Parser(text, None, source).parse()
+def parse_filter(text: str, schema: Mapping[str, pl.DataType] | None, *, source: str) -> pl.Expr:
+    """The expression for `text`; DataError names the place and the nearest column. Without a schema, all pass."""
+    return _Filter(text, schema, source).parse()
 
 
 def check_recipe_filters(recipe: Recipe) -> None:
@@ -89,8 +87,8 @@ def check_recipe_filters(recipe: Recipe) -> None:
     if validation is not None:
         filters.append(("validation.where", validation.where))
     for key, where in filters:
-        if isinstance(where, str):
-            check_filter(where, source=key)
+        if isinstance(where, str) and where.strip():
+            parse_filter(where, None, source=key)
 
 
 def _match_values(name: str, value: Any, schema: Mapping[str, pl.DataType], source: str) -> Condition:
@@ -153,204 +151,191 @@ def _column(name: str, schema: Mapping[str, pl.DataType] | None, problem: str) -
 class _Token(NamedTuple):
     kind: str
     text: str
-    place: int
+    start: int
+
+    @property
+    def ends_operand(self) -> bool:
+        return self.kind not in ("word", "symbol", "end") or self.text in (")", "]")
+
+    def value(self) -> tuple[Any, str | None]:
+        """(value, its kind); the kind is None for a token that is no value."""
+        if self.kind == "number":
+            # polars knows no whole number of more than 38 digits.
+            is_whole = self.text.isdecimal() and len(self.text) <= 38
+            return (int(self.text) if is_whole else float(self.text)), "number"
+        if self.kind == "text":
+            return re.sub(r"\\(.)", r"\1", self.text[1:-1]), "text"
+        if self.kind == "literal":
+            return (None, "null") if self.text == "null" else (self.text == "true", "truth")
+        return None, None
 
 
-class _Parser:
-    """Recursive descent, one method per level of precedence; every level checks the kinds of its parts."""
+class _Filter:
+    """Builds the expression from the tree of Python's parser and checks the kinds of all parts."""
 
     def __init__(self, text: str, schema: Mapping[str, pl.DataType] | None, source: str) -> None:
-        self._text = text
-        self._schema = schema
-        self._source = source
-        self._depth = 0
-        if len(text) > MAX_LENGTH:
-            raise self._wrong(0, f"the filter has {len(text)} characters, at most {MAX_LENGTH} are read")
-        self._tokens = self._scan()
+        self._text, self._schema, self._source = text, schema, source
 
     def parse(self) -> pl.Expr:
-        found = self._either()
-        if self._next.kind != "end":
-            hint = _HINTS.get(self._next.text, "expected 'and', 'or' or the end")
-            raise self._wrong(self._next.place, f"'{self._next.text}' is not expected here; {hint}")
-        return self._need(found, "truth", 0).expression
+        if len(self._text) > _MAX_LENGTH:
+            raise self._wrong(0, f"the filter has {len(self._text)} characters, at most {_MAX_LENGTH} are read")
+        tokens = self._scan()
+        end = _Token("end", "the end", len(self._text))
+        self._tokens = {token.start: token for token in (*tokens, end)}
+        # Operands become names of the same length, so that places in the tree are places in the text.
+        shown = list(" " * len(self._text))
+        for token in tokens:
+            shown[token.start : token.start + len(token.text)] = (
+                token.text if token.kind in ("word", "symbol") else "q" * len(token.text)
+            )
+        try:
+            tree = ast.parse("".join(shown).rstrip() or "?", mode="eval").body if tokens else None
+        except SyntaxError as error:
+            raise self._explain(error, [*tokens, end]) from None
+        except (RecursionError, MemoryError):
+            raise self._too_deep(0) from None
+        if tree is None:
+            raise self._wrong(len(self._text), "expected a column or a value, found 'the end'")
+        return self._need(self._build(tree), "truth", tree).expression
 
     def _scan(self) -> list[_Token]:
         tokens: list[_Token] = []
-        place = 0
-        while self._text[place:].strip():
-            match = _TOKEN.match(self._text, place)
+        open_brackets: list[str] = []
+        start = 0
+        while self._text[start:].strip():
+            match = _TOKEN.match(self._text, start)
             if match is None or match.lastgroup is None:
-                place += len(self._text[place:]) - len(self._text[place:].lstrip())
-                sign = self._text[place]
+                start += len(self._text[start:]) - len(self._text[start:].lstrip())
+                sign = self._text[start]
                 hint = "the quote is not closed" if sign in "'\"`" else _HINTS.get(sign, "it has no meaning here")
-                raise self._wrong(place, f"'{sign}' cannot be read; {hint}")
+                raise self._wrong(start, f"'{sign}' cannot be read; {hint}")
             kind, text = match.lastgroup, match[match.lastgroup]
-            if kind == "name" and text.lower() in _WORDS:
-                kind, text = "word", text.lower()
-            tokens.append(_Token(kind, text, match.start(match.lastgroup)))
-            place = match.end()
-        return [*tokens, _Token("end", "the end", len(self._text))]
+            if kind == "name" and text.lower() in _WORDS | _LITERALS:
+                kind, text = "word" if text.lower() in _WORDS else "literal", text.lower()
+            token = _Token(kind, text, match.start(match.lastgroup))
+            starts_operand = kind not in ("word", "symbol") or text in ("(", "[")
+            if tokens and tokens[-1].ends_operand and starts_operand:
+                if "[" in open_brackets[-1:]:
+                    raise self._wrong(token.start, f"expected ',', found '{text}'")
+                raise self._unexpected(token)
+            if text in ("(", "["):
+                open_brackets.append(text)
+            elif text in (")", "]") and open_brackets:
+                open_brackets.pop()
+            if len(open_brackets) > _MAX_DEPTH:
+                raise self._too_deep(token.start)
+            tokens.append(token)
+            start = match.end()
+        return tokens
 
-    @property
-    def _next(self) -> _Token:
-        return self._tokens[0]
+    def _explain(self, error: SyntaxError, tokens: list[_Token]) -> DataError:
+        if "never closed" in error.msg:
+            opened = self._text[(error.offset or 1) - 1]
+            return self._wrong(len(self._text), f"expected '{')' if opened == '(' else ']'}', found 'the end'")
+        place = (error.offset or len(self._text) + 1) - 1
+        number, token = next(
+            (n, token) for n, token in enumerate(tokens) if token.start >= place or token.kind == "end"
+        )
+        if number and tokens[number - 1].ends_operand:
+            return self._unexpected(token)
+        is_not_in = number > 1 and tokens[number - 1].text == "not" and tokens[number - 2].ends_operand
+        wanted = "'in'" if is_not_in else "a column or a value"
+        return self._wrong(token.start, f"expected {wanted}, found '{token.text}'")
 
-    def _take(self, *texts: str) -> _Token | None:
-        """The next token, if it is a word or a sign of `texts`."""
-        if self._next.kind in ("word", "symbol") and self._next.text in texts:
-            return self._tokens.pop(0)
-        return None
+    def _build(self, node: ast.expr, depth: int = 0) -> _Typed:
+        if depth > _MAX_DEPTH:
+            raise self._too_deep(node.col_offset)
+        match node:
+            case ast.Name():
+                token = self._tokens[node.col_offset]
+                value, kind = token.value()
+                if kind is not None:
+                    return _Typed(pl.lit(value), kind, token.text)
+                name = token.text.strip("`")
+                return _column(name, self._schema, self._message(token.start, f"no column '{name}'"))
+            case ast.BoolOp():
+                parts = [self._need(self._build(part, depth + 1), "truth", part).expression for part in node.values]
+                join, word = (pl.all_horizontal, "and") if isinstance(node.op, ast.And) else (pl.any_horizontal, "or")
+                return _Typed(join(parts), "truth", f"the part with '{word}'")
+            case ast.UnaryOp(op=ast.Not()):
+                inner = self._need(self._build(node.operand, depth + 1), "truth", node.operand)
+                return _Typed(~inner.expression, "truth", "the part with 'not'")
+            case ast.UnaryOp(op=ast.USub()):
+                inner = self._need(self._build(node.operand, depth + 1), "number", node.operand)
+                # polars cannot negate 128 bits, but subtract them.
+                return _Typed(pl.lit(0) - inner.expression, "number", f"-{inner.label}")
+            case ast.BinOp() if type(node.op) in _CALCULATE:
+                return self._calculate(node, depth)
+            case ast.Compare():
+                return self._compare(node, depth)
+        usable = "and, or, not, comparisons, in [..], is null, + - * /"
+        raise self._wrong(node.col_offset, f"this is no part of the language of filters; use {usable}")
 
-    def _expect(self, text: str) -> None:
-        if not self._take(text):
-            raise self._wrong(self._next.place, f"expected '{text}', found '{self._next.text}'")
+    def _calculate(self, node: ast.BinOp, depth: int) -> _Typed:
+        # A long sum is a deep tree, but not a deep filter.
+        steps = [node]
+        while isinstance(steps[-1].left, ast.BinOp) and type(steps[-1].left.op) in _CALCULATE:
+            steps.append(steps[-1].left)
+        found = self._need(self._build(steps[-1].left, depth + 1), "number", steps[-1].left)
+        for step in reversed(steps):
+            right = self._need(self._build(step.right, depth + 1), "number", step.right)
+            sign, calculate = _CALCULATE[type(step.op)]
+            found = _Typed(
+                calculate(found.expression, right.expression), "number", f"{found.label} {sign} {right.label}"
+            )
+        return found
 
-    def _either(self) -> _Typed:
-        return self._join(self._both, "or", pl.any_horizontal)
-
-    def _both(self) -> _Typed:
-        return self._join(self._negation, "and", pl.all_horizontal)
-
-    def _join(self, part: Callable[[], _Typed], word: str, join: Callable[[list[pl.Expr]], pl.Expr]) -> _Typed:
-        place = self._next.place
-        found = part()
-        parts = [found]
-        while token := self._take(word):
-            parts.append(self._need(part(), "truth", token.place))
-        if len(parts) == 1:
-            return found
-        self._need(found, "truth", place)
-        return _Typed(join([item.expression for item in parts]), "truth", f"the part with '{word}'")
-
-    def _negation(self) -> _Typed:
-        if token := self._take("not"):
-            inner = self._need(self._deeper(self._negation, token.place), "truth", token.place)
-            return _Typed(~inner.expression, "truth", "the part with 'not'")
-        return self._comparison()
-
-    def _comparison(self) -> _Typed:
-        place = self._next.place
-        left = self._sum()
-        if self._take("is"):
-            negated = self._take("not") is not None
-            self._expect("null")
-            found = left.expression.is_not_null() if negated else left.expression.is_null()
-            return _Typed(found, "truth", "the part with 'is null'")
-        negated = self._take("not") is not None
-        if negated or self._next.text == "in":
-            self._expect("in")
-            return self._membership(left, negated, place)
+    def _compare(self, node: ast.Compare, depth: int) -> _Typed:
+        left = self._build(node.left, depth + 1)
         checks: list[pl.Expr] = []
-        while token := self._take(*_COMPARE):
-            right = self._sum()
-            self._comparable(left, right, token)
-            checks.append(_COMPARE[token.text](left.expression, right.expression))
+        for operator, item in zip(node.ops, node.comparators, strict=True):
+            if isinstance(operator, ast.Is | ast.IsNot):
+                token = self._tokens[item.col_offset]
+                if len(node.ops) > 1 or not isinstance(item, ast.Name) or token.text != "null":
+                    raise self._wrong(item.col_offset, f"expected 'null', found '{token.text}'")
+                is_null = left.expression.is_null()
+                return _Typed(is_null if isinstance(operator, ast.Is) else ~is_null, "truth", "the part with 'is null'")
+            if isinstance(operator, ast.In | ast.NotIn):
+                if not isinstance(item, ast.List) or len(node.ops) > 1:
+                    raise self._wrong(item.col_offset, f"expected '[', found '{self._tokens[item.col_offset].text}'")
+                found = _is_one_of(left, [self._literal(element, left) for element in item.elts])
+                return _Typed(found if isinstance(operator, ast.In) else ~found, "truth", "the part with 'in'")
+            right = self._build(item, depth + 1)
+            if "null" in (left.kind, right.kind):
+                raise self._wrong(item.col_offset, "nothing compares with null; write 'is null' or 'is not null'")
+            if _UNKNOWN not in (left.kind, right.kind) and (left.kind != right.kind or left.kind == "other"):
+                parts = f"{left.label} ({_PLURAL[left.kind]}) and {right.label} ({_PLURAL[right.kind]})"
+                raise self._wrong(item.col_offset, f"{parts} cannot be compared")
+            checks.append(_COMPARE[type(operator)](left.expression, right.expression))
             left = right
-        if not checks:
-            return left
         return _Typed(pl.all_horizontal(checks) if len(checks) > 1 else checks[0], "truth", "the comparison")
 
-    def _comparable(self, left: _Typed, right: _Typed, token: _Token) -> None:
-        if "null" in (left.kind, right.kind):
-            raise self._wrong(token.place, "nothing compares with null; write 'is null' or 'is not null'")
-        if _UNKNOWN in (left.kind, right.kind):
-            return
-        if left.kind != right.kind or left.kind == "other":
-            parts = f"{left.label} ({_PLURAL[left.kind]}) and {right.label} ({_PLURAL[right.kind]})"
-            raise self._wrong(token.place, f"{parts} cannot be compared")
-
-    def _membership(self, left: _Typed, negated: bool, place: int) -> _Typed:
-        self._expect("[")
-        values: list[Any] = []
-        while not self._take("]"):
-            if values:
-                self._expect(",")
-            values.append(self._literal(left))
-        found = _is_one_of(left, values)
-        return _Typed(~found if negated else found, "truth", "the part with 'in'")
-
-    def _literal(self, left: _Typed) -> Any:
-        token = self._tokens.pop(0)
-        minus = token.kind == "symbol" and token.text == "-"
-        if minus:
-            token = self._tokens.pop(0)
-        value, kind = _value(token)
-        if kind is None or (minus and kind != "number"):
-            raise self._wrong(token.place, f"expected a value in the list, found '{token.text}'")
+    def _literal(self, node: ast.expr, left: _Typed) -> Any:
+        is_negative = isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub)
+        leaf = node.operand if isinstance(node, ast.UnaryOp) and is_negative else node
+        token = self._tokens[leaf.col_offset]
+        value, kind = token.value() if isinstance(leaf, ast.Name) else (None, None)
+        if kind is None or (is_negative and kind != "number"):
+            raise self._wrong(token.start, f"expected a value in the list, found '{token.text}'")
         if kind != left.kind and left.kind != _UNKNOWN:
-            raise self._wrong(token.place, f"{token.text} is {kind}, but {left.label} holds {_PLURAL[left.kind]}")
-        return -value if minus else value
+            raise self._wrong(token.start, f"{token.text} is {kind}, but {left.label} holds {_PLURAL[left.kind]}")
+        return -value if is_negative else value
 
-    def _sum(self) -> _Typed:
-        return self._calculate(self._product, "+", "-")
-
-    def _product(self) -> _Typed:
-        return self._calculate(self._signed, "*", "/")
-
-    def _calculate(self, part: Callable[[], _Typed], *signs: str) -> _Typed:
-        place = self._next.place
-        left = part()
-        while token := self._take(*signs):
-            self._need(left, "number", place)
-            right = self._need(part(), "number", token.place)
-            combined = _CALCULATE[token.text](left.expression, right.expression)
-            left = _Typed(combined, "number", f"{left.label} {token.text} {right.label}")
-        return left
-
-    def _signed(self) -> _Typed:
-        if token := self._take("-"):
-            inner = self._need(self._deeper(self._signed, token.place), "number", token.place)
-            # polars cannot negate 128 bits, but subtract them.
-            return _Typed(pl.lit(0) - inner.expression, "number", f"-{inner.label}")
-        return self._atom()
-
-    def _atom(self) -> _Typed:
-        if token := self._take("("):
-            inner = self._deeper(self._either, token.place)
-            self._expect(")")
-            return inner
-        token = self._tokens[0] if self._next.kind == "end" else self._tokens.pop(0)
-        value, kind = _value(token)
-        if kind is not None:
-            return _Typed(pl.lit(value), kind, token.text)
-        if token.kind in ("name", "quoted"):
-            name = token.text.strip("`")
-            return _column(name, self._schema, self._message(token.place, f"no column '{name}'"))
-        raise self._wrong(token.place, f"expected a column or a value, found '{token.text}'")
-
-    def _deeper(self, part: Callable[[], _Typed], place: int) -> _Typed:
-        self._depth += 1
-        if self._depth > _MAX_DEPTH:
-            raise self._wrong(place, f"more than {_MAX_DEPTH} levels of brackets and signs")
-        found = part()
-        self._depth -= 1
-        return found
-
-    def _need(self, found: _Typed, kind: str, place: int) -> _Typed:
+    def _need(self, found: _Typed, kind: str, node: ast.expr) -> _Typed:
         if found.kind not in (kind, _UNKNOWN):
             wanted = "a number" if kind == "number" else "a comparison, e.g. height >= 480"
-            raise self._wrong(place, f"{found.label} is {_PLURAL[found.kind]}; expected {wanted}")
+            raise self._wrong(node.col_offset, f"{found.label} is {_PLURAL[found.kind]}; expected {wanted}")
         return found
 
-    def _wrong(self, place: int, text: str) -> DataError:
-        return DataError(self._message(place, text))
+    def _unexpected(self, token: _Token) -> DataError:
+        return self._wrong(token.start, f"'{token.text}' is not expected here; expected 'and', 'or' or the end")
 
-    def _message(self, place: int, text: str) -> str:
+    def _too_deep(self, start: int) -> DataError:
+        return self._wrong(start, f"more than {_MAX_DEPTH} levels of brackets and signs")
+
+    def _wrong(self, start: int, text: str) -> DataError:
+        return DataError(self._message(start, text))
+
+    def _message(self, start: int, text: str) -> str:
         shown = self._text if len(self._text) <= 200 else self._text[:200] + "..."
-        return f'{self._source}: filter "{shown}", character {place + 1}: {text}'
-
-
-def _value(token: _Token) -> tuple[Any, str | None]:
-    """(value, its kind); the kind is None for a token that is no value."""
-    if token.kind == "number":
-        # polars knows no whole number of more than 38 digits.
-        is_whole = token.text.isdecimal() and len(token.text) <= 38
-        return (int(token.text) if is_whole else float(token.text)), "number"
-    if token.kind == "text":
-        return re.sub(r"\\(.)", r"\1", token.text[1:-1]), "text"
-    if token.kind == "word" and token.text in ("true", "false"):
-        return token.text == "true", "truth"
-    if token.kind == "word" and token.text == "null":
-        return None, "null"
-    return None, None
+        return f'{self._source}: filter "{shown}", character {start + 1}: {text}'

@@ -11,7 +11,7 @@ from frameloom.studio.data.clip_table import ClipFilter
 from frameloom.studio.data.clips import add_thumb_route
 from frameloom.studio.data.controller import OWN_SHAPES, DataDesk, Edits, describe_edits
 from frameloom.studio.recipe.files import list_manifests, list_recipes
-from frameloom.studio.server.context import StudioContext, on_page_load, tell_errors
+from frameloom.studio.server.context import StudioContext, on_page_load, show_errors
 from frameloom.studio.server.markup import note
 
 # One listener for the whole table: its content is replaced with every page.
@@ -65,8 +65,8 @@ def build_data(context: StudioContext) -> None:
         with gr.Tab("Broken files", id="broken"):
             broken = gr.HTML(elem_id="broken-files")
 
-    gr.on(None, tell_errors(desk.summarize), [manifest], [totals, broken, clips.target], show_progress="hidden")
-    gr.on(None, tell_errors(desk.group), [manifest, policy], [buckets], show_progress="minimal")
+    gr.on(None, show_errors(desk.summarize), [manifest], [totals, broken, clips.target], show_progress="hidden")
+    gr.on(None, show_errors(desk.group), [manifest, policy], [buckets], show_progress="minimal")
     again.click(lambda chosen: _look_again(context, chosen), [manifest], [manifest])
     _wire_clips(desk, clips, manifest)
 
@@ -130,7 +130,7 @@ def _wire_clips(desk: DataDesk, clips: _Clips, manifest: Any) -> None:
         return show(name, 0, *rest)
 
     def turn(step: int) -> Any:
-        return tell_errors(lambda name, page, *rest: show(name, page + step, *rest))
+        return show_errors(lambda name, page, *rest: show(name, page + step, *rest))
 
     def pick(name: str, changed: Edits, event: gr.EventData) -> tuple[str, str, str, int]:
         row = int(event.row)
@@ -151,15 +151,15 @@ def _wire_clips(desk: DataDesk, clips: _Clips, manifest: Any) -> None:
     quiet: dict[str, Any] = {"show_progress": "hidden", "trigger_mode": "always_last"}
     manifest.change(
         forget, None, [clips.viewer, clips.caption, clips.facts, chosen, edits, clips.waiting], show_progress="hidden"
-    ).then(tell_errors(first), asked, shown, **quiet)
-    on_page_load(tell_errors(first), asked, shown, **quiet)
-    gr.on([part.change for part in clips.filters], tell_errors(first), asked, shown, **quiet)
+    ).then(show_errors(first), asked, shown, **quiet)
+    on_page_load(show_errors(first), asked, shown, **quiet)
+    gr.on([part.change for part in clips.filters], show_errors(first), asked, shown, **quiet)
     clips.back.click(turn(-1), asked, shown, **quiet)
     clips.forward.click(turn(1), asked, shown, **quiet)
     clips.grid.click(
-        tell_errors(pick), [manifest, edits], [clips.viewer, clips.caption, clips.facts, chosen], show_progress="hidden"
-    ).then(tell_errors(show), asked, shown, **quiet)
+        show_errors(pick), [manifest, edits], [clips.viewer, clips.caption, clips.facts, chosen], show_progress="hidden"
+    ).then(show_errors(show), asked, shown, **quiet)
     clips.keep.click(
-        tell_errors(keep), [manifest, chosen, clips.caption, edits], [edits, clips.waiting], show_progress="hidden"
-    ).then(tell_errors(show), asked, shown, **quiet)
-    clips.write.click(tell_errors(write), [manifest, edits, clips.target], [manifest, edits])
+        show_errors(keep), [manifest, chosen, clips.caption, edits], [edits, clips.waiting], show_progress="hidden"
+    ).then(show_errors(show), asked, shown, **quiet)
+    clips.write.click(show_errors(write), [manifest, edits, clips.target], [manifest, edits])

@@ -2,198 +2,223 @@
 
 from __future__ import annotations
 
+import os
 import shutil
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from frameloom.core.errors import ConfigError, DataError, FrameloomError
-from frameloom.studio.generate.history import Made, convert_clip, keep_upload, list_made, to_wish
-from frameloom.studio.generate.models import ModelFacts, ModelIndex
-from frameloom.studio.generate.queue import WAITING, OrderQueue, Ticket
-from frameloom.studio.generate.requests import FORMATS, OUT, UPLOADS, Wish, check_wish, clean_prompt, drop_defaults
-from frameloom.studio.server.context import StudioContext
-from frameloom.studio.server.markup import badge, bar, button, player, problem_list, safe, status
+from frameloom.config.schema.sampling import SampleRequest
+from frameloom.core.errors import ConfigError, DataError
+from frameloom.core.files import digest_file
+from frameloom.data.media.writing import CONTACT_SHEET
+from frameloom.sampling.request import complete_request
+from frameloom.studio.generate.models import StudioModel, find_models
+from frameloom.studio.generate.queue import WAITING, Job, JobQueue
+from frameloom.studio.generate.requests import (
+    FIELDS,
+    FORMATS,
+    OUT,
+    OWN_SIZE,
+    UPLOADS,
+    check_values,
+    format_command,
+    keep_upload,
+    read_form,
+)
+from frameloom.studio.runs.samples import CLIPS
+from frameloom.studio.server.context import Listing, StudioContext
+from frameloom.studio.server.markup import badge, bar, button, link, player, safe, status
 
 _SHOWN = 24
 _ENDED_SHOWN = 3
-OWN_SIZE = "custom"
+_SUFFIXES = (".mp4", ".webm", ".gif", ".png")
+_MAX_LISTED = 200
 
 
 @dataclass(frozen=True)
-class Form:
-    """The fields of the page as they come: numbers may be missing, and files lie in the server's scratch folder."""
+class SavedSample:
+    """A finished file and its metadata."""
 
-    model: str | None
-    prompt: str | None
-    negative: str | None
-    seed: float | None
-    num_samples: float | None
-    steps: float | None
-    guidance: float | None
-    sampler: str | None
-    frames: float | None
-    width: float | None
-    height: float | None
-    ratio: str | None
-    fps: float | None
-    format: str | None
-    head: str | None
-    tail: str | None
+    path: Path
+    about: dict[str, str]
+
+    @property
+    def is_clip(self) -> bool:
+        return self.path.suffix.lower() in CLIPS
+
+    def describe(self) -> str:
+        """One line of the settings that matter most."""
+        about = {name.removeprefix("sample."): _plain(value) for name, value in self.about.items()}
+        frames, step = about.get("frames", "1"), about.get("step")
+        model = about.get("model", about.get("run", "?")) + (f" at step {step}" if step else "")
+        length = "1 frame" if frames == "1" else f"{frames} frames at {about.get('fps', '?')} fps"
+        settings = f"{about.get('steps', '?')} steps, guidance {about.get('guidance', '?')}"
+        size = f"{about.get('width', '?')}x{about.get('height', '?')}"
+        return f"seed {about['seed']} · {settings} · {size} · {length} · {model}"
 
 
-class GenerateDesk:
-    """Everything behind the place; one for all pages of a studio."""
+def _plain(text: str) -> str:
+    try:
+        return f"{float(text):g}"
+    except ValueError:
+        return text
+
+
+def list_samples(folder: Path, most: int = _MAX_LISTED) -> list[SavedSample]:
+    """The newest first; files without metadata of a sample are left out."""
+    found = []
+    try:
+        with os.scandir(folder) as entries:
+            for entry in entries:
+                is_media = entry.name.lower().endswith(_SUFFIXES) and entry.name != CONTACT_SHEET
+                if is_media and not entry.name.startswith(".") and entry.is_file(follow_symlinks=False):
+                    facts = entry.stat(follow_symlinks=False)
+                    found.append((facts.st_mtime_ns, entry.name, facts.st_size))
+    except OSError:
+        return []
+    samples = [_read(folder / name, changed, size) for changed, name, size in sorted(found, reverse=True)[:most]]
+    return [sample for sample in samples if sample is not None]
+
+
+@lru_cache(maxsize=1024)
+def _read(path: Path, _changed_ns: int, _num_bytes: int) -> SavedSample | None:
+    from frameloom.sampling.outputs import read_about
+
+    try:
+        return SavedSample(path, read_about(path))
+    except DataError:
+        return None
+
+
+def convert_clip(sample: SavedSample, form: str, folder: Path) -> Path:
+    """The clip in another container, kept in `folder` for the next time; the file itself if it has that form."""
+    from frameloom.sampling.outputs import read_frames, write_frames
+
+    if form not in FORMATS:
+        raise DataError(f"{form[:20]}: no such format; choose {', '.join(FORMATS)}")
+    if sample.path.suffix.lower() in (f".{form}", ".png"):
+        return sample.path
+    target = folder / f"{sample.path.stem}-{digest_file(sample.path)[:8]}.{form}"
+    if not target.is_file():
+        folder.mkdir(parents=True, exist_ok=True)
+        about = {**sample.about, "sample.format": form}
+        write_frames(target, read_frames(sample.path), float(about.get("sample.fps", "8")), about)
+    return target
+
+
+class GenerateController:
+    """Everything behind the tab; one for all pages of a studio."""
 
     def __init__(self, context: StudioContext) -> None:
         self.context = context
-        self.models = ModelIndex(context.root)
-        self.queue = OrderQueue(context.root, context.scratch / "worker.log")
+        self.models = Listing(lambda: find_models(context.root))
+        self.queue = JobQueue(context.root, context.scratch / "worker.log")
         self.folder = context.root / OUT
         self.downloads = context.root / "studio" / "downloads"
 
-    def model_names(self) -> list[str]:
-        return list(self.models.places())
-
-    def order(self, form: Form) -> str:
-        """Put an order into the queue; says so, or what is wrong with it."""
-        try:
-            wish, facts = self.read_form(form)
-            ticket = self.queue.submit(wish, self._count_steps(wish, facts))
-        except FrameloomError as error:
-            return _tell(error)
-        except (ValueError, OverflowError) as error:
-            return problem_list([f"a number cannot be read ({error}); type it again"])
-        command = f'<code class="rg-command" tabindex="0">{safe(wish.command())}</code>'
+    def submit(self, name: str | None, values: Mapping[str, Any]) -> str:
+        """Put a job into the queue; the answer has the command that would make the same."""
+        request, num = self.read_form(name, values)
+        model = self.models.all()[name or ""]
+        job = self.queue.submit(model.name, request, num, num * complete_request(request, model.settings).steps)
+        command = f'<code class="rg-command" tabindex="0">{safe(format_command(model.name, request, num))}</code>'
         return (
-            status(f"Order {ticket.id} is in the queue.")
+            status(f"Queued as job {job.id}.")
             + f'<details class="rg-more"><summary>The same from a terminal</summary>{command}</details>'
         )
 
-    def read_form(self, form: Form) -> tuple[Wish, ModelFacts]:
-        """The wish, checked; pictures are decoded and kept only when all the rest is right."""
-        place = self.models.get(form.model or "")
-        if place is None:
+    def read_form(self, name: str | None, values: Mapping[str, Any]) -> tuple[SampleRequest, int]:
+        """The checked request and how many samples of it; pictures are decoded and kept when all the rest is right."""
+        model = self.models.all().get(name or "")
+        if model is None:
             raise ConfigError("Model: choose one from the list")
-        facts = self.models.facts(place.name)
-        is_own = form.ratio in (None, "", OWN_SIZE)
-        wish = Wish(
-            model=place.name,
-            prompt=clean_prompt(form.prompt or ""),
-            seed=_whole(form.seed, 0),
-            num_samples=_whole(form.num_samples, 1),
-            negative=clean_prompt(form.negative or ""),
-            steps=_maybe(form.steps),
-            guidance=None if form.guidance is None else float(form.guidance),
-            sampler=form.sampler if form.sampler in facts.samplers else None,
-            frames=_maybe(form.frames) if facts.makes_clips else None,
-            height=_maybe(form.height) if is_own else None,
-            width=_maybe(form.width) if is_own else None,
-            ratio=None if is_own else form.ratio,
-            fps=None if form.fps is None or not facts.makes_clips else float(form.fps),
-            format=form.format if form.format in FORMATS else None,
-        )
-        wish = drop_defaults(wish, facts)
-        check_wish(wish, place, facts, self.context.limits)
-        head, tail = (form.head, form.tail) if facts.takes_image else (None, None)
-        return replace(wish, head=self._keep(head), tail=self._keep(tail)), facts
+        given = read_form(values, model)
+        num = given.pop("num", 1)
+        pictures = {key: given.pop(key) for key in ("image", "last_image") if key in given}
+        request = check_values({**given, "num": num}, model, self.context.limits)
+        kept: dict[str, Any] = {key: Path(self._keep(path)) for key, path in pictures.items()}
+        return request.model_copy(update=kept), int(num)
 
-    def _keep(self, path: str | None) -> str | None:
+    def _keep(self, path: str) -> str:
         """A picture that the page has put into the scratch folder."""
-        if not path:
-            return None
         file = Path(path).resolve()
         if not file.is_relative_to(self.context.scratch):
             raise DataError("Image: send it once more")
         return keep_upload(file, self.context.root, max_bytes=self.context.limits.upload_bytes)
 
-    def _count_steps(self, wish: Wish, facts: ModelFacts) -> int:
-        return (wish.steps or facts.settings.steps) * wish.num_samples
-
     def version(self) -> list[object]:
         """Changes when the queue or the folder does."""
-        tickets = [(one.id, one.state, one.done_steps, one.asked_to_stop) for one in self.queue.tickets()]
+        jobs = [(one.id, one.state, one.done_steps, one.is_stopping) for one in self.queue.jobs()]
         try:
             changed = self.folder.stat().st_mtime_ns
         except OSError:
             changed = 0
-        return [tickets, changed]
+        return [jobs, changed]
 
     def draw_queue(self) -> str:
-        """Orders that are made or wait, and the last ones that ended."""
-        tickets = self.queue.tickets()
-        shown = [one for one in tickets if one.is_open] + [one for one in tickets if not one.is_open][:_ENDED_SHOWN]
+        """Jobs that run or wait, and the last ones that ended."""
+        jobs = self.queue.jobs()
+        shown = [one for one in jobs if one.is_open] + [one for one in jobs if not one.is_open][:_ENDED_SHOWN]
         if not shown:
             return '<p class="rg-empty">Nothing in the queue.</p>'
-        rows = "".join(self._draw_ticket(ticket) for ticket in shown)
+        rows = "".join(_draw_job(job) for job in shown)
         return f'<div class="rg-scroll"><table class="rg-table rg-queue">{rows}</table></div>'
 
-    def _draw_ticket(self, ticket: Ticket) -> str:
-        progress = ""
-        if ticket.is_open and ticket.state != WAITING:
-            done = min(ticket.done_steps, ticket.total_steps)
-            progress = f" <small>step {done} of {ticket.total_steps}</small>{bar(done, ticket.total_steps)}"
-        message = f'<br><small class="rg-failed">{safe(ticket.message)}</small>' if ticket.message else ""
-        label = "End now" if ticket.asked_to_stop else "Cancel"
-        acts = button("cancel", ticket.id, label, hint=f"{label}: order {ticket.id}") if ticket.is_open else ""
-        return (
-            f'<tr data-ticket="{ticket.id}" data-state="{ticket.state}"><td class="rg-name">{safe(ticket.wish.prompt)}'
-            f"<br><small>order {ticket.id} · seed {ticket.wish.seed} · {safe(ticket.wish.model)}</small></td>"
-            f'<td>{badge(ticket.state)}{progress}{message}</td><td class="rg-acts">{acts}</td></tr>'
-        )
-
     def cancel(self, key: str) -> str:
-        return status(self.queue.cancel(int(key)) if key.isdecimal() else "no such order")
+        return status(self.queue.cancel(int(key)) if key.isdecimal() else "no such job")
 
-    def list_made(self) -> list[Made]:
-        return list_made(self.folder, _SHOWN)
-
-    def find_made(self, name: str) -> Made:
+    def find_sample(self, name: str) -> SavedSample:
         """A file by a name that a page sent: one of those that are shown."""
-        for made in list_made(self.folder):
-            if made.path.name == name:
-                return made
+        for sample in list_samples(self.folder):
+            if sample.path.name == name:
+                return sample
         raise DataError(f"{name[:80]}: no such file any more")
 
     def draw_history(self) -> str:
-        made = self.list_made()
-        if not made:
-            return '<p class="rg-empty">What you make appears here, and stays: it is read from the files.</p>'
-        return f'<div class="rg-clips rg-wide">{"".join(self._draw_made(one) for one in made)}</div>'
+        samples = list_samples(self.folder, _SHOWN)
+        if not samples:
+            return '<p class="rg-empty">Samples appear here, and stay: they are read from the files.</p>'
+        return f'<div class="rg-clips rg-wide">{"".join(self._draw_sample(one) for one in samples)}</div>'
 
-    def _draw_made(self, made: Made) -> str:
-        name, own = made.path.name, made.path.suffix.lower().lstrip(".")
+    def _draw_sample(self, sample: SavedSample) -> str:
+        name, own, prompt = sample.path.name, sample.path.suffix.lower().lstrip("."), sample.about["prompt"]
         acts = [button("use", name, "Use these settings", hint=f"Use the settings of {name}")]
-        acts.append(_link(self.context, made.path))
-        for form in FORMATS if made.is_clip else ():
+        acts.append(link(self.context, sample.path))
+        for form in FORMATS if sample.is_clip else ():
             if form != own:
                 acts.append(button("convert", f"{form}:{name}", form, hint=f"get {name} as {form}"))
         return (
-            f'<div class="rg-clip" data-file="{safe(name)}">{player(self.context, made.path, made.prompt)}<div>'
-            f'<p>{safe(made.prompt)}</p><small class="rg-soft">{safe(made.describe())}</small><br>'
+            f'<div class="rg-clip" data-file="{safe(name)}">{player(self.context, sample.path, prompt)}<div>'
+            f'<p>{safe(prompt)}</p><small class="rg-soft">{safe(sample.describe())}</small><br>'
             f"{''.join(acts)}</div></div>"
         )
 
     def convert(self, key: str) -> str:
-        """Another format of a file; says where to get it."""
+        """Another format of a file, with a link to it."""
         form, _, name = key.partition(":")
-        try:
-            path = convert_clip(self.find_made(name), form, self.downloads)
-        except FrameloomError as error:
-            return _tell(error)
-        return f'<p class="rg-note" role="status">Ready: {_link(self.context, path, path.name)}</p>'
+        path = convert_clip(self.find_sample(name), form, self.downloads)
+        return f'<p class="rg-note" role="status">Ready: {link(self.context, path, path.name)}</p>'
 
-    def read_settings(self, name: str) -> Wish:
-        """The form of a file; pictures that are no longer there are left out."""
-        wish = to_wish(self.find_made(name))
-        return replace(wish, head=self._lend(wish.head), tail=self._lend(wish.tail))
+    def read_settings(self, name: str) -> tuple[StudioModel, dict[str, Any]]:
+        """The model of a file, and the form as it was; pictures that no longer exist are left out."""
+        from frameloom.sampling.outputs import read_request
 
-    def _lend(self, name: str | None) -> str | None:
-        """A copy of a kept picture in the scratch folder, which is all that the page may take files from."""
-        if name is None or not name.startswith(f"{UPLOADS}/"):
+        about = self.find_sample(name).about
+        request = read_request(about, where=name)
+        model = self.models.all().get(about.get("model", ""))
+        if model is None:
+            raise DataError(f"its model {about.get('model')} is not below this folder any more; choose another")
+        lent = {key: self._lend(getattr(request, key)) for key in ("image", "last_image")}
+        return model, {**form_values(request, model), **lent}
+
+    def _lend(self, path: Path | None) -> str | None:
+        """A copy of a kept picture in the scratch folder, the only place that the page may take files from."""
+        if path is None or not path.as_posix().startswith(f"{UPLOADS}/"):
             return None
-        file = self.context.resolve(name, where="image")
+        file = self.context.resolve(path.as_posix(), where="image")
         if not file.is_file():
             return None
         copy = self.context.scratch / "given" / file.name
@@ -202,44 +227,29 @@ class GenerateDesk:
         return str(copy)
 
 
-def form_values(wish: Wish, facts: ModelFacts) -> dict[str, Any]:
-    """Values of the fields for a wish; what it does not say is the model's own."""
-    own = facts.settings
+def _draw_job(job: Job) -> str:
+    progress = ""
+    if job.is_open and job.state != WAITING:
+        done = min(job.done_steps, job.total_steps)
+        progress = f" <small>step {done} of {job.total_steps}</small>{bar(done, job.total_steps)}"
+    message = f'<br><small class="rg-failed">{safe(job.message)}</small>' if job.message else ""
+    label = "End now" if job.is_stopping else "Cancel"
+    acts = button("cancel", job.id, label, hint=f"{label}: job {job.id}") if job.is_open else ""
+    return (
+        f'<tr data-job="{job.id}" data-state="{job.state}"><td class="rg-name">{safe(job.request.prompt)}'
+        f"<br><small>job {job.id} · seed {job.request.seed} · {safe(job.model)}</small></td>"
+        f'<td>{badge(job.state)}{progress}{message}</td><td class="rg-acts">{acts}</td></tr>'
+    )
+
+
+def form_values(request: SampleRequest, model: StudioModel) -> dict[str, Any]:
+    """Values of the form's fields for a request; what it does not say is the model's own."""
+    whole = complete_request(request, model.settings)
+    values: dict[str, Any] = {name: getattr(whole, name) for name in FIELDS if name != "num"}
     return {
-        "prompt": wish.prompt,
-        "negative": own.negative_prompt if wish.negative is None else wish.negative,
-        "seed": wish.seed,
-        "num_samples": wish.num_samples,
-        "steps": wish.steps or own.steps,
-        "guidance": own.guidance if wish.guidance is None else wish.guidance,
-        "sampler": wish.sampler if wish.sampler in facts.samplers else own.sampler,
-        "frames": wish.frames or own.frames,
-        "width": wish.width or own.width,
-        "height": wish.height or own.height,
-        "ratio": wish.ratio or OWN_SIZE,
-        "fps": wish.fps or own.fps,
-        "format": wish.format or (own.format if own.format in FORMATS else FORMATS[0]),
-        "head": wish.head,
-        "tail": wish.tail,
+        **values,
+        "num": 1,
+        "sampler": whole.sampler if whole.sampler in model.samplers else model.settings.sampler,
+        "ratio": whole.ratio or OWN_SIZE,
+        "format": whole.format if whole.format in FORMATS else FORMATS[0],
     }
-
-
-def _link(context: StudioContext, path: Path, label: str = "Download") -> str:
-    url = safe(context.file_url(path))
-    return f'<a class="rg-link" href="{url}" download="{safe(path.name)}">{safe(label)}</a>'
-
-
-def _tell(error: FrameloomError) -> str:
-    return problem_list(_lines(error))
-
-
-def _lines(error: FrameloomError) -> Sequence[str]:
-    return error.problems if isinstance(error, ConfigError) else str(error).splitlines()
-
-
-def _whole(value: float | None, default: int) -> int:
-    return default if value is None else int(value)
-
-
-def _maybe(value: float | None) -> int | None:
-    return None if value is None else int(value)

@@ -1,12 +1,12 @@
-"""Models below a folder that can be sampled from, and the settings that each of them supports."""
+"""Models below a folder that can be sampled from, and what each of them supports."""
 
 from __future__ import annotations
 
 import json
 import os
-import threading
-import time
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from pathlib import Path
 
 from frameloom.config.loading.recipe import load_recipe
@@ -20,63 +20,68 @@ from frameloom.studio.runs.run_list import RECIPE, is_run_folder, walk_folders
 
 _CONFIG, _TENSORS = "config.json", "model.safetensors"
 _MAX_CONFIG_BYTES = 1 << 20
-_RESCAN_S = 5.0
 _SOME_LENGTHS = range(2, 34)
 
 
 @dataclass(frozen=True)
-class ModelPlace:
-    """A run with a checkpoint, or an exported folder: `name` is its path from the root, `recipe` what describes it."""
+class StudioModel:
+    """A run with a checkpoint, or an exported folder: its path from the root, the recipe that describes it, and what
+    follows from that: its own settings, and what it can be given.
+    """
 
-    name: str
-    path: Path
-    recipe: Path
-    kind: str
-
-
-@dataclass(frozen=True)
-class ModelFacts:
-    """What a model is, its own settings, and what it can be given. A `problem` says why it cannot be used."""
-
+    name: str = ""
+    recipe: Path = Path()
+    is_run: bool = True
     family: str = ""
     settings: SampleSection = field(default_factory=SampleSection)
     samplers: tuple[str, ...] = ("default",)
     takes_image: bool = False
     makes_clips: bool = True
     frame_rule: str = ""
-    problem: str = ""
 
 
-def find_models(root: Path) -> list[ModelPlace]:
-    """Runs of denoisers first to last by name, then exported folders."""
+def find_models(root: Path) -> dict[str, StudioModel]:
+    """By name: runs of denoisers first, then exported folders; a model whose recipe cannot be used is left out."""
     found = []
+    for name, recipe, is_run in _find_folders(root):
+        try:
+            described = read_model(recipe, recipe.stat().st_mtime_ns)
+        except OSError:
+            continue
+        if described is not None:
+            found.append(replace(described, name=name, recipe=recipe, is_run=is_run))
+    return {model.name: model for model in sorted(found, key=lambda model: (not model.is_run, model.name))}
+
+
+def _find_folders(root: Path) -> Iterator[tuple[str, Path, bool]]:
+    """(name, recipe, whether it is a run) of each folder with the weights of a denoiser."""
     for relative, names in walk_folders(root, lambda relative, names: is_run_folder(root / relative, names)):
         path = root / relative
         if is_run_folder(path, names):
             if _has_checkpoint(path / "checkpoints"):
-                found.append(ModelPlace(relative, path, path / RECIPE, "run"))
+                yield relative, path / RECIPE, True
         elif _CONFIG in names and _TENSORS in names and _is_denoiser(path / _CONFIG):
-            recipe = next((place for place in (path / RECIPE, path.parent / RECIPE) if place.is_file()), None)
+            recipe = next((file for file in (path / RECIPE, path.parent / RECIPE) if file.is_file()), None)
             if recipe is not None:
-                found.append(ModelPlace(relative, path, recipe, "export"))
-    return sorted(found, key=lambda place: (place.kind != "run", place.name))
+                yield relative, recipe, False
 
 
-def read_model_facts(recipe: Path) -> ModelFacts:
+@lru_cache(maxsize=1024)
+def read_model(recipe: Path, _changed_ns: int) -> StudioModel | None:
+    """What a recipe says of its model; None for an autoencoder, or a recipe that cannot be read."""
     try:
         loaded = load_recipe(recipe)
-    except (FrameloomError, OSError) as error:
-        return ModelFacts(problem=str(error).partition("\n")[0])
+    except (FrameloomError, OSError):
+        return None
     if loaded.task != "denoiser":
-        return ModelFacts(problem=f"{recipe.parent.name}: is an autoencoder; videos are made by a denoiser")
-    vae = VAES[loaded.vae.name]
-    return ModelFacts(
+        return None
+    return StudioModel(
         family=loaded.model.family,
         settings=loaded.sample,
         samplers=SAMPLERS[loaded.objective.kind],
         takes_image=takes_image(loaded),
         makes_clips=makes_clips(loaded),
-        frame_rule=vae.frame_rule(),
+        frame_rule=VAES[loaded.vae.name].frame_rule(),
     )
 
 
@@ -95,45 +100,6 @@ def makes_clips(recipe: Recipe) -> bool:
     vae = VAES[recipe.vae.name]
     can = any(frame_problem(recipe, vae, frames) is None for frames in _SOME_LENGTHS)
     return can and not (recipe.sample.frames == 1 and vae.strides[0] == 1)
-
-
-class ModelIndex:
-    """The models below `root`; searched anew when the last search is some seconds old."""
-
-    def __init__(self, root: Path) -> None:
-        self.root = root
-        self._places: dict[str, ModelPlace] = {}
-        self._facts: dict[str, tuple[int, ModelFacts]] = {}
-        self._searched = float("-inf")
-        self._lock = threading.Lock()
-
-    def places(self) -> dict[str, ModelPlace]:
-        with self._lock:
-            if time.monotonic() - self._searched > _RESCAN_S:
-                usable = [place for place in find_models(self.root) if not self._read(place).problem]
-                self._places = {place.name: place for place in usable}
-                self._searched = time.monotonic()
-            return dict(self._places)
-
-    def get(self, name: str) -> ModelPlace | None:
-        """A model by a name that a page sent: only what the search has found is opened."""
-        return self.places().get(name)
-
-    def facts(self, name: str) -> ModelFacts:
-        place = self.get(name)
-        with self._lock:
-            return ModelFacts(problem=f"{name}: no such model any more") if place is None else self._read(place)
-
-    def _read(self, place: ModelPlace) -> ModelFacts:
-        try:
-            changed = place.recipe.stat().st_mtime_ns
-        except OSError:
-            return ModelFacts(problem=f"{place.name}: its recipe is gone")
-        known = self._facts.get(place.name)
-        if known is None or known[0] != changed:
-            known = (changed, read_model_facts(place.recipe))
-            self._facts[place.name] = known
-        return known[1]
 
 
 def _has_checkpoint(folder: Path) -> bool:

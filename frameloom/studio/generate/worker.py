@@ -1,8 +1,8 @@
-"""Worker process that samples for the studio: requests in, events out; one model stays loaded between them.
+"""Worker process that samples for the studio: jobs in, events out; one model stays loaded between them.
 
-Lines of JSON on standard input: {"id": 3, "wish": {…}} is an order, {"cancel": 3} ends it between two steps. Events on
-standard output have the id and one of: loading, step, done (with files), cancelled, failed (with a message). The
-process stands in the studio's folder, where paths in recipes start. It ends when its input does.
+Lines of JSON on standard input: {"id": 3, "model": …, "request": {…}, "num": 1} is a job, {"cancel": 3} ends it between
+two steps. Events on standard output have the id and one of: loading, step, done (with files), cancelled, failed (with a
+message). The process works in the studio's folder, where paths in recipes start. It ends when its input does.
 """
 
 from __future__ import annotations
@@ -15,31 +15,30 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable
-from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, TextIO
 
 import torch
 
-from frameloom.config.loading.recipe import load_recipe
-from frameloom.config.schema.recipe import Recipe
-from frameloom.core.errors import FrameloomError, RunError
+from frameloom.config.schema.sampling import MEDIA
+from frameloom.core.errors import FrameloomError
 from frameloom.core.files import digest_value
 from frameloom.core.logging import set_up_logging
-from frameloom.sampling.load import RECIPE, Source, open_sampler
-from frameloom.sampling.pipeline import Sampler, build_note
-from frameloom.sampling.request import ROW_SETTINGS
-from frameloom.studio.generate.requests import OUT, Wish, media_paths
+from frameloom.sampling.load import RECIPE, load_model
+from frameloom.sampling.pipeline import Pipeline
+from frameloom.sampling.request import check_media, make_request
+from frameloom.studio.generate.requests import OUT, label_of
 
 Event = dict[str, Any]
 
 
 class Cancelled(Exception):
-    """The person changed their mind."""
+    """The user cancelled the job."""
 
 
-class Orders:
-    """Orders from a stream, read by a thread of its own so that a cancellation is heard while one is made."""
+class Jobs:
+    """Jobs from a stream, read by a separate thread so that a cancellation arrives while one runs."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -59,7 +58,7 @@ class Orders:
         self._waiting.put(None)
 
     def next(self) -> Event | None:
-        """The next order; None when there will be no more."""
+        """The next job; None when there will be no more."""
         return self._waiting.get()
 
     def check(self, number: int) -> None:
@@ -67,57 +66,70 @@ class Orders:
             raise Cancelled
 
 
-def serve(orders: Orders, send: Callable[[Event], None]) -> None:
-    """Fill orders one by one; an order that fails does not end the process."""
+class ModelCache:
+    """The last model, loaded again when its files have changed; `on_load` is called before that."""
+
+    def __init__(self, on_load: Callable[[], object] = lambda: None) -> None:
+        self._on_load = on_load
+        self._key = ""
+        self._pipeline: Pipeline | None = None
+
+    def open(self, path: Path) -> Pipeline:
+        patterns = (RECIPE, f"../{RECIPE}", "checkpoints/step-*/state.json", "config.json", "export/config.json")
+        files = [file for pattern in (*patterns, "*.safetensors") for file in sorted(path.glob(pattern))]
+        key = digest_value([str(path), [_stamp(file) for file in files]])
+        if self._pipeline is None or key != self._key:
+            self.drop()
+            self._on_load()
+            self._pipeline, self._key = load_model(path), key
+        return self._pipeline
+
+    def drop(self) -> None:
+        """Free the model before another one takes its place."""
+        self._pipeline, self._key = None, ""
+        gc.collect()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+
+
+def _stamp(path: Path) -> tuple[str, int, int] | None:
+    try:
+        status = path.stat()
+    except OSError:
+        return None  # a run that still trains has deleted an old checkpoint meanwhile
+    return str(path), status.st_mtime_ns, status.st_size
+
+
+def serve(jobs: Jobs, send: Callable[[Event], None]) -> None:
+    """Run jobs one by one; a job that fails does not end the process."""
+    from frameloom.sampling.batch import run_job
 
     number = 0
 
-    def tell(kind: str, **values: Any) -> None:
+    def report(kind: str, **values: Any) -> None:
         send({"id": number, "event": kind, **values})
 
-    keeper = ModelKeeper(lambda text: tell("loading"))
-    while (order := orders.next()) is not None:
-        number = order["id"]
-        try:
-            orders.check(number)
-            files = fill(Wish(**order["wish"]), keeper, _watch(number, orders, send))
-            tell("done", files=[path.as_posix() for path in files])
-        except Cancelled:
-            tell("cancelled")
-        except FrameloomError as error:
-            tell("failed", message=str(error))
-        except Exception as error:  # a mistake of ours or too little memory: told, logged, and the next order is taken
-            traceback.print_exc()
-            tell("failed", message=_explain(error))
-            keeper.drop()
-
-
-def _watch(number: int, orders: Orders, send: Callable[[Event], None]) -> Callable[[int], None]:
-    """Called after each step: tells of it, and ends an order that was cancelled."""
-
     def on_step(count: int) -> None:
-        send({"id": number, "event": "step", "count": count})
-        orders.check(number)
+        report("step", count=count)
+        jobs.check(number)
 
-    return on_step
-
-
-def fill(wish: Wish, keeper: Any, on_step: Callable[[int], None]) -> list[Path]:
-    """The files of one wish, made by the very call that `frameloom sample` makes."""
-    from frameloom.sampling.jobs import Order, fill_order
-    from frameloom.sampling.load import Source
-    from frameloom.sampling.request import read_rows
-
-    order = Order(
-        source=Source(Path(wish.model), tuple(wish.overrides())),
-        rows=read_rows([wish.prompt], None),
-        out=Path(OUT),
-        first_seed=wish.seed,
-        num_samples=wish.num_samples,
-        media=media_paths(wish),
-        ratio=wish.ratio,
-    )
-    return fill_order(order, tell=lambda text: None, open_model=keeper.open, on_step=on_step)
+    models = ModelCache(lambda: report("loading"))
+    while (job := jobs.next()) is not None:
+        number, model = job["id"], Path(job["model"])
+        try:
+            jobs.check(number)
+            request = make_request(job["request"], where="Form")
+            check_media({label_of(name): getattr(request, name) for name in MEDIA})
+            files = run_job(partial(models.open, model), [request], Path(OUT), num=job["num"], on_step=on_step)
+            report("done", files=[path.as_posix() for path in files])
+        except Cancelled:
+            report("cancelled")
+        except FrameloomError as error:
+            report("failed", message=str(error))
+        except Exception as error:  # a bug or too little memory: reported, logged, and the next job is taken
+            traceback.print_exc()
+            report("failed", message=_explain(error))
+            models.drop()
 
 
 def _explain(error: Exception) -> str:
@@ -130,81 +142,20 @@ def _explain(error: Exception) -> str:
 
 
 def main() -> None:
-    """Events have a channel of their own: what a library prints goes to the log."""
+    """Events have their own channel: what a library prints goes to the log."""
     channel = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     set_up_logging()
-    lock = threading.Lock()
 
     def send(event: Event) -> None:
-        with lock:
-            channel.write(json.dumps(event) + "\n")
-            channel.flush()
+        channel.write(json.dumps(event) + "\n")
+        channel.flush()
 
     try:
-        serve(Orders(sys.stdin), send)
+        serve(Jobs(sys.stdin), send)
     except BrokenPipeError:
-        # The studio is gone, and with it everybody who could be told.
+        # The studio has ended; nobody reads events any more.
         os._exit(1)
-
-
-_WEIGHTS = ("checkpoints/step-*/state.json", "config.json", "export/config.json", "*.safetensors")
-# Learnt words are a setting of a request by name, but stand in the text encoder.
-_BUILT_IN = {"words"}
-
-
-class ModelKeeper:
-    """`open` gives what `open_sampler` would; `tell` hears when that takes a while."""
-
-    def __init__(self, tell: Callable[[str], object] = lambda text: None) -> None:
-        self._tell = tell
-        self._key = ""
-        self._sampler: Sampler | None = None
-        self.num_loaded = 0
-
-    def open(self, source: Source) -> Sampler:
-        recipe = _read_recipe(source)
-        key = _find_key(source, recipe)
-        if self._sampler is None or key != self._key:
-            self.drop()
-            self._tell(f"loading {source.path}")
-            self._sampler = open_sampler(source)
-            self._key = key
-            self.num_loaded += 1
-        origin = {**self._sampler.origin, **source.describe()}
-        return replace(self._sampler, settings=recipe.sample, origin=origin, note=build_note(recipe))
-
-    def drop(self) -> None:
-        """Free the model before another one takes its place."""
-        self._sampler, self._key = None, ""
-        gc.collect()
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
-
-
-def _read_recipe(source: Source) -> Recipe:
-    places = [Path(source.recipe)] if source.recipe else [source.path / RECIPE, source.path.parent / RECIPE]
-    found = next((place for place in places if place.is_file()), None)
-    if found is None:
-        raise RunError(f"{source.path}: has no {RECIPE}, in it or beside it; it may have been moved, choose another")
-    return load_recipe(found, source.overrides)
-
-
-def _find_key(source: Source, recipe: Recipe) -> str:
-    """Changes with all that a model is built from, but not with the settings of a single request."""
-    built = recipe.model_dump(mode="json")
-    of_request = set(ROW_SETTINGS) - _BUILT_IN
-    built["sample"] = {name: value for name, value in built["sample"].items() if name not in of_request}
-    files = [path for pattern in _WEIGHTS for path in sorted(source.path.glob(pattern))]
-    return digest_value([str(source.path), source.step, built, [_stamp(path) for path in files]])
-
-
-def _stamp(path: Path) -> tuple[str, int, int] | None:
-    try:
-        status = path.stat()
-    except OSError:
-        return None  # a run that trains on has deleted an old checkpoint meanwhile
-    return str(path), status.st_mtime_ns, status.st_size
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from frameloom.core.errors import ConfigError
 from frameloom.studio.recipe.controller import Checked, RecipeDesk, describe_check, show_plan
 from frameloom.studio.recipe.files import SHIPPED_MARK, list_manifests, list_recipes
 from frameloom.studio.recipe.form import FormField, is_size, sizes_for
-from frameloom.studio.server.context import StudioContext, on_page_load, tell_errors
+from frameloom.studio.server.context import StudioContext, on_page_load, show_errors
 
 _DEVICES = ("h100", "h200", "a100", "4090", "910b", "cpu")
 _MAX_DEVICES = 65_536
@@ -86,7 +86,7 @@ def _build_plan(desk: RecipeDesk, text: Any, name: Any) -> None:
             raise ConfigError([f"no plan yet, {len(found.problems)} to put right first:", *found.problems[:3]])
         return show_plan(desk.context, found.recipe, kind, int(num_devices), size or "")
 
-    work_out.click(tell_errors(plan), [text, name, device, count, memory], result, concurrency_limit=1)
+    work_out.click(show_errors(plan), [text, name, device, count, memory], result, concurrency_limit=1)
 
 
 def _wire(
@@ -116,7 +116,7 @@ def _wire(
             found = desk.check(written if changed is None else changed, place or "")
             return [gr.skip() if changed is None else changed, describe_check(found), *_offer_sizes(desk, found)]
 
-        return tell_errors(write_field)
+        return show_errors(write_field)
 
     def write(written: str, place: str) -> Any:
         saved = desk.save(written or "", place or "")
@@ -124,8 +124,8 @@ def _wire(
         return gr.Dropdown(choices=list_recipes(context), value=saved)
 
     everything: dict[str, Any] = {"inputs": [text, name], "outputs": [answer, *fields], **_QUIET}
-    pick.change(tell_errors(open_picked), [pick], [text, name], show_progress="hidden").then(check, **everything)
-    on_page_load(tell_errors(open_picked), [pick], [text, name], show_progress="hidden").then(check, **everything)
+    pick.change(show_errors(open_picked), [pick], [text, name], show_progress="hidden").then(check, **everything)
+    on_page_load(show_errors(open_picked), [pick], [text, name], show_progress="hidden").then(check, **everything)
     # Only typing in the text fills the form: an answer that comes late must not undo what is typed in a field.
     text.input(check, **everything)
     name.input(lambda written, place: describe_check(desk.check(written or "", place or "")), [text, name], answer)
@@ -134,7 +134,7 @@ def _wire(
         events = [widget.input, *([widget.blur, widget.submit] if isinstance(widget, gr.Textbox) else [])]
         gr.on(events, change(field), [text, name, widget], [text, answer, *sizes], **_QUIET)
     again.click(lambda: gr.Dropdown(choices=list_recipes(context)), None, pick)
-    save.click(tell_errors(write), [text, name], [pick])
+    save.click(show_errors(write), [text, name], [pick])
 
 
 def _fill(found: Checked, fields: list[FormField]) -> list[Any]:

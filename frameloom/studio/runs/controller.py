@@ -8,9 +8,9 @@ from pathlib import Path
 
 from frameloom.config.loading.recipe import SHIPPED
 from frameloom.core.errors import ConfigError, FrameloomError
+from frameloom.evaluate.charts import COLOURS, Axis, Line, draw_chart, format_value
 from frameloom.studio.recipe.files import find_recipe_file, list_recipes
 from frameloom.studio.runs import samples as run_samples
-from frameloom.studio.runs.curves import COLOURS, Line, draw_chart, format_value
 from frameloom.studio.runs.launches import Launches, describe_end, has_failed
 from frameloom.studio.runs.run_list import RECIPE, RUNNING, STOPPED, Run, RunIndex, RunView
 from frameloom.studio.server.context import StudioContext
@@ -124,7 +124,9 @@ class RunsDesk:
         for metric, title in {**_CHARTS, **{name: name for name in more if name not in _CHARTS}}.items():
             lines = [Line(run.name, list(run.metrics.series(metric).points()), colours[run.name]) for run in runs]
             if any(line.points for line in lines):
-                charts.append(draw_chart(title, lines, strength=strength, is_log=is_log and "loss" in metric))
+                axis = Axis(is_log=is_log and "loss" in metric)
+                chart = draw_chart(title, lines, y=axis, smoothing=strength, has_values=True)
+                charts.append(f'<figure class="rg-chart">{chart}</figure>')
         if not charts:
             return '<p class="rg-empty">Nothing logged yet; the first record comes after train.log_every steps.</p>'
         return f'<div class="rg-charts">{"".join(charts)}</div>'

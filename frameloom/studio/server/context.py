@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import wraps
 from html import escape
 from pathlib import Path
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, Generic, ParamSpec, TypeVar
 from urllib.parse import quote
 
 import gradio as gr
 from gradio.context import Context
 
-from frameloom.core.errors import DataError, FrameloomError
+from frameloom.core.errors import ConfigError, DataError, FrameloomError
 from frameloom.core.paths import safe_join
+from frameloom.studio.server.markup import problem_list
 
 FILES_ROUTE = "/files/"
 # What the page may fetch from below the root; everything else there is only read by the server.
@@ -49,7 +52,7 @@ class StudioContext:
     limits: Limits = field(default_factory=Limits)
     _closers: list[Callable[[], None]] = field(default_factory=list)
     routes: list[Callable[[Any], None]] = field(default_factory=list)
-    """What places want served besides the page: each is called with the FastAPI application."""
+    """Routes of tabs besides the page: each is called with the FastAPI application."""
 
     def resolve(self, relative: str, *, where: str = "path") -> Path:
         """A path below the root from what the page sent; refused when it leaves the root or has a hidden part."""
@@ -93,26 +96,81 @@ class StudioContext:
             self._closers.pop()()
 
 
+_Item = TypeVar("_Item")
 _Arguments = ParamSpec("_Arguments")
 _Result = TypeVar("_Result")
 _SHOWN_S = 12
+_RESCAN_S = 5.0
+# Settings of events that are not shown as work in progress, and are no API.
+QUIET: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private"}
 
 
-def tell_errors(handler: Callable[_Arguments, _Result]) -> Callable[_Arguments, _Result]:
+class Listing(Generic[_Item]):
+    """What a search of the folder finds, by name; searched again when the last search is some seconds old.
+
+    Names that a page sent are only looked up here, so nothing else is opened.
+    """
+
+    def __init__(self, search: Callable[[], dict[str, _Item]]) -> None:
+        self._search = search
+        self._found: dict[str, _Item] = {}
+        self._searched = float("-inf")
+        self._lock = threading.Lock()
+
+    def all(self, *, fresh: bool = False) -> dict[str, _Item]:
+        with self._lock:
+            if fresh or time.monotonic() - self._searched > _RESCAN_S:
+                self._found, self._searched = self._search(), time.monotonic()
+            return dict(self._found)
+
+
+def problems_of(error: FrameloomError) -> Sequence[str]:
+    return error.problems if isinstance(error, ConfigError) else str(error).splitlines()
+
+
+def show_problems(handler: Callable[_Arguments, str]) -> Callable[_Arguments, str]:
+    """An event handler with an HTML answer, which lists what is wrong instead of raising a FrameloomError."""
+
+    @wraps(handler)
+    def answering(*args: _Arguments.args, **kwargs: _Arguments.kwargs) -> str:
+        try:
+            return handler(*args, **kwargs)
+        except FrameloomError as error:
+            return problem_list(problems_of(error))
+
+    return answering
+
+
+def show_errors(handler: Callable[_Arguments, _Result]) -> Callable[_Arguments, _Result]:
     """An event handler whose FrameloomError is shown as a message instead of ending in a traceback."""
 
     @wraps(handler)
-    def told(*args: _Arguments.args, **kwargs: _Arguments.kwargs) -> _Result:
+    def raising(*args: _Arguments.args, **kwargs: _Arguments.kwargs) -> _Result:
         try:
             return handler(*args, **kwargs)
         except FrameloomError as error:
             raise gr.Error(escape(str(error)), duration=_SHOWN_S, title="Not done", print_exception=False) from error
 
-    return told
+    return raising
 
 
 def on_page_load(handler: Callable[..., Any], inputs: Any, outputs: Any, **settings: Any) -> Any:
     """Call `handler` whenever a browser opens the page that is being built."""
     page = Context.root_block
-    assert page is not None, "a place is built inside the page"
+    assert page is not None, "a tab is built inside the page"
     return page.load(handler, inputs, outputs, **settings)
+
+
+def read_click(event: gr.EventData) -> tuple[str, str]:
+    """The (act, key) of a button in our HTML; empty for anything else."""
+    data = event._data if isinstance(event._data, dict) else {}
+    act, key = data.get("act"), data.get("key")
+    return (act, key) if isinstance(act, str) and isinstance(key, str) else ("", "")
+
+
+def updates(
+    last: Mapping[str, Any] | None, now: Mapping[str, Any], makers: Mapping[str, Callable[[], Any]]
+) -> list[Any]:
+    """New contents of what differs from the last look, and nothing for the rest: a player sent again would restart."""
+    last = last or {}
+    return [gr.skip() if key in last and last[key] == now[key] else make() for key, make in makers.items()]

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from html import escape
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from frameloom.core.errors import FrameloomError
+from frameloom.evaluate.charts import safe as safe
 from frameloom.studio.runs.samples import CLIPS
-from frameloom.studio.server.context import StudioContext
+
+if TYPE_CHECKING:
+    from frameloom.studio.server.context import StudioContext
 
 _MAX_BARS = 40
-
-
-def safe(text: object) -> str:
-    """Text for HTML that also passes through a template unchanged: braces and dollar signs mean something there."""
-    return escape(str(text)).replace("{", "&#123;").replace("}", "&#125;").replace("$", "&#36;").replace("`", "&#96;")
 
 
 def note(text: str, *, kind: str = "quiet") -> str:
@@ -62,7 +60,7 @@ def bar_chart(title: str, bars: Sequence[tuple[str, int, str]]) -> str:
     return f'<div class="fl-bars" role="img" aria-label="{safe(title)}">{rows}</div>{more}'
 
 
-# Buttons inside our HTML tell what they do and to what; other clicks are not told.
+# Clicks on buttons inside our HTML are sent with what they do and to what; other clicks are not sent.
 BUTTONS_SCRIPT = """
 element.addEventListener('click', (event) => {
   const button = event.target.closest('button[data-act]');
@@ -84,6 +82,11 @@ def player(context: StudioContext, path: Path, caption: str) -> str:
         f'<video src="{url}" autoplay loop muted playsinline controls preload="metadata" '
         f'aria-label="{safe(caption)}"></video>'
     )
+
+
+def link(context: StudioContext, path: Path, label: str = "Download") -> str:
+    url = safe(context.file_url(path))
+    return f'<a class="rg-link" href="{url}" download="{safe(path.name)}">{safe(label)}</a>'
 
 
 def badge(state: str) -> str:
@@ -147,16 +150,9 @@ STYLE = """
   background: var(--border-color-primary); vertical-align: middle; }
 .rg-bar i { display: block; height: 100%; background: var(--color-accent); }
 .rg-charts { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 420px), 1fr)); gap: 18px 26px; }
-.rg-chart { margin: 0; min-width: 0; } .rg-chart figcaption { font-weight: 600; font-size: 14px; margin-bottom: 4px; }
+.rg-chart { margin: 0; min-width: 0; }
 .rg-chart svg { width: 100%; height: auto; display: block; }
-.rg-chart svg text { fill: var(--body-text-color-subdued); font-size: 11px; }
-.rg-grid { stroke: var(--border-color-primary); }
-.rg-dot { opacity: 0; } .rg-dot:hover, .rg-seen { opacity: 1; }
-.rg-legend { list-style: none; display: flex; flex-wrap: wrap; gap: 2px 16px; margin: 2px 0 0; padding: 0;
-  font-size: 12.5px; color: var(--body-text-color-subdued); }
-.rg-legend li { margin: 0; overflow-wrap: anywhere; }
-.rg-legend i { display: inline-block; width: 10px; height: 10px; border-radius: 3px; margin-right: 6px; }
-.rg-legend b { color: var(--body-text-color); font-weight: 600; }
+.rg-chart svg { fill: var(--body-text-color-subdued); } .rg-chart .dot:hover { opacity: 1; }
 .rg-sides { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 340px), 1fr)); gap: 22px; }
 .rg-sides h4 { margin: 0 0 8px; font-size: 14px; overflow-wrap: anywhere; }
 .rg-clips { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(100%, 150px), 1fr)); gap: 14px; }

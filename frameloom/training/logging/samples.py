@@ -15,11 +15,12 @@ from torch import nn
 
 from frameloom.checkpoint.reader import step_folder
 from frameloom.config.schema.recipe import Recipe
-from frameloom.config.schema.sampling import SampleSection
+from frameloom.config.schema.sampling import SampleRequest, SampleSection
 from frameloom.core.files import replace_folder
 from frameloom.data.media.writing import CONTACT_SHEET
-from frameloom.sampling.pipeline import PromptNote, Result, Sampler, build_note, generate, write_results
-from frameloom.sampling.request import Request, read_prompts
+from frameloom.sampling.outputs import Sample, write_samples
+from frameloom.sampling.pipeline import CaptionNote, Pipeline, generate
+from frameloom.sampling.request import read_prompts
 from frameloom.training.logging.resource_errors import outlasting_shortage
 from frameloom.training.logging.trackers import Media, Tracker
 from frameloom.training.optim.ema import EMA
@@ -32,14 +33,14 @@ class TrainingSamples:
     """What is drawn, when, and where to; `is_compiled` says that the model's blocks are."""
 
     task: DenoiserTask
-    requests: tuple[Request, ...]
+    requests: tuple[SampleRequest, ...]
     settings: SampleSection
     every: int | str
     at_start: bool
     batch_size: int
     run_name: str
     folder: Path
-    note: PromptNote | None = None
+    note: CaptionNote | None = None
     is_compiled: bool = False
 
     def is_drawn(self, step: int) -> bool:
@@ -54,7 +55,7 @@ class TrainingSamples:
             for tracker in trackers:
                 tracker.log_media(step, self._media(results, paths))
 
-    def generate(self, step: int, ema: EMA | None) -> list[Result]:
+    def generate(self, step: int, ema: EMA | None) -> list[Sample]:
         with ExitStack() as stack:
             stack.enter_context(evaluating(self.task.denoiser.model))
             if ema is not None and self.settings.weights != "raw":
@@ -62,18 +63,18 @@ class TrainingSamples:
             if self.is_compiled:
                 # Other shapes would add graphs, and could turn those of training into ones for any shape.
                 stack.enter_context(torch.compiler.set_stance("force_eager"))
-            return generate(self._sampler(step), self.requests, batch_size=self.batch_size)
+            return generate(self._pipeline(step), self.requests, batch_size=self.batch_size)
 
-    def write(self, step: int, results: Sequence[Result]) -> list[Path]:
+    def write(self, step: int, samples: Sequence[Sample]) -> list[Path]:
         """All files of a step, or none; those of an earlier start of the run are replaced."""
         folder = step_folder(self.folder, step)
         with replace_folder(folder) as temporary:
-            names = [path.name for path in write_results(self._sampler(step), results, temporary)]
+            names = [path.name for path in write_samples(samples, temporary)]
         return [folder / name for name in names]
 
-    def _sampler(self, step: int) -> Sampler:
+    def _pipeline(self, step: int) -> Pipeline:
         task = self.task
-        return Sampler(
+        return Pipeline(
             denoiser=task.denoiser,
             vae=task.vae,
             text=task.text,
@@ -85,15 +86,15 @@ class TrainingSamples:
             note=self.note,
         )
 
-    def _media(self, results: Sequence[Result], paths: Sequence[Path]) -> list[Media]:
+    def _media(self, results: Sequence[Sample], paths: Sequence[Path]) -> list[Media]:
         """By number, not by step, so that a tracker shows the samples of one prompt in a row."""
         sheet = Media("samples/contact-sheet", paths[0].with_name(CONTACT_SHEET))
         clips = [
             Media(
                 f"samples/{number}",
                 path,
-                frames_FHWC=result.frames_FHWC,
-                fps=self.settings.fps if len(result.frames_FHWC) > 1 else None,
+                frames_FHWC=result.frames,
+                fps=self.settings.fps if len(result.frames) > 1 else None,
                 caption=f"{result.request.prompt} (seed {result.request.seed})",
             )
             for number, (result, path) in enumerate(zip(results, paths, strict=True))
@@ -120,20 +121,23 @@ def build_samples(recipe: Recipe, task: Task, folder: Path) -> TrainingSamples |
         return None
     assert isinstance(task, DenoiserTask)
     prompts = read_prompts(section.prompts, Path(section.prompts_file) if section.prompts_file else None)
-    heads: list[Path | None] = [Path(image) for image in section.images] or [None] * len(prompts)
-    pairs = enumerate(zip(prompts, heads, strict=True))
+    images: list[Path | None] = [Path(image) for image in section.images] or [None] * len(prompts)
+    pairs = enumerate(zip(prompts, images, strict=True))
     given = section.model_dump(include={"steps", "guidance", "frames", "height", "width"}, exclude_none=True)
     # Adapters stand beside the layers here, at full strength; others are not added to a model that trains.
     settings = recipe.sample.model_copy(update={**given, "lora": None, "lora_scale": 1.0})
     return TrainingSamples(
         task=task,
-        requests=tuple(Request(prompt, section.seed + number, head) for number, (prompt, head) in pairs),
+        requests=tuple(
+            SampleRequest(**dict(settings), prompt=prompt, seed=section.seed + number, image=image)
+            for number, (prompt, image) in pairs
+        ),
         settings=settings,
         every=section.every,
         at_start=section.at_start,
         batch_size=section.batch,
         run_name=recipe.name,
         folder=folder,
-        note=build_note(recipe),
+        note=None if recipe.text.note is None else CaptionNote(recipe.text.note, recipe.data.fps_max),
         is_compiled=bool(recipe.train.compile),
     )

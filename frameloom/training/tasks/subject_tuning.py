@@ -24,8 +24,7 @@ from frameloom.core.progress import ProgressBar
 from frameloom.core.random import stream
 from frameloom.data.media.writing import write_image
 from frameloom.models.text.textual_inversion import add_word, clip_encoders, start_vectors
-from frameloom.sampling.pipeline import Sampler, generate
-from frameloom.sampling.request import Request
+from frameloom.sampling.pipeline import Pipeline, generate
 from frameloom.training.task import TrainedPart
 
 _log = get_logger(__name__)
@@ -107,13 +106,13 @@ def make_class_images(recipe: Recipe) -> int:
         return 0
     _log.info("%s: %d of %d pictures are missing and are made now", folder, missing, section.num_class_images)
     folder.mkdir(parents=True, exist_ok=True)
-    sampler = _base_sampler(recipe)
+    pipeline = _base_pipeline(recipe)
     seeds = [seed for seed in range(section.num_class_images) if not _picture(folder, seed).exists()][:missing]
     with ProgressBar("class pictures", missing) as bar:
         for seed in seeds:
-            (result,) = generate(sampler, [Request(section.class_prompt, seed)])
-            about = {"prompt": section.class_prompt, "seed": str(seed), **sampler.origin}
-            write_image(_picture(folder, seed), result.frames_FHWC[0], metadata=about)
+            (sample,) = generate(pipeline, [pipeline.request(section.class_prompt, seed)])
+            about = {"prompt": section.class_prompt, "seed": str(seed), **pipeline.origin}
+            write_image(_picture(folder, seed), sample.frames[0], metadata=about)
             bar.advance()
     if len(list_pictures(folder)) < section.num_class_images:
         raise DataError(f"{folder}: still holds fewer than {section.num_class_images} pictures; choose another folder")
@@ -124,13 +123,13 @@ def _picture(folder: Path, seed: int) -> Path:
     return folder / f"class-{seed:05d}.png"
 
 
-def _base_sampler(recipe: Recipe) -> Sampler:
+def _base_pipeline(recipe: Recipe) -> Pipeline:
     device = pick_device(recipe.train.device)
     vae = build_vae(recipe.vae, seed=recipe.seed).model.to(device).eval()
     text = build_text(recipe.text, recipe.model).to(device)
     denoiser = build_denoiser(recipe.model, latent_channels=vae.latent_channels, text=text, seed=recipe.seed)
     denoiser.model.to(device).eval()
-    return Sampler(
+    return Pipeline(
         denoiser=denoiser,
         vae=vae,
         text=text,

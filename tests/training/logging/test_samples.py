@@ -18,9 +18,8 @@ from frameloom.config.loading.recipe import load_recipe
 from frameloom.core.errors import ConfigError
 from frameloom.data.media.decode import read_clip
 from frameloom.data.media.writing import read_metadata
-from frameloom.sampling.load import load_sampler
-from frameloom.sampling.pipeline import generate, write_results
-from frameloom.sampling.request import Request
+from frameloom.sampling.load import load_model
+from frameloom.sampling.outputs import write_samples
 from frameloom.training.logging import samples as samples_module
 from frameloom.training.logging.resource_errors import is_shortage
 from frameloom.training.logging.samples import TrainingSamples, evaluating
@@ -56,8 +55,8 @@ def test_samples_are_those_of_the_checkpoint_and_leave_the_run_as_it_is(world, t
     about = read_metadata(last)
     assert about["prompt"] == PROMPTS[0] and about["step"] == "4" and about["sample.steps"] == "2"
     # The same file comes from `frameloom sample` with the same settings: averaged weights, noise from the seed.
-    sampler = load_sampler(run, ["--sample.steps", "2", "--sample.guidance", "2"])
-    again = write_results(sampler, generate(sampler, [Request(PROMPTS[0], 7)]), tmp_path)[0]
+    sampler = load_model(run, ["--sample.steps", "2", "--sample.guidance", "2"])
+    again = write_samples([sampler.sample(PROMPTS[0], seed=7)], tmp_path)[0]
     assert np.array_equal(pixels(again), pixels(last))
     assert not np.array_equal(pixels(middle), pixels(last))
 
@@ -78,7 +77,7 @@ def test_lack_of_space_is_told_and_anything_else_ends_the_run(world, monkeypatch
         def write(*arguments: object) -> list[Path]:
             raise error
 
-        monkeypatch.setattr(samples_module, "write_results", write)
+        monkeypatch.setattr(samples_module, "write_samples", write)
 
     fail(OSError(errno.ENOSPC, "No space left on device"))
     run = train(world.recipe(*FAST, validation=validation(every=4, at_start=False)))
@@ -132,15 +131,15 @@ def test_an_image_to_video_model_starts_from_the_given_picture(world):
     with torch.no_grad():  # layers that start from zeros would hide every input
         for parameter in samples.task.model.parameters():
             parameter.add_(0.05 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1)))
-    assert [request.head for request in samples.requests] == pictures
+    assert [request.image for request in samples.requests] == pictures
     seen = []
-    for head in (pictures[0], pictures[1], None):
-        (result,) = generate(samples._sampler(0), [Request("a circle", 1, head)])
-        seen.append(result.frames_FHWC.astype(int))
+    for image in (pictures[0], pictures[1], None):
+        result = samples._pipeline(0).sample("a circle", seed=1, image=image)
+        seen.append(result.frames.astype(int))
     assert np.abs(seen[0] - seen[1]).max() > 0 and np.abs(seen[0] - seen[2]).max() > 0
     plain = make_samples(world, validation=validation())
     with pytest.raises(ConfigError, match="no input for given frames"):
-        generate(plain._sampler(0), [Request("a circle", 1, pictures[0])])
+        plain._pipeline(0).sample("a circle", seed=1, image=pictures[0])
 
 
 def test_prompts_come_from_a_file_too(world):

@@ -13,7 +13,7 @@ from torch import nn
 from frameloom.checkpoint.reader import load_latest, read_state, step_folder
 from frameloom.config.schema.optim import OptimSection
 from frameloom.core.errors import CheckpointError
-from frameloom.sampling.load import load_sampler
+from frameloom.sampling.load import load_model
 from frameloom.training.caching import write_caches
 from frameloom.training.optim.optimizer import build_optimizer
 from frameloom.training.optim.precision import MasterWeights
@@ -88,7 +88,7 @@ def test_half_weights_train_validate_and_resume_to_the_bit(world: Any) -> None:
     full = run("full", precision="bf16")
     assert "master.safetensors" not in files(full)
     assert losses(whole) != losses(full) and losses(whole) == pytest.approx(losses(full), rel=0.05)
-    assert load_sampler(whole, ["--sample.weights", "raw"]).denoiser.config is not None
+    assert load_model(whole, ["--sample.weights", "raw"]).denoiser.config is not None
     with pytest.raises(CheckpointError, match=r"train\.weights_precision was switched"):
         run("whole", precision="bf16", steps=6)
 

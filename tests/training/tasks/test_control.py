@@ -14,9 +14,7 @@ from safetensors.torch import load_file
 
 from frameloom.config.loading.recipe import load_recipe
 from frameloom.core.errors import ConfigError
-from frameloom.sampling.load import load_sampler
-from frameloom.sampling.pipeline import generate
-from frameloom.sampling.request import Request
+from frameloom.sampling.load import load_model
 from frameloom.training.train import train
 
 MODEL = {
@@ -61,14 +59,12 @@ def test_it_trains_resumes_to_the_bit_and_samples(controlled: Path, world: Any) 
     assert any(not torch.equal(other[name], tensor) for name, tensor in whole.items())
 
     clips = [world.shared / "data" / path for path in long_clips(world)]
-    sampler = load_sampler(run.with_name("whole"))
+    sampler = load_model(run.with_name("whole"))
     prompt = "a red circle"
-    first, again, changed = (
-        generate(sampler, [Request(prompt, 0, control=clip)])[0].frames_FHWC for clip in (clips[0], clips[0], clips[1])
-    )
+    first, again, changed = (sampler.sample(prompt, control=clip).frames for clip in (clips[0], clips[0], clips[1]))
     assert first.shape == (9, 64, 64, 3) and np.array_equal(first, again) and not np.array_equal(first, changed)
     with pytest.raises(ConfigError, match=r"needs a control clip.*--control"):
-        generate(sampler, [Request(prompt, 0)])
+        sampler.sample(prompt)
 
 
 def test_the_control_clip_reaches_the_model(controlled: Path, world: Any, tmp_path: Path) -> None:
@@ -104,7 +100,7 @@ def test_what_is_missing_is_told_by_the_recipe_check(controlled: Path, overrides
 
 def test_a_model_without_control_refuses_the_clip(controlled: Path, world: Any) -> None:
     plain = ["--data.control", "false", "--model.overrides.condition", "none", "--train.steps", "1"]
-    sampler = load_sampler(train(load_recipe(controlled, plain)))
+    sampler = load_model(train(load_recipe(controlled, plain)))
     clip = world.shared / "data" / long_clips(world)[0]
     with pytest.raises(ConfigError, match="takes no control clip"):
-        generate(sampler, [Request("a red circle", 0, control=clip)])
+        sampler.sample("a red circle", control=clip)

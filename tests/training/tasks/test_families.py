@@ -11,9 +11,7 @@ from frameloom.checkpoint.reader import load_latest
 from frameloom.config.schema.models import KnownSection
 from frameloom.core.errors import ConfigError
 from frameloom.data.loading.loader import iterate_batches
-from frameloom.sampling.load import load_sampler
-from frameloom.sampling.pipeline import generate
-from frameloom.sampling.request import Request
+from frameloom.sampling.load import load_model
 from frameloom.training.run.folder import RunFolder
 from frameloom.training.task import StepContext
 from frameloom.training.tasks.denoiser import DenoiserTask
@@ -77,9 +75,9 @@ def test_a_family_trains_resumes_to_the_bit_and_samples(world, case: str) -> Non
     assert all(torch.equal(ours.tensors["model"][name], again.tensors["model"][name]) for name in ours.tensors["model"])
     other = train(world.recipe("--name", "other", "--train.steps", "3", "--seed", "43", **sections))
     assert losses(other) != losses(whole)
-    sampler = load_sampler(whole, ["--sample.steps", "2", "--sample.guidance", "2"])
-    (result,) = generate(sampler, [Request("a red circle", seed=1)])
-    assert result.frames_FHWC.shape == (sampler.settings.frames, 64, 64, 3)
+    sampler = load_model(whole, ["--sample.steps", "2", "--sample.guidance", "2"])
+    result = sampler.sample("a red circle", seed=1)
+    assert result.frames.shape == (sampler.settings.frames, 64, 64, 3)
 
 
 def task_of(world, case: str) -> tuple[DenoiserTask, Any]:

@@ -19,9 +19,7 @@ from frameloom.checkpoint.model_folder import read_weights, write_model_folder
 from frameloom.checkpoint.reader import load_latest, read_state, step_folder
 from frameloom.config.rules.check import check_files
 from frameloom.core.errors import CheckpointError, ConfigError
-from frameloom.sampling.load import load_sampler
-from frameloom.sampling.pipeline import generate
-from frameloom.sampling.request import Request
+from frameloom.sampling.load import load_model
 from frameloom.training.loop import Trainer
 from frameloom.training.run.resuming import ResumeChoices
 from frameloom.training.task import StepContext
@@ -41,7 +39,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "latte": {"model": {"_delete_": True, "family": "latte"}, "objective": {"kind": "v"}},
     "opensora_plan": {"model": {"_delete_": True, "family": "opensora_plan"}, "objective": {"kind": "v"}},
 }
-PROMPT = [Request("a red circle", seed=1)]
+PROMPT = "a red circle"
 
 
 def with_base(world, case: str = "opensora2", *, seed: int = 0, name: str = "base", **sections: Any) -> dict[str, Any]:
@@ -88,9 +86,9 @@ def test_a_lora_trains_resumes_to_the_bit_exports_and_samples(world, case: str) 
     exported = {name: load_file(whole / "export" / name) for name in (KOHYA_FILE, DIFFUSERS_FILE)}
     assert len(exported[KOHYA_FILE]) == 3 * len(ours) // 2 and len(exported[DIFFUSERS_FILE]) == len(ours)
     few = ["--sample.steps", "2", "--sample.guidance", "2"]
-    sampler = load_sampler(whole, few)
-    (result,) = generate(sampler, PROMPT)
-    assert result.frames_FHWC.shape == (sampler.settings.frames, 64, 64, 3)
+    sampler = load_model(whole, few)
+    result = sampler.sample(PROMPT, seed=1)
+    assert result.frames.shape == (sampler.settings.frames, 64, 64, 3)
 
 
 def test_only_adapters_train_and_are_saved(world) -> None:
@@ -134,17 +132,17 @@ def test_sampling_adds_the_adapters_with_a_strength(world) -> None:
     few = ["--sample.steps", "2", "--sample.guidance", "1"]
 
     def sample(*overrides: str, step: int | None = None) -> torch.Tensor:
-        sampler = load_sampler(run, [*few, *overrides], step=step)
-        return torch.from_numpy(generate(sampler, PROMPT)[0].frames_FHWC)
+        sampler = load_model(run, [*few, *overrides], step=step)
+        return torch.from_numpy(sampler.sample(PROMPT, seed=1).frames)
 
     full, none = sample(), sample("--sample.lora_scale", "0")
     assert not torch.equal(full, none) and not torch.equal(full, sample("--sample.lora_scale", "0.5"))
     plain = train(world.recipe("--name", "plain", **{**sections, "lora": None}, train={"steps": 2, "keep": 9}))
-    base = load_sampler(plain, few, step=0)
-    assert torch.equal(torch.from_numpy(generate(base, PROMPT)[0].frames_FHWC), none)
+    base = load_model(plain, few, step=0)
+    assert torch.equal(torch.from_numpy(base.sample(PROMPT, seed=1).frames), none)
     for name in (DIFFUSERS_FILE, KOHYA_FILE):
-        added = load_sampler(plain, [*few, "--sample.lora", str(run / "export" / name)], step=0)
-        assert torch.equal(torch.from_numpy(generate(added, PROMPT)[0].frames_FHWC), full)
+        added = load_model(plain, [*few, "--sample.lora", str(run / "export" / name)], step=0)
+        assert torch.equal(torch.from_numpy(added.sample(PROMPT, seed=1).frames), full)
 
 
 def test_a_run_starts_from_a_lora_of_either_layout(world) -> None:
@@ -182,10 +180,10 @@ def test_other_base_weights_are_refused(world) -> None:
     with pytest.raises(CheckpointError, match=r"trained beside '.*base' \(digest .*the model has '.*other'"):
         train(world.recipe("--train.steps", "4", **other), ResumeChoices(accept_recipe_change=True))
     with pytest.raises(CheckpointError, match="trained beside"):
-        load_sampler(run, ["--model.weights", str(world.folder / "other")])
+        load_model(run, ["--model.weights", str(world.folder / "other")])
     moved = world.folder / "moved"
     (world.folder / "base").rename(moved)
-    load_sampler(run, ["--model.weights", str(moved)])
+    load_model(run, ["--model.weights", str(moved)])
 
 
 def test_switched_or_changed_adapters_are_refused_on_resume(world) -> None:

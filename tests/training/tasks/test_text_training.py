@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from frameloom.checkpoint.reader import load_latest, read_state, step_folder
 from frameloom.core.errors import CheckpointError
 from frameloom.models.text.base import build_text_encoder
-from frameloom.sampling.load import Source, load_sampler, open_sampler
+from frameloom.sampling.load import load_model
 from frameloom.training.run.folder import RunFolder
 from frameloom.training.run.resuming import ResumeChoices
 from frameloom.training.train import build_trainer, train
@@ -78,14 +78,14 @@ def test_it_resumes_to_the_bit_samples_and_is_written_as_a_folder(world: Any, se
     assert files[0] == files[1] and "beside.safetensors" in files[0]
     assert {name.split(".")[1] for name in beside(whole)} == {"0"}
     trained = {name.removeprefix("text_encoders.0."): value for name, value in beside(whole).items()}
-    for sampler in (load_sampler(whole), open_sampler(Source(whole / "export"))):
+    for sampler in (load_model(whole), load_model(whole / "export")):
         own = weights(sampler.text.encoders[0].load())
         assert all(torch.equal(own[name], trained[name]) for name in trained)
     path = whole / "text_encoders" / "0"
     again = build_text_encoder("clip_l", max_length=POSITIONS, path=str(path), options={})
     first = build_text_encoder("clip_l", max_length=POSITIONS, path=str(world.folder / "text"), options={})
     states = [encoder.encode(["a red circle"]).tokens_BKD for encoder in (again, first)]
-    assert torch.equal(states[0], load_sampler(whole).text.encoders[0].encode(["a red circle"]).tokens_BKD)
+    assert torch.equal(states[0], load_model(whole).text.encoders[0].encode(["a red circle"]).tokens_BKD)
     assert not torch.equal(states[0], states[1])
 
     frozen = {

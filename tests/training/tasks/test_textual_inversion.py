@@ -16,9 +16,8 @@ from frameloom.checkpoint.model_folder import write_model_folder
 from frameloom.checkpoint.reader import load_latest
 from frameloom.core.errors import CheckpointError, ConfigError
 from frameloom.models.registry import get_denoiser
-from frameloom.sampling.load import load_sampler
-from frameloom.sampling.pipeline import encode_prompts, generate
-from frameloom.sampling.request import Request
+from frameloom.sampling.load import load_model
+from frameloom.sampling.pipeline import encode_prompts
 from frameloom.training.run.folder import RunFolder
 from frameloom.training.run.resuming import ResumeChoices
 from frameloom.training.tasks.denoiser import DenoiserTask
@@ -120,18 +119,19 @@ def test_the_word_is_used_by_samples_by_its_run_and_by_other_runs(world, section
     samples = {"prompts": [f"a {WORD}"], "every": 2, "seed": 3}
     run = train(world.recipe("--train.steps", "2", validation={"batches": 0, "samples": samples}, **sections))
     assert len(list((run / "samples").rglob("*.png"))) == 2
-    sampler = load_sampler(run)
-    told, _ = encode_prompts(sampler, [f"a {WORD}"])
-    (result,) = generate(sampler, [Request(f"a {WORD}", 3)])
-    assert result.frames_FHWC.shape == (1, 64, 64, 3)
+    sampler = load_model(run)
+    told, _ = encode_prompts(sampler, [sampler.request(f"a {WORD}")])
+    result = sampler.sample(f"a {WORD}", seed=3)
+    assert result.frames.shape == (1, 64, 64, 3)
     plain = {**sections, "inversion": None}
     base = train(world.recipe("--name", "base", "--train.steps", "1", **plain))
-    with_word = load_sampler(base, ["--sample.words", f"[{run}]"])
-    assert torch.equal(encode_prompts(with_word, [f"a {WORD}"])[0].tokens_BKD, told.tokens_BKD)
-    without, _ = encode_prompts(load_sampler(base), [f"a {WORD}"])
+    with_word = load_model(base, ["--sample.words", f"[{run}]"])
+    assert torch.equal(encode_prompts(with_word, [with_word.request(f"a {WORD}")])[0].tokens_BKD, told.tokens_BKD)
+    plain = load_model(base)
+    without, _ = encode_prompts(plain, [plain.request(f"a {WORD}")])
     assert not torch.allclose(without.tokens_BKD, told.tokens_BKD, atol=1e-3)
-    (raw,) = generate(load_sampler(run, ["--sample.weights", "raw"]), [Request(f"a {WORD}", 3)])
-    assert isinstance(raw.frames_FHWC, np.ndarray)
+    raw = load_model(run, ["--sample.weights", "raw"]).sample(f"a {WORD}", seed=3)
+    assert isinstance(raw.frames, np.ndarray)
 
 
 def test_templates_come_from_a_file_or_are_the_captions(world, sections):

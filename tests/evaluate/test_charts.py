@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from frameloom.studio.runs.curves import Line, draw_chart, format_value, smooth, thin, ticks
+from frameloom.evaluate.charts import Axis, Line, draw_chart, format_value, smooth, thin, ticks
 
 
 def test_smoothing_zero_changes_nothing_and_a_constant_stays_itself():
@@ -34,7 +34,7 @@ def test_a_chart_has_all_runs_and_no_markup_of_theirs():
 
 
 def test_values_that_cannot_be_drawn_are_left_out():
-    chart = draw_chart("Loss", [Line("a", [(1, float("nan")), (2, -1.0), (3, 10.0)], "#111111")], is_log=True)
+    chart = draw_chart("Loss", [Line("a", [(1, float("nan")), (2, -1.0), (3, 10.0)], "#111111")], y=Axis(is_log=True))
     assert 'data-points="1"' in chart and "nan" not in chart
     assert "nothing logged yet" in draw_chart("Loss", [Line("a", [(1, float("inf"))], "#111111")])
 
@@ -43,7 +43,7 @@ def test_values_that_cannot_be_drawn_are_left_out():
 def test_every_point_lies_inside_the_picture(values):
     chart = draw_chart("x", [Line("a", [(1, values[0]), (9, values[1])], "#111111")])
     for x, y in re.findall(r"([-\d.]+),([-\d.]+)", re.findall(r'polyline points="([^"]+)"', chart)[0]):
-        assert 0 <= float(x) <= 560 and 0 <= float(y) <= 250
+        assert 0 <= float(x) <= 560 and 0 <= float(y) <= 270
 
 
 def test_ticks_are_round_and_inside():
