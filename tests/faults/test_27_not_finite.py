@@ -88,11 +88,11 @@ def train_poisoned(words: list[str], source: str, rank: int, struck: list[int]) 
 
     take = Trainer.take_step
 
-    def take_poisoned(trainer: Trainer, batches: object) -> object:
+    def take_poisoned(trainer: Trainer, *given: object) -> object:
         is_struck = trainer.step + 1 in struck and int(os.environ["RANK"]) == rank
         heal = poison(trainer, source, math.nan) if is_struck else lambda: None
         try:
-            return take(trainer, batches)
+            return take(trainer, *given)
         finally:
             heal()
 
