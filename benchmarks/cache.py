@@ -22,7 +22,7 @@ from torch import Tensor
 
 from benchmarks.harness import Effort, Row, Side, Work, attempt, compare_times, take_turns
 from benchmarks.step import open_trainer, our_step, prepare_demo
-from frameloom.builders.data import build_clip_reader, build_policy, read_manifest
+from frameloom.builders.data import build_policy, read_manifest
 from frameloom.builders.vae import build_vae
 from frameloom.checkpoint.model_folder import write_model_folder
 from frameloom.config.loading.recipe import load_recipe
@@ -34,7 +34,7 @@ from frameloom.data.cache.folder import CacheFolder
 from frameloom.data.cache.keys import LATENT_COLUMNS, LATENT_KEY
 from frameloom.data.cache.shards import Group
 from frameloom.data.loading.batch import BatchRequest
-from frameloom.data.loading.reader import LatentSource
+from frameloom.data.loading.reader import BatchReader
 from frameloom.data.media.transforms import to_signed_range
 from frameloom.demo.shapes_set import write_shapes
 from frameloom.training.caching import CacheJob, open_latent_cache, write_caches
@@ -197,7 +197,7 @@ def _shuffle(rows: NDArray[np.int64], number: int) -> list[NDArray[np.int64]]:
 Way = Callable[[NDArray[np.int64]], tuple[Tensor, Tensor]]
 
 
-def _read_ours(cache: LatentSource, bucket: Bucket) -> Way:
+def _read_ours(cache: LatentCache, bucket: Bucket) -> Way:
     return lambda rows: cache.get(rows, bucket)
 
 
@@ -216,7 +216,7 @@ def _read_npy(folder: Path) -> Way:
 
 
 def _encode(recipe: Recipe, bucket: Bucket) -> Way:
-    reader = build_clip_reader(recipe, read_manifest(recipe), build_policy(recipe))
+    reader = BatchReader(read_manifest(recipe), build_policy(recipe), recipe.data, seed=recipe.seed)
     vae = build_vae(recipe.vae, seed=recipe.seed).model.eval()
 
     @torch.no_grad()

@@ -31,12 +31,13 @@ from benchmarks.decode import (
     write_moving_texture,
 )
 from benchmarks.harness import Effort, Row, Side, attempt, compare_rates, load_peer, take_turns
+from frameloom.config.schema.data import DataSection
 from frameloom.core.random import numpy_stream
 from frameloom.data.buckets.grid import build_grid
 from frameloom.data.buckets.policy import Bucket
 from frameloom.data.loading.batch import BatchRequest
 from frameloom.data.loading.loader import read_requests
-from frameloom.data.loading.reader import ClipReader, ReadSettings
+from frameloom.data.loading.reader import BatchReader
 from frameloom.data.manifest.manifest import Manifest, write_manifest
 
 _BATCH, _WORKERS, _FILES = 2, 2, 4
@@ -101,7 +102,7 @@ def _measure(ours: _Rounds, build: Build, order: list[Path], against: str, effor
 
 def _build_ours(
     folder: Path, paths: list[Path], num_clips: int, num_frames: int
-) -> tuple[ClipReader, list[BatchRequest]]:
+) -> tuple[BatchReader, list[BatchRequest]]:
     table = pl.DataFrame(
         {
             "path": [path.name for path in paths],
@@ -116,13 +117,13 @@ def _build_ours(
     write_manifest(folder / "manifest.parquet", table)
     policy = build_grid({"256px": {FRAMES: [1.0, _BATCH]}}, stride=16, fps_max=None)
     bucket = next(one for one in policy.buckets if (one.height, one.width) == (HEIGHT, WIDTH))
-    reader = ClipReader(Manifest.read(folder / "manifest.parquet"), policy, seed=0, settings=ReadSettings())
+    reader = BatchReader(Manifest.read(folder / "manifest.parquet"), policy, DataSection(), seed=0)
     return reader, [_request(bucket, start, len(paths)) for start in range(0, num_clips, _BATCH)]
 
 
 def _request(bucket: Bucket, start: int, num_rows: int) -> BatchRequest:
-    ordinals = np.arange(start, start + _BATCH)
-    return BatchRequest(0, start // _BATCH, bucket.index, ordinals % num_rows, ordinals)
+    sample_indices = np.arange(start, start + _BATCH)
+    return BatchRequest(0, start // _BATCH, bucket.index, sample_indices % num_rows, sample_indices)
 
 
 @dataclass(frozen=True)

@@ -134,7 +134,7 @@ def _mask_works(batch: Batch, task: DenoiserTask) -> dict[str, Work]:
 
     def draw_all(draw: Callable[[StreamDice], object]) -> Work:
         def work() -> None:
-            for ordinal in batch.ordinals.tolist():
+            for ordinal in batch.sample_indices.tolist():
                 draw(StreamDice(stream(0, "known", batch.epoch, ordinal)))
 
         return work

@@ -1,4 +1,4 @@
-"""Manifest, bucket policy, clip reader and batch plan from the data sections of a recipe."""
+"""Manifest, bucket policy and batch plan from the data sections of a recipe."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from frameloom.config.rules.data import token_patch
+from frameloom.config.rules.models import token_patch
 from frameloom.config.schema.buckets import (
     FixedSection,
     GroupedSection,
@@ -28,14 +28,12 @@ from frameloom.data.buckets.grid import apply_token_budget, build_grid
 from frameloom.data.buckets.grouped import Grouped
 from frameloom.data.buckets.policy import BucketPolicy, LengthRule, assign, count_unused
 from frameloom.data.buckets.ratio_tokens import RatioTokens
-from frameloom.data.loading.reader import ClipReader, ReadSettings, TextSource
 from frameloom.data.manifest.captions import CaptionNotes, note_captions, read_templates, retell
 from frameloom.data.manifest.filters import Where
 from frameloom.data.manifest.manifest import Manifest, Part, SourceSpec, rows_of_epoch
 from frameloom.data.manifest.rows import TableRows, check_table
 from frameloom.data.media.decode import kind_of
 from frameloom.data.media.probe import probe_header
-from frameloom.data.media.transforms import parse_transforms
 from frameloom.data.order.plan import BatchPlan, plan_epoch
 from frameloom.models.registry import VAES
 
@@ -141,26 +139,6 @@ def class_rows(manifest: Manifest) -> NDArray[np.int64]:
     last = manifest.parts[-1]
     count = len(last.rows) if last.source == _SOURCE else 0
     return np.arange(len(manifest) - count, len(manifest), dtype=np.int64)
-
-
-def build_clip_reader(
-    recipe: Recipe, manifest: Manifest, policy: BucketPolicy, text: TextSource | None = None
-) -> ClipReader:
-    return ClipReader(manifest, policy, seed=recipe.seed, settings=read_settings(recipe), text=text)
-
-
-def read_settings(recipe: Recipe) -> ReadSettings:
-    data = recipe.data
-    return ReadSettings(
-        frame_start=data.frame_start,
-        flip_probability=data.flip,
-        transforms=parse_transforms(data.transforms),
-        decoder=data.decoder,
-        use_image_num=data.use_image_num,
-        use_img_from_vid=data.use_img_from_vid,
-        caption_choice=data.caption_choice,
-        control=data.control,
-    )
 
 
 def build_plan(recipe: Recipe, manifest: Manifest, policy: BucketPolicy) -> Callable[[int], BatchPlan]:

@@ -100,6 +100,10 @@ def _refuse_misspelt_flag(word: str, flags: Iterable[str], ctx: Any) -> None:
         ctx.fail(f"no such flag: {name}; did you mean {near}?")
 
 
+# Earlier names of commands, which still work.
+_RENAMED = {"import-command": "import"}
+
+
 class LazyGroup(TyperGroup):
     """A group whose commands come from `entries`; set by `build_group`."""
 
@@ -113,6 +117,7 @@ class LazyGroup(TyperGroup):
         return build_command(cmd_name, entry) if entry else None
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        args = [_RENAMED.get(args[0], args[0]), *args[1:]]
         if args[0] not in self.entries:
             near = nearest(args[0], self.entries)
             hint = f"did you mean '{near}'?" if near else f"known commands: {', '.join(self.entries)}"

@@ -161,9 +161,9 @@ COMMANDS = {
     ),
     "data": Entry("make, encode and inspect data", "frameloom data shapes data/shapes", commands=_DATA),
     "recipe": Entry("check, show and list recipes", "frameloom recipe check my.yaml", commands=_RECIPE),
-    "import-command": Entry(
+    "import": Entry(
         "turn a training command or configuration of another system into a recipe",
-        "frameloom import-command train.sh -o my.yaml",
+        "frameloom import train.sh -o my.yaml",
         "frameloom.cli.recipe:import_command",
     ),
     "objective": Entry(

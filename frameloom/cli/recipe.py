@@ -1,4 +1,4 @@
-"""Commands about recipes: check, show, list, schema, reference, arguments, objective, import-command."""
+"""Commands about recipes: check, show, list, schema, reference, arguments, objective, import."""
 
 from __future__ import annotations
 
@@ -148,11 +148,11 @@ def import_command(
     CogVideoX-Fun, Open-Sora-Plan 1.1 and 1.3 and the SDXL trainer of MindONE, Open-Sora's configurations and SDXL's
     yaml; docs/arguments.md lists all arguments.
 
-    Example: frameloom import-command train.sh -o my.yaml
+    Example: frameloom import train.sh -o my.yaml
     """
     from frameloom.core.errors import ConfigError
     from frameloom.core.files import write_text
-    from frameloom.interop.importers.importing import import_command as import_file
+    from frameloom.interop.importers.importer import import_command as import_file
 
     if out is not None and out.exists() and not force:
         raise ConfigError(f"{out}: exists already; choose another name, or replace it with --force")

@@ -9,13 +9,14 @@ from typing import Any
 
 import numpy as np
 
-from frameloom.builders.data import build_clip_reader, build_plan, build_policy, read_manifest
+from frameloom.builders.data import build_plan, build_policy, read_manifest
 from frameloom.builders.vae import build_vae
 from frameloom.config.loading.recipe import load_recipe
 from frameloom.core.text_files import read_records
 from frameloom.data.buckets.policy import assign, bucket_table
 from frameloom.data.loading.batch import Batch
 from frameloom.data.loading.loader import iterate_batches
+from frameloom.data.loading.reader import BatchReader
 from frameloom.data.manifest.manifest import Manifest
 from frameloom.data.media.transforms import to_signed_range, to_uint8
 from frameloom.data.media.writing import contact_sheet, write_image
@@ -108,7 +109,8 @@ def _reconstruct(folder: Path) -> tuple[Batch, Any]:
     heldout = ["--vae.weights", str(folder / "vae"), "--data.where.split", "heldout", "--validation", "null"]
     recipe = load_recipe(folder / "vae" / "recipe.yaml", heldout)
     policy, manifest = build_policy(recipe), read_manifest(recipe)
-    batches = iterate_batches(build_plan(recipe, manifest, policy)(0), build_clip_reader(recipe, manifest, policy))
+    reader = BatchReader(manifest, policy, recipe.data, seed=recipe.seed)
+    batches = iterate_batches(build_plan(recipe, manifest, policy)(0), reader)
     batch = next(batch for batch in batches if batch.bucket.frames > 1)
     assert batch.pixels_BCFHW is not None
     vae = build_vae(recipe.vae, seed=recipe.seed).model.eval()

@@ -13,7 +13,7 @@ from frameloom.config.loading.overrides import Override, apply_override, split_p
 from frameloom.config.loading.recipe import BASE, DELETE, resolve
 from frameloom.config.loading.yaml_values import format_value, parse_value
 from frameloom.config.rules.check import check_rules
-from frameloom.config.rules.data import token_patch
+from frameloom.config.rules.models import token_patch
 from frameloom.config.schema.buckets import FixedSection, RatioTokensSection
 from frameloom.config.schema.recipe import Recipe
 from frameloom.config.schema.training import RecomputeSection

@@ -12,7 +12,7 @@ import polars as pl
 import torch
 from torch import Tensor
 
-from frameloom.builders.data import build_clip_reader, build_policy, read_manifest, read_settings
+from frameloom.builders.data import build_policy, read_manifest
 from frameloom.builders.text import TextPipeline, build_text
 from frameloom.builders.vae import LoadedVAE, build_vae
 from frameloom.config.schema.recipe import Recipe
@@ -23,8 +23,9 @@ from frameloom.data.buckets.policy import Bucket, BucketPolicy, possible_buckets
 from frameloom.data.cache.cache import LatentCache, TextCache
 from frameloom.data.cache.external import (
     ColumnText,
-    ForeignText,
-    PlanText,
+    ExternalLatents,
+    ExternalText,
+    OpenSoraPlanText,
     SDXLText,
     TextShape,
     column_latents,
@@ -36,7 +37,7 @@ from frameloom.data.cache.growing import GrowingLatents, GrowingText
 from frameloom.data.cache.keys import LATENT_COLUMNS, TEXT_COLUMNS, latent_fingerprint, latent_items, text_fingerprint
 from frameloom.data.loading.batch import Batch, BatchRequest
 from frameloom.data.loading.loader import read_requests
-from frameloom.data.loading.reader import LatentSource, TextSource
+from frameloom.data.loading.reader import BatchReader
 from frameloom.data.manifest.manifest import Manifest
 from frameloom.data.media.transforms import to_signed_range
 from frameloom.models.precision import DTYPES
@@ -106,7 +107,7 @@ def _fill_settings(recipe: Recipe, job: CacheJob) -> FillSettings:
 
 def _write_latents(recipe: Recipe, manifest: Manifest, policy: BucketPolicy, job: CacheJob) -> Filled:
     loaded = build_vae(recipe.vae, seed=recipe.seed)
-    reader = build_clip_reader(recipe, manifest, policy)
+    reader = BatchReader(manifest, policy, recipe.data, seed=recipe.seed)
 
     def read_pixels(requests: Iterator[BatchRequest]) -> Iterable[Batch]:
         return read_requests(requests, reader, workers=recipe.data.workers, timeout_s=recipe.data.timeout_s)
@@ -152,7 +153,7 @@ def _latent_fingerprint(recipe: Recipe, policy: BucketPolicy, vae: LoadedVAE) ->
     cache = recipe.data.cache
     return latent_fingerprint(
         policy=policy,
-        settings=read_settings(recipe),
+        data=recipe.data,
         encoder={"name": vae.name, "config": dataclasses.asdict(vae.config), "weights": vae.digest},
         dtype=DTYPES[cache.precision],
         store=cache.store,
@@ -181,9 +182,9 @@ def list_captions(manifest: Manifest) -> list[str]:
 class Caches:
     """What a run reads instead of encoding; `row_text` are embeddings that are known by row instead of by caption."""
 
-    latents: LatentSource | None = None
-    text: TextSource | None = None
-    row_text: ForeignText | None = None
+    latents: LatentCache | GrowingLatents | ExternalLatents | None = None
+    text: TextCache | GrowingText | None = None
+    row_text: ExternalText | None = None
 
 
 def open_caches(recipe: Recipe, manifest: Manifest, policy: BucketPolicy) -> Caches:
@@ -197,7 +198,7 @@ def open_caches(recipe: Recipe, manifest: Manifest, policy: BucketPolicy) -> Cac
     shape = TextShape(pipeline.max_length, pipeline.width, pipeline.pooled_width)
     folders = [Path(folder) for folder in cache.foreign_folders]
     if cache.foreign == "open_sora_plan":
-        return Caches(latents, row_text=PlanText(manifest, folders, shape, name=cache.foreign_name))
+        return Caches(latents, row_text=OpenSoraPlanText(manifest, folders, shape, name=cache.foreign_name))
     if cache.foreign == "sdxl":
         stored = sdxl_latents(manifest, folders[0], _LatentShape(recipe))
         return Caches(stored, row_text=SDXLText(manifest, folders[0], shape))
@@ -227,7 +228,7 @@ class _LatentShape:
         return self._channels, frames, bucket.height // stride_h, bucket.width // stride_w
 
 
-def open_latent_cache(recipe: Recipe, manifest: Manifest, policy: BucketPolicy) -> LatentSource:
+def open_latent_cache(recipe: Recipe, manifest: Manifest, policy: BucketPolicy) -> LatentCache | GrowingLatents:
     """CacheError if the cache does not fit the recipe, unless it may grow."""
     cache, path = recipe.data.cache, Path(recipe.data.cache.latents or "")
     loaded = build_vae(recipe.vae, seed=recipe.seed)
@@ -242,7 +243,7 @@ def open_latent_cache(recipe: Recipe, manifest: Manifest, policy: BucketPolicy) 
         opened,
         folder,
         items,
-        read=build_clip_reader(recipe, manifest, policy).read,
+        read=BatchReader(manifest, policy, recipe.data, seed=recipe.seed).read,
         encoder=lambda: _latent_encoder(recipe, loaded),
         made_by=folder.note_fingerprint(fingerprint),
     )
@@ -253,7 +254,7 @@ def _tell_missing(path: Path, num_missing: int, items: pl.DataFrame) -> None:
         _log.info("%s: %d of %d latents will be encoded while training", path, num_missing, items.height)
 
 
-def open_text_cache(recipe: Recipe, manifest: Manifest) -> TextSource:
+def open_text_cache(recipe: Recipe, manifest: Manifest) -> TextCache | GrowingText:
     """CacheError if the cache does not fit the recipe, unless it may grow."""
     cache, path = recipe.data.cache, Path(recipe.data.cache.text or "")
     pipeline = build_text(recipe.text, recipe.model)

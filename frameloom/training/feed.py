@@ -13,20 +13,18 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from frameloom.builders.data import build_clip_reader, build_plan, build_policy, class_rows, read_manifest, shown_rows
-from frameloom.config.rules.training import check_optim, check_train
+from frameloom.builders.data import build_plan, build_policy, class_rows, read_manifest, shown_rows
+from frameloom.config.rules.check import check_rules
 from frameloom.config.schema.recipe import Recipe
 from frameloom.core.device import pick_device
 from frameloom.core.errors import CheckpointError, ConfigError, DataError
 from frameloom.core.logging import get_logger
 from frameloom.data.buckets.policy import BucketPolicy, assign
-from frameloom.data.cache.external import RowTextReader
 from frameloom.data.loading.bad_clips import BadClipLog
-from frameloom.data.loading.batch import Batch, BatchReader, BatchRequest
-from frameloom.data.loading.companions import PairedReader
+from frameloom.data.loading.batch import Batch, BatchRequest
 from frameloom.data.loading.loader import iterate_batches, read_requests, request_at
 from frameloom.data.loading.prefetch import prefetch_to_device
-from frameloom.data.loading.reader import CachedReader
+from frameloom.data.loading.reader import BatchReader
 from frameloom.data.manifest.manifest import Manifest
 from frameloom.data.order.plan import BatchPlan
 from frameloom.data.order.rank_assignment import PlannedStep, RankAssignment, find_microbatch, plan_steps
@@ -116,23 +114,20 @@ def build_feed(
         assignment = replace(assignment, kind_of_bucket=kinds)
     manifest = read_manifest(recipe)
     caches = open_caches(recipe, manifest, policy)
-    clips = build_clip_reader(recipe, manifest, policy, caches.text)
     plan = build_plan(recipe, manifest, policy)
-    reader: BatchReader = clips
-    if caches.latents is not None:
-        reader = CachedReader(
-            manifest,
-            policy,
-            caches.latents,
-            seed=recipe.seed,
-            text=caches.text,
-            transforms=clips.settings.transforms if "sizes" in DENOISERS[recipe.model.family].conditions else None,
-            caption_choice=recipe.data.caption_choice,
-        )
-    if caches.row_text is not None:
-        reader = RowTextReader(reader, caches.row_text)
-    if recipe.dreambooth is not None and len(rows := class_rows(manifest)):
-        reader = PairedReader(clips, rows, seed=recipe.seed)
+    pictures = class_rows(manifest) if recipe.dreambooth is not None else None
+    reader = BatchReader(
+        manifest,
+        policy,
+        recipe.data,
+        seed=recipe.seed,
+        latents=caches.latents,
+        text=caches.text,
+        row_text=caches.row_text,
+        class_rows=pictures if pictures is not None and len(pictures) else None,
+        crops_of_latents=caches.latents is not None and "sizes" in DENOISERS[recipe.model.family].conditions,
+    )
+    pixels = BatchReader(manifest, policy, recipe.data, seed=recipe.seed, text=caches.text)
     return Feed(
         manifest=manifest,
         policy=policy,
@@ -145,7 +140,7 @@ def build_feed(
         device=pick_device(recipe.train.device),
         assignment=assignment,
         validation_batches=_validation_source(recipe, policy),
-        first_batches=lambda: list(islice(iterate_batches(plan(0), clips), 8)),
+        first_batches=lambda: list(islice(iterate_batches(plan(0), pixels), 8)),
     )
 
 
@@ -163,7 +158,7 @@ def resolve_num_steps(recipe: Recipe, manifest: Manifest, policy: BucketPolicy, 
         return recipe
     steps = sum(count_steps(recipe, manifest, policy, epoch, num_ranks) for epoch in range(recipe.train.epochs))
     settled = recipe.model_copy(update={"train": recipe.train.model_copy(update={"steps": steps, "epochs": None})})
-    if problems := [problem.text for rule in (check_optim, check_train) for problem in rule(settled)]:
+    if problems := [problem.text for problem in check_rules(settled)]:
         raise ConfigError([f"train.epochs {recipe.train.epochs} are {steps} steps: {text}" for text in problems])
     _log.info("%d epochs are %d steps", recipe.train.epochs, steps)
     return settled
@@ -197,6 +192,7 @@ def _validation_source(recipe: Recipe, policy: BucketPolicy) -> Callable[[], lis
 
     @lru_cache(maxsize=1)
     def read() -> tuple[Batch, ...]:
-        return tuple(islice(iterate_batches(plan, build_clip_reader(recipe, manifest, policy)), section.batches))
+        reader = BatchReader(manifest, policy, recipe.data, seed=recipe.seed)
+        return tuple(islice(iterate_batches(plan, reader), section.batches))
 
     return lambda: list(read())

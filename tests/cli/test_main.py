@@ -112,7 +112,7 @@ def test_a_place_that_cannot_be_written_gets_one_message(tmp_path):
     script = tmp_path / "train.sh"
     script.write_text("torchrun train.py configs/diffusion/train/stage1.py --dataset.data-path clips.csv")
     (tmp_path / "file").touch()
-    done = run("import-command", str(script), "-o", str(tmp_path / "file" / "my.yaml"))
+    done = run("import", str(script), "-o", str(tmp_path / "file" / "my.yaml"))
     assert done.returncode == 2 and "Traceback" not in done.stderr
     assert f"{tmp_path / 'file'}: File exists; there is a file of this name; choose another place" in done.stderr
 

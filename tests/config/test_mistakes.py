@@ -198,7 +198,7 @@ MISTAKES = [
     more(
         "a share that the law does not draw by",
         "known: {law: ends, known_share: [0.1, 0.2]}",
-        "known.known_share is set, but only law frames draws by it",
+        "known.known_share is [0.1, 0.2], which only law frames uses",
     ),
     more(
         "an option of an encoder without any",
@@ -313,9 +313,7 @@ MISTAKES = [
         "warmup_steps is 100",
         "train.steps 100",
     ),
-    swap(
-        "constant that falls", "lr: 1e-4", "schedule: {min_share: 0.1}", "min_share is 0.1", "choose cosine or linear"
-    ),
+    swap("constant that falls", "lr: 1e-4", "schedule: {min_share: 0.1}", "min_share is 0.1", "set name: cosine"),
     swap(
         "cache of random clips",
         "manifest: clips.parquet",

@@ -21,6 +21,7 @@ from safetensors import safe_open
 
 import frameloom
 from frameloom.config.schema.buckets import FixedSection, MultiAspectSection
+from frameloom.config.schema.data import DataSection, TransformSection
 from frameloom.core.disk_names import (
     ARCHITECTURE_FIELDS,
     CACHE_FILE_KEYS,
@@ -47,8 +48,7 @@ from frameloom.core.random import bits_at, key, numpy_stream, stream, uniform_at
 from frameloom.data.buckets.fixed import Fixed, MultiAspect
 from frameloom.data.cache.folder import name_fingerprint
 from frameloom.data.cache.keys import latent_fingerprint
-from frameloom.data.loading.reader import ReadSettings
-from frameloom.data.media.transforms import CenterCrop, RandomCrop, Rescale, Resize
+from frameloom.data.media.transforms import RandomCrop, parse_transforms
 from frameloom.models.registry import DENOISERS, VAES
 from frameloom.models.text.base import TextOptions
 
@@ -303,7 +303,7 @@ def test_stored_caches_have_the_listed_names():
 def told_by(policy: Any, transforms: tuple[Any, ...]) -> dict[str, Any]:
     return latent_fingerprint(
         policy=policy,
-        settings=ReadSettings(frame_start="first", transforms=transforms),
+        data=DataSection(frame_start="first", transforms=transforms),
         encoder={"name": "x"},
         dtype=torch.float16,
         store="sample",
@@ -315,9 +315,14 @@ def test_a_fingerprint_is_the_same_whatever_classes_are_called():
     """The digests are those of 0.1.0, when they were made with names of classes."""
     fixed = Fixed(FixedSection(height=32, width=32, frames=5, batch=4), fps_max=24)
     several = MultiAspect(MultiAspectSection(), fps_max=24)
-    plain, other = (Resize(), CenterCrop()), (CenterCrop("even"), Resize(fit="stretch"), Rescale())
+    plain = (TransformSection(name="resize"), TransformSection(name="center_crop"))
+    other = (
+        TransformSection(name="center_crop", rounding="even"),
+        TransformSection(name="resize", fit="stretch"),
+        TransformSection(name="rescale"),
+    )
     found = {
-        (policy.geometry()["policy"], steps[0].disk_name): name_fingerprint(told_by(policy, steps))
+        (policy.geometry()["policy"], parse_transforms(steps)[0].disk_name): name_fingerprint(told_by(policy, steps))
         for policy in (fixed, several)
         for steps in (plain, other)
     }

@@ -59,7 +59,7 @@ def test_heads_that_do_not_divide_are_told_with_the_arithmetic(tmp_path):
     ("parallel", "message"),
     [
         ({"tensor": 2}, "parallel.tensor is 2, but parallel.encoders is each; it splits text encoders.* zero 3"),
-        ({"encoders": "tensor"}, "parallel.tensor is 1, so that nothing is split"),
+        ({"encoders": "tensor"}, "parallel.tensor is 1, but parallel.encoders is tensor, so that nothing is split"),
         ({"encoders": "tensor", "tensor": 2}, "text.encoders are minilm; layers of t5 and mt5 are split: write each"),
     ],
 )

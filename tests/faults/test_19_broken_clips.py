@@ -14,7 +14,7 @@ from frameloom.core.errors import DataError
 from frameloom.core.paths import safe_join
 from frameloom.data.curation.inspection import FileWork, Job
 from frameloom.data.curation.scan import ScanOptions, errors_path, finish_scan, scan_files
-from frameloom.data.loading import bad_clips
+from frameloom.data.loading import reader
 from frameloom.data.media.decode import IMAGE_FORMATS, ClipError, read_clip, read_image
 from frameloom.training.train import train
 from tests.conftest import World
@@ -135,6 +135,6 @@ def test_without_replacement_one_broken_clip_would_end_the_run(
     class Never(Exception):
         pass
 
-    monkeypatch.setattr(bad_clips, "ClipError", Never)
+    monkeypatch.setattr(reader, "ClipError", Never)
     with pytest.raises(ClipError):
         train(world.recipe("--data.manifest", str(manifest), "--data.bad_limit", "0.2", "--train.steps", "10"))

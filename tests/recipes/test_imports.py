@@ -12,7 +12,7 @@ import yaml
 
 from frameloom.checkpoint.reader import list_steps, read_state, step_folder
 from frameloom.config.schema.recipe import Recipe
-from frameloom.interop.importers.importing import import_command
+from frameloom.interop.importers.importer import import_command
 from frameloom.sampling.batch import run_job
 from frameloom.sampling.load import load_model
 from frameloom.sampling.request import read_requests

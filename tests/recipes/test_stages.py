@@ -135,7 +135,7 @@ def test_the_twin_has_the_settings_of_its_stage(runs, name: str) -> None:
     last, falls = run.metrics("train/lr")[-1], stage.optim.schedule.name != "constant"
     assert stage.optim.lr * stage.optim.schedule.min_share <= last < stage.optim.lr if falls else last == stage.optim.lr
     assert (update.phase.optim.clip_norm, update.fade is None) == (stage.optim.clip_norm, stage.optim.clip_fade is None)
-    assert (update.ema.section.decay if update.ema else None) == (stage.train.ema.decay if stage.train.ema else None)
+    assert (update.ema.section if update.ema else None) == stage.train.ema
     if isinstance(task, DenoiserTask):
         assert run.trainer.stepper.precision.compute == stage.train.precision
         assert task.objective == build_objective(stage.objective)

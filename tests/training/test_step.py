@@ -55,7 +55,7 @@ def cut(batch: Batch, sizes: Sequence[int]) -> list[Batch]:
             replace(
                 batch,
                 rows=batch.rows[part],
-                ordinals=batch.ordinals[part],
+                sample_indices=batch.sample_indices[part],
                 captions=batch.captions[part],
                 pixels_BCFHW=None if batch.pixels_BCFHW is None else batch.pixels_BCFHW[part],
                 latents=None if batch.latents is None else (batch.latents[0][part], batch.latents[1][part]),
@@ -105,7 +105,7 @@ def test_pieces_of_an_inpaint_batch_get_the_masks_of_the_whole(world: Any) -> No
     batch = read_whole(trainer)
     whole, pieces = (step_gradients(trainer, cut(batch, sizes))[0] for sizes in ((4,), (1, 3)))
     assert (pieces - whole).norm() < 1e-5 * whole.norm()
-    moved = [replace(piece, ordinals=piece.ordinals + 100) for piece in cut(batch, (1, 3))]
+    moved = [replace(piece, sample_indices=piece.sample_indices + 100) for piece in cut(batch, (1, 3))]
     assert (step_gradients(trainer, moved)[0] - whole).norm() > 1e-2 * whole.norm()
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from annotated_types import Le, Lt
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from frameloom.config.loading.schema_tree import (
@@ -19,6 +19,7 @@ from frameloom.config.loading.schema_tree import (
     example_of,
     explain_unknown,
     field_at,
+    join_words,
     kind_at,
     walk,
 )
@@ -38,6 +39,21 @@ class Problem:
     path: KeyPath
     text: str
     also: tuple[KeyPath, ...] = ()
+
+
+def explain_reader(path: KeyPath, value: Any, chooser: str, found: Any, values: Sequence[Any]) -> Problem:
+    """A key that only some values of `chooser`, a key of the same section, read."""
+    section, readers = ".".join(path[:-1]), join_words([format_value(one) for one in values])
+    what = f"{section}.name" if chooser == "name" else chooser
+    text = f"{'.'.join(path)} is {format_found(value)}, which only {what} {readers} uses, but {section}.{chooser} is"
+    null = f" ({path[-1]}: null)" if isinstance(value, BaseModel | dict) else ""
+    advice = f"remove it{null} or set {chooser}: {format_value(values[0])}"
+    return Problem(path, f"{text} {format_value(found)}; {advice}", ((*path[:-1], chooser),))
+
+
+def format_found(value: Any) -> str:
+    """A value in a message; a section or mapping is just "set"."""
+    return "set" if isinstance(value, BaseModel | dict) else format_value(value)
 
 
 def parse_recipe(value: Mapping[str, Any]) -> tuple[Recipe | None, list[Problem]]:

@@ -228,7 +228,7 @@ def describe(kind: Kind) -> str:
     if words:
         return words
     if len(kind.options) > 1:
-        return _join(
+        return join_words(
             [describe(option) for option in sorted(kind.options, key=lambda option: option.accepts(type(None)))]
         )
     if kind.section:
@@ -236,7 +236,7 @@ def describe(kind: Kind) -> str:
     args = get_args(kind.annotation)
     match get_origin(kind.annotation) or kind.annotation:
         case origin if origin is Literal:
-            return _join([format_value(value) for value in args])
+            return join_words([format_value(value) for value in args])
         case origin if origin is tuple and args[-1] is Ellipsis:
             return f"a list, each item {describe(Kind.of(args[0]))}"
         case origin if origin is tuple and len({describe(Kind.of(item)) for item in args}) == 1:
@@ -262,7 +262,7 @@ def _describe_bounds(metadata: Sequence[Any]) -> str:
     return f" {' and '.join(parts)}" if parts else ""
 
 
-def _join(parts: list[str]) -> str:
+def join_words(parts: list[str]) -> str:
     return parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} or {parts[-1]}"
 
 
@@ -295,9 +295,9 @@ def explain_unknown(path: KeyPath) -> tuple[str, KeyPath | None]:
         return text + f"known keys: {', '.join(known)}", None
     if meant[0][:-1] == parents:
         return text + f"did you mean '{meant[0][-1]}'?", meant[0]
-    homes = _join([".".join(place) for place in meant])
+    homes = join_words([".".join(place) for place in meant])
     if meant[0][-1] == key and len(meant[0]) > 1:
-        return text + f"'{key}' belongs to {_join(['.'.join(place[:-1]) for place in meant])}: {homes}", meant[0]
+        return text + f"'{key}' belongs to {join_words(['.'.join(place[:-1]) for place in meant])}: {homes}", meant[0]
     return text + f"did you mean {homes}?", meant[0]
 
 

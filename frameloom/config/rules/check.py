@@ -7,26 +7,26 @@ from pathlib import Path
 
 from frameloom.config.loading.problems import Problem
 from frameloom.config.loading.yaml_values import KeyPath
-from frameloom.config.rules.data import check_buckets, check_cache, check_sources, check_units, check_validation
+from frameloom.config.rules.data import check_buckets, check_cache, check_sources, check_validation
 from frameloom.config.rules.models import (
     TOKENIZER_FOLDERS,
-    check_autoencoder,
-    check_control,
-    check_known,
-    check_lora,
+    check_conditions,
     check_names,
-    check_note,
     check_overrides,
-    check_personal,
+    check_sampling,
     check_text,
     check_text_files,
-    check_text_options,
-    check_text_place,
-    check_vae_weights,
+    check_trained_text,
 )
 from frameloom.config.rules.parallel import check_parallel
-from frameloom.config.rules.sampling import check_sample
-from frameloom.config.rules.training import check_objective, check_optim, check_recompute, check_train
+from frameloom.config.rules.table import check_table
+from frameloom.config.rules.training import (
+    check_objective,
+    check_optim,
+    check_scaled_rate,
+    check_schedule,
+    check_train,
+)
 from frameloom.config.schema.recipe import Recipe
 from frameloom.core.errors import ConfigError
 from frameloom.core.spelling import nearest
@@ -34,29 +34,9 @@ from frameloom.core.spelling import nearest
 PICKLES = (".pt", ".pth", ".ckpt", ".bin")
 
 RULES: tuple[Callable[[Recipe], Iterator[Problem]], ...] = (
-    check_names,
-    check_overrides,
-    check_text,
-    check_note,
-    check_personal,
-    check_text_place,
-    check_text_options,
-    check_sources,
-    check_buckets,
-    check_sample,
-    check_optim,
-    check_train,
-    check_parallel,
-    check_recompute,
-    check_units,
-    check_cache,
-    check_vae_weights,
-    check_autoencoder,
-    check_objective,
-    check_known,
-    check_control,
-    check_lora,
-    check_validation,
+    *(check_names, check_overrides, check_text, check_trained_text, check_conditions, check_sampling),
+    *(check_sources, check_buckets, check_cache, check_validation),
+    *(check_table, check_optim, check_schedule, check_scaled_rate, check_train, check_objective, check_parallel),
 )
 
 

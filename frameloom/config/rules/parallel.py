@@ -1,4 +1,4 @@
-"""Rules of parallelism, each yielding every mistake that it finds, and the mesh of a number of processes."""
+"""Rules of parallelism with arithmetic, and the mesh of a number of processes."""
 
 from __future__ import annotations
 
@@ -7,62 +7,31 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from frameloom.config.loading.problems import Problem
-from frameloom.config.loading.yaml_values import KeyPath
 from frameloom.config.schema.parallel import MeshShape, ParallelSection, step_shares
 from frameloom.config.schema.recipe import Recipe
 from frameloom.core.errors import ConfigError
 from frameloom.models.registry import DENOISERS
 
-# Optimizers whose step looks at each number of a weight alone, so that a part of the weight is enough for it.
-ELEMENTWISE = ("adamw", "lion")
 # Text encoders whose layers can be split; the others are small.
 LAYERED = ("t5", "mt5")
 
 
 def check_parallel(recipe: Recipe) -> Iterator[Problem]:
-    section, also = recipe.parallel, (("parallel", "zero"),)
-    if section.zero == 0 and (section.shard or 1) > 1:
-        text = f"parallel.shard is {section.shard}, but parallel.zero 0 splits nothing"
-        yield Problem(("parallel", "shard"), f"{text}; set zero 1, 2 or 3, or remove it", also)
-    yield from _check_tensor(recipe)
-    if section.sequence > 1 and recipe.task != "denoiser":
-        text = f"parallel.sequence is {section.sequence}, but task {recipe.task} has no sequence of tokens"
-        yield Problem(("parallel", "sequence"), f"{text}; write 1", (("task",),))
-    elif section.sequence > 1:
+    """Heads of the denoiser and of text encoders that processes split evenly."""
+    if recipe.task != "denoiser":
+        return
+    if recipe.parallel.sequence > 1:
         yield from _check_heads(recipe)
-    if section.zero >= 2:
-        yield from _check_split(recipe)
-    if section.gather == "bf16" and (section.zero < 2 or recipe.train.precision != "bf16"):
-        text = f"parallel.gather is bf16, but zero is {section.zero} and train.precision is {recipe.train.precision}"
-        advice = "it needs zero 2 or 3 and train.precision: bf16; remove it"
-        yield Problem(("parallel", "gather"), f"{text}; {advice}", (*also, ("train", "precision")))
-    if section.encoders != "each":
-        yield from _check_encoders(recipe)
-    yield from _check_optimizer(recipe)
-
-
-def _check_tensor(recipe: Recipe) -> Iterator[Problem]:
-    """Layers are split of text encoders, and of those alone that are large."""
-    path, degree, encoders = ("parallel", "tensor"), recipe.parallel.tensor, recipe.parallel.encoders
-    also = (("parallel", "encoders"),)
-    if degree > 1 and encoders != "tensor":
-        text = f"parallel.tensor is {degree}, but parallel.encoders is {encoders}"
-        advice = "it splits text encoders: write encoders: tensor, or 1; the denoiser is split with zero 3 or sequence"
-        yield Problem(path, f"{text}; {advice}", also)
-    if encoders != "tensor" or recipe.task != "denoiser":
+    if recipe.parallel.encoders != "tensor":
         return
     names = [encoder.name for encoder in recipe.text.encoders]
-    if degree == 1:
-        text = "parallel.encoders is tensor, but parallel.tensor is 1, so that nothing is split"
-        yield Problem(path, f"{text}; say how many processes split a layer, as in tensor: 2", also)
     if not any(name in LAYERED for name in names):
         text = f"parallel.encoders is tensor, but text.encoders are {', '.join(names)}"
-        yield Problem(
-            also[0], f"{text}; layers of {' and '.join(LAYERED)} are split: write each", (("text", "encoders"),)
-        )
+        advice = f"layers of {' and '.join(LAYERED)} are split: write each"
+        yield Problem(("parallel", "encoders"), f"{text}; {advice}", (("text", "encoders"),))
     for index, encoder in enumerate(recipe.text.encoders):
         if encoder.name in LAYERED and encoder.path is not None:
-            yield from _check_encoder(Path(encoder.path), index, degree)
+            yield from _check_encoder(Path(encoder.path), index, recipe.parallel.tensor)
 
 
 def _check_encoder(folder: Path, index: int, degree: int) -> Iterator[Problem]:
@@ -83,21 +52,6 @@ def _check_encoder(folder: Path, index: int, degree: int) -> Iterator[Problem]:
         return
 
 
-def _check_split(recipe: Recipe) -> Iterator[Problem]:
-    """What does not go together with split weights."""
-    zero, path = recipe.parallel.zero, ("parallel", "zero")
-    if recipe.task == "autoencoder":
-        text = f"parallel.zero is {zero}, but the weights of an autoencoder are not split"
-        yield Problem(path, f"{text}, they are small; use zero 0 or 1", (("task",),))
-    if recipe.train.weights_precision != "fp32":
-        text = f"parallel.zero is {zero}, but train.weights_precision is {recipe.train.weights_precision}"
-        advice = "split weights are fp32: remove it (parallel.gather: bf16 sends half), or use zero 0 or 1"
-        yield Problem(path, f"{text}; {advice}", (("train", "weights_precision"),))
-    if recipe.train.ema is not None and recipe.train.ema.on_cpu:
-        text = f"parallel.zero is {zero}, but train.ema.on_cpu is true"
-        yield Problem(path, f"{text}; the average is split like the weights: set it to false", (("train", "ema"),))
-
-
 def _check_heads(recipe: Recipe) -> Iterator[Problem]:
     """Processes that share a clip take equally many heads. A model folder says its own: that is checked when built."""
     model, degree = recipe.model, recipe.parallel.sequence
@@ -113,32 +67,6 @@ def _check_heads(recipe: Recipe) -> Iterator[Problem]:
         fitting = ", ".join(str(count) for count in range(1, num_heads + 1) if num_heads % count == 0)
         text = f"parallel.sequence is {degree}, but {model.family} {model.size} has {num_heads} attention heads"
         yield Problem(path, f"{text}, and processes take equally many; write one of {fitting}", also)
-
-
-def _check_encoders(recipe: Recipe) -> Iterator[Problem]:
-    path, found = ("parallel", "encoders"), recipe.parallel.encoders
-    if recipe.task != "denoiser":
-        text = f"parallel.encoders is {found}, but task {recipe.task} has no text encoders"
-        yield Problem(path, f"{text}; remove it", (("task",),))
-    if recipe.inversion is not None:
-        text = f"parallel.encoders is {found}, but inversion learns a word in a text encoder"
-        yield Problem(path, f"{text}; only frozen encoders are shared: write each", (("inversion",),))
-    for index, encoder in enumerate(recipe.text.encoders):
-        if encoder.train:
-            text = f"parallel.encoders is {found}, but text.encoders.{index}.train is true"
-            yield Problem(path, f"{text}; only frozen encoders are shared: write each", (("text", "encoders"),))
-
-
-def _check_optimizer(recipe: Recipe) -> Iterator[Problem]:
-    zero, name = recipe.parallel.zero, recipe.optim.name
-    path: KeyPath = ("parallel", "zero")
-    also: tuple[KeyPath, ...] = (("optim", "name"),)
-    if zero >= 2 and name not in ELEMENTWISE:
-        text = f"parallel.zero is {zero}, but optim.name {name} looks at whole weights, of which a process has a part"
-        yield Problem(path, f"{text}; use zero 1, or {' or '.join(ELEMENTWISE)}", also)
-    elif zero == 1 and name == "prodigy":
-        text = "parallel.zero is 1, but prodigy finds one rate from the state of all weights, which is split"
-        yield Problem(path, f"{text}; use zero 0, or another optimizer", also)
 
 
 def check_world(recipe: Recipe, num_ranks: int) -> MeshShape:

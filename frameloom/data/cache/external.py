@@ -26,7 +26,6 @@ from frameloom.core.errors import ConfigError, DataError
 from frameloom.core.logging import get_logger
 from frameloom.core.paths import safe_join
 from frameloom.data.buckets.policy import Bucket
-from frameloom.data.loading.batch import Batch, BatchReader, BatchRequest, OnOpen, ignore_open
 from frameloom.data.manifest.manifest import Manifest
 from frameloom.data.media.decode import ClipError
 
@@ -96,13 +95,12 @@ def _find_file(folder: Path, stems: Sequence[str], where: str) -> Path:
     raise DataError(f"{folder}: no embedding for {where}; tried {tried} and the endings {', '.join(SUFFIXES[1:])}")
 
 
-class ForeignText(ABC):
-    """Embeddings by manifest row. `get` answers by caption, where captions identify rows."""
+class ExternalText(ABC):
+    """Embeddings by manifest row."""
 
     def __init__(self, manifest: Manifest, shape: TextShape) -> None:
         self._manifest = manifest
         self._shape = shape
-        self._row_of: dict[str, int] | None = None
 
     @abstractmethod
     def read_row(self, row: int) -> dict[str, Tensor]:
@@ -113,16 +111,6 @@ class ForeignText(ABC):
         samples = [self.read_row(int(row)) for row in rows]
         names = {"tokens_KD": "tokens_BKD", "mask_K": "mask_BK", "pooled_D": "pooled_BD"}
         return {name: torch.stack([sample[key] for sample in samples]) for key, name in names.items()}
-
-    def get(self, captions: list[str]) -> dict[str, Tensor]:
-        """By caption: the first row that has it. DataError for a caption of no row."""
-        if self._row_of is None:
-            texts = self._manifest.column("caption").to_list()
-            self._row_of = {text: row for row, text in reversed(list(enumerate(texts)))}
-        unknown = [text for text in captions if text not in self._row_of]
-        if unknown:
-            raise DataError(f"{self._manifest.source}: no row has the caption {unknown[0]!r}, so no embedding is known")
-        return self.get_rows([self._row_of[text] for text in captions])
 
     def _tokens(self, path: Path, tokens: Tensor, mask: Tensor | None) -> dict[str, Tensor]:
         """Padded to the expected length, zero where the mask is."""
@@ -151,7 +139,7 @@ class ForeignText(ABC):
         return vector_D
 
 
-class PlanText(ForeignText):
+class OpenSoraPlanText(ExternalText):
     """Open-Sora-Plan: `<path without ending>-<caption>.npz` (1.3) or `<path>-<key>-<value>….npz` (1.1).
 
     A second folder holds the pooled vectors of the second encoder; without one they are zero, which only a denoiser
@@ -214,7 +202,7 @@ def check_sdxl_names(manifest: Manifest) -> None:
             )
 
 
-class SDXLText(ForeignText):
+class SDXLText(ExternalText):
     """`crossattn_cache` as token states and the first numbers of `vector_cache` as the pooled vector."""
 
     def __init__(self, manifest: Manifest, folder: Path, shape: TextShape) -> None:
@@ -231,12 +219,8 @@ class SDXLText(ForeignText):
         # Behind the pooled text come the embedded sizes and crop, which belong to the denoiser.
         return found | {"pooled_D": self._pooled(vector, whole[: self._shape.pooled_width])}
 
-    def get(self, captions: list[str]) -> dict[str, Tensor]:
-        """Refused: such caches often hold " " for every caption, so a caption does not identify a row."""
-        raise DataError(f"{self._folder}: an SDXL cache is read by row, not by caption")
 
-
-class ColumnText(ForeignText):
+class ColumnText(ExternalText):
     """Open-Sora 2.0: text_t5_path and text_clip_path, relative to the manifest's root. All tokens count, as there."""
 
     def read_row(self, row: int) -> dict[str, Tensor]:
@@ -250,8 +234,8 @@ def column_file(manifest: Manifest, column: str, row: int) -> Path:
     return safe_join(manifest.root, str(manifest.column(column)[row]), where=f"{manifest.source}: row {row}, {column}")
 
 
-class ForeignLatents:
-    """A `LatentSource` of one file per row; `find` gives its place. The deviation is zero: noise is in the latent."""
+class ExternalLatents:
+    """Latents of one file per row; `find` gives its path. The deviation is zero: noise is in the latent."""
 
     def __init__(self, find: Callable[[int], Path], shape: LatentShape) -> None:
         self._find = find
@@ -286,7 +270,7 @@ class ForeignLatents:
         return latent.float()
 
 
-def sdxl_latents(manifest: Manifest, folder: Path, shape: LatentShape) -> ForeignLatents:
+def sdxl_latents(manifest: Manifest, folder: Path, shape: LatentShape) -> ExternalLatents:
     """The `latent_cache` folder; says once what such a cache has frozen."""
     check_sdxl_names(manifest)
     _log.warning(
@@ -300,10 +284,10 @@ def sdxl_latents(manifest: Manifest, folder: Path, shape: LatentShape) -> Foreig
         name = _sdxl_name(manifest.clip(row).path)
         return safe_join(folder / "latent_cache", f"{name}.npy", where=f"{manifest.source}: row {row}")
 
-    return ForeignLatents(find, shape)
+    return ExternalLatents(find, shape)
 
 
-def column_latents(manifest: Manifest, shape: LatentShape) -> ForeignLatents:
+def column_latents(manifest: Manifest, shape: LatentShape) -> ExternalLatents:
     """The files of the column latents_path, taken as they are: unscaled, like ours."""
     manifest.column("latents_path")
     _log.warning(
@@ -311,21 +295,4 @@ def column_latents(manifest: Manifest, shape: LatentShape) -> ForeignLatents:
         "that they were made with",
         manifest.source,
     )
-    return ForeignLatents(lambda row: column_file(manifest, "latents_path", row), shape)
-
-
-class RowTextReader:
-    """A reader whose batches carry the foreign embeddings of the rows that were really read."""
-
-    def __init__(self, reader: BatchReader, text: ForeignText) -> None:
-        self._reader = reader
-        self._text = text
-
-    def name(self, row: int) -> str:
-        return self._reader.name(row)
-
-    def read(self, request: BatchRequest, on_open: OnOpen = ignore_open) -> Batch:
-        batch = self._reader.read(request, on_open)
-        if batch.size:
-            batch.text = self._text.get_rows(batch.rows)
-        return batch
+    return ExternalLatents(lambda row: column_file(manifest, "latents_path", row), shape)

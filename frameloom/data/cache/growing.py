@@ -64,7 +64,7 @@ def _commit_rest(folder: CacheFolder, group: Group) -> None:
 
 
 class GrowingLatents:
-    """A `LatentSource` over a cache that may lack samples; missing ones are read and encoded in the calling process."""
+    """Latents over a cache that may lack samples; missing ones are read and encoded in the calling process."""
 
     def __init__(
         self,
@@ -143,7 +143,7 @@ class GrowingLatents:
 
 
 class GrowingText:
-    """A `TextSource` over a cache that may lack captions; missing ones are encoded in the calling process."""
+    """Text over a cache that may lack captions; missing ones are encoded in the calling process."""
 
     def __init__(
         self,

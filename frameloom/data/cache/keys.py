@@ -17,13 +17,15 @@ import numpy as np
 import polars as pl
 import torch
 
+from frameloom.config.schema.data import DataSection
+from frameloom.core.disk_names import READ_SETTINGS
 from frameloom.core.errors import CacheError, ConfigError
 from frameloom.data.buckets.policy import BucketPolicy, Pairs, refuse_random
 from frameloom.data.cache.folder import CacheFolder, name_fingerprint
 from frameloom.data.cache.shards import REBUILD
 from frameloom.data.cache.source_state import PLACE, SOURCE, FileDigests, find_fresh, spell_source
-from frameloom.data.loading.reader import ReadSettings
 from frameloom.data.manifest.manifest import Manifest
+from frameloom.data.media.transforms import parse_transforms
 
 Store = Literal["moments", "sample"]
 
@@ -36,8 +38,6 @@ LATENT_COLUMNS = {
 TEXT_COLUMNS = {"key": pl.Int64}
 # Columns of a manifest, where it has them, that decide which frames of a file are read.
 _FACTS = ("kind", "frames", "fps", "start_frame", "end_frame", "crop", "member", "offset", "bytes")
-# Settings that decide whether a clip is read, not what comes out.
-_NOT_PIXELS = ("limits", "flip_probability", "caption_choice")
 # Parts of a policy's geometry that the shape and the facts of each sample say already.
 _PER_SAMPLE = ("buckets", "stride", "fps_max")
 _NUM_SHOWN = 12
@@ -46,7 +46,7 @@ _NUM_SHOWN = 12
 def latent_fingerprint(
     *,
     policy: BucketPolicy,
-    settings: ReadSettings,
+    data: DataSection,
     encoder: Mapping[str, Any],
     dtype: torch.dtype,
     store: Store = "moments",
@@ -57,13 +57,13 @@ def latent_fingerprint(
     `seed` counts only for stored samples, whose noise is drawn from it.
     """
     refuse_random(policy)
-    _refuse_random_settings(settings)
-    read = {field.name: getattr(settings, field.name) for field in dataclasses.fields(settings)}
+    read = {name: getattr(data, name) for name in READ_SETTINGS} | {"transforms": parse_transforms(data.transforms)}
+    _refuse_random_settings(data, read)
     geometry = {name: value for name, value in policy.geometry().items() if name not in _PER_SAMPLE}
     return {
         "kind": "latents",
         "transforms": {
-            **{name: _describe(value) for name, value in read.items() if name not in _NOT_PIXELS},
+            **{name: _describe(value) for name, value in read.items()},
             "policy": {**_describe(geometry), "frame_rule": _describe(policy.frame_rule)},
         },
         "encoder": dict(encoder),
@@ -72,21 +72,18 @@ def latent_fingerprint(
     }
 
 
-def _refuse_random_settings(settings: ReadSettings) -> None:
+def _refuse_random_settings(data: DataSection, read: Mapping[str, Any]) -> None:
     problems = []
-    if settings.flip_probability:
-        problems.append(f"flip_probability: {settings.flip_probability:g} cannot be cached; use 0, or no latent cache")
-    if settings.use_image_num:
-        problems.append(
-            f"use_image_num: {settings.use_image_num} cannot be cached, images beside a clip are drawn; use 0"
-        )
-    for field in dataclasses.fields(settings):
-        value = getattr(settings, field.name) if field.name not in _NOT_PIXELS else ()
-        for part in value if isinstance(value, list | tuple) else (value,):
-            name = part if isinstance(part, str) else str(getattr(part, "disk_name", ""))
-            if name.lower().startswith("random"):
-                advice = "use first or center" if field.name == "frame_start" else "use one that is not random"
-                problems.append(f"{field.name}: {name} cannot be cached, a cache holds one view per clip; {advice}")
+    if data.flip:
+        problems.append(f"data.flip: {data.flip:g} cannot be cached; use 0, or no latent cache")
+    if data.use_image_num:
+        problems.append(f"data.use_image_num: {data.use_image_num} cannot be cached, these images are drawn; use 0")
+    for name, value in read.items():
+        for part in value if isinstance(value, tuple) else (value,):
+            text = part if isinstance(part, str) else str(getattr(part, "disk_name", ""))
+            if text.lower().startswith("random"):
+                advice = "use first or center" if name == "frame_start" else "use one that is not random"
+                problems.append(f"data.{name}: {text} cannot be cached, a cache holds one view per clip; {advice}")
     if problems:
         raise ConfigError(problems)
 

@@ -1,83 +1,19 @@
-"""Unreadable clips: their replacement within a micro-batch, the list of them in a run, and the limit that ends it."""
+"""Unreadable clips: the list of them in a run, and the limit that ends it."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
-from typing import TypeVar
 
 from frameloom.core.errors import DataError
 from frameloom.core.logging import get_logger
-from frameloom.data.buckets.policy import BucketPolicy
-from frameloom.data.loading.batch import BadClip, Batch, BatchRequest
-from frameloom.data.manifest.manifest import Manifest
-from frameloom.data.media.decode import ClipError, FatalClip
+from frameloom.data.loading.batch import BadClip, Batch
 
 _log = get_logger(__name__)
 _NUM_SHOWN = 10
-
-
-def note_bad(manifest: Manifest, row: int, error: ClipError, epoch: int, ordinal: int) -> BadClip:
-    return BadClip(row, manifest.clip(row).path, str(error), epoch, ordinal, isinstance(error, FatalClip))
-
-
-Found = TypeVar("Found")
-
-
-class Slots:
-    """Fills the slots of a request one by one, trying its spare rows where a clip is bad."""
-
-    def __init__(self, manifest: Manifest, policy: BucketPolicy) -> None:
-        self._manifest = manifest
-        self._policy = policy
-
-    def fill(
-        self, request: BatchRequest, read_row: Callable[[int, int], Found]
-    ) -> tuple[list[int], list[int], list[Found], list[BadClip]]:
-        """(rows read, their ordinals, what `read_row(row, ordinal)` gave, the bad ones).
-
-        Without spares a bad clip leaves no sample behind; else not finding a good one is an error.
-        """
-        rows: list[int] = []
-        ordinals: list[int] = []
-        samples: list[Found] = []
-        bad: list[BadClip] = []
-        for slot, (row, ordinal) in enumerate(zip(request.rows.tolist(), request.ordinals.tolist(), strict=True)):
-            failed: list[BadClip] = []
-            for candidate in _candidates(request, slot, row):
-                try:
-                    samples.append(read_row(candidate, ordinal))
-                except ClipError as error:
-                    failed.append(note_bad(self._manifest, candidate, error, request.epoch, ordinal))
-                    continue
-                rows.append(candidate)
-                ordinals.append(ordinal)
-                break
-            else:
-                self._give_up(request, failed)
-            bad += failed
-        return rows, ordinals, samples, bad
-
-    def _give_up(self, request: BatchRequest, failed: list[BadClip]) -> None:
-        if request.spares is not None:
-            reasons = "\n".join(f"  row {clip.row}: {clip.reason}" for clip in failed)
-            raise DataError(
-                f"micro-batch {request.index} of epoch {request.epoch}, bucket "
-                f"{self._policy.buckets[request.bucket].name}: none of {len(failed)} clips could be read; "
-                f"repair the files or take them out of the manifest\n{reasons}"
-            )
-
-
-def _candidates(request: BatchRequest, slot: int, row: int) -> Iterator[int]:
-    yield row
-    tried = {row}
-    for spare in request.spares[slot].tolist() if request.spares is not None else ():
-        if spare not in tried:
-            tried.add(spare)
-            yield spare
 
 
 class BadClipLog:

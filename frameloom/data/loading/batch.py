@@ -1,4 +1,4 @@
-"""A micro-batch, the request for one, and what a reader of them must offer.
+"""A micro-batch and the request for one.
 
 Shape letters: B batch, C channels, F frames, H height, W width, N images beside a clip.
 """
@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,20 +21,21 @@ from frameloom.data.buckets.policy import Bucket
 class BatchRequest:
     """One micro-batch of a plan; `bucket` is an index into the policy's buckets.
 
-    `spares` [B, n] are rows to try in place of one that cannot be read; without them such a slot stays empty.
+    `fallback_rows` [B, n] are tried in place of a row that cannot be read; without them such a sample is left out.
     """
 
     epoch: int
     index: int
     bucket: int
     rows: NDArray[np.int64]
-    ordinals: NDArray[np.int64]
-    spares: NDArray[np.int64] | None = None
+    sample_indices: NDArray[np.int64]
+    fallback_rows: NDArray[np.int64] | None = None
 
 
 @dataclass(frozen=True)
 class BadClip:
-    """A file that could not be read, and the slot it should have filled; `fatal` if it ended or stalled its reader."""
+    """A file that could not be read, and the sample index (`ordinal`, its name on disk) that it should have filled;
+    `fatal` if it ended or stalled its worker."""
 
     row: int
     path: str
@@ -72,16 +72,16 @@ class JointImages:
 class Batch:
     """One micro-batch, all of one shape.
 
-    `rows` are the manifest rows that were really read (a bad clip is replaced); `ordinals` are the random slots of the
-    samples in their epoch: every later draw for a sample is keyed by (seed, purpose, epoch, ordinal). `latents` are
-    mean and standard deviation, unscaled, from a cache.
+    `rows` are the manifest rows that were really read (a bad clip is replaced). `sample_indices` are the places of the
+    samples in their epoch: every later draw for a sample is keyed by (seed, purpose, epoch, sample index). `latents`
+    are mean and standard deviation, unscaled, from a cache.
     """
 
     epoch: int
     index: int
     bucket: Bucket
     rows: NDArray[np.int64]
-    ordinals: NDArray[np.int64]
+    sample_indices: NDArray[np.int64]
     captions: list[str]
     pixels_BCFHW: Tensor | None = None
     latents: tuple[Tensor, Tensor] | None = None
@@ -111,16 +111,6 @@ def ignore_open(row: int) -> None:
     """The default: rows are not reported."""
 
 
-class BatchReader(Protocol):
-    """Reads micro-batches; the result depends on the request alone. Must survive pickling to be used with workers."""
-
-    def read(self, request: BatchRequest, on_open: OnOpen = ignore_open) -> Batch: ...
-
-    def name(self, row: int) -> str:
-        """What to call a row in a message: its path."""
-        ...
-
-
-def draw_at(seed: int, purpose: str, epoch: int, ordinal: int, number: int = 0) -> float:
+def draw_at(seed: int, purpose: str, epoch: int, sample_index: int, number: int = 0) -> float:
     """One uniform number in [0, 1) for one sample."""
-    return float(uniform_at(key(seed, purpose, epoch, ordinal), np.array([number]))[0])
+    return float(uniform_at(key(seed, purpose, epoch, sample_index), np.array([number]))[0])

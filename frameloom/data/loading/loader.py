@@ -15,7 +15,8 @@ from dataclasses import dataclass, field
 from frameloom.core.errors import RunError
 from frameloom.core.logging import get_logger
 from frameloom.core.process_pool import Heartbeat, Lost, ProcessPool
-from frameloom.data.loading.batch import NO_ROW, Batch, BatchReader, BatchRequest, OnOpen, ignore_open
+from frameloom.data.loading.batch import NO_ROW, Batch, BatchRequest, OnOpen, ignore_open
+from frameloom.data.loading.reader import BatchReader
 from frameloom.data.loading.shm_transport import receive_object, send_object
 from frameloom.data.media.decode import FatalClip
 from frameloom.data.order.plan import BatchPlan
@@ -62,7 +63,12 @@ def read_requests(
 def request_at(plan: BatchPlan, index: int) -> BatchRequest:
     """One micro-batch of a plan."""
     return BatchRequest(
-        plan.epoch, index, int(plan.buckets[index]), plan.rows(index), plan.ordinals(index), plan.spares(index)
+        plan.epoch,
+        index,
+        int(plan.buckets[index]),
+        plan.rows(index),
+        plan.sample_indices(index),
+        plan.fallback_rows(index),
     )
 
 

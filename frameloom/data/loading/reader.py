@@ -1,245 +1,329 @@
-"""Readers of micro-batches: pixels from media files, or latents from a cache.
+"""The reader of micro-batches: samples from media files or from caches, collated.
 
-Shape letters: B batch, C channels, F frames, H height, W width.
+All that is random about a sample is drawn for its index in the epoch, so workers, ranks and a resume change nothing.
+From disk to loss a clip passes seven calls: `Feed.steps`, `read_requests`, `BatchReader.read`, `read_sample`,
+`read_clip`, then `step` and `losses` of the training. With a latent cache, its `get` is in the place of `read_clip`.
+Shape letters: B batch, C channels, F frames, H height, W width, N images beside a clip.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
 from pathlib import Path
-from typing import Literal, NamedTuple, Protocol
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from frameloom.core.errors import ConfigError, DataError
+from frameloom.config.schema.data import DataSection
+from frameloom.core.errors import DataError
 from frameloom.data.buckets.policy import Bucket, BucketPolicy
-from frameloom.data.loading.bad_clips import Slots
-from frameloom.data.loading.batch import NO_ROW, BadClip, Batch, BatchRequest, Crops, OnOpen, draw_at, ignore_open
-from frameloom.data.loading.companions import Beside, JointSource
-from frameloom.data.manifest.manifest import Manifest
-from frameloom.data.media.decode import LIMITS, ClipError, DecodeLimits, PlaceRule, read_clip, read_image
-from frameloom.data.media.frames import START_RULES, StartRule, clip_window, select_frames
-from frameloom.data.media.transforms import CenterCrop, Cover, Resize, Transform, Transforms
+from frameloom.data.cache.cache import LatentCache, TextCache
+from frameloom.data.cache.external import ExternalLatents, ExternalText
+from frameloom.data.cache.growing import GrowingLatents, GrowingText
+from frameloom.data.loading.batch import (
+    NO_ROW,
+    BadClip,
+    Batch,
+    BatchRequest,
+    Crops,
+    JointImages,
+    OnOpen,
+    draw_at,
+    ignore_open,
+)
+from frameloom.data.manifest.manifest import ClipRow, Manifest
+from frameloom.data.media.decode import ClipError, FatalClip, read_clip, read_image
+from frameloom.data.media.frames import clip_window, select_frames
+from frameloom.data.media.tar_members import Member
+from frameloom.data.media.transforms import Cover, Transforms, parse_transforms
+from frameloom.data.order.plan import Ints
 
-Decoder = Literal["pyav", "torchcodec"]
-CaptionChoice = Literal["first", "random"]
-
-
-@dataclass(frozen=True)
-class ReadSettings:
-    """How pixels are taken from a file; how frames are spaced is up to the bucket policy, which counts them.
-
-    `use_image_num` puts so many images beside every video (joint training): frames of the video itself with
-    `use_img_from_vid`, else images of the manifest, drawn for each sample. `caption_choice` is which caption a clip
-    with several of them gets. `control` reads the control clip of each row, too: the same frames, the same cut.
-    """
-
-    frame_start: StartRule = "random"
-    flip_probability: float = 0.0
-    limits: DecodeLimits = LIMITS
-    transforms: tuple[Transform, ...] = (Resize(), CenterCrop())
-    decoder: Decoder = "pyav"
-    use_image_num: int = 0
-    use_img_from_vid: bool = False
-    caption_choice: CaptionChoice = "random"
-    control: bool = False
-
-    def __post_init__(self) -> None:
-        if self.frame_start not in START_RULES:
-            raise ConfigError(f"frame_start is {self.frame_start!r}; it must be one of {', '.join(START_RULES)}")
-        if not 0 <= self.flip_probability <= 1:
-            raise ConfigError(f"flip_probability is {self.flip_probability}; it must be from 0 to 1")
-        if self.use_image_num < 0:
-            raise ConfigError(f"use_image_num is {self.use_image_num}; it must be 0 or more")
-        Transforms(self.transforms)
+# Sample indices of class pictures begin beyond all that an epoch can have.
+CLASS_INDEX_OFFSET = 1 << 40
+_NUM_CLASS_DRAWS = 5
+_MAX_COMPANION_DRAWS = 9
 
 
 class Sample(NamedTuple):
-    """One clip or image at its bucket's size, and where it was cut from its source."""
+    """One clip or image at its bucket's size, and where it was cut from its source; no pixels where latents are read.
 
-    pixels_CFHW: Tensor
-    original: tuple[int, int]
-    top_left: tuple[int, int]
+    `companions` are rows and pixels [C, 1, H, W] of the images beside a clip.
+    """
+
+    row: int
+    sample_index: int
+    pixels_CFHW: Tensor | None = None
+    source: tuple[int, int] = (0, 0)
+    top_left: tuple[int, int] = (0, 0)
     control_CFHW: Tensor | None = None
+    companions: tuple[tuple[int, Tensor], ...] = ()
 
 
-class TextSource(Protocol):
-    """A text cache, as far as readers know it."""
+class BatchReader:
+    """Reads micro-batches; the result depends on the request alone. Survives pickling, to be used by workers.
 
-    def get(self, captions: list[str]) -> dict[str, Tensor]: ...
-
-
-class LatentSource(Protocol):
-    """A latent cache, as far as readers know it."""
-
-    def get(self, rows: NDArray[np.int64], bucket: Bucket) -> tuple[Tensor, Tensor]: ...
-
-    @property
-    def may_refuse(self) -> bool:
-        """Whether there are rows that `check` refuses."""
-
-    def check(self, row: int, bucket: Bucket) -> None:
-        """ClipError if the row was unreadable when the cache was written."""
-        ...
-
-
-class ClipReader:
-    """Reads pixels from media files."""
+    Optional stores: `latents` instead of media files; `text` by caption or `row_text` by row. With `class_rows`, every
+    batch is doubled by class pictures for DreamBooth: `rows` are those of its first half only. Crops of cached samples
+    cost a lookup each, so they are left out unless `crops_of_latents`.
+    """
 
     def __init__(
         self,
         manifest: Manifest,
         policy: BucketPolicy,
+        data: DataSection,
         *,
         seed: int,
-        settings: ReadSettings | None = None,
-        text: TextSource | None = None,
+        latents: LatentCache | GrowingLatents | ExternalLatents | None = None,
+        text: TextCache | GrowingText | None = None,
+        row_text: ExternalText | None = None,
+        class_rows: NDArray[np.int64] | None = None,
+        crops_of_latents: bool = False,
     ) -> None:
-        self.manifest = manifest
-        self.policy = policy
-        self.seed = seed
-        self.settings = settings or ReadSettings()
-        self.text = text
-        self._slots = Slots(manifest, policy)
-        self._joint = self._build_joint() if self.settings.use_image_num else None
-        self._transforms = Transforms(self.settings.transforms)
+        self.manifest, self.policy, self.data, self.seed = manifest, policy, data, seed
+        self.latents, self.text, self.row_text = latents, text, row_text
+        self._class_rows = class_rows
+        self._has_crops = latents is None or crops_of_latents
+        self._transforms = Transforms(parse_transforms(data.transforms))
         self._has_windows = "start_frame" in manifest.columns
-        if self.settings.control:
+        if data.control:
             refuse_without_control(manifest)
 
     def name(self, row: int) -> str:
+        """What to call a row in a message: its path."""
         return self.manifest.clip(row).path
 
     def read(self, request: BatchRequest, on_open: OnOpen = ignore_open) -> Batch:
-        bucket = self.policy.buckets[request.bucket]
-
-        joint = self._joint if bucket.frames > 1 else None
-        bad_images: list[BadClip] = []
-
-        def read_row(row: int, ordinal: int) -> tuple[Sample, Beside]:
-            def read_beside(image: int, number: int) -> Tensor:
-                on_open(image)
-                return self.read_sample(
-                    image, bucket, request.epoch, ordinal, purpose="joint ", number=number
-                ).pixels_CFHW
-
-            on_open(row)
-            clip = self.read_sample(row, bucket, request.epoch, ordinal)
-            if joint is None:
-                return clip, []
-            return clip, joint.read(clip.pixels_CFHW, row, request.epoch, ordinal, read_beside, bad_images)
-
-        rows, ordinals, found, bad = self._slots.fill(request, read_row)
+        """Where a clip is bad, one of its fallback rows is read; without those it leaves no sample behind."""
+        bucket, epoch = self.policy.buckets[request.bucket], request.epoch
+        samples: list[Sample] = []
+        bad: list[BadClip] = []
+        bad_companions: list[BadClip] = []
+        is_plain = self.latents is not None and not (self._has_crops or self.latents.may_refuse)
+        if is_plain and on_open is ignore_open:
+            wanted = zip(request.rows.tolist(), request.sample_indices.tolist(), strict=True)
+            return self._collate(request, bucket, [Sample(row, index) for row, index in wanted], [])
+        for index, candidates, may_miss in self._list_candidates(request, samples):
+            failed: list[BadClip] = []
+            for row in dict.fromkeys(candidates):
+                try:
+                    on_open(row)
+                    sample = self.read_sample(row, bucket, epoch, index)
+                    if self.data.use_image_num and bucket.frames > 1 and self.latents is None:
+                        companions = self._read_companions(sample, bucket, epoch, on_open, bad_companions)
+                        sample = sample._replace(companions=companions)
+                except ClipError as error:
+                    failed.append(self._note_bad(row, error, epoch, index))
+                    continue
+                samples.append(sample)
+                break
+            else:
+                if not may_miss:
+                    reasons = "\n".join(f"  row {clip.row}: {clip.reason}" for clip in failed)
+                    raise DataError(
+                        f"micro-batch {request.index} of epoch {epoch}, bucket {bucket.name}: none of {len(failed)} "
+                        f"clips could be read; repair the files or take them out of the manifest\n{reasons}"
+                    )
+            bad += failed
         on_open(NO_ROW)
-        choice = self.settings.caption_choice
-        captions = choose_captions(self.manifest, rows, ordinals, seed=self.seed, epoch=request.epoch, choice=choice)
-        batch = _start_batch(request, bucket, rows, ordinals, bad + bad_images, captions, self.text)
-        clips = [clip for clip, _ in found]
-        batch.pixels_BCFHW = (
-            torch.stack([clip.pixels_CFHW for clip in clips])
-            if clips
-            else torch.empty((0, 3, bucket.frames, bucket.height, bucket.width), dtype=torch.uint8)
-        )
-        batch.crops = _stack_crops([(clip.original, clip.top_left) for clip in clips], bucket)
-        if self.settings.control:
-            controls = [clip.control_CFHW for clip in clips if clip.control_CFHW is not None]
-            batch.control_BCFHW = torch.stack(controls) if controls else torch.empty_like(batch.pixels_BCFHW)
-        if joint is not None and found:
-            batch.images = joint.join([beside for _, beside in found])
-            if self.text is not None:
-                batch.images.text = self.text.get([text for beside in batch.images.captions for text in beside])
-        return batch
+        return self._collate(request, bucket, samples, bad + bad_companions)
+
+    def _list_candidates(
+        self, request: BatchRequest, samples: Sequence[Sample]
+    ) -> Iterator[tuple[int, list[int], bool]]:
+        """(sample index, rows to try, whether it may be left out): those of the request, then, where there are class
+        pictures, one for each of the samples that were read by then."""
+        for number, (row, index) in enumerate(zip(request.rows.tolist(), request.sample_indices.tolist(), strict=True)):
+            fallbacks = None if request.fallback_rows is None else request.fallback_rows[number].tolist()
+            yield index, [row, *(fallbacks or ())], fallbacks is None
+        for own in tuple(samples) if self._class_rows is not None else ():
+            draws = (
+                draw_at(self.seed, "pair", request.epoch, own.sample_index, number)
+                for number in range(_NUM_CLASS_DRAWS)
+            )
+            assert self._class_rows is not None
+            rows = [int(self._class_rows[int(draw * len(self._class_rows))]) for draw in draws]
+            yield own.sample_index + CLASS_INDEX_OFFSET, rows, False
+
+    def _note_bad(self, row: int, error: ClipError, epoch: int, index: int) -> BadClip:
+        return BadClip(row, self.name(row), str(error), epoch, index, isinstance(error, FatalClip))
 
     def read_sample(
-        self, row: int, bucket: Bucket, epoch: int, ordinal: int, *, purpose: str = "", number: int = 0
+        self, row: int, bucket: Bucket, epoch: int, index: int, *, purpose: str = "", number: int = 0
     ) -> Sample:
         """One clip at its bucket's size, uint8, and its crop; ClipError if its file is bad.
 
         `purpose` and `number` keep the draws of images beside a clip apart from its own.
         """
-        settings = self.settings
+        if self.latents is not None:
+            self.latents.check(row, bucket)
+            if not self._has_crops:
+                return Sample(row, index)
+            # A cache holds no random crops, so the place of a cut follows from the size of the source.
+            clip = self.manifest.clip(row)
+            crop = self._transforms.place(clip.height, clip.width, bucket.height, bucket.width)
+            return Sample(row, index, source=(clip.height, clip.width), top_left=(crop.top, crop.left))
 
         def draw(what: str) -> float:
-            return draw_at(self.seed, purpose + what, epoch, ordinal, number)
+            return draw_at(self.seed, purpose + what, epoch, index, number)
 
-        source, spot = (0, 0), Cover(0, 0, 0, 0)
+        draws = (draw("crop_top"), draw("crop_left")) if self._transforms.is_random else (0.0, 0.0)
+        cuts: list[tuple[tuple[int, int], Cover]] = []
 
         def cut(height: int, width: int) -> Cover:
-            draws = (draw("crop_top"), draw("crop_left")) if self._transforms.is_random else (0.0, 0.0)
-            return self._transforms.place(height, width, bucket.height, bucket.width, draws)
+            cuts.append(((height, width), self._transforms.place(height, width, bucket.height, bucket.width, draws)))
+            return cuts[-1][1]
 
-        def place(height: int, width: int) -> Cover:
-            nonlocal source, spot
-            source, spot = (height, width), cut(height, width)
-            return spot
-
-        pixels_CFHW = self._read_file(row, bucket, place, draw)
-        control_CFHW = None
-        if settings.control and not purpose:
-            # The same draws give the same frames and the same part of the picture, whatever size it has.
-            control_CFHW = self._read_file(row, bucket, cut, draw, path=self._find_control(row))
-        if settings.flip_probability and draw("flip") < settings.flip_probability:
-            # The picture is what it would be had the source been mirrored, and so is the place of the cut.
-            left = spot.width - bucket.width - spot.left
-            mirrored = None if control_CFHW is None else control_CFHW.flip(-1)
-            return Sample(pixels_CFHW.flip(-1), source, (spot.top, left), mirrored)
-        return Sample(pixels_CFHW, source, (spot.top, spot.left), control_CFHW)
-
-    def _find_control(self, row: int) -> Path:
+        clip, control = self.manifest.clip(row), self.data.control and not purpose
         try:
-            path = self.manifest.control_file(row)
-        except DataError as error:
-            raise ClipError(str(error)) from error
-        if path is None:
-            raise ClipError(f"{self.name(row)}: has no control clip")
-        return path
-
-    def _read_file(
-        self, row: int, bucket: Bucket, place: PlaceRule, draw: Callable[[str], float], *, path: Path | None = None
-    ) -> Tensor:
-        """The frames of a row's own file, or the same frames of another one at `path`."""
-        clip = self.manifest.clip(row)
-        size = {"height": bucket.height, "width": bucket.width}
-        try:
-            place_of_file = path or self.manifest.member(row) or self.manifest.file(row)
-            if clip.kind == "image":
-                return read_image(place_of_file, **size, limits=self.settings.limits, place=place)
-            assert clip.fps is not None
-            indices = select_frames(
-                clip_window(clip.frames, *self._window(row)),
-                bucket.frames,
-                fps=clip.fps,
-                interval=int(self.policy.intervals(np.array([clip.fps]))[0]),
-                rule=self.policy.frame_rule,
-                start_rule=self.settings.frame_start,
-                draw=draw("frame_start"),
-            )
+            files: list[Path | Member] = [self.manifest.member(row) or self.manifest.file(row)]
+            if control:
+                # The same draws give the same frames and the same part of the picture, whatever size it has.
+                path = self.manifest.control_file(row)
+                if path is None:
+                    raise ClipError(f"{clip.path}: has no control clip")
+                files.append(path)
+            frames = None if clip.kind == "image" else self._select_frames(clip, bucket, draw("frame_start"))
         except ClipError:
             raise
         except DataError as error:
             raise ClipError(str(error)) from error
-        read = pick_decoder(self.settings.decoder)
-        return read(place_of_file, indices=indices, **size, limits=self.settings.limits, place=place)
+        height, width, read = bucket.height, bucket.width, pick_decoder(self.data.decoder)
+        found = [
+            read_image(file, height=height, width=width, place=cut)
+            if frames is None
+            else read(file, indices=frames, height=height, width=width, place=cut)
+            for file in files
+        ]
+        source, crop = cuts[0]
+        top_left = (crop.top, crop.left)
+        if self.data.flip and draw("flip") < self.data.flip:
+            # The picture is what it would be had the source been mirrored, and so is the place of the cut.
+            top_left = (crop.top, crop.width - bucket.width - crop.left)
+            found = [pixels_CFHW.flip(-1) for pixels_CFHW in found]
+        return Sample(row, index, found[0], source, top_left, found[1] if control else None)
 
-    def _build_joint(self) -> JointSource:
-        settings = self.settings
-        return JointSource(
-            self.manifest,
-            seed=self.seed,
-            count=settings.use_image_num,
-            own_frames=settings.use_img_from_vid,
+    def _select_frames(self, clip: ClipRow, bucket: Bucket, draw: float) -> Ints:
+        window = clip_window(clip.frames)
+        if self._has_windows:
+            ends = self.manifest.column("end_frame") if "end_frame" in self.manifest.columns else None
+            start = self.manifest.column("start_frame")[clip.row]
+            window = clip_window(clip.frames, start, None if ends is None else ends[clip.row])
+        assert clip.fps is not None
+        return select_frames(
+            window,
+            bucket.frames,
+            fps=clip.fps,
+            interval=int(self.policy.intervals(np.array([clip.fps]))[0]),
+            rule=self.policy.frame_rule,
+            start_rule=self.data.frame_start,
+            draw=draw,
         )
 
-    def _window(self, row: int) -> tuple[int | None, int | None]:
-        if not self._has_windows:
-            return None, None
-        has_end = "end_frame" in self.manifest.columns
-        start = self.manifest.column("start_frame")[row]
-        return start, self.manifest.column("end_frame")[row] if has_end else None
+    def _read_companions(
+        self, sample: Sample, bucket: Bucket, epoch: int, on_open: OnOpen, bad: list[BadClip]
+    ) -> tuple[tuple[int, Tensor], ...]:
+        """The images beside a clip: its own frames, or images drawn from the manifest; those that cannot be read are
+        replaced and added to `bad`."""
+        count = self.data.use_image_num
+        if self.data.use_img_from_vid:
+            assert sample.pixels_CFHW is not None
+            frames = np.linspace(0, sample.pixels_CFHW.shape[1] - 1, count).astype(np.int64).tolist()
+            return tuple((sample.row, sample.pixels_CFHW[:, frame : frame + 1]) for frame in frames)
+        found: list[tuple[int, Tensor]] = []
+        for number in range(count):
+            failed: list[BadClip] = []
+            for attempt in range(_MAX_COMPANION_DRAWS):
+                drawn = draw_at(self.seed, f"joint image {attempt}", epoch, sample.sample_index, number)
+                row = int(self._image_rows[int(drawn * len(self._image_rows))])
+                try:
+                    on_open(row)
+                    image = self.read_sample(row, bucket, epoch, sample.sample_index, purpose="joint ", number=number)
+                except ClipError as error:
+                    failed.append(self._note_bad(row, error, epoch, sample.sample_index))
+                    continue
+                assert image.pixels_CFHW is not None
+                found.append((row, image.pixels_CFHW))
+                break
+            else:
+                reasons = "\n".join(f"  row {clip.row}: {clip.reason}" for clip in failed)
+                raise DataError(f"none of {len(failed)} images drawn to go beside a video could be read\n{reasons}")
+            bad += failed
+        return tuple(found)
+
+    @cached_property
+    def _image_rows(self) -> Ints:
+        rows = np.flatnonzero(np.isnan(self.manifest.fps))
+        if not len(rows):
+            raise DataError(
+                f"{self.manifest.source}: use_image_num is {self.data.use_image_num}, but no row is an image; "
+                "add images, or set use_img_from_vid"
+            )
+        return rows
+
+    def _collate(self, request: BatchRequest, bucket: Bucket, samples: list[Sample], bad: list[BadClip]) -> Batch:
+        rows = np.array([one.row for one in samples], dtype=np.int64)
+        indices = np.array([one.sample_index for one in samples], dtype=np.int64)
+        captions = self._choose_captions(rows, indices, request.epoch)
+        own_rows = rows[indices < CLASS_INDEX_OFFSET]
+        batch = Batch(request.epoch, request.index, bucket, own_rows, indices, captions, bad=bad)
+        if self._has_crops:
+            batch.crops = Crops(
+                *(
+                    torch.tensor(pairs, dtype=torch.int64).reshape(len(samples), 2)
+                    for pairs in (
+                        [one.source for one in samples],
+                        [one.top_left for one in samples],
+                        [(bucket.height, bucket.width)] * len(samples),
+                    )
+                )
+            )
+        if self.latents is None:
+            empty = torch.empty((0, 3, bucket.frames, bucket.height, bucket.width), dtype=torch.uint8)
+            pixels = [one.pixels_CFHW for one in samples if one.pixels_CFHW is not None]
+            batch.pixels_BCFHW = torch.stack(pixels) if pixels else empty
+            if self.data.control:
+                controls = [one.control_CFHW for one in samples if one.control_CFHW is not None]
+                batch.control_BCFHW = torch.stack(controls) if controls else empty
+        if not samples:
+            return batch
+        if self.latents is not None:
+            batch.latents = self.latents.get(rows, bucket)
+        if self.row_text is not None:
+            batch.text = self.row_text.get_rows(rows)
+        elif self.text is not None:
+            batch.text = self.text.get(captions)
+        if samples[0].companions:
+            batch.images = self._collate_companions(samples)
+        return batch
+
+    def _collate_companions(self, samples: list[Sample]) -> JointImages:
+        beside = [one.companions for one in samples]
+        rows_BN = np.array([[row for row, _ in images] for images in beside], dtype=np.int64)
+        captions = [self.manifest.captions(rows_N) for rows_N in rows_BN]
+        return JointImages(
+            pixels_BCNHW=torch.stack([torch.cat([pixels for _, pixels in images], dim=1) for images in beside]),
+            rows_BN=rows_BN,
+            captions=captions,
+            text=None if self.text is None else self.text.get([text for texts in captions for text in texts]),
+        )
+
+    def _choose_captions(self, rows: Ints, indices: Ints, epoch: int) -> list[str]:
+        """One caption a sample; of several, the first or another one each time."""
+        if self.data.caption_choice == "first" or "captions" not in self.manifest.columns:
+            return self.manifest.captions(rows)
+        chosen = []
+        for row, index in zip(rows.tolist(), indices.tolist(), strict=True):
+            several = self.manifest.all_captions(row)
+            chosen.append(several[int(draw_at(self.seed, "caption", epoch, index) * len(several))])
+        return chosen
+
+    def __getstate__(self) -> dict[str, object]:
+        return {name: value for name, value in self.__dict__.items() if name != "_image_rows"}
 
 
 def refuse_without_control(manifest: Manifest) -> None:
@@ -256,117 +340,10 @@ def refuse_without_control(manifest: Manifest) -> None:
         )
 
 
-def pick_decoder(name: Decoder) -> Callable[..., Tensor]:
+def pick_decoder(name: Literal["pyav", "torchcodec"]) -> Callable[..., Tensor]:
     """`read_clip` of a decoder; MissingExtra if its package is not installed."""
     if name == "pyav":
         return read_clip
     from frameloom.data.media.torchcodec_backend import read_clip as read_clip_torchcodec
 
     return read_clip_torchcodec
-
-
-def _stack_crops(places: list[tuple[tuple[int, int], tuple[int, int]]], bucket: Bucket) -> Crops:
-    """From (size of the source, top and left of the cut) of each sample."""
-
-    def stack(pairs: list[tuple[int, int]]) -> Tensor:
-        return torch.tensor(pairs, dtype=torch.int64).reshape(len(pairs), 2)
-
-    return Crops(
-        original_B2=stack([original for original, _ in places]),
-        top_left_B2=stack([top_left for _, top_left in places]),
-        target_B2=stack([(bucket.height, bucket.width)] * len(places)),
-    )
-
-
-class CachedReader:
-    """Reads latents from a cache, with the same rows in the same slots as a `ClipReader`.
-
-    With `transforms`, those the cache was made with, batches say where their samples were cut.
-    """
-
-    def __init__(
-        self,
-        manifest: Manifest,
-        policy: BucketPolicy,
-        latents: LatentSource,
-        *,
-        seed: int,
-        text: TextSource | None = None,
-        transforms: tuple[Transform, ...] | None = None,
-        caption_choice: CaptionChoice = "random",
-    ) -> None:
-        self.manifest = manifest
-        self.seed = seed
-        self._caption_choice = caption_choice
-        self.policy = policy
-        self.latents = latents
-        self.text = text
-        self._transforms = None if transforms is None else Transforms(transforms)
-        self._slots = Slots(manifest, policy)
-
-    def name(self, row: int) -> str:
-        return self.manifest.clip(row).path
-
-    def read(self, request: BatchRequest, on_open: OnOpen = ignore_open) -> Batch:
-        bucket = self.policy.buckets[request.bucket]
-
-        def check(row: int, ordinal: int) -> None:
-            on_open(row)
-            self.latents.check(row, bucket)
-
-        rows, ordinals = request.rows.tolist(), request.ordinals.tolist()
-        bad: list[BadClip] = []
-        if on_open is not ignore_open or self.latents.may_refuse:
-            rows, ordinals, _, bad = self._slots.fill(request, check)
-        captions = choose_captions(
-            self.manifest, rows, ordinals, seed=self.seed, epoch=request.epoch, choice=self._caption_choice
-        )
-        batch = _start_batch(request, bucket, rows, ordinals, bad, captions, self.text)
-        on_open(NO_ROW)
-        if rows:
-            batch.latents = self.latents.get(batch.rows, bucket)
-        if self._transforms is not None:
-            batch.crops = self._crops(batch.rows, bucket, self._transforms)
-        return batch
-
-    def _crops(self, rows: NDArray[np.int64], bucket: Bucket, transforms: Transforms) -> Crops:
-        """A cache holds no random crops, so the place of a cut follows from the size of the source."""
-        clips = [self.manifest.clip(int(row)) for row in rows]
-        sizes = [(clip.height, clip.width) for clip in clips]
-        spots = [transforms.place(*size, bucket.height, bucket.width, (0.0, 0.0)) for size in sizes]
-        pairs = zip(sizes, spots, strict=True)
-        return _stack_crops([(size, (spot.top, spot.left)) for size, spot in pairs], bucket)
-
-
-def choose_captions(
-    manifest: Manifest, rows: list[int], ordinals: list[int], *, seed: int, epoch: int, choice: CaptionChoice
-) -> list[str]:
-    """One caption a sample; of several, the first or another one each time."""
-    if choice == "first" or "captions" not in manifest.columns:
-        return manifest.captions(rows)
-    chosen = []
-    for row, ordinal in zip(rows, ordinals, strict=True):
-        several = manifest.all_captions(row)
-        chosen.append(several[int(draw_at(seed, "caption", epoch, ordinal) * len(several))])
-    return chosen
-
-
-def _start_batch(
-    request: BatchRequest,
-    bucket: Bucket,
-    rows: list[int],
-    ordinals: list[int],
-    bad: list[BadClip],
-    captions: list[str],
-    text: TextSource | None,
-) -> Batch:
-    return Batch(
-        epoch=request.epoch,
-        index=request.index,
-        bucket=bucket,
-        rows=np.array(rows, dtype=np.int64),
-        ordinals=np.array(ordinals, dtype=np.int64),
-        captions=captions,
-        text=text.get(captions) if text is not None else None,
-        bad=bad,
-    )

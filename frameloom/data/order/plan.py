@@ -33,7 +33,7 @@ Words = NDArray[np.uint64]
 
 ALIKE = 64
 TOLERANCE = 1.04  # costs that differ by less are the same: ranks that wait a twenty-fifth of a step are fine
-SPARES = 9  # one of them may be the bad row itself
+_NUM_FALLBACKS = 9  # one of them may be the bad row itself
 _MIN_RUNS = 16
 _CHUNK_ROWS = 1_000_000
 
@@ -64,18 +64,18 @@ class BatchPlan:
         size = int(self.starts[microbatch + 1] - self.starts[microbatch])
         return self.shuffled[first : first + size].astype(np.int64)
 
-    def ordinals(self, microbatch: int) -> Ints:
+    def sample_indices(self, microbatch: int) -> Ints:
         """Random slots of the samples of a micro-batch within this epoch."""
         return np.arange(self.starts[microbatch], self.starts[microbatch + 1], dtype=np.int64)
 
-    def spares(self, microbatch: int) -> Ints:
-        """[B, `SPARES`] rows of the same bucket to try in place of a bad one, first come first; a small bucket has
-        fewer. They belong to the slot of a sample, so another split of the batch finds the same."""
+    def fallback_rows(self, microbatch: int) -> Ints:
+        """[B, _NUM_FALLBACKS] rows of the same bucket to try in place of a bad one, first come first; a small bucket
+        has fewer. They belong to a sample index, so another split of the batch finds the same."""
         bucket = int(self.buckets[microbatch])
         first, size = int(self.bounds[bucket]), int(self.bounds[bucket + 1] - self.bounds[bucket])
-        draws = uniform_at(key(self.seed, "replacement", self.epoch), self.ordinals(microbatch))
+        draws = uniform_at(key(self.seed, "replacement", self.epoch), self.sample_indices(microbatch))
         begin = (draws * size).astype(np.int64)
-        places = (begin[:, None] + np.arange(min(SPARES, size))) % size
+        places = (begin[:, None] + np.arange(min(_NUM_FALLBACKS, size))) % size
         rows: Ints = self.shuffled[first + places].astype(np.int64)
         return rows
 

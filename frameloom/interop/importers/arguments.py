@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from frameloom.config.loading.yaml_values import format_value, parse_document
 
@@ -16,8 +16,12 @@ COMMAND = "frameloom "
 
 @dataclass(frozen=True)
 class Argument:
-    """One argument. `keys` are its homes: dotted keys of a recipe, or commands with an option; `none` says why it has
-    none and what replaces it. `default` is the documented one, `program` the program's own where that differs."""
+    """One argument, and how it is translated where no code has to look at others for that.
+
+    `keys` replace it: dotted keys of a recipe, or commands with an option; `none` says why there is no such key and
+    what replaces it. `default` is the documented one, `program` the program's own where that differs. `aliases` are
+    other names for the same thing, which count if this one is not given.
+    """
 
     name: str
     means: str
@@ -29,6 +33,24 @@ class Argument:
     program: Any = None
     required: bool = False
     undocumented: bool = False
+    aliases: tuple[str, ...] = ()
+    copy: tuple[str, ...] = ()
+    """keys of the recipe that get the value, or its default; in a table true stands for `keys`"""
+    values: Mapping[Any, Any] | str | None = None
+    """what each word becomes, or the name of a shared table; other words are refused"""
+    convert: Literal["", "keep", "memory"] = ""
+    if_given: bool = False
+    """a default changes nothing"""
+    if_set: bool = False
+    """False, 0 and nothing change nothing"""
+    when: str = ""
+    """`name`, `not name` or `name=value`: without it the argument has no effect in the original, and `otherwise` says
+    why"""
+    otherwise: str = ""
+    unsupported: str = ""
+    """said where it is given"""
+    is_implied: bool = False
+    """follows from other arguments"""
 
     @property
     def is_unused(self) -> bool:
@@ -59,16 +81,18 @@ def load_system(name: str) -> System:
 
 
 def _read_argument(name: str, row: Mapping[str, Any]) -> Argument:
-    keys = row.get("key", ())
-    rest = {field: item for field, item in row.items() if field != "key"}
-    return Argument(name=name, keys=(keys,) if isinstance(keys, str) else tuple(keys), **rest)
+    keys, copy = row.get("key", ()), row.get("copy", ())
+    keys = (keys,) if isinstance(keys, str) else tuple(keys)
+    copy = keys if copy is True else (copy,) if isinstance(copy, str) else tuple(copy)
+    rest = {field: item for field, item in row.items() if field not in ("key", "copy", "aliases")}
+    return Argument(name=name, keys=keys, copy=copy, aliases=tuple(row.get("aliases", ())), **rest)
 
 
 _INTRODUCTION = """\
 # Arguments of other trainers
 
-Where the arguments, configuration keys and variables of five published systems live here. `frameloom import-command
-FILE` turns a whole command or configuration of theirs into a recipe ([how](import.md)). This page is printed by
+Where the arguments, configuration keys and variables of five published systems live here. `frameloom import FILE`
+turns a whole command or configuration of theirs into a recipe ([how](import.md)). This page is printed by
 `frameloom recipe arguments`; a test checks that each key and each option named here exists.
 
 A dotted name is a key of the recipe ([reference](recipe.md)); `frameloom ...` is a command, with an option or a
@@ -112,25 +136,16 @@ def _render_table(arguments: Mapping[str, Argument]) -> Iterator[str]:
     yield "| argument | meaning | default | here |"
     yield "|---|---|---|---|"
     for argument in arguments.values():
-        cells = (f"`{argument.name}`", argument.means, _default(argument), _home(argument))
-        yield f"| {' | '.join(_cell(cell) for cell in cells)} |"
+        default = ""
+        if argument.required:
+            default = "required"
+        elif argument.default is not None:
+            own = "" if argument.program is None else f" (the program's own: `{format_value(argument.program)}`)"
+            default = f"`{format_value(argument.default)}`{own}"
+        here = f"None: {argument.none}"
+        if argument.none is None:
+            here = ", ".join(f"`{key}`" for key in argument.keys) + (f": {argument.note}" if argument.note else "")
+        cells = (f"`{argument.name}`", argument.means, default, here)
+        escaped = (cell.replace("|", "\\|").replace("<", "\\<") for cell in cells)
+        yield f"| {' | '.join(escaped)} |"
     yield ""
-
-
-def _default(argument: Argument) -> str:
-    if argument.required:
-        return "required"
-    if argument.default is None:
-        return ""
-    own = "" if argument.program is None else f" (the program's own: `{format_value(argument.program)}`)"
-    return f"`{format_value(argument.default)}`{own}"
-
-
-def _home(argument: Argument) -> str:
-    if argument.none is not None:
-        return f"None: {argument.none}"
-    return ", ".join(f"`{key}`" for key in argument.keys) + (f": {argument.note}" if argument.note else "")
-
-
-def _cell(text: str) -> str:
-    return text.replace("|", "\\|").replace("<", "\\<")

@@ -1,24 +1,28 @@
-"""State of an import: the given values, the recipe drafted from them, and translations that several systems share."""
+"""An import on its way: the table of its system applied, and translations that several systems share."""
 
 from __future__ import annotations
 
-import copy
 import json
 import math
 import re
-import textwrap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from frameloom.config.loading.schema_tree import kind_at
-from frameloom.config.loading.yaml_values import KeyPath, format_key, format_value
-from frameloom.config.schema.recipe import Recipe
-from frameloom.config.schema.section import Section
-from frameloom.interop.importers.given import Given
+from frameloom.config.loading.yaml_values import format_value
+from frameloom.interop.importers.arguments import Argument
+from frameloom.interop.importers.imported_recipe import ImportedRecipe
+from frameloom.interop.importers.parsed_arguments import ParsedArguments
 
 PRECISIONS = {"bf16": "bf16", "fp16": "fp16", "fp32": "fp32", "no": "fp32", "float32": "fp32", "bfloat16": "bf16"}
+# Tables of values that rows of several systems name.
+_VALUES: dict[str, Mapping[Any, Any]] = {
+    "precisions": PRECISIONS,
+    "ema": {"true": {"decay": 0.9999}, "false": None},
+    "trackers": {"tensorboard": ["jsonl", "tensorboard"], "wandb": ["jsonl", "wandb"]},
+    "optimizers": {"adamw": "adamw", "adamw_re": "adamw", "adam": "adamw", "adamw_exp": "adamw", "came": "came"},
+}
 _LAUNCH_FLAGS = {
     "--nproc": ("nproc_per_node", "local_worker_num", "worker_num", "num_processes"),
     "--hostfile": ("hostfile",),
@@ -28,58 +32,99 @@ _MEMORY = re.compile(r"(\d+(?:\.\d+)?) ?([GM])B?", re.IGNORECASE)
 
 
 @dataclass
-class Job:
+class ImportJob:
     """`folders` are where files that the command names are looked for; they are only read, and need not be there."""
 
-    given: Given
-    launcher: Given
-    draft: Draft
+    given: ParsedArguments
+    launcher: ParsedArguments
     folders: tuple[Path, ...]
+    recipe: ImportedRecipe = field(default_factory=lambda: ImportedRecipe({}))
 
-    def copy(self, dotted: str, *names: str, values: Mapping[str, Any] | None = None) -> Any:
-        """Set a key to the value of the first name that is given, or to its default; None leaves the key alone."""
-        value = self.given.first(*names)
-        if values is not None and value is not None:
-            if value not in values:
-                known = ", ".join(values)
-                self.given.problems.append(f"{self.told(self._chosen(names))}: unknown; known: {known}")
+    def apply_table(self, sections: Container[str] | None = None) -> None:
+        """Translate the arguments whose row says how; those of a configuration only where it has their `sections`."""
+        for name, argument in self.given.arguments.items():
+            if sections is None or name.partition(".")[0] in sections:
+                self._apply(name, argument)
+
+    def _apply(self, name: str, argument: Argument) -> None:
+        if argument.is_implied:
+            self.given.has(name)
+        if argument.otherwise and not self._holds(argument.when):
+            self.ignore(name, argument.otherwise)
+            return
+        if argument.unsupported and not (argument.if_set and not self.given.get(name)):
+            self.unsupported(name, argument.unsupported)
+        if (argument.if_given and not self.given.has(name)) or (argument.if_set and not self.given.get(name)):
+            return
+        values = _VALUES[argument.values] if isinstance(argument.values, str) else argument.values
+        if values and not argument.copy:
+            self._is_known(name, self.given.get(name), values)
+        for key in argument.copy:
+            self.copy(key, name, values)
+
+    def _is_known(self, name: str, value: Any, values: Mapping[Any, Any] | None) -> bool:
+        """A word that is not known is a problem."""
+        is_known = values is None or value in values
+        if values is not None and not is_known:
+            self.given.problems.append(f"{self.given.quote(name)}: unknown; known: {', '.join(values)}")
+        return is_known
+
+    def _holds(self, condition: str) -> bool:
+        """`name`, `not name` or `name=value`."""
+        name, equals, wanted = condition.removeprefix("not ").partition("=")
+        value = self.given.get(name)
+        holds = str(value) == wanted if equals else bool(value)
+        return holds != condition.startswith("not ")
+
+    def copy(self, dotted: str, name: str, values: Mapping[Any, Any] | None = None) -> Any:
+        """Set a key to the value of an argument, or to its default; None leaves the key alone."""
+        argument = self.given.arguments[name]
+        value = self.given.get(name)
+        if argument.kind == "switch":
+            value = bool(value)
+            if values is not None:  # there may be one for one of its states only
+                key = str(value).lower()
+                if key in values:
+                    self.recipe.set(dotted, values[key], self.default_note(name))
+                return value
+        if value is None:
+            return None
+        if not self._is_known(name, value, values):
+            return None
+        if argument.convert == "keep":
+            value = max(2, value)  # the newest checkpoint may be damaged
+        elif argument.convert == "memory":
+            match = _MEMORY.fullmatch(value)
+            if match is None:
+                self.given.problems.append(f"{self.given.quote(name)}: expected an amount such as 59GB")
                 return None
-            value = values[value]
-        if value is not None:
-            self.draft.set(dotted, value, self.default_note(*names))
+            value = f"{match[1]}{match[2].upper()}iB"
+        self.recipe.set(dotted, value if values is None else values[value], self.default_note(name))
         return value
 
-    def copy_pair(self, name: str, values: Mapping[str, tuple[str, str]]) -> tuple[str, str]:
+    def choose(self, name: str, values: Mapping[str, tuple[str, str]]) -> tuple[str, str]:
         """Two values that one word stands for; a word that is not known is a problem, and the first one's are taken."""
         word = self.given.get(name)
         if word not in values:
-            self.given.problems.append(f"{self.told(name)}: unknown; known: {', '.join(values)}")
+            self.given.problems.append(f"{self.given.quote(name)}: unknown; known: {', '.join(values)}")
         return values.get(word, next(iter(values.values())))
 
-    def _chosen(self, names: Sequence[str]) -> str:
-        return next((name for name in names if name in self.given.values), names[0])
-
-    def default_note(self, *names: str) -> str:
-        argument = self.given.arguments[self._chosen(names)]
+    def default_note(self, name: str) -> str:
+        argument = self.given.arguments[self.given.find(name)]
         if argument.name in self.given.values or argument.program is None:
             return ""
         shown, own = format_value(argument.default), format_value(argument.program)
-        return f"{self.given.shown(argument.name)} is not given: {shown} as documented; the program itself takes {own}"
+        return f"{self.given.dashes}{argument.name} is not given: {shown} as documented; the program itself takes {own}"
 
-    def told(self, name: str, given: Given | None = None) -> str:
-        """The argument as it was written, for a comment."""
-        source = given or self.given
-        return f"{source.shown(name)} {source.written(name)}".rstrip()
-
-    def leave(self, name: str, why: str) -> None:
-        """Say that an argument found no place; nothing is said of one that was not given."""
+    def unsupported(self, name: str, why: str) -> None:
+        """Say that an argument found no key; nothing is said of one that was not given."""
         if self.given.has(name):
-            self.draft.left.append(f"{self.told(name)}: {why}")
+            self.recipe.unsupported.append(f"{self.given.quote(name)}: {why}")
 
     def ignore(self, name: str, why: str) -> None:
         """Say that an argument has no effect in the original; nothing is said of one that was not given."""
         if self.given.has(name):
-            self.draft.unused.append(f"{self.told(name)}: {why}")
+            self.recipe.unused.append(f"{self.given.quote(name)}: {why}")
 
     @property
     def is_torch(self) -> bool:
@@ -96,83 +141,67 @@ def name_run(system: str, stem: str) -> str:
     return plain if plain.startswith(system) else f"{system}-{plain}"[:80]
 
 
-def set_output(draft: Draft, folder: str | None) -> None:
+def set_output(recipe: ImportedRecipe, folder: str | None) -> None:
     """The run is written to run.folder/name: the last part of the original's folder becomes the name."""
     path = PurePosixPath(folder or ".")
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", path.name).strip("-._")[:80]
     if not name:
         return
-    draft.set("name", name)
-    draft.set("run.folder", str(path.parent) if str(path.parent) != "." else "runs")
+    recipe.set("name", name)
+    recipe.set("run.folder", str(path.parent) if str(path.parent) != "." else "runs")
     if str(path.parent) == ".":
-        draft.note("run.folder", f"the original writes to {folder}; runs lie together in one folder here")
+        recipe.note("run.folder", f"the original writes to {folder}; runs lie together in one folder here")
 
 
-def set_resume(job: Job, name: str = "resume_from_checkpoint") -> None:
+def set_resume(job: ImportJob) -> None:
     """`latest` and True go on, False does not; another folder's checkpoint is none of ours."""
+    name = "resume_from_checkpoint"
     value = job.given.get(name)
     if not job.given.has(name) or value is None:
         return
     word = value.lower()
     if word in ("latest", "true"):
-        job.draft.set("run.resume", "latest")
+        job.recipe.set("run.resume", "latest")
     elif word in ("false", ""):
-        job.draft.set("run.resume", "never")
+        job.recipe.set("run.resume", "never")
     else:
-        text = f"{job.told(name)}: a run goes on from its own folder; to start from those weights, name them as weights"
-        job.draft.set("run.resume", "latest", text)
+        text = "a run goes on from its own folder; to start from those weights, name them as weights"
+        job.recipe.set("run.resume", "latest", f"{job.given.quote(name)}: {text}")
 
 
-def set_length(job: Job, steps: int | None, epochs: int | None) -> None:
+def set_length(job: ImportJob, steps: int | None, epochs: int | None) -> None:
     """Steps, or epochs where the original counts those."""
-    job.draft.drop("train.steps")
+    job.recipe.drop("train.steps")
     if steps is not None:
-        job.draft.set("train.steps", steps)
+        job.recipe.set("train.steps", steps)
     elif epochs is not None:
-        job.draft.set("train.epochs", epochs)
+        job.recipe.set("train.epochs", epochs)
 
 
-def set_keep(job: Job, name: str) -> None:
-    """How many checkpoints are kept; two at least, since the newest may be damaged."""
-    if (number := job.given.get(name)) is not None:
-        job.draft.set("train.keep", max(2, number))
-
-
-def set_memory(job: Job, name: str) -> None:
-    """An amount such as 59GB."""
-    text = job.given.get(name)
-    match = _MEMORY.fullmatch(text) if text else None
-    if text and match is None:
-        job.given.problems.append(f"{job.told(name)}: expected an amount such as 59GB")
-    elif match is not None:
-        job.draft.set("train.max_device_memory", f"{match[1]}{match[2].upper()}iB")
-
-
-def set_stride(job: Job, name: str) -> None:
+def set_stride(job: ImportJob, name: str) -> None:
     """Every how many frames of a file one is taken; a recipe thins clips by their rate."""
     stride = job.given.get(name)
     if stride < 1:
-        job.given.problems.append(f"{job.told(name)}: expected 1 or more")
+        job.given.problems.append(f"{job.given.quote(name)}: expected 1 or more")
     elif stride == 1:
-        job.draft.set("data.fps_max", 1000)
+        job.recipe.set("data.fps_max", 1000)
     else:
         slowest = 30 * (stride - 1) // stride + 1
-        text = f"{job.given.shown(name)} {stride}: clips are thinned by their rate here; this is for files of "
+        text = f"--{name} {stride}: clips are thinned by their rate here; this is for files of {slowest} to 30 frames"
         # Rounded up: a rate that is a hair too low would take one frame fewer.
-        rate = math.ceil(300_000 / stride) / 10_000
-        job.draft.set("data.fps_max", rate, f"{text}{slowest} to 30 frames a second")
+        job.recipe.set("data.fps_max", math.ceil(300_000 / stride) / 10_000, f"{text} a second")
 
 
-def set_zero(job: Job, stage: int, shown: str) -> None:
+def set_zero(job: ImportJob, stage: int, shown: str) -> None:
     """ZeRO; an optimizer that looks at whole weights cannot have more than its state split."""
-    name = job.draft.get("optim.name") or "adamw"
+    name = job.recipe.get("optim.name") or "adamw"
     allowed = stage if name in ("adamw", "lion") else min(stage, 0 if name == "prodigy" else 1)
     note = f"{shown}: {name} looks at whole weights, so only its state is split" if allowed != stage else ""
     if stage or allowed:
-        job.draft.set("parallel.zero", allowed, note)
+        job.recipe.set("parallel.zero", allowed, note)
 
 
-def tell_start(launcher: Given) -> str | None:
+def format_start(launcher: ParsedArguments) -> str | None:
     """The command that starts as many processes as the original's launcher; None where it says nothing of them."""
     flags = []
     for flag, names in _LAUNCH_FLAGS.items():
@@ -185,7 +214,7 @@ def tell_start(launcher: Given) -> str | None:
     return f"Started as the original is: frameloom launch RECIPE {' '.join(flags)}" if flags else None
 
 
-def set_deepspeed(job: Job) -> None:
+def set_deepspeed(job: ImportJob) -> None:
     """The stage of accelerate's DeepSpeed options: its file where it can be read, else the number in its name."""
     launcher = job.launcher
     if "deepspeed_config_file" not in launcher.arguments:
@@ -201,7 +230,7 @@ def set_deepspeed(job: Job) -> None:
     set_zero(job, 2 if stage is None else stage, f"DeepSpeed {name or ''}".rstrip())
 
 
-def _read_stage(job: Job, name: str) -> int | None:
+def _read_stage(job: ImportJob, name: str) -> int | None:
     file = job.find_file(name) if name.endswith(".json") else None
     if file is not None:
         try:
@@ -213,120 +242,3 @@ def _read_stage(job: Job, name: str) -> int | None:
         job.given.problems.append(f"{file}: no zero_optimization.stage from 0 to 3; expected DeepSpeed's JSON")
     found = re.search(r"(?:zero|stage)[_-]?(?:stage)?[_-]?([0-3])", name)
     return int(found[1]) if found else None
-
-
-_RUNNING = ("run", "seed", "parallel", "validation", "lora")
-_WIDTH = 118
-_MOST_IN_LINE = 90
-
-
-@dataclass
-class Draft:
-    """`head` are lines of the head comment; `left` says what found no place, `unused` what the original ignores."""
-
-    values: dict[str, Any]
-    head: list[str] = field(default_factory=list)
-    notes: dict[KeyPath, list[str]] = field(default_factory=dict)
-    left: list[str] = field(default_factory=list)
-    unused: list[str] = field(default_factory=list)
-
-    @classmethod
-    def start(cls, template: Mapping[str, Any]) -> Draft:
-        """What a shipped recipe knows of a model and its data; how it is run is the command's own."""
-        return cls({key: copy.deepcopy(value) for key, value in template.items() if key not in _RUNNING})
-
-    def set(self, dotted: str, value: Any, note: str = "") -> None:
-        """Set one key; `note` becomes a comment above it."""
-        *sections, last = self._path(dotted)
-        target: Any = self.values
-        for key in sections:
-            target = self._step(target, key)
-        if isinstance(target, list):
-            target[int(last)] = value
-        else:
-            target[last] = value
-        if note:
-            self.note(dotted, note)
-
-    def get(self, dotted: str) -> Any:
-        value: Any = self.values
-        for key in self._path(dotted):
-            if isinstance(value, list) and int(key) < len(value):
-                value = value[int(key)]
-            elif isinstance(value, dict) and key in value:
-                value = value[key]
-            else:
-                return None
-        return value
-
-    def drop(self, dotted: str) -> None:
-        *sections, last = self._path(dotted)
-        target = self.get(".".join(sections)) if sections else self.values
-        if isinstance(target, dict):
-            target.pop(last, None)
-
-    def note(self, dotted: str, text: str) -> None:
-        path = self._path(dotted)
-        # Lists are printed item by item, so a comment on something inside stands above the list.
-        place = next((depth for depth, key in enumerate(path) if key.isdecimal()), len(path))
-        self.notes.setdefault(path[:place], []).append(text)
-
-    def _path(self, dotted: str) -> KeyPath:
-        path = tuple(dotted.split("."))
-        if kind_at(path) is None:
-            raise KeyError(f"an import sets {dotted}, which no recipe has")
-        return path
-
-    def _step(self, target: Any, key: str) -> Any:
-        if isinstance(target, list):
-            return target[int(key)]
-        if not isinstance(target.get(key), dict | list):
-            target[key] = {}
-        return target[key]
-
-
-def render_draft(draft: Draft) -> str:
-    """The recipe as YAML; reading it back gives the values of the draft."""
-    lines = [line for text in draft.head for line in _comment(text, "")]
-    lines += _render_section(Recipe, draft.values, (), draft.notes)
-    for title, texts in (("Without a key here:", draft.left), ("Without effect in the original:", draft.unused)):
-        if texts:
-            lines += ["", f"# {title}"]
-            lines += [line for text in texts for line in _comment(text, "", bullet="- ")]
-    return "\n".join(lines) + "\n"
-
-
-def _render_section(
-    section: type[Section] | None, values: Mapping[str, Any], path: KeyPath, notes: Mapping[KeyPath, list[str]]
-) -> Iterator[str]:
-    indent = "  " * len(path)
-    order = list(section.model_fields) if section else []
-    names = sorted(values, key=lambda name: order.index(name) if name in order else -1) if order else list(values)
-    for name in names:
-        value, here = values[name], (*path, name)
-        for text in notes.get(here, ()):
-            yield from _comment(text, indent)
-        key = f"{indent}{format_key(name)}:"
-        kind = kind_at(here)
-        has_notes = any(place[: len(here)] == here != place for place in notes)
-        line = f"{key} {format_value(value)}"
-        if isinstance(value, dict) and value and (has_notes or len(line) > _MOST_IN_LINE or len(here) == 1):
-            yield key
-            yield from _render_section(kind.section if kind else None, value, here, notes)
-        elif isinstance(value, list) and value and isinstance(value[0], dict):
-            yield key
-            yield from (f"{indent}  - {format_value(item)}" for item in value)
-        else:
-            yield line
-
-
-def _comment(text: str, indent: str, *, bullet: str = "") -> list[str]:
-    lead = f"{indent}# {bullet}"
-    return textwrap.wrap(
-        text,
-        _WIDTH,
-        initial_indent=lead,
-        subsequent_indent=f"{indent}# " + " " * len(bullet),
-        break_long_words=False,
-        break_on_hyphens=False,
-    )

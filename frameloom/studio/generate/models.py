@@ -10,7 +10,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from frameloom.config.loading.recipe import load_recipe
-from frameloom.config.rules.data import frame_problem
+from frameloom.config.rules.models import frame_problem
 from frameloom.config.schema.recipe import Recipe
 from frameloom.config.schema.sampling import SampleSection
 from frameloom.core.errors import FrameloomError

@@ -155,16 +155,16 @@ def cut_batch(batch: Batch, num_pieces: int) -> list[Batch]:
 
 
 def take_rows(batch: Batch, rows: Rows) -> Batch:
-    """These samples of a batch; those that are paired with them (see `PairedReader`) come along."""
+    """These samples of a batch; those that are paired with them (class pictures) come along."""
     num_rows = len(batch.rows)
     chosen = np.arange(num_rows)[rows]
-    copies = len(batch.ordinals) // num_rows if num_rows else 1
+    copies = len(batch.sample_indices) // num_rows if num_rows else 1
     every: Rows = rows if copies == 1 else np.concatenate([chosen + copy * num_rows for copy in range(copies)])
-    places = np.arange(len(batch.ordinals))[every].tolist()
+    places = np.arange(len(batch.sample_indices))[every].tolist()
     return replace(
         batch,
         rows=batch.rows[rows],
-        ordinals=batch.ordinals[every],
+        sample_indices=batch.sample_indices[every],
         captions=[batch.captions[place] for place in places],
         pixels_BCFHW=_take(batch.pixels_BCFHW, every),
         latents=None if batch.latents is None else (batch.latents[0][every], batch.latents[1][every]),

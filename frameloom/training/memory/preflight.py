@@ -132,5 +132,7 @@ def _read_largest(feed: Feed, plan: BatchPlan, largest: Mapping[int, int]) -> It
 
 
 def _cut_to_one(request: BatchRequest) -> BatchRequest:
-    spares = None if request.spares is None else request.spares[:1]
-    return replace(request, rows=request.rows[:1], ordinals=request.ordinals[:1], spares=spares)
+    fallback_rows = None if request.fallback_rows is None else request.fallback_rows[:1]
+    return replace(
+        request, rows=request.rows[:1], sample_indices=request.sample_indices[:1], fallback_rows=fallback_rows
+    )

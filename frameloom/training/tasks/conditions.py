@@ -127,7 +127,7 @@ class ConditionMaker:
         shape = (batch.pixels_BCFHW.shape[2], batch.pixels_BCFHW.shape[3], batch.pixels_BCFHW.shape[4])
         draw = _LAWS[self.known.law]
         masks = []
-        for ordinal in batch.ordinals.tolist():
+        for ordinal in batch.sample_indices.tolist():
             dice = StreamDice(stream(seed, "known", batch.epoch, ordinal))
             masks.append(draw(shape, dice, self.known, self.vae))
         return torch.stack(masks)[:, None].to(torch.uint8)
@@ -174,9 +174,9 @@ def split_images(pixels_BCNHW: Tensor) -> Tensor:
     return pixels_BCNHW.transpose(1, 2).flatten(0, 1)[:, :, None]
 
 
-def image_ordinals(batch: Batch) -> NDArray[np.int64]:
+def image_sample_indices(batch: Batch) -> NDArray[np.int64]:
     """A random slot of its own for each image beside the clips of a batch."""
     assert batch.images is not None
     num_images = batch.images.rows_BN.shape[1]
-    slots: NDArray[np.int64] = batch.ordinals[:, None] * num_images + np.arange(num_images)
+    slots: NDArray[np.int64] = batch.sample_indices[:, None] * num_images + np.arange(num_images)
     return slots.ravel()

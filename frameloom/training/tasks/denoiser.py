@@ -31,7 +31,7 @@ from frameloom.models.text.base import TextStates
 from frameloom.models.text.scaling import TextScaling
 from frameloom.models.vaes.base import VideoVAE
 from frameloom.training.task import MODEL, Losses, Phase, ReadBatches, StepContext, Task, TrainedPart
-from frameloom.training.tasks.conditions import ConditionMaker, image_ordinals, join_images, split_images
+from frameloom.training.tasks.conditions import ConditionMaker, image_sample_indices, join_images, split_images
 from frameloom.training.tasks.noising import draw_normal, draw_seeds, draw_uniform, finish_noise
 from frameloom.training.tasks.text_table import TextTable
 
@@ -69,7 +69,7 @@ class DenoiserTask(Task):
     word: nn.ParameterDict | None = None
     """vectors that train instead of the denoiser"""
     prior_weight: float | None = None
-    """batches have class pictures in their second half (see `PairedReader`), whose losses count so much"""
+    """batches have class pictures in their second half (`class_rows` of `BatchReader`), whose losses count so much"""
 
     @property
     def name(self) -> str:  # type: ignore[override]
@@ -132,7 +132,7 @@ class DenoiserTask(Task):
         frames = self.vae.latent_frames(bucket.frames)
         _, height_stride, width_stride = self.vae.strides
         cells = (frames, bucket.height // height_stride, bucket.width // width_stride)
-        return len(batch.ordinals) * self.denoiser.family.num_tokens(self.denoiser.config, cells)
+        return len(batch.sample_indices) * self.denoiser.family.num_tokens(self.denoiser.config, cells)
 
     def _losses(self, batch: Batch, seed: int, dropout: float) -> Tensor:
         latent_BCFHW, plain_BCFHW = self._latent_and_noise(batch, seed)
@@ -189,7 +189,7 @@ class DenoiserTask(Task):
         """Captions of the images beside clips, each with a slot of its own for its dropout."""
         if batch.images is None:
             return None
-        slots = replace(batch, ordinals=image_ordinals(batch))
+        slots = replace(batch, sample_indices=image_sample_indices(batch))
         captions = [caption for beside in batch.images.captions for caption in beside]
         return self._text(batch.images.text, captions, slots, seed, dropout)
 

@@ -49,19 +49,19 @@ def draw_levels(seed: int, batch: Batch, num_strata: int = 1) -> Tensor:
     drawn_B = draw_uniform(seed, "timestep", batch)
     if num_strata == 1:
         return drawn_B
-    stratum_B = np.empty(len(batch.ordinals), dtype=np.int64)
-    groups = batch.ordinals // num_strata
+    stratum_B = np.empty(len(batch.sample_indices), dtype=np.int64)
+    groups = batch.sample_indices // num_strata
     for group in np.unique(groups).tolist():
         # A shuffled order: where in a step a sample stands must not tell its noise level.
         order = numpy_stream(seed, "timestep strata", batch.epoch, group).permutation(num_strata)
         inside = groups == group
-        stratum_B[inside] = order[batch.ordinals[inside] % num_strata]
+        stratum_B[inside] = order[batch.sample_indices[inside] % num_strata]
     return stratify(drawn_B, torch.from_numpy(stratum_B), num_strata)
 
 
 def draw_normal(seed: int, purpose: str, batch: Batch, shape_CFHW: tuple[int, ...], device: torch.device) -> Tensor:
     """Standard normal numbers of shape B + `shape_CFHW`, each sample's from a stream of its own."""
-    drawn_BCFHW = torch.empty((len(batch.ordinals), *shape_CFHW), device=device)
+    drawn_BCFHW = torch.empty((len(batch.sample_indices), *shape_CFHW), device=device)
     generator = torch.Generator(device)
     # torch takes signed 64-bit seeds.
     seeds_B = draw_seeds(seed, purpose, batch) >> np.uint64(1)
@@ -72,9 +72,9 @@ def draw_normal(seed: int, purpose: str, batch: Batch, shape_CFHW: tuple[int, ..
 
 def draw_seeds(seed: int, purpose: str, batch: Batch) -> NDArray[np.uint64]:
     """64 random bits per sample; all samples at once, since a digest for each costs a fifth of the drawing of noise."""
-    return bits_at(key(seed, purpose, batch.epoch), batch.ordinals)
+    return bits_at(key(seed, purpose, batch.epoch), batch.sample_indices)
 
 
 def draw_uniform(seed: int, purpose: str, batch: Batch) -> Tensor:
     """One number in [0, 1) per sample, on the host, in double precision; all samples at once."""
-    return torch.from_numpy(uniform_at(key(seed, purpose, batch.epoch), batch.ordinals))
+    return torch.from_numpy(uniform_at(key(seed, purpose, batch.epoch), batch.sample_indices))

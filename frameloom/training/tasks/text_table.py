@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from frameloom.data.cache.cache import TextCache
-from frameloom.data.loading.reader import CachedReader, ClipReader
 from frameloom.models.text.base import TextStates
 from frameloom.models.text.scaling import TextScaling
 from frameloom.training.caching import list_captions
@@ -51,7 +50,7 @@ def preload_text(feed: Feed, null: TextStates, scaling: TextScaling | None) -> T
     their numbers depend neither on the batch they come in nor on what was read before.
     """
     reader = feed.reader
-    if not isinstance(reader, CachedReader | ClipReader) or not isinstance(reader.text, TextCache):
+    if not isinstance(reader.text, TextCache):
         return None
     size = sum(part.nbytes for part in reader.text.sample(_EMPTY).values())
     if feed.manifest.column("caption").n_unique() * size > MOST_BYTES:

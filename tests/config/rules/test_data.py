@@ -29,9 +29,12 @@ def test_policies_take_their_keys_from_the_command_line(recipe_file: Path) -> No
 
 
 MISTAKES = {
-    "no grid": (NO_GRID, "data needs the key 'buckets' for data.policy grid"),
-    "grid left over": (["--data.policy", "fixed"], "data.buckets is set, but data.policy is fixed"),
-    "section left over": (["--data.fixed.frames", "9"], "data.fixed is set, but data.policy is grid"),
+    "no grid": (NO_GRID, "data.buckets is null, but data.policy grid needs resolutions"),
+    "grid left over": (["--data.policy", "fixed"], "data.buckets is set, which only policy grid or token_budget uses"),
+    "section left over": (
+        ["--data.fixed.frames", "9"],
+        "data.fixed is set, which only policy fixed uses, but data.policy is grid",
+    ),
     "unknown policy": (["--data.policy", "gird"], "expected grid, token_budget"),
     "misspelt key": (["--data.fixed.hieght", "64"], "did you mean data.fixed.height?"),
     "fixed frames": (["--data.policy", "fixed", "--data.fixed.frames", "16"], "data.fixed.frames is 16; wfvae takes"),
@@ -50,7 +53,7 @@ MISTAKES = {
     ),
     "token switch": (
         ["--data.policy", "ratio_tokens", "--data.ratio_tokens.keep_all_node_same_token_length", "true"],
-        "needs training_with_video_token_length",
+        "which only training_with_video_token_length true uses",
     ),
     "stride": (["--data.policy", "grouped", "--data.grouped.hw_stride", "24"], "data.grouped.hw_stride is 24"),
     "forced side": (
@@ -75,7 +78,7 @@ MISTAKES = {
             *("--data.policy", "ratio_tokens", "--data.ratio_tokens.random_hw_adapt", "true"),
             *("--data.cache.latents", "x", "--data.frame_start", "first"),
         ],
-        "data.ratio_tokens.random_hw_adapt is true, which the latent cache data.cache.latents cannot honour",
+        "another shape in each epoch, which the latent cache data.cache.latents cannot honour",
     ),
 }
 

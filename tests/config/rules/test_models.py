@@ -36,7 +36,7 @@ WRONG = {
     "no weights of LPIPS": ("autoencoder: {lpips: {}}\n", "autoencoder.lpips.weights is null", "frameloom convert"),
     "frozen last layer": (
         "autoencoder: {train_only: encoder, discriminator: {}}\n",
-        "autoencoder.discriminator.adaptive compares gradients",
+        "autoencoder.discriminator.adaptive is true, but it compares gradients",
         "set it to false",
     ),
     "an average of even steps": (

@@ -16,14 +16,14 @@ from frameloom.config.schema.training import is_due
 from frameloom.core.errors import ConfigError
 
 MISTAKES = {
-    "two lengths": (["--train.epochs", "3"], "train.epochs is 3, and train.steps is 100 too"),
+    "two lengths": (["--train.epochs", "3"], "train.epochs is 3, but train.steps is 100 too"),
     "no length": (["--train.steps", "null"], "train needs the key 'steps'"),
     "no epochs": (["--train.steps", "null", "--train.epochs", "0"], "whole number of at least 1"),
     "epochs misspelt": (["--train.save_every", "2 epocs"], "or of epochs: 500, 1 epoch, 2 epochs"),
     "no interval": (["--train.save_every", "0 epochs"], "train.save_every is '0 epochs'"),
     "window of a static scale": (
         ["--train.loss_scale", "{mode: static, window: 10}"],
-        "train.loss_scale.window is 10, but a static scale does not change",
+        "train.loss_scale.window is 10, which only mode dynamic uses",
     ),
     "a minimum above the start": (["--train.loss_scale", "{initial: 8, minimum: 16}"], "above the first scale 8"),
     "a factor that does nothing": (["--train.loss_scale", "{factor: 1}"], "train.loss_scale.factor is 1"),
@@ -97,7 +97,10 @@ OPTIM_MISTAKES = {
         "optim.betas is [0.9, 0.99], but came takes a list of 3; write [0.9, 0.999, 0.9999], or remove it",
     ),
     "three betas for lion": (["--optim.name", "lion", "--optim.betas", "[0.9, 0.99, 0.9]"], "lion takes a list of 2"),
-    "eps for came": (["--optim.name", "came", "--optim.eps", "1e-10"], "which came does not use; remove it"),
+    "eps for came": (
+        ["--optim.name", "came", "--optim.eps", "1e-10"],
+        "prodigy or muon uses, but optim.name is came; remove it",
+    ),
     "rate for prodigy": (["--optim.name", "prodigy", "--optim.lr", "20"], "the usual one of prodigy is 1"),
     "rates for prodigy": (
         ["--optim.name", "prodigy", "--optim.groups", "[{match: x, lr: 0.1}]"],
@@ -105,8 +108,11 @@ OPTIM_MISTAKES = {
     ),
     "group without match": (["--optim.groups", "[{lr: 0.1}]"], "optim.groups.0 needs the key 'match'"),
     "group without effect": (["--optim.groups", "[{match: x}]"], "give it lr or weight_decay"),
-    "power of a cosine": (["--optim.schedule", "{name: cosine, power: 2}"], "but cosine has none; remove it"),
-    "cycles of a constant": (["--optim.schedule.num_cycles", "2"], "a constant schedule does not fall"),
+    "power of a cosine": (
+        ["--optim.schedule", "{name: cosine, power: 2}"],
+        "which only optim.schedule.name polynomial uses",
+    ),
+    "cycles of a constant": (["--optim.schedule.num_cycles", "2"], "but optim.schedule.name is constant"),
     "start without warm-up": (["--optim.schedule.start_share", "0.1"], "but there is no warm-up"),
     "no milestones": (["--optim.schedule.name", "multi_step"], "e.g. milestones: [200, 400]"),
     "milestones that fall": (
@@ -198,9 +204,13 @@ OBJECTIVE_WRONG = {
     "no level": ("{kind: v, levels: [500, 500]}", "which is no level at all", "[200, 500]"),
     "level 1001": ("{kind: v, levels: [0, 1001]}", "objective.levels"),
     "range of nothing": ("{kind: v, bias: {strategy: range, begin: 5, end: 5}}", "begin is 5 and end is 5"),
-    "portion of a range": ("{kind: v, bias: {strategy: range, portion: 0.5}}", "strategy range does not use"),
-    "range of later": ("{kind: v, bias: {strategy: later, begin: 5}}", "objective.bias.begin is 5", "strategy later"),
-    "multiplier of none": ("{kind: v, bias: {multiplier: 2}}", "objective.bias.multiplier is 2.0", "strategy none"),
+    "portion of a range": ("{kind: v, bias: {strategy: range, portion: 0.5}}", "only strategy earlier or later uses"),
+    "range of later": (
+        "{kind: v, bias: {strategy: later, begin: 5}}",
+        "objective.bias.begin is 5",
+        "strategy is later",
+    ),
+    "multiplier of none": ("{kind: v, bias: {multiplier: 2}}", "objective.bias.multiplier is 2.0", "strategy is none"),
     "multiplier 0": ("{kind: v, bias: {strategy: later, multiplier: 0}}", "objective.bias.multiplier is 0"),
     "betas that fall": ("{kind: v, betas: linear, beta_start: 0.5}", "noise grows, so give a smaller start"),
     "leading at zero signal": ("{kind: v, spacing: leading}", "never visits the last noise level", "write trailing"),

@@ -21,7 +21,7 @@ from frameloom.data.buckets.policy import (
     possible_buckets,
 )
 from frameloom.data.loading.loader import iterate_batches
-from frameloom.data.loading.reader import ClipReader
+from frameloom.data.loading.reader import BatchReader
 from frameloom.data.manifest.manifest import Manifest
 from frameloom.data.order.plan import plan_epoch
 from frameloom.demo.shapes_set import write_shapes
@@ -62,7 +62,7 @@ def test_batches_have_one_shape_and_every_row_comes_once(shapes: Manifest, name:
     assert (chosen >= 0).sum() > 10
     plan = plan_epoch(chosen, policy.batch_sizes, policy.costs, seed=5, epoch=0)
     seen: list[int] = []
-    for batch in iterate_batches(plan, ClipReader(shapes, policy, seed=5)):
+    for batch in iterate_batches(plan, BatchReader(shapes, policy, DataSection(), seed=5)):
         assert not batch.bad
         bucket = batch.bucket
         assert batch.pixels_BCFHW is not None

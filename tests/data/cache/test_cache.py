@@ -18,6 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from frameloom.config.schema.data import DataSection, TransformSection
 from frameloom.core.errors import CacheError, ConfigError
 from frameloom.data.buckets.grid import build_grid
 from frameloom.data.buckets.policy import BucketPolicy, Pairs, assign, possible_buckets
@@ -26,15 +27,15 @@ from frameloom.data.cache.filling import Filled, FillSettings, LatentEncoder, wr
 from frameloom.data.cache.keys import latent_fingerprint, latent_items, text_fingerprint
 from frameloom.data.loading.batch import Batch, BatchRequest
 from frameloom.data.loading.loader import iterate_batches, read_requests
-from frameloom.data.loading.reader import CachedReader, ClipReader, ReadSettings
+from frameloom.data.loading.reader import BatchReader
 from frameloom.data.manifest.manifest import Manifest, SourceSpec, write_manifest
 from frameloom.data.media.decode import ClipError
-from frameloom.data.media.transforms import RandomCrop, Resize
 from frameloom.data.media.writing import write_video
 from frameloom.data.order.plan import plan_epoch
 from tests.data.loading.plan_requests import read_plan
 
-SETTINGS = ReadSettings(frame_start="center")
+SETTINGS = DataSection(frame_start="center")
+RANDOM_CROP = (TransformSection(name="resize"), TransformSection(name="random_crop"))
 ENCODER = {"weights": "abc", "config": {"channels": 3, "tile": None}}
 DTYPE = torch.float32
 
@@ -55,7 +56,7 @@ class Maker:
     policy: BucketPolicy
     changes: dict[str, Any] = field(default_factory=dict)
     encode: Callable[[Tensor], tuple[Tensor, Tensor | None]] = encode
-    settings: ReadSettings = SETTINGS
+    settings: DataSection = SETTINGS
     dtype: torch.dtype = DTYPE
     pairs: Pairs | None = None
     workers: int = 0
@@ -63,7 +64,7 @@ class Maker:
 
     @property
     def fingerprint(self) -> dict[str, Any]:
-        given = {"policy": self.policy, "settings": self.settings, "encoder": ENCODER, "dtype": self.dtype}
+        given = {"policy": self.policy, "data": self.settings, "encoder": ENCODER, "dtype": self.dtype}
         return latent_fingerprint(**(given | self.changes))
 
     @property
@@ -71,7 +72,7 @@ class Maker:
         return latent_items(self.manifest, self.policy, self.pairs or possible_buckets(self.manifest, self.policy))
 
     def write(self, **fill: Any) -> Filled:
-        reader = ClipReader(self.manifest, self.policy, seed=0, settings=self.settings)
+        reader = BatchReader(self.manifest, self.policy, seed=0, data=self.settings)
 
         def counting(pixels: Tensor) -> tuple[Tensor, Tensor | None]:
             self.num_encoded += len(pixels)
@@ -117,7 +118,7 @@ def own(tmp_path: Path, clip_set: Path, grid: BucketPolicy) -> Maker:
 
 def compare_all(maker: Maker, cache: LatentCache) -> None:
     """Every possible clip, in reverse order, against the encoder."""
-    reader = ClipReader(maker.manifest, maker.policy, seed=0, settings=maker.settings)
+    reader = BatchReader(maker.manifest, maker.policy, seed=0, data=maker.settings)
     pairs = possible_buckets(maker.manifest, maker.policy)
     for index in np.unique(pairs.buckets):
         bucket = maker.policy.buckets[index]
@@ -146,15 +147,15 @@ def test_cached_batches_are_the_clips_of_the_plan(
     made: Maker, manifest: Manifest, grid: BucketPolicy, workers: int
 ) -> None:
     plan = plan_epoch(assign(manifest, grid, 3, 1), grid.batch_sizes, grid.costs, seed=3, epoch=1)
-    direct = list(iterate_batches(plan, ClipReader(manifest, grid, seed=3, settings=SETTINGS)))
-    reader = CachedReader(manifest, grid, made.open(), seed=3)
+    direct = list(iterate_batches(plan, BatchReader(manifest, grid, seed=3, data=SETTINGS)))
+    reader = BatchReader(manifest, grid, SETTINGS, seed=3, latents=made.open())
     cached = list(read_plan(plan, reader, workers=workers, timeout_s=120))
     assert len(direct) == len(cached) > 4
     for one, other in zip(direct, cached, strict=True):
         assert (one.epoch, one.index, one.bucket) == (other.epoch, other.index, other.bucket)
         assert one.captions == other.captions
         assert np.array_equal(one.rows, other.rows)
-        assert np.array_equal(one.ordinals, other.ordinals)
+        assert np.array_equal(one.sample_indices, other.sample_indices)
         assert one.pixels_BCFHW is not None
         assert other.latents is not None
         assert torch.equal(other.latents[0], encode(one.pixels_BCFHW)[0])
@@ -197,7 +198,7 @@ OTHERS = [
     ),
     ({"dtype": torch.bfloat16}, 'dtype: wanted "bfloat16", cache has "float32"'),
     (
-        {"settings": replace(SETTINGS, frame_start="first")},
+        {"data": DataSection(frame_start="first")},
         'transforms.frame_start: wanted "first", cache has "center"',
     ),
     ({"store": "sample", "seed": 3}, 'store.kind: wanted "sample", cache has "moments"'),
@@ -371,13 +372,13 @@ def test_cache_that_lacks_clips_is_refused(made: Maker, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "name"),
     [
-        (ReadSettings(frame_start="random"), "frame_start"),
-        (ReadSettings("center", 0.5), "flip_probability"),
-        (ReadSettings("center", transforms=(Resize(), RandomCrop())), "transforms"),
-        (ReadSettings("center", use_image_num=2), "use_image_num"),
+        (DataSection(frame_start="random"), "frame_start"),
+        (DataSection(frame_start="center", flip=0.5), "flip"),
+        (DataSection(frame_start="center", transforms=RANDOM_CROP), "transforms"),
+        (DataSection(frame_start="center", use_image_num=2), "use_image_num"),
     ],
 )
-def test_random_settings_are_refused_by_name(made: Maker, settings: ReadSettings, name: str) -> None:
+def test_random_settings_are_refused_by_name(made: Maker, settings: DataSection, name: str) -> None:
     with pytest.raises(ConfigError, match=f"{name}: .* cannot be cached"):
         _ = replace(made, settings=settings).fingerprint
 
@@ -520,8 +521,8 @@ def test_bad_clips_are_kept_with_their_reason_and_replaced(tmp_path: Path, clip_
     with pytest.raises(ClipError, match=r"a\.mp4"):
         cache.check(0, grid.buckets[pairs.buckets[pairs.rows == 0][0]])
     plan = plan_epoch(assign(manifest, grid, 3, 0), grid.batch_sizes, grid.costs, seed=3, epoch=0)
-    direct = ClipReader(manifest, grid, seed=3, settings=ReadSettings(frame_start="center"))
-    cached = CachedReader(manifest, grid, cache, seed=3)
+    direct = BatchReader(manifest, grid, seed=3, data=DataSection(frame_start="center"))
+    cached = BatchReader(manifest, grid, SETTINGS, seed=3, latents=cache)
     for one, other in zip(iterate_batches(plan, direct), iterate_batches(plan, cached), strict=True):
         assert np.array_equal(one.rows, other.rows)
         assert [(clip.row, clip.ordinal, clip.reason) for clip in one.bad] == [
@@ -608,6 +609,6 @@ def test_batches_carry_cached_text(tmp_path: Path, manifest: Manifest, grid: Buc
     write_text(tmp_path / "t", captions)
     text = TextCache.open(tmp_path / "t", TEXT, captions=captions)
     plan = plan_epoch(assign(manifest, grid, 1, 0), grid.batch_sizes, grid.costs, seed=1, epoch=0)
-    batch = next(iterate_batches(plan, ClipReader(manifest, grid, seed=1, settings=SETTINGS, text=text)))
+    batch = next(iterate_batches(plan, BatchReader(manifest, grid, seed=1, data=SETTINGS, text=text)))
     assert batch.text is not None
     assert torch.equal(batch.text["tokens_BKD"], encode_text(batch.captions)["tokens_BKD"])

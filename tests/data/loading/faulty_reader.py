@@ -10,10 +10,10 @@ from pathlib import Path
 
 from frameloom.core.errors import MissingExtra
 from frameloom.data.loading.batch import Batch, BatchRequest, OnOpen, ignore_open
-from frameloom.data.loading.reader import ClipReader, Sample
+from frameloom.data.loading.reader import BatchReader, Sample
 
 
-class FaultyReader(ClipReader):
+class FaultyReader(BatchReader):
     fault = ""
     row = -1
     flag: Path | None = None

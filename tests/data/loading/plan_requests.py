@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterator
 from itertools import islice
 
-from frameloom.data.loading.batch import Batch, BatchReader, BatchRequest
+from frameloom.data.loading.batch import Batch, BatchRequest
 from frameloom.data.loading.loader import read_requests, request_at
+from frameloom.data.loading.reader import BatchReader
 from frameloom.data.order.plan import BatchPlan
 from frameloom.data.order.rank_assignment import RankAssignment, plan_steps
 

@@ -16,18 +16,19 @@ import pytest
 import torch
 
 from frameloom.builders.data import build_plan, build_policy
-from frameloom.core.errors import ConfigError, DataError
+from frameloom.config.schema.data import DataSection
+from frameloom.core.errors import DataError
 from frameloom.data.buckets.grid import GridPolicy
 from frameloom.data.buckets.policy import assign
 from frameloom.data.loading.batch import Batch
 from frameloom.data.loading.loader import iterate_batches
-from frameloom.data.loading.reader import ClipReader, ReadSettings
+from frameloom.data.loading.reader import BatchReader
 from frameloom.data.manifest.manifest import Manifest
 from frameloom.data.media.decode import ClipError
 from frameloom.data.order.plan import BatchPlan, plan_epoch
 from tests.data.loading.plan_requests import iterate_epochs, make_requests, read_plan
 
-SETTINGS = ReadSettings(frame_start="random", flip_probability=0.5)
+SETTINGS = DataSection(frame_start="random", flip=0.5)
 
 
 def plan_of(manifest: Manifest, grid: GridPolicy, *, seed: int = 1, epoch: int = 0) -> BatchPlan:
@@ -39,14 +40,14 @@ def summary(batch: Batch) -> tuple[object, ...]:
     """Everything of a batch in a form that compares."""
     assert batch.pixels_BCFHW is not None
     pixels = hashlib.sha256(batch.pixels_BCFHW.numpy().tobytes()).hexdigest()
-    rows, ordinals = tuple(batch.rows.tolist()), tuple(batch.ordinals.tolist())
+    rows, sample_indices = tuple(batch.rows.tolist()), tuple(batch.sample_indices.tolist())
     shape = tuple(batch.pixels_BCFHW.shape)
     return (
         batch.epoch,
         batch.index,
         batch.bucket,
         rows,
-        ordinals,
+        sample_indices,
         tuple(batch.captions),
         shape,
         pixels,
@@ -55,13 +56,13 @@ def summary(batch: Batch) -> tuple[object, ...]:
 
 
 def read_all(manifest: Manifest, grid: GridPolicy, *, seed: int = 1, **kwargs: int) -> list[tuple[object, ...]]:
-    reader = ClipReader(manifest, grid, seed=seed, settings=SETTINGS)
+    reader = BatchReader(manifest, grid, seed=seed, data=SETTINGS)
     return [summary(batch) for batch in read_plan(plan_of(manifest, grid, seed=seed), reader, **kwargs)]
 
 
 def test_batches_have_their_buckets_shape_and_captions(manifest: Manifest, grid: GridPolicy) -> None:
     plan = plan_of(manifest, grid)
-    reader = ClipReader(manifest, grid, seed=1, settings=SETTINGS)
+    reader = BatchReader(manifest, grid, seed=1, data=SETTINGS)
     seen = []
     for batch in iterate_batches(plan, reader):
         assert batch.pixels_BCFHW is not None
@@ -107,7 +108,7 @@ def test_ranks_share_an_epoch_without_overlap(manifest: Manifest, grid: GridPoli
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_epochs_follow_each_other_with_one_pool(manifest: Manifest, grid: GridPolicy, workers: int) -> None:
-    reader = ClipReader(manifest, grid, seed=1, settings=SETTINGS)
+    reader = BatchReader(manifest, grid, seed=1, data=SETTINGS)
 
     def read(epoch: int, position: int, count: int) -> list[tuple[object, ...]]:
         found = []
@@ -143,23 +144,16 @@ def test_making_a_pool_leaves_the_global_generator_alone(manifest: Manifest, gri
 
 
 def test_flips_and_starts_depend_on_the_slot(manifest: Manifest, grid: GridPolicy) -> None:
-    reader = ClipReader(manifest, grid, seed=1, settings=ReadSettings(frame_start="random", flip_probability=0.0))
+    reader = BatchReader(manifest, grid, seed=1, data=DataSection(frame_start="random", flip=0.0))
     bucket = next(b for b in grid.buckets if b.frames == 9 and b.height == b.width)
     slots = [reader.read_sample(5, bucket, 0, ordinal).pixels_CFHW for ordinal in range(12)]
     assert torch.equal(slots[3], reader.read_sample(5, bucket, 0, 3).pixels_CFHW)
     assert len({clip.numpy().tobytes() for clip in slots}) > 3
-    flipping = ClipReader(manifest, grid, seed=1, settings=ReadSettings(frame_start="random", flip_probability=0.5))
+    flipping = BatchReader(manifest, grid, seed=1, data=DataSection(frame_start="random", flip=0.5))
     flipped = [torch.equal(flipping.read_sample(5, bucket, 0, n).pixels_CFHW, slots[n].flip(-1)) for n in range(12)]
     plain = [torch.equal(flipping.read_sample(5, bucket, 0, n).pixels_CFHW, slots[n]) for n in range(12)]
     assert all(a != b for a, b in zip(flipped, plain, strict=True))
     assert 0 < sum(flipped) < 12
-
-
-def test_settings_are_checked() -> None:
-    with pytest.raises(ConfigError, match="frame_start"):
-        ReadSettings(frame_start="middle")  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match="flip_probability"):
-        ReadSettings(flip_probability=2.0)
 
 
 @pytest.fixture
@@ -184,11 +178,11 @@ def test_bad_clips_are_replaced_alike_with_any_workers(damaged: Manifest, grid: 
 def test_replacements_come_from_the_same_bucket_and_keep_the_slot(damaged: Manifest, grid: GridPolicy) -> None:
     plan = plan_of(damaged, grid)
     chosen = assign(damaged, grid, 1, 0)
-    reader = ClipReader(damaged, grid, seed=1, settings=SETTINGS)
+    reader = BatchReader(damaged, grid, seed=1, data=SETTINGS)
     for batch in iterate_batches(plan, reader):
         wanted = plan.rows(batch.index)
         assert batch.size == len(wanted)
-        assert batch.ordinals.tolist() == plan.ordinals(batch.index).tolist()
+        assert batch.sample_indices.tolist() == plan.sample_indices(batch.index).tolist()
         assert (chosen[batch.rows] == batch.bucket.index).all()
         failed = {clip.row for clip in batch.bad}
         assert failed.isdisjoint(batch.rows.tolist())
@@ -199,8 +193,8 @@ def test_replacements_come_from_the_same_bucket_and_keep_the_slot(damaged: Manif
 
 
 def test_without_replacements_bad_clips_leave_gaps(damaged: Manifest, grid: GridPolicy) -> None:
-    reader = ClipReader(damaged, grid, seed=1)
-    batches = [reader.read(replace(request, spares=None)) for request in make_requests(plan_of(damaged, grid))]
+    reader = BatchReader(damaged, grid, DataSection(), seed=1)
+    batches = [reader.read(replace(request, fallback_rows=None)) for request in make_requests(plan_of(damaged, grid))]
     assert sum(batch.size for batch in batches) + sum(len(batch.bad) for batch in batches) == len(
         plan_of(damaged, grid).order
     )
@@ -220,14 +214,14 @@ def test_a_bucket_with_no_good_clip_is_an_error(clip_set: Path, tmp_path: Path, 
 
 
 def test_reader_survives_pickling(manifest: Manifest, grid: GridPolicy) -> None:
-    reader = ClipReader(manifest, grid, seed=1, settings=SETTINGS)
+    reader = BatchReader(manifest, grid, seed=1, data=SETTINGS)
     request = next(make_requests(plan_of(manifest, grid)))
     assert summary(pickle.loads(pickle.dumps(reader)).read(request)) == summary(reader.read(request))
 
 
 def test_epoch_without_batches_is_an_error(world: Any, manifest: Manifest, grid: GridPolicy) -> None:
     empty = plan_epoch(np.full(len(manifest), -1, dtype=np.int32), grid.batch_sizes, grid.costs, seed=0, epoch=0)
-    assert list(iterate_batches(empty, ClipReader(manifest, grid, seed=0))) == []
+    assert list(iterate_batches(empty, BatchReader(manifest, grid, DataSection(), seed=0))) == []
     recipe = world.recipe(data={"buckets": {"_delete_": True, "64px": {"501": [1.0, 1]}}})
     with pytest.raises(DataError, match="no clip fits a bucket in epoch 0"):
         build_plan(recipe, manifest, build_policy(recipe))(0)

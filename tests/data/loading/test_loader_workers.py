@@ -14,17 +14,18 @@ from pathlib import Path
 
 import pytest
 
+from frameloom.config.schema.data import DataSection
 from frameloom.core.errors import FrameloomError, RunError
 from frameloom.data.buckets.policy import BucketPolicy, assign
 from frameloom.data.loading.bad_clips import BadClipLog
 from frameloom.data.loading.batch import Batch
-from frameloom.data.loading.reader import ClipReader, ReadSettings
+from frameloom.data.loading.reader import BatchReader
 from frameloom.data.manifest.manifest import Manifest
 from frameloom.data.order.plan import BatchPlan, plan_epoch
 from tests.data.loading.plan_requests import iterate_epochs, read_plan
 
 MODULE = "frameloom_faulty_reader"
-SETTINGS = ReadSettings(frame_start="random")
+SETTINGS = DataSection(frame_start="random")
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +49,7 @@ def content(batch: Batch) -> tuple[object, ...]:
     return batch.epoch, batch.index, tuple(batch.rows), bad, batch.pixels_BCFHW.numpy().tobytes()
 
 
-def read_all(manifest: Manifest, grid: BucketPolicy, reader: ClipReader, **kwargs) -> list[tuple[object, ...]]:
+def read_all(manifest: Manifest, grid: BucketPolicy, reader: BatchReader, **kwargs) -> list[tuple[object, ...]]:
     kwargs = {"workers": 1, "timeout_s": 60, "prefetch": 2} | kwargs
     found = [content(batch) for batch in read_plan(plan_of(manifest, grid), reader, **kwargs)]
     assert not active_children()
@@ -57,15 +58,15 @@ def read_all(manifest: Manifest, grid: BucketPolicy, reader: ClipReader, **kwarg
 
 def read_plainly(manifest: Manifest, grid: BucketPolicy, *bad_rows: int) -> list[tuple[object, ...]]:
     """In this process, with some rows not opened at all."""
-    reader = ClipReader(manifest, grid, seed=1, settings=SETTINGS)
+    reader = BatchReader(manifest, grid, seed=1, data=SETTINGS)
     quarantine = {row: "not to be opened" for row in bad_rows}
     batches = read_plan(plan_of(manifest, grid), reader, quarantine=quarantine)
     return [content(batch) for batch in batches]
 
 
-def faulty(module, manifest: Manifest, grid: BucketPolicy, fault: str, flag: Path | None = None) -> ClipReader:
+def faulty(module, manifest: Manifest, grid: BucketPolicy, fault: str, flag: Path | None = None) -> BatchReader:
     """Fails at the first row of micro-batch 2, a video."""
-    reader = module.FaultyReader(manifest, grid, seed=1, settings=SETTINGS)
+    reader = module.FaultyReader(manifest, grid, seed=1, data=SETTINGS)
     reader.fault, reader.row, reader.flag = fault, int(plan_of(manifest, grid).rows(2)[0]), flag
     if flag is not None:
         flag.touch()
@@ -92,7 +93,7 @@ def test_a_single_accident_changes_nothing(module, manifest: Manifest, grid: Buc
 
 
 def test_workers_killed_or_stopped_from_outside_are_replaced(manifest: Manifest, grid: BucketPolicy) -> None:
-    reader = ClipReader(manifest, grid, seed=1, settings=SETTINGS)
+    reader = BatchReader(manifest, grid, seed=1, data=SETTINGS)
     signals = {0: ("loader-0", signal.SIGKILL), 2: ("loader-1", signal.SIGSTOP)}
     found = []
     for batch in read_plan(plan_of(manifest, grid), reader, workers=2, timeout_s=4, prefetch=1):
@@ -177,7 +178,7 @@ def count_zombies() -> int:
 
 @pytest.mark.slow
 def test_hundreds_of_batches_and_deaths_leave_nothing_behind(manifest: Manifest, grid: BucketPolicy) -> None:
-    reader = ClipReader(manifest, grid, seed=1, settings=ReadSettings(frame_start="first"))
+    reader = BatchReader(manifest, grid, seed=1, data=DataSection(frame_start="first"))
     epochs = iterate_epochs(lambda epoch: plan_of(manifest, grid, epoch), reader, workers=2, timeout_s=60)
 
     def read(count: int) -> None:

@@ -13,18 +13,19 @@ import polars as pl
 import pytest
 import torch
 
-from frameloom.core.errors import ConfigError, DataError
+from frameloom.config.schema.data import DataSection, TransformSection
+from frameloom.core.errors import DataError
 from frameloom.data.buckets.policy import BucketPolicy, assign
 from frameloom.data.loading.batch import Batch, BatchRequest
-from frameloom.data.loading.reader import ClipReader, ReadSettings
+from frameloom.data.loading.reader import BatchReader
 from frameloom.data.manifest.manifest import Manifest, write_manifest
 from frameloom.data.media.decode import read_clip, read_image
 from frameloom.data.media.frames import FrameRule
-from frameloom.data.media.transforms import CenterCrop, RandomCrop, Resize, Transforms
+from frameloom.data.media.transforms import Transforms, parse_transforms
 from frameloom.data.order.plan import plan_epoch
 from tests.data.loading.plan_requests import read_plan
 
-RANDOM_CROP = (Resize(rounding="up"), RandomCrop())
+RANDOM_CROP = (TransformSection(name="resize", rounding="up"), TransformSection(name="random_crop"))
 WIDE = 2  # c.mp4: 48 x 80, 12 frames, 24 fps
 
 
@@ -49,10 +50,10 @@ def test_frames_come_from_the_window_of_the_row(clip_set: Path, tmp_path: Path, 
     frames[1] = 9
     cut = with_columns(clip_set, tmp_path / "cut", start_frame=starts, end_frame=ends, frames=frames)
     bucket = grid.buckets[request_for(grid, [1], frames=9).bucket]
-    reader = ClipReader(cut, grid, seed=1, settings=ReadSettings(frame_start="random"))
+    reader = BatchReader(cut, grid, seed=1, data=DataSection(frame_start="random"))
     whole = read_clip(cut.file(1), indices=range(20), height=64, width=64)
     assert torch.equal(reader.read_sample(1, bucket, 0, 0).pixels_CFHW, whole[:, 11:20])
-    uncut = ClipReader(Manifest.read(clip_set), grid, seed=1, settings=ReadSettings(frame_start="first"))
+    uncut = BatchReader(Manifest.read(clip_set), grid, seed=1, data=DataSection(frame_start="first"))
     assert torch.equal(uncut.read_sample(1, bucket, 0, 0).pixels_CFHW, whole[:, :9])
 
 
@@ -61,16 +62,16 @@ def test_the_policy_says_how_frames_are_spaced(manifest: Manifest, grid: BucketP
     whole = read_clip(manifest.file(5), indices=range(40), height=64, width=64)
     strided = pickle.loads(pickle.dumps(grid))
     object.__setattr__(strided, "frame_rule", FrameRule(stride=3))
-    reader = ClipReader(manifest, strided, seed=1, settings=ReadSettings(frame_start="first"))
+    reader = BatchReader(manifest, strided, seed=1, data=DataSection(frame_start="first"))
     assert torch.equal(reader.read_sample(5, bucket, 0, 0).pixels_CFHW, whole[:, 0:27:3])
     slower = pickle.loads(pickle.dumps(grid))
     object.__setattr__(slower, "frame_rule", FrameRule(fps=48))
-    reader = ClipReader(manifest, slower, seed=1, settings=ReadSettings(frame_start="first"))
+    reader = BatchReader(manifest, slower, seed=1, data=DataSection(frame_start="first"))
     assert torch.equal(reader.read_sample(5, bucket, 0, 0).pixels_CFHW, whole[:, [0, 0, 1, 1, 2, 2, 3, 3, 4]])
 
 
 def test_crops_are_recorded_and_belong_to_the_pixels(manifest: Manifest, grid: BucketPolicy) -> None:
-    reader = ClipReader(manifest, grid, seed=1, settings=ReadSettings(frame_start="first", transforms=RANDOM_CROP))
+    reader = BatchReader(manifest, grid, seed=1, data=DataSection(frame_start="first", transforms=RANDOM_CROP))
     request = request_for(grid, [WIDE] * 6, frames=9)
     batch = reader.read(request)
     assert batch.crops is not None and batch.pixels_BCFHW is not None
@@ -78,34 +79,34 @@ def test_crops_are_recorded_and_belong_to_the_pixels(manifest: Manifest, grid: B
     assert batch.crops.target_B2.tolist() == [[64, 64]] * 6
     top_left = batch.crops.top_left_B2
     assert len(top_left[:, 1].unique()) > 2 and top_left[:, 0].unique().tolist() == [0]
-    scaled_width = Transforms(RANDOM_CROP).place(48, 80, 64, 64).width
+    scaled_width = Transforms(parse_transforms(RANDOM_CROP)).place(48, 80, 64, 64).width
     whole = read_clip(manifest.file(WIDE), indices=range(9), height=64, width=scaled_width)
     for pixels, (_, left) in zip(batch.pixels_BCFHW, top_left.tolist(), strict=True):
         assert (pixels.int() - whole[:, :, :, left : left + 64].int()).abs().max() <= 1
-    again = ClipReader(manifest, grid, seed=1, settings=reader.settings).read(request)
+    again = BatchReader(manifest, grid, seed=1, data=reader.data).read(request)
     assert torch.equal(again.crops.top_left_B2, top_left)
-    other = ClipReader(manifest, grid, seed=2, settings=reader.settings).read(request)
+    other = BatchReader(manifest, grid, seed=2, data=reader.data).read(request)
     assert not torch.equal(other.crops.top_left_B2, top_left)
 
 
 def test_a_mirrored_crop_has_the_coordinates_of_the_mirrored_source(manifest: Manifest, grid: BucketPolicy) -> None:
     settings = {"frame_start": "first", "transforms": RANDOM_CROP}
     request = request_for(grid, [WIDE] * 4, frames=9)
-    plain = ClipReader(manifest, grid, seed=1, settings=ReadSettings(**settings)).read(request)
-    mirrored = ClipReader(manifest, grid, seed=1, settings=ReadSettings(**settings, flip_probability=1.0)).read(request)
+    plain = BatchReader(manifest, grid, seed=1, data=DataSection(**settings)).read(request)
+    mirrored = BatchReader(manifest, grid, seed=1, data=DataSection(**settings, flip=1.0)).read(request)
     assert torch.equal(mirrored.pixels_BCFHW, plain.pixels_BCFHW.flip(-1))
-    width = Transforms(RANDOM_CROP).place(48, 80, 64, 64).width
+    width = Transforms(parse_transforms(RANDOM_CROP)).place(48, 80, 64, 64).width
     assert torch.equal(mirrored.crops.top_left_B2[:, 1], width - 64 - plain.crops.top_left_B2[:, 1])
 
 
 def test_without_random_crops_nothing_is_drawn_and_the_cut_is_the_centre(
     manifest: Manifest, grid: BucketPolicy
 ) -> None:
-    reader = ClipReader(manifest, grid, seed=1, settings=ReadSettings(frame_start="first"))
+    reader = BatchReader(manifest, grid, seed=1, data=DataSection(frame_start="first"))
     batch = reader.read(request_for(grid, [WIDE, 0], frames=9))
     assert batch.crops.top_left_B2.tolist() == [[0, 21], [0, 0]]
-    squashed = ReadSettings(frame_start="first", transforms=(Resize("stretch"),))
-    other = ClipReader(manifest, grid, seed=1, settings=squashed).read(request_for(grid, [WIDE], frames=9))
+    squashed = DataSection(frame_start="first", transforms=(TransformSection(fit="stretch"),))
+    other = BatchReader(manifest, grid, seed=1, data=squashed).read(request_for(grid, [WIDE], frames=9))
     assert other.crops.top_left_B2.tolist() == [[0, 0]]
     assert not torch.equal(other.pixels_BCFHW[0], batch.pixels_BCFHW[0])
 
@@ -120,9 +121,9 @@ def joint_content(batch: Batch) -> tuple[object, ...]:
 
 
 def read_joint(manifest: Manifest, grid: BucketPolicy, *, seed: int = 1, **kwargs) -> list[tuple[object, ...]]:
-    settings = ReadSettings(frame_start="random", use_image_num=3)
+    settings = DataSection(frame_start="random", use_image_num=3)
     plan = plan_epoch(assign(manifest, grid, 1, 0), grid.batch_sizes, grid.costs, seed=1, epoch=0)
-    reader = ClipReader(manifest, grid, seed=seed, settings=settings)
+    reader = BatchReader(manifest, grid, seed=seed, data=settings)
     return [joint_content(batch) for batch in read_plan(plan, reader, **kwargs)]
 
 
@@ -141,8 +142,8 @@ def test_images_beside_videos_do_not_depend_on_workers_or_position(manifest: Man
 def test_an_image_beside_a_video_is_the_image_of_its_row_at_the_videos_size(
     manifest: Manifest, grid: BucketPolicy
 ) -> None:
-    settings = ReadSettings(frame_start="first", use_image_num=2)
-    batch = ClipReader(manifest, grid, seed=1, settings=settings).read(request_for(grid, [0, 1], frames=9))
+    settings = DataSection(frame_start="first", use_image_num=2)
+    batch = BatchReader(manifest, grid, seed=1, data=settings).read(request_for(grid, [0, 1], frames=9))
     images = batch.images
     assert images is not None and images.pixels_BCNHW.shape == (2, 3, 2, 64, 64)
     for sample in range(2):
@@ -154,12 +155,12 @@ def test_an_image_beside_a_video_is_the_image_of_its_row_at_the_videos_size(
 
 
 def test_images_can_be_frames_of_the_video(manifest: Manifest, grid: BucketPolicy) -> None:
-    settings = ReadSettings(frame_start="first", use_image_num=4, use_img_from_vid=True)
-    batch = ClipReader(manifest, grid, seed=1, settings=settings).read(request_for(grid, [0, 1], frames=9))
+    settings = DataSection(frame_start="first", use_image_num=4, use_img_from_vid=True)
+    batch = BatchReader(manifest, grid, seed=1, data=settings).read(request_for(grid, [0, 1], frames=9))
     assert torch.equal(batch.images.pixels_BCNHW, batch.pixels_BCFHW[:, :, [0, 2, 5, 8]])
     assert batch.images.captions == [[caption] * 4 for caption in batch.captions]
     assert batch.images.rows_BN.tolist() == [[0] * 4, [1] * 4]
-    without = ClipReader(manifest, grid, seed=1, settings=ReadSettings(frame_start="first"))
+    without = BatchReader(manifest, grid, seed=1, data=DataSection(frame_start="first"))
     assert without.read(request_for(grid, [0, 1], frames=9)).images is None
 
 
@@ -171,8 +172,8 @@ class CountedText:
 
 
 def test_captions_of_images_are_encoded_too(manifest: Manifest, grid: BucketPolicy) -> None:
-    settings = ReadSettings(frame_start="first", use_image_num=2)
-    reader = ClipReader(manifest, grid, seed=1, settings=settings, text=CountedText())
+    settings = DataSection(frame_start="first", use_image_num=2)
+    reader = BatchReader(manifest, grid, seed=1, data=settings, text=CountedText())
     images = reader.read(request_for(grid, [0, 1], frames=9)).images
     flat = [len(caption) for beside in images.captions for caption in beside]
     assert images.text["lengths"].tolist() == flat
@@ -182,24 +183,17 @@ def test_a_bad_image_beside_a_video_is_replaced_and_listed(clip_set: Path, tmp_p
     shutil.copytree(clip_set.parent, tmp_path / "set")
     manifest = Manifest.read(tmp_path / "set" / clip_set.name)
     (tmp_path / "set" / "i.png").write_text("no image")
-    settings = ReadSettings(frame_start="first", use_image_num=6)
-    batch = ClipReader(manifest, grid, seed=1, settings=settings).read(request_for(grid, [0, 1], frames=9))
+    settings = DataSection(frame_start="first", use_image_num=6)
+    batch = BatchReader(manifest, grid, seed=1, data=settings).read(request_for(grid, [0, 1], frames=9))
     assert 8 not in batch.images.rows_BN
     assert {clip.path for clip in batch.bad} == {"i.png"}
     for name in ("j.png", "k.png"):
         (tmp_path / "set" / name).unlink()
     with pytest.raises(DataError, match="images drawn to go beside a video could be read"):
-        ClipReader(manifest, grid, seed=1, settings=settings).read(request_for(grid, [0, 1], frames=9))
+        BatchReader(manifest, grid, seed=1, data=settings).read(request_for(grid, [0, 1], frames=9))
     videos = Manifest.read(tmp_path / "set" / clip_set.name, where={"kind": "video"})
     with pytest.raises(DataError, match="no row is an image"):
-        ClipReader(videos, grid, seed=1, settings=settings).read(request_for(grid, [0], frames=9))
-
-
-def test_settings_that_make_no_sense_are_refused() -> None:
-    with pytest.raises(ConfigError, match="use_image_num is -1"):
-        ReadSettings(use_image_num=-1)
-    with pytest.raises(ConfigError, match="needs one resize"):
-        ReadSettings(transforms=(CenterCrop(),))
+        BatchReader(videos, grid, seed=1, data=settings).read(request_for(grid, [0], frames=9))
 
 
 def test_one_of_several_captions_is_drawn_anew_each_epoch(clip_set: Path, tmp_path: Path, grid: BucketPolicy) -> None:
@@ -208,7 +202,7 @@ def test_one_of_several_captions_is_drawn_anew_each_epoch(clip_set: Path, tmp_pa
     manifest = with_columns(clip_set, tmp_path / "several", captions=texts)
     heard: dict[str, list[list[str]]] = {}
     for choice in ("first", "random"):
-        reader = ClipReader(manifest, grid, seed=4, settings=ReadSettings(caption_choice=choice))
+        reader = BatchReader(manifest, grid, seed=4, data=DataSection(caption_choice=choice))
         request = request_for(grid, [0, 1, 2], frames=1)
         heard[choice] = [reader.read(dataclasses.replace(request, epoch=epoch)).captions for epoch in range(6)]
         assert heard[choice][3] == reader.read(dataclasses.replace(request, epoch=3)).captions

@@ -11,11 +11,11 @@ import pytest
 import torch
 
 from frameloom.builders.data import build_policy
+from frameloom.config.schema.data import DataSection, TransformSection
 from frameloom.core.errors import DataError
 from frameloom.data.loading.batch import BatchRequest
-from frameloom.data.loading.reader import ClipReader, ReadSettings
+from frameloom.data.loading.reader import BatchReader
 from frameloom.data.manifest.manifest import Manifest
-from frameloom.data.media.transforms import RandomCrop, Resize
 
 
 def write_manifest(world: Any, path: Path, control: pl.Expr) -> Manifest:
@@ -27,20 +27,20 @@ def write_manifest(world: Any, path: Path, control: pl.Expr) -> Manifest:
 def read(world: Any, manifest: Manifest, **settings: Any) -> Any:
     recipe = world.recipe(data={"buckets": {"_delete_": True, "64px": {"5": [1.0, 4]}}})
     policy = build_policy(recipe)
-    reader = ClipReader(manifest, policy, seed=3, settings=ReadSettings(control=True, **settings))
+    reader = BatchReader(manifest, policy, seed=3, data=DataSection(control=True, **settings))
     rows = np.arange(4, dtype=np.int64)
     return reader.read(BatchRequest(0, 0, 0, rows, rows))
 
 
 def test_frames_crops_and_mirroring_are_those_of_the_clip(world: Any, tmp_path: Path) -> None:
     manifest = write_manifest(world, tmp_path / "own.parquet", pl.col("path"))
-    transforms = (Resize(), RandomCrop())
-    batch = read(world, manifest, flip_probability=0.5, transforms=transforms, frame_start="random")
+    transforms = (TransformSection(name="resize"), TransformSection(name="random_crop"))
+    batch = read(world, manifest, flip=0.5, transforms=transforms, frame_start="random")
     assert batch.control_BCFHW.dtype == torch.uint8 and not batch.bad
     assert torch.equal(batch.control_BCFHW, batch.pixels_BCFHW)
     others = write_manifest(world, tmp_path / "others.parquet", pl.col("path").reverse())
     assert others.fingerprint != manifest.fingerprint
-    changed = read(world, others, flip_probability=0.5, transforms=transforms, frame_start="random")
+    changed = read(world, others, flip=0.5, transforms=transforms, frame_start="random")
     assert torch.equal(changed.pixels_BCFHW, batch.pixels_BCFHW)
     assert not torch.equal(changed.control_BCFHW, batch.control_BCFHW)
 

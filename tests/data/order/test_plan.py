@@ -35,7 +35,7 @@ def test_every_row_is_used_once_in_its_bucket(seed: int) -> None:
     for m in range(plan.num_microbatches):
         assert (assignment[plan.rows(m)] == plan.buckets[m]).all()
         assert 1 <= len(plan.rows(m)) <= sizes[plan.buckets[m]]
-        assert np.array_equal(order[plan.ordinals(m)], plan.rows(m))
+        assert np.array_equal(order[plan.sample_indices(m)], plan.rows(m))
 
 
 @pytest.mark.parametrize("seed", range(50))

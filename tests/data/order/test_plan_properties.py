@@ -163,7 +163,7 @@ class PlainReader:
     def read(self, request: BatchRequest, on_open: OnOpen = ignore_open) -> Batch:
         on_open(int(request.rows[0]))
         bucket = self.policy.buckets[request.bucket]
-        return Batch(request.epoch, request.index, bucket, request.rows, request.ordinals, [])
+        return Batch(request.epoch, request.index, bucket, request.rows, request.sample_indices, [])
 
     def name(self, row: int) -> str:
         return f"row {row}"
@@ -173,7 +173,7 @@ def loaded(
     plan: BatchPlan, policy: BucketPolicy, workers: int, position: int = 0
 ) -> list[tuple[int, list[int], list[int]]]:
     batches = read_plan(plan, PlainReader(policy), workers=workers, position=position)
-    return [(batch.bucket.index, batch.rows.tolist(), batch.ordinals.tolist()) for batch in batches]
+    return [(batch.bucket.index, batch.rows.tolist(), batch.sample_indices.tolist()) for batch in batches]
 
 
 # Starting workers takes a second, so a failure is shown as it was found and not made smaller.

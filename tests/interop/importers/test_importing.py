@@ -15,7 +15,7 @@ from frameloom.config.rules.check import check_files
 from frameloom.config.schema.recipe import Recipe
 from frameloom.core.errors import ConfigError
 from frameloom.interop.importers.arguments import load_system
-from frameloom.interop.importers.importing import import_command
+from frameloom.interop.importers.importer import import_command
 
 DOCUMENTS = sorted((Path(__file__).parent / "documents").iterdir())
 COG = (

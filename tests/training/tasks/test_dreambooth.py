@@ -14,8 +14,8 @@ import torch
 from frameloom.builders.data import class_rows, read_manifest
 from frameloom.checkpoint.reader import read_state, step_folder
 from frameloom.core.errors import CheckpointError, ConfigError
-from frameloom.data.loading.companions import PAIR_SLOT
 from frameloom.data.loading.loader import request_at
+from frameloom.data.loading.reader import CLASS_INDEX_OFFSET
 from frameloom.data.media.writing import read_metadata
 from frameloom.training.feed import build_feed
 from frameloom.training.run.folder import RunFolder
@@ -79,15 +79,15 @@ def test_every_picture_is_paired_and_the_loss_is_that_of_both(world, sections):
     batches, _ = next(trainer.feed.steps(0, 0, 1))
     batch = batches[0]
     assert batch.captions == [INSTANCE] * batch.size + [CLASS] * batch.size
-    assert batch.pixels_BCFHW.shape[0] == 2 * batch.size == len(batch.ordinals)
-    assert np.array_equal(batch.ordinals[batch.size :] - PAIR_SLOT, batch.ordinals[: batch.size])
+    assert batch.pixels_BCFHW.shape[0] == 2 * batch.size == len(batch.sample_indices)
+    assert np.array_equal(batch.sample_indices[batch.size :] - CLASS_INDEX_OFFSET, batch.sample_indices[: batch.size])
     with torch.no_grad():
         both, _ = task.losses(StepContext(0), batch)
         losses, parts = phase.losses(StepContext(0), batch)
     instance, prior = both.chunk(2)
     assert torch.equal(losses, instance + 0.5 * prior) and not torch.equal(instance, prior)
     assert torch.equal(parts["class_loss"], prior) and len(losses) == batch.size
-    half = replace(batch, ordinals=batch.ordinals[: batch.size])
+    half = replace(batch, sample_indices=batch.sample_indices[: batch.size])
     assert task.count_tokens(batch) == 2 * task.count_tokens(half)
 
 

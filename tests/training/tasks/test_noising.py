@@ -14,9 +14,9 @@ from frameloom.training.tasks.noising import draw_levels, draw_normal, draw_unif
 CPU = torch.device("cpu")
 
 
-def batch(ordinals: list[int], epoch: int = 0) -> Batch:
+def batch(sample_indices: list[int], epoch: int = 0) -> Batch:
     bucket = Bucket(0, "64px", 9, "1:1", 64, 64, 4)
-    return Batch(epoch, 0, bucket, np.array(ordinals), np.array(ordinals), [""] * len(ordinals))
+    return Batch(epoch, 0, bucket, np.array(sample_indices), np.array(sample_indices), [""] * len(sample_indices))
 
 
 @pytest.mark.parametrize("draw", [draw_uniform, lambda *key: draw_normal(*key, (2, 3), torch.device("cpu"))])

@@ -1,16 +1,15 @@
 """Values of an imported command or configuration, read by the names and kinds of its system's arguments.
 
-Every name that is read is remembered, so that arguments without effect can be reported.
+Every name that is read is remembered, so that nothing that was given is left out in silence.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from frameloom.config.loading.yaml_values import format_value, parse_scalar, shorten
-from frameloom.core.spelling import nearest
 from frameloom.interop.importers.arguments import Argument
 
 _TRUE, _FALSE, _NONE = ("true", "1", "yes", "on", ""), ("false", "0", "no", "off"), ("none", "null")
@@ -25,9 +24,9 @@ _EXPECTED = {
 
 
 @dataclass
-class Given:
+class ParsedArguments:
     """`values` are words of a command line (a tuple for each name) or plain values of a configuration; `name` is that
-    of the launcher, where they are its options. `defaults` stand before the documented ones; `overruled` are names that
+    of the launcher, where they are its options. `defaults` override the documented ones; `overruled` are names that
     another name for the same thing stood before."""
 
     arguments: Mapping[str, Argument]
@@ -39,16 +38,24 @@ class Given:
     overruled: dict[str, str] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
 
+    def find(self, name: str) -> str:
+        """The name that is given of those for one thing: `name` or an alias of it; `name` where none is given."""
+        names = (name, *self.arguments[name].aliases)
+        self.used.update(names)
+        written = [one for one in names if one in self.values]
+        self.overruled.update(dict.fromkeys(written[1:], written[0] if written else name))
+        return written[0] if written else name
+
     def has(self, name: str) -> bool:
-        self._know(name)
-        return name in self.values
+        return self.find(name) in self.values
 
     def get(self, name: str, *, may_be_none: bool = False) -> Any:
         """The value of its argument's kind; the documented default where it is not given, None where there is none.
 
         A number with a default has a value: None is as wrong as a word, unless it `may_be_none`.
         """
-        argument = self._know(name)
+        name = self.find(name)
+        argument = self.arguments[name]
         if name not in self.values:
             return self.defaults.get(name, argument.default)
         try:
@@ -58,41 +65,20 @@ class Given:
             return value
         except (ValueError, TypeError, OverflowError):
             expected = _EXPECTED.get(argument.kind, "a value")
-            self.problems.append(f"{self.shown(name)} is {self.written(name) or 'empty'!s}; expected {expected}")
+            self.problems.append(f"{self.dashes}{name} is {self.written(name) or 'empty'!s}; expected {expected}")
             return argument.default
 
-    def first(self, *names: str) -> Any:
-        """The value of the first of several names for one thing that is given, or else the first one's default."""
-        written = [name for name in names if self.has(name)]
-        chosen = written[0] if written else names[0]
-        self.overruled.update(dict.fromkeys(written[1:], chosen))
-        return self.get(chosen)
-
-    def shown(self, name: str) -> str:
-        return f"{self.dashes}{name}"
-
     def written(self, name: str) -> str:
-        """The value as the person wrote it, near enough."""
+        """The value as the user wrote it, near enough."""
         value = self.values.get(name)
         if isinstance(value, tuple) and all(isinstance(word, str) for word in value) and self.dashes:
             return shorten(" ".join(value))
         return shorten(format_value(value))
 
-    def _know(self, name: str) -> Argument:
-        self.used.add(name)
-        return self.arguments[name]
-
-    def unknown(self) -> Iterator[tuple[str, str | None]]:
-        """Names that the system has no argument of, each with the nearest one that it has."""
-        for name in self.values:
-            if name not in self.arguments:
-                yield name, nearest(name, self.arguments)
-
-    def unread(self) -> Iterator[Argument]:
-        """Arguments that are given and that nobody has read."""
-        for name in self.values:
-            if name in self.arguments and name not in self.used:
-                yield self.arguments[name]
+    def quote(self, name: str, verb: str = "") -> str:
+        """The argument as it was written, for a comment or a message."""
+        name = self.find(name) if name in self.arguments else name
+        return " ".join(word for word in (f"{self.dashes}{name}", verb, self.written(name)) if word)
 
 
 def _convert(value: Any, kind: str) -> Any:
@@ -102,7 +88,8 @@ def _convert(value: Any, kind: str) -> Any:
         if not isinstance(value, Mapping):
             raise ValueError
         return value
-    if kind == "any" and not _is_words(value):
+    is_word = isinstance(value, tuple) and len(value) <= 1 and all(isinstance(word, str) for word in value)
+    if kind == "any" and not is_word:
         return value
     if isinstance(value, tuple | list):
         if len(value) > 1 and kind != "text":
@@ -110,14 +97,6 @@ def _convert(value: Any, kind: str) -> Any:
         value = " ".join(str(word) for word in value) if value else ""
     if value is None or (isinstance(value, str) and value.lower() in _NONE):
         return None
-    return _convert_one(value, kind)
-
-
-def _is_words(value: Any) -> bool:
-    return isinstance(value, tuple) and len(value) <= 1 and all(isinstance(word, str) for word in value)
-
-
-def _convert_one(value: Any, kind: str) -> Any:
     if kind == "switch":
         word = str(value).lower()
         if word not in (*_TRUE, *_FALSE):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
@@ -11,13 +11,12 @@ from frameloom.config.loading.recipe import resolve
 from frameloom.config.loading.yaml_values import parse_scalar, read_text
 from frameloom.config.rules.check import check_rules
 from frameloom.core.errors import ConfigError
-from frameloom.core.spelling import suggest
-from frameloom.interop.importers import causalvae, cogvideox_fun, latte, open_sora_plan, opensora2, sdxl
-from frameloom.interop.importers.arguments import COMMAND, SYSTEMS, Argument, load_system
-from frameloom.interop.importers.given import Given
-from frameloom.interop.importers.job import Draft, Job, name_run, render_draft, tell_start
+from frameloom.core.spelling import nearest, suggest
+from frameloom.interop.importers import cogvideox_fun, open_sora_plan, opensora2, sdxl
+from frameloom.interop.importers.arguments import COMMAND, SYSTEMS, load_system
+from frameloom.interop.importers.job import ImportJob, format_start, name_run
+from frameloom.interop.importers.parsed_arguments import ParsedArguments
 from frameloom.interop.importers.python_config import flatten, merge_over, read_python_config
-from frameloom.interop.importers.sdxl import drop_structure, read_sdxl_yaml
 from frameloom.interop.importers.shell import Launch, explain_unset, find_launches, find_unset, parse_script
 
 _LAUNCHERS = {
@@ -34,7 +33,8 @@ def import_command(path: Path, *, system: str | None = None, is_lenient: bool = 
 
     A lenient import keeps what it does not understand as comments.
     """
-    refuse_system(system)
+    if system is not None and system not in SYSTEMS:
+        raise ConfigError(f"--system {system}: no such system; {suggest(system, SYSTEMS, kind='systems')}")
     if path.suffix == ".py":
         launch = Launch("scripts/diffusion/train.py", "", 1, positional=(path.name,))
     elif path.suffix in (".yaml", ".yml"):
@@ -42,63 +42,66 @@ def import_command(path: Path, *, system: str | None = None, is_lenient: bool = 
     else:
         text = read_text(path, shown=str(path))
         launch = choose_launch(find_launches(parse_script(text, where=str(path))), system=system, where=str(path))
-    program = find_program(launch, system, where=str(path))
-    import_ = _Import(path, launch, program)
-    return import_.finish(is_lenient=is_lenient)
+    program = _match(launch, system)
+    if program is None:
+        known = ", ".join(name for name, program in PROGRAMS.items() if system in (None, program.system))
+        raise ConfigError(f"{path}: {launch.script} is no program of {system or 'a known system'}; expected {known}")
+    return _Import(path, launch, program, is_lenient).run()
 
 
 class _Import:
-    """One file on its way; `problems` are told together at the end."""
+    """One file on its way; all problems are reported together at the end."""
 
-    def __init__(self, path: Path, launch: Launch, program: Program) -> None:
-        self.path, self.launch, self.program = path, launch, program
+    def __init__(self, path: Path, launch: Launch, program: Program, is_lenient: bool) -> None:
+        self.path, self.launch, self.program, self.is_lenient = path, launch, program, is_lenient
+        self.where = f"{path}:{launch.line}"
         self.arguments = load_system(program.system).programs[program.name]
-        parents = list(path.absolute().parents)[:_PARENTS]
-        launcher = Given(self._launcher_arguments(), launch.options, name=launch.launcher)
-        self.job = Job(Given(self.arguments, dict(launch.arguments)), launcher, Draft({}), (*parents, Path.cwd()))
+        system, options = _LAUNCHERS.get(launch.launcher, ("", ""))
+        launcher = ParsedArguments(
+            load_system(system).programs[options] if system else {}, launch.options, name=launch.launcher
+        )
+        folders = (*list(path.absolute().parents)[:_PARENTS], Path.cwd())
+        self.job = ImportJob(ParsedArguments(self.arguments, dict(launch.arguments)), launcher, folders)
+        self.recipe = self.job.recipe
         self.sources = [self.job.given]
 
-    def _launcher_arguments(self) -> Mapping[str, Argument]:
-        system, program = _LAUNCHERS.get(self.launch.launcher, ("", ""))
-        return load_system(system).programs[program] if system else {}
-
-    def finish(self, *, is_lenient: bool) -> str:
-        draft = self._translate()
-        problems = [*self._list_unknown(draft, is_lenient=is_lenient), *self._list_missing(draft)]
+    def run(self) -> str:
+        self._translate()
+        problems = [*self._list_unknown(), *self._list_missing()]
         problems += [problem for source in self.sources for problem in source.problems]
-        problems += self._list_unset()
+        # Variables in the launcher's options that a recipe depends on; addresses and process counts may stay.
+        for name, argument in self.job.launcher.arguments.items():
+            decides = any(not key.startswith(COMMAND) for key in argument.keys)
+            if decides and (unset := find_unset(self.launch.options.get(name, ()))):
+                problems.append(explain_unset(unset))
         if problems:
-            raise ConfigError([f"{self.path}:{self.launch.line}: {problem}" for problem in problems])
-        started = tell_start(self.job.launcher)
-        self._tell_rest(draft)
-        self._check(draft, is_lenient=is_lenient)
+            raise ConfigError([f"{self.where}: {problem}" for problem in problems])
+        started = format_start(self.job.launcher)
+        self._note_unread()
+        self._check()
         title = load_system(self.program.system).title
         script = f", {self.launch.script}" if self.launch.script and self.path.suffix not in (".py", ".yaml") else ""
-        if started:
-            draft.head.insert(0, started)
-        draft.head.insert(0, f"Imported from {self.path.name}: {title}{script}")
-        return render_draft(draft)
+        self.recipe.head[:0] = [f"Imported from {self.path.name}: {title}{script}", *([started] if started else ())]
+        return self.recipe.render()
 
-    def _translate(self) -> Draft:
-        job, script = self.job, self.launch.script
+    def _translate(self) -> None:
         match self.program.name:
             case "scripts/train.py":
-                return cogvideox_fun.translate(job, script=script)
+                cogvideox_fun.translate(self.job, script=self.launch.script)
             case "opensora/train/train_t2v.py":
-                return latte.translate(job)
+                open_sora_plan.translate_latte(self.job)
             case "opensora/train/train_t2v_diffusers.py":
-                return open_sora_plan.translate(job)
+                open_sora_plan.translate(self.job)
             case "opensora/train/train_causalvae.py":
-                return causalvae.translate(job)
+                open_sora_plan.translate_vae(self.job)
             case "scripts/diffusion/train.py":
-                return self._translate_opensora2()
-        return self._translate_sdxl()
+                self._translate_opensora2()
+            case _:
+                self._translate_sdxl()
 
-    def _translate_opensora2(self) -> Draft:
+    def _translate_opensora2(self) -> None:
         if not self.launch.positional:
-            raise ConfigError(
-                f"{self.path}:{self.launch.line}: no configuration is named; expected one after the script"
-            )
+            raise ConfigError(f"{self.where}: no configuration is named; expected one after the script")
         name = self.launch.positional[0]
         stem = PurePosixPath(name).stem
         file = self.job.find_file(name)
@@ -106,7 +109,7 @@ class _Import:
         if file is None and base is None:
             known = ", ".join(f"{published}.py" for published in opensora2.PUBLISHED)
             text = f"the configuration '{name}' is not there; expected a file, or one that is published: {known}"
-            raise ConfigError(f"{self.path}:{self.launch.line}: {text}")
+            raise ConfigError(f"{self.where}: {text}")
         values: dict[str, Any] = {}
         whole = [key for key, argument in self.arguments.items() if argument.kind in ("mapping", "any")]
         if file is not None:
@@ -114,14 +117,13 @@ class _Import:
             values = flatten(read_python_config(file, settings=settings), whole)
         values |= {key: _plain(words) for key, words in self.launch.arguments.items()}
         is_command = file is None or bool(self.launch.arguments)
-        self.job.given = Given(self.arguments, values, "--" if is_command else "")
+        self.job.given = ParsedArguments(self.arguments, values, "--" if is_command else "")
         self.sources = [self.job.given]
-        draft = opensora2.translate(self.job, base=base, name=name_run("opensora2", stem))
+        opensora2.translate(self.job, base=base, name=name_run("opensora2", stem))
         if base is not None:
-            draft.head.append(f"{name} was not found; the published one is shipped as {base}")
-        return draft
+            self.recipe.head.append(f"{name} was not found; the published one is shipped as {base}")
 
-    def _translate_sdxl(self) -> Draft:
+    def _translate_sdxl(self) -> None:
         name = self.job.given.get("config") or ""
         file = self.job.find_file(name) if name else None
         stem = PurePosixPath(name).stem
@@ -129,79 +131,78 @@ class _Import:
             base = next((recipe for part, recipe in sdxl.PUBLISHED.items() if part in stem), None)
             if name and base is None:
                 text = f"the configuration '{name}' is not there; name it as it is found from here"
-                raise ConfigError(f"{self.path}:{self.launch.line}: {text}")
+                raise ConfigError(f"{self.where}: {text}")
             base = base or "sdxl/finetune"
-            draft = sdxl.translate(self.job, None, {}, base=base, name=f"{base.replace('/', '-')}-imported")
-            draft.head.append(f"{name or 'the configuration'} was not found; the published one is shipped as {base}")
-            return draft
-        raw, has_placeholder = read_sdxl_yaml(file)
+            sdxl.translate(self.job, None, {}, base=base, name=f"{base.replace('/', '-')}-imported")
+            text = f"{name or 'the configuration'} was not found; the published one is shipped as {base}"
+            self.recipe.head.append(text)
+            return
+        raw, has_placeholder = sdxl.read_sdxl_yaml(file)
         rows = load_system("sdxl").programs["configuration"]
         whole = [key for key, argument in rows.items() if argument.kind == "any"]
-        config = Given(rows, drop_structure(flatten(raw, whole)), "")
+        config = ParsedArguments(rows, sdxl.drop_structure(flatten(raw, whole)), "")
         self.sources.append(config)
-        draft = sdxl.translate(self.job, config, raw, base=None, name=name_run("sdxl", stem))
+        sdxl.translate(self.job, config, raw, base=None, name=name_run("sdxl", stem))
         if has_placeholder:
-            draft.head.append(f"{name} leaves parts out ('...'); they are as in sdxl/finetune")
-        return draft
+            self.recipe.head.append(f"{name} leaves parts out ('...'); they are as in sdxl/finetune")
 
-    def _list_unknown(self, draft: Draft, *, is_lenient: bool) -> Iterator[str]:
+    def _list_unknown(self) -> Iterator[str]:
         for source in self.sources:
-            for name, near in source.unknown():
-                hint = f"did you mean {source.shown(near)}?" if near else "docs/arguments.md lists what is known"
-                if is_lenient:
-                    draft.left.append(f"{source.shown(name)} {source.written(name)}: unknown; {hint}")
+            for name in source.values.keys() - source.arguments.keys():
+                near = nearest(name, source.arguments)
+                hint = f"did you mean {source.dashes}{near}?" if near else "docs/arguments.md lists what is known"
+                if self.is_lenient:
+                    self.recipe.unsupported.append(f"{source.dashes}{name} {source.written(name)}: unknown; {hint}")
                 else:
-                    yield f"{source.shown(name)} is unknown to {self.program.name}; {hint}"
+                    yield f"{source.dashes}{name} is unknown to {self.program.name}; {hint}"
 
-    def _list_missing(self, draft: Draft) -> Iterator[str]:
+    def _list_missing(self) -> Iterator[str]:
         for name, argument in self.arguments.items():
             if not argument.required or name in self.job.given.values:
                 continue
             if self.launch.has_placeholder:
-                draft.head.append(f"--{name} is left out ('...'): fill in {argument.keys[0]}")
+                self.recipe.head.append(f"--{name} is left out ('...'): fill in {argument.keys[0]}")
             else:
                 yield f"--{name} is missing; expected {argument.means}"
 
-    def _list_unset(self) -> Iterator[str]:
-        """Variables in the launcher's options that a recipe depends on; addresses and process counts may stay."""
-        for name, argument in self.job.launcher.arguments.items():
-            decides = any(not key.startswith(COMMAND) for key in argument.keys)
-            if decides and (unset := find_unset(self.launch.options.get(name, ()))):
-                yield explain_unset(unset)
-
-    def _tell_rest(self, draft: Draft) -> None:
-        """Comments for all that was given and that nobody has read."""
-        for source in (*self.sources, self.job.launcher):
-            for argument in source.unread():
-                told = f"{source.shown(argument.name)} {source.written(argument.name)}".rstrip()
+    def _note_unread(self) -> None:
+        """Comments for all that was given and that nothing has translated: nothing is left out in silence."""
+        recipe, launcher = self.recipe, self.job.launcher
+        for source in (*self.sources, launcher):
+            for name in source.values:
+                if name not in source.arguments or name in source.used:
+                    continue
+                argument = source.arguments[name]
                 commands = [key for key in argument.keys if key.startswith(COMMAND)]
-                home = argument.none or f"{'with' if commands else 'see'} {', '.join(commands or argument.keys)}"
-                (draft.unused if argument.is_unused else draft.left).append(f"{told}: {home}")
+                here = argument.none or f"{'with' if commands else 'see'} {', '.join(commands or argument.keys)}"
+                texts = recipe.unused if argument.is_unused else recipe.unsupported
+                texts.append(f"{source.quote(name)}: {here}")
             for name, other in source.overruled.items():
-                draft.unused.append(f"{source.shown(name)} {source.written(name)}: {source.shown(other)} decides")
-        for name in self.job.launcher.values:
-            if name not in self.job.launcher.arguments:
-                draft.left.append(f"{self.launch.launcher} --{name}: an option of the launcher; see torchrun's")
+                text = f"{source.dashes}{name} {source.written(name)}: {source.dashes}{other} decides"
+                recipe.unused.append(text)
+        for name in launcher.values:
+            if name not in launcher.arguments:
+                text = f"{self.launch.launcher} --{name}: an option of the launcher; see torchrun's"
+                recipe.unsupported.append(text)
         known = load_system(self.program.system).programs.get("environment", {})
         for name, value in self.launch.variables.items():
             if name in known and known[name].none:
-                draft.left.append(f"{name}={value}: {known[name].none}")
+                recipe.unsupported.append(f"{name}={value}: {known[name].none}")
 
-    def _check(self, draft: Draft, *, is_lenient: bool) -> None:
-        """The recipe must be one: its problems are the person's to put right, in the command or in the recipe."""
+    def _check(self) -> None:
+        """The recipe must be one: its problems are the user's to put right, in the command or in the recipe."""
         values: dict[str, Any] = {}
-        if base := draft.values.get("_base_"):
+        if base := self.recipe.values.get("_base_"):
             values = resolve(base)
-        merge_over(values, {key: item for key, item in draft.values.items() if key != "_base_"})
+        merge_over(values, {key: item for key, item in self.recipe.values.items() if key != "_base_"})
         recipe, wrong = parse_recipe(values)
         if recipe is not None and recipe.task == "denoiser" and recipe.train.ema is None:
-            draft.set("sample.weights", "raw")
+            self.recipe.set("sample.weights", "raw")
         found = [*wrong, *(check_rules(recipe) if recipe is not None else ())]
-        if found and not is_lenient:
-            advice = "--lenient writes the recipe all the same"
-            texts = [f"{self.path}:{self.launch.line}: the recipe would not do: {problem.text}" for problem in found]
-            raise ConfigError([*texts, advice])
-        draft.head += [f"TO PUT RIGHT: {problem.text}" for problem in found]
+        if found and not self.is_lenient:
+            texts = [f"{self.where}: the recipe would not do: {problem.text}" for problem in found]
+            raise ConfigError([*texts, "--lenient writes the recipe all the same"])
+        self.recipe.head += [f"TO PUT RIGHT: {problem.text}" for problem in found]
 
 
 def _plain(words: tuple[str, ...]) -> Any:
@@ -234,11 +235,6 @@ PROGRAMS = {
 }
 
 
-def refuse_system(system: str | None) -> None:
-    if system is not None and system not in SYSTEMS:
-        raise ConfigError(f"--system {system}: no such system; {suggest(system, SYSTEMS, kind='systems')}")
-
-
 def choose_launch(launches: Sequence[Launch], *, system: str | None, where: str) -> Launch:
     """The one command that trains; several are an error that names them, and so is none."""
     trainers = [launch for launch in launches if _match(launch, system) is not None]
@@ -252,14 +248,14 @@ def choose_launch(launches: Sequence[Launch], *, system: str | None, where: str)
         named = "; ".join(f"line {launch.line}: {launch.script or 'arguments alone'}" for launch in trainers)
         raise ConfigError(f"{where}: {len(trainers)} commands train ({named}); keep one of them in a file of its own")
     known = ", ".join(PROGRAMS)
-    others = [_describe(launch) for launch in launches if launch.script]
+    others = [_format_other(launch) for launch in launches if launch.script]
     found = f"found {'; '.join(others)}" if others else "found no Python program"
     raise ConfigError(
         f"{where}: no command here trains: {found}; expected one of {known}, or a .py or .yaml configuration"
     )
 
 
-def _describe(launch: Launch) -> str:
+def _format_other(launch: Launch) -> str:
     """A command that does something else, with what does it here."""
     for system in SYSTEMS:
         for name, arguments in load_system(system).programs.items():
@@ -270,14 +266,6 @@ def _describe(launch: Launch) -> str:
     return launch.script
 
 
-def find_program(launch: Launch, system: str | None, *, where: str) -> Program:
-    program = _match(launch, system)
-    if program is None:
-        known = ", ".join(name for name, program in PROGRAMS.items() if system in (None, program.system))
-        raise ConfigError(f"{where}: {launch.script} is no program of {system or 'a known system'}; expected {known}")
-    return program
-
-
 def _match(launch: Launch, system: str | None) -> Program | None:
     for script, program in PROGRAMS.items():
         is_it = launch.script == script or launch.script.endswith(f"/{script}")
@@ -285,18 +273,14 @@ def _match(launch: Launch, system: str | None) -> Program | None:
             return program
     if launch.script and launch.name != "train.py":
         return None
-    return _match_arguments(launch, system)
-
-
-def _match_arguments(launch: Launch, system: str | None) -> Program | None:
-    """The program that knows most of the arguments; a script's folder decides where several know as many."""
+    # The program that knows most of the arguments; a script's folder decides where several know as many.
     ranked = []
-    for place, program in enumerate(dict.fromkeys(PROGRAMS.values())):
+    for index, program in enumerate(dict.fromkeys(PROGRAMS.values())):
         if system not in (None, program.system) or (launch.script and program.name.rpartition("/")[2] != "train.py"):
             continue
         known = load_system(program.system).programs[program.name]
         score = sum(name in known for name in launch.arguments)
         fits = bool(launch.script) and (f"/{launch.script}".endswith(f"/{program.name}"))
-        ranked.append((score, fits, -place, program))
+        ranked.append((score, fits, -index, program))
     best = max(ranked, default=None)
     return best[3] if best is not None and (best[0] or best[1]) else None
