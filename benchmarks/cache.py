@@ -29,15 +29,17 @@ from frameloom.config.loading.recipe import load_recipe
 from frameloom.config.schema.recipe import Recipe
 from frameloom.core.random import numpy_stream
 from frameloom.data.buckets.policy import Bucket, possible_buckets
-from frameloom.data.cache.cache import LatentCache, latent_stack
+from frameloom.data.cache.encoding import latent_stack
+from frameloom.data.cache.filling import CacheJob
 from frameloom.data.cache.folder import CacheFolder
 from frameloom.data.cache.keys import LATENT_COLUMNS, LATENT_KEY
 from frameloom.data.cache.shards import Group
+from frameloom.data.cache.store import LatentStore
 from frameloom.data.loading.batch import BatchRequest
 from frameloom.data.loading.reader import BatchReader
 from frameloom.data.media.transforms import to_signed_range
 from frameloom.demo.shapes_set import write_shapes
-from frameloom.training.caching import CacheJob, open_latent_cache, write_caches
+from frameloom.training.caching import open_latent_store, write_caches
 
 _BATCH = 16
 _GROUP = 1024
@@ -60,7 +62,7 @@ def measure(effort: Effort) -> Iterator[Row]:
 
 def _measure_reading(recipe: Recipe, folder: Path, effort: Effort) -> Iterator[Row]:
     bucket, rows = _most_used(recipe)
-    ours = open_latent_cache(recipe, read_manifest(recipe), build_policy(recipe))
+    ours = open_latent_store(recipe, read_manifest(recipe), build_policy(recipe))
     mean, std = ours.get(rows, bucket)
     _write_npy(folder / "npy", rows, mean, std)
     ways = {"ours": _read_ours(ours, bucket), "npy": _read_npy(folder / "npy"), "encode": _encode(recipe, bucket)}
@@ -133,7 +135,7 @@ def _measure_writing(recipe: Recipe, folder: Path, effort: Effort) -> Row:
 def _measure_opening(path: Path, effort: Effort) -> Row:
     num_rows = effort.pick(20_000, 2000)
     items = _write_many(path, num_rows)
-    times = take_turns({"ours": lambda: LatentCache.open(path, {}, items)}, effort.rounds)
+    times = take_turns({"ours": lambda: LatentStore.open(path, {}, items)}, effort.rounds)
     return compare_times("cache", f"opening, per row of {num_rows:,}", times["ours"], items=num_rows)
 
 
@@ -197,7 +199,7 @@ def _shuffle(rows: NDArray[np.int64], number: int) -> list[NDArray[np.int64]]:
 Way = Callable[[NDArray[np.int64]], tuple[Tensor, Tensor]]
 
 
-def _read_ours(cache: LatentCache, bucket: Bucket) -> Way:
+def _read_ours(cache: LatentStore, bucket: Bucket) -> Way:
     return lambda rows: cache.get(rows, bucket)
 
 

@@ -28,9 +28,10 @@ from frameloom.core.random import stream
 from frameloom.data.loading.batch import Batch
 from frameloom.diffusion.mask_kinds import END_SHARES
 from frameloom.diffusion.masks import StreamDice, draw_end_mask, draw_frame_mask, draw_region_mask
+from frameloom.diffusion.objectives import add_noise, weighted_error_B
 from frameloom.training.loop import Trainer
 from frameloom.training.tasks.denoiser import DenoiserTask
-from frameloom.training.tasks.noising import draw_normal, finish_noise
+from frameloom.training.tasks.noising import apply_noise_options, draw_levels, draw_normal
 
 EVERYTHING: dict[str, Any] = {
     "kind": "v",
@@ -116,13 +117,15 @@ def _draw_work(latent_BCFHW: Tensor, batch: Batch) -> Work:
 
 def _feature_work(section: ObjectiveSection, latent_BCFHW: Tensor, prediction: Tensor, batch: Batch) -> Work:
     """All that the task does with an objective around the model; plain noise is at hand."""
-    objective, device = build_objective(section), latent_BCFHW.device
-    plain_BCFHW = draw_normal(0, "noise", batch, tuple(latent_BCFHW.shape[1:]), device)
+    objective = build_objective(section)
+    plain_BCFHW = draw_normal(0, "noise", batch, tuple(latent_BCFHW.shape[1:]), latent_BCFHW.device)
 
     def work() -> None:
-        drawn = finish_noise(objective.noise, plain_BCFHW, 0, batch, device)
-        noised = objective.add_noise(latent_BCFHW, drawn.noise_BCFHW, drawn.draw_B, drawn.perturbation_BCFHW)
-        torch.autograd.grad(objective.loss_B(prediction, noised).mean(), prediction)
+        noise_BCFHW, perturbation_BCFHW = apply_noise_options(objective.noise, plain_BCFHW, 0, batch)
+        timestep_B = objective.timesteps(draw_levels(0, batch, objective.noise.stratified_levels), latent_BCFHW)
+        noised = add_noise(objective, latent_BCFHW, noise_BCFHW, timestep_B, perturbation_BCFHW)
+        error_B = weighted_error_B(prediction, noised, motion_share=objective.motion_share)
+        torch.autograd.grad(error_B.mean(), prediction)
 
     return work
 

@@ -244,7 +244,8 @@ def cache(
     for name in ("latents", "text"):
         if folder := getattr(resolved.data.cache, name):
             check_output_folder(Path(folder), f"data.cache.{name}")
-    from frameloom.training.caching import CacheJob, write_caches
+    from frameloom.data.cache.filling import CacheJob
+    from frameloom.training.caching import write_caches
 
     rank, num_ranks, local_rank = (int(os.environ.get(name, default)) for name, default in _RANKS)
     job = CacheJob(latents, text, rank, num_ranks, local_rank, verify, prune)

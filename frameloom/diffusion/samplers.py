@@ -1,6 +1,10 @@
-"""Sampling by name: an objective's own sampler, Heun's method, or a scheduler of diffusers.
+"""Sampling by name: Euler steps (DDIM), Heun's method, or a scheduler of diffusers.
 
-Shape letters: B batch, C channels, F frames, H height, W width, T training timesteps.
+Shape letters: B batch, C channels, F frames, H height, W width.
+
+A step takes latent and noise apart, as the prediction says, and joins them with the next coefficients. For a DDPM this
+is deterministic DDIM (Song et al. 2021, eta 0), for flow matching Euler's method along the predicted velocity, for EDM
+Euler's method of the probability flow (Karras et al. 2022, algorithm 1 without churn and correction).
 """
 
 from __future__ import annotations
@@ -8,22 +12,24 @@ from __future__ import annotations
 import inspect
 import math
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any, cast
 
 import torch
 from torch import Tensor
 
 from frameloom.core.errors import ConfigError
-from frameloom.diffusion.ddpm import DDPMObjective, make_betas, shift_snr
-from frameloom.diffusion.edm import EDMObjective
-from frameloom.diffusion.flow import FlowObjective
-from frameloom.diffusion.objective import Objective, OnStep, Predict
+from frameloom.diffusion.objectives import Coefficients, Objective
 from frameloom.diffusion.sampler_table import SAMPLERS
 
-_CLASSES = {
+Predict = Callable[[Tensor, Tensor], Tensor]
+"""(x_BCFHW, timestep_B) -> prediction_BCFHW. A sampler calls it once per step, in order; Heun's method twice."""
+
+OnStep = Callable[[int, Tensor], None]
+"""Called after each sampling step with the number of steps done and the noisy latent so far."""
+
+_SCHEDULERS = {
     "ddim": "DDIMScheduler",
     "ddpm": "DDPMScheduler",
     "euler": "EulerDiscreteScheduler",
@@ -31,7 +37,6 @@ _CLASSES = {
     "dpmpp_2m": "DPMSolverMultistepScheduler",
     "unipc": "UniPCMultistepScheduler",
 }
-_PREDICTIONS = {"v": "v_prediction", "epsilon": "epsilon", "sample": "sample"}
 
 
 @dataclass(frozen=True)
@@ -46,15 +51,9 @@ class Start:
         return num_steps - max(1, min(int(num_steps * self.strength), num_steps))
 
 
-def list_samplers(objective: Objective) -> tuple[str, ...]:
-    """Those of its kind; `default` is its own walk."""
-    kinds: dict[type, str] = {FlowObjective: "flow", EDMObjective: "edm", DDPMObjective: "v"}
-    return SAMPLERS[kinds[type(objective)]]
-
-
 def check_sampler(name: str, objective: Objective) -> None:
     """ConfigError with the names that there are, when the objective cannot be sampled so."""
-    known = list_samplers(objective)
+    known = SAMPLERS[objective.kind]
     if name not in known:
         kind = type(objective).__name__.removesuffix("Objective")
         raise ConfigError(f"sample.sampler is '{name}', which {kind} models do not have; choose {', '.join(known)}")
@@ -68,76 +67,70 @@ def run_sampler(
     noise_BCFHW: Tensor,
     *,
     num_steps: int,
-    generators: Sequence[torch.Generator],
+    generators: Sequence[torch.Generator] = (),
     start: Start | None = None,
-    on_step: OnStep | None = None,
+    on_step: OnStep = lambda count, x_BCFHW: None,
 ) -> Tensor:
-    """Walk from noise, or from `start` with this noise on it, to a latent.
+    """Walk from noise, or from `start` with this noise on it, to a latent, in float32 or the wider dtype of `noise`.
 
     `generators`, one per sample, give the noise that some samplers add on the way.
     """
     check_sampler(name, objective)
+    noise = noise_BCFHW.to(torch.promote_types(noise_BCFHW.dtype, torch.float32))
     skip = 0 if start is None else start.skip(num_steps)
-    if name == "default" or (name == "euler" and not isinstance(objective, DDPMObjective)):
-        first = _begin(objective, noise_BCFHW, start, num_steps, skip)
-        return objective.sample(predict, first, num_steps=num_steps, on_step=on_step, skip=skip)
-    if name == "heun":
-        first = _begin(objective, noise_BCFHW, start, num_steps, skip)
-        return _walk_heun(objective, predict, first, num_steps=num_steps, skip=skip, on_step=on_step)
-
-    return run_scheduler(
-        name,
-        objective,
-        predict,
-        noise_BCFHW,
-        num_steps=num_steps,
-        skip=skip,
-        origin=None if start is None else start.latent_BCFHW,
-        generators=generators,
-        on_step=on_step,
-    )
+    # Of all steps the first level is noise alone, or so near to it that the latent under it does not matter.
+    origin = None if start is None or skip == 0 else start.latent_BCFHW.to(noise)
+    if name in ("default", "heun") or (name == "euler" and objective.kind != "v"):
+        steps = list(enumerate(objective.steps(num_steps, noise)))[skip:]
+        return _walk(objective, predict, noise, origin, steps, on_step, is_heun=name == "heun")
+    scheduler = build_scheduler(name, objective, noise, num_steps)
+    return _walk_scheduler(scheduler, predict, noise, origin, skip, on_step, list(generators))
 
 
-def _begin(objective: Objective, noise: Tensor, start: Start | None, num_steps: int, skip: int) -> Tensor:
-    # All steps: the first level is noise alone, or so near to it that the latent under it does not matter.
-    if start is None or skip == 0:
-        return noise
-    return objective.begin(start.latent_BCFHW, noise, num_steps=num_steps, skip=skip)
-
-
-def _walk_heun(
-    objective: Objective, predict: Predict, x_BCFHW: Tensor, *, num_steps: int, skip: int, on_step: OnStep | None
+def _walk(
+    objective: Objective,
+    predict: Predict,
+    noise: Tensor,
+    origin: Tensor | None,
+    steps: Sequence[tuple[int, tuple[float, float | None]]],
+    on_step: OnStep,
+    *,
+    is_heun: bool,
 ) -> Tensor:
-    """Heun's method: the mean of the slopes at both ends of a step; the last one, to no noise, is Euler's.
-
-    The model is called twice per step, but for the last.
-    """
-    x = x_BCFHW.to(torch.promote_types(x_BCFHW.dtype, torch.float32))
-    if isinstance(objective, EDMObjective):
-        levels = objective.schedule(num_steps)
-        x = x if skip else x * math.hypot(1, levels[0])
-    else:
-        assert isinstance(objective, FlowObjective)
-        levels = objective.schedule(x, num_steps)
-    for step, (level, next_level) in list(enumerate(pairwise(levels)))[skip:]:
-        slope = _find_slope(objective, predict, x, level)
-        ahead = x + (next_level - level) * slope
-        if next_level > 0:
-            slope = (slope + _find_slope(objective, predict, ahead, next_level)) / 2
-            ahead = x + (next_level - level) * slope
+    alpha, sigma, *_ = _numbers(objective, steps[0][1][0])
+    # Noise alone is as wide as training's noisy latents are for latents of unit size.
+    x = noise * math.hypot(alpha, sigma) if origin is None else alpha * origin + sigma * noise
+    for step, (timestep, next_timestep) in steps:
+        now, then = _numbers(objective, timestep), _numbers(objective, next_timestep)
+        prediction = _predict_at(predict, x, timestep)
+        (alpha, sigma, of_latent, of_noise), (next_alpha, next_sigma, *_) = now, then
+        size = alpha * of_noise - sigma * of_latent
+        # Latent and noise as `Coefficients.split` finds them, joined with the next coefficients.
+        ahead = (next_alpha * of_noise - next_sigma * of_latent) / size * x
+        ahead = ahead + (next_sigma * alpha - next_alpha * sigma) / size * prediction
+        if is_heun and next_timestep is not None and (step, (timestep, next_timestep)) != steps[-1]:
+            # The mean of the slopes at both ends of the step; the last one, to no noise, is Euler's.
+            before = now.split(x, prediction)
+            after = then.split(ahead, _predict_at(predict, ahead, next_timestep))
+            is_rescaled = objective.is_rescaled
+            rise = 0.0 if is_rescaled else next_alpha - alpha
+            fall = next_sigma - (next_alpha / alpha if is_rescaled else 1.0) * sigma
+            ahead = ahead + rise / 2 * (after[0] - before[0]) + fall / 2 * (after[1] - before[1])
         x = ahead
-        if on_step is not None:
-            on_step(step + 1, x)
+        on_step(step + 1, x)
     return x
 
 
-def _find_slope(objective: Objective, predict: Predict, x: Tensor, level: float) -> Tensor:
-    """dx / d(noise level) as the model predicts it."""
-    level_B = torch.full((x.shape[0],), level, dtype=torch.float64, device=x.device)
-    if isinstance(objective, EDMObjective):
-        output = predict(x / math.hypot(level, objective.sigma_data), objective.timestep_B(level_B)).to(x.dtype)
-        return (x - objective.find_latent(x, output, level)) / level
-    return predict(x, level_B.float()).to(x.dtype)
+def _numbers(objective: Objective, timestep: float | None) -> Coefficients:
+    """Coefficients as plain numbers; those of the latent without noise where there is no timestep."""
+    found: Any = (1.0, 0.0, 0.0, 0.0)
+    if timestep is not None:
+        found = (float(part) for part in objective.coefficients(torch.tensor([timestep], dtype=torch.float64)))
+    return Coefficients(*found)
+
+
+def _predict_at(predict: Predict, x: Tensor, timestep: float) -> Tensor:
+    return predict(x, torch.full((len(x),), timestep, dtype=torch.float32, device=x.device)).to(x.dtype)
 
 
 def build_scheduler(name: str, objective: Objective, latent: Tensor, num_steps: int) -> Any:
@@ -145,85 +138,37 @@ def build_scheduler(name: str, objective: Objective, latent: Tensor, num_steps: 
     # Imported here: it takes a second, and most samplings do not need it.
     import diffusers
 
-    make = getattr(diffusers, _CLASSES[name])
+    make = getattr(diffusers, _SCHEDULERS[name])
     known = inspect.signature(make.__init__).parameters
-    settings = _describe_flow(objective, latent) if isinstance(objective, FlowObjective) else _describe_ddpm(objective)
     with warnings.catch_warnings():
         # Its conversions between torch and numpy are in a form that numpy will drop.
         warnings.simplefilter("ignore", DeprecationWarning)
-        scheduler = make(**{key: value for key, value in settings.items() if key in known})
+        settings = objective.scheduler_settings(latent).items()
+        scheduler = make(**{key: value for key, value in settings if key in known})
         scheduler.set_timesteps(num_steps, device=latent.device)
     return scheduler
 
 
-def _describe_flow(objective: FlowObjective, latent: Tensor) -> dict[str, Any]:
-    alpha = objective.alpha(latent, patch_area=objective.sampling_patch_area)
-    return {"prediction_type": "flow_prediction", "use_flow_sigmas": True, "flow_shift": alpha}
-
-
-def _describe_ddpm(objective: Objective) -> dict[str, Any]:
-    assert isinstance(objective, DDPMObjective)
-    settings: dict[str, Any] = {
-        "num_train_timesteps": objective.num_train_timesteps,
-        "beta_schedule": objective.beta_schedule,
-        "beta_start": objective.beta_start,
-        "beta_end": objective.beta_end,
-        "rescale_betas_zero_snr": objective.zero_terminal_snr,
-        "prediction_type": _PREDICTIONS[objective.prediction],
-        "timestep_spacing": objective.spacing,
-        "steps_offset": 1 if objective.spacing == "leading" else 0,
-        "clip_sample": False,
-    }
-    if objective.snr_shift != 1:
-        settings["trained_betas"] = _shifted_betas(objective)
-    return settings
-
-
-def _shifted_betas(objective: DDPMObjective) -> Any:
-    """Betas of a schedule whose signal-to-noise ratio was shifted; diffusers makes its last level pure noise itself."""
-    size = objective.num_train_timesteps
-    betas_T = make_betas(objective.beta_schedule, objective.beta_start, objective.beta_end, size, torch.float64)
-    alpha_bar_T = shift_snr(torch.cumprod(1 - betas_T, dim=0), objective.snr_shift)
-    before_T = torch.cat([alpha_bar_T.new_ones(1), alpha_bar_T[:-1]])
-    return (1 - alpha_bar_T / before_T).numpy()
-
-
-@torch.no_grad()
-def run_scheduler(
-    name: str,
-    objective: Objective,
+def _walk_scheduler(
+    scheduler: Any,
     predict: Predict,
-    noise_BCFHW: Tensor,
-    *,
-    num_steps: int,
-    skip: int,
+    noise: Tensor,
     origin: Tensor | None,
-    generators: Sequence[torch.Generator],
-    on_step: OnStep | None,
+    skip: int,
+    on_step: OnStep,
+    generators: list[torch.Generator],
 ) -> Tensor:
-    """Walk from noise, or from `origin` after the first `skip` steps, to a latent."""
-    noise = noise_BCFHW.to(torch.promote_types(noise_BCFHW.dtype, torch.float32))
-    scheduler = build_scheduler(name, objective, noise, num_steps)
     if hasattr(scheduler, "set_begin_index"):
         scheduler.set_begin_index(skip)
-    if origin is None or skip == 0:
-        x = noise * scheduler.init_noise_sigma
-    else:
-        x = scheduler.add_noise(origin.to(noise), noise, scheduler.timesteps[skip : skip + 1])
-    extra = {"generator": list(generators)} if "generator" in inspect.signature(scheduler.step).parameters else {}
-    x = cast(Tensor, x)
-    for step, timestep in list(enumerate(scheduler.timesteps))[skip:]:
-        seen = scheduler.scale_model_input(x, timestep)
-        prediction = predict(seen, _find_level(objective, scheduler, step, timestep, x)).to(x.dtype)
-        x = cast(Tensor, scheduler.step(prediction, timestep, x, return_dict=False, **extra)[0])
-        if on_step is not None:
-            on_step(step + 1, x)
+    x: Tensor = noise * scheduler.init_noise_sigma
+    if origin is not None:
+        x = scheduler.add_noise(origin, noise, scheduler.timesteps[skip : skip + 1])
+    extra = {"generator": generators} if "generator" in inspect.signature(scheduler.step).parameters else {}
+    for step, index in list(enumerate(scheduler.timesteps))[skip:]:
+        # For flow matching the exact time, because the scheduler's timestep is rounded.
+        is_flow = scheduler.config.get("use_flow_sigmas", False)
+        timestep = float(scheduler.sigmas[step] if is_flow else index / scheduler.config.num_train_timesteps)
+        prediction = _predict_at(predict, scheduler.scale_model_input(x, index), timestep)
+        x = cast(Tensor, scheduler.step(prediction.to(x.dtype), index, x, return_dict=False, **extra)[0])
+        on_step(step + 1, x)
     return x
-
-
-def _find_level(objective: Objective, scheduler: Any, step: int, timestep: Tensor, x: Tensor) -> Tensor:
-    """The model's timestep; for flow matching the exact time, because the scheduler's timestep is rounded."""
-    if isinstance(objective, FlowObjective):
-        return torch.full((x.shape[0],), float(scheduler.sigmas[step]), dtype=torch.float32, device=x.device)
-    assert isinstance(objective, DDPMObjective)
-    return objective.timestep_B(timestep.to(x.device).expand(x.shape[0]))

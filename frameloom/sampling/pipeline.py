@@ -32,7 +32,7 @@ from frameloom.core.progress import ProgressBar
 from frameloom.core.random import stream
 from frameloom.data.manifest.captions import join_note, spell_motion, spell_rate
 from frameloom.data.media.transforms import to_uint8
-from frameloom.diffusion.objective import Objective
+from frameloom.diffusion.objectives import Objective
 from frameloom.diffusion.samplers import Start, check_sampler, run_sampler
 from frameloom.distributed.sequence_parallel import ALONE, SequenceGroup, find_sequence_group
 from frameloom.models.text.base import TextStates

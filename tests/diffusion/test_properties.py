@@ -7,17 +7,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from frameloom.core.errors import ConfigError
-from frameloom.diffusion.ddpm import DDPMObjective
-from frameloom.diffusion.flow import FlowObjective, shift_time
-from frameloom.diffusion.noise_levels import (
-    LevelBias,
-    band_shares,
-    level_probabilities,
-    pick_levels,
-    profile_objective,
-    running_sum,
-)
+from frameloom.diffusion.noise_levels import band_shares, profile_objective
+from frameloom.diffusion.objectives import DDPMObjective, FlowObjective, LevelBias, pick_levels, shift_time
 from tests.diffusion import properties
 
 quick = settings(max_examples=25, deadline=None, derandomize=True)
@@ -79,10 +70,10 @@ def test_only_possible_levels_are_drawn(
     strategy: str, multiplier: float, pair: list[int], portion: float, draw: float
 ) -> None:
     bias = LevelBias(strategy, multiplier, *pair, portion)  # type: ignore[arg-type]
-    probability_T = level_probabilities(100, bias, (pair[0], pair[1]))
-    running_T = running_sum(probability_T)
-    (level,) = pick_levels(torch.tensor([draw], dtype=torch.float64), running_T).tolist()
+    probability_T = DDPMObjective(num_train_timesteps=100, bias=bias, within=(pair[0], pair[1])).probability_T
+    (level,) = pick_levels(torch.tensor([draw], dtype=torch.float64), probability_T).tolist()
     assert pair[0] <= level < pair[1]
+    running_T = torch.cumsum(probability_T, dim=0)
     before = float(running_T[level - 1]) if level else 0.0
     assert before <= draw <= float(running_T[level]) + 1e-12
 
@@ -90,8 +81,7 @@ def test_only_possible_levels_are_drawn(
 def test_profile_of_a_discrete_law_is_that_of_its_probabilities() -> None:
     made = DDPMObjective(bias=LevelBias("later", 3.0, portion=0.5), snr_gamma=5.0)
     found = profile_objective(made, (1, 1, 1))
-    mix = made.mix_at(torch.arange(1000))
-    band = (mix.spread_B / (mix.signal_B + mix.spread_B) * 50).long().clamp_max(49)
+    band = (made.coefficients(torch.arange(1000) / 1000).noise_level * 50).long().clamp_max(49)
     wanted = torch.zeros(50, dtype=torch.float64).index_add(0, band, made.probability_T)
     torch.testing.assert_close(found.share_L, wanted, rtol=0, atol=1e-5)
     torch.testing.assert_close(found.density_L, wanted * 50, rtol=0, atol=1e-3)
@@ -110,15 +100,10 @@ def test_a_larger_shift_moves_the_whole_profile_up() -> None:
 
 def test_grid_times_have_no_density_and_lie_on_the_grid() -> None:
     latent = torch.empty(1, 1, 1, 4, 4, device="meta")
-    made = FlowObjective(law="uniform", num_levels=10, sigma_min=0.0)
+    made = FlowObjective(distribution="uniform", num_levels=10, sigma_min=0.0)
     assert made.density(torch.tensor([0.5]), latent) is None
-    times = made.time_B(torch.linspace(0, 0.999, 500), latent)
+    times = made.timesteps(torch.linspace(0, 0.999, 500), latent)
     assert sorted({round(float(time), 4) for time in times}) == [round(0.1 * place, 4) for place in range(1, 11)]
     assert band_shares(made, latent, 20).count_nonzero() == 10
-    smooth = band_shares(FlowObjective(law="uniform", sigma_min=0.0), latent, 20)
+    smooth = band_shares(FlowObjective(distribution="uniform", sigma_min=0.0), latent, 20)
     assert smooth.count_nonzero() == 20
-
-
-def test_levels_that_leave_nothing_are_refused() -> None:
-    with pytest.raises(ConfigError, match="none of 1000 is left"):
-        DDPMObjective(within=(5, 5))

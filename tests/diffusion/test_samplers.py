@@ -11,11 +11,9 @@ from torch import Tensor
 
 from frameloom.core.errors import ConfigError
 from frameloom.core.random import stream
-from frameloom.diffusion.ddpm import DDPMObjective
-from frameloom.diffusion.edm import EDMObjective
-from frameloom.diffusion.flow import FlowObjective
-from frameloom.diffusion.objective import Objective, per_sample
-from frameloom.diffusion.samplers import Start, list_samplers, run_sampler
+from frameloom.diffusion.objectives import DDPMObjective, EDMObjective, FlowObjective, Objective, spread
+from frameloom.diffusion.sampler_table import SAMPLERS
+from frameloom.diffusion.samplers import Start, run_sampler
 
 SHAPE = (2, 3, 2, 4, 4)
 SDXL = {"zero_terminal_snr": False, "prediction": "epsilon", "spacing": "leading", "beta_schedule": "scaled_linear"}
@@ -27,7 +25,7 @@ OBJECTIVES: dict[str, Objective] = {
     "epsilon": DDPMObjective(beta_start=0.00085, beta_end=0.012, **SDXL),  # type: ignore[arg-type]
     "edm": EDMObjective(),
 }
-CASES = [(kind, name) for kind, objective in OBJECTIVES.items() for name in list_samplers(objective)]
+CASES = [(kind, name) for kind, objective in OBJECTIVES.items() for name in SAMPLERS[objective.kind]]
 
 
 def draw(purpose: str) -> Tensor:
@@ -42,14 +40,8 @@ def knows(objective: Objective, latent: Tensor) -> Callable[[Tensor, Tensor], Te
     """A model that knows the latent: it finds the noise in what it sees and predicts what training would ask for."""
 
     def predict(x: Tensor, timestep_B: Tensor) -> Tensor:
-        place_B: Any = timestep_B.double()
-        if isinstance(objective, DDPMObjective):
-            place_B = (place_B * objective.num_train_timesteps).round().long()
-        if isinstance(objective, EDMObjective):
-            place_B = torch.exp(4000 * place_B)
-        mix = objective.mix_at(place_B)
-        signal, spread, of_latent, of_noise = (per_sample(part, x) for part in mix)
-        noise = (x - signal * latent) / spread.clamp_min(1e-9)
+        alpha, sigma, of_latent, of_noise = (spread(part, x) for part in objective.coefficients(timestep_B))
+        noise = (x - alpha * latent) / sigma.clamp_min(1e-9)
         return (of_latent * latent + of_noise * noise).float()
 
     return predict
@@ -140,7 +132,7 @@ def test_heun_is_nearer_than_euler_with_as_few_steps() -> None:
     variance = 0.25
 
     def predict(x: Tensor, timestep_B: Tensor) -> Tensor:
-        time = per_sample(timestep_B.double(), x)
+        time = spread(timestep_B.double(), x)
         rest = 1 - time
         return ((time - rest * variance) / (rest.square() * variance + time.square()) * x).float()
 

@@ -15,10 +15,22 @@ import torch
 from torch import Tensor
 
 from frameloom.builders.objective import read_scheduler
-from frameloom.diffusion.ddpm import DDPMObjective, snr
-from frameloom.diffusion.flow import FlowObjective, grid_time, logit_normal_time, open_sora2_alpha, shift_time
 from frameloom.diffusion.noise_levels import stratify
-from frameloom.diffusion.objective import Noised, Objective, offset_noise
+from frameloom.diffusion.objectives import (
+    DDPMObjective,
+    FlowObjective,
+    Noised,
+    Objective,
+    add_noise,
+    grid_time,
+    logit_normal_time,
+    offset_noise,
+    open_sora2_shift,
+    shift_time,
+    snr,
+    weighted_error_B,
+)
+from frameloom.diffusion.samplers import run_sampler
 from tests.parity.cases import (
     ParityCase,
     ParityOutput,
@@ -38,6 +50,8 @@ _SCHEDULERS: dict[str | None, dict[str, Any]] = {
     "cogvideox": {**_SCALED, "snr_shift": 3.0},
 }
 _NUM_LEVELS = 1000
+# Levels of a DDPM do not depend on the latent.
+_NO_LATENT = torch.empty(0)
 
 
 def is_scheduler(case: ParityCase) -> bool:
@@ -51,7 +65,7 @@ def run_scheduler(case: ParityCase) -> list[ParityOutput]:
         for scheduler in ("train_ddpm", "ddim_origin", "ddim_cog"):
             objective = read_sampler(config, scheduler)
             ours[f"{model}.{scheduler}.alphas_cumprod"] = objective.alpha_bar_T
-            ours[f"{model}.{scheduler}.final_alpha_cumprod"] = torch.tensor([objective.levels([0])[-1][1]])
+            ours[f"{model}.{scheduler}.final_alpha_cumprod"] = _find_last_alpha_bar(objective)
             ours |= _follow(case, objective, f"{name}.{scheduler}")
 
     def allow(name: str, expected: Tensor) -> float:
@@ -62,6 +76,16 @@ def run_scheduler(case: ParityCase) -> list[ParityOutput]:
         return above_rounding(1e-6 if is_single else 1e-12)(name, expected)
 
     return pair_outputs(case, ours, allow)
+
+
+def _find_last_alpha_bar(objective: DDPMObjective) -> Tensor:
+    """Of what the last step goes to, the latent without noise."""
+    _, reached = objective.steps(1, _NO_LATENT)[-1]
+    return torch.ones(1) if reached is None else objective.coefficients(torch.tensor([reached])).alpha.square()
+
+
+def _list_indices(objective: DDPMObjective, num_steps: int) -> list[int]:
+    return [round(now * objective.num_train_timesteps) for now, _ in objective.steps(num_steps, _NO_LATENT)]
 
 
 def read_sampler(config: Mapping[str, Any], scheduler: str) -> DDPMObjective:
@@ -75,13 +99,15 @@ def _follow(case: ParityCase, objective: DDPMObjective, prefix: str) -> dict[str
     ours = {}
     for name in case.outputs:
         if name.startswith(f"{prefix}.timesteps"):
-            ours[name] = torch.tensor(objective.schedule(int(name.removeprefix(f"{prefix}.timesteps"))))
+            ours[name] = torch.tensor(_list_indices(objective, int(name.removeprefix(f"{prefix}.timesteps"))))
     predictions = (case.inputs[f"trajectory.model_output.{step}"] for step in range(case.config["trajectory_steps"]))
 
     def keep(step: int, x: Tensor) -> None:
         ours[f"{prefix}.trajectory.{step - 1}"] = x
 
-    objective.sample(
+    run_sampler(
+        "default",
+        objective,
         lambda x, timestep_B: next(predictions),
         case.inputs["trajectory.start"],
         num_steps=case.config["trajectory_steps"],
@@ -102,8 +128,8 @@ def run_loss(case: ParityCase) -> list[ParityOutput]:
         config = {**case.config["scheduler"], "prediction_type": entry["prediction_type"]}
         motion_share = entry["motion_sub_loss_ratio"] if entry["motion_sub_loss"] else 0.0
         latent, noise, prediction = (given[name].transpose(1, 2) for name in ("latents", "noise", "noise_pred"))
-        noised, objective = _add_noise(config, motion_share, latent, noise, given["timesteps"])
-        loss = objective.loss_B(prediction, noised).mean()
+        noised = _add_noise(config, latent, noise, given["timesteps"])
+        loss = weighted_error_B(prediction, noised, motion_share=motion_share).mean()
         ours |= {
             f"{entry['k']}.noisy_latents": noised.noisy_BCFHW.transpose(1, 2),
             f"{entry['k']}.target": noised.target_BCFHW.transpose(1, 2),
@@ -112,15 +138,12 @@ def run_loss(case: ParityCase) -> list[ParityOutput]:
     return pair_outputs(case, ours, 1e-6)
 
 
-def _add_noise(
-    config: Mapping[str, Any], motion_share: float, latent: Tensor, noise: Tensor, index_B: Tensor
-) -> tuple[Noised, DDPMObjective]:
+def _add_noise(config: Mapping[str, Any], latent: Tensor, noise: Tensor, index_B: Tensor) -> Noised:
     if config["prediction_type"] != "epsilon" or not config["rescale_betas_zero_snr"]:
-        objective = replace(read_scheduler(config), motion_share=motion_share)
-        return objective.add_noise_at(latent, noise, index_B), objective
+        return add_noise(read_scheduler(config), latent, noise, index_B / _NUM_LEVELS)
     # Refused, since the last level holds no latent; v-prediction noises alike, and below that level epsilon is defined.
-    objective = replace(read_scheduler({**config, "prediction_type": "v_prediction"}), motion_share=motion_share)
-    return objective.add_noise_at(latent, noise, index_B)._replace(target_BCFHW=noise), objective
+    objective = read_scheduler({**config, "prediction_type": "v_prediction"})
+    return add_noise(objective, latent, noise, index_B / _NUM_LEVELS)._replace(target_BCFHW=noise)
 
 
 def is_train_loss(case: ParityCase) -> bool:
@@ -162,7 +185,7 @@ def _run_flow(case: ParityCase, settings: Mapping[str, Any]) -> dict[str, Tensor
     flow = FlowObjective(sigma_min=0.0, weighting=settings.get("weighting_scheme", "none"))
     time_B = grid_time(case.inputs["u"])
     # Its flow branch adds no noise offset.
-    noised = flow.add_noise_at(case.inputs["model_input"], case.inputs["base_noise"], time_B)
+    noised = add_noise(flow, case.inputs["model_input"], case.inputs["base_noise"], time_B)
     return {"timesteps_used": time_B * _NUM_LEVELS, **_measure(case, settings, flow, noised)}
 
 
@@ -177,7 +200,7 @@ def _run_ddpm(case: ParityCase, settings: Mapping[str, Any]) -> dict[str, Tensor
         snr_gamma=settings["snr_gamma"],
         **_SCHEDULERS[settings.get("scheduler")],
     )
-    noised = ddpm.add_noise_at(case.inputs["model_input"], noise, index_B)
+    noised = add_noise(ddpm, case.inputs["model_input"], noise, index_B / _NUM_LEVELS)
     alpha_bar_B = ddpm.alpha_bar_T[index_B]
     found = {
         "noise": noise,
@@ -192,7 +215,7 @@ def _run_ddpm(case: ParityCase, settings: Mapping[str, Any]) -> dict[str, Tensor
 
 def _measure(case: ParityCase, settings: Mapping[str, Any], objective: Objective, noised: Noised) -> dict[str, Tensor]:
     prediction = case.inputs["model_output"].clone().requires_grad_()
-    loss = objective.loss_B(prediction, noised).mean()
+    loss = weighted_error_B(prediction, noised, motion_share=objective.motion_share).mean()
     (grad,) = torch.autograd.grad(loss, prediction)
     return {
         "noisy_model_input": noised.noisy_BCFHW,
@@ -264,7 +287,7 @@ def _place(drawn: Tensor, all_levels: range, stratum: int, num_strata: int, leve
 def _place_uniform(uniform_B: Tensor, stratum: int, num_strata: int, num_levels: int) -> Tensor:
     objective = DDPMObjective(num_train_timesteps=num_levels)
     draw_B = stratify(uniform_B, torch.full(uniform_B.shape, stratum), num_strata)
-    return objective.place_B(draw_B, torch.empty(len(draw_B), 1, 1, 1, 1, device="meta"))
+    return (objective.timesteps(draw_B, _NO_LATENT) * num_levels).round().long()
 
 
 def is_ranks_and_collate(case: ParityCase) -> bool:
@@ -305,7 +328,7 @@ def is_time_shift(case: ParityCase) -> bool:
 
 
 def run_time_shift(case: ParityCase) -> list[ParityOutput]:
-    alphas = [open_sora2_alpha(*entry["latent_T_H_W"]) for entry in case.config["cases"]]
+    alphas = [open_sora2_shift(*entry["latent_T_H_W"]) for entry in case.config["cases"]]
     ours = {
         f"{entry['i']}.t": shift_time(case.inputs["u"], alpha)
         for entry, alpha in zip(case.config["cases"], alphas, strict=True)
@@ -329,12 +352,12 @@ def _compare_schedule(entry: dict[str, Any]) -> Iterator[ParityOutput]:
     area, compression = entry["patch_size"] ** 2, entry["AE_SPATIAL_COMPRESSION"]
     rows, columns = (-(-entry[side] // compression) for side in ("height", "width"))
     latent = _empty_latent(entry["latent_frames"], rows * entry["patch_size"], columns * entry["patch_size"])
-    objective = FlowObjective(shift="open_sora2", sampling_patch_area=area)
+    objective = FlowObjective(shift="open_sora2", sampling_shift_patch=area)
     name = f"{entry['resolution']} {entry['aspect_ratio']} {entry['num_frames']} frames patch {entry['patch_size']}"
     times_key = next(key for key in entry if key.startswith("timesteps_"))
-    ours = objective.schedule(latent, len(entry[times_key]) - 1)
+    ours = _list_times(objective, latent, len(entry[times_key]) - 1)
     yield compare_numbers(f"{name} times", ours, entry[times_key], _FLOW_TOLERANCE)
-    alpha = objective.alpha(latent, patch_area=area)
+    alpha = objective.shift_factor(latent, shift_patch=area)
     yield compare_numbers(
         f"{name} alpha, tokens",
         [alpha, rows * columns],
@@ -347,16 +370,21 @@ def _empty_latent(frames: int, height: int, width: int) -> torch.Tensor:
     return torch.empty(1, 1, frames, height, width, device="meta")
 
 
+def _list_times(objective: FlowObjective, latent: Tensor, num_steps: int) -> list[float]:
+    steps = objective.steps(num_steps, latent)
+    return [steps[0][0], *(float(then) for _, then in steps if then is not None)]
+
+
 def _extra_schedule(name: str) -> list[float]:
     latent = _empty_latent(1, 1, 1)
     if found := _EXTRAS["no_shift"].fullmatch(name):
-        return FlowObjective().schedule(latent, int(found[1]))
+        return _list_times(FlowObjective(), latent, int(found[1]))
     if found := _EXTRAS["constant"].fullmatch(name):
-        return FlowObjective(shift=float(found[1])).schedule(latent, int(found[2]))
+        return _list_times(FlowObjective(shift=float(found[1])), latent, int(found[2]))
     if found := _EXTRAS["tokens"].fullmatch(name):
         steps, tokens, frames = map(int, found.groups())
-        objective = FlowObjective(shift="open_sora2", sampling_patch_area=1)
-        return objective.schedule(_empty_latent(frames, 1, tokens), steps)
+        objective = FlowObjective(shift="open_sora2", sampling_shift_patch=1)
+        return _list_times(objective, _empty_latent(frames, 1, tokens), steps)
     raise ValueError(f"a schedule called {name!r} is of no known kind")
 
 

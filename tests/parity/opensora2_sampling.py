@@ -14,9 +14,10 @@ from torch import Tensor, nn
 
 from frameloom.builders.denoiser import LoadedDenoiser
 from frameloom.config.schema.sampling import SampleSection
-from frameloom.diffusion.flow import FlowObjective
 from frameloom.diffusion.guidance import oscillate
 from frameloom.diffusion.masks import known_cells
+from frameloom.diffusion.objectives import FlowObjective
+from frameloom.diffusion.samplers import run_sampler
 from frameloom.models.denoisers.conditions import Conditions
 from frameloom.models.denoisers.opensora2.config import SIZES, MMDiTConfig
 from frameloom.models.layers.patches import Grid, pack, token_grid, unpack
@@ -64,14 +65,14 @@ class RecordedModel(nn.Module):
         return self.predictions[len(self.calls) - 1]
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class RecordedTimes(FlowObjective):
     """Walks along given times."""
 
     times: tuple[float, ...] = ()
 
-    def schedule(self, latent: Tensor, num_steps: int) -> list[float]:
-        return list(self.times)
+    def steps(self, num_steps: int, latent_BCFHW: Tensor) -> list[tuple[float, float | None]]:
+        return list(zip(self.times, self.times[1:], strict=False))
 
 
 def choose_law(*, text: bool, image: bool) -> Any:
@@ -181,7 +182,7 @@ def _walk(case: ParityCase, grid: Grid, model: RecordedModel, settings: SampleSe
 
     objective = RecordedTimes(times=tuple(case.inputs["timesteps"].tolist()))
     start = unpack(case.inputs["img"][:batch], grid, case.config["patch_size"])
-    return objective.sample(predict, start, num_steps=settings.steps, on_step=count)
+    return run_sampler("default", objective, predict, start, num_steps=settings.steps, on_step=count)
 
 
 def _compare_oscillation(config: Mapping[str, Any]) -> ParityOutput:
@@ -239,7 +240,7 @@ def _sample(case: ParityCase, denoiser: LoadedDenoiser, vae: VideoVAE, kind: str
     )
     # A token holds the channels of a whole patch.
     area = config["model"]["in_channels"] // size[0]
-    objective = FlowObjective(shift="open_sora2", sampling_patch_area=area)
+    objective = FlowObjective(shift="open_sora2", sampling_shift_patch=area)
     loop = make_sampler(denoiser, vae, objective, settings)
     latent = sample_latents(loop, text, negative, noise, prepared)
     pixels = vae.decode(vae.denormalize(latent))[:, :, : config["num_frames"]]

@@ -15,10 +15,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from frameloom.diffusion.flow import FlowObjective
 from frameloom.diffusion.mask_kinds import END_KINDS
 from frameloom.diffusion.masks import draw_end_mask, pick_kind, usable_kinds
-from frameloom.diffusion.objective import Noised
+from frameloom.diffusion.objectives import FlowObjective, Noised, add_noise, weighted_error_B
 from frameloom.models.denoisers.opensora2.config import SIZES
 from frameloom.models.denoisers.opensora2.model import joint_positions
 from frameloom.models.layers.patches import pack, token_grid, unpack
@@ -62,8 +61,8 @@ def _train_step(settings: Mapping[str, Any], given: Tensors) -> Tensors:
     noise = unpack(given[f"draw{settings['draw_order'].index('randn_like')}_randn_like"], grid, patch)
     # Our law of noise levels starts from a uniform draw, the published one from its normal quantile.
     uniform_B = torch.special.ndtr(given[f"draw{settings['draw_order'].index('randn')}_randn"].double())
-    noised = objective.add_noise(latent, noise, uniform_B)
-    loss = objective.loss_B(unpack(given["model_pred"], grid, patch), noised).mean()
+    noised = add_noise(objective, latent, noise, objective.timesteps(uniform_B, latent))
+    loss = weighted_error_B(unpack(given["model_pred"], grid, patch), noised).mean()
     text = _prepare_text(settings, given)
     num_text = text.tokens_BKD.shape[1]
     position_BM3 = joint_positions(grid, num_text).expand(batch, -1, -1)
@@ -165,7 +164,7 @@ def _lose(given: Tensors) -> Tensor:
     grid = token_grid((mask_BFHW.shape[1], mask_BFHW.shape[2], mask_BFHW.shape[3]), patch)
     prediction, target = (unpack(given[name], grid, patch) for name in ("pred", "target"))
     ones_B = torch.ones(len(target))
-    return FlowObjective().loss_B(prediction, Noised(target, ones_B, target, ones_B)).mean()[None]
+    return weighted_error_B(prediction, Noised(target, ones_B, target, ones_B)).mean()[None]
 
 
 def _compare_choices(info: Mapping[str, Any]) -> list[ParityOutput]:

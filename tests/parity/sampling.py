@@ -12,7 +12,7 @@ from torch import Tensor
 
 from frameloom.builders.denoiser import LoadedDenoiser
 from frameloom.config.schema.sampling import SampleSection
-from frameloom.diffusion.objective import Objective
+from frameloom.diffusion.objectives import Objective
 from frameloom.models.text.base import TextStates
 from frameloom.models.vaes.base import VideoVAE
 from frameloom.sampling.conditions import Prepared

@@ -18,8 +18,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from frameloom.diffusion.flow import FlowObjective
-from frameloom.diffusion.objective import Noised
+from frameloom.diffusion.objectives import Noised, weighted_error_B
 from frameloom.models.text.caption_dropout import drop_text
 from tests.parity.cases import ParityCase, list_goldens, read_golden, under
 from tests.parity.harness import CaseResult, find_runner, run_case
@@ -254,7 +253,7 @@ def test_loss_of_other_batches_and_patches(tmp_path: Path) -> None:
     given = {"loss.masks": torch.zeros(3, 2, 4, 4), "loss.pred": prediction, "loss.target": target}
     ones, size = torch.ones(3), (3, 3, 2, 4, 4)
     cells = [part.transpose(1, 2).reshape(size) for part in (prediction, target)]
-    loss = FlowObjective().loss_B(cells[0], Noised(cells[1], ones, cells[1], ones)).mean()[None]
+    loss = weighted_error_B(cells[0], Noised(cells[1], ones, cells[1], ones)).mean()[None]
     made = replace(case, inputs=case.inputs | given, outputs=case.outputs | {"loss.without_masks": loss})
     expect_exactly(write_and_run(made, tmp_path))
     wrong = replace(made, outputs=nudge(made.outputs, "loss.without_masks"))

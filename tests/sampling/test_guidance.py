@@ -11,8 +11,8 @@ from torch import Tensor
 
 from frameloom.builders.denoiser import LoadedDenoiser
 from frameloom.config.schema.sampling import SampleSection
-from frameloom.diffusion.ddpm import DDPMObjective
 from frameloom.diffusion.guidance import dynamic_scale
+from frameloom.diffusion.objectives import DDPMObjective
 from frameloom.diffusion.samplers import run_sampler
 from frameloom.models.denoisers.cogvideox_fun.weights import read_config
 from frameloom.models.registry import get_denoiser

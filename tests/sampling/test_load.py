@@ -17,7 +17,7 @@ from frameloom.builders.vae import build_vae
 from frameloom.checkpoint.model_folder import write_model_folder
 from frameloom.core.errors import ConfigError, RunError
 from frameloom.core.random import stream
-from frameloom.diffusion.ddpm import DDPMObjective
+from frameloom.diffusion.objectives import DDPMObjective
 from frameloom.models.lora.adapters import Adapter, linear_layers
 from frameloom.sampling.load import load_model
 from frameloom.sampling.pipeline import Pipeline

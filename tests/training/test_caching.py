@@ -21,8 +21,9 @@ from frameloom.config.loading.recipe import load_recipe
 from frameloom.config.schema.recipe import Recipe
 from frameloom.core.errors import CacheError, ConfigError, FrameloomError
 from frameloom.data.buckets.policy import possible_buckets
+from frameloom.data.cache.filling import CacheJob
 from frameloom.data.manifest.manifest import Manifest, write_manifest
-from frameloom.training.caching import CacheJob, open_caches, write_caches
+from frameloom.training.caching import open_caches, write_caches
 from frameloom.training.train import train
 from tests.faults.warm import warm_parent
 

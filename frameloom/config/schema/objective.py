@@ -71,7 +71,9 @@ class ObjectiveSection(Section):
         description="the same in sampling; 1: Open-Sora 2.0's high-compression model; null: equal",
     )
     shift_tokens: Count = Field(default=256, description="number of tokens that is not shifted (flow, shift sd3)")
-    sigma_min: Share = Field(default=1e-5, description="noise left in the data end of the path (flow)")
+    sigma_min: Annotated[float, Field(ge=0, lt=1)] = Field(
+        default=1e-5, description="noise left in the data end of the path (flow)"
+    )
     weighting: Literal["none", "sigma_sqrt", "cosmap"] = Field(
         default="none", description="loss weight by noise level (weighting_scheme) (flow)"
     )

@@ -21,9 +21,8 @@ from torch import Tensor
 from frameloom.config.schema.data import DataSection
 from frameloom.core.errors import DataError
 from frameloom.data.buckets.policy import Bucket, BucketPolicy
-from frameloom.data.cache.cache import LatentCache, TextCache
 from frameloom.data.cache.external import ExternalLatents, ExternalText
-from frameloom.data.cache.growing import GrowingLatents, GrowingText
+from frameloom.data.cache.store import LatentStore, TextStore
 from frameloom.data.loading.batch import (
     NO_ROW,
     BadClip,
@@ -78,8 +77,8 @@ class BatchReader:
         data: DataSection,
         *,
         seed: int,
-        latents: LatentCache | GrowingLatents | ExternalLatents | None = None,
-        text: TextCache | GrowingText | None = None,
+        latents: LatentStore | ExternalLatents | None = None,
+        text: TextStore | None = None,
         row_text: ExternalText | None = None,
         class_rows: NDArray[np.int64] | None = None,
         crops_of_latents: bool = False,

@@ -34,13 +34,13 @@ _TEXTS: dict[str, tuple[str, ...]] = {
 def build_pipeline(recipe: Recipe, kind: str, denoiser: PartFolder) -> PipelineFolder:
     """The whole pipeline around a trained denoiser; other parts are read one tensor at a time."""
     vae = build_vae(recipe.vae.model_copy(update={"precision": "fp32", "mini_batch": None}), seed=recipe.seed)
-    state = defer_tensors(vae.model.state_dict())
-    parts = [denoiser, PartFolder("vae", state, describe_vae_of(vae), "diffusers", _class_of(describe_vae_of(vae)))]
+    state, description = defer_tensors(vae.model.state_dict()), describe_vae_of(vae)
+    parts = [denoiser, PartFolder("vae", state, description, "diffusers", str(description["_class_name"]))]
     tokenizers: dict[str, Tokenizer] = {}
     for encoder in recipe.text.encoders:
-        part, place = _open_text(encoder)
+        part, folder = _open_text(encoder)
         parts.append(part)
-        tokenizers[part.name.replace("text_encoder", "tokenizer")] = Tokenizer(place, encoder.max_length)
+        tokenizers[part.name.replace("text_encoder", "tokenizer")] = Tokenizer(folder, encoder.max_length)
     scheduler = _describe_scheduler(recipe.objective, kind)
     if kind not in _SDXL:
         return PipelineFolder(kind, parts, scheduler, tokenizers)
@@ -84,10 +84,6 @@ def describe_vae_of(vae: LoadedVAE) -> Mapping[str, Any]:
     return {}
 
 
-def _class_of(content: Mapping[str, Any]) -> str:
-    return str(content["_class_name"])
-
-
 def _open_text(section: TextEncoderSection) -> tuple[PartFolder, Path]:
     """The weights of a text encoder as transformers names them, and the folder of its tokenizer."""
     name = "text_encoder_2" if section.name == "clip_bigg" else "text_encoder"
@@ -110,12 +106,9 @@ def _open_text(section: TextEncoderSection) -> tuple[PartFolder, Path]:
         config = {**config["text_config"], "model_type": "clip_text_model"}
     if section.name != "t5":
         # As published folders have it; new versions of transformers leave the outer name out, and read both.
-        tensors = rename_tensors(tensors, _wrap, where=str(folder.weights))
+        outer = lambda name: name if name.startswith("text_") else f"text_model.{name}"  # noqa: E731
+        tensors = rename_tensors(tensors, outer, where=str(folder.weights))
     return PartFolder(name, tensors, config, "transformers", classes[section.name]), folder.tokenizer
-
-
-def _wrap(name: str) -> str:
-    return name if name.startswith("text_") else f"text_model.{name}"
 
 
 def _describe_scheduler(objective: ObjectiveSection, kind: str) -> dict[str, Any]:

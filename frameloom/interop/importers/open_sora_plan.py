@@ -4,6 +4,7 @@ trainer of autoencoders (`train_causalvae.py`)."""
 from __future__ import annotations
 
 import math
+from typing import Any
 
 from frameloom.config.loading.recipe import resolve
 from frameloom.interop.importers.job import (
@@ -190,7 +191,8 @@ def translate_latte(job: ImportJob) -> None:
 def _set_latte_model(job: ImportJob, side: int, frames: int) -> None:
     given, recipe = job.given, job.recipe
     recipe.set("model.size", recipe.get("model.size") or "xl")
-    overrides, length = {}, frames // 4 + 1
+    overrides: dict[str, Any] = {}
+    length = frames // 4 + 1
     if recipe.get("model.size") == "xl" and length in (56, 129):
         recipe.set("model.size", {56: "xl-221", 129: "xl-513"}[length])
     elif length != 17:

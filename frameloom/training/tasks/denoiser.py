@@ -23,7 +23,7 @@ from frameloom.config.schema.optim import GroupSection, OptimSection
 from frameloom.data.loading.batch import Batch
 from frameloom.data.media.transforms import to_signed_range
 from frameloom.diffusion.noise_levels import band_levels, band_shares
-from frameloom.diffusion.objective import Noised, Objective
+from frameloom.diffusion.objectives import Noised, Objective, add_noise, weighted_error_B
 from frameloom.models.denoisers.conditions import Conditions
 from frameloom.models.layers.dropout import DropoutSeeds, has_dropout
 from frameloom.models.precision import FP32, Precision
@@ -32,7 +32,7 @@ from frameloom.models.text.scaling import TextScaling
 from frameloom.models.vaes.base import VideoVAE
 from frameloom.training.task import MODEL, Losses, Phase, ReadBatches, StepContext, Task, TrainedPart
 from frameloom.training.tasks.conditions import ConditionMaker, image_sample_indices, join_images, split_images
-from frameloom.training.tasks.noising import draw_normal, draw_seeds, draw_uniform, finish_noise
+from frameloom.training.tasks.noising import apply_noise_options, draw_levels, draw_normal, draw_seeds, draw_uniform
 from frameloom.training.tasks.text_table import TextTable
 
 # Enough for shares to a thousandth, and a multiple of the number of levels of a DDPM.
@@ -136,8 +136,10 @@ class DenoiserTask(Task):
 
     def _losses(self, batch: Batch, seed: int, dropout: float) -> Tensor:
         latent_BCFHW, plain_BCFHW = self._latent_and_noise(batch, seed)
-        drawn = finish_noise(self.objective.noise, plain_BCFHW, seed, batch, self.device)
-        noised = self.objective.add_noise(latent_BCFHW, drawn.noise_BCFHW, drawn.draw_B, drawn.perturbation_BCFHW)
+        noise_BCFHW, perturbation_BCFHW = apply_noise_options(self.objective.noise, plain_BCFHW, seed, batch)
+        uniform_B = draw_levels(seed, batch, self.objective.noise.stratified_levels)
+        timestep_B = self.objective.timesteps(uniform_B, latent_BCFHW)
+        noised = add_noise(self.objective, latent_BCFHW, noise_BCFHW, timestep_B, perturbation_BCFHW)
         text = self._text(batch.text, batch.captions, batch, seed, dropout)
         given = self.conditions.make(batch, seed, self._image_text(batch, seed, dropout))
         if self._drops:
@@ -150,9 +152,9 @@ class DenoiserTask(Task):
         text = self._text(batch.text, batch.captions, batch, seed, dropout=0.0)
         given = self.conditions.make(batch, seed, self._image_text(batch, seed, dropout=0.0))
         losses = []
-        for place in self.objective.place_at(band_levels(self.num_levels)):
-            place_B = place.to(self.device).expand(len(latent_BCFHW))
-            losses.append(self._loss_of(self.objective.add_noise_at(latent_BCFHW, noise_BCFHW, place_B), text, given))
+        for timestep in self.objective.timestep_at(band_levels(self.num_levels)):
+            noised = add_noise(self.objective, latent_BCFHW, noise_BCFHW, timestep.expand(len(latent_BCFHW)))
+            losses.append(self._loss_of(noised, text, given))
         share_L = band_shares(self.objective, latent_BCFHW, self.num_levels, num_draws=_SHARE_DRAWS)
         return torch.stack(losses, dim=1), share_L
 
@@ -160,7 +162,7 @@ class DenoiserTask(Task):
         prediction = self.denoiser.family.denoise(
             self.denoiser.model, noised.noisy_BCFHW, noised.timestep_B, text, given
         )
-        return self.objective.loss_B(prediction, noised)
+        return weighted_error_B(prediction, noised, motion_share=self.objective.motion_share)
 
     def _latent_and_noise(self, batch: Batch, seed: int) -> tuple[Tensor, Tensor]:
         mean_BCFHW, std_BCFHW = self._moments(batch)

@@ -5,8 +5,6 @@ Shape letters: B batch, C channels, F frames, H height, W width.
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -15,30 +13,23 @@ from torch import Tensor
 from frameloom.core.random import bits_at, key, numpy_stream, uniform_at
 from frameloom.data.loading.batch import Batch
 from frameloom.diffusion.noise_levels import stratify
-from frameloom.diffusion.objective import NoiseSettings, offset_noise
+from frameloom.diffusion.objectives import NoiseSettings, offset_noise
 
 
-class SampleNoise(NamedTuple):
-    """`draw_B` chooses the noise level; `perturbation` is in the noisy latent and not in the target."""
-
-    draw_B: Tensor
-    noise_BCFHW: Tensor
-    perturbation_BCFHW: Tensor | None
-
-
-def finish_noise(
-    settings: NoiseSettings, noise_BCFHW: Tensor, seed: int, batch: Batch, device: torch.device
-) -> SampleNoise:
-    """What `settings` make of plain noise."""
-    num_channels = noise_BCFHW.shape[1] if settings.offset_per == "channel" else 1
-    perturbation = None
-    if settings.perturbation:
+def apply_noise_options(
+    settings: NoiseSettings, noise_BCFHW: Tensor, seed: int, batch: Batch
+) -> tuple[Tensor, Tensor | None]:
+    """Noise with its offset, and the perturbation that is in the noisy latent and not in the target."""
+    num_channels = noise_BCFHW.shape[1] if settings.noise_offset_per == "channel" else 1
+    device, perturbation_BCFHW = noise_BCFHW.device, None
+    if settings.input_perturbation:
         shape = tuple(noise_BCFHW.shape[1:])
-        perturbation = settings.perturbation * draw_normal(seed, "input perturbation", batch, shape, device)
-    if settings.offset:
+        drawn_BCFHW = draw_normal(seed, "input perturbation", batch, shape, device)
+        perturbation_BCFHW = settings.input_perturbation * drawn_BCFHW
+    if settings.noise_offset:
         offset_BC = draw_normal(seed, "noise offset", batch, (num_channels,), device)
-        noise_BCFHW = offset_noise(noise_BCFHW, offset_BC, settings.offset)
-    return SampleNoise(draw_levels(seed, batch, settings.num_strata).to(device), noise_BCFHW, perturbation)
+        noise_BCFHW = offset_noise(noise_BCFHW, offset_BC, settings.noise_offset)
+    return noise_BCFHW, perturbation_BCFHW
 
 
 def draw_levels(seed: int, batch: Batch, num_strata: int = 1) -> Tensor:

@@ -20,7 +20,8 @@ from torch import Tensor, nn
 
 from benchmarks.traffic import Traffic
 from frameloom.core.random import stream
-from frameloom.diffusion.flow import FlowObjective
+from frameloom.diffusion.objectives import FlowObjective
+from frameloom.diffusion.samplers import run_sampler
 from frameloom.distributed.sequence_parallel import ALONE, SequenceGroup, divide_ranks, join_sequence_group
 from frameloom.models.denoisers.building import use_sequence_group
 from frameloom.training.compiling import compile_blocks
@@ -127,9 +128,9 @@ def compare_samples(case: Case, group: SequenceGroup) -> Found:
 
     objective = FlowObjective()
     with torch.no_grad():
-        alone = objective.sample(predict, noise, num_steps=3)
+        alone = run_sampler("default", objective, predict, noise, num_steps=3)
         use_sequence_group(case.family, model, group)
-        together = objective.sample(predict, noise, num_steps=3)
+        together = run_sampler("default", objective, predict, noise, num_steps=3)
     return {
         "error": difference(together, alone),
         "moved": difference(together, noise),

@@ -10,7 +10,6 @@ from torch import Tensor, nn
 
 from frameloom.core.errors import CheckpointError, ConfigError
 from frameloom.core.random import stream
-from frameloom.diffusion.ddpm import DDPMObjective
 from frameloom.models.denoisers.conditions import Conditions
 from frameloom.models.denoisers.sdxl.config import SIZES, SDXLConfig
 from frameloom.models.denoisers.sdxl.model import AESTHETIC_SCORE, SDXLUNet, build, diffusers_arguments
@@ -208,7 +207,7 @@ def test_every_index_of_the_objective_reaches_the_unet_as_it_is(monkeypatch: pyt
     noisy = torch.zeros(1000, 4, 1, 1, 1)
     text = TextStates(torch.zeros(1000, 1, 24), torch.ones(1000, 1, dtype=torch.bool), torch.zeros(1000, 12))
     with torch.no_grad():
-        get_denoiser("sdxl").denoise(model, noisy, DDPMObjective().timestep_B(index), text)
+        get_denoiser("sdxl").denoise(model, noisy, (index.double() / 1000).float(), text)
     assert torch.equal(seen[0], index.float())
 
 

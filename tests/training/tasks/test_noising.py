@@ -1,4 +1,4 @@
-"""Noise of training samples: keyed draws, strata, offsets, perturbations."""
+"""Noise of training samples: keyed draws, stratified levels, offsets, perturbations."""
 
 from __future__ import annotations
 
@@ -8,10 +8,8 @@ import torch
 
 from frameloom.data.buckets.policy import Bucket
 from frameloom.data.loading.batch import Batch
-from frameloom.diffusion.objective import NoiseSettings
-from frameloom.training.tasks.noising import draw_levels, draw_normal, draw_uniform, finish_noise
-
-CPU = torch.device("cpu")
+from frameloom.diffusion.objectives import NoiseSettings
+from frameloom.training.tasks.noising import apply_noise_options, draw_levels, draw_normal, draw_uniform
 
 
 def batch(sample_indices: list[int], epoch: int = 0) -> Batch:
@@ -65,27 +63,27 @@ def test_strata_are_shuffled_and_uniform_over_all() -> None:
 
 def test_plain_settings_change_nothing() -> None:
     noise = torch.randn(3, 4, 2, 2, 2, generator=torch.Generator().manual_seed(0))
-    finished = finish_noise(NoiseSettings(), noise, 3, batch([1, 2, 3]), CPU)
-    assert torch.equal(finished.noise_BCFHW, noise) and finished.perturbation_BCFHW is None
-    assert torch.equal(finished.draw_B, draw_levels(3, batch([1, 2, 3])))
+    same, perturbation = apply_noise_options(NoiseSettings(), noise, 3, batch([1, 2, 3]))
+    assert torch.equal(same, noise) and perturbation is None
 
 
 def test_offsets_are_one_number_per_channel_or_per_sample() -> None:
     noise = torch.zeros(200, 4, 2, 2, 2)
     many = batch(list(range(200)))
     for per, different in (("channel", 800), ("sample", 200)):
-        moved = finish_noise(NoiseSettings(offset=0.1, offset_per=per), noise, 3, many, CPU).noise_BCFHW
+        settings = NoiseSettings(noise_offset=0.1, noise_offset_per=per)
+        moved, _ = apply_noise_options(settings, noise, 3, many)
         values = moved.flatten(2)
         assert torch.equal(values, values[:, :, :1].expand_as(values))
         assert len(values[:, :, 0].unique()) == different
         assert abs(float(values[:, :, 0].std()) - 0.1) < 0.02
-        alone = finish_noise(NoiseSettings(offset=0.1, offset_per=per), noise[:1], 3, batch([7]), CPU).noise_BCFHW
+        alone, _ = apply_noise_options(settings, noise[:1], 3, batch([7]))
         assert torch.equal(alone[0], moved[7]) and not torch.equal(alone[0], moved[8])
 
 
 def test_perturbation_is_noise_of_its_own() -> None:
     noise = torch.randn(50, 4, 2, 4, 4, generator=torch.Generator().manual_seed(0))
-    found = finish_noise(NoiseSettings(perturbation=0.1), noise, 3, batch(list(range(50))), CPU)
-    assert torch.equal(found.noise_BCFHW, noise) and found.perturbation_BCFHW is not None
-    assert abs(float(found.perturbation_BCFHW.std()) - 0.1) < 0.005
-    assert abs(float((found.perturbation_BCFHW * noise).mean())) < 0.005
+    same, perturbation = apply_noise_options(NoiseSettings(input_perturbation=0.1), noise, 3, batch(list(range(50))))
+    assert torch.equal(same, noise) and perturbation is not None
+    assert abs(float(perturbation.std()) - 0.1) < 0.005
+    assert abs(float((perturbation * noise).mean())) < 0.005
