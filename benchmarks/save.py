@@ -17,8 +17,8 @@ from torch import Tensor, nn
 
 from benchmarks.harness import Effort, Row, Side, Work, attempt, compare_times, load_peer, take_turns
 from benchmarks.model import build_model, list_cases
-from frameloom.checkpoint.async_saving import Saver
 from frameloom.checkpoint.reader import Checkpoint, load_latest
+from frameloom.checkpoint.writer import Saver
 from frameloom.config.schema.optim import OptimSection
 from frameloom.training.optim.optimizer import (
     allocate_state,

@@ -188,7 +188,7 @@ def order_epoch(
         seed=recipe.seed,
         epoch=epoch,
         accumulate=recipe.train.accumulate,
-        alike=recipe.data.alike,
+        alike=recipe.data.cost_group,
         drop_last=recipe.data.drop_last,
         shown=shown,
     )

@@ -26,9 +26,9 @@ _PREDICTIONS = {"v_prediction": "v", "epsilon": "epsilon", "sample": "sample"}
 def build_objective(section: ObjectiveSection) -> Objective:
     """What a denoiser learns, at which noise levels, and how it is sampled."""
     values = section.model_dump(exclude={"bias", "edm"})
-    noise = NoiseSettings(**_pick(values, NoiseSettings), stratified_levels=section.strata)
+    noise = NoiseSettings(**_pick(values, NoiseSettings))
     if section.kind == "flow":
-        return FlowObjective(**_pick(values, FlowObjective), distribution=section.law, noise=noise)
+        return FlowObjective(**_pick(values, FlowObjective), noise=noise)
     if section.kind == "edm":
         return EDMObjective(
             **section.edm.model_dump(), max_weight=section.min_snr_gamma, motion_share=section.motion_share, noise=noise

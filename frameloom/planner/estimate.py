@@ -176,7 +176,7 @@ def plan_run(
     found = measured or measure_recipe(recipe)
     device, mesh = device.limit(recipe.train.max_device_memory), check_world(recipe, num_devices)
     # A new word learns through the text encoders, so they stay on the device.
-    parks = recipe.train.park_encoders and device.name != "cpu" and recipe.inversion is None
+    parks = recipe.train.encoder_offload and device.name != "cpu" and recipe.inversion is None
     resident = rest_on_device(recipe, found.size, mesh, parks=parks)
     buckets = [
         _plan_bucket(recipe, found, resident, device, mesh, bucket, parks=parks)

@@ -150,20 +150,20 @@ def open_caches(recipe: Recipe, manifest: Manifest, policy: BucketPolicy) -> Cac
     """CacheError if a cache does not fit the recipe."""
     cache = recipe.data.cache
     latents = open_latent_store(recipe, manifest, policy) if cache.latents else None
-    if cache.foreign is None:
+    if cache.external is None:
         return Caches(latents, open_text_store(recipe, manifest) if cache.text else None)
     pipeline = build_text(recipe.text, recipe.model)
     shape = TextShape(pipeline.max_length, pipeline.width, pipeline.pooled_width)
-    folders = [Path(folder) for folder in cache.foreign_folders]
-    if cache.foreign == "open_sora_plan":
-        return Caches(latents, row_text=OpenSoraPlanText(manifest, folders, shape, name=cache.foreign_name))
-    if cache.foreign == "sdxl":
+    folders = [Path(folder) for folder in cache.external_folders]
+    if cache.external == "open_sora_plan":
+        return Caches(latents, row_text=OpenSoraPlanText(manifest, folders, shape, name=cache.external_name))
+    if cache.external == "sdxl":
         stored = sdxl_latents(manifest, folders[0], _LatentShape(recipe))
         return Caches(stored, row_text=SDXLText(manifest, folders[0], shape))
     names = {"latents_path", "text_t5_path"} & set(manifest.columns)
     if not names:
         raise ConfigError(
-            f"data.cache.foreign is open_sora2, but {manifest.source} has neither latents_path nor text_t5_path"
+            f"data.cache.external is open_sora2, but {manifest.source} has neither latents_path nor text_t5_path"
         )
     columns = column_latents(manifest, _LatentShape(recipe)) if "latents_path" in names else None
     return Caches(columns, row_text=ColumnText(manifest, shape) if "text_t5_path" in names else None)

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from frameloom.checkpoint.async_saving import Saver
 from frameloom.checkpoint.reader import Checkpoint
+from frameloom.checkpoint.writer import Saver
 from frameloom.config.schema.recipe import Recipe
 from frameloom.config.schema.training import is_due
 from frameloom.core.errors import CheckpointError, RunError

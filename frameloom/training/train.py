@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import OutOfMemoryError
 
-from frameloom.checkpoint.async_saving import Saver
+from frameloom.checkpoint.writer import Saver
 from frameloom.config.rules.parallel import check_world
 from frameloom.config.rules.training import scaled_rate
 from frameloom.config.schema.recipe import Recipe
@@ -144,7 +144,7 @@ def build_trainer(
     # Norms of a discriminator and the balance of its gradient are those of what is computed at once.
     remark = "the discriminator judges the pieces apart" if task.statistics else ""
     agreement = Agreement(parallel, digest_value(recipe.model_dump(mode="json"))[:12])
-    limits = BatchLimits(settings.halve, remark=remark)
+    limits = BatchLimits(settings.oom_split, remark=remark)
     stepper = Stepper(updates, parallel, agreement, precision, limits, task.statistics)
     tracked = TrackedRun(folder.path, recipe.name, first_step, recipe.model_dump(mode="json"), recipe.run.tracking)
     names = recipe.run.trackers if context.is_first else ()

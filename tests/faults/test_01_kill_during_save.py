@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from frameloom.checkpoint.reader import list_steps, load_checkpoint, load_latest, step_folder
-from frameloom.checkpoint.retention import apply_retention, clear_leftovers
+from frameloom.checkpoint.writer import apply_retention, clear_leftovers
 from frameloom.core.errors import CheckpointError
 from frameloom.core.random import numpy_stream
 from tests.checkpoint.saving import save_checkpoint

@@ -19,7 +19,7 @@ def die_in_save(words: list[str], dying: list[int], step: int, number: int) -> N
     """`frameloom train` that dies before file operation `number` of the save of a step, on the ranks that are named."""
     import os
 
-    from frameloom.checkpoint.async_saving import Saver
+    from frameloom.checkpoint.writer import Saver
     from tests.faults.kills import die_at
     from tests.faults.warm import run_command
 

@@ -7,7 +7,7 @@ import time
 import pytest
 
 from frameloom.checkpoint.reader import list_steps, load_checkpoint, step_folder
-from frameloom.checkpoint.retention import clear_leftovers
+from frameloom.checkpoint.writer import clear_leftovers
 from frameloom.core.errors import CheckpointError
 from frameloom.core.random import numpy_stream
 from tests.checkpoint.saving import save_checkpoint

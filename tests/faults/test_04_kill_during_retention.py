@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from frameloom.checkpoint.reader import list_steps, load_checkpoint, step_folder
-from frameloom.checkpoint.retention import clear_leftovers
+from frameloom.checkpoint.writer import clear_leftovers
 from frameloom.core.errors import CheckpointError
 from tests.checkpoint.saving import save_checkpoint
 from tests.faults.kills import loads_as_made, make

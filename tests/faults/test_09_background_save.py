@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from frameloom.checkpoint.async_saving import Saver
 from frameloom.checkpoint.reader import list_steps, load_checkpoint, step_folder
+from frameloom.checkpoint.writer import Saver
 from frameloom.core.errors import CheckpointError
 from tests.faults.injection import VARIABLE
 from tests.faults.kills import is_same, make
@@ -24,7 +24,7 @@ def change_after_saving(saver: Saver, count: int) -> None:
         for tensors in checkpoint.tensors.values():
             for tensor in tensors.values():
                 tensor.add_(1.0)  # the next step
-    saver.close()
+    saver.wait()
 
 
 def test_saved_is_the_moment_of_the_call_and_equals_a_save_that_is_waited_for(tmp_path, tally):

@@ -61,5 +61,5 @@ def test_where_not_even_one_fits_there_is_advice(warm, tally, world):
 
 def test_without_halving_the_run_would_end(warm, world):
     """The control."""
-    child = warm.command("train", str(world.write_recipe()), "--train.halve", "false", env=shortage(None, 2))
-    assert warm.wait(child) == 2 and "train.halve is false" in child.output, child.output
+    child = warm.command("train", str(world.write_recipe()), "--train.oom_split", "false", env=shortage(None, 2))
+    assert warm.wait(child) == 2 and "train.oom_split is false" in child.output, child.output

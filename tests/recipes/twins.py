@@ -165,7 +165,7 @@ def _shrink_data(recipe: Recipe, manifest: Path, run_folder: Path) -> dict[str, 
 def count_steps(recipe: Recipe) -> int:
     """Steps in which the model itself takes `NUM_STEPS`: a discriminator may have every second one."""
     judge = recipe.autoencoder.discriminator if recipe.task == "autoencoder" else None
-    return 2 * NUM_STEPS - 1 if judge is not None and judge.turns == "alternate" else NUM_STEPS
+    return 2 * NUM_STEPS - 1 if judge is not None and judge.update == "alternate" else NUM_STEPS
 
 
 def trains_clips(recipe: Recipe) -> bool:

@@ -28,7 +28,7 @@ OBJECTIVES: dict[str, dict[str, Any]] = {
         "min_snr_gamma": 5.0,
         "noise_offset": 0.1,
         "input_perturbation": 0.1,
-        "strata": 4,
+        "stratified_levels": 4,
         "bias": {"strategy": "later", "multiplier": 2.0},
         "motion_share": 0.25,
     },

@@ -19,6 +19,7 @@ import yaml
 
 from frameloom.config.loading.overrides import DELETE, apply_override, parse_overrides
 from frameloom.config.loading.problems import MAX_EXPLAINED, Problem, parse_recipe
+from frameloom.config.loading.renamed import rename_keys
 from frameloom.config.loading.yaml_values import KeyPath, parse_document, read_text
 from frameloom.config.rules.check import check_rules, place_problem
 from frameloom.config.schema.recipe import Recipe
@@ -81,6 +82,8 @@ def resolve(source: Source, overrides: Overrides = ()) -> dict[str, Any]:
 
 def recipe_from_dict(value: Mapping[str, Any], *, name: str = "recipe") -> Recipe:
     """The checked recipe of plain data, such as one kept with a run."""
+    value = copy.deepcopy(dict(value))
+    rename_keys(value, {}, name=name)
     return _check(value, {}, name, [])
 
 
@@ -176,6 +179,7 @@ def _add_text(draft: Draft, text: str, file: Path, shown: str, chain: tuple[tupl
         _refuse_outside(draft.inside, base_file, f"{shown}:{lines[(BASE,)]}", base)
         _add_file(draft, base_file, base_shown, (*chain, (file.resolve(), shown)))
     places = {path: f"{shown}:{line}" for path, line in lines.items()}
+    rename_keys(value, places, name=shown)
     _overlay(draft.value, value, (), draft.places, places)
 
 

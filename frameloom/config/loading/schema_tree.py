@@ -16,6 +16,20 @@ from frameloom.config.schema.recipe import Recipe
 from frameloom.config.schema.section import Section, Words
 from frameloom.core.spelling import nearest, share_words
 
+# Keys that had another name: the old one, and the new one in the same section.
+RENAMED = {
+    "autoencoder.discriminator.turns": "autoencoder.discriminator.update",
+    "data.alike": "data.cost_group",
+    "data.cache.foreign": "data.cache.external",
+    "data.cache.foreign_folders": "data.cache.external_folders",
+    "data.cache.foreign_name": "data.cache.external_name",
+    "objective.law": "objective.distribution",
+    "objective.strata": "objective.stratified_levels",
+    "train.halve": "train.oom_split",
+    "train.park_encoders": "train.encoder_offload",
+    "train.rehearse": "train.preflight",
+}
+
 # Keys of other trainers, and where the same setting is in a recipe.
 SYNONYMS = {
     "learning_rate": "optim.lr",
@@ -98,7 +112,7 @@ SYNONYMS = {
     "snr_gamma": "objective.min_snr_gamma",
     "loss": "objective.kind",
     "prediction_type": "objective.kind",
-}
+} | {old.rpartition(".")[2]: new for old, new in RENAMED.items()}
 
 
 @dataclass(frozen=True)

@@ -135,10 +135,14 @@ def check_trained_text(recipe: Recipe) -> Iterator[Problem]:
         (("task",), recipe.task != "denoiser", "task is not denoiser"),
         (("text", "rescale"), recipe.text.rescale, "text.rescale is true, which is measured once"),
         (("data", "cache", "text"), cache.text, "data.cache.text holds captions as they were encoded once"),
-        (("data", "cache", "foreign"), cache.foreign, "data.cache.foreign brings encoded captions"),
+        (("data", "cache", "external"), cache.external, "data.cache.external brings encoded captions"),
         (("lora",), recipe.lora, "with lora only the adapters train"),
         (("inversion",), recipe.inversion, "with inversion only a word is learnt"),
-        (("train", "park_encoders"), recipe.train.park_encoders, "train.park_encoders sends it away between steps"),
+        (
+            ("train", "encoder_offload"),
+            recipe.train.encoder_offload,
+            "train.encoder_offload sends it away between steps",
+        ),
         (("parallel", "encoders"), encoders != "each", shared),
     ):
         if is_wrong:

@@ -121,10 +121,10 @@ def check_train(recipe: Recipe) -> Iterator[Problem]:
                 advice = suggest(kind, family.block_kinds, kind="blocks")
                 yield Problem((*path, kind), f"{text}; {advice}", (("model", "family"),))
     judge, every = recipe.autoencoder.discriminator, train.ema.every if train.ema else 1
-    if recipe.task == "autoencoder" and judge is not None and judge.turns == "alternate" and every % 2 == 0:
+    if recipe.task == "autoencoder" and judge is not None and judge.update == "alternate" and every % 2 == 0:
         text = f"train.ema.every is {every}, but only odd steps train the autoencoder, so it would never be averaged"
-        advice = f"write {every - 1} or {every + 1}, or autoencoder.discriminator.turns: both"
-        yield Problem(("train", "ema", "every"), f"{text}; {advice}", (("autoencoder", "discriminator", "turns"),))
+        advice = f"write {every - 1} or {every + 1}, or autoencoder.discriminator.update: both"
+        yield Problem(("train", "ema", "every"), f"{text}; {advice}", (("autoencoder", "discriminator", "update"),))
 
 
 def check_objective(recipe: Recipe) -> Iterator[Problem]:

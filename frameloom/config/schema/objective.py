@@ -48,13 +48,14 @@ class ObjectiveSection(Section):
         default="flow",
         description="flow matching (rf_scheduler), DDPM that predicts v, noise or latent (prediction_type), or EDM",
     )
-    law: Literal["logit_normal", "uniform", "mode"] = Field(
+    distribution: Literal["logit_normal", "uniform", "mode"] = Field(
         default="logit_normal", description="how noise levels are drawn (flow)"
     )
-    logit_mean: float = Field(default=0.0, description="above 0: more noise (flow, law logit_normal)")
-    logit_std: Positive = Field(default=1.0, description="the larger, the wider (flow, law logit_normal)")
+    logit_mean: float = Field(default=0.0, description="above 0: more noise (flow, distribution logit_normal)")
+    logit_std: Positive = Field(default=1.0, description="the larger, the wider (flow, distribution logit_normal)")
     mode_scale: Annotated[float, Field(ge=-1, le=1.75)] = Field(
-        default=1.29, description="above 0: more often near the middle, below 0: near the ends (flow, law mode)"
+        default=1.29,
+        description="above 0: more often near the middle, below 0: near the ends (flow, distribution mode)",
     )
     num_levels: Count | None = Field(
         default=None, description="draw from this many noise levels only; 1000: Open-Sora-Plan; null: any (flow)"
@@ -102,8 +103,10 @@ class ObjectiveSection(Section):
     levels: Annotated[tuple[Level, Level], Words("[first, the one after the last], from 0 to 1000")] | None = Field(
         default=None, description="draw only these noise levels, [first, after the last]; null: all (DDPM)"
     )
-    edm: EDMSection = Field(default=EDMSection(), description="law and preconditioning of kind edm")
-    strata: Count = Field(
+    edm: EDMSection = Field(
+        default=EDMSection(), description="distribution of noise levels and preconditioning of kind edm"
+    )
+    stratified_levels: Count = Field(
         default=1,
         description="of this many samples in a row each draws from its own part of the levels (uniform_sampling)",
     )

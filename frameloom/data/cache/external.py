@@ -151,7 +151,9 @@ class OpenSoraPlanText(ExternalText):
     ) -> None:
         super().__init__(manifest, shape)
         if not 1 <= len(folders) <= 2:
-            raise ConfigError(f"data.cache.foreign_folders names {len(folders)} folders; open_sora_plan has one or two")
+            raise ConfigError(
+                f"data.cache.external_folders names {len(folders)} folders; open_sora_plan has one or two"
+            )
         self._folders = list(folders)
         self._name = name
         for field in _FIELD.findall(name or ""):

@@ -38,7 +38,7 @@ from frameloom.data.manifest.manifest import ClipRow, Manifest
 from frameloom.data.media.decode import ClipError, FatalClip, read_clip, read_image
 from frameloom.data.media.frames import clip_window, select_frames
 from frameloom.data.media.tar_members import Member
-from frameloom.data.media.transforms import Cover, Transforms, parse_transforms
+from frameloom.data.media.transforms import ResizeCrop, Transforms, parse_transforms
 from frameloom.data.order.plan import Ints
 
 # Sample indices of class pictures begin beyond all that an epoch can have.
@@ -171,9 +171,9 @@ class BatchReader:
             return draw_at(self.seed, purpose + what, epoch, index, number)
 
         draws = (draw("crop_top"), draw("crop_left")) if self._transforms.is_random else (0.0, 0.0)
-        cuts: list[tuple[tuple[int, int], Cover]] = []
+        cuts: list[tuple[tuple[int, int], ResizeCrop]] = []
 
-        def cut(height: int, width: int) -> Cover:
+        def cut(height: int, width: int) -> ResizeCrop:
             cuts.append(((height, width), self._transforms.place(height, width, bucket.height, bucket.width, draws)))
             return cuts[-1][1]
 
@@ -193,9 +193,9 @@ class BatchReader:
             raise ClipError(str(error)) from error
         height, width, read = bucket.height, bucket.width, pick_decoder(self.data.decoder)
         found = [
-            read_image(file, height=height, width=width, place=cut)
+            read_image(file, height=height, width=width, crop_rule=cut)
             if frames is None
-            else read(file, indices=frames, height=height, width=width, place=cut)
+            else read(file, indices=frames, height=height, width=width, crop_rule=cut)
             for file in files
         ]
         source, crop = cuts[0]

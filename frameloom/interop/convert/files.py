@@ -13,11 +13,20 @@ from frameloom.checkpoint.model_folder import TENSORS, find_own, read_weights
 from frameloom.core.errors import CheckpointError
 from frameloom.core.files import atomic_file, digest_file, replace_folder
 from frameloom.core.logging import get_logger
-from frameloom.weights.files import CONFIG, SAFETENSORS, find_weights, is_pickle, open_weights
+from frameloom.weights.files import (
+    CONFIG,
+    INDEX,
+    SAFETENSORS,
+    find_weights,
+    format_index,
+    is_pickle,
+    name_shards,
+    open_weights,
+    plan_shards,
+)
 from frameloom.weights.lazy_tensors import LazyTensors, rename_tensors
 from frameloom.weights.pickle_reader import open_pickle
 from frameloom.weights.safetensors_file import open_safetensors, write_safetensors
-from frameloom.weights.shard_index import INDEX, format_index, name_shards, plan_shards
 
 # Names that torch.compile, FSDP and activation checkpointing put between those of the modules.
 _WRAPPERS = ("_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module.")

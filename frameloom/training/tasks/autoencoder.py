@@ -140,7 +140,7 @@ class AutoencoderTask(Task):
                 logits = self.judge(made.decoded_BCFHW, batch, "autoencoder")
             layer = self.vae.last_layer()
             term = generator_term(logits, parts["reconstruction"], layer, critic.settings, context.step)
-            if critic.settings.turns == "both":
+            if critic.settings.update == "both":
                 _keep(context, batch, made)
             loss = loss + term.loss
             parts |= {"generator": term.made, "adversarial_weight": term.weight}
@@ -349,5 +349,5 @@ def build_critic(section: DiscriminatorSection, seed: int, device: torch.device)
     model = build_discriminator(config, stream(seed, "discriminator weights"))
     if section.weights is not None:
         load_discriminator(model, dict(read_weights(Path(section.weights)).tensors))
-    settings = AdversarialSettings(**section.model_dump(include={"start", "weight", "loss", "turns", "adaptive"}))
+    settings = AdversarialSettings(**section.model_dump(include={"start", "weight", "loss", "update", "adaptive"}))
     return Critic(model.to(device).train(), settings, section)

@@ -62,9 +62,9 @@ def _build_denoiser(recipe: Recipe, feed: Feed, parallel: Parallelism, precision
     scaling = _measure_text(text, captions).to(device) if recipe.text.rescale else None
     trained_text = start_training(text, recipe.text)
     word = None
-    if recipe.train.park_encoders and device.type == "cpu":
-        _log.warning("train.park_encoders is true, which has no effect on the CPU")
-    elif recipe.train.park_encoders:
+    if recipe.train.encoder_offload and device.type == "cpu":
+        _log.warning("train.encoder_offload is true, which has no effect on the CPU")
+    elif recipe.train.encoder_offload:
         # The vectors of a new word learn through the text encoders: they stay where they are.
         offload_encoders(vae, text.encoders if recipe.inversion is None else (), device)
     if recipe.inversion is not None:

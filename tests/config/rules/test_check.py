@@ -26,7 +26,7 @@ RIGHT = {
     "autoencoder without weights": ["--task", "autoencoder", "--vae.weights", "null"],
     "autoencoder does not sample": ["--task", "autoencoder", "--sample.height", "70"],
     "v with gamma": ["--objective.kind", "v", "--objective.min_snr_gamma", "5"],
-    "defaults of the other kind": ["--objective.kind", "v", "--objective.law", "logit_normal"],
+    "defaults of the other kind": ["--objective.kind", "v", "--objective.distribution", "logit_normal"],
     "validation apart": SPLIT,
     "falling schedule": ["--optim.schedule", "{name: cosine, min_share: 0.1}"],
     "tall sample": ["--sample.height", "480", "--sample.width", "256", "--sample.frames", "1"],
