@@ -20,7 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from benchmarks.harness import Effort, Row, Work, compare_numbers, compare_times, take_turns
+from benchmarks.harness import BenchSettings, Row, Work, compare_numbers, compare_times, take_turns
 from benchmarks.step import open_trainer, plain_step, prepare_demo
 from frameloom.builders.objective import build_objective
 from frameloom.config.schema.objective import ObjectiveSection
@@ -60,14 +60,14 @@ FEATURES: dict[str, dict[str, Any]] = {
 }
 
 
-def measure(effort: Effort) -> Iterator[Row]:
+def measure(bench: BenchSettings) -> Iterator[Row]:
     """A step with everything on against a bare one; asked for by name, every feature beside a bare step."""
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
-        recipe = prepare_demo(Path(folder), steps=8 + effort.rounds, num_clips=effort.pick(40, 12))
+        recipe = prepare_demo(Path(folder), steps=8 + bench.rounds, num_clips=bench.pick(40, 12))
         works = _list_works(open_trainer(recipe, Path(folder), stack))
-        if not effort.is_alone:
+        if not bench.is_alone:
             works = {name: works[name] for name in ("bare step", "full step", EVERYTHING_NAME)}
-        times = take_turns(works, effort.rounds, warmup=effort.pick(3, 0))
+        times = take_turns(works, bench.rounds, warmup=bench.pick(3, 0))
     bare, full = times.pop("bare step"), times.pop("full step")
     yield compare_times("objective", "a step with everything on", full, bare, against="a bare step")
     for name, own in times.items():
@@ -77,7 +77,7 @@ def measure(effort: Effort) -> Iterator[Row]:
             name,
             own.cpu_s / bare.cpu_s,
             unit="share",
-            repeats=effort.rounds,
+            repeats=bench.rounds,
             note=f"own processor time {own.cpu_s * 1e3:.2f} ms, as a share of a bare step",
         )
 
