@@ -51,12 +51,15 @@ def build_adapters(section: LoraSection, denoiser: LoadedDenoiser, *, weights: s
         own = dict(model.named_parameters())
         return {name: own[name] for layer in chosen for name in parameter_names(layer)}
 
-    def check(state: Mapping[str, Any], where: str) -> None:
-        check_base(denoiser, state, weights=weights, where=where)
+    def state() -> dict[str, Any]:
+        return {"rank": rank, "alpha": alpha, "base": denoiser.digest, "weights": weights}
+
+    def check(saved: Mapping[str, Any], where: str) -> None:
+        check_base(denoiser, saved, weights=weights, where=where)
         for name, value in (("rank", rank), ("alpha", alpha)):
-            if state[name] != value:
+            if saved[name] != value:
                 raise CheckpointError(
-                    f"{where}: has lora.{name} {state[name]:g}, the recipe {value:g}; put it back, or start a new run "
+                    f"{where}: has lora.{name} {saved[name]:g}, the recipe {value:g}; put it back, or start a new run "
                     "with --name"
                 )
 
@@ -67,8 +70,7 @@ def build_adapters(section: LoraSection, denoiser: LoadedDenoiser, *, weights: s
     if section.weights:
         _start_from(parameters(), given, chosen, rank, alpha, where=section.weights)
     _log.info("lora: %d layers, %d numbers train", len(chosen), sum(one.numel() for one in parameters().values()))
-    state = {"rank": rank, "alpha": alpha, "base": denoiser.digest, "weights": weights}
-    return TrainedPart("lora", parameters, state, check, export)
+    return TrainedPart("lora", parameters, state(), check, export)
 
 
 @torch.no_grad()

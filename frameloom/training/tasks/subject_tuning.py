@@ -57,11 +57,13 @@ def build_word(
         add_word(encoder, section.placeholder, vectors[name])
         encoder.learns = True
     base = base_digest(denoiser, text)
-    state = {"placeholder": section.placeholder, "num_vectors": section.num_vectors, "base": base}
     _log.info("inversion: %d numbers train", sum(part.numel() for part in vectors.values()))
 
+    def state() -> dict[str, Any]:
+        return {"placeholder": section.placeholder, "num_vectors": section.num_vectors, "base": base}
+
     def check(saved: Mapping[str, Any], where: str) -> None:
-        for name, value in state.items():
+        for name, value in state().items():
             if saved[name] != value:
                 what = "other models" if name == "base" else f"inversion.{name} {saved[name]}"
                 raise CheckpointError(
@@ -73,7 +75,7 @@ def build_word(
         word = LearntWord(section.placeholder, {name: tensors[name] for name in vectors})
         write_word(folder, word, family=denoiser.family.name, base={"sha256": base})
 
-    return vectors, TrainedPart("inversion", lambda: dict(vectors.items()), state, check, export)
+    return vectors, TrainedPart("inversion", lambda: dict(vectors.items()), state(), check, export)
 
 
 def base_digest(denoiser: LoadedDenoiser, text: TextPipeline) -> str:
