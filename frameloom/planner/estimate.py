@@ -9,12 +9,13 @@ from pathlib import Path
 import numpy as np
 
 from frameloom.builders.data import build_plan, build_policy, read_manifest
+from frameloom.builders.vae import encode_policy
 from frameloom.config.rules.parallel import check_world
 from frameloom.config.schema.parallel import MeshShape, step_shares
 from frameloom.config.schema.recipe import Recipe
 from frameloom.core.errors import DataError
 from frameloom.data.buckets.policy import Bucket
-from frameloom.models.precision import DTYPES, Precision
+from frameloom.models.precision import DTYPES
 from frameloom.planner.costs import Shape, StepCost, count_cells, measure_costs
 from frameloom.planner.devices import BOX, Device
 from frameloom.planner.encoders import (
@@ -138,8 +139,7 @@ def measure_recipe(recipe: Recipe) -> Measured:
             pixels = measure_encoder(
                 vae,
                 shapes,
-                precision=Precision.frozen(recipe.vae.precision, fp32_norms=recipe.vae.fp32_norms),
-                mini_batch=recipe.vae.mini_batch,
+                policy=encode_policy(recipe.vae),
                 times=1 if denoiser.family.beside(denoiser.config) == "none" else 2,
             )
         return size, pixels, list_caption_costs(recipe, denoiser.family.text_join)

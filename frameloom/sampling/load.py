@@ -45,7 +45,6 @@ from frameloom.models.lora.adapters import to_adapters
 from frameloom.models.precision import DTYPES
 from frameloom.models.text.scaling import TextScaling
 from frameloom.models.vaes.base import VideoVAE
-from frameloom.models.vaes.wrappers import TiledVAE
 from frameloom.sampling.pipeline import CaptionNote, Offload, Pipeline
 
 RECIPE = "recipe.yaml"
@@ -193,7 +192,7 @@ def _read_recipe(path: Path | str, overrides: Sequence[str], *, where: Path) -> 
 def _build_others(recipe: Recipe) -> tuple[VideoVAE, TextPipeline]:
     vae: VideoVAE = build_vae(recipe.vae, seed=recipe.seed).model.eval()
     if recipe.sample.tile_px is not None:
-        vae = TiledVAE(vae, tile_px=recipe.sample.tile_px).eval()
+        vae.use(replace(vae.policy, tile_px=recipe.sample.tile_px))
     text = build_text(recipe.text, recipe.model)
     for path in recipe.sample.words:
         use_word(text, read_word(Path(path)), where=path)

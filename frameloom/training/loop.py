@@ -82,7 +82,7 @@ class Trainer:
                 if self.step >= settings.num_steps:
                     break
                 result = self.take_step(batches, planned)
-                self.feed.bad_clips.add_clips(self.stepper.agreement.gather_bad_clips(batches))
+                self.feed.bad_clips.add(self.stepper.agreement.gather_bad_clips(batches))
                 self.epoch, self.position = planned.position
                 bar.advance(note=self.note(result))
                 self.after_step(result)
