@@ -23,7 +23,7 @@ from torch import Tensor
 from benchmarks.harness import BenchSettings, Row, Work, compare_numbers, compare_times, take_turns
 from benchmarks.step import open_trainer, plain_step, prepare_demo
 from frameloom.builders.objective import build_objective
-from frameloom.config.schema.objective import ObjectiveSection
+from frameloom.config.schema.objective import ObjectiveSection, parse_objective
 from frameloom.core.random import stream
 from frameloom.data.loading.batch import Batch
 from frameloom.diffusion.mask_kinds import END_SHARES
@@ -96,7 +96,7 @@ def _list_works(trainer: Trainer) -> dict[str, Work]:
         "noise and latent from keyed streams": _draw_work(latent_BCFHW, batch),
     }
     for name, settings in FEATURES.items():
-        works[name] = _feature_work(ObjectiveSection(**settings), latent_BCFHW, prediction, batch)
+        works[name] = _feature_work(parse_objective(settings), latent_BCFHW, prediction, batch)
     return works | _mask_works(batch, task)
 
 
@@ -153,7 +153,7 @@ def _mask_works(batch: Batch, task: DenoiserTask) -> dict[str, Work]:
 
 def _full_step(trainer: Trainer, task: DenoiserTask, batch: Batch) -> Work:
     """Our step with everything on, on a batch that is read already."""
-    everything = replace(task, objective=build_objective(ObjectiveSection(**EVERYTHING)))
+    everything = replace(task, objective=build_objective(parse_objective(EVERYTHING)))
     (phase,), (update,) = everything.phases(trainer.recipe.optim), trainer.stepper.updates
     stepper = replace(trainer.stepper, updates=[replace(update, phase=phase)])
     numbers = count(1)

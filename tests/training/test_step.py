@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from frameloom.builders.objective import build_objective
-from frameloom.config.schema.objective import ObjectiveSection
+from frameloom.config.schema.objective import parse_objective
 from frameloom.data.loading.batch import Batch
 from frameloom.data.media.transforms import to_signed_range
 from frameloom.training.loop import Trainer
@@ -88,7 +88,7 @@ def test_micro_batches_of_any_split_equal_one_batch(world: Any) -> None:
     latents = (moments.mean_BCFHW, torch.exp(0.5 * moments.logvar_BCFHW))
     batch = replace(batch, pixels_BCFHW=None, latents=latents)
     for name, settings in OBJECTIVES.items():
-        trainer.task.objective = build_objective(ObjectiveSection(**settings))
+        trainer.task.objective = build_objective(parse_objective(settings))
         whole, loss = step_gradients(trainer, [batch])
         for sizes in ((2, 2), (1, 3)):
             pieces, other = step_gradients(trainer, cut(batch, sizes))
