@@ -114,7 +114,7 @@ def _shapes(recipe: Recipe) -> dict[str, tuple[int, int, int]]:
     from frameloom.builders.data import build_policy
     from frameloom.models.registry import VAES
 
-    if not isinstance(recipe.objective.shift, str):
+    if not isinstance(getattr(recipe.objective, "shift", None), str):  # only flow shifts
         return {"every size": (1, 1, 1)}
     vae = VAES[recipe.vae.name]
     found = {}
