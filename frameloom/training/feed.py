@@ -125,7 +125,7 @@ def build_feed(
         text=caches.text,
         row_text=caches.row_text,
         class_rows=pictures if pictures is not None and len(pictures) else None,
-        crops_of_latents=caches.latents is not None and "sizes" in DENOISERS[recipe.model.family].conditions,
+        crops_of_latents=caches.latents is not None and "sizes" in DENOISERS[recipe.model.family].supported_conditions,
     )
     pixels = BatchReader(manifest, policy, recipe.data, seed=recipe.seed, text=caches.text)
     return Feed(
@@ -146,7 +146,8 @@ def build_feed(
 
 def _needs_rounds_of_one_kind(recipe: Recipe) -> bool:
     """Whether ranks that wait for each other within a pass would do different things for images and for videos."""
-    skips = recipe.task == "denoiser" and recipe.inversion is None and DENOISERS[recipe.model.family].images_skip
+    is_model = recipe.task == "denoiser" and recipe.inversion is None
+    skips = is_model and DENOISERS[recipe.model.family].images_skip_temporal_blocks
     return (recipe.parallel.zero >= 2 and skips) or (
         recipe.parallel.encoders != "each" and recipe.data.use_image_num > 0
     )

@@ -44,7 +44,7 @@ from frameloom.distributed.fsdp import (
 )
 from frameloom.distributed.ranks import Ranks
 from frameloom.distributed.sequence_parallel import join_sequence_group
-from frameloom.models.denoisers.building import use_sequence_group
+from frameloom.models.denoisers.base import use_sequence_group
 from frameloom.training.agreement import (
     Ballot,
     Claim,

@@ -113,16 +113,15 @@ def test_a_continuation_starts_with_the_last_frames_of_the_video(load: Load, fil
 @pytest.mark.parametrize("name", MODELS)
 def test_guidance_1_is_the_conditional_model(load: Load, name: str) -> None:
     sampler = load(name, guidance=1)
-    family, model = sampler.denoiser.family, sampler.denoiser.model
+    model = sampler.denoiser.model
     request = sampler.request(PROMPT, 1)
     text = encode_prompts(sampler, [request])
     frames = 1 if name == "sdxl" else 3
     noise = torch.randn((1, 4, frames, 4, 6), generator=stream(1, "sample"))
     prepared = encode_given(sampler, [request], [read_given(request, stride=4, causal=True)])
     with torch.no_grad():
-        alone = sampler.objective.sample(
-            lambda x, timestep_B: family.denoise(model, x, timestep_B, text[0], prepared.told), noise, num_steps=3
-        )
+        conditions = {**text[0].conditions(), **prepared.cond}
+        alone = run_sampler("default", sampler.objective, lambda *given: model(*given, conditions), noise, num_steps=3)
         guided = solve(sampler, [request], text, noise, prepared)
         other = solve(sampler, [request.model_copy(update={"guidance": 3.0})], text, noise, prepared)
     assert torch.equal(alone, guided) and not torch.allclose(alone, other)

@@ -93,12 +93,12 @@ def _build_denoiser(recipe: Recipe, captions: Sequence[str], device: torch.devic
     trained = [value for value in denoiser.model.parameters() if value.requires_grad]
     precision.cast_trained(denoiser.model, keep=trained if adapters else ())
     denoiser.model.to(device).train()
-    _apply_settings(denoiser.model, denoiser.family.blocks(denoiser.model), recipe.train, device)
+    _apply_settings(denoiser.model, denoiser.model.blocks(), recipe.train, device)
     conditions = ConditionMaker(
         denoiser=denoiser,
         vae=vae,
         known=recipe.known,
-        takes_sizes="sizes" in denoiser.family.conditions,
+        takes_sizes="sizes" in denoiser.family.supported_conditions,
         has_control=recipe.data.control,
         device=device,
     )
@@ -129,7 +129,7 @@ def _build_denoiser(recipe: Recipe, captions: Sequence[str], device: torch.devic
     if recipe.inversion is not None:
         word = build_inversion(recipe.inversion, task, captions, seed=recipe.seed, device=device)
         return BuiltTask(word.task, "denoiser", recipe.model.family, config, lambda read_batches: config, extra, word)
-    blocks = denoiser.family.blocks(denoiser.model)
+    blocks = denoiser.model.blocks()
     section = recipe.dreambooth
     has_prior = section is not None and section.class_folder is not None
     return BuiltTask(

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -20,8 +21,8 @@ from frameloom.data.loading.batch import Batch
 from frameloom.data.media.transforms import to_signed_range
 from frameloom.diffusion.noise_levels import band_levels, band_shares
 from frameloom.diffusion.objectives import Noised, Objective, add_noise, weighted_error_B
-from frameloom.models.denoisers.conditions import Conditions
-from frameloom.models.layers.dropout import DropoutSeeds, has_dropout
+from frameloom.models.denoisers.base import Conditions
+from frameloom.models.layers.dropout import has_dropout
 from frameloom.models.text.base import TextStates
 from frameloom.models.text.scaling import TextScaling
 from frameloom.models.vaes.base import VideoVAE
@@ -92,7 +93,8 @@ class DenoiserTask:
         frames = self.vae.latent_frames(bucket.frames)
         _, height_stride, width_stride = self.vae.strides
         cells = (frames, bucket.height // height_stride, bucket.width // width_stride)
-        return len(batch.rows) * self.denoiser.family.num_tokens(self.denoiser.config, cells)
+        num_tokens: int = self.denoiser.config.num_tokens(cells)
+        return len(batch.rows) * num_tokens
 
     def _losses(self, batch: Batch, seed: int, dropout: float) -> Tensor:
         latent_BCFHW, plain_BCFHW = self._latent_and_noise(batch, seed)
@@ -103,7 +105,8 @@ class DenoiserTask:
         text = self._text(batch.text, batch.captions, batch, seed, dropout)
         given = self.conditions.make(batch, seed, self._image_text(batch, seed, dropout))
         if self._drops:
-            given = replace(given, dropout=DropoutSeeds(draw_seeds(seed, "model dropout", batch)))
+            seeds_B = draw_seeds(seed, "model dropout", batch).view(np.int64)
+            given = {**given, "dropout_seeds": torch.from_numpy(seeds_B)}
         return self._loss_of(noised, text, given)
 
     def _judge(self, batch: Batch, seed: int) -> tuple[Tensor, Tensor]:
@@ -119,7 +122,7 @@ class DenoiserTask:
         return torch.stack(losses, dim=1), share_L
 
     def _loss_of(self, noised: Noised, text: TextStates, given: Conditions) -> Tensor:
-        prediction = self.denoiser.family.denoise(self.model, noised.noisy_BCFHW, noised.timestep_B, text, given)
+        prediction = self.model(noised.noisy_BCFHW, noised.timestep_B, {**text.conditions(), **given})
         return weighted_error_B(prediction, noised, motion_share=self.objective.motion_share)
 
     def _latent_and_noise(self, batch: Batch, seed: int) -> tuple[Tensor, Tensor]:

@@ -8,7 +8,7 @@ from torch import nn
 
 from frameloom.core.errors import ConfigError
 from frameloom.core.random import stream
-from frameloom.models.denoisers.building import initialize
+from frameloom.models.denoisers.base import initialize
 from frameloom.models.layers.patches import PatchEmbed, pack, token_grid, unpack
 
 LATENT = torch.arange(2 * 3 * 2 * 4 * 6.0).reshape(2, 3, 2, 4, 6)

@@ -31,7 +31,7 @@ def build(name: str) -> nn.Module:
 
 def draw_adapters(name: str, model: nn.Module, *, alpha: float = 2.0) -> dict[str, Adapter]:
     family, draws, layers = get_denoiser(name), stream(0, "adapters"), linear_layers(model)
-    chosen = default_layers(model, family.lora_targets, family.blocks(model))
+    chosen = default_layers(model, family.lora_targets, model.blocks())
     return {
         layer: Adapter(
             0.1 * torch.randn(4, layers[layer].in_features, generator=draws),
