@@ -6,13 +6,13 @@ import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from benchmarks.harness import Row
-from benchmarks.report import describe_header, describe_row, make_record, read_page, read_record, write_page
-from benchmarks.topics import TOPICS, choose_effort, measure_apart
+from benchmarks.report import format_header, format_row, make_record, read_page, read_record, write_page
+from benchmarks.topics import TOPICS, choose_settings, measure_apart
 from frameloom.core.errors import ConfigError, FrameloomError
 from frameloom.core.files import write_text
 from frameloom.core.logging import set_up_logging
@@ -46,11 +46,19 @@ def bench(
       python -m benchmarks step decode --rounds 9
       python -m benchmarks --json bench.json --page docs/performance.md
     """
-    _check_places(json_file, page)
+    # Before minutes of measuring: the page has its marks, and all can be written.
+    if json_file is not None:
+        check_output_file(json_file, "--json")
+    if page is not None:
+        read_page(page)
+        check_output_file(page, "--page")
+        check_output_folder(page.parent / "images", "--page")
     if record is not None:
-        given = {"TOPIC": names, "--rounds": rounds, "--quick": quick, "--file": files}
-        _refuse_beside_record([key for key, value in given.items() if value])
-        found = _read_record(record)
+        values = {"TOPIC": names, "--rounds": rounds, "--quick": quick, "--file": files}
+        if given := ", ".join(key for key, value in values.items() if value):
+            raise ConfigError(f"--from measures nothing, so {given} would do nothing; leave out one or the other")
+        found, rows = read_record(record)
+        print("\n".join([format_header(), *(format_row(row) for row in rows)]))
     else:
         rows = _measure(names or [], rounds, quick, files or [])
         found = make_record(rows, is_quick=quick)
@@ -64,29 +72,6 @@ def bench(
         raise typer.Exit(1)
 
 
-def _check_places(json_file: Path | None, page: Path | None) -> None:
-    """Before minutes of measuring: the page has a place for the table, and all can be written."""
-    if json_file is not None:
-        check_output_file(json_file, "--json")
-    if page is not None:
-        read_page(page)
-        check_output_file(page, "--page")
-        check_output_folder(page.parent / "images", "--page")
-
-
-def _refuse_beside_record(given: Sequence[str]) -> None:
-    if given:
-        raise ConfigError(
-            f"--from measures nothing, so {', '.join(given)} would do nothing; leave out one or the other"
-        )
-
-
-def _read_record(path: Path) -> dict[str, Any]:
-    found, rows = read_record(path)
-    print("\n".join([describe_header(), *(describe_row(row) for row in rows)]))
-    return found
-
-
 def _measure(names: Sequence[str], rounds: int | None, quick: bool, files: Sequence[Path]) -> list[Row]:
     unknown = [name for name in names if name not in TOPICS]
     if unknown:
@@ -94,12 +79,12 @@ def _measure(names: Sequence[str], rounds: int | None, quick: bool, files: Seque
     takers = [name for name, topic in TOPICS.items() if topic.takes_files]
     if files and (not names or any(name not in takers for name in names)):
         raise ConfigError(f"--file: only {' and '.join(takers)} measure given files; name one of them")
-    print(describe_header(), flush=True)
+    print(format_header(), flush=True)
     rows = []
     for name in names or TOPICS:
-        effort = choose_effort(name, rounds=rounds, is_quick=quick, is_alone=bool(names))
-        for row in measure_apart(name, effort, files):
-            print(describe_row(row), flush=True)
+        options = choose_settings(name, rounds=rounds, is_quick=quick, is_alone=bool(names))
+        for row in measure_apart(name, options, files):
+            print(format_row(row), flush=True)
             rows.append(row)
     return rows
 

@@ -20,7 +20,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from benchmarks.harness import Effort, Row, Side, Work, attempt, compare_times, take_turns
+from benchmarks.harness import BenchSettings, Contender, Row, Work, compare_times, measure_or_skip, take_turns
 from benchmarks.step import open_trainer, our_step, prepare_demo
 from frameloom.builders.data import build_policy, read_manifest
 from frameloom.builders.vae import build_vae
@@ -29,42 +29,46 @@ from frameloom.config.loading.recipe import load_recipe
 from frameloom.config.schema.recipe import Recipe
 from frameloom.core.random import numpy_stream
 from frameloom.data.buckets.policy import Bucket, possible_buckets
-from frameloom.data.cache.cache import LatentCache, latent_stack
+from frameloom.data.cache.encoding import latent_stack
+from frameloom.data.cache.filling import CacheJob
 from frameloom.data.cache.folder import CacheFolder
 from frameloom.data.cache.keys import LATENT_COLUMNS, LATENT_KEY
 from frameloom.data.cache.shards import Group
+from frameloom.data.cache.store import LatentStore
 from frameloom.data.loading.batch import BatchRequest
 from frameloom.data.loading.reader import BatchReader
 from frameloom.data.media.transforms import to_signed_range
 from frameloom.demo.shapes_set import write_shapes
-from frameloom.training.caching import CacheJob, open_latent_cache, write_caches
+from frameloom.training.caching import open_latent_store, write_caches
 
 _BATCH = 16
 _GROUP = 1024
 
 
-def measure(effort: Effort) -> Iterator[Row]:
+def measure(bench: BenchSettings) -> Iterator[Row]:
     """The demo's clips and autoencoder."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        recipe = _prepare(folder, effort.pick(512, 16))
-        yield from attempt("cache", "reading", _measure_reading, recipe, folder, effort)
-        yield from attempt("cache", "writing", _measure_writing, recipe, folder, effort)
-        yield from attempt("cache", "opening", _measure_opening, folder / "many", effort)
-    yield from attempt("cache", "training", _measure_training, effort, "the demo's autoencoder", 2 * effort.rounds)
-    if not effort.is_quick:
+        recipe = _prepare(folder, bench.pick(512, 16))
+        yield from measure_or_skip("cache", "reading", _measure_reading, recipe, folder, bench)
+        yield from measure_or_skip("cache", "writing", _measure_writing, recipe, folder, bench)
+        yield from measure_or_skip("cache", "opening", _measure_opening, folder / "many", bench)
+    yield from measure_or_skip(
+        "cache", "training", _measure_training, bench, "the demo's autoencoder", 2 * bench.rounds
+    )
+    if not bench.is_quick:
         large = ("--vae.size", "8ch", "--data.buckets", "{64px: {9: [1.0, 4]}}")
         name = "Open-Sora-Plan's autoencoder, 147M"
-        yield from attempt("cache", "training, large", _measure_training, effort, name, effort.rounds, large)
+        yield from measure_or_skip("cache", "training, large", _measure_training, bench, name, bench.rounds, large)
 
 
-def _measure_reading(recipe: Recipe, folder: Path, effort: Effort) -> Iterator[Row]:
+def _measure_reading(recipe: Recipe, folder: Path, bench: BenchSettings) -> Iterator[Row]:
     bucket, rows = _most_used(recipe)
-    ours = open_latent_cache(recipe, read_manifest(recipe), build_policy(recipe))
+    ours = open_latent_store(recipe, read_manifest(recipe), build_policy(recipe))
     mean, std = ours.get(rows, bucket)
     _write_npy(folder / "npy", rows, mean, std)
     ways = {"ours": _read_ours(ours, bucket), "npy": _read_npy(folder / "npy"), "encode": _encode(recipe, bucket)}
-    times = take_turns({name: _pass_over(way, rows) for name, way in ways.items()}, effort.rounds)
+    times = take_turns({name: _pass_over(way, rows) for name, way in ways.items()}, bench.rounds)
     for name, against in (("npy", "one .npy per clip"), ("encode", "decoding and encoding anew")):
         yield compare_times(
             "cache",
@@ -88,7 +92,7 @@ def _pass_over(way: Way, rows: NDArray[np.int64]) -> Work:
     return run
 
 
-def _measure_writing(recipe: Recipe, folder: Path, effort: Effort) -> Row:
+def _measure_writing(recipe: Recipe, folder: Path, bench: BenchSettings) -> Row:
     """Both encode the same clips for the same buckets; ours also digests, and can be stopped and gone on with."""
     policy, place = build_policy(recipe), folder / "written"
     pairs = possible_buckets(read_manifest(recipe), policy)
@@ -118,10 +122,10 @@ def _measure_writing(recipe: Recipe, folder: Path, effort: Effort) -> Row:
 
     times = take_turns(
         {
-            "ours": Side(lambda: list(write_caches(changed, CacheJob(latents=True))), prepare=clear),
-            "other": Side(write_npy, prepare=clear),
+            "ours": Contender(lambda: list(write_caches(changed, CacheJob(latents=True))), prepare=clear),
+            "other": Contender(write_npy, prepare=clear),
         },
-        min(effort.rounds, 3),
+        min(bench.rounds, 3),
     )
     against, count = "encoding, one .npy per clip", len(pairs.rows)
     note = f"{count} latents, {_BATCH} at a time, the start of the command included"
@@ -130,18 +134,18 @@ def _measure_writing(recipe: Recipe, folder: Path, effort: Effort) -> Row:
     )
 
 
-def _measure_opening(path: Path, effort: Effort) -> Row:
-    num_rows = effort.pick(20_000, 2000)
+def _measure_opening(path: Path, bench: BenchSettings) -> Row:
+    num_rows = bench.pick(20_000, 2000)
     items = _write_many(path, num_rows)
-    times = take_turns({"ours": lambda: LatentCache.open(path, {}, items)}, effort.rounds)
+    times = take_turns({"ours": lambda: LatentStore.open(path, {}, items)}, bench.rounds)
     return compare_times("cache", f"opening, per row of {num_rows:,}", times["ours"], items=num_rows)
 
 
-def _measure_training(effort: Effort, autoencoder: str, rounds: int, changes: Sequence[str] = ()) -> Row:
+def _measure_training(bench: BenchSettings, autoencoder: str, rounds: int, changes: Sequence[str] = ()) -> Row:
     """Steps of the demo's denoiser from caches, and with decoding, autoencoder and text encoder in every step."""
     with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
         folder = Path(name)
-        num_clips = 40 if effort.is_quick or changes else 96
+        num_clips = 40 if bench.is_quick or changes else 96
         cached = prepare_demo(folder, steps=rounds + 4, num_clips=num_clips, changes=changes)
         nothing = cached.data.cache.model_copy(update={"latents": None, "text": None})
         fresh = cached.model_copy(
@@ -197,7 +201,7 @@ def _shuffle(rows: NDArray[np.int64], number: int) -> list[NDArray[np.int64]]:
 Way = Callable[[NDArray[np.int64]], tuple[Tensor, Tensor]]
 
 
-def _read_ours(cache: LatentCache, bucket: Bucket) -> Way:
+def _read_ours(cache: LatentStore, bucket: Bucket) -> Way:
     return lambda rows: cache.get(rows, bucket)
 
 
@@ -216,7 +220,7 @@ def _read_npy(folder: Path) -> Way:
 
 
 def _encode(recipe: Recipe, bucket: Bucket) -> Way:
-    reader = BatchReader(read_manifest(recipe), build_policy(recipe), recipe.data, seed=recipe.seed)
+    reader = BatchReader(read_manifest(recipe), build_policy(recipe), recipe.data, recipe.seed)
     vae = build_vae(recipe.vae, seed=recipe.seed).model.eval()
 
     @torch.no_grad()

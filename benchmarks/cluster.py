@@ -7,7 +7,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from benchmarks.harness import Effort, Row, attempt, compare_numbers
+from benchmarks.harness import BenchSettings, Row, compare_numbers, measure_or_skip
 from frameloom.core.errors import RunError
 
 try:
@@ -24,16 +24,16 @@ _SMALL_SIZES = {16: (16, 12), 64: (64,)}
 _STEPS = 1000
 
 
-def measure(effort: Effort) -> Iterator[Row]:
+def measure(bench: BenchSettings) -> Iterator[Row]:
     """`rounds` thousand steps for each size of cluster."""
-    for size, sizes in effort.pick(_SIZES, _SMALL_SIZES).items():
-        yield from attempt("cluster", f"{size:,} processes", _measure, size, sizes, effort)
+    for size, sizes in bench.pick(_SIZES, _SMALL_SIZES).items():
+        yield from measure_or_skip("cluster", f"{size:,} processes", _measure, size, sizes, bench)
 
 
-def _measure(size: int, sizes: tuple[int, ...], effort: Effort) -> Row:
+def _measure(size: int, sizes: tuple[int, ...], bench: BenchSettings) -> Row:
     # About as many steps an epoch for each, so that ends of epochs are among them.
-    steps = effort.rounds * effort.pick(_STEPS, 10)
-    report = simulate_quietly(Scenario(sizes=sizes, num_rows=size * effort.pick(2000, 200), num_steps=steps))
+    steps = bench.rounds * bench.pick(_STEPS, 10)
+    report = simulate_quietly(Scenario(sizes=sizes, num_rows=size * bench.pick(2000, 200), num_steps=steps))
     if report.problems:
         raise ValueError("; ".join(report.problems))
     return compare_numbers(

@@ -22,7 +22,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from benchmarks.harness import Effort, Row, Work, attempt, compare_times, load_peer, take_turns
+from benchmarks.harness import BenchSettings, Row, Work, compare_times, load_baseline, measure_or_skip, take_turns
 from frameloom.core.errors import DataError
 from frameloom.core.random import numpy_stream
 from frameloom.data.media import decode
@@ -43,26 +43,26 @@ Indices = NDArray[np.int64]
 Read = Callable[[Path, Indices, int, int], Tensor]
 
 
-def measure(effort: Effort, *, clips: Sequence[Path] = ()) -> Iterator[Row]:
+def measure(bench: BenchSettings, *, clips: Sequence[Path] = ()) -> Iterator[Row]:
     """All ways on a window of each of `clips`; without any, on made 720p: windows of growing length, and every 4th."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
         with tempfile.TemporaryDirectory() as folder:
-            wanted = [(path.name, path, _window(path)) for path in clips] or _make_cases(Path(folder), effort)
+            wanted = [(path.name, path, _window(path)) for path in clips] or _make_cases(Path(folder), bench)
             for name, path, indices in wanted:
                 for against, read in WAYS.items():
                     if against == FIRST_WAY or name in ("a window", *(path.name for path in clips)):
-                        yield from attempt("decode", name, _measure, name, path, indices, against, read, effort)
+                        yield from measure_or_skip("decode", name, _measure, name, path, indices, against, read, bench)
     finally:
         torch.set_num_threads(threads)
 
 
-def _make_cases(folder: Path, effort: Effort) -> list[tuple[str, Path, Indices]]:
+def _make_cases(folder: Path, bench: BenchSettings) -> list[tuple[str, Path, Indices]]:
     path = write_moving_texture(folder / "clip.mp4", frames=CLIP_FRAMES)
     start = CLIP_FRAMES // 2
     cases = [("a window", path, np.arange(start, start + FRAMES))]
-    if effort.is_quick:
+    if bench.is_quick:
         return cases
     return [
         ("9 frames", path, np.arange(start, start + 9)),
@@ -81,14 +81,14 @@ def _window(path: Path) -> NDArray[np.int64]:
     return np.arange(start, start + FRAMES)
 
 
-def _measure(name: str, path: Path, indices: Indices, against: str, read: Read, effort: Effort) -> Row:
+def _measure(name: str, path: Path, indices: Indices, against: str, read: Read, bench: BenchSettings) -> Row:
     num_decoded = _count_decoded(path, indices)
     times = take_turns(
         {
             "ours": lambda: read_clip(path, indices=indices, height=HEIGHT, width=WIDTH),
             "other": lambda: read(path, indices, HEIGHT, WIDTH),
         },
-        effort.rounds,
+        bench.rounds,
     )
     is_run = len(indices) == indices[-1] - indices[0] + 1
     return compare_times(
@@ -130,13 +130,13 @@ def decode_then_resize(path: Path, indices: NDArray[np.int64], height: int, widt
 
 def read_with_decord(path: Path, indices: Indices, height: int, width: int) -> Tensor:
     """As Open-Sora-Plan and CogVideoX-Fun read a clip: decord goes to the frames, which are scaled afterwards."""
-    decord = load_peer("decord")
+    decord = load_baseline("decord")
     frames_FHWC = decord.VideoReader(str(path), num_threads=1).get_batch(indices.tolist()).asnumpy()
     return _scale(torch.from_numpy(frames_FHWC), height, width)
 
 
 def read_with_opencv(path: Path, indices: Indices, height: int, width: int) -> Tensor:
-    cv2: Any = load_peer("cv2")
+    cv2: Any = load_baseline("cv2")
     cv2.setNumThreads(1)
     capture = cv2.VideoCapture(str(path), cv2.CAP_FFMPEG, [cv2.CAP_PROP_N_THREADS, 1])
     capture.set(cv2.CAP_PROP_POS_FRAMES, int(indices[0]))
@@ -167,24 +167,24 @@ WAYS: dict[str, Read] = {
 }
 
 
-def measure_scan(effort: Effort, *, clips: Sequence[Path] = ()) -> Iterator[Row]:
+def measure_scan(bench: BenchSettings, *, clips: Sequence[Path] = ()) -> Iterator[Row]:
     """Each of `clips`, or a made one of 300 frames of 720p; a round is many headers against one reading of others."""
     with tempfile.TemporaryDirectory() as folder:
-        for path in clips or [write_moving_texture(Path(folder) / "720p.mp4", frames=effort.pick(_SCAN_FRAMES, 60))]:
+        for path in clips or [write_moving_texture(Path(folder) / "720p.mp4", frames=bench.pick(_SCAN_FRAMES, 60))]:
             facts = probe_header(path)
             note = f"{facts.frames} frames, {path.stat().st_size / 1e6:.1f} MB"
             for against, build in SCAN_WAYS.items():
-                yield from attempt("scan", path.name, _measure_header, path, build, against, note, effort)
+                yield from measure_or_skip("scan", path.name, _measure_header, path, build, against, note, bench)
 
 
-def _measure_header(path: Path, build: Callable[[Path], Work], against: str, note: str, effort: Effort) -> Row:
+def _measure_header(path: Path, build: Callable[[Path], Work], against: str, note: str, bench: BenchSettings) -> Row:
     other = build(path)
 
     def read_headers() -> None:
         for _ in range(_HEADERS):
             probe_header(path)
 
-    times = take_turns({"ours": read_headers, "other": other}, effort.rounds)
+    times = take_turns({"ours": read_headers, "other": other}, bench.rounds)
     row = compare_times("scan", f"header of {path.name}", times["ours"], times["other"], against=against, note=note)
     assert row.ours is not None and row.ours_cpu_s is not None and row.ratio is not None
     changes = {"ours": row.ours / _HEADERS, "ours_cpu_s": row.ours_cpu_s / _HEADERS, "ratio": row.ratio * _HEADERS}
@@ -197,12 +197,12 @@ def _decode_all(path: Path) -> Work:
 
 
 def _open_decord(path: Path) -> Work:
-    decord = load_peer("decord")
+    decord = load_baseline("decord")
     return lambda: len(decord.VideoReader(str(path), num_threads=1))
 
 
 def _open_opencv(path: Path) -> Work:
-    cv2 = load_peer("cv2")
+    cv2 = load_baseline("cv2")
 
     def count() -> None:
         capture = cv2.VideoCapture(str(path))

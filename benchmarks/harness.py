@@ -2,7 +2,7 @@
 
 Each side goes first in every other round, after rounds that warm up and do not count. A ratio is the median of the
 rounds' own ratios, which a busy machine disturbs least. Processor time is that of this process with all its threads and
-of children that have ended. A side may run in its own process (`Elsewhere`), as its users would start it.
+of children that have ended. A side may run in its own process (`IsolatedProcess`), as its users would start it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from dataclasses import asdict, dataclass
 from importlib import import_module
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 from frameloom.core.device import keep_freed_memory
 
@@ -43,21 +43,21 @@ _STATUS, _RESET = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 _MMAP_THRESHOLD, _MAPPED_BYTES = -3, 1 << 16  # M_MMAP_THRESHOLD in malloc.h, and its value while peaks are measured
 
 
-class MissingPeer(Exception):
+class MissingBaseline(Exception):
     """What a comparison is made with is not installed."""
 
 
-def load_peer(module: str) -> Any:
-    """The module, or MissingPeer with the package that brings it."""
+def load_baseline(module: str) -> Any:
+    """The module, or MissingBaseline with the package that brings it."""
     try:
         return import_module(module)
     except ImportError as error:
         package = PACKAGES[module.partition(".")[0]]
-        raise MissingPeer(f"{package} is not installed; pip install -e '.[bench]'") from error
+        raise MissingBaseline(f"{package} is not installed; pip install -e '.[bench]'") from error
 
 
 @dataclass(frozen=True)
-class Effort:
+class BenchSettings:
     """How often each side is measured; a quick run takes small inputs, and its numbers mean nothing."""
 
     rounds: int
@@ -70,7 +70,7 @@ class Effort:
 
 
 @dataclass(frozen=True)
-class Side:
+class Contender:
     """What is timed, and what comes before and after it without being timed."""
 
     run: Work
@@ -87,12 +87,6 @@ class Side:
         if self.finish is not None:
             self.finish()
         return found
-
-
-class Timed(Protocol):
-    """A side that says how long a turn of it took."""
-
-    def time(self) -> tuple[float, float]: ...
 
 
 @dataclass(frozen=True)
@@ -120,7 +114,7 @@ class Times:
 class Row:
     """One line of the table. `ratio` says how many times better ours is; without another there is none.
 
-    Numbers are in base units (seconds, bytes, items per second, shares). `at` is an axis and a place on it, for rows
+    Numbers are in base units (seconds, bytes, items per second, shares). `at` is an axis and a position on it, for rows
     that show how a number grows. A row that could not be measured has a `problem`, or says what is `missing`.
     """
 
@@ -149,9 +143,13 @@ class Row:
         return cls(**{**values, "at": None if at is None else (str(at[0]), float(at[1]))})
 
 
-def take_turns(sides: Mapping[str, Work | Timed], rounds: int, warmup: int = 1) -> dict[str, Times]:
+def take_turns(
+    sides: Mapping[str, Work | Contender | IsolatedProcess], rounds: int, warmup: int = 1
+) -> dict[str, Times]:
     """Time every side `rounds` times, in turns."""
-    all_sides: dict[str, Timed] = {name: Side(side) if callable(side) else side for name, side in sides.items()}
+    all_sides: dict[str, Contender | IsolatedProcess] = {
+        name: Contender(side) if callable(side) else side for name, side in sides.items()
+    }
     names = list(all_sides)
     found: dict[str, list[tuple[float, float]]] = {name: [] for name in names}
     for number in range(warmup + rounds):
@@ -238,19 +236,21 @@ def compare_numbers(
     return Row(topic, name, unit, ours, other, against, ratio, repeats=repeats, better=better, note=note, at=at)
 
 
-def attempt(topic: str, name: str, measure: Callable[..., Row | Iterable[Row]], *arguments: object) -> Iterator[Row]:
+def measure_or_skip(
+    topic: str, name: str, measure: Callable[..., Row | Iterable[Row]], *arguments: object
+) -> Iterator[Row]:
     """The rows of one case; if it fails, one row that says so, and the others go on."""
     try:
         found = measure(*arguments)
         yield from [found] if isinstance(found, Row) else found
-    except MissingPeer as error:
+    except MissingBaseline as error:
         yield Row(topic, name, missing=str(error))
     except Exception as error:
         traceback.print_exc()
         yield Row(topic, name, problem=" ".join(f"{type(error).__name__}: {error}".split()))
 
 
-class Elsewhere(AbstractContextManager["Elsewhere"]):
+class IsolatedProcess(AbstractContextManager["IsolatedProcess"]):
     """A process that builds one side after another; `keeps_memory` gives it the memory setting of our commands.
 
     What our commands set for their process, above all how it keeps memory, is then not lent to the other side. Between
@@ -264,12 +264,17 @@ class Elsewhere(AbstractContextManager["Elsewhere"]):
         self._process.start()
         theirs.close()
 
-    def build(self, build: Callable[..., Work], *arguments: object) -> RemoteSide:
-        """The side that `build(*arguments)` makes over there; the one before is gone."""
-        self.ask((build, arguments))
-        return RemoteSide(self)
+    def build(self, build: Callable[..., Work], *arguments: object) -> IsolatedProcess:
+        """Take turns from now on with what `build(*arguments)` makes there; the side before is gone."""
+        self._ask((build, arguments))
+        return self
 
-    def ask(self, message: object) -> Any:
+    def time(self) -> tuple[float, float]:
+        """One turn, timed there."""
+        wall, cpu = self._ask(None)
+        return wall, cpu
+
+    def _ask(self, message: object) -> Any:
         self._connection.send(message)
         if not self._connection.poll(_ANSWER_LIMIT_S):
             self._process.terminate()  # a late answer would be taken for that of the next question
@@ -289,23 +294,12 @@ class Elsewhere(AbstractContextManager["Elsewhere"]):
             self._process.terminate()
 
 
-class RemoteSide:
-    """Is timed where it runs."""
-
-    def __init__(self, place: Elsewhere) -> None:
-        self._place = place
-
-    def time(self) -> tuple[float, float]:
-        wall, cpu = self._place.ask(None)
-        return wall, cpu
-
-
 def _serve_sides(connection: Connection, keeps_memory: bool) -> None:
     """Build what a message describes, run it for an empty one; an error ends the process with its trace."""
     end_with_parent()
     if keeps_memory:
         keep_freed_memory()
-    side: Side | None = None
+    side: Contender | None = None
     while True:
         try:
             message = connection.recv()
@@ -317,7 +311,7 @@ def _serve_sides(connection: Connection, keeps_memory: bool) -> None:
         else:
             side = None  # its memory is free before the next one takes some
             build, arguments = message
-            side = Side(build(*arguments))
+            side = Contender(build(*arguments))
             connection.send(True)
 
 

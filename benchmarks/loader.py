@@ -30,7 +30,7 @@ from benchmarks.decode import (
     read_with_decord,
     write_moving_texture,
 )
-from benchmarks.harness import Effort, Row, Side, attempt, compare_rates, load_peer, take_turns
+from benchmarks.harness import BenchSettings, Contender, Row, compare_rates, load_baseline, measure_or_skip, take_turns
 from frameloom.config.schema.data import DataSection
 from frameloom.core.random import numpy_stream
 from frameloom.data.buckets.grid import build_grid
@@ -43,19 +43,18 @@ from frameloom.data.manifest.manifest import Manifest, write_manifest
 _BATCH, _WORKERS, _FILES = 2, 2, 4
 
 
-def measure(effort: Effort) -> Iterator[Row]:
+def measure(bench: BenchSettings) -> Iterator[Row]:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        num_frames = effort.pick(CLIP_FRAMES, 60)
+        num_frames = bench.pick(CLIP_FRAMES, 60)
         paths = [
-            write_moving_texture(folder / f"{number}.mp4", frames=num_frames)
-            for number in range(effort.pick(_FILES, 1))
+            write_moving_texture(folder / f"{number}.mp4", frames=num_frames) for number in range(bench.pick(_FILES, 1))
         ]
-        order = [paths[number % len(paths)] for number in range(effort.pick(20, 4))]
+        order = [paths[number % len(paths)] for number in range(bench.pick(20, 4))]
         reader, requests = _build_ours(folder, paths, len(order), num_frames)
         for against, build in LOADERS.items():
             ours = _Rounds(lambda: read_requests(requests, reader, workers=_WORKERS))
-            yield from attempt("loader", against, _measure, ours, build, order, against, effort)
+            yield from measure_or_skip("loader", against, _measure, ours, build, order, against, bench)
 
 
 class _Rounds:
@@ -66,8 +65,8 @@ class _Rounds:
         self._batches: Iterator[Any] | None = None
         self.num_clips = 0
 
-    def side(self) -> Side:
-        return Side(self.run, prepare=self.prepare, finish=self.finish)
+    def side(self) -> Contender:
+        return Contender(self.run, prepare=self.prepare, finish=self.finish)
 
     def prepare(self) -> None:
         self._batches = iter(self._start())
@@ -81,9 +80,9 @@ class _Rounds:
         self._batches = None
 
 
-def _measure(ours: _Rounds, build: Build, order: list[Path], against: str, effort: Effort) -> Row:
+def _measure(ours: _Rounds, build: Build, order: list[Path], against: str, bench: BenchSettings) -> Row:
     other = build(order)
-    times = take_turns({"ours": ours.side(), "other": other.side()}, effort.rounds, warmup=0)
+    times = take_turns({"ours": ours.side(), "other": other.side()}, bench.rounds, warmup=0)
     if ours.num_clips != other.num_clips:
         raise ValueError(
             f"both loaders should give as many clips, but they gave {ours.num_clips} and {other.num_clips}"
@@ -151,8 +150,8 @@ def _with_torch(paths: list[Path]) -> _Rounds:
 
 
 def _with_torchdata(paths: list[Path]) -> _Rounds:
-    load_peer("decord")
-    loader = load_peer("torchdata.stateful_dataloader").StatefulDataLoader
+    load_baseline("decord")
+    loader = load_baseline("torchdata.stateful_dataloader").StatefulDataLoader
 
     def build(*args: Any, **options: Any) -> Any:
         with warnings.catch_warnings():

@@ -26,21 +26,21 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from benchmarks.baselines import Baseline, build_baseline
 from benchmarks.harness import (
-    Effort,
-    Elsewhere,
+    BenchSettings,
+    Contender,
+    IsolatedProcess,
     Row,
-    Timed,
     Times,
     Work,
-    attempt,
     compare_numbers,
     compare_times,
-    load_peer,
+    load_baseline,
+    measure_or_skip,
     median_ratio,
     take_turns,
 )
-from benchmarks.model_peers import Peer, build_peer
 from benchmarks.plain_models import BareDiT
 from frameloom.config.schema.optim import OptimSection
 from frameloom.core.random import stream
@@ -125,14 +125,14 @@ def list_batches() -> Iterator[Case]:
             yield replace(case, batch=_BATCH)
 
 
-def measure(effort: Effort) -> Iterator[Row]:
-    yield from measure_cases("model", list_cases(is_quick=effort.is_quick), effort)
-    if not effort.is_quick:
-        yield from measure_cases("model", list_batches(), effort)
+def measure(bench: BenchSettings) -> Iterator[Row]:
+    yield from measure_cases("model", list_cases(is_quick=bench.is_quick), bench)
+    if not bench.is_quick:
+        yield from measure_cases("model", list_batches(), bench)
 
 
-def measure_compiled(effort: Effort) -> Iterator[Row]:
-    yield from measure_cases("compile", list_compiled(is_quick=effort.is_quick), effort)
+def measure_compiled(bench: BenchSettings) -> Iterator[Row]:
+    yield from measure_cases("compile", list_compiled(is_quick=bench.is_quick), bench)
 
 
 def list_compiled(*, is_quick: bool = False) -> Iterator[Case]:
@@ -146,13 +146,13 @@ def list_compiled(*, is_quick: bool = False) -> Iterator[Case]:
             yield replace(case, compiler="eager" if is_quick else "inductor")
 
 
-def measure_cases(topic: str, cases: Iterable[Case], effort: Effort) -> Iterator[Row]:
+def measure_cases(topic: str, cases: Iterable[Case], bench: BenchSettings) -> Iterator[Row]:
     with ExitStack() as stack:
-        places = [stack.enter_context(Elsewhere())]
-        if not effort.is_quick:
-            places.append(stack.enter_context(Elsewhere(keeps_memory=True)))
+        processes = [stack.enter_context(IsolatedProcess())]
+        if not bench.is_quick:
+            processes.append(stack.enter_context(IsolatedProcess(keeps_memory=True)))
         for case in cases:
-            yield from attempt(topic, case.name, _measure_case, topic, case, places, effort)
+            yield from measure_or_skip(topic, case.name, _measure_case, topic, case, processes, bench)
 
 
 def configure(case: Case) -> tuple[DenoiserSpec, Any]:
@@ -198,7 +198,7 @@ def draw_inputs(case: Case) -> Inputs:
     return Inputs(noisy, (torch.arange(case.batch) + 1) / (case.batch + 1) // 0.001 * 0.001, text, target)
 
 
-def _measure_case(topic: str, case: Case, places: list[Elsewhere], effort: Effort) -> Iterator[Row]:
+def _measure_case(topic: str, case: Case, processes: list[IsolatedProcess], bench: BenchSettings) -> Iterator[Row]:
     family, config, model = build_model(case)
     inputs = draw_inputs(case)
     if case.compiler:
@@ -206,16 +206,16 @@ def _measure_case(topic: str, case: Case, places: list[Elsewhere], effort: Effor
     against, gap = _check_peer(case, family, model, inputs)
 
     tokens = case.batch * config.num_tokens(case.latent)
-    sides: dict[str, Work | Timed] = {"ours": our_step(family, model, inputs)}
-    sides["other"] = places[0].build(build_other_step, case)
+    sides: dict[str, Work | Contender | IsolatedProcess] = {"ours": our_step(family, model, inputs)}
+    sides["other"] = processes[0].build(build_other_step, case)
     if case.is_large and case.batch == 1:
-        sides["kept"] = places[1].build(build_other_step, case, case.compiler)
+        sides["kept"] = processes[1].build(build_other_step, case, case.compiler)
     if case.is_large:
         sides["product"] = _build_product()
     bare = choose_bare(case, config.num_tokens(case.latent))
     if bare is not None:
         sides["bare"] = bare.build_step()
-    times = take_turns(sides, *_choose_rounds(case, effort))
+    times = take_turns(sides, *_choose_rounds(case, bench))
     num_parameters = sum(parameter.numel() for parameter in model.parameters())
     note = f"{num_parameters / 1e6:.1f}M parameters, {tokens:,} tokens; predictions within {gap:.0e}"
     if "kept" in times:
@@ -233,18 +233,18 @@ def _measure_case(topic: str, case: Case, places: list[Elsewhere], effort: Effor
             yield _compare_shares(topic, f"{name}, and a bare DiT", own, yardstick, product, bare.name)
 
 
-def _choose_rounds(case: Case, effort: Effort) -> tuple[int, int]:
+def _choose_rounds(case: Case, bench: BenchSettings) -> tuple[int, int]:
     """Rounds that count, and those before them."""
     if case.is_large and case.batch > 1:
-        return min(effort.rounds, _BATCH_ROUNDS), _BATCH_WARMUP
-    return effort.rounds * (1 if case.is_large or effort.is_quick else 4), effort.pick(_WARMUP, 1)
+        return min(bench.rounds, _BATCH_ROUNDS), _BATCH_WARMUP
+    return bench.rounds * (1 if case.is_large or bench.is_quick else 4), bench.pick(_WARMUP, 1)
 
 
 def _check_peer(case: Case, family: DenoiserSpec, model: nn.Module, inputs: Inputs) -> tuple[str, float]:
     """What the other side is called, and how far its prediction is from ours."""
-    load_peer("accelerate")
-    peer = build_peer(case.family, model)
-    return peer.name, find_gap(family, model, peer, inputs)
+    load_baseline("accelerate")
+    baseline = build_baseline(case.family, model)
+    return baseline.name, find_gap(family, model, baseline, inputs)
 
 
 def _build_product() -> Work:
@@ -296,10 +296,10 @@ def _compare_shares(topic: str, name: str, ours: _Done, other: _Done, product: T
 
 
 @torch.no_grad()
-def find_gap(family: DenoiserSpec, model: nn.Module, peer: Peer, inputs: Inputs) -> float:
+def find_gap(family: DenoiserSpec, model: nn.Module, baseline: Baseline, inputs: Inputs) -> float:
     """How far both predictions are from each other; ValueError if that is far, or one of them is no number."""
     mine = model(inputs.noisy_BCFHW, inputs.timestep_B, inputs.text.conditions())
-    theirs = peer.predict(inputs.noisy_BCFHW, inputs.timestep_B, inputs.text)
+    theirs = baseline.predict(inputs.noisy_BCFHW, inputs.timestep_B, inputs.text)
     gap = float((mine - theirs).abs().max() / theirs.abs().max())
     if not gap <= _LARGEST_GAP:
         raise ValueError(f"both sides should predict the same, but they differ by {gap:.1e}")
@@ -324,18 +324,18 @@ def our_step(family: DenoiserSpec, model: nn.Module, inputs: Inputs) -> Work:
 def build_other_step(case: Case, compiler: str | None = None) -> Work:
     """A step of the other side, on the same inputs."""
     _, _, model = build_model(case)
-    inputs, peer = draw_inputs(case), build_peer(case.family, model)
+    inputs, baseline = draw_inputs(case), build_baseline(case.family, model)
     if compiler:
-        for block in peer.list_blocks():
+        for block in baseline.list_blocks():
             block.compile(backend=compiler)
-    accelerator = load_peer("accelerate").Accelerator(cpu=True)
+    accelerator = load_baseline("accelerate").Accelerator(cpu=True)
     optimizer: Any
-    other, optimizer = accelerator.prepare(peer.module, torch.optim.AdamW(peer.module.parameters(), lr=_LR))
+    other, optimizer = accelerator.prepare(baseline.module, torch.optim.AdamW(baseline.module.parameters(), lr=_LR))
     other.train()
 
     def step() -> None:
         with accelerator.accumulate(other):
-            prediction = peer.predict(inputs.noisy_BCFHW, inputs.timestep_B, inputs.text)
+            prediction = baseline.predict(inputs.noisy_BCFHW, inputs.timestep_B, inputs.text)
             accelerator.backward(F.mse_loss(prediction.float(), inputs.target_BCFHW.float()))
             if accelerator.sync_gradients:
                 accelerator.clip_grad_norm_(other.parameters(), _CLIP)

@@ -20,10 +20,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from benchmarks.harness import Effort, Row, Work, compare_numbers, compare_times, take_turns
+from benchmarks.harness import BenchSettings, Row, Work, compare_numbers, compare_times, take_turns
 from benchmarks.step import open_trainer, plain_step, prepare_demo
 from frameloom.builders.objective import build_objective
-from frameloom.config.schema.objective import ObjectiveSection
+from frameloom.config.schema.objective import ObjectiveSection, parse_objective
 from frameloom.core.random import stream
 from frameloom.data.loading.batch import Batch
 from frameloom.diffusion.mask_kinds import END_SHARES
@@ -39,20 +39,20 @@ EVERYTHING: dict[str, Any] = {
     "min_snr_gamma": 5.0,
     "noise_offset": 0.05,
     "input_perturbation": 0.1,
-    "strata": 8,
+    "stratified_levels": 8,
     "bias": {"strategy": "later", "multiplier": 2.0},
     "motion_share": 0.25,
 }
 EVERYTHING_NAME = "v, all of these"
 FEATURES: dict[str, dict[str, Any]] = {
-    "flow, uniform levels": {"law": "uniform"},
+    "flow, uniform levels": {"distribution": "uniform"},
     "flow, logit-normal levels": {},
-    "flow, levels by mode, sd3 shift, cosmap": {"law": "mode", "shift": "sd3", "weighting": "cosmap"},
+    "flow, levels by mode, sd3 shift, cosmap": {"distribution": "mode", "shift": "sd3", "weighting": "cosmap"},
     "epsilon": {"kind": "epsilon"},
     "v": {"kind": "v"},
     "v, min-SNR weights": {"kind": "v", "min_snr_gamma": 5.0},
     "v, biased levels": {"kind": "v", "bias": {"strategy": "later", "multiplier": 2.0}},
-    "v, levels in 8 strata": {"kind": "v", "strata": 8},
+    "v, levels in 8 strata": {"kind": "v", "stratified_levels": 8},
     "v, noise offset": {"kind": "v", "noise_offset": 0.05},
     "v, input perturbation": {"kind": "v", "input_perturbation": 0.1},
     "v, motion loss": {"kind": "v", "motion_share": 0.25},
@@ -61,14 +61,14 @@ FEATURES: dict[str, dict[str, Any]] = {
 }
 
 
-def measure(effort: Effort) -> Iterator[Row]:
+def measure(bench: BenchSettings) -> Iterator[Row]:
     """A step with everything on against a bare one; asked for by name, every feature beside a bare step."""
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
-        recipe = prepare_demo(Path(folder), steps=8 + effort.rounds, num_clips=effort.pick(40, 12))
+        recipe = prepare_demo(Path(folder), steps=8 + bench.rounds, num_clips=bench.pick(40, 12))
         works = _list_works(open_trainer(recipe, Path(folder), stack))
-        if not effort.is_alone:
+        if not bench.is_alone:
             works = {name: works[name] for name in ("bare step", "full step", EVERYTHING_NAME)}
-        times = take_turns(works, effort.rounds, warmup=effort.pick(3, 0))
+        times = take_turns(works, bench.rounds, warmup=bench.pick(3, 0))
     bare, full = times.pop("bare step"), times.pop("full step")
     yield compare_times("objective", "a step with everything on", full, bare, against="a bare step")
     for name, own in times.items():
@@ -78,7 +78,7 @@ def measure(effort: Effort) -> Iterator[Row]:
             name,
             own.cpu_s / bare.cpu_s,
             unit="share",
-            repeats=effort.rounds,
+            repeats=bench.rounds,
             note=f"own processor time {own.cpu_s * 1e3:.2f} ms, as a share of a bare step",
         )
 
@@ -97,7 +97,7 @@ def _list_works(trainer: Trainer) -> dict[str, Work]:
         "noise and latent from keyed streams": _draw_work(latent_BCFHW, batch),
     }
     for name, settings in FEATURES.items():
-        works[name] = _feature_work(ObjectiveSection(**settings), latent_BCFHW, prediction, batch)
+        works[name] = _feature_work(parse_objective(settings), latent_BCFHW, prediction, batch)
     return works | _mask_works(batch, task)
 
 
@@ -155,6 +155,6 @@ def _mask_works(batch: Batch, task: DenoiserTask) -> dict[str, Work]:
 def _full_step(trainer: Trainer, task: DenoiserTask, batch: Batch) -> Work:
     """Our step with everything on, on a batch that is read already."""
     assert isinstance(trainer.stepper, Stepper)
-    stepper = replace(trainer.stepper, task=replace(task, objective=build_objective(ObjectiveSection(**EVERYTHING))))
+    stepper = replace(trainer.stepper, task=replace(task, objective=build_objective(parse_objective(EVERYTHING))))
     numbers = count(1)
     return lambda: stepper.step(next(numbers), [batch])

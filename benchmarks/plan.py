@@ -26,12 +26,12 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.harness import Effort, MissingPeer, Row, attempt, compare_numbers, load_peer
+from benchmarks.harness import BenchSettings, MissingBaseline, Row, compare_numbers, load_baseline, measure_or_skip
 from frameloom.core.random import numpy_stream
 from frameloom.data.buckets.grid import GridPolicy, build_grid
 from frameloom.data.buckets.policy import assign
 from frameloom.data.manifest.manifest import Manifest
-from frameloom.data.order.plan import ALIKE, BatchPlan, plan_epoch
+from frameloom.data.order.plan import COST_GROUP, BatchPlan, plan_epoch
 
 NUM_ROWS = 10_000_000
 PLAIN_ROWS = 50_000
@@ -87,9 +87,11 @@ def count_tokens(grid: GridPolicy) -> NDArray[np.float64]:
     return np.array([(1 + (b.frames - 1) // _VAE_STRIDES[0]) * b.height * b.width / area for b in grid.buckets])
 
 
-def make_plan(columns: Columns, grid: GridPolicy, *, seed: int = 0, epoch: int = 0, alike: int = ALIKE) -> BatchPlan:
+def make_plan(
+    columns: Columns, grid: GridPolicy, *, seed: int = 0, epoch: int = 0, cost_group: int = COST_GROUP
+) -> BatchPlan:
     assignment = assign(cast(Manifest, columns), grid, seed, epoch)
-    return plan_epoch(assignment, grid.batch_sizes, count_tokens(grid), seed=seed, epoch=epoch, alike=alike)
+    return plan_epoch(assignment, grid.batch_sizes, count_tokens(grid), seed=seed, epoch=epoch, cost_group=cost_group)
 
 
 @dataclass(frozen=True)
@@ -167,7 +169,7 @@ def _resident_bytes(field: str) -> int:
 def plan_row_by_row(columns: Columns, grid: GridPolicy, seed: int = 0) -> list[tuple[int, list[int]]]:
     """As the published codes build their buckets: a function applied to each row of a pandas table, with a generator
     per row and a walk over all resolutions and lengths, then lists of rows and lists of batches."""
-    table = load_peer("pandas").DataFrame(vars(columns))
+    table = load_baseline("pandas").DataFrame(vars(columns))
 
     def find(row: Any) -> int | None:
         draw = np.random.Generator(np.random.PCG64(seed + int(row.name)))
@@ -188,7 +190,7 @@ def plan_row_by_row(columns: Columns, grid: GridPolicy, seed: int = 0) -> list[t
 
 def measure_plain(num_rows: int) -> tuple[float, float, float]:
     """Wall and processor seconds and bytes of the plain way, in this process."""
-    load_peer("pandas")
+    load_baseline("pandas")
     columns, grid = make_mix(num_rows), make_grid()
     plan_row_by_row(make_mix(10), grid)  # what a first call sets up for good does not count
     before, wall, cpu = _resident_bytes("VmRSS"), time.perf_counter(), time.process_time()
@@ -215,12 +217,12 @@ def _find_bucket(
     return None
 
 
-def measure(effort: Effort) -> Iterator[Row]:
+def measure(bench: BenchSettings) -> Iterator[Row]:
     """Time and memory at growing numbers of rows, and how even the steps are."""
-    plain = _measure_plain(effort)
-    for num_rows in effort.pick((100_000, 1_000_000, NUM_ROWS), (20_000,)):
-        yield from attempt("plan", f"{num_rows:,} rows", _measure_size, num_rows, plain, effort)
-    yield from attempt("plan", "evenness", _measure_evenness, effort)
+    plain = _measure_plain(bench)
+    for num_rows in bench.pick((100_000, 1_000_000, NUM_ROWS), (20_000,)):
+        yield from measure_or_skip("plan", f"{num_rows:,} rows", _measure_size, num_rows, plain, bench)
+    yield from measure_or_skip("plan", "evenness", _measure_evenness, bench)
 
 
 @dataclass(frozen=True)
@@ -234,15 +236,15 @@ class PlainCost:
     missing: str = ""
 
 
-def _measure_plain(effort: Effort) -> PlainCost:
+def _measure_plain(bench: BenchSettings) -> PlainCost:
     """Seconds and bytes of a row of the table, measured on as many rows as one has the patience for."""
-    num_rows = effort.pick(PLAIN_ROWS, 500)
+    num_rows = bench.pick(PLAIN_ROWS, 500)
     try:
-        load_peer("pandas")
-    except MissingPeer as error:
+        load_baseline("pandas")
+    except MissingBaseline as error:
         return PlainCost(missing=str(error))
     with _new_process() as pool:
-        found = [pool.submit(measure_plain, num_rows).result() for _ in range(effort.rounds)]
+        found = [pool.submit(measure_plain, num_rows).result() for _ in range(bench.rounds)]
     wall, cpu, num_bytes = (float(np.median(column)) / num_rows for column in zip(*found, strict=True))
     return PlainCost(wall, cpu, num_bytes, num_rows)
 
@@ -251,8 +253,8 @@ def _new_process() -> ProcessPoolExecutor:
     return ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn"))
 
 
-def _measure_size(num_rows: int, plain: PlainCost, effort: Effort) -> Iterator[Row]:
-    rounds = effort.rounds if num_rows < NUM_ROWS else 1
+def _measure_size(num_rows: int, plain: PlainCost, bench: BenchSettings) -> Iterator[Row]:
+    rounds = bench.rounds if num_rows < NUM_ROWS else 1
     costs = []
     for _ in range(rounds):
         with _new_process() as pool:
@@ -286,9 +288,9 @@ def _measure_size(num_rows: int, plain: PlainCost, effort: Effort) -> Iterator[R
     )
 
 
-def _measure_evenness(effort: Effort) -> Iterator[Row]:
-    columns, grid = make_mix(effort.pick(200_000, 20_000)), make_grid()
-    plan, shuffled, tokens = make_plan(columns, grid), make_plan(columns, grid, alike=1), count_tokens(grid)
+def _measure_evenness(bench: BenchSettings) -> Iterator[Row]:
+    columns, grid = make_mix(bench.pick(200_000, 20_000)), make_grid()
+    plan, shuffled, tokens = make_plan(columns, grid), make_plan(columns, grid, cost_group=1), count_tokens(grid)
     for num_ranks in (8, 64):
         even, random_order = (measure_balance(each, tokens, num_ranks) for each in (plan, shuffled))
         yield compare_numbers(

@@ -8,15 +8,15 @@ from dataclasses import replace
 import torch
 
 from benchmarks.harness import (
-    Effort,
-    MissingPeer,
+    BenchSettings,
+    MissingBaseline,
     Row,
     Times,
     Work,
-    attempt,
     can_measure_peak,
     compare_numbers,
     compare_times,
+    measure_or_skip,
     measure_peak_bytes,
     take_turns,
 )
@@ -32,18 +32,18 @@ _SETTINGS: dict[str, RecomputeSection | bool] = {
 }
 
 
-def measure(effort: Effort) -> Iterator[Row]:
+def measure(bench: BenchSettings) -> Iterator[Row]:
     for family in _FAMILIES:
-        case = [one for one in list_cases(is_quick=effort.is_quick) if one.family == family][-1]
-        yield from attempt("recompute", family, _measure, case, effort)
+        case = [one for one in list_cases(is_quick=bench.is_quick) if one.family == family][-1]
+        yield from measure_or_skip("recompute", family, _measure, case, bench)
 
 
-def _measure(case: Case, effort: Effort) -> Iterator[Row]:
+def _measure(case: Case, bench: BenchSettings) -> Iterator[Row]:
     if not can_measure_peak():
-        raise MissingPeer("the peak of a process is told by Linux with glibc only")
+        raise MissingBaseline("the peak of a process is told by Linux with glibc only")
     passes = {name: _passes(case, setting) for name, setting in _SETTINGS.items()}
     # All times come before all peaks: measuring peaks slows allocation down.
-    times = take_turns(passes, effort.rounds)
+    times = take_turns(passes, bench.rounds)
     peaks = {name: measure_peak_bytes(run) for name, run in passes.items()}
     for name in list(_SETTINGS)[1:]:
         yield _compare_memory(case, name, peaks)

@@ -71,13 +71,13 @@ def row_cells(row: Row) -> list[str]:
     ]
 
 
-def describe_row(row: Row) -> str:
+def format_row(row: Row) -> str:
     """One line with fixed columns, for rows that are printed as they come."""
     name, ours, other, ratio, cpu, other_cpu, times, note = row_cells(row)
     return f"{name:<60} {ours:>14} {other:>14} {ratio:>8} {cpu:>10} {other_cpu:>10} {times:>5}  {note}"
 
 
-def describe_header() -> str:
+def format_header() -> str:
     name, ours, other, ratio, _, _, times, note = HEADER
     return f"{name:<60} {ours:>14} {other:>14} {ratio:>8} {'processor:':>10} {'the other':>10} {times:>5}  {note}"
 
@@ -86,14 +86,14 @@ def make_record(rows: Sequence[Row], *, is_quick: bool) -> dict[str, Any]:
     """What `--json` writes."""
     return {
         "date": datetime.date.today().isoformat(),
-        "machine": describe_machine(),
+        "machine": format_machine(),
         "versions": _list_versions(["torch", *PACKAGES.values(), "av", "polars"]),
         "quick": is_quick,
         "rows": [row.to_json() for row in rows],
     }
 
 
-def describe_machine() -> str:
+def format_machine() -> str:
     """Processor, cores that this process may use, memory, system, Python."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30

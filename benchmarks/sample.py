@@ -13,12 +13,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.harness import Effort, Elsewhere, Row, Work, attempt, compare_rates, load_peer, take_turns
+from benchmarks.baselines import Baseline, build_baseline
+from benchmarks.harness import (
+    BenchSettings,
+    IsolatedProcess,
+    Row,
+    Work,
+    compare_rates,
+    load_baseline,
+    measure_or_skip,
+    take_turns,
+)
 from benchmarks.model import Case, Inputs, build_model, draw_inputs, list_cases
-from benchmarks.model_peers import Peer, build_peer
 from frameloom.builders.denoiser import LoadedDenoiser
 from frameloom.builders.objective import build_objective
-from frameloom.config.schema.objective import ObjectiveSection
+from frameloom.config.schema.objective import ObjectiveSection, parse_objective
 from frameloom.config.schema.sampling import SampleSection
 from frameloom.core.random import stream
 from frameloom.diffusion.samplers import run_sampler
@@ -29,22 +38,22 @@ from frameloom.sampling.guidance import GuidedDenoiser
 _STEPS, _GUIDANCE = 20, 4.0
 
 
-def measure(effort: Effort) -> Iterator[Row]:
-    steps = effort.pick(_STEPS, 2)
-    with Elsewhere() as place:
+def measure(bench: BenchSettings) -> Iterator[Row]:
+    steps = bench.pick(_STEPS, 2)
+    with IsolatedProcess() as isolated:
         for case in list_cases(is_quick=True):
-            yield from attempt("sample", case.family, _measure_family, case, steps, place, effort)
+            yield from measure_or_skip("sample", case.family, _measure_family, case, steps, isolated, bench)
         (case,) = [one for one in list_cases(is_quick=True) if one.family == "cogvideox_fun"]
-        yield from attempt("sample", "diffusers' pipeline", _measure_pipeline, case, steps, place, effort)
+        yield from measure_or_skip("sample", "diffusers' pipeline", _measure_pipeline, case, steps, isolated, bench)
 
 
-def _measure_family(case: Case, steps: int, place: Elsewhere, effort: Effort) -> Row:
+def _measure_family(case: Case, steps: int, isolated: IsolatedProcess, bench: BenchSettings) -> Row:
     family, config, model = build_model(case)
-    peer = build_peer(case.family, model).name
+    baseline = build_baseline(case.family, model).name
     settings = SampleSection(steps=steps, guidance=_GUIDANCE)
     denoiser = LoadedDenoiser(family, model.eval(), config)
-    ours = _our_walk(denoiser, draw_inputs(case), settings, ObjectiveSection(kind="flow"), "default")
-    times = take_turns({"ours": ours, "other": place.build(build_plain_walk, case, steps)}, effort.rounds)
+    ours = _our_walk(denoiser, draw_inputs(case), settings, parse_objective({"kind": "flow"}), "default")
+    times = take_turns({"ours": ours, "other": isolated.build(build_plain_walk, case, steps)}, bench.rounds)
     return compare_rates(
         "sample",
         f"{case.family} tiny, {case.batch} clips with guidance",
@@ -52,7 +61,7 @@ def _measure_family(case: Case, steps: int, place: Elsewhere, effort: Effort) ->
         times["other"],
         amount=steps,
         unit="steps/s",
-        against=f"{peer} in a plain Euler loop",
+        against=f"{baseline} in a plain Euler loop",
     )
 
 
@@ -74,7 +83,7 @@ def _empty_text(text: TextStates) -> TextStates:
 
 
 def build_plain_walk(case: Case, steps: int) -> Work:
-    inputs, peer = draw_inputs(case), _build_peer(case)
+    inputs, baseline = draw_inputs(case), _build_baseline(case)
     both = TextStates.concatenate([_empty_text(inputs.text), inputs.text])
 
     @torch.no_grad()
@@ -83,20 +92,20 @@ def build_plain_walk(case: Case, steps: int) -> Work:
         levels = torch.linspace(1, 0, steps + 1)
         for level, following in pairwise(levels):
             time_B = level.expand(2 * len(x))
-            without, given = peer.predict(torch.cat([x, x]), time_B, both).chunk(2)
+            without, given = baseline.predict(torch.cat([x, x]), time_B, both).chunk(2)
             x = x + (following - level) * (without + _GUIDANCE * (given - without))
         return x
 
     return walk
 
 
-def _measure_pipeline(case: Case, steps: int, place: Elsewhere, effort: Effort) -> Row:
+def _measure_pipeline(case: Case, steps: int, isolated: IsolatedProcess, bench: BenchSettings) -> Row:
     family, config, model = build_model(case)
-    load_peer("diffusers")
+    load_baseline("diffusers")
     settings = SampleSection(steps=steps, guidance=_GUIDANCE)
     denoiser = LoadedDenoiser(family, model.eval(), config)
-    ours = _our_walk(denoiser, draw_inputs(case), settings, ObjectiveSection(kind="v"), "ddim")
-    times = take_turns({"ours": ours, "other": place.build(build_pipeline_walk, case, steps)}, effort.rounds)
+    ours = _our_walk(denoiser, draw_inputs(case), settings, parse_objective({"kind": "v"}), "ddim")
+    times = take_turns({"ours": ours, "other": isolated.build(build_pipeline_walk, case, steps)}, bench.rounds)
     return compare_rates(
         "sample",
         f"{case.family} tiny, DDIM, {case.batch} clips with guidance",
@@ -108,14 +117,14 @@ def _measure_pipeline(case: Case, steps: int, place: Elsewhere, effort: Effort) 
     )
 
 
-def _build_peer(case: Case) -> Peer:
-    peer = build_peer(case.family, build_model(case)[2])
-    peer.module.eval()
-    return peer
+def _build_baseline(case: Case) -> Baseline:
+    baseline = build_baseline(case.family, build_model(case)[2])
+    baseline.module.eval()
+    return baseline
 
 
 def build_pipeline_walk(case: Case, steps: int) -> Work:
-    diffusers: Any = load_peer("diffusers")
+    diffusers: Any = load_baseline("diffusers")
     inputs = draw_inputs(case)
     # The pipeline asks its autoencoder for nothing but strides here.
     vae = diffusers.AutoencoderKLCogVideoX(
@@ -128,7 +137,7 @@ def build_pipeline_walk(case: Case, steps: int) -> Work:
         tokenizer=None,
         text_encoder=None,
         vae=vae,
-        transformer=_build_peer(case).module,
+        transformer=_build_baseline(case).module,
         scheduler=diffusers.CogVideoXDDIMScheduler(prediction_type="v_prediction"),
     )
     pipeline.set_progress_bar_config(disable=True)

@@ -15,10 +15,19 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from benchmarks.harness import Effort, Row, Side, Work, attempt, compare_times, load_peer, take_turns
+from benchmarks.harness import (
+    BenchSettings,
+    Contender,
+    Row,
+    Work,
+    compare_times,
+    load_baseline,
+    measure_or_skip,
+    take_turns,
+)
 from benchmarks.model import build_model, list_cases
-from frameloom.checkpoint.async_saving import Saver
 from frameloom.checkpoint.reader import Checkpoint, load_latest
+from frameloom.checkpoint.writer import Saver
 from frameloom.config.schema.optim import OptimSection
 from frameloom.training.optim.optimizer import (
     allocate_state,
@@ -29,8 +38,8 @@ from frameloom.training.optim.optimizer import (
 )
 
 
-def measure(effort: Effort) -> Iterator[Row]:
-    case = [one for one in list_cases(is_quick=effort.is_quick) if one.family == "opensora2"][-1]
+def measure(bench: BenchSettings) -> Iterator[Row]:
+    case = [one for one in list_cases(is_quick=bench.is_quick) if one.family == "opensora2"][-1]
     _, _, model = build_model(case)
     optimizer = build_optimizer(model.named_parameters(), OptimSection())
     allocate_state(optimizer)
@@ -38,23 +47,23 @@ def measure(effort: Effort) -> Iterator[Row]:
     size = sum(tensor.nbytes for group in tensors.values() for tensor in group.values())
     note = f"{size / 2**20:,.0f} MiB"
     with tempfile.TemporaryDirectory() as folder:
-        yield from attempt("save", "background", _measure_background, Path(folder), tensors, note, effort)
-        yield from attempt(
-            "save", "accelerate", _measure_accelerate, Path(folder), model, optimizer, tensors, note, effort
+        yield from measure_or_skip("save", "background", _measure_background, Path(folder), tensors, note, bench)
+        yield from measure_or_skip(
+            "save", "accelerate", _measure_accelerate, Path(folder), model, optimizer, tensors, note, bench
         )
 
 
 Tensors = dict[str, dict[str, Tensor]]
 
 
-def _measure_background(folder: Path, tensors: Tensors, note: str, effort: Effort) -> Iterator[Row]:
+def _measure_background(folder: Path, tensors: Tensors, note: str, bench: BenchSettings) -> Iterator[Row]:
     background = Saver(folder / "background", 1, in_background=True)
     times = take_turns(
         {
-            "ours": Side(_saving(background, tensors), finish=background.wait),
+            "ours": Contender(_saving(background, tensors), finish=background.wait),
             "other": _saving(Saver(folder / "direct", 1), tensors),
         },
-        effort.rounds,
+        bench.rounds,
     )
     row = compare_times(
         "save", "a step waits for a save in the background", times["ours"], times["other"], against="our save at once"
@@ -69,9 +78,14 @@ def _saving(saver: Saver, tensors: Tensors) -> Work:
 
 
 def _measure_accelerate(
-    folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer, tensors: Tensors, note: str, effort: Effort
+    folder: Path,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    tensors: Tensors,
+    note: str,
+    bench: BenchSettings,
 ) -> Iterator[Row]:
-    accelerator = load_peer("accelerate").Accelerator(cpu=True)
+    accelerator = load_baseline("accelerate").Accelerator(cpu=True)
     prepared: Any = accelerator.prepare(model, torch.optim.AdamW(model.parameters(), lr=1e-4))
     for parameter in model.parameters():
         parameter.grad = torch.zeros_like(parameter)
@@ -81,11 +95,11 @@ def _measure_accelerate(
     saved = folder / "accelerate"
     times = take_turns(
         {
-            "background": Side(_saving(background, tensors), finish=background.wait),
+            "background": Contender(_saving(background, tensors), finish=background.wait),
             "ours": _saving(direct, tensors),
             "other": lambda: accelerator.save_state(str(saved)),
         },
-        effort.rounds,
+        bench.rounds,
     )
     name = "accelerate's save_state"
     checked = f"{note}; ours is digested, synced and renamed"
@@ -105,7 +119,7 @@ def _measure_accelerate(
         model.load_state_dict(found.tensors["model"])
         load_optimizer_tensors(optimizer, trained_names(optimizer), found.tensors["optimizer"])
 
-    times = take_turns({"ours": resume, "other": lambda: accelerator.load_state(str(saved))}, effort.rounds)
+    times = take_turns({"ours": resume, "other": lambda: accelerator.load_state(str(saved))}, bench.rounds)
     yield compare_times(
         "save",
         "resuming",

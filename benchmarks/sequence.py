@@ -16,10 +16,10 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from benchmarks.harness import Effort, Row, attempt, compare_numbers
+from benchmarks.harness import BenchSettings, Row, compare_numbers, measure_or_skip
 from benchmarks.model import Case, build_model, configure, draw_inputs, list_cases
-from benchmarks.traffic import Traffic
 from frameloom.distributed.sequence_parallel import divide_ranks
 from frameloom.models.denoisers.base import use_sequence_group
 
@@ -35,19 +35,41 @@ def list_shared_cases(*, is_quick: bool) -> list[Case]:
     return cases if is_quick else [*cases, *longer]
 
 
-def measure(effort: Effort) -> Iterator[Row]:
-    yield from attempt("sequence", "two processes", _measure, effort)
+class Traffic(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts what this rank really sends in sequence groups: bytes and messages, by collective."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.sent_bytes: dict[str, int] = {"all_to_all": 0, "all_gather": 0}
+        self.num_messages: dict[str, int] = {"all_to_all": 0, "all_gather": 0}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        own = torch.ops._c10d_functional
+        if func is own.all_to_all_single.default:
+            degree = len(args[1])
+            self._add("all_to_all", args[0].nbytes * (degree - 1) // degree)
+        elif func is own.all_gather_into_tensor.default:
+            self._add("all_gather", args[0].nbytes * (args[1] - 1))
+        return func(*args, **(kwargs or {}))
+
+    def _add(self, kind: str, num_bytes: int) -> None:
+        self.sent_bytes[kind] += num_bytes
+        self.num_messages[kind] += 1
 
 
-def _measure(effort: Effort) -> Iterator[Row]:
+def measure(bench: BenchSettings) -> Iterator[Row]:
+    yield from measure_or_skip("sequence", "two processes", _measure, bench)
+
+
+def _measure(bench: BenchSettings) -> Iterator[Row]:
     with tempfile.TemporaryDirectory() as folder:
-        words = [sys.executable, "-m", "benchmarks.sequence", folder, str(int(effort.is_quick))]
+        words = [sys.executable, "-m", "benchmarks.sequence", folder, str(int(bench.is_quick))]
         processes = [subprocess.Popen([*words, str(rank)], cwd=_ROOT) for rank in range(_RANKS)]
         codes = [process.wait() for process in processes]
         if any(codes):
             raise ChildProcessError(f"the processes ended with exit codes {codes}")
         found = json.loads((Path(folder) / "found-0.json").read_text())
-    for case, sent in zip(list_shared_cases(is_quick=effort.is_quick), found, strict=True):
+    for case, sent in zip(list_shared_cases(is_quick=bench.is_quick), found, strict=True):
         expected = 2 * sum(_count_bytes(case))
         tokens = _count_tokens(case)
         yield compare_numbers(

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
-from benchmarks.harness import Effort, Row, Work, attempt, compare_times, median_ratio, take_turns
+from benchmarks.harness import BenchSettings, Row, Work, compare_times, measure_or_skip, median_ratio, take_turns
 from frameloom.core.random import stream
 from frameloom.models.denoisers.opensora_plan.config import SIZES
 from frameloom.models.denoisers.opensora_plan.skiparse import NUM_AXES, SkiparseAttention, turn_table
@@ -24,14 +24,14 @@ _MOST_PAIRS = 4096 * 4096
 Way = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 
 
-def measure(effort: Effort) -> Iterator[Row]:
+def measure(bench: BenchSettings) -> Iterator[Row]:
     """Both patterns against full attention at growing numbers of tokens, heads of the released width."""
-    for grid in effort.pick(GRIDS, GRIDS[:1]):
+    for grid in bench.pick(GRIDS, GRIDS[:1]):
         name = f"{grid[0] * grid[1] * grid[2]:,} tokens"
-        yield from attempt("skiparse", name, _measure, grid, name, effort)
+        yield from measure_or_skip("skiparse", name, _measure, grid, name, bench)
 
 
-def _measure(grid: tuple[int, int, int], name: str, effort: Effort) -> Iterator[Row]:
+def _measure(grid: tuple[int, int, int], name: str, bench: BenchSettings) -> Iterator[Row]:
     config, num_tokens = SIZES["2b"], grid[0] * grid[1] * grid[2]
     table = turn_table(grid, config.attention_head_dim, config.interpolation_scales)
     heads = [_draw_heads(num_tokens, config.attention_head_dim, seed) for seed in range(3)]
@@ -45,7 +45,7 @@ def _measure(grid: tuple[int, int, int], name: str, effort: Effort) -> Iterator[
         gap = find_gap(ways, heads, table)
         if gap > 1e-4:
             raise ValueError(f"single skip and its mask of all pairs should agree, but they differ by {gap:.1e}")
-    times = take_turns({key: _passes(way, heads, table) for key, way in ways.items()}, effort.rounds)
+    times = take_turns({key: _passes(way, heads, table) for key, way in ways.items()}, bench.rounds)
     share = median_ratio(times["single"].walls, times["full"].walls) / 2
     share += median_ratio(times["group"].walls, times["full"].walls) / 2
     yield compare_times(

@@ -22,7 +22,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from benchmarks.harness import Effort, Row, Times, Work, attempt, compare_times, load_peer, take_turns
+from benchmarks.harness import (
+    BenchSettings,
+    Row,
+    Times,
+    Work,
+    compare_times,
+    load_baseline,
+    measure_or_skip,
+    take_turns,
+)
 from frameloom.builders.vae import build_vae
 from frameloom.checkpoint.model_folder import write_model_folder
 from frameloom.config.loading.recipe import load_recipe
@@ -47,19 +56,21 @@ _FEWER = 5
 _LARGE = ("--model.overrides", "{depth: 3, depth_single_blocks: 0, hidden_size: 512, num_heads: 16}")
 
 
-def measure(effort: Effort) -> Iterator[Row]:
+def measure(bench: BenchSettings) -> Iterator[Row]:
     """All loops in turn on batches of 32, with the demo's denoiser and with a larger one."""
-    yield from attempt("step", "our loop, demo denoiser", _measure_loop, "demo denoiser", (), effort.rounds, effort)
-    if not effort.is_quick:
-        rounds = -(-effort.rounds // _FEWER)
-        yield from attempt("step", "our loop, 30M", _measure_loop, "30M", _LARGE, rounds, effort)
+    yield from measure_or_skip(
+        "step", "our loop, demo denoiser", _measure_loop, "demo denoiser", (), bench.rounds, bench
+    )
+    if not bench.is_quick:
+        rounds = -(-bench.rounds // _FEWER)
+        yield from measure_or_skip("step", "our loop, 30M", _measure_loop, "30M", _LARGE, rounds, bench)
 
 
-def _measure_loop(name: str, changes: Sequence[str], all_rounds: int, effort: Effort) -> Iterator[Row]:
-    warmup, builds = effort.pick(6, 1), effort.pick(_BUILDS, 1)
+def _measure_loop(name: str, changes: Sequence[str], all_rounds: int, bench: BenchSettings) -> Iterator[Row]:
+    warmup, builds = bench.pick(6, 1), bench.pick(_BUILDS, 1)
     rounds = -(-all_rounds // builds)
     with tempfile.TemporaryDirectory() as folder:
-        recipe = prepare_demo(Path(folder), warmup + rounds, num_clips=effort.pick(160, 40), changes=changes)
+        recipe = prepare_demo(Path(folder), warmup + rounds, num_clips=bench.pick(160, 40), changes=changes)
         found = [_measure_build(recipe, Path(folder), rounds, warmup) for _ in range(builds)]
     ours, *others = (Times.join([times[side] for times in found]) for side in found[0])
     for against, other in zip((_BARE, _SAME, _SCRIPTS), others, strict=False):
@@ -67,7 +78,7 @@ def _measure_loop(name: str, changes: Sequence[str], all_rounds: int, effort: Ef
         assert row.ratio is not None
         yield replace(row, note=f"our loop costs {1 / row.ratio - 1:+.1%}")
     if len(others) == 2:
-        load_peer("accelerate")  # says what is missing
+        load_baseline("accelerate")  # says what is missing
 
 
 def _measure_build(recipe: Recipe, folder: Path, rounds: int, warmup: int) -> dict[str, Times]:
@@ -116,9 +127,9 @@ def our_step(trainer: Trainer) -> Work:
     steps = trainer.feed.steps(0, 0, trainer.recipe.train.accumulate)
 
     def step() -> None:
-        batches, position = next(steps)
+        batches, planned = next(steps)
         result = trainer.take_step(batches)
-        trainer.epoch, trainer.position = position
+        trainer.epoch, trainer.position = planned.position
         trainer.note(result)
         if trainer.step % trainer.recipe.train.log_every == 0:
             trainer.log({**result.values, **trainer.rates()})
@@ -194,10 +205,10 @@ def equal_step(trainer: Trainer) -> Work:
 
 def script_step(trainer: Trainer) -> Work:
     given, settings = AtHand.take(trainer), trainer.recipe.train
-    accelerator = load_peer("accelerate").Accelerator(cpu=True)
+    accelerator = load_baseline("accelerate").Accelerator(cpu=True)
     optimizer: Any = torch.optim.AdamW(given.model.parameters(), lr=_LR, fused=True)
-    schedule: Any = load_peer("diffusers.optimization").get_scheduler("constant", optimizer)
-    average = load_peer("diffusers.training_utils").EMAModel(given.model.parameters())
+    schedule: Any = load_baseline("diffusers.optimization").get_scheduler("constant", optimizer)
+    average = load_baseline("diffusers.training_utils").EMAModel(given.model.parameters())
     model, optimizer, schedule = accelerator.prepare(given.model, optimizer, schedule)
     limit = trainer.recipe.optim.clip_norm or 1.0
     every = 1 if settings.ema is None else settings.ema.every

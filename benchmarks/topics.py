@@ -1,6 +1,6 @@
 """All comparisons in the order of the table, each in its own process.
 
-A comparison is a function that takes an effort and gives rows as they are found. In its own process its memory,
+A comparison is a function that takes settings and gives rows as they are found. In its own process its memory,
 threads and allocator are its alone, and one that dies or hangs costs no row of another.
 """
 
@@ -15,7 +15,7 @@ from importlib import import_module
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-from benchmarks.harness import Effort, Row, Work, attempt, compare_times, end_with_parent, take_turns
+from benchmarks.harness import BenchSettings, Row, Work, compare_times, end_with_parent, measure_or_skip, take_turns
 from frameloom.core.device import keep_freed_memory
 
 TIME_LIMIT_S = 600.0
@@ -58,29 +58,29 @@ TOPICS = {
 }
 
 
-def choose_effort(name: str, *, rounds: int | None, is_quick: bool, is_alone: bool) -> Effort:
+def choose_settings(name: str, *, rounds: int | None, is_quick: bool, is_alone: bool) -> BenchSettings:
     usual = _QUICK_ROUNDS if is_quick else TOPICS[name].rounds
-    return Effort(rounds or usual, is_quick, is_alone)
+    return BenchSettings(rounds or usual, is_quick, is_alone)
 
 
-def measure_here(name: str, effort: Effort, files: Sequence[Path] = ()) -> Iterator[Row]:
+def measure_here(name: str, bench: BenchSettings, files: Sequence[Path] = ()) -> Iterator[Row]:
     """The rows of one comparison, in this process."""
 
     def measure() -> Iterator[Row]:
         keep_freed_memory()  # as our commands do on the CPU; here both sides have it
         module_name, _, function_name = TOPICS[name].target.partition(":")
         function = getattr(import_module(module_name), function_name)
-        rows: Iterator[Row] = function(effort, clips=files) if files else function(effort)
+        rows: Iterator[Row] = function(bench, clips=files) if files else function(bench)
         return rows
 
-    yield from attempt(name, name, measure)
+    yield from measure_or_skip(name, name, measure)
 
 
 def measure_apart(
-    name: str, effort: Effort, files: Sequence[Path] = (), *, limit_s: float = TIME_LIMIT_S
+    name: str, bench: BenchSettings, files: Sequence[Path] = (), *, limit_s: float = TIME_LIMIT_S
 ) -> Iterator[Row]:
     """The same in its own process, which may be silent for `limit_s` at most."""
-    yield from run_apart(_serve, (name, effort, list(files)), name, limit_s)
+    yield from run_apart(_serve, (name, bench, list(files)), name, limit_s)
 
 
 def run_apart(serve: Callable[..., None], arguments: tuple[object, ...], name: str, limit_s: float) -> Iterator[Row]:
@@ -108,27 +108,27 @@ def run_apart(serve: Callable[..., None], arguments: tuple[object, ...], name: s
         receiver.close()
 
 
-def _serve(connection: Connection, name: str, effort: Effort, files: Sequence[Path]) -> None:
+def _serve(connection: Connection, name: str, bench: BenchSettings, files: Sequence[Path]) -> None:
     end_with_parent()
-    for row in measure_here(name, effort, files):
+    for row in measure_here(name, bench, files):
         connection.send(row)
     connection.send(None)
     connection.close()
 
 
-def measure_start(effort: Effort) -> Iterator[Row]:
+def measure_start(bench: BenchSettings) -> Iterator[Row]:
     """How long the command takes to print something: `frameloom --help` imports no torch."""
-    yield from attempt("start", "frameloom --help", _measure_start, effort)
+    yield from measure_or_skip("start", "frameloom --help", _measure_start, bench)
 
 
-def _measure_start(effort: Effort) -> Iterator[Row]:
+def _measure_start(bench: BenchSettings) -> Iterator[Row]:
     calls = {
         "ours": _call(("-m", "frameloom", "--help")),
         "show": _call(("-m", "frameloom", "recipe", "show", "shapes/demo")),
         "other": _call(("-c", "import torch")),
         "python": _call(("-c", "pass")),
     }
-    times = take_turns(calls, effort.rounds, warmup=effort.pick(1, 0))
+    times = take_turns(calls, bench.rounds, warmup=bench.pick(1, 0))
     done = subprocess.run([sys.executable, "-c", _NO_TORCH], capture_output=True, text=True, check=True)
     note = f"torch is {'' if 'True' in done.stdout else 'not '}imported; Python alone {times['python'].wall_s:.3f} s"
     for name, side in (("frameloom --help", "ours"), ("frameloom recipe show, which checks it", "show")):

@@ -15,14 +15,14 @@ import torch
 from torch import Tensor
 
 from benchmarks.harness import (
-    Effort,
+    BenchSettings,
     Row,
     Times,
-    attempt,
     can_measure_peak,
     compare_numbers,
     compare_times,
-    load_peer,
+    load_baseline,
+    measure_or_skip,
     measure_peak_bytes,
     take_turns,
 )
@@ -30,23 +30,24 @@ from frameloom.builders.vae import build_vae
 from frameloom.config.schema.models import VAESection
 from frameloom.core.random import stream
 from frameloom.models.registry import get_vae
-from frameloom.models.vaes.base import VideoVAE
-from frameloom.models.vaes.wfvae.model import WFVAE
+from frameloom.models.vaes.base import EncodePolicy, VideoVAE
 
-_PIECE_FRAMES, _PIECE_LATENTS = 8, 2
+_PIECE_FRAMES = 8
 _CLIPS = ((9, 64, 64), (17, 64, 64), (17, 128, 128))
 _LARGEST_GAP = 1e-4
 
 
-def measure(effort: Effort) -> Iterator[Row]:
+def measure(bench: BenchSettings) -> Iterator[Row]:
     """All cases on clips of noise. All times come before all peaks: measuring peaks slows allocation down."""
-    clips = effort.pick(_CLIPS, ((9, 32, 32),))
+    clips = bench.pick(_CLIPS, ((9, 32, 32),))
     for clip in clips:
         for family, build in _PAIRS.items():
             is_told = clip == clips[-1]
-            yield from attempt("vae", f"{family} {_spell(clip)}", _measure_times, build, clip, effort, is_told)
+            yield from measure_or_skip(
+                "vae", f"{family} {_format_clip(clip)}", _measure_times, build, clip, bench, is_told
+            )
     for family, build in _PAIRS.items():
-        yield from attempt("vae", f"{family}, memory", _measure_memory, build, clips[-1])
+        yield from measure_or_skip("vae", f"{family}, memory", _measure_memory, build, clips[-1])
 
 
 def _draw(clip: tuple[int, int, int]) -> Tensor:
@@ -54,7 +55,9 @@ def _draw(clip: tuple[int, int, int]) -> Tensor:
 
 
 @torch.no_grad()
-def _measure_times(build: Callable[[], _Pair], clip: tuple[int, int, int], effort: Effort, is_told: bool) -> list[Row]:
+def _measure_times(
+    build: Callable[[], _Pair], clip: tuple[int, int, int], bench: BenchSettings, is_told: bool
+) -> list[Row]:
     """Rows of encoding and of decoding; of the smaller clips only encoding, which shows how it grows."""
     _, ours, other, name, against = build()
     pixels = _draw(clip)
@@ -64,14 +67,14 @@ def _measure_times(build: Callable[[], _Pair], clip: tuple[int, int, int], effor
     latent = ours.encode(pixels)
 
     def row(what: str, times: dict[str, Times], at: tuple[str, float] | None) -> Row:
-        title = f"{name}: {what} {_spell(clip)}"
+        title = f"{name}: {what} {_format_clip(clip)}"
         note = f"same numbers within {gap:.0e}"
         return compare_times("vae", title, times["ours"], times["other"], against=against, note=note, at=at)
 
-    encode = take_turns({"ours": lambda: ours.encode(pixels), "other": lambda: other.encode(pixels)}, effort.rounds)
+    encode = take_turns({"ours": lambda: ours.encode(pixels), "other": lambda: other.encode(pixels)}, bench.rounds)
     rows = [row("encode", encode, ("pixels", float(pixels[0, 0].numel())))]
     if is_told:
-        decode = take_turns({"ours": lambda: ours.decode(latent), "other": lambda: other.decode(latent)}, effort.rounds)
+        decode = take_turns({"ours": lambda: ours.decode(latent), "other": lambda: other.decode(latent)}, bench.rounds)
         rows.append(row("decode", decode, None))
     return rows
 
@@ -81,11 +84,11 @@ def _measure_memory(build: Callable[[], _Pair], clip: tuple[int, int, int]) -> I
     mine, theirs = (_measure_peaks(way, _draw(clip)) for way in (ours, other))
     for what, own, foreign in zip(("encode", "decode"), mine, theirs, strict=True):
         if own is not None:
-            title = f"{name}: memory to {what} {_spell(clip)}"
+            title = f"{name}: memory to {what} {_format_clip(clip)}"
             yield compare_numbers("vae", title, own, foreign, unit="B", against=against)
 
 
-def _spell(clip: tuple[int, int, int]) -> str:
+def _format_clip(clip: tuple[int, int, int]) -> str:
     frames, height, width = clip
     return f"{frames} frames of {width}x{height}"
 
@@ -112,8 +115,7 @@ def _way_of(vae: VideoVAE) -> _Way:
 
 def _pair_wfvae() -> _Pair:
     whole, cut = _build("wfvae"), _build("wfvae")
-    assert isinstance(cut, WFVAE)
-    cut.enable_chunking(encode_frames=_PIECE_FRAMES, decode_frames=_PIECE_LATENTS)
+    cut.use(EncodePolicy(chunk_frames=_PIECE_FRAMES))
     return "wfvae", _way_of(cut), _way_of(whole), "wfvae in pieces of 8 frames", "wfvae, whole clip"
 
 
@@ -121,7 +123,7 @@ def _pair_kl() -> _Pair:
     from frameloom.models.vaes.kl.model import diffusers_arguments
 
     ours = _build("kl")
-    other = load_peer("diffusers").AutoencoderKL(**diffusers_arguments(get_vae("kl").sizes["tiny"])).eval()
+    other = load_baseline("diffusers").AutoencoderKL(**diffusers_arguments(get_vae("kl").sizes["tiny"])).eval()
     other.load_state_dict(ours.state_dict())
 
     def encode(pixels_BCFHW: Tensor) -> Tensor:
@@ -139,7 +141,7 @@ def _pair_cogvideox() -> _Pair:
     # The way that diffusers cuts latents.
     ours = _build("cogvideox", decode_first_alone=False)
     config = get_vae("cogvideox").sizes["tiny"]
-    other = load_peer("diffusers").AutoencoderKLCogVideoX(
+    other = load_baseline("diffusers").AutoencoderKLCogVideoX(
         latent_channels=config.latent_channels,
         block_out_channels=config.block_channels,
         layers_per_block=config.layers_per_block,
@@ -151,7 +153,7 @@ def _pair_cogvideox() -> _Pair:
 def _pair_hunyuan() -> _Pair:
     ours = _build("hunyuan")
     config = get_vae("hunyuan").sizes["tiny"]
-    other = load_peer("diffusers").AutoencoderKLHunyuanVideo(
+    other = load_baseline("diffusers").AutoencoderKLHunyuanVideo(
         latent_channels=config.latent_channels,
         block_out_channels=config.block_channels,
         layers_per_block=config.layers_per_block,

@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor
 
-from frameloom.data.media.transforms import Cover, Transforms
+from frameloom.data.media.transforms import ResizeCrop, Transforms
 
 
 def apply_transforms(
@@ -26,13 +26,13 @@ def apply_transforms(
     if transforms.crops_first:
         box = transforms.source_box(*size, height, width)
         part = pixels_CFHW[:, :, box.top : box.top + box.height, box.left : box.left + box.width]
-        return resize_and_cut(part, Cover(height, width, 0, 0), height, width, antialias, align_corners)
+        return resize_and_cut(part, ResizeCrop(height, width, 0, 0), height, width, antialias, align_corners)
     place = transforms.place(*size, height, width, draws)
     return resize_and_cut(pixels_CFHW, place, height, width, antialias, align_corners)
 
 
 def resize_and_cut(
-    pixels_CFHW: Tensor, place: Cover, height: int, width: int, antialias: bool = True, align_corners: bool = False
+    pixels_CFHW: Tensor, place: ResizeCrop, height: int, width: int, antialias: bool = True, align_corners: bool = False
 ) -> Tensor:
     """Bytes to [-1, 1] at a given place, bilinear in floating point."""
     frames_FCHW = pixels_CFHW.transpose(0, 1).float() / 255

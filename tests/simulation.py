@@ -19,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 
 from frameloom.checkpoint.reader import Checkpoint, find_latest, step_folder
-from frameloom.checkpoint.retention import apply_retention
+from frameloom.checkpoint.writer import apply_retention
 from frameloom.core.random import numpy_stream
 from frameloom.data.order.plan import BatchPlan, plan_epoch
 from frameloom.data.order.rank_assignment import PlannedStep, RankAssignment, find_microbatch, plan_steps

@@ -26,7 +26,7 @@ from frameloom.core.logging import get_logger
 from frameloom.data.buckets.fixed import Fixed, MultiAspect
 from frameloom.data.buckets.grid import apply_token_budget, build_grid
 from frameloom.data.buckets.grouped import Grouped
-from frameloom.data.buckets.policy import BucketPolicy, LengthRule, assign, count_unused
+from frameloom.data.buckets.policy import BucketPolicy, assign, count_unused
 from frameloom.data.buckets.ratio_tokens import RatioTokens
 from frameloom.data.manifest.captions import CaptionNotes, note_captions, read_templates, retell
 from frameloom.data.manifest.filters import Where
@@ -36,6 +36,7 @@ from frameloom.data.media.decode import kind_of
 from frameloom.data.media.probe import probe_header
 from frameloom.data.order.plan import BatchPlan, plan_epoch
 from frameloom.models.registry import VAES
+from frameloom.models.vaes.config import LengthRule
 
 _log = get_logger(__name__)
 _SOURCE = "dreambooth.class_folder"
@@ -45,8 +46,7 @@ def build_policy(recipe: Recipe) -> BucketPolicy:
     """Buckets whose sizes fit the autoencoder, and the denoiser's patches where one is trained."""
     vae = VAES[recipe.vae.name]
     patch = token_patch(recipe) if recipe.task == "denoiser" else (1, 1, 1)
-    rule = LengthRule(stride=vae.strides[0], causal=vae.causal, patch=patch[0])
-    return build_bucket_policy(recipe.data, stride=vae.strides[1] * patch[1], rule=rule)
+    return build_bucket_policy(recipe.data, stride=vae.strides[1] * patch[1], rule=vae.lengths(patch[0]))
 
 
 def build_bucket_policy(data: DataSection, *, stride: int, rule: LengthRule) -> BucketPolicy:
@@ -188,7 +188,7 @@ def order_epoch(
         seed=recipe.seed,
         epoch=epoch,
         accumulate=recipe.train.accumulate,
-        alike=recipe.data.alike,
+        cost_group=recipe.data.cost_group,
         drop_last=recipe.data.drop_last,
         shown=shown,
     )
@@ -202,7 +202,7 @@ def clip_costs(recipe: Recipe, policy: BucketPolicy) -> NDArray[np.float64]:
     if recipe.task != "denoiser":
         return policy.costs
     vae, patch = VAES[recipe.vae.name], token_patch(recipe)
-    latent_frames = [max(1, (bucket.frames - vae.causal) // vae.strides[0] + vae.causal) for bucket in policy.buckets]
+    latent_frames = [vae.lengths().latents(bucket.frames) for bucket in policy.buckets]
     areas = [bucket.height * bucket.width for bucket in policy.buckets]
     cell = vae.strides[1] * vae.strides[2] * patch[0] * patch[1] * patch[2]
     tokens = np.array(latent_frames, dtype=np.float64) * areas / cell

@@ -24,9 +24,9 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from frameloom.core.errors import CheckpointError
+from frameloom.weights.files import name_shards
 from frameloom.weights.lazy_tensors import LazyTensors, PendingTensor
 from frameloom.weights.safetensors_file import open_safetensors
-from frameloom.weights.shard_index import name_shards
 
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor

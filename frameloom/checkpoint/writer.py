@@ -4,174 +4,246 @@ A folder is written under another name, digested, synced and renamed once. `stat
 beside it and one of itself, so a reader notices a flipped byte before a weight is used. One process writes
 `model.safetensors`; several write `model-00001-of-00008.safetensors` and so on together (see `resharding.py`).
 
+In the background, a step waits only for a copy in host memory. With several processes, the writing threads of all use
+a process group of their own, never the one that gradients travel on. Each process writes its files and sends their
+digests to the first one, which renames the folder when it has all.
+
 Format 1 came from one process, 2 from several; 3 comes from both and has XXH3 digests instead of SHA-256.
 """
 
 from __future__ import annotations
 
+import os
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
+import torch
 from safetensors import SafetensorError
 from torch import Tensor
 from xxhash import xxh3_128
 
-from frameloom.checkpoint.reader import STATE, XXH3, Checkpoint, seal_state, step_folder
+from frameloom.checkpoint.reader import STATE, XXH3, Checkpoint, list_steps, seal_state, step_folder
 from frameloom.checkpoint.resharding import FilePlan, Layout, describe_pieces, is_simple, plan_files, take_local
 from frameloom.core.errors import CheckpointError
-from frameloom.core.files import atomic_folder, sync_file
+from frameloom.core.files import PARTIAL, atomic_folder, remove_partial, sync_file
 from frameloom.core.hooks import notify
 from frameloom.distributed.context import Collective, format_error
 from frameloom.weights.lazy_tensors import LazyTensors, defer_tensors
 from frameloom.weights.safetensors_file import write_safetensors
 
+Files = dict[str, dict[str, Tensor]]
 Report = tuple[dict[str, tuple[str, int]], str | None]
 """the digest and size of each file that a process wrote, or what went wrong"""
 
 
 @dataclass
-class Save:
+class _Save:
     """A save on its way: `files` are what this process writes; the first one holds the folder open."""
 
     step: int
     folder: Path
-    files: dict[str, dict[str, Tensor]]
+    files: Files
     state: dict[str, Any]
     held: ExitStack = field(default_factory=ExitStack)
 
 
-class Writer:
-    """Writes checkpoints into `root`, all processes of `collective` together, each what it alone holds or its share.
+class Saver:
+    """Saves one checkpoint at a time and keeps the newest `keep`; all processes of `collective` call it alike.
 
-    `begin` agrees on the folder and on who writes what; `finish` writes, and the first process seals and renames once
-    all have sent it the digests of their files. Where one fails all raise, and nothing is left behind.
+    Each process writes what it alone holds, or its share. Where one fails all raise, and nothing is left behind. In the
+    background, a save returns when the tensors are copied; the copies stay for the next save. An error of the thread is
+    raised by the next call, on every process; `on_error` is called at once, in the thread.
     """
 
-    def __init__(self, root: Path, collective: Collective | None = None) -> None:
+    def __init__(
+        self,
+        root: Path,
+        keep: int | None = None,
+        *,
+        in_background: bool = False,
+        collective: Collective | None = None,
+        on_error: Callable[[], object] = lambda: None,
+    ) -> None:
         self._root = root
+        self._keep = keep
+        self._in_background = in_background
         self._collective = collective or Collective()
+        self._on_error = on_error
         self._layout: Layout | None = None
         self._plan: FilePlan | None = None
-        self._files: dict[str, list[tuple[str, str]]] = {}
+        self._members: dict[str, list[tuple[str, str]]] = {}
+        self._copies: Files = {}
+        self._thread: threading.Thread | None = None
+        self._error: BaseException | None = None
 
-    def begin(self, checkpoint: Checkpoint) -> Save | None:
-        """None when the step exists already. Tensors are not copied yet."""
+    def save(self, checkpoint: Checkpoint) -> None:
+        """A step that exists already is left alone, because nothing is written twice."""
+        self.wait()
+        save = self._begin(checkpoint)
+        if save is None:
+            return
+        if not self._in_background:
+            self._finish(save)
+            return
+        try:
+            save.files = self._copy(save.files)
+        except BaseException as error:
+            save.held.__exit__(type(error), error, error.__traceback__)
+            raise
+        self._thread = threading.Thread(target=self._run, args=(save,), name="checkpoint")
+        self._thread.start()
+
+    def wait(self) -> None:
+        """Until nothing is being written."""
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        if self._error is not None:
+            error, self._error = self._error, None
+            raise error
+
+    close = wait
+
+    def _begin(self, checkpoint: Checkpoint) -> _Save | None:
+        """Agree on the folder and on who writes what; None when the step exists already. Nothing is copied yet."""
         tensors = {
             group: {name: value if is_simple(value) else value.full_tensor() for name, value in named.items()}  # type: ignore[attr-defined]
             for group, named in checkpoint.tensors.items()
         }
         layout = describe_pieces(tensors)
         is_known = self._collective.gather(layout == self._layout)
-        held = ExitStack()
+        held, folder = ExitStack(), step_folder(self._root, checkpoint.step)
+
+        def open_folder() -> str | None:
+            if folder.exists():
+                return None
+            try:
+                return held.enter_context(atomic_folder(folder)).name
+            except OSError as error:
+                num_bytes = sum(piece.num_bytes for named in layout.values() for piece in named.values())
+                raise self._describe(checkpoint.step, error, num_bytes) from error
+
         with ExitStack() as undo:
             undo.push(held)
-            name = self._collective.run_on_rank0(
-                lambda: self._open(checkpoint.step, layout, held), error=CheckpointError
-            )
+            name = self._collective.run_on_rank0(open_folder, error=CheckpointError)
             if name is None:
                 return None
+            # Who writes what is planned again only when a process holds something else than at the save before.
             if not self._collective.broadcast(all(is_known)):
-                self._agree(layout)
+                layouts = self._collective.gather(layout)
+                self._plan = plan_files(layouts) if self._collective.is_first else None
+                self._members = self._collective.scatter(self._plan.files if self._plan else None)
+                self._layout = layout
             undo.pop_all()
         files = {
             file: {name: take_local(tensors[group][name]) for group, name in members}
-            for file, members in self._files.items()
+            for file, members in self._members.items()
         }
-        return Save(checkpoint.step, self._root / name, files, checkpoint.state, held)
+        return _Save(checkpoint.step, self._root / name, files, checkpoint.state, held)
 
-    def _open(self, step: int, layout: Layout, held: ExitStack) -> str | None:
-        """The name of the folder to write into, on the first process."""
+    def _copy(self, files: Files) -> Files:
+        """The values in memory of our own, which is reused: fresh pages cost as much as the copying."""
+        is_pinned = any(tensor.is_cuda for named in files.values() for tensor in named.values())
+        copies: Files = {}
+        for file, named in files.items():
+            copies[file] = {}
+            for name, tensor in named.items():
+                buffer = self._copies.get(file, {}).get(name)
+                if buffer is None or buffer.shape != tensor.shape or buffer.dtype != tensor.dtype:
+                    buffer = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=is_pinned)
+                copies[file][name] = buffer.copy_(tensor.detach(), non_blocking=is_pinned)
+        if is_pinned:
+            torch.cuda.synchronize()
+        self._copies = copies
+        return copies
+
+    def _run(self, save: _Save) -> None:
         try:
-            folder = held.enter_context(new_step(self._root, step))
-            return None if folder is None else folder.name
-        except OSError as error:
-            num_bytes = sum(piece.num_bytes for named in layout.values() for piece in named.values())
-            raise CheckpointError(self._describe(step, error, num_bytes)) from error
+            self._finish(save)
+        except BaseException as error:  # raised by the next call, in the thread that can act on it
+            self._error = error
+            self._on_error()
 
-    def _agree(self, layout: Layout) -> None:
-        """Who writes what; asked again only when a process holds something else than at the save before."""
-        layouts = self._collective.gather(layout)
-        self._plan = plan_files(layouts) if self._collective.is_first else None
-        self._files = self._collective.scatter(self._plan.files if self._plan else None)
-        self._layout = layout
-
-    def finish(self, save: Save) -> None:
-        """Write and rename; may be called by another thread than `begin`, one at a time."""
+    def _finish(self, save: _Save) -> None:
+        """Write the files of this process, rename the folder once all have, and delete old checkpoints."""
+        own_error: BaseException | None = None
         with save.held:
-            report, own = self._write_own(save)
+            try:
+                report: Report = self._write_files(save), None
+            except BaseException as error:  # kept back until all know of it
+                own_error, report = error, ({}, format_error(error))
+                if not (self._collective.is_first or save.folder.is_dir()):
+                    text = "is not there, which rank 0 has made; all processes must share the run's folder"
+                    report = {}, f"{save.folder} {text}"
             reports = self._collective.gather(report)
             try:
                 self._collective.run_on_rank0(lambda: self._seal(save, reports), error=CheckpointError)
             except CheckpointError as error:
-                if own is not None and not isinstance(own, (OSError, SafetensorError, CheckpointError)):
-                    raise own from error  # a bug keeps its trace
+                if own_error is not None and not isinstance(own_error, (OSError, SafetensorError, CheckpointError)):
+                    raise own_error from error  # a bug keeps its trace
                 raise
+        if self._collective.is_first and self._keep is not None:
+            apply_retention(self._root, self._keep)
 
-    def _write_own(self, save: Save) -> tuple[Report, BaseException | None]:
-        """The files of this process; an error is kept back until all know of it."""
-        try:
-            notify("save", step=save.step, rank=self._collective.rank)
-            return ({name: self._write(save.folder / name, named) for name, named in save.files.items()}, None), None
-        except BaseException as error:
-            return ({}, self._explain(save, error)), error
+    def _write_files(self, save: _Save) -> dict[str, tuple[str, int]]:
+        notify("save", step=save.step, rank=self._collective.rank)
+        written = {}
+        for name, named in save.files.items():
+            path = save.folder / name
+            digest = write_digested(path, defer_tensors(named))
+            if not self._collective.is_first:
+                sync_file(path)  # the first process's own are synced with the folder
+            written[name] = digest, path.stat().st_size
+        return written
 
-    def _explain(self, save: Save, error: BaseException) -> str:
-        if self._collective.is_first or save.folder.is_dir():
-            return format_error(error)
-        return f"{save.folder} is not there, which rank 0 has made; all processes must share the run's folder"
-
-    def _write(self, path: Path, tensors: Mapping[str, Tensor]) -> tuple[str, int]:
-        """The digest and the size of a file, written and safe on the disk."""
-        digest = write_digested(path, defer_tensors(tensors))
-        if not self._collective.is_first:
-            sync_file(path)  # the first process's own are synced with the folder
-        return digest, path.stat().st_size
-
-    def _seal(self, save: Save, reports: Sequence[Report]) -> None:
+    def _seal(self, save: _Save, reports: Sequence[Report]) -> None:
         """On the first process: everything is there, so `state.json` can say so, and the folder gets its name."""
+        assert self._plan is not None
         try:
+            digests = {}
             for rank, (_, problem) in enumerate(reports):
                 if problem is not None:
                     raise CheckpointError(problem if self._collective.size == 1 else f"rank {rank}: {problem}")
-            for name, (_, num_bytes) in ((name, found) for files, _ in reports for name, found in files.items()):
+            for name, (digest, num_bytes) in (item for files, _ in reports for item in files.items()):
                 path = save.folder / name
                 if not path.is_file() or path.stat().st_size != num_bytes:
                     raise CheckpointError(f"{path} was written elsewhere; all processes must share the run's folder")
-            self._write_state(save, {name: found[0] for files, _ in reports for name, found in files.items()})
+                digests[name] = digest
+            placed = {"placement": self._plan.placement} if self._plan.placement else {}
+            state = {**save.state, "step": save.step, "files": digests, **placed}
+            (save.folder / STATE).write_text(seal_state(state))
             save.held.close()
         except (OSError, CheckpointError) as error:
-            assert self._plan is not None
-            raise CheckpointError(self._describe(save.step, error, self._plan.num_bytes)) from error
+            raise self._describe(save.step, error, self._plan.num_bytes) from error
 
-    def _write_state(self, save: Save, files: dict[str, str]) -> None:
-        assert self._plan is not None
-        placed = {"placement": self._plan.placement} if self._plan.placement else {}
-        state = {**save.state, "step": save.step, "files": files, **placed}
-        (save.folder / STATE).write_text(seal_state(state))
-
-    def _describe(self, step: int, error: BaseException, num_bytes: int) -> str:
+    def _describe(self, step: int, error: BaseException, num_bytes: int) -> CheckpointError:
         free = shutil.disk_usage(next(place for place in (self._root, *self._root.parents) if place.is_dir())).free
-        return (
+        return CheckpointError(
             f"{step_folder(self._root, step)}: could not be saved ({error}); it needs {num_bytes:,} bytes and {free:,} "
             "are free. Earlier checkpoints are untouched: free some space and start the run again"
         )
 
 
-@contextmanager
-def new_step(root: Path, step: int) -> Iterator[Path | None]:
-    """The folder to write a step into; None for a step that is there, because nothing is written twice."""
-    folder = step_folder(root, step)
-    if folder.exists():
-        yield None
-        return
-    with atomic_folder(folder) as temporary:
-        yield temporary
-
-
 def write_digested(path: Path, tensors: LazyTensors) -> str:
     """Write a safetensors file and return its digest, with the name of its kind before it."""
     return XXH3 + write_safetensors(path, tensors, digest=xxh3_128())
+
+
+def apply_retention(root: Path, keep: int) -> None:
+    """Delete all but the newest `keep`. Call after a save: a crash then leaves one too many, never one too few."""
+    for step in list_steps(root)[:-keep]:
+        doomed = root / f"{PARTIAL}{uuid4().hex[:8]}-doomed"
+        os.rename(step_folder(root, step), doomed)
+        shutil.rmtree(doomed)
+
+
+def clear_leftovers(root: Path) -> None:
+    """Remove what a killed save or deletion left; only the owner of the run may call this."""
+    if root.is_dir():
+        remove_partial(root)

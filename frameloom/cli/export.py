@@ -143,5 +143,5 @@ def convert(
         copy_tied=copy_tied,
         force=force,
     )
-    for line in convert_weights(task).describe():
+    for line in convert_weights(task).format_lines():
         print(line)

@@ -10,7 +10,9 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Iterator
+import tempfile
+import weakref
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -126,3 +128,13 @@ def digest_value(value: Any) -> str:
     """SHA-256 of a JSON-like value; key order does not matter."""
     text = json.dumps(value, sort_keys=True, separators=(",", ":"), default=str)
     return hashlib.sha256(text.encode()).hexdigest()
+
+
+def spill(owner: object, suffix: str, write: Callable[[Path], object]) -> Path:
+    """A temporary file of what `owner` holds, for other processes to map; it is removed with `owner`."""
+    descriptor, name = tempfile.mkstemp(prefix="frameloom-", suffix=suffix)
+    os.close(descriptor)
+    path = Path(name)
+    weakref.finalize(owner, path.unlink, missing_ok=True)
+    write(path)
+    return path

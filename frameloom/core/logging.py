@@ -6,9 +6,6 @@ import logging
 import re
 import sys
 
-from rich.console import Console
-from rich.logging import RichHandler
-
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
@@ -26,6 +23,9 @@ def get_logger(name: str) -> logging.Logger:
 
 def set_up_logging(level: str = "info") -> None:
     """Send Frameloom's messages at `level` and above to standard error; safe to call again."""
+    from rich.console import Console
+    from rich.logging import RichHandler
+
     root = logging.getLogger("frameloom")
     root.handlers.clear()
     root.propagate = False

@@ -17,7 +17,7 @@ from frameloom.config.schema.recipe import Recipe
 from frameloom.core.files import write_json
 from frameloom.core.logging import get_logger
 from frameloom.core.text_files import read_records
-from frameloom.demo.report import write_report
+from frameloom.demo.report import series, write_report
 from frameloom.demo.shapes import heldout_prompts
 from frameloom.demo.shapes_score import is_right, score_run
 from frameloom.demo.shapes_set import write_shapes
@@ -44,16 +44,13 @@ class DemoPlan:
     """extra settings for both recipes, as on the command line"""
 
     def load(self, name: str) -> Recipe:
-        return load_recipe(name, [*self._places(name), *self.overrides])
-
-    def _places(self, name: str) -> list[str]:
         folder = self.folder
-        places = ["--run.folder", str(folder), "--data.manifest", str(folder / "data" / "manifest.parquet")]
+        words = ["--run.folder", str(folder), "--data.manifest", str(folder / "data" / "manifest.parquet")]
         if name == self.denoiser_recipe:
-            places += ["--vae.weights", str(folder / "vae")]
-            places += ["--data.cache.latents", str(folder / "cache" / "latents")]
-            places += ["--data.cache.text", str(folder / "cache" / "text")]
-        return places
+            words += ["--vae.weights", str(folder / "vae")]
+            words += ["--data.cache.latents", str(folder / "cache" / "latents")]
+            words += ["--data.cache.text", str(folder / "cache" / "text")]
+        return load_recipe(name, [*words, *self.overrides])
 
 
 SHORT = DemoPlan()
@@ -64,20 +61,27 @@ LONG = DemoPlan(
 
 def run_demo(plan: DemoPlan, say: Callable[[str], None]) -> Path:
     """Run all stages and give the report's path; `say` prints a line for the person who watches."""
-    stages: list[tuple[str, Callable[[DemoPlan], None]]] = [
-        ("making Moving Shapes", _make_clips),
-        ("training the autoencoder", _train_vae),
-        ("encoding clips and captions", _cache),
-        ("training the denoiser", _train_denoiser),
-        ("sampling held-out prompts", _sample),
-    ]
-    times = _Times(plan.folder / "times.json")
-    for number, (title, stage) in enumerate(stages, 1):
+    folder = plan.folder
+    stages: dict[str, Callable[[], object]] = {
+        "making Moving Shapes": lambda: write_shapes(folder / "data", count=plan.num_clips, seed=plan.seed),
+        "training the autoencoder": lambda: _train_once(plan.load(plan.vae_recipe), folder / "vae"),
+        "encoding clips and captions": lambda: _cache(plan),
+        "training the denoiser": lambda: _train_once(plan.load(plan.denoiser_recipe), folder / "denoiser"),
+        "sampling held-out prompts": lambda: _sample(plan),
+    }
+    # Seconds spent in each stage over all starts of the demo.
+    times = folder / "times.json"
+    seconds: dict[str, float] = json.loads(times.read_text()) if times.is_file() else {}
+    for number, (title, stage) in enumerate(stages.items(), 1):
         say(f"[{number}/{len(stages)}] {title}")
-        with times.measure(title):
-            stage(plan)
-    report = plan.folder / "report.html"
-    write_report(report, plan.folder, times.seconds)
+        started = time.monotonic()
+        try:
+            stage()
+        finally:
+            seconds[title] = seconds.get(title, 0.0) + time.monotonic() - started
+            write_json(times, seconds)
+    report = folder / "report.html"
+    write_report(report, folder, seconds)
     for line in summary(plan):
         say(line)
     return report
@@ -85,7 +89,7 @@ def run_demo(plan: DemoPlan, say: Callable[[str], None]) -> Path:
 
 def summary(plan: DemoPlan) -> list[str]:
     scores = json.loads((plan.folder / "samples" / "scores.json").read_text())
-    psnr = last_value(plan.folder / "vae" / "metrics.jsonl", "validation/psnr_db")
+    psnr = series(read_records(plan.folder / "vae" / "metrics.jsonl"), "validation/psnr_db")[-1][1]
     shares = ", ".join(f"{name} {share:.0%}" for name, share in scores["accuracy"].items())
     return [
         f"autoencoder: {psnr:.1f} dB on held-out clips",
@@ -95,29 +99,11 @@ def summary(plan: DemoPlan) -> list[str]:
     ]
 
 
-def last_value(metrics: Path, key: str) -> float:
-    """The newest value of a metric in a metrics file."""
-    values = [record[key] for record in read_records(metrics) if key in record]
-    return float(values[-1])
-
-
-def _make_clips(plan: DemoPlan) -> None:
-    write_shapes(plan.folder / "data", count=plan.num_clips, seed=plan.seed)
-
-
-def _train_vae(plan: DemoPlan) -> None:
-    _train_once(plan.load(plan.vae_recipe), plan.folder / "vae")
-
-
 def _cache(plan: DemoPlan) -> None:
     recipe = plan.load(plan.denoiser_recipe)
     check_files(recipe, skip_caches=True)
     for line in write_caches(recipe):
         _log.debug(line)
-
-
-def _train_denoiser(plan: DemoPlan) -> None:
-    _train_once(plan.load(plan.denoiser_recipe), plan.folder / "denoiser")
 
 
 def _train_once(recipe: Recipe, folder: Path) -> None:
@@ -140,29 +126,3 @@ def _sample(plan: DemoPlan) -> None:
         for result, path in zip(shown, paths, strict=True)
     ]
     write_json(done, {**scored.to_json(), "clips": clips})
-
-
-class _Times:
-    """Seconds spent in each stage over all starts of the demo, kept in a file."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self.seconds: dict[str, float] = json.loads(path.read_text()) if path.is_file() else {}
-
-    def measure(self, title: str) -> _Stopwatch:
-        return _Stopwatch(self, title)
-
-    def add(self, title: str, seconds: float) -> None:
-        self.seconds[title] = self.seconds.get(title, 0.0) + seconds
-        write_json(self._path, self.seconds)
-
-
-class _Stopwatch:
-    def __init__(self, times: _Times, title: str) -> None:
-        self._times, self._title = times, title
-
-    def __enter__(self) -> None:
-        self._started = time.monotonic()
-
-    def __exit__(self, *error: object) -> None:
-        self._times.add(self._title, time.monotonic() - self._started)

@@ -13,7 +13,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -136,17 +136,15 @@ def held_out_combinations() -> tuple[Combination, ...]:
     return tuple(_spread(candidates, count, lambda combination: key(0, "shapes-held-out/" + "/".join(combination))))
 
 
-def held_out(attributes: ShapeAttributes) -> bool:
-    return attributes.combination in held_out_combinations()
-
-
 def heldout_prompts(count: int, seed: int) -> list[str]:
     """Video prompts of combinations that no training row shows, balanced over values from the first prompt on."""
     prompts: list[str] = []
     turns: Counter[str] = Counter()
-    for cycle in range(-(-count // len(held_out_combinations()))):
+    held = held_out_combinations()
+    for cycle in range(-(-count // len(held))):
         random = numpy_stream(seed, "shapes-prompts", cycle)
-        for colour, shape, motion, background in _order_held_out(seed, cycle):
+        tie_break = partial(lambda turn, chosen: key(seed, "shapes-prompts/" + "/".join(chosen), turn), cycle)
+        for colour, shape, motion, background in _spread(held, len(held), tie_break):
             # Each motion takes the speeds in turn, from a start of its own, so that no motion goes with one speed.
             turn = turns[motion] + key(seed, f"shapes-prompts-speed/{motion}") % 2
             turns[motion] += 1
@@ -156,35 +154,16 @@ def heldout_prompts(count: int, seed: int) -> list[str]:
     return prompts[:count]
 
 
-def _order_held_out(seed: int, cycle: int) -> list[Combination]:
-    held = held_out_combinations()
-    return _spread(held, len(held), lambda combination: key(seed, "shapes-prompts/" + "/".join(combination), cycle))
-
-
-def _reach(shape: str, size: float) -> tuple[float, float, float, float]:
-    """How far a shape reaches from its centroid: up, down, left, right."""
-    if shape == "triangle":
-        radius = _triangle_radius(size)
-        half_width = radius * 3**0.5 / 2
-        return radius, radius / 2, half_width, half_width
-    half = size / 2 if shape == "circle" else _square_half(size)
-    return half, half, half, half
-
-
-def _triangle_radius(size: float) -> float:
-    return 0.58 * size  # from the centroid to a corner; its side is then as long as `size`
-
-
-def _square_half(size: float) -> float:
-    return 0.45 * size  # a little smaller, or a square would look larger than the circle
+_TRIANGLE_RADIUS = 0.58  # of a shape's size, from the centroid to a corner; its side is then as long as the size
+_SQUARE_HALF = 0.45  # a little smaller, or a square would look larger than the circle
 
 
 def shape_area(shape: str, size: float) -> float:
     if shape == "circle":
         return float(np.pi / 4 * size**2)
     if shape == "square":
-        return 4 * _square_half(size) ** 2
-    return 3 * 3**0.5 / 4 * _triangle_radius(size) ** 2
+        return 4 * (_SQUARE_HALF * size) ** 2
+    return 3 * 3**0.5 / 4 * (_TRIANGLE_RADIUS * size) ** 2
 
 
 def cover_shape(
@@ -200,15 +179,15 @@ def cover_shape(
     if shape == "circle":
         outside = np.hypot(down, right) - size_px / 2
     elif shape == "square":
-        outside = np.maximum(np.abs(down), np.abs(right)) - _square_half(size_px)
+        outside = np.maximum(np.abs(down), np.abs(right)) - _SQUARE_HALF * size_px
     else:
-        inner = _triangle_radius(size_px) / 2
+        inner = _TRIANGLE_RADIUS * size_px / 2
         outside = np.maximum(down, np.abs(right) * np.float32(3**0.5 / 2) - down / 2) - inner
     return np.asarray(np.clip(0.5 - outside, 0, 1), np.float32)
 
 
 def render_clip(
-    attributes: ShapeAttributes, *, height_px: int, width_px: int, num_frames: int, random: np.random.Generator
+    attributes: ShapeAttributes, height_px: int, width_px: int, num_frames: int, random: np.random.Generator
 ) -> NDArray[np.uint8]:
     """Draw the clip, FHWC; size and start come from `random`, such that the whole motion stays in the picture."""
     size = random.uniform(*SIZE_RANGE)
@@ -242,7 +221,11 @@ def _draw_path(
     """Centroids (down, right), in short sides within the central unit square, at constant speed."""
     direction = np.array(MOTIONS[attributes.motion or "still"], float)
     steps_F2 = np.arange(num_frames)[:, None] * direction * SPEEDS.get(attributes.speed or "", 0.0)
-    up, down, left, right = _reach(attributes.shape, size)
+    # How far the shape reaches from its centroid: up, down, left, right.
+    up = down = left = right = size / 2 if attributes.shape == "circle" else _SQUARE_HALF * size
+    if attributes.shape == "triangle":
+        radius = _TRIANGLE_RADIUS * size
+        up, down, left, right = radius, radius / 2, radius * 3**0.5 / 2, radius * 3**0.5 / 2
     low = np.array([up, left]) + EDGE_MARGIN - steps_F2.min(axis=0)
     high = 1 - np.array([down, right]) - EDGE_MARGIN - steps_F2.max(axis=0)
     if np.any(low > high):

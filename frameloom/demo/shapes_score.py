@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from math import prod
 from pathlib import Path
 from statistics import median
@@ -210,13 +210,23 @@ class ScoreReport:
 
 def score_prompts(clips: Iterable[tuple[NDArray[np.uint8], str]]) -> ScoreReport:
     """Compare frames with captions. Every caption must be one that `parse_caption` understands."""
-    pairs = []
+    right: dict[str, list[bool]] = {name: [] for name in _NUM_VALUES}
+    all_right, all_chance = [], []
     for frames_FHWC, caption in clips:
         wanted = parse_caption(caption)
         if wanted is None:
             raise DataError(f"{caption!r} names no colour, shape and background of Moving Shapes; leave it out")
-        pairs.append((wanted, score_clip(frames_FHWC)))
-    return _report(pairs)
+        found = score_clip(frames_FHWC)
+        named = [name for name in _NUM_VALUES if getattr(wanted, name) is not None]
+        for name in named:
+            right[name].append(getattr(wanted, name) == getattr(found, name))
+        all_right.append(all(right[name][-1] for name in named))
+        all_chance.append(prod(1 / _NUM_VALUES[name] for name in named))
+    if not all_right:
+        raise ValueError("no clips to score")
+    accuracy = {name: float(np.mean(values)) for name, values in right.items() if values}
+    chance = {name: 1 / _NUM_VALUES[name] for name in accuracy} | {"all_right": float(np.mean(all_chance))}
+    return ScoreReport(len(all_right), accuracy, float(np.mean(all_right)), chance)
 
 
 def are_shapes(prompts: Sequence[str]) -> bool:
@@ -224,30 +234,12 @@ def are_shapes(prompts: Sequence[str]) -> bool:
     return bool(prompts) and all(parse_caption(prompt) is not None for prompt in prompts)
 
 
-def _score_clip_beside(pixels_CFHW: Tensor, prompt: str) -> float:
+def _score_pixels(pixels_CFHW: Tensor, prompt: str) -> float:
     return score_prompts([(pixels_CFHW.permute(1, 2, 3, 0).contiguous().numpy(), prompt)]).all_right
 
 
 # What evaluation can measure of clips of Moving Shapes, besides its own metrics.
-PROMPT_METRICS = {"shapes": PromptMetric("shapes_right", _score_clip_beside, are_shapes)}
-
-
-def _report(pairs: Sequence[tuple[ShapeAttributes, ShapeAttributes]]) -> ScoreReport:
-    right: dict[str, list[bool]] = {name: [] for name in _NUM_VALUES}
-    all_right, all_chance = [], []
-    for wanted, found in pairs:
-        named = [name for name in _NUM_VALUES if getattr(wanted, name) is not None]
-        for name in named:
-            right[name].append(getattr(wanted, name) == getattr(found, name))
-        all_right.append(all(right[name][-1] for name in named))
-        all_chance.append(prod(1 / _NUM_VALUES[name] for name in named))
-    accuracy = {name: float(np.mean(values)) for name, values in right.items() if values}
-    chance = {name: 1 / _NUM_VALUES[name] for name in accuracy}
-    if not pairs:
-        raise ValueError("no clips to score")
-    return ScoreReport(
-        len(pairs), accuracy, float(np.mean(all_right)), chance | {"all_right": float(np.mean(all_chance))}
-    )
+PROMPT_METRICS = {"shapes": PromptMetric("shapes_right", _score_pixels, are_shapes)}
 
 
 @dataclass(frozen=True)
@@ -259,22 +251,14 @@ class ScoredRun:
     first_frame_db: float | None = None
 
     def to_json(self) -> dict[str, Any]:
-        report = self.report
-        return {
-            "accuracy": dict(report.accuracy),
-            "chance": dict(report.chance),
-            "all_right": report.all_right,
-            "count": report.count,
-            **({} if self.first_frame_db is None else {"first_frame_db": self.first_frame_db}),
-        }
+        return asdict(self.report) | ({} if self.first_frame_db is None else {"first_frame_db": self.first_frame_db})
 
 
 def score_run(pipeline: Pipeline, *, num_prompts: int, seed: int, batch_size: int = 24) -> ScoredRun:
     """Sample prompts whose combinations were never trained on, and score them; seeds count up from 0."""
-    requests = [
-        pipeline.request(prompt, number) for number, prompt in enumerate(heldout_prompts(num_prompts, seed=seed))
-    ]
-    return _score(_sample(pipeline, requests, batch_size))
+    prompts = heldout_prompts(num_prompts, seed=seed)
+    requests = [pipeline.request(prompt, number) for number, prompt in enumerate(prompts)]
+    return _sample_and_score(pipeline, requests, batch_size)
 
 
 def score_from_first_frames(pipeline: Pipeline, *, num_prompts: int, seed: int, batch_size: int = 24) -> ScoredRun:
@@ -282,21 +266,21 @@ def score_from_first_frames(pipeline: Pipeline, *, num_prompts: int, seed: int, 
 
     What the frame shows is then for the model to keep; where it goes, only the prompt says.
     """
-    prompts = heldout_prompts(num_prompts, seed=seed)
-    frames = [_draw_first_frame(pipeline, prompt, seed, number) for number, prompt in enumerate(prompts)]
+    size = {"height_px": pipeline.settings.height, "width_px": pipeline.settings.width}
     with tempfile.TemporaryDirectory() as folder:
-        requests = []
-        for number, (prompt, frame_HWC) in enumerate(zip(prompts, frames, strict=True)):
-            path = Path(folder) / f"{number:04d}.png"
-            write_image(path, frame_HWC)
+        frames, requests = [], []
+        for number, prompt in enumerate(heldout_prompts(num_prompts, seed=seed)):
+            attributes, path = parse_caption(prompt), Path(folder) / f"{number:04d}.png"
+            assert attributes is not None
+            frames.append(render_centred(attributes, **size, random=numpy_stream(seed, "shapes-first-frame", number)))
+            write_image(path, frames[-1])
             requests.append(pipeline.request(prompt, number, image=path))
-        results = _sample(pipeline, requests, batch_size)
-    pairs = [(result.frames[0], frame) for result, frame in zip(results, frames, strict=True)]
+        scored = _sample_and_score(pipeline, requests, batch_size)
     likeness = []
-    for pair in pairs:
+    for pair in zip((result.frames[0] for result in scored.results), frames, strict=True):
         pixels = (to_signed_range(torch.from_numpy(frame_HWC).permute(2, 0, 1)[None, :, None]) for frame_HWC in pair)
         likeness.append(min(float(psnr_db(*pixels)), _EQUAL_DB))
-    return _score(results, median(likeness))
+    return replace(scored, first_frame_db=median(likeness))
 
 
 def is_right(result: Sample) -> bool:
@@ -304,22 +288,7 @@ def is_right(result: Sample) -> bool:
     return score_prompts([(result.frames, result.request.prompt)]).all_right == 1
 
 
-def _sample(pipeline: Pipeline, requests: Sequence[SampleRequest], batch_size: int) -> list[Sample]:
+def _sample_and_score(pipeline: Pipeline, requests: Sequence[SampleRequest], batch_size: int) -> ScoredRun:
     with ProgressBar("sampling", len(requests) * pipeline.settings.steps) as bar:
-        return generate(pipeline, requests, batch_size=batch_size, on_step=bar.advance)
-
-
-def _score(results: list[Sample], first_frame_db: float | None = None) -> ScoredRun:
-    report = score_prompts([(result.frames, result.request.prompt) for result in results])
-    return ScoredRun(results, report, first_frame_db)
-
-
-def _draw_first_frame(pipeline: Pipeline, prompt: str, seed: int, number: int) -> NDArray[np.uint8]:
-    attributes, settings = parse_caption(prompt), pipeline.settings
-    assert attributes is not None
-    return render_centred(
-        attributes,
-        height_px=settings.height,
-        width_px=settings.width,
-        random=numpy_stream(seed, "shapes-first-frame", number),
-    )
+        results = generate(pipeline, requests, batch_size=batch_size, on_step=bar.advance)
+    return ScoredRun(results, score_prompts([(result.frames, result.request.prompt) for result in results]))

@@ -31,7 +31,7 @@ from frameloom.demo.shapes import (
     SPEEDS,
     ShapeAttributes,
     all_combinations,
-    held_out,
+    held_out_combinations,
     render_clip,
     write_caption,
 )
@@ -138,9 +138,7 @@ def plan_clips(count: int, seed: int, *, image_share: float, heldout_share: floa
     random = numpy_stream(seed, "shapes-plan")
     is_image = random.permutation(count) < round(count * image_share)
     is_heldout = random.permutation(count) < round(count * heldout_share)
-    decks = {
-        (image, heldout): _deal(_deck(image, heldout), random) for image, heldout in product((False, True), repeat=2)
-    }
+    decks = {(image, heldout): _deal(image, heldout, random) for image, heldout in product((False, True), repeat=2)}
     clips = []
     for index in range(count):
         image, heldout = bool(is_image[index]), bool(is_heldout[index])
@@ -148,8 +146,9 @@ def plan_clips(count: int, seed: int, *, image_share: float, heldout_share: floa
     return clips
 
 
-def _deck(image: bool, heldout: bool) -> list[ShapeAttributes]:
-    """Everything that rows of this kind may show. Speeds are paired so that every motion is equally frequent."""
+def _deal(image: bool, heldout: bool, random: np.random.Generator) -> Iterator[ShapeAttributes]:
+    """Everything that rows of this kind may show, shuffled again and again. Speeds are paired so that every motion is
+    equally frequent."""
     if image:
         cards = [ShapeAttributes(*values) for values in product(COLOURS, SHAPES, BACKGROUNDS)]
     else:
@@ -158,13 +157,10 @@ def _deck(image: bool, heldout: bool) -> list[ShapeAttributes]:
             for colour, shape, motion, background in all_combinations()
             for speed in SPEEDS
         ]
-    return [card for card in cards if held_out(card) == heldout]
-
-
-def _deal(deck: Sequence[ShapeAttributes], random: np.random.Generator) -> Iterator[ShapeAttributes]:
+    deck = [card for card in cards if (card.combination in held_out_combinations()) == heldout]
     while True:
-        for place in random.permutation(len(deck)):
-            yield deck[place]
+        for index in random.permutation(len(deck)):
+            yield deck[index]
 
 
 def _plan_clip(index: int, attributes: ShapeAttributes, split: str, random: np.random.Generator) -> PlannedClip:
@@ -185,7 +181,7 @@ def _write_clips(
     if num_workers is None:
         num_workers = min(os.cpu_count() or 1, _MAX_WORKERS, len(clips) // _MIN_FILES_PER_WORKER)
     if num_workers <= 1:
-        yield from (write_clip(out, clip, seed) for clip in clips)
+        yield from (_write_clip((out, clip, seed)) for clip in clips)
         return
 
     def refuse(lost: Lost, task: object) -> None:
@@ -195,26 +191,18 @@ def _write_clips(
         )
 
     pool: ProcessPool[tuple[Path, PlannedClip, int], tuple[int, str]] = ProcessPool(
-        _write_task, num_workers=num_workers, ahead=8, name="shapes"
+        _write_clip, num_workers=num_workers, ahead=8, name="shapes"
     )
     yield from pool.run(((out, clip, seed) for clip in clips), refuse)
 
 
-def _write_task(task: tuple[Path, PlannedClip, int], heartbeat: Heartbeat) -> tuple[int, str]:
-    return write_clip(*task)
-
-
-def write_clip(out: Path, clip: PlannedClip, seed: int) -> tuple[int, str]:
+def _write_clip(task: tuple[Path, PlannedClip, int], heartbeat: Heartbeat | None = None) -> tuple[int, str]:
     """Write one file unless it is there (a file that is there is complete); returns its bytes and SHA-256."""
+    out, clip, seed = task
     path = out / clip.path
     if not path.exists():
-        frames_FHWC = render_clip(
-            clip.attributes,
-            height_px=clip.height_px,
-            width_px=clip.width_px,
-            num_frames=clip.num_frames,
-            random=numpy_stream(seed, "shapes-clip", clip.index),
-        )
+        random = numpy_stream(seed, "shapes-clip", clip.index)
+        frames_FHWC = render_clip(clip.attributes, clip.height_px, clip.width_px, clip.num_frames, random)
         metadata = {"caption": clip.caption}
         if clip.fps is None:
             write_image(path, frames_FHWC[0], metadata=metadata)

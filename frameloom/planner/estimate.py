@@ -9,12 +9,13 @@ from pathlib import Path
 import numpy as np
 
 from frameloom.builders.data import build_plan, build_policy, read_manifest
+from frameloom.builders.vae import encode_policy
 from frameloom.config.rules.parallel import check_world
 from frameloom.config.schema.parallel import MeshShape, step_shares
 from frameloom.config.schema.recipe import Recipe
 from frameloom.core.errors import DataError
 from frameloom.data.buckets.policy import Bucket
-from frameloom.models.precision import DTYPES, Precision
+from frameloom.models.precision import DTYPES
 from frameloom.planner.costs import Shape, StepCost, count_cells, measure_costs
 from frameloom.planner.devices import BOX, Device
 from frameloom.planner.encoders import (
@@ -138,8 +139,7 @@ def measure_recipe(recipe: Recipe) -> Measured:
             pixels = measure_encoder(
                 vae,
                 shapes,
-                precision=Precision.frozen(recipe.vae.precision, fp32_norms=recipe.vae.fp32_norms),
-                mini_batch=recipe.vae.mini_batch,
+                policy=encode_policy(recipe.vae),
                 times=1 if denoiser.config.condition == "none" else 2,
             )
         return size, pixels, list_caption_costs(recipe, denoiser.family.text_join)
@@ -176,7 +176,7 @@ def plan_run(
     found = measured or measure_recipe(recipe)
     device, mesh = device.limit(recipe.train.max_device_memory), check_world(recipe, num_devices)
     # A new word learns through the text encoders, so they stay on the device.
-    parks = recipe.train.park_encoders and device.name != "cpu" and recipe.inversion is None
+    parks = recipe.train.encoder_offload and device.name != "cpu" and recipe.inversion is None
     resident = rest_on_device(recipe, found.size, mesh, parks=parks)
     buckets = [
         _plan_bucket(recipe, found, resident, device, mesh, bucket, parks=parks)

@@ -41,10 +41,7 @@ class MetaDenoiser:
     latent_channels: int
 
     def latent_shape(self, bucket: Bucket) -> Shape:
-        stride, height, width = self.vae.strides
-        lead = int(self.vae.causal)
-        frames = max(1, (bucket.frames - lead) // stride + lead)
-        return frames, bucket.height // height, bucket.width // width
+        return self.vae.latent_shape(bucket.frames, bucket.height, bucket.width)
 
 
 def build_meta_denoiser(recipe: Recipe) -> MetaDenoiser:

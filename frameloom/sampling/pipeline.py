@@ -202,7 +202,7 @@ def generate(
     """
     samples = []
     for batch in split_batches(requests, batch_size):
-        given = [read_given(one, stride=pipeline.vae.strides[0], causal=pipeline.vae.causal) for one in batch]
+        given = [read_given(one, pipeline.vae) for one in batch]
         text = encode_prompts(pipeline, batch)
         noise = draw_noise(pipeline, batch)
         prepared = encode_given(pipeline, batch, given)

@@ -12,9 +12,9 @@ from typing import Any
 
 from torch import Tensor
 
-from frameloom.checkpoint.async_saving import Saver
 from frameloom.checkpoint.model_folder import write_model_folder
 from frameloom.checkpoint.reader import Checkpoint
+from frameloom.checkpoint.writer import Saver
 from frameloom.config.schema.recipe import Recipe
 from frameloom.config.schema.training import is_due
 from frameloom.core.errors import CheckpointError, RunError
@@ -100,7 +100,7 @@ class Trainer:
                     break
                 self.peers.begin(self.step + 1, planned)
                 result = self.take_step(batches)
-                self.feed.bad_clips.add_clips(self.peers.take_bad_clips(batches))
+                self.feed.bad_clips.add(self.peers.take_bad_clips(batches))
                 self.epoch, self.position = planned.position
                 bar.advance(note=self.note(result))
                 self.after_step(result)

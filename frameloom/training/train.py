@@ -139,7 +139,7 @@ def build_trainer(recipe: Recipe, folder: RunFolder, *, first_step: int, peers: 
         scaler=build_loss_scale(settings),
         master=master,
         peers=peers,
-        limits=BatchLimits(settings.halve),
+        limits=BatchLimits(settings.oom_split),
     )
     stepper: AnyStepper = plain
     if isinstance(built.task, AutoencoderTask) and recipe.autoencoder.discriminator is not None:

@@ -127,7 +127,7 @@ def _cast(name: str, pending: PendingTensor, dtype: torch.dtype) -> Tensor:
 
 
 class DeferredTensor(Tensor):
-    """A tensor with a shape and a dtype, and a function that makes its numbers."""
+    """A tensor whose numbers a function makes."""
 
     like: Tensor
     compute: Callable[[], Tensor]
@@ -161,7 +161,8 @@ class DeferredTensor(Tensor):
             raise TypeError(f"{func}: a key map must not change tensors in place")
         if func in _LOOKS:
             raise TypeError(f"{func}: a key map may depend on shapes, not on the numbers of a tensor")
-        likes = func(*tree_map(_to_like, args), **_without_device(tree_map(_to_like, named)))
+        meta = {"device": torch.device("meta")} if named.get("device") is not None else {}
+        likes = func(*tree_map(_to_like, args), **{**tree_map(_to_like, named), **meta})
         if isinstance(likes, Tensor):
             return cls(likes, partial(_run, func, args, named))
         if isinstance(likes, list | tuple):
@@ -178,18 +179,13 @@ def _to_like(value: Any) -> Any:
     return value.to("meta") if isinstance(value, Tensor) else value
 
 
-def _without_device(named: dict[str, Any]) -> dict[str, Any]:
-    return {**named, "device": torch.device("meta")} if named.get("device") is not None else named
-
-
 def _run(func: Any, args: tuple[Any, ...], named: dict[str, Any], index: int | None = None) -> Tensor:
-    result = func(*tree_map(_to_value, args), **tree_map(_to_value, named))
+    def compute(value: Any) -> Any:
+        return value.compute() if isinstance(value, DeferredTensor) else value
+
+    result = func(*tree_map(compute, args), **tree_map(compute, named))
     made: Tensor = result if index is None else result[index]
     return made
-
-
-def _to_value(value: Any) -> Any:
-    return value.compute() if isinstance(value, DeferredTensor) else value
 
 
 def to_deferred(tensors: LazyTensors) -> dict[str, Tensor]:

@@ -34,9 +34,13 @@ _log = get_logger(__name__)
 def open_pickle(path: Path, *, section: str = "", prefer: Sequence[str] = ()) -> LazyTensors:
     """The tensors of one section. With none named, the first of `prefer` that has tensors, else the only one."""
     content, is_mapped = _load(path)
-    sections = _find_sections(content)
+    tables = _walk(content, "", 0)
+    sections = {name: table for name, table in tables if any(isinstance(value, Tensor) for value in table.values())}
     if not sections:
-        raise CheckpointError(f"{path}: holds no table of tensors ({_describe(content)}); give a state dict")
+        what = f"a single {type(content).__name__}"
+        if isinstance(content, Mapping):
+            what = f"a table with {', '.join(repr(key) for key in list(content)[:5]) or 'nothing in it'}"
+        raise CheckpointError(f"{path}: holds no table of tensors ({what}); give a state dict")
     chosen = _choose(path, sections, section, prefer)
     if len(sections) > 1:
         _log.info("%s: taking section %s of %s", path, chosen, ", ".join(sections))
@@ -96,12 +100,8 @@ def _refuse(path: Path, error: Exception) -> CheckpointError:
     return CheckpointError(f"{path}: cannot be read ({' '.join(text.split())[:200]}); copy or download it again")
 
 
-def _find_sections(content: Any) -> dict[str, Mapping[str, Any]]:
-    """Dotted name -> table with at least one tensor, in the order of the file."""
-    return {name: table for name, table in _walk(content, "", 0) if any(isinstance(v, Tensor) for v in table.values())}
-
-
 def _walk(value: Any, name: str, depth: int) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """(dotted name, table) in the order of the file."""
     if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value) or depth > _MAX_DEPTH:
         return
     yield name or TOP, value
@@ -113,7 +113,11 @@ def _walk(value: Any, name: str, depth: int) -> Iterator[tuple[str, Mapping[str,
 def _choose(path: Path, sections: Mapping[str, Mapping[str, Any]], wanted: str, prefer: Sequence[str]) -> str:
     if wanted in sections:
         return wanted
-    listing = "".join(f"\n  {name}: {_count(table)}" for name, table in sections.items())
+    listing = ""
+    for name, table in sections.items():
+        tensors = [value for value in table.values() if isinstance(value, Tensor)]
+        num_bytes = sum(one.numel() * one.element_size() for one in tensors)
+        listing += f"\n  {name}: {len(tensors)} tensors, {num_bytes:,} bytes"
     if wanted:
         raise CheckpointError(f"{path}: has no section '{wanted}'; choose one with --section:{listing}")
     for name in prefer:
@@ -122,17 +126,6 @@ def _choose(path: Path, sections: Mapping[str, Mapping[str, Any]], wanted: str, 
     if len(sections) > 1:
         raise CheckpointError(f"{path}: holds several sets of tensors; choose one with --section:{listing}")
     return next(iter(sections))
-
-
-def _count(table: Mapping[str, Any]) -> str:
-    tensors = [value for value in table.values() if isinstance(value, Tensor)]
-    return f"{len(tensors)} tensors, {sum(one.numel() * one.element_size() for one in tensors):,} bytes"
-
-
-def _describe(content: Any) -> str:
-    if isinstance(content, Mapping):
-        return f"a table with {', '.join(repr(key) for key in list(content)[:5]) or 'nothing in it'}"
-    return f"a single {type(content).__name__}"
 
 
 def _pend(path: Path, tensors: Mapping[str, Tensor], is_mapped: bool) -> LazyTensors:

@@ -55,7 +55,10 @@ _RANKS = {dtype: rank for rank, dtype in enumerate(_DTYPES.values())}
 def open_safetensors(path: Path) -> LazyTensors:
     """Read and check the header. A note that names a tensor is a tied name, as `safetensors.save_model` writes it."""
     header, data_start, data_bytes = _read_header(path)
-    metadata = _check_metadata(path, header.pop(METADATA, None))
+    metadata = header.pop(METADATA, None)
+    metadata = {} if metadata is None else metadata
+    if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
+        raise _damaged(path, f"{METADATA} is not a table of texts")
     pending: dict[str, PendingTensor] = {}
     position = 0
     for name, entry in sorted(header.items(), key=lambda item: _start_of(path, *item)):
@@ -69,13 +72,19 @@ def open_safetensors(path: Path) -> LazyTensors:
 
 
 def _read_header(path: Path) -> tuple[dict[str, Any], int, int]:
+    def refuse_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        names = [name for name, _ in pairs]
+        if twice := next((name for name in names if len(set(names)) < len(names) and names.count(name) > 1), None):
+            raise _damaged(path, f"its header has '{twice}' twice")
+        return dict(pairs)
+
     try:
         with path.open("rb") as file:
             file_bytes = os.fstat(file.fileno()).st_size
             header_bytes = int.from_bytes(file.read(8), "little")
             if file_bytes < 8 or header_bytes > min(_MAX_HEADER_BYTES, file_bytes - 8):
                 raise _damaged(path, f"its first bytes announce a header of {header_bytes:,} bytes in {file_bytes:,}")
-            header = json.loads(file.read(header_bytes), object_pairs_hook=partial(_refuse_duplicates, path))
+            header = json.loads(file.read(header_bytes), object_pairs_hook=refuse_duplicates)
     except OSError as error:
         raise CheckpointError(f"{path}: cannot be opened ({error.strerror}); check the path") from error
     except (ValueError, RecursionError) as error:
@@ -83,23 +92,6 @@ def _read_header(path: Path) -> tuple[dict[str, Any], int, int]:
     if not isinstance(header, dict):
         raise _damaged(path, "its header is not a JSON object")
     return header, 8 + header_bytes, file_bytes - 8 - header_bytes
-
-
-def _refuse_duplicates(path: Path, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
-        raise _damaged(path, f"its header has '{twice}' twice")
-    return found
-
-
-def _check_metadata(path: Path, metadata: Any) -> dict[str, str]:
-    if metadata is None:
-        return {}
-    if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
-        raise _damaged(path, f"{METADATA} is not a table of texts")
-    return metadata
 
 
 def _start_of(path: Path, name: str, entry: Any) -> tuple[int, int]:
@@ -162,7 +154,12 @@ def write_safetensors(
 
     Tied names are written into the metadata. `advance` hears the bytes of each tensor that is done.
     """
-    names = sorted(tensors.pending, key=lambda name: (-_RANKS[_known(name, tensors)], name))
+    for name, pending in tensors.pending.items():
+        if pending.dtype not in _RANKS:
+            raise CheckpointError(
+                f"{name}: safetensors cannot hold {pending.dtype}; convert it with --dtype or leave it out"
+            )
+    names = sorted(tensors.pending, key=lambda name: (-_RANKS[tensors.pending[name].dtype], name))
     digest = digest or hashlib.sha256()
     with path.open("wb") as file:
         header = _format_header(names, tensors, {**(metadata or {}), **tensors.tied})
@@ -175,13 +172,6 @@ def write_safetensors(
             file.write(data)
             advance(pending.num_bytes)
     return digest.hexdigest()
-
-
-def _known(name: str, tensors: LazyTensors) -> torch.dtype:
-    dtype = tensors.pending[name].dtype
-    if dtype not in _RANKS:
-        raise CheckpointError(f"{name}: safetensors cannot hold {dtype}; convert it with --dtype or leave it out")
-    return dtype
 
 
 def _format_header(names: list[str], tensors: LazyTensors, metadata: Mapping[str, str]) -> bytes:

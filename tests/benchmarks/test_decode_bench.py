@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from benchmarks.decode import WAYS, measure, write_moving_texture
-from benchmarks.harness import Effort
+from benchmarks.harness import BenchSettings
 from frameloom.core.errors import DataError
 from frameloom.data.media.decode import read_clip
 
@@ -33,7 +33,7 @@ def test_all_ways_give_the_same_frames(clip: Path, way: str) -> None:
 
 
 def test_a_window_of_a_given_clip_is_decoded_from_its_key_frame(clip: Path) -> None:
-    rows = list(measure(Effort(1), clips=[clip]))
+    rows = list(measure(BenchSettings(1), clips=[clip]))
     assert len(rows) == len(WAYS) and rows[0].name == "clip.mp4, 33 of 120 frames"
     assert int(rows[0].note.split()[0]) < 90
     assert rows[0].ratio is not None and rows[0].ratio > 0
@@ -42,4 +42,4 @@ def test_a_window_of_a_given_clip_is_decoded_from_its_key_frame(clip: Path) -> N
 def test_a_clip_that_is_too_short_is_refused(tmp_path: Path) -> None:
     path = write_moving_texture(tmp_path / "short.mp4", frames=8, height=64, width=64)
     with pytest.raises(DataError, match="8 frames; the comparison needs at least 33"):
-        list(measure(Effort(1), clips=[path]))
+        list(measure(BenchSettings(1), clips=[path]))

@@ -9,15 +9,15 @@ import pytest
 
 from benchmarks.harness import (
     PACKAGES,
-    MissingPeer,
+    Contender,
+    MissingBaseline,
     Row,
-    Side,
     Times,
-    attempt,
     compare_numbers,
     compare_rates,
     compare_times,
-    load_peer,
+    load_baseline,
+    measure_or_skip,
     processor_seconds,
     take_turns,
 )
@@ -40,7 +40,7 @@ def test_what_comes_before_and_after_is_not_timed() -> None:
         sum(number * number for number in range(300_000))
         spent.append(processor_seconds() - start)
 
-    times = take_turns({"idle": Side(lambda: None, prepare=burn, finish=burn), "busy": burn}, 1, warmup=0)
+    times = take_turns({"idle": Contender(lambda: None, prepare=burn, finish=burn), "busy": burn}, 1, warmup=0)
     assert times["idle"].cpu_s < min(spent) <= times["busy"].cpu_s
 
 
@@ -63,18 +63,18 @@ def test_a_case_that_fails_becomes_a_row_behind_those_before_it(capsys: pytest.C
         yield compare_numbers("step", "first", 1.0, unit="B")
         raise RuntimeError("no more")
 
-    first, second = attempt("step", "second", fail)
+    first, second = measure_or_skip("step", "second", fail)
     assert first.problem == "" and second.problem == "RuntimeError: no more"
     assert "Traceback" in capsys.readouterr().err
 
 
 def test_a_missing_package_is_named_and_is_no_failure(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(PACKAGES, "no_such_module", "no-such-package")
-    (row,) = attempt("step", "x", lambda: [load_peer("no_such_module.part")])
+    (row,) = measure_or_skip("step", "x", lambda: [load_baseline("no_such_module.part")])
     assert row.problem == "" and "no-such-package is not installed; pip install -e '.[bench]'" in row.missing
-    with pytest.raises(MissingPeer):
-        load_peer("no_such_module")
-    assert load_peer("json") is json
+    with pytest.raises(MissingBaseline):
+        load_baseline("no_such_module")
+    assert load_baseline("json") is json
 
 
 def test_a_row_survives_being_written_and_read() -> None:

@@ -6,7 +6,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from benchmarks.harness import Effort
+from benchmarks.baselines import build_baseline
+from benchmarks.harness import BenchSettings
 from benchmarks.model import (
     Case,
     build_model,
@@ -20,7 +21,6 @@ from benchmarks.model import (
     measure,
     our_step,
 )
-from benchmarks.model_peers import build_peer
 
 TINY = {case.family: case for case in list_cases(is_quick=True)}
 LARGE = [case for case in list_cases() if case.size != "tiny"]
@@ -30,18 +30,18 @@ LARGE = [case for case in list_cases() if case.size != "tiny"]
 def test_a_peer_predicts_the_same_and_has_the_same_gradients(name: str) -> None:
     case = TINY[name]
     _family, _, model = build_model(case)
-    peer, inputs = build_peer(name, model), draw_inputs(case)
+    baseline, inputs = build_baseline(name, model), draw_inputs(case)
     arguments = (inputs.noisy_BCFHW, inputs.timestep_B, inputs.text)
     noisy_BCFHW, timestep_B, text = arguments
-    ours, theirs = model(noisy_BCFHW, timestep_B, text.conditions()), peer.predict(*arguments)
+    ours, theirs = model(noisy_BCFHW, timestep_B, text.conditions()), baseline.predict(*arguments)
     torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
-    other = peer.predict(inputs.noisy_BCFHW, inputs.timestep_B * 0.5, inputs.text)
+    other = baseline.predict(inputs.noisy_BCFHW, inputs.timestep_B * 0.5, inputs.text)
     assert (other - theirs).abs().max() > 1e-3
     for side in (ours, theirs):
         torch.autograd.backward((side - inputs.target_BCFHW).square().mean())
     norms = [
         torch.stack([p.grad.square().sum() for p in one.parameters() if p.grad is not None]).sum()
-        for one in (model, peer.module)
+        for one in (model, baseline.module)
     ]
     torch.testing.assert_close(norms[0], norms[1], rtol=1e-3, atol=0)
 
@@ -50,12 +50,12 @@ def test_a_peer_predicts_the_same_and_has_the_same_gradients(name: str) -> None:
 def test_sides_that_predict_otherwise_are_not_timed(wrong: float) -> None:
     case = TINY["latte"]
     family, _, model = build_model(case)
-    peer, inputs = build_peer("latte", model), draw_inputs(case)
-    assert find_gap(family, model, peer, inputs) < 1e-4
+    baseline, inputs = build_baseline("latte", model), draw_inputs(case)
+    assert find_gap(family, model, baseline, inputs) < 1e-4
     with torch.no_grad():
         next(model.parameters()).add_(wrong)
     with pytest.raises(ValueError, match="should predict the same"):
-        find_gap(family, model, peer, inputs)
+        find_gap(family, model, baseline, inputs)
 
 
 def test_the_larger_models_are_also_measured_on_several_clips() -> None:
@@ -95,7 +95,7 @@ def test_our_step_moves_weights_as_plain_adamw_does() -> None:
 @pytest.mark.parametrize("name", [name for name in TINY if name != "sdxl"])
 def test_all_blocks_of_the_other_side_are_found(name: str) -> None:
     _family, _, model = build_model(TINY[name])
-    assert len(build_peer(name, model).list_blocks()) == len(model.blocks())
+    assert len(build_baseline(name, model).list_blocks()) == len(model.blocks())
 
 
 @pytest.mark.parametrize("case", LARGE, ids=lambda case: case.family)
@@ -119,6 +119,6 @@ def test_operations_grow_with_the_batch_and_are_those_of_products() -> None:
 
 @pytest.mark.slow
 def test_a_quick_run_measures_every_family() -> None:
-    rows = list(measure(Effort(1, is_quick=True)))
+    rows = list(measure(BenchSettings(1, is_quick=True)))
     assert [row.name for row in rows] == [f"{family} tiny" for family in TINY]
     assert all(row.ratio and row.ratio > 0 and not row.problem for row in rows)

@@ -15,9 +15,9 @@ from benchmarks.harness import Row, compare_numbers
 from benchmarks.report import (
     BEGIN,
     END,
-    describe_header,
-    describe_row,
+    format_header,
     format_ratio,
+    format_row,
     format_value,
     make_record,
     write_page,
@@ -53,9 +53,9 @@ def test_ratios_have_as_many_digits_as_they_deserve() -> None:
 
 
 def test_a_line_has_the_numbers_or_the_reason() -> None:
-    assert len(describe_header()) > 100
-    assert "100 ms" in describe_row(ROWS[0]) and "100x" in describe_row(ROWS[0])
-    assert "FAILED: DataError" in describe_row(FAILED) and "left out: decord" in describe_row(MISSING)
+    assert len(format_header()) > 100
+    assert "100 ms" in format_row(ROWS[0]) and "100x" in format_row(ROWS[0])
+    assert "FAILED: DataError" in format_row(FAILED) and "left out: decord" in format_row(MISSING)
 
 
 def test_a_page_keeps_its_text_around_the_marks_and_gets_a_picture(tmp_path: Path) -> None:

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.harness import Effort, Row
-from benchmarks.topics import TOPICS, choose_effort, measure_apart, measure_here, run_apart
+from benchmarks.harness import BenchSettings, Row
+from benchmarks.topics import TOPICS, choose_settings, measure_apart, measure_here, run_apart
 from tests.benchmarks.children import send_one_and_die, send_one_and_hang
 
 ROOT = Path(__file__).parents[2]
@@ -20,10 +20,10 @@ import sys
 from pathlib import Path
 
 sys.path[:] = [".", *(path for path in sys.path if not (Path(path) / "tests" / "simulation.py").exists())]
-from benchmarks.harness import Effort
+from benchmarks.harness import BenchSettings
 from benchmarks.topics import measure_here
 
-print(list(measure_here("cluster", Effort(1, is_quick=True))))
+print(list(measure_here("cluster", BenchSettings(1, is_quick=True))))
 """
 
 
@@ -59,7 +59,7 @@ def test_the_simulated_cluster_needs_a_clone_and_says_so(tmp_path: Path) -> None
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in TOPICS if name != "model"])
 def test_a_quick_run_of_every_comparison_gives_numbers(name: str) -> None:
-    rows = list(measure_here(name, Effort(1, is_quick=True)))
+    rows = list(measure_here(name, BenchSettings(1, is_quick=True)))
     assert rows and not [row.problem for row in rows if row.problem]
     assert all(row.topic == name and (row.missing or row.ours is not None) for row in rows)
     for row in rows:
@@ -77,13 +77,18 @@ def test_a_process_that_hangs_is_stopped() -> None:
 
 
 def test_rows_of_another_process_are_those_of_this_one() -> None:
-    effort = Effort(1, is_quick=True)
-    apart, here = (list(way("cluster", effort)) for way in (measure_apart, measure_here))
+    options = BenchSettings(1, is_quick=True)
+    apart, here = (list(way("cluster", options)) for way in (measure_apart, measure_here))
     assert [row.name for row in apart] == [row.name for row in here] and len(here) == 2
 
 
 def test_rounds_are_those_asked_for_or_the_usual_ones() -> None:
-    assert choose_effort("step", rounds=7, is_quick=True, is_alone=False).rounds == 7
-    usual, quick = (choose_effort("step", rounds=None, is_quick=quick, is_alone=True).rounds for quick in (False, True))
+    assert choose_settings("step", rounds=7, is_quick=True, is_alone=False).rounds == 7
+    usual, quick = (
+        choose_settings("step", rounds=None, is_quick=quick, is_alone=True).rounds for quick in (False, True)
+    )
     assert usual == TOPICS["step"].rounds > quick
-    assert Effort(1).pick("usual", "small") == "usual" and Effort(1, is_quick=True).pick("usual", "small") == "small"
+    assert (
+        BenchSettings(1).pick("usual", "small") == "usual"
+        and BenchSettings(1, is_quick=True).pick("usual", "small") == "small"
+    )

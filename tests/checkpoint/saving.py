@@ -5,14 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 from frameloom.checkpoint.reader import Checkpoint, step_folder
-from frameloom.checkpoint.writer import Writer
+from frameloom.checkpoint.writer import Saver
 from frameloom.distributed.context import Collective
 
 
 def save_checkpoint(root: Path, checkpoint: Checkpoint, collective: Collective | None = None) -> Path:
     """Write the checkpoint; a step that is already there is left alone, because nothing is written twice."""
-    writer = Writer(root, collective)
-    save = writer.begin(checkpoint)
-    if save is not None:
-        writer.finish(save)
+    Saver(root, collective=collective).save(checkpoint)
     return step_folder(root, checkpoint.step)

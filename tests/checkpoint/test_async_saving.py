@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from frameloom.checkpoint import async_saving as background
-from frameloom.checkpoint.async_saving import Saver
+from frameloom.checkpoint import writer as background
 from frameloom.checkpoint.reader import Checkpoint, list_steps, load_checkpoint, load_latest, step_folder
+from frameloom.checkpoint.writer import Saver
 from frameloom.core.errors import CheckpointError
 from frameloom.core.random import stream
 from tests.faults.injection import VARIABLE
@@ -26,7 +26,7 @@ def test_saved_is_the_moment_of_the_call_whatever_training_does_next(tmp_path: P
         checkpoint = make_checkpoint(step)
         saver.save(checkpoint)
         checkpoint.tensors["model"]["weight"].add_(1.0)  # the next step
-    saver.close()
+    saver.wait()
     for step in (1, 2):
         found, wanted = load_checkpoint(step_folder(tmp_path, step)).tensors["model"], make_checkpoint(step)
         assert all(torch.equal(found[name], value) for name, value in wanted.tensors["model"].items())
@@ -37,7 +37,7 @@ def test_only_the_newest_are_kept(tmp_path: Path) -> None:
     saver = Saver(tmp_path, keep=2, in_background=True)
     for step in range(5):
         saver.save(make_checkpoint(step))
-    saver.close()
+    saver.wait()
     assert list_steps(tmp_path) == [3, 4]
 
 
@@ -53,7 +53,7 @@ def test_an_error_of_the_thread_is_told_by_the_next_call(tmp_path: Path, monkeyp
     assert noted == [1] and [path.name for path in tmp_path.iterdir()] == ["step-00000001"]
     saver.wait()  # told once
     saver.save(make_checkpoint(3))
-    saver.close()
+    saver.wait()
     found = load_latest(tmp_path)
     assert found is not None and found.step == 3
 
@@ -79,5 +79,5 @@ def test_memory_of_the_copies_is_used_again(tmp_path: Path, monkeypatch: pytest.
     saver = Saver(tmp_path, keep=2, in_background=True)
     for step in range(3):
         saver.save(make_checkpoint(step))
-    saver.close()
+    saver.wait()
     assert sorted(made) == [(7,), (1000,)]

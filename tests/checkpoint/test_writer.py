@@ -1,7 +1,7 @@
 import torch
 
 from frameloom.checkpoint.reader import Checkpoint, list_steps, load_latest
-from frameloom.checkpoint.retention import apply_retention
+from frameloom.checkpoint.writer import apply_retention
 from frameloom.core.random import stream
 from tests.checkpoint.saving import save_checkpoint
 

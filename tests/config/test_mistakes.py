@@ -330,8 +330,13 @@ MISTAKES = [
     ),
     swap("no autoencoder", "vae: {weights: vae.safetensors}\n", "", "vae.weights is null", "task: autoencoder"),
     more("flow setting with v", "objective: {kind: v, shift: 3.0}", "objective.shift is 3.0", "only kind flow uses"),
-    more("law with v", "objective: {kind: v, law: uniform}", "objective.law is uniform", "set kind: flow"),
-    more("v setting with flow", "objective: {min_snr_gamma: 5}", "objective.min_snr_gamma is 5.0", "set kind: v"),
+    more(
+        "law with v",
+        "objective: {kind: v, distribution: uniform}",
+        "objective.distribution is uniform",
+        "set kind: flow",
+    ),
+    more("v setting with flow", "objective: {min_snr_gamma: 5}", "objective.min_snr_gamma is 5,", "set kind: v"),
     more(
         "validation on training rows",
         "validation: {where: {split: train}}",

@@ -21,7 +21,7 @@ from safetensors import safe_open
 
 import frameloom
 from frameloom.config.schema.buckets import FixedSection, MultiAspectSection
-from frameloom.config.schema.data import DataSection, TransformSection
+from frameloom.config.schema.data import CacheSection, DataSection, TransformSection
 from frameloom.core.disk_names import (
     ARCHITECTURE_FIELDS,
     CACHE_FILE_KEYS,
@@ -301,14 +301,9 @@ def test_stored_caches_have_the_listed_names():
 
 
 def told_by(policy: Any, transforms: tuple[Any, ...]) -> dict[str, Any]:
-    return latent_fingerprint(
-        policy=policy,
-        data=DataSection(frame_start="first", transforms=transforms),
-        encoder={"name": "x"},
-        dtype=torch.float16,
-        store="sample",
-        seed=3,
-    )
+    cache = CacheSection(precision="fp16", store="sample")
+    data = DataSection(frame_start="first", transforms=transforms, cache=cache)
+    return latent_fingerprint(policy, data, encoder={"name": "x"}, seed=3)
 
 
 def test_a_fingerprint_is_the_same_whatever_classes_are_called():

@@ -15,9 +15,9 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
-from frameloom.checkpoint.async_saving import Saver
 from frameloom.checkpoint.reader import Checkpoint, find_latest, list_steps
 from frameloom.checkpoint.resharding import read_own
+from frameloom.checkpoint.writer import Saver
 from frameloom.core.errors import FrameloomError
 from frameloom.core.random import stream
 from frameloom.distributed.context import ProcessGroupCollective
@@ -65,7 +65,7 @@ def write(job: Mapping[str, Any], collective: ProcessGroupCollective) -> dict[st
         for named in tensors.values():
             for value in named.values():
                 value.add_(1)
-    saver.close()
+    saver.wait()
     return {"steps": list_steps(Path(job["root"]))}
 
 
@@ -112,7 +112,7 @@ def fail(job: Mapping[str, Any], collective: ProcessGroupCollective) -> dict[str
     names = sorted(path.name for path in root.iterdir())
     collective.gather(None)
     saver.save(Checkpoint(3, split(make_whole(3), job["how"], collective.rank, collective.size), {}))
-    saver.close()
+    saver.wait()
     return {"told": told, "noted": len(noted), "names": names, "steps": list_steps(root)}
 
 

@@ -87,7 +87,7 @@ def add_judged(jobs: Jobs, shared: Path) -> None:
     folder.mkdir()
     path = World(shared, folder).write_recipe(
         task="autoencoder",
-        autoencoder={"discriminator": {"channels": 4, "num_layers": 2, "turns": "both"}},
+        autoencoder={"discriminator": {"channels": 4, "num_layers": 2, "update": "both"}},
         data={"buckets": {"_delete_": True, "64px": {"5": [1.0, 1]}}, "frame_start": "first"},
         optim=OPTIM,
         parallel={"data": 2},

@@ -31,7 +31,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory, shared_world: Path) -> Jobs:
         jobs.add(name, world, path, "--name", run, "--train.steps", "4", *overrides, kind="whole")
 
     whole("alone", 1, "alone")
-    whole("apart", 2, "apart", "--train.rehearse", "true")
+    whole("apart", 2, "apart", "--train.preflight", "true")
     note = jobs.folder / "runs" / "known" / NOTES / "rank-1.json"
     note.parent.mkdir(parents=True)
     note.write_text(json.dumps({"step": 1, "most": {LONG: 2}}))

@@ -125,7 +125,7 @@ def take_steps(trainer: Trainer, steps: int) -> dict[str, Any]:
         if sent is not None:
             found["sent"] = dict(sent.counts)
         found["rows"].append([int(row) for batch in batches if not batch.is_filler for row in batch.rows])
-        trainer.feed.bad_clips.add_clips(trainer.peers.take_bad_clips(batches))
+        trainer.feed.bad_clips.add(trainer.peers.take_bad_clips(batches))
         trainer.epoch, trainer.position = planned.position
         if trainer.step == steps:
             return found

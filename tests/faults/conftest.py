@@ -31,21 +31,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 class Tally:
-    """Faults of one test and one row. The list travels with the report of the test, also between processes."""
+    """Faults of one test and one row, all survived if the test passes. The list travels with the test's report."""
 
     def __init__(self, row: int) -> None:
-        self.numbers = [row, 0, 0]
+        self.numbers = [row, 0]
 
     def inject(self, count: int = 1) -> None:
         self.numbers[1] += count
-
-    def survive(self, count: int = 1) -> None:
-        self.numbers[2] += count
-
-    def add(self, count: int = 1) -> None:
-        """Faults that were injected and survived."""
-        self.inject(count)
-        self.survive(count)
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ import torch
 
 from frameloom.checkpoint import writer as store
 from frameloom.checkpoint.reader import Checkpoint, list_steps, load_checkpoint, step_folder
-from frameloom.checkpoint.retention import apply_retention
+from frameloom.checkpoint.writer import apply_retention
 from frameloom.core.random import stream
 from tests.checkpoint.saving import save_checkpoint
 

@@ -54,7 +54,6 @@ def test_a_full_disk_leaves_the_earlier_one_and_no_leftovers(warm, tally, tmp_pa
         assert warm.wait(child) == 7, child.output
         assert [path.name for path in root.iterdir()] == ["step-00000001"]
         assert is_same(load_checkpoint(step_folder(root, 1)), make(1, size=SIZE))
-        tally.survive()
 
 
 def test_the_message_has_the_path_and_both_numbers(tmp_path, monkeypatch):
@@ -118,4 +117,3 @@ def test_a_folder_that_cannot_be_written_is_refused_before_the_first_step(warm, 
     assert code == 2, child.output
     assert str(folder) in child.output and "Permission denied" in child.output and "run.folder" in child.output
     assert "Traceback" not in child.output
-    tally.survive()

@@ -41,7 +41,6 @@ def test_every_flip_is_noticed_and_the_step_before_is_offered(tmp_path, tally):
             if number % 20 == 0:
                 before = load_latest(tmp_path)
                 assert before is not None and is_same(before, make(1, size=256))
-            tally.survive()
         path.write_bytes(content)
     assert is_same(load_checkpoint(folder), make(2, size=256))
 

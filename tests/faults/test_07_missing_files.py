@@ -28,7 +28,6 @@ def test_a_cut_or_missing_file_falls_back_to_the_step_before(tmp_path, tally):
             found = find_latest(tmp_path, set_aside=True)
             assert found is not None and is_same(found.load(), make(1, size=64))
             assert not path.parent.exists(), "its step could not be saved again"
-            tally.survive()
 
 
 def test_a_folder_of_damaged_ones_is_an_error_never_a_fresh_start(tmp_path, tally):
@@ -36,7 +35,7 @@ def test_a_folder_of_damaged_ones_is_an_error_never_a_fresh_start(tmp_path, tall
     (save_checkpoint(tmp_path, make(1, size=64)) / "ema.safetensors").unlink()
     with pytest.raises(CheckpointError, match="none of the 1 checkpoints"):
         load_latest(tmp_path)
-    tally.add()
+    tally.inject()
 
 
 def test_a_used_run_without_a_checkpoint_is_never_started_afresh(world, warm, tally):
@@ -51,7 +50,7 @@ def test_a_used_run_without_a_checkpoint_is_never_started_afresh(world, warm, ta
         assert warm.wait(child) == 2, child.output
         assert "checkpoint" in child.output and "move the" in child.output
         assert (run / "metrics.jsonl").read_bytes() == losses
-        tally.add()
+        tally.inject()
 
 
 def test_without_the_look_at_each_file_a_gap_would_be_met_in_the_middle(tmp_path, monkeypatch):

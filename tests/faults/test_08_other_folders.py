@@ -38,4 +38,3 @@ def test_ranks_that_see_other_files_stop_together_or_go_on_alike(warm, tally, wo
     else:
         assert first == [2, 2], told
     assert first == [0, 0] or any("share" in text or "sees" in text for text in told), told
-    tally.survive()

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from frameloom.checkpoint.async_saving import Saver
 from frameloom.checkpoint.reader import list_steps, load_checkpoint, step_folder
+from frameloom.checkpoint.writer import Saver
 from frameloom.core.errors import CheckpointError
 from tests.faults.injection import VARIABLE
 from tests.faults.kills import is_same, make
@@ -24,7 +24,7 @@ def change_after_saving(saver: Saver, count: int) -> None:
         for tensors in checkpoint.tensors.values():
             for tensor in tensors.values():
                 tensor.add_(1.0)  # the next step
-    saver.close()
+    saver.wait()
 
 
 def test_saved_is_the_moment_of_the_call_and_equals_a_save_that_is_waited_for(tmp_path, tally):
@@ -38,7 +38,6 @@ def test_saved_is_the_moment_of_the_call_and_equals_a_save_that_is_waited_for(tm
             for name in ("later", "at once")
         ]
         assert files[0] == files[1]
-        tally.survive()
 
 
 def test_without_the_copy_later_weights_would_be_saved(tmp_path, monkeypatch):
@@ -72,4 +71,3 @@ def test_an_error_of_the_writer_ends_the_run_by_the_next_step(warm, tally, world
     assert 30 <= last < 50, f"noticed only after step {last}"
     again = warm.command("train", str(path))
     assert warm.wait(again) == 0, again.output
-    tally.survive()

@@ -24,13 +24,13 @@ def test_a_second_process_is_refused_and_a_dead_one_counts_for_nothing(warm, tal
     second = warm.command("train", path)
     assert warm.wait(second) == 2
     assert f"in use by process {first.pid} on {socket.gethostname()}" in second.output
-    tally.add()
+    tally.inject()
     first.kill()
     assert warm.wait(first) < 0
     assert (world.folder / "run" / "lock").exists(), "nothing stale to take over"
     third = warm.command("train", path)
     assert warm.wait(third) == 0, third.output
-    tally.add()
+    tally.inject()
 
 
 def test_without_the_lock_two_would_write_one_run(tmp_path, monkeypatch):

@@ -28,7 +28,6 @@ def test_resuming_at_every_step_gives_the_same_next_step(start, tally):
         other.restore(copy(states[step]))
         ((values, rows, state),) = go_on(other, 1)
         assert (values, rows) == whole[step][:2] and is_equal(state, states[step + 1])
-        tally.survive()
     assert not is_equal(states[3], states[4])
 
 
@@ -54,7 +53,6 @@ def test_whole_runs_resume_from_their_files(world, tally, task, steps):
         train(recipe.model_copy(update={"run": recipe.run.model_copy(update={"folder": str(again)})}))
         assert digests(again / "run", 11) == digests(run, 11)
         assert metrics(again / "run") == metrics(run)
-        tally.survive()
 
 
 def test_every_sample_comes_once_an_epoch_however_often_the_run_resumes(start, tally_of):
@@ -72,7 +70,6 @@ def test_every_sample_comes_once_an_epoch_however_often_the_run_resumes(start, t
         part = go_on(trainer, steps)
         rows += [found for _, found, _ in part]
         state = part[-1][2]
-        tally.survive(trainer.step > steps)
     assert rows == [found for _, found, _ in whole] and is_equal(state, whole[-1][2])
     for epoch in range(2):
         seen = Counter(row for found in rows[epoch * length : (epoch + 1) * length] for row in found)

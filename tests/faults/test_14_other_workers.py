@@ -48,7 +48,6 @@ def test_the_same_rows_and_pixels_follow(world, tally, pairs):
         first, position = read(feed, before, (0, 0), HALF)
         second, _ = read(feed, after, position, HALF)
         assert first + second == whole, (before, after)
-        tally.survive()
 
 
 def test_an_order_from_a_global_generator_would_change(world, monkeypatch):
@@ -67,4 +66,3 @@ def test_a_run_may_change_its_workers_in_the_middle(world, tally):
     mixed = train(world.recipe("--name", "mixed"))
     tally.inject()
     assert digests(alone, 6) == digests(mixed, 6) and metrics(alone) == metrics(mixed)
-    tally.survive()

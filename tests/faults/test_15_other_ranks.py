@@ -54,7 +54,6 @@ def test_one_two_and_one_rank_learn_what_one_does(warm, tally, world, zero, slot
     # Several ranks log their losses from a sum in double precision.
     assert losses(moved) == pytest.approx(losses(alone), rel=1e-6)
     assert difference == 0 if slots == 2 else difference < 1e-6
-    tally.survive()
 
 
 def train_with_half_gradients(words: list[str]) -> None:

@@ -33,7 +33,6 @@ def test_a_signal_saves_and_the_run_goes_on_equal(warm, tally, world, number):
         assert warm.wait(again) == 0, again.output
     assert digests(world.folder / "stopped", STEPS) == digests(world.folder / "whole", STEPS)
     assert metrics(world.folder / "stopped") == metrics(world.folder / "whole")
-    tally.survive()
 
 
 def test_a_second_signal_leaves_at_once(warm, tally, world):
@@ -48,7 +47,6 @@ def test_a_second_signal_leaves_at_once(warm, tally, world):
     child.kill(signal.SIGINT)
     assert warm.wait(child, 30) in (-signal.SIGINT, 128 + signal.SIGINT)
     assert list_steps(world.folder / "run" / "checkpoints") == [0]
-    tally.survive()
 
 
 def test_without_the_handler_the_steps_would_be_lost(warm, world):

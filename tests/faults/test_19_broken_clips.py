@@ -61,7 +61,6 @@ def test_scan_says_what_the_table_says(root: Path, row: dict[str, Any]) -> None:
 def test_decoder_does_what_the_table_says(root: Path, tally: Tally, row: dict[str, Any]) -> None:
     tally.inject()
     assert row["decode"] in decode(root, row)
-    tally.survive()
 
 
 def decode(root: Path, row: dict[str, Any]) -> str:
@@ -123,7 +122,6 @@ def test_a_run_with_broken_clips_ends_with_their_exact_count(root: Path, world: 
     listed = [json.loads(line) for line in (run / "bad_clips.jsonl").read_text().splitlines()]
     assert {entry["path"] for entry in listed} == set(paths)
     assert not any(entry["fatal"] for entry in listed), "a worker died"
-    tally.survive(len(paths))
 
 
 def test_without_replacement_one_broken_clip_would_end_the_run(

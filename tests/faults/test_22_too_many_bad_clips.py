@@ -35,7 +35,6 @@ def test_the_run_stops_with_the_list(world, spoilt, tally):
     with pytest.raises(DataError, match=r"clips cannot be read, over the limit of 1%") as caught:
         train(world.recipe(*words, "--name", "strict"))
     assert "bad_clips.jsonl" in str(caught.value) and any(path in str(caught.value) for path in paths)
-    tally.survive()
 
 
 def test_replacement_is_the_same_on_every_run_and_after_a_resume(world, spoilt, tally):
@@ -49,7 +48,6 @@ def test_replacement_is_the_same_on_every_run_and_after_a_resume(world, spoilt, 
     assert digests(first, 10) == digests(second, 10) and metrics(first) == metrics(second)
     whole = train(world.recipe("--train.steps", "10", "--name", "whole"))
     assert digests(first, 10) != digests(whole, 10)
-    tally.survive(2)
 
 
 def test_without_the_limit_the_run_would_go_on(world, spoilt, monkeypatch):

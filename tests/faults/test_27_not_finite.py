@@ -58,7 +58,6 @@ def test_the_step_changes_nothing_and_the_run_goes_on(start, tally, source, valu
         assert has_equal_tensors(after, before)
         ((_, _, later),) = go_on(trainer, 1)
         assert trainer.nonfinite == 0 and not has_equal_tensors(later, before)
-        tally.survive()
 
 
 def test_three_in_a_row_stop_the_run_and_the_batch_is_named(start, tally):
@@ -70,7 +69,6 @@ def test_three_in_a_row_stop_the_run_and_the_batch_is_named(start, tally):
     with pytest.raises(RunError, match=r"not finite.*bucket 64px.*manifest rows.*3 in a row"):
         go_on(trainer, 1)
     assert has_equal_tensors(trainer.snapshot(), before)
-    tally.survive(3)
 
 
 def test_without_the_look_weights_would_be_lost(start, monkeypatch):
@@ -124,4 +122,3 @@ def test_one_rank_s_trouble_is_all_ranks_skip(warm, tally, world):
             assert "rank 1: bucket 64px" in told
             assert [step for step, loss in losses(world.folder / name).items() if loss is None] == [1, 7]
         assert [step for step, norm in logged(world.folder / name).items() if norm is None] == [1, 7]
-        tally.survive(2)

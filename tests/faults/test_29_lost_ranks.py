@@ -47,7 +47,6 @@ def test_peers_of_a_lost_rank_end_in_time_and_the_restart_is_equal(warm, tally, 
         assert [warm.wait(child) for child in children] == [0, 0], [child.output for child in children]
     assert losses(world.folder / "lost") == losses(world.folder / "whole")
     assert digests(world.folder / "lost", 6) == digests(world.folder / "whole", 6)
-    tally.survive()
 
 
 @pytest.mark.slow
@@ -67,7 +66,6 @@ def test_a_slow_rank_is_named_within_twenty_steps(warm, tally, world):
     slow = {"point": "pass", "rank": 1, "act": "slow", "seconds": max(0.3, 4 * step_s)}
     told = train("slow", 9, faults(slow))
     assert "rank 1 works" in told and "rank 0 works" not in told, told
-    tally.survive()
 
 
 def test_only_who_stands_out_is_called_slow():
@@ -85,7 +83,6 @@ def test_a_run_without_progress_is_restarted_three_times_and_no_more(tmp_path, t
         count_restart(tmp_path, 7, by_itself)
     with pytest.raises(RunError, match=r"3 restarts in a row have not come beyond step 7"):
         count_restart(tmp_path, 7, by_itself)
-    tally.survive()
     # Progress, or a start by hand, counts anew.
     count_restart(tmp_path, 9, by_itself)
     for _ in range(MOST_RESTARTS - 1):
@@ -106,4 +103,3 @@ def test_the_command_refuses_the_fourth_restart(warm, tally, world):
     assert codes == [-signal.SIGKILL] * (MOST_RESTARTS + 1) + [2], codes
     assert "start the run by hand" in child.output
     assert warm.wait(warm.command("train", path)) == 0
-    tally.survive()

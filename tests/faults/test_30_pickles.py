@@ -85,7 +85,6 @@ def test_no_file_runs_code(tmp_path, tally, what):
         read(path)
     assert caught.value.exit_code == 2 and not mark.exists()
     assert name in str(caught.value)
-    tally.survive()
 
 
 def test_the_command_gives_the_conversion(warm, world, tally):
@@ -94,7 +93,6 @@ def test_the_command_gives_the_conversion(warm, world, tally):
     child = warm.command("train", str(world.write_recipe()), "--model.weights", str(path))
     assert warm.wait(child) == 2, child.output
     assert "frameloom convert" in child.output and not (world.folder / "canary").exists()
-    tally.survive()
 
 
 def test_opened_as_others_do_the_files_would_run(tmp_path):

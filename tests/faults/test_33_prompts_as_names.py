@@ -60,7 +60,6 @@ def check(folder: Path, prompt: str) -> None:
 def test_a_wicked_prompt_becomes_a_plain_name(tmp_path, tally, prompt):
     tally.inject()
     check(tmp_path, prompt)
-    tally.survive()
 
 
 @settings(
@@ -70,7 +69,6 @@ def test_a_wicked_prompt_becomes_a_plain_name(tmp_path, tally, prompt):
 def test_generated_prompts_become_plain_names(tmp_path, tally, prompt):
     tally.inject()
     check(tmp_path, prompt)
-    tally.survive()
 
 
 def test_a_prompt_taken_as_a_name_would_leave_the_folder(tmp_path):
@@ -92,7 +90,6 @@ def test_samples_of_wicked_prompts_are_written_and_carry_the_prompt(world, tally
     files = [path for path in world.folder.rglob("*seed3*") if path.is_file()]
     assert len(files) == 2 * len(prompts) and {path.parent for path in files} == {out}
     assert {read_metadata(path)["prompt"] for path in files} >= {"../../x", "x" * 400}
-    tally.survive(len(prompts))
 
 
 def test_control_characters_do_not_reach_a_log(capsys, tally):
@@ -104,4 +101,3 @@ def test_control_characters_do_not_reach_a_log(capsys, tally):
         "red" in text and not any(ord(letter) < 32 and letter not in "\n\t" for letter in text) and "\x9b" not in text
     )
     assert logging.getLogger("frameloom").handlers
-    tally.survive()

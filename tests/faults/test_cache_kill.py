@@ -24,8 +24,10 @@ from pathlib import Path
 import torch
 from frameloom.core.errors import CacheError
 from frameloom.core.random import numpy_stream
-from frameloom.data.cache.cache import TextCache
-from frameloom.data.cache.filling import FillSettings, write_text_cache
+from frameloom.config.schema.data import CacheSection
+from frameloom.data.cache.encoding import TextEncoder
+from frameloom.data.cache.filling import write_text_cache
+from frameloom.data.cache.store import TextStore
 
 CAPTIONS = [f"caption {'x' * n}" for n in range(13)]
 FINGERPRINT = {"kind": "text", "encoder": "lengths"}
@@ -45,8 +47,8 @@ def watch(folder, act):
     sys.addaudithook(hook)
 
 def write(folder):
-    settings = FillSettings(portion=PORTION)
-    write_text_cache(folder, CAPTIONS, encode=encode, fingerprint=FINGERPRINT, dtype=torch.float32, settings=settings)
+    encoder, section = TextEncoder(encode, torch.float32), CacheSection(group=PORTION)
+    write_text_cache(folder, CAPTIONS, encoder=encoder, fingerprint=FINGERPRINT, section=section)
 
 def fork(work, delay_s=None):
     """The exit status of a child that does `work`; with a delay it is killed from outside."""
@@ -85,7 +87,7 @@ def check(folder):
         if is_finished:
             write(folder)
         try:
-            found = TextCache.open(folder, FINGERPRINT, captions=CAPTIONS).get(["", *CAPTIONS])
+            found = TextStore.open(folder, FINGERPRINT, captions=CAPTIONS).get(["", *CAPTIONS])
         except CacheError:
             assert not is_finished
             continue

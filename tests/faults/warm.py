@@ -36,7 +36,7 @@ WARM = (
     "torch.distributed.device_mesh",
     "frameloom.cli.main",
     "frameloom.cli.train",
-    "frameloom.checkpoint.async_saving",
+    "frameloom.checkpoint.writer",
     "frameloom.training.train",
     "frameloom.training.loop",
     "frameloom.training.peers",

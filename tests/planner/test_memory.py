@@ -142,14 +142,14 @@ def test_a_pattern_that_names_nothing_and_one_that_leaves_nothing_are_refused() 
 
 def test_parked_encoders_are_on_the_device_only_while_they_encode() -> None:
     words = ("--data.cache", "{}", "--train.recompute", "true")
-    stay, parked = plan(*words), plan(*words, "--train.park_encoders", "true")
+    stay, parked = plan(*words), plan(*words, "--train.encoder_offload", "true")
     assert stay.resident.vae > 0 < stay.resident.text and parked.resident.vae == parked.resident.text == 0
     saved = {a.total - b.total for a, b in zip(stay.buckets, parked.buckets, strict=True)}
     # Either the denoiser's pass is the worst moment, or that of one encoder, while the other one is away.
     assert min(saved) >= min(stay.resident.vae, stay.resident.text)
     assert max(saved) <= stay.resident.vae + stay.resident.text
     # Where the device is the host, there is nowhere to park.
-    assert plan(*words, "--train.park_encoders", "true", device="cpu").resident == stay.resident
+    assert plan(*words, "--train.encoder_offload", "true", device="cpu").resident == stay.resident
 
 
 @pytest.mark.parametrize(("limit", "memory"), [("0.5", 12e9), ("6GiB", 6 * 2**30), ("23GB", 23e9), ("40GB", 24e9)])

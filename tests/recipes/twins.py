@@ -165,7 +165,7 @@ def _shrink_data(recipe: Recipe, manifest: Path, run_folder: Path) -> dict[str, 
 def count_steps(recipe: Recipe) -> int:
     """Steps in which the model itself takes `NUM_STEPS`: a discriminator may have every second one."""
     judge = recipe.autoencoder.discriminator if recipe.task == "autoencoder" else None
-    return 2 * NUM_STEPS - 1 if judge is not None and judge.turns == "alternate" else NUM_STEPS
+    return 2 * NUM_STEPS - 1 if judge is not None and judge.update == "alternate" else NUM_STEPS
 
 
 def trains_clips(recipe: Recipe) -> bool:
@@ -184,7 +184,7 @@ def _shorten(recipe: Recipe, frames: int) -> int:
     if recipe.task == "denoiser":
         patch = DENOISERS[recipe.model.family].patch_of(recipe.model.size, recipe.model.overrides)[0]
     vae = VAES[recipe.vae.name]
-    return max(n for n in range(1, min(frames, LONGEST + 4 * (patch - 1)) + 1) if vae.accepts_frames(n, patch))
+    return max(n for n in range(1, min(frames, LONGEST + 4 * (patch - 1)) + 1) if vae.lengths(patch).accepts(n))
 
 
 def _shrink_grid(recipe: Recipe) -> dict[str, Any]:

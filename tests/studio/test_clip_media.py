@@ -84,9 +84,9 @@ def test_pictures_are_jpeg_and_missing_files_have_none(shown):
 
 
 def test_captions_are_shown_as_text_and_not_as_markup(shown):
-    _, table, media = shown
+    _, table, _ = shown
     from frameloom.studio.data.clip_table import ClipFilter
 
-    page = show_page(table, table.page(ClipFilter(), 0), media, {1: "<i>new</i>"}, chosen=0)
+    page = show_page(table, table.page(ClipFilter(), 0), {1: "<i>new</i>"}, chosen=0)
     assert "&lt;b&gt;bold" in page and "&lt;i&gt;new" in page
     assert "<b>bold" not in page and "{{" not in page and "${" not in page

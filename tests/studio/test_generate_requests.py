@@ -35,8 +35,7 @@ def refuse(model: StudioModel, **values: object) -> str:
     return str(refusal.value)
 
 
-def test_a_run_with_a_checkpoint_is_a_model_and_an_autoencoder_is_none(model, shared_world, tmp_path):
-    assert list(find_models(make_root(shared_world).resolve())) == [RUN]
+def test_a_run_with_a_checkpoint_is_a_model_and_an_empty_folder_has_none(model, tmp_path):
     assert (model.settings.steps, model.makes_clips, model.takes_image) == (3, True, False)
     assert "heun" in model.samplers and "ddim" not in model.samplers
     assert find_models(tmp_path) == {}

@@ -8,9 +8,9 @@ from collections.abc import Callable
 
 import pytest
 
-from frameloom.core.errors import ConfigError
-from frameloom.studio.runs.controller import RunsDesk
-from frameloom.studio.runs.launches import Launches, clean_text, describe_end, split_words
+from frameloom.core.errors import ConfigError, RunError
+from frameloom.studio.runs.controller import RunsController
+from frameloom.studio.runs.launches import Launches, clean_text, split_words
 from frameloom.studio.runs.run_list import RUNNING, STOPPED
 from frameloom.studio.server.context import StudioContext
 from tests.studio.tiny_run import make_root
@@ -28,48 +28,48 @@ def wait_until(is_so: Callable[[], object]) -> None:
 @pytest.mark.slow
 def test_a_started_run_is_seen_growing_stops_with_a_checkpoint_and_is_remembered(shared_world, tmp_path):
     root = make_root(shared_world).resolve()
-    desk = RunsDesk(StudioContext(root, tmp_path))
-    assert "started runs/watched" in desk.start("long.yaml", "--name watched --train.save_every 100000")
+    controller = RunsController(StudioContext(root, tmp_path))
+    assert "started runs/watched" in controller.start("long.yaml", "--name watched --train.save_every 100000")
     try:
-        (launch,) = [one for one in desk.launches.recent() if one.run == "runs/watched"]
+        (launch,) = [one for one in controller.launches.recent() if one.run == "runs/watched"]
         assert os.getsid(launch.pid) == launch.pid != os.getsid(0)
-        wait_until(lambda: "runs/watched" in desk.index.runs(fresh=True))
-        run = desk.index.get("runs/watched")
-        assert run is not None
-        wait_until(lambda: run.metrics.look() and len(run.metrics.series("train/loss")) > 2)
-        view = next(one for one in desk.index.views() if one.name == "runs/watched")
+        wait_until(lambda: "runs/watched" in controller.runs.all(fresh=True))
+        run = controller.runs.all()["runs/watched"]
+        wait_until(lambda: run.metrics.read() and len(run.metrics.points("train/loss")) > 2)
+        view = next(one for one in controller.views() if one.name == "runs/watched")
         assert view.state == RUNNING and view.seconds_left is not None and view.step < 100_000
-        assert "is running already" in desk.start("long.yaml", "--name watched")
-        assert "asked to stop" in desk.act("stop", "runs/watched")
-        assert "End now" in desk.draw_table() or not launch.is_running
-        wait_until(lambda: not desk.launches.recent()[0].is_running)
+        with pytest.raises(RunError, match="is running already"):
+            controller.start("long.yaml", "--name watched")
+        assert "asked to stop" in controller.act("stop", "runs/watched")
+        assert "End now" in controller.draw_table() or not launch.is_running
+        wait_until(lambda: not controller.launches.recent()[0].is_running)
     finally:
-        desk.launches.close(timeout_s=5)
-    ended = desk.launches.recent()[0]
-    assert ended.exit_code == 143 and "stopped after saving" in describe_end(ended)
-    assert "SIGTERM: saved step" in desk.launches.read_log(ended)
-    view = next(one for one in desk.index.views() if one.name == "runs/watched")
+        controller.launches.close(timeout_s=5)
+    ended = controller.launches.recent()[0]
+    assert ended.exit_code == 143 and "stopped after saving" in ended.describe_end()
+    assert "SIGTERM: saved step" in controller.launches.read_log(ended)
+    view = next(one for one in controller.views() if one.name == "runs/watched")
     assert view.state == STOPPED and (root / f"runs/watched/checkpoints/step-{view.step:08d}").is_dir()
-    again = Launches(root, desk.launches.folder)
+    again = Launches(root, controller.launches.folder)
     assert again.find("runs/watched") == ended and again.find_failure("runs/watched") is None
 
 
 @pytest.mark.slow
 def test_a_run_that_fails_says_why_and_the_end_of_the_studio_ends_its_children(shared_world, tmp_path):
     root = make_root(shared_world).resolve()
-    desk = RunsDesk(StudioContext(root, tmp_path))
+    controller = RunsController(StudioContext(root, tmp_path))
     used = root / "runs" / "used"
     (used / "checkpoints").mkdir(parents=True)
     (used / "recipe.yaml").write_text((root / "runs" / "tiny" / "recipe.yaml").read_text())
-    desk.start("long.yaml", "--name used --run.resume never")
-    desk.start("long.yaml", "--name child")
-    wait_until(lambda: not (desk.launches.find("runs/used") or desk.launches.recent()[0]).is_running)
-    view = next(one for one in desk.index.views() if one.name == "runs/used")
+    controller.start("long.yaml", "--name used --run.resume never")
+    controller.start("long.yaml", "--name child")
+    wait_until(lambda: not (controller.launches.find("runs/used") or controller.launches.recent()[0]).is_running)
+    view = next(one for one in controller.views() if one.name == "runs/used")
     assert view.state == "failed" and "run.resume is never" in view.message
-    child = desk.launches.find("runs/child")
+    child = controller.launches.find("runs/child")
     assert child is not None and child.is_running
-    desk.launches.close(timeout_s=60)
-    ended = desk.launches.find("runs/child")
+    controller.launches.close(timeout_s=60)
+    ended = controller.launches.find("runs/child")
     assert ended is not None and ended.exit_code is not None and not ended.is_running
     with pytest.raises(ProcessLookupError):
         os.kill(child.pid, 0)

@@ -10,11 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from frameloom.studio.runs.controller import RunsDesk
+from frameloom.core.errors import FrameloomError
+from frameloom.studio.runs.controller import RunsController
 from frameloom.studio.runs.launches import Launches
-from frameloom.studio.runs.run_list import FAILED, FINISHED, RUNNING, STOPPED, RunIndex, find_holder, find_runs
-from frameloom.studio.runs.samples import list_steps, nearest_step, read_step, slider_stride
-from frameloom.studio.server.context import StudioContext
+from frameloom.studio.runs.run_list import FAILED, FINISHED, RUNNING, STOPPED, Run, find_holder, find_runs
+from frameloom.studio.runs.samples import list_steps, read_step
+from frameloom.studio.server.context import StudioContext, show_problems
 from frameloom.training.run.folder import RunFolder
 from tests.studio.tiny_run import PROMPT, RUN, make_root
 
@@ -28,14 +29,14 @@ def root(shared_world, tmp_path) -> Path:
     return target.resolve()
 
 
-def desk_of(root: Path, tmp_path: Path) -> RunsDesk:
-    return RunsDesk(StudioContext(root, tmp_path))
+def controller_of(root: Path, tmp_path: Path) -> RunsController:
+    return RunsController(StudioContext(root, tmp_path))
 
 
 def test_a_finished_run_is_told_with_its_step_model_and_loss(root):
-    (view,) = RunIndex(root).views()
+    view = Run(RUN, root / RUN).view()
     assert (view.name, view.state, view.step) == (RUN, FINISHED, 4)
-    assert (view.facts.task, view.facts.num_steps) == ("denoiser", 4)
+    assert view.facts.about.startswith("denoiser · ") and view.facts.num_steps == 4
     last = json.loads((root / RUN / "metrics.jsonl").read_text().splitlines()[-2])
     assert view.loss == pytest.approx(last["train/loss"])
 
@@ -57,8 +58,8 @@ def test_a_run_is_running_as_long_as_its_lock_is_held(root):
     with RunFolder(folder).locked():
         holder = find_holder(folder)
         assert holder is not None and holder.pid == os.getpid() and holder.is_here
-        assert RunIndex(root).views()[0].state == RUNNING
-    assert RunIndex(root).views()[0].state == FINISHED
+        assert Run(RUN, root / RUN).view().state == RUNNING
+    assert Run(RUN, root / RUN).view().state == FINISHED
 
 
 def test_a_living_process_that_does_not_hold_the_lock_counts_for_nothing(root):
@@ -78,10 +79,10 @@ def test_a_run_on_another_machine_is_running_while_it_writes(root):
 def test_a_run_that_lacks_steps_is_stopped_and_one_that_failed_says_why(root, tmp_path):
     recipe = root / RUN / "recipe.yaml"
     recipe.write_text(recipe.read_text().replace("  steps: 4 ", "  steps: 9 "))
-    assert RunIndex(root).views()[0].state == STOPPED
-    index = RunIndex(root, lambda name: "no space left on device")
-    assert (index.views()[0].state, index.views()[0].message) == (FAILED, "no space left on device")
-    table = desk_of(root, tmp_path).draw_table()
+    assert Run(RUN, root / RUN).view().state == STOPPED
+    view = Run(RUN, root / RUN).view("no space left on device")
+    assert (view.state, view.message) == (FAILED, "no space left on device")
+    table = controller_of(root, tmp_path).draw_table()
     assert "Resume" in table and "stopped" in table
 
 
@@ -89,41 +90,47 @@ def test_samples_are_found_by_step_with_their_prompts(root, tmp_path):
     run = root / RUN
     assert list_steps(run) == [2, 4]
     assert [shot.caption for shot in read_step(run, 4)] == [f"{PROMPT} (seed 0)"]
-    assert (nearest_step([2, 4], 100), nearest_step([], 1), slider_stride([2, 4, 10])) == (4, None, 2)
-    page = desk_of(root, tmp_path).draw_samples([RUN], 4)
+    page = controller_of(root, tmp_path).draw_samples([RUN], 4)
     assert page.count("<video") == 1 and "step 4" in page and PROMPT in page
 
 
 def test_two_runs_have_their_samples_side_by_side_and_their_curves_over_one_another(root, tmp_path):
     shutil.copytree(root / RUN, root / "runs" / "again")
     shutil.rmtree(root / "runs" / "again" / "samples" / "step-00000004")
-    desk = desk_of(root, tmp_path)
-    page = desk.draw_samples([RUN, "runs/again"], 4)
+    controller = controller_of(root, tmp_path)
+    page = controller.draw_samples([RUN, "runs/again"], 4)
     assert page.count("<section>") == 2 and "runs/again · step 2" in page
-    charts = desk.draw_charts([RUN, "runs/again"], strength=0.5, is_log=True)
+    charts = controller.draw_charts([RUN, "runs/again"], strength=0.5, is_log=True)
     assert charts.count("rg-chart") >= 4 and charts.count("runs/again") >= 4
     assert "Learning rate" in charts and "Validation loss" in charts and "Tokens per second" in charts
 
 
 def test_a_page_cannot_name_a_run_that_was_not_found(root, tmp_path):
-    desk = desk_of(root, tmp_path)
+    controller = controller_of(root, tmp_path)
     for name in ("../outside", "/etc", "", "runs/tiny/../../x", RUN + "/checkpoints"):
-        assert desk.pick([name]) == [] and "no such run" in desk.act("stop", name)
-    assert len(desk.pick([RUN])) == 1
+        assert controller.pick([name]) == [] and "no such run" in controller.act("stop", name)
+    assert len(controller.pick([RUN])) == 1
 
 
 def test_a_recipe_that_is_wrong_is_refused_with_every_problem(shared_world, tmp_path):
-    desk = RunsDesk(StudioContext(make_root(shared_world).resolve(), tmp_path))
-    before = desk.launches.recent()  # of other tests
-    answer = desk.start("bad.yaml", "--optim.momentum 3")
+    controller = RunsController(StudioContext(make_root(shared_world).resolve(), tmp_path))
+    before = controller.launches.recent()  # of other tests
+    answer = show_problems(controller.start)("bad.yaml", "--optim.momentum 3")
     assert "bad.yaml:4: optim has no key" in answer and "--optim.momentum" in answer and 'role="alert"' in answer
-    assert str(desk.context.root) not in answer
-    assert "learning_rate" not in desk.check("long.yaml", "--run.folder /elsewhere")
-    assert "outside" in desk.check("long.yaml", "--run.folder /elsewhere")
-    assert "quot" in desk.check("long.yaml", "--name 'half").lower()
-    assert "no key in front" in desk.check("long.yaml", "<b>x</b>") and "<b>" not in desk.check("long.yaml", "<b>x</b>")
-    assert "choose" in desk.start(None, "") and desk.launches.recent() == before
-    assert "no such recipe" in desk.start("../../etc/passwd.yaml", "") or "leaves" in desk.start("../x.yaml", "")
+    assert str(controller.context.root) not in answer
+    check = show_problems(controller.check)
+    assert "learning_rate" not in check("long.yaml", "--run.folder /elsewhere")
+    assert "outside" in check("long.yaml", "--run.folder /elsewhere")
+    assert "quot" in check("long.yaml", "--name 'half").lower()
+    assert "no key in front" in check("long.yaml", "<b>x</b>") and "<b>" not in check("long.yaml", "<b>x</b>")
+    for recipe, message in (
+        (None, "choose"),
+        ("../../etc/passwd.yaml", "no such recipe|leaves"),
+        ("../x.yaml", "leaves"),
+    ):
+        with pytest.raises(FrameloomError, match=message):
+            controller.start(recipe, "")
+    assert controller.launches.recent() == before
 
 
 def test_a_record_of_an_earlier_studio_is_lost_unless_its_process_holds_the_run(root):

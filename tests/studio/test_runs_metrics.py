@@ -23,14 +23,14 @@ def test_a_look_reads_only_what_was_added(tmp_path):
     path = tmp_path / "metrics.jsonl"
     append(path, "".join(record(step, loss=step / 2) for step in range(1, 501)))
     tail = MetricsTail(path)
-    assert tail.look() and not tail.look()
+    assert tail.read() and not tail.read()
     before = tail.num_read_bytes
     assert before == path.stat().st_size
     append(path, record(501, loss=7.0))
-    assert tail.look()
+    assert tail.read()
     assert tail.num_read_bytes - before == len(record(501, loss=7.0))
-    assert list(tail.series("train/loss").points())[-1] == (501, 7.0)
-    assert len(tail.series("train/loss")) == 501 and tail.last_step == 501
+    assert tail.points("train/loss")[-1] == (501, 7.0)
+    assert len(tail.points("train/loss")) == 501 and tail.last_step == 501
 
 
 def test_half_a_line_counts_once_it_is_whole(tmp_path):
@@ -38,35 +38,35 @@ def test_half_a_line_counts_once_it_is_whole(tmp_path):
     line = record(3, loss=1.5)
     append(path, record(2, loss=2.0) + line[:9])
     tail = MetricsTail(path)
-    tail.look()
+    tail.read()
     assert tail.last_step == 2
     append(path, line[9:])
-    tail.look()
-    assert list(tail.series("train/loss").points()) == [(2, 2.0), (3, 1.5)]
+    tail.read()
+    assert tail.points("train/loss") == [(2, 2.0), (3, 1.5)]
 
 
 def test_a_resumed_run_that_writes_its_file_anew_is_read_anew(tmp_path):
     path = tmp_path / "metrics.jsonl"
     append(path, "".join(record(step, loss=1.0) for step in range(1, 9)))
     tail = MetricsTail(path)
-    tail.look()
+    tail.read()
     write_text(path, record(1, loss=1.0) + record(2, loss=5.0))
-    assert tail.look()
-    assert list(tail.series("train/loss").points()) == [(1, 1.0), (2, 5.0)]
+    assert tail.read()
+    assert tail.points("train/loss") == [(1, 1.0), (2, 5.0)]
     path.unlink()
-    assert tail.look() and tail.names() == []
+    assert tail.read() and tail.names() == []
 
 
-def test_lines_that_are_not_ours_are_passed_over(tmp_path):
+def test_lines_that_are_no_records_are_skipped(tmp_path):
     path = tmp_path / "metrics.jsonl"
     odd = ["[]", "{", '"x"', '{"step": "1", "a": 1}', '{"step": -1, "a": 1}', '{"step": true, "a": 1}', "\x00\x01"]
     append(path, "\n".join(odd) + "\n" + "x" * (3 << 20) + "\n" + record(4, loss=None, name="text", rate=2))
     tail = MetricsTail(path)
-    tail.look()
+    tail.read()
     assert tail.names() == ["train/loss", "train/rate"] and tail.last_step == 4
-    assert math.isnan(tail.last("train/loss") or 0.0) and tail.last("train/rate") == 2.0
+    assert math.isnan(tail.points("train/loss")[-1][1]) and tail.points("train/rate") == [(4, 2.0)]
 
 
 def test_a_file_that_is_not_there_yet_is_no_error(tmp_path):
     tail = MetricsTail(tmp_path / "metrics.jsonl")
-    assert not tail.look() and tail.last("train/loss") is None
+    assert not tail.read() and tail.points("train/loss") == []

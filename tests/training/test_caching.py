@@ -21,8 +21,9 @@ from frameloom.config.loading.recipe import load_recipe
 from frameloom.config.schema.recipe import Recipe
 from frameloom.core.errors import CacheError, ConfigError, FrameloomError
 from frameloom.data.buckets.policy import possible_buckets
+from frameloom.data.cache.filling import CacheJob
 from frameloom.data.manifest.manifest import Manifest, write_manifest
-from frameloom.training.caching import CacheJob, open_caches, write_caches
+from frameloom.training.caching import open_caches, write_caches
 from frameloom.training.train import train
 from tests.faults.warm import warm_parent
 
@@ -206,10 +207,10 @@ def write_foreign(world, kind: str) -> Path:
 
 
 def foreign_recipe(world, kind: str, folder: Path, *overrides: str) -> Recipe:
-    path = world.write_recipe(data={"frame_start": "first", "cache": {"foreign": kind}})
+    path = world.write_recipe(data={"frame_start": "first", "cache": {"external": kind}})
     place = folder / "emb" if kind == "open_sora_plan" else folder
     words = ["--data.manifest", str(folder / "images.parquet"), "--data.root", str(world.shared / "data")]
-    return load_recipe(path, [*words, "--data.cache.foreign_folders", f"[{place}]", *overrides])
+    return load_recipe(path, [*words, "--data.cache.external_folders", f"[{place}]", *overrides])
 
 
 def test_open_sora_plan_embeddings_train_like_fresh_ones(world):

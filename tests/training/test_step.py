@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from frameloom.builders.objective import build_objective
-from frameloom.config.schema.objective import ObjectiveSection
+from frameloom.config.schema.objective import parse_objective
 from frameloom.data.loading.batch import Batch
 from frameloom.data.media.transforms import to_signed_range
 from frameloom.training.loop import Trainer
@@ -29,7 +29,7 @@ OBJECTIVES: dict[str, dict[str, Any]] = {
         "min_snr_gamma": 5.0,
         "noise_offset": 0.1,
         "input_perturbation": 0.1,
-        "strata": 4,
+        "stratified_levels": 4,
         "bias": {"strategy": "later", "multiplier": 2.0},
         "motion_share": 0.25,
     },
@@ -91,7 +91,7 @@ def test_micro_batches_of_any_split_equal_one_batch(world: Any) -> None:
     latents = (moments.mean_BCFHW, torch.exp(0.5 * moments.logvar_BCFHW))
     batch = replace(batch, pixels_BCFHW=None, latents=latents)
     for name, settings in OBJECTIVES.items():
-        trainer.built.task.objective = build_objective(ObjectiveSection(**settings))
+        trainer.built.task.objective = build_objective(parse_objective(settings))
         whole, loss = step_gradients(trainer, [batch])
         for sizes in ((2, 2), (1, 3)):
             pieces, other = step_gradients(trainer, cut(batch, sizes))

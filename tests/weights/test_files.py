@@ -12,8 +12,8 @@ from safetensors.torch import save_file
 
 from frameloom.checkpoint.model_folder import read_weights, write_model_folder
 from frameloom.core.errors import CheckpointError
+from frameloom.weights.files import format_index, name_shards, plan_shards
 from frameloom.weights.lazy_tensors import defer_tensors
-from frameloom.weights.shard_index import format_index, name_shards, plan_shards
 
 TENSORS = {f"block.{index}.weight": torch.full((8,), float(index)) for index in range(6)}
 

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from frameloom.config.loading.renamed import rename_keys, rename_path, warn_of_old_name
 from frameloom.config.loading.schema_tree import ROOT, Kind, default_of, describe, explain_unknown, field_at, kind_at
 from frameloom.config.loading.yaml_values import KeyPath, format_value, parse_value
 from frameloom.core.errors import ConfigError
@@ -52,11 +53,18 @@ def _take_override(rest: list[str]) -> Override:
     kind = resolve_flag(flag)
     if text is None:
         raise ConfigError(f"{flag}: a value is missing, expected {describe(kind)}; write {flag} VALUE")
-    return Override(flag, split_path(flag), _read_value(text, kind, flag))
+    written, value = _split(flag), _read_value(text, kind, flag)
+    warn_of_old_name(written, value, flag)
+    rename_keys(value, {}, name=flag, below=written)
+    return Override(flag, rename_path(written), value)
 
 
 def split_path(flag: str) -> KeyPath:
-    """`--optim.lr` as a path; refused when a part is empty."""
+    """`--optim.lr` as a path, under the key's name of today; refused when a part is empty."""
+    return rename_path(_split(flag))
+
+
+def _split(flag: str) -> KeyPath:
     dotted, parts, position = flag.removeprefix("--"), [], 0
     while position < len(dotted):
         match = _PART.match(dotted, position)
@@ -84,10 +92,9 @@ def resolve_flag(flag: str) -> Kind:
 def _explain(path: KeyPath, rest: KeyPath, parent: Kind) -> str:
     owner = ".".join(path[:-1])
     if parent.is_list:
-        inner = parent.item.section if parent.item else None
-        key = f".{path[-1]}" if inner and path[-1] in inner.model_fields else ""
+        key = f".{path[-1]}" if parent.item and path[-1] in parent.item.fields else ""
         return f"{owner} is a list, and '{path[-1]}' is not a place in it; did you mean {owner}.0{key}?"
-    if parent.section is None:
+    if not parent.fields:
         return f"{owner} has no keys inside; it takes {describe(parent)}"
     text, meant = explain_unknown(path)
     if meant is None or meant[-1] == path[-1]:

@@ -15,10 +15,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from frameloom.config.loading.overrides import DELETE, apply_override, parse_overrides
 from frameloom.config.loading.problems import MAX_EXPLAINED, Problem, parse_recipe
+from frameloom.config.loading.renamed import rename_keys
 from frameloom.config.loading.yaml_values import KeyPath, parse_document, read_text
 from frameloom.config.rules.check import check_rules, place_problem
 from frameloom.config.schema.recipe import Recipe
@@ -81,6 +80,8 @@ def resolve(source: Source, overrides: Overrides = ()) -> dict[str, Any]:
 
 def recipe_from_dict(value: Mapping[str, Any], *, name: str = "recipe") -> Recipe:
     """The checked recipe of plain data, such as one kept with a run."""
+    value = copy.deepcopy(dict(value))
+    rename_keys(value, {}, name=name)
     return _check(value, {}, name, [])
 
 
@@ -133,7 +134,7 @@ def _read_draft(source: Source, overrides: Overrides) -> tuple[Draft, list[str]]
     else:
         draft = Draft("recipe")
         value = source.model_dump(mode="json") if isinstance(source, Recipe) else dict(source)
-        _add_text(draft, yaml.safe_dump(value), Path("recipe"), "recipe", ())
+        _add_text(draft, json.dumps(value, default=str, ensure_ascii=False), Path("recipe"), "recipe", ())
         draft.places.clear()  # a dictionary has no lines
     if isinstance(overrides, Mapping):
         overrides = [word for key, value in overrides.items() for word in (f"--{key}", _write_value(value))]
@@ -176,6 +177,7 @@ def _add_text(draft: Draft, text: str, file: Path, shown: str, chain: tuple[tupl
         _refuse_outside(draft.inside, base_file, f"{shown}:{lines[(BASE,)]}", base)
         _add_file(draft, base_file, base_shown, (*chain, (file.resolve(), shown)))
     places = {path: f"{shown}:{line}" for path, line in lines.items()}
+    rename_keys(value, places, name=shown)
     _overlay(draft.value, value, (), draft.places, places)
 
 

@@ -77,8 +77,8 @@ def check_files(recipe: Recipe, *, skip_caches: bool = False, places: Mapping[Ke
             problems.append(_check_path(("inversion", "weights"), recipe.inversion.weights, "file or folder"))
             problems.append(_check_path(("inversion", "template_file"), recipe.inversion.template_file, "file"))
     if recipe.task == "denoiser":
-        for index, folder in enumerate(recipe.data.cache.foreign_folders):
-            problems.append(_check_path(("data", "cache", "foreign_folders", str(index)), folder, "folder"))
+        for index, folder in enumerate(recipe.data.cache.external_folders):
+            problems.append(_check_path(("data", "cache", "external_folders", str(index)), folder, "folder"))
     if recipe.task == "denoiser" and not skip_caches and not recipe.data.cache.on_demand:
         for name in ("latents", "text"):
             folder = getattr(recipe.data.cache, name)

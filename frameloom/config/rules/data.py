@@ -90,7 +90,7 @@ def _check_grouped(section: GroupedSection, vae: VAESpec) -> Iterator[Problem]:
     if least > section.num_frames > 1:
         text = f"data.grouped.num_frames is {section.num_frames}, but videos below {least} frames are dropped"
         yield Problem((*path, "num_frames"), f"{text}; raise it, or set min_frames", ((*path, "min_frames"),))
-    latents = max(1, (section.num_frames - vae.causal) // vae.strides[0] + vae.causal)
+    latents = max(1, vae.lengths().latents(section.num_frames))
     if section.sp_size > latents and section.num_frames > 1:
         text = f"data.grouped.sp_size is {section.sp_size}, but {section.num_frames} frames give {latents} latent ones"
         yield Problem((*path, "sp_size"), f"{text}; make it {latents} or less", ((*path, "num_frames"),))
@@ -123,12 +123,12 @@ def check_sources(recipe: Recipe) -> Iterator[Problem]:
 
 
 def check_cache(recipe: Recipe) -> Iterator[Problem]:
-    cache, path = recipe.data.cache, ("data", "cache", "foreign_folders")
-    allowed = {None: (0,), "open_sora_plan": (1, 2), "sdxl": (1,), "open_sora2": (0,)}[cache.foreign]
-    if recipe.task == "denoiser" and len(cache.foreign_folders) not in allowed:
-        text = f"data.cache.foreign_folders names {len(cache.foreign_folders)}"
-        text = f"{text}, but data.cache.foreign {format_value(cache.foreign)} has {' or '.join(map(str, allowed))}"
-        yield Problem(path, text, (("data", "cache", "foreign"),))
+    cache, path = recipe.data.cache, ("data", "cache", "external_folders")
+    allowed = {None: (0,), "open_sora_plan": (1, 2), "sdxl": (1,), "open_sora2": (0,)}[cache.external]
+    if recipe.task == "denoiser" and len(cache.external_folders) not in allowed:
+        text = f"data.cache.external_folders names {len(cache.external_folders)}"
+        text = f"{text}, but data.cache.external {format_value(cache.external)} has {' or '.join(map(str, allowed))}"
+        yield Problem(path, text, (("data", "cache", "external"),))
     if (timeout_s := recipe.data.timeout_s) > MAX_TIMEOUT_S:
         text = f"data.timeout_s is {format_value(timeout_s)}, more than an hour; it is in seconds"
         yield Problem(("data", "timeout_s"), f"{text}; did you mean {format_value(timeout_s / 1000)}?")

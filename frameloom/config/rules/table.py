@@ -40,23 +40,17 @@ class Rule:
 
 _FALLING = ("cosine", "linear", "polynomial", "cosine_with_restarts")
 _GRID = ("grid", "token_budget")
-_DDPM = ("v", "epsilon", "sample")
 
 # (section, the key that chooses, its values, keys that only these values read)
 ONLY_WITH: tuple[tuple[str, str, tuple[Any, ...], str], ...] = (
     ("data", "policy", _GRID, "buckets"),
     *(("data", "policy", (name,), name) for name in ("token_budget", "ratio_tokens", "grouped", "multi_aspect")),
     ("data", "policy", ("fixed",), "fixed"),
-    ("data.cache", "foreign", ("open_sora_plan",), "foreign_name"),
+    ("data.cache", "external", ("open_sora_plan",), "external_name"),
     ("data.ratio_tokens", "training_with_video_token_length", (True,), "keep_all_node_same_token_length"),
     ("known", "law", ("frames",), "known_share"),
-    ("objective", "kind", ("flow",), "law logit_mean logit_std mode_scale num_levels sigma_min weighting"),
-    ("objective", "kind", ("flow",), "shift shift_patch sampling_shift_patch shift_tokens"),
-    ("objective", "kind", _DDPM, "betas beta_start beta_end zero_terminal_snr snr_shift spacing bias levels"),
-    ("objective", "kind", (*_DDPM, "edm"), "min_snr_gamma"),
-    ("objective", "kind", ("edm",), "edm"),
-    ("objective", "law", ("logit_normal",), "logit_mean logit_std"),
-    ("objective", "law", ("mode",), "mode_scale"),
+    ("objective", "distribution", ("logit_normal",), "logit_mean logit_std"),
+    ("objective", "distribution", ("mode",), "mode_scale"),
     ("objective", "shift", ("sd3",), "shift_tokens"),
     ("objective", "shift", ("open_sora2", "sd3"), "shift_patch sampling_shift_patch"),
     ("objective.bias", "strategy", ("range",), "begin end"),
@@ -71,7 +65,7 @@ ONLY_WITH: tuple[tuple[str, str, tuple[Any, ...], str], ...] = (
     ("train.loss_scale", "mode", ("dynamic",), "factor window minimum"),
 )
 
-_LATENTS, _TEXT, _FOREIGN = "data.cache.latents", "data.cache.text", "data.cache.foreign"
+_LATENTS, _TEXT, _EXTERNAL = "data.cache.latents", "data.cache.text", "data.cache.external"
 _BRINGS_LATENTS = ("sdxl", "open_sora2")
 _DENOISER, _AUTOENCODER = {"task": "denoiser"}, {"task": "autoencoder"}
 _EVERY_EPOCH = "it gives a clip another shape in each epoch, which the latent cache data.cache.latents cannot honour"
@@ -127,11 +121,11 @@ RULES = (
         "with a text cache alone, captions are encoded in the training process; set data.workers: 0, or name "
         "data.cache.latents too",
     ),
-    Rule(_TEXT, {_FOREIGN: SET} | _DENOISER, "data.cache.foreign {data.cache.foreign} brings its own; remove one"),
+    Rule(_TEXT, {_EXTERNAL: SET} | _DENOISER, "data.cache.external {data.cache.external} brings its own; remove one"),
     Rule(
         _LATENTS,
-        {_FOREIGN: _BRINGS_LATENTS} | _DENOISER,
-        "data.cache.foreign {data.cache.foreign} brings its own; remove one of them",
+        {_EXTERNAL: _BRINGS_LATENTS} | _DENOISER,
+        "data.cache.external {data.cache.external} brings its own; remove one of them",
     ),
     Rule(
         "data.use_img_from_vid",
@@ -145,7 +139,7 @@ RULES = (
             {"data.control": True, key: value},
             "data.control is true, and a latent cache holds no control clips; remove the latent cache",
         )
-        for key, value in ((_LATENTS, SET), (_FOREIGN, _BRINGS_LATENTS))
+        for key, value in ((_LATENTS, SET), (_EXTERNAL, _BRINGS_LATENTS))
     ),
     Rule(
         "validation.samples",
@@ -159,7 +153,7 @@ RULES = (
             {"known": SET, key: value},
             "known is set, and a latent cache leaves no pixels to take known parts from; remove the latent cache",
         )
-        for key, value in ((_LATENTS, SET), (_FOREIGN, _BRINGS_LATENTS))
+        for key, value in ((_LATENTS, SET), (_EXTERNAL, _BRINGS_LATENTS))
     ),
     Rule(
         "validation.samples.images",
@@ -241,7 +235,7 @@ RULES = (
             {"inversion": SET},
             f"cached text states know nothing of a word that is still being learnt; remove {key}",
         )
-        for key in (_TEXT, _FOREIGN)
+        for key in (_TEXT, _EXTERNAL)
     ),
     Rule(
         "text.rescale",
@@ -255,7 +249,7 @@ RULES = (
     ),
     *(
         Rule(key, {"dreambooth": SET}, f"the pairs of pictures of dreambooth are drawn while training; remove {key}")
-        for key in (_LATENTS, _TEXT, _FOREIGN)
+        for key in (_LATENTS, _TEXT, _EXTERNAL)
     ),
     *(
         Rule(

@@ -8,7 +8,7 @@ from math import floor, log10
 from frameloom.config.loading.problems import Problem
 from frameloom.config.loading.yaml_values import KeyPath, format_value
 from frameloom.config.schema.data import DataSection
-from frameloom.config.schema.objective import ObjectiveSection, beta_range
+from frameloom.config.schema.objective import DDPMObjectiveSection, EDMObjectiveSection, ObjectiveSection, beta_range
 from frameloom.config.schema.optim import OWN_BETAS
 from frameloom.config.schema.recipe import Recipe
 from frameloom.core.spelling import suggest
@@ -121,10 +121,10 @@ def check_train(recipe: Recipe) -> Iterator[Problem]:
                 advice = suggest(kind, family.block_kinds, kind="blocks")
                 yield Problem((*path, kind), f"{text}; {advice}", (("model", "family"),))
     judge, every = recipe.autoencoder.discriminator, train.ema.every if train.ema else 1
-    if recipe.task == "autoencoder" and judge is not None and judge.turns == "alternate" and every % 2 == 0:
+    if recipe.task == "autoencoder" and judge is not None and judge.update == "alternate" and every % 2 == 0:
         text = f"train.ema.every is {every}, but only odd steps train the autoencoder, so it would never be averaged"
-        advice = f"write {every - 1} or {every + 1}, or autoencoder.discriminator.turns: both"
-        yield Problem(("train", "ema", "every"), f"{text}; {advice}", (("autoencoder", "discriminator", "turns"),))
+        advice = f"write {every - 1} or {every + 1}, or autoencoder.discriminator.update: both"
+        yield Problem(("train", "ema", "every"), f"{text}; {advice}", (("autoencoder", "discriminator", "update"),))
 
 
 def check_objective(recipe: Recipe) -> Iterator[Problem]:
@@ -137,11 +137,11 @@ def check_objective(recipe: Recipe) -> Iterator[Problem]:
 
 def _level_problems(section: ObjectiveSection) -> Iterator[tuple[str, ...]]:
     """(key, what it is and what to do, other keys that this rests on)"""
-    if section.kind == "edm" and section.edm.sigma_min >= section.edm.sigma_max:
+    if isinstance(section, EDMObjectiveSection) and section.edm.sigma_min >= section.edm.sigma_max:
         low, high = format_value(section.edm.sigma_min), format_value(section.edm.sigma_max)
         advice = "sampling goes from sigma_max down, so give a smaller sigma_min"
         yield "edm.sigma_min", f"{low} and sigma_max {high}; {advice}"
-    if section.kind not in ("v", "epsilon", "sample"):
+    if not isinstance(section, DDPMObjectiveSection):
         return
     is_zero = section.kind == "v" if section.zero_terminal_snr is None else section.zero_terminal_snr
     if is_zero and section.spacing == "leading":

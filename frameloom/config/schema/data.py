@@ -39,14 +39,14 @@ class CacheSection(Section):
     check_files: bool = Field(
         default=True, description="compare size and time of every source file when a latent cache is opened"
     )
-    foreign: Literal["open_sora_plan", "sdxl", "open_sora2"] | None = Field(
+    external: Literal["open_sora_plan", "sdxl", "open_sora2"] | None = Field(
         default=None, description="read a cache that another system wrote, as it is"
     )
-    foreign_folders: tuple[str, ...] = Field(
+    external_folders: tuple[str, ...] = Field(
         default=(),
         description="open_sora_plan: one or two folders of embeddings; sdxl: the cache folder; open_sora2: none",
     )
-    foreign_name: str | None = Field(
+    external_name: str | None = Field(
         default=None,
         description="embedding names from the manifest's columns, as {stem}-part-{part}; null: open_sora_plan's own",
     )
@@ -151,7 +151,7 @@ class DataSection(Section):
     decoder: Literal["pyav", "torchcodec"] = Field(
         default="pyav", description="the video decoder; torchcodec needs the extra of that name"
     )
-    alike: Count = Field(
+    cost_group: Count = Field(
         default=64,
         description="neighbouring micro-batches that cost about the same; ranks that divide it never wait for another",
     )

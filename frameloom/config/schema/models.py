@@ -187,7 +187,7 @@ class DiscriminatorSection(Section):
         default=True, description="balance its gradient with that of the reconstruction at the decoder's last layer"
     )
     loss: Literal["hinge", "vanilla"] = Field(default="hinge", description="its own loss")
-    turns: Literal["alternate", "both"] = Field(
+    update: Literal["alternate", "both"] = Field(
         default="alternate", description="from start on, every second step is its own; or both train at each step"
     )
     lr: Annotated[float, Field(gt=0)] | None = Field(

@@ -125,7 +125,7 @@ class TrainSection(Section):
         default=2, description="complete checkpoints kept; the newest may be the damaged one"
     )
     device: Device = Field(default="auto", description="where the run computes; auto: a GPU if there is one")
-    park_encoders: bool = Field(
+    encoder_offload: bool = Field(
         default=False,
         description="weights of the autoencoder and the text encoders wait in host memory between uses; for a GPU",
     )
@@ -136,7 +136,7 @@ class TrainSection(Section):
     max_device_memory: Memory | None = Field(
         default=None, description="the most that the run takes of a GPU: a share, or an amount as 30GB; null: all"
     )
-    halve: bool = Field(
+    oom_split: bool = Field(
         default=True,
         description="a micro-batch that does not fit in memory runs in halves from then on, with the same result; "
         "false: it ends the run",
@@ -145,7 +145,7 @@ class TrainSection(Section):
         default="auto",
         description="no effect any more: every micro-batch runs whole; accepted from older recipes",
     )
-    rehearse: Choice = Field(
+    preflight: Choice = Field(
         default="auto",
         description="run the largest batch of each bucket once before the first step; auto: on a GPU",
     )

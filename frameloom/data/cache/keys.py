@@ -11,23 +11,21 @@ import dataclasses
 import hashlib
 import json
 from collections.abc import Iterable, Mapping
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import polars as pl
-import torch
 
-from frameloom.config.schema.data import DataSection
+from frameloom.config.schema.data import CacheSection, DataSection
 from frameloom.core.disk_names import READ_SETTINGS
 from frameloom.core.errors import CacheError, ConfigError
 from frameloom.data.buckets.policy import BucketPolicy, Pairs, refuse_random
 from frameloom.data.cache.folder import CacheFolder, name_fingerprint
 from frameloom.data.cache.shards import REBUILD
-from frameloom.data.cache.source_state import PLACE, SOURCE, FileDigests, find_fresh, spell_source
+from frameloom.data.cache.source_state import PLACE, SOURCE, FileDigests, find_valid, format_source
 from frameloom.data.manifest.manifest import Manifest
 from frameloom.data.media.transforms import parse_transforms
-
-Store = Literal["moments", "sample"]
+from frameloom.models.precision import DTYPES
 
 LATENT_KEY = ("path", "facts", "frames", "height", "width")
 LATENT_COLUMNS = {
@@ -44,13 +42,7 @@ _NUM_SHOWN = 12
 
 
 def latent_fingerprint(
-    *,
-    policy: BucketPolicy,
-    data: DataSection,
-    encoder: Mapping[str, Any],
-    dtype: torch.dtype,
-    store: Store = "moments",
-    seed: int = 0,
+    policy: BucketPolicy, data: DataSection, *, encoder: Mapping[str, Any], seed: int = 0
 ) -> dict[str, Any]:
     """What all latents of a recipe share; `encoder` has the weights' digest and config. Random settings are refused.
 
@@ -67,8 +59,8 @@ def latent_fingerprint(
             "policy": {**_describe(geometry), "frame_rule": _describe(policy.frame_rule)},
         },
         "encoder": dict(encoder),
-        "dtype": str(dtype).removeprefix("torch."),
-        "store": {"kind": store, **({"seed": seed} if store == "sample" else {})},
+        "dtype": str(DTYPES[data.cache.precision]).removeprefix("torch."),
+        "store": {"kind": data.cache.store, **({"seed": seed} if data.cache.store == "sample" else {})},
     }
 
 
@@ -102,10 +94,10 @@ def _describe(value: Any) -> Any:
 
 
 def text_fingerprint(
-    *, encoder: Mapping[str, Any], dtype: torch.dtype, note: Mapping[str, Any] | None = None
+    cache: CacheSection, *, encoder: Mapping[str, Any], note: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
     """What a text cache depends on, besides the captions, which are its keys; `note` is what was added to them."""
-    about = {"kind": "text", "encoder": dict(encoder), "dtype": str(dtype).removeprefix("torch.")}
+    about = {"kind": "text", "encoder": dict(encoder), "dtype": str(DTYPES[cache.precision]).removeprefix("torch.")}
     return about if note is None else {**about, "note": dict(note)}
 
 
@@ -151,7 +143,7 @@ def find_latents(items: pl.DataFrame, entries: pl.DataFrame, made_by: str, known
     ours = entries.filter(pl.col("made_by") == made_by)
     numbered = items.with_row_index("item")
     found = numbered.join(ours, on=list(LATENT_KEY), how="inner", maintain_order="left_right")
-    fresh = found if known is None else find_fresh(found, known)
+    fresh = found if known is None else find_valid(found, known)
     fresh = fresh.sort(pl.col("reason").is_null(), maintain_order=True).unique("item", keep="last")
     columns = [name for name in fresh.columns if name not in items.columns]
     placed = numbered.join(fresh.select(columns), on="item", how="left", maintain_order="left")
@@ -185,13 +177,13 @@ def explain_latents(
         .join(entries, on=list(LATENT_KEY))
         .iter_rows(named=True)
     ):
-        lines.append(f"  {item['path']}: {spell_source(item)}")
+        lines.append(f"  {item['path']}: {format_source(item)}")
     rest = missing.filter(~pl.col("changed"))
     shape = ["path", "frames", "height", "width"]
-    lines += _spell_fingerprints(folder, fingerprint, rest.join(entries, on=list(LATENT_KEY), how="semi"), entries)
+    lines += _format_fingerprints(folder, fingerprint, rest.join(entries, on=list(LATENT_KEY), how="semi"), entries)
     ours = entries.filter(pl.col("made_by") == name_fingerprint(fingerprint))
     for item in rest.join(ours, on=shape, how="inner", suffix="_cached").head(_NUM_SHOWN).iter_rows(named=True):
-        found = spell_differences(json.loads(item["facts"]), json.loads(item["facts_cached"]))
+        found = format_differences(json.loads(item["facts"]), json.loads(item["facts_cached"]))
         lines += [f"  {item['path']}: {line.strip()}" for line in found]
     return lines
 
@@ -201,10 +193,10 @@ def explain_text(
 ) -> list[str]:
     shown = ", ".join(repr(text) for text in missing["caption"].head(3).to_list())
     lines = [f"{folder.path}: no embedding for {missing.height} of {num_wanted} captions, first {shown}; {REBUILD}"]
-    return lines + _spell_fingerprints(folder, fingerprint, missing.join(entries, on="key", how="semi"), entries)
+    return lines + _format_fingerprints(folder, fingerprint, missing.join(entries, on="key", how="semi"), entries)
 
 
-def _spell_fingerprints(
+def _format_fingerprints(
     folder: CacheFolder, fingerprint: Mapping[str, Any], known: pl.DataFrame, entries: pl.DataFrame
 ) -> list[str]:
     """The differences to the fingerprint that most other entries have, if missing samples are among them."""
@@ -216,10 +208,10 @@ def _spell_fingerprints(
     if found is None:
         return []
     head = f"  made for something else ({others.height} samples):"
-    return [head, *spell_differences(json.loads(json.dumps(dict(fingerprint), default=str)), found)]
+    return [head, *format_differences(json.loads(json.dumps(dict(fingerprint), default=str)), found)]
 
 
-def spell_differences(wanted: Mapping[str, Any], found: Mapping[str, Any]) -> list[str]:
+def format_differences(wanted: Mapping[str, Any], found: Mapping[str, Any]) -> list[str]:
     """One line per leaf that differs between two nested dictionaries."""
     ours, theirs = _flatten(wanted), _flatten(found)
     keys = [name for name in ours | theirs if ours.get(name) != theirs.get(name)]

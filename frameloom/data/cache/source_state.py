@@ -32,11 +32,11 @@ class SourceState(NamedTuple):
     time_ns: int
 
 
-def look_at(item: Mapping[str, Any]) -> SourceState:
-    return SourceState(*_look(os.path.join(item["root"], item["path"])))
+def stat_source(item: Mapping[str, Any]) -> SourceState:
+    return SourceState(*_stat(os.path.join(item["root"], item["path"])))
 
 
-def _look(path: str) -> tuple[int, int]:
+def _stat(path: str) -> tuple[int, int]:
     try:
         found = os.stat(path)
     except OSError:
@@ -65,14 +65,14 @@ def _digest(path: str, offset: int | None, num_bytes: int | None, state: SourceS
     return digest.hexdigest()
 
 
-def find_fresh(found: pl.DataFrame, known: FileDigests) -> pl.DataFrame:
+def find_valid(found: pl.DataFrame, known: FileDigests) -> pl.DataFrame:
     """The rows of `found` (with the columns of PLACE and SOURCE) whose file is as it was, or gone.
 
     Digests that are not in `known` are computed and added to it.
     """
     files = found.select("root", "path").unique(maintain_order=True)
     places = files.select(pl.concat_str("root", pl.lit("/"), "path")).to_series().to_list()
-    sizes, times = zip(*map(_look, places), strict=True) if places else ((), ())
+    sizes, times = zip(*map(_stat, places), strict=True) if places else ((), ())
     now = files.with_columns(pl.Series("now_bytes", sizes, pl.Int64), pl.Series("now_time_ns", times, pl.Int64))
     table = found.join(now, on=["root", "path"], how="left", maintain_order="left")
     same_size = pl.col("now_bytes") == pl.col("source_bytes")
@@ -95,13 +95,13 @@ def _has_content(item: Mapping[str, Any], known: FileDigests) -> bool:
     return bool(known[key] == item["source_sha256"])
 
 
-def spell_source(item: Mapping[str, Any]) -> str:
+def format_source(item: Mapping[str, Any]) -> str:
     """What a changed file was and is; `item` has the columns of PLACE and SOURCE."""
     was = SourceState(item["source_bytes"], item["source_time_ns"])
-    return f"file: wanted {_spell(look_at(item))}, cache has {_spell(was)}"
+    return f"file: wanted {_format_state(stat_source(item))}, cache has {_format_state(was)}"
 
 
-def _spell(state: SourceState) -> str:
+def _format_state(state: SourceState) -> str:
     if state.num_bytes == _GONE:
         return "none"
     return f"{state.num_bytes} bytes of {datetime.fromtimestamp(state.time_ns / 1e9, UTC):%Y-%m-%d %H:%M:%S} UTC"

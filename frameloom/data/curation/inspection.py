@@ -20,8 +20,17 @@ from numpy.typing import NDArray
 from frameloom.core.errors import DataError, RunError
 from frameloom.core.process_pool import Heartbeat, Lost, ProcessPool
 from frameloom.data.curation.frame_signatures import SIDE_PX, Look, describe_frames
-from frameloom.data.media.decode import LIMITS, ClipError, DecodeLimits, Media, probe_clip, read_clip, read_image
-from frameloom.data.media.probe import HeaderFacts, expected_content, probe_header, sniff_content
+from frameloom.data.media.decode import (
+    LIMITS,
+    ClipError,
+    DecodeLimits,
+    Media,
+    MediaFacts,
+    probe_clip,
+    read_clip,
+    read_image,
+)
+from frameloom.data.media.probe import expected_content, probe_header, sniff_content
 from frameloom.data.media.tar_members import Member, count_bytes, find_media, open_bytes
 
 # Reasons a file is not used, as they stand in the lists of bad files.
@@ -110,7 +119,7 @@ class FileWork:
             path = find_media(self.root, job.path, job.member)
         except (DataError, OSError, RuntimeError) as error:  # RuntimeError: a link that leads to itself
             return record | {"reason": OUTSIDE, "stage": "header", "error": str(error)}
-        facts: HeaderFacts | None = None
+        facts: MediaFacts | None = None
         try:
             found = os.stat(path.tar if isinstance(path, Member) else path)
             record |= {"size": count_bytes(path), "mtime_ns": found.st_mtime_ns}
@@ -124,7 +133,7 @@ class FileWork:
             stage = "header" if facts is None else "decode"
             return record | {"reason": reason, "stage": stage, "error": detail}
 
-    def _look_inside(self, path: Media, facts: HeaderFacts, job: Job) -> Record:
+    def _look_inside(self, path: Media, facts: MediaFacts, job: Job) -> Record:
         more: Record = {}
         if job.is_audited:
             audit_clip(path, facts, limits=self.limits)
@@ -166,7 +175,7 @@ def explain_failure(path: Media, error: Exception) -> tuple[str, str]:
     return UNREADABLE, text
 
 
-def audit_clip(path: Media, facts: HeaderFacts, *, limits: DecodeLimits = LIMITS) -> None:
+def audit_clip(path: Media, facts: MediaFacts, *, limits: DecodeLimits = LIMITS) -> None:
     """Decode the first, the middle and the last frame; ClipError when one is damaged, or the header is wrong.
 
     A short video is decoded as a whole, so that a picture that changes its size is seen.
@@ -185,14 +194,14 @@ def audit_clip(path: Media, facts: HeaderFacts, *, limits: DecodeLimits = LIMITS
         read_clip(path, indices=wanted, height=_AUDIT_PX, width=_AUDIT_PX, limits=limits)
 
 
-def look_at_clip(path: Media, facts: HeaderFacts, *, limits: DecodeLimits = LIMITS) -> Look:
+def look_at_clip(path: Media, facts: MediaFacts, *, limits: DecodeLimits = LIMITS) -> Look:
     """Three frames of a video (a sixth, a half and five sixths into it), or the image itself."""
     places = [facts.frames * part // 6 for part in (1, 3, 5)] if facts.kind == "video" else [0]
     frames = [_read_frame(path, facts, place, SIDE_PX, limits) for place in places]
     return describe_frames(np.stack(frames))
 
 
-def _read_frame(path: Media, facts: HeaderFacts, place: int, side_px: int, limits: DecodeLimits) -> NDArray[np.uint8]:
+def _read_frame(path: Media, facts: MediaFacts, place: int, side_px: int, limits: DecodeLimits) -> NDArray[np.uint8]:
     if facts.kind == "image":
         pixels = read_image(path, height=side_px, width=side_px, limits=limits)
     else:

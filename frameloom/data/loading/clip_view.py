@@ -15,11 +15,11 @@ from torch import Tensor
 from frameloom.core.errors import ConfigError
 from frameloom.data.manifest.sources.media_folder import has_media, read_media_folder
 from frameloom.data.manifest.sources.reading import read_source
-from frameloom.data.media.decode import ClipError, Media, kind_of, read_clip, read_image
+from frameloom.data.media.decode import ClipError, Media, MediaFacts, kind_of, read_clip, read_image
 from frameloom.data.media.frames import FrameRule, Window, select_frames
-from frameloom.data.media.probe import HeaderFacts, probe_header
+from frameloom.data.media.probe import probe_header
 from frameloom.data.media.tar_members import find_media
-from frameloom.data.media.transforms import Cover, cover
+from frameloom.data.media.transforms import ResizeCrop, cover
 from frameloom.data.media.writing import CONTACT_SHEET
 
 
@@ -92,7 +92,7 @@ class ClipView:
         if problems:
             raise ConfigError(problems)
 
-    def place(self, height: int, width: int, multiples: tuple[int, int] = (1, 1)) -> tuple[Cover, int, int]:
+    def place(self, height: int, width: int, multiples: tuple[int, int] = (1, 1)) -> tuple[ResizeCrop, int, int]:
         """(how a picture of `height` x `width` is scaled and cut, height and width of the result).
 
         The result is cut down to `multiples`; it has a side of 0 when the picture is too small for them.
@@ -103,7 +103,7 @@ class ClipView:
             factor = self.short_side / min(height, width)
             height, width = (max(self.short_side, round(side * factor)) for side in (height, width))
         kept = (height // multiples[0] * multiples[0], width // multiples[1] * multiples[1])
-        return Cover(height, width, (height - kept[0]) // 2, (width - kept[1]) // 2), *kept
+        return ResizeCrop(height, width, (height - kept[0]) // 2, (width - kept[1]) // 2), *kept
 
 
 @dataclass(frozen=True)
@@ -131,19 +131,19 @@ def view_clip(
             "scale it up with --short-side, or leave it out"
         )
 
-    def place(from_height: int, from_width: int) -> Cover:
+    def place(from_height: int, from_width: int) -> ResizeCrop:
         return view.place(from_height, from_width, multiples)[0]
 
     if facts.kind == "image":
-        return ViewedClip(read_image(media, height=height, width=width, place=place), None)
+        return ViewedClip(read_image(media, height=height, width=width, crop_rule=place), None)
     indices = _choose_frames(media, facts, clip.window, view, usable_frames)
-    pixels_CFHW = read_clip(media, indices=indices, height=height, width=width, place=place)
+    pixels_CFHW = read_clip(media, indices=indices, height=height, width=width, crop_rule=place)
     return ViewedClip(pixels_CFHW, (facts.fps or 1.0) / view.sample_rate)
 
 
 def _choose_frames(
     media: Media,
-    facts: HeaderFacts,
+    facts: MediaFacts,
     window: Window | None,
     view: ClipView,
     usable_frames: Callable[[int], int],

@@ -9,21 +9,20 @@ Shape letters: B batch, C channels, F frames, H height, W width, N images beside
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from frameloom.config.schema.data import DataSection
 from frameloom.core.errors import DataError
 from frameloom.data.buckets.policy import Bucket, BucketPolicy
-from frameloom.data.cache.cache import LatentCache, TextCache
 from frameloom.data.cache.external import ExternalLatents, ExternalText
-from frameloom.data.cache.growing import GrowingLatents, GrowingText
+from frameloom.data.cache.store import LatentStore, TextStore
 from frameloom.data.loading.batch import (
     NO_ROW,
     BadClip,
@@ -39,7 +38,7 @@ from frameloom.data.manifest.manifest import ClipRow, Manifest
 from frameloom.data.media.decode import ClipError, FatalClip, read_clip, read_image
 from frameloom.data.media.frames import clip_window, select_frames
 from frameloom.data.media.tar_members import Member
-from frameloom.data.media.transforms import Cover, Transforms, parse_transforms
+from frameloom.data.media.transforms import ResizeCrop, Transforms, parse_transforms
 from frameloom.data.order.plan import Ints
 
 # Sample indices of class pictures begin beyond all that an epoch can have.
@@ -63,12 +62,20 @@ class Sample(NamedTuple):
     companions: tuple[tuple[int, Tensor], ...] = ()
 
 
+@dataclass(frozen=True)
+class Stores:
+    """What is read instead of encoded: `latents` instead of media files, text by caption or by row."""
+
+    latents: LatentStore | ExternalLatents | None = None
+    text: TextStore | None = None
+    row_text: ExternalText | None = None
+
+
 class BatchReader:
     """Reads micro-batches; the result depends on the request alone. Survives pickling, to be used by workers.
 
-    Optional stores: `latents` instead of media files; `text` by caption or `row_text` by row. With `class_rows`, every
-    batch is doubled by class pictures for DreamBooth: `rows` are those of its first half only. Crops of cached samples
-    cost a lookup each, so they are left out unless `crops_of_latents`.
+    With `class_rows`, every batch is doubled by class pictures for DreamBooth: `rows` are those of its first half only.
+    Crops of cached samples cost a lookup each, so they are left out unless `crops_of_latents`.
     """
 
     def __init__(
@@ -76,18 +83,17 @@ class BatchReader:
         manifest: Manifest,
         policy: BucketPolicy,
         data: DataSection,
-        *,
         seed: int,
-        latents: LatentCache | GrowingLatents | ExternalLatents | None = None,
-        text: TextCache | GrowingText | None = None,
-        row_text: ExternalText | None = None,
-        class_rows: NDArray[np.int64] | None = None,
+        stores: Stores | None = None,
+        *,
+        class_rows: Ints | None = None,
         crops_of_latents: bool = False,
     ) -> None:
         self.manifest, self.policy, self.data, self.seed = manifest, policy, data, seed
-        self.latents, self.text, self.row_text = latents, text, row_text
+        stores = stores or Stores()
+        self.latents, self.text, self.row_text = stores.latents, stores.text, stores.row_text
         self._class_rows = class_rows
-        self._has_crops = latents is None or crops_of_latents
+        self._has_crops = self.latents is None or crops_of_latents
         self._transforms = Transforms(parse_transforms(data.transforms))
         self._has_windows = "start_frame" in manifest.columns
         if data.control:
@@ -172,9 +178,9 @@ class BatchReader:
             return draw_at(self.seed, purpose + what, epoch, index, number)
 
         draws = (draw("crop_top"), draw("crop_left")) if self._transforms.is_random else (0.0, 0.0)
-        cuts: list[tuple[tuple[int, int], Cover]] = []
+        cuts: list[tuple[tuple[int, int], ResizeCrop]] = []
 
-        def cut(height: int, width: int) -> Cover:
+        def cut(height: int, width: int) -> ResizeCrop:
             cuts.append(((height, width), self._transforms.place(height, width, bucket.height, bucket.width, draws)))
             return cuts[-1][1]
 
@@ -194,9 +200,9 @@ class BatchReader:
             raise ClipError(str(error)) from error
         height, width, read = bucket.height, bucket.width, pick_decoder(self.data.decoder)
         found = [
-            read_image(file, height=height, width=width, place=cut)
+            read_image(file, height=height, width=width, crop_rule=cut)
             if frames is None
-            else read(file, indices=frames, height=height, width=width, place=cut)
+            else read(file, indices=frames, height=height, width=width, crop_rule=cut)
             for file in files
         ]
         source, crop = cuts[0]

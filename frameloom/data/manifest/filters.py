@@ -319,7 +319,8 @@ class _Filter:
             raise self._wrong(token.start, f"expected a value in the list, found '{token.text}'")
         if kind != left.kind and left.kind != _UNKNOWN:
             raise self._wrong(token.start, f"{token.text} is {kind}, but {left.label} holds {_PLURAL[left.kind]}")
-        return -value if is_negative else value
+        number: Any = value
+        return -number if is_negative else value
 
     def _need(self, found: _Typed, kind: str, node: ast.expr) -> _Typed:
         if found.kind not in (kind, _UNKNOWN):

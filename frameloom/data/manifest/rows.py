@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import io
-import os
-import tempfile
-import weakref
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -14,6 +11,7 @@ import polars as pl
 import pyarrow as pa
 
 from frameloom.core.errors import DataError
+from frameloom.core.files import spill
 from frameloom.data.manifest.sources.columns import (
     COUNTS,
     KINDS,
@@ -87,22 +85,15 @@ class TableRows:
             buffer = io.BytesIO()
             self._table.write_ipc(buffer)
             return {"inline": buffer.getvalue()}
-        return {"spill": str(self._spill_file())}
+        if self._spill is None:
+            self._spill = spill(self, ".arrow", self._table.write_ipc)
+        return {"spill": str(self._spill)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         inline = state.get("inline")
         self._table = pl.read_ipc(inline) if inline is not None else _map_table(Path(state["spill"]))
         self._spill = None
         self._columns = {}
-
-    def _spill_file(self) -> Path:
-        if self._spill is None:
-            descriptor, name = tempfile.mkstemp(prefix="frameloom-manifest-", suffix=".arrow")
-            os.close(descriptor)
-            self._spill = Path(name)
-            weakref.finalize(self, self._spill.unlink, missing_ok=True)
-            self._table.write_ipc(self._spill)
-        return self._spill
 
 
 def _map_table(path: Path) -> pl.DataFrame:

@@ -8,11 +8,11 @@ Shape letters: C channels, F frames, H height, W width.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, cast
+from typing import Any
 
 import av
 import numpy as np
@@ -28,14 +28,11 @@ from PIL import ExifTags, Image, ImageOps
 from torch import Tensor
 
 from frameloom.core.errors import DataError
-from frameloom.data.media.tar_members import Member, open_member
-from frameloom.data.media.transforms import Cover, cover
+from frameloom.data.media.tar_members import Member, MemberFile
+from frameloom.data.media.transforms import CropRule, ResizeCrop, cover_rule
 
 Media = Path | Member
 """A file, or a part of a tar."""
-
-# (height, width as displayed) -> how the picture is scaled and cut
-PlaceRule = Callable[[int, int], Cover]
 
 # Extension to demuxer. Nothing here can point to another file, as playlists and concat scripts do.
 VIDEO_FORMATS = {
@@ -81,8 +78,11 @@ LIMITS = DecodeLimits()
 
 
 @dataclass(frozen=True)
-class ClipFacts:
-    """What a file is; sizes are as displayed, after rotation. `fps` is None for an image."""
+class MediaFacts:
+    """What a file is; sizes are as displayed, after rotation. `fps` is the mean rate, None for an image.
+
+    `vfr` says that the steps between frames differ, which `probe_header` alone looks for.
+    """
 
     kind: str
     height: int
@@ -91,9 +91,10 @@ class ClipFacts:
     fps: float | None
     codec: str
     rotation: int
+    vfr: bool = False
 
 
-def probe_clip(path: Media, *, limits: DecodeLimits = LIMITS) -> ClipFacts:
+def probe_clip(path: Media, *, limits: DecodeLimits = LIMITS) -> MediaFacts:
     """Facts from the header, and the rotation from the first frame, which must decode."""
     with open_video(path, limits) as (container, stream):
         num_frames = stream.frames or len(_packet_times(path, container, stream, limits))
@@ -107,7 +108,7 @@ def probe_clip(path: Media, *, limits: DecodeLimits = LIMITS) -> ClipFacts:
         turned = _quarter_turns(first) % 2 == 1
         height, width = (first.width, first.height) if turned else (first.height, first.width)
         codec = stream.codec_context.name
-        return ClipFacts("video", height, width, num_frames, float(rate), codec, first.rotation)
+        return MediaFacts("video", height, width, num_frames, float(rate), codec, first.rotation)
 
 
 def read_clip(
@@ -117,16 +118,16 @@ def read_clip(
     height: int,
     width: int,
     limits: DecodeLimits = LIMITS,
-    place: PlaceRule | None = None,
+    crop_rule: CropRule | None = None,
 ) -> Tensor:
     """The frames `indices` (rising, repeats allowed) scaled and cut to `height` x `width`: uint8 [C, F, H, W].
 
-    Without `place` the picture is scaled to cover that size and cut in the centre.
+    Without `crop_rule` the picture is scaled to cover that size and cut in the centre.
     """
     every = check_indices(indices)
     wanted, repeats = np.unique(every, return_inverse=True)
     pixels_CFHW = torch.empty((3, len(wanted), height, width), dtype=torch.uint8)
-    place = place or _cover_rule(height, width)
+    crop_rule = crop_rule or cover_rule(height, width)
     # A seek can land wrongly in odd files (open groups of pictures, holes in the index); then the slow way decides.
     for seeks in (True, False) if wanted[0] >= _SEEK_FROM_FRAME else (False,):
         with open_video(path, limits) as (container, stream):
@@ -135,7 +136,7 @@ def read_clip(
                 if seeks
                 else enumerate(container.decode(stream))
             )
-            scaler = _FrameScaler(path, height, width, place, limits)
+            scaler = _FrameScaler(path, height, width, crop_rule, limits)
             num_found = _fill(pixels_CFHW, numbered, wanted, scaler)
         if num_found == len(wanted):
             return pixels_CFHW if len(wanted) == len(every) else pixels_CFHW[:, torch.from_numpy(repeats)]
@@ -149,19 +150,15 @@ def check_indices(indices: Sequence[int] | NDArray[np.int64]) -> NDArray[np.int6
     return wanted
 
 
-def _cover_rule(height: int, width: int) -> PlaceRule:
-    return lambda from_height, from_width: cover(from_height, from_width, height, width)
-
-
-def check_place(path: Media, place: Cover, height: int, width: int, limits: DecodeLimits) -> Cover:
-    """The same placement; ClipError if the scaled picture is too large, or too small for what is cut out of it."""
-    refuse_large(path, place.height, place.width, limits, what="when scaled to cover its bucket")
-    if not (0 <= place.top <= place.height - height and 0 <= place.left <= place.width - width):
+def check_crop(path: Media, crop: ResizeCrop, height: int, width: int, limits: DecodeLimits) -> ResizeCrop:
+    """The same crop; ClipError if the scaled picture is too large, or too small for what is cut out of it."""
+    _refuse_large(path, crop.height, crop.width, limits, what="when scaled to cover its bucket")
+    if not (0 <= crop.top <= crop.height - height and 0 <= crop.left <= crop.width - width):
         raise ClipError(
-            f"{path}: scaled to {place.width}x{place.height}, which does not hold {width}x{height} at "
-            f"({place.left}, {place.top}); resize with fit cover, or choose a bucket policy that goes with this rule"
+            f"{path}: scaled to {crop.width}x{crop.height}, which does not hold {width}x{height} at "
+            f"({crop.left}, {crop.top}); resize with fit cover, or choose a bucket policy that goes with this rule"
         )
-    return place
+    return crop
 
 
 def _fill(
@@ -170,7 +167,7 @@ def _fill(
     wanted: NDArray[np.int64],
     scaler: _FrameScaler,
 ) -> int:
-    """Put the wanted frames in place; how many of them were found, in order, before the stream ended or skipped one."""
+    """Store the wanted frames; how many of them were found, in order, before the stream ended or skipped one."""
     found = 0
     for index, frame in numbered:
         if index > wanted[found]:
@@ -186,30 +183,26 @@ def _fill(
 class _FrameScaler:
     """Scales and cuts frames that all have the size of the first."""
 
-    def __init__(self, path: Media, height: int, width: int, place: PlaceRule, limits: DecodeLimits) -> None:
-        self._path = path
-        self._wanted = (height, width)
-        self._rule = place
-        self._limits = limits
+    def __init__(self, path: Media, height: int, width: int, crop_rule: CropRule, limits: DecodeLimits) -> None:
+        self._path, self._height, self._width = path, height, width
+        self._rule, self._limits = crop_rule, limits
         self._reformatter = VideoReformatter()
-        self._first_size: tuple[int, int] | None = None
-        self._place = Cover(height, width, 0, 0)
+        self._first: tuple[tuple[int, int], ResizeCrop] | None = None
 
     def scale(self, frame: VideoFrame) -> NDArray[np.uint8]:
         if frame.is_corrupt:
             raise ClipError(f"{self._path}: the frame at {frame.time:.2f} s is damaged; replace the file")
         turns = _quarter_turns(frame)
         size = (frame.height, frame.width) if turns % 2 == 0 else (frame.width, frame.height)
-        if self._first_size is None:
-            self._first_size = size
-            self._place = check_place(self._path, self._rule(*size), *self._wanted, self._limits)
-        if size != self._first_size:
+        if self._first is None:
+            self._first = size, check_crop(self._path, self._rule(*size), self._height, self._width, self._limits)
+        first_size, crop = self._first
+        if size != first_size:
             raise ClipError(
-                f"{self._path}: the picture changes from {self._first_size[1]}x{self._first_size[0]} to "
+                f"{self._path}: the picture changes from {first_size[1]}x{first_size[0]} to "
                 f"{size[1]}x{size[0]} on the way; cut the file there"
             )
-        place, (height, width) = self._place, self._wanted
-        scaled_size = (place.height, place.width) if turns % 2 == 0 else (place.width, place.height)
+        scaled_size = (crop.height, crop.width) if turns % 2 == 0 else (crop.width, crop.height)
         scaled = self._reformatter.reformat(
             frame,
             height=scaled_size[0],
@@ -220,7 +213,7 @@ class _FrameScaler:
             threads=1,
         )
         upright_HWC = np.rot90(scaled.to_ndarray(), turns)
-        cut_HWC = upright_HWC[place.top : place.top + height, place.left : place.left + width]
+        cut_HWC = upright_HWC[crop.top : crop.top + self._height, crop.left : crop.left + self._width]
         return np.ascontiguousarray(cut_HWC, dtype=np.uint8)
 
 
@@ -276,30 +269,34 @@ def _packet_times(
 
 
 @contextmanager
-def open_video(path: Media, limits: DecodeLimits = LIMITS) -> Iterator[tuple[InputContainer, VideoStream]]:
-    """The container and its first real video stream, header checked; every failure inside becomes a ClipError."""
+def open_video(
+    path: Media, limits: DecodeLimits = LIMITS, *, header_only: bool = False
+) -> Iterator[tuple[InputContainer, VideoStream]]:
+    """The container and its first real video stream, header checked; every failure inside becomes a ClipError.
+
+    With `header_only` it is opened without a look into its packets, which costs a tenth.
+    """
     allowed = VIDEO_FORMATS.get(path.suffix.lower())
     if allowed is None:
         raise ClipError(f"{path}: '{path.suffix}' is no known video extension; known: {', '.join(VIDEO_FORMATS)}")
-    check_media(path)
-    options = {
-        "format_whitelist": allowed,
-        "protocol_whitelist": "file",
-        "max_pixels": str(limits.max_pixels),
-        # Opening must not decode: a frame of 16000 x 16000 costs a gigabyte.
-        "skip_frame": "all",
-    }
+    options = {"format_whitelist": allowed, "protocol_whitelist": "file"}
+    # Opening must not decode: a frame of 16000 x 16000 costs a gigabyte.
+    options["skip_frame"] = "all"
+    if header_only:
+        options |= {"probesize": "32", "analyzeduration": "0", "fpsprobesize": "0"}
+    else:
+        options["max_pixels"] = str(limits.max_pixels)
     try:
         with (
-            open_media(path) as source,
+            _open_file(path) as source,
             av.open(source, "r", options=options, metadata_errors="replace") as container,
         ):
-            stream = first_video_stream(path, container)
-            check_header(path, container, stream, limits)
-            codec = stream.codec_context
-            codec.options = {"max_pixels": str(limits.max_pixels)}
-            codec.thread_count = 1
-            codec.thread_type = "NONE"
+            stream = _find_stream(path, container, limits)
+            if not header_only:
+                codec = stream.codec_context
+                codec.options = {"max_pixels": str(limits.max_pixels)}
+                codec.thread_count = 1
+                codec.thread_type = "NONE"
             yield container, stream
     except (FFmpegError, OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError | FFmpegError) and error.strerror else str(error)
@@ -308,17 +305,8 @@ def open_video(path: Media, limits: DecodeLimits = LIMITS) -> Iterator[tuple[Inp
         ) from error
 
 
-@contextmanager
-def open_media(path: Media) -> Iterator[str | IO[bytes]]:
+def _open_file(media: Media) -> AbstractContextManager[Any]:
     """What a decoder can open: the name of a file, or a part of a tar as a file."""
-    if isinstance(path, Member):
-        with open_member(path) as file:
-            yield cast("IO[bytes]", file)
-    else:
-        yield str(path.absolute())
-
-
-def check_media(media: Media) -> None:
     path = media.tar if isinstance(media, Member) else media
     # A pipe or a device would block for ever.
     try:
@@ -330,21 +318,19 @@ def check_media(media: Media) -> None:
         raise ClipError(f"{path}: {'is not a plain file' if exists else 'no such file'}; check the manifest")
     if not num_bytes:
         raise ClipError(f"{path}: the file is empty; replace it or leave it out")
+    return MemberFile(media) if isinstance(media, Member) else nullcontext(str(path.absolute()))
 
 
-def first_video_stream(path: Media, container: InputContainer) -> VideoStream:
-    for stream in container.streams.video:
-        if not stream.disposition & Disposition.attached_pic:
-            if stream.codec_context is None:
-                raise ClipError(f"{path}: no decoder knows its codec; convert the file or leave it out")
-            return stream
-    raise ClipError(f"{path}: no video stream in it; leave it out")
-
-
-def check_header(path: Media, container: InputContainer, stream: VideoStream, limits: DecodeLimits) -> None:
+def _find_stream(path: Media, container: InputContainer, limits: DecodeLimits) -> VideoStream:
+    """The first stream that is not a cover picture; ClipError for a header that is incomplete or too large."""
+    stream = next((one for one in container.streams.video if not one.disposition & Disposition.attached_pic), None)
+    if stream is None:
+        raise ClipError(f"{path}: no video stream in it; leave it out")
+    if stream.codec_context is None:
+        raise ClipError(f"{path}: no decoder knows its codec; convert the file or leave it out")
     if not (stream.width and stream.height):
         raise ClipError(f"{path}: no picture size in its header; replace the file or leave it out")
-    refuse_large(path, stream.height, stream.width, limits)
+    _refuse_large(path, stream.height, stream.width, limits)
     if stream.frames > limits.max_frames:
         raise ClipError(
             f"{path}: declares {stream.frames} frames, at most {limits.max_frames} are read; cut it into clips"
@@ -352,9 +338,10 @@ def check_header(path: Media, container: InputContainer, stream: VideoStream, li
     seconds = (container.duration or 0) / 1_000_000
     if seconds > limits.max_seconds:
         raise ClipError(f"{path}: lasts {seconds:.0f} s, at most {limits.max_seconds:.0f} are read; cut it into clips")
+    return stream
 
 
-def refuse_large(path: Media, height: int, width: int, limits: DecodeLimits, what: str = "in its header") -> None:
+def _refuse_large(path: Media, height: int, width: int, limits: DecodeLimits, what: str = "in its header") -> None:
     if height * width > limits.max_pixels:
         raise ClipError(f"{path}: {width}x{height} pixels {what}, at most {limits.max_pixels} are read; scale it down")
 
@@ -364,47 +351,42 @@ def _open_image(path: Media, limits: DecodeLimits) -> Iterator[Image.Image]:
     kind = IMAGE_FORMATS.get(path.suffix.lower())
     if kind is None:
         raise ClipError(f"{path}: '{path.suffix}' is no known image extension; known: {', '.join(IMAGE_FORMATS)}")
-    check_media(path)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error", Image.DecompressionBombWarning)
-            with open_media(path) as source, Image.open(source, formats=[kind]) as image:
-                refuse_large(path, image.height, image.width, limits)
+            with _open_file(path) as source, Image.open(source, formats=[kind]) as image:
+                _refuse_large(path, image.height, image.width, limits)
                 yield image
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
         raise ClipError(f"{path}: cannot be read as {kind} ({error}); replace the file or leave it out") from error
 
 
-def probe_image(path: Media, *, limits: DecodeLimits = LIMITS) -> ClipFacts:
+def probe_image(path: Media, *, limits: DecodeLimits = LIMITS) -> MediaFacts:
     """Facts from the header; nothing is decoded."""
     with _open_image(path, limits) as image:
         orientation = image.getexif().get(ExifTags.Base.Orientation, 1)
         rotation = {3: 180, 5: -90, 6: -90, 7: 90, 8: 90}.get(orientation, 0)
         height, width = (image.width, image.height) if rotation in (90, -90) else (image.height, image.width)
-        return ClipFacts("image", height, width, 1, None, str(image.format).lower(), rotation)
+        return MediaFacts("image", height, width, 1, None, str(image.format).lower(), rotation)
 
 
 def read_image(
-    path: Media, *, height: int, width: int, limits: DecodeLimits = LIMITS, place: PlaceRule | None = None
+    path: Media, *, height: int, width: int, limits: DecodeLimits = LIMITS, crop_rule: CropRule | None = None
 ) -> Tensor:
     """An image as a clip of one frame, bicubic with antialiasing, scaled and cut as a clip is: uint8 [C, 1, H, W]."""
     with _open_image(path, limits) as image:
         is_turned = image.getexif().get(ExifTags.Base.Orientation, 1) >= 5
         size = (image.width, image.height) if is_turned else (image.height, image.width)
-        spot = (place or _cover_rule(height, width))(*size)
-        check_place(path, spot, height, width, limits)
+        crop = (crop_rule or cover_rule(height, width))(*size)
+        check_crop(path, crop, height, width, limits)
         if image.format == "JPEG":
             # Its decoder can leave out fine detail; twice the size needed leaves the final scaling enough to average.
-            stored = (spot.height, spot.width) if is_turned else (spot.width, spot.height)
+            stored = (crop.height, crop.width) if is_turned else (crop.width, crop.height)
             image.draft(image.mode, (2 * stored[0], 2 * stored[1]))
-        upright = _to_rgb(ImageOps.exif_transpose(image))
-        scaled = upright.resize((spot.width, spot.height), Image.Resampling.BICUBIC)
-        box = (spot.left, spot.top, spot.left + width, spot.top + height)
+        upright = ImageOps.exif_transpose(image)
+        if upright.mode.startswith("I"):  # 16 bits per pixel; Pillow's own conversion would turn nearly all of it white
+            upright = Image.fromarray((np.asarray(upright).astype(np.uint32) >> 8).astype(np.uint8))
+        scaled = upright.convert("RGB").resize((crop.width, crop.height), Image.Resampling.BICUBIC)
+        box = (crop.left, crop.top, crop.left + width, crop.top + height)
         pixels_HWC = torch.from_numpy(np.array(scaled.crop(box), dtype=np.uint8))
     return pixels_HWC.permute(2, 0, 1)[:, None].contiguous()
-
-
-def _to_rgb(image: Image.Image) -> Image.Image:
-    if image.mode.startswith("I"):  # 16 bits per pixel; Pillow's own conversion would turn nearly all of it white
-        image = Image.fromarray((np.asarray(image).astype(np.uint32) >> 8).astype(np.uint8))
-    return image.convert("RGB")

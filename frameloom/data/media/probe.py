@@ -8,11 +8,7 @@ from __future__ import annotations
 
 import io
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
 from fractions import Fraction
-from typing import BinaryIO
 
 import av
 import numpy as np
@@ -28,11 +24,10 @@ from frameloom.data.media.decode import (
     ClipError,
     DecodeLimits,
     Media,
-    check_header,
-    check_media,
-    first_video_stream,
+    MediaFacts,
     kind_of,
-    open_media,
+    open_video,
+    probe_clip,
     probe_image,
 )
 from frameloom.data.media.tar_members import count_bytes, open_bytes
@@ -45,38 +40,22 @@ _MAX_BOXES = 4096
 _SNIFF_BYTES = 4096
 
 
-@dataclass(frozen=True)
-class HeaderFacts:
-    """One file. `fps` is the mean rate and None for an image; `vfr` says that the steps between frames differ."""
-
-    kind: str
-    height: int
-    width: int
-    frames: int
-    fps: float | None
-    codec: str
-    rotation: int
-    vfr: bool
-
-
-def probe_header(path: Media, *, limits: DecodeLimits = LIMITS) -> HeaderFacts:
+def probe_header(path: Media, *, limits: DecodeLimits = LIMITS) -> MediaFacts:
     """The facts of a video or an image, told apart by the extension; ClipError says what is wrong with it."""
     kind = kind_of(path)
     if kind is None:
         known = ", ".join([*VIDEO_FORMATS, *IMAGE_FORMATS])
         raise ClipError(f"{path}: '{path.suffix}' is no known media extension; known: {known}")
-    return _probe_video(path, limits) if kind == "video" else _probe_image(path, limits)
-
-
-def _probe_image(path: Media, limits: DecodeLimits) -> HeaderFacts:
+    if kind == "video":
+        return _probe_video(path, limits)
     facts = probe_image(path, limits=limits)
     if _is_cut_image(path, facts.codec):
         raise ClipError(f"{path}: the file is cut off before its end; {_ADVICE}")
-    return HeaderFacts("image", facts.height, facts.width, 1, None, facts.codec, facts.rotation, False)
+    return facts
 
 
-def _probe_video(path: Media, limits: DecodeLimits) -> HeaderFacts:
-    with _open_header(path, limits) as (container, stream):
+def _probe_video(path: Media, limits: DecodeLimits) -> MediaFacts:
+    with open_video(path, limits, header_only=True) as (container, stream):
         num_frames, times = _count_frames(path, container, stream, limits)
         is_variable = _has_uneven_steps(times)
         if is_variable and container.format.name == _MOV:
@@ -96,34 +75,7 @@ def _probe_video(path: Media, limits: DecodeLimits) -> HeaderFacts:
         if round(rotation / 90) % 2:
             height, width = width, height
         codec = stream.codec_context.name
-        return HeaderFacts("video", height, width, num_frames, fps, codec, rotation, is_variable)
-
-
-@contextmanager
-def _open_header(path: Media, limits: DecodeLimits) -> Iterator[tuple[InputContainer, VideoStream]]:
-    """The container, opened without looking into its packets; every failure inside becomes a ClipError."""
-    check_media(path)
-    options = {
-        "format_whitelist": VIDEO_FORMATS[path.suffix.lower()],
-        "protocol_whitelist": "file",
-        "skip_frame": "all",
-        # The least there is: all we need stands in the header, and guessing from packets costs ten times as much.
-        "probesize": "32",
-        "analyzeduration": "0",
-        "fpsprobesize": "0",
-    }
-    try:
-        with (
-            open_media(path) as source,
-            av.open(source, "r", options=options, metadata_errors="replace") as container,
-        ):
-            stream = first_video_stream(path, container)
-            check_header(path, container, stream, limits)
-            yield container, stream
-    except (FFmpegError, OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError | FFmpegError) and error.strerror else str(error)
-        suffix = path.suffix.lower().lstrip(".")
-        raise ClipError(f"{path}: cannot be read as {suffix} ({reason}); {_ADVICE}") from error
+        return MediaFacts("video", height, width, num_frames, fps, codec, rotation, is_variable)
 
 
 def _count_frames(
@@ -186,55 +138,36 @@ def _read_rotation(path: Media, stream: VideoStream) -> int:
                 copy.start_encoding()
         except (FFmpegError, ValueError):
             continue
-        return _matrix_rotation(buffer.getvalue())
-    return _decode_rotation(path)
-
-
-def _matrix_rotation(header: bytes) -> int:
-    """The angle in the matrix of the first track, as FFmpeg reads it from its first two columns."""
-    place = header.index(b"tkhd") + 44
-    a, b, _, c, d = (int(value) for value in np.frombuffer(header, ">i4", count=5, offset=place))
-    scale_x, scale_y = math.hypot(a, c), math.hypot(b, d)
-    if not scale_x or not scale_y:
-        return 0
-    # Sign and rounding are those of `VideoFrame.rotation`: to the left is positive, fractions are dropped.
-    return int(-math.degrees(math.atan2(b / scale_y, a / scale_x)))
-
-
-def _decode_rotation(path: Media) -> int:
-    from frameloom.data.media.decode import probe_clip
-
+        header = buffer.getvalue()
+        # The matrix of the first track, as FFmpeg reads it from its first two columns.
+        a, b, _, c, d = (int(one) for one in np.frombuffer(header, ">i4", count=5, offset=header.index(b"tkhd") + 44))
+        scale_x, scale_y = math.hypot(a, c), math.hypot(b, d)
+        # Sign and rounding are those of `VideoFrame.rotation`: to the left is positive, fractions are dropped.
+        return int(-math.degrees(math.atan2(b / scale_y, a / scale_x))) if scale_x and scale_y else 0
     return probe_clip(path).rotation
 
 
 def _has_fragments(path: Media) -> bool:
     """Whether an mp4 goes on in `moof` boxes, which its table does not list; ClipError when the last box is cut off."""
-    has_fragments = False
+    has_fragments, start = False, 0
     with open_bytes(path) as file:
         end = file.seek(0, io.SEEK_END)
-        for kind, box_end in _top_boxes(file, end):
-            has_fragments |= kind == b"moof"
-            if has_fragments and box_end > end:
+        for _ in range(_MAX_BOXES):
+            file.seek(start)
+            head = file.read(16)
+            if len(head) < 8:
+                break
+            size = int.from_bytes(head[:4], "big")
+            if size == 1 and len(head) == 16:
+                size = int.from_bytes(head[8:], "big")
+            size = size or end - start  # 0 means: up to the end of the file
+            has_fragments |= head[4:8] == b"moof"
+            if has_fragments and start + size > end:
                 raise ClipError(f"{path}: cut off in the middle of a fragment; {_ADVICE}")
+            if size < 8 or start + size >= end:
+                break
+            start += size
     return has_fragments
-
-
-def _top_boxes(file: BinaryIO, end: int) -> Iterator[tuple[bytes, int]]:
-    """(type, end) of each outermost box of an mp4."""
-    place = 0
-    for _ in range(_MAX_BOXES):
-        file.seek(place)
-        head = file.read(16)
-        if len(head) < 8:
-            return
-        size, kind = int.from_bytes(head[:4], "big"), head[4:8]
-        if size == 1 and len(head) == 16:
-            size = int.from_bytes(head[8:], "big")
-        size = size or end - place  # 0 means: up to the end of the file
-        yield kind, place + size
-        if size < 8 or place + size >= end:
-            return
-        place += size
 
 
 def _is_cut_image(path: Media, codec: str) -> bool:
@@ -242,19 +175,16 @@ def _is_cut_image(path: Media, codec: str) -> bool:
     with open_bytes(path) as file:
         if codec == "webp":
             return int.from_bytes(file.read(8)[4:], "little") + 8 > count_bytes(path)
-        return codec == "png" and not _has_png_end(file)
-
-
-def _has_png_end(file: BinaryIO) -> bool:
-    end = file.seek(0, io.SEEK_END)
-    place = 8
-    while place + 12 <= end:
-        file.seek(place)
-        head = file.read(8)
-        place += 12 + int.from_bytes(head[:4], "big")
-        if head[4:] == b"IEND":
-            return place <= end
-    return False
+        if codec != "png":
+            return False
+        end, start = file.seek(0, io.SEEK_END), 8
+        while start + 12 <= end:
+            file.seek(start)
+            head = file.read(8)
+            start += 12 + int.from_bytes(head[:4], "big")
+            if head[4:] == b"IEND":
+                return start > end
+        return True
 
 
 _SIGNATURES: tuple[tuple[int, bytes, str], ...] = (
@@ -284,8 +214,8 @@ def sniff_content(path: Media) -> str | None:
     """What the first bytes say the file is ("mp4", "png", "text" …); None when they say nothing."""
     with open_bytes(path) as file:
         head = file.read(_SNIFF_BYTES)
-    for place, mark, name in _SIGNATURES:
-        if head[place : place + len(mark)] == mark:
+    for start, mark, name in _SIGNATURES:
+        if head[start : start + len(mark)] == mark:
             return name
     is_text = bool(head) and not any(byte < 9 or 13 < byte < 32 for byte in head)
     return "text" if is_text else None

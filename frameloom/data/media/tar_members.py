@@ -48,7 +48,7 @@ class MemberFile(io.RawIOBase):
     def __init__(self, member: Member) -> None:
         super().__init__()
         self.name = member.name
-        self._offset, self._size, self._place = member.offset, member.num_bytes, 0
+        self._offset, self._size, self._position = member.offset, member.num_bytes, 0
         self._descriptor = os.open(member.tar, os.O_RDONLY)
         size = os.fstat(self._descriptor).st_size
         if member.offset < 0 or member.num_bytes < 1 or member.offset + member.num_bytes > size:
@@ -65,20 +65,20 @@ class MemberFile(io.RawIOBase):
         return True
 
     def tell(self) -> int:
-        return self._place
+        return self._position
 
     def seek(self, offset: int, whence: int = os.SEEK_SET, /) -> int:
-        start = {os.SEEK_SET: 0, os.SEEK_CUR: self._place, os.SEEK_END: self._size}[whence]
+        start = {os.SEEK_SET: 0, os.SEEK_CUR: self._position, os.SEEK_END: self._size}[whence]
         if start + offset < 0:
             raise OSError(f"{self.name}: cannot seek before the start")
-        self._place = start + offset
-        return self._place
+        self._position = start + offset
+        return self._position
 
     def readinto(self, buffer: Buffer, /) -> int:
         view = memoryview(buffer).cast("B")
-        wanted = max(0, min(len(view), self._size - self._place))
-        found = os.preadv(self._descriptor, [view[:wanted]], self._offset + self._place) if wanted else 0
-        self._place += found
+        wanted = max(0, min(len(view), self._size - self._position))
+        found = os.preadv(self._descriptor, [view[:wanted]], self._offset + self._position) if wanted else 0
+        self._position += found
         return found
 
     def close(self) -> None:
@@ -87,14 +87,9 @@ class MemberFile(io.RawIOBase):
         super().close()
 
 
-def open_member(member: Member) -> MemberFile:
-    """The member as a binary file, for a decoder; close it."""
-    return MemberFile(member)
-
-
 def open_bytes(media: Path | Member) -> io.BufferedReader:
     """A file, or a part of a tar, as bytes; close it."""
-    return io.BufferedReader(open_member(media)) if isinstance(media, Member) else media.open("rb")
+    return io.BufferedReader(MemberFile(media)) if isinstance(media, Member) else media.open("rb")
 
 
 def count_bytes(media: Path | Member) -> int:

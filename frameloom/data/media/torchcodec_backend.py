@@ -19,9 +19,9 @@ from torch import Tensor
 
 from frameloom.core.errors import MissingExtra
 from frameloom.data.media import decode
-from frameloom.data.media.decode import LIMITS, ClipError, DecodeLimits, Media, PlaceRule
+from frameloom.data.media.decode import LIMITS, ClipError, DecodeLimits, Media
 from frameloom.data.media.tar_members import Member
-from frameloom.data.media.transforms import cover
+from frameloom.data.media.transforms import CropRule, cover_rule
 
 
 def load_torchcodec() -> tuple[ModuleType, ModuleType]:
@@ -39,7 +39,7 @@ def read_clip(
     height: int,
     width: int,
     limits: DecodeLimits = LIMITS,
-    place: PlaceRule | None = None,
+    crop_rule: CropRule | None = None,
 ) -> Tensor:
     """The same as `decode.read_clip`."""
     decoders, transforms = load_torchcodec()
@@ -47,14 +47,14 @@ def read_clip(
     if isinstance(path, Member) or path.suffix.lower() == ".avi":
         # A part of a tar has no name to open; avi has no presentation times: with B-frames torchcodec gives neighbours
         # of the frames asked for.
-        return decode.read_clip(path, indices=wanted, height=height, width=width, limits=limits, place=place)
+        return decode.read_clip(path, indices=wanted, height=height, width=width, limits=limits, crop_rule=crop_rule)
     with decode.open_video(path, limits) as (_, stream):
         number = stream.index
     try:
         header = decoders.VideoDecoder(path, stream_index=number, seek_mode="approximate").metadata
-        rule = place or (lambda from_height, from_width: cover(from_height, from_width, height, width))
-        spot = decode.check_place(path, rule(header.height, header.width), height, width, limits)
-        resize = transforms.Resize((spot.height, spot.width))
+        crop = (crop_rule or cover_rule(height, width))(header.height, header.width)
+        decode.check_crop(path, crop, height, width, limits)
+        resize = transforms.Resize((crop.height, crop.width))
         decoder = decoders.VideoDecoder(path, stream_index=number, num_ffmpeg_threads=1, transforms=[resize])
         if wanted[-1] >= decoder.metadata.num_frames:
             raise ClipError(f"{path}: frame {wanted[-1]} is not there; the file is cut or its manifest row is wrong")
@@ -62,5 +62,5 @@ def read_clip(
     except (RuntimeError, ValueError, IndexError) as error:
         reason = str(error).splitlines()[0]
         raise ClipError(f"{path}: torchcodec cannot read it ({reason}); replace the file or leave it out") from error
-    cut_FCHW = frames_FCHW[:, :, spot.top : spot.top + height, spot.left : spot.left + width]
+    cut_FCHW = frames_FCHW[:, :, crop.top : crop.top + height, crop.left : crop.left + width]
     return cut_FCHW.transpose(0, 1).contiguous().to(torch.uint8)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal, NamedTuple
 
@@ -21,7 +21,7 @@ from frameloom.config.schema.data import TransformSection
 from frameloom.core.errors import ConfigError
 
 
-class Cover(NamedTuple):
+class ResizeCrop(NamedTuple):
     """Scale to `height` x `width`, then cut the wanted size out at `top`, `left`."""
 
     height: int
@@ -30,14 +30,22 @@ class Cover(NamedTuple):
     left: int
 
 
-def cover(height: int, width: int, wanted_height: int, wanted_width: int) -> Cover:
+CropRule = Callable[[int, int], ResizeCrop]
+"""(height, width as displayed) -> how the picture is scaled and cut"""
+
+
+def cover(height: int, width: int, wanted_height: int, wanted_width: int) -> ResizeCrop:
     """The smallest scaling that covers the wanted size with the ratio kept, cut in the centre."""
     factor_height, factor_width = wanted_height / height, wanted_width / width
     if factor_height > factor_width:
         scaled = (wanted_height, max(wanted_width, round(width * factor_height)))
     else:
         scaled = (max(wanted_height, round(height * factor_width)), wanted_width)
-    return Cover(*scaled, (scaled[0] - wanted_height) // 2, (scaled[1] - wanted_width) // 2)
+    return ResizeCrop(*scaled, (scaled[0] - wanted_height) // 2, (scaled[1] - wanted_width) // 2)
+
+
+def cover_rule(wanted_height: int, wanted_width: int) -> CropRule:
+    return lambda height, width: cover(height, width, wanted_height, wanted_width)
 
 
 Fit = Literal["cover", "short_side", "stretch", "area"]
@@ -62,7 +70,10 @@ class Resize:
         if self.fit == "stretch":
             return wanted_height, wanted_width
         if self.fit == "area":
-            return self._shrink(height, width)
+            if self.max_area is None or height * width <= self.max_area:
+                return height, width
+            factor = math.sqrt(self.max_area / (height * width))
+            return int(height * factor), int(width * factor)
         if self.fit == "short_side":
             side = min(wanted_height, wanted_width)
             if height <= width:
@@ -78,12 +89,6 @@ class Resize:
         if self.rounding == "nearest":
             return round(length)
         return math.ceil(length) if self.rounding == "up" else int(length)
-
-    def _shrink(self, height: int, width: int) -> tuple[int, int]:
-        if self.max_area is None or height * width <= self.max_area:
-            return height, width
-        factor = math.sqrt(self.max_area / (height * width))
-        return int(height * factor), int(width * factor)
 
 
 @dataclass(frozen=True)
@@ -143,7 +148,7 @@ class Transforms:
 
     def place(
         self, height: int, width: int, wanted_height: int, wanted_width: int, draws: tuple[float, float] = (0.0, 0.0)
-    ) -> Cover:
+    ) -> ResizeCrop:
         """Where a picture of `height` x `width` is scaled and cut; `draws` in [0, 1) choose the top and the left of a
         random crop. A cut before the scaling is exact to half a pixel of the result."""
         if self.crops_first:
@@ -151,25 +156,21 @@ class Transforms:
             scaled = (round(height * wanted_height / box.height), round(width * wanted_width / box.width))
             top = min(round(box.top * wanted_height / box.height), scaled[0] - wanted_height)
             left = min(round(box.left * wanted_width / box.width), scaled[1] - wanted_width)
-            return Cover(*scaled, top, left)
-        resize, crop = self._resize, self._crop
+            return ResizeCrop(*scaled, top, left)
+        resize, crop = next(step for step in self.steps if isinstance(step, Resize)), self._crop
         scaled = resize.scale(height, width, wanted_height, wanted_width)
         excess = (scaled[0] - wanted_height, scaled[1] - wanted_width)
         if isinstance(crop, CenterCrop):
-            return Cover(*scaled, crop.offset(excess[0]), crop.offset(excess[1]))
-        return Cover(*scaled, *(int(draw * (room + 1)) for draw, room in zip(draws, excess, strict=True)))
+            return ResizeCrop(*scaled, crop.offset(excess[0]), crop.offset(excess[1]))
+        return ResizeCrop(*scaled, *(int(draw * (room + 1)) for draw, room in zip(draws, excess, strict=True)))
 
-    def source_box(self, height: int, width: int, wanted_height: int, wanted_width: int) -> Cover:
+    def source_box(self, height: int, width: int, wanted_height: int, wanted_width: int) -> ResizeCrop:
         """The largest centred part of the source that has the bucket's ratio: its size, top and left."""
         crop = self._crop
         assert isinstance(crop, CenterCrop)
         ratio = wanted_height / wanted_width
         size = (int(width * ratio), width) if height / width > ratio else (height, int(height / ratio))
-        return Cover(*size, crop.offset(height - size[0]), crop.offset(width - size[1]))
-
-    @property
-    def _resize(self) -> Resize:
-        return next(step for step in self.steps if isinstance(step, Resize))
+        return ResizeCrop(*size, crop.offset(height - size[0]), crop.offset(width - size[1]))
 
     @property
     def _crop(self) -> CenterCrop | RandomCrop:
@@ -182,20 +183,20 @@ class Transforms:
 
 def parse_transforms(sections: Sequence[TransformSection]) -> tuple[Transform, ...]:
     """The steps that a recipe names; ConfigError for a setting that its step does not have."""
-    return tuple(_parse_step(section, f"data.transforms.{number}") for number, section in enumerate(sections))
-
-
-def _parse_step(section: TransformSection, where: str) -> Transform:
-    kind, roundings = _STEPS[section.name]
-    given = {name: value for name, value in section.model_dump(exclude={"name"}).items() if value is not None}
-    known = [field.name for field in dataclasses.fields(kind)]
-    for name, value in given.items():
-        if name not in known:
-            advice = f"it has {', '.join(known)}" if known else "it has no settings"
-            raise ConfigError(f"{where}: {section.name} has no setting {name}; {advice}")
-        if name == "rounding" and value not in roundings:
-            raise ConfigError(f"{where}: {section.name} cannot round {value}; use {' or '.join(roundings)}")
-    return kind(**given)
+    steps = []
+    for number, section in enumerate(sections):
+        where = f"data.transforms.{number}: {section.name}"
+        kind, roundings = _STEPS[section.name]
+        given = {name: value for name, value in section.model_dump(exclude={"name"}).items() if value is not None}
+        known = [field.name for field in dataclasses.fields(kind)]
+        for name, value in given.items():
+            if name not in known:
+                advice = f"it has {', '.join(known)}" if known else "it has no settings"
+                raise ConfigError(f"{where} has no setting {name}; {advice}")
+            if name == "rounding" and value not in roundings:
+                raise ConfigError(f"{where} cannot round {value}; use {' or '.join(roundings)}")
+        steps.append(kind(**given))
+    return tuple(steps)
 
 
 def _find_problem(steps: Sequence[Transform]) -> str | None:

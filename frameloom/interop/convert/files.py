@@ -6,7 +6,6 @@ import json
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +13,20 @@ from frameloom.checkpoint.model_folder import TENSORS, find_own, read_weights
 from frameloom.core.errors import CheckpointError
 from frameloom.core.files import atomic_file, digest_file, replace_folder
 from frameloom.core.logging import get_logger
-from frameloom.weights.files import CONFIG, SAFETENSORS, find_weights, is_pickle, open_weights
+from frameloom.weights.files import (
+    CONFIG,
+    INDEX,
+    SAFETENSORS,
+    find_weights,
+    format_index,
+    is_pickle,
+    name_shards,
+    open_weights,
+    plan_shards,
+)
 from frameloom.weights.lazy_tensors import LazyTensors, rename_tensors
 from frameloom.weights.pickle_reader import open_pickle
 from frameloom.weights.safetensors_file import open_safetensors, write_safetensors
-from frameloom.weights.shard_index import INDEX, format_index, name_shards, plan_shards
 
 # Names that torch.compile, FSDP and activation checkpointing put between those of the modules.
 _WRAPPERS = ("_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module.")
@@ -57,21 +65,22 @@ def open_source(path: Path, *, kind: str = "", section: str = "", prefer: Sequen
         source = Source(path, model.tensors, files, "model", model.kind, model.name, model.config)
     else:
         found = find_weights(path, kind=kind)
-        tensors = open_weights(found, partial(_open_file, section=section, prefer=prefer))
+        open_one = lambda file: (  # noqa: E731
+            open_pickle(file, section=section, prefer=prefer) if is_pickle(file) else open_safetensors(file)
+        )
+        tensors = open_weights(found, open_one)
         source = Source(found.path, tensors, found.files, found.stem, published=found.config)
     if section and not any(is_pickle(file) for file in source.files):
         raise CheckpointError(f"{path}: has no sections, all its tensors are on one level; leave --section out")
     return source
 
 
-def _open_file(path: Path, *, section: str, prefer: Sequence[str]) -> LazyTensors:
-    return open_pickle(path, section=section, prefer=prefer) if is_pickle(path) else open_safetensors(path)
-
-
 def strip_wrappers(tensors: LazyTensors, *, where: str) -> LazyTensors:
     """Take out the names of wrappers wherever they stand, and a leading `module.` that all tensors have."""
     for part in _WRAPPERS:
-        tensors = _strip(tensors, part, partial(_cut, part), where=where)
+        # Out of a dotted name where it is a whole component.
+        cut = lambda name, part=part: f".{name}".replace(f".{part}", ".").removeprefix(".")  # noqa: E731
+        tensors = _strip(tensors, part, cut, where=where)
     while tensors and all(name.startswith(_PARALLEL) for name in tensors):
         tensors = _strip(tensors, _PARALLEL, lambda name: name.removeprefix(_PARALLEL), where=where)
     return tensors
@@ -87,11 +96,6 @@ def strip_prefixes(tensors: LazyTensors, prefixes: Sequence[str], *, where: str)
     return tensors
 
 
-def _cut(part: str, name: str) -> str:
-    """`part` out of a dotted name where it is a whole component."""
-    return f".{name}".replace(f".{part}", ".").removeprefix(".")
-
-
 def _strip(tensors: LazyTensors, part: str, rename: Callable[[str], str], *, where: str) -> LazyTensors:
     num_changed = sum(rename(name) != name for name in tensors)
     if not num_changed:
@@ -100,41 +104,35 @@ def _strip(tensors: LazyTensors, part: str, rename: Callable[[str], str], *, whe
     return rename_tensors(tensors, rename, where=where)
 
 
-@dataclass(frozen=True)
-class Target:
-    """Where to write, and whether something that is there already may be replaced."""
-
-    out: Path
-    is_folder: bool
-    force: bool = False
-    is_pipeline: bool = False
-
-
-def check_target(target: Target, sources: Sequence[Path]) -> None:
+def check_target(
+    out: Path, sources: Sequence[Path], *, is_folder: bool, is_pipeline: bool = False, may_replace: bool = False
+) -> None:
     """CheckpointError before anything is read when the result could not be put in its place, or would destroy one."""
-    out = target.out
     files = [file.resolve() for file in sources]
-    if not target.is_folder and out.suffix.lower() != SAFETENSORS:
+    if not is_folder and out.suffix.lower() != SAFETENSORS:
         raise CheckpointError(f"{out}: one file is to be written; give it a name that ends with {SAFETENSORS}")
     if not out.exists():
         return
-    if out.is_dir() != target.is_folder:
+    if out.is_dir() != is_folder:
         found, wanted = ("a folder", "a file") if out.is_dir() else ("a file", "a folder")
         raise CheckpointError(f"{out}: is {found}, and {wanted} is to be written; choose another name or another --to")
     if out.resolve() in files or any(file.is_relative_to(out.resolve()) for file in files):
         raise CheckpointError(f"{out}: holds what is to be converted; write to another place")
-    if not target.force:
+    if not may_replace:
         raise CheckpointError(f"{out}: is there already; choose another name, or replace it with --force")
-    if target.is_folder and (others := [path.name for path in sorted(out.iterdir()) if not _is_ours(path, target)]):
+    others = [
+        path.name
+        for path in (sorted(out.iterdir()) if is_folder else ())
+        if not (is_pipeline and path.name in _PIPELINE_PARTS if path.is_dir() else _may_be_written(path))
+    ]
+    if others:
         raise CheckpointError(
             f"{out}: holds {', '.join(others[:3])}, which no conversion wrote, so it is not replaced; choose another "
             "folder"
         )
 
 
-def _is_ours(path: Path, target: Target) -> bool:
-    if path.is_dir():
-        return target.is_pipeline and path.name in _PIPELINE_PARTS
+def _may_be_written(path: Path) -> bool:
     return path.suffix == SAFETENSORS or path.name in (CONFIG, "model_index.json") or path.name.endswith(INDEX)
 
 
@@ -163,7 +161,7 @@ def write_sharded(
     stem: str,
     max_bytes: int,
     config: Mapping[str, Any],
-    advance: Advance,
+    advance: Advance = lambda num_bytes: None,
 ) -> dict[Path, str]:
     """Shards, their index, and the `config.json` of other libraries if there is one; returns digests of the shards."""
     shards = plan_shards(tensors, max_bytes)

@@ -17,7 +17,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -59,11 +59,10 @@ class PartFolder:
         return "diffusion_pytorch_model" if self.library == "diffusers" else "model"
 
 
-@dataclass(frozen=True)
-class Tokenizer:
+class Tokenizer(NamedTuple):
     """A folder with a tokenizer to copy, or None; `max_length` is for tokenizers that do not say how much they read."""
 
-    place: Path | None
+    folder: Path | None
     max_length: int
 
 
@@ -77,10 +76,6 @@ class PipelineFolder:
     tokenizers: Mapping[str, Tokenizer] = field(default_factory=dict)
     absent: Sequence[str] = ()
     settings: Mapping[str, Any] = field(default_factory=dict)
-
-    @property
-    def num_tensors(self) -> int:
-        return sum(len(part.tensors.pending) for part in self.parts)
 
     @property
     def num_bytes(self) -> int:
@@ -127,7 +122,9 @@ def split_pipeline(tensors: LazyTensors, *, config: Path | None, where: str) -> 
         for name, part in TOKENIZERS.items()
         if part in described
     }
-    return arrange_pipeline(pending, described, tokenizers, scheduler=_find_scheduler(config))
+    file = config / SCHEDULER / "scheduler_config.json" if config is not None else None
+    scheduler = read_table(file) if file is not None and file.is_file() else describe_scheduler()
+    return arrange_pipeline(pending, described, tokenizers, scheduler=scheduler)
 
 
 def arrange_pipeline(
@@ -173,11 +170,6 @@ def _find_description(
     )
 
 
-def _find_scheduler(config: Path | None) -> Mapping[str, Any]:
-    place = config / SCHEDULER / "scheduler_config.json" if config is not None else None
-    return read_table(place) if place is not None and place.is_file() else describe_scheduler()
-
-
 def _note(tensors: LazyTensors, unkept: Mapping[str, Tensor]) -> LazyTensors:
     """Put tensors without a place into the notes."""
     entries = {}
@@ -218,48 +210,40 @@ def write_pipeline_folder(
             folder / part.name, part.tensors, stem=part.stem, max_bytes=max_bytes, config=part.config, advance=advance
         )
         digests |= {f"{part.name}/{path.name}": digest for path, digest in written.items()}
-    kinds = {name: _copy_tokenizer(name, one, folder) for name, one in pipeline.tokenizers.items()}
     _write_json(folder / SCHEDULER / "scheduler_config.json", pipeline.scheduler)
-    _write_json(folder / PIPELINE_INDEX, _describe(pipeline, kinds))
-    return digests
 
-
-def _describe(pipeline: PipelineFolder, tokenizers: Mapping[str, str | None]) -> dict[str, Any]:
     from diffusers import __version__
 
-    places: dict[str, list[str | None]] = {part.name: [part.library, part.kind] for part in pipeline.parts}
-    places |= {name: ["transformers", kind] if kind else [None, None] for name, kind in tokenizers.items()}
-    places |= {name: [None, None] for name in pipeline.absent}
-    places[SCHEDULER] = ["diffusers", str(pipeline.scheduler["_class_name"])]
+    classes: dict[str, list[str | None]] = {part.name: [part.library, part.kind] for part in pipeline.parts}
+    for name, tokenizer in pipeline.tokenizers.items():
+        kind = _copy_tokenizer(name, tokenizer, folder)
+        classes[name] = ["transformers", kind] if kind else [None, None]
+    classes |= {name: [None, None] for name in pipeline.absent}
+    classes[SCHEDULER] = ["diffusers", str(pipeline.scheduler["_class_name"])]
     first = {"_class_name": pipeline.kind, "_diffusers_version": __version__, **pipeline.settings}
-    return first | dict(sorted(places.items()))
+    _write_json(folder / PIPELINE_INDEX, first | dict(sorted(classes.items())))
+    return digests
 
 
 def _copy_tokenizer(name: str, tokenizer: Tokenizer, out: Path) -> str | None:
     """The tokenizer files of a folder; gives their class, or None where there is nothing to copy."""
-    place = tokenizer.place
-    if place is None or not place.is_dir():
+    source = tokenizer.folder
+    if source is None or not source.is_dir():
         _log.warning("no %s: a pipeline needs one; name a folder that holds it, or copy it into %s", name, name)
         return None
     (out / name).mkdir()
-    for file in sorted(place.iterdir()):
-        if file.is_file() and _is_of_tokenizer(file):
+    # Some folders hold the weights of an encoder as well.
+    names = ("vocab.json", "merges.txt", "spiece.model", "special_tokens_map.json", "added_tokens.json")
+    for file in sorted(source.iterdir()):
+        is_table = file.name.startswith("tokenizer") and file.suffix == ".json"
+        if file.is_file() and (file.name in names or is_table):
             shutil.copyfile(file, out / name / file.name)
-    settings = read_table(place / _SETTINGS)
+    settings = read_table(source / _SETTINGS)
     # Without this number transformers takes it for endless, and diffusers pads to it.
     _write_json(out / name / _SETTINGS, {"model_max_length": tokenizer.max_length, **settings})
-    return str(settings.get("tokenizer_class") or _guess_kind(place))
-
-
-def _guess_kind(place: Path) -> str:
     kinds = {"tokenizer.json": "PreTrainedTokenizerFast", "spiece.model": "T5Tokenizer", "merges.txt": "CLIPTokenizer"}
-    return next((kind for name, kind in kinds.items() if (place / name).is_file()), "AutoTokenizer")
-
-
-def _is_of_tokenizer(file: Path) -> bool:
-    """Some folders hold the weights of an encoder as well."""
-    names = ("vocab.json", "merges.txt", "spiece.model", "special_tokens_map.json", "added_tokens.json")
-    return file.name in names or (file.name.startswith("tokenizer") and file.suffix == ".json")
+    guess = next((kind for name, kind in kinds.items() if (source / name).is_file()), "AutoTokenizer")
+    return str(settings.get("tokenizer_class") or guess)
 
 
 def _write_json(path: Path, content: Mapping[str, Any]) -> None:

@@ -11,7 +11,6 @@ The folder is complete or absent; one that is there is replaced only with `force
 
 from __future__ import annotations
 
-import inspect
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -21,16 +20,16 @@ from typing import Any, Literal
 
 from frameloom.builders.denoiser import LoadedDenoiser
 from frameloom.builders.lora import DIFFUSERS_FILE, KOHYA_FILE, write_lora
-from frameloom.builders.published import weights_module
 from frameloom.builders.run_weights import RunWeights, open_run
-from frameloom.builders.vae import LoadedVAE
 from frameloom.core.errors import CheckpointError, ConfigError
 from frameloom.core.files import replace_folder
 from frameloom.core.logging import get_logger
 from frameloom.core.paths import clean_name
+from frameloom.core.version import VERSION
+from frameloom.interop.convert.convert import export_tensors, find_layouts
 from frameloom.interop.convert.files import check_space, write_sharded
 from frameloom.interop.convert.pipeline import PartFolder, write_pipeline_folder
-from frameloom.interop.export.model_card import CARD, NOTE, Card, collect_samples, read_metrics, write_card
+from frameloom.interop.export.model_card import CARD, FORMAT, NOTE, collect_samples, read_metrics, write_card
 from frameloom.interop.export.pipeline_parts import build_pipeline, describe_vae_of, find_obstacle
 from frameloom.models.precision import DTYPES
 from frameloom.models.registry import get_vae
@@ -66,7 +65,8 @@ class Exported:
 
 @dataclass(frozen=True)
 class _Content:
-    """What to write besides the card: a function that fills a folder and gives digests, and how to open the result."""
+    """What to write besides the card: `write` fills a folder, given the card for notes in files, and gives digests;
+    `how` are lines of Markdown that show how the result is opened."""
 
     write: Callable[[Path, str], dict[str, str]]
     num_bytes: int
@@ -80,36 +80,38 @@ def export_run(task: Export) -> Exported:
     run = open_run(task.run, step=task.step, weights=task.weights)
     out = task.out or task.run / "exports" / task.to
     _check_out(out, task)
-    content = _choose_content(task, run)
+    if run.recipe.task == "autoencoder":
+        content = _export_vae(task, run)
+    elif task.to == "lora":
+        content = _export_lora(run)
+    else:
+        content = _export_denoiser(task, run, run.load_denoiser())
     check_space(out, content.num_bytes)
-    card = Card(
-        run=run.recipe.name,
-        recipe=run.recipe,
-        step=run.step,
-        kind=content.kind,
-        name=content.name,
-        form=task.to,
-        weights=run.weights,
-        manifest=str(run.state.get("manifest", "")),
-        versions=run.state.get("versions", {}),
-        metrics=read_metrics(task.run / "metrics.jsonl", run.step),
-        how=content.how,
-    )
+    card = {
+        "format": FORMAT,
+        "run": run.recipe.name,
+        "step": run.step,
+        "kind": content.kind,
+        "name": content.name,
+        "form": task.to,
+        "weights": run.weights,
+        "data": {"manifest": run.recipe.data.manifest, "fingerprint": str(run.state.get("manifest", ""))},
+        "metrics": read_metrics(task.run / "metrics.jsonl", run.step),
+        "trained_with": dict(run.state.get("versions", {})),
+        "exported_with": {"frameloom": VERSION},
+        "recipe": run.recipe.model_dump(mode="json"),
+    }
     try:
-        with replace_folder(out) as folder:
-            files = content.write(folder, json.dumps(card.table()))
-            write_card(folder, card, files=files, samples=_find_samples(task, folder))
+        with replace_folder(out) as folder, TemporaryDirectory() as made:
+            card["files"] = files = content.write(folder, json.dumps(card))
+            if task.draw is not None:
+                task.draw(Path(made))
+            samples = Path(made) if task.draw is not None else task.run / "samples"
+            card["samples"] = collect_samples(samples, folder)
+            write_card(folder, card, run.recipe, content.how)
     except OSError as error:
         raise CheckpointError(f"{out}: could not be written ({error}); nothing is left there") from error
     return Exported(out, files)
-
-
-def _find_samples(task: Export, folder: Path) -> list[str]:
-    if task.draw is None:
-        return collect_samples(task.run / "samples", folder)
-    with TemporaryDirectory() as made:
-        task.draw(Path(made))
-        return collect_samples(Path(made), folder)
 
 
 def _check_out(out: Path, task: Export) -> None:
@@ -121,21 +123,18 @@ def _check_out(out: Path, task: Export) -> None:
         raise CheckpointError(f"{out}: is there already; choose another folder, or replace it with --force")
 
 
-def _choose_content(task: Export, run: RunWeights) -> _Content:
-    if run.recipe.task == "autoencoder":
-        return _export_vae(task, run)
-    if task.to == "lora":
-        return _export_lora(run)
-    denoiser = run.load_denoiser()
+def _export_denoiser(task: Export, run: RunWeights, denoiser: LoadedDenoiser) -> _Content:
+    family, forms = denoiser.family, denoiser.family.export_forms
     if task.to == "diffusers":
         return _export_diffusers(task, run, denoiser)
     if task.to == "single-file":
-        return _export_single_file(task, run, denoiser)
-    forms = denoiser.family.export_forms
-    tensors = _cast(task, _original_tensors(denoiser, forms.original_layout))
-    config = forms.describe_original(denoiser.config)
+        whole = _join_pipeline(task, run, denoiser)
+        tensors = whole or defer_tensors(export_tensors(family, denoiser.model, forms.original_layout))
+        keys = "`model.weights`, `vae.weights` and the paths of `text.encoders`" if whole else "`model.weights`"
+        return _one_file(task, run, tensors, "denoiser", family.name, keys)
+    tensors = defer_tensors(export_tensors(family, denoiser.model, forms.original_layout))
     how = [f"`model.weights: {_shown(task)}` in a recipe, or the trainer and sampler of the original system."]
-    return _part_content(task, tensors, forms.part, config, "denoiser", denoiser.family.name, how)
+    return _one_part(task, tensors, forms.part, forms.describe_original(denoiser.config), "denoiser", family.name, how)
 
 
 def _export_diffusers(task: Export, run: RunWeights, denoiser: LoadedDenoiser) -> _Content:
@@ -143,38 +142,25 @@ def _export_diffusers(task: Export, run: RunWeights, denoiser: LoadedDenoiser) -
     if forms.describe_diffusers is None:
         raise ConfigError(f"{family}: diffusers has no model of this family; export it with --to original")
     config = forms.describe_diffusers(denoiser.config)
-    tensors = _cast(task, _original_tensors(denoiser, forms.diffusers_layout))
+    tensors = defer_tensors(export_tensors(denoiser.family, denoiser.model, forms.diffusers_layout))
     kind, pipeline = str(config["_class_name"]), forms.pipeline(denoiser.config)
     obstacle = find_obstacle(run.recipe, pipeline) if pipeline else f"diffusers has no pipeline for this {family}"
     if obstacle:
         _log.warning("%s: no whole pipeline, only its %s: %s", task.run, forms.part, obstacle)
         how = _python(f"from diffusers import {kind}", f'model = {kind}.from_pretrained("…", subfolder="{forms.part}")')
-        return _part_content(task, tensors, forms.part, config, "denoiser", family, how)
-    whole = build_pipeline(run.recipe, pipeline, PartFolder(forms.part, tensors, config, "diffusers", kind))
-    how = _python(f"from diffusers import {pipeline}", f'pipeline = {pipeline}.from_pretrained("…")')
-
-    def write(folder: Path, card: str) -> dict[str, str]:
-        return write_pipeline_folder(folder, whole, max_bytes=task.shard_bytes)
-
-    return _Content(write, whole.num_bytes, "denoiser", family, how)
-
-
-def _export_single_file(task: Export, run: RunWeights, denoiser: LoadedDenoiser) -> _Content:
-    family, forms = denoiser.family.name, denoiser.family.export_forms
-    whole = _join_pipeline(task, run, denoiser)
-    tensors = _cast(task, whole or _original_tensors(denoiser, forms.original_layout))
-    name = f"{clean_name(run.recipe.name)}.safetensors"
-    keys = "`model.weights`, `vae.weights` and the paths of `text.encoders`" if whole else "`model.weights`"
-    how = [f"{keys} in a recipe: {_shown(task)}/{name}"]
-
-    def write(folder: Path, card: str) -> dict[str, str]:
-        return {name: write_safetensors(folder / name, tensors, metadata={"format": "pt", NOTE: card})}
-
-    return _Content(write, tensors.num_bytes, "denoiser", family, how)
+        return _one_part(task, tensors, forms.part, config, "denoiser", family, how)
+    part = PartFolder(forms.part, _cast(task, tensors), config, "diffusers", kind)
+    whole = build_pipeline(run.recipe, pipeline, part)
+    return _Content(
+        lambda folder, card: write_pipeline_folder(folder, whole, max_bytes=task.shard_bytes),
+        whole.num_bytes,
+        *("denoiser", family),
+        _python(f"from diffusers import {pipeline}", f'pipeline = {pipeline}.from_pretrained("…")'),
+    )
 
 
 def _join_pipeline(task: Export, run: RunWeights, denoiser: LoadedDenoiser) -> LazyTensors | None:
-    """All parts of the model in one table, for families that have such files; None, with the reason told, else."""
+    """All parts of the model in one table, for families that have such files; None, with the reason logged, else."""
     forms = denoiser.family.export_forms
     if forms.join_parts is None:
         return None
@@ -190,7 +176,6 @@ def _join_pipeline(task: Export, run: RunWeights, denoiser: LoadedDenoiser) -> L
 
 def _export_lora(run: RunWeights) -> _Content:
     lora = run.load_lora()
-    family = lora.denoiser.family.name
 
     def write(folder: Path, card: str) -> dict[str, str]:
         write_lora(folder / "lora", lora.denoiser, lora.adapters, layers=lora.layers, base=lora.base)
@@ -202,7 +187,7 @@ def _export_lora(run: RunWeights) -> _Content:
 
     num_bytes = 2 * sum(one.down_RI.nbytes + one.up_OR.nbytes for one in lora.adapters.values())
     how = [*_python('pipeline.load_lora_weights("…")'), "", "or `sample.lora: …` in a recipe."]
-    return _Content(write, num_bytes, "lora", family, how)
+    return _Content(write, num_bytes, "lora", lora.denoiser.family.name, how)
 
 
 def _export_vae(task: Export, run: RunWeights) -> _Content:
@@ -212,45 +197,41 @@ def _export_vae(task: Export, run: RunWeights) -> _Content:
     config = describe_vae_of(vae)
     if task.to == "diffusers" and not config:
         raise ConfigError(f"{vae.name}: diffusers has no such autoencoder here; export it with --to original")
-    tensors = _cast(task, _vae_tensors(vae, task.to))
-    how = [f"`vae.weights: {_shown(task)}` with `vae.name: {vae.name}` in a recipe."]
+    spec = get_vae(vae.name)
+    if task.to == "diffusers" or not find_layouts(spec):
+        tensors = defer_tensors(vae.model.state_dict())
+    else:
+        tensors = defer_tensors(export_tensors(spec, vae.model, "bare"))
     if task.to == "single-file":
-        name = f"{clean_name(run.recipe.name)}.safetensors"
-
-        def write(folder: Path, card: str) -> dict[str, str]:
-            return {name: write_safetensors(folder / name, tensors, metadata={"format": "pt", NOTE: card})}
-
-        return _Content(write, tensors.num_bytes, "vae", vae.name, how)
+        return _one_file(task, run, tensors, "vae", vae.name, f"`vae.weights`, with `vae.name: {vae.name}`,")
     if task.to == "original" and hasattr(vae.config, "to_original"):
         config = vae.config.to_original()
-    return _part_content(task, tensors, "vae", config, "vae", vae.name, how)
+    how = [f"`vae.weights: {_shown(task)}` with `vae.name: {vae.name}` in a recipe."]
+    return _one_part(task, tensors, "vae", config, "vae", vae.name, how)
 
 
-def _part_content(
+def _one_file(task: Export, run: RunWeights, tensors: LazyTensors, kind: str, name: str, keys: str) -> _Content:
+    """`keys` of a recipe take the file."""
+    file, tensors = f"{clean_name(run.recipe.name)}.safetensors", _cast(task, tensors)
+
+    def write(folder: Path, card: str) -> dict[str, str]:
+        return {file: write_safetensors(folder / file, tensors, metadata={"format": "pt", NOTE: card})}
+
+    return _Content(write, tensors.num_bytes, kind, name, [f"{keys} in a recipe: {_shown(task)}/{file}"])
+
+
+def _one_part(
     task: Export, tensors: LazyTensors, part: str, config: Mapping[str, Any], kind: str, name: str, how: list[str]
 ) -> _Content:
+    """A folder with the weights and their config.json."""
+    tensors = _cast(task, tensors)
+
     def write(folder: Path, card: str) -> dict[str, str]:
         stem, most = "diffusion_pytorch_model", task.shard_bytes
-        written = write_sharded(
-            folder / part, tensors, stem=stem, max_bytes=most, config=config, advance=lambda num_bytes: None
-        )
+        written = write_sharded(folder / part, tensors, stem=stem, max_bytes=most, config=config)
         return {f"{part}/{path.name}": digest for path, digest in written.items()}
 
     return _Content(write, tensors.num_bytes, kind, name, how)
-
-
-def _original_tensors(denoiser: LoadedDenoiser, layout: str) -> LazyTensors:
-    export = weights_module(denoiser.family).export_original
-    takes_layout = bool(layout) and "layout" in inspect.signature(export).parameters
-    return defer_tensors(export(denoiser.model, layout) if takes_layout else export(denoiser.model))
-
-
-def _vae_tensors(vae: LoadedVAE, to: str) -> LazyTensors:
-    export = getattr(weights_module(get_vae(vae.name)), "export_original", None)
-    if export is None or to == "diffusers":
-        return defer_tensors(vae.model.state_dict())
-    takes_layout = "layout" in inspect.signature(export).parameters
-    return defer_tensors(export(vae.model, "bare") if takes_layout else export(vae.model))
 
 
 def _cast(task: Export, tensors: LazyTensors) -> LazyTensors:

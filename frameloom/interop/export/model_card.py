@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,6 @@ from frameloom.config.loading.render import render_yaml
 from frameloom.config.schema.recipe import Recipe
 from frameloom.core.errors import CheckpointError
 from frameloom.core.text_files import read_records
-from frameloom.core.version import VERSION
 from frameloom.data.media.writing import CONTACT_SHEET
 
 CARD, README = "frameloom.json", "README.md"
@@ -28,45 +26,10 @@ _CLIPS = (*_PICTURES, ".mp4", ".webm")
 _MOST_SAMPLES = 8
 
 
-@dataclass(frozen=True)
-class Card:
-    """Where an export comes from. `how` are lines of Markdown that show how it is opened."""
-
-    run: str
-    recipe: Recipe
-    step: int
-    kind: str
-    name: str
-    form: str
-    weights: str
-    manifest: str
-    versions: Mapping[str, str]
-    metrics: Mapping[str, float]
-    how: Sequence[str] = ()
-
-    def table(self) -> dict[str, Any]:
-        """Everything but the digests of files, which are known once these are written."""
-        return {
-            "format": FORMAT,
-            "run": self.run,
-            "step": self.step,
-            "kind": self.kind,
-            "name": self.name,
-            "form": self.form,
-            "weights": self.weights,
-            "data": {"manifest": self.recipe.data.manifest, "fingerprint": self.manifest},
-            "metrics": dict(self.metrics),
-            "trained_with": dict(self.versions),
-            "exported_with": {"frameloom": VERSION},
-            "recipe": self.recipe.model_dump(mode="json"),
-        }
-
-
-def write_card(folder: Path, card: Card, *, files: Mapping[str, str], samples: Sequence[str]) -> None:
-    """Both files; `files` are SHA-256 by name, `samples` names of pictures and clips below `folder`."""
-    table = card.table() | {"files": dict(files), "samples": list(samples)}
-    (folder / CARD).write_text(json.dumps(table, indent=2) + "\n", encoding="utf-8")
-    (folder / README).write_text(_describe(card, files, samples), encoding="utf-8")
+def write_card(folder: Path, card: Mapping[str, Any], recipe: Recipe, how: Sequence[str]) -> None:
+    """Both files; `how` are lines of Markdown that show how the export is opened."""
+    (folder / CARD).write_text(json.dumps(card, indent=2) + "\n", encoding="utf-8")
+    (folder / README).write_text(_render(card, recipe, how), encoding="utf-8")
 
 
 def read_card(path: Path) -> dict[str, Any]:
@@ -99,56 +62,35 @@ def collect_samples(source: Path, folder: Path) -> list[str]:
     return [f"samples/{file.name}" for file in files]
 
 
-def _describe(card: Card, files: Mapping[str, str], samples: Sequence[str]) -> str:
-    recipe = card.recipe
-    library = "diffusers" if card.form in ("diffusers", "lora") else "frameloom"
-    front = ["---", f"library_name: {library}", "tags:", "- frameloom", f"- {card.name}", "---", ""]
-    what = {"vae": "autoencoder", "lora": "LoRA of the denoiser"}.get(card.kind, "denoiser")
-    lines = [
-        *front,
-        f"# {card.run}",
-        "",
-        f"{what[:1].upper()}{what[1:]} `{card.name}`, step {card.step:,} of the run `{card.run}`, "
-        f"{'averaged' if card.weights == 'ema' else 'last'} weights, written as {card.form}.",
-    ]
-    if card.how:
-        lines += ["", "## Use", "", *card.how]
-    if samples:
-        lines += ["", "## Samples", "", *(_show(name) for name in samples)]
-    lines += ["", "## Training", "", *_facts(card)]
-    if card.metrics:
-        lines += [
-            "",
-            "| metric | value |",
-            "|---|---|",
-            *(f"| {name} | {one:.6g} |" for name, one in card.metrics.items()),
-        ]
-    lines += [
-        "",
-        "## Files",
-        "",
-        "| file | SHA-256 |",
-        "|---|---|",
-        *(f"| {name} | `{one}` |" for name, one in files.items()),
-    ]
-    lines += ["", "## Recipe", "", "`frameloom replay` on this folder starts the same run again.", ""]
-    return "\n".join([*lines, "```yaml", render_yaml(recipe).rstrip("\n"), "```", ""])
-
-
-def _facts(card: Card) -> list[str]:
-    recipe = card.recipe
+def _render(card: Mapping[str, Any], recipe: Recipe, how: Sequence[str]) -> str:
+    library = "diffusers" if card["form"] in ("diffusers", "lora") else "frameloom"
+    what = {"vae": "Autoencoder", "lora": "LoRA of the denoiser"}.get(card["kind"], "Denoiser")
     facts = {
         "task": recipe.task,
-        "steps": card.step,
-        "started from": recipe.model.weights or "fresh weights" if card.kind != "vae" else recipe.vae.weights,
+        "steps": card["step"],
+        "started from": recipe.vae.weights if card["kind"] == "vae" else recipe.model.weights or "fresh weights",
         "data": recipe.data.manifest or f"{len(recipe.data.sources)} sources",
-        "fingerprint of the data": f"`{card.manifest}`",
+        "fingerprint of the data": f"`{card['data']['fingerprint']}`",
         "seed": recipe.seed,
-        "trained with": ", ".join(f"{name} {version}" for name, version in card.versions.items()),
+        "trained with": ", ".join(f"{name} {version}" for name, version in card["trained_with"].items()),
     }
-    return [f"- {name}: {value}" for name, value in facts.items() if value not in (None, "", "``")]
-
-
-def _show(name: str) -> str:
-    shown = Path(name).stem
-    return f"![{shown}]({name})" if Path(name).suffix in _PICTURES else f"- [{shown}]({name})"
+    samples = [
+        f"![{Path(name).stem}]({name})" if name.endswith(_PICTURES) else f"- [{Path(name).stem}]({name})"
+        for name in card["samples"]
+    ]
+    metrics = [f"| {name} | {one:.6g} |" for name, one in card["metrics"].items()]
+    lines = [
+        *("---", f"library_name: {library}", "tags:", "- frameloom", f"- {card['name']}", "---", ""),
+        *(f"# {card['run']}", ""),
+        f"{what} `{card['name']}`, step {card['step']:,} of the run `{card['run']}`, "
+        f"{'averaged' if card['weights'] == 'ema' else 'last'} weights, written as {card['form']}.",
+        *(["", "## Use", "", *how] if how else ()),
+        *(["", "## Samples", "", *samples] if samples else ()),
+        *("", "## Training", ""),
+        *(f"- {name}: {value}" for name, value in facts.items() if value not in (None, "", "``")),
+        *(["", "| metric | value |", "|---|---|", *metrics] if metrics else ()),
+        *("", "## Files", "", "| file | SHA-256 |", "|---|---|"),
+        *(f"| {name} | `{one}` |" for name, one in card["files"].items()),
+        *("", "## Recipe", "", "`frameloom replay` on this folder starts the same run again.", ""),
+    ]
+    return "\n".join([*lines, "```yaml", render_yaml(recipe).rstrip("\n"), "```", ""])

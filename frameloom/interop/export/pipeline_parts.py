@@ -11,7 +11,7 @@ from typing import Any
 
 from frameloom.builders.vae import LoadedVAE, build_vae
 from frameloom.config.schema.models import TextEncoderSection
-from frameloom.config.schema.objective import ObjectiveSection, beta_range
+from frameloom.config.schema.objective import DDPMObjectiveSection, beta_range
 from frameloom.config.schema.recipe import Recipe
 from frameloom.interop.convert.files import open_source
 from frameloom.interop.convert.pipeline import PartFolder, PipelineFolder, Tokenizer, arrange_pipeline
@@ -34,13 +34,14 @@ _TEXTS: dict[str, tuple[str, ...]] = {
 def build_pipeline(recipe: Recipe, kind: str, denoiser: PartFolder) -> PipelineFolder:
     """The whole pipeline around a trained denoiser; other parts are read one tensor at a time."""
     vae = build_vae(recipe.vae.model_copy(update={"precision": "fp32", "mini_batch": None}), seed=recipe.seed)
-    state = defer_tensors(vae.model.state_dict())
-    parts = [denoiser, PartFolder("vae", state, describe_vae_of(vae), "diffusers", _class_of(describe_vae_of(vae)))]
+    state, description = defer_tensors(vae.model.state_dict()), describe_vae_of(vae)
+    parts = [denoiser, PartFolder("vae", state, description, "diffusers", str(description["_class_name"]))]
     tokenizers: dict[str, Tokenizer] = {}
     for encoder in recipe.text.encoders:
-        part, place = _open_text(encoder)
+        part, folder = _open_text(encoder)
         parts.append(part)
-        tokenizers[part.name.replace("text_encoder", "tokenizer")] = Tokenizer(place, encoder.max_length)
+        tokenizers[part.name.replace("text_encoder", "tokenizer")] = Tokenizer(folder, encoder.max_length)
+    assert isinstance(recipe.objective, DDPMObjectiveSection)  # find_obstacle refuses others
     scheduler = _describe_scheduler(recipe.objective, kind)
     if kind not in _SDXL:
         return PipelineFolder(kind, parts, scheduler, tokenizers)
@@ -65,7 +66,7 @@ def find_obstacle(recipe: Recipe, kind: str) -> str:
         return f"its text encoders are {', '.join(texts)}, the pipeline has {', '.join(_TEXTS[kind])}"
     if recipe.text.rescale:
         return "text.rescale changes the text states before the model sees them"
-    if objective.kind not in _PREDICTIONS:
+    if not isinstance(objective, DDPMObjectiveSection) or objective.kind not in _PREDICTIONS:
         return f"objective.kind is {objective.kind}, the schedulers of the pipeline predict {', '.join(_PREDICTIONS)}"
     if kind in _SDXL and objective.snr_shift != 1:
         return f"objective.snr_shift is {objective.snr_shift:g}, the scheduler of the pipeline has none"
@@ -82,10 +83,6 @@ def describe_vae_of(vae: LoadedVAE) -> Mapping[str, Any]:
         content: Mapping[str, Any] = vae.config.to_original()
         return content
     return {}
-
-
-def _class_of(content: Mapping[str, Any]) -> str:
-    return str(content["_class_name"])
 
 
 def _open_text(section: TextEncoderSection) -> tuple[PartFolder, Path]:
@@ -110,15 +107,12 @@ def _open_text(section: TextEncoderSection) -> tuple[PartFolder, Path]:
         config = {**config["text_config"], "model_type": "clip_text_model"}
     if section.name != "t5":
         # As published folders have it; new versions of transformers leave the outer name out, and read both.
-        tensors = rename_tensors(tensors, _wrap, where=str(folder.weights))
+        outer = lambda name: name if name.startswith("text_") else f"text_model.{name}"  # noqa: E731
+        tensors = rename_tensors(tensors, outer, where=str(folder.weights))
     return PartFolder(name, tensors, config, "transformers", classes[section.name]), folder.tokenizer
 
 
-def _wrap(name: str) -> str:
-    return name if name.startswith("text_") else f"text_model.{name}"
-
-
-def _describe_scheduler(objective: ObjectiveSection, kind: str) -> dict[str, Any]:
+def _describe_scheduler(objective: DDPMObjectiveSection, kind: str) -> dict[str, Any]:
     start, end = beta_range(objective)
     zero_snr = objective.kind == "v" if objective.zero_terminal_snr is None else objective.zero_terminal_snr
     content: dict[str, Any] = {

@@ -271,7 +271,7 @@ def _match(launch: Launch, system: str | None) -> Program | None:
         is_it = launch.script == script or launch.script.endswith(f"/{script}")
         if is_it and script not in ("train.py", "scripts/train.py") and system in (None, program.system):
             return program
-    if launch.script and launch.name != "train.py":
+    if launch.script and PurePosixPath(launch.script).name != "train.py":
         return None
     # The program that knows most of the arguments; a script's folder decides where several know as many.
     ranked = []

@@ -4,6 +4,7 @@ trainer of autoencoders (`train_causalvae.py`)."""
 from __future__ import annotations
 
 import math
+from typing import Any
 
 from frameloom.config.loading.recipe import resolve
 from frameloom.interop.importers.job import (
@@ -127,7 +128,7 @@ def _set_grouped(job: ImportJob) -> None:
 def _set_objective(job: ImportJob) -> None:
     given, recipe = job.given, job.recipe
     if given.get("rf_scheduler"):
-        for key, value in {"kind": "flow", "law": "logit_normal", "num_levels": 1000}.items():
+        for key, value in {"kind": "flow", "distribution": "logit_normal", "num_levels": 1000}.items():
             recipe.set(f"objective.{key}", value)
         recipe.set("sample.sampler", "default")
         job.ignore("snr_gamma", "flow matching has none of it")
@@ -190,7 +191,8 @@ def translate_latte(job: ImportJob) -> None:
 def _set_latte_model(job: ImportJob, side: int, frames: int) -> None:
     given, recipe = job.given, job.recipe
     recipe.set("model.size", recipe.get("model.size") or "xl")
-    overrides, length = {}, frames // 4 + 1
+    overrides: dict[str, Any] = {}
+    length = frames // 4 + 1
     if recipe.get("model.size") == "xl" and length in (56, 129):
         recipe.set("model.size", {56: "xl-221", 129: "xl-513"}[length])
     elif length != 17:
@@ -275,8 +277,8 @@ def _set_embeddings(job: ImportJob, listed: str | None) -> None:
         return
     file = job.find_file(listed)
     if file is None:
-        text = "captions are encoded while training; where the list names a folder of embeddings, data.cache.foreign: "
-        recipe.note("text.encoders", f"{text}open_sora_plan and data.cache.foreign_folders read them as they are")
+        text = "captions are encoded while training; where the list names a folder of embeddings, data.cache.external: "
+        recipe.note("text.encoders", f"{text}open_sora_plan and data.cache.external_folders read them as they are")
         return
     try:
         text = file.read_text(encoding="utf-8")
@@ -286,8 +288,8 @@ def _set_embeddings(job: ImportJob, listed: str | None) -> None:
     lines = [line.split(",") for line in text.splitlines() if line.strip()]
     folders = {tuple(item.strip() for item in line[1:-1]) for line in lines}
     if len(folders) == 1 and len(next(iter(folders))) in (1, 2):
-        recipe.set("data.cache.foreign", "open_sora_plan")
-        recipe.set("data.cache.foreign_folders", list(next(iter(folders))))
+        recipe.set("data.cache.external", "open_sora_plan")
+        recipe.set("data.cache.external_folders", list(next(iter(folders))))
     elif any(folders):
         text = f"{listed} names embeddings in several folders; captions are encoded while training instead"
         recipe.note("text.encoders", text)

@@ -129,7 +129,7 @@ def _set_data(job: ImportJob) -> None:
                 given.problems.append(f"bucket_config[{name!r}]: expected {{frames: (probability, batch size)}}")
         recipe.set("data.buckets", buckets)
     if any([given.get("cached_text"), given.get("cached_video")]):
-        recipe.set("data.cache.foreign", "open_sora2")
+        recipe.set("data.cache.external", "open_sora2")
     if given.has("condition_config"):
         shares = given.get("condition_config")
         recipe.set("known", {"law": "ends", "shares": dict(shares)} if shares else None)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import ast
 import copy
 import operator
-from collections.abc import Callable, Container, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Never
 
@@ -106,72 +106,62 @@ class _Reader:
         self.num_read += 1
         if self.num_read > _MAX_VALUES:
             self._fail(node, f"more than {_MAX_VALUES} values; a configuration needs far less")
-        method = getattr(self, f"_read_{type(node).__name__.lower()}", None)
-        if method is None:
-            self._fail(node, "this is code, which is not run; write its value instead")
-        return method(node)
+        match node:
+            case ast.Constant(value=value):
+                if isinstance(value, bytes | complex) or value is Ellipsis:
+                    self._fail(node, "not a plain value")
+                return value
+            case ast.Name(id=name):
+                if name in self.local:
+                    return self.local[name]
+                if name not in self.values:
+                    self._fail(node, f"'{name}' is not assigned above")
+                self.used.add(name)
+                return self.values[name]
+            case ast.Tuple(elts=items) | ast.List(elts=items):
+                return [self.read(item) for item in items]
+            case ast.Dict(keys=keys, values=values):
+                return self._read_items(zip(keys, values, strict=True))
+            case ast.Call(func=ast.Name(id="dict"), args=[], keywords=keywords):
+                named = (None if one.arg is None else ast.Constant(one.arg) for one in keywords)
+                return self._read_items(zip(named, (one.value for one in keywords), strict=True))
+            case ast.Call():
+                self._fail(node, "only dict(key=value) may be called")
+            case ast.Subscript():
+                value, key = self.read(node.value), self.read(node.slice)
+                try:
+                    return value[str(key)] if isinstance(value, dict) else value[key]
+                except (KeyError, IndexError, TypeError):
+                    self._fail(node, f"nothing stands at [{key!r}]")
+            case ast.UnaryOp(operand=operand):
+                value = self.read(operand)
+                if isinstance(node.op, ast.USub) and _is_number(value):
+                    return -value
+                if isinstance(node.op, ast.Not) and isinstance(value, bool):
+                    return not value
+                self._fail(node, "only -number and not are read")
+            case ast.BinOp():
+                return self._compute(node)
+            case ast.DictComp():
+                return {str(self.read(node.key)): self.read(node.value) for _ in self._loop(node.generators, node)}
+            case ast.ListComp():
+                return [self.read(node.elt) for _ in self._loop(node.generators, node)]
+        self._fail(node, "this is code, which is not run; write its value instead")
 
-    def _read_constant(self, node: ast.Constant) -> Any:
-        if isinstance(node.value, bytes | complex) or node.value is Ellipsis:
-            self._fail(node, "not a plain value")
-        return node.value
-
-    def _read_name(self, node: ast.Name) -> Any:
-        if node.id in self.local:
-            return self.local[node.id]
-        if node.id not in self.values:
-            self._fail(node, f"'{node.id}' is not assigned above")
-        self.used.add(node.id)
-        return self.values[node.id]
-
-    def _read_tuple(self, node: ast.Tuple) -> list[Any]:
-        return [self.read(item) for item in node.elts]
-
-    def _read_list(self, node: ast.List) -> list[Any]:
-        return [self.read(item) for item in node.elts]
-
-    def _read_dict(self, node: ast.Dict) -> dict[str, Any]:
+    def _read_items(self, items: Iterable[tuple[ast.expr | None, ast.expr]]) -> dict[str, Any]:
+        """Keys and values of a dictionary; without a key it is `**value`."""
         result: dict[str, Any] = {}
-        for key, value in zip(node.keys, node.values, strict=True):
-            if key is None:
-                result.update(self._mapping(value))
-            else:
-                result[str(self.read(key))] = self.read(value)
+        for key, node in items:
+            if key is not None:
+                result[str(self.read(key))] = self.read(node)
+                continue
+            value = self.read(node)
+            if not isinstance(value, dict):
+                self._fail(node, "** needs a dictionary")
+            result.update(value)
         return result
 
-    def _read_call(self, node: ast.Call) -> dict[str, Any]:
-        if not isinstance(node.func, ast.Name) or node.func.id != "dict" or node.args:
-            self._fail(node, "only dict(key=value) may be called")
-        result: dict[str, Any] = {}
-        for keyword in node.keywords:
-            if keyword.arg is None:
-                result.update(self._mapping(keyword.value))
-            else:
-                result[keyword.arg] = self.read(keyword.value)
-        return result
-
-    def _mapping(self, node: ast.expr) -> Mapping[str, Any]:
-        value = self.read(node)
-        if not isinstance(value, dict):
-            self._fail(node, "** needs a dictionary")
-        return value
-
-    def _read_subscript(self, node: ast.Subscript) -> Any:
-        value, key = self.read(node.value), self.read(node.slice)
-        try:
-            return value[str(key)] if isinstance(value, dict) else value[key]
-        except (KeyError, IndexError, TypeError):
-            self._fail(node, f"nothing stands at [{key!r}]")
-
-    def _read_unaryop(self, node: ast.UnaryOp) -> Any:
-        value = self.read(node.operand)
-        if isinstance(node.op, ast.USub) and _is_number(value):
-            return -value
-        if isinstance(node.op, ast.Not) and isinstance(value, bool):
-            return not value
-        self._fail(node, "only -number and not are read")
-
-    def _read_binop(self, node: ast.BinOp) -> Any:
+    def _compute(self, node: ast.BinOp) -> Any:
         left, right = self.read(node.left), self.read(node.right)
         kind = type(node.op)
         joins = kind is ast.Add and type(left) is type(right) and isinstance(left, str | list)
@@ -189,26 +179,18 @@ class _Reader:
             self._fail(node, "the result is too large")
         return result
 
-    def _read_dictcomp(self, node: ast.DictComp) -> dict[str, Any]:
-        result = {}
-        for _ in self._loop(node.generators, node):
-            result[str(self.read(node.key))] = self.read(node.value)
-        return result
-
-    def _read_listcomp(self, node: ast.ListComp) -> list[Any]:
-        result = []
-        for _ in self._loop(node.generators, node):
-            result.append(self.read(node.elt))
-        return result
-
     def _loop(self, generators: list[ast.comprehension], node: ast.expr) -> Iterator[None]:
         """Go through `for name in range(...)`, the only loop that is understood; one around it may use that name."""
-        first = generators[0]
-        call = first.iter
-        if len(generators) > 1 or first.ifs or not isinstance(first.target, ast.Name) or not _is_range(call):
-            self._fail(node, "only one loop over range(...) is read")
-        assert isinstance(call, ast.Call)
-        numbers = [self.read(argument) for argument in call.args]
+        match generators:
+            case [ast.comprehension(target=ast.Name(id=name), iter=call, ifs=[])]:
+                pass
+            case _:
+                self._fail(node, "only one loop over range(...) is read")
+        match call:
+            case ast.Call(func=ast.Name(id="range"), args=arguments, keywords=[]):
+                numbers = [self.read(argument) for argument in arguments]
+            case _:
+                self._fail(node, "only one loop over range(...) is read")
         if not all(type(number) is int for number in numbers) or not 1 <= len(numbers) <= 3 or 0 in numbers[2:]:
             self._fail(node, "range needs one to three whole numbers")
         steps = range(*numbers)
@@ -216,7 +198,7 @@ class _Reader:
             self._fail(node, f"more than {_MAX_LENGTH} items")
         outer = self.local
         for number in steps:
-            self.local = {**outer, first.target.id: number}
+            self.local = {**outer, name: number}
             yield
         self.local = outer
 
@@ -226,12 +208,6 @@ class _Reader:
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def _is_range(node: ast.expr) -> bool:
-    return (
-        isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "range" and not node.keywords
-    )
 
 
 def merge_over(target: dict[str, Any], value: Mapping[str, Any]) -> None:

@@ -100,7 +100,7 @@ def _set_cache(job: ImportJob) -> None:
         return
     if all(wants) and not fills and any((parent / folder / "latent_cache").is_dir() for parent in job.folders):
         text = "the original's own cache, as it is"
-        recipe.set("data.cache", {"foreign": "sdxl", "foreign_folders": [folder]}, text)
+        recipe.set("data.cache", {"external": "sdxl", "external_folders": [folder]}, text)
         return
     section = {key: f"{folder}/{key}" for key, wanted in zip(("latents", "text"), wants, strict=True) if wanted}
     text = "filled by `frameloom data cache` with this recipe" + ("; then train with it" if fills else "")

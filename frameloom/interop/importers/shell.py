@@ -92,9 +92,14 @@ class _Reader:
             elif character in _SPACE:
                 self.position += 1
             elif character == "#":
-                self.position = self._end_of_line()
+                end = self.text.find("\n", self.position)
+                self.position = len(self.text) if end < 0 else end
             elif redirection := _REDIRECTION.match(self.text, self.position):
-                self._skip_redirection(redirection.end(), redirection.group(1) is not None)
+                self.position = redirection.end()
+                if redirection.group(1) is None:  # a file follows
+                    while self.text[self.position : self.position + 1] in (" ", "\t"):
+                        self.position += 1
+                    self._read_words([])
             elif character in _ENDS:
                 self.position += 1
                 if words:
@@ -104,13 +109,6 @@ class _Reader:
                 # Assignments take effect from left to right, so a later word of the same line may use them.
                 words += self._read_words(words)
         return (words, line) if words else None
-
-    def _skip_redirection(self, end: int, is_whole: bool) -> None:
-        self.position = end
-        if not is_whole:
-            while self.text[self.position : self.position + 1] in (" ", "\t"):
-                self.position += 1
-            self._read_words([])
 
     def _read_words(self, before: list[str]) -> list[str]:
         """The next word as it is written; a variable outside quotes can make several of it, or none."""
@@ -204,10 +202,6 @@ class _Reader:
         found = _FALLBACK.fullmatch(operand)
         return None if found is None else self._substitute(found[1] if found[2] is None else found[2], before)
 
-    def _end_of_line(self) -> int:
-        end = self.text.find("\n", self.position)
-        return len(self.text) if end < 0 else end
-
     def _line(self) -> int:
         return self.text.count("\n", 0, self.position) + 1
 
@@ -276,28 +270,24 @@ class Launch:
     has_placeholder: bool = False
     variables: dict[str, str] = field(default_factory=dict)
 
-    @property
-    def name(self) -> str:
-        return PurePosixPath(self.script).name
-
 
 def find_launches(commands: Sequence[Command]) -> list[Launch]:
     """The commands that start a Python program, and those that are nothing but arguments of one."""
-    found = [_take_apart(command) for command in commands]
-    return [launch for launch in found if launch is not None]
-
-
-def _take_apart(command: Command) -> Launch | None:
-    words = command.words
-    place = _find_script(words)
-    if place is None:
-        # Documents often print the arguments alone.
-        return _launch("", "", words, command, ()) if words[0].startswith("--") else None
-    script = words[place]
-    launcher, front = _find_launcher(words[:place])
-    if words[place - 1 : place] == ("-m",):
-        front, script = front[:-1], script.replace(".", "/") + ".py"
-    return _launch(script, launcher, words[place + 1 :], command, front)
+    launches = []
+    for command in commands:
+        words = command.words
+        index = _find_script(words)
+        if index is None:
+            # Documents often print the arguments alone.
+            if words[0].startswith("--"):
+                launches.append(_launch("", "", words, command, ()))
+            continue
+        script = words[index]
+        launcher, front = _find_launcher(words[:index])
+        if words[index - 1 : index] == ("-m",):
+            front, script = front[:-1], script.replace(".", "/") + ".py"
+        launches.append(_launch(script, launcher, words[index + 1 :], command, front))
+    return launches
 
 
 def _find_launcher(words: Sequence[str]) -> tuple[str, Sequence[str]]:
@@ -311,10 +301,10 @@ def _find_launcher(words: Sequence[str]) -> tuple[str, Sequence[str]]:
 
 
 def _find_script(words: Sequence[str]) -> int | None:
-    for place, word in enumerate(words):
-        is_module = place > 0 and words[place - 1] == "-m" and ("-m", word) not in _LAUNCHERS
+    for index, word in enumerate(words):
+        is_module = index > 0 and words[index - 1] == "-m" and ("-m", word) not in _LAUNCHERS
         if word.endswith(".py") or is_module:
-            return place
+            return index
     return None
 
 

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from frameloom.core.errors import DataError
 from frameloom.core.files import atomic_file, digest_value
 from frameloom.core.paths import clean_name
+from frameloom.data.curation.scan import fold_members
 from frameloom.data.manifest.filters import parse_filter
 from frameloom.data.manifest.rows import check_table
 from frameloom.data.manifest.sources.columns import REQUIRED
@@ -37,6 +38,12 @@ class ClipFilter:
     side: tuple[float | None, float | None] = (None, None)
     fps: tuple[float | None, float | None] = (None, None)
     where: str = ""
+
+    @classmethod
+    def from_form(cls, text: str = "", kind: str = "all", *rest: Any) -> ClipFilter:
+        """From the fields of the tab: text, kind, two bounds each of frames, side and fps, and a filter."""
+        low_frames, high_frames, low_side, high_side, low_fps, high_fps, where = rest or [None] * 7
+        return cls(text or "", kind, (low_frames, high_frames), (low_side, high_side), (low_fps, high_fps), where or "")
 
     def expressions(self, schema: pl.Schema, source: str) -> list[pl.Expr]:
         found = []
@@ -88,7 +95,7 @@ class ClipTable:
         return Page(self.table[shown].with_columns(row=pl.Series(shown)), number, len(rows))
 
     def find(self, wanted: ClipFilter) -> NDArray[np.uint32]:
-        """The numbers of the rows that a filter keeps, in order; asked again while paging, so kept."""
+        """The numbers of the rows that a filter keeps, in order; cached for paging."""
         if wanted not in self._found:
             lazy = self.table.lazy().with_row_index("__row")
             for expression in wanted.expressions(self.table.schema, self.path.name):
@@ -102,6 +109,11 @@ class ClipTable:
         if not 0 <= number < self.table.height:
             raise DataError(f"{self.path.name}: no row {number}; it has {self.table.height:,}")
         return self.table.row(number, named=True)
+
+    def media_facts(self, number: int) -> dict[str, Any]:
+        """The row, with the tar member that holds its file folded into one column."""
+        self.row(number)
+        return fold_members(self.table.slice(number, 1)).row(0, named=True)
 
 
 class ClipShelf:
@@ -129,14 +141,6 @@ class ClipShelf:
 
 
 MAX_EDITS = 10_000
-MAX_CHARS = 10_000
-
-
-def check_caption(text: str) -> str:
-    caption = text.strip()
-    if len(caption) > MAX_CHARS:
-        raise DataError(f"the caption has {len(caption):,} characters; at most {MAX_CHARS:,} are kept, shorten it")
-    return caption
 
 
 def free_name(path: Path) -> str:

@@ -15,7 +15,7 @@ from starlette.responses import JSONResponse, Response
 from frameloom.core.errors import DataError
 from frameloom.core.files import digest_value
 from frameloom.data.curation.report import make_thumb
-from frameloom.data.curation.scan import fold_members, member_of
+from frameloom.data.curation.scan import member_of
 from frameloom.data.media.decode import open_video, read_clip
 from frameloom.data.media.tar_members import Member, find_media
 from frameloom.data.media.writing import write_video
@@ -39,9 +39,6 @@ class ClipMedia:
         self._slots = threading.BoundedSemaphore(2)
         self._thumb = lru_cache(maxsize=1024)(self._make_thumb)
 
-    def thumb_url(self, table: ClipTable, row: int) -> str:
-        return f"{THUMBS_ROUTE}{table.key}/{row}"
-
     def thumb(self, key: str, row: int) -> bytes | None:
         """A JPEG; None when the manifest is not open or the file cannot be read."""
         table = self._shelf.find(key)
@@ -51,7 +48,7 @@ class ClipMedia:
         table = self._shelf.find(key)
         if table is None:
             return None
-        facts = _folded(table, row)
+        facts = table.media_facts(row)
         with self._slots:
             try:
                 self._find(table, facts)
@@ -61,14 +58,16 @@ class ClipMedia:
 
     def play_url(self, table: ClipTable, row: int) -> tuple[str, bool]:
         """(address, whether it is a video); DataError says why a clip cannot be shown."""
-        facts = _folded(table, row)
+        facts = table.media_facts(row)
         media = self._find(table, facts)
         suffix = media.suffix.lower()
         if isinstance(media, Path) and facts.get("start_frame") is None:
             if suffix in _IMAGES:
                 return self._context.file_url(media), False
-            if suffix in _CONTAINERS and _codec(media) in _CODECS:
-                return self._context.file_url(media), True
+            if suffix in _CONTAINERS:
+                with open_video(media) as (_, stream):
+                    if stream.codec_context.name in _CODECS:
+                        return self._context.file_url(media), True
         return f"/gradio_api/file={quote(str(self._preview(table, row, facts, media)))}", True
 
     def _find(self, table: ClipTable, facts: dict[str, Any]) -> Path | Member:
@@ -87,7 +86,9 @@ class ClipMedia:
         path = folder / f"{digest_value([table.key, row])[:24]}.mp4"
         if not path.exists():
             frames, start = max(1, int(facts["frames"] or 1)), int(facts.get("start_frame") or 0)
-            height, width = _fit(int(facts["height"]), int(facts["width"]))
+            sides = int(facts["height"]), int(facts["width"])
+            scale = min(1.0, _PREVIEW_PX / max(sides))
+            height, width = (max(2, round(side * scale / 2) * 2) for side in sides)
             step = -(-frames // _PREVIEW_FRAMES)
             with self._slots:
                 pixels_CFHW = read_clip(
@@ -109,53 +110,35 @@ def add_thumb_route(app: FastAPI, media: ClipMedia) -> None:
         return Response(jpeg, media_type="image/jpeg", headers={"cache-control": "private, max-age=3600"})
 
 
-def _folded(table: ClipTable, row: int) -> dict[str, Any]:
-    table.row(row)
-    return fold_members(table.table.slice(row, 1)).row(0, named=True)
-
-
-def _codec(path: Path) -> str:
-    with open_video(path) as (_, stream):
-        return str(stream.codec_context.name)
-
-
-def _fit(height: int, width: int) -> tuple[int, int]:
-    """The size of a preview: even sides, the longer at most `_PREVIEW_PX`."""
-    scale = min(1.0, _PREVIEW_PX / max(height, width))
-    return max(2, round(height * scale / 2) * 2), max(2, round(width * scale / 2) * 2)
-
-
 _HIDDEN = {"caption", "captions", "__row", "row"}
 _MAX_CELL = 300
 
 
-def show_page(table: ClipTable, page: Page, media: ClipMedia, edits: Mapping[int, str], chosen: int | None) -> str:
+def show_page(table: ClipTable, page: Page, edits: Mapping[int, str], chosen: int | None) -> str:
     """The rows of a page as a table; each has a button that chooses it."""
     if not page.num_rows:
-        return note("No clip fits these filters.")
-    rows = "".join(_show_row(table, row, media, edits, chosen) for row in page.rows.iter_rows(named=True))
+        return note("No clip matches these filters.")
+    rows = []
+    for row in page.rows.iter_rows(named=True):
+        number = int(row["row"])
+        caption = edits.get(number, row["caption"] or "")
+        marks = ("fl-chosen " if number == chosen else "") + ("fl-edited" if number in edits else "")
+        picture = f'<img loading="lazy" alt="" src="{THUMBS_ROUTE}{table.key}/{number}">'
+        size = "-" if row["width"] is None or row["height"] is None else f"{row['width']}x{row['height']}"
+        frames, fps = ("-" if row[name] is None else f"{row[name]:g}" for name in ("frames", "fps"))
+        rows.append(
+            f'<tr data-row="{number}" class="{marks.strip()}">'
+            f'<td><button type="button" aria-label="Show {safe(row["path"])}">{picture}</button></td>'
+            f'<td><span class="fl-caption">{safe(_cut(caption)) or "<em>no caption</em>"}</span>'
+            f'<span class="fl-path">{safe(row["path"])}</span></td>'
+            f"<td>{size}</td><td>{frames}</td><td>{fps}</td></tr>"
+        )
     head = "".join(f'<th scope="col">{name}</th>' for name in ("Clip", "Caption", "Size", "Frames", "fps"))
-    return f'<table class="fl-clips"><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>'
-
-
-def _show_row(
-    table: ClipTable, row: Mapping[str, Any], media: ClipMedia, edits: Mapping[int, str], chosen: int | None
-) -> str:
-    number = int(row["row"])
-    caption = edits.get(number, row["caption"] or "")
-    marks = ("fl-chosen " if number == chosen else "") + ("fl-edited" if number in edits else "")
-    picture = f'<img loading="lazy" alt="" src="{media.thumb_url(table, number)}">'
-    return (
-        f'<tr data-row="{number}" class="{marks.strip()}">'
-        f'<td><button type="button" aria-label="Show {safe(row["path"])}">{picture}</button></td>'
-        f'<td><span class="fl-caption">{safe(_cut(caption)) or "<em>no caption</em>"}</span>'
-        f'<span class="fl-path">{safe(row["path"])}</span></td>'
-        f"<td>{_size(row)}</td><td>{_number(row['frames'])}</td><td>{_number(row['fps'])}</td></tr>"
-    )
+    return f'<table class="fl-clips"><thead><tr>{head}</tr></thead><tbody>{"".join(rows)}</tbody></table>'
 
 
 def describe_page(page: Page) -> str:
-    """Where the page stands among all rows."""
+    """Which rows of how many."""
     first = page.number * PAGE_ROWS
     last = first + page.rows.height
     words = f"{first + 1:,} to {last:,} of {page.num_rows:,}" if page.num_rows else "0 clips"
@@ -163,7 +146,7 @@ def describe_page(page: Page) -> str:
 
 
 def show_clip(table: ClipTable, row: int, media: ClipMedia) -> str:
-    """The player of one clip; words instead of it when it cannot be shown."""
+    """The player of one clip, or why it cannot be shown."""
     facts = table.row(row)
     try:
         url, is_video = media.play_url(table, row)
@@ -183,14 +166,6 @@ def show_facts(table: ClipTable, row: int) -> str:
     others = {name: value for name, value in facts.items() if name not in _HIDDEN and value is not None}
     listed = "".join(f"<dt>{safe(name)}</dt><dd>{safe(_cut(value))}</dd>" for name, value in others.items())
     return f'<dl class="fl-facts"><dt>row</dt><dd>{row:,}</dd>{listed}</dl>'
-
-
-def _size(row: Mapping[str, Any]) -> str:
-    return "-" if row["width"] is None or row["height"] is None else f"{row['width']}x{row['height']}"
-
-
-def _number(value: float | None) -> str:
-    return "-" if value is None else f"{value:g}"
 
 
 def _cut(value: object) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import polars as pl
 
@@ -18,7 +19,6 @@ from frameloom.studio.data.clip_table import (
     ClipFilter,
     ClipShelf,
     ClipTable,
-    check_caption,
     free_name,
     write_edited,
 )
@@ -29,12 +29,13 @@ from frameloom.studio.server.markup import bar_chart, data_table, fact_tiles, no
 
 OWN_SHAPES = "the clips' own shapes"
 _HOW_TO_SCAN = "`frameloom data scan clips/ --out clips/manifest.parquet`"
+_MAX_CHARS = 10_000
 Edits = dict[int, str]
 """New captions that are not written yet, by row."""
 
 
-class DataDesk:
-    """Everything a handler needs; the edits of a visitor travel with their page, not in here."""
+class DataController:
+    """Everything behind the tab; the edits of a visitor travel with their page."""
 
     def __init__(self, context: StudioContext) -> None:
         self.context = context
@@ -44,7 +45,7 @@ class DataDesk:
     def open(self, name: str) -> ClipTable:
         path = self.context.resolve(name, where="manifest")
         if not path.is_file():
-            raise DataError(f"{name}: no such manifest; look again")
+            raise DataError(f"{name}: no such manifest; press Refresh")
         return self.shelf.open(path)
 
     def summarize(self, name: str | None) -> tuple[str, str, str]:
@@ -58,37 +59,45 @@ class DataDesk:
         if not name:
             return ""
         table = self.open(name)
-        if policy == OWN_SHAPES:
-            return show_shapes(table)
-        return show_buckets(table, find_recipe_file(self.context, policy))
+        return (
+            show_shapes(table) if policy == OWN_SHAPES else show_buckets(table, find_recipe_file(self.context, policy))
+        )
 
     def show(
-        self, name: str | None, wanted: ClipFilter, number: int, edits: Mapping[int, str], chosen: int | None
+        self,
+        name: str | None,
+        number: int,
+        edits: Mapping[int, str],
+        chosen: int | None,
+        *filters: Any,
+        turn: int | None = 0,
     ) -> tuple[str, str, int]:
-        """(the table, where it stands, the number of the page that is shown)."""
+        """(the table, which rows it has, the number of the page); `turn` pages on, None to the first page."""
         if not name:
             return "", "", 0
         table = self.open(name)
-        page = table.page(wanted, number)
-        return show_page(table, page, self.media, edits, chosen), describe_page(page), page.number
+        page = table.page(ClipFilter.from_form(*filters), 0 if turn is None else number + turn)
+        return show_page(table, page, edits, chosen), describe_page(page), page.number
 
-    def choose(self, name: str, row: int, edits: Mapping[int, str]) -> tuple[str, str, str]:
-        """(the player, the caption, the facts)."""
+    def choose(self, name: str, edits: Mapping[int, str], row: int) -> tuple[str, str, str, int]:
+        """(the player, the caption, the facts, the row)."""
         table = self.open(name)
         caption = edits.get(row, table.row(row)["caption"] or "")
-        return show_clip(table, row, self.media), caption, show_facts(table, row)
+        return show_clip(table, row, self.media), caption, show_facts(table, row), row
 
-    def keep(self, name: str | None, row: int | None, text: str, edits: Edits) -> Edits:
-        """The edits with one more; a caption that is as it was is no edit."""
+    def edit(self, name: str | None, row: int | None, text: str, edits: Edits) -> tuple[Edits, str]:
+        """The edits with one more, and how many they are; a caption that is as it was is no edit."""
         if not name or row is None:
             raise DataError("no clip is chosen; choose one in the table first")
-        caption, table = check_caption(text), self.open(name)
-        others = {known: words for known, words in edits.items() if known != row}
-        if caption == (table.row(row)["caption"] or ""):
-            return others
-        if len(others) >= MAX_EDITS:
-            raise DataError(f"{MAX_EDITS:,} captions are waiting; write them to a manifest first")
-        return {**others, row: caption}
+        caption, table = text.strip(), self.open(name)
+        if len(caption) > _MAX_CHARS:
+            raise DataError(f"the caption has {len(caption):,} characters; at most {_MAX_CHARS:,} are kept, shorten it")
+        changed = {known: words for known, words in edits.items() if known != row}
+        if caption != (table.row(row)["caption"] or ""):
+            if len(changed) >= MAX_EDITS:
+                raise DataError(f"{MAX_EDITS:,} captions are waiting; write them to a manifest first")
+            changed[row] = caption
+        return changed, describe_edits(changed)
 
     def write(self, name: str | None, edits: Edits, target: str) -> str:
         """Write the new manifest; its name relative to the root."""
@@ -108,33 +117,26 @@ _MAX_SHOWN = 200
 
 
 def show_broken(context: StudioContext, table: ClipTable) -> str:
+    """Clips that scan or check found broken, and those that a run on this manifest skipped."""
     rows = [["scan or check", *found] for found in read_broken(table.path).iter_rows()]
-    rows += skipped_in_runs(context, table)
-    if not rows:
-        return note("No broken file is listed: neither beside this manifest nor in a run on it.", kind="good")
-    shown = data_table(["found by", "file", "reason", "what was found"], rows[:_MAX_SHOWN])
-    more = len(rows) - _MAX_SHOWN
-    return shown + (note(f"And {more:,} more.") if more > 0 else "")
-
-
-def skipped_in_runs(context: StudioContext, table: ClipTable) -> list[list[str]]:
-    """(run, file, reason, what was found) of every clip that a run on this manifest left out."""
-    found = []
     for listed in context.find_files(_BAD_CLIPS):
         run = listed.parent
         if listed.name != _BAD_CLIPS or not _trains_on(context, run / "recipe.yaml", table):
             continue
-        for clip in dict.fromkeys((bad.row, bad.reason) for bad in read_bad_clips(listed, repair=False)):
-            row, reason = clip
+        for row, reason in dict.fromkeys((bad.row, bad.reason) for bad in read_bad_clips(listed, repair=False)):
             path = table.table["path"][row] if 0 <= row < table.table.height else f"row {row}"
-            found.append([context.name_of(run), str(path), "skipped while training", reason])
-    return found
+            rows.append([context.name_of(run), str(path), "skipped while training", reason])
+    if not rows:
+        return note("No broken file is listed: neither beside this manifest nor in a run on it.", kind="good")
+    shown = data_table(["found by", "file", "reason", "details"], rows[:_MAX_SHOWN])
+    more = len(rows) - _MAX_SHOWN
+    return shown + (note(f"And {more:,} more.") if more > 0 else "")
 
 
 def _trains_on(context: StudioContext, recipe: Path, table: ClipTable) -> bool:
     try:
         manifest = resolve(recipe).get("data", {}).get("manifest")
-    except FrameloomError:  # a run whose recipe cannot be read is told about under Runs
+    except FrameloomError:  # Runs shows a recipe that cannot be read
         return False
     return isinstance(manifest, str) and (context.root / manifest).resolve() == table.path
 
@@ -142,14 +144,11 @@ def _trains_on(context: StudioContext, recipe: Path, table: ClipTable) -> bool:
 def show_shapes(table: ClipTable) -> str:
     """Clips by width, height and number of frames, the most frequent first."""
     counts = table.table.group_by("width", "height", "frames").len().sort("len", "width", descending=[True, False])
-    bars = [(_name_shape(*shape), count, "") for *shape, count in counts.iter_rows()]
+    bars = []
+    for width, height, frames, count in counts.iter_rows():
+        length = f", {frames} frames" if frames and frames > 1 else ""
+        bars.append(("not scanned" if width is None or height is None else f"{width}x{height}{length}", count, ""))
     return bar_chart("clips by shape", bars)
-
-
-def _name_shape(width: int | None, height: int | None, frames: int | None) -> str:
-    if width is None or height is None:
-        return "not scanned"
-    return f"{width}x{height}" + (f", {frames} frames" if frames and frames > 1 else "")
 
 
 def show_buckets(table: ClipTable, recipe: str | Path) -> str:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import gradio as gr
 
-from frameloom.studio.data.clip_table import ClipFilter
 from frameloom.studio.data.clips import add_thumb_route
-from frameloom.studio.data.controller import OWN_SHAPES, DataDesk, Edits, describe_edits
+from frameloom.studio.data.controller import OWN_SHAPES, DataController, Edits, describe_edits
 from frameloom.studio.recipe.files import list_manifests, list_recipes
 from frameloom.studio.server.context import StudioContext, on_page_load, show_errors
 from frameloom.studio.server.markup import note
@@ -27,56 +26,38 @@ element.addEventListener('click', (event) => {
 _NOTHING_CHOSEN = note("Choose a clip to play it and to change its caption.")
 
 
-@dataclass(frozen=True)
-class _Clips:
-    """The components of the tab Clips."""
-
-    filters: list[Any]
-    grid: Any
-    place: Any
-    back: Any
-    forward: Any
-    viewer: Any
-    caption: Any
-    facts: Any
-    keep: Any
-    waiting: Any
-    target: Any
-    write: Any
-
-
 def build_data(context: StudioContext) -> None:
     """Build the tab."""
-    desk = DataDesk(context)
-    context.routes.append(lambda app: add_thumb_route(app, desk.media))
+    controller = DataController(context)
+    context.routes.append(lambda app: add_thumb_route(app, controller.media))
     names = list_manifests(context)
     with gr.Row(equal_height=True, elem_classes="fl-pick"):
         manifest = gr.Dropdown(
             names, value=next(iter(names), None), label="Manifest", scale=8, min_width=280, elem_id="manifest"
         )
-        again = gr.Button("Look again", scale=1, min_width=120)
+        refresh = gr.Button("Refresh", scale=1, min_width=120)
     totals = gr.HTML(elem_id="data-totals")
     with gr.Tabs():
         with gr.Tab("Clips", id="clips"):
-            clips = _build_clips()
+            target = _build_clips(controller, manifest)
         with gr.Tab("Buckets", id="buckets"):
             policy = gr.Dropdown([OWN_SHAPES, *list_recipes(context)], value=OWN_SHAPES, label="Grouped by")
             buckets = gr.HTML(elem_id="bucket-chart")
         with gr.Tab("Broken files", id="broken"):
             broken = gr.HTML(elem_id="broken-files")
 
-    gr.on(None, show_errors(desk.summarize), [manifest], [totals, broken, clips.target], show_progress="hidden")
-    gr.on(None, show_errors(desk.group), [manifest, policy], [buckets], show_progress="minimal")
-    again.click(lambda chosen: _look_again(context, chosen), [manifest], [manifest])
-    _wire_clips(desk, clips, manifest)
+    def list_again(chosen: str | None) -> Any:
+        found = list_manifests(context)
+        return gr.Dropdown(choices=found, value=chosen if chosen in found else next(iter(found), None))
+
+    gr.on(None, show_errors(controller.summarize), [manifest], [totals, broken, target], show_progress="hidden")
+    gr.on(None, show_errors(controller.group), [manifest, policy], [buckets], show_progress="minimal")
+    refresh.click(list_again, [manifest], [manifest])
 
 
-def _look_again(context: StudioContext, chosen: str | None) -> Any:
-    names = list_manifests(context)
-    return gr.Dropdown(choices=names, value=chosen if chosen in names else next(iter(names), None))
-
-
-def _build_clips() -> _Clips:
+def _build_clips(controller: DataController, manifest: Any) -> Any:
+    """The table with its filters, the player and the editor of captions; gives the field with the next name."""
+    number, chosen, edits = gr.State(0), gr.State(None), gr.State({})
     with gr.Row(elem_classes="fl-filters"):
         text = gr.Textbox(label="Search captions and file names", max_length=200, scale=5, elem_id="clip-search")
         kind = gr.Radio(["all", "video", "image"], value="all", label="Kind", scale=3)
@@ -95,7 +76,7 @@ def _build_clips() -> _Clips:
             grid = gr.HTML(js_on_load=_PICK_ROW, elem_id="clip-table")
             with gr.Row(elem_classes="fl-paging"):
                 back = gr.Button("Previous", size="sm", min_width=90)
-                place = gr.HTML(elem_id="clip-place")
+                position = gr.HTML(elem_id="clip-position")
                 forward = gr.Button("Next", size="sm", min_width=90)
         with gr.Column(scale=3, min_width=300, elem_classes="fl-side"):
             viewer = gr.HTML(_NOTHING_CHOSEN, elem_id="clip-viewer")
@@ -106,60 +87,35 @@ def _build_clips() -> _Clips:
                 target = gr.Textbox(label="New manifest, beside the old one", scale=3, min_width=180)
                 write = gr.Button("Write", variant="primary", scale=1, min_width=90, elem_id="write-manifest")
             facts = gr.HTML(elem_id="clip-facts")
-    return _Clips(
-        [text, kind, *bounds, where], grid, place, back, forward, viewer, caption, facts, keep, waiting, target, write
-    )
 
+    def choose(name: str, changed: Edits, event: gr.EventData) -> tuple[str, str, str, int]:
+        return controller.choose(name, changed, int(event.row))
 
-def _make_filter(text: str, kind: str, *rest: Any) -> ClipFilter:
-    low_frames, high_frames, low_side, high_side, low_fps, high_fps, where = rest
-    return ClipFilter(
-        text or "", kind, (low_frames, high_frames), (low_side, high_side), (low_fps, high_fps), where or ""
-    )
-
-
-def _wire_clips(desk: DataDesk, clips: _Clips, manifest: Any) -> None:
-    number, chosen, edits = gr.State(0), gr.State(None), gr.State({})
-    shown = [clips.grid, clips.place, number]
-    asked = [manifest, number, edits, chosen, *clips.filters]
-
-    def show(name: str, page: int, changed: Edits, row: int | None, *filters: Any) -> tuple[str, str, int]:
-        return desk.show(name, _make_filter(*filters), page, changed, row)
-
-    def first(name: str, page: int, *rest: Any) -> tuple[str, str, int]:
-        return show(name, 0, *rest)
-
-    def turn(step: int) -> Any:
-        return show_errors(lambda name, page, *rest: show(name, page + step, *rest))
-
-    def pick(name: str, changed: Edits, event: gr.EventData) -> tuple[str, str, str, int]:
-        row = int(event.row)
-        return (*desk.choose(name, row, changed), row)
-
-    def forget() -> tuple[str, str, str, None, Edits, str]:
-        return _NOTHING_CHOSEN, "", "", None, {}, describe_edits({})
-
-    def keep(name: str, row: int | None, text: str, changed: Edits) -> tuple[Edits, str]:
-        kept = desk.keep(name, row, text, changed)
-        return kept, describe_edits(kept)
-
-    def write(name: str, changed: Edits, target: str) -> tuple[Any, Edits]:
-        written = desk.write(name, changed, target)
+    def write_manifest(name: str, changed: Edits, new: str) -> tuple[Any, Edits]:
+        written = controller.write(name, changed, new)
         gr.Info(f"Written: {written}")
-        return gr.Dropdown(choices=list_manifests(desk.context), value=written), {}
+        return gr.Dropdown(choices=list_manifests(controller.context), value=written), {}
 
-    quiet: dict[str, Any] = {"show_progress": "hidden", "trigger_mode": "always_last"}
-    manifest.change(
-        forget, None, [clips.viewer, clips.caption, clips.facts, chosen, edits, clips.waiting], show_progress="hidden"
-    ).then(show_errors(first), asked, shown, **quiet)
-    on_page_load(show_errors(first), asked, shown, **quiet)
-    gr.on([part.change for part in clips.filters], show_errors(first), asked, shown, **quiet)
-    clips.back.click(turn(-1), asked, shown, **quiet)
-    clips.forward.click(turn(1), asked, shown, **quiet)
-    clips.grid.click(
-        show_errors(pick), [manifest, edits], [clips.viewer, clips.caption, clips.facts, chosen], show_progress="hidden"
-    ).then(show_errors(show), asked, shown, **quiet)
-    clips.keep.click(
-        show_errors(keep), [manifest, chosen, clips.caption, edits], [edits, clips.waiting], show_progress="hidden"
-    ).then(show_errors(show), asked, shown, **quiet)
-    clips.write.click(show_errors(write), [manifest, edits, clips.target], [manifest, edits])
+    filters: list[Any] = [text, kind, *bounds, where]
+    shown: dict[str, Any] = {
+        "inputs": [manifest, number, edits, chosen, *filters],
+        "outputs": [grid, position, number],
+        "show_progress": "hidden",
+        "trigger_mode": "always_last",
+    }
+    show, first = show_errors(controller.show), show_errors(partial(controller.show, turn=None))
+    quiet: dict[str, Any] = {"show_progress": "hidden"}
+    nothing: tuple[Any, ...] = (_NOTHING_CHOSEN, "", "", None, {}, describe_edits({}))
+    manifest.change(lambda: nothing, None, [viewer, caption, facts, chosen, edits, waiting], **quiet).then(
+        first, **shown
+    )
+    on_page_load(first, **shown)
+    gr.on([part.change for part in filters], first, **shown)
+    back.click(show_errors(partial(controller.show, turn=-1)), **shown)
+    forward.click(show_errors(partial(controller.show, turn=1)), **shown)
+    grid.click(show_errors(choose), [manifest, edits], [viewer, caption, facts, chosen], **quiet).then(show, **shown)
+    keep.click(show_errors(controller.edit), [manifest, chosen, caption, edits], [edits, waiting], **quiet).then(
+        show, **shown
+    )
+    write.click(show_errors(write_manifest), [manifest, edits, target], [manifest, edits])
+    return target

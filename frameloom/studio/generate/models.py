@@ -16,7 +16,8 @@ from frameloom.config.schema.sampling import SampleSection
 from frameloom.core.errors import FrameloomError
 from frameloom.diffusion.sampler_table import SAMPLERS
 from frameloom.models.registry import DENOISERS, VAES
-from frameloom.studio.runs.run_list import RECIPE, is_run_folder, walk_folders
+from frameloom.studio.runs.run_list import RECIPE, is_run_folder
+from frameloom.studio.server.context import walk_folders
 
 _CONFIG, _TENSORS = "config.json", "model.safetensors"
 _MAX_CONFIG_BYTES = 1 << 20
@@ -81,7 +82,7 @@ def read_model(recipe: Path, _changed_ns: int) -> StudioModel | None:
         samplers=SAMPLERS[loaded.objective.kind],
         takes_image=takes_image(loaded),
         makes_clips=makes_clips(loaded),
-        frame_rule=VAES[loaded.vae.name].frame_rule(),
+        frame_rule=VAES[loaded.vae.name].lengths().describe(),
     )
 
 

@@ -12,15 +12,14 @@ from frameloom.config.rules.check import check_files
 from frameloom.config.schema.recipe import Recipe
 from frameloom.core.errors import ConfigError, FrameloomError
 from frameloom.core.files import write_text
-from frameloom.core.units import format_bytes, format_duration
 from frameloom.data.manifest.filters import check_recipe_filters
 from frameloom.studio.recipe.files import find_recipe_file, set_key
 from frameloom.studio.recipe.form import build_fields, read_values
 from frameloom.studio.server.context import StudioContext
-from frameloom.studio.server.markup import data_table, fact_tiles, note, problem_list
+from frameloom.studio.server.markup import data_table, fact_tiles, format_time, note, problem_list
 
 if TYPE_CHECKING:
-    from frameloom.planner.estimate import BucketPlan, RunPlan
+    from frameloom.planner.estimate import RunPlan
 
 
 NEW = "new recipe"
@@ -36,7 +35,7 @@ class Checked:
     values: dict[KeyPath, Any] | None = None
 
 
-class RecipeDesk:
+class RecipeController:
     """Texts come from the page and go back to it; files are only read, and written under new names."""
 
     def __init__(self, context: StudioContext) -> None:
@@ -66,7 +65,7 @@ class RecipeDesk:
         if len(text) > self.context.limits.text_chars:
             return Checked([f"{len(text):,} characters; a recipe has at most {self.context.limits.text_chars:,}"])
         try:
-            file = self._place(name)
+            file = self._file(name)
             draft = read_draft_text(text, file=file, shown=file.name, inside=self.context.root)
         except ConfigError as error:
             return Checked(error.problems)
@@ -82,7 +81,7 @@ class RecipeDesk:
             return Checked([], error.problems, recipe, values)
         return Checked([], [], recipe, values)
 
-    def _place(self, name: str) -> Path:
+    def _file(self, name: str) -> Path:
         """Where the text would stand: relative names of `_base_` start from there."""
         wanted = name.strip() or "recipe.yaml"
         return self.context.resolve(wanted if wanted.endswith((".yaml", ".yml")) else f"{wanted}.yaml", where="save as")
@@ -98,8 +97,8 @@ class RecipeDesk:
         """Write a recipe without problems to a new file; its name relative to the root."""
         found = self.check(text, name)
         if found.problems:
-            raise ConfigError([f"not saved, {len(found.problems)} to put right first:", *found.problems[:3]])
-        file = self._place(name)
+            raise ConfigError([f"not saved, {len(found.problems)} to fix first:", *found.problems[:3]])
+        file = self._file(name)
         if not name.strip():
             raise ConfigError("no name to save it under; e.g. my-run.yaml")
         if file.exists():
@@ -113,92 +112,81 @@ def describe_check(found: Checked) -> str:
     if found.problems:
         return problem_list(found.problems)
     assert found.recipe is not None
-    words = note(f"No mistake in it. {describe_recipe(found.recipe)}", kind="good")
-    if found.missing:
-        words += note("Not there yet, and needed before a run:") + problem_note(found.missing)
-    return words
-
-
-def problem_note(problems: list[str]) -> str:
-    return "".join(note(f"· {problem}") for problem in problems)
-
-
-def describe_recipe(recipe: Recipe) -> str:
-    trained = f"{recipe.model.family} {recipe.model.size}"
-    if recipe.task == "autoencoder":
-        trained = f"{recipe.vae.name} {recipe.vae.size}"
+    recipe = found.recipe
+    part: Any = recipe.vae if recipe.task == "autoencoder" else recipe.model
+    name = recipe.vae.name if recipe.task == "autoencoder" else recipe.model.family
     length = f"{recipe.train.epochs} epoch(s)" if recipe.train.steps is None else f"{recipe.train.steps:,} steps"
-    return f"Trains {recipe.task} {trained} for {length}."
+    answer = note(f"No mistake in it. Trains {recipe.task} {name} {part.size} for {length}.", kind="good")
+    if found.missing:
+        answer += note("Not there yet, and needed before a run:")
+        answer += "".join(note(f"· {problem}") for problem in found.missing)
+    return answer
 
 
+_GB = 1e9
 _MAX_ROWS = 60
 
 
 def show_plan(context: StudioContext, recipe: Recipe, device: str, num_devices: int, memory: str) -> str:
-    """Work the plan out (shapes only, no weights) and show it."""
+    """Estimate memory and time (from shapes, without weights) and show them."""
     # The planner brings the models along; a page that plans nothing starts without them.
     from frameloom.planner.devices import choose_device
     from frameloom.planner.estimate import measure_recipe, plan_run
-    from frameloom.planner.suggest import balance_tokens, format_balance, suggest_change
+    from frameloom.planner.suggest import balance_tokens, suggest_change
 
     chosen = choose_device(device, memory.strip() or None)
     measured = measure_recipe(recipe)
-    reads_data = _data_is_below(context, recipe)
+    named = [recipe.data.manifest, *(source.path for source in recipe.data.sources)]
+    paths = [(context.root / name).resolve() for name in named if name]
+    reads_data = bool(paths) and all(path.is_relative_to(context.root) and path.exists() for path in paths)
     plan = plan_run(recipe, chosen, num_devices, with_data=reads_data, measured=measured)
-    change = suggest_change(recipe, plan, num_devices, measured)
-    parts = [fact_tiles(_facts(plan)), _verdict(plan, change.describe() if change else None), _table(plan)]
+    parts = [fact_tiles(_summarize(plan))]
+    if plan.breaking:
+        change = suggest_change(recipe, plan, num_devices, measured)
+        helps = (
+            f"the smallest change that helps: {change.describe()}"
+            if change
+            else "no sharding, recompute or batch helps"
+        )
+        worst = plan.breaking[0].bucket.name
+        parts.append(note(f"{len(plan.breaking)} bucket(s) do not fit, the worst is {worst}; {helps}.", kind="bad"))
+    else:
+        parts.append(note("Every bucket fits.", kind="good"))
+    header = ["bucket", "tokens", "batch", "activations", "in all", "fits", "largest batch", "seconds"]
+    rows = [
+        [
+            item.bucket.name,
+            f"{item.tokens:,}",
+            str(item.bucket.batch_size),
+            f"{'' if item.is_measured else '~'}{item.activations / _GB:,.2f} GB",
+            f"{item.total / _GB:,.2f} GB",
+            "yes" if item.total <= plan.device.memory else "no",
+            str(item.largest_batch),
+            f"{item.seconds:,.3g}",
+        ]
+        for item in plan.buckets[:_MAX_ROWS]
+    ]
+    parts.append(data_table(header, rows, numbers=range(1, 8)))
+    if len(plan.buckets) > _MAX_ROWS:
+        parts.append(note(f"And {len(plan.buckets) - _MAX_ROWS} more."))
     if balance := balance_tokens(recipe, plan, num_devices, measured):
-        parts.append(note(f"Better: {format_balance(balance)}."))
+        parts.append(note(f"Better: {balance.describe()}."))
     if not reads_data:
         parts.append(note("No times of an epoch: the manifest is not there, or not below the folder."))
     return "".join(parts)
 
 
-def _data_is_below(context: StudioContext, recipe: Recipe) -> bool:
-    named = [recipe.data.manifest, *(source.path for source in recipe.data.sources)]
-    paths = [(context.root / name).resolve() for name in named if name]
-    return bool(paths) and all(path.is_relative_to(context.root) and path.exists() for path in paths)
-
-
-def _facts(plan: RunPlan) -> dict[str, str]:
+def _summarize(plan: RunPlan) -> dict[str, str]:
     worst = max(plan.buckets, key=lambda item: item.total)
     facts = {
         "weights": f"{plan.size.weights / 1e6:,.1f} M",
-        "of them train": f"{plan.size.trained / 1e6:,.1f} M",
-        f"largest bucket, of {plan.device.describe_memory()}": format_bytes(worst.total),
+        "trained": f"{plan.size.trained / 1e6:,.1f} M",
+        f"largest bucket, of {plan.device.describe_memory()}": f"{worst.total / _GB:,.2f} GB",
         "slowest micro-batch": f"{max(item.seconds for item in plan.buckets):,.3g} s",
-        "a checkpoint": format_bytes(plan.checkpoint),
+        "a checkpoint": f"{plan.checkpoint / _GB:,.2f} GB",
     }
     if plan.epoch is not None:
+        seconds = plan.epoch.seconds
         facts["steps in an epoch"] = f"{plan.epoch.steps:,}"
-        facts["an epoch"] = format_duration(plan.epoch.seconds)
+        facts["an epoch"] = f"{seconds:,.3g} s" if seconds < 120 else format_time(seconds)
     return facts
-
-
-def _verdict(plan: RunPlan, change: str | None) -> str:
-    if not plan.breaking:
-        return note("Every bucket fits.", kind="good")
-    worst = plan.breaking[0].bucket.name
-    advice = f"the smallest change that helps: {change}" if change else "no sharding, recompute or batch helps"
-    return note(f"{len(plan.breaking)} bucket(s) do not fit, the worst is {worst}; {advice}.", kind="bad")
-
-
-def _table(plan: RunPlan) -> str:
-    header = ["bucket", "tokens", "batch", "activations", "in all", "fits", "largest batch", "seconds"]
-    rows = [_row(item, plan.device.memory) for item in plan.buckets[:_MAX_ROWS]]
-    more = len(plan.buckets) - _MAX_ROWS
-    return data_table(header, rows, numbers=range(1, 8)) + (note(f"And {more} more.") if more > 0 else "")
-
-
-def _row(item: BucketPlan, memory: float) -> list[str]:
-    about = "" if item.is_measured else "~"
-    return [
-        item.bucket.name,
-        f"{item.tokens:,}",
-        str(item.bucket.batch_size),
-        f"{about}{format_bytes(item.activations)}",
-        format_bytes(item.total),
-        "yes" if item.total <= memory else "no",
-        str(item.largest_batch),
-        f"{item.seconds:,.3g}",
-    ]

@@ -6,6 +6,8 @@ import copy
 import json
 import re
 from collections.abc import Iterator
+from contextlib import suppress
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -25,13 +27,8 @@ _KEYS = ("_base_:", "task:", "model:", "vae:", "data:", "train:", "optim:", "nam
 
 def list_recipes(context: StudioContext) -> list[str]:
     """Files first, then the shipped ones; the names are what `find_recipe_file` takes."""
-    files: list[str] = []
-    for path in context.find_files(".yaml", ".yml"):
-        if len(files) == _MAX_LISTED:
-            break
-        if _looks_like_recipe(path):
-            files.append(context.name_of(path))
-    return [*files, *(f"{SHIPPED_MARK}{name}" for name, _ in shipped_recipes())]
+    files = (context.name_of(path) for path in context.find_files(".yaml", ".yml") if _looks_like_recipe(path))
+    return [*islice(files, _MAX_LISTED), *(f"{SHIPPED_MARK}{name}" for name, _ in shipped_recipes())]
 
 
 def find_recipe_file(context: StudioContext, name: str) -> Path:
@@ -63,15 +60,10 @@ _HEAD_BYTES = 1 << 16
 
 
 def list_manifests(context: StudioContext) -> list[str]:
-    """Names relative to the root, in order."""
-    found: list[str] = []
-    for path in context.find_files(*SUFFIXES):
-        if len(found) == _MAX_LISTED:
-            break
-        columns = set(read_columns(path))
-        if columns & set(PATH_NAMES) and columns & _CAPTIONS:
-            found.append(context.name_of(path))
-    return found
+    """Names relative to the root, in order, of tables with paths and captions."""
+    tables = ((path, set(read_columns(path))) for path in context.find_files(*SUFFIXES))
+    found = (context.name_of(path) for path, names in tables if names & set(PATH_NAMES) and names & _CAPTIONS)
+    return list(islice(found, _MAX_LISTED))
 
 
 def read_columns(path: Path) -> list[str]:
@@ -89,7 +81,7 @@ def read_columns(path: Path) -> list[str]:
         return []
 
 
-_VALUE = r"^(\s*(?:[\w.-]+|\"[^\"]*\"|'[^']*')\s*:)(?:\s+(.*?))?(\s+#.*)?$"
+_VALUE = re.compile(r"^(\s*(?:[\w.-]+|\"[^\"]*\"|'[^']*')\s*:)(?:\s+(.*?))?(\s+#.*)?$")
 
 
 def set_key(text: str, path: KeyPath, value: Any, *, where: str) -> str:
@@ -98,89 +90,56 @@ def set_key(text: str, path: KeyPath, value: Any, *, where: str) -> str:
     before = found if found is not None else {}
     if not isinstance(before, dict):
         raise ConfigError(f"{where}: the text is no mapping; a recipe is keys and values, e.g. 'name: my-run'")
-    wanted = _with_key(before, path, value)
-    if wanted == before and _has(before, path):
-        return text
-    for candidate in _candidates(text, path, value, wanted, lines):
-        if _reads_as(candidate, wanted, where):
-            return candidate
-    return _render(wanted)
-
-
-def _with_key(tree: dict[str, Any], path: KeyPath, value: Any) -> dict[str, Any]:
-    changed = copy.deepcopy(tree)
-    inner = changed
+    wanted = copy.deepcopy(before)
+    inner = wanted
     for name in path[:-1]:
         if not isinstance(inner.get(name), dict):
             inner[name] = {}
         inner = inner[name]
+    if path[-1] in inner and inner[path[-1]] == value and wanted == before:
+        return text
     inner[path[-1]] = value
-    return changed
-
-
-def _has(tree: Any, path: KeyPath) -> bool:
-    for name in path:
-        if not isinstance(tree, dict) or name not in tree:
-            return False
-        tree = tree[name]
-    return True
-
-
-def _reads_as(text: str, wanted: dict[str, Any], where: str) -> bool:
-    try:
-        return bool(parse_document(text, where=where)[0] == wanted)
-    except ConfigError:
-        return False
-
-
-def _candidates(
-    text: str, path: KeyPath, value: Any, wanted: dict[str, Any], lines: dict[KeyPath, int]
-) -> Iterator[str]:
-    """Ways to write the change, the least intrusive first; each is tried by reading it back."""
-    rows = text.splitlines()
-    if path in lines:
-        yield _join(_replace(rows, lines[path], value))
-    section = path[:1]
-    if len(path) == 2 and section in lines:
-        yield _join(_insert(rows, lines[section], _child_indent(rows, lines, path), path[1], value))
-        yield _join(_replace(rows, lines[section], wanted[path[0]]))
-    elif len(path) == 2:
-        block = [f"{path[0]}:", f"  {format_key(path[1])}: {format_value(value)}"]
-        yield _join([*rows, *block])
-    else:
-        first = min((line for key, line in lines.items() if len(key) == 1), default=len(rows) + 1)
-        yield _join([*rows[: first - 1], f"{format_key(path[0])}: {format_value(value)}", *rows[first - 1 :]])
-
-
-def _replace(rows: list[str], line: int, value: Any) -> list[str]:
-    """The value on one line replaced, its comment kept."""
-    found = re.match(_VALUE, rows[line - 1])
-    if found is None:
-        return rows
-    return [*rows[: line - 1], f"{found[1]} {format_value(value)}{found[3] or ''}", *rows[line:]]
-
-
-def _insert(rows: list[str], line: int, indent: str, key: str, value: Any) -> list[str]:
-    return [*rows[:line], f"{indent}{format_key(key)}: {format_value(value)}", *rows[line:]]
-
-
-def _child_indent(rows: list[str], lines: dict[KeyPath, int], path: KeyPath) -> str:
-    below = [line for key, line in lines.items() if len(key) == 2 and key[0] == path[0]]
-    row = rows[min(below) - 1] if below else "  "
-    return row[: len(row) - len(row.lstrip())] or "  "
-
-
-def _join(rows: list[str]) -> str:
+    for rows in _candidates(text.splitlines(), path, value, wanted, lines):
+        candidate = "\n".join(rows) + "\n"
+        with suppress(ConfigError):
+            if parse_document(candidate, where=where)[0] == wanted:
+                return candidate
+    # The change fits nowhere in what was written, so the whole text is written anew.
+    rows = []
+    for key, item in wanted.items():
+        if isinstance(item, dict) and item:
+            rows += [
+                f"{format_key(key)}:",
+                *(f"  {format_key(name)}: {format_value(one)}" for name, one in item.items()),
+            ]
+        else:
+            rows.append(f"{format_key(key)}: {format_value(item)}")
     return "\n".join(rows) + "\n"
 
 
-def _render(tree: dict[str, Any]) -> str:
-    """The whole text anew: only when the change fits nowhere in what was written."""
-    rows = []
-    for key, value in tree.items():
-        if isinstance(value, dict) and value:
-            rows.append(f"{format_key(key)}:")
-            rows += [f"  {format_key(name)}: {format_value(item)}" for name, item in value.items()]
-        else:
-            rows.append(f"{format_key(key)}: {format_value(value)}")
-    return _join(rows)
+def _candidates(
+    rows: list[str], path: KeyPath, value: Any, wanted: dict[str, Any], lines: dict[KeyPath, int]
+) -> Iterator[list[str]]:
+    """Ways to write the change, the least intrusive first; each is tried by reading it back."""
+
+    def replace(line: int, new: Any) -> list[str]:
+        """The value on one line replaced, its comment kept."""
+        match = _VALUE.match(rows[line - 1])
+        if match is None:
+            return rows
+        return [*rows[: line - 1], f"{match[1]} {format_value(new)}{match[3] or ''}", *rows[line:]]
+
+    entry = f"{format_key(path[-1])}: {format_value(value)}"
+    if path in lines:
+        yield replace(lines[path], value)
+    if len(path) == 1:
+        first = min((line for key, line in lines.items() if len(key) == 1), default=len(rows) + 1)
+        yield [*rows[: first - 1], entry, *rows[first - 1 :]]
+    elif (section := lines.get(path[:1])) is not None:
+        below = [line for key, line in lines.items() if len(key) == 2 and key[0] == path[0]]
+        child = rows[min(below) - 1] if below else "  "
+        indent = child[: len(child) - len(child.lstrip())] or "  "
+        yield [*rows[:section], f"{indent}{entry}", *rows[section:]]
+        yield replace(section, wanted[path[0]])
+    else:
+        yield [*rows, f"{path[0]}:", f"  {entry}"]

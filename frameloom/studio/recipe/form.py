@@ -19,7 +19,7 @@ MAIN_KEYS: dict[str, tuple[str, ...]] = {
     "vae": ("name", "size", "weights", "precision"),
     "data": ("manifest", "root", "policy", "frame_start", "flip", "workers"),
     "text": ("dropout",),
-    "objective": ("kind", "law", "shift"),
+    "objective": ("kind", "distribution", "shift"),
     "optim": ("name", "lr", "weight_decay", "clip_norm"),
     "train": ("steps", "epochs", "accumulate", "precision", "save_every", "log_every", "recompute", "device"),
     "parallel": ("zero", "sequence"),
@@ -41,6 +41,11 @@ class FormField:
     default: Any
     choices: tuple[str, ...] = ()
     is_open: bool = False
+
+    @property
+    def follows(self) -> KeyPath:
+        """The field that this one's choices depend on."""
+        return _FOLLOWS.get(self.path, ())
 
     @property
     def is_switch(self) -> bool:
@@ -79,38 +84,26 @@ def _make_field(section: str, name: str) -> FormField:
     field = field_at(path)
     assert field is not None, f"the recipe has no key {'.'.join(path)}"
     kind = field_kind(field)
-    choices, is_open = _choices(path, kind)
     default = None if field.is_required() else default_of(field)
-    return FormField(path, kind, field.description or "", default, choices, is_open)
-
-
-def _choices(path: KeyPath, kind: Kind) -> tuple[tuple[str, ...], bool]:
+    about = field.description or ""
     if path in _NAMES:
-        return _NAMES[path], True
+        return FormField(path, kind, about, default, _NAMES[path], is_open=True)
     if path in _FOLLOWS or path == ("data", "manifest"):
-        return ("",), True
-    words = [format_value(word) for option in kind.options for word in _literals(option)]
-    if kind.accepts(type(None)) and words:
-        words.append(_NULL)
-    is_closed = all(_literals(option) or option.annotation is type(None) for option in kind.options)
-    return (tuple(words), False) if words and is_closed else ((), False)
-
-
-def _literals(kind: Kind) -> tuple[Any, ...]:
-    return get_args(kind.annotation) if get_origin(kind.annotation) is Literal else ()
-
-
-def is_size(field: FormField) -> bool:
-    return field.path in _FOLLOWS
+        return FormField(path, kind, about, default, ("",), is_open=True)
+    literals = [option for option in kind.options if get_origin(option.annotation) is Literal]
+    words = [format_value(word) for option in literals for word in get_args(option.annotation)]
+    may_be_null = kind.accepts(type(None))
+    is_closed = len(literals) + may_be_null == len(kind.options)
+    choices = (*words, *([_NULL] if may_be_null else [])) if words and is_closed else ()
+    return FormField(path, kind, about, default, choices)
 
 
 def sizes_for(field: FormField, values: dict[KeyPath, Any]) -> list[str] | None:
     """The named sizes of the chosen family or autoencoder; None for a field that does not depend on another."""
-    leader = _FOLLOWS.get(field.path)
-    if leader is None:
+    if not field.follows:
         return None
-    name = str(values.get(leader))
-    spec = DENOISERS.get(name) if leader[0] == "model" else VAES.get(name)
+    name = str(values.get(field.follows))
+    spec = DENOISERS.get(name) if field.follows[0] == "model" else VAES.get(name)
     return list(spec.sizes) if spec else []
 
 

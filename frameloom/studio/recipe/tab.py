@@ -2,32 +2,41 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import gradio as gr
 
 from frameloom.config.loading.schema_tree import field_at
 from frameloom.core.errors import ConfigError
-from frameloom.studio.recipe.controller import Checked, RecipeDesk, describe_check, show_plan
+from frameloom.studio.recipe.controller import Checked, RecipeController, describe_check, show_plan
 from frameloom.studio.recipe.files import SHIPPED_MARK, list_manifests, list_recipes
-from frameloom.studio.recipe.form import FormField, is_size, sizes_for
+from frameloom.studio.recipe.form import FormField, sizes_for
 from frameloom.studio.server.context import StudioContext, on_page_load, show_errors
 
 _DEVICES = ("h100", "h200", "a100", "4090", "910b", "cpu")
 _MAX_DEVICES = 65_536
-_QUIET: dict[str, Any] = {"show_progress": "hidden", "trigger_mode": "always_last"}
+_LATEST: dict[str, Any] = {"show_progress": "hidden", "trigger_mode": "always_last"}
 
 
 def build_recipe(context: StudioContext) -> None:
     """Build the tab."""
-    desk = RecipeDesk(context)
+    controller = RecipeController(context)
     names = list_recipes(context)
+    # A file of the user, or the smallest of the shipped ones.
+    demo = next((name for name in names if name.endswith("shapes/demo")), None)
+    first = names[0] if names and not names[0].startswith(SHIPPED_MARK) else demo
     with gr.Row(equal_height=True, elem_classes="fl-pick"):
-        pick = gr.Dropdown(names, value=_first(names), label="Recipe", scale=8, min_width=280, elem_id="recipe-pick")
-        again = gr.Button("Look again", scale=1, min_width=120)
+        pick = gr.Dropdown(names, value=first, label="Recipe", scale=8, min_width=280, elem_id="recipe-pick")
+        refresh = gr.Button("Refresh", scale=1, min_width=120)
+    widgets: list[tuple[FormField, Any]] = []
     with gr.Row(elem_classes="fl-split"):
         with gr.Column(scale=4, min_width=320):
-            widgets = _build_form(desk, context)
+            for section, fields in controller.fields.items():
+                about = field_at((section,)) if section else None
+                title = _shorten(f"{section}: {about.description}" if about else "The run")
+                with gr.Accordion(title, open=not section), gr.Row(elem_classes="fl-fields"):
+                    widgets += [(field, _build_widget(field, context)) for field in fields]
         with gr.Column(scale=5, min_width=320, elem_classes="fl-side"):
             text = gr.Code(
                 language="yaml", label="The recipe", lines=14, max_lines=28, elem_id="recipe-text", interactive=True
@@ -36,24 +45,43 @@ def build_recipe(context: StudioContext) -> None:
             with gr.Row(equal_height=True, elem_classes="fl-pick"):
                 name = gr.Textbox(label="Save as a new file", scale=4, min_width=180, elem_id="recipe-name")
                 save = gr.Button("Save", variant="primary", scale=1, min_width=90, elem_id="recipe-save")
-    _build_plan(desk, text, name)
-    _wire(desk, context, pick, again, text, answer, name, save, widgets)
+    _build_plan(controller, text, name)
 
+    def check(written: str, target: str) -> list[Any]:
+        found = controller.check(written or "", target or "")
+        return [describe_check(found), *_fill(found, [field for field, _ in widgets])]
 
-def _first(names: list[str]) -> str | None:
-    """A file of the person's own, or the smallest of the shipped ones."""
-    demo = next((name for name in names if name.endswith("shapes/demo")), None)
-    return names[0] if names and not names[0].startswith(SHIPPED_MARK) else demo
+    def open_picked(chosen: str | None) -> tuple[str, str]:
+        return controller.open(chosen) if chosen else ("name: my-run\n", controller.free_name("my-run.yaml"))
 
+    def write_field(field: FormField, written: str, target: str, shown: Any) -> list[Any]:
+        changed = controller.set_field(written or "", target or "", field.path, field.read(shown))
+        found = controller.check(written if changed is None else changed, target or "")
+        return [gr.skip() if changed is None else changed, describe_check(found), *_offer_sizes(controller, found)]
 
-def _build_form(desk: RecipeDesk, context: StudioContext) -> list[tuple[FormField, Any]]:
-    widgets = []
-    for section, fields in desk.fields.items():
-        about = field_at((section,)) if section else None
-        title = f"{section}: {about.description}" if about else "The run"
-        with gr.Accordion(_shorten(title), open=not section), gr.Row(elem_classes="fl-fields"):
-            widgets += [(field, _build_widget(field, context)) for field in fields]
-    return widgets
+    def write(written: str, target: str) -> Any:
+        saved = controller.save(written or "", target or "")
+        gr.Info(f"Saved: {saved}")
+        return gr.Dropdown(choices=list_recipes(context), value=saved)
+
+    everything: dict[str, Any] = {
+        "inputs": [text, name],
+        "outputs": [answer, *(widget for _, widget in widgets)],
+        **_LATEST,
+    }
+    for opened in (pick.change, on_page_load):
+        opened(show_errors(open_picked), [pick], [text, name], show_progress="hidden").then(check, **everything)
+    # Only typing in the text fills the form: an answer that comes late must not undo what is typed in a field.
+    text.input(check, **everything)
+    name.input(lambda written, target: check(written, target)[0], [text, name], answer)
+    sizes = [widget for field, widget in widgets if field.follows]
+    for field, widget in widgets:
+        # Text that is pasted, or filled in by the browser, raises no event until the field is left.
+        events = [widget.input, *([widget.blur, widget.submit] if isinstance(widget, gr.Textbox) else [])]
+        handler = show_errors(partial(write_field, field))
+        gr.on(events, handler, [text, name, widget], [text, answer, *sizes], **_LATEST)
+    refresh.click(lambda: gr.Dropdown(choices=list_recipes(context)), None, pick)
+    save.click(show_errors(write), [text, name], [pick])
 
 
 def _shorten(title: str, width: int = 64) -> str:
@@ -71,70 +99,22 @@ def _build_widget(field: FormField, context: StudioContext) -> Any:
     return gr.Textbox(max_lines=1, max_length=1000, min_width=200, **shown)
 
 
-def _build_plan(desk: RecipeDesk, text: Any, name: Any) -> None:
+def _build_plan(controller: RecipeController, text: Any, name: Any) -> None:
     gr.HTML('<h2 class="fl-title">Memory and time</h2>')
     with gr.Row(equal_height=True, elem_classes="fl-pick"):
         device = gr.Dropdown(list(_DEVICES), value="h100", label="Device", min_width=140)
         count = gr.Number(1, label="How many", precision=0, minimum=1, maximum=_MAX_DEVICES, min_width=120)
         memory = gr.Textbox(label="Memory of each", placeholder="as the device has, e.g. 80GB", min_width=180)
-        work_out = gr.Button("Work it out", min_width=140, elem_id="plan-button")
+        estimate = gr.Button("Estimate cost", min_width=140, elem_id="plan-button")
     result = gr.HTML(elem_id="plan-result")
 
-    def plan(written: str, place: str, kind: str, num_devices: int, size: str) -> str:
-        found = desk.check(written, place)
+    def plan(written: str, target: str, kind: str, num_devices: int, size: str) -> str:
+        found = controller.check(written, target)
         if found.recipe is None:
-            raise ConfigError([f"no plan yet, {len(found.problems)} to put right first:", *found.problems[:3]])
-        return show_plan(desk.context, found.recipe, kind, int(num_devices), size or "")
+            raise ConfigError([f"no estimate yet, {len(found.problems)} to fix first:", *found.problems[:3]])
+        return show_plan(controller.context, found.recipe, kind, int(num_devices), size or "")
 
-    work_out.click(show_errors(plan), [text, name, device, count, memory], result, concurrency_limit=1)
-
-
-def _wire(
-    desk: RecipeDesk,
-    context: StudioContext,
-    pick: Any,
-    again: Any,
-    text: Any,
-    answer: Any,
-    name: Any,
-    save: Any,
-    widgets: list[tuple[FormField, Any]],
-) -> None:
-    fields = [widget for _, widget in widgets]
-    sizes = [widget for field, widget in widgets if is_size(field)]
-
-    def check(written: str, place: str) -> list[Any]:
-        found = desk.check(written or "", place or "")
-        return [describe_check(found), *_fill(found, [field for field, _ in widgets])]
-
-    def open_picked(chosen: str | None) -> tuple[str, str]:
-        return desk.open(chosen) if chosen else ("name: my-run\n", desk.free_name("my-run.yaml"))
-
-    def change(field: FormField) -> Any:
-        def write_field(written: str, place: str, shown: Any) -> list[Any]:
-            changed = desk.set_field(written or "", place or "", field.path, field.read(shown))
-            found = desk.check(written if changed is None else changed, place or "")
-            return [gr.skip() if changed is None else changed, describe_check(found), *_offer_sizes(desk, found)]
-
-        return show_errors(write_field)
-
-    def write(written: str, place: str) -> Any:
-        saved = desk.save(written or "", place or "")
-        gr.Info(f"Saved: {saved}")
-        return gr.Dropdown(choices=list_recipes(context), value=saved)
-
-    everything: dict[str, Any] = {"inputs": [text, name], "outputs": [answer, *fields], **_QUIET}
-    pick.change(show_errors(open_picked), [pick], [text, name], show_progress="hidden").then(check, **everything)
-    on_page_load(show_errors(open_picked), [pick], [text, name], show_progress="hidden").then(check, **everything)
-    # Only typing in the text fills the form: an answer that comes late must not undo what is typed in a field.
-    text.input(check, **everything)
-    name.input(lambda written, place: describe_check(desk.check(written or "", place or "")), [text, name], answer)
-    for field, widget in widgets:
-        # Pasted text, and text that the browser fills in, is only told when the field is left.
-        events = [widget.input, *([widget.blur, widget.submit] if isinstance(widget, gr.Textbox) else [])]
-        gr.on(events, change(field), [text, name, widget], [text, answer, *sizes], **_QUIET)
-    again.click(lambda: gr.Dropdown(choices=list_recipes(context)), None, pick)
-    save.click(show_errors(write), [text, name], [pick])
+    estimate.click(show_errors(plan), [text, name, device, count, memory], result, concurrency_limit=1)
 
 
 def _fill(found: Checked, fields: list[FormField]) -> list[Any]:
@@ -148,9 +128,9 @@ def _fill(found: Checked, fields: list[FormField]) -> list[Any]:
     return updates
 
 
-def _offer_sizes(desk: RecipeDesk, found: Checked) -> list[Any]:
+def _offer_sizes(controller: RecipeController, found: Checked) -> list[Any]:
     """The sizes to choose from follow the family and the autoencoder."""
-    fields = [field for group in desk.fields.values() for field in group if is_size(field)]
+    fields = [field for group in controller.fields.values() for field in group if field.follows]
     if found.values is None:
         return [gr.skip()] * len(fields)
     return [gr.Dropdown(choices=sizes_for(field, found.values)) for field in fields]

@@ -1,4 +1,4 @@
-"""Training runs started from the page: child processes with a session and a log each.
+"""Training runs started from the page: child processes, each with a session and a log.
 
 Each start has a record and a log in `<folder>/launches`, so that how it ended is known after a restart too.
 """
@@ -15,7 +15,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -54,8 +54,30 @@ class Launch:
     """it ended while no studio was there to see how"""
 
     @property
+    def state(self) -> str:
+        """running, failed or stopped; a run that was stopped by a user or ended well has not failed."""
+        if self.exit_code is None and not self.is_lost:
+            return "running"
+        return "failed" if (self.exit_code or 0) > 0 and self.exit_code not in _STOPPED else "stopped"
+
+    @property
     def is_running(self) -> bool:
-        return self.exit_code is None and not self.is_lost
+        return self.state == "running"
+
+    def describe_end(self) -> str:
+        """How a start ended, in words."""
+        code = self.exit_code
+        if self.is_lost:
+            return "ended while the studio was closed"
+        if code is None:
+            return "running"
+        if code == 0:
+            return "finished (exit code 0)"
+        if code in _STOPPED:
+            return f"stopped after saving (exit code {code})"
+        if code < 0:
+            return f"killed by {signal.Signals(-code).name} (exit code {code})"
+        return f"failed (exit code {code})"
 
 
 class Launches:
@@ -66,13 +88,14 @@ class Launches:
         self.folder = folder
         self._lock = threading.Lock()
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
-        self._asked: set[str] = set()
+        self._stopping: set[str] = set()
         self._launches = {launch.id: launch for launch in _read_records(folder)}
 
     def recent(self) -> list[Launch]:
         """The newest first."""
         with self._lock:
-            return sorted((self._settle(one) for one in self._launches.values()), key=_by_time, reverse=True)
+            launches = [self._refresh(one) for one in self._launches.values()]
+        return sorted(launches, key=lambda launch: launch.started, reverse=True)
 
     def find(self, run: str) -> Launch | None:
         """The last start of a run."""
@@ -81,28 +104,39 @@ class Launches:
     def find_failure(self, run: str) -> str | None:
         """Why the last start of a run failed; None if it did not, or if the run went on without the studio."""
         launch = self.find(run)
-        if launch is None or not has_failed(launch) or launch.ended is None:
+        if launch is None or launch.state != "failed" or launch.ended is None:
             return None
         metrics = self.root / run / "metrics.jsonl"
         if metrics.is_file() and metrics.stat().st_mtime > launch.ended + 1:
             return None
-        return self.last_words(launch)
+        lines = [line.strip() for line in self.read_log(launch).splitlines() if line.strip()]
+        return " ".join(lines[-3:]) or f"ended with exit code {launch.exit_code}"
 
-    def check(self, recipe: str, text: str) -> tuple[Recipe, list[str]]:
-        """The recipe with overrides as a person types them; ConfigError lists all that is wrong, files included."""
+    def check(self, recipe: str, text: str) -> tuple[Recipe, str, list[str]]:
+        """(recipe, name of the run, overrides as typed); ConfigError lists all that is wrong, files included."""
         overrides = split_words(text)
         file = self.root / recipe
         try:
             loaded = load_recipe(file if file.is_file() else recipe, overrides)
         except ConfigError as error:
-            # Files are told by their path from the studio's folder, as the page shows them.
+            # Files are named by their path from the studio's folder, as the page shows them.
             raise ConfigError([problem.replace(f"{self.root}/", "") for problem in error.problems]) from error
-        self._name_run(loaded)
-        # Paths in a recipe start from the folder that a run is started in, so a process that stands there looks.
+        folder, root = (self.root / loaded.run.folder / loaded.name).resolve(), self.root.resolve()
+        if not folder.is_relative_to(root) or folder == root:
+            raise ConfigError(
+                f"run.folder is {loaded.run.folder}: the run would be written to {folder}, outside of {root}, where "
+                "the studio does not look; add --run.folder runs"
+            )
+        # Paths in a recipe start from the folder that a run is started in, so a process in that folder checks them.
         command = [sys.executable, "-m", "frameloom", "recipe", "check", recipe, *overrides]
         try:
             done = subprocess.run(
-                command, cwd=self.root, capture_output=True, timeout=_CHECK_TIMEOUT_S, check=False, env=_environment()
+                command,
+                cwd=self.root,
+                capture_output=True,
+                timeout=_CHECK_TIMEOUT_S,
+                check=False,
+                env={**os.environ, "PYTHONUNBUFFERED": "1"},
             )
         except subprocess.TimeoutExpired as error:
             raise RunError(f"{recipe}: took longer than {_CHECK_TIMEOUT_S:g} s to check; try again") from error
@@ -110,32 +144,24 @@ class Launches:
             raise ConfigError(
                 clean_text(done.stderr.decode(errors="replace")).strip() or f"{recipe}: cannot be checked"
             )
-        return loaded, overrides
-
-    def _name_run(self, recipe: Recipe) -> str:
-        folder = (self.root / recipe.run.folder / recipe.name).resolve()
-        root = self.root.resolve()
-        if not folder.is_relative_to(root) or folder == root:
-            raise ConfigError(
-                f"run.folder is {recipe.run.folder}: the run would be written to {folder}, outside of {root}, where "
-                "the studio does not look; add --run.folder runs"
-            )
-        return folder.relative_to(root).as_posix()
+        return loaded, folder.relative_to(root).as_posix(), overrides
 
     def start(self, recipe: str, text: str = "") -> Launch:
-        """Check, then train in a process of its own; ConfigError or RunError say why not."""
-        loaded, overrides = self.check(recipe, text)
-        run = self._name_run(loaded)
+        """Check, then train in a separate process; ConfigError or RunError say why not."""
+        _, run, overrides = self.check(recipe, text)
         holder = find_holder(self.root / run)
         if holder is not None:
             raise RunError(f"{run}: is running already (process {holder.pid}); stop it first, or add --name")
         command = [sys.executable, "-m", "frameloom", "train", recipe, *overrides]
         with self._lock:
-            if sum(self._settle(one).is_running for one in self._launches.values()) >= _MAX_RUNNING:
-                raise RunError(f"{_MAX_RUNNING} runs are going already; stop one of them, or wait for it")
+            if sum(self._refresh(one).is_running for one in self._launches.values()) >= _MAX_RUNNING:
+                raise RunError(f"{_MAX_RUNNING} runs are running already; stop one of them, or wait for it")
             self.folder.mkdir(parents=True, exist_ok=True)
-            number = self._free_number(clean_name(run))
-            with (self.folder / f"{number}.log").open("xb") as log:
+            stem, number = clean_name(run), 1
+            while f"{stem}-{number}" in self._launches or (self.folder / f"{stem}-{number}.log").exists():
+                number += 1
+            key = f"{stem}-{number}"
+            with (self.folder / f"{key}.log").open("xb") as log:
                 process = subprocess.Popen(
                     command,
                     cwd=self.root,
@@ -143,52 +169,52 @@ class Launches:
                     stdout=log,
                     stderr=subprocess.STDOUT,
                     start_new_session=True,
-                    env=_environment(),
+                    env={**os.environ, "PYTHONUNBUFFERED": "1"},
                 )
-            launch = Launch(number, recipe, tuple(overrides), run, process.pid, time.time())
+            launch = Launch(key, recipe, tuple(overrides), run, process.pid, time.time())
             self._processes[launch.id] = process
             self._keep(launch)
-        threading.Thread(target=self._wait, args=(launch.id, process), daemon=True).start()
+        threading.Thread(target=lambda: self._end(key, process.wait()), daemon=True).start()
         _log.info("started %s as process %d", run, process.pid)
         return launch
 
     def stop(self, run: str) -> str:
-        """Ask a run to save and end; the second time, end it at once. Gives a sentence for the person."""
+        """Ask a run to save and end; the second time, kill it. Gives a sentence for the page."""
         launch = self.find(run)
         if launch is not None and launch.is_running:
-            is_second = launch.id in self._asked
-            self._asked.add(launch.id)
+            is_second = launch.id in self._stopping
+            self._stopping.add(launch.id)
             if is_second:
-                _signal_group(launch.pid, signal.SIGKILL)
+                _signal(os.killpg, launch.pid, signal.SIGKILL)
                 return f"{run}: ended at once; what came after its last checkpoint is lost"
-            _signal(launch.pid, signal.SIGTERM)
+            _signal(os.kill, launch.pid, signal.SIGTERM)
             return f"{run}: asked to stop; it finishes its step and saves. Stop again to end it at once"
         holder = find_holder(self.root / run)
         if holder is None:
             return f"{run}: is not running"
         if not holder.is_here:
             return f"{run}: runs on {holder.host}; stop it there"
-        _signal(holder.pid, signal.SIGTERM)
+        _signal(os.kill, holder.pid, signal.SIGTERM)
         return f"{run}: asked to stop; it finishes its step and saves. Stop again to end it at once"
 
-    def is_asked(self, run: str) -> bool:
+    def is_stopping(self, run: str) -> bool:
         """Whether a run was asked to stop and has not ended yet."""
         launch = self.find(run)
-        return launch is not None and launch.is_running and launch.id in self._asked
+        return launch is not None and launch.is_running and launch.id in self._stopping
 
     def close(self, timeout_s: float = 60.0) -> None:
         """Ask all children to stop, wait until they have saved, and end those that have not by then."""
         with self._lock:
             children = {key: process for key, process in self._processes.items() if process.poll() is None}
         for key, process in children.items():
-            self._asked.add(key)
-            _signal(process.pid, signal.SIGTERM)
+            self._stopping.add(key)
+            _signal(os.kill, process.pid, signal.SIGTERM)
         deadline = time.monotonic() + timeout_s
         for process in children.values():
             try:
                 process.wait(max(0.1, deadline - time.monotonic()))
             except subprocess.TimeoutExpired:
-                _signal_group(process.pid, signal.SIGKILL)
+                _signal(os.killpg, process.pid, signal.SIGKILL)
                 process.wait()
         for key, process in children.items():
             self._end(key, process.returncode)
@@ -204,19 +230,6 @@ class Launches:
             return ""
         return "\n".join(clean_text(text).splitlines()[-num_lines:])
 
-    def last_words(self, launch: Launch) -> str:
-        lines = [line for line in self.read_log(launch).splitlines() if line.strip()]
-        return " ".join(line.strip() for line in lines[-3:]) or f"ended with exit code {launch.exit_code}"
-
-    def _free_number(self, name: str) -> str:
-        number = 1
-        while f"{name}-{number}" in self._launches or (self.folder / f"{name}-{number}.log").exists():
-            number += 1
-        return f"{name}-{number}"
-
-    def _wait(self, key: str, process: subprocess.Popen[bytes]) -> None:
-        self._end(key, process.wait())
-
     def _end(self, key: str, code: int) -> None:
         with self._lock:
             launch = self._launches[key]
@@ -224,8 +237,8 @@ class Launches:
                 self._keep(replace(launch, exit_code=code, ended=time.time()))
             self._processes.pop(key, None)
 
-    def _settle(self, launch: Launch) -> Launch:
-        """A start of an earlier studio goes on as long as its process holds the run: numbers of processes return."""
+    def _refresh(self, launch: Launch) -> Launch:
+        """A start of an earlier studio runs as long as its process holds the run: process ids are reused."""
         if launch.is_running and launch.id not in self._processes:
             holder = find_holder(self.root / launch.run)
             if holder is None or holder.pid != launch.pid:
@@ -236,27 +249,6 @@ class Launches:
     def _keep(self, launch: Launch) -> None:
         self._launches[launch.id] = launch
         write_json(self.folder / f"{launch.id}.json", asdict(launch))
-
-
-def has_failed(launch: Launch) -> bool:
-    """Neither done nor stopped by a person."""
-    return launch.exit_code is not None and launch.exit_code > 0 and launch.exit_code not in _STOPPED
-
-
-def describe_end(launch: Launch) -> str:
-    """How a start ended, in words."""
-    code = launch.exit_code
-    if launch.is_lost:
-        return "ended while the studio was closed"
-    if code is None:
-        return "running"
-    if code == 0:
-        return "finished (exit code 0)"
-    if code in _STOPPED:
-        return f"stopped after saving (exit code {code})"
-    if code < 0:
-        return f"ended at once by {signal.Signals(-code).name} (exit code {code})"
-    return f"failed (exit code {code})"
 
 
 def split_words(text: str) -> list[str]:
@@ -282,27 +274,14 @@ def clean_text(text: str) -> str:
     return "\n".join(_CODES.sub("", line) for line in lines)
 
 
-def _environment() -> dict[str, str]:
-    return {**os.environ, "PYTHONUNBUFFERED": "1"}
-
-
-def _signal(pid: int, number: int) -> None:
+def _signal(send: Callable[[int, int], None], pid: int, number: int) -> None:
+    """By `os.kill`, or by `os.killpg` for the run and the processes that read its data."""
     with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, number)
-
-
-def _signal_group(pid: int, number: int) -> None:
-    """The run and the processes that read its data."""
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(pid, number)
-
-
-def _by_time(launch: Launch) -> float:
-    return launch.started
+        send(pid, number)
 
 
 def _read_records(folder: Path) -> Sequence[Launch]:
-    """The newest records; one that cannot be read is left out with a word in the log."""
+    """The newest records; one that cannot be read is left out with a warning."""
     found = []
     for path in sorted(folder.glob("*.json"), key=lambda file: file.stat().st_mtime)[-_MAX_RECORDS:]:
         try:

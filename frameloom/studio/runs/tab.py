@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+from math import gcd
 from typing import Any
 
 import gradio as gr
 
-from frameloom.studio.runs.controller import MAX_OVERLAID, RunsDesk
-from frameloom.studio.runs.samples import slider_stride
-from frameloom.studio.server.context import StudioContext
-from frameloom.studio.server.markup import BUTTONS_SCRIPT, STYLE
+from frameloom.studio.runs.controller import MAX_OVERLAID, RunsController
+from frameloom.studio.server.context import QUIET, StudioContext, read_click, show_problems, updates
+from frameloom.studio.server.markup import BUTTONS_SCRIPT
 
 _TICK_S = 2.0
 _SMOOTHING = 0.6
@@ -17,12 +17,11 @@ _SMOOTHING = 0.6
 
 def build_runs(context: StudioContext) -> None:
     """The list, the curves, the samples and the starting of runs; all of it follows the files by itself."""
-    desk = RunsDesk(context)
-    context.on_close(desk.launches.close)
-    gr.HTML(f"<style>{STYLE}</style>", padding=False, apply_default_css=False)
+    controller = RunsController(context)
+    context.on_close(controller.launches.close)
     seen = gr.State(dict)
-    table = gr.HTML(desk.draw_table, elem_id="runs-table", js_on_load=BUTTONS_SCRIPT, apply_default_css=False)
-    told = gr.HTML(elem_id="runs-told", apply_default_css=False)
+    table = gr.HTML(controller.draw_table, elem_id="runs-table", js_on_load=BUTTONS_SCRIPT, apply_default_css=False)
+    acted = gr.HTML(elem_id="runs-acted", apply_default_css=False)
     with gr.Row():
         shown = gr.Dropdown(
             label="Runs shown",
@@ -39,41 +38,6 @@ def build_runs(context: StudioContext) -> None:
     gr.Markdown("### Samples")
     step = gr.Slider(0, 1, value=0, step=1, label="Step", visible=False, elem_id="runs-step")
     samples = gr.HTML(elem_id="runs-samples", apply_default_css=False)
-    recipe, overrides, check, start, answer, logs = _build_start(desk)
-
-    def look(
-        names: list[str] | None, others: list[str] | None, smoothing: float, logs_scale: bool, at: float, last: Any
-    ) -> list[Any]:
-        return _look(desk, names, others or [], smoothing, logs_scale, at, last)
-
-    inputs = [shown, more, strength, is_log, step, seen]
-    outputs = [table, shown, more, charts, step, samples, recipe, logs, seen]
-    quiet: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private"}
-    gr.on(None, lambda: _open(desk), None, [shown, recipe], **quiet).then(look, inputs, outputs, **quiet)
-    timer = gr.Timer(_TICK_S)
-    gr.on(
-        [timer.tick, shown.input, more.input, strength.release, is_log.input, step.release],
-        look,
-        inputs,
-        outputs,
-        trigger_mode="always_last",
-        concurrency_limit=8,
-        **quiet,
-    )
-    check.click(desk.check, [recipe, overrides], answer, api_visibility="private")
-    start.click(desk.start, [recipe, overrides], answer, api_visibility="private").then(look, inputs, outputs, **quiet)
-
-    def act(event: gr.EventData) -> Any:
-        data = event._data if isinstance(event._data, dict) else {}
-        name, key = data.get("act"), data.get("key")
-        if name not in ("stop", "resume") or not isinstance(key, str):
-            return gr.skip()
-        return desk.act(name, key)
-
-    table.click(act, None, told, **quiet).then(look, inputs, outputs, **quiet)
-
-
-def _build_start(desk: RunsDesk) -> tuple[Any, ...]:
     gr.Markdown("### Start a run")
     with gr.Row():
         recipe = gr.Dropdown(
@@ -91,63 +55,82 @@ def _build_start(desk: RunsDesk) -> tuple[Any, ...]:
         check = gr.Button("Check", elem_id="runs-check")
         start = gr.Button("Start", variant="primary", elem_id="runs-start")
     answer = gr.HTML(elem_id="runs-answer", apply_default_css=False)
-    logs = gr.HTML(desk.draw_launches, elem_id="runs-logs", autoscroll=True, apply_default_css=False)
-    return recipe, overrides, check, start, answer, logs
+    logs = gr.HTML(controller.draw_launches, elem_id="runs-logs", autoscroll=True, apply_default_css=False)
+
+    def open_page() -> list[Any]:
+        recipes = controller.list_recipes()
+        return [
+            gr.Dropdown(choices=[view.name for view in controller.views()], value=controller.choose()),
+            gr.Dropdown(choices=recipes, value=recipes[0] if recipes else None),
+        ]
+
+    def refresh(*values: Any) -> list[Any]:
+        return _refresh(controller, *values)
+
+    def act(event: gr.EventData) -> Any:
+        name, key = read_click(event)
+        return show_problems(controller.act)(name, key) if name in ("stop", "resume") else gr.skip()
+
+    follow: dict[str, Any] = {
+        "inputs": [shown, more, strength, is_log, step, seen],
+        "outputs": [table, shown, more, charts, step, samples, recipe, logs, seen],
+        **QUIET,
+    }
+    gr.on(None, open_page, None, [shown, recipe], **QUIET).then(refresh, **follow)
+    events = [gr.Timer(_TICK_S).tick, shown.input, more.input, strength.release, is_log.input, step.release]
+    gr.on(events, refresh, trigger_mode="always_last", concurrency_limit=8, **follow)
+    check.click(show_problems(controller.check), [recipe, overrides], answer, api_visibility="private")
+    start.click(show_problems(controller.start), [recipe, overrides], answer, api_visibility="private").then(
+        refresh, **follow
+    )
+    table.click(act, None, acted, **QUIET).then(refresh, **follow)
 
 
-def _open(desk: RunsDesk) -> list[Any]:
-    """A page that has just been opened: what there is to choose from."""
-    recipes = desk.list_recipes()
-    return [
-        gr.Dropdown(choices=desk.names(), value=desk.choose()),
-        gr.Dropdown(choices=recipes, value=recipes[0] if recipes else None),
-    ]
-
-
-def _look(
-    desk: RunsDesk,
+def _refresh(
+    controller: RunsController,
     names: list[str] | None,
-    more: list[str],
+    more: list[str] | None,
     strength: float,
     is_log: bool,
     at: float,
     last: dict[str, Any] | None,
 ) -> list[Any]:
-    """What has changed since the last look, and nothing else: a player that is sent again would start again."""
-    last = last or {}
-    steps, others = desk.list_steps(names), desk.other_metrics(names)
+    """What has changed since the last look."""
+    last, more = last or {}, more or []
+    steps, others = controller.list_steps(names), controller.other_metrics(names)
     was_at_end = not last.get("steps") or at >= last["steps"][-1]
-    place = steps[-1] if steps and was_at_end else at
+    step = steps[-1] if steps and was_at_end else at
+    drawn, logs = controller.draw_table(), controller.draw_launches()
+    runs, recipes = [view.name for view in controller.views()], controller.list_recipes()
+    longest = max([1, last.get("longest", 1), *steps])
     now: dict[str, Any] = {
-        "table": desk.draw_table(),
-        "names": desk.names(),
+        "table": drawn,
+        "names": runs,
         "others": others,
-        "charts": [desk.version(names), more, strength, is_log],
+        "charts": [[[run.name, run.metrics.version] for run in controller.pick(names)], more, strength, is_log],
         "steps": steps,
-        "most": max([1, last.get("most", 1), *steps]),
-        "samples": [names, steps, place],
-        "recipes": desk.list_recipes(),
-        "logs": desk.draw_launches(),
+        "samples": [names, steps, step],
+        "recipes": recipes,
+        "logs": logs,
+        "longest": longest,
     }
-
-    def fresh(key: str, make: Any) -> Any:
-        return gr.skip() if key in last and last[key] == now[key] else make()
-
-    return [
-        fresh("table", lambda: now["table"]),
-        fresh("names", lambda: gr.Dropdown(choices=now["names"])),
-        fresh("others", lambda: gr.Dropdown(choices=others)),
-        fresh("charts", lambda: desk.draw_charts(names, strength=strength, is_log=is_log, more=more)),
-        fresh("steps", lambda: _slide(steps, place, now["most"])),
-        fresh("samples", lambda: desk.draw_samples(names, place)),
-        fresh("recipes", lambda: gr.Dropdown(choices=now["recipes"])),
-        fresh("logs", lambda: now["logs"]),
-        now,
-    ]
+    makers = {
+        "table": lambda: drawn,
+        "names": lambda: gr.Dropdown(choices=runs),
+        "others": lambda: gr.Dropdown(choices=others),
+        "charts": lambda: controller.draw_charts(names, strength=strength, is_log=is_log, more=more),
+        "steps": lambda: _slide(steps, step, longest),
+        "samples": lambda: controller.draw_samples(names, step),
+        "recipes": lambda: gr.Dropdown(choices=recipes),
+        "logs": lambda: logs,
+    }
+    return [*updates(last, now, makers), now]
 
 
-def _slide(steps: list[int], place: float, most: float) -> Any:
-    """From 0, and never shorter than it was: a look that is still on its way would be refused for its old place."""
+def _slide(steps: list[int], step: float, longest: float) -> Any:
+    """From 0 in the largest stride that stops at every step, and never shorter than it was: an event that is still on
+    its way would be refused for its old value.
+    """
     if len(steps) < 2:
         return gr.Slider(visible=False)
-    return gr.Slider(visible=True, maximum=most, step=slider_stride(steps), value=place, label="Step")
+    return gr.Slider(visible=True, maximum=longest, step=gcd(*steps) or 1, value=step, label="Step")

@@ -74,17 +74,12 @@ class StudioContext:
         return f"{FILES_ROUTE}{quote(name)}?v={stamp:x}"
 
     def find_files(self, *suffixes: str) -> Iterator[Path]:
-        """Plain files below the root with one of the endings, in order; hidden folders and links are not entered."""
-        seen = 0
-        for folder, folders, files in os.walk(self.root):
-            depth = len(Path(folder).relative_to(self.root).parts)
-            folders[:] = sorted(name for name in folders if not name.startswith(".")) if depth < _MAX_DEPTH else []
-            for name in sorted(files):
-                seen += 1
-                if seen > _MAX_ENTRIES:
-                    return
-                path = Path(folder, name)
-                if not name.startswith(".") and name.lower().endswith(suffixes) and not path.is_symlink():
+        """Plain files below the root with one of the suffixes, in order; hidden folders and links are not entered."""
+        for folder, names in walk_folders(self.root):
+            for name in sorted(names):
+                path = self.root / folder / name
+                is_named = not name.startswith(".") and name.lower().endswith(suffixes)
+                if is_named and not path.is_symlink() and path.is_file():
                     yield path
 
     def on_close(self, closer: Callable[[], None]) -> None:
@@ -94,6 +89,34 @@ class StudioContext:
     def close(self) -> None:
         while self._closers:
             self._closers.pop()()
+
+
+def walk_folders(
+    root: Path, is_leaf: Callable[[str, set[str]], bool] = lambda relative, names: False
+) -> Iterator[tuple[str, set[str]]]:
+    """Each folder from `root` on ('.' is itself) with the names in it; nothing is searched below a leaf.
+
+    Links and hidden folders are left out. A walk ends after so many names that a page can still wait for it.
+    """
+    budget = _MAX_ENTRIES
+    waiting = [(".", 0)]
+    while waiting and budget > 0:
+        relative, depth = waiting.pop()
+        names: set[str] = set()
+        inner: list[str] = []
+        try:
+            with os.scandir(root / relative) as entries:
+                for entry in entries:
+                    names.add(entry.name)
+                    if entry.is_dir(follow_symlinks=False) and not entry.name.startswith("."):
+                        inner.append(entry.name)
+        except OSError:
+            continue
+        budget -= len(names)
+        yield relative, names
+        if depth < _MAX_DEPTH and not is_leaf(relative, names):
+            parent = "" if relative == "." else f"{relative}/"
+            waiting += [(f"{parent}{name}", depth + 1) for name in sorted(inner, reverse=True)]
 
 
 _Item = TypeVar("_Item")

@@ -125,7 +125,9 @@ class BatchLimits:
             raise RunError(f"bucket {misfit.bucket}: not even one sample fits in memory {found}; {_ADVICE}")
         if not self.is_on:
             text = f"bucket {misfit.bucket}: {misfit.size} samples do not fit in memory at once {found}"
-            raise RunError(f"{text}, and train.halve is false; set it to true, lower the bucket's batch, or {_ADVICE}")
+            raise RunError(
+                f"{text}, and train.oom_split is false; set it to true, lower the bucket's batch, or {_ADVICE}"
+            )
 
     def tighten(self, found: Mapping[str, int]) -> None:
         """Take over limits of an earlier start, where they are smaller."""

@@ -46,7 +46,7 @@ class Rehearsed:
 
 
 def is_wanted(settings: TrainSection, device: torch.device) -> bool:
-    return device.type == "cuda" if settings.rehearse == "auto" else settings.rehearse
+    return device.type == "cuda" if settings.preflight == "auto" else settings.preflight
 
 
 def rehearse(

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from frameloom.checkpoint.reader import Checkpoint, StoredCheckpoint, find_latest
-from frameloom.checkpoint.retention import clear_leftovers
+from frameloom.checkpoint.writer import clear_leftovers
 from frameloom.config.loading.recipe import load_recipe
 from frameloom.config.schema.recipe import Recipe
 from frameloom.core.errors import CheckpointError, ConfigError, RunError

@@ -290,7 +290,7 @@ def _settings_of(section: DiscriminatorSection) -> AdversarialSettings:
         start=section.start,
         weight=section.weight,
         loss=section.loss,
-        turns=section.turns,
+        turns=section.update,
         adaptive=section.adaptive,
     )
 

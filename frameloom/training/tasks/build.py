@@ -119,9 +119,9 @@ def _build_denoiser(recipe: Recipe, captions: Sequence[str], device: torch.devic
     )
     trained_text = start_training(text, recipe.text)
     task.trains_text = bool(trained_text)
-    if recipe.train.park_encoders and device.type == "cpu":
-        _log.warning("train.park_encoders is true, which has no effect on the CPU")
-    elif recipe.train.park_encoders:
+    if recipe.train.encoder_offload and device.type == "cpu":
+        _log.warning("train.encoder_offload is true, which has no effect on the CPU")
+    elif recipe.train.encoder_offload:
         # The vectors of a new word learn through the text encoders: they stay where they are.
         park_encoders(vae, text.encoders if recipe.inversion is None else (), device)
     extra = {"text_scaling": task.scaling.tensors()} if task.scaling is not None else {}

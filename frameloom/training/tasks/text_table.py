@@ -11,7 +11,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from frameloom.data.cache.cache import TextCache
 from frameloom.models.text.base import TextStates
 from frameloom.models.text.scaling import TextScaling
 from frameloom.training.caching import list_captions
@@ -48,9 +47,9 @@ def take_text(feed: Feed, null: TextStates, scaling: TextScaling | None) -> Know
     numbers depend neither on the batch they come in nor on what was read before.
     """
     reader = feed.reader
-    if not isinstance(reader.text, TextCache):
+    if reader.text is None or not reader.text.is_complete:
         return None
-    size = sum(part.nbytes for part in reader.text.sample(_EMPTY).values())
+    size = sum(part.nbytes for part in reader.text.get([_EMPTY]).values())
     if feed.manifest.column("caption").n_unique() * size > MOST_BYTES:
         return None  # before millions of captions are sorted
     captions = sorted(set(list_captions(feed.manifest)))

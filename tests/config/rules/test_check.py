@@ -26,7 +26,7 @@ RIGHT = {
     "autoencoder without weights": ["--task", "autoencoder", "--vae.weights", "null"],
     "autoencoder does not sample": ["--task", "autoencoder", "--sample.height", "70"],
     "v with gamma": ["--objective.kind", "v", "--objective.min_snr_gamma", "5"],
-    "defaults of the other kind": ["--objective.kind", "v", "--objective.law", "logit_normal"],
+    "defaults of the other kind": ["--objective.kind", "v", "--objective.distribution", "logit_normal"],
     "validation apart": SPLIT,
     "falling schedule": ["--optim.schedule", "{name: cosine, min_share: 0.1}"],
     "tall sample": ["--sample.height", "480", "--sample.width", "256", "--sample.frames", "1"],
@@ -49,7 +49,7 @@ def test_the_advised_frame_counts_are_legal(recipe_file: Path, frames: int) -> N
     advised = [int(word) for word in str(caught.value).partition("; write ")[2].split() if word.isdecimal()]
     assert len(advised) == 2
     assert advised[0] < frames < advised[1]
-    assert all(VAES["wfvae"].accepts_frames(count) for count in advised)
+    assert all(VAES["wfvae"].lengths().accepts(count) for count in advised)
 
 
 def test_types_and_rules_are_told_together(recipe_file: Path) -> None:

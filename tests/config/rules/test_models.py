@@ -24,7 +24,7 @@ train:
 JUDGED = "autoencoder: {discriminator: {}}\n"
 RIGHT = {
     "a discriminator": JUDGED,
-    "both at each step": "autoencoder: {discriminator: {turns: both, lr: 1e-4}}\ntrain: {steps: 9, ema: {every: 2}}\n",
+    "both at each step": "autoencoder: {discriminator: {update: both, lr: 1e-4}}\ntrain: {steps: 9, ema: {every: 2}}\n",
     "an average of odd steps": f"{JUDGED}train: {{steps: 9, ema: {{every: 3}}}}\n",
     "no average": f"{JUDGED}train: {{steps: 9, ema: null}}\n",
     "perceptual distance": "autoencoder: {lpips: {weights: vgg.safetensors, weight: 0.1}}\n",
@@ -51,7 +51,7 @@ WRONG = {
     ),
     "inflation of nothing": ("vae: {name: causal, inflate: true}\n", "vae.weights is null", "name the weights"),
     "slices of a batch that trains": ("vae: {mini_batch: 2}\n", "vae.mini_batch is 2", "train.accumulate"),
-    "a spelling": ("autoencoder: {discriminator: {turn: both}}\n", "'turn'", "turns"),
+    "a spelling": ("autoencoder: {discriminator: {updates: both}}\n", "'updates'", "update"),
     "a dropout of all": ("autoencoder: {discriminator: {dropout: 1}}\n", "autoencoder.discriminator.dropout is 1"),
     "a weight below 0": ("autoencoder: {lpips: {weights: a, weight: -1}}\n", "autoencoder.lpips.weight is -1"),
 }

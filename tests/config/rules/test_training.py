@@ -10,7 +10,7 @@ import pytest
 from frameloom.config.loading.recipe import load_recipe
 from frameloom.config.loading.render import render_yaml
 from frameloom.config.rules.training import batch_sizes, scaled_rate
-from frameloom.config.schema.objective import ObjectiveSection, beta_range
+from frameloom.config.schema.objective import DDPMObjectiveSection, beta_range
 from frameloom.config.schema.optim import OWN_BETAS
 from frameloom.config.schema.training import is_due
 from frameloom.core.errors import ConfigError
@@ -180,10 +180,10 @@ OBJECTIVE_RIGHT = {
     "some levels": "{kind: v, levels: [200, 500]}",
     "shift by tokens": "{shift: sd3, shift_tokens: 1024, shift_patch: 1}",
     "other patches when sampling": "{shift: open_sora2, sampling_shift_patch: 1}",
-    "mode law": "{law: mode, mode_scale: 0.8}",
+    "mode law": "{distribution: mode, mode_scale: 0.8}",
     "Open-Sora-Plan's flow": "{num_levels: 1000, sigma_min: 0, weighting: sigma_sqrt}",
     "noise of a sample": "{noise_offset: 0.05, noise_offset_per: sample, input_perturbation: 0.1}",
-    "strata and motion": "{strata: 64, motion_share: 0.25}",
+    "strata and motion": "{stratified_levels: 64, motion_share: 0.25}",
     "other betas": "{kind: v, betas: linear, beta_start: 0.001, beta_end: 0.03}",
     "leading": "{kind: epsilon, spacing: leading}",
 }
@@ -193,11 +193,14 @@ OBJECTIVE_WRONG = {
     "weighting with v": ("{kind: v, weighting: cosmap}", "objective.weighting is cosmap", "only kind flow uses"),
     "edm keys with v": ("{kind: v, edm: {p_mean: 0}}", "objective.edm is set", "only kind edm uses"),
     "mean of another law": (
-        "{law: uniform, logit_mean: 1}",
+        "{distribution: uniform, logit_mean: 1}",
         "objective.logit_mean is 1.0",
-        "only law logit_normal uses",
+        "only distribution logit_normal uses",
     ),
-    "scale of another law": ("{mode_scale: 1}", "which only law mode uses, but objective.law is logit_normal"),
+    "scale of another law": (
+        "{mode_scale: 1}",
+        "which only distribution mode uses, but objective.distribution is logit_normal",
+    ),
     "tokens of another shift": ("{shift: 3, shift_tokens: 9}", "only shift sd3 uses, but objective.shift is 3.0"),
     "patches without a shift": ("{shift_patch: 1}", "only shift open_sora2 or sd3 uses, but objective.shift is null"),
     "offset of nothing": ("{noise_offset_per: sample}", "objective.noise_offset is 0", "set noise_offset"),
@@ -216,7 +219,7 @@ OBJECTIVE_WRONG = {
     "leading at zero signal": ("{kind: v, spacing: leading}", "never visits the last noise level", "write trailing"),
     "edm of an index": ("{kind: edm}", "objective.kind is edm, but opensora2 is told a whole index"),
     "edm upside down": ("{kind: edm, edm: {sigma_min: 90}}", "objective.edm.sigma_min is 90.0 and sigma_max 80.0"),
-    "scale that runs back": ("{law: mode, mode_scale: 2}", "objective.mode_scale is 2"),
+    "scale that runs back": ("{distribution: mode, mode_scale: 2}", "objective.mode_scale is 2"),
 }
 
 
@@ -236,9 +239,9 @@ def test_mistake_is_told(recipe_file: Path, objective: str, fragments: tuple[str
 
 
 def test_betas_follow_the_schedule_unless_they_are_given() -> None:
-    assert beta_range(ObjectiveSection(kind="v")) == (0.00085, 0.012)
-    assert beta_range(ObjectiveSection(kind="v", betas="linear")) == (1e-4, 0.02)
-    assert beta_range(ObjectiveSection(kind="v", beta_end=0.5)) == (0.00085, 0.5)
+    assert beta_range(DDPMObjectiveSection(kind="v")) == (0.00085, 0.012)
+    assert beta_range(DDPMObjectiveSection(kind="v", betas="linear")) == (1e-4, 0.02)
+    assert beta_range(DDPMObjectiveSection(kind="v", beta_end=0.5)) == (0.00085, 0.5)
 
 
 @pytest.mark.parametrize(
@@ -257,5 +260,5 @@ def test_offload_of_state_is_refused_where_it_cannot_be(world: Any, words: tuple
 
 
 def test_a_key_spelled_wrongly_is_told_the_right_one(world: Any) -> None:
-    with pytest.raises(ConfigError, match=r"train\.rehearse"):
+    with pytest.raises(ConfigError, match=r"train\.preflight"):
         world.recipe("--train.rehearsal", "true")

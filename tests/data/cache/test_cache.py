@@ -18,26 +18,32 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from frameloom.config.schema.data import DataSection, TransformSection
+from frameloom.config.schema.data import CacheSection, DataSection, TransformSection
 from frameloom.core.errors import CacheError, ConfigError
 from frameloom.data.buckets.grid import build_grid
 from frameloom.data.buckets.policy import BucketPolicy, Pairs, assign, possible_buckets
-from frameloom.data.cache.cache import LatentCache, TextCache
-from frameloom.data.cache.filling import Filled, FillSettings, LatentEncoder, write_latent_cache, write_text_cache
+from frameloom.data.cache.encoding import LatentEncoder, TextEncoder
+from frameloom.data.cache.filling import CacheJob, Filled, write_latent_cache, write_text_cache
 from frameloom.data.cache.keys import latent_fingerprint, latent_items, text_fingerprint
+from frameloom.data.cache.store import LatentStore, TextStore
 from frameloom.data.loading.batch import Batch, BatchRequest
 from frameloom.data.loading.loader import iterate_batches, read_requests
-from frameloom.data.loading.reader import BatchReader
+from frameloom.data.loading.reader import BatchReader, Stores
 from frameloom.data.manifest.manifest import Manifest, SourceSpec, write_manifest
 from frameloom.data.media.decode import ClipError
 from frameloom.data.media.writing import write_video
 from frameloom.data.order.plan import plan_epoch
 from tests.data.loading.plan_requests import read_plan
 
-SETTINGS = DataSection(frame_start="center")
+
+def center(**cache: Any) -> DataSection:
+    return DataSection(frame_start="center", cache=CacheSection(**cache))
+
+
+SETTINGS = center()
 RANDOM_CROP = (TransformSection(name="resize"), TransformSection(name="random_crop"))
 ENCODER = {"weights": "abc", "config": {"channels": 3, "tile": None}}
-DTYPE = torch.float32
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
 def encode(pixels_BCFHW: Tensor) -> tuple[Tensor, Tensor | None]:
@@ -54,25 +60,24 @@ class Maker:
     folder: Path
     manifest: Manifest
     policy: BucketPolicy
-    changes: dict[str, Any] = field(default_factory=dict)
+    data: DataSection = SETTINGS
+    made_with: dict[str, Any] = field(default_factory=lambda: ENCODER)
+    seed: int = 0
     encode: Callable[[Tensor], tuple[Tensor, Tensor | None]] = encode
-    settings: DataSection = SETTINGS
-    dtype: torch.dtype = DTYPE
     pairs: Pairs | None = None
     workers: int = 0
     num_encoded: int = 0
 
     @property
     def fingerprint(self) -> dict[str, Any]:
-        given = {"policy": self.policy, "data": self.settings, "encoder": ENCODER, "dtype": self.dtype}
-        return latent_fingerprint(**(given | self.changes))
+        return latent_fingerprint(self.policy, self.data, encoder=self.made_with, seed=self.seed)
 
     @property
     def items(self) -> pl.DataFrame:
         return latent_items(self.manifest, self.policy, self.pairs or possible_buckets(self.manifest, self.policy))
 
-    def write(self, **fill: Any) -> Filled:
-        reader = BatchReader(self.manifest, self.policy, seed=0, data=self.settings)
+    def write(self, **job: Any) -> Filled:
+        reader = BatchReader(self.manifest, self.policy, seed=0, data=self.data)
 
         def counting(pixels: Tensor) -> tuple[Tensor, Tensor | None]:
             self.num_encoded += len(pixels)
@@ -81,18 +86,19 @@ class Maker:
         def read(requests: Iterator[BatchRequest]) -> Iterator[Batch]:
             return read_requests(requests, reader, workers=self.workers, timeout_s=120)
 
-        store = {name: self.changes[name] for name in ("store", "seed") if name in self.changes}
+        cache = self.data.cache.model_copy(update={"group": 4})
         return write_latent_cache(
             self.folder,
             self.items,
             read_pixels=read,
-            encoder=LatentEncoder(counting, self.dtype, **store),
+            encoder=LatentEncoder(counting, DTYPES[cache.precision], cache.store, self.seed),
             fingerprint=self.fingerprint,
-            settings=FillSettings(**({"portion": 4} | fill)),
+            section=cache,
+            job=CacheJob(**job),
         )
 
-    def open(self, **how: Any) -> LatentCache:
-        return LatentCache.open(self.folder, self.fingerprint, self.items, **how)
+    def open(self, **how: Any) -> LatentStore:
+        return LatentStore.open(self.folder, self.fingerprint, self.items, **how)
 
     @property
     def num_items(self) -> int:
@@ -116,9 +122,9 @@ def own(tmp_path: Path, clip_set: Path, grid: BucketPolicy) -> Maker:
     return maker
 
 
-def compare_all(maker: Maker, cache: LatentCache) -> None:
+def compare_all(maker: Maker, cache: LatentStore) -> None:
     """Every possible clip, in reverse order, against the encoder."""
-    reader = BatchReader(maker.manifest, maker.policy, seed=0, data=maker.settings)
+    reader = BatchReader(maker.manifest, maker.policy, seed=0, data=maker.data)
     pairs = possible_buckets(maker.manifest, maker.policy)
     for index in np.unique(pairs.buckets):
         bucket = maker.policy.buckets[index]
@@ -148,7 +154,7 @@ def test_cached_batches_are_the_clips_of_the_plan(
 ) -> None:
     plan = plan_epoch(assign(manifest, grid, 3, 1), grid.batch_sizes, grid.costs, seed=3, epoch=1)
     direct = list(iterate_batches(plan, BatchReader(manifest, grid, seed=3, data=SETTINGS)))
-    reader = BatchReader(manifest, grid, SETTINGS, seed=3, latents=made.open())
+    reader = BatchReader(manifest, grid, SETTINGS, 3, Stores(made.open()))
     cached = list(read_plan(plan, reader, workers=workers, timeout_s=120))
     assert len(direct) == len(cached) > 4
     for one, other in zip(direct, cached, strict=True):
@@ -163,7 +169,9 @@ def test_cached_batches_are_the_clips_of_the_plan(
 
 
 def test_dtype_is_kept_and_a_missing_deviation_is_zero(made: Maker, tmp_path: Path) -> None:
-    maker = replace(made, folder=tmp_path / "c", dtype=torch.bfloat16, encode=lambda pixels: (encode(pixels)[0], None))
+    maker = replace(
+        made, folder=tmp_path / "c", data=center(precision="bf16"), encode=lambda pixels: (encode(pixels)[0], None)
+    )
     maker.write()
     pairs = possible_buckets(made.manifest, made.policy)
     mean, std = maker.open().get(pairs.rows[:1], made.policy.buckets[pairs.buckets[0]])
@@ -176,7 +184,7 @@ def test_a_stored_sample_follows_from_seed_and_clip_alone(made: Maker, tmp_path:
     def sample(name: str, seed: int, rows: slice) -> Tensor:
         pairs = possible_buckets(made.manifest, made.policy)
         part = Pairs(pairs.rows[rows], pairs.buckets[rows])
-        maker = replace(made, folder=tmp_path / name, pairs=part, changes={"store": "sample", "seed": seed})
+        maker = replace(made, folder=tmp_path / name, pairs=part, data=center(store="sample"), seed=seed)
         maker.write()
         mean, std = maker.open().get(pairs.rows[3:4], made.policy.buckets[pairs.buckets[3]])
         assert not std.any()
@@ -191,31 +199,28 @@ def test_a_stored_sample_follows_from_seed_and_clip_alone(made: Maker, tmp_path:
 
 
 OTHERS = [
-    ({"encoder": ENCODER | {"weights": "xyz"}}, 'encoder.weights: wanted "xyz", cache has "abc"'),
+    ({"made_with": ENCODER | {"weights": "xyz"}}, 'encoder.weights: wanted "xyz", cache has "abc"'),
     (
-        {"encoder": {"weights": "abc", "config": {"channels": 3, "tile": 256}}},
+        {"made_with": {"weights": "abc", "config": {"channels": 3, "tile": 256}}},
         "encoder.config.tile: wanted 256, cache has null",
     ),
-    ({"dtype": torch.bfloat16}, 'dtype: wanted "bfloat16", cache has "float32"'),
-    (
-        {"data": DataSection(frame_start="first")},
-        'transforms.frame_start: wanted "first", cache has "center"',
-    ),
-    ({"store": "sample", "seed": 3}, 'store.kind: wanted "sample", cache has "moments"'),
+    ({"data": center(precision="bf16")}, 'dtype: wanted "bfloat16", cache has "float32"'),
+    ({"data": DataSection(frame_start="first")}, 'transforms.frame_start: wanted "first", cache has "center"'),
+    ({"data": center(store="sample"), "seed": 3}, 'store.kind: wanted "sample", cache has "moments"'),
 ]
 
 
 @pytest.mark.parametrize(("changes", "line"), OTHERS)
 def test_stale_cache_is_refused_with_the_difference(made: Maker, changes: dict, line: str) -> None:
     with pytest.raises(CacheError) as caught:
-        replace(made, changes=changes).open()
+        replace(made, **changes).open()
     assert f"lacks {made.num_items} of {made.num_items} latents" in str(caught.value)
     assert line in str(caught.value)
     assert "frameloom data cache" in str(caught.value)
 
 
 def test_another_encoder_encodes_all_and_pruning_leaves_only_it(own: Maker) -> None:
-    other = replace(own, changes=OTHERS[0][0])
+    other = replace(own, **OTHERS[0][0])
     assert other.write() == Filled(own.num_items, own.num_items)
     own.open()
     other.open()
@@ -380,7 +385,7 @@ def test_cache_that_lacks_clips_is_refused(made: Maker, tmp_path: Path) -> None:
 )
 def test_random_settings_are_refused_by_name(made: Maker, settings: DataSection, name: str) -> None:
     with pytest.raises(ConfigError, match=f"{name}: .* cannot be cached"):
-        _ = replace(made, settings=settings).fingerprint
+        _ = replace(made, data=settings).fingerprint
 
 
 def test_sources_with_the_same_paths_are_told_apart(tmp_path: Path, grid: BucketPolicy) -> None:
@@ -439,7 +444,7 @@ def test_folder_of_other_things_is_never_written_over(made: Maker, tmp_path: Pat
         replace(made, folder=tmp_path / "mine").write()
     assert [path.name for path in (tmp_path / "mine").iterdir()] == ["thesis.txt"]
     with pytest.raises(CacheError, match="a cache of latents, wanted one of text"):
-        TextCache.open(made.folder, TEXT)
+        TextStore.open(made.folder, TEXT)
 
 
 def flip_byte(path: Path) -> None:
@@ -522,7 +527,7 @@ def test_bad_clips_are_kept_with_their_reason_and_replaced(tmp_path: Path, clip_
         cache.check(0, grid.buckets[pairs.buckets[pairs.rows == 0][0]])
     plan = plan_epoch(assign(manifest, grid, 3, 0), grid.batch_sizes, grid.costs, seed=3, epoch=0)
     direct = BatchReader(manifest, grid, seed=3, data=DataSection(frame_start="center"))
-    cached = BatchReader(manifest, grid, SETTINGS, seed=3, latents=cache)
+    cached = BatchReader(manifest, grid, SETTINGS, 3, Stores(cache))
     for one, other in zip(iterate_batches(plan, direct), iterate_batches(plan, cached), strict=True):
         assert np.array_equal(one.rows, other.rows)
         assert [(clip.row, clip.ordinal, clip.reason) for clip in one.bad] == [
@@ -544,7 +549,7 @@ def test_pruning_is_refused_while_a_reader_is_open(own: Maker) -> None:
 
 
 CAPTIONS = ["a red circle", "ein grüner Kreis", "a red circle", "x" * 5000]
-TEXT = text_fingerprint(encoder={"weights": "abc"}, dtype=DTYPE)
+TEXT = text_fingerprint(CacheSection(), encoder={"weights": "abc"})
 
 
 def encode_text(captions: list[str]) -> dict[str, Tensor]:
@@ -557,14 +562,14 @@ def encode_text(captions: list[str]) -> dict[str, Tensor]:
     return {"tokens_BKD": tokens, "mask_BK": mask, "pooled_BD": tokens.sum(1)}
 
 
-def write_text(folder: Path, captions: list[str] = CAPTIONS, **fill: Any) -> Filled:
-    settings = FillSettings(**({"portion": 2} | fill))
-    return write_text_cache(folder, captions, encode=encode_text, fingerprint=TEXT, dtype=DTYPE, settings=settings)
+def write_text(folder: Path, captions: list[str] = CAPTIONS, *, group: int = 2, **job: Any) -> Filled:
+    encoder, section = TextEncoder(encode_text, torch.float32), CacheSection(group=group)
+    return write_text_cache(folder, captions, encoder=encoder, fingerprint=TEXT, section=section, job=CacheJob(**job))
 
 
 def test_captions_come_back_as_encoded_with_the_null_prompt(tmp_path: Path) -> None:
     assert write_text(tmp_path / "t") == Filled(4, 4)
-    cache = TextCache.open(tmp_path / "t", TEXT, captions=CAPTIONS)
+    cache = TextStore.open(tmp_path / "t", TEXT, captions=CAPTIONS)
     asked = ["", "ein grüner Kreis", "a red circle", "a red circle"]
     found, wanted = cache.get(asked), encode_text(asked)
     assert found.keys() == wanted.keys()
@@ -577,7 +582,7 @@ def test_captions_come_back_as_encoded_with_the_null_prompt(tmp_path: Path) -> N
 
 
 def test_padding_is_not_stored(tmp_path: Path) -> None:
-    write_text(tmp_path / "t", [f"word {n}" for n in range(50)], portion=100)
+    write_text(tmp_path / "t", [f"word {n}" for n in range(50)], group=100)
     (shard,) = (tmp_path / "t" / "shards").iterdir()
     padded = sum(part.numel() * part.element_size() for part in encode_text(["x"] * 51).values())
     assert shard.stat().st_size < padded
@@ -587,11 +592,11 @@ def test_a_changed_caption_is_encoded_alone(tmp_path: Path) -> None:
     write_text(tmp_path / "t")
     changed = [*CAPTIONS[1:], "a blue circle"]
     with pytest.raises(CacheError, match="no embedding for 1 of 5 captions, first 'a blue circle'; encode again with"):
-        TextCache.open(tmp_path / "t", TEXT, captions=changed)
+        TextStore.open(tmp_path / "t", TEXT, captions=changed)
     assert write_text(tmp_path / "t", changed).num_encoded == 1
-    TextCache.open(tmp_path / "t", TEXT, captions=changed)
+    TextStore.open(tmp_path / "t", TEXT, captions=changed)
     assert write_text(tmp_path / "t", ["a blue circle"], prune=True).num_pruned == 3
-    kept = TextCache.open(tmp_path / "t", TEXT, captions=["a blue circle"])
+    kept = TextStore.open(tmp_path / "t", TEXT, captions=["a blue circle"])
     assert torch.equal(kept.get(["a blue circle"])["tokens_BKD"], encode_text(["a blue circle"])["tokens_BKD"])
     with pytest.raises(CacheError, match="no embedding for 1 captions, first 'a red circle'"):
         kept.get(["a red circle"])
@@ -599,16 +604,16 @@ def test_a_changed_caption_is_encoded_alone(tmp_path: Path) -> None:
 
 def test_another_text_encoder_is_refused_with_the_difference(tmp_path: Path) -> None:
     write_text(tmp_path / "t")
-    other = text_fingerprint(encoder={"weights": "xyz"}, dtype=DTYPE)
+    other = text_fingerprint(CacheSection(), encoder={"weights": "xyz"})
     with pytest.raises(CacheError, match=r'encoder.weights: wanted "xyz", cache has "abc"'):
-        TextCache.open(tmp_path / "t", other, captions=CAPTIONS)
+        TextStore.open(tmp_path / "t", other, captions=CAPTIONS)
 
 
 def test_batches_carry_cached_text(tmp_path: Path, manifest: Manifest, grid: BucketPolicy) -> None:
     captions = manifest.captions(range(len(manifest)))
     write_text(tmp_path / "t", captions)
-    text = TextCache.open(tmp_path / "t", TEXT, captions=captions)
+    text = TextStore.open(tmp_path / "t", TEXT, captions=captions)
     plan = plan_epoch(assign(manifest, grid, 1, 0), grid.batch_sizes, grid.costs, seed=1, epoch=0)
-    batch = next(iterate_batches(plan, BatchReader(manifest, grid, seed=1, data=SETTINGS, text=text)))
+    batch = next(iterate_batches(plan, BatchReader(manifest, grid, SETTINGS, 1, Stores(text=text))))
     assert batch.text is not None
     assert torch.equal(batch.text["tokens_BKD"], encode_text(batch.captions)["tokens_BKD"])

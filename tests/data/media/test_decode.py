@@ -25,7 +25,7 @@ from frameloom.data.media.decode import (
     read_clip,
     read_image,
 )
-from frameloom.data.media.transforms import Cover
+from frameloom.data.media.transforms import ResizeCrop
 from frameloom.data.media.writing import write_video
 
 
@@ -165,19 +165,19 @@ def test_a_cut_off_the_centre_lies_where_the_viewer_sees_it(tmp_path: Path, rota
     path = make_clip(tmp_path / "a.mp4", height=48, width=64, rotation=rotation)
     facts = probe_clip(path)
     whole = read_clip(path, indices=[30], height=facts.height, width=facts.width)
-    place = Cover(facts.height, facts.width, 20, 30)
-    cut_out = read_clip(path, indices=[30], height=24, width=16, place=lambda height, width: place)
+    place = ResizeCrop(facts.height, facts.width, 20, 30)
+    cut_out = read_clip(path, indices=[30], height=24, width=16, crop_rule=lambda height, width: place)
     assert torch.equal(cut_out, whole[:, :, 20:44, 30:46])
     assert not torch.equal(cut_out, whole[:, :, :24, :16])
     sizes = []
-    read_clip(path, indices=[0], height=24, width=16, place=lambda *size: sizes.append(size) or place)
+    read_clip(path, indices=[0], height=24, width=16, crop_rule=lambda *size: sizes.append(size) or place)
     assert sizes == [(facts.height, facts.width)]
 
 
 def test_a_place_that_does_not_hold_the_cut_is_refused(tmp_path: Path) -> None:
     path = make_clip(tmp_path / "a.mp4")
     with pytest.raises(ClipError, match="does not hold 64x48"):
-        read_clip(path, indices=[0], height=48, width=64, place=lambda height, width: Cover(40, 64, 0, 0))
+        read_clip(path, indices=[0], height=48, width=64, crop_rule=lambda height, width: ResizeCrop(40, 64, 0, 0))
 
 
 def test_a_large_jpeg_is_decoded_small(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from frameloom.core.errors import MissingExtra
 from frameloom.data.loading.reader import pick_decoder
 from frameloom.data.media import decode
 from frameloom.data.media.decode import ClipError, DecodeLimits
-from frameloom.data.media.transforms import Cover
+from frameloom.data.media.transforms import ResizeCrop
 
 HAS_TORCHCODEC = importlib.util.find_spec("torchcodec") is not None
 needs_torchcodec = pytest.mark.skipif(not HAS_TORCHCODEC, reason="torchcodec is not installed")
@@ -74,7 +74,7 @@ def test_both_decoders_give_the_same_frames(tmp_path: Path, name: str, kwargs: d
 def test_places_and_limits_are_kept(tmp_path: Path) -> None:
     path = make_clip(tmp_path / "a.mp4")
     read = pick_decoder("torchcodec")
-    place = Cover(48, 64, 5, 11)
+    place = ResizeCrop(48, 64, 5, 11)
     cut = read(path, indices=[4], height=24, width=16, place=lambda height, width: place)
     whole = read(path, indices=[4], height=48, width=64)
     assert (cut.int() - whole[:, :, 5:29, 11:27].int()).abs().max() <= 1

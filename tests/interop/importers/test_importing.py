@@ -162,7 +162,7 @@ def test_a_printed_command_keeps_its_settings(tmp_path: Path, name: str) -> None
         (COG + "--video_repeat 0", "data.where", {"kind": "image"}, {}),
         (COG + "--trainable_modules attn ff", "optim.trainable", ["*attn*", "*ff*"], None),
         (COG + "--use_8bit_adam", "optim.name", "adamw8bit", "adamw"),
-        (COG + "--low_vram", "train.park_encoders", True, False),
+        (COG + "--low_vram", "train.encoder_offload", True, False),
         (SORA + "--async-io True", "train.async_save", True, False),
         (COG + "--use_ema", "train.ema.decay", 0.9999, None),
         (COG + "--max_train_steps 70", "train.steps", 70, None),
@@ -362,16 +362,16 @@ def test_the_configuration_that_a_command_names_is_read_with_it(tmp_path: Path) 
 def test_lists_with_embeddings_bring_their_folder(tmp_path: Path) -> None:
     (tmp_path / "d.txt").write_text("clips,clips_emb,clips.json\n")
     recipe, _ = bring(tmp_path, PLAN)
-    assert recipe.data.cache.foreign == "open_sora_plan" and recipe.data.cache.foreign_folders == ("clips_emb",)
+    assert recipe.data.cache.external == "open_sora_plan" and recipe.data.cache.external_folders == ("clips_emb",)
     (tmp_path / "d.txt").write_text("clips,clips.json\n")
-    assert bring(tmp_path, PLAN)[0].data.cache.foreign is None
+    assert bring(tmp_path, PLAN)[0].data.cache.external is None
 
 
 def test_the_cache_of_the_original_is_read_where_it_is(tmp_path: Path) -> None:
     command = SDXL + "--cache_latent True --cache_text_embedding True --cache_path cached"
-    assert bring(tmp_path, command)[0].data.cache.foreign is None
+    assert bring(tmp_path, command)[0].data.cache.external is None
     (tmp_path / "cached" / "latent_cache").mkdir(parents=True)
-    assert bring(tmp_path, command)[0].data.cache.foreign == "sdxl"
+    assert bring(tmp_path, command)[0].data.cache.external == "sdxl"
 
 
 def test_the_stage_of_deepspeed_comes_from_its_file(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from benchmarks.traffic import Traffic
+from benchmarks.sequence import Traffic
 from frameloom.core.random import stream
 from frameloom.diffusion.objectives import FlowObjective
 from frameloom.diffusion.samplers import run_sampler

@@ -171,7 +171,7 @@ def test_a_halving_is_remembered_after_a_resume_and_forgotten_on_request(
     with caplog.at_level(logging.WARNING):
         run = train(world.recipe("--train.steps", "5"))
         assert load_latest(run / "checkpoints").state["halved"] == {LONG: 2}  # type: ignore[union-attr]
-        train(world.recipe("--train.steps", "6", "--train.halve", "false"))
+        train(world.recipe("--train.steps", "6", "--train.oom_split", "false"))
     assert not halvings(caplog)
     assert load_latest(run / "checkpoints").state["halved"] == {}  # type: ignore[union-attr]
 
@@ -184,8 +184,8 @@ def test_a_single_sample_that_does_not_fit_ends_the_run_with_advice(
         train(world.recipe())
     assert found.value.exit_code == 2
     fail(monkeypatch, {"bucket": LONG, "samples_over": 2})
-    with pytest.raises(RunError, match=r"4 samples do not fit .*train\.halve is false"):
-        train(world.recipe("--name", "strict", "--train.halve", "false"))
+    with pytest.raises(RunError, match=r"4 samples do not fit .*train\.oom_split is false"):
+        train(world.recipe("--name", "strict", "--train.oom_split", "false"))
 
 
 def make_trainer(world: Any, name: str, **sections: Any) -> Trainer:
@@ -195,7 +195,7 @@ def make_trainer(world: Any, name: str, **sections: Any) -> Trainer:
 
 def test_a_step_that_was_begun_anew_leaves_no_trace(world: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two networks that take turns; halves from the start equal those found out in mid-step, to the bit."""
-    section = {"discriminator": {"turns": "both", "channels": 4, "num_layers": 2, "dropout": 0.2}}
+    section = {"discriminator": {"update": "both", "channels": 4, "num_layers": 2, "dropout": 0.2}}
     found = {}
     for name in ("known", "found out", "whole"):
         trainer = make_trainer(world, name, task="autoencoder", autoencoder=section)

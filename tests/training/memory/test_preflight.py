@@ -21,7 +21,7 @@ from tests.faults.injection import VARIABLE
 from tests.training.runs import open_trainer
 
 LONG = "64px 9f 3:2"
-WANTED = ("--train.rehearse", "true")
+WANTED = ("--train.preflight", "true")
 
 
 def fail(monkeypatch: pytest.MonkeyPatch, *faults: dict[str, Any]) -> None:
@@ -57,7 +57,7 @@ def test_a_run_with_a_rehearsal_equals_one_without(world: Any, caplog: pytest.Lo
 
 def test_two_networks_and_clips_from_files_are_as_before(world: Any) -> None:
     """Running statistics of a discriminator move in each pass; they are put back."""
-    section = {"discriminator": {"turns": "both", "channels": 4, "num_layers": 2}, "image_share": 0.5}
+    section = {"discriminator": {"update": "both", "channels": 4, "num_layers": 2}, "image_share": 0.5}
     data = {"buckets": {"_delete_": True, "64px": {"9": [1.0, 4]}}}
     plain, other = train_with_and_without(world, task="autoencoder", autoencoder=section, data=data)
     assert plain == other
@@ -106,7 +106,7 @@ def test_every_bucket_of_the_epoch_is_tried_out_at_its_largest(world: Any) -> No
 def test_it_is_wanted_on_a_gpu_unless_the_recipe_says_otherwise(world: Any) -> None:
     devices = [torch.device("cpu"), torch.device("cuda")]
     for value, expected in (("auto", [False, True]), ("true", [True, True]), ("false", [False, False])):
-        settings = world.recipe("--train.rehearse", value).train
+        settings = world.recipe("--train.preflight", value).train
         assert [is_wanted(settings, device) for device in devices] == expected
     with pytest.raises(ConfigError, match="true, false or auto"):
-        world.recipe("--train.rehearse", "sometimes")
+        world.recipe("--train.preflight", "sometimes")

@@ -62,7 +62,7 @@ def changed(before: dict[str, dict[str, Tensor]], after: dict[str, dict[str, Ten
 )
 def test_a_resumed_run_equals_one_never_stopped_whoever_took_the_last_turn(world, kind, turns, stops):
     """Weights, both optimizers, the average and the discriminator's running statistics; odd and even steps."""
-    chosen = settings(kind=kind, turns=turns, start=1, dropout=0.3 if turns == "both" else 0.0)
+    chosen = settings(kind=kind, update=turns, start=1, dropout=0.3 if turns == "both" else 0.0)
     recipe = world.recipe("--train.steps", "5", "--train.save_every", "1", "--train.keep", "20", **chosen)
     run = train(recipe)
     for step in stops:
@@ -92,7 +92,7 @@ def test_networks_take_turns_from_the_start_step_on(world):
 
 
 def test_both_networks_may_train_in_one_step(world):
-    trainer, _ = start(world, turns="both")
+    trainer, _ = start(world, update="both")
     before = copy_tensors(trainer)
     values = trainer.take_step(next(trainer.feed.steps(0, 0, 1))[0]).values
     assert changed(before, copy_tensors(trainer)) == set(before)
@@ -107,7 +107,7 @@ def test_the_weights_of_the_discriminator_get_no_gradient_in_the_turn_of_the_aut
 
 
 def test_accumulated_micro_batches_are_one_step_of_each_network(world):
-    trainer, stepper = start(world, "--train.accumulate", "2", turns="both")
+    trainer, stepper = start(world, "--train.accumulate", "2", update="both")
     steps = trainer.feed.steps(0, 0, 2)
     batches = next(steps)[0]
     assert len(batches) == 2
@@ -188,7 +188,7 @@ def test_a_stage_can_start_from_the_discriminator_of_another(world):
 
 def test_the_discriminator_learns_to_tell_reconstructions_from_clips(world):
     """Against an autoencoder that hardly moves, its accuracy goes from chance to most patches."""
-    trainer, _ = start(world, *SMALL, "--optim.lr", "1e-7", turns="both", channels=16, lr=1e-3)
+    trainer, _ = start(world, *SMALL, "--optim.lr", "1e-7", update="both", channels=16, lr=1e-3)
     steps = trainer.feed.steps(0, 0, 1)
     results = [trainer.take_step(next(steps)[0]).values for _ in range(40)]
     first, last = (sum(one["discriminator_accuracy"] for one in part) / 5 for part in (results[:5], results[-5:]))

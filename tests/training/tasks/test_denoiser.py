@@ -47,7 +47,8 @@ def test_intervals_hold_the_mean_in_95_of_100_cases() -> None:
 
 def test_two_calls_on_equal_weights_are_equal_and_other_weights_differ(world) -> None:
     recipe = world.recipe(
-        validation=VALIDATION, objective={"noise_offset": 0.1, "input_perturbation": 0.1, "strata": 4, "shift": 3.0}
+        validation=VALIDATION,
+        objective={"noise_offset": 0.1, "input_perturbation": 0.1, "stratified_levels": 4, "shift": 3.0},
     )
     folder = RunFolder(world.folder / "run")
     folder.path.mkdir()
@@ -70,7 +71,9 @@ def test_two_calls_on_equal_weights_are_equal_and_other_weights_differ(world) ->
 
 @pytest.mark.parametrize("kind", ["flow", "v", "sample"])
 def test_every_band_is_written_to_the_metrics(world, kind: str) -> None:
-    run = train(world.recipe("--train.steps", "2", validation=VALIDATION, objective={"kind": kind, "strata": 8}))
+    run = train(
+        world.recipe("--train.steps", "2", validation=VALIDATION, objective={"kind": kind, "stratified_levels": 8})
+    )
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     (found,) = [line for line in lines if "validation/validation_loss" in line]
     assert len([key for key in found if key.startswith("validation/loss_")]) == 8

@@ -15,7 +15,7 @@ import frameloom.data.manifest.sources.json_entries as json_entries
 from frameloom.core.errors import DataError
 from frameloom.data.manifest.manifest import Manifest
 from frameloom.data.manifest.sources.reading import Source, read_source
-from frameloom.data.media.tar_members import Member, open_member
+from frameloom.data.media.tar_members import Member, MemberFile
 from frameloom.data.media.writing import write_image, write_video
 
 OPEN_SORA = """path,text,num_frames,height,width,aspect_ratio,resolution,fps,score_vmafmotion
@@ -340,7 +340,7 @@ def test_tar_members_are_listed_and_read_in_place(tmp_path: Path) -> None:
     ]
     path, name, offset, num_bytes = rows(source, "path", "member", "offset", "bytes")[0]
     member = Member(source.root / str(path), str(name), int(str(offset)), int(str(num_bytes)))
-    with open_member(member) as file, av.open(file) as container:
+    with MemberFile(member) as file, av.open(file) as container:
         decoded = [frame.to_ndarray(format="rgb24") for frame in container.decode(video=0)]
     assert len(decoded) == 12
     assert np.abs(decoded[7].astype(int) - frames[7]).mean() < 20 < np.abs(decoded[0].astype(int) - frames[11]).mean()
@@ -367,7 +367,7 @@ def test_members_whose_names_are_no_utf8_are_listed(tmp_path: Path) -> None:
 
 def test_a_member_file_seeks_and_ends_like_a_file(tmp_path: Path) -> None:
     write(tmp_path / "x.tar", b"0123456789")
-    with open_member(Member(tmp_path / "x.tar", "m", 3, 4)) as file:
+    with MemberFile(Member(tmp_path / "x.tar", "m", 3, 4)) as file:
         assert file.read() == b"3456"
         assert file.read(1) == b""
         assert file.seek(-2, io.SEEK_END) == 2 and file.read(9) == b"56"
@@ -376,7 +376,7 @@ def test_a_member_file_seeks_and_ends_like_a_file(tmp_path: Path) -> None:
         with pytest.raises(OSError, match="before the start"):
             file.seek(-1)
     with pytest.raises(DataError, match="the tar was changed"):
-        open_member(Member(tmp_path / "x.tar", "m", 8, 4))
+        MemberFile(Member(tmp_path / "x.tar", "m", 8, 4))
 
 
 def test_a_manifest_of_tar_members_knows_where_they_are(tmp_path: Path) -> None:
@@ -388,7 +388,7 @@ def test_a_manifest_of_tar_members_knows_where_they_are(tmp_path: Path) -> None:
     manifest = Manifest.read(tmp_path / "m.parquet", root=tmp_path / "shards")
     member = manifest.member(1)
     assert member is not None and member.tar == tmp_path / "shards/0.tar"
-    with open_member(member) as file:
+    with MemberFile(member) as file:
         assert file.read(4) == b"\x89PNG"
     changed = table.with_columns(pl.col("offset") + 512)
     changed.write_parquet(tmp_path / "n.parquet")

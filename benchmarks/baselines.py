@@ -1,6 +1,6 @@
 """The same model a second time, with the same weights: diffusers' class of it, or it written out.
 
-A peer takes what our family's `denoise` takes and gives the same prediction.
+A baseline takes what our family's `denoise` takes and gives the same prediction.
 
 Shape letters: B batch, C channels, F frames, H height, W width.
 """
@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
+from frameloom.models.denoisers.conditions import NUM_TIMESTEPS, find_index
 from torch import Tensor, nn
 
-from benchmarks.harness import load_peer
+from benchmarks.harness import load_baseline
 from benchmarks.plain_models import PlainOpenSoraT2V
-from frameloom.models.denoisers.conditions import NUM_TIMESTEPS, find_index
 from frameloom.models.layers.patches import pack, token_grid, unpack
 from frameloom.models.registry import get_denoiser
 from frameloom.models.text.base import TextStates
@@ -25,7 +25,7 @@ Predict = Callable[[Tensor, Tensor, TextStates], Tensor]
 
 
 @dataclass(frozen=True)
-class Peer:
+class Baseline:
     """`name` says what the other is."""
 
     name: str
@@ -38,7 +38,7 @@ class Peer:
         return [block for one in lists for block in one]
 
 
-def build_peer(family: str, model: nn.Module) -> Peer:
+def build_baseline(family: str, model: nn.Module) -> Baseline:
     return _BUILDERS[family](model)
 
 
@@ -51,12 +51,12 @@ def _describe(family: str, config: Any) -> tuple[str, dict[str, Any]]:
     return name, values
 
 
-def _build_flux(model: nn.Module) -> Peer:
+def _build_flux(model: nn.Module) -> Baseline:
     from frameloom.models.denoisers.opensora2.weights import export_original
 
     config: Any = model.config
     name, values = _describe("opensora2", config)
-    other = load_peer("diffusers").FluxTransformer2DModel(**values)
+    other = load_baseline("diffusers").FluxTransformer2DModel(**values)
     other.load_state_dict(export_original(model, "diffusers"))
 
     def predict(noisy_BCFHW: Tensor, timestep_B: Tensor, text: TextStates) -> Tensor:
@@ -73,15 +73,15 @@ def _build_flux(model: nn.Module) -> Peer:
         )
         return unpack(tokens, grid, config.patch_size)
 
-    return Peer(f"diffusers {name}", other, predict)
+    return Baseline(f"diffusers {name}", other, predict)
 
 
-def _build_cogvideox(model: nn.Module) -> Peer:
+def _build_cogvideox(model: nn.Module) -> Baseline:
     from frameloom.models.denoisers.cogvideox_fun.model import find_grid, turn_table
     from frameloom.models.denoisers.cogvideox_fun.weights import export_original
 
     name, values = _describe("cogvideox_fun", model.config)
-    other = load_peer("diffusers").CogVideoXTransformer3DModel(**values)
+    other = load_baseline("diffusers").CogVideoXTransformer3DModel(**values)
     other.load_state_dict(export_original(model))
     tables: dict[tuple[int, ...], Any] = {}
 
@@ -94,7 +94,7 @@ def _build_cogvideox(model: nn.Module) -> Peer:
         (made,) = other(*arguments, image_rotary_emb=tables[size], return_dict=False)
         return cast(Tensor, made).transpose(1, 2)
 
-    return Peer(f"diffusers {name}", other, predict)
+    return Baseline(f"diffusers {name}", other, predict)
 
 
 def _double_rotary(table_N1P: Tensor) -> tuple[Tensor, Tensor]:
@@ -103,11 +103,11 @@ def _double_rotary(table_N1P: Tensor) -> tuple[Tensor, Tensor]:
     return doubled.real, doubled.imag
 
 
-def _build_latte(model: nn.Module) -> Peer:
+def _build_latte(model: nn.Module) -> Baseline:
     from frameloom.models.denoisers.latte.weights import export_original
 
     name, values = _describe("latte", model.config)
-    other = load_peer("diffusers").LatteTransformer3DModel(**values)
+    other = load_baseline("diffusers").LatteTransformer3DModel(**values)
     other.load_state_dict(export_original(model, "diffusers"))
 
     def predict(noisy_BCFHW: Tensor, timestep_B: Tensor, text: TextStates) -> Tensor:
@@ -116,13 +116,13 @@ def _build_latte(model: nn.Module) -> Peer:
         )
         return cast(Tensor, made)[:, : noisy_BCFHW.shape[1]]
 
-    return Peer(f"diffusers {name}", other, predict)
+    return Baseline(f"diffusers {name}", other, predict)
 
 
-def _build_unet(model: nn.Module) -> Peer:
+def _build_unet(model: nn.Module) -> Baseline:
     from frameloom.models.denoisers.sdxl.model import PIXELS_PER_CELL, diffusers_arguments
 
-    other = load_peer("diffusers").UNet2DConditionModel(**diffusers_arguments(cast(Any, model).architecture))
+    other = load_baseline("diffusers").UNet2DConditionModel(**diffusers_arguments(cast(Any, model).architecture))
     other.load_state_dict(model.state_dict())
 
     def predict(noisy_BCFHW: Tensor, timestep_B: Tensor, text: TextStates) -> Tensor:
@@ -137,10 +137,10 @@ def _build_unet(model: nn.Module) -> Peer:
         )
         return cast(Tensor, made)[:, :, None]
 
-    return Peer("diffusers UNet2DConditionModel", other, predict)
+    return Baseline("diffusers UNet2DConditionModel", other, predict)
 
 
-def _build_written_out(model: nn.Module) -> Peer:
+def _build_written_out(model: nn.Module) -> Baseline:
     other = PlainOpenSoraT2V(cast(Any, model).config)
     other.load_state_dict(model.state_dict())
 
@@ -148,10 +148,10 @@ def _build_written_out(model: nn.Module) -> Peer:
         made: Tensor = other(noisy_BCFHW, find_index(timestep_B), text.tokens_BKD, text.mask_BK)
         return made
 
-    return Peer("the model written out", other, predict)
+    return Baseline("the model written out", other, predict)
 
 
-_BUILDERS: dict[str, Callable[[nn.Module], Peer]] = {
+_BUILDERS: dict[str, Callable[[nn.Module], Baseline]] = {
     "sdxl": _build_unet,
     "latte": _build_latte,
     "opensora_plan": _build_written_out,

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.harness import Elsewhere, Work, take_turns
+from benchmarks.harness import IsolatedProcess, Work, take_turns
 
 
-def build_burn(place: Path, amount: int) -> Work:
+def build_burn(log: Path, amount: int) -> Work:
     def burn() -> None:
-        with place.open("a") as file:
+        with log.open("a") as file:
             file.write(f"{os.getpid()}\n")
         sum(number * number for number in range(amount))
 
@@ -28,13 +28,13 @@ def build_failure() -> Work:
 
 
 @pytest.fixture(scope="module")
-def place() -> Iterator[Elsewhere]:
-    with Elsewhere() as place:
-        yield place
+def isolated() -> Iterator[IsolatedProcess]:
+    with IsolatedProcess() as isolated:
+        yield isolated
 
 
-def test_a_side_is_run_and_timed_in_another_process(place: Elsewhere, tmp_path: Path) -> None:
-    much = place.build(build_burn, tmp_path / "much", 3_000_000)
+def test_a_side_is_run_and_timed_in_another_process(isolated: IsolatedProcess, tmp_path: Path) -> None:
+    much = isolated.build(build_burn, tmp_path / "much", 3_000_000)
     times = take_turns({"here": build_burn(tmp_path / "here", 10), "much": much}, 2)
     pids = {name: set((tmp_path / name).read_text().split()) for name in times}
     assert pids["here"] == {str(os.getpid())} and len(pids["much"]) == 1 and pids["here"] != pids["much"]
@@ -42,27 +42,27 @@ def test_a_side_is_run_and_timed_in_another_process(place: Elsewhere, tmp_path: 
     assert times["much"].cpu_s > 0.02 > times["here"].cpu_s
 
 
-def test_a_side_takes_the_place_of_the_one_before(place: Elsewhere, tmp_path: Path) -> None:
-    place.build(build_burn, tmp_path / "first", 10)
-    place.build(build_burn, tmp_path / "second", 10).time()
+def test_a_side_takes_the_place_of_the_one_before(isolated: IsolatedProcess, tmp_path: Path) -> None:
+    isolated.build(build_burn, tmp_path / "first", 10)
+    isolated.build(build_burn, tmp_path / "second", 10).time()
     assert not (tmp_path / "first").exists() and (tmp_path / "second").is_file()
 
 
 def test_a_side_that_cannot_be_built_says_so(capfd: pytest.CaptureFixture[str]) -> None:
-    with Elsewhere() as place, pytest.raises(RuntimeError, match="ended with exit code 1"):
-        place.build(build_failure)
+    with IsolatedProcess() as isolated, pytest.raises(RuntimeError, match="ended with exit code 1"):
+        isolated.build(build_failure)
     assert "ValueError: cannot be built" in capfd.readouterr().err
 
 
 HOLDER = """
 import sys
 from pathlib import Path
-from benchmarks.harness import Elsewhere
-from tests.benchmarks.test_elsewhere import build_burn
+from benchmarks.harness import IsolatedProcess
+from tests.benchmarks.test_isolated_process import build_burn
 
 if __name__ == "__main__":
-    with Elsewhere() as place:
-        place.build(build_burn, Path(sys.argv[1]), 10**12).time()
+    with IsolatedProcess() as isolated:
+        isolated.build(build_burn, Path(sys.argv[1]), 10**12).time()
 """
 
 

@@ -1,0 +1,105 @@
+"""The place Recipe says what `frameloom recipe check` says, and writes new files only."""
+
+from __future__ import annotations
+
+import pytest
+
+from frameloom.cli.main import main
+from frameloom.core.errors import ConfigError
+from frameloom.studio.recipe.controller import RecipeController, describe_check
+from frameloom.studio.recipe.files import find_recipe_file, list_recipes
+from frameloom.studio.recipe.form import sizes_for
+from frameloom.studio.server.context import Limits, StudioContext
+
+BAD = "_base_: shapes/demo\nname: bad\noptim: {learning_rate: 1}\ntrain: {steps: many}\nsample: {frames: 8}\n"
+
+
+@pytest.fixture
+def controller(tmp_path, monkeypatch):
+    root, scratch = tmp_path / "root", tmp_path / "scratch"
+    root.mkdir()
+    scratch.mkdir()
+    monkeypatch.chdir(root)
+    return RecipeController(StudioContext(root.resolve(), scratch))
+
+
+def test_the_messages_are_those_of_the_command(controller, capsys):
+    (controller.context.root / "bad.yaml").write_text(BAD)
+    with pytest.raises(SystemExit) as left:
+        main(["recipe", "check", "bad.yaml"])
+    assert left.value.code == 2
+    told = capsys.readouterr().err.strip().splitlines()
+    found = controller.check(BAD, "bad.yaml")
+    assert found.problems == told and len(told) >= 2
+    assert "learning_rate" in describe_check(found) and f"{len(told)} problems" in describe_check(found)
+
+
+def test_a_recipe_without_mistakes_names_what_is_not_there_yet(controller):
+    text, name = controller.open("shipped: shapes/demo")
+    found = controller.check(text, name)
+    assert name == "demo.yaml" and not found.problems
+    assert any("data.manifest" in missing for missing in found.missing)
+    assert "No mistake in it" in describe_check(found)
+
+
+def test_text_that_is_no_yaml_is_told_and_the_form_is_left_alone(controller):
+    found = controller.check("optim: {lr: 1", "x.yaml")
+    assert "not valid YAML" in found.problems[0] and found.values is None
+    assert controller.check("x" * (Limits().text_chars + 1), "x.yaml").problems
+
+
+def test_the_form_shows_what_is_inherited_and_what_is_set(controller):
+    found = controller.check("_base_: shapes/demo\nname: x\ntrain: {steps: 7}\nmodel: {family: latte}\n", "x.yaml")
+    assert found.values is not None
+    assert found.values[("train", "steps")] == 7 and found.values[("optim", "lr")] == 3e-3
+    assert found.values[("lora", "rank")] is None
+    size = next(field for field in controller.fields["model"] if field.path[-1] == "size")
+    assert "tiny" in (sizes_for(size, found.values) or [])
+
+
+@pytest.mark.parametrize("base", ["../outside.yaml", "{folder}/outside.yaml", "linked.yaml"])
+def test_a_base_outside_the_folder_is_not_read(controller, tmp_path, base):
+    (tmp_path / "outside.yaml").write_text("name: secret-7d1f\nunknown_key: secret-7d1f\n")
+    (controller.context.root / "linked.yaml").symlink_to(tmp_path / "outside.yaml")
+    found = controller.check(f"_base_: {base.format(folder=tmp_path)}\n", "x.yaml")
+    assert "lies outside" in found.problems[0] and "secret-7d1f" not in str(found)
+
+
+def test_a_base_beside_the_file_is_read(controller):
+    """The control."""
+    (controller.context.root / "sub").mkdir()
+    (controller.context.root / "sub" / "base.yaml").write_text("_base_: shapes/demo\nname: inherited\n")
+    found = controller.check("_base_: base.yaml\n", "sub/x.yaml")
+    assert not found.problems and found.values is not None and found.values[("name",)] == "inherited"
+
+
+def test_a_field_that_says_what_is_inherited_writes_nothing(controller):
+    text, name = controller.open("shipped: shapes/demo")
+    assert controller.set_field(text, name, ("optim", "lr"), 3e-3) is None
+    assert controller.set_field(text, name, ("optim", "lr"), 5e-3) == f"{text}optim:\n  lr: 0.005\n"
+
+
+def test_saving_writes_a_new_file_once(controller):
+    text, name = controller.open("shipped: shapes/demo")
+    assert controller.save(text, name) == "demo.yaml"
+    assert (controller.context.root / "demo.yaml").read_text() == text
+    with pytest.raises(ConfigError, match=r"never overwritten; e\.g\. demo-2"):
+        controller.save(text, name)
+    assert list_recipes(controller.context)[0] == "demo.yaml"
+    assert find_recipe_file(controller.context, "demo.yaml") == controller.context.root / "demo.yaml"
+
+
+@pytest.mark.parametrize("name", ["../x.yaml", "/tmp/x.yaml", ".x.yaml", "sub/../../x.yaml", ""])
+def test_nothing_is_saved_elsewhere_or_with_mistakes(controller, name):
+    text, _ = controller.open("shipped: shapes/demo")
+    with pytest.raises(Exception, match=r"outside|leaves|absolute|hidden|no name"):
+        controller.save(text, name)
+    with pytest.raises(ConfigError, match="not saved"):
+        controller.save(BAD, "bad.yaml")
+    assert list(controller.context.root.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["shipped: ../../secret", "shipped: nothing", "../x.yaml", "notes.txt"])
+def test_only_listed_recipes_are_opened(controller, name):
+    with pytest.raises(Exception, match=r"no shipped|leaves|no such"):
+        controller.open(name)
