@@ -370,7 +370,7 @@ def test_absolute_positions_tell_tokens_of_a_flat_video_apart() -> None:
 
     def spread_over_tokens(config: MMDiTConfig) -> float:
         with torch.no_grad():
-            prediction = build_awake(config)(flat, torch.ones(1), text, pooled)
+            prediction = build_awake(config)(flat, torch.ones(1), {"text": text, "pooled": pooled})
         return float(prediction[..., ::2, ::2].std((2, 3, 4)).max())  # the same corner of every patch
 
     assert spread_over_tokens(rotary_alone) < 1e-6
