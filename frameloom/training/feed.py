@@ -151,7 +151,7 @@ def _needs_rounds_of_one_kind(recipe: Recipe) -> bool:
     )
 
 
-def settle_length(recipe: Recipe, manifest: Manifest, policy: BucketPolicy, *, num_ranks: int = 1) -> Recipe:
+def resolve_num_steps(recipe: Recipe, manifest: Manifest, policy: BucketPolicy, *, num_ranks: int = 1) -> Recipe:
     """The recipe with its length in steps; ConfigError when that is too short for its schedule or its profile."""
     if recipe.train.epochs is None:
         return recipe

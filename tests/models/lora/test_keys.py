@@ -94,7 +94,8 @@ def predict_sdxl(model: Any) -> Tensor:
     draws = stream(1, "inputs")
     noisy, words = torch.randn(2, 4, 8, 8, generator=draws), torch.randn(2, 16, 16, generator=draws)
     with torch.no_grad():
-        return model.predict(noisy, torch.tensor([0.3, 0.8]), words, torch.randn(2, 8, generator=draws))
+        conditions = {"text": words, "pooled": torch.randn(2, 8, generator=draws)}
+        return model(noisy[:, :, None], torch.tensor([0.3, 0.8]), conditions)[:, :, 0]
 
 
 def test_diffusers_loads_our_file_and_computes_what_we_compute() -> None:
