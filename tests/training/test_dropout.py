@@ -77,7 +77,7 @@ def test_micro_batches_drop_what_the_whole_would(world) -> None:
             parameter.add_(0.05 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1)))
         batch = next(iterate_batches(trainer.feed.plan(0), trainer.feed.reader))
         whole, _ = task.losses(StepContext(0), batch)
-        pieces = torch.cat([task.losses(piece)[0] for piece in cut_batch(batch, 2)])
+        pieces = torch.cat([task.losses(StepContext(0), piece)[0] for piece in cut_batch(batch, 2)])
         assert torch.allclose(whole, pieces, rtol=1e-5)
         task.model.eval()
         assert not torch.allclose(task.losses(StepContext(0), batch)[0], whole, rtol=1e-3)
