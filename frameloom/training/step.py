@@ -294,11 +294,12 @@ class Stepper:
         """What a checkpoint says of each phase: of the model's at the top, of others below their network."""
         found: dict[str, Any] = {}
         for update in self.updates:
-            own = {**update.state(), "halved": self.limits.state()}
+            own = {**update.state(), "halved": dict(self.limits.most)}
             found |= {update.phase.network: own} if update.phase.prefix else own
         return found
 
     def load(self, tensors: Mapping[str, Mapping[str, Tensor]], state: Mapping[str, Any]) -> None:
         for update in self.updates:
             update.load(tensors, state[update.phase.network] if update.phase.prefix else state)
-        self.limits.load(state.get("halved") or {})
+        self.limits.most.clear()
+        self.limits.tighten(state.get("halved") or {})
