@@ -97,10 +97,10 @@ def add_up_gradients(
         for param in members:
             param.grad = None
         sent.append((members, flat, dist.all_reduce(flat, group=group, async_op=True)))
-    for members, flat, work in sent:
+    for params, flat, work in sent:
         work.wait()
-        *parts, counts = torch.split(flat, [*(param.numel() for param in members), len(members)])
-        for param, part, count in zip(members, parts, counts.tolist(), strict=True):
+        *parts, counts = torch.split(flat, [*(param.numel() for param in params), len(params)])
+        for param, part, count in zip(params, parts, counts.tolist(), strict=True):
             param.grad = part.view_as(param) if count else None
 
 

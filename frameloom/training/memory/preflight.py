@@ -89,8 +89,8 @@ def _read_clips(feed: Feed, plan: BatchPlan, chosen: Mapping[int, int]) -> Itera
     for bucket in sorted(chosen, key=lambda bucket: (-pixels[bucket], bucket)):
         whole = request_at(plan, chosen[bucket])
         fallback_rows = None if whole.fallback_rows is None else whole.fallback_rows[:1]
-        first = {"rows": whole.rows[:1], "sample_indices": whole.sample_indices[:1], "fallback_rows": fallback_rows}
-        requests.append(replace(whole, **first))
+        rows, indices = whole.rows[:1], whole.sample_indices[:1]
+        requests.append(replace(whole, rows=rows, sample_indices=indices, fallback_rows=fallback_rows))
     return read_requests(
         iter(requests),
         feed.reader,

@@ -17,7 +17,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from frameloom.checkpoint.model_folder import read_weights
 from frameloom.config.schema.models import AutoencoderSection, DiscriminatorSection, LpipsSection
@@ -71,13 +71,11 @@ class Critic:
             self.model.requires_grad_(True)
 
 
-@dataclass(frozen=True)
+@dataclass(kw_only=True)
 class AutoencoderTask(Task):
     """`logvar` may be a parameter that trains; `lpips` is frozen."""
 
     kind: ClassVar[str] = "vae"
-    name: str
-    config: Any
     vae: VideoVAE
     weights: AutoencoderSection
     seed: int
@@ -85,19 +83,6 @@ class AutoencoderTask(Task):
     lpips: LPIPS | None = None
     logvar: Tensor | float = 0.0
     critic: Critic | None = None
-
-    @property
-    def networks(self) -> Mapping[str, nn.Module]:
-        return {MODEL: self.vae} if self.critic is None else {MODEL: self.vae, "discriminator": self.critic.model}
-
-    @property
-    def companions(self) -> Mapping[str, nn.Parameter]:
-        return {"loss.logvar": self.logvar} if isinstance(self.logvar, nn.Parameter) else {}
-
-    @property
-    def statistics(self) -> Sequence[Tensor]:
-        """Those of the discriminator's norms."""
-        return () if self.critic is None else list(self.critic.model.buffers())
 
     def phases(self, optim: OptimSection) -> Sequence[Phase]:
         # Decay would pull the log-variance to 0.

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from frameloom.builders.denoiser import LoadedDenoiser
 from frameloom.builders.text import PREFIX, TRAINED_TEXT, TextPipeline, write_trained
@@ -30,7 +30,7 @@ from frameloom.models.precision import FP32, Precision
 from frameloom.models.text.base import TextStates
 from frameloom.models.text.scaling import TextScaling
 from frameloom.models.vaes.base import VideoVAE
-from frameloom.training.task import MODEL, Losses, Phase, ReadBatches, StepContext, Task, TrainedPart
+from frameloom.training.task import MODEL, Losses, Phase, ReadBatches, StepContext, Task
 from frameloom.training.tasks.conditions import ConditionMaker, image_sample_indices, join_images, split_images
 from frameloom.training.tasks.noising import apply_noise_options, draw_levels, draw_normal, draw_seeds, draw_uniform
 from frameloom.training.tasks.text_table import TextTable
@@ -40,12 +40,13 @@ _SHARE_DRAWS = 20_000
 _Z95 = 1.959964
 
 
-@dataclass
+@dataclass(kw_only=True)
 class DenoiserTask(Task):
     """`vae` and `text` are frozen; a batch that brings cached latents or text states does not call them.
 
-    `scaling` is applied to text states from wherever they come, the null text included. With `independent_dropout`
-    each text encoder's part of a caption is dropped by a draw of its own. `num_levels` noise levels are validated.
+    `scaling` is applied to text states from wherever they come, the null text included. `companions` are weights of
+    text encoders that train; the states of the empty caption are then encoded at each step. `num_levels` noise levels
+    are validated.
     """
 
     kind: ClassVar[str] = "denoiser"
@@ -63,37 +64,8 @@ class DenoiserTask(Task):
     num_levels: int = 8
     text_table: TextTable | None = None
     """scaled states of captions whose encoders are dropped together"""
-    trained_text: Mapping[str, nn.Parameter] = field(default_factory=dict)
-    """weights of text encoders; where there are any, the states of the empty caption are encoded at each step"""
-    part: TrainedPart | None = None
-    word: nn.ParameterDict | None = None
-    """vectors that train instead of the denoiser"""
     prior_weight: float | None = None
     """batches have class pictures in their second half (`class_rows` of `BatchReader`), whose losses count so much"""
-
-    @property
-    def name(self) -> str:  # type: ignore[override]
-        return self.denoiser.family.name
-
-    @property
-    def config(self) -> Any:
-        return self.denoiser.config
-
-    @property
-    def networks(self) -> Mapping[str, nn.Module]:
-        return {MODEL: self.denoiser.model if self.word is None else self.word}
-
-    @property
-    def blocks(self) -> Sequence[nn.Module]:
-        return () if self.word is not None else self.denoiser.family.blocks(self.denoiser.model)
-
-    @property
-    def companions(self) -> Mapping[str, nn.Parameter]:
-        return self.trained_text
-
-    @property
-    def constants(self) -> Mapping[str, Mapping[str, Tensor]]:
-        return {} if self.scaling is None else {"text_scaling": self.scaling.tensors()}
 
     @cached_property
     def _drops(self) -> bool:
@@ -106,7 +78,18 @@ class DenoiserTask(Task):
         return [Phase(MODEL, self.losses if self.prior_weight is None else self.prior_losses, own, self.companions)]
 
     def losses(self, context: StepContext, batch: Batch) -> Losses:
-        return Losses(self._losses(batch, self.seed, self.section.dropout))
+        """Every draw is keyed by a sample's index in its epoch, so pieces of a batch and other ranks draw the same."""
+        objective, seed = self.objective, self.seed
+        latent_BCFHW, plain_BCFHW = self._latent_and_noise(batch, seed)
+        noise_BCFHW, perturbation_BCFHW = apply_noise_options(objective.noise, plain_BCFHW, seed, batch)
+        uniform_B = draw_levels(seed, batch, objective.noise.stratified_levels)
+        timestep_B = objective.timesteps(uniform_B, latent_BCFHW)
+        noised = add_noise(objective, latent_BCFHW, noise_BCFHW, timestep_B, perturbation_BCFHW)
+        text, conditions = self._conditions(batch, seed, self.section.dropout)
+        if self._drops:
+            conditions = replace(conditions, dropout=DropoutSeeds(draw_seeds(seed, "model dropout", batch)))
+        prediction_BCFHW = self._predict(noised, text, conditions)
+        return Losses(weighted_error_B(prediction_BCFHW, noised, motion_share=objective.motion_share))
 
     def prior_losses(self, context: StepContext, batch: Batch) -> Losses:
         """DreamBooth: L(instance) + prior_weight * L(class); noise and noise levels of the two are drawn apart."""
@@ -134,35 +117,21 @@ class DenoiserTask(Task):
         cells = (frames, bucket.height // height_stride, bucket.width // width_stride)
         return len(batch.sample_indices) * self.denoiser.family.num_tokens(self.denoiser.config, cells)
 
-    def _losses(self, batch: Batch, seed: int, dropout: float) -> Tensor:
-        latent_BCFHW, plain_BCFHW = self._latent_and_noise(batch, seed)
-        noise_BCFHW, perturbation_BCFHW = apply_noise_options(self.objective.noise, plain_BCFHW, seed, batch)
-        uniform_B = draw_levels(seed, batch, self.objective.noise.stratified_levels)
-        timestep_B = self.objective.timesteps(uniform_B, latent_BCFHW)
-        noised = add_noise(self.objective, latent_BCFHW, noise_BCFHW, timestep_B, perturbation_BCFHW)
-        text = self._text(batch.text, batch.captions, batch, seed, dropout)
-        given = self.conditions.make(batch, seed, self._image_text(batch, seed, dropout))
-        if self._drops:
-            given = replace(given, dropout=DropoutSeeds(draw_seeds(seed, "model dropout", batch)))
-        return self._loss_of(noised, text, given)
-
     def _level_losses(self, batch: Batch, seed: int) -> tuple[Tensor, Tensor]:
         """Losses [B, L] at all levels of the grid, with plain noise, and the part of training's draws near each."""
         latent_BCFHW, noise_BCFHW = self._latent_and_noise(batch, seed)
-        text = self._text(batch.text, batch.captions, batch, seed, dropout=0.0)
-        given = self.conditions.make(batch, seed, self._image_text(batch, seed, dropout=0.0))
+        text, conditions = self._conditions(batch, seed, dropout=0.0)
         losses = []
         for timestep in self.objective.timestep_at(band_levels(self.num_levels)):
             noised = add_noise(self.objective, latent_BCFHW, noise_BCFHW, timestep.expand(len(latent_BCFHW)))
-            losses.append(self._loss_of(noised, text, given))
+            prediction_BCFHW = self._predict(noised, text, conditions)
+            losses.append(weighted_error_B(prediction_BCFHW, noised, motion_share=self.objective.motion_share))
         share_L = band_shares(self.objective, latent_BCFHW, self.num_levels, num_draws=_SHARE_DRAWS)
         return torch.stack(losses, dim=1), share_L
 
-    def _loss_of(self, noised: Noised, text: TextStates, given: Conditions) -> Tensor:
-        prediction = self.denoiser.family.denoise(
-            self.denoiser.model, noised.noisy_BCFHW, noised.timestep_B, text, given
-        )
-        return weighted_error_B(prediction, noised, motion_share=self.objective.motion_share)
+    def _predict(self, noised: Noised, text: TextStates, conditions: Conditions) -> Tensor:
+        model, family = self.denoiser.model, self.denoiser.family
+        return family.denoise(model, noised.noisy_BCFHW, noised.timestep_B, text, conditions)
 
     def _latent_and_noise(self, batch: Batch, seed: int) -> tuple[Tensor, Tensor]:
         mean_BCFHW, std_BCFHW = self._moments(batch)
@@ -187,18 +156,26 @@ class DenoiserTask(Task):
             moments = self.vae.encode(to_signed_range(pixels_BCFHW.to(self.device)))
         return moments.mean_BCFHW, torch.exp(0.5 * moments.logvar_BCFHW)
 
-    def _image_text(self, batch: Batch, seed: int, dropout: float) -> TextStates | None:
-        """Captions of the images beside clips, each with a slot of its own for its dropout."""
-        if batch.images is None:
-            return None
-        slots = replace(batch, sample_indices=image_sample_indices(batch))
-        captions = [caption for beside in batch.images.captions for caption in beside]
-        return self._text(batch.images.text, captions, slots, seed, dropout)
+    def _conditions(self, batch: Batch, seed: int, dropout: float) -> tuple[TextStates, Conditions]:
+        """States of the captions, and what else the model is given."""
+        text, image_text = self._text(batch.text, batch.captions, batch, seed, dropout), None
+        if batch.images is not None:
+            # Each image beside a clip has an index of its own for the dropout of its caption.
+            slots = replace(batch, sample_indices=image_sample_indices(batch))
+            captions = [caption for beside in batch.images.captions for caption in beside]
+            image_text = self._text(batch.images.text, captions, slots, seed, dropout)
+        return text, self.conditions.make(batch, seed, image_text)
 
     def _text(
         self, cached: Mapping[str, Tensor] | None, captions: list[str], slots: Batch, seed: int, dropout: float
     ) -> TextStates:
-        dropped_BE = self._draw_dropped(slots, seed, dropout) if dropout > 0 else None
+        # On the host: true where the caption of a text encoder is replaced by the empty one.
+        dropped_BE, count = None, self.text.num_encoders
+        if dropout > 0 and self.section.independent_dropout:
+            drawn = [draw_uniform(seed, f"caption dropout {index}", slots) for index in range(count)]
+            dropped_BE = torch.stack(drawn, dim=1) < dropout
+        elif dropout > 0:
+            dropped_BE = (draw_uniform(seed, "caption dropout", slots) < dropout)[:, None].expand(-1, count)
         if self.text_table is not None:
             known = self.text_table.pick(captions, None if dropped_BE is None else dropped_BE[:, 0])
             if known is not None:
@@ -208,21 +185,12 @@ class DenoiserTask(Task):
         else:
             states = self.text.encode(captions).to(self.device)
         if dropped_BE is not None:
-            null = self.text.encode([""]).to(self.device) if self.trained_text else self.null_text
+            null = self.text.encode([""]).to(self.device) if self.companions else self.null_text
             states = self.text.drop(states, null, dropped_BE.to(self.device))
         return states if self.scaling is None else self.scaling.apply(states)
 
-    def _draw_dropped(self, slots: Batch, seed: int, dropout: float) -> Tensor:
-        """[B, text encoders], on the host: true where a caption is replaced by the empty one."""
-        count = self.text.num_encoders
-        if not self.section.independent_dropout:
-            return (draw_uniform(seed, "caption dropout", slots) < dropout)[:, None].expand(-1, count)
-        drawn = [draw_uniform(seed, f"caption dropout {index}", slots) for index in range(count)]
-        return torch.stack(drawn, dim=1) < dropout
-
     def export(self, run: Path, tensors: Mapping[str, Tensor], read_batches: ReadBatches) -> None:
-        if self.word is None:
-            write_trained(run / TRAINED_TEXT, self.text, self.section)
+        write_trained(run / TRAINED_TEXT, self.text, self.section)
         super().export(run, tensors, read_batches)
 
 
