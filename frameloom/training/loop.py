@@ -140,7 +140,7 @@ class Trainer:
         self.draw_samples()
 
     def is_due(self, interval: int | str) -> bool:
-        return is_due(interval, step=self.step, epoch=self.epoch, position=self.position)
+        return is_due(interval, self.step, self.epoch, self.position)
 
     def rates(self) -> dict[str, float]:
         """Steps and tokens per second since the last call."""
@@ -186,7 +186,7 @@ class Trainer:
         """Where they are due; after saving, so that a mistake there costs no step. Rates do not count their time."""
         if self.samples is None:
             return
-        is_due = self.is_due(self.samples.every) if self.step else self.samples.at_start
+        is_due = self.is_due(self.samples.section.every) if self.step else self.samples.section.at_start
         if not is_due and self.step != self.recipe.train.num_steps:
             return
         started = time.perf_counter()
