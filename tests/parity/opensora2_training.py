@@ -22,8 +22,7 @@ from frameloom.models.denoisers.opensora2.config import SIZES
 from frameloom.models.denoisers.opensora2.model import joint_positions
 from frameloom.models.layers.patches import pack, token_grid, unpack
 from frameloom.models.registry import get_denoiser
-from frameloom.models.text.base import TextStates
-from frameloom.models.text.caption_dropout import drop_text
+from frameloom.models.text.base import TextStates, drop_text
 from tests.parity.cases import ParityCase, ParityOutput, Runner, compare_facts, pair_outputs, under
 from tests.parity.opensora2_sampling import put_references
 from tests.parity.sampling import make_text
