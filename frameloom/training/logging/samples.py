@@ -61,7 +61,10 @@ class TrainingSamples:
             if self.is_compiled:
                 # Other shapes would add graphs, and could turn those of training into ones for any shape.
                 stack.enter_context(torch.compiler.set_stance("force_eager"))
-            return generate(self._pipeline(step), self.requests, batch_size=self.section.batch)
+            task, origin = self.task, {"run": self.run_name, "step": str(step)}
+            model = (task.denoiser, task.vae, task.text, task.scaling, task.objective)
+            pipeline = Pipeline(*model, self.settings, origin, task.device, self.note)
+            return generate(pipeline, self.requests, batch_size=self.section.batch)
 
     def write(self, step: int, samples: Sequence[Sample]) -> list[Path]:
         """All files of a step, or none; those of an earlier start of the run are replaced."""
@@ -69,11 +72,6 @@ class TrainingSamples:
         with replace_folder(folder) as temporary:
             names = [path.name for path in write_samples(samples, temporary)]
         return [folder / name for name in names]
-
-    def _pipeline(self, step: int) -> Pipeline:
-        task = self.task
-        model = (task.denoiser, task.vae, task.text, task.scaling, task.objective)
-        return Pipeline(*model, self.settings, {"run": self.run_name, "step": str(step)}, task.device, self.note)
 
     def _media(self, results: Sequence[Sample], paths: Sequence[Path]) -> list[Media]:
         """By number, not by step, so that a tracker shows the samples of one prompt in a row."""

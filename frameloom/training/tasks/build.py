@@ -9,14 +9,14 @@ from torch import nn
 
 from frameloom.builders.denoiser import build_denoiser
 from frameloom.builders.objective import build_objective
-from frameloom.builders.text import TextPipeline, build_text, start_training
+from frameloom.builders.text import build_text, start_training
 from frameloom.builders.vae import build_vae
 from frameloom.config.schema.recipe import Recipe, ValidationSection
 from frameloom.core.logging import get_logger
 from frameloom.distributed.sequence_parallel import join_sequence_group
 from frameloom.models.denoisers.building import use_sequence_group
 from frameloom.models.precision import Precision
-from frameloom.models.text.scaling import TextScaling, measure_scaling
+from frameloom.models.text.scaling import measure_scaling
 from frameloom.training.compiling import apply_compile
 from frameloom.training.feed import Feed
 from frameloom.training.memory.encoder_offload import offload_encoders
@@ -33,6 +33,7 @@ from frameloom.training.tasks.text_table import preload_text
 from frameloom.training.text_sharing import share_text
 
 _log = get_logger(__name__)
+_MOST_CAPTIONS = 4096
 
 
 def build_task(recipe: Recipe, feed: Feed, parallel: Parallelism, precision: Precision) -> Task:
@@ -59,7 +60,11 @@ def _build_denoiser(recipe: Recipe, feed: Feed, parallel: Parallelism, precision
         group = join_sequence_group(parallel.mesh.get_group("sequence"), reduction="sum")
         use_sequence_group(denoiser.family, model, group)
     null_text = text.encode([""]).to(device)
-    scaling = _measure_text(text, captions).to(device) if recipe.text.rescale else None
+    scaling = None
+    if recipe.text.rescale:
+        # From the different captions of the set, evenly picked where there are very many.
+        different = sorted(set(captions))
+        scaling = measure_scaling(text.encode(different[:: -(-len(different) // _MOST_CAPTIONS)])).to(device)
     companions = start_training(text, recipe.text)
     if recipe.train.encoder_offload and device.type == "cpu":
         _log.warning("train.encoder_offload is true, which has no effect on the CPU")
@@ -136,9 +141,3 @@ def _prepare_blocks(model: nn.Module, blocks: Sequence[nn.Module], recipe: Recip
     """In this order: what is recomputed is the compiled block."""
     apply_compile(blocks, recipe.train.compile, device)
     apply_recompute(model, blocks, recipe.train.recompute, device)
-
-
-def _measure_text(text: TextPipeline, captions: Sequence[str], most: int = 4096) -> TextScaling:
-    """The scaling of a set from its different captions, evenly picked where there are very many."""
-    different = sorted(set(captions))
-    return measure_scaling(text.encode(different[:: -(-len(different) // most)]))
