@@ -13,6 +13,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -23,9 +24,8 @@ from frameloom.config.schema.optim import GroupSection, OptimSection
 from frameloom.data.loading.batch import Batch
 from frameloom.data.media.transforms import to_signed_range
 from frameloom.diffusion.noise_levels import band_levels, band_shares
-from frameloom.diffusion.objectives import Noised, Objective, add_noise, weighted_error_B
-from frameloom.models.denoisers.conditions import Conditions
-from frameloom.models.layers.dropout import DropoutSeeds, has_dropout
+from frameloom.diffusion.objectives import Objective, add_noise, weighted_error_B
+from frameloom.models.layers.dropout import has_dropout
 from frameloom.models.precision import FP32, Precision
 from frameloom.models.text.base import TextStates
 from frameloom.models.text.scaling import TextScaling
@@ -85,10 +85,12 @@ class DenoiserTask(Task):
         uniform_B = draw_levels(seed, batch, objective.noise.stratified_levels)
         timestep_B = objective.timesteps(uniform_B, latent_BCFHW)
         noised = add_noise(objective, latent_BCFHW, noise_BCFHW, timestep_B, perturbation_BCFHW)
-        text, conditions = self._conditions(batch, seed, self.section.dropout)
+        text = self._text(batch.text, batch.captions, batch, seed, self.section.dropout)
+        conditions = {**text.conditions(), **self._conditions(batch, seed, self.section.dropout)}
         if self._drops:
-            conditions = replace(conditions, dropout=DropoutSeeds(draw_seeds(seed, "model dropout", batch)))
-        prediction_BCFHW = self._predict(noised, text, conditions)
+            seeds_B = draw_seeds(seed, "model dropout", batch).view(np.int64)
+            conditions["dropout_seeds"] = torch.from_numpy(seeds_B)
+        prediction_BCFHW = self.denoiser.model(noised.noisy_BCFHW, noised.timestep_B, conditions)
         return Losses(weighted_error_B(prediction_BCFHW, noised, motion_share=objective.motion_share))
 
     def prior_losses(self, context: StepContext, batch: Batch) -> Losses:
@@ -115,23 +117,20 @@ class DenoiserTask(Task):
         frames = self.vae.latent_frames(bucket.frames)
         _, height_stride, width_stride = self.vae.strides
         cells = (frames, bucket.height // height_stride, bucket.width // width_stride)
-        return len(batch.sample_indices) * self.denoiser.family.num_tokens(self.denoiser.config, cells)
+        return len(batch.sample_indices) * int(self.denoiser.config.num_tokens(cells))
 
     def _level_losses(self, batch: Batch, seed: int) -> tuple[Tensor, Tensor]:
         """Losses [B, L] at all levels of the grid, with plain noise, and the part of training's draws near each."""
         latent_BCFHW, noise_BCFHW = self._latent_and_noise(batch, seed)
-        text, conditions = self._conditions(batch, seed, dropout=0.0)
+        text = self._text(batch.text, batch.captions, batch, seed, dropout=0.0)
+        conditions = {**text.conditions(), **self._conditions(batch, seed, dropout=0.0)}
         losses = []
         for timestep in self.objective.timestep_at(band_levels(self.num_levels)):
             noised = add_noise(self.objective, latent_BCFHW, noise_BCFHW, timestep.expand(len(latent_BCFHW)))
-            prediction_BCFHW = self._predict(noised, text, conditions)
+            prediction_BCFHW = self.denoiser.model(noised.noisy_BCFHW, noised.timestep_B, conditions)
             losses.append(weighted_error_B(prediction_BCFHW, noised, motion_share=self.objective.motion_share))
         share_L = band_shares(self.objective, latent_BCFHW, self.num_levels, num_draws=_SHARE_DRAWS)
         return torch.stack(losses, dim=1), share_L
-
-    def _predict(self, noised: Noised, text: TextStates, conditions: Conditions) -> Tensor:
-        model, family = self.denoiser.model, self.denoiser.family
-        return family.denoise(model, noised.noisy_BCFHW, noised.timestep_B, text, conditions)
 
     def _latent_and_noise(self, batch: Batch, seed: int) -> tuple[Tensor, Tensor]:
         mean_BCFHW, std_BCFHW = self._moments(batch)
@@ -156,15 +155,15 @@ class DenoiserTask(Task):
             moments = self.vae.encode(to_signed_range(pixels_BCFHW.to(self.device)))
         return moments.mean_BCFHW, torch.exp(0.5 * moments.logvar_BCFHW)
 
-    def _conditions(self, batch: Batch, seed: int, dropout: float) -> tuple[TextStates, Conditions]:
-        """States of the captions, and what else the model is given."""
-        text, image_text = self._text(batch.text, batch.captions, batch, seed, dropout), None
+    def _conditions(self, batch: Batch, seed: int, dropout: float) -> Mapping[str, Tensor]:
+        """What the model is given besides the captions, by name."""
+        image_text = None
         if batch.images is not None:
             # Each image beside a clip has an index of its own for the dropout of its caption.
             slots = replace(batch, sample_indices=image_sample_indices(batch))
             captions = [caption for beside in batch.images.captions for caption in beside]
             image_text = self._text(batch.images.text, captions, slots, seed, dropout)
-        return text, self.conditions.make(batch, seed, image_text)
+        return self.conditions.make(batch, seed, image_text)
 
     def _text(
         self, cached: Mapping[str, Tensor] | None, captions: list[str], slots: Batch, seed: int, dropout: float
