@@ -28,7 +28,7 @@ from frameloom.data.buckets.grid import apply_token_budget, build_grid
 from frameloom.data.buckets.grouped import Grouped
 from frameloom.data.buckets.policy import BucketPolicy, assign, count_unused
 from frameloom.data.buckets.ratio_tokens import RatioTokens
-from frameloom.data.manifest.captions import CaptionNotes, note_captions, read_templates, retell
+from frameloom.data.manifest.captions import CaptionSuffix, append_suffix, override_captions, read_templates
 from frameloom.data.manifest.filters import Where
 from frameloom.data.manifest.manifest import Manifest, Part, SourceSpec, rows_of_epoch
 from frameloom.data.manifest.rows import TableRows, check_table
@@ -80,16 +80,16 @@ def read_manifest(recipe: Recipe, where: Where | None = None) -> Manifest:
         ]
     else:
         specs = [SourceSpec(Path(data.manifest or ""), Path(data.root) if data.root else None)]
-    manifest = _retell(recipe, Manifest.read_sources(specs, where=data.where if where is None else where))
+    manifest = _override_captions(recipe, Manifest.read_sources(specs, where=data.where if where is None else where))
     note = recipe.text.note
     if note is None or recipe.task != "denoiser":
         return manifest
     policy = build_policy(recipe)
-    notes = CaptionNotes.for_policy(policy, fps=note.fps, motion=note.motion, fps_max=data.fps_max)
-    return note_captions(manifest, notes)
+    notes = CaptionSuffix.for_policy(policy, fps=note.fps, motion=note.motion, fps_max=data.fps_max)
+    return append_suffix(manifest, notes)
 
 
-def _retell(recipe: Recipe, manifest: Manifest) -> Manifest:
+def _override_captions(recipe: Recipe, manifest: Manifest) -> Manifest:
     """Other captions, where the recipe has prompts or templates for all pictures."""
     word = recipe.inversion
     if recipe.dreambooth is not None:
@@ -97,12 +97,12 @@ def _retell(recipe: Recipe, manifest: Manifest) -> Manifest:
     if word is None or word.templates == "captions":
         return manifest
     file = Path(word.template_file) if word.template_file else None
-    return retell(manifest, read_templates(word.templates, file, word.placeholder))
+    return override_captions(manifest, read_templates(word.templates, file, word.placeholder))
 
 
 def with_class_images(manifest: Manifest, section: DreamBoothSection) -> Manifest:
     """All rows with the instance prompt; pictures of the class behind them, in no epoch by themselves."""
-    told = retell(manifest, [section.instance_prompt])
+    told = override_captions(manifest, [section.instance_prompt])
     if section.class_folder is None or section.class_prompt is None:
         return told
     folder = Path(section.class_folder)

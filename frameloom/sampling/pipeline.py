@@ -30,7 +30,7 @@ from frameloom.config.schema.sampling import MEDIA, SampleRequest, SampleSection
 from frameloom.core.errors import ConfigError
 from frameloom.core.progress import ProgressBar
 from frameloom.core.random import stream
-from frameloom.data.manifest.captions import join_note, spell_motion, spell_rate
+from frameloom.data.manifest.captions import format_motion, format_rate, join_suffix
 from frameloom.data.media.transforms import to_uint8
 from frameloom.diffusion.objectives import Objective
 from frameloom.diffusion.samplers import Start, check_sampler, run_sampler
@@ -161,7 +161,7 @@ class Pipeline:
     @property
     def cells_px(self) -> tuple[int, int]:
         """Height and width of a token in pixels; sides are multiples of them."""
-        patch = self.denoiser.family.patch(self.denoiser.config)
+        patch = self.denoiser.config.patch
         return self.vae.strides[1] * patch[1], self.vae.strides[2] * patch[2]
 
     @contextmanager
@@ -184,7 +184,7 @@ def check_requests(pipeline: Pipeline, requests: Sequence[SampleRequest]) -> Non
         ):
             if side % cell:
                 raise ConfigError(f"--{name} {side}: this model makes multiples of {cell} pixels")
-        takes_frames = family.beside(pipeline.denoiser.config) != "none"
+        takes_frames = pipeline.denoiser.config.condition != "none"
         if name_mode(request) in ("image", "continue", "inpaint") and not takes_frames:
             raise no_input(family.name)
 
@@ -202,7 +202,7 @@ def generate(
     """
     samples = []
     for batch in split_batches(requests, batch_size):
-        given = [read_given(one, stride=pipeline.vae.strides[0], causal=pipeline.vae.causal) for one in batch]
+        given = [read_given(one, pipeline.vae) for one in batch]
         text = encode_prompts(pipeline, batch)
         noise = draw_noise(pipeline, batch)
         prepared = encode_given(pipeline, batch, given)
@@ -252,9 +252,9 @@ def add_note(note: CaptionNote | None, request: SampleRequest) -> str:
     has_rate = section.fps and request.frames > 1 and not _HAS_RATE.search(request.prompt)
     score = section.motion_in_sampling if request.motion_score is None else request.motion_score
     has_motion = section.motion is not None and score is not None and not _HAS_MOTION.search(request.prompt)
-    motion = [spell_motion(score)] if has_motion and score is not None else []
+    motion = [format_motion(score)] if has_motion and score is not None else []
     if note is not None and section.in_sampling == "as_trained":
-        return join_note(request.prompt, ([spell_rate(request.fps, note.fps_max)] if has_rate else []) + motion)
+        return join_suffix(request.prompt, ([format_rate(request.fps, note.fps_max)] if has_rate else []) + motion)
     text = request.prompt.strip()
     text = text if text.endswith(".") else f"{text}."
     return " ".join([text, *(f"{part}." for part in ([f"{request.fps:g} FPS"] if has_rate else []) + motion)])
@@ -273,7 +273,7 @@ def draw_noise(pipeline: Pipeline, requests: Sequence[SampleRequest]) -> Tensor:
 
 def encode_given(pipeline: Pipeline, requests: Sequence[SampleRequest], given: Sequence[Given]) -> Prepared:
     """Conditions of a batch besides text; none of a model that takes text alone and gets nothing else."""
-    takes = pipeline.denoiser.family.beside(pipeline.denoiser.config) != "none"
+    takes = pipeline.denoiser.config.condition != "none"
     if not takes and not any(one.is_known or one.starts or one.control_CFHW is not None for one in given):
         return Prepared()
     seeds, keeps = [request.seed for request in requests], requests[0].keep == "latent"
@@ -303,7 +303,7 @@ def solve(
         predict.step = step
         on_step(len(latent))
 
-    blocks = pipeline.denoiser.family.blocks(pipeline.denoiser.model)
+    blocks = pipeline.denoiser.model.blocks()
     group = find_sequence_group(pipeline.denoiser.model)
     with pipeline.using("denoiser"), skipping_blocks(blocks, settings.cache_threshold, count, group=group):
         latent = run_sampler(

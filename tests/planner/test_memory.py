@@ -58,7 +58,7 @@ def test_weights_and_a_checkpoint_are_those_of_the_trainer(lever: str, world: Wo
     recipe = world.recipe("--run.trackers", "[]", "--vae.overrides.latent_channels", "4", *LEVERS[lever])
     found = plan_run(recipe, DEVICES["cpu"], 1, with_data=False)
     trainer = build_trainer(recipe, RunFolder(world.folder / "run"), first_step=1)
-    tensors, model = trainer.snapshot().tensors, trainer.built.task.model
+    tensors, model = trainer.snapshot().tensors, trainer.task.model
     trained = [weight for weight in model.parameters() if weight.requires_grad]
     masters = count_bytes(tensors.get("master", {}))
     assert found.size.trained == sum(weight.numel() for weight in trained)
@@ -87,7 +87,7 @@ def test_weights_that_are_there_say_how_large_the_model_is(tmp_path: Path, world
     trainer = build_trainer(narrow, RunFolder(run), first_step=1)
     saved = save_checkpoint(run / "checkpoints", trainer.snapshot())
     (run / "recipe.yaml").touch()
-    trained = sum(weight.numel() for weight in trainer.built.task.model.parameters())
+    trained = sum(weight.numel() for weight in trainer.task.model.parameters())
     for place in (run, saved):
         recipe = world.recipe("--model.weights", str(place))
         assert build_meta_denoiser(recipe).config.mlp_ratio == 2
@@ -120,7 +120,7 @@ def take_pass(denoiser: MetaDenoiser, *, bf16: bool) -> None:
     )
     noisy_BCFHW = torch.randn(2, denoiser.latent_channels, *CELLS, generator=draw)
     with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
-        made_BCFHW = denoiser.family.denoise(denoiser.model, noisy_BCFHW, torch.rand(2, generator=draw), states)
+        made_BCFHW = denoiser.model(noisy_BCFHW, torch.rand(2, generator=draw), states.conditions())
     loss = nn.functional.mse_loss(made_BCFHW.float(), noisy_BCFHW)
     del made_BCFHW
     torch.autograd.backward(loss)

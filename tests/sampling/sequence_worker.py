@@ -32,7 +32,7 @@ SHORT = ("--sample.steps", "2", "--sample.frames", "5")
 
 def make_latent(pipeline: Pipeline, request: SampleRequest, count: CacheCount | None = None) -> Tensor:
     """What a request is decoded from."""
-    given = [read_given(request, stride=pipeline.vae.strides[0], causal=pipeline.vae.causal)]
+    given = [read_given(request, pipeline.vae)]
     text, noise = encode_prompts(pipeline, [request]), draw_noise(pipeline, [request])
     return solve(pipeline, [request], text, noise, encode_given(pipeline, [request], given), count=count)
 
@@ -40,7 +40,7 @@ def make_latent(pipeline: Pipeline, request: SampleRequest, count: CacheCount | 
 def make_latents(pipeline: Pipeline, picture: Path) -> dict[str, Tensor]:
     """Of a prompt, of a prompt with a given first frame where the model takes one, and with blocks skipped."""
     found = {"text": make_latent(pipeline, pipeline.request(PROMPT, SEED))}
-    if pipeline.denoiser.family.beside(pipeline.denoiser.config) != "none":
+    if pipeline.denoiser.config.condition != "none":
         found["image"] = make_latent(pipeline, pipeline.request(PROMPT, SEED, image=picture))
     count = CacheCount()
     skipping = pipeline.request(PROMPT, SEED, cache_threshold=THRESHOLD, steps=6)
