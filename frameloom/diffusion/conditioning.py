@@ -191,7 +191,7 @@ def _draw_ellipse(height: int, width: int, random: MaskRandom, *, is_disc: bool)
 
 
 class MaskRandom:
-    """Numbers of a mask from the generator of a sample; ranges are [low, high), and a method says what its number is."""
+    """Numbers of a mask, from the generator of a sample; ranges are [low, high). A method says what its number is."""
 
     def __init__(self, generator: torch.Generator) -> None:
         self.generator = generator

@@ -122,8 +122,8 @@ def join_images(clip: tuple[Tensor, Tensor], images: tuple[Tensor, Tensor]) -> t
     """Mean and deviation of clips [B, C, F, H, W] with those of their images [B * N, C, 1, H, W] behind them."""
     joined = []
     for part_BCFHW, images_MC1HW in zip(clip, images, strict=True):
-        images = torch.unflatten(images_MC1HW[:, :, 0], 0, (len(part_BCFHW), -1)).transpose(1, 2)
-        joined.append(torch.cat([part_BCFHW, images], dim=2))
+        frames = torch.unflatten(images_MC1HW[:, :, 0], 0, (len(part_BCFHW), -1)).transpose(1, 2)
+        joined.append(torch.cat([part_BCFHW, frames], dim=2))
     return joined[0], joined[1]
 
 
