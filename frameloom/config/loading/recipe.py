@@ -136,9 +136,7 @@ def _read_draft(source: Source, overrides: Overrides) -> tuple[Draft, list[str]]
         value = source.model_dump(mode="json") if isinstance(source, Recipe) else dict(source)
         _add_text(draft, json.dumps(value, default=str, ensure_ascii=False), Path("recipe"), "recipe", ())
         draft.places.clear()  # a dictionary has no lines
-    if isinstance(overrides, Mapping):
-        overrides = [word for key, value in overrides.items() for word in (f"--{key}", _write_value(value))]
-    good, problems = parse_overrides(overrides)
+    good, problems = parse_overrides(to_words(overrides))
     for override in good:
         try:
             apply_override(draft.value, override)
@@ -149,9 +147,15 @@ def _read_draft(source: Source, overrides: Overrides) -> tuple[Draft, list[str]]
     return draft, problems
 
 
-def _write_value(value: Any) -> str:
-    """A value of Python as the text that a flag has; JSON is YAML, and a plain string needs no quotes."""
-    return str(value) if isinstance(value, str | Path) else json.dumps(value, default=str)
+def to_words(overrides: Overrides) -> Sequence[str]:
+    """Overrides as the words of a command line; JSON is YAML, and plain text needs no quotes."""
+    if not isinstance(overrides, Mapping):
+        return overrides
+    texts = {
+        key: str(value) if isinstance(value, str | Path) else json.dumps(value, default=str)
+        for key, value in overrides.items()
+    }
+    return [word for key, text in texts.items() for word in (f"--{key}", text)]
 
 
 def _add_file(draft: Draft, file: Path, shown: str, chain: tuple[tuple[Path, str], ...]) -> None:
