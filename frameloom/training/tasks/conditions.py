@@ -80,11 +80,14 @@ class ConditionMaker:
         assert self.known is not None and batch.pixels_BCFHW is not None
         clip_BCFHW = to_signed_range(batch.pixels_BCFHW.to(self.device))
         known_B1FHW = self.draw_known(batch, seed).to(self.device)
-        draws = Draws(
-            lambda purpose: draw_uniform(seed, purpose, batch).to(self.device),
-            lambda purpose, shape: draw_normal(seed, purpose, batch, shape, self.device),
-            is_training=True,
-        )
+
+        def uniform_B(purpose: str) -> Tensor:
+            return draw_uniform(seed, purpose, batch).to(self.device)
+
+        def normal(purpose: str, shape: tuple[int, ...]) -> Tensor:
+            return draw_normal(seed, purpose, batch, shape, self.device)
+
+        draws = Draws(uniform_B, normal, is_training=True)
         with torch.no_grad(), torch.autocast(self.device.type, enabled=False):
             return self.denoiser.model.pack_known(clip_BCFHW, known_B1FHW, self.encode, draws)
 
