@@ -31,7 +31,7 @@ from frameloom.models.text.tensor_parallel import TensorEncoder, can_split, find
 from frameloom.sampling.block_cache import CacheCount
 from frameloom.sampling.conditions import read_given
 from frameloom.sampling.load import load_model
-from frameloom.sampling.outputs import PLACES, describe_sample, free_path, read_frames, write_sheet
+from frameloom.sampling.outputs import ASIDE, describe_sample, free_path, read_frames, write_sheet
 from frameloom.sampling.pipeline import (
     Offload,
     Pipeline,
@@ -227,7 +227,7 @@ def _plan(requests: dict[str, SampleRequest], out: Path, log: SampleLog, *, agai
 def _find_key(pipeline: Pipeline, request: SampleRequest) -> str:
     """A digest of what the frames follow from, and of a name that was given; where files lie does not matter."""
     about = describe_sample(pipeline.origin, request)
-    return digest_value({name: value for name, value in about.items() if name not in PLACES})
+    return digest_value({name: value for name, value in about.items() if name not in ASIDE})
 
 
 class SampleLog:
