@@ -22,7 +22,6 @@ from frameloom.builders.text import PREFIX, TRAINED_TEXT, TextPipeline, write_tr
 from frameloom.config.schema.models import TextSection
 from frameloom.config.schema.optim import GroupSection, OptimSection
 from frameloom.data.loading.batch import Batch
-from frameloom.data.media.transforms import to_signed_range
 from frameloom.diffusion.noise_levels import band_levels, band_shares
 from frameloom.diffusion.objectives import Objective, add_noise, weighted_error_B
 from frameloom.models.layers.dropout import has_dropout
@@ -31,7 +30,13 @@ from frameloom.models.text.base import TextStates
 from frameloom.models.text.scaling import TextScaling
 from frameloom.models.vaes.base import VideoVAE
 from frameloom.training.task import MODEL, Losses, Phase, ReadBatches, StepContext, Task
-from frameloom.training.tasks.conditions import ConditionMaker, image_sample_indices, join_images, split_images
+from frameloom.training.tasks.conditions import (
+    ConditionMaker,
+    encode_moments,
+    image_sample_indices,
+    join_images,
+    split_images,
+)
 from frameloom.training.tasks.noising import apply_noise_options, draw_levels, draw_normal, draw_seeds, draw_uniform
 from frameloom.training.tasks.text_table import TextTable
 
@@ -44,9 +49,8 @@ _Z95 = 1.959964
 class DenoiserTask(Task):
     """`vae` and `text` are frozen; a batch that brings cached latents or text states does not call them.
 
-    `scaling` is applied to text states from wherever they come, the null text included. `companions` are weights of
-    text encoders that train; the states of the empty caption are then encoded at each step. `num_levels` noise levels
-    are validated.
+    `scaling` is applied to text states from wherever they come, the null text included. With `independent_dropout`
+    each text encoder's part of a caption is dropped by a draw of its own. `num_levels` noise levels are validated.
     """
 
     kind: ClassVar[str] = "denoiser"
@@ -68,7 +72,7 @@ class DenoiserTask(Task):
     """batches have class pictures in their second half (`class_rows` of `BatchReader`), whose losses count so much"""
 
     @cached_property
-    def _drops(self) -> bool:
+    def _has_dropout(self) -> bool:
         return has_dropout(self.denoiser.model)
 
     def phases(self, optim: OptimSection) -> Sequence[Phase]:
@@ -78,18 +82,19 @@ class DenoiserTask(Task):
         return [Phase(MODEL, self.losses if self.prior_weight is None else self.prior_losses, own, self.companions)]
 
     def losses(self, context: StepContext, batch: Batch) -> Losses:
-        """Every draw is keyed by a sample's index in its epoch, so pieces of a batch and other ranks draw the same."""
-        objective, seed = self.objective, self.seed
-        latent_BCFHW, plain_BCFHW = self._latent_and_noise(batch, seed)
+        """The error of a prediction from noisy latents, in one pass."""
+        objective, seed, dropout = self.objective, self.seed, self.section.dropout
+        latent_BCFHW, plain_BCFHW = self._latents_and_noise(batch, seed)
         noise_BCFHW, perturbation_BCFHW = apply_noise_options(objective.noise, plain_BCFHW, seed, batch)
         uniform_B = draw_levels(seed, batch, objective.noise.stratified_levels)
         timestep_B = objective.timesteps(uniform_B, latent_BCFHW)
         noised = add_noise(objective, latent_BCFHW, noise_BCFHW, timestep_B, perturbation_BCFHW)
-        text = self._text(batch.text, batch.captions, batch, seed, self.section.dropout)
-        conditions = {**text.conditions(), **self._conditions(batch, seed, self.section.dropout)}
-        if self._drops:
+
+        conditions = {**self._text(batch, seed, dropout), **self.conditions.make(batch, seed)}
+        if self._has_dropout:
             seeds_B = draw_seeds(seed, "model dropout", batch).view(np.int64)
             conditions["dropout_seeds"] = torch.from_numpy(seeds_B)
+
         prediction_BCFHW = self.denoiser.model(noised.noisy_BCFHW, noised.timestep_B, conditions)
         return Losses(weighted_error_B(prediction_BCFHW, noised, motion_share=objective.motion_share))
 
@@ -121,60 +126,47 @@ class DenoiserTask(Task):
 
     def _level_losses(self, batch: Batch, seed: int) -> tuple[Tensor, Tensor]:
         """Losses [B, L] at all levels of the grid, with plain noise, and the part of training's draws near each."""
-        latent_BCFHW, noise_BCFHW = self._latent_and_noise(batch, seed)
-        text = self._text(batch.text, batch.captions, batch, seed, dropout=0.0)
-        conditions = {**text.conditions(), **self._conditions(batch, seed, dropout=0.0)}
+        objective = self.objective
+        latent_BCFHW, noise_BCFHW = self._latents_and_noise(batch, seed)
+        conditions = {**self._text(batch, seed, dropout=0.0), **self.conditions.make(batch, seed)}
         losses = []
-        for timestep in self.objective.timestep_at(band_levels(self.num_levels)):
-            noised = add_noise(self.objective, latent_BCFHW, noise_BCFHW, timestep.expand(len(latent_BCFHW)))
+        for timestep in objective.timestep_at(band_levels(self.num_levels)):
+            noised = add_noise(objective, latent_BCFHW, noise_BCFHW, timestep.expand(len(latent_BCFHW)))
             prediction_BCFHW = self.denoiser.model(noised.noisy_BCFHW, noised.timestep_B, conditions)
-            losses.append(weighted_error_B(prediction_BCFHW, noised, motion_share=self.objective.motion_share))
-        share_L = band_shares(self.objective, latent_BCFHW, self.num_levels, num_draws=_SHARE_DRAWS)
+            losses.append(weighted_error_B(prediction_BCFHW, noised, motion_share=objective.motion_share))
+        share_L = band_shares(objective, latent_BCFHW, self.num_levels, num_draws=_SHARE_DRAWS)
         return torch.stack(losses, dim=1), share_L
 
-    def _latent_and_noise(self, batch: Batch, seed: int) -> tuple[Tensor, Tensor]:
-        mean_BCFHW, std_BCFHW = self._moments(batch)
+    def _latents_and_noise(self, batch: Batch, seed: int) -> tuple[Tensor, Tensor]:
+        """Normalised latents, drawn from cached moments or those of the frozen autoencoder, and noise."""
+        if batch.latents is not None:
+            mean_BCFHW, std_BCFHW = (part.to(self.device, torch.float32) for part in batch.latents)
+        else:
+            assert batch.pixels_BCFHW is not None
+            moments = encode_moments(self.vae, batch.pixels_BCFHW, self.device)
+            if batch.images is not None:
+                images = encode_moments(self.vae, split_images(batch.images.pixels_BCNHW), self.device)
+                moments = join_images(moments, images)
+            mean_BCFHW, std_BCFHW = moments
         # Both from one stream per sample: setting a generator up costs as much as drawing a small clip.
         drawn = draw_normal(seed, "noise", batch, (2, *mean_BCFHW.shape[1:]), self.device)
         noise_BCFHW, epsilon_BCFHW = drawn.unbind(1)
         return self.vae.normalize(torch.addcmul(mean_BCFHW, std_BCFHW, epsilon_BCFHW)), noise_BCFHW
 
-    def _moments(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Mean and standard deviation of the latents, not normalised."""
-        if batch.latents is not None:
-            mean, std = (part.to(self.device, torch.float32) for part in batch.latents)
-            return mean, std
-        assert batch.pixels_BCFHW is not None
-        clip = self._encode(batch.pixels_BCFHW)
-        if batch.images is None:
-            return clip
-        return join_images(clip, self._encode(split_images(batch.images.pixels_BCNHW)))
-
-    def _encode(self, pixels_BCFHW: Tensor) -> tuple[Tensor, Tensor]:
-        with torch.no_grad(), torch.autocast(self.device.type, enabled=False):
-            moments = self.vae.encode(to_signed_range(pixels_BCFHW.to(self.device)))
-        return moments.mean_BCFHW, torch.exp(0.5 * moments.logvar_BCFHW)
-
-    def _conditions(self, batch: Batch, seed: int, dropout: float) -> Mapping[str, Tensor]:
-        """What the model is given besides the captions, by name."""
-        image_text = None
+    def _text(self, batch: Batch, seed: int, dropout: float) -> dict[str, Tensor]:
+        """Of clips, and of the images beside them, each of which has its own draw for its dropout."""
+        conditions = self._encode_text(batch.text, batch.captions, batch, seed, dropout).conditions()
         if batch.images is not None:
-            # Each image beside a clip has an index of its own for the dropout of its caption.
-            slots = replace(batch, sample_indices=image_sample_indices(batch))
-            captions = [caption for beside in batch.images.captions for caption in beside]
-            image_text = self._text(batch.images.text, captions, slots, seed, dropout)
-        return self.conditions.make(batch, seed, image_text)
+            images = replace(batch, sample_indices=image_sample_indices(batch))
+            captions = [caption for of_clip in batch.images.captions for caption in of_clip]
+            states = self._encode_text(batch.images.text, captions, images, seed, dropout)
+            conditions |= {"image_text": states.tokens_BKD, "image_text_mask": states.mask_BK}
+        return conditions
 
-    def _text(
-        self, cached: Mapping[str, Tensor] | None, captions: list[str], slots: Batch, seed: int, dropout: float
+    def _encode_text(
+        self, cached: Mapping[str, Tensor] | None, captions: list[str], batch: Batch, seed: int, dropout: float
     ) -> TextStates:
-        # On the host: true where the caption of a text encoder is replaced by the empty one.
-        dropped_BE, count = None, self.text.num_encoders
-        if dropout > 0 and self.section.independent_dropout:
-            drawn = [draw_uniform(seed, f"caption dropout {index}", slots) for index in range(count)]
-            dropped_BE = torch.stack(drawn, dim=1) < dropout
-        elif dropout > 0:
-            dropped_BE = (draw_uniform(seed, "caption dropout", slots) < dropout)[:, None].expand(-1, count)
+        dropped_BE = self._draw_dropped(batch, seed, dropout) if dropout > 0 else None
         if self.text_table is not None:
             known = self.text_table.pick(captions, None if dropped_BE is None else dropped_BE[:, 0])
             if known is not None:
@@ -187,6 +179,14 @@ class DenoiserTask(Task):
             null = self.text.encode([""]).to(self.device) if self.companions else self.null_text
             states = self.text.drop(states, null, dropped_BE.to(self.device))
         return states if self.scaling is None else self.scaling.apply(states)
+
+    def _draw_dropped(self, slots: Batch, seed: int, dropout: float) -> Tensor:
+        """[B, text encoders], on the host: true where a caption is replaced by the empty one."""
+        count = self.text.num_encoders
+        if not self.section.independent_dropout:
+            return (draw_uniform(seed, "caption dropout", slots) < dropout)[:, None].expand(-1, count)
+        drawn = [draw_uniform(seed, f"caption dropout {index}", slots) for index in range(count)]
+        return torch.stack(drawn, dim=1) < dropout
 
     def export(self, run: Path, tensors: Mapping[str, Tensor], read_batches: ReadBatches) -> None:
         write_trained(run / TRAINED_TEXT, self.text, self.section)
