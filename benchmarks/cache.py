@@ -220,7 +220,7 @@ def _read_npy(folder: Path) -> Way:
 
 
 def _encode(recipe: Recipe, bucket: Bucket) -> Way:
-    reader = BatchReader(read_manifest(recipe), build_policy(recipe), recipe.data, seed=recipe.seed)
+    reader = BatchReader(read_manifest(recipe), build_policy(recipe), recipe.data, recipe.seed)
     vae = build_vae(recipe.vae, seed=recipe.seed).model.eval()
 
     @torch.no_grad()

@@ -23,14 +23,13 @@ from torch import Tensor
 from benchmarks.harness import BenchSettings, Row, Work, compare_numbers, compare_times, take_turns
 from benchmarks.step import open_trainer, plain_step, prepare_demo
 from frameloom.builders.objective import build_objective
-from frameloom.config.schema.objective import ObjectiveSection
+from frameloom.config.schema.objective import ObjectiveSection, parse_objective
 from frameloom.core.random import stream
 from frameloom.data.loading.batch import Batch
 from frameloom.diffusion.mask_kinds import END_SHARES
 from frameloom.diffusion.masks import StreamDice, draw_end_mask, draw_frame_mask, draw_region_mask
 from frameloom.diffusion.objectives import add_noise, weighted_error_B
 from frameloom.training.loop import Trainer
-from frameloom.training.step import Stepper
 from frameloom.training.tasks.denoiser import DenoiserTask
 from frameloom.training.tasks.noising import apply_noise_options, draw_levels, draw_normal
 
@@ -84,7 +83,7 @@ def measure(bench: BenchSettings) -> Iterator[Row]:
 
 
 def _list_works(trainer: Trainer) -> dict[str, Work]:
-    task = trainer.built.task
+    task = trainer.task
     assert isinstance(task, DenoiserTask)
     batch = next(trainer.feed.steps(0, 0, 1))[0][0]
     assert batch.latents is not None
@@ -97,7 +96,7 @@ def _list_works(trainer: Trainer) -> dict[str, Work]:
         "noise and latent from keyed streams": _draw_work(latent_BCFHW, batch),
     }
     for name, settings in FEATURES.items():
-        works[name] = _feature_work(ObjectiveSection(**settings), latent_BCFHW, prediction, batch)
+        works[name] = _feature_work(parse_objective(settings), latent_BCFHW, prediction, batch)
     return works | _mask_works(batch, task)
 
 
@@ -154,7 +153,8 @@ def _mask_works(batch: Batch, task: DenoiserTask) -> dict[str, Work]:
 
 def _full_step(trainer: Trainer, task: DenoiserTask, batch: Batch) -> Work:
     """Our step with everything on, on a batch that is read already."""
-    assert isinstance(trainer.stepper, Stepper)
-    stepper = replace(trainer.stepper, task=replace(task, objective=build_objective(ObjectiveSection(**EVERYTHING))))
+    everything = replace(task, objective=build_objective(parse_objective(EVERYTHING)))
+    (phase,), (update,) = everything.phases(trainer.recipe.optim), trainer.stepper.updates
+    stepper = replace(trainer.stepper, updates=[replace(update, phase=phase)])
     numbers = count(1)
     return lambda: stepper.step(next(numbers), [batch])

@@ -31,7 +31,7 @@ from frameloom.core.random import numpy_stream
 from frameloom.data.buckets.grid import GridPolicy, build_grid
 from frameloom.data.buckets.policy import assign
 from frameloom.data.manifest.manifest import Manifest
-from frameloom.data.order.plan import ALIKE, BatchPlan, plan_epoch
+from frameloom.data.order.plan import COST_GROUP, BatchPlan, plan_epoch
 
 NUM_ROWS = 10_000_000
 PLAIN_ROWS = 50_000
@@ -87,9 +87,11 @@ def count_tokens(grid: GridPolicy) -> NDArray[np.float64]:
     return np.array([(1 + (b.frames - 1) // _VAE_STRIDES[0]) * b.height * b.width / area for b in grid.buckets])
 
 
-def make_plan(columns: Columns, grid: GridPolicy, *, seed: int = 0, epoch: int = 0, alike: int = ALIKE) -> BatchPlan:
+def make_plan(
+    columns: Columns, grid: GridPolicy, *, seed: int = 0, epoch: int = 0, cost_group: int = COST_GROUP
+) -> BatchPlan:
     assignment = assign(cast(Manifest, columns), grid, seed, epoch)
-    return plan_epoch(assignment, grid.batch_sizes, count_tokens(grid), seed=seed, epoch=epoch, alike=alike)
+    return plan_epoch(assignment, grid.batch_sizes, count_tokens(grid), seed=seed, epoch=epoch, cost_group=cost_group)
 
 
 @dataclass(frozen=True)
@@ -288,7 +290,7 @@ def _measure_size(num_rows: int, plain: PlainCost, bench: BenchSettings) -> Iter
 
 def _measure_evenness(bench: BenchSettings) -> Iterator[Row]:
     columns, grid = make_mix(bench.pick(200_000, 20_000)), make_grid()
-    plan, shuffled, tokens = make_plan(columns, grid), make_plan(columns, grid, alike=1), count_tokens(grid)
+    plan, shuffled, tokens = make_plan(columns, grid), make_plan(columns, grid, cost_group=1), count_tokens(grid)
     for num_ranks in (8, 64):
         even, random_order = (measure_balance(each, tokens, num_ranks) for each in (plan, shuffled))
         yield compare_numbers(

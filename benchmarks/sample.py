@@ -27,7 +27,7 @@ from benchmarks.harness import (
 from benchmarks.model import Case, Inputs, build_model, draw_inputs, list_cases
 from frameloom.builders.denoiser import LoadedDenoiser
 from frameloom.builders.objective import build_objective
-from frameloom.config.schema.objective import ObjectiveSection
+from frameloom.config.schema.objective import ObjectiveSection, parse_objective
 from frameloom.config.schema.sampling import SampleSection
 from frameloom.core.random import stream
 from frameloom.diffusion.samplers import run_sampler
@@ -52,7 +52,7 @@ def _measure_family(case: Case, steps: int, isolated: IsolatedProcess, bench: Be
     baseline = build_baseline(case.family, model).name
     settings = SampleSection(steps=steps, guidance=_GUIDANCE)
     denoiser = LoadedDenoiser(family, model.eval(), config)
-    ours = _our_walk(denoiser, draw_inputs(case), settings, ObjectiveSection(kind="flow"), "default")
+    ours = _our_walk(denoiser, draw_inputs(case), settings, parse_objective({"kind": "flow"}), "default")
     times = take_turns({"ours": ours, "other": isolated.build(build_plain_walk, case, steps)}, bench.rounds)
     return compare_rates(
         "sample",
@@ -104,7 +104,7 @@ def _measure_pipeline(case: Case, steps: int, isolated: IsolatedProcess, bench: 
     load_baseline("diffusers")
     settings = SampleSection(steps=steps, guidance=_GUIDANCE)
     denoiser = LoadedDenoiser(family, model.eval(), config)
-    ours = _our_walk(denoiser, draw_inputs(case), settings, ObjectiveSection(kind="v"), "ddim")
+    ours = _our_walk(denoiser, draw_inputs(case), settings, parse_objective({"kind": "v"}), "ddim")
     times = take_turns({"ours": ours, "other": isolated.build(build_pipeline_walk, case, steps)}, bench.rounds)
     return compare_rates(
         "sample",

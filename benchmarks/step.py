@@ -149,7 +149,7 @@ class AtHand:
 
     @classmethod
     def take(cls, trainer: Trainer) -> AtHand:
-        task = trainer.built.task
+        task = trainer.task
         assert isinstance(task, DenoiserTask)
         model, family = task.model, task.denoiser.family
         batches, _ = next(trainer.feed.steps(0, 0, 1))

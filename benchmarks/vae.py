@@ -30,10 +30,9 @@ from frameloom.builders.vae import build_vae
 from frameloom.config.schema.models import VAESection
 from frameloom.core.random import stream
 from frameloom.models.registry import get_vae
-from frameloom.models.vaes.base import VideoVAE
-from frameloom.models.vaes.wfvae.model import WFVAE
+from frameloom.models.vaes.base import EncodePolicy, VideoVAE
 
-_PIECE_FRAMES, _PIECE_LATENTS = 8, 2
+_PIECE_FRAMES = 8
 _CLIPS = ((9, 64, 64), (17, 64, 64), (17, 128, 128))
 _LARGEST_GAP = 1e-4
 
@@ -116,8 +115,7 @@ def _way_of(vae: VideoVAE) -> _Way:
 
 def _pair_wfvae() -> _Pair:
     whole, cut = _build("wfvae"), _build("wfvae")
-    assert isinstance(cut, WFVAE)
-    cut.enable_chunking(encode_frames=_PIECE_FRAMES, decode_frames=_PIECE_LATENTS)
+    cut.use(EncodePolicy(chunk_frames=_PIECE_FRAMES))
     return "wfvae", _way_of(cut), _way_of(whole), "wfvae in pieces of 8 frames", "wfvae, whole clip"
 
 

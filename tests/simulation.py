@@ -23,7 +23,7 @@ from frameloom.checkpoint.writer import apply_retention
 from frameloom.core.random import numpy_stream
 from frameloom.data.order.plan import BatchPlan, plan_epoch
 from frameloom.data.order.rank_assignment import PlannedStep, RankAssignment, find_microbatch, plan_steps
-from frameloom.training.agreement import Ballot, Claim, claim_step, count_votes
+from frameloom.training.agreement import StepFingerprint, check_words, pack_words
 from tests.checkpoint.saving import save_checkpoint
 
 
@@ -118,9 +118,9 @@ class Cluster:
         while self.step < self.scenario.num_steps:
             planned = next(steps)
             started = time.perf_counter()
-            claim = claim_step(self.step + 1, planned, "recipe")
+            fingerprint = StepFingerprint.of(self.step + 1, planned, "recipe")
             self.deal(planned)
-            is_agreed = self.vote(claim)
+            is_agreed = self.vote(fingerprint)
             self.note_time(time.perf_counter() - started)
             if not is_agreed or self._luck.random() < self.scenario.failures:
                 self.report.num_failures += is_agreed
@@ -141,31 +141,31 @@ class Cluster:
         if indices.shape[1] != self.num_ranks or not np.array_equal(run, np.arange(planned.first, planned.end)):
             self.report.problems.append(f"step {self.step + 1}: micro-batches are run twice or not at all")
 
-    def vote(self, claim: Claim) -> bool:
+    def vote(self, fingerprint: StepFingerprint) -> bool:
         """Count the votes of all; now and then one has another view, which must be found."""
-        words, odd = claim.words(), None
+        words, odd = fingerprint.words(), None
         if self._luck.random() < self.scenario.dissents:
-            odd = self._dissent(claim).words()
+            odd = self._dissent(fingerprint).words()
             self.report.num_dissents += 1
-        ballot = np.array(Ballot(words, words, sums={"loss": 1.0}).pack())
+        ballot = np.array(pack_words(words, words))
         total = ballot * (self.num_ranks - (odd is not None))
         if odd is not None:
-            total += np.array(Ballot(odd, words, sums={"loss": 1.0}).pack())
-        count = count_votes(total.tolist(), self.num_ranks, ["loss"])
-        if count.is_agreed != (odd is None):
-            self.report.problems.append(f"step {claim.step}: the vote says {count.is_agreed}, a dissent is {odd}")
-        self.report.num_found += not count.is_agreed
-        return count.is_agreed
+            total += np.array(pack_words(odd, words))
+        is_agreed = all(check_words(total.tolist(), self.num_ranks))
+        if is_agreed != (odd is None):
+            self.report.problems.append(f"step {fingerprint.step}: the vote says {is_agreed}, a dissent is {odd}")
+        self.report.num_found += not is_agreed
+        return is_agreed
 
-    def _dissent(self, claim: Claim) -> Claim:
+    def _dissent(self, fingerprint: StepFingerprint) -> StepFingerprint:
         """A process that is a step behind, has other samples, another bucket or another recipe."""
-        rows: NDArray[np.int64] = claim.rows.copy()
+        rows: NDArray[np.int64] = fingerprint.rows.copy()
         rows[int(self._luck.integers(len(rows)))] += 1
         views = (
-            replace(claim, step=claim.step - 1),
-            replace(claim, rows=rows),
-            replace(claim, buckets=claim.buckets[::-1] + 1),
-            replace(claim, recipe="other"),
+            replace(fingerprint, step=fingerprint.step - 1),
+            replace(fingerprint, rows=rows),
+            replace(fingerprint, buckets=fingerprint.buckets[::-1] + 1),
+            replace(fingerprint, recipe="other"),
         )
         return views[int(self._luck.integers(len(views)))]
 

@@ -26,9 +26,9 @@ from frameloom.core.logging import get_logger
 from frameloom.data.buckets.fixed import Fixed, MultiAspect
 from frameloom.data.buckets.grid import apply_token_budget, build_grid
 from frameloom.data.buckets.grouped import Grouped
-from frameloom.data.buckets.policy import BucketPolicy, LengthRule, assign, count_unused
+from frameloom.data.buckets.policy import BucketPolicy, assign, count_unused
 from frameloom.data.buckets.ratio_tokens import RatioTokens
-from frameloom.data.manifest.captions import CaptionNotes, note_captions, read_templates, retell
+from frameloom.data.manifest.captions import CaptionSuffix, append_suffix, override_captions, read_templates
 from frameloom.data.manifest.filters import Where
 from frameloom.data.manifest.manifest import Manifest, Part, SourceSpec, rows_of_epoch
 from frameloom.data.manifest.rows import TableRows, check_table
@@ -36,6 +36,7 @@ from frameloom.data.media.decode import kind_of
 from frameloom.data.media.probe import probe_header
 from frameloom.data.order.plan import BatchPlan, plan_epoch
 from frameloom.models.registry import VAES
+from frameloom.models.vaes.config import LengthRule
 
 _log = get_logger(__name__)
 _SOURCE = "dreambooth.class_folder"
@@ -45,8 +46,7 @@ def build_policy(recipe: Recipe) -> BucketPolicy:
     """Buckets whose sizes fit the autoencoder, and the denoiser's patches where one is trained."""
     vae = VAES[recipe.vae.name]
     patch = token_patch(recipe) if recipe.task == "denoiser" else (1, 1, 1)
-    rule = LengthRule(stride=vae.strides[0], causal=vae.causal, patch=patch[0])
-    return build_bucket_policy(recipe.data, stride=vae.strides[1] * patch[1], rule=rule)
+    return build_bucket_policy(recipe.data, stride=vae.strides[1] * patch[1], rule=vae.lengths(patch[0]))
 
 
 def build_bucket_policy(data: DataSection, *, stride: int, rule: LengthRule) -> BucketPolicy:
@@ -80,16 +80,16 @@ def read_manifest(recipe: Recipe, where: Where | None = None) -> Manifest:
         ]
     else:
         specs = [SourceSpec(Path(data.manifest or ""), Path(data.root) if data.root else None)]
-    manifest = _retell(recipe, Manifest.read_sources(specs, where=data.where if where is None else where))
+    manifest = _override_captions(recipe, Manifest.read_sources(specs, where=data.where if where is None else where))
     note = recipe.text.note
     if note is None or recipe.task != "denoiser":
         return manifest
     policy = build_policy(recipe)
-    notes = CaptionNotes.for_policy(policy, fps=note.fps, motion=note.motion, fps_max=data.fps_max)
-    return note_captions(manifest, notes)
+    notes = CaptionSuffix.for_policy(policy, fps=note.fps, motion=note.motion, fps_max=data.fps_max)
+    return append_suffix(manifest, notes)
 
 
-def _retell(recipe: Recipe, manifest: Manifest) -> Manifest:
+def _override_captions(recipe: Recipe, manifest: Manifest) -> Manifest:
     """Other captions, where the recipe has prompts or templates for all pictures."""
     word = recipe.inversion
     if recipe.dreambooth is not None:
@@ -97,12 +97,12 @@ def _retell(recipe: Recipe, manifest: Manifest) -> Manifest:
     if word is None or word.templates == "captions":
         return manifest
     file = Path(word.template_file) if word.template_file else None
-    return retell(manifest, read_templates(word.templates, file, word.placeholder))
+    return override_captions(manifest, read_templates(word.templates, file, word.placeholder))
 
 
 def with_class_images(manifest: Manifest, section: DreamBoothSection) -> Manifest:
     """All rows with the instance prompt; pictures of the class behind them, in no epoch by themselves."""
-    told = retell(manifest, [section.instance_prompt])
+    told = override_captions(manifest, [section.instance_prompt])
     if section.class_folder is None or section.class_prompt is None:
         return told
     folder = Path(section.class_folder)
@@ -188,7 +188,7 @@ def order_epoch(
         seed=recipe.seed,
         epoch=epoch,
         accumulate=recipe.train.accumulate,
-        alike=recipe.data.cost_group,
+        cost_group=recipe.data.cost_group,
         drop_last=recipe.data.drop_last,
         shown=shown,
     )
@@ -202,7 +202,7 @@ def clip_costs(recipe: Recipe, policy: BucketPolicy) -> NDArray[np.float64]:
     if recipe.task != "denoiser":
         return policy.costs
     vae, patch = VAES[recipe.vae.name], token_patch(recipe)
-    latent_frames = [max(1, (bucket.frames - vae.causal) // vae.strides[0] + vae.causal) for bucket in policy.buckets]
+    latent_frames = [vae.lengths().latents(bucket.frames) for bucket in policy.buckets]
     areas = [bucket.height * bucket.width for bucket in policy.buckets]
     cell = vae.strides[1] * vae.strides[2] * patch[0] * patch[1] * patch[2]
     tokens = np.array(latent_frames, dtype=np.float64) * areas / cell

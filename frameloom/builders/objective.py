@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from frameloom.config.schema.objective import ObjectiveSection, beta_range
+from frameloom.config.schema.objective import EDMObjectiveSection, FlowObjectiveSection, ObjectiveSection, beta_range
 from frameloom.core.errors import CheckpointError, ConfigError
 from frameloom.core.text_files import read_object
 from frameloom.diffusion.objectives import (
@@ -27,9 +27,9 @@ def build_objective(section: ObjectiveSection) -> Objective:
     """What a denoiser learns, at which noise levels, and how it is sampled."""
     values = section.model_dump(exclude={"bias", "edm"})
     noise = NoiseSettings(**_pick(values, NoiseSettings))
-    if section.kind == "flow":
+    if isinstance(section, FlowObjectiveSection):
         return FlowObjective(**_pick(values, FlowObjective), noise=noise)
-    if section.kind == "edm":
+    if isinstance(section, EDMObjectiveSection):
         return EDMObjective(
             **section.edm.model_dump(), max_weight=section.min_snr_gamma, motion_share=section.motion_share, noise=noise
         )

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from types import MappingProxyType
+from typing import Any
 
 import torch
 
@@ -23,8 +24,7 @@ from frameloom.models.precision import Precision
 from frameloom.models.registry import VAES, get_vae
 from frameloom.models.spec import override_fields
 from frameloom.models.state_dict import check_fit
-from frameloom.models.vaes.base import VideoVAE
-from frameloom.models.vaes.wrappers import HalfVAE, SlicedVAE, TiledVAE
+from frameloom.models.vaes.base import EncodePolicy, VideoVAE
 from frameloom.weights.files import read_config
 
 _log = get_logger(__name__)
@@ -56,13 +56,15 @@ def build_vae(section: VAESection, *, seed: int) -> LoadedVAE:
         family.load_original(model, found.tensors)
     elif family.start is not None:
         family.start(model)
-    facts = [section.name, dataclasses.asdict(config), found.digest if found else seed]
+    identity = [section.name, dataclasses.asdict(config), found.digest if found else seed]
     if section.precision != "fp32":
-        facts += [section.precision, section.fp32_norms]
-        model = HalfVAE(model, Precision.frozen(section.precision, fp32_norms=section.fp32_norms))
-    if section.mini_batch is not None:
-        model = SlicedVAE(model, section.mini_batch)
-    return LoadedVAE(model, section.name, config, digest_value(facts))
+        identity += [section.precision, section.fp32_norms]
+    return LoadedVAE(model.use(encode_policy(section)), section.name, config, digest_value(identity))
+
+
+def encode_policy(section: VAESection) -> EncodePolicy:
+    precision = Precision.frozen(section.precision, fp32_norms=section.fp32_norms)
+    return EncodePolicy(precision, clips=section.mini_batch)
 
 
 def configure_vae(section: VAESection, stored: Architecture | None) -> Any:
@@ -89,130 +91,79 @@ def _check_inflation(section: VAESection, *, is_image: bool) -> None:
         )
 
 
-@dataclass(frozen=True)
-class VAEChoice:
-    """Which autoencoder. A run or a model folder says what it is; published weights need a `name` and a `size`.
+def load_vae(
+    weights: Path | None = None,
+    name: str | None = None,
+    size: str | None = None,
+    overrides: Mapping[str, Any] = MappingProxyType({}),
+) -> LoadedVAE:
+    """The autoencoder that a person names, on the host and in evaluation mode.
 
-    `overrides` are architecture fields, such as the tiles of the autoencoders that have their own.
+    A run or a model folder says what it is; published weights need a `name` and a `size`. `overrides` are architecture
+    fields, such as the tiles of the autoencoders that have their own.
     """
-
-    weights: Path | None = None
-    name: str | None = None
-    size: str | None = None
-    overrides: Mapping[str, Any] = field(default_factory=dict)
-
-
-def load_vae(choice: VAEChoice) -> LoadedVAE:
-    """The autoencoder, on the host and in evaluation mode."""
-    own = find_own(choice.weights) if choice.weights is not None else None
-    if choice.weights is not None and not choice.weights.exists():
-        raise CheckpointError(f"{choice.weights}: no such file or folder; name a run, a model folder or a weights file")
-    name = _find_name(choice, own)
-    if choice.weights is None:
+    own = find_own(weights) if weights is not None else None
+    if weights is not None and not weights.exists():
+        raise CheckpointError(f"{weights}: no such file or folder; name a run, a model folder or a weights file")
+    name = _find_name(weights, name, size, own)
+    if weights is None:
         _log.warning(
             "no weights given: this %s is freshly drawn, and its numbers say nothing about a trained one", name
         )
-    family = get_vae(name)
-    size = choice.size or next(iter(family.sizes))
-    refuse_unknown(size, family.sizes, what=f"size of the autoencoder {name}")
-    section = VAESection(
-        name=name,
-        size=size,
-        weights=None if choice.weights is None else str(choice.weights),
-        overrides=dict(choice.overrides) if own is None else {},
-    )
+    sizes = get_vae(name).sizes
+    size = size or next(iter(sizes))
+    refuse_unknown(size, sizes, what=f"size of the autoencoder {name}")
+    source = None if weights is None else str(weights)
+    section = VAESection(name=name, size=size, weights=source, overrides=dict(overrides) if own is None else {})
     loaded = build_vae(section, seed=0)
-    if own is not None and choice.overrides:
-        loaded = _rebuild(loaded, choice.overrides)
+    if own is not None and overrides:
+        # The same weights under other settings, which must not change what the weights are.
+        config = override_fields(loaded.config, overrides, where="--set")
+        model, tensors = get_vae(name).build(config), loaded.model.state_dict()
+        check_fit(model.state_dict(), tensors, where="with --set, the autoencoder's weights")
+        model.load_state_dict(tensors)
+        loaded = dataclasses.replace(loaded, model=model, config=config)
     loaded.model.eval().requires_grad_(False)
     return loaded
 
 
-def _find_name(choice: VAEChoice, own: Path | None) -> str:
+def _find_name(weights: Path | None, name: str | None, size: str | None, own: Path | None) -> str:
     if own is not None:
         content = read_config(own)
         if content.get("kind") != "vae":
             raise CheckpointError(f"{own}: holds a {content.get('kind')}, not an autoencoder; name another folder")
         found = str(content["name"])
-        if choice.name not in (None, found):
-            raise CheckpointError(f"{own}: holds the autoencoder '{found}', not '{choice.name}'; leave --name out")
+        if name not in (None, found):
+            raise CheckpointError(f"{own}: holds the autoencoder '{found}', not '{name}'; leave --name out")
         return found
-    if choice.weights is not None and (choice.weights / "checkpoints").is_dir():
-        raise CheckpointError(
-            f"{choice.weights}: a run that has not finished, so it has no export yet; let it train on"
-        )
-    if choice.weights is not None and (choice.name is None or choice.size is None):
+    if weights is not None and (weights / "checkpoints").is_dir():
+        raise CheckpointError(f"{weights}: a run that has not finished, so it has no export yet; let it train on")
+    if weights is not None and (name is None or size is None):
         raise ConfigError(
-            f"{choice.weights}: published weights do not say what they are; add --name ({', '.join(VAES)}) and --size"
+            f"{weights}: published weights do not say what they are; add --name ({', '.join(VAES)}) and --size"
         )
-    if choice.name is None:
+    if name is None:
         raise ConfigError(f"which autoencoder? give --vae RUN or FOLDER, or --name ({', '.join(VAES)}) and --weights")
-    return choice.name
+    return name
 
 
-def _rebuild(loaded: LoadedVAE, overrides: Mapping[str, Any]) -> LoadedVAE:
-    """The same weights under other settings; CheckpointError when a setting changes what the weights are."""
-    config = override_fields(loaded.config, overrides, where="--set")
-    model = get_vae(loaded.name).build(config)
-    tensors = loaded.model.state_dict()
-    check_fit(model.state_dict(), tensors, where="with --set, the autoencoder's weights")
-    model.load_state_dict(tensors)
-    return dataclasses.replace(loaded, model=model, config=config)
-
-
-@dataclass(frozen=True)
-class Cuts:
-    """How a clip is cut to bound memory: exact pieces of `chunk_frames`, and tiles of `tile_px` that fade."""
-
-    chunk_frames: int | None = None
-    tile_px: int | None = None
-    tile_overlap: float = 0.25
-
-
-@runtime_checkable
-class _Chunking(Protocol):
-    """Autoencoders whose pieces give the result of the whole clip."""
-
-    def enable_chunking(self, *, encode_frames: int, decode_frames: int) -> None: ...
-
-
-def cut_vae(loaded: LoadedVAE, cuts: Cuts) -> VideoVAE:
-    """The autoencoder under `cuts`; ConfigError when it cannot be cut so, with the settings that it has instead."""
-    vae: VideoVAE = loaded.model
-    if cuts.chunk_frames is not None:
-        if not isinstance(vae, _Chunking):
-            raise ConfigError(
-                f"--chunk-frames: the autoencoder {loaded.name} has no pieces that equal the whole clip; "
-                f"{_own_settings(loaded.config)}"
-            )
-        vae.enable_chunking(
-            encode_frames=cuts.chunk_frames, decode_frames=max(1, cuts.chunk_frames // loaded.model.strides[0])
+def use_policy(loaded: LoadedVAE, policy: EncodePolicy) -> VideoVAE:
+    """The autoencoder under a policy from flags; ConfigError names the settings of one that cannot be cut so."""
+    if policy.chunk_frames is not None and not loaded.model.exact_chunks:
+        parts = ("tile", "tiling", "chunk")
+        names = [item.name for item in dataclasses.fields(loaded.config) if any(part in item.name for part in parts)]
+        raise ConfigError(
+            f"--chunk-frames: the autoencoder {loaded.name} has no pieces that equal the whole clip; "
+            + (f"it has these settings: --set {', --set '.join(names)}" if names else "leave it out")
         )
-    if cuts.tile_px is not None:
-        vae = TiledVAE(vae, tile_px=cuts.tile_px, overlap=cuts.tile_overlap).eval()
-    return vae
-
-
-def _own_settings(config: Any) -> str:
-    words = ("tile", "tiling", "chunk")
-    names = [item.name for item in dataclasses.fields(config) if any(word in item.name for word in words)]
-    return f"it has these settings: --set {', --set '.join(names)}" if names else "leave it out"
-
-
-def usable_frames(vae: VideoVAE, available: int) -> int:
-    """The most frames, at most `available`, that come back from the autoencoder as they went in; at least 1."""
-    stride, lead = vae.strides[0], int(vae.causal)
-    num_frames = lead + (available - lead) // stride * stride
-    # A non-causal model that packs frames decodes one latent frame to one frame.
-    is_whole = num_frames > 1 and vae.latent_frames(num_frames) > 1
-    return num_frames if is_whole else 1
+    return loaded.model.use(policy)
 
 
 def check_frames(vae: VideoVAE, frames: int | None) -> None:
     """ConfigError with the neighbours when a person asks for a number of frames that the autoencoder cannot take."""
-    if frames is None or usable_frames(vae, frames) == frames:
+    if frames is None or vae.usable_frames(frames) == frames:
         return
-    below, above = usable_frames(vae, frames), frames
-    while usable_frames(vae, above) != above:
+    below, above = vae.usable_frames(frames), frames
+    while vae.usable_frames(above) != above:
         above += 1
     raise ConfigError(f"--frames {frames}: this autoencoder takes {below} or {above} frames, not {frames}")

@@ -196,7 +196,7 @@ def shard(
 def ledger(
     run: Annotated[Path, typer.Argument(help="a run folder, such as runs/my-run", show_default=False)],
     out: Annotated[
-        Path | None, typer.Option(help="write a parquet table with the fate of every row in every epoch")
+        Path | None, typer.Option(help="write a parquet table with the status of every row in every epoch")
     ] = None,
 ) -> None:
     """Say what became of every row in every epoch of RUN, and check that it adds up; exit code 1 if it does not.
@@ -211,9 +211,9 @@ def ledger(
     for line in found.describe():
         print(line)
     if out is not None:
-        from frameloom.data.order.usage import write_ledger
+        from frameloom.data.order.usage import write_usage
 
-        write_ledger(out, found.manifest, found.epochs)
+        write_usage(out, found.manifest, found.epochs)
         print(f"written: {out}")
     if found.problems:
         raise typer.Exit(1)

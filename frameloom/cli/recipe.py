@@ -114,13 +114,12 @@ def _shapes(recipe: Recipe) -> dict[str, tuple[int, int, int]]:
     from frameloom.builders.data import build_policy
     from frameloom.models.registry import VAES
 
-    if not isinstance(recipe.objective.shift, str):
+    if not isinstance(getattr(recipe.objective, "shift", None), str):  # only flow shifts
         return {"every size": (1, 1, 1)}
     vae = VAES[recipe.vae.name]
     found = {}
     for bucket in build_policy(recipe).buckets:
-        frames = max(1, (bucket.frames - vae.causal) // vae.strides[0] + vae.causal)
-        shape = (frames, bucket.height // vae.strides[1], bucket.width // vae.strides[2])
+        shape = vae.latent_shape(bucket.frames, bucket.height, bucket.width)
         found[shape] = f"{bucket.width}x{bucket.height}, {bucket.frames} frame(s)"
     shapes = sorted(found, key=lambda shape: (shape[0] * shape[1] * shape[2], shape))
     places = sorted({round(place * (len(shapes) - 1) / (_MOST_SHAPES - 1)) for place in range(_MOST_SHAPES)})

@@ -74,16 +74,19 @@ def open_vae(
 ) -> VideoVAE:
     """The autoencoder that a person chose, cut as they asked, on its device."""
     overrides = parse_settings(settings)
-    from frameloom.builders.vae import Cuts, VAEChoice, cut_vae, load_vae
+    from frameloom.builders.vae import load_vae, use_policy
     from frameloom.core.device import pick_device
-    from frameloom.models.precision import DTYPES
+    from frameloom.models.precision import Precision as Policy
+    from frameloom.models.vaes.base import EncodePolicy
 
     place = pick_device(device)
     if place.type == "cuda" and place.index is None:
         place = pick_device(f"cuda:{local_rank}")
-    loaded = load_vae(VAEChoice(weights, name, size, overrides))
-    vae = cut_vae(loaded, Cuts(chunk_frames, tile_px, tile_overlap))
-    return vae.to(place, DTYPES[precision.value])
+    loaded = load_vae(weights, name, size, overrides)
+    policy = EncodePolicy(
+        Policy.frozen(precision.value), chunk_frames=chunk_frames, tile_px=tile_px, tile_overlap=tile_overlap
+    )
+    return use_policy(loaded, policy).to(place)
 
 
 def reconstruct(

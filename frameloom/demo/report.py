@@ -109,7 +109,7 @@ def _reconstruct(folder: Path) -> tuple[Batch, Any]:
     heldout = ["--vae.weights", str(folder / "vae"), "--data.where.split", "heldout", "--validation", "null"]
     recipe = load_recipe(folder / "vae" / "recipe.yaml", heldout)
     policy, manifest = build_policy(recipe), read_manifest(recipe)
-    reader = BatchReader(manifest, policy, recipe.data, seed=recipe.seed)
+    reader = BatchReader(manifest, policy, recipe.data, recipe.seed)
     batches = iterate_batches(build_plan(recipe, manifest, policy)(0), reader)
     batch = next(batch for batch in batches if batch.bucket.frames > 1)
     assert batch.pixels_BCFHW is not None

@@ -1,7 +1,6 @@
 """The ranks of a job and what they exchange: tensors and objects.
 
-`Collective` is one process alone, which exchanges nothing; `ProcessGroupCollective` is a process group of PyTorch. All
-ranks make the same calls in the same order.
+All ranks make the same calls in the same order.
 """
 
 from __future__ import annotations
@@ -26,10 +25,14 @@ Obj = TypeVar("Obj")
 
 
 class Collective:
-    """One process alone; `ProcessGroupCollective` overrides what several do otherwise."""
+    """All ranks of a process group; without a group one process alone, which exchanges nothing.
 
-    rank = 0
-    size = 1
+    Two threads of a process must not share a group: their messages would mix.
+    """
+
+    def __init__(self, group: dist.ProcessGroup | None = None) -> None:
+        self._group = group
+        self.rank, self.size = (0, 1) if group is None else (dist.get_rank(group), dist.get_world_size(group))
 
     @property
     def is_first(self) -> bool:
@@ -37,31 +40,43 @@ class Collective:
 
     def barrier(self) -> None:
         """Return when all ranks have called this."""
+        if self.size > 1:
+            dist.barrier(self._group)
 
     def sum(self, tensor: Tensor) -> Tensor:
         """The sum over all ranks, in place."""
+        if self.size > 1:
+            dist.all_reduce(tensor, group=self._group)
         return tensor
-
-    def all_gather_tensor(self, tensor: Tensor) -> list[Tensor]:
-        """The tensors of all ranks, which have one shape, in order of rank."""
-        return [tensor]
 
     def all_gather(self, obj: Obj) -> list[Obj]:
         """The objects of all ranks, in order of rank."""
-        return [obj]
+        found: list[Any] = [obj] * self.size
+        if self.size > 1:
+            dist.all_gather_object(found, obj, group=self._group)
+        return found
 
     def gather(self, obj: Obj) -> list[Obj]:
         """The objects of all ranks, in order of rank, on rank 0; an empty list elsewhere."""
-        return [obj]
+        found: list[Any] | None = [obj] * self.size if self.is_first else None
+        if self.size > 1:
+            dist.gather_object(obj, found, dst=0, group=self._group)
+        return found or []
 
     def broadcast(self, obj: Any) -> Any:
         """The object of rank 0; those of the other ranks do not count."""
-        return obj
+        found = [obj if self.is_first else None]
+        if self.size > 1:
+            dist.broadcast_object_list(found, src=0, group=self._group)
+        return found[0]
 
     def scatter(self, objs: Sequence[Obj] | None) -> Obj:
         """This rank's item of the list that rank 0 has; the others pass None."""
-        assert objs is not None
-        return objs[0]
+        found: list[Any] = [objs[0] if objs else None]
+        if self.size > 1:
+            dist.scatter_object_list(found, list(objs) if objs is not None else None, src=0, group=self._group)
+        obj: Obj = found[0]
+        return obj
 
     def run_on_rank0(self, work: Callable[[], Obj], *, error: Callable[[str], Exception] | None = None) -> Obj:
         """The result of `work`, which rank 0 alone runs, on all ranks.
@@ -87,50 +102,6 @@ class Collective:
         return answer
 
 
-class ProcessGroupCollective(Collective):
-    """The ranks of a process group that holds all ranks of the job; None is the default group.
-
-    Two threads of a process must not share a group: their messages would mix.
-    """
-
-    def __init__(self, group: dist.ProcessGroup | None = None) -> None:
-        self._group = group
-        self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
-
-    def barrier(self) -> None:
-        dist.barrier(self._group)
-
-    def sum(self, tensor: Tensor) -> Tensor:
-        dist.all_reduce(tensor, group=self._group)
-        return tensor
-
-    def all_gather_tensor(self, tensor: Tensor) -> list[Tensor]:
-        found = [torch.empty_like(tensor) for _ in range(self.size)]
-        dist.all_gather(found, tensor, group=self._group)
-        return found
-
-    def all_gather(self, obj: Obj) -> list[Obj]:
-        found: list[Any] = [None] * self.size
-        dist.all_gather_object(found, obj, group=self._group)
-        return found
-
-    def gather(self, obj: Obj) -> list[Obj]:
-        found: list[Any] | None = [None] * self.size if self.is_first else None
-        dist.gather_object(obj, found, dst=0, group=self._group)
-        return found or []
-
-    def broadcast(self, obj: Any) -> Any:
-        found = [obj if self.is_first else None]
-        dist.broadcast_object_list(found, src=0, group=self._group)
-        return found[0]
-
-    def scatter(self, objs: Sequence[Obj] | None) -> Obj:
-        found: list[Any] = [None]
-        dist.scatter_object_list(found, list(objs) if objs is not None else None, src=0, group=self._group)
-        obj: Obj = found[0]
-        return obj
-
-
 def format_error(error: BaseException) -> str:
     """An error in one line; the kind is named where the message was not written for people."""
     if isinstance(error, (FrameloomError, OSError)):
@@ -152,7 +123,7 @@ def process_group(
     try:
         store = dist.distributed_c10d._get_default_store()
         with quiet_ranks(ranks.rank, keep_warnings), report_once(ranks.rank, store):
-            yield ProcessGroupCollective()
+            yield Collective(dist.group.WORLD)
     finally:
         dist.destroy_process_group()
 

@@ -25,23 +25,24 @@ BUCKET_NUMBERS = 16_000_000
 # Weights in parts: ZeRO 2 and 3
 
 
-def split_weights(
+def apply_fsdp(
     model: nn.Module,
     blocks: Sequence[nn.Module],
     mesh: DeviceMesh,
     *,
     keep_gathered: bool,
-    gather_bf16: bool = False,
+    gather: torch.dtype = torch.float32,
 ) -> None:
-    """Split each block and what is left of the model; parameters keep their names and become sharded tensors.
+    """Shard each block and what is left of the model; parameters keep their names and become DTensors.
 
     A mesh of two axes is (copies, parts): each group of parts holds the whole model. With `keep_gathered` (ZeRO 2) a
-    block's weights stay whole from the forward to the backward pass. Inputs are not cast, because numbers such as
-    positions lose their meaning in half precision; what is summed up is always float32.
+    block's weights stay whole from the forward to the backward pass. They are gathered in the dtype `gather`. Inputs
+    are not cast, because numbers such as positions lose their meaning in half precision; sums are always float32.
     """
+    is_half = gather != torch.float32
     policy = MixedPrecisionPolicy(
-        param_dtype=torch.bfloat16 if gather_bf16 else None,
-        reduce_dtype=torch.float32 if gather_bf16 else None,
+        param_dtype=gather if is_half else None,
+        reduce_dtype=torch.float32 if is_half else None,
         cast_forward_inputs=False,
     )
     model.register_forward_hook(_own_output)
@@ -55,8 +56,8 @@ def _own_output(model: nn.Module, inputs: Any, output: Tensor) -> Tensor:
     return output.clone() if output._is_view() else output
 
 
-def add_up_by_block(model: nn.Module, blocks: Sequence[nn.Module]) -> None:
-    """Add up gradients in the order of `split_weights`, where one rank holds all weights.
+def match_fsdp_rounding(model: nn.Module, blocks: Sequence[nn.Module]) -> None:
+    """Add up gradients in the order of `apply_fsdp`, where one rank holds all weights.
 
     A tensor that several blocks are given, such as a modulation vector, has a gradient from each use. FSDP
     passes a block's inputs through one node, so uses add up inside each block first; without it they would be added to
@@ -132,6 +133,17 @@ def _fill_buckets(params: Sequence[nn.Parameter], most: int) -> Iterator[list[nn
     yield from waiting.values()
 
 
+def sync_gradients(params: Sequence[nn.Parameter], num_ranks: int, factor: float = 1.0) -> None:
+    """Give each parameter the sum of its gradients over all ranks, times `factor`.
+
+    FSDP averages over ranks where a sum is meant. The loss could be multiplied instead, but then gradients in fp16
+    would overflow earlier than without sharding.
+    """
+    add_up_gradients(params, None)
+    scale_gradients([param for param in params if not isinstance(param, DTensor)], factor)
+    scale_gradients([param for param in params if isinstance(param, DTensor)], factor * num_ranks)
+
+
 @torch.no_grad()
 def scale_gradients(params: Sequence[nn.Parameter], factor: float) -> None:
     grads = [param.grad for param in params if param.grad is not None]
@@ -150,7 +162,7 @@ def choose_owners(sizes: Mapping[str, int], num_owners: int) -> dict[str, int]:
     return owners
 
 
-def split_state(
+def shard_state(
     optimizer: Optimizer,
     params: Mapping[str, nn.Parameter],
     group: dist.ProcessGroup,

@@ -7,14 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from frameloom.builders.vae import check_frames, usable_frames
+from frameloom.builders.vae import check_frames
 from frameloom.core.errors import ConfigError, DataError
 from frameloom.core.progress import ProgressBar
 from frameloom.core.random import numpy_stream, stream
@@ -95,7 +94,7 @@ def check_view(vae: VideoVAE, view: ClipView) -> None:
 
 def read_for(vae: VideoVAE, clip: ListedClip, view: ClipView) -> ViewedClip:
     """A clip cut to what the autoencoder can take."""
-    return view_clip(clip, view, multiples=vae.strides[1:], usable_frames=partial(usable_frames, vae))
+    return view_clip(clip, view, multiples=vae.strides[1:], usable_frames=vae.usable_frames)
 
 
 def name_results(names: Sequence[str]) -> list[str]:

@@ -9,7 +9,7 @@ specs without loading torch: code that needs torch is a link, which is imported 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from copy import copy
 from dataclasses import dataclass
 from functools import cached_property
@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, overload
 
 from frameloom.core.errors import ConfigError
 from frameloom.core.spelling import refuse_unknown
+from frameloom.models.vaes.config import LengthRule
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -219,25 +220,21 @@ class VAESpec(ModelSpec):
 
     @property
     def causal(self) -> bool:
-        """A causal one takes 1 + n * strides[0] frames, any other n * strides[0] or, for an image, 1."""
         return bool(self._first.causal)
+
+    def lengths(self, patch: int = 1) -> LengthRule:
+        """The lengths of clips that have a latent, and whose latent frames fill tokens of `patch` frames."""
+        return LengthRule(self.strides[0], self.causal, patch)
+
+    def latent_shape(self, frames: int, height: int, width: int) -> Latent:
+        """Cells (frames, height, width) of a clip of this size in pixels."""
+        cells: Latent = self._first.latent_shape(frames, height, width)
+        return cells
 
     @property
     def can_inflate(self) -> bool:
         """Whether it can start from the weights of an image autoencoder."""
         return bool(vars(self)["inflates"])
-
-    def accepts_frames(self, frames: int, patch: int = 1) -> bool:
-        """Whether a clip has a latent, and one whose frames fill tokens of `patch` frames; an image always does."""
-        if frames <= 1 or (frames - self.causal) % self.strides[0]:
-            return frames == 1
-        return ((frames - self.causal) // self.strides[0] + self.causal) % patch == 0
-
-    def frame_rule(self, patch: int = 1) -> str:
-        step = self.strides[0] * patch
-        if not self.causal:
-            return f"1 or a multiple of {step}"
-        return f"{step}n+1" if patch == 1 else f"1 or {step}n+{step - self.strides[0] + 1}"
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -301,25 +298,3 @@ def fits_type(value: object, kind: type) -> bool:
     allowed = {float: (int, float), tuple: (list, tuple)}.get(kind, (kind,))
     # bool is an int to Python, but `depth: true` is a mistake.
     return isinstance(value, allowed) and isinstance(value, bool) == (kind is bool)
-
-
-def spread_scaling(config: Any, num_channels: int, *, where: str) -> None:
-    """Expand `scale` and `shift` of a frozen config to one number for each latent channel; for `__post_init__`."""
-    for name in ("scale", "shift"):
-        values = _spread(getattr(config, name), num_channels, where=f"{where}: {name}")
-        object.__setattr__(config, name, values)
-
-
-def _spread(values: Sequence[float], num_channels: int, *, where: str) -> tuple[float, ...]:
-    """One number for each latent channel.
-
-    Equal numbers are repeated, whatever their count, so that a width can be overridden without naming them again.
-    """
-    if len(set(values)) == 1:
-        return (float(values[0]),) * num_channels
-    if len(values) != num_channels:
-        raise ConfigError(
-            f"{where} has {len(values)} numbers for {num_channels} latent channels; give one for each channel, or one "
-            "for all"
-        )
-    return tuple(float(value) for value in values)

@@ -18,10 +18,9 @@ import torch
 from frameloom.config.schema.models import TextEncoderSection
 from frameloom.core.errors import CheckpointError, ConfigError
 from frameloom.core.text_files import read_object
-from frameloom.models.layers.tiles import Cuts
-from frameloom.models.precision import DTYPES, FP32, Precision
+from frameloom.models.precision import DTYPES
 from frameloom.models.text import clip, minilm, t5
-from frameloom.models.vaes.base import VideoVAE
+from frameloom.models.vaes.base import EncodePolicy, Moments, VideoVAE
 from frameloom.planner.costs import Shape, Values, count_cells
 from frameloom.planner.devices import Device
 from frameloom.planner.shape_tensors import ShapeMode, put_weights, tally_passes
@@ -79,14 +78,12 @@ def measure_encoder(
     vae: VideoVAE,
     shapes: Iterable[Shape],
     *,
-    precision: Precision = FP32,
-    mini_batch: int | None = None,
+    policy: EncodePolicy | None = None,
     times: int = 1,
 ) -> PixelEncoder:
-    """`shapes` are those of clips in pixels. `vae` is on the meta device, and is changed."""
-    cuts, vae, dtype = vae.encode_cuts(), vae.eval().requires_grad_(False), precision.weights_dtype
-    precision.cast_frozen(vae)
-    vae.encode_cuts = Cuts  # type: ignore[method-assign]  # pieces are measured one by one
+    """`shapes` are those of clips in pixels. `vae` is on the meta device, and runs under `policy` afterwards."""
+    vae = vae.use(policy or EncodePolicy()).eval().requires_grad_(False)
+    (outer, cuts), dtype = vae.cuts(decoding=False), vae.policy.precision.weights_dtype
     mode = ShapeMode()
     with mode:
         put_weights(vae)
@@ -96,7 +93,7 @@ def measure_encoder(
         with mode, torch.no_grad():
             pixels_BCFHW = torch.empty(1, _COLOURS, *shape, dtype=dtype)
             with tally_passes(vae, mode) as tally:
-                vae.encode(pixels_BCFHW)
+                Moments.from_raw(vae.encode_piece(pixels_BCFHW))
             return tally.flops, tally.peak, tally.samples_moved
 
     pieces = _measure_pieces({piece for parts in cut.values() for piece in parts}, measure)
@@ -104,8 +101,7 @@ def measure_encoder(
     for shape, parts in cut.items():
         flops, peaks, moved = zip(*(pieces[piece] for piece in parts), strict=True)
         clips[shape] = (sum(flops), max(peaks), sum(moved))
-    most = 1 if cuts.one_by_one else mini_batch
-    return PixelEncoder(clips, vae.latent_channels, dtype.itemsize, most, times)
+    return PixelEncoder(clips, vae.latent_channels, dtype.itemsize, cuts.clips or outer.clips, times)
 
 
 def _measure_pieces(seen: Iterable[Shape], measure: Callable[[Shape], Values]) -> dict[Shape, Values]:

@@ -70,9 +70,7 @@ def _shorten(trial: _Trial, settings: dict[str, Any]) -> Change | None:
     frames, found = section.frames, trial.plan(settings)
     while found.breaking:
         share = min(0.95, trial.device.memory / found.breaking[0].total)
-        patch = token_patch(recipe)[0]
-        legal = (count for count in range(int(share * frames), 0, -1) if vae.accepts_frames(count, patch))
-        frames = next(legal, 0)
+        frames = vae.lengths(token_patch(recipe)[0]).trim(int(share * frames))
         if not frames:
             return None
         settings["data.fixed.frames"] = frames

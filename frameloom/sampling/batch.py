@@ -131,7 +131,7 @@ def make_first_frames(
 
 def measure_cache(pipeline: Pipeline, request: SampleRequest) -> str:
     """What a request gains and loses by its `cache_threshold`, in a sentence: it is made with and without."""
-    given = [read_given(request, stride=pipeline.vae.strides[0], causal=pipeline.vae.causal)]
+    given = [read_given(request, pipeline.vae)]
     text, noise = encode_prompts(pipeline, [request]), draw_noise(pipeline, [request])
     prepared = encode_given(pipeline, [request], given)
     count, latents, seconds = CacheCount(), [], []

@@ -79,8 +79,8 @@ def name_mode(request: SampleRequest) -> str:
     return "text"
 
 
-def read_given(request: SampleRequest, *, stride: int, causal: bool) -> Given:
-    """Read the files at the size of the clip that is made; `stride` and `causal` are the autoencoder's."""
+def read_given(request: SampleRequest, vae: VideoVAE) -> Given:
+    """Read the files at the size of the clip that is made."""
     size_FHW = (request.frames, request.height, request.width)
     clip_CFHW = torch.full((3, *size_FHW), BLANK)
     known_FHW = torch.zeros(size_FHW, dtype=torch.uint8)
@@ -92,7 +92,7 @@ def read_given(request: SampleRequest, *, stride: int, causal: bool) -> Given:
                 known_FHW[frame] = 1
     elif mode == "continue":
         assert request.video is not None
-        count = request.known_frames or choose_known_frames(request.frames, stride=stride, causal=causal)
+        count = request.known_frames or choose_known_frames(request.frames, vae)
         if count >= request.frames:
             raise ConfigError(
                 f"sample.known_frames is {count}; of a clip of {request.frames} frames at most {request.frames - 1} "
@@ -110,9 +110,9 @@ def read_given(request: SampleRequest, *, stride: int, causal: bool) -> Given:
     return Given(clip_CFHW, known_FHW, starts=request.strength is not None, control_CFHW=control)
 
 
-def choose_known_frames(frames: int, *, stride: int, causal: bool) -> int:
+def choose_known_frames(frames: int, vae: VideoVAE) -> int:
     """The number of frames nearest to half of a clip that fills latent frames; at least one."""
-    lead = int(causal)
+    lead, stride = int(vae.causal), vae.strides[0]
     return max(1, lead + round((frames / 2 - lead) / stride) * stride)
 
 

@@ -45,7 +45,6 @@ from frameloom.models.lora.adapters import to_adapters
 from frameloom.models.precision import DTYPES
 from frameloom.models.text.scaling import TextScaling
 from frameloom.models.vaes.base import VideoVAE
-from frameloom.models.vaes.wrappers import TiledVAE
 from frameloom.sampling.pipeline import CaptionNote, Offload, Pipeline
 
 RECIPE = "recipe.yaml"
@@ -135,7 +134,7 @@ def _load_run(run: Path, overrides: Sequence[str], step: int | None, about: Mapp
         )
     parts = resolve_parts(recipe, run, overrides)
     vae, text = _build_others(parts)
-    denoiser = _load_denoiser(run, parts, checkpoint, latent_channels=vae.latent_channels, text=text)
+    denoiser = _load_denoiser(run, parts, checkpoint, vae, text)
     use_trained(text, recipe.text, checkpoint.tensors.get("beside", {}), where=f"{run}: step {checkpoint.step}")
     scaling = TextScaling.from_tensors(checkpoint.tensors.get("text_scaling"))
     origin = {"run": recipe.name, "step": str(checkpoint.step), **about}
@@ -176,9 +175,7 @@ def _load_whole(
     if trained_text is not None:
         read_trained(trained_text, text, recipe.text)
     denoiser = build_denoiser(recipe.model, latent_channels=vae.latent_channels, text=text, seed=recipe.seed)
-    digest = denoiser.digest
-    _add_loras(denoiser, recipe)
-    pipeline = _assemble((recipe, denoiser, vae, text, scaling), {"run": recipe.name, **about}, digest)
+    pipeline = _assemble((recipe, denoiser, vae, text, scaling), {"run": recipe.name, **about}, denoiser.digest)
     objective = find_objective(published) if published is not None and recipe.objective.kind != "flow" else None
     return pipeline if objective is None else replace(pipeline, objective=objective)
 
@@ -193,7 +190,7 @@ def _read_recipe(path: Path | str, overrides: Sequence[str], *, where: Path) -> 
 def _build_others(recipe: Recipe) -> tuple[VideoVAE, TextPipeline]:
     vae: VideoVAE = build_vae(recipe.vae, seed=recipe.seed).model.eval()
     if recipe.sample.tile_px is not None:
-        vae = TiledVAE(vae, tile_px=recipe.sample.tile_px).eval()
+        vae.use(replace(vae.policy, tile_px=recipe.sample.tile_px))
     text = build_text(recipe.text, recipe.model)
     for path in recipe.sample.words:
         use_word(text, read_word(Path(path)), where=path)
@@ -206,14 +203,19 @@ def _assemble(parts: _Parts, origin: Mapping[str, str], weights: str) -> Pipelin
     ranks = read_ranks()
     if device.type == "cuda" and device.index is None and ranks.num_ranks > 1:
         device = torch.device("cuda", ranks.local_rank)
+    loras = list_loras(recipe)
+    for path, strength in loras:
+        add_lora(denoiser, Path(path), strength=strength, merge=recipe.sample.lora_merge)
     denoiser.model.eval().requires_grad_(False).to(DTYPES[recipe.sample.precision])
     movable: dict[str, Any] = {"text": text, "denoiser": denoiser.model, "vae": vae}
     offload = Offload(movable, device) if recipe.sample.offload else None
     if offload is None:
         for part in movable.values():
             part.to(device)
-    loras = [digest_lora(Path(path), denoiser) for path, _ in list_loras(recipe)]
-    recipe_digest = digest_value(recipe.model_dump(mode="json", exclude={"sample"}))
+    digests = {
+        "recipe": digest_value(recipe.model_dump(mode="json", exclude={"sample"})),
+        "weights": digest_value([weights, *(digest_lora(Path(path), denoiser) for path, _ in loras)]),
+    }
     return Pipeline(
         denoiser,
         vae,
@@ -221,7 +223,7 @@ def _assemble(parts: _Parts, origin: Mapping[str, str], weights: str) -> Pipelin
         None if scaling is None else scaling.to(device),
         build_objective(recipe.objective),
         recipe.sample,
-        {**origin, "recipe": recipe_digest, "weights": digest_value([weights, *loras])},
+        {**origin, **digests},
         device,
         note=None if recipe.text.note is None else CaptionNote(recipe.text.note, recipe.data.fps_max),
         offload=offload,
@@ -230,26 +232,24 @@ def _assemble(parts: _Parts, origin: Mapping[str, str], weights: str) -> Pipelin
 
 
 def _load_denoiser(
-    run: Path, recipe: Recipe, checkpoint: Checkpoint, *, latent_channels: int, text: TextPipeline
+    run: Path, recipe: Recipe, checkpoint: Checkpoint, vae: VideoVAE, text: TextPipeline
 ) -> LoadedDenoiser:
-    """The model of a checkpoint, with the run's own adapters and those of `sample.lora`."""
+    """The model of a checkpoint, with the run's own adapters or learnt word."""
     tensors, lora, sample = checkpoint.tensors["model"], checkpoint.state.get("lora"), recipe.sample
     word = checkpoint.state.get("inversion")
     if sample.weights == "ema" and "ema" not in checkpoint.tensors:
         raise CheckpointError(f"{run}: was trained without averaged weights; sample with --sample.weights raw")
     if sample.weights != "raw":
         tensors = {**tensors, **checkpoint.tensors.get("ema", {})}
+    if word is None and lora is None:
+        return rebuild_denoiser(recipe.model.family, checkpoint.state["architecture"], tensors)
+    denoiser = build_denoiser(recipe.model, latent_channels=vae.latent_channels, text=text, seed=recipe.seed)
     if word is not None:
-        denoiser = build_denoiser(recipe.model, latent_channels=latent_channels, text=text, seed=recipe.seed)
         use_word(text, LearntWord(word["placeholder"], tensors), where=f"{run}: step {checkpoint.step}")
-    elif lora is None:
-        denoiser = rebuild_denoiser(recipe.model.family, checkpoint.state["architecture"], tensors)
-    else:
-        denoiser = build_denoiser(recipe.model, latent_channels=latent_channels, text=text, seed=recipe.seed)
+    elif lora is not None:
         check_base(denoiser, lora, weights=recipe.model.weights, where=f"{run}: step {checkpoint.step}")
         own = to_adapters(tensors, alpha=lora["alpha"])
         use_adapters(denoiser, own, strength=sample.lora_scale, merge=sample.lora_merge)
-    _add_loras(denoiser, recipe)
     return denoiser
 
 
@@ -263,45 +263,35 @@ def list_loras(recipe: Recipe) -> list[tuple[str, float]]:
     return [(one.path, one.scale * sample.lora_scale) for one in sample.lora]
 
 
-def _add_loras(denoiser: LoadedDenoiser, recipe: Recipe) -> None:
-    for path, strength in list_loras(recipe):
-        add_lora(denoiser, Path(path), strength=strength, merge=recipe.sample.lora_merge)
-
-
-Named = TypeVar("Named", bound=BaseModel)
+_Section = TypeVar("_Section", bound=BaseModel)
 
 
 def resolve_parts(recipe: Recipe, run: Path, overrides: Sequence[str] = ()) -> Recipe:
     """The recipe of a run with the paths of its models made to work here; those of `overrides` lead from here anyway.
 
-    A run that was moved or renamed tells no longer where it was started: its paths stay as they are.
+    Where a run was started is unknown once it was moved or renamed: its paths stay as they are.
     """
-    start = _find_start(run.resolve(), Path(recipe.run.folder, recipe.name))
-    if start is None:
+    folder, tail = run.resolve(), Path(recipe.run.folder, recipe.name)
+    if tail.is_absolute() or len(tail.parts) > len(folder.parents):
+        return recipe
+    start = folder.parents[len(tail.parts) - 1]
+    if start / tail != folder:
         return recipe
     given = [override.path for override in parse_overrides(overrides)[0]]
 
-    def place(section: Named, key: str, *path: str) -> Named:
+    def resolve(section: _Section, key: str, *path: str) -> _Section:
         name = getattr(section, key)
         is_given = any(path[: len(one)] == one for one in given)
         if name is None or is_given or not (start / name).exists():
             return section
         return section.model_copy(update={key: str(start / name)})
 
-    encoders = [place(encoder, "path", "text", "encoders") for encoder in recipe.text.encoders]
-    encoders = [place(encoder, "tokenizer", "text", "encoders") for encoder in encoders]
+    encoders = [resolve(encoder, "path", "text", "encoders") for encoder in recipe.text.encoders]
+    encoders = [resolve(encoder, "tokenizer", "text", "encoders") for encoder in encoders]
     return recipe.model_copy(
         update={
-            "vae": place(recipe.vae, "weights", "vae", "weights"),
-            "model": place(recipe.model, "weights", "model", "weights"),
+            "vae": resolve(recipe.vae, "weights", "vae", "weights"),
+            "model": resolve(recipe.model, "weights", "model", "weights"),
             "text": recipe.text.model_copy(update={"encoders": tuple(encoders)}),
         }
     )
-
-
-def _find_start(run: Path, tail: Path) -> Path | None:
-    """The folder from which `tail` leads to the run."""
-    if tail.is_absolute() or len(tail.parts) > len(run.parents):
-        return None
-    start = run.parents[len(tail.parts) - 1]
-    return start if start / tail == run else None

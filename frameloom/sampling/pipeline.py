@@ -30,7 +30,7 @@ from frameloom.config.schema.sampling import MEDIA, SampleRequest, SampleSection
 from frameloom.core.errors import ConfigError
 from frameloom.core.progress import ProgressBar
 from frameloom.core.random import stream
-from frameloom.data.manifest.captions import join_note, spell_motion, spell_rate
+from frameloom.data.manifest.captions import format_motion, format_rate, join_suffix
 from frameloom.data.media.transforms import to_uint8
 from frameloom.diffusion.objectives import Objective
 from frameloom.diffusion.samplers import Start, check_sampler, run_sampler
@@ -202,7 +202,7 @@ def generate(
     """
     samples = []
     for batch in split_batches(requests, batch_size):
-        given = [read_given(one, stride=pipeline.vae.strides[0], causal=pipeline.vae.causal) for one in batch]
+        given = [read_given(one, pipeline.vae) for one in batch]
         text = encode_prompts(pipeline, batch)
         noise = draw_noise(pipeline, batch)
         prepared = encode_given(pipeline, batch, given)
@@ -252,9 +252,9 @@ def add_note(note: CaptionNote | None, request: SampleRequest) -> str:
     has_rate = section.fps and request.frames > 1 and not _HAS_RATE.search(request.prompt)
     score = section.motion_in_sampling if request.motion_score is None else request.motion_score
     has_motion = section.motion is not None and score is not None and not _HAS_MOTION.search(request.prompt)
-    motion = [spell_motion(score)] if has_motion and score is not None else []
+    motion = [format_motion(score)] if has_motion and score is not None else []
     if note is not None and section.in_sampling == "as_trained":
-        return join_note(request.prompt, ([spell_rate(request.fps, note.fps_max)] if has_rate else []) + motion)
+        return join_suffix(request.prompt, ([format_rate(request.fps, note.fps_max)] if has_rate else []) + motion)
     text = request.prompt.strip()
     text = text if text.endswith(".") else f"{text}."
     return " ".join([text, *(f"{part}." for part in ([f"{request.fps:g} FPS"] if has_rate else []) + motion)])

@@ -43,85 +43,73 @@ def build_refiner(model: Path | None, command: str | None, *, max_new_tokens: in
     """The refiner of a folder or of a command; exactly one of them."""
     if (model is None) == (command is None):
         raise ConfigError("a refiner is a folder with a language model, or a command; name one of the two")
-    if command is not None:
-        return CommandRefiner(command)
-    assert model is not None
-    return ModelRefiner(model, max_new_tokens=max_new_tokens)
+    if command is None:
+        assert model is not None
+        return load_refiner(model, max_new_tokens=max_new_tokens)
+    words = shlex.split(command)
+    if not words:
+        raise ConfigError("the refiner's command is empty; name a program")
+    return lambda prompt, seed: run_refiner(words, prompt)
 
 
-class CommandRefiner:
-    """A program that reads the prompt from its input and writes the refined one to its output. No shell is involved."""
-
-    def __init__(self, command: str) -> None:
-        self._words = shlex.split(command)
-        if not self._words:
-            raise ConfigError("the refiner's command is empty; name a program")
-
-    def __call__(self, prompt: str, seed: int) -> str:
-        where = f"refiner '{shlex.join(self._words)}'"
-        try:
-            done = subprocess.run(
-                self._words, input=prompt, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False
-            )
-        except OSError as error:
-            raise ConfigError(
-                f"{where}: cannot be started ({error.strerror}); check the name of the program"
-            ) from error
-        except subprocess.TimeoutExpired as error:
-            raise DataError(f"{where}: gave no answer within {_TIMEOUT_S} s; it was stopped") from error
-        if done.returncode:
-            last = done.stderr.strip().splitlines()[-1:] or ["it wrote no message"]
-            raise DataError(f"{where}: ended with code {done.returncode}: {last[0]}")
-        return _check_answer(done.stdout, where)
+def run_refiner(words: Sequence[str], prompt: str) -> str:
+    """A program that reads the prompt from its input and writes the refined one to its output, without a shell."""
+    where = f"refiner '{shlex.join(words)}'"
+    try:
+        done = subprocess.run(words, input=prompt, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False)
+    except OSError as error:
+        raise ConfigError(f"{where}: cannot be started ({error.strerror}); check the name of the program") from error
+    except subprocess.TimeoutExpired as error:
+        raise DataError(f"{where}: gave no answer within {_TIMEOUT_S} s; it was stopped") from error
+    if done.returncode:
+        last = done.stderr.strip().splitlines()[-1:] or ["it wrote no message"]
+        raise DataError(f"{where}: ended with code {done.returncode}: {last[0]}")
+    return _check_answer(done.stdout, where)
 
 
-class ModelRefiner:
+def load_refiner(folder: Path, *, max_new_tokens: int = MAX_NEW_TOKENS, device: torch.device | str = "cpu") -> Refiner:
     """A causal language model with its tokenizer, in a folder as transformers writes it."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    def __init__(
-        self, folder: Path, *, max_new_tokens: int = MAX_NEW_TOKENS, device: torch.device | str = "cpu"
-    ) -> None:
-        from transformers import AutoModelForCausalLM, AutoTokenizer
-
-        if not (folder / "config.json").is_file():
-            raise CheckpointError(f"{folder}: holds no language model (config.json is missing); name its folder")
-        if not any(folder.glob("*.safetensors")):
-            raise CheckpointError(f"{folder}: holds no .safetensors files; convert its weights, pickles are not opened")
-        self._folder, self._max_new_tokens = folder, max_new_tokens
-        try:
-            with quiet_transformers():
-                self._tokenizer: Any = AutoTokenizer.from_pretrained(folder, local_files_only=True)
-                model = AutoModelForCausalLM.from_pretrained(folder, local_files_only=True, use_safetensors=True)
-        except (OSError, ValueError, KeyError) as error:
-            raise CheckpointError(f"{folder}: cannot be read as a language model ({error}); copy it again") from error
-        self._model = cast(Any, model)
-        self._model.to(device).eval()
+    if not (folder / "config.json").is_file():
+        raise CheckpointError(f"{folder}: holds no language model (config.json is missing); name its folder")
+    if not any(folder.glob("*.safetensors")):
+        raise CheckpointError(f"{folder}: holds no .safetensors files; convert its weights, pickles are not opened")
+    try:
+        with quiet_transformers():
+            tokenizer: Any = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+            model: Any = AutoModelForCausalLM.from_pretrained(folder, local_files_only=True, use_safetensors=True)
+    except (OSError, ValueError, KeyError) as error:
+        raise CheckpointError(f"{folder}: cannot be read as a language model ({error}); copy it again") from error
+    model.to(device).eval()
 
     @torch.no_grad()
-    def __call__(self, prompt: str, seed: int) -> str:
-        ids = self._encode(prompt).to(self._model.device)
+    def refine(prompt: str, seed: int) -> str:
+        ids = encode_question(tokenizer, prompt).to(model.device)
         # transformers draws tokens from the global generator, which is left as it was.
         with torch.random.fork_rng(), quiet_transformers():
             torch.manual_seed(key(seed, "refine") >> 1)
-            made = self._model.generate(
+            made = model.generate(
                 ids,
                 attention_mask=torch.ones_like(ids),
-                max_new_tokens=self._max_new_tokens,
-                pad_token_id=self._tokenizer.pad_token_id or self._tokenizer.eos_token_id,
+                max_new_tokens=max_new_tokens,
+                pad_token_id=tokenizer.pad_token_id or tokenizer.eos_token_id,
             )
-        return _check_answer(
-            self._tokenizer.decode(made[0, ids.shape[1] :], skip_special_tokens=True), f"refiner {self._folder}"
-        )
+        answer = tokenizer.decode(made[0, ids.shape[1] :], skip_special_tokens=True)
+        return _check_answer(answer, f"refiner {folder}")
 
-    def _encode(self, prompt: str) -> torch.Tensor:
-        """Token ids [1, K] of the chat, or of plain text for a model without a chat template."""
-        question = REQUEST.format(prompt=prompt)
-        if self._tokenizer.chat_template is None:
-            return cast(torch.Tensor, self._tokenizer(f"{SYSTEM}\n{question}\n", return_tensors="pt").input_ids)
-        chat = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": question}]
-        text = self._tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
-        # The template has written the begin token already.
-        return cast(torch.Tensor, self._tokenizer(text, add_special_tokens=False, return_tensors="pt").input_ids)
+    return refine
+
+
+def encode_question(tokenizer: Any, prompt: str) -> torch.Tensor:
+    """Token ids [1, K] of the chat, or of plain text for a model without a chat template."""
+    question = REQUEST.format(prompt=prompt)
+    if tokenizer.chat_template is None:
+        return cast(torch.Tensor, tokenizer(f"{SYSTEM}\n{question}\n", return_tensors="pt").input_ids)
+    chat = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": question}]
+    text = tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
+    # The template has written the begin token already.
+    return cast(torch.Tensor, tokenizer(text, add_special_tokens=False, return_tensors="pt").input_ids)
 
 
 def _check_answer(answer: str, where: str) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,23 +21,22 @@ from frameloom.core.logging import get_logger
 from frameloom.data.buckets.policy import Bucket, BucketPolicy, possible_buckets
 from frameloom.data.cache.encoding import LatentEncoder, TextEncoder
 from frameloom.data.cache.external import (
-    ColumnText,
-    ExternalLatents,
-    ExternalText,
-    OpenSoraPlanText,
-    SDXLText,
     TextShape,
     column_latents,
+    column_text,
+    open_sora_plan_text,
     sdxl_latents,
+    sdxl_text,
 )
 from frameloom.data.cache.filling import CacheJob, Filled, write_latent_cache, write_text_cache
 from frameloom.data.cache.keys import latent_fingerprint, latent_items, text_fingerprint
 from frameloom.data.cache.store import LatentStore, TextStore
 from frameloom.data.loading.loader import read_requests
-from frameloom.data.loading.reader import BatchReader
+from frameloom.data.loading.reader import BatchReader, Stores
 from frameloom.data.manifest.manifest import Manifest
 from frameloom.data.media.transforms import to_signed_range
 from frameloom.models.precision import DTYPES
+from frameloom.models.vaes.config import VAEConfig
 
 _log = get_logger(__name__)
 
@@ -61,7 +59,10 @@ def write_caches(recipe: Recipe, job: CacheJob | None = None) -> Iterator[str]:
         raise ConfigError(f"--prune works with one process, not with {job.num_ranks}; call it again without torchrun")
     manifest = read_manifest(recipe)
     if asked["latents"]:
-        reader, loaded = _pixel_reader(recipe, manifest, policy), build_vae(recipe.vae, seed=recipe.seed)
+        reader, loaded = (
+            BatchReader(manifest, policy, recipe.data, recipe.seed),
+            build_vae(recipe.vae, seed=recipe.seed),
+        )
         workers, timeout_s = recipe.data.workers, recipe.data.timeout_s
         filled = write_latent_cache(
             Path(cache.latents or ""),
@@ -90,10 +91,6 @@ def _describe(folder: str | None, what: str, filled: Filled) -> str:
     text = f"{folder}: {filled.num_samples:,} {what}, {filled.num_encoded:,} of them encoded now"
     text += f", {filled.num_unreadable:,} of these clips unreadable" if filled.num_unreadable else ""
     return text + (f"; {filled.num_pruned:,} others dropped" if filled.num_pruned else "")
-
-
-def _pixel_reader(recipe: Recipe, manifest: Manifest, policy: BucketPolicy) -> BatchReader:
-    return BatchReader(manifest, policy, recipe.data, seed=recipe.seed)
 
 
 def _latent_encoder(recipe: Recipe, loaded: LoadedVAE, local_rank: int | None = None) -> LatentEncoder:
@@ -137,49 +134,38 @@ def list_captions(manifest: Manifest) -> list[str]:
     return texts
 
 
-@dataclass(frozen=True)
-class Caches:
-    """What a run reads instead of encoding; `row_text` are embeddings that are known by row instead of by caption."""
-
-    latents: LatentStore | ExternalLatents | None = None
-    text: TextStore | None = None
-    row_text: ExternalText | None = None
-
-
-def open_caches(recipe: Recipe, manifest: Manifest, policy: BucketPolicy) -> Caches:
+def open_caches(recipe: Recipe, manifest: Manifest, policy: BucketPolicy) -> Stores:
     """CacheError if a cache does not fit the recipe."""
     cache = recipe.data.cache
     latents = open_latent_store(recipe, manifest, policy) if cache.latents else None
     if cache.external is None:
-        return Caches(latents, open_text_store(recipe, manifest) if cache.text else None)
+        return Stores(latents, open_text_store(recipe, manifest) if cache.text else None)
     pipeline = build_text(recipe.text, recipe.model)
     shape = TextShape(pipeline.max_length, pipeline.width, pipeline.pooled_width)
     folders = [Path(folder) for folder in cache.external_folders]
     if cache.external == "open_sora_plan":
-        return Caches(latents, row_text=OpenSoraPlanText(manifest, folders, shape, name=cache.external_name))
+        return Stores(latents, row_text=open_sora_plan_text(manifest, folders, shape, name=cache.external_name))
     if cache.external == "sdxl":
         stored = sdxl_latents(manifest, folders[0], _LatentShape(recipe))
-        return Caches(stored, row_text=SDXLText(manifest, folders[0], shape))
+        return Stores(stored, row_text=sdxl_text(manifest, folders[0], shape))
     names = {"latents_path", "text_t5_path"} & set(manifest.columns)
     if not names:
         raise ConfigError(
             f"data.cache.external is open_sora2, but {manifest.source} has neither latents_path nor text_t5_path"
         )
     columns = column_latents(manifest, _LatentShape(recipe)) if "latents_path" in names else None
-    return Caches(columns, row_text=ColumnText(manifest, shape) if "text_t5_path" in names else None)
+    return Stores(columns, row_text=column_text(manifest, shape) if "text_t5_path" in names else None)
 
 
 class _LatentShape:
     """The shape of a bucket's latents; a class, so that it survives pickling."""
 
     def __init__(self, recipe: Recipe) -> None:
-        vae = build_vae(recipe.vae, seed=recipe.seed).model
-        self._channels, self._strides, self._causal = vae.latent_channels, vae.strides, int(vae.causal)
+        self._vae: VAEConfig = build_vae(recipe.vae, seed=recipe.seed).config
 
     def __call__(self, bucket: Bucket) -> tuple[int, int, int, int]:
-        stride_f, stride_h, stride_w = self._strides
-        frames = max(1, (bucket.frames - self._causal) // stride_f + self._causal)
-        return self._channels, frames, bucket.height // stride_h, bucket.width // stride_w
+        cells = self._vae.latent_shape(bucket.frames, bucket.height, bucket.width)
+        return self._vae.latent_channels, *cells
 
 
 def open_latent_store(recipe: Recipe, manifest: Manifest, policy: BucketPolicy) -> LatentStore:
@@ -194,7 +180,7 @@ def open_latent_store(recipe: Recipe, manifest: Manifest, policy: BucketPolicy) 
         path,
         fingerprint,
         items,
-        read=_pixel_reader(recipe, manifest, policy).read,
+        read=BatchReader(manifest, policy, recipe.data, recipe.seed).read,
         make_encoder=lambda: _latent_encoder(recipe, loaded),
         check_files=cache.check_files,
     )

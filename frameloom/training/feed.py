@@ -24,7 +24,7 @@ from frameloom.data.loading.bad_clips import BadClipLog
 from frameloom.data.loading.batch import Batch, BatchRequest
 from frameloom.data.loading.loader import iterate_batches, read_requests, request_at
 from frameloom.data.loading.prefetch import prefetch_to_device
-from frameloom.data.loading.reader import BatchReader
+from frameloom.data.loading.reader import BatchReader, Stores
 from frameloom.data.manifest.manifest import Manifest
 from frameloom.data.order.plan import BatchPlan
 from frameloom.data.order.rank_assignment import PlannedStep, RankAssignment, find_microbatch, plan_steps
@@ -96,7 +96,7 @@ class Feed:
             is_filler = own[len(batches)][1]
             batches.append(replace(batch, is_filler=True, bad=[]) if is_filler else batch)
             if self.assignment.num_ranks == 1:
-                self.bad_clips.add(batch)
+                self.bad_clips.add(batch.bad)
             if len(batches) == len(own):
                 requested.popleft()
                 yield StepBatches(batches, planned)
@@ -113,21 +113,19 @@ def build_feed(
         kinds = np.array([bucket.frames > 1 for bucket in policy.buckets], dtype=np.int64)
         assignment = replace(assignment, kind_of_bucket=kinds)
     manifest = read_manifest(recipe)
-    caches = open_caches(recipe, manifest, policy)
+    stores = open_caches(recipe, manifest, policy)
     plan = build_plan(recipe, manifest, policy)
     pictures = class_rows(manifest) if recipe.dreambooth is not None else None
     reader = BatchReader(
         manifest,
         policy,
         recipe.data,
-        seed=recipe.seed,
-        latents=caches.latents,
-        text=caches.text,
-        row_text=caches.row_text,
+        recipe.seed,
+        stores,
         class_rows=pictures if pictures is not None and len(pictures) else None,
-        crops_of_latents=caches.latents is not None and "sizes" in DENOISERS[recipe.model.family].conditions,
+        crops_of_latents=stores.latents is not None and "sizes" in DENOISERS[recipe.model.family].conditions,
     )
-    pixels = BatchReader(manifest, policy, recipe.data, seed=recipe.seed, text=caches.text)
+    pixels = BatchReader(manifest, policy, recipe.data, recipe.seed, Stores(text=stores.text))
     return Feed(
         manifest=manifest,
         policy=policy,
@@ -135,7 +133,7 @@ def build_feed(
         reader=reader,
         bad_clips=BadClipLog(bad_clips, num_clips=len(manifest), limit=recipe.data.bad_limit, is_writer=is_first),
         # A cached batch is a lookup: a process hop would cost more than it.
-        workers=recipe.data.workers if caches.latents is None else 0,
+        workers=recipe.data.workers if stores.latents is None else 0,
         timeout_s=recipe.data.timeout_s,
         device=pick_device(recipe.train.device),
         assignment=assignment,
@@ -152,7 +150,7 @@ def _needs_rounds_of_one_kind(recipe: Recipe) -> bool:
     )
 
 
-def settle_length(recipe: Recipe, manifest: Manifest, policy: BucketPolicy, *, num_ranks: int = 1) -> Recipe:
+def resolve_num_steps(recipe: Recipe, manifest: Manifest, policy: BucketPolicy, *, num_ranks: int = 1) -> Recipe:
     """The recipe with its length in steps; ConfigError when that is too short for its schedule or its profile."""
     if recipe.train.epochs is None:
         return recipe
@@ -192,7 +190,7 @@ def _validation_source(recipe: Recipe, policy: BucketPolicy) -> Callable[[], lis
 
     @lru_cache(maxsize=1)
     def read() -> tuple[Batch, ...]:
-        reader = BatchReader(manifest, policy, recipe.data, seed=recipe.seed)
+        reader = BatchReader(manifest, policy, recipe.data, recipe.seed)
         return tuple(islice(iterate_batches(plan, reader), section.batches))
 
     return lambda: list(read())

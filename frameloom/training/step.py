@@ -1,46 +1,51 @@
-"""One optimizer step: tensors in, numbers out; no files, no processes.
+"""One optimizer step: tensors in, numbers out; no files.
 
-The loss of a step is the mean over its samples, whatever the number of micro-batches they come in, so
-an accumulation split changes nothing but the order of a sum.
+The loss of a step is the mean over its samples, whatever the number of micro-batches they come in, so an accumulation
+split changes nothing but the order of a sum. A step has a phase for each network that trains in it.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
+from frameloom.config.schema.training import LossScaleSection, TrainSection
 from frameloom.core.hooks import notify
 from frameloom.data.loading.batch import Batch
+from frameloom.data.order.rank_assignment import PlannedStep
+from frameloom.distributed.fsdp import sync_gradients
+from frameloom.models.precision import Precision
+from frameloom.training.agreement import Agreement
 from frameloom.training.memory.oom_split import (
     BatchLimits,
-    LoneMisfit,
-    Misfit,
-    OutOfRoom,
+    FatalOom,
+    OomEvent,
+    RetrySmaller,
     cut_batch,
-    find_misfit,
+    find_oom,
     release_memory,
 )
+from frameloom.training.memory.optimizer_offload import apply_offload
 from frameloom.training.optim.clipping import FadingLimit, SpikeGuard, clip_within_step
 from frameloom.training.optim.ema import EMA
-from frameloom.training.optim.optimizer import load_optimizer_tensors, optimizer_tensors, trained_names
+from frameloom.training.optim.groups import hidden_matrices
+from frameloom.training.optim.optimizer import (
+    allocate_state,
+    build_optimizer,
+    load_optimizer_tensors,
+    optimizer_tensors,
+    trained_names,
+)
 from frameloom.training.optim.precision import LossScale, MasterWeights
-from frameloom.training.peers import Peers
-
-
-class Task(Protocol):
-    """What is trained: gives the loss of every sample of a micro-batch, and named parts of it for the log."""
-
-    @property
-    def model(self) -> nn.Module: ...
-
-    def losses(self, batch: Batch) -> tuple[Tensor, Mapping[str, Tensor]]: ...
+from frameloom.training.parallel import Parallelism
+from frameloom.training.task import Losses, Phase, StepContext, Tensors
 
 
 @dataclass(frozen=True)
@@ -56,110 +61,31 @@ class StepResult:
     is_overflow: bool = False
 
 
-class AnyStepper(Protocol):
-    """What the loop asks of a stepper: a step, and what a checkpoint must hold of it besides the model.
+@dataclass(frozen=True)
+class Update:
+    """A phase and what moves its weights: optimizer, average, loss scale and limits of the gradient norm.
 
-    `tensors` are by group and name, the average of the weights in the group `ema`.
+    `lr_at` gives the learning rate of a step, the first of which is 1. `master` are the copies that `optimizer` and
+    `ema` hold in the place of half-precision weights.
     """
 
-    @property
-    def ema(self) -> EMA | None: ...
-    @property
-    def limits(self) -> BatchLimits: ...
-
-    def step(self, number: int, batches: Sequence[Batch]) -> StepResult: ...
-    def try_out(self, pieces: Sequence[Batch]) -> Misfit | None: ...
-    def tensors(self) -> dict[str, dict[str, Tensor]]: ...
-    def load(self, tensors: Mapping[str, Mapping[str, Tensor]]) -> None: ...
-    def state(self) -> dict[str, Any]: ...
-    def load_state(self, state: Mapping[str, Any]) -> None: ...
-
-
-@dataclass
-class Stepper:
-    """Forward, backward, clip, update. `lr_at` gives the learning rate of a step (the first one is 1)."""
-
-    task: Task
-    optimizer: torch.optim.Optimizer
-    ema: EMA | None
+    phase: Phase
+    model: nn.Module
+    optimizer: Optimizer
     lr_at: Callable[[int], float]
-    clip_norm: float | None
-    device_type: str
-    bf16: bool
-    fade: FadingLimit | None = None
-    """a limit that follows step and norm, instead of `clip_norm`"""
-    guard: SpikeGuard | None = None
-    fp16: bool = False
-    scaler: LossScale | None = None
-    """what the loss is multiplied by before the backward pass, and gradients are divided by after it"""
-    master: MasterWeights | None = None
-    """the copies that `optimizer` and `ema` hold in the place of half-precision weights of the model"""
-    peers: Peers = field(default_factory=Peers)
-    """the other processes of the run"""
-    limits: BatchLimits = field(default_factory=BatchLimits)
-    """buckets whose micro-batches run in pieces, because they do not fit in memory"""
-    undo: Callable[[], None] = lambda: None
-    """puts back what a pass changes besides gradients, before a step is begun anew"""
+    ema: EMA | None
+    master: MasterWeights | None
+    scaler: LossScale | None
+    fade: FadingLimit | None
+    guard: SpikeGuard | None
 
-    def autocast(self) -> AbstractContextManager[object]:
-        """The dtype of the forward pass."""
-        if not self.bf16 and not self.fp16:
-            return nullcontext()
-        return torch.autocast(self.device_type, torch.float16 if self.fp16 else torch.bfloat16)
+    @property
+    def params(self) -> list[nn.Parameter]:
+        return [param for group in self.optimizer.param_groups for param in group["params"]]
 
-    def step(self, number: int, batches: Sequence[Batch]) -> StepResult:
-        """A step that does not fit in memory is begun anew with smaller pieces; LoneMisfit where others wait in it."""
-        num_samples = self.peers.count_samples(batches)
-        params = list_params(self.optimizer)
-        while True:
-            totals, misfit = self._run_passes(number, self._cut(batches), num_samples)
-            try:
-                joined = self.peers.join(totals, batches, params, misfit)
-            except OutOfRoom as found:
-                self._forget_passes()
-                release_memory(self.device_type)
-                self.limits.halve(found.misfits, step=number)
-            else:
-                return self._update(number, joined)
-
-    def try_out(self, pieces: Sequence[Batch]) -> Misfit | None:
-        """The passes of these pieces, of which nothing remains; what did not fit, if anything."""
-        _, misfit = self._run_passes(0, pieces, sum(piece.size for piece in pieces))
-        self._forget_passes()
-        if misfit is not None:
-            release_memory(self.device_type)
-        return misfit
-
-    def _cut(self, batches: Sequence[Batch]) -> Sequence[Batch]:
-        if not self.limits.most:
-            return batches
-        counts = self.peers.count_passes(batches, self.limits)
-        return [piece for batch, count in zip(batches, counts, strict=True) for piece in cut_batch(batch, count)]
-
-    def _run_passes(
-        self, number: int, pieces: Sequence[Batch], num_samples: int
-    ) -> tuple[dict[str, Tensor], Misfit | None]:
-        """Sums of losses and of their parts, with gradients left in the model; or what did not fit in memory."""
-        totals: dict[str, Tensor] = {}
-        piece = pieces[0]
-        try:
-            for place, piece in enumerate(pieces):
-                self.peers.expect(is_last=place == len(pieces) - 1)
-                self._run_pass(number, piece, num_samples, totals)
-        except (RuntimeError, MemoryError) as error:
-            misfit = find_misfit(error, piece)
-            if misfit is None:
-                raise
-            if self.peers.passes_together:
-                raise LoneMisfit(misfit) from error
-            return {}, misfit
-        return totals, None
-
-    def _run_pass(self, number: int, piece: Batch, num_samples: int, totals: dict[str, Tensor]) -> None:
-        """Forward and backward; adds the loss and its parts to `totals`."""
-        notify("pass", step=number, rank=self.peers.rank, bucket=piece.bucket.name, samples=piece.size)
-        with self.autocast():
-            losses_B, parts = self.task.losses(piece)
+    def backward(self, losses: Losses, piece: Batch, num_samples: int, totals: dict[str, Tensor]) -> None:
+        """Leave gradients in the model, and add the loss and its parts to `totals`."""
+        losses_B, parts = losses
         # Divided by infinity, a filler takes part in all passes and leaves nothing.
         divisor = math.inf if piece.is_filler else num_samples
         loss = losses_B.sum() / divisor
@@ -170,14 +96,10 @@ class Stepper:
         for name, part in found.items():
             totals[name] = totals[name] + part if name in totals else part
 
-    def _forget_passes(self) -> None:
-        self.optimizer.zero_grad(set_to_none=True)
-        self.task.model.zero_grad(set_to_none=True)  # half-precision weights are not the optimizer's own
-        self.undo()
-
-    def _update(self, number: int, totals: dict[str, Tensor]) -> StepResult:
+    def move(self, number: int, totals: Mapping[str, Tensor]) -> StepResult:
+        """Clip the gradients and move the weights, unless the numbers forbid it."""
         # The rules count steps from 0.
-        limit = self.clip_norm if self.fade is None else partial(self.fade.for_norm, number - 1)
+        limit = self.phase.optim.clip_norm if self.fade is None else partial(self.fade.for_norm, number - 1)
         scale = 1.0 if self.scaler is None else self.scaler.scale
         norm = clip_within_step(self.optimizer, limit, scale=scale)
         # All numbers of a step in one transfer: the host waits for the device once.
@@ -188,50 +110,195 @@ class Stepper:
         is_spike = self.guard is not None and is_finite and self.guard.is_spike(grad_norm)
         lr = self.lr_at(number)
         if is_finite and not is_spike:
-            self._move(number, lr)
+            for group in self.optimizer.param_groups:
+                group["lr"] = lr * group["lr_factor"]
+            self.optimizer.step()
+            if self.master is not None:
+                self.master.write_back()
+            if self.ema is not None:
+                self.ema.update(number)
         self.optimizer.zero_grad(set_to_none=True)
         if self.guard is not None:
             values["spikes"] = self.guard.num_spikes
         if self.scaler is not None:
             values |= {"loss_scale": scale, "overflows": self.scaler.num_overflows}
-        return StepResult({**values, "grad_norm": grad_norm, "lr": lr}, is_finite, is_spike, is_overflow)
+        values = {
+            f"{self.phase.prefix}{name}": value for name, value in {**values, "grad_norm": grad_norm, "lr": lr}.items()
+        }
+        return StepResult(values, is_finite, is_spike, is_overflow)
 
-    def _move(self, number: int, lr: float) -> None:
-        for group in self.optimizer.param_groups:
-            group["lr"] = lr * group["lr_factor"]
-        self.optimizer.step()
+    def tensors(self) -> Tensors:
+        found = {"optimizer": optimizer_tensors(self.optimizer, trained_names(self.optimizer))}
+        if self.ema is not None:
+            found["ema"] = self.ema.state_dict()
         if self.master is not None:
-            self.master.write_back()
-        if self.ema is not None:
-            self.ema.update(number)
+            found["master"] = self.master.tensors()
+        return {f"{self.phase.prefix}{group}": tensors for group, tensors in found.items()}
 
-    def tensors(self) -> dict[str, dict[str, Tensor]]:
-        tensors = {"optimizer": optimizer_tensors(self.optimizer, trained_names(self.optimizer))}
+    def load(self, tensors: Mapping[str, Mapping[str, Tensor]], state: Mapping[str, Any]) -> None:
+        prefix = self.phase.prefix
+        load_optimizer_tensors(self.optimizer, trained_names(self.optimizer), tensors[f"{prefix}optimizer"])
         if self.ema is not None:
-            tensors["ema"] = self.ema.state_dict()
-        return tensors if self.master is None else {**tensors, "master": self.master.tensors()}
-
-    def load(self, tensors: Mapping[str, Mapping[str, Tensor]]) -> None:
-        load_optimizer_tensors(self.optimizer, trained_names(self.optimizer), tensors["optimizer"])
-        if self.ema is not None:
-            self.ema.load_state_dict(tensors["ema"])
+            self.ema.load_state_dict(tensors[f"{prefix}ema"])
         if self.master is not None:
-            self.master.load(tensors["master"])
+            self.master.load(tensors[f"{prefix}master"])
+        if self.guard is not None and state.get("spikes"):
+            self.guard.load(state["spikes"])
+        if self.scaler is not None and state.get("loss_scale"):
+            self.scaler.load(state["loss_scale"])
 
     def state(self) -> dict[str, Any]:
         return {
             "spikes": self.guard.state() if self.guard else None,
             "loss_scale": self.scaler.state() if self.scaler else None,
-            "halved": self.limits.state(),
         }
 
-    def load_state(self, state: Mapping[str, Any]) -> None:
-        if self.guard is not None and state.get("spikes"):
-            self.guard.load(state["spikes"])
-        if self.scaler is not None and state.get("loss_scale"):
-            self.scaler.load(state["loss_scale"])
+
+def build_update(
+    phase: Phase, model: nn.Module, train: TrainSection, lr_at: Callable[[int], float], parallel: Parallelism
+) -> Update:
+    """The optimizer of a phase and what goes with it; `model` is sharded already."""
+    optim = phase.optim
+    trained = {name: value for name, value in model.named_parameters() if value.requires_grad}
+    is_half = any(value.dtype != torch.float32 for value in trained.values())
+    master = MasterWeights(trained) if is_half else None
+    trained = trained if master is None else master.params
+    optimizer = build_optimizer({**trained, **phase.companions}.items(), optim, hidden_matrices(model))
+    parallel.shard_optimizer(optimizer)
+    if optim.offload:
+        apply_offload(optimizer, parallel.device)
+    allocate_state(optimizer)  # so that the checkpoint of step 0 is like every other
+    # fp16 has a dynamic scale in any case.
+    scale = train.loss_scale or (LossScaleSection() if train.precision == "fp16" else None)
+    return Update(
+        phase,
+        model,
+        optimizer,
+        lr_at,
+        ema=EMA(trained, train.ema) if train.ema and phase.ema else None,
+        master=master,
+        scaler=None if scale is None else LossScale(scale),
+        fade=FadingLimit(optim.clip_norm, optim.clip_fade) if optim.clip_fade and optim.clip_norm else None,
+        guard=SpikeGuard(optim.skip_spikes) if optim.skip_spikes else None,
+    )
+
+
+@dataclass(frozen=True)
+class Stepper:
+    """Runs the phases of a step that are due, one after the other.
+
+    `limits` has the buckets whose micro-batches run in pieces, because they do not fit in memory; `statistics` are
+    buffers that passes change, which stay as they were where a phase moves no weight.
+    """
+
+    updates: Sequence[Update]
+    parallel: Parallelism
+    agreement: Agreement
+    precision: Precision
+    limits: BatchLimits
+    statistics: Sequence[Tensor] = ()
+
+    @property
+    def ema(self) -> EMA | None:
+        return self.updates[0].ema
+
+    def step(self, number: int, batches: Sequence[Batch], planned: PlannedStep | None = None) -> StepResult:
+        """Steps count from 1; several ranks need the step as `planned`. FatalOom where others wait in a pass that ran
+        out of memory; elsewhere a phase begins anew with smaller pieces."""
+        self.agreement.begin(number, planned)
+        context = StepContext(number - 1)
+        results = [
+            self._run_phase(update, context, batches) for update in self.updates if update.phase.is_due(context.step)
+        ]
+        failed = [result for result in results if not result.is_finite]
+        return StepResult(
+            {name: value for result in results for name, value in result.values.items()},
+            is_finite=not failed,
+            is_spike=any(result.is_spike for result in results),
+            is_overflow=bool(failed) and all(result.is_overflow for result in failed),
+        )
+
+    def try_out(self, pieces: Sequence[Batch]) -> OomEvent | None:
+        """The passes of these pieces in all phases, of which nothing remains; what ran out of memory, if anything."""
+        context = StepContext(max(update.phase.first_step for update in self.updates))
+        for update in self.updates:
+            before = [buffer.clone() for buffer in self.statistics]
+            _, event = self._run_passes(0, update, context, pieces, sum(piece.size for piece in pieces))
+            self._forget(update, before)
+            if event is not None:
+                release_memory(self.parallel.device.type)
+                return event
+        return None
+
+    def _run_phase(self, update: Update, context: StepContext, batches: Sequence[Batch]) -> StepResult:
+        number, num_samples = context.step + 1, self.agreement.count_samples(batches)
+        before = [buffer.clone() for buffer in self.statistics]
+        while True:
+            totals, event = self._run_passes(number, update, context, self._cut(batches), num_samples)
+            try:
+                sums, missing = self.agreement.join(totals, batches, event)
+            except RetrySmaller as found:
+                self._forget(update, before)
+                release_memory(self.parallel.device.type)
+                self.limits.halve(found.events, step=number)
+                continue
+            if self.parallel.context.size > 1:
+                sync_gradients(update.params, self.parallel.context.size, missing)
+                self.agreement.monitor.begin()
+            result = update.move(number, sums)
+            if not result.is_finite or result.is_spike:
+                self._forget(update, before)
+            return result
+
+    def _cut(self, batches: Sequence[Batch]) -> Sequence[Batch]:
+        if not self.limits.most:
+            return batches
+        counts = self.agreement.count_pieces(batches, self.limits)
+        return [piece for batch, count in zip(batches, counts, strict=True) for piece in cut_batch(batch, count)]
+
+    def _run_passes(
+        self, number: int, update: Update, context: StepContext, pieces: Sequence[Batch], num_samples: int
+    ) -> tuple[dict[str, Tensor], OomEvent | None]:
+        """Sums of losses and of their parts, with gradients left in the model; or what ran out of memory."""
+        totals: dict[str, Tensor] = {}
+        piece, rank, device = pieces[0], self.parallel.context.rank, self.parallel.device
+        try:
+            for index, piece in enumerate(pieces):
+                if self.parallel.shards_weights:
+                    self.agreement.monitor.wait()
+                    self.parallel.expect_backward(update.model, is_last=index == len(pieces) - 1)
+                notify("pass", step=number, rank=rank, bucket=piece.bucket.name, samples=piece.size)
+                with self.precision.autocast(device.type):
+                    losses = update.phase.losses(context, piece)
+                update.backward(losses, piece, num_samples, totals)
+        except (RuntimeError, MemoryError) as error:
+            event = find_oom(error, piece)
+            if event is None:
+                raise
+            if self.parallel.waits_in_passes:
+                raise FatalOom(event) from error
+            return {}, event
+        return totals, None
+
+    def _forget(self, update: Update, before: Sequence[Tensor]) -> None:
+        """Drop gradients, and put back what passes change besides them."""
+        update.optimizer.zero_grad(set_to_none=True)
+        update.model.zero_grad(set_to_none=True)  # half-precision weights are not the optimizer's own
+        for buffer, old in zip(self.statistics, before, strict=True):
+            buffer.copy_(old)
+
+    def tensors(self) -> Tensors:
+        return {group: tensors for update in self.updates for group, tensors in update.tensors().items()}
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint says of each phase: of the model's at the top, of others below their network."""
+        found: dict[str, Any] = {}
+        for update in self.updates:
+            own = {**update.state(), "halved": self.limits.state()}
+            found |= {update.phase.network: own} if update.phase.prefix else own
+        return found
+
+    def load(self, tensors: Mapping[str, Mapping[str, Tensor]], state: Mapping[str, Any]) -> None:
+        for update in self.updates:
+            update.load(tensors, state[update.phase.network] if update.phase.prefix else state)
         self.limits.load(state.get("halved") or {})
-
-
-def list_params(optimizer: torch.optim.Optimizer) -> list[nn.Parameter]:
-    return [param for group in optimizer.param_groups for param in group["params"]]

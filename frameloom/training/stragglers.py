@@ -24,7 +24,7 @@ _LEAST_S = 0.02
 """a step; below this, noise of the machine decides"""
 
 
-class Pace:
+class StragglerMonitor:
     """Seconds of work in each step of this process since the last comparison."""
 
     def __init__(self, context: Collective, device: torch.device) -> None:
@@ -52,14 +52,9 @@ class Pace:
             return
         # The median: a step after which files were written or samples drawn does not count.
         own_s = median(self._steps_s) if self._steps_s else 0.0
-        own = torch.tensor([own_s], dtype=torch.float64, device=self._device)
-        everyone = self._context.all_gather_tensor(own)
+        times_s = self._context.all_gather(own_s)
         self._steps_s.clear()
-        if self._context.is_first:
-            self._tell(step, [float(worked) for worked in everyone])
-
-    def _tell(self, step: int, times_s: Sequence[float]) -> None:
-        slow = find_slow(times_s)
+        slow = find_slow(times_s) if self._context.is_first else {}
         for rank in sorted(slow.keys() - self._named):
             _log.warning(
                 "step %d: rank %d works %.2f s a step, the others %.2f s, and all wait for it; look at its device, its "

@@ -20,8 +20,10 @@ from torch.distributed.fsdp import fully_shard
 
 from frameloom.builders.text import TextPipeline
 from frameloom.core.errors import ConfigError
+from frameloom.distributed.context import build_mesh, join_host
 from frameloom.models.text.base import TextEncoder, TextStates
 from frameloom.models.text.tensor_parallel import SharedEncoder, TensorEncoder, can_split
+from frameloom.training.parallel import Parallelism
 
 
 class OnceEncoder(SharedEncoder):
@@ -110,13 +112,23 @@ class SplitEncoder(SharedEncoder):
         """The parts stay: they are small, and reading the whole again would need all processes at once."""
 
 
-def split_text(text: TextPipeline, degree: int, device: torch.device) -> TextPipeline:
-    """Groups of `degree` neighbouring processes split the layers of the large encoders; each keeps the others whole.
-
-    All processes of the run must call it.
-    """
-    group, _ = dist.new_subgroups(degree)  # type: ignore[no-untyped-call]
-    return text.with_each(lambda encoder: TensorEncoder(encoder, group, device) if can_split(encoder) else encoder)
+def share_text(text: TextPipeline, parallel: Parallelism) -> TextPipeline:
+    """The text encoders as the ranks of a run use them together; all ranks must call it."""
+    kind, device = parallel.section.encoders, parallel.device
+    if kind == "each" or parallel.mesh is None:
+        return text
+    if kind == "shard":
+        mesh = build_mesh(device.type, encoders=parallel.context.size)
+        return text.with_each(lambda encoder: SplitEncoder(encoder, device, mesh))
+    if kind == "tensor":
+        # Groups of neighbours split the layers of the large encoders; each keeps the others whole.
+        group, _ = dist.new_subgroups(parallel.section.tensor)  # type: ignore[no-untyped-call]
+        return text.with_each(lambda encoder: TensorEncoder(encoder, group, device) if can_split(encoder) else encoder)
+    host = join_host()
+    # Several encoders of a machine are kept by different ranks, which spreads their memory.
+    size = dist.get_world_size(host)
+    owners = {id(encoder): number % size for number, encoder in enumerate(text.encoders)}
+    return text.with_each(lambda encoder: OnceEncoder(encoder, device, host, owner=owners[id(encoder)]))
 
 
 def find_blocks(model: nn.Module) -> list[nn.Module]:

@@ -3,46 +3,54 @@
 from __future__ import annotations
 
 import signal
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
+from datetime import timedelta
 from pathlib import Path
 from types import FrameType
 
 import torch
+import torch.distributed as dist
 from torch import OutOfMemoryError
 
+from frameloom.checkpoint.writer import Saver
+from frameloom.config.rules.parallel import check_world
 from frameloom.config.rules.training import scaled_rate
-from frameloom.config.schema.optim import GroupSection
 from frameloom.config.schema.recipe import Recipe
-from frameloom.config.schema.training import LossScaleSection, TrainSection
 from frameloom.core.device import avoid_avx512_in_half_precision, pick_device
+from frameloom.core.files import digest_value
 from frameloom.core.logging import get_logger
-from frameloom.data.order.rank_assignment import RankAssignment
-from frameloom.distributed.ranks import read_ranks
-from frameloom.training.feed import build_feed, settle_length
+from frameloom.data.loading.loader import log as worker_log
+from frameloom.distributed.context import Collective, build_mesh, process_group
+from frameloom.distributed.ranks import Ranks, read_ranks
+from frameloom.models.precision import Precision
+from frameloom.training.agreement import Agreement
+from frameloom.training.feed import build_feed, resolve_num_steps
 from frameloom.training.logging.profiling import StepProfiler
 from frameloom.training.logging.samples import build_samples
 from frameloom.training.logging.trackers import TrackedRun, build_trackers
 from frameloom.training.loop import Trainer
-from frameloom.training.memory.oom_split import BatchLimits, LoneMisfit, stop_short, stop_to_halve
-from frameloom.training.memory.optimizer_offload import apply_offload
-from frameloom.training.optim.clipping import FadingLimit, SpikeGuard
-from frameloom.training.optim.ema import EMA
-from frameloom.training.optim.groups import freeze_parameters, hidden_matrices
-from frameloom.training.optim.optimizer import allocate_state, build_optimizer
-from frameloom.training.optim.precision import LossScale, MasterWeights
+from frameloom.training.memory.oom_split import BatchLimits, FatalOom, read_notes, stop_short, stop_to_halve
+from frameloom.training.memory.preflight import run_preflight
 from frameloom.training.optim.schedules import build_schedule
-from frameloom.training.peers import Peers, join_peers
+from frameloom.training.parallel import Parallelism
 from frameloom.training.process_settings import device_settings
 from frameloom.training.run.folder import RunFolder
-from frameloom.training.run.resuming import ResumeChoices, count_restart, find_checkpoint, keep_rows, place_data
-from frameloom.training.step import AnyStepper, Stepper
-from frameloom.training.tasks.adversarial import add_discriminator
-from frameloom.training.tasks.autoencoder import AutoencoderTask
+from frameloom.training.run.resuming import (
+    ResumeChoices,
+    count_restart,
+    find_checkpoint,
+    keep_rows,
+    resolve_position,
+    restore,
+)
+from frameloom.training.step import Stepper, build_update
+from frameloom.training.task import MODEL
 from frameloom.training.tasks.build import build_task
-from frameloom.training.tasks.denoiser import unwrap
+from frameloom.training.tasks.denoiser import DenoiserTask
 from frameloom.training.tasks.subject_tuning import make_class_images
-from frameloom.training.tasks.text_table import take_text
+from frameloom.training.tasks.text_table import without_text
 
 _log = get_logger(__name__)
 
@@ -55,32 +63,53 @@ def train(recipe: Recipe, choices: ResumeChoices | None = None) -> Path:
     folder = RunFolder(Path(recipe.run.folder) / recipe.name)
     if recipe.train.precision != "fp32":
         avoid_avx512_in_half_precision()
-    with join_peers(recipe, read_ranks()) as peers, ExitStack() as held:
-        peers.context.run_on_rank0(lambda: held.enter_context(folder.locked()))
+    with join_ranks(recipe, read_ranks()) as parallel, ExitStack() as held:
+        parallel.context.run_on_rank0(lambda: held.enter_context(folder.locked()))
         held.enter_context(device_settings(recipe.train, pick_device(recipe.train.device)))
-        run_recipe(recipe, folder, peers, choices or ResumeChoices())
+        run_recipe(recipe, folder, parallel, choices or ResumeChoices())
     return folder.path
 
 
-def run_recipe(recipe: Recipe, folder: RunFolder, peers: Peers, choices: ResumeChoices) -> None:
+@contextmanager
+def join_ranks(recipe: Recipe, ranks: Ranks) -> Iterator[Parallelism]:
+    """The ranks of a run, connected inside the block; ConfigError when they cannot share the recipe."""
+    section, device = recipe.parallel, pick_device(recipe.train.device)
+    shape = check_world(recipe, ranks.num_ranks)
+    if ranks.num_ranks == 1:
+        yield Parallelism(section, device, shape)
+        return
+    on_gpu, timeout = device.type == "cuda", timedelta(seconds=section.timeout_s)
+    if on_gpu:
+        device = torch.device("cuda", ranks.local_rank)
+    with process_group(ranks, on_gpu=on_gpu, timeout=timeout, keep_warnings=[worker_log]) as context:
+        mesh = build_mesh(device.type, replicate=shape.replicate, shard=shape.shard, sequence=shape.sequence)
+        saving = Collective(dist.new_group(backend="gloo", timeout=timeout))
+        yield Parallelism(section, device, shape, context, saving, mesh)
+
+
+def run_recipe(recipe: Recipe, folder: RunFolder, parallel: Parallelism, choices: ResumeChoices) -> None:
     """Build, take up the newest checkpoint, and train; the folder is held."""
-    stored = find_checkpoint(recipe, folder, peers, choices)
+    on_first = parallel.context.run_on_rank0
+    stored = find_checkpoint(recipe, folder, parallel, choices)
     first_step = 1 if stored is None else stored.step + 1
-    peers.context.run_on_rank0(lambda: count_restart(folder.path, first_step - 1))
-    trainer = build_trainer(recipe, folder, first_step=first_step, peers=peers)
+    on_first(lambda: count_restart(folder.path, first_step - 1))
+    trainer = build_trainer(recipe, folder, first_step=first_step, parallel=parallel)
     try:
         if stored is not None:
-            trainer.restore(peers.read(stored, trainer.snapshot().tensors), choices)
+            restore(trainer, parallel.read_checkpoint(stored, trainer.snapshot().tensors), choices)
         if trainer.step > trainer.recipe.train.num_steps:
             steps = trainer.step, trainer.recipe.train.num_steps
             _log.warning("%s: is at step %d, beyond the %d of this recipe; nothing is trained", folder.path, *steps)
-        trainer.epoch, trainer.position = place_data(trainer.feed, (trainer.epoch, trainer.position), choices)
-        peers.context.run_on_rank0(lambda: keep_rows(folder, trainer.feed.manifest, stored))
-        peers.context.run_on_rank0(lambda: folder.write_recipe(recipe))
-        with stop_on_signals(trainer), closing(trainer.saver):
+        trainer.epoch, trainer.position = resolve_position(trainer.feed, (trainer.epoch, trainer.position), choices)
+        on_first(lambda: keep_rows(folder, trainer.feed.manifest, stored))
+        on_first(lambda: folder.write_recipe(recipe))
+        trainer.stepper.limits.tighten(on_first(lambda: read_notes(folder.path, after_step=trainer.step)))
+        with stop_on_signals(trainer.stepper.agreement), closing(trainer.saver):
+            run_preflight(trainer)
             trainer.run()
-    except LoneMisfit as found:
-        stop_to_halve(found, trainer.stepper.limits, folder.path, step=trainer.step + 1, rank=peers.rank)
+    except FatalOom as found:
+        rank = parallel.context.rank
+        stop_to_halve(found, trainer.stepper.limits, folder.path, step=trainer.step + 1, rank=rank)
     except OutOfMemoryError as error:
         stop_short(error, step=trainer.step + 1)
     finally:
@@ -88,70 +117,56 @@ def run_recipe(recipe: Recipe, folder: RunFolder, peers: Peers, choices: ResumeC
             tracker.close()
 
 
-def build_trainer(recipe: Recipe, folder: RunFolder, *, first_step: int, peers: Peers | None = None) -> Trainer:
-    """Everything a run needs, fresh; a checkpoint is restored into it afterwards. `peers` None: one process."""
-    peers = peers or Peers(RankAssignment(num_shares=recipe.parallel.data or 1), zero=recipe.parallel.zero)
-    device = pick_device(recipe.train.device)
-    peers.context.run_on_rank0(lambda: make_class_images(recipe))
-    feed = build_feed(recipe, bad_clips=folder.bad_clips, assignment=peers.shares, is_first=peers.is_first)
-    recipe = settle_length(recipe, feed.manifest, feed.policy, num_ranks=peers.shares.num_shares)
-    optim, settings = recipe.optim, recipe.train
+def build_trainer(
+    recipe: Recipe, folder: RunFolder, *, first_step: int, parallel: Parallelism | None = None
+) -> Trainer:
+    """Everything a run needs, fresh; a checkpoint is restored into it afterwards. `parallel` None: one process."""
+    parallel = parallel or Parallelism(recipe.parallel, pick_device(recipe.train.device))
+    context, device, num_shares = parallel.context, parallel.device, parallel.assignment.num_shares
+    context.run_on_rank0(lambda: make_class_images(recipe))
+    feed = build_feed(recipe, bad_clips=folder.bad_clips, assignment=parallel.assignment, is_first=context.is_first)
+    recipe = resolve_num_steps(recipe, feed.manifest, feed.policy, num_ranks=num_shares)
+    settings = recipe.train
     if settings.side_by_side is True:
         _log.warning("train.side_by_side is true, which has no effect any more; remove it from the recipe")
-    built = build_task(recipe, feed.manifest.column("caption").to_list(), device, peers.share_text)
-    freeze_parameters(built.task.model, optim.trainable, optim.frozen)
-    if recipe.task == "denoiser":
-        task = unwrap(built.task)
-        peers.share_tokens(task.denoiser)
-        if not task.trains_text and not task.independent_dropout and recipe.inversion is None:
-            task.known = take_text(feed, task.null_text, task.scaling)
-    peers.split_model(built.task.model, built.blocks)
-    trainable = {name: value for name, value in built.task.model.named_parameters() if value.requires_grad}
-    master = None
-    if any(value.dtype != torch.float32 for value in trainable.values()):
-        master = MasterWeights(trainable)
-        trainable = master.params
-    # Decay would pull a single number beside the model, a log-variance, to 0.
-    undecayed = [GroupSection(match=name, weight_decay=0.0) for name, value in built.beside.items() if value.ndim == 0]
-    groups = (*built.rates, *undecayed, *optim.groups)
-    optimizer = build_optimizer(
-        {**trainable, **built.beside}.items(),
-        optim.model_copy(update={"groups": groups}),
-        hidden_matrices(built.task.model),
+    precision = Precision(settings.precision, settings.weights_precision, recipe.parallel.gather)
+    task = build_task(recipe, feed, parallel, precision)
+    if isinstance(task, DenoiserTask) and task.text_table is not None:
+        feed = without_text(feed)
+    parallel.shard_model(task.networks[MODEL], task.blocks, precision)
+    rate = build_rate(recipe, num_shares=num_shares)
+    updates = [
+        build_update(
+            phase, task.networks[phase.network], settings, scale_rate(rate, phase.optim.lr / recipe.optim.lr), parallel
+        )
+        for phase in task.phases(recipe.optim)
+    ]
+    # Norms of a discriminator and the balance of its gradient are those of what is computed at once.
+    remark = "the discriminator judges the pieces apart" if task.statistics else ""
+    agreement = Agreement(parallel, digest_value(recipe.model_dump(mode="json"))[:12])
+    limits = BatchLimits(settings.oom_split, remark=remark)
+    stepper = Stepper(updates, parallel, agreement, precision, limits, task.statistics)
+    tracked = TrackedRun(folder.path, recipe.name, first_step, recipe.model_dump(mode="json"), recipe.run.tracking)
+    names = recipe.run.trackers if context.is_first else ()
+    profile = settings.profile if context.is_first else None
+    return Trainer(
+        recipe,
+        folder,
+        task,
+        stepper,
+        feed,
+        trackers=build_trackers(names, tracked, metrics=folder.metrics, tensorboard=folder.tensorboard),
+        saver=Saver(
+            folder.checkpoints,
+            settings.keep,
+            in_background=settings.async_save,
+            collective=parallel.saving,
+            # The copy of a save in the background may fail while steps go on; the next step tells all ranks.
+            on_error=agreement.note_failure,
+        ),
+        samples=build_samples(recipe, task, folder.samples),
+        profiler=StepProfiler(profile, folder.path / "profile", device.type == "cuda"),
     )
-    peers.split_optimizer(optimizer)
-    if optim.offload:
-        apply_offload(optimizer, device)
-    allocate_state(optimizer)  # so that the checkpoint of step 0 is like every other
-    ema = EMA(trainable, settings.ema) if settings.ema else None
-    lr_at = build_rate(recipe, num_shares=peers.shares.num_shares)
-    plain = Stepper(
-        built.task,
-        optimizer,
-        ema,
-        lr_at,
-        optim.clip_norm,
-        device.type,
-        settings.precision == "bf16",
-        fade=FadingLimit(optim.clip_norm, optim.clip_fade) if optim.clip_fade and optim.clip_norm else None,
-        guard=SpikeGuard(optim.skip_spikes) if optim.skip_spikes else None,
-        fp16=settings.precision == "fp16",
-        scaler=build_loss_scale(settings),
-        master=master,
-        peers=peers,
-        limits=BatchLimits(settings.oom_split),
-    )
-    stepper: AnyStepper = plain
-    if isinstance(built.task, AutoencoderTask) and recipe.autoencoder.discriminator is not None:
-        stepper = add_discriminator(plain, recipe, built.task, lr_at, build_loss_scale(settings))
-    samples = build_samples(recipe, built.task, folder.samples)
-    config = recipe.model_dump(mode="json")
-    tracked = TrackedRun(folder.path, recipe.name, first_step, config, recipe.run.tracking)
-    names = recipe.run.trackers if peers.is_first else ()
-    trackers = build_trackers(names, tracked, metrics=folder.metrics, tensorboard=folder.tensorboard)
-    profile = settings.profile if peers.is_first else None
-    profiler = StepProfiler(profile, folder.path / "profile", device.type == "cuda")
-    return Trainer(recipe, folder, built, stepper, feed, trackers, samples, profiler=profiler, peers=peers)
 
 
 def build_rate(recipe: Recipe, *, num_shares: int = 1) -> Callable[[int], float]:
@@ -161,19 +176,22 @@ def build_rate(recipe: Recipe, *, num_shares: int = 1) -> Callable[[int], float]
     return lambda step: rate * factor(step - 1)
 
 
-def build_loss_scale(settings: TrainSection) -> LossScale | None:
-    """That of the recipe; fp16 has a dynamic one in any case."""
-    section = settings.loss_scale or (LossScaleSection() if settings.precision == "fp16" else None)
-    return None if section is None else LossScale(section)
+def scale_rate(rate: Callable[[int], float], share: float) -> Callable[[int], float]:
+    return lambda step: share * rate(step)
 
 
 @contextmanager
-def stop_on_signals(trainer: Trainer) -> Iterator[None]:
-    """The first SIGINT or SIGTERM lets the step finish and saves; a second one ends the process at once."""
+def stop_on_signals(agreement: Agreement) -> Iterator[None]:
+    """The first SIGINT or SIGTERM lets the step finish and saves; a second one ends the process at once.
+
+    Handlers are restored afterwards; off the main thread, which alone may have them, none are set.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
 
     def request_stop(number: int, frame: FrameType | None) -> None:
-        trainer.stop_signal = number
-        trainer.peers.ask_to_stop(number)
+        agreement.request_stop(number)
         signal.signal(number, signal.SIG_DFL)
 
     before = {number: signal.signal(number, request_stop) for number in (signal.SIGINT, signal.SIGTERM)}
@@ -181,4 +199,4 @@ def stop_on_signals(trainer: Trainer) -> Iterator[None]:
         yield
     finally:
         for number, handler in before.items():
-            signal.signal(number, handler)
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)

@@ -107,8 +107,8 @@ def _find_in_folder(folder: Path, kind: str) -> WeightFiles:
     if sets := _list_sets(folder):
         choice = [one for one in sets if one.stem in _USUAL] or sets
         if len(choice) > 1:
-            names = ", ".join(one.path.name for one in choice)
-            raise CheckpointError(f"{folder}: holds several sets of weights ({names}); name the file itself")
+            listing = ", ".join(one.path.name for one in choice)
+            raise CheckpointError(f"{folder}: holds several sets of weights ({listing}); name the file itself")
         config = read_config(folder) if (folder / CONFIG).is_file() else {}
         return WeightFiles(choice[0].path, choice[0].files, config)
     names = _PARTS.get(kind) or [name for parts in _PARTS.values() for name in parts]

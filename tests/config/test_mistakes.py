@@ -336,7 +336,7 @@ MISTAKES = [
         "objective.distribution is uniform",
         "set kind: flow",
     ),
-    more("v setting with flow", "objective: {min_snr_gamma: 5}", "objective.min_snr_gamma is 5.0", "set kind: v"),
+    more("v setting with flow", "objective: {min_snr_gamma: 5}", "objective.min_snr_gamma is 5,", "set kind: v"),
     more(
         "validation on training rows",
         "validation: {where: {split: train}}",

@@ -20,7 +20,7 @@ from frameloom.checkpoint.resharding import read_own
 from frameloom.checkpoint.writer import Saver
 from frameloom.core.errors import FrameloomError
 from frameloom.core.random import stream
-from frameloom.distributed.context import ProcessGroupCollective
+from frameloom.distributed.context import Collective
 from tests.faults.injection import VARIABLE
 
 SHAPES = {"weight": (7, 300), "row": (1, 40), "bias": (5,), "scale": (), "empty": (0, 4), "table": (50, 60)}
@@ -56,7 +56,7 @@ def split(whole: Tensors, how: str, rank: int, world: int) -> Tensors:
     }
 
 
-def write(job: Mapping[str, Any], collective: ProcessGroupCollective) -> dict[str, Any]:
+def write(job: Mapping[str, Any], collective: Collective) -> dict[str, Any]:
     """Two steps; training goes on at once, in place."""
     saver = Saver(Path(job["root"]), 5, in_background=job["in_background"], collective=collective)
     for step in (1, 2):
@@ -69,7 +69,7 @@ def write(job: Mapping[str, Any], collective: ProcessGroupCollective) -> dict[st
     return {"steps": list_steps(Path(job["root"]))}
 
 
-def read(job: Mapping[str, Any], collective: ProcessGroupCollective) -> dict[str, Any]:
+def read(job: Mapping[str, Any], collective: Collective) -> dict[str, Any]:
     """Whether each part read is the part of the whole, how many numbers were read, and which step it was."""
     stored = find_latest(Path(job["root"]), collective, set_aside=True)
     assert stored is not None
@@ -95,7 +95,7 @@ def to_local(value: Tensor) -> Tensor:
     return value.to_local() if isinstance(value, DTensor) else value
 
 
-def fail(job: Mapping[str, Any], collective: ProcessGroupCollective) -> dict[str, Any]:
+def fail(job: Mapping[str, Any], collective: Collective) -> dict[str, Any]:
     """The save of step 2 fails on one process; the next one does not."""
     os.environ[VARIABLE] = json.dumps([{"point": "save", "rank": 1, "step": 2, "message": "the disk is gone"}])
     root, noted = Path(job["root"]), []
@@ -116,7 +116,7 @@ def fail(job: Mapping[str, Any], collective: ProcessGroupCollective) -> dict[str
     return {"told": told, "noted": len(noted), "names": names, "steps": list_steps(root)}
 
 
-def look_elsewhere(job: Mapping[str, Any], collective: ProcessGroupCollective) -> dict[str, Any]:
+def look_elsewhere(job: Mapping[str, Any], collective: Collective) -> dict[str, Any]:
     """One process has another disk under the same name."""
     root = Path(job["root"]) if collective.rank == 0 else Path(job["root"]) / "elsewhere"
     told = []
@@ -133,7 +133,7 @@ def look_elsewhere(job: Mapping[str, Any], collective: ProcessGroupCollective) -
     return {"told": told, "steps": list_steps(Path(job["root"]))}
 
 
-ACTS: dict[str, Callable[[Mapping[str, Any], ProcessGroupCollective], dict[str, Any]]] = {
+ACTS: dict[str, Callable[[Mapping[str, Any], Collective], dict[str, Any]]] = {
     "write": write,
     "read": read,
     "fail": fail,
@@ -145,7 +145,7 @@ def run_saving(job: Mapping[str, Any], rank: int) -> None:
     limit = timedelta(seconds=60)
     dist.init_process_group("gloo", timeout=limit)
     try:
-        found = ACTS[job["act"]](job, ProcessGroupCollective(dist.new_group(backend="gloo", timeout=limit)))
+        found = ACTS[job["act"]](job, Collective(dist.new_group(backend="gloo", timeout=limit)))
     finally:
         dist.destroy_process_group()
     Path(job["out"]).mkdir(parents=True, exist_ok=True)

@@ -13,7 +13,14 @@ from torch.distributed.tensor import DTensor
 
 from frameloom.config.schema.optim import OptimSection
 from frameloom.core.random import stream
-from frameloom.distributed.fsdp import add_up_gradients, choose_owners, scale_gradients, split_state, split_weights
+from frameloom.distributed.fsdp import (
+    add_up_gradients,
+    apply_fsdp,
+    choose_owners,
+    match_fsdp_rounding,
+    scale_gradients,
+    shard_state,
+)
 from frameloom.training.optim.optimizer import (
     allocate_state,
     build_optimizer,
@@ -21,7 +28,6 @@ from frameloom.training.optim.optimizer import (
     params_by_name,
     trained_names,
 )
-from frameloom.training.peers import Peers
 
 
 @pytest.fixture
@@ -66,7 +72,7 @@ def test_a_process_keeps_state_of_its_own_weights_alone(group, name):
     """Number 1 of two; the sending that follows a step is left out, as there is nobody to send to."""
     params = dict(zip("abcd", make_params((6, 4), (6, 4), (6,), (6,)), strict=True))
     optimizer = build_optimizer(params.items(), OptimSection(name=name, lr=1e-2), {"a", "b"})
-    split_state(optimizer, params_by_name(optimizer), group, index=1, ranks=[0, 0], allocate=allocate_state)
+    shard_state(optimizer, params_by_name(optimizer), group, index=1, ranks=[0, 0], allocate=allocate_state)
     own = trained_names(optimizer)
     assert 0 < len(own) < 4
     held = {key.partition(".")[2] for key in optimizer_tensors(optimizer, own) if "." in key}
@@ -76,7 +82,7 @@ def test_a_process_keeps_state_of_its_own_weights_alone(group, name):
 def test_more_processes_than_weights_leave_some_without_state(group):
     params = dict(zip("ab", make_params((6, 4), (6,)), strict=True))
     optimizer = build_optimizer(params.items(), OptimSection(lr=1e-2))
-    split_state(optimizer, params_by_name(optimizer), group, index=3, ranks=[0, 0, 0, 0], allocate=allocate_state)
+    shard_state(optimizer, params_by_name(optimizer), group, index=3, ranks=[0, 0, 0, 0], allocate=allocate_state)
     assert trained_names(optimizer) == [] and optimizer_tensors(optimizer, []) == {}
 
 
@@ -113,11 +119,10 @@ def gradients(model: nn.Module) -> list[Tensor]:
     return [grad.full_tensor() if isinstance(grad, DTensor) else grad for grad in grads]
 
 
-def test_one_process_adds_gradients_in_the_order_of_split_weights(group):
+def test_one_process_adds_gradients_in_the_order_of_apply_fsdp(group):
     split, alone, plain = SmallModel(), SmallModel(), SmallModel()
-    split_weights(split, list(split.blocks), DeviceMesh.from_group(group, "cpu"), keep_gathered=False)
-    Peers(zero=3).split_model(alone, list(alone.blocks))
-    Peers().split_model(plain, list(plain.blocks))
+    apply_fsdp(split, list(split.blocks), DeviceMesh.from_group(group, "cpu"), keep_gathered=False)
+    match_fsdp_rounding(alone, list(alone.blocks))
     wanted = gradients(split)
     assert all(map(torch.equal, gradients(alone), wanted))
     assert not all(map(torch.equal, gradients(plain), wanted)), "the order makes no difference here: nothing is tested"

@@ -39,7 +39,7 @@ def test_a_resume_that_forgets_its_position_is_noticed(tmp_path, monkeypatch, ca
 
 def test_a_vote_that_ignores_claims_is_noticed(tmp_path, monkeypatch):
     """The control: a count that always agrees."""
-    count = simulation.count_votes
-    monkeypatch.setattr(simulation, "count_votes", lambda total, ranks, names: count([0.0] * len(total), ranks, names))
+    check = simulation.check_words
+    monkeypatch.setattr(simulation, "check_words", lambda total, ranks: check([0.0] * len(total), ranks))
     scenario = Scenario(sizes=(64,), num_rows=20_000, num_steps=50, failures=0.0, dissents=0.2)
     assert "the vote says True" in simulate(scenario, tmp_path).problems[0]

@@ -29,12 +29,12 @@ from frameloom.core.errors import DataError, FrameloomError, PeerFailed
 from frameloom.distributed import context, fsdp
 from frameloom.distributed.ranks import read_ranks
 from frameloom.training import caching
-from frameloom.training import peers as run_peers
+from frameloom.training import step as steps
 from frameloom.training import text_sharing as encoders
 from frameloom.training.loop import Trainer
 from frameloom.training.run.folder import RunFolder
 from frameloom.training.tasks import build as tasks
-from frameloom.training.train import build_trainer, train
+from frameloom.training.train import build_trainer, join_ranks, train
 from tests.distributed.saving import run_saving
 from tests.faults.injection import install
 
@@ -80,12 +80,12 @@ def run_steps(job: Mapping[str, Any], rank: int) -> None:
     """Build a trainer, take some steps, and put down what was read, lost, sent and learnt."""
     recipe = load_recipe(job["recipe"], job["overrides"])
     folder = RunFolder(Path(job["out"]))
-    with run_peers.join_peers(recipe, read_ranks()) as peers:
+    with join_ranks(recipe, read_ranks()) as parallel:
         FAULTS[job["fault"]](rank)
-        peers.context.run_on_rank0(lambda: folder.path.mkdir(parents=True, exist_ok=True))
-        trainer = build_trainer(recipe, folder, first_step=1, peers=peers)
+        parallel.context.run_on_rank0(lambda: folder.path.mkdir(parents=True, exist_ok=True))
+        trainer = build_trainer(recipe, folder, first_step=1, parallel=parallel)
         found = take_steps(trainer, job["steps"])
-        tensors = peers.collect(trainer.snapshot().tensors)
+        tensors = parallel.gather_tensors(trainer.snapshot().tensors)
         held = sum(tensor.nbytes for tensor in local_optimizer_tensors(trainer))
         for tracker in trainer.trackers:
             tracker.close()
@@ -118,14 +118,13 @@ def take_steps(trainer: Trainer, steps: int) -> dict[str, Any]:
     """Values of each step, the rows that this process read for it (fillers left out), and what was sent."""
     found: dict[str, Any] = {"values": [], "rows": [], "sent": {}}
     for batches, planned in trainer.feed.steps(trainer.epoch, trainer.position, trainer.recipe.train.accumulate):
-        trainer.peers.begin(trainer.step + 1, planned)
         # Counting slows every operation down, and one step is like another.
         with Sent() if trainer.step == 1 else nullcontext() as sent:
-            found["values"].append(trainer.take_step(batches).values)
+            found["values"].append(trainer.take_step(batches, planned).values)
         if sent is not None:
             found["sent"] = dict(sent.counts)
         found["rows"].append([int(row) for batch in batches if not batch.is_filler for row in batch.rows])
-        trainer.feed.bad_clips.add_clips(trainer.peers.take_bad_clips(batches))
+        trainer.feed.bad_clips.add(trainer.stepper.agreement.gather_bad_clips(batches))
         trainer.epoch, trainer.position = planned.position
         if trainer.step == steps:
             return found
@@ -148,56 +147,51 @@ def run_whole(job: Mapping[str, Any], rank: int) -> None:
     (out / f"outcome-{rank}").write_text(outcome)
 
 
-RIGHT_SUM, RIGHT_STEP, RIGHT_WRITE = fsdp.add_up_gradients, Trainer.take_step, store.write_digested
-RIGHT_SPLIT, RIGHT_GROUP = run_peers.MeshPeers.split_model, run_peers.join_sequence_group
+RIGHT_SYNC, RIGHT_STEP, RIGHT_WRITE = steps.sync_gradients, Trainer.take_step, store.write_digested
+RIGHT_GROUP = tasks.join_sequence_group
 
 
 def put_right(rank: int) -> None:
-    run_peers.add_up_gradients, Trainer.take_step, store.write_digested = RIGHT_SUM, RIGHT_STEP, RIGHT_WRITE
-    run_peers.MeshPeers.split_model, run_peers.join_sequence_group = RIGHT_SPLIT, RIGHT_GROUP  # type: ignore[method-assign]
+    steps.sync_gradients, Trainer.take_step, store.write_digested = RIGHT_SYNC, RIGHT_STEP, RIGHT_WRITE  # type: ignore[method-assign]
+    tasks.join_sequence_group = RIGHT_GROUP
 
 
 def scale_gradients_wrongly(rank: int) -> None:
     """What averaging instead of adding up would do with two processes."""
 
-    def average(params: Any, group: Any) -> None:
-        RIGHT_SUM(params, group)
+    def average(params: Any, num_ranks: int, factor: float) -> None:
+        RIGHT_SYNC(params, num_ranks, factor)
         fsdp.scale_gradients([param for param in params if not isinstance(param, DTensor)], 0.5)
 
-    run_peers.add_up_gradients = average  # type: ignore[assignment]
+    steps.sync_gradients = average  # type: ignore[assignment]
 
 
 def average_shards(rank: int) -> None:
     """FSDP's mean over processes, taken for a sum."""
-
-    def split_model(peers: run_peers.MeshPeers, *args: Any) -> None:
-        peers._split_factor = 1.0
-        RIGHT_SPLIT(peers, *args)
-
-    run_peers.MeshPeers.split_model = split_model  # type: ignore[method-assign]
+    steps.sync_gradients = lambda params, num_ranks, factor: RIGHT_SYNC(params, 1, factor)
 
 
 def count_clips_twice(rank: int) -> None:
     """What a clip's gradient would be if its parts were scaled for a mean, and then added up."""
-    run_peers.join_sequence_group = lambda group, *, reduction: RIGHT_GROUP(group, reduction="mean")  # type: ignore[assignment]
+    tasks.join_sequence_group = lambda group, *, reduction: RIGHT_GROUP(group, reduction="mean")  # type: ignore[assignment]
 
 
 def at_step(step: int, rank: int, act: Callable[[Trainer], object], this: int) -> None:
     """Do something on one process before it takes a step."""
 
     @functools.wraps(RIGHT_STEP)
-    def take_step(trainer: Trainer, batches: Any) -> Any:
+    def take_step(trainer: Trainer, batches: Any, planned: Any = None) -> Any:
         if trainer.step + 1 == step and this == rank:
             act(trainer)
-        return RIGHT_STEP(trainer, batches)
+        return RIGHT_STEP(trainer, batches, planned)
 
     Trainer.take_step = take_step  # type: ignore[method-assign]
 
 
 def spoil_losses(trainer: Trainer) -> None:
-    task = trainer.built.task
-    losses = task.losses
-    task.losses = lambda batch: (losses(batch)[0] * torch.nan, {})  # type: ignore[method-assign]
+    phase = trainer.stepper.updates[0].phase
+    losses = phase.losses
+    object.__setattr__(phase, "losses", lambda *given: (losses(*given)[0] * torch.nan, {}))
 
 
 def fail_to_read(trainer: Trainer) -> None:
@@ -237,11 +231,10 @@ def run_encoders(job: Mapping[str, Any], rank: int) -> None:
     captions = [f"a {colour} circle moves {way}" for colour in ("red", "blue") for way in ("left", "up")]
     captions = captions * 5 if rank == 0 else captions[: rank + 1]
     made = [build_text_encoder("t5", max_length=16, path=job["t5"], options={"precision": "fp32"}) for _ in range(3)]
-    with run_peers.join_peers(recipe, read_ranks()) as peers:
-        assert isinstance(peers, run_peers.MeshPeers)
-        host, parts = context.join_host(), context.build_mesh("cpu", encoders=peers.num_ranks)
-        once = encoders.OnceEncoder(made[0], peers.device, host, owner=1)
-        split = encoders.SplitEncoder(made[1], peers.device, parts)
+    with join_ranks(recipe, read_ranks()) as parallel:
+        host, parts = context.join_host(), context.build_mesh("cpu", encoders=parallel.context.size)
+        once = encoders.OnceEncoder(made[0], parallel.device, host, owner=1)
+        split = encoders.SplitEncoder(made[1], parallel.device, parts)
         found = {"once": once.encode(captions), "split": split.encode(captions)}
     alone = made[2].encode(captions)
     whole = sum(weight.numel() for weight in made[2].load().parameters())
@@ -267,13 +260,15 @@ def run_layers(job: Mapping[str, Any], rank: int) -> None:
     captions = [f"a {colour} circle moves {way}" for colour in ("red", "blue") for way in ("left", "up")]
     captions = captions * 5 if rank == 0 else ["the camera follows a small boat", captions[1]]
     result: dict[str, Any] = {}
-    with run_peers.join_peers(recipe, read_ranks()) as peers:
+    with join_ranks(recipe, read_ranks()) as parallel:
         for kind, folder in job["encoders"].items():
             own, whole, half = (
                 build_text_encoder(kind, max_length=16, path=folder, options={"precision": precision})
                 for precision in ("fp32", "fp32", "bf16")
             )
-            split, split_half = (peers.share_text(TextPipeline([encoder])).encoders[0] for encoder in (own, half))
+            split, split_half = (
+                encoders.share_text(TextPipeline([encoder]), parallel).encoders[0] for encoder in (own, half)
+            )
             alone, states = whole.encode(captions), split.encode(captions)
             result[kind] = {
                 "share": count_weights(own.load()) / count_weights(whole.load()),

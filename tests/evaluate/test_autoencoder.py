@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from frameloom.builders.vae import Cuts, VAEChoice, check_frames, cut_vae, load_vae, usable_frames
+from frameloom.builders.vae import check_frames, load_vae, use_policy
 from frameloom.core.errors import CheckpointError, ConfigError, DataError
 from frameloom.data.loading.clip_view import ClipView, list_clips
 from frameloom.data.media.decode import probe_clip, read_clip
@@ -27,14 +27,14 @@ from frameloom.evaluate.autoencoder import (
     report_statistics,
 )
 from frameloom.evaluate.pair_metrics import build_measures
-from frameloom.models.vaes.base import VideoVAE
+from frameloom.models.vaes.base import EncodePolicy, VideoVAE
 
 MEASURES = build_measures(["psnr"])
 
 
 @pytest.fixture(scope="module")
 def vae() -> VideoVAE:
-    return load_vae(VAEChoice(name="wfvae", size="tiny")).model
+    return load_vae(name="wfvae", size="tiny").model
 
 
 @pytest.fixture(scope="module")
@@ -118,24 +118,24 @@ def test_names_that_would_meet_are_told_apart() -> None:
 
 
 def test_pieces_give_the_same_clip_and_tiles_nearly() -> None:
-    whole = load_vae(VAEChoice(name="wfvae", size="tiny"))
-    cut = cut_vae(load_vae(VAEChoice(name="wfvae", size="tiny")), Cuts(chunk_frames=4))
+    whole = load_vae(name="wfvae", size="tiny")
+    cut = use_policy(load_vae(name="wfvae", size="tiny"), EncodePolicy(chunk_frames=4))
     pixels = torch.rand(1, 3, 13, 32, 32, generator=torch.Generator().manual_seed(0)) * 2 - 1
     expected = reconstruct(whole.model, pixels)
     torch.testing.assert_close(reconstruct(cut, pixels), expected, rtol=0, atol=1e-5)
-    tiled = cut_vae(whole, Cuts(tile_px=16, tile_overlap=0.5))
+    tiled = use_policy(whole, EncodePolicy(tile_px=16, tile_overlap=0.5))
     assert not torch.allclose(reconstruct(tiled, pixels), expected, rtol=0, atol=1e-5)
 
 
 def test_an_autoencoder_without_exact_pieces_names_its_own_settings() -> None:
-    loaded = load_vae(VAEChoice(name="dc_ae", size="tiny"))
+    loaded = load_vae(name="dc_ae", size="tiny")
     with pytest.raises(ConfigError, match="--set temporal_tiling"):
-        cut_vae(loaded, Cuts(chunk_frames=8))
-    assert [usable_frames(loaded.model, count) for count in (1, 2, 7, 8, 15)] == [1, 1, 1, 8, 12]
+        use_policy(loaded, EncodePolicy(chunk_frames=8))
+    assert [loaded.model.usable_frames(count) for count in (1, 2, 7, 8, 15)] == [1, 1, 1, 8, 12]
 
 
 def test_lengths_are_those_that_come_back(vae: VideoVAE) -> None:
-    assert [usable_frames(vae, count) for count in (1, 4, 5, 16, 17)] == [1, 1, 5, 13, 17]
+    assert [vae.usable_frames(count) for count in (1, 4, 5, 16, 17)] == [1, 1, 5, 13, 17]
     check_frames(vae, 17)
     with pytest.raises(ConfigError, match="takes 13 or 17"):
         check_frames(vae, 16)
@@ -143,12 +143,12 @@ def test_lengths_are_those_that_come_back(vae: VideoVAE) -> None:
 
 def test_an_autoencoder_that_is_not_told_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="which autoencoder"):
-        load_vae(VAEChoice())
+        load_vae()
     with pytest.raises(CheckpointError, match="no such file"):
-        load_vae(VAEChoice(weights=tmp_path / "gone"))
+        load_vae(tmp_path / "gone")
     (tmp_path / "model.safetensors").write_bytes(b"")
     with pytest.raises(ConfigError, match="--name"):
-        load_vae(VAEChoice(weights=tmp_path / "model.safetensors"))
+        load_vae(tmp_path / "model.safetensors")
 
 
 def test_statistics_of_a_set_skip_bad_clips(vae: VideoVAE, clips: Path) -> None:

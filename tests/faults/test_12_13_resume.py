@@ -6,6 +6,8 @@ from collections import Counter
 
 import pytest
 
+from frameloom.training.run.resuming import restore
+from frameloom.training.step import Stepper
 from frameloom.training.train import train
 from tests.faults.runs import digests, metrics, stop_after
 from tests.faults.trainers import copy, go_on, is_equal
@@ -25,7 +27,7 @@ def test_resuming_at_every_step_gives_the_same_next_step(start, tally):
     other = start()  # its own weights and optimizer, used by no step so far
     for step in (*range(STEPS - 1, -1, -1), 7):
         tally.inject()
-        other.restore(copy(states[step]))
+        restore(other, copy(states[step]))
         ((values, rows, state),) = go_on(other, 1)
         assert (values, rows) == whole[step][:2] and is_equal(state, states[step + 1])
     assert not is_equal(states[3], states[4])
@@ -36,8 +38,8 @@ def test_without_the_optimizer_the_next_step_would_differ(start, monkeypatch):
     trainer = start()
     whole = go_on(trainer, 4)
     other = start()
-    monkeypatch.setattr(other.stepper, "load", lambda tensors: None)
-    other.restore(copy(whole[2][2]))
+    monkeypatch.setattr(Stepper, "load", lambda *given: None)
+    restore(other, copy(whole[2][2]))
     ((_, rows, state),) = go_on(other, 1)
     assert rows == whole[3][1] and not is_equal(state, whole[3][2])
 
@@ -65,7 +67,7 @@ def test_every_sample_comes_once_an_epoch_however_often_the_run_resumes(start, t
     for steps in (1, 2, 1, 3, 1, length - 8, length):
         if state is not None:
             trainer = start()
-            trainer.restore(state)
+            restore(trainer, state)
             tally.inject()
         part = go_on(trainer, steps)
         rows += [found for _, found, _ in part]

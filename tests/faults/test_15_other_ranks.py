@@ -58,15 +58,10 @@ def test_one_two_and_one_rank_learn_what_one_does(warm, tally, world, zero, slot
 
 def train_with_half_gradients(words: list[str]) -> None:
     """`frameloom train` with gradients averaged over ranks where they should be added up."""
-    from frameloom.training import peers
+    from frameloom.training import step
 
-    add_up = peers.add_up_gradients
-
-    def average(params, group):
-        add_up(params, group)
-        peers.scale_gradients(params, 0.5)
-
-    peers.add_up_gradients = average
+    sync = step.sync_gradients
+    step.sync_gradients = lambda params, num_ranks, factor: sync(params, num_ranks, 0.5 * factor)
     run_command(["train", *words])
 
 

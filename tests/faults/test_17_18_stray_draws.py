@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from frameloom.training.loop import Trainer
+from frameloom.training.run.resuming import restore
 from frameloom.training.tasks import noising as draws
 from tests.faults.trainers import copy, go_on, has_equal_tensors
 
@@ -64,15 +64,9 @@ def test_another_seed_differs(start, tally_of):
 
 def test_a_resume_without_its_position_differs(start, monkeypatch, tally_of):
     whole = go_on(start(), 4)
-    restore = Trainer.restore
-
-    def forget(trainer: Trainer, checkpoint: object, *args: object, **more: object) -> None:
-        restore(trainer, checkpoint, *args, **more)
-        trainer.epoch, trainer.position = 0, 0
-
-    monkeypatch.setattr(Trainer, "restore", forget)
     other = start()
-    other.restore(copy(whole[1][2]))
+    restore(other, copy(whole[1][2]))
+    other.epoch, other.position = 0, 0
     assert [step[1] for step in go_on(other, 2)] != [step[1] for step in whole[2:]]
     tally_of(18).add()
 

@@ -24,23 +24,22 @@ STRUCK = (1, 7, 19)
 
 def poison(trainer: Trainer, source: str, value: float) -> Callable[[], None]:
     """Make the next steps' numbers not finite at one place; the result takes it back."""
-    task = trainer.built.task
+    task = trainer.task
     if source == "gradient":
         parameter = next(iter(task.model.parameters()))
         return parameter.register_hook(lambda gradient: torch.full_like(gradient, value)).remove
     name = {"loss": "losses", "latent": "_moments", "text": "_text"}[source]
-    right = getattr(task, name)
+    owner: object = trainer.stepper.updates[0].phase if source == "loss" else task
+    right = getattr(owner, name)
 
     def wrong(*args: object) -> object:
         found = right(*args)
-        if source == "loss":
-            return found[0] * value, found[1]
-        if source == "latent":
+        if source in ("loss", "latent"):
             return found[0] * value, found[1]
         return dataclasses.replace(found, tokens_BKD=found.tokens_BKD * value)
 
-    setattr(task, name, wrong)
-    return lambda: setattr(task, name, right)
+    object.__setattr__(owner, name, wrong)
+    return lambda: object.__setattr__(owner, name, right)
 
 
 @pytest.mark.parametrize("source", SOURCES)
@@ -87,11 +86,11 @@ def train_poisoned(words: list[str], source: str, rank: int, struck: list[int]) 
 
     take = Trainer.take_step
 
-    def take_poisoned(trainer: Trainer, batches: object) -> object:
+    def take_poisoned(trainer: Trainer, *given: object) -> object:
         is_struck = trainer.step + 1 in struck and int(os.environ["RANK"]) == rank
         heal = poison(trainer, source, math.nan) if is_struck else lambda: None
         try:
-            return take(trainer, batches)
+            return take(trainer, *given)
         finally:
             heal()
 

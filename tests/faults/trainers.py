@@ -24,8 +24,7 @@ def go_on(trainer: Trainer, steps: int) -> list[Taken]:
     """The next steps, as the loop takes them."""
     found: list[Taken] = []
     for batches, planned in trainer.feed.steps(trainer.epoch, trainer.position, trainer.recipe.train.accumulate):
-        trainer.peers.begin(trainer.step + 1, planned)
-        values = trainer.take_step(batches).values
+        values = trainer.take_step(batches, planned).values
         trainer.epoch, trainer.position = planned.position
         rows = [int(row) for batch in batches for row in batch.rows]
         found.append((values, rows, copy(trainer.snapshot())))

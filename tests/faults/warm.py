@@ -39,7 +39,6 @@ WARM = (
     "frameloom.checkpoint.writer",
     "frameloom.training.train",
     "frameloom.training.loop",
-    "frameloom.training.peers",
     "frameloom.training.train",
     "torchmetrics.functional.image",
     "transformers.models.bert.modeling_bert",

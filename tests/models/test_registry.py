@@ -117,8 +117,8 @@ def test_strides_and_causality_are_those_of_the_model(name: str) -> None:
         latent = model.encode(torch.empty(1, 3, frames, 2 * height, 3 * width)).mean_BCFHW
     assert (model.strides, model.causal) == (spec.strides, spec.causal)
     assert tuple(latent.shape[2:]) == (2 + spec.causal, 2, 3)
-    assert spec.accepts_frames(frames) and spec.accepts_frames(1)
-    assert not spec.accepts_frames(frames + 1) or time == 1
+    assert spec.lengths().accepts(frames) and spec.lengths().accepts(1)
+    assert not spec.lengths().accepts(frames + 1) or time == 1
 
 
 def test_specs_load_no_torch() -> None:

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from frameloom.config.schema.buckets import RatioTokensSection
-from frameloom.data.buckets.policy import Bucket, Clips, Draw, LengthRule, draw_weighted, nearest_values
+from frameloom.data.buckets.policy import Bucket, Clips, Draw, draw_weighted, nearest_values
 from frameloom.data.buckets.ratio_tokens import (
     CROP_WEIGHTS,
     DRAW_RATIO,
@@ -21,6 +21,7 @@ from frameloom.data.buckets.ratio_tokens import (
     first_heavy,
     list_divisors,
 )
+from frameloom.models.vaes.config import LengthRule
 from tests.parity.cases import ParityOutput, compare_facts, leave_out, pick_prefixed, table_runners
 
 Found = Iterator[tuple[str, Any, Any] | ParityOutput]

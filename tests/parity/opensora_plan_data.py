@@ -13,10 +13,11 @@ from numpy.typing import NDArray
 
 from frameloom.config.schema.buckets import GroupedSection
 from frameloom.data.buckets.grouped import PUBLISHED_GROUP_BATCHES, TOO_LONG, Grouped
-from frameloom.data.buckets.policy import UNUSED, Clips, Draw, LengthRule
+from frameloom.data.buckets.policy import UNUSED, Clips, Draw
 from frameloom.data.media.frames import Window, pick_start, resample_window, speed_up
 from frameloom.data.media.transforms import CenterCrop
 from frameloom.models.text.cleaning import clean_caption
+from frameloom.models.vaes.config import LengthRule
 from tests.parity.cases import ParityCase, ParityOutput, Runner, compare_facts, leave_out, table_runners
 
 Found = Iterator[tuple[str, Any, Any] | ParityOutput]

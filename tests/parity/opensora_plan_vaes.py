@@ -12,14 +12,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from frameloom.models.vaes.base import Moments
+from frameloom.models.layers.causal_conv import run_in_chunks
+from frameloom.models.layers.tiles import Cuts, Tiles
+from frameloom.models.layers.tiling import run_in_cuts
+from frameloom.models.vaes.base import EncodePolicy, Moments
 from frameloom.models.vaes.causal.config import CausalVAEConfig
-from frameloom.models.vaes.causal.model import CausalVAE, Tiling
+from frameloom.models.vaes.causal.model import CausalVAE
 from frameloom.models.vaes.causal.weights import load_original as load_causal
-from frameloom.models.vaes.wfvae.blocks import FrameStream
 from frameloom.models.vaes.wfvae.config import WFVAEConfig
 from frameloom.models.vaes.wfvae.model import WFVAE
-from frameloom.models.vaes.wfvae.wavelet import HaarJoin2D, HaarJoin3D, HaarSplit2D, HaarSplit3D
+from frameloom.models.vaes.wfvae.wavelet import Haar
 from frameloom.models.vaes.wfvae.weights import load_original as load_wfvae
 from tests.parity.cases import ParityCase, ParityOutput, Runner, compare
 from tests.parity.weights import find_weights
@@ -33,7 +35,8 @@ CAUSAL_TOLERANCE = 1e-4
 CAUSAL_TOLERANCE_NARROW = 3e-4
 HAAR_TOLERANCE = 3e-6
 
-Compute = Callable[[CausalVAE, Tensor], Tensor]
+Entry = dict[str, Any]
+Compute = Callable[[CausalVAE, Tensor, Entry], Tensor]
 Transform = Callable[[Tensor], Tensor]
 
 
@@ -121,13 +124,14 @@ class _WFVAEComparison:
         stride = self.model.strides[0]
         # The published sizes count coefficient frames, of which there is one for two pixel frames.
         encode_frames = -(-2 * entry["t_chunk_enc"] // stride) * stride
-        self.model.enable_chunking(encode_frames=encode_frames, decode_frames=entry["t_chunk_dec"])
+        chunk_frames = encode_frames if kind == "moments" else stride * entry["t_chunk_dec"]
+        self.model.use(EncodePolicy(chunk_frames=chunk_frames))
         try:
             if kind == "moments":
                 return self.model.encode_raw(self.case.inputs[entry["input"]].float())
             return self.model.decode(mean_BCFHW)
         finally:
-            self.model.disable_chunking()
+            self.model.use(EncodePolicy())
 
     def _encode(self, name: str) -> Tensor:
         if name not in self._encoded:
@@ -167,55 +171,53 @@ def run_causal(case: ParityCase) -> list[ParityOutput]:
 
 def _compare_causal(case: ParityCase, model: CausalVAE, name: str, tolerance: float) -> ParityOutput:
     source, _, kind = name.rpartition(".")
-    tiled: dict[str, Any] = (case.config.get("run") or {}).get(source, {})
+    tiled: Entry = (case.config.get("run") or {}).get(source, {})
     x_BCFHW = case.inputs.get(tiled.get("input", source))
     compute = (_OF_TILED if tiled else _OF_INPUT).get(kind)
     if x_BCFHW is None or compute is None:
         return ParityOutput(name, None, case.outputs[name], tolerance, "an output of a kind that this runner lacks")
-    if tiled:
-        model.enable_tiling(_read_tiling(tiled))
-    try:
-        return compare(name, compute(model, x_BCFHW.float()), case.outputs[name], tolerance)
-    finally:
-        model.disable_tiling()
+    return compare(name, compute(model, x_BCFHW.float(), tiled), case.outputs[name], tolerance)
 
 
-def _read_tiling(entry: dict[str, Any]) -> Tiling:
-    return Tiling(
-        sample_side=entry["tile_sample_min_size"],
-        sample_frames=entry["tile_sample_min_size_t"],
-        latent_side=entry["tile_latent_min_size"],
-        latent_frames=entry["tile_latent_min_size_t"],
-        overlap=entry["tile_overlap_factor"],
-    )
+def _encode(model: CausalVAE, pixels_BCFHW: Tensor, tiled: Entry) -> Tensor:
+    return run_in_cuts(model.encode_piece, pixels_BCFHW, _published_cuts(tiled, decoding=False))
 
 
-def _reconstruct(model: CausalVAE, pixels_BCFHW: Tensor) -> Tensor:
-    return model.decode(Moments.from_raw(model.encode_raw(pixels_BCFHW)).mode())
+def _decode(model: CausalVAE, latent_BCFHW: Tensor, tiled: Entry) -> Tensor:
+    return run_in_cuts(model.decode_piece, latent_BCFHW, _published_cuts(tiled, decoding=True))
 
 
-def _measure_encode_gap(model: CausalVAE, pixels_BCFHW: Tensor) -> Tensor:
-    """How far tiles are from the whole; the model is left without tiling."""
-    tiled = model.encode_raw(pixels_BCFHW)
-    model.disable_tiling()
-    return (tiled - model.encode_raw(pixels_BCFHW)).abs().max()
+def _published_cuts(entry: Entry, *, decoding: bool) -> Cuts:
+    """In time, pieces share one frame, which all but the first piece drop from their result; none fade."""
+    if not entry:
+        return Cuts()
+    shared = entry["tile_latent_min_size_t" if decoding else "tile_sample_min_size_t"] - 1
+    sides = [entry["tile_sample_min_size"], entry["tile_latent_min_size"]]
+    size, result = reversed(sides) if decoding else sides
+    overlap = entry["tile_overlap_factor"]
+    blend = int(result * overlap)
+    side = Tiles(size=size, stride=int(size * (1 - overlap)), keep=result - blend, blend=blend)
+    return Cuts((side, side), Tiles(size=shared, stride=shared, keep=2**31, blend=0), lead=1)
 
 
-def _measure_decode_gap(model: CausalVAE, pixels_BCFHW: Tensor) -> Tensor:
+def _reconstruct(model: CausalVAE, pixels_BCFHW: Tensor, tiled: Entry) -> Tensor:
+    return _decode(model, Moments.from_raw(_encode(model, pixels_BCFHW, tiled)).mode(), tiled)
+
+
+def _measure_encode_gap(model: CausalVAE, pixels_BCFHW: Tensor, tiled: Entry) -> Tensor:
+    """How far tiles are from the whole."""
+    return (_encode(model, pixels_BCFHW, tiled) - _encode(model, pixels_BCFHW, {})).abs().max()
+
+
+def _measure_decode_gap(model: CausalVAE, pixels_BCFHW: Tensor, tiled: Entry) -> Tensor:
     """The same for the decoder, from the mean that the tiled encoder gives."""
-    latent = model.encode(pixels_BCFHW).mode()
-    tiled = model.decode(latent)
-    model.disable_tiling()
-    return (tiled - model.decode(latent)).abs().max()
+    latent = Moments.from_raw(_encode(model, pixels_BCFHW, tiled)).mode()
+    return (_decode(model, latent, tiled) - _decode(model, latent, {})).abs().max()
 
 
-_OF_INPUT: dict[str, Compute] = {
-    "moments": CausalVAE.encode_raw,
-    "recon_mode": _reconstruct,
-    "decoded": CausalVAE.decode,
-}
+_OF_INPUT: dict[str, Compute] = {"moments": _encode, "recon_mode": _reconstruct, "decoded": _decode}
 _OF_TILED: dict[str, Compute] = {
-    "moments": CausalVAE.encode_raw,
+    "moments": _encode,
     "decoded_from_tiled_mean": _reconstruct,
     "max_abs_diff_moments_vs_untiled": _measure_encode_gap,
     "max_abs_diff_decoded_vs_untiled": _measure_decode_gap,
@@ -240,9 +242,9 @@ def _compare_haar(case: ParityCase, name: str) -> ParityOutput:
 
 def _compute_haar(case: ParityCase, name: str) -> Tensor | None:
     if name == "filters2d":
-        return HaarSplit2D().taps().flatten(1)
+        return Haar(in_time=False).taps().flatten(1)
     if name == "filters3d":
-        return HaarSplit3D().taps().flatten(1)
+        return Haar(in_time=True).taps().flatten(1)
     source, _, kind = name.rpartition(".")
     if source not in case.inputs or kind not in _KINDS:
         return None
@@ -257,21 +259,16 @@ def _compute_haar(case: ParityCase, name: str) -> Tensor | None:
 
 def _join_in_pieces(bands_BCFHW: Tensor) -> Tensor:
     """The inverse of one frame, then of two, then of all others."""
-    layer, stream = HaarJoin3D(), FrameStream()
-    results = []
-    for piece in bands_BCFHW.tensor_split((1, 3), dim=2):
-        if piece.shape[2]:
-            results.append(layer(piece, stream))
-            stream.is_first = False
-    return torch.cat(results, dim=2)
+    num_frames = bands_BCFHW.shape[2]
+    return run_in_chunks(Haar(in_time=True, inverse=True), bands_BCFHW, sorted({0, 1, min(3, num_frames), num_frames}))
 
 
 _KINDS: dict[str, tuple[Transform, Transform | None]] = {
-    "fwd2d": (HaarSplit2D(), None),
-    "fwd3d": (HaarSplit3D(), None),
-    "inv2d": (HaarSplit2D(), HaarJoin2D()),
-    "inv3d": (HaarSplit3D(), HaarJoin3D()),
-    "inv3d_cached_chunks": (HaarSplit3D(), _join_in_pieces),
+    "fwd2d": (Haar(in_time=False), None),
+    "fwd3d": (Haar(in_time=True), None),
+    "inv2d": (Haar(in_time=False), Haar(in_time=False, inverse=True)),
+    "inv3d": (Haar(in_time=True), Haar(in_time=True, inverse=True)),
+    "inv3d_cached_chunks": (Haar(in_time=True), _join_in_pieces),
 }
 
 

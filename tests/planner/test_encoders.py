@@ -11,6 +11,7 @@ from frameloom.config.loading.recipe import load_recipe
 from frameloom.config.schema.models import TextEncoderSection
 from frameloom.models.registry import get_vae
 from frameloom.models.text import minilm, t5
+from frameloom.models.vaes.base import EncodePolicy
 from frameloom.planner.costs import Shape, count_cells
 from frameloom.planner.devices import DEVICES, choose_device
 from frameloom.planner.encoders import EncodePlan, caption_cost, encoder_size, measure_encoder
@@ -39,7 +40,9 @@ def predict(name: str, batch: int, shape: Shape, mini_batch: int | None = None) 
         vae = family.build(family.sizes["tiny"])
     _, height, width = vae.strides
     num_cells = count_cells((vae.latent_frames(shape[0]), shape[1] // height, shape[2] // width))
-    return measure_encoder(vae, [shape], mini_batch=mini_batch).plan(batch, shape, num_cells, DEVICES["cpu"])
+    return measure_encoder(vae, [shape], policy=EncodePolicy(clips=mini_batch)).plan(
+        batch, shape, num_cells, DEVICES["cpu"]
+    )
 
 
 @pytest.mark.parametrize("name", CLIPS)

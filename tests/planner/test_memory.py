@@ -15,10 +15,10 @@ from frameloom.config.schema.recipe import Recipe
 from frameloom.core.errors import ConfigError
 from frameloom.core.random import stream
 from frameloom.models.text.base import TextStates
-from frameloom.planner.costs import measure_costs
+from frameloom.planner.costs import MetaDenoiser, measure_costs
 from frameloom.planner.devices import DEVICES, choose_device
 from frameloom.planner.estimate import RunPlan, plan_run
-from frameloom.planner.models import MetaDenoiser, build_meta_denoiser
+from frameloom.planner.models import build_meta_denoiser
 from frameloom.planner.table import format_plan, plan_json
 from frameloom.training.run.folder import RunFolder
 from frameloom.training.train import build_trainer
@@ -58,7 +58,7 @@ def test_weights_and_a_checkpoint_are_those_of_the_trainer(lever: str, world: Wo
     recipe = world.recipe("--run.trackers", "[]", "--vae.overrides.latent_channels", "4", *LEVERS[lever])
     found = plan_run(recipe, DEVICES["cpu"], 1, with_data=False)
     trainer = build_trainer(recipe, RunFolder(world.folder / "run"), first_step=1)
-    tensors, model = trainer.snapshot().tensors, trainer.built.task.model
+    tensors, model = trainer.snapshot().tensors, trainer.task.model
     trained = [weight for weight in model.parameters() if weight.requires_grad]
     masters = count_bytes(tensors.get("master", {}))
     assert found.size.trained == sum(weight.numel() for weight in trained)
@@ -87,7 +87,7 @@ def test_weights_that_are_there_say_how_large_the_model_is(tmp_path: Path, world
     trainer = build_trainer(narrow, RunFolder(run), first_step=1)
     saved = save_checkpoint(run / "checkpoints", trainer.snapshot())
     (run / "recipe.yaml").touch()
-    trained = sum(weight.numel() for weight in trainer.built.task.model.parameters())
+    trained = sum(weight.numel() for weight in trainer.task.model.parameters())
     for place in (run, saved):
         recipe = world.recipe("--model.weights", str(place))
         assert build_meta_denoiser(recipe).config.mlp_ratio == 2
@@ -103,9 +103,7 @@ def test_a_pass_needs_what_is_planned(lever: str) -> None:
     weights = sum(weight.nbytes for weight in real.model.parameters())
     gradients = sum(weight.nbytes for weight in real.model.parameters() if weight.requires_grad)
     bf16 = recipe.train.precision == "bf16"
-    costs = measure_costs(
-        *(shapes.family, shapes.model, [CELLS]), latent_channels=shapes.latent_channels, text=shapes.text, bf16=bf16
-    )
+    costs = measure_costs(shapes, [CELLS], bf16=bf16)
     measured = weights + record_peak(lambda: take_pass(real, bf16=bf16))
     predicted = weights + costs[CELLS].transient_bytes(2, gradients)
     assert predicted == pytest.approx(measured, rel=0.1)

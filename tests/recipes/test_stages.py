@@ -22,7 +22,6 @@ from frameloom.config.schema.recipe import Recipe
 from frameloom.training.caching import write_caches
 from frameloom.training.loop import Trainer
 from frameloom.training.run.folder import RunFolder
-from frameloom.training.tasks.adversarial import AdversarialStepper
 from frameloom.training.tasks.denoiser import DenoiserTask
 from frameloom.training.train import build_trainer
 from tests.recipes.twins import NUM_STEPS, Workshop, trains_clips
@@ -89,7 +88,7 @@ def shake(model: nn.Module) -> None:
 def train_twin(twin: Recipe) -> Run:
     trainer = start_twin(twin)
     if twin.task == "denoiser":
-        shake(trainer.built.task.model)
+        shake(trainer.task.model)
     before = {name: value.detach().clone() for name, value in trained_weights(trainer).items()}
     trainer.run()
     for tracker in trainer.trackers:
@@ -98,7 +97,7 @@ def train_twin(twin: Recipe) -> Run:
 
 
 def trained_weights(trainer: Trainer) -> dict[str, Tensor]:
-    return {name: value for name, value in trainer.built.task.model.named_parameters() if value.requires_grad}
+    return {name: value for name, value in trainer.task.model.named_parameters() if value.requires_grad}
 
 
 @pytest.mark.parametrize("name", STAGES)
@@ -106,7 +105,7 @@ def test_the_twin_of_a_stage_trains(runs, name: str) -> None:
     run = runs(name)
     losses = run.metrics("train/loss")
     assert len(losses) == NUM_STEPS and all(math.isfinite(loss) and loss > 0 for loss in losses)
-    assert bool(run.metrics("train/discriminator_accuracy")) == isinstance(run.trainer.stepper, AdversarialStepper)
+    assert bool(run.metrics("train/discriminator_accuracy")) == (len(run.trainer.stepper.updates) == 2)
     moved = [not torch.equal(run.before[name], value) for name, value in trained_weights(run.trainer).items()]
     assert sum(moved) > 0.9 * len(moved), f"{sum(moved)} of {len(moved)} tensors moved"
     assert all(torch.isfinite(value).all() for value in trained_weights(run.trainer).values())
@@ -115,9 +114,7 @@ def test_the_twin_of_a_stage_trains(runs, name: str) -> None:
 @pytest.mark.parametrize("name", STAGES)
 def test_the_twin_has_the_settings_of_its_stage(runs, name: str) -> None:
     stage, run = find_stage(name), runs(name)
-    twin, task = run.twin, run.trainer.built.task
-    whole = run.trainer.stepper
-    stepper = whole.autoencoder if isinstance(whole, AdversarialStepper) else whole
+    twin, task, update = run.twin, run.trainer.task, run.trainer.stepper.updates[0]
     same: dict[str, Callable[[Recipe], Any]] = {
         "task": lambda recipe: (recipe.task, recipe.seed, recipe.model.family, recipe.vae.name, recipe.lora),
         "conditions": lambda recipe: recipe.known,
@@ -131,18 +128,18 @@ def test_the_twin_has_the_settings_of_its_stage(runs, name: str) -> None:
     }
     for what, select in same.items():
         assert select(twin) == select(stage), what
-    groups = stepper.optimizer.param_groups
+    groups = update.optimizer.param_groups
     assert {group["betas"] for group in groups} == {stage.optim.betas}
     assert {group.get("eps", stage.optim.eps) for group in groups} == {stage.optim.eps}  # came has none
     assert max(group["weight_decay"] for group in groups) == stage.optim.weight_decay
     last, falls = run.metrics("train/lr")[-1], stage.optim.schedule.name != "constant"
     assert stage.optim.lr * stage.optim.schedule.min_share <= last < stage.optim.lr if falls else last == stage.optim.lr
-    assert (stepper.clip_norm, stepper.fade is None) == (stage.optim.clip_norm, stage.optim.clip_fade is None)
-    assert (stepper.ema.section if stepper.ema else None) == stage.train.ema
+    assert (update.phase.optim.clip_norm, update.fade is None) == (stage.optim.clip_norm, stage.optim.clip_fade is None)
+    assert (update.ema.section if update.ema else None) == stage.train.ema
     if isinstance(task, DenoiserTask):
-        assert stepper.bf16 == (stage.train.precision == "bf16")
+        assert run.trainer.stepper.precision.compute == stage.train.precision
         assert task.objective == build_objective(stage.objective)
-        assert (task.conditions.known, task.caption_dropout) == (stage.known, stage.text.dropout)
+        assert (task.conditions.known, task.section.dropout) == (stage.known, stage.text.dropout)
 
 
 @pytest.mark.parametrize("name", STAGES)
@@ -199,7 +196,7 @@ def test_a_stage_goes_on_from_the_one_before(
     trainer = start_twin(twin)
     for tracker in trainer.trackers:
         tracker.close()
-    ours, theirs = dict(trainer.built.task.model.state_dict()), read_weights(weights).tensors
+    ours, theirs = dict(trainer.task.model.state_dict()), read_weights(weights).tensors
     assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
     untrained = runs(start).before
     assert any(not torch.equal(ours[name], untrained[name]) for name in theirs if name in untrained)

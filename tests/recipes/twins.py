@@ -184,7 +184,7 @@ def _shorten(recipe: Recipe, frames: int) -> int:
     if recipe.task == "denoiser":
         patch = DENOISERS[recipe.model.family].patch_of(recipe.model.size, recipe.model.overrides)[0]
     vae = VAES[recipe.vae.name]
-    return max(n for n in range(1, min(frames, LONGEST + 4 * (patch - 1)) + 1) if vae.accepts_frames(n, patch))
+    return max(n for n in range(1, min(frames, LONGEST + 4 * (patch - 1)) + 1) if vae.lengths(patch).accepts(n))
 
 
 def _shrink_grid(recipe: Recipe) -> dict[str, Any]:

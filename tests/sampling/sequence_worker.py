@@ -32,7 +32,7 @@ SHORT = ("--sample.steps", "2", "--sample.frames", "5")
 
 def make_latent(pipeline: Pipeline, request: SampleRequest, count: CacheCount | None = None) -> Tensor:
     """What a request is decoded from."""
-    given = [read_given(request, stride=pipeline.vae.strides[0], causal=pipeline.vae.causal)]
+    given = [read_given(request, pipeline.vae)]
     text, noise = encode_prompts(pipeline, [request]), draw_noise(pipeline, [request])
     return solve(pipeline, [request], text, noise, encode_given(pipeline, [request], given), count=count)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from frameloom.core.errors import ConfigError, DataError
 from frameloom.core.random import stream
 from frameloom.data.media.decode import probe_clip, read_image
 from frameloom.data.media.transforms import to_signed_range, to_uint8
+from frameloom.diffusion.samplers import run_sampler
 from frameloom.sampling.batch import make_first_frames, sample_many
 from frameloom.sampling.conditions import choose_known_frames, read_given
 from frameloom.sampling.outputs import read_frames
@@ -106,8 +108,9 @@ def test_inpainting_keeps_the_black_parts_of_the_mask(load: Load, files: Files) 
 def test_a_continuation_starts_with_the_last_frames_of_the_video(load: Load, files: Files) -> None:
     made = make(load("opensora_plan", keep="pixels", known_frames=3), files, video="clip")
     assert np.array_equal(made[:3], read_frames(files.clip)[-3:])
-    assert [choose_known_frames(frames, stride=4, causal=True) for frames in (5, 9, 93, 129)] == [1, 5, 45, 65]
-    assert choose_known_frames(128, stride=4, causal=False) == 64
+    for causal, cases in ((True, {5: 1, 9: 5, 93: 45, 129: 65}), (False, {128: 64})):
+        vae = SimpleNamespace(causal=causal, strides=(4, 8, 8))
+        assert {frames: choose_known_frames(frames, vae) for frames in cases} == cases
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -118,10 +121,15 @@ def test_guidance_1_is_the_conditional_model(load: Load, name: str) -> None:
     text = encode_prompts(sampler, [request])
     frames = 1 if name == "sdxl" else 3
     noise = torch.randn((1, 4, frames, 4, 6), generator=stream(1, "sample"))
-    prepared = encode_given(sampler, [request], [read_given(request, stride=4, causal=True)])
+    prepared = encode_given(sampler, [request], [read_given(request, sampler.vae)])
     with torch.no_grad():
-        alone = sampler.objective.sample(
-            lambda x, timestep_B: family.denoise(model, x, timestep_B, text[0], prepared.told), noise, num_steps=3
+        alone = run_sampler(
+            "default",
+            sampler.objective,
+            lambda x, timestep_B: family.denoise(model, x, timestep_B, text[0], prepared.told),
+            noise,
+            num_steps=3,
+            generators=[],
         )
         guided = solve(sampler, [request], text, noise, prepared)
         other = solve(sampler, [request.model_copy(update={"guidance": 3.0})], text, noise, prepared)

@@ -10,7 +10,7 @@ import torch
 
 from frameloom.core.errors import CheckpointError, ConfigError, DataError
 from frameloom.models.text.transformers_folder import quiet_transformers
-from frameloom.sampling.refine import REQUEST, SYSTEM, ModelRefiner, build_refiner, refine_prompts
+from frameloom.sampling.refine import REQUEST, SYSTEM, build_refiner, load_refiner, refine_prompts
 from tests.faults.warm import run_frameloom
 
 CHAT = (
@@ -63,7 +63,7 @@ def drawing(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_answers_are_what_the_model_generates_after_the_chat(tmp_path: Path) -> None:
     folder = make_model(tmp_path / "greedy")
-    refiner = ModelRefiner(folder, max_new_tokens=12)
+    refiner = load_refiner(folder, max_new_tokens=12)
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     with quiet_transformers():
@@ -90,7 +90,7 @@ def test_a_model_that_draws_words_repeats_them_by_seed(drawing: Path) -> None:
 
 
 def test_a_model_without_a_chat_template_is_asked_in_plain_text(tmp_path: Path) -> None:
-    assert ModelRefiner(make_model(tmp_path / "plain", chat=False), max_new_tokens=8)("a cat", 0)
+    assert load_refiner(make_model(tmp_path / "plain", chat=False), max_new_tokens=8)("a cat", 0)
 
 
 def test_a_command_reads_the_prompt_and_writes_the_answer() -> None:

@@ -210,7 +210,10 @@ def test_a_shipped_recipe_resolves_to_the_values_of_then(name: str):
     # What was resolved then is in it, key by key; a key that is new since then has its default in both.
     values = flatten(stored.model_dump(mode="json"))
     for key, value in flatten(yaml.safe_load(path.read_text())).items():
-        found = values[f".{RENAMED.get(key[1:], key[1:])}"]
+        key = f".{RENAMED.get(key[1:], key[1:])}"
+        if key.startswith(".objective.") and key not in values:
+            continue  # it belongs to another kind of objective, and was at its default
+        found = values[key]
         # Another reader of YAML takes 1e-5 for text.
         assert found == (float(value) if isinstance(found, float) else value), key
     assert load_recipe(path, ["--seed", "987"]) != shipped

@@ -36,7 +36,7 @@ def train(twin: Recipe) -> dict[str, Any]:
         tracker.close()
     lines = [json.loads(line) for line in folder.metrics.read_text().splitlines()]
     return {
-        "devices": sorted({weight.device.type for weight in trainer.built.task.model.parameters()}),
+        "devices": sorted({weight.device.type for weight in trainer.task.model.parameters()}),
         "losses": [line[key] for line in lines for key in sorted(line) if key == "train/loss" or "validation/" in key],
         "samples": sorted(path.name for path in folder.path.glob("samples/*/*.*")),
     }

@@ -9,63 +9,61 @@ import pytest
 
 from frameloom.core.random import numpy_stream
 from frameloom.data.order.rank_assignment import PlannedStep
-from frameloom.training.agreement import Ballot, Claim, claim_step, count_votes, describe_difference, describe_mates
+from frameloom.training.agreement import StepFingerprint, check_words, describe_difference, describe_read, pack_words
 from tests.data.order.test_rank_assignment import make_plan
 
-CLAIM = claim_step(7, PlannedStep(make_plan(1), 2, 6, ["a", "b", "c"]), "recipe")
+STEP = StepFingerprint.of(7, PlannedStep(make_plan(1), 2, 6, ["a", "b", "c"]), "recipe")
 
 
-def tally(claims: list[Claim], reads: list[list[int]] | None = None, mates: int = 1):
-    ballots = [
-        Ballot(claim.words(), (reads or [[1, 2, 3]] * len(claims))[rank], mates, rank % mates == 0, {"loss": 0.25})
-        for rank, claim in enumerate(claims)
+def tally(steps: list[StepFingerprint], reads: list[list[int]] | None = None, peers: int = 1) -> tuple[bool, bool]:
+    packed = [
+        pack_words(step.words(), (reads or [[1, 2, 3]] * len(steps))[rank], peers, is_first=rank % peers == 0)
+        for rank, step in enumerate(steps)
     ]
-    total = np.sum([ballot.pack() for ballot in ballots], axis=0)
-    return count_votes(total.tolist(), len(claims), ["loss"])
+    return check_words(np.sum(packed, axis=0).tolist(), len(steps))
 
 
-def others() -> list[Claim]:
-    rows = CLAIM.rows.copy()
+def others() -> list[StepFingerprint]:
+    rows = STEP.rows.copy()
     rows[-1] += 1
     return [
-        dataclasses.replace(CLAIM, step=8),
-        dataclasses.replace(CLAIM, epoch=1),
-        dataclasses.replace(CLAIM, microbatches=(2, 5)),
-        dataclasses.replace(CLAIM, shapes={"a": 4}),
-        dataclasses.replace(CLAIM, buckets=CLAIM.buckets[::-1] + 1),
-        dataclasses.replace(CLAIM, rows=rows),
-        dataclasses.replace(CLAIM, recipe="other"),
+        dataclasses.replace(STEP, step=8),
+        dataclasses.replace(STEP, epoch=1),
+        dataclasses.replace(STEP, microbatches=(2, 5)),
+        dataclasses.replace(STEP, shapes={"a": 4}),
+        dataclasses.replace(STEP, buckets=STEP.buckets[::-1] + 1),
+        dataclasses.replace(STEP, rows=rows),
+        dataclasses.replace(STEP, recipe="other"),
     ]
 
 
 @pytest.mark.parametrize("world", [1, 2, 3, 4096])
-def test_equal_claims_agree_and_sums_are_exact(world):
-    count = tally([CLAIM] * world)
-    assert count.is_agreed and count.sums == {"loss": 0.25 * world}
+def test_equal_steps_agree(world):
+    assert tally([STEP] * world) == (True, True)
 
 
-@pytest.mark.parametrize("other", others(), ids=lambda claim: str(claim.facts()))
+@pytest.mark.parametrize("other", others(), ids=lambda step: str(step.describe()))
 @pytest.mark.parametrize("world", [2, 4096])
-def test_one_other_claim_among_many_is_found(other, world):
-    assert not tally([CLAIM] * (world - 1) + [other]).claims_agree
+def test_one_other_step_among_many_is_found(other, world):
+    assert tally([STEP] * (world - 1) + [other]) == (False, True)
 
 
-def test_many_different_claims_are_found():
+def test_many_different_steps_are_found():
     words = numpy_stream(0, "words").integers(0, 2**16, (1000, 8, 3))
     for rows in words:
-        total = np.sum([Ballot([int(w) for w in row], [0, 0, 0]).pack() for row in rows], axis=0)
-        assert not count_votes(total.tolist(), 8, []).claims_agree
+        total = np.sum([pack_words([int(w) for w in row], [0, 0, 0]) for row in rows], axis=0)
+        assert check_words(total.tolist(), 8) == (False, True)
 
 
-def test_mates_must_have_read_the_same_and_others_need_not():
+def test_sequence_peers_must_have_read_the_same_and_others_need_not():
     reads = [[1, 2, 3], [1, 2, 3], [9, 8, 7], [9, 8, 7]]
-    assert tally([CLAIM] * 4, reads, mates=2).is_agreed
-    assert not tally([CLAIM] * 4, [*reads[:3], [9, 8, 6]], mates=2).mates_agree
+    assert tally([STEP] * 4, reads, peers=2) == (True, True)
+    assert tally([STEP] * 4, [*reads[:3], [9, 8, 6]], peers=2) == (True, False)
 
 
 def test_the_message_names_only_what_differs_and_who_has_it():
-    facts = [CLAIM.facts()] * 3 + [dataclasses.replace(CLAIM, step=8).facts()]
+    facts = [STEP.describe()] * 3 + [dataclasses.replace(STEP, step=8).describe()]
     text = describe_difference(facts, "step 7: no")
     assert text.splitlines() == ["step 7: no; nothing was changed", "  step: ranks 0, 1, 2: 7", "  step: rank 3: 8"]
-    text = describe_mates([(0, "rows [1]"), (0, "rows [2]"), (1, "rows [5]"), (1, "rows [5]")], "step 7: no")
+    text = describe_read([(0, "rows [1]"), (0, "rows [2]"), (1, "rows [5]"), (1, "rows [5]")], "step 7: no")
     assert text.splitlines()[1:] == ["  rank 0 read rows [1]", "  rank 1 read rows [2]"]

@@ -18,6 +18,7 @@ from frameloom.interop.export.export import Export, export_run
 from frameloom.models.denoisers.cogvideox_fun.weights import read_config
 from frameloom.models.layers.dropout import DropoutSeeds
 from frameloom.training.memory.oom_split import cut_batch
+from frameloom.training.task import StepContext
 from frameloom.training.tasks.denoiser import DenoiserTask
 from frameloom.training.train import train
 from tests.training.runs import losses, open_trainer
@@ -69,17 +70,17 @@ def test_dropout_and_the_seed_count(world) -> None:
 def test_micro_batches_drop_what_the_whole_would(world) -> None:
     """A mask follows its sample: halves of a batch have the losses that they have in it."""
     trainer = open_trainer(world.recipe(**sections(0.5)), world.folder / "run")
-    task = trainer.built.task
+    task = trainer.task
     assert isinstance(task, DenoiserTask)
     with torch.no_grad():
         for parameter in task.model.parameters():
             parameter.add_(0.05 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1)))
         batch = next(iterate_batches(trainer.feed.plan(0), trainer.feed.reader))
-        whole, _ = task.losses(batch)
-        pieces = torch.cat([task.losses(piece)[0] for piece in cut_batch(batch, 2)])
+        whole, _ = task.losses(StepContext(0), batch)
+        pieces = torch.cat([task.losses(StepContext(0), piece)[0] for piece in cut_batch(batch, 2)])
         assert torch.allclose(whole, pieces, rtol=1e-5)
         task.model.eval()
-        assert not torch.allclose(task.losses(batch)[0], whole, rtol=1e-3)
+        assert not torch.allclose(task.losses(StepContext(0), batch)[0], whole, rtol=1e-3)
 
 
 def test_an_export_names_the_dropout_and_loads_again(world, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -18,7 +18,7 @@ from frameloom.data.loading.loader import iterate_batches
 from frameloom.sampling.load import load_model
 from frameloom.sampling.pipeline import encode_prompts
 from frameloom.training.caching import write_caches
-from frameloom.training.feed import build_feed, count_steps, settle_length
+from frameloom.training.feed import build_feed, count_steps, resolve_num_steps
 from frameloom.training.run.resuming import ResumeChoices
 from frameloom.training.train import train
 
@@ -56,7 +56,7 @@ def test_a_run_of_epochs_ends_with_them_and_saves_at_their_ends(world: Any) -> N
     data = {"buckets": {"_delete_": True, "64px": {"1": [1.0, 4]}}}
     lengths = {"_delete_": True, "epochs": 2, "save_every": "1 epoch", "keep": 9, "log_every": 1}
     recipe = world.recipe(train=lengths, data=data)
-    settled = settle_length(recipe, read_manifest(recipe), build_policy(recipe))
+    settled = resolve_num_steps(recipe, read_manifest(recipe), build_policy(recipe))
     per_epoch, rest = divmod(settled.train.num_steps, 2)
     assert rest == 0 and per_epoch > 1
     run = train(recipe)
@@ -77,7 +77,7 @@ def metrics(run: Path) -> list[dict[str, Any]]:
 def test_what_is_too_long_for_the_epochs_is_told_once_they_are_counted(world: Any) -> None:
     recipe = world.recipe("--train.steps", "null", "--train.epochs", "1", optim={"schedule": {"warmup_steps": 5000}})
     with pytest.raises(ConfigError, match=r"train\.epochs 1 are \d+ steps: optim\.schedule\.warmup_steps is 5000"):
-        settle_length(recipe, read_manifest(recipe), build_policy(recipe))
+        resolve_num_steps(recipe, read_manifest(recipe), build_policy(recipe))
 
 
 RATIO_TOKENS = "{video_sample_size: 32, image_sample_size: 64, token_sample_size: 64, video_sample_n_frames: 9"

@@ -86,7 +86,7 @@ def test_recompute_changes_nothing_but_memory(world, task):
 
 def poison(trainer: Trainer, value: float) -> None:
     """Make the next gradients of one weight `value`."""
-    parameter = next(iter(trainer.built.task.model.parameters()))
+    parameter = next(iter(trainer.task.model.parameters()))
     parameter.register_hook(lambda gradient: torch.full_like(gradient, value))
 
 

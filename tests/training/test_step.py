@@ -12,11 +12,10 @@ import torch
 from torch import Tensor
 
 from frameloom.builders.objective import build_objective
-from frameloom.config.schema.objective import ObjectiveSection
+from frameloom.config.schema.objective import parse_objective
 from frameloom.data.loading.batch import Batch
 from frameloom.data.media.transforms import to_signed_range
 from frameloom.training.loop import Trainer
-from frameloom.training.step import Stepper
 from frameloom.training.tasks.denoiser import DenoiserTask
 from frameloom.training.train import train
 from tests.training.runs import losses, open_trainer
@@ -68,15 +67,13 @@ def cut(batch: Batch, sizes: Sequence[int]) -> list[Batch]:
 
 def step_gradients(trainer: Trainer, batches: Sequence[Batch]) -> tuple[Tensor, float]:
     """(the gradients that the optimizer was given, the loss) of a step at rate zero, which moves nothing."""
-    stepper, seen = trainer.stepper, []
-    assert isinstance(stepper, Stepper)
-    stepper.lr_at, stepper.ema = lambda number: 0.0, None
-    params = [param for group in stepper.optimizer.param_groups for param in group["params"]]
+    update, seen = replace(trainer.stepper.updates[0], lr_at=lambda number: 0.0, ema=None), []
+    stepper = replace(trainer.stepper, updates=[update])
 
     def keep(*_: object) -> None:
-        seen.append(torch.cat([param.grad.flatten() for param in params if param.grad is not None]))
+        seen.append(torch.cat([param.grad.flatten() for param in update.params if param.grad is not None]))
 
-    hook = stepper.optimizer.register_step_pre_hook(keep)
+    hook = update.optimizer.register_step_pre_hook(keep)
     result = stepper.step(1, batches)
     hook.remove()
     return seen[0], result.values["loss"]
@@ -85,13 +82,13 @@ def step_gradients(trainer: Trainer, batches: Sequence[Batch]) -> tuple[Tensor, 
 def test_micro_batches_of_any_split_equal_one_batch(world: Any) -> None:
     trainer = make_trainer(world)
     batch = read_whole(trainer)
-    assert isinstance(trainer.built.task, DenoiserTask) and batch.pixels_BCFHW is not None
+    assert isinstance(trainer.task, DenoiserTask) and batch.pixels_BCFHW is not None
     with torch.no_grad():  # once, as a cache would
-        moments = trainer.built.task.vae.encode(to_signed_range(batch.pixels_BCFHW))
+        moments = trainer.task.vae.encode(to_signed_range(batch.pixels_BCFHW))
     latents = (moments.mean_BCFHW, torch.exp(0.5 * moments.logvar_BCFHW))
     batch = replace(batch, pixels_BCFHW=None, latents=latents)
     for name, settings in OBJECTIVES.items():
-        trainer.built.task.objective = build_objective(ObjectiveSection(**settings))
+        trainer.task.objective = build_objective(parse_objective(settings))
         whole, loss = step_gradients(trainer, [batch])
         for sizes in ((2, 2), (1, 3)):
             pieces, other = step_gradients(trainer, cut(batch, sizes))

@@ -92,10 +92,9 @@ def resolve_flag(flag: str) -> Kind:
 def _explain(path: KeyPath, rest: KeyPath, parent: Kind) -> str:
     owner = ".".join(path[:-1])
     if parent.is_list:
-        inner = parent.item.section if parent.item else None
-        key = f".{path[-1]}" if inner and path[-1] in inner.model_fields else ""
+        key = f".{path[-1]}" if parent.item and path[-1] in parent.item.fields else ""
         return f"{owner} is a list, and '{path[-1]}' is not a place in it; did you mean {owner}.0{key}?"
-    if parent.section is None:
+    if not parent.fields:
         return f"{owner} has no keys inside; it takes {describe(parent)}"
     text, meant = explain_unknown(path)
     if meant is None or meant[-1] == path[-1]:

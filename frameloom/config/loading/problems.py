@@ -15,12 +15,15 @@ from pydantic_core import ErrorDetails
 from frameloom.config.loading.schema_tree import (
     ROOT,
     Kind,
+    default_of,
     describe,
     example_of,
     explain_unknown,
     field_at,
+    field_kind,
     join_words,
     kind_at,
+    readers_of,
     walk,
 )
 from frameloom.config.loading.yaml_values import KeyPath, format_value, quote, shorten
@@ -62,6 +65,7 @@ def parse_recipe(value: Mapping[str, Any]) -> tuple[Recipe | None, list[Problem]
     With mistakes, the recipe is one in which the wrong values are replaced, so that rules that span several keys
     can still be checked on the rest; None when not even that is possible.
     """
+    value = _drop_unread(value)
     try:
         return _validate(value), []
     except ValidationError as error:
@@ -70,6 +74,24 @@ def parse_recipe(value: Mapping[str, Any]) -> tuple[Recipe | None, list[Problem]
         return _validate(_patch(value, [problem.path for problem in problems])), problems
     except ValidationError:
         return None, problems
+
+
+def _drop_unread(value: Mapping[str, Any]) -> dict[str, Any]:
+    """The recipe without keys at their defaults that belong to another `kind`: recipes of old runs have all keys."""
+    kept = dict(value)
+    for name, field in ROOT.fields.items():
+        kind, section = field_kind(field), value.get(name)
+        if len(kind.sections) < 2 or not isinstance(section, dict):
+            continue
+        chosen = section.get("kind", kind.fields["kind"].default)
+        kept[name] = {
+            key: item
+            for key, item in section.items()
+            if key not in kind.fields
+            or chosen in readers_of(kind.sections, key)
+            or item != default_of(kind.fields[key])
+        }
+    return kept
 
 
 def _validate(value: Mapping[str, Any]) -> Recipe:
@@ -89,7 +111,7 @@ def _patch(value: Mapping[str, Any], wrong: Sequence[KeyPath]) -> dict[str, Any]
             for part in key.path[:-1]:
                 section = section.get(part) if isinstance(section, dict) else None
             if isinstance(section, dict):
-                section.setdefault(key.path[-1], {} if key.kind.section else example_of(key.field))
+                section.setdefault(key.path[-1], {} if key.kind.fields else example_of(key.field))
     return patched
 
 
@@ -113,8 +135,8 @@ def _translate(errors: Sequence[ErrorDetails], value: Mapping[str, Any]) -> list
         if len(found) >= MAX_EXPLAINED:
             found.setdefault(path, Problem(path, "this is wrong too"))
         elif error["type"] == "extra_forbidden":
-            text, key = _explain_extra(path)
-            found.setdefault(path, Problem(path, text))
+            problem, key = _explain_extra(path, value)
+            found.setdefault(path, problem)
             meant |= {key} if key else set()
         elif error["type"] == "too_short" and any(other[: len(path)] == path != other for other, _ in located):
             continue  # items that failed are not counted; they have their own messages
@@ -136,7 +158,7 @@ def _locate(loc: Sequence[str | int], value: Any) -> KeyPath:
     kind: Kind | None = ROOT
     for part in map(str, loc):
         inner = kind.child(part) if kind else None
-        if isinstance(value, dict) and (part in value or (inner is not None and kind is not None and kind.section)):
+        if isinstance(value, dict) and (part in value or (inner is not None and kind is not None and kind.fields)):
             value = value.get(part)
         elif isinstance(value, list) and part.isdecimal() and int(part) < len(value):
             value = value[int(part)]
@@ -155,12 +177,19 @@ def _value_at(value: Any, path: KeyPath) -> Any:
     return value
 
 
-def _explain_extra(path: KeyPath) -> tuple[str, KeyPath | None]:
+def _explain_extra(path: KeyPath, value: Any) -> tuple[Problem, KeyPath | None]:
+    """The problem of a key that its section does not have, and the key that was meant."""
     if path[-1] == "_base_":
-        return "'_base_' stands inside a section; it is read at the top of a recipe only", None
+        return Problem(path, "'_base_' stands inside a section; it is read at the top of a recipe only"), None
     if path[-1] == "_delete_":
-        return "'_delete_' stands inside a list; lists are always replaced, remove it", None
-    return explain_unknown(path)
+        return Problem(path, "'_delete_' stands inside a list; lists are always replaced, remove it"), None
+    parent = kind_at(path[:-1])
+    if parent is not None and path[-1] in parent.fields:
+        found = _value_at(value, (*path[:-1], "kind")) or parent.fields["kind"].default
+        readers = readers_of(parent.sections, path[-1])
+        return explain_reader(path, _value_at(value, path), "kind", found, readers), None
+    text, key = explain_unknown(path)
+    return Problem(path, text), key
 
 
 def _explain_missing(path: KeyPath) -> str:
@@ -194,7 +223,7 @@ def _hint(kind: Kind, value: Any) -> str:
         return "write true or false, without quotes"
     if isinstance(value, dict | list) and not value:
         return "it is empty; give it content or remove the line"
-    if kind.section and value is None:
+    if kind.fields and value is None:
         return "the section is empty; indent its keys below it or remove the line"
     if kind.is_list and not isinstance(value, dict | list) and kind.item is not None:
         return f"write it as a list: [{format_value(value)}]"

@@ -15,8 +15,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from frameloom.config.loading.overrides import DELETE, apply_override, parse_overrides
 from frameloom.config.loading.problems import MAX_EXPLAINED, Problem, parse_recipe
 from frameloom.config.loading.renamed import rename_keys
@@ -136,7 +134,7 @@ def _read_draft(source: Source, overrides: Overrides) -> tuple[Draft, list[str]]
     else:
         draft = Draft("recipe")
         value = source.model_dump(mode="json") if isinstance(source, Recipe) else dict(source)
-        _add_text(draft, yaml.safe_dump(value), Path("recipe"), "recipe", ())
+        _add_text(draft, json.dumps(value, default=str, ensure_ascii=False), Path("recipe"), "recipe", ())
         draft.places.clear()  # a dictionary has no lines
     if isinstance(overrides, Mapping):
         overrides = [word for key, value in overrides.items() for word in (f"--{key}", _write_value(value))]

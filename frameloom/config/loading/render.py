@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from frameloom.config.loading.schema_tree import Kind, default_of, describe, field_kind
+from frameloom.config.loading.schema_tree import ROOT, Kind, default_of, describe, field_kind
 from frameloom.config.loading.yaml_values import format_key, format_value
 from frameloom.config.schema.recipe import Recipe
-from frameloom.config.schema.section import Section
 
 _COMMENT_COLUMN = 32
 _LINE_WIDTH = 120
@@ -16,12 +15,14 @@ _LINE_WIDTH = 120
 
 def render_yaml(recipe: Recipe) -> str:
     """The whole recipe, defaults included, each key with its meaning; reading it back gives an equal recipe."""
-    return "\n".join(_render_section(Recipe, recipe.model_dump(mode="json"), 0)).lstrip("\n") + "\n"
+    return "\n".join(_render_section(ROOT, recipe.model_dump(mode="json"), 0)).lstrip("\n") + "\n"
 
 
-def _render_section(section: type[Section], value: Mapping[str, Any], indent: int) -> Iterator[str]:
+def _render_section(section: Kind, value: Mapping[str, Any], indent: int) -> Iterator[str]:
     space = " " * indent
-    for name, field in section.model_fields.items():
+    for name, field in section.fields.items():
+        if name not in value:  # a key of another kind
+            continue
         kind, item = field_kind(field), value[name]
         meaning = field.description or ""
         if isinstance(item, dict) and item:
@@ -39,8 +40,8 @@ def _render_section(section: type[Section], value: Mapping[str, Any], indent: in
 
 def _render_inside(kind: Kind, value: Mapping[str, Any], indent: int) -> Iterator[str]:
     """A section goes on with comments; a mapping of the person's own is printed as it is."""
-    if kind.section is not None:
-        yield from _render_section(kind.section, value, indent)
+    if kind.fields:
+        yield from _render_section(kind, value, indent)
         return
     for key, item in value.items():
         if isinstance(item, dict) and item and kind.item is not None:
@@ -52,8 +53,8 @@ def _render_inside(kind: Kind, value: Mapping[str, Any], indent: int) -> Iterato
 
 def _render_entry(kind: Kind, entry: Mapping[str, Any], indent: int) -> Iterator[str]:
     """One section of a list: the first line carries the dash."""
-    assert kind.item is not None and kind.item.section is not None
-    for number, line in enumerate(_render_section(kind.item.section, entry, indent + 2)):
+    assert kind.item is not None
+    for number, line in enumerate(_render_section(kind.item, entry, indent + 2)):
         yield line if number else f"{' ' * indent}- {line.lstrip()}"
 
 
@@ -91,29 +92,28 @@ folder in which the command runs.
 
 def render_reference() -> str:
     """The recipe reference in Markdown: a table of keys for each section."""
-    parts = [_INTRODUCTION, _render_tables(Recipe, "", "")]
+    parts = [_INTRODUCTION, _render_tables(ROOT, "", "")]
     return "\n".join(parts).rstrip("\n") + "\n"
 
 
-def _render_tables(section: type[Section], prefix: str, meaning: str) -> str:
+def _render_tables(section: Kind, prefix: str, meaning: str) -> str:
     title = f"## `{prefix}`\n\n{_sentence(meaning)}\n" if prefix else "## Top level\n"
     rows = ["| key | value | default | meaning |", "|---|---|---|---|"]
     below: list[str] = []
-    for name, field in section.model_fields.items():
+    for name, field in section.fields.items():
         kind = field_kind(field)
-        inner = kind.section or (kind.item.section if kind.item else None)
+        inner = kind if kind.fields else kind.item
         dotted = f"{prefix}.{name}" if prefix else name
-        if inner is not None:
-            below.append(_render_tables(inner, dotted if kind.section else f"{dotted}.N", field.description or ""))
+        if inner is not None and inner.fields:
+            below.append(_render_tables(inner, dotted if kind.fields else f"{dotted}.N", field.description or ""))
         rows.append(_row(name, _short_type(kind), _short_default(field.is_required(), kind, field), field.description))
     return "\n".join([title, *rows, "", *below])
 
 
 def _short_type(kind: Kind) -> str:
-    inner = kind.section or (kind.item.section if kind.item else None)
-    if inner is None:
+    if not kind.fields and not (kind.item and kind.item.fields):
         return describe(kind)
-    text = "section" if kind.section else "list of sections"
+    text = "section" if kind.fields else "list of sections"
     if kind.accepts(bool):
         return f"true, false or {text}"
     return f"{text} or null" if kind.accepts(type(None)) else text
@@ -123,7 +123,7 @@ def _short_default(is_required: bool, kind: Kind, field: Any) -> str:
     if is_required:
         return "required"
     default = default_of(field)
-    if kind.section is not None and isinstance(default, dict):
+    if kind.fields and isinstance(default, dict):
         return "see below"
     return f"`{format_value(default)}`"
 
@@ -142,6 +142,9 @@ def json_schema() -> dict[str, Any]:
     schema = Recipe.model_json_schema()
     for section in [schema, *schema.get("$defs", {}).values()]:
         section.pop("required", None)
+        for key in section.get("properties", {}).values():
+            if "oneOf" in key:  # a section of several kinds may leave its kind to a _base_
+                key["anyOf"] = key.pop("oneOf")
         if section.get("type") == "object":
             flag = {"type": "boolean", "description": "true: forget what a _base_ gave for this section"}
             section["properties"] = {**section.get("properties", {}), "_delete_": flag}

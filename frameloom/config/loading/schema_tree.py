@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import functools
 import types
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, Union, cast, get_args, get_origin
 
 from annotated_types import Ge, Gt, Le, Lt
 from pydantic.fields import FieldInfo
@@ -141,12 +141,15 @@ class Kind:
         return [self]
 
     @property
-    def section(self) -> type[Section] | None:
-        """The section class, also of one that may be null."""
-        for option in self.options:
-            if isinstance(option.annotation, type) and issubclass(option.annotation, Section):
-                return option.annotation
-        return None
+    def sections(self) -> tuple[type[Section], ...]:
+        """The section class, also of one that may be null; several where `kind` chooses between them."""
+        classes = [option.annotation for option in self.options]
+        return tuple(one for one in classes if isinstance(one, type) and issubclass(one, Section))
+
+    @property
+    def fields(self) -> Mapping[str, FieldInfo]:
+        """The keys of a section, of all kinds together; none for anything else."""
+        return merge_fields(self.sections)
 
     @property
     def is_list(self) -> bool:
@@ -165,9 +168,8 @@ class Kind:
 
     def child(self, key: str) -> Kind | None:
         """The type below this one at `key`; None when there can be nothing."""
-        if self.section is not None:
-            field = self.section.model_fields.get(key)
-            return field_kind(field) if field else None
+        if self.fields:
+            return field_kind(self.fields[key]) if key in self.fields else None
         if self.annotation is Any:
             return self
         if self.item is not None:
@@ -180,6 +182,30 @@ class Kind:
 
     def accepts(self, plain: type) -> bool:
         return any(option.annotation is plain for option in self.options)
+
+
+@functools.cache
+def merge_fields(sections: tuple[type[Section], ...]) -> Mapping[str, FieldInfo]:
+    """The keys of all these sections; one that is a choice in each, as `kind` is, takes the choices of all."""
+    merged = {name: field for section in reversed(sections) for name, field in section.model_fields.items()}
+    if len(sections) < 2:
+        return merged
+    kinds: Any = tuple(word for section in sections for word in get_args(section.model_fields["kind"].annotation))
+    first = sections[0].model_fields["kind"]
+    merged["kind"] = FieldInfo(
+        annotation=cast(Any, Literal[kinds]), default=first.default, description=first.description
+    )
+    return {name: merged[name] for section in sections for name in section.model_fields}
+
+
+def readers_of(sections: tuple[type[Section], ...], key: str) -> list[str]:
+    """The values of `kind` whose section has the key."""
+    return [
+        kind
+        for section in sections
+        if key in section.model_fields
+        for kind in get_args(section.model_fields["kind"].annotation)
+    ]
 
 
 ROOT = Kind(Recipe)
@@ -208,19 +234,17 @@ def field_kind(field: FieldInfo) -> Kind:
 @functools.cache
 def walk() -> tuple[Key, ...]:
     """Every key, a section before the keys inside it."""
-    return tuple(_walk_section(Recipe, ()))
+    return tuple(_walk_fields(ROOT.fields, ()))
 
 
-def _walk_section(section: type[Section], prefix: KeyPath) -> Iterator[Key]:
-    for name, field in section.model_fields.items():
+def _walk_fields(fields: Mapping[str, FieldInfo], prefix: KeyPath) -> Iterator[Key]:
+    for name, field in fields.items():
         key = Key((*prefix, name), field)
         yield key
-        kind = key.kind
-        item = kind.item
-        if kind.section is not None:
-            yield from _walk_section(kind.section, key.path)
-        elif item is not None and item.section is not None:
-            yield from _walk_section(item.section, (*key.path, "0"))
+        if key.kind.fields:
+            yield from _walk_fields(key.kind.fields, key.path)
+        elif key.kind.item is not None:
+            yield from _walk_fields(key.kind.item.fields, (*key.path, "0"))
 
 
 def kind_at(path: KeyPath) -> Kind | None:
@@ -232,8 +256,8 @@ def kind_at(path: KeyPath) -> Kind | None:
 
 
 def field_at(path: KeyPath) -> FieldInfo | None:
-    section = parent.section if path and (parent := kind_at(path[:-1])) else None
-    return section.model_fields.get(path[-1]) if section else None
+    parent = kind_at(path[:-1]) if path else None
+    return parent.fields.get(path[-1]) if parent else None
 
 
 def describe(kind: Kind) -> str:
@@ -241,12 +265,14 @@ def describe(kind: Kind) -> str:
     words = next((item.text for item in kind.metadata if isinstance(item, Words)), None)
     if words:
         return words
+    if len(kind.sections) > 1:
+        return f"a section with the keys {', '.join(kind.fields)}"
     if len(kind.options) > 1:
         return join_words(
             [describe(option) for option in sorted(kind.options, key=lambda option: option.accepts(type(None)))]
         )
-    if kind.section:
-        return f"a section with the keys {', '.join(kind.section.model_fields)}"
+    if kind.fields:
+        return f"a section with the keys {', '.join(kind.fields)}"
     args = get_args(kind.annotation)
     match get_origin(kind.annotation) or kind.annotation:
         case origin if origin is Literal:
@@ -302,7 +328,7 @@ def explain_unknown(path: KeyPath) -> tuple[str, KeyPath | None]:
     """Why the last key of `path` is wrong and which key was meant, if that can be told."""
     parents, key = path[:-1], path[-1]
     parent = kind_at(parents)
-    known = list(parent.section.model_fields) if parent and parent.section else []
+    known = list(parent.fields) if parent else []
     text = f"{'.'.join(parents) or 'the recipe'} has no key '{shorten(key)}'; "
     meant = _find_meant(parents, key, known)
     if not meant:

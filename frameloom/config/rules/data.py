@@ -90,7 +90,7 @@ def _check_grouped(section: GroupedSection, vae: VAESpec) -> Iterator[Problem]:
     if least > section.num_frames > 1:
         text = f"data.grouped.num_frames is {section.num_frames}, but videos below {least} frames are dropped"
         yield Problem((*path, "num_frames"), f"{text}; raise it, or set min_frames", ((*path, "min_frames"),))
-    latents = max(1, (section.num_frames - vae.causal) // vae.strides[0] + vae.causal)
+    latents = max(1, vae.lengths().latents(section.num_frames))
     if section.sp_size > latents and section.num_frames > 1:
         text = f"data.grouped.sp_size is {section.sp_size}, but {section.num_frames} frames give {latents} latent ones"
         yield Problem((*path, "sp_size"), f"{text}; make it {latents} or less", ((*path, "num_frames"),))

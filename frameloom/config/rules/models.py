@@ -192,13 +192,14 @@ def frame_problem(recipe: Recipe, vae: VAESpec, frames: int) -> str | None:
     """What the models take, and the nearest numbers that they do; None if `frames` is one of them."""
     is_denoiser = recipe.task == "denoiser" and recipe.model.family in DENOISERS
     patch = token_patch(recipe)[0] if is_denoiser else 1
-    if vae.accepts_frames(frames, patch):
+    lengths = vae.lengths(patch)
+    if lengths.accepts(frames):
         return None
     reach = vae.strides[0] * patch
-    below = [n for n in range(max(1, frames - reach), frames) if vae.accepts_frames(n, patch)][-1:]
-    above = [n for n in range(frames + 1, frames + reach + 1) if vae.accepts_frames(n, patch)][:1]
+    below = [n for n in range(max(1, frames - reach), frames) if lengths.accepts(n)][-1:]
+    above = [n for n in range(frames + 1, frames + reach + 1) if lengths.accepts(n)][:1]
     name = recipe.vae.name if patch == 1 else f"{recipe.model.family} {recipe.model.size}"
-    return f"{name} takes {vae.frame_rule(patch)}; write {' or '.join(map(str, below + above))}"
+    return f"{name} takes {lengths.describe()}; write {' or '.join(map(str, below + above))}"
 
 
 def check_frames(recipe: Recipe, vae: VAESpec, path: KeyPath, frames: int) -> Iterator[Problem]:

@@ -40,7 +40,6 @@ class Rule:
 
 _FALLING = ("cosine", "linear", "polynomial", "cosine_with_restarts")
 _GRID = ("grid", "token_budget")
-_DDPM = ("v", "epsilon", "sample")
 
 # (section, the key that chooses, its values, keys that only these values read)
 ONLY_WITH: tuple[tuple[str, str, tuple[Any, ...], str], ...] = (
@@ -50,11 +49,6 @@ ONLY_WITH: tuple[tuple[str, str, tuple[Any, ...], str], ...] = (
     ("data.cache", "external", ("open_sora_plan",), "external_name"),
     ("data.ratio_tokens", "training_with_video_token_length", (True,), "keep_all_node_same_token_length"),
     ("known", "law", ("frames",), "known_share"),
-    ("objective", "kind", ("flow",), "distribution logit_mean logit_std mode_scale num_levels sigma_min weighting"),
-    ("objective", "kind", ("flow",), "shift shift_patch sampling_shift_patch shift_tokens"),
-    ("objective", "kind", _DDPM, "betas beta_start beta_end zero_terminal_snr snr_shift spacing bias levels"),
-    ("objective", "kind", (*_DDPM, "edm"), "min_snr_gamma"),
-    ("objective", "kind", ("edm",), "edm"),
     ("objective", "distribution", ("logit_normal",), "logit_mean logit_std"),
     ("objective", "distribution", ("mode",), "mode_scale"),
     ("objective", "shift", ("sd3",), "shift_tokens"),

@@ -8,7 +8,7 @@ from math import floor, log10
 from frameloom.config.loading.problems import Problem
 from frameloom.config.loading.yaml_values import KeyPath, format_value
 from frameloom.config.schema.data import DataSection
-from frameloom.config.schema.objective import ObjectiveSection, beta_range
+from frameloom.config.schema.objective import DDPMObjectiveSection, EDMObjectiveSection, ObjectiveSection, beta_range
 from frameloom.config.schema.optim import OWN_BETAS
 from frameloom.config.schema.recipe import Recipe
 from frameloom.core.spelling import suggest
@@ -137,11 +137,11 @@ def check_objective(recipe: Recipe) -> Iterator[Problem]:
 
 def _level_problems(section: ObjectiveSection) -> Iterator[tuple[str, ...]]:
     """(key, what it is and what to do, other keys that this rests on)"""
-    if section.kind == "edm" and section.edm.sigma_min >= section.edm.sigma_max:
+    if isinstance(section, EDMObjectiveSection) and section.edm.sigma_min >= section.edm.sigma_max:
         low, high = format_value(section.edm.sigma_min), format_value(section.edm.sigma_max)
         advice = "sampling goes from sigma_max down, so give a smaller sigma_min"
         yield "edm.sigma_min", f"{low} and sigma_max {high}; {advice}"
-    if section.kind not in ("v", "epsilon", "sample"):
+    if not isinstance(section, DDPMObjectiveSection):
         return
     is_zero = section.kind == "v" if section.zero_terminal_snr is None else section.zero_terminal_snr
     if is_zero and section.spacing == "leading":

@@ -5,9 +5,10 @@ Names in parentheses are those of the published trainers where they differ.
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from collections.abc import Callable
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Discriminator, Field, Tag, TypeAdapter
 
 from frameloom.config.schema.section import Count, Section, Share, Words
 
@@ -43,11 +44,34 @@ class EDMSection(Section):
     rho: Positive = Field(default=7.0, description="the larger, the more sampling steps have little noise")
 
 
-class ObjectiveSection(Section):
-    kind: Literal["flow", "v", "epsilon", "sample", "edm"] = Field(
+class _NoiseSection(Section):
+    """What every kind of objective has."""
+
+    kind: str = Field(
         default="flow",
         description="flow matching (rf_scheduler), DDPM that predicts v, noise or latent (prediction_type), or EDM",
     )
+    stratified_levels: Count = Field(
+        default=1,
+        description="of this many samples in a row each draws from its own part of the levels (uniform_sampling)",
+    )
+    noise_offset: Annotated[float, Field(ge=0)] = Field(
+        default=0.0, description="move the mean of the noise by a number of this size (offset_noise_level)"
+    )
+    noise_offset_per: Literal["channel", "sample"] = Field(
+        default="channel", description="another number for each channel, or one for a whole sample as in SDXL"
+    )
+    input_perturbation: Annotated[float, Field(ge=0)] = Field(
+        default=0.0, description="noise on the noise that the target does not know of, 0.1 is usual"
+    )
+    motion_share: Share = Field(
+        default=0.0,
+        description="part of the loss on differences between frames (motion_sub_loss_ratio: 0.25)",
+    )
+
+
+class FlowObjectiveSection(_NoiseSection):
+    kind: Literal["flow"] = Field(default="flow", description=_NoiseSection.model_fields["kind"].description)
     distribution: Literal["logit_normal", "uniform", "mode"] = Field(
         default="logit_normal", description="how noise levels are drawn (flow)"
     )
@@ -78,6 +102,10 @@ class ObjectiveSection(Section):
     weighting: Literal["none", "sigma_sqrt", "cosmap"] = Field(
         default="none", description="loss weight by noise level (weighting_scheme) (flow)"
     )
+
+
+class DDPMObjectiveSection(_NoiseSection):
+    kind: Literal["v", "epsilon", "sample"] = Field(default="v")
     betas: Literal["linear", "scaled_linear"] = Field(default="scaled_linear", description="noise schedule (DDPM)")
     beta_start: Annotated[float, Field(gt=0, lt=1)] | None = Field(
         default=None, description="its first beta; null: 1e-4 if linear, 0.00085 if scaled_linear (DDPM)"
@@ -103,29 +131,34 @@ class ObjectiveSection(Section):
     levels: Annotated[tuple[Level, Level], Words("[first, the one after the last], from 0 to 1000")] | None = Field(
         default=None, description="draw only these noise levels, [first, after the last]; null: all (DDPM)"
     )
+
+
+class EDMObjectiveSection(_NoiseSection):
+    kind: Literal["edm"] = Field(default="edm")
+    min_snr_gamma: Positive | None = Field(
+        default=None, description="clamp loss weights, 5 is usual (snr_gamma) (DDPM, edm)"
+    )
     edm: EDMSection = Field(
         default=EDMSection(), description="distribution of noise levels and preconditioning of kind edm"
     )
-    stratified_levels: Count = Field(
-        default=1,
-        description="of this many samples in a row each draws from its own part of the levels (uniform_sampling)",
-    )
-    noise_offset: Annotated[float, Field(ge=0)] = Field(
-        default=0.0, description="move the mean of the noise by a number of this size (offset_noise_level)"
-    )
-    noise_offset_per: Literal["channel", "sample"] = Field(
-        default="channel", description="another number for each channel, or one for a whole sample as in SDXL"
-    )
-    input_perturbation: Annotated[float, Field(ge=0)] = Field(
-        default=0.0, description="noise on the noise that the target does not know of, 0.1 is usual"
-    )
-    motion_share: Share = Field(
-        default=0.0,
-        description="part of the loss on differences between frames (motion_sub_loss_ratio: 0.25)",
-    )
 
 
-def beta_range(section: ObjectiveSection) -> tuple[float, float]:
+def _choose_kind(value: Any) -> str:
+    """The tag of a section; an unknown kind counts as the default one, which then refuses it."""
+    kind = value.get("kind", "flow") if isinstance(value, dict) else getattr(value, "kind", "flow")
+    return {"v": "ddpm", "epsilon": "ddpm", "sample": "ddpm", "edm": "edm"}.get(str(kind), "flow")
+
+
+ObjectiveSection = Annotated[
+    Annotated[FlowObjectiveSection, Tag("flow")]
+    | Annotated[DDPMObjectiveSection, Tag("ddpm")]
+    | Annotated[EDMObjectiveSection, Tag("edm")],
+    Discriminator(_choose_kind),
+]
+parse_objective: Callable[[Any], ObjectiveSection] = TypeAdapter(ObjectiveSection).validate_python
+
+
+def beta_range(section: DDPMObjectiveSection) -> tuple[float, float]:
     """First and last beta: the recipe's, or those that go with the schedule in published models."""
     start, end = _BETA_RANGE[section.betas]
     return (

@@ -19,7 +19,7 @@ from frameloom.config.schema.models import (
     TextSection,
     VAESection,
 )
-from frameloom.config.schema.objective import ObjectiveSection
+from frameloom.config.schema.objective import FlowObjectiveSection, ObjectiveSection
 from frameloom.config.schema.optim import OptimSection
 from frameloom.config.schema.parallel import ParallelSection
 from frameloom.config.schema.sampling import SampleSection, SamplesSection
@@ -100,7 +100,7 @@ class Recipe(Section):
     known: KnownSection | None = Field(
         default=None, description="parts of a clip that an inpaint or image-to-video model is given; null: none"
     )
-    objective: ObjectiveSection = Field(default=ObjectiveSection(), description="the denoiser's training target")
+    objective: ObjectiveSection = Field(default=FlowObjectiveSection(), description="the denoiser's training target")
     autoencoder: AutoencoderSection = Field(default=AutoencoderSection(), description="the autoencoder's losses")
     optim: OptimSection = Field(default=OptimSection(), description="the optimizer")
     train: TrainSection = Field(description="the loop")

@@ -18,7 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from frameloom.core.resolutions import Size, height_per_width, parse_resolution, size_table
-from frameloom.data.buckets.policy import UNUSED, Bucket, Clips, Draw, Ints, LengthRule, ThinnedPolicy, nearest_values
+from frameloom.data.buckets.policy import UNUSED, Bucket, Clips, Draw, Ints, ThinnedPolicy, nearest_values
+from frameloom.models.vaes.config import LengthRule
 
 # A clip a little smaller than the budget is scaled up rather than lost.
 AREA_TOLERANCE = 0.8
@@ -200,5 +201,5 @@ def apply_token_budget(grid: GridPolicy, tokens: int, rule: LengthRule) -> GridP
 
 def count_tokens(bucket: Bucket, stride: int, rule: LengthRule) -> int:
     """Tokens of one clip; `stride` is pixels per token on a side."""
-    in_time = int(rule.tokens(np.array([bucket.frames]))[0])
+    in_time = rule.tokens(bucket.frames)
     return in_time * (bucket.height // stride) * (bucket.width // stride)

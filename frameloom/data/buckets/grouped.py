@@ -11,8 +11,9 @@ from numpy.typing import NDArray
 from frameloom.config.schema.buckets import GroupedSection
 from frameloom.core.errors import ConfigError
 from frameloom.core.resolutions import ratio_name
-from frameloom.data.buckets.policy import UNUSED, Bucket, BucketPolicy, Clips, Draw, Ints, LengthRule
+from frameloom.data.buckets.policy import UNUSED, Bucket, BucketPolicy, Clips, Draw, Ints
 from frameloom.data.media.frames import SAME_RATE_FPS, FrameRule
+from frameloom.models.vaes.config import LengthRule
 
 PUBLISHED_MIN_FRAMES = 29
 PUBLISHED_GROUP_BATCHES = 4
@@ -50,7 +51,7 @@ class Grouped(BucketPolicy):
         published_group = PUBLISHED_GROUP_BATCHES * settings.batch if settings.as_published else 0
         self.min_group = published_group if settings.min_group is None else settings.min_group
         self.unlucky = "rare shape" if settings.drop_short_ratio in (0, 1) else "rare shape or dropped as short"
-        lengths = rule.legal(settings.num_frames, settings.sp_size)
+        lengths = np.array(rule.legal(settings.num_frames, settings.sp_size), dtype=np.int64)
         self._lengths = np.unique([1, *lengths[lengths >= self.min_frames].tolist()])
         self._sizes = self._list_sizes()
         self._size_index = self._index_sizes()

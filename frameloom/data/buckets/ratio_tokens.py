@@ -20,11 +20,11 @@ from frameloom.data.buckets.policy import (
     Clips,
     Draw,
     Ints,
-    LengthRule,
     draw_weighted,
     nearest_values,
 )
 from frameloom.data.media.frames import FrameRule
+from frameloom.models.vaes.config import LengthRule
 
 # Height / width to a size whose area is about 512 x 512.
 RATIO_TABLE: dict[float, tuple[int, int]] = {
@@ -85,7 +85,7 @@ class RatioTokens(BucketPolicy):
         self.image_sides = [image / divisor for divisor in divisors]
         self._sides = np.unique([*self.video_sides, *self.image_sides])
         self._ratios = list(CROP_WEIGHTS if settings.random_ratio_crop else RATIO_TABLE)
-        self._lengths = rule.legal(settings.video_sample_n_frames)
+        self._lengths = np.array(rule.legal(settings.video_sample_n_frames), dtype=np.int64)
         self._places, self.buckets = self._place_buckets()
 
     @property

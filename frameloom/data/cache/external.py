@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import re
 import zipfile
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path, PurePosixPath
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -95,140 +96,139 @@ def _find_file(folder: Path, stems: Sequence[str], where: str) -> Path:
     raise DataError(f"{folder}: no embedding for {where}; tried {tried} and the endings {', '.join(SUFFIXES[1:])}")
 
 
-class ExternalText(ABC):
-    """Embeddings by manifest row."""
+class TextFiles(NamedTuple):
+    """Where the embeddings of a row are, and the names of the arrays there; without `pooled` that vector is zero."""
 
-    def __init__(self, manifest: Manifest, shape: TextShape) -> None:
-        self._manifest = manifest
-        self._shape = shape
+    tokens: Path
+    token_names: Sequence[str]
+    pooled: Path | None
+    pooled_names: Sequence[str]
+    has_mask: bool = False
 
-    @abstractmethod
-    def read_row(self, row: int) -> dict[str, Tensor]:
-        """tokens_KD, mask_K and pooled_D of one row, of the expected shape."""
+
+@dataclass(frozen=True)
+class ExternalText:
+    """Embeddings by manifest row; `find` gives their files. What lies behind the pooled width is not read."""
+
+    shape: TextShape
+    find: Callable[[int], TextFiles]
+    cuts_pooled: bool = False
 
     def get_rows(self, rows: NDArray[np.int64] | Sequence[int]) -> dict[str, Tensor]:
         """The embeddings of these rows, stacked, under the names that batches use."""
-        samples = [self.read_row(int(row)) for row in rows]
-        names = {"tokens_KD": "tokens_BKD", "mask_K": "mask_BK", "pooled_D": "pooled_BD"}
-        return {name: torch.stack([sample[key] for sample in samples]) for key, name in names.items()}
+        found = [(*self._read_tokens(files), self._read_pooled(files)) for files in map(self.find, map(int, rows))]
+        names = ("tokens_BKD", "mask_BK", "pooled_BD")
+        return {name: torch.stack(parts) for name, parts in zip(names, zip(*found, strict=True), strict=True)}
 
-    def _tokens(self, path: Path, tokens: Tensor, mask: Tensor | None) -> dict[str, Tensor]:
-        """Padded to the expected length, zero where the mask is."""
-        tokens_KD, shape = _drop_leading(tokens, 2).float(), self._shape
+    def _read_tokens(self, files: TextFiles) -> tuple[Tensor, Tensor]:
+        """Padded to the expected length, zero where the mask is; and the mask."""
+        path, arrays, shape = files.tokens, read_arrays(files.tokens), self.shape
+        tokens = _pick(path, arrays, files.token_names)
+        tokens_KD = _drop_leading(tokens, 2).float()
         if tokens_KD.ndim != 2 or tokens_KD.shape[1] != shape.width or len(tokens_KD) > shape.max_length:
             raise DataError(
                 f"{path}: embedding of shape {tuple(tokens.shape)}; this recipe expects at most {shape.max_length} "
                 f"tokens of width {shape.width} (text.encoders): choose the encoder and max_length it was made with"
             )
-        mask_K = torch.ones(len(tokens_KD)) if mask is None else _drop_leading(mask, 1)
+        mask_K = _drop_leading(arrays["mask"], 1) if files.has_mask and "mask" in arrays else torch.ones(len(tokens_KD))
         if mask_K.shape != tokens_KD.shape[:1]:
             raise DataError(f"{path}: mask of shape {tuple(mask_K.shape)} for {len(tokens_KD)} tokens")
         padded_KD = torch.zeros(shape.max_length, shape.width)
         padded_K = torch.zeros(shape.max_length, dtype=torch.bool)
         padded_K[: len(mask_K)] = mask_K.bool()
         padded_KD[: len(tokens_KD)] = tokens_KD
-        return {"tokens_KD": padded_KD * padded_K[:, None], "mask_K": padded_K}
+        return padded_KD * padded_K[:, None], padded_K
 
-    def _pooled(self, path: Path, vector: Tensor) -> Tensor:
+    def _read_pooled(self, files: TextFiles) -> Tensor:
+        if files.pooled is None:
+            return torch.zeros(self.shape.pooled_width)
+        vector = _pick(files.pooled, read_arrays(files.pooled), files.pooled_names)
         vector_D = _drop_leading(vector, 1).float()
-        if vector_D.shape != (self._shape.pooled_width,):
+        if self.cuts_pooled:
+            vector_D = vector_D[: self.shape.pooled_width]
+        if vector_D.shape != (self.shape.pooled_width,):
             raise DataError(
-                f"{path}: pooled vector of shape {tuple(vector.shape)}; this recipe expects width "
-                f"{self._shape.pooled_width}; choose the last of text.encoders it was made with"
+                f"{files.pooled}: pooled vector of shape {tuple(vector.shape)}; this recipe expects width "
+                f"{self.shape.pooled_width}; choose the last of text.encoders it was made with"
             )
         return vector_D
 
 
-class OpenSoraPlanText(ExternalText):
+def open_sora_plan_text(
+    manifest: Manifest, folders: Sequence[Path], shape: TextShape, *, name: str | None = None
+) -> ExternalText:
     """Open-Sora-Plan: `<path without ending>-<caption>.npz` (1.3) or `<path>-<key>-<value>….npz` (1.1).
 
     A second folder holds the pooled vectors of the second encoder; without one they are zero, which only a denoiser
     that does not look at them can use. `name` gives the file name in the manifest's columns: "{stem}-part-{part}".
     """
-
-    def __init__(
-        self, manifest: Manifest, folders: Sequence[Path], shape: TextShape, *, name: str | None = None
-    ) -> None:
-        super().__init__(manifest, shape)
-        if not 1 <= len(folders) <= 2:
-            raise ConfigError(
-                f"data.cache.external_folders names {len(folders)} folders; open_sora_plan has one or two"
-            )
-        self._folders = list(folders)
-        self._name = name
-        for field in _FIELD.findall(name or ""):
-            if field != "stem":
-                manifest.column(field)  # refuses a column that is not there
-        if len(folders) == 1:
-            _log.warning("%s: no folder of a second encoder, so pooled vectors are zero", folders[0])
-
-    def read_row(self, row: int) -> dict[str, Tensor]:
-        where, stems = f"{self._manifest.source}: row {row}", self._stems(row)
-        path = _find_file(self._folders[0], stems, where)
-        arrays = read_arrays(path)
-        mask = arrays.get("mask")
-        found = self._tokens(path, _pick(path, arrays, ["text_emb", "tokens"]), mask)
-        if len(self._folders) == 1:
-            return found | {"pooled_D": torch.zeros(self._shape.pooled_width)}
-        pooled = _find_file(self._folders[1], stems, where)
-        return found | {"pooled_D": self._pooled(pooled, _pick(pooled, read_arrays(pooled), ["text_emb", "pooled"]))}
-
-    def _stems(self, row: int) -> list[str]:
-        path = PurePosixPath(self._manifest.clip(row).path)
-        stem = str(path.with_suffix(""))
-        if self._name is not None:
-            return [_FIELD.sub(lambda found: stem if found[1] == "stem" else self._value(found[1], row), self._name)]
-        columns = self._manifest.columns
-        number = self._value("caption_index", row) if "caption_index" in columns else "0"
-        window = [f"{stem}-frame_idx-{self._value('frame_idx', row)}"] if "frame_idx" in columns else []
-        return [f"{stem}-{number}", *window, stem]
-
-    def _value(self, column: str, row: int) -> str:
-        return str(self._manifest.column(column)[row])
+    if not 1 <= len(folders) <= 2:
+        raise ConfigError(f"data.cache.external_folders names {len(folders)} folders; open_sora_plan has one or two")
+    for column in _FIELD.findall(name or ""):
+        if column != "stem":
+            manifest.column(column)  # refuses a column that is not there
+    if len(folders) == 1:
+        _log.warning("%s: no folder of a second encoder, so pooled vectors are zero", folders[0])
+    return ExternalText(shape, partial(_find_plan_text, manifest, folders, name))
 
 
-def _sdxl_name(path: str) -> str:
-    """The name in the cache: the file's, cut at its first dot."""
-    return PurePosixPath(path).name.partition(".")[0]
+def _find_plan_text(manifest: Manifest, folders: Sequence[Path], name: str | None, row: int) -> TextFiles:
+    stem, columns = str(PurePosixPath(manifest.clip(row).path).with_suffix("")), manifest.columns
+    values = {"stem": stem} | {
+        column: str(manifest.column(column)[row]) for column in _FIELD.findall(name or "") if column != "stem"
+    }
+    if name is not None:
+        stems = [_FIELD.sub(lambda found: values[found[1]], name)]
+    else:
+        number = manifest.column("caption_index")[row] if "caption_index" in columns else 0
+        window = [f"{stem}-frame_idx-{manifest.column('frame_idx')[row]}"] if "frame_idx" in columns else []
+        stems = [f"{stem}-{number}", *window, stem]
+    found = [_find_file(folder, stems, f"{manifest.source}: row {row}") for folder in folders]
+    pooled = found[1] if len(found) > 1 else None
+    return TextFiles(found[0], ("text_emb", "tokens"), pooled, ("text_emb", "pooled"), has_mask=True)
+
+
+def _sdxl_file(manifest: Manifest, folder: Path, row: int) -> Path:
+    """The file of a row has its name, cut at its first dot."""
+    name = PurePosixPath(manifest.clip(row).path).name.partition(".")[0]
+    return safe_join(folder, f"{name}.npy", where=f"{manifest.source}: row {row}")
 
 
 def check_sdxl_names(manifest: Manifest) -> None:
     """DataError when two rows share a name: the later one has overwritten the earlier in the cache."""
     seen: dict[str, str] = {}
     for path in manifest.column("path").to_list():
-        first = seen.setdefault(_sdxl_name(path), path)
+        name = PurePosixPath(path).name.partition(".")[0]
+        first = seen.setdefault(name, path)
         if first != path:
             raise DataError(
-                f"{manifest.source}: {first} and {path} have the same name '{_sdxl_name(path)}' in an SDXL cache, so "
+                f"{manifest.source}: {first} and {path} have the same name '{name}' in an SDXL cache, so "
                 "one has overwritten the other; rename one of them and cache again"
             )
 
 
-class SDXLText(ExternalText):
-    """`crossattn_cache` as token states and the first numbers of `vector_cache` as the pooled vector."""
+def sdxl_text(manifest: Manifest, folder: Path, shape: TextShape) -> ExternalText:
+    """`crossattn_cache` as token states and the first numbers of `vector_cache` as the pooled vector.
 
-    def __init__(self, manifest: Manifest, folder: Path, shape: TextShape) -> None:
-        super().__init__(manifest, shape)
-        check_sdxl_names(manifest)
-        self._folder = folder
-
-    def read_row(self, row: int) -> dict[str, Tensor]:
-        name, where = _sdxl_name(self._manifest.clip(row).path), f"{self._manifest.source}: row {row}"
-        states = safe_join(self._folder / "crossattn_cache", f"{name}.npy", where=where)
-        vector = safe_join(self._folder / "vector_cache", f"{name}.npy", where=where)
-        found = self._tokens(states, _pick(states, read_arrays(states), [""]), None)
-        whole = _drop_leading(_pick(vector, read_arrays(vector), [""]), 1)
-        # Behind the pooled text come the embedded sizes and crop, which belong to the denoiser.
-        return found | {"pooled_D": self._pooled(vector, whole[: self._shape.pooled_width])}
+    Behind the pooled text come the embedded sizes and crop, which belong to the denoiser.
+    """
+    check_sdxl_names(manifest)
+    return ExternalText(shape, partial(_find_sdxl_text, manifest, folder), cuts_pooled=True)
 
 
-class ColumnText(ExternalText):
+def _find_sdxl_text(manifest: Manifest, folder: Path, row: int) -> TextFiles:
+    states, vector = (_sdxl_file(manifest, folder / part, row) for part in ("crossattn_cache", "vector_cache"))
+    return TextFiles(states, ("",), vector, ("",))
+
+
+def column_text(manifest: Manifest, shape: TextShape) -> ExternalText:
     """Open-Sora 2.0: text_t5_path and text_clip_path, relative to the manifest's root. All tokens count, as there."""
+    return ExternalText(shape, partial(_find_column_text, manifest))
 
-    def read_row(self, row: int) -> dict[str, Tensor]:
-        states, vector = (column_file(self._manifest, name, row) for name in ("text_t5_path", "text_clip_path"))
-        found = self._tokens(states, _pick(states, read_arrays(states), ["text_t5", "y", ""]), None)
-        return found | {"pooled_D": self._pooled(vector, _pick(vector, read_arrays(vector), ["text_clip", "vec", ""]))}
+
+def _find_column_text(manifest: Manifest, row: int) -> TextFiles:
+    states, vector = (column_file(manifest, name, row) for name in ("text_t5_path", "text_clip_path"))
+    return TextFiles(states, ("text_t5", "y", ""), vector, ("text_clip", "vec", ""))
 
 
 def column_file(manifest: Manifest, column: str, row: int) -> Path:
@@ -236,12 +236,12 @@ def column_file(manifest: Manifest, column: str, row: int) -> Path:
     return safe_join(manifest.root, str(manifest.column(column)[row]), where=f"{manifest.source}: row {row}, {column}")
 
 
+@dataclass(frozen=True)
 class ExternalLatents:
     """Latents of one file per row; `find` gives its path. The deviation is zero: noise is in the latent."""
 
-    def __init__(self, find: Callable[[int], Path], shape: LatentShape) -> None:
-        self._find = find
-        self._shape = shape
+    find: Callable[[int], Path]
+    shape: LatentShape
 
     @property
     def may_refuse(self) -> bool:
@@ -249,16 +249,16 @@ class ExternalLatents:
 
     def check(self, row: int, bucket: Bucket) -> None:
         """ClipError for a row without a file: it is replaced and counted like a clip that cannot be read."""
-        path = self._find(row)
+        path = self.find(row)
         if not path.is_file():
             raise ClipError(f"{path}: no such latent in the cache")
 
     def get(self, rows: NDArray[np.int64], bucket: Bucket) -> tuple[Tensor, Tensor]:
-        mean = torch.stack([self._read(self._find(int(row)), bucket) for row in rows])
+        mean = torch.stack([self._read(self.find(int(row)), bucket) for row in rows])
         return mean, torch.zeros_like(mean)
 
     def _read(self, path: Path, bucket: Bucket) -> Tensor:
-        found, wanted = _pick(path, read_arrays(path), ["latents", "latent", "mean", ""]), self._shape(bucket)
+        found, wanted = _pick(path, read_arrays(path), ["latents", "latent", "mean", ""]), self.shape(bucket)
         latent = found
         while latent.ndim > 3 and latent.shape[0] == 1 and tuple(latent.shape) != wanted:
             latent = latent[0]
@@ -281,12 +281,7 @@ def sdxl_latents(manifest: Manifest, folder: Path, shape: LatentShape) -> Extern
         "vector beside it. Make our own cache to have neither: data.cache.latents and frameloom data cache RECIPE",
         folder,
     )
-
-    def find(row: int) -> Path:
-        name = _sdxl_name(manifest.clip(row).path)
-        return safe_join(folder / "latent_cache", f"{name}.npy", where=f"{manifest.source}: row {row}")
-
-    return ExternalLatents(find, shape)
+    return ExternalLatents(partial(_sdxl_file, manifest, folder / "latent_cache"), shape)
 
 
 def column_latents(manifest: Manifest, shape: LatentShape) -> ExternalLatents:
@@ -297,4 +292,4 @@ def column_latents(manifest: Manifest, shape: LatentShape) -> ExternalLatents:
         "that they were made with",
         manifest.source,
     )
-    return ExternalLatents(lambda row: column_file(manifest, "latents_path", row), shape)
+    return ExternalLatents(partial(column_file, manifest, "latents_path"), shape)

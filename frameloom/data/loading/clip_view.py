@@ -13,7 +13,7 @@ from pathlib import Path
 from torch import Tensor
 
 from frameloom.core.errors import ConfigError
-from frameloom.data.manifest.sources.media_folder import has_media, read_media_folder
+from frameloom.data.manifest.sources.media_files import has_media, read_media_folder
 from frameloom.data.manifest.sources.reading import read_source
 from frameloom.data.media.decode import ClipError, Media, MediaFacts, kind_of, read_clip, read_image
 from frameloom.data.media.frames import FrameRule, Window, select_frames

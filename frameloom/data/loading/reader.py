@@ -9,13 +9,13 @@ Shape letters: B batch, C channels, F frames, H height, W width, N images beside
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from frameloom.config.schema.data import DataSection
@@ -62,12 +62,20 @@ class Sample(NamedTuple):
     companions: tuple[tuple[int, Tensor], ...] = ()
 
 
+@dataclass(frozen=True)
+class Stores:
+    """What is read instead of encoded: `latents` instead of media files, text by caption or by row."""
+
+    latents: LatentStore | ExternalLatents | None = None
+    text: TextStore | None = None
+    row_text: ExternalText | None = None
+
+
 class BatchReader:
     """Reads micro-batches; the result depends on the request alone. Survives pickling, to be used by workers.
 
-    Optional stores: `latents` instead of media files; `text` by caption or `row_text` by row. With `class_rows`, every
-    batch is doubled by class pictures for DreamBooth: `rows` are those of its first half only. Crops of cached samples
-    cost a lookup each, so they are left out unless `crops_of_latents`.
+    With `class_rows`, every batch is doubled by class pictures for DreamBooth: `rows` are those of its first half only.
+    Crops of cached samples cost a lookup each, so they are left out unless `crops_of_latents`.
     """
 
     def __init__(
@@ -75,18 +83,17 @@ class BatchReader:
         manifest: Manifest,
         policy: BucketPolicy,
         data: DataSection,
-        *,
         seed: int,
-        latents: LatentStore | ExternalLatents | None = None,
-        text: TextStore | None = None,
-        row_text: ExternalText | None = None,
-        class_rows: NDArray[np.int64] | None = None,
+        stores: Stores | None = None,
+        *,
+        class_rows: Ints | None = None,
         crops_of_latents: bool = False,
     ) -> None:
         self.manifest, self.policy, self.data, self.seed = manifest, policy, data, seed
-        self.latents, self.text, self.row_text = latents, text, row_text
+        stores = stores or Stores()
+        self.latents, self.text, self.row_text = stores.latents, stores.text, stores.row_text
         self._class_rows = class_rows
-        self._has_crops = latents is None or crops_of_latents
+        self._has_crops = self.latents is None or crops_of_latents
         self._transforms = Transforms(parse_transforms(data.transforms))
         self._has_windows = "start_frame" in manifest.columns
         if data.control:

@@ -8,9 +8,9 @@ The added text is a part of the caption from here on: it counts for text caches 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from functools import lru_cache
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -25,28 +25,31 @@ from frameloom.data.manifest.rows import Rows
 from frameloom.data.media.frames import sample_rate
 
 _log = get_logger(__name__)
-_CAPTIONS = ("caption", "captions")
+Facts = tuple[Any, ...]
+_CAPTION_DTYPES: dict[str, pl.DataType] = {"caption": pl.String(), "captions": pl.List(pl.String)}
 
 
-def spell_rate(fps: float, fps_max: float) -> str:
+def format_rate(fps: float, fps_max: float) -> str:
     """The rate of a clip after thinning; as in the original, one that was not thinned keeps its decimals (16.0 FPS)."""
     rate, _ = sample_rate(np.array([fps]), fps_max)
     return f"{int(rate[0]) if fps >= fps_max else float(rate[0])} FPS"
 
 
-def spell_motion(score: float) -> str:
+def format_motion(score: float) -> str:
     return f"{int(score + 0.5)} motion score"
 
 
-def join_note(caption: str, parts: Sequence[str]) -> str:
-    """Nothing but a space goes before the note, whatever the caption ends with."""
+def join_suffix(caption: str, parts: Sequence[str]) -> str:
+    """Nothing but a space goes before the suffix, whatever the caption ends with."""
     return f"{caption} {', '.join(parts)}." if parts else caption
 
 
 @dataclass(frozen=True)
-class CaptionNotes:
-    """Which facts are said. `motion` is a column; `stride` and `rate` are how a bucket policy spaces frames, if it does
-    not thin them to `fps_max`."""
+class CaptionSuffix:
+    """What is said behind a caption: the rate if `fps`, and the score in the column `motion`.
+
+    `stride` and `rate` are how a bucket policy spaces frames, if it does not thin them to `fps_max`.
+    """
 
     fps: bool
     motion: str | None
@@ -55,80 +58,95 @@ class CaptionNotes:
     rate: float | None = None
 
     @classmethod
-    def for_policy(cls, policy: BucketPolicy, *, fps: bool, motion: str | None, fps_max: float) -> CaptionNotes:
+    def for_policy(cls, policy: BucketPolicy, *, fps: bool, motion: str | None, fps_max: float) -> CaptionSuffix:
         return cls(fps, motion, fps_max, policy.frame_rule.stride, policy.frame_rule.fps)
 
-    def parts(self, fps: float | None, score: float | None) -> list[str]:
+    def parts(self, fps: float | None, score: float | None = None) -> list[str]:
         """Those of one row; `fps` is that of the file, None or NaN for an image."""
         parts = []
         if self.fps and fps is not None and not math.isnan(fps):
-            parts.append(self._spell_rate(fps))
+            spaced = self.rate if self.stride is None else fps / self.stride
+            parts.append(format_rate(fps, self.fps_max) if spaced is None else f"{spaced:g} FPS")
         if score is not None and not math.isnan(score):
-            parts.append(spell_motion(score))
+            parts.append(format_motion(score))
         return parts
 
-    def _spell_rate(self, fps: float) -> str:
-        if self.rate is not None:
-            return f"{self.rate:g} FPS"
-        return spell_rate(fps, self.fps_max) if self.stride is None else f"{fps / self.stride:g} FPS"
+    def append_to(self, name: str, value: Any, facts: Facts) -> Any:
+        """To one caption, or to each of several; None stays None."""
+        if value is None:
+            return None
+        parts = _cached_parts(self, *facts)
+        return join_suffix(value, parts) if isinstance(value, str) else [join_suffix(text, parts) for text in value]
 
 
-class NotedRows:
-    """Rows whose captions carry their notes; everything else is as in `rows`."""
+# A set has few different rates and scores.
+@lru_cache(maxsize=65_536)
+def _cached_parts(suffix: CaptionSuffix, fps: float | None, score: float | None = None) -> list[str]:
+    return suffix.parts(fps, score)
 
-    known_fingerprint: str | None = None
 
-    def __init__(self, rows: Rows, notes: CaptionNotes) -> None:
-        self._rows, self._notes = rows, notes
-        self._facts = ["fps", *([notes.motion] if notes.motion in rows.columns else [])]
+@dataclass(frozen=True)
+class AnnotatedRows:
+    """Rows whose columns in `dtypes` are edited; everything else is as in `rows`.
+
+    `edit` takes the name of a column, its value (None where `rows` lack the column), and the row's values of the
+    columns `facts`. It travels to other processes, so it is a function of a module or a method.
+    """
+
+    rows: Rows
+    dtypes: dict[str, pl.DataType]
+    edit: Callable[[str, Any, Facts], Any]
+    facts: tuple[str, ...] = ()
+    known_fingerprint: str | None = field(default=None, init=False)
 
     @property
     def columns(self) -> list[str]:
-        return self._rows.columns
+        return list(dict.fromkeys([*self.rows.columns, *self.dtypes]))
 
     def __len__(self) -> int:
-        return len(self._rows)
+        return len(self.rows)
 
     def values(self, names: Sequence[str], row: int) -> tuple[Any, ...]:
-        found = self._rows.values(names, row)
-        if not any(name in _CAPTIONS for name in names):
-            return found
-        note = self._parts(self._rows.values(self._facts, row))
-        pairs = zip(names, found, strict=True)
-        return tuple(_add_note(value, note) if name in _CAPTIONS else value for name, value in pairs)
+        known = [name for name in (*names, *self.facts) if name in self.rows.columns]
+        found = dict(zip(known, self.rows.values(known, row), strict=True)) if known else {}
+        facts = tuple(found[name] for name in self.facts)
+        return tuple(self.edit(name, found.get(name), facts) if name in self.dtypes else found[name] for name in names)
 
     def gather(self, name: str, rows: Sequence[int]) -> list[Any]:
-        found = self._rows.gather(name, rows)
-        if name not in _CAPTIONS:
-            return found
-        facts = zip(*(self._rows.gather(fact, rows) for fact in self._facts), strict=True)
-        return [_add_note(value, self._parts(fact)) for value, fact in zip(found, facts, strict=True)]
+        if name in self.dtypes:
+            return [self.values([name], row)[0] for row in rows]
+        return self.rows.gather(name, rows)
 
     def slice(self, name: str, start: int, count: int) -> pl.Series:
-        found = self._rows.slice(name, start, count)
-        if name not in _CAPTIONS:
-            return found
-        spelled = lru_cache(maxsize=None)(self._parts)  # a set has few different rates and scores
-        facts = zip(*(self._rows.slice(fact, start, count).to_list() for fact in self._facts), strict=True)
-        noted = [_add_note(value, spelled(fact)) for value, fact in zip(found.to_list(), facts, strict=True)]
-        return pl.Series(name, noted, dtype=found.dtype)
-
-    def _parts(self, facts: tuple[Any, ...]) -> list[str]:
-        return self._notes.parts(facts[0], facts[1] if len(facts) > 1 else None)
+        if name not in self.dtypes:
+            return self.rows.slice(name, start, count)
+        count = max(0, min(count, len(self) - start))
+        values = self.rows.slice(name, start, count).to_list() if name in self.rows.columns else [None] * count
+        facts = [self.rows.slice(fact, start, count).to_list() for fact in self.facts]
+        made = [self.edit(name, value, tuple(row)) for value, *row in zip(values, *facts, strict=True)]
+        return pl.Series(name, made, dtype=self.dtypes[name])
 
 
-def _add_note(value: Any, note: list[str]) -> Any:
-    """To one caption, or to each of several; None stays None."""
-    if value is None:
-        return None
-    return join_note(value, note) if isinstance(value, str) else [join_note(text, note) for text in value]
+def append_suffix(manifest: Manifest, suffix: CaptionSuffix) -> Manifest:
+    """The same rows, with a suffix behind their captions."""
+    if suffix.motion is not None and suffix.motion not in manifest.columns:
+        _log.warning("%s: no column '%s', so no caption gets a motion score", manifest.source, suffix.motion)
+    parts = []
+    for part in manifest.parts:
+        facts = ("fps", *([suffix.motion] if suffix.motion in part.rows.columns else []))
+        dtypes = {name: dtype for name, dtype in _CAPTION_DTYPES.items() if name in part.rows.columns}
+        parts.append(replace(part, rows=AnnotatedRows(part.rows, dtypes, suffix.append_to, facts)))
+    return Manifest(parts)
 
 
-def note_captions(manifest: Manifest, notes: CaptionNotes) -> Manifest:
-    """The same rows, with notes behind their captions."""
-    if notes.motion is not None and notes.motion not in manifest.columns:
-        _log.warning("%s: no column '%s', so no caption gets a motion score", manifest.source, notes.motion)
-    return Manifest([replace(part, rows=NotedRows(part.rows, notes)) for part in manifest.parts])
+def override_captions(manifest: Manifest, texts: Sequence[str]) -> Manifest:
+    """The same rows, all with the captions `texts` to choose from."""
+    edit = partial(_override, {"caption": texts[0], "captions": list(texts)})
+    return Manifest([replace(part, rows=AnnotatedRows(part.rows, _CAPTION_DTYPES, edit)) for part in manifest.parts])
+
+
+def _override(captions: dict[str, Any], name: str, value: Any, facts: Facts) -> Any:
+    return captions[name]
 
 
 TEMPLATES: dict[str, tuple[str, ...]] = {
@@ -168,39 +186,3 @@ def read_templates(kind: str, file: Path | None, placeholder: str) -> list[str]:
                 f"inversion.template_file: {file} has {found}; every line needs {{}} once, where the word stands"
             )
     return [line.replace("{}", placeholder) for line in lines]
-
-
-class RetoldRows:
-    """Rows that all have the captions `texts` to choose from; everything else is as in `rows`."""
-
-    known_fingerprint: str | None = None
-
-    def __init__(self, rows: Rows, texts: Sequence[str]) -> None:
-        self._rows, self._told = rows, {"caption": texts[0], "captions": list(texts)}
-
-    @property
-    def columns(self) -> list[str]:
-        return list(dict.fromkeys([*self._rows.columns, *self._told]))
-
-    def __len__(self) -> int:
-        return len(self._rows)
-
-    def values(self, names: Sequence[str], row: int) -> tuple[Any, ...]:
-        own = [name for name in names if name not in self._told]
-        found = dict(zip(own, self._rows.values(own, row), strict=True)) if own else {}
-        return tuple(self._told[name] if name in self._told else found[name] for name in names)
-
-    def gather(self, name: str, rows: Sequence[int]) -> list[Any]:
-        return [self._told[name]] * len(rows) if name in self._told else self._rows.gather(name, rows)
-
-    def slice(self, name: str, start: int, count: int) -> pl.Series:
-        if name not in self._told:
-            return self._rows.slice(name, start, count)
-        count = max(0, min(count, len(self) - start))
-        dtype = pl.String if name == "caption" else pl.List(pl.String)
-        return pl.Series(name, [self._told[name]] * count, dtype=dtype)
-
-
-def retell(manifest: Manifest, texts: Sequence[str]) -> Manifest:
-    """The same rows, all with the captions `texts`."""
-    return Manifest([replace(part, rows=RetoldRows(part.rows, texts)) for part in manifest.parts])

@@ -158,11 +158,10 @@ class Manifest:
 
     def clip(self, row: int) -> ClipRow:
         """The facts of one row."""
-        part, local = self._locate(row)
-        return ClipRow(row, *part.rows.values(REQUIRED, local))
+        return ClipRow(row, *self._read(row, *REQUIRED)[1])
 
     def caption(self, row: int) -> str:
-        return str(self._value("caption", row))
+        return str(self._read(row, "caption")[1][0])
 
     def captions(self, rows: Sequence[int] | NDArray[np.int64]) -> list[str]:
         if len(self.parts) > 1:
@@ -173,38 +172,32 @@ class Manifest:
 
     def all_captions(self, row: int) -> list[str]:
         """Those that a row has to choose from; a row without a list, or with an empty one, has its one caption."""
-        part, local = self._locate(row)
-        several = part.rows.values(["captions"], local)[0] if "captions" in part.rows.columns else None
+        _, (several,) = self._read(row, "captions")
         texts = [str(text) for text in several if text is not None] if several is not None else []
         return texts or [self.caption(row)]
 
     def file(self, row: int) -> Path:
         """Where the file of a row is (a tar for a member of one); refused when a link leads out of the root."""
-        part, local = self._locate(row)
-        (path,) = part.rows.values(["path"], local)
-        return safe_join(part.root, str(path), where=f"{part.source}: row {local}")
+        part, (path,) = self._read(row, "path")
+        return safe_join(part.root, str(path), where=f"{part.source}: row {self._locate(row)[1]}")
 
     def control_file(self, row: int) -> Path | None:
         """The control clip that lies beside a row's own; None for a row without one."""
-        part, local = self._locate(row)
-        path = part.rows.values(["control"], local)[0] if "control" in part.rows.columns else None
-        return None if path is None else safe_join(part.root, str(path), where=f"{part.source}: row {local}")
+        part, (path,) = self._read(row, "control")
+        where = f"{part.source}: row {self._locate(row)[1]}"
+        return None if path is None else safe_join(part.root, str(path), where=where)
 
     def window(self, row: int) -> tuple[int, int] | None:
         """(first frame, frame behind the last) that the row means; None for the whole file."""
-        part, local = self._locate(row)
-        if "start_frame" not in part.rows.columns:
-            return None
-        start, frames = part.rows.values(["start_frame", "frames"], local)
+        _, (start, frames) = self._read(row, "start_frame", "frames")
         return None if start is None else (int(start), int(start) + int(frames))
 
     def member(self, row: int) -> Member | None:
-        """Where the clip is inside its tar; None for a file of its own. `open_member` opens it."""
-        part, local = self._locate(row)
-        if not {"member", "offset", "bytes"} <= set(part.rows.columns):
+        """Where the clip is inside its tar; None for a file of its own. `MemberFile` opens it."""
+        _, (name, offset, num_bytes) = self._read(row, "member", "offset", "bytes")
+        if None in (name, offset, num_bytes):
             return None
-        name, offset, num_bytes = part.rows.values(["member", "offset", "bytes"], local)
-        return None if offset is None else Member(self.file(row), str(name), int(offset), int(num_bytes))
+        return Member(self.file(row), str(name), int(offset), int(num_bytes))
 
     @cached_property
     def fingerprint(self) -> str:
@@ -228,9 +221,14 @@ class Manifest:
         index = bisect_right(self._starts, row) - 1
         return self.parts[index], row - self._starts[index]
 
-    def _value(self, name: str, row: int) -> Any:
+    def _read(self, row: int, *names: str) -> tuple[Part, tuple[Any, ...]]:
+        """(source of a row, its values); None for a column that the source lacks."""
         part, local = self._locate(row)
-        return part.rows.values([name], local)[0]
+        if all(name in part.rows.columns for name in names):
+            return part, part.rows.values(names, local)
+        known = [name for name in names if name in part.rows.columns]
+        found = dict(zip(known, part.rows.values(known, local), strict=True)) if known else {}
+        return part, tuple(found.get(name) for name in names)
 
     def _slice(self, name: str, start: int, count: int) -> pl.Series:
         found = []
@@ -324,7 +322,7 @@ def shard_manifest(path: Path, out: Path, *, rows: int, root: Path | None = None
 def read_table(source: Source, name: str, filters: Sequence[Where] = ()) -> pl.DataFrame:
     """The filtered rows of a source, complete and checked; DataError names what is missing or wrong."""
     table = source.table
-    place = source.place
+    locate = source.locate
     if filters:
         table = table.with_row_index("__row")
         for where in filters:
@@ -332,11 +330,11 @@ def read_table(source: Source, name: str, filters: Sequence[Where] = ()) -> pl.D
         kept = table["__row"]
         table = table.drop("__row").rechunk()
 
-        def place(row: int) -> str:
-            return source.place(int(kept[row]))
+        def locate(row: int) -> str:
+            return source.locate(int(kept[row]))
 
-    refuse_incomplete(table, source=name, place=place)
-    return check_table(table, source=name, place=place)
+    refuse_incomplete(table, source=name, locate=locate)
+    return check_table(table, source=name, locate=locate)
 
 
 def _read_part(spec: SourceSpec, filters: Sequence[Where]) -> Part:

@@ -16,11 +16,11 @@ from frameloom.data.manifest.sources.columns import (
     COUNTS,
     KINDS,
     REQUIRED,
-    Place,
+    Locate,
     has_control,
+    locate_row,
     path_rules,
     refuse_first,
-    row_place,
 )
 
 # Larger tables travel to worker processes as a memory-mapped file that all of them share.
@@ -90,25 +90,20 @@ class TableRows:
         return {"spill": str(self._spill)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        inline = state.get("inline")
-        self._table = pl.read_ipc(inline) if inline is not None else _map_table(Path(state["spill"]))
-        self._spill = None
-        self._columns = {}
-
-
-def _map_table(path: Path) -> pl.DataFrame:
-    """The table on top of the file's pages, without a copy (polars' own reader makes one)."""
-    with pa.memory_map(str(path)) as source:
-        table = pl.from_arrow(pa.ipc.open_file(source).read_all())
-    assert isinstance(table, pl.DataFrame)
-    return table
+        if "inline" in state:
+            table: Any = pl.read_ipc(state["inline"])
+        else:
+            # On top of the file's pages, without a copy (polars' own reader makes one).
+            with pa.memory_map(state["spill"]) as source:
+                table = pl.from_arrow(pa.ipc.open_file(source).read_all())
+        self._table, self._spill, self._columns = table, None, {}
 
 
 _TEXT = ("path", "caption", "kind")
 _MAX_COUNT = 2**31 - 1
 
 
-def refuse_incomplete(table: pl.DataFrame, *, source: str, place: Place = row_place) -> None:
+def refuse_incomplete(table: pl.DataFrame, *, source: str, locate: Locate = locate_row) -> None:
     """DataError when rows lack a size, with the command that fills them in."""
     lacking = {name: pl.col(name).is_null() for name in COUNTS if name in table.columns}
     lacking["fps"] = (pl.col("kind") == "video").fill_null(False) & pl.col("fps").is_null()
@@ -116,14 +111,14 @@ def refuse_incomplete(table: pl.DataFrame, *, source: str, place: Place = row_pl
     for name, wrong in lacking.items():
         rows = table.select(wrong.arg_true()).to_series()
         if len(rows):
-            found.append(f"{name} is missing in {len(rows)} of {table.height} rows (first: {place(int(rows[0]))})")
+            found.append(f"{name} is missing in {len(rows)} of {table.height} rows (first: {locate(int(rows[0]))})")
     if found:
         raise DataError(
             f"{source}: {'; '.join(found)}; fill the sizes in with: frameloom data scan {source} --out manifest.parquet"
         )
 
 
-def check_table(table: pl.DataFrame, *, source: str, place: Place = row_place) -> pl.DataFrame:
+def check_table(table: pl.DataFrame, *, source: str, locate: Locate = locate_row) -> pl.DataFrame:
     """The table with exact column types; DataError names the first wrong row and column."""
     missing = [name for name in REQUIRED if name not in table.columns]
     if missing:
@@ -131,13 +126,21 @@ def check_table(table: pl.DataFrame, *, source: str, place: Place = row_place) -
             f"{source}: no column {', '.join(map(repr, missing))} (it has: {', '.join(table.columns) or 'none'}); "
             f"a manifest needs {', '.join(REQUIRED)}; docs/getting-started.md shows how to make one"
         )
-    _check_types(table, source)
+    for name in REQUIRED:
+        dtype = table.schema[name]
+        if name in _TEXT:
+            right, wanted = dtype == pl.String or (not table.height and dtype == pl.Null), "text"
+        elif name in COUNTS:
+            right, wanted = dtype.is_integer(), "whole numbers"
+        else:
+            right, wanted = dtype.is_numeric() or dtype == pl.Null, "numbers (null for images)"
+        if not right:
+            raise DataError(f"{source}: column '{name}' has type {dtype}; it must hold {wanted}")
     refuse_captions(table.schema, source=source)
-    refuse_first(table, _rules(), source, place)
+    refuse_first(table, _rules(), source, locate)
     if has_control(table):
-        refuse_first(table, path_rules("control"), source, place)
-    casts: list[pl.Expr] = [pl.col(COUNTS).cast(pl.Int32), pl.col("fps").cast(pl.Float64)]
-    return table.with_columns(casts).rechunk()
+        refuse_first(table, path_rules("control"), source, locate)
+    return table.with_columns(pl.col(COUNTS).cast(pl.Int32), pl.col("fps").cast(pl.Float64)).rechunk()
 
 
 def refuse_captions(schema: Mapping[str, pl.DataType], *, source: str) -> None:
@@ -151,19 +154,6 @@ def refuse_captions(schema: Mapping[str, pl.DataType], *, source: str) -> None:
             f"{source}: column 'captions' has type {dtype}; it must hold a list of texts, the captions that a clip has "
             "to choose from; write lists (jsonl or parquet can), or give the column another name"
         )
-
-
-def _check_types(table: pl.DataFrame, source: str) -> None:
-    for name in REQUIRED:
-        dtype = table.schema[name]
-        if name in _TEXT:
-            right, wanted = dtype == pl.String or (not table.height and dtype == pl.Null), "text"
-        elif name in COUNTS:
-            right, wanted = dtype.is_integer(), "whole numbers"
-        else:
-            right, wanted = dtype.is_numeric() or dtype == pl.Null, "numbers (null for images)"
-        if not right:
-            raise DataError(f"{source}: column '{name}' has type {dtype}; it must hold {wanted}")
 
 
 def _rules() -> list[tuple[str, pl.Expr, str]]:

@@ -11,7 +11,8 @@ with the sizes in a separate table, are validated as a whole when opened.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from frameloom.core.errors import DataError
 from frameloom.core.files import atomic_folder, digest_file, write_json
 from frameloom.data.manifest.filters import Condition, Where, no_rows, parse_where
 from frameloom.data.manifest.rows import TableRows, check_table, refuse_incomplete
-from frameloom.data.manifest.sources.columns import KINDS, to_our_columns
+from frameloom.data.manifest.sources.columns import COUNTS, KINDS, to_our_columns
 from frameloom.data.manifest.sources.parquet_tables import INDEX_FORMAT, INDEX_NAME, ShardFiles, read_parquet
 
 GEOMETRY = ("kind", "height", "width", "frames", "fps")
@@ -103,7 +104,8 @@ class ShardRows:
         parts = []
         for shard in np.unique(np.searchsorted(self._starts, wanted, side="right") - 1).tolist():
             low, high = np.searchsorted(wanted, self._starts[shard : shard + 2])
-            column = self._read_column(shard, name)
+            self._verify(shard)
+            column = _read_shard(self._shards, shard, self._root, [name])[name]
             parts.append(column.gather(wanted[low:high] - self._starts[shard]))
         return pl.concat(parts) if parts else pl.Series(name, [], dtype=pl.String)
 
@@ -120,24 +122,14 @@ class ShardRows:
         if held is None or not set(names) <= set(held.columns):
             # A clip's path and caption are nearly always read one after the other.
             wanted = sorted({"path", "caption", *names}) if self._shards.digests else None
-            self._groups[key] = self._read_group(file, shard, group, wanted, disk_row - local)
+            table: Any = pl.from_arrow(file.read_row_group(group, columns=wanted, use_threads=False))
+            if not self._shards.digests:
+                table = _to_ours(table, self._shards, shard, disk_row - local, self._root)
+            self._groups[key] = table
             if len(self._groups) > _MAX_GROUPS:
                 self._groups.popitem(last=False)
         self._groups.move_to_end(key)
         return self._groups[key], local
-
-    def _read_group(
-        self, file: pq.ParquetFile, shard: int, group: int, names: list[str] | None, start: int
-    ) -> pl.DataFrame:
-        table = pl.from_arrow(file.read_row_group(group, columns=names, use_threads=False))
-        assert isinstance(table, pl.DataFrame)
-        return table if self._shards.digests else _to_ours(table, self._shards, shard, start, self._root)
-
-    def _read_column(self, shard: int, name: str) -> pl.Series:
-        self._verify(shard)
-        if self._shards.digests:
-            return pl.read_parquet(self._shards.files[shard], columns=[name])[name]
-        return _read_shard(self._shards, shard, self._root)[name]
 
     def _open(self, shard: int) -> pq.ParquetFile:
         if shard not in self._files:
@@ -176,70 +168,56 @@ def open_shards(shards: ShardFiles, *, root: Path, filters: Sequence[Where], sou
     """The rows that fulfil all filters, with their sizes in memory."""
     geometry: list[pl.DataFrame] = []
     kept: list[NDArray[np.int64]] = []
-    left: dict[int, int] = {}
-    conditions: list[Condition] = []
-    names: list[str] = []
+    names, conditions, columns = [], [], None
+    if shards.digests:
+        # What `data shard` wrote was checked then; only the columns that are needed are read.
+        schema = pl.read_parquet_schema(shards.files[0])
+        names, conditions = list(schema), _parse_all(filters, schema, source)
+        used = {name for condition in conditions for name in condition.expression.meta.root_names()}
+        columns = [*GEOMETRY, *sorted(used - set(GEOMETRY))]
+    num_left = [0] * len(conditions)
     start = 0
-    for shard, table in enumerate(_shard_tables(shards, root, filters)):
-        if not shard:
-            names, conditions = _all_names(shards, table), _parse_all(filters, table.schema, source)
+    for shard, file in enumerate(shards.files):
+        table = _read_shard(shards, shard, root, columns)
+        if not shard and columns is None:
+            names, conditions = table.columns, _parse_all(filters, table.schema, source)
+            num_left = [0] * len(conditions)
         table = table.with_columns(pl.int_range(start, start + table.height, dtype=pl.Int64).alias("__row"))
         for number, condition in enumerate(conditions):
             table = table.filter(condition.expression)
-            left[number] = left.get(number, 0) + table.height
-        if table.height:
-            table = _check_part(table, shards, shard, start)
+            num_left[number] += table.height
+        if table.height and columns is None:
+            rows_on_disk = (table["__row"] - start).to_list()
+            refuse_incomplete(table, source=str(file), locate=partial(_locate_on_disk, rows_on_disk))
+            table = check_table(table, source=str(file), locate=partial(_locate_on_disk, rows_on_disk))
         kept.append(table["__row"].to_numpy())
-        geometry.append(table.select(pl.col("kind").cast(_KIND), *_typed_sizes()))
+        sizes = [pl.col(COUNTS).cast(pl.Int32), pl.col("fps").cast(pl.Float64)]
+        geometry.append(table.select(pl.col("kind").cast(_KIND), *sizes))
         start += shards.rows[shard]
     for number, condition in enumerate(conditions):
-        if not left[number]:
+        if not num_left[number]:
             raise no_rows(condition, source)
     rows = np.concatenate(kept) if conditions else None
     return ShardRows(shards, pl.concat(geometry, rechunk=True), rows, names, root)
+
+
+def _locate_on_disk(rows: list[int], row: int) -> str:
+    return f"row {rows[row]}"
 
 
 def _parse_all(filters: Sequence[Where], schema: Mapping[str, pl.DataType], source: str) -> list[Condition]:
     return [condition for where in filters for condition in parse_where(where, schema, source=source)]
 
 
-def _typed_sizes() -> list[pl.Expr]:
-    return [*(pl.col(name).cast(pl.Int32) for name in ("height", "width", "frames")), pl.col("fps").cast(pl.Float64)]
-
-
-def _check_part(table: pl.DataFrame, shards: ShardFiles, shard: int, start: int) -> pl.DataFrame:
-    """What `data shard` wrote was checked before; everything else is checked here."""
-    if shards.digests:
-        return table
-    source, local = str(shards.files[shard]), table["__row"] - start
-    refuse_incomplete(table, source=source, place=lambda row: f"row {local[row]}")
-    return check_table(table, source=source, place=lambda row: f"row {local[row]}")
-
-
-def _shard_tables(shards: ShardFiles, root: Path, filters: Sequence[Where]) -> Iterator[pl.DataFrame]:
-    """Shard after shard with our columns; of checked shards only the columns that are needed."""
-    columns: list[str] | None = None
-    if shards.digests:
-        schema = pl.read_parquet_schema(shards.files[0])
-        used = {
-            name
-            for condition in _parse_all(filters, schema, str(shards.files[0].parent))
-            for name in condition.expression.meta.root_names()
-        }
-        columns = [*GEOMETRY, *sorted(used - set(GEOMETRY))]
-    for shard, file in enumerate(shards.files):
-        if columns is None:
-            yield _read_shard(shards, shard, root)
-            continue
-        try:
-            yield pl.read_parquet(file, columns=columns)
-        except (pl.exceptions.PolarsError, OSError) as error:
-            raise DataError(f"{file}: not a readable shard ({error}); cut the table again") from error
-
-
-def _read_shard(shards: ShardFiles, shard: int, root: Path) -> pl.DataFrame:
-    """One shard that another tool wrote."""
-    return _to_ours(read_parquet(shards.files[shard]), shards, shard, sum(shards.rows[:shard]), root)
+def _read_shard(shards: ShardFiles, shard: int, root: Path, columns: list[str] | None) -> pl.DataFrame:
+    """One shard; all of it, with our columns, if another tool wrote it."""
+    file = shards.files[shard]
+    if not shards.digests:
+        return _to_ours(read_parquet(file), shards, shard, sum(shards.rows[:shard]), root)
+    try:
+        return pl.read_parquet(file, columns=columns)
+    except (pl.exceptions.PolarsError, OSError) as error:
+        raise DataError(f"{file}: not a readable shard ({error}); cut the table again") from error
 
 
 def _to_ours(table: pl.DataFrame, shards: ShardFiles, shard: int, start: int, root: Path) -> pl.DataFrame:
@@ -248,7 +226,3 @@ def _to_ours(table: pl.DataFrame, shards: ShardFiles, shard: int, start: int, ro
         main = pl.scan_parquet(shards.main).slice(start, table.height).collect()
         table = pl.concat([main, table.drop(set(main.columns) & set(table.columns))], how="horizontal")
     return to_our_columns(table, root=root, source=str(shards.files[shard]))
-
-
-def _all_names(shards: ShardFiles, first: pl.DataFrame) -> list[str]:
-    return list(pl.read_parquet_schema(shards.files[0])) if shards.digests else first.columns

@@ -5,15 +5,15 @@ The order does not depend on the number of ranks or workers: step k on W ranks c
 micro-batches. Neighbours in the order should cost the same, since ranks wait for the slowest micro-batch of their step,
 yet be diverse, since one rank sees 64 neighbours one after the other.
 
-So micro-batches are grouped into runs: `alike` units that cost about the same. A unit is what one rank does in a step,
-`accumulate` micro-batches of one bucket. The order is random between runs, and inside a run wherever costs are within
-`TOLERANCE`: a run mixes all buckets that cost the same, so with a token budget per batch it mixes everything. Any W
-that divides `alike` finds whole steps in a run (64 serves 1, 2, 4 … 64 ranks); another W has some steps across two
-runs, which is slower but loses nothing. A small set gets shorter runs, since an epoch of a few runs is not mixed.
+So micro-batches are grouped into cost groups: `cost_group` units that cost about the same. A unit is what one rank does
+in a step, `accumulate` micro-batches of one bucket. Groups are in random order, and so are their units wherever costs
+are within `TOLERANCE`: a group mixes all buckets that cost the same, so with a token budget per batch it mixes
+everything. Any W that divides `cost_group` finds whole steps in a group (64 serves 1, 2, 4 … 64 ranks); another W has
+some steps across two groups, which is slower but loses nothing. A small set gets smaller groups, since an epoch of a
+few groups is not mixed.
 
-Where costs differ, units are sorted by descending cost before runs are cut, so only the run at the border of two cost
-classes is uneven, and at most one of its steps is unbalanced. Nothing is lost: micro-batches that fill no unit are put
-together by cost, and what fills no run ends the epoch.
+Units are sorted by descending cost before groups are cut, so at most one step at the border of two costs is unbalanced.
+Nothing is lost: micro-batches that fill no unit are put together by cost, and what fills no group ends the epoch.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ Ints = NDArray[np.int64]
 Rows = NDArray[np.int32] | NDArray[np.int64]
 Words = NDArray[np.uint64]
 
-ALIKE = 64
+COST_GROUP = 64
 TOLERANCE = 1.04  # costs that differ by less are the same: ranks that wait a twenty-fifth of a step are fine
 _NUM_FALLBACKS = 9  # one of them may be the bad row itself
-_MIN_RUNS = 16
+_MIN_GROUPS = 16
 _CHUNK_ROWS = 1_000_000
 
 
@@ -95,7 +95,7 @@ def plan_epoch(
     seed: int,
     epoch: int,
     accumulate: int = 1,
-    alike: int = ALIKE,
+    cost_group: int = COST_GROUP,
     drop_last: bool = False,
     shown: Ints | None = None,
 ) -> BatchPlan:
@@ -106,10 +106,11 @@ def plan_epoch(
     Units are keyed by (bucket, number of the unit): batch size 16 with `accumulate` 2 and batch size 32 with 1 give
     the same rows in the same order wherever buckets divide evenly.
     """
-    if min(accumulate, alike) < 1 or len(batch_sizes) != len(costs) or (len(batch_sizes) and batch_sizes.min() < 1):
+    has_empty = len(batch_sizes) and batch_sizes.min() < 1
+    if min(accumulate, cost_group) < 1 or len(batch_sizes) != len(costs) or has_empty:
         raise ValueError(
-            "need accumulate and alike >= 1, batch sizes >= 1 and one cost per bucket, "
-            f"got {accumulate}, {alike}, {batch_sizes}, {costs}"
+            "need accumulate and cost_group >= 1, batch sizes >= 1 and one cost per bucket, "
+            f"got {accumulate}, {cost_group}, {batch_sizes}, {costs}"
         )
     kinds = assignment if shown is None else assignment[shown]
     shuffled, counts = _shuffle_within_buckets(kinds, len(batch_sizes), seed, epoch)
@@ -117,7 +118,7 @@ def plan_epoch(
         shuffled = shown[shuffled]
     pieces = _cut_microbatches(counts, batch_sizes)
     units, tail = _make_units(pieces, counts // batch_sizes, batch_sizes, costs, accumulate, drop_last)
-    ordered = _order_units(units, alike, seed, epoch)
+    ordered = _order_units(units, cost_group, seed, epoch)
     chosen = _members(units, ordered, accumulate)
     if not drop_last:
         chosen = np.concatenate([chosen, tail])
@@ -227,31 +228,32 @@ def _rest(pieces: _Pieces, num_taken: Ints, num_full: Ints, drop_last: bool) -> 
     return np.concatenate([np.empty(0, dtype=np.int64), *ranges])
 
 
-def _order_units(units: _Units, alike: int, seed: int, epoch: int) -> Ints:
-    """Units in their final order; a unit is its number, counted bucket after bucket and then the mixed ones."""
+def _order_units(units: _Units, size: int, seed: int, epoch: int) -> Ints:
+    """Units in their final order, in cost groups of `size`; a unit is its number, counted bucket after bucket and then
+    the mixed ones."""
     num_units = int(units.numbers.sum()) + len(units.mixed)
-    while alike > 1 and num_units < _MIN_RUNS * alike:
-        alike //= 2
-    sorted_units = np.empty(num_units, dtype=np.int64)
-    sorted_keys = np.empty(num_units, dtype=np.uint64)
+    while size > 1 and num_units < _MIN_GROUPS * size:
+        size //= 2
+    ordered = np.empty(num_units, dtype=np.int64)
+    keys = np.empty(num_units, dtype=np.uint64)
     done = 0
     for members, words in _cost_classes(units, seed, epoch):
         places, words = _shuffled_places(words)
-        sorted_units[done : done + len(members)] = members[places]
-        sorted_keys[done : done + len(members)] = words
+        ordered[done : done + len(members)] = members[places]
+        keys[done : done + len(members)] = words
         done += len(members)
-    num_runs = num_units // alike
-    # A run's place is that of one of its units, taken at random: runs of a class are spread evenly over the epoch,
-    # and where all costs are alike the order of units is as if there were no runs.
-    firsts = np.arange(num_runs, dtype=np.int64) * alike
-    heads = sorted_keys[firsts + (bits_at(key(seed, "run place", epoch), firsts) % np.uint64(alike)).astype(np.int64)]
-    runs = np.argsort(heads, kind="stable")
-    sorted_units[: num_runs * alike] = sorted_units[: num_runs * alike].reshape(num_runs, alike)[runs].ravel()
-    return sorted_units
+    num_groups = num_units // size
+    # A group's place is that of one of its units, taken at random: groups of a class are spread evenly over the epoch,
+    # and where all costs are equal the order of units is as if there were no groups.
+    firsts = np.arange(num_groups, dtype=np.int64) * size
+    heads = keys[firsts + (bits_at(key(seed, "run place", epoch), firsts) % np.uint64(size)).astype(np.int64)]
+    groups = np.argsort(heads, kind="stable")
+    ordered[: num_groups * size] = ordered[: num_groups * size].reshape(num_groups, size)[groups].ravel()
+    return ordered
 
 
 def _cost_classes(units: _Units, seed: int, epoch: int) -> Iterator[tuple[Ints, Words]]:
-    """(units, a random word for each), one class of alike costs after the other, dearest first."""
+    """(units, a random word for each), one class of equal costs after the other, the most expensive first."""
     num_buckets = len(units.numbers)
     firsts = np.cumsum(units.numbers) - units.numbers
     used = np.flatnonzero(units.numbers)
@@ -259,7 +261,7 @@ def _cost_classes(units: _Units, seed: int, epoch: int) -> Iterator[tuple[Ints, 
     mixed_keys = bits_at(key(seed, "mixed run", epoch), mixed)
     costs = np.concatenate([units.costs[used], units.mixed_costs])
     which = np.concatenate([used, num_buckets + mixed])
-    for members in _split_alike(costs):
+    for members in _split_by_cost(costs):
         chosen = which[members]
         buckets, others = chosen[chosen < num_buckets], chosen[chosen >= num_buckets] - num_buckets
         ids = [firsts[b] + np.arange(units.numbers[b]) for b in buckets]
@@ -270,8 +272,8 @@ def _cost_classes(units: _Units, seed: int, epoch: int) -> Iterator[tuple[Ints, 
         )
 
 
-def _split_alike(costs: NDArray[np.float64]) -> Iterator[Ints]:
-    """Places of `costs`, dearest first, cut where the next is cheaper than the first by more than `TOLERANCE`."""
+def _split_by_cost(costs: NDArray[np.float64]) -> Iterator[Ints]:
+    """Places of `costs`, highest first, cut where the next is lower than the first by more than `TOLERANCE`."""
     order = np.argsort(-costs, kind="stable")
     rising = -costs[order]
     start = 0

@@ -11,7 +11,7 @@ from typing import Any
 
 from frameloom.builders.vae import LoadedVAE, build_vae
 from frameloom.config.schema.models import TextEncoderSection
-from frameloom.config.schema.objective import ObjectiveSection, beta_range
+from frameloom.config.schema.objective import DDPMObjectiveSection, beta_range
 from frameloom.config.schema.recipe import Recipe
 from frameloom.interop.convert.files import open_source
 from frameloom.interop.convert.pipeline import PartFolder, PipelineFolder, Tokenizer, arrange_pipeline
@@ -41,6 +41,7 @@ def build_pipeline(recipe: Recipe, kind: str, denoiser: PartFolder) -> PipelineF
         part, folder = _open_text(encoder)
         parts.append(part)
         tokenizers[part.name.replace("text_encoder", "tokenizer")] = (folder, encoder.max_length)
+    assert isinstance(recipe.objective, DDPMObjectiveSection)  # find_obstacle refuses others
     scheduler = _describe_scheduler(recipe.objective, kind)
     if kind not in _SDXL:
         return PipelineFolder(kind, parts, scheduler, tokenizers)
@@ -65,7 +66,7 @@ def find_obstacle(recipe: Recipe, kind: str) -> str:
         return f"its text encoders are {', '.join(texts)}, the pipeline has {', '.join(_TEXTS[kind])}"
     if recipe.text.rescale:
         return "text.rescale changes the text states before the model sees them"
-    if objective.kind not in _PREDICTIONS:
+    if not isinstance(objective, DDPMObjectiveSection) or objective.kind not in _PREDICTIONS:
         return f"objective.kind is {objective.kind}, the schedulers of the pipeline predict {', '.join(_PREDICTIONS)}"
     if kind in _SDXL and objective.snr_shift != 1:
         return f"objective.snr_shift is {objective.snr_shift:g}, the scheduler of the pipeline has none"
@@ -111,7 +112,7 @@ def _open_text(section: TextEncoderSection) -> tuple[PartFolder, Path]:
     return PartFolder(name, tensors, config, "transformers", classes[section.name]), folder.tokenizer
 
 
-def _describe_scheduler(objective: ObjectiveSection, kind: str) -> dict[str, Any]:
+def _describe_scheduler(objective: DDPMObjectiveSection, kind: str) -> dict[str, Any]:
     start, end = beta_range(objective)
     zero_snr = objective.kind == "v" if objective.zero_terminal_snr is None else objective.zero_terminal_snr
     content: dict[str, Any] = {

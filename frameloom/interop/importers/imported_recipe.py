@@ -11,8 +11,6 @@ from typing import Any
 from frameloom.config.loading.recipe import resolve
 from frameloom.config.loading.schema_tree import kind_at
 from frameloom.config.loading.yaml_values import KeyPath, format_key, format_value
-from frameloom.config.schema.recipe import Recipe
-from frameloom.config.schema.section import Section
 
 # What the command says itself; a shipped recipe only knows a model and its data.
 _RUNNING = ("run", "seed", "parallel", "validation", "lora")
@@ -85,7 +83,7 @@ class ImportedRecipe:
     def render(self) -> str:
         """The recipe as YAML; reading it back gives these values."""
         lines = [line for text in self.head for line in _comment(text, "")]
-        lines += self._render_section(Recipe, self.values, ())
+        lines += self._render_section(self.values, ())
         for title, texts in (
             ("Without a key here:", self.unsupported),
             ("Without effect in the original:", self.unused),
@@ -95,21 +93,21 @@ class ImportedRecipe:
                 lines += [line for text in texts for line in _comment(text, "", bullet="- ")]
         return "\n".join(lines) + "\n"
 
-    def _render_section(self, section: type[Section] | None, values: Mapping[str, Any], path: KeyPath) -> Iterator[str]:
+    def _render_section(self, values: Mapping[str, Any], path: KeyPath) -> Iterator[str]:
         indent = "  " * len(path)
-        order = list(section.model_fields) if section else []
+        section = kind_at(path)
+        order = list(section.fields) if section else []
         names = sorted(values, key=lambda name: order.index(name) if name in order else -1) if order else list(values)
         for name in names:
             value, here = values[name], (*path, name)
             for text in self.notes.get(here, ()):
                 yield from _comment(text, indent)
             key = f"{indent}{format_key(name)}:"
-            kind = kind_at(here)
             has_notes = any(noted[: len(here)] == here != noted for noted in self.notes)
             line = f"{key} {format_value(value)}"
             if isinstance(value, dict) and value and (has_notes or len(line) > _MOST_IN_LINE or len(here) == 1):
                 yield key
-                yield from self._render_section(kind.section if kind else None, value, here)
+                yield from self._render_section(value, here)
             elif isinstance(value, list) and value and isinstance(value[0], dict):
                 yield key
                 yield from (f"{indent}  - {format_value(item)}" for item in value)

@@ -7,7 +7,7 @@ from itertools import product
 
 from frameloom.core.errors import ConfigError
 
-_ROUNDING = 1e-9
+_ROUNDING = 1e-6
 
 
 @dataclass(frozen=True)
@@ -21,21 +21,16 @@ class Tiles:
     blend: int
 
     @classmethod
-    def of_pixels(cls, size: int, stride: int, *, compression: int, decoding: bool) -> Tiles:
-        """Tiles of `size` pixels or frames every `stride`, in cells of what goes in and what comes out."""
-        pixels, cells = (size, stride), (size // compression, stride // compression)
-        (size_in, stride_in), (size_out, stride_out) = (cells, pixels) if decoding else (pixels, cells)
-        return cls(size=size_in, stride=stride_in, keep=stride_out, blend=size_out - stride_out)
-
-    @classmethod
     def overlapping(cls, size: int, overlap: float, *, compression: int, decoding: bool) -> Tiles:
         """Tiles of `size` pixels or frames that have a share of their side in common, which `check_tile` accepts.
 
         Their distance is rounded down to whole latent cells. Published code rounds what goes in and what comes out for
         itself; where the two do not fit each other, it stops or gives a clip of another size.
         """
-        stride = compression * count_stride_cells(size, overlap, compression=compression)
-        return cls.of_pixels(size, stride, compression=compression, decoding=decoding)
+        cells = size // compression, count_stride_cells(size, overlap, compression=compression)
+        pixels = size, cells[1] * compression
+        (size_in, stride_in), (size_out, stride_out) = (cells, pixels) if decoding else (pixels, cells)
+        return cls(size=size_in, stride=stride_in, keep=stride_out, blend=size_out - stride_out)
 
     def starts(self, length: int) -> range:
         return range(0, length, self.stride)
@@ -43,18 +38,21 @@ class Tiles:
 
 @dataclass(frozen=True)
 class Cuts:
-    """How a batch is cut before layers see it, as far as it is larger than the tiles: clip by clip (`one_by_one`), in
-    time, and in `space`, which are tiles along height and width. For `lead` see `run_in_spans`."""
+    """How a batch is cut before layers see it, as far as it is larger: `clips` at a time, in time, and in space, where
+    tiles go along height and width. For `lead` see `run_in_spans`."""
 
     space: tuple[Tiles, Tiles] | None = None
     time: Tiles | None = None
     lead: int = 0
-    one_by_one: bool = False
+    clips: int | None = None
 
     def list_pieces(self, shape_FHW: tuple[int, int, int]) -> list[tuple[int, int, int]]:
         """Frames, height and width of each piece that the layers see of a clip."""
         frames, *sides = shape_FHW
-        spans = _list_spans(frames, self.time, self.lead)
+        spans = [frames]
+        if self.time is not None and frames > self.time.size:
+            starts = [start for start in self.time.starts(frames) if not start or frames - start > self.lead]
+            spans = [min(self.time.size + self.lead, frames - start) for start in starts]
         heights, widths = ([side] for side in sides)
         if self.space is not None and any(side > tiles.size for side, tiles in zip(sides, self.space, strict=True)):
             heights, widths = (
@@ -64,22 +62,24 @@ class Cuts:
         return list(product(spans, heights, widths))
 
 
-def _list_spans(frames: int, time: Tiles | None, lead: int) -> list[int]:
-    if time is None or frames <= time.size:
-        return [frames]
-    starts = [start for start in time.starts(frames) if not start or frames - start > lead]
-    return [min(time.size + lead, frames - start) for start in starts]
+def check_tile(size: int, overlap: float, *, compression: int, where: str, exact: bool = False) -> None:
+    """ConfigError unless tiles of `size` pixels or frames hold whole latent cells, and begin at different ones.
 
-
-def check_tile(size: int, overlap: float, *, compression: int, where: str) -> None:
-    """ConfigError unless tiles of `size` pixels or frames hold whole latent cells, and begin at different ones."""
+    `exact`: the overlap must give a whole number of cells from one tile to the next without rounding.
+    """
+    step = size * (1 - overlap) if 0 <= overlap < 1 else 0.0
+    cells = step / compression
+    if exact and (size < 1 or size % compression or cells < 1 or abs(cells - round(cells)) > _ROUNDING):
+        raise ConfigError(
+            f"{where}: tiles of {size} with an overlap of {overlap:g}: a tile and its distance to the next, {step:g}, "
+            f"must be multiples of {compression}; for instance {32 * compression} with 0.25"
+        )
     if size < compression or size % compression:
         raise ConfigError(f"{where} is {size}; tiles must be multiples of {compression}")
-    most = 1 - compression / size
-    if not 0 <= overlap < 1 or not count_stride_cells(size, overlap, compression=compression):
+    if cells + _ROUNDING < 1:
         raise ConfigError(
-            f"{where} {size} with tile_overlap {overlap}: choose an overlap from 0 to {most:g}, so that tiles begin at "
-            f"different latent cells of {compression}"
+            f"{where} {size} with tile_overlap {overlap}: choose an overlap from 0 to {1 - compression / size:g}, so "
+            f"that tiles begin at different latent cells of {compression}"
         )
 
 

@@ -9,7 +9,6 @@ over from, the strip that it needs; no tile is kept whole.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -21,11 +20,8 @@ _FRAMES, _HEIGHT, _WIDTH = 2, 3, 4
 
 
 def run_in_cuts(layers: Layers, x_BCFHW: Tensor, cuts: Cuts) -> Tensor:
-    """Apply `layers` clip by clip, span by span and tile by tile, as far as a clip is larger than its tiles."""
+    """Apply `layers` to a few clips at a time, span by span and tile by tile, as far as a clip is larger than those."""
     space, time = cuts.space, cuts.time
-    if cuts.one_by_one and len(x_BCFHW) > 1:
-        whole = replace(cuts, one_by_one=False)
-        return torch.cat([run_in_cuts(layers, clip, whole) for clip in torch.split(x_BCFHW, 1)])
 
     def cut_in_space(span_BCFHW: Tensor) -> Tensor:
         sides = span_BCFHW.shape[_HEIGHT:]
@@ -33,9 +29,13 @@ def run_in_cuts(layers: Layers, x_BCFHW: Tensor, cuts: Cuts) -> Tensor:
             return layers(span_BCFHW)
         return run_in_tiles(layers, span_BCFHW, *space)
 
-    if time is None or x_BCFHW.shape[_FRAMES] <= time.size:
-        return cut_in_space(x_BCFHW)
-    return run_in_spans(cut_in_space, x_BCFHW, time, lead=cuts.lead)
+    results = [
+        cut_in_space(clips_BCFHW)
+        if time is None or clips_BCFHW.shape[_FRAMES] <= time.size
+        else run_in_spans(cut_in_space, clips_BCFHW, time, lead=cuts.lead)
+        for clips_BCFHW in torch.split(x_BCFHW, cuts.clips or max(len(x_BCFHW), 1))
+    ]
+    return torch.cat(results) if len(results) > 1 else results[0]
 
 
 def run_in_tiles(layers: Layers, x_BCFHW: Tensor, height: Tiles, width: Tiles) -> Tensor:

@@ -1,4 +1,4 @@
-"""The interface of video autoencoders, and the statistics of their latents.
+"""Base of the video autoencoders: encoding and decoding under a policy, latent scaling, statistics of latents.
 
 Shape letters: B batch, C channels, F frames, H height, W width, N cells of a batch.
 
@@ -8,14 +8,18 @@ Pixels are in [-1, 1].
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
 
-from frameloom.core.errors import DataError
-from frameloom.models.layers.tiles import Cuts
+from frameloom.core.errors import ConfigError, DataError
+from frameloom.models.layers.tiles import Cuts, Tiles, check_tile
+from frameloom.models.layers.tiling import Layers, run_in_cuts
+from frameloom.models.precision import FP32, Precision
 from frameloom.models.state_dict import load_fitting
+from frameloom.models.vaes.config import VAEConfig
 
 LOGVAR_RANGE = (-30.0, 20.0)
 
@@ -48,48 +52,103 @@ class Moments(NamedTuple):
         return 0.5 * terms_BCFHW.flatten(1).sum(1)
 
 
-class VideoVAE(nn.Module):
-    """Base of the autoencoders: geometry, latent scaling, and the two directions that a subclass fills in.
+@dataclass(frozen=True)
+class EncodePolicy:
+    """How an autoencoder runs, in either direction; what is None is not limited.
 
-    `strides` are (frames, height, width). A causal model takes its first frame alone, so its clip lengths
-    are 1, 1 + stride, 1 + 2 * stride, ...
+    precision     of the weights and the computation; with less than fp32, pixels, moments and latents stay float32
+    clips         encoded or decoded at a time. No layer looks at another clip of its batch, so the result is that of
+                  the whole batch up to the order of sums
+    chunk_frames  pixel frames at a time, for autoencoders whose chunks give the result of the whole clip
+    tile_px       side of overlapping tiles, for pictures with a longer side. The result is near that of the whole
+                  picture, not equal: a layer near the edge of a tile sees less, and norms and attention over a picture
+                  see one tile. The fading over the share `tile_overlap` hides the seams
+    """
+
+    precision: Precision = FP32
+    clips: int | None = None
+    chunk_frames: int | None = None
+    tile_px: int | None = None
+    tile_overlap: float = 0.25
+
+
+class VideoVAE(nn.Module):
+    """Base of the autoencoders: clip sizes, latent scaling, and both directions under an `EncodePolicy`.
+
+    A subclass runs its network on one piece of a clip. `strides` are (frames, height, width).
     """
 
     scale: Tensor
     shift: Tensor
+    exact_chunks = False
+    """whether `policy.chunk_frames` gives the result of the whole clip; then a subclass reads it"""
 
-    def __init__(
-        self,
-        *,
-        strides: tuple[int, int, int],
-        latent_channels: int,
-        causal: bool,
-        scale: Sequence[float],
-        shift: Sequence[float],
-    ) -> None:
+    def __init__(self, config: VAEConfig) -> None:
         super().__init__()
-        self.strides = strides
-        self.latent_channels = latent_channels
-        self.causal = causal
-        self._scaling = (tuple(scale), tuple(shift))
+        self.config: Any = config
+        self.strides, self.causal = config.strides, config.causal
+        self.latent_channels = config.latent_channels
+        self.policy = EncodePolicy()
         self.reset_scaling()
 
-    def reset_scaling(self) -> None:
-        """Write the latent scale and shift again, for instance after a build on the meta device."""
-        scale, shift = self._scaling
-        self.register_buffer("scale", torch.tensor(scale, dtype=torch.float32), persistent=False)
-        self.register_buffer("shift", torch.tensor(shift, dtype=torch.float32), persistent=False)
+    def encode_piece(self, pixels_BCFHW: Tensor) -> Tensor:
+        """Means and unclamped log-variances, one behind the other in the channels."""
+        raise NotImplementedError
+
+    def decode_piece(self, latent_BCFHW: Tensor) -> Tensor:
+        raise NotImplementedError
+
+    def use(self, policy: EncodePolicy) -> Self:
+        """Run as `policy` says from now on; ConfigError when this autoencoder cannot."""
+        stride, chunk = self.strides[0], policy.chunk_frames
+        if policy.tile_px is not None:
+            check_tile(policy.tile_px, policy.tile_overlap, compression=self.strides[1], where="tile_px", exact=True)
+        if chunk is not None and not self.exact_chunks:
+            raise ConfigError("chunk_frames: this autoencoder has no pieces that equal the whole clip; leave it out")
+        if chunk is not None and (chunk < 1 or chunk % stride):
+            raise ConfigError(f"chunk_frames {chunk}: choose a positive multiple of {stride}")
+        if policy.precision != self.policy.precision:
+            policy.precision.cast_frozen(self)
+        self.policy = policy
+        return self
 
     def encode(self, pixels_BCFHW: Tensor) -> Moments:
-        raise NotImplementedError
+        """Tiles fade before anything is sampled."""
+        return Moments.from_raw(self.encode_raw(pixels_BCFHW))
+
+    def encode_raw(self, pixels_BCFHW: Tensor) -> Tensor:
+        """Means and unclamped log-variances, one behind the other in the channels."""
+        self.check_pixels(pixels_BCFHW)
+        return self._run(self.encode_piece, pixels_BCFHW, decoding=False)
 
     def decode(self, latent_BCFHW: Tensor) -> Tensor:
         """Pixels of unnormalised latents."""
-        raise NotImplementedError
+        return self._run(self.decode_piece, latent_BCFHW, decoding=True)
 
-    def encode_cuts(self) -> Cuts:
-        """How clips are cut before the encoder sees them; a model without tiles sees a batch as a whole."""
-        return Cuts()
+    def cuts(self, *, decoding: bool) -> tuple[Cuts, Cuts]:
+        """How a batch is cut before the network sees it: by the policy, then by the model's own tiles."""
+        tile_px, stride = self.policy.tile_px, self.strides[1]
+        space = None
+        if tile_px is not None:
+            tiles = Tiles.overlapping(tile_px, self.policy.tile_overlap, compression=stride, decoding=decoding)
+            space = tiles, tiles
+        return Cuts(space, clips=self.policy.clips), self.config.cuts(decoding=decoding)
+
+    def _run(self, piece: Layers, x_BCFHW: Tensor, *, decoding: bool) -> Tensor:
+        outer, own = self.cuts(decoding=decoding)
+        dtype = self.policy.precision.weights_dtype
+
+        def run_own(x_BCFHW: Tensor) -> Tensor:
+            if dtype == torch.float32:
+                return run_in_cuts(piece, x_BCFHW, own)
+            return run_in_cuts(piece, x_BCFHW.to(dtype), own).float()
+
+        return run_in_cuts(run_own, x_BCFHW, outer)
+
+    def reset_scaling(self) -> None:
+        """Write the latent scale and shift again, for instance after a build on the meta device."""
+        self.register_buffer("scale", torch.tensor(self.config.scale, dtype=torch.float32), persistent=False)
+        self.register_buffer("shift", torch.tensor(self.config.shift, dtype=torch.float32), persistent=False)
 
     def encode_with_coefficients(self, pixels_BCFHW: Tensor) -> tuple[Moments, Sequence[Tensor]]:
         """For training: also inner coefficients that the decoder should agree with; none unless a model has them."""
@@ -111,19 +170,25 @@ class VideoVAE(nn.Module):
 
     def normalize(self, latent_BCFHW: Tensor) -> Tensor:
         """What a denoiser sees: (latent - shift) * scale, channel by channel."""
-        return (latent_BCFHW - self._per_channel(self.shift)) * self._per_channel(self.scale)
+        return (latent_BCFHW - self.shift.view(1, -1, 1, 1, 1)) * self.scale.view(1, -1, 1, 1, 1)
 
     def denormalize(self, latent_BCFHW: Tensor) -> Tensor:
-        return latent_BCFHW / self._per_channel(self.scale) + self._per_channel(self.shift)
+        return latent_BCFHW / self.scale.view(1, -1, 1, 1, 1) + self.shift.view(1, -1, 1, 1, 1)
 
     def latent_frames(self, pixel_frames: int) -> int:
         """Latent frames of a clip; DataError when no clip of that length can be encoded."""
         stride = self.strides[0]
-        lead = 1 if self.causal else 0
-        if pixel_frames < 1 or (pixel_frames - lead) % stride:
-            rule = f"1 more than a multiple of {stride}" if self.causal else f"a multiple of {stride}"
+        if not self.config.lengths.accepts(pixel_frames):
+            rule = f"1 more than a multiple of {stride}" if self.causal else f"1 or a multiple of {stride}"
             raise DataError(f"clip of {pixel_frames} frames: this autoencoder takes {rule}; cut or pad the clip")
-        return lead + (pixel_frames - lead) // stride
+        latents: int = self.config.lengths.latents(pixel_frames)
+        return latents
+
+    def usable_frames(self, available: int) -> int:
+        """The most frames, at most `available`, that come back as they went in; at least 1."""
+        frames: int = self.config.lengths.trim(available)
+        # A non-causal model that packs frames decodes one latent frame to one frame.
+        return frames if frames > 1 and self.latent_frames(frames) > 1 else 1
 
     def check_pixels(self, pixels_BCFHW: Tensor) -> None:
         """DataError when `pixels_BCFHW` is not a batch of RGB clips that the strides divide."""
@@ -138,10 +203,6 @@ class VideoVAE(nn.Module):
                 f"{stride_h} and {stride_w}; crop or resize the clip"
             )
 
-    @staticmethod
-    def _per_channel(values_C: Tensor) -> Tensor:
-        return values_C.view(1, -1, 1, 1, 1)
-
 
 class LatentStatistics:
     """Adds up latents as a denoiser sees them, so with the noise of the posterior; in float64, one pass, no latent
@@ -149,25 +210,21 @@ class LatentStatistics:
 
     def __init__(self, num_channels: int) -> None:
         self.count = 0
-        self._mean_C = torch.zeros(num_channels, dtype=torch.float64)
+        self.mean_C = torch.zeros(num_channels, dtype=torch.float64)
         self._squares_C = torch.zeros(num_channels, dtype=torch.float64)
         self._posterior_C = torch.zeros(num_channels, dtype=torch.float64)
 
     def add(self, moments: Moments) -> None:
-        """All cells of a batch; deviations are merged as Chan et al. (1983) do it, without cancellation."""
+        """All cells of a batch; standard deviations are merged as Chan et al. (1983) do it, without cancellation."""
         mean_CN = moments.mean_BCFHW.detach().transpose(0, 1).flatten(1).double().cpu()
         variance_CN = moments.logvar_BCFHW.detach().transpose(0, 1).flatten(1).double().exp().cpu()
         num_cells, center_C = mean_CN.shape[1], mean_CN.mean(1)
-        total, gap_C = self.count + num_cells, center_C - self._mean_C
+        total, gap_C = self.count + num_cells, center_C - self.mean_C
         self._squares_C += (mean_CN - center_C[:, None]).square().sum(1)
         self._squares_C += gap_C.square() * (self.count * num_cells / total)
-        self._mean_C += gap_C * (num_cells / total)
+        self.mean_C += gap_C * (num_cells / total)
         self._posterior_C += variance_CN.sum(1)
         self.count = total
-
-    @property
-    def mean_C(self) -> Tensor:
-        return self._mean_C.clone()
 
     @property
     def posterior_std_C(self) -> Tensor:
@@ -181,10 +238,10 @@ class LatentStatistics:
 
     def scale_for_all(self) -> float:
         """One scale without a shift: latents get a mean square of 1 over all channels."""
-        return float(1 / (self.std_C.square() + self._mean_C.square()).mean().sqrt())
+        return float(1 / (self.std_C.square() + self.mean_C.square()).mean().sqrt())
 
     def scale_per_channel(self) -> tuple[Tensor, Tensor]:
-        """(scale, shift) that give every channel mean 0 and deviation 1."""
+        """(scale, shift) that give every channel mean 0 and standard deviation 1."""
         return 1 / self.std_C, self.mean_C
 
 

@@ -73,7 +73,7 @@ _MOST_RATIO = 1e4
 class AdversarialSettings:
     """Defaults are Open-Sora-Plan 1.3's. The GAN loss starts at step `start`, counted from 0.
 
-    With `turns` "both" a step trains both networks, as Open-Sora 2 does it. Without `adaptive` gradients are not
+    With `update` "both" a step trains both networks, as Open-Sora 2 does it. Without `adaptive` gradients are not
     balanced, and `weight` stands alone.
     """
 
@@ -81,7 +81,7 @@ class AdversarialSettings:
     weight: float = 0.5
     factor: float = 1.0
     loss: Literal["hinge", "vanilla"] = "hinge"
-    turns: Literal["alternate", "both"] = "alternate"
+    update: Literal["alternate", "both"] = "alternate"
     adaptive: bool = True
 
     def __post_init__(self) -> None:
@@ -94,10 +94,10 @@ class AdversarialSettings:
 
     def trains_discriminator(self, step: int) -> bool:
         """Whether a step is one of the discriminator's: from `start` on, every second one or all."""
-        return (self.turns == "both" or step % 2 == 1) and step >= self.start
+        return (self.update == "both" or step % 2 == 1) and step >= self.start
 
     def trains_autoencoder(self, step: int) -> bool:
-        return self.turns == "both" or not self.trains_discriminator(step)
+        return self.update == "both" or not self.trains_discriminator(step)
 
 
 class GeneratorTerm(NamedTuple):

@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Mapping
-from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +26,7 @@ from frameloom.studio.generate.requests import (
     keep_upload,
     read_form,
 )
-from frameloom.studio.runs.samples import CLIPS
+from frameloom.studio.runs.samples import SavedSample, read_sample
 from frameloom.studio.server.context import Listing, StudioContext
 from frameloom.studio.server.markup import badge, bar, button, link, player, safe, status
 
@@ -36,35 +34,6 @@ _SHOWN = 24
 _ENDED_SHOWN = 3
 _SUFFIXES = (".mp4", ".webm", ".gif", ".png")
 _MAX_LISTED = 200
-
-
-@dataclass(frozen=True)
-class SavedSample:
-    """A finished file and its metadata."""
-
-    path: Path
-    about: dict[str, str]
-
-    @property
-    def is_clip(self) -> bool:
-        return self.path.suffix.lower() in CLIPS
-
-    def describe(self) -> str:
-        """One line of the settings that matter most."""
-        about = {name.removeprefix("sample."): _plain(value) for name, value in self.about.items()}
-        frames, step = about.get("frames", "1"), about.get("step")
-        model = about.get("model", about.get("run", "?")) + (f" at step {step}" if step else "")
-        length = "1 frame" if frames == "1" else f"{frames} frames at {about.get('fps', '?')} fps"
-        settings = f"{about.get('steps', '?')} steps, guidance {about.get('guidance', '?')}"
-        size = f"{about.get('width', '?')}x{about.get('height', '?')}"
-        return f"seed {about['seed']} · {settings} · {size} · {length} · {model}"
-
-
-def _plain(text: str) -> str:
-    try:
-        return f"{float(text):g}"
-    except ValueError:
-        return text
 
 
 def list_samples(folder: Path, most: int = _MAX_LISTED) -> list[SavedSample]:
@@ -75,22 +44,11 @@ def list_samples(folder: Path, most: int = _MAX_LISTED) -> list[SavedSample]:
             for entry in entries:
                 is_media = entry.name.lower().endswith(_SUFFIXES) and entry.name != CONTACT_SHEET
                 if is_media and not entry.name.startswith(".") and entry.is_file(follow_symlinks=False):
-                    facts = entry.stat(follow_symlinks=False)
-                    found.append((facts.st_mtime_ns, entry.name, facts.st_size))
+                    found.append((entry.stat(follow_symlinks=False).st_mtime_ns, entry.name))
     except OSError:
         return []
-    samples = [_read(folder / name, changed, size) for changed, name, size in sorted(found, reverse=True)[:most]]
-    return [sample for sample in samples if sample is not None]
-
-
-@lru_cache(maxsize=1024)
-def _read(path: Path, _changed_ns: int, _num_bytes: int) -> SavedSample | None:
-    from frameloom.sampling.outputs import read_about
-
-    try:
-        return SavedSample(path, read_about(path))
-    except DataError:
-        return None
+    samples = [read_sample(folder / name) for _, name in sorted(found, reverse=True)[:most]]
+    return [sample for sample in samples if sample.about]
 
 
 def convert_clip(sample: SavedSample, form: str, folder: Path) -> Path:

@@ -82,7 +82,7 @@ def read_model(recipe: Path, _changed_ns: int) -> StudioModel | None:
         samplers=SAMPLERS[loaded.objective.kind],
         takes_image=takes_image(loaded),
         makes_clips=makes_clips(loaded),
-        frame_rule=VAES[loaded.vae.name].frame_rule(),
+        frame_rule=VAES[loaded.vae.name].lengths().describe(),
     )
 
 

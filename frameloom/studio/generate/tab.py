@@ -22,7 +22,7 @@ from frameloom.studio.server.context import (
     show_problems,
     updates,
 )
-from frameloom.studio.server.markup import BUTTONS_SCRIPT, STYLE, problem_list, status
+from frameloom.studio.server.markup import BUTTONS_SCRIPT, problem_list, status
 
 _TICK_S = 1.0
 _RATIOS = (OWN_SIZE, "1:1", "16:9", "9:16", "4:3", "3:4")
@@ -34,7 +34,6 @@ def build_generate(context: StudioContext) -> None:
     """A form on one side; the queue and earlier results on the other."""
     controller = GenerateController(context)
     context.on_close(controller.queue.close)
-    gr.HTML(f"<style>{STYLE}</style>", padding=False, apply_default_css=False)
     seen = gr.State(dict)
     with gr.Row():
         with gr.Column(scale=2, min_width=320):

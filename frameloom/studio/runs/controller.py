@@ -9,9 +9,9 @@ from frameloom.config.loading.recipe import SHIPPED
 from frameloom.core.errors import ConfigError
 from frameloom.evaluate.charts import COLOURS, Axis, Line, draw_chart, format_value
 from frameloom.studio.recipe.files import find_recipe_file, list_recipes
-from frameloom.studio.runs import samples as run_samples
 from frameloom.studio.runs.launches import Launches
 from frameloom.studio.runs.run_list import RECIPE, RUNNING, STOPPED, Run, RunView, find_runs
+from frameloom.studio.runs.samples import list_steps, read_step
 from frameloom.studio.server.context import Listing, StudioContext
 from frameloom.studio.server.markup import badge, bar, button, format_time, player, safe, status
 
@@ -129,14 +129,15 @@ class RunsController:
 
     def list_steps(self, names: Sequence[str] | None) -> list[int]:
         """Steps at which one of the first two runs has drawn something."""
-        return sorted({step for run in self.pick(names)[:2] for step in run_samples.list_steps(run.path)})
+        return sorted({step for run in self.pick(names)[:2] for step in list_steps(run.path)})
 
     def draw_samples(self, names: Sequence[str] | None, wanted: float) -> str:
         """The first two runs side by side, each at its step nearest to the wanted one."""
         sides = []
         for run in self.pick(names)[:2]:
-            step = run_samples.nearest_step(run_samples.list_steps(run.path), wanted)
-            shots = run_samples.read_later(run.path) if step is None else run_samples.read_step(run.path, step)
+            # Two runs that drew at different steps are compared at their nearest ones.
+            step = min(list_steps(run.path), key=lambda step: (abs(step - wanted), step), default=None)
+            shots = read_step(run.path, step)
             cards = "".join(
                 f'<div class="rg-clip">{player(self.context, shot.path, shot.caption)}<div><p>{safe(shot.caption)}</p>'
                 "</div></div>"

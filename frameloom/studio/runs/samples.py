@@ -1,93 +1,101 @@
-"""Samples of a run: those drawn in training by step, and those sampled later."""
+"""Samples as files, with their metadata: those of a run by step, and any others."""
 
 from __future__ import annotations
 
 import os
 import re
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import lru_cache
-from math import gcd
 from pathlib import Path
 
 from frameloom.core.errors import DataError
+from frameloom.data.media.writing import CONTACT_SHEET
 
 CLIPS = (".mp4", ".webm")
 PICTURES = (".png", ".gif", ".jpg")
 _STEP = re.compile(r"step-(\d{8,12})")
 _SAMPLES = "samples"
-_CONTACT_SHEET = "contact-sheet.png"
 _NOT_SHOWN = ("checkpoints", "tensorboard", "export", "cache")
-_MAX_SHOTS = 48
+_MAX_SHOWN = 48
 
 
 @dataclass(frozen=True)
-class Shot:
-    """One file to look at. `caption` is its prompt and seed where it tells them."""
+class SavedSample:
+    """A file and its metadata; empty for a file that does not say how it was made, which then has a `label`."""
 
     path: Path
-    caption: str
+    about: Mapping[str, str] = field(default_factory=dict)
+    label: str = ""
 
     @property
     def is_clip(self) -> bool:
         return self.path.suffix.lower() in CLIPS
 
+    @property
+    def caption(self) -> str:
+        about = self.about
+        return f"{about['prompt']} (seed {about['seed']})" if about else self.label or self.path.stem
 
-def list_steps(run: Path) -> list[int]:
-    """Steps with samples or pictures, in order."""
-    found = set()
-    for folder in _media_folders(run):
-        for name in _names(folder):
-            match = _STEP.fullmatch(Path(name).stem)
-            is_own = folder.name == _SAMPLES or Path(name).suffix.lower() in PICTURES
-            if match is not None and is_own:
-                found.add(int(match[1]))
-    return sorted(found)
-
-
-def read_step(run: Path, step: int) -> list[Shot]:
-    """The samples of a step, then the validation's pictures."""
-    stem, shots = f"step-{step:08d}", []
-    for folder in _media_folders(run):
-        if folder.name == _SAMPLES:
-            shots += _read_folder(folder / stem)
-        else:
-            shots += [Shot(path, folder.name) for path in sorted(folder.glob(f"{stem}.*")) if _is_media(path)]
-    return shots[:_MAX_SHOTS]
+    def describe(self) -> str:
+        """One line of the settings that matter most."""
+        about = {name.removeprefix("sample."): _plain(value) for name, value in self.about.items()}
+        frames, step = about.get("frames", "1"), about.get("step")
+        model = about.get("model", about.get("run", "?")) + (f" at step {step}" if step else "")
+        length = "1 frame" if frames == "1" else f"{frames} frames at {about.get('fps', '?')} fps"
+        settings = f"{about.get('steps', '?')} steps, guidance {about.get('guidance', '?')}"
+        size = f"{about.get('width', '?')}x{about.get('height', '?')}"
+        return f"seed {about['seed']} · {settings} · {size} · {length} · {model}"
 
 
-def read_later(run: Path) -> list[Shot]:
-    """What `frameloom sample` put into the run's folder."""
-    return _read_folder(run / _SAMPLES)[:_MAX_SHOTS]
+def _plain(text: str) -> str:
+    try:
+        return f"{float(text):g}"
+    except ValueError:
+        return text
 
 
-def nearest_step(steps: list[int], wanted: float) -> int | None:
-    """Of two runs that drew at different steps, the nearest ones are compared."""
-    return min(steps, key=lambda step: (abs(step - wanted), step)) if steps else None
-
-
-def slider_stride(steps: list[int]) -> int:
-    """The largest stride from 0 that stops at every step."""
-    return gcd(*steps) or 1
-
-
-def read_caption(path: Path) -> str:
-    """Prompt and seed of a file; its name, if it does not tell them."""
+def read_sample(path: Path) -> SavedSample:
     try:
         status = path.stat()
     except OSError:
-        return path.stem
-    return _read_caption(path, status.st_mtime_ns, status.st_size)
+        return SavedSample(path)
+    return _read_sample(path, status.st_mtime_ns, status.st_size)
 
 
-@lru_cache(maxsize=2048)
-def _read_caption(path: Path, _changed_ns: int, _num_bytes: int) -> str:
+@lru_cache(maxsize=4096)
+def _read_sample(path: Path, _changed_ns: int, _num_bytes: int) -> SavedSample:
     from frameloom.sampling.outputs import read_about
 
     try:
-        about = read_about(path)
+        return SavedSample(path, read_about(path))
     except DataError:
-        return path.stem
-    return f"{about['prompt']} (seed {about['seed']})"
+        return SavedSample(path)
+
+
+def list_steps(run: Path) -> list[int]:
+    """Steps with samples or pictures, in order."""
+    paths = [
+        Path(name)
+        for folder in _media_folders(run)
+        for name in _names(folder)
+        if folder.name == _SAMPLES or Path(name).suffix.lower() in PICTURES
+    ]
+    return sorted({int(match[1]) for path in paths if (match := _STEP.fullmatch(path.stem))})
+
+
+def read_step(run: Path, step: int | None) -> list[SavedSample]:
+    """The samples of a step, then the validation's pictures; None: what `frameloom sample` wrote into the run."""
+    samples = []
+    for folder in _media_folders(run):
+        if folder.name == _SAMPLES:
+            inner = folder if step is None else folder / f"step-{step:08d}"
+            paths = [inner / name for name in sorted(_names(inner)) if name != CONTACT_SHEET][: _MAX_SHOWN * 4]
+            samples += [read_sample(path) for path in paths if _is_media(path)]
+        elif step is not None:
+            paths = sorted(folder.glob(f"step-{step:08d}.*"))
+            samples += [SavedSample(path, label=folder.name) for path in paths if _is_media(path)]
+    return samples[:_MAX_SHOWN]
 
 
 def _media_folders(run: Path) -> list[Path]:
@@ -95,11 +103,6 @@ def _media_folders(run: Path) -> list[Path]:
     names = [name for name in sorted(_names(run)) if name not in _NOT_SHOWN and name != _SAMPLES]
     folders = [run / name for name in (_SAMPLES, *names)]
     return [folder for folder in folders if folder.is_dir() and not folder.is_symlink()]
-
-
-def _read_folder(folder: Path) -> list[Shot]:
-    paths = [folder / name for name in sorted(_names(folder)) if name != _CONTACT_SHEET]
-    return [Shot(path, read_caption(path)) for path in paths[: _MAX_SHOTS * 4] if _is_media(path)]
 
 
 def _is_media(path: Path) -> bool:

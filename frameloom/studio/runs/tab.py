@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+from math import gcd
 from typing import Any
 
 import gradio as gr
 
 from frameloom.studio.runs.controller import MAX_OVERLAID, RunsController
-from frameloom.studio.runs.samples import slider_stride
 from frameloom.studio.server.context import QUIET, StudioContext, read_click, show_problems, updates
-from frameloom.studio.server.markup import BUTTONS_SCRIPT, STYLE
+from frameloom.studio.server.markup import BUTTONS_SCRIPT
 
 _TICK_S = 2.0
 _SMOOTHING = 0.6
@@ -19,7 +19,6 @@ def build_runs(context: StudioContext) -> None:
     """The list, the curves, the samples and the starting of runs; all of it follows the files by itself."""
     controller = RunsController(context)
     context.on_close(controller.launches.close)
-    gr.HTML(f"<style>{STYLE}</style>", padding=False, apply_default_css=False)
     seen = gr.State(dict)
     table = gr.HTML(controller.draw_table, elem_id="runs-table", js_on_load=BUTTONS_SCRIPT, apply_default_css=False)
     acted = gr.HTML(elem_id="runs-acted", apply_default_css=False)
@@ -129,7 +128,9 @@ def _refresh(
 
 
 def _slide(steps: list[int], step: float, longest: float) -> Any:
-    """From 0, and never shorter than it was: an event that is still on its way would be refused for its old value."""
+    """From 0 in the largest stride that stops at every step, and never shorter than it was: an event that is still on
+    its way would be refused for its old value.
+    """
     if len(steps) < 2:
         return gr.Slider(visible=False)
-    return gr.Slider(visible=True, maximum=longest, step=slider_stride(steps), value=step, label="Step")
+    return gr.Slider(visible=True, maximum=longest, step=gcd(*steps) or 1, value=step, label="Step")

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import os
-from collections.abc import Callable, MutableMapping
+from collections.abc import MutableMapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from frameloom.core.errors import MissingExtra
 from frameloom.studio.server.context import StudioContext
@@ -19,20 +18,13 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp
 
 
-class Place(NamedTuple):
-    """A tab; `module` has one function `build_<name>` that builds its content inside the tab."""
-
-    name: str
-    title: str
-    module: str
-
-
-PLACES = (
-    Place("data", "Data", "frameloom.studio.data.tab"),
-    Place("runs", "Runs", "frameloom.studio.runs.tab"),
-    Place("recipe", "Recipe", "frameloom.studio.recipe.tab"),
-    Place("generate", "Generate", "frameloom.studio.generate.tab"),
-)
+# A tab's title, and the function that builds its content inside the tab.
+TABS = {
+    "Data": "frameloom.studio.data.tab:build_data",
+    "Runs": "frameloom.studio.runs.tab:build_runs",
+    "Recipe": "frameloom.studio.recipe.tab:build_recipe",
+    "Generate": "frameloom.studio.generate.tab:build_generate",
+}
 
 
 def build_app(context: StudioContext, access: Access) -> ASGIApp:
@@ -70,37 +62,21 @@ def build_app(context: StudioContext, access: Access) -> ASGIApp:
 
 
 def build_page(context: StudioContext):  # type: ignore[no-untyped-def]  # Gradio has no types to name here
-    """The Blocks with a tab for each place."""
+    """The Blocks with all tabs."""
     import gradio as gr
 
     with gr.Blocks(title="Frameloom", analytics_enabled=False, fill_width=True, delete_cache=(600, 3600)) as page:
         gr.HTML(f'<header class="fl-header"><h1>Frameloom</h1><p>{safe(context.root)}</p></header>')
         with gr.Tabs():
-            for place, build in find_places():
-                with gr.Tab(place.title, id=place.name, elem_id=f"place-{place.name}"):
-                    build(context)
+            for title, target in TABS.items():
+                module, _, function = target.partition(":")
+                with gr.Tab(title, id=title.lower(), elem_id=f"tab-{title.lower()}"):
+                    getattr(importlib.import_module(module), function)(context)
     page.queue(max_size=context.limits.waiting_events, default_concurrency_limit=4, api_open=False)
     return page
 
 
-def find_places() -> list[tuple[Place, Callable[[StudioContext], None]]]:
-    """Each place with the function that builds it."""
-    found = []
-    for place in PLACES:
-        if importlib.util.find_spec(place.module) is not None:
-            found.append((place, getattr(importlib.import_module(place.module), f"build_{place.name}")))
-    return found
-
-
-# Gradio puts its own container before every selector of `css`; rules about the container itself stand in the head.
-_OUTER = """
-.gradio-container { width: 100% !important; max-width: 1280px !important; margin: 0 auto !important;
-  padding: 0 clamp(10px, 2vw, 24px) 56px !important; }
-.gradio-container > .main.fillable { padding: 8px clamp(0px, 1vw, 8px) !important; }
-@media (max-width: 640px) {
-  .tab-container button[role="tab"] { padding: 0 10px !important; }
-}
-"""
+_OUTER = Path(__file__).with_name("head.css").read_text(encoding="utf-8")
 HEAD = f'<meta name="color-scheme" content="light dark"><style>{_OUTER}</style>'
 CSS = Path(__file__).with_name("studio.css").read_text(encoding="utf-8")
 _SANS = ("system-ui", "-apple-system", "Segoe UI", "Roboto", "Noto Sans", "Liberation Sans", "sans-serif")

@@ -9,7 +9,6 @@ from __future__ import annotations
 import hmac
 import ipaddress
 import re
-import secrets
 import socket
 from dataclasses import dataclass
 from urllib.parse import unquote, urlsplit
@@ -183,20 +182,21 @@ class Access:
         return f"http://{shown}:{self.port}/" + (f"?token={self.token}" if self.token else "")
 
     def refuse(self, request: Request) -> Response | None:
-        """The refusal of a stranger, the login of one who has the token; None for who may go on."""
+        """The refusal of a stranger, or the login page without a token; None for a request that may pass."""
         return self._refuse_stranger(request) or self._refuse_tokenless(request)
 
     def _refuse_stranger(self, request: Request) -> Response | None:
         hosts = request.headers.getlist("host")
         if len(hosts) != 1 or not self._is_own(hosts[0]):
-            return _forbid("the Host header does not name this server")
+            return refuse(403, "the Host header does not name this server")
         origins = request.headers.getlist("origin")
         if any(origin.lower() != f"http://{hosts[0].lower()}" for origin in origins):
-            return _forbid("the request comes from another page")
+            return refuse(403, "the request comes from another page")
         # Browsers say so when another site's page is behind a request; following a link is the one harmless case.
-        site = request.headers.get("sec-fetch-site", "none")
-        if site in ("cross-site", "same-site") and not _is_visit(request):
-            return _forbid("the request comes from another site")
+        site, mode, target = (request.headers.get(f"sec-fetch-{name}", "none") for name in ("site", "mode", "dest"))
+        is_visit = request.method == "GET" and mode == "navigate" and target == "document"
+        if site in ("cross-site", "same-site") and not is_visit:
+            return refuse(403, "the request comes from another site")
         return None
 
     def _is_own(self, host: str) -> bool:
@@ -223,10 +223,6 @@ class Access:
         return HTMLResponse(_LOGIN, status_code=401, headers={"cache-control": "no-store"})
 
 
-def make_token() -> str:
-    return secrets.token_urlsafe(24)
-
-
 def is_loopback(host: str) -> bool:
     return host == "localhost" or (_is_address(host) and ipaddress.ip_address(host).is_loopback)
 
@@ -239,14 +235,5 @@ def _is_address(name: str) -> bool:
     return True
 
 
-def _is_visit(request: Request) -> bool:
-    mode, target = request.headers.get("sec-fetch-mode"), request.headers.get("sec-fetch-dest")
-    return request.method == "GET" and mode == "navigate" and target == "document"
-
-
 def _matches(given: str, token: str) -> bool:
     return hmac.compare_digest(given.encode(), token.encode())
-
-
-def _forbid(detail: str) -> Response:
-    return JSONResponse({"detail": detail}, status_code=403)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import secrets
 import shutil
 import signal
 import socket
@@ -30,13 +31,13 @@ def serve(root: Path, *, host: str, port: int | None) -> None:
         import uvicorn
 
         from frameloom.studio.server.app import build_app
-        from frameloom.studio.server.guard import Access, is_loopback, make_token
+        from frameloom.studio.server.guard import Access, is_loopback
     except ModuleNotFoundError as error:
         raise MissingExtra(str(error.name), "studio") from error
 
     with open_context(root) as context, _listen(host, port) as listener:
         signal.signal(signal.SIGTERM, _leave)
-        token = None if is_loopback(host) else make_token()
+        token = None if is_loopback(host) else secrets.token_urlsafe(24)
         access = Access(host, listener.getsockname()[1], token)
         # Relative paths in recipes start from the folder a command runs in; for the studio that is its root.
         os.chdir(context.root)
@@ -60,7 +61,7 @@ def serve(root: Path, *, host: str, port: int | None) -> None:
 
 @contextmanager
 def open_context(root: Path) -> Iterator[StudioContext]:
-    """A context with a private scratch folder; what the places have started ends with it."""
+    """A context with a private scratch folder; everything that the tabs have started ends with it."""
     if not root.is_dir():
         raise ConfigError(f"{root}: no such folder; name the folder that holds your runs, data and recipes")
     scratch = Path(tempfile.mkdtemp(prefix="frameloom-studio-")).resolve()

@@ -24,8 +24,8 @@ from frameloom.sampling.request import read_prompts
 from frameloom.training.logging.resource_errors import outlasting_shortage
 from frameloom.training.logging.trackers import Media, Tracker
 from frameloom.training.optim.ema import EMA
-from frameloom.training.step import Task
-from frameloom.training.tasks.denoiser import DenoiserTask, unwrap
+from frameloom.training.task import Task
+from frameloom.training.tasks.denoiser import DenoiserTask
 
 
 @dataclass(frozen=True)
@@ -33,8 +33,6 @@ class TrainingSamples:
     """What is drawn, when, and where to; `is_compiled` says that the model's blocks are."""
 
     task: DenoiserTask
-    model: nn.Module
-    """what trains, which is not always the denoiser"""
     requests: tuple[SampleRequest, ...]
     settings: SampleSection
     every: int | str
@@ -59,9 +57,9 @@ class TrainingSamples:
 
     def generate(self, step: int, ema: EMA | None) -> list[Sample]:
         with ExitStack() as stack:
-            stack.enter_context(evaluating(self.task.model))
+            stack.enter_context(evaluating(self.task.denoiser.model))
             if ema is not None and self.settings.weights != "raw":
-                stack.enter_context(ema.applied(self.model))
+                stack.enter_context(ema.applied(self.task.model))
             if self.is_compiled:
                 # Other shapes would add graphs, and could turn those of training into ones for any shape.
                 stack.enter_context(torch.compiler.set_stance("force_eager"))
@@ -121,6 +119,7 @@ def build_samples(recipe: Recipe, task: Task, folder: Path) -> TrainingSamples |
     section = recipe.validation.samples if recipe.validation else None
     if section is None:
         return None
+    assert isinstance(task, DenoiserTask)
     prompts = read_prompts(section.prompts, Path(section.prompts_file) if section.prompts_file else None)
     images: list[Path | None] = [Path(image) for image in section.images] or [None] * len(prompts)
     pairs = enumerate(zip(prompts, images, strict=True))
@@ -128,8 +127,7 @@ def build_samples(recipe: Recipe, task: Task, folder: Path) -> TrainingSamples |
     # Adapters stand beside the layers here, at full strength; others are not added to a model that trains.
     settings = recipe.sample.model_copy(update={**given, "lora": None, "lora_scale": 1.0})
     return TrainingSamples(
-        task=unwrap(task),
-        model=task.model,
+        task=task,
         requests=tuple(
             SampleRequest(**dict(settings), prompt=prompt, seed=section.seed + number, image=image)
             for number, (prompt, image) in pairs

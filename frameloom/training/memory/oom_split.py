@@ -46,7 +46,7 @@ Rows = slice | NDArray[np.int64]
 
 
 @dataclass(frozen=True)
-class Misfit:
+class OomEvent:
     """So many samples of a bucket did not fit into memory at once."""
 
     bucket: str
@@ -54,28 +54,28 @@ class Misfit:
     reason: str = ""
 
 
-class OutOfRoom(Exception):
+class RetrySmaller(Exception):
     """A step did not fit on some process; all processes raise it alike, and nothing was changed."""
 
-    def __init__(self, misfits: Sequence[Misfit]) -> None:
-        super().__init__(f"{len(misfits)} passes did not fit in memory")
-        self.misfits = list(misfits)
+    def __init__(self, events: Sequence[OomEvent]) -> None:
+        super().__init__(f"{len(events)} passes did not fit in memory")
+        self.events = list(events)
 
 
-class LoneMisfit(Exception):
+class FatalOom(Exception):
     """Memory ran out inside a pass that other processes wait in, which no message can reach."""
 
-    def __init__(self, misfit: Misfit) -> None:
-        super().__init__(misfit.reason)
-        self.misfit = misfit
+    def __init__(self, event: OomEvent) -> None:
+        super().__init__(event.reason)
+        self.event = event
 
 
-def find_misfit(error: BaseException, piece: Batch) -> Misfit | None:
+def find_oom(error: BaseException, piece: Batch) -> OomEvent | None:
     """What did not fit when a pass ended with this error; None if it is about something else."""
     is_short = isinstance(error, MemoryError | torch.OutOfMemoryError) or any(sign in str(error) for sign in _SIGNS)
     if not is_short:
         return None
-    return Misfit(piece.bucket.name, piece.size, str(error).strip().partition("\n")[0][:200] or type(error).__name__)
+    return OomEvent(piece.bucket.name, piece.size, str(error).strip().partition("\n")[0][:200] or type(error).__name__)
 
 
 def release_memory(device_type: str) -> None:
@@ -89,7 +89,7 @@ def release_memory(device_type: str) -> None:
 class BatchLimits:
     """The most samples of a bucket that run at once, of those whose micro-batches did not fit; equal on all processes.
 
-    Switched off, the first misfit is an error, and what a checkpoint remembers of others counts for nothing.
+    Switched off, the first event is an error, and what a checkpoint remembers of others counts for nothing.
     """
 
     is_on: bool = True
@@ -100,31 +100,31 @@ class BatchLimits:
     def count_pieces(self, bucket: str, size: int) -> int:
         return max(1, -(-size // self.most[bucket])) if bucket in self.most else 1
 
-    def halve(self, misfits: Iterable[Misfit], *, step: int) -> None:
+    def halve(self, events: Iterable[OomEvent], *, step: int) -> None:
         """Half as many from now on; RunError where it was one already. Step 0 is a rehearsal."""
-        worst: dict[str, Misfit] = {}
-        for misfit in misfits:
-            if misfit.bucket not in worst or misfit.size < worst[misfit.bucket].size:
-                worst[misfit.bucket] = misfit
-        for misfit in worst.values():
-            self._refuse_hopeless(misfit)
-            most = min(math.ceil(misfit.size / 2), self.most.get(misfit.bucket, misfit.size))
-            self.most[misfit.bucket] = most
+        worst: dict[str, OomEvent] = {}
+        for event in events:
+            if event.bucket not in worst or event.size < worst[event.bucket].size:
+                worst[event.bucket] = event
+        for event in worst.values():
+            self._refuse_hopeless(event)
+            most = min(math.ceil(event.size / 2), self.most.get(event.bucket, event.size))
+            self.most[event.bucket] = most
             _log.warning(
                 "%s: %d samples of bucket %s do not fit in memory at once; from now on at most %d, gradients add up%s",
                 f"step {step}" if step else "rehearsal",
-                misfit.size,
-                misfit.bucket,
+                event.size,
+                event.bucket,
                 most,
                 f"; {self.remark}" if self.remark else "",
             )
 
-    def _refuse_hopeless(self, misfit: Misfit) -> None:
-        found = f"({misfit.reason})" if misfit.reason else ""
-        if misfit.size <= 1:
-            raise RunError(f"bucket {misfit.bucket}: not even one sample fits in memory {found}; {_ADVICE}")
+    def _refuse_hopeless(self, event: OomEvent) -> None:
+        found = f"({event.reason})" if event.reason else ""
+        if event.size <= 1:
+            raise RunError(f"bucket {event.bucket}: not even one sample fits in memory {found}; {_ADVICE}")
         if not self.is_on:
-            text = f"bucket {misfit.bucket}: {misfit.size} samples do not fit in memory at once {found}"
+            text = f"bucket {event.bucket}: {event.size} samples do not fit in memory at once {found}"
             raise RunError(
                 f"{text}, and train.oom_split is false; set it to true, lower the bucket's batch, or {_ADVICE}"
             )
@@ -201,16 +201,16 @@ def _take_images(images: JointImages | None, rows: Rows) -> JointImages | None:
     )
 
 
-def stop_to_halve(found: LoneMisfit, limits: BatchLimits, folder: Path, *, step: int, rank: int) -> NoReturn:
+def stop_to_halve(found: FatalOom, limits: BatchLimits, folder: Path, *, step: int, rank: int) -> NoReturn:
     """Put the halving down for the next start, which goes on with it, and end this one."""
-    limits.halve([found.misfit], step=step)
+    limits.halve([found.event], step=step)
     (folder / NOTES).mkdir(exist_ok=True)
     write_json(folder / NOTES / f"rank-{rank}.json", {"step": step, "most": limits.state()})
-    misfit = found.misfit
+    event = found.event
     error = RunError(
-        f"bucket {misfit.bucket}: {misfit.size} samples do not fit in memory at once ({misfit.reason}), and the "
+        f"bucket {event.bucket}: {event.size} samples do not fit in memory at once ({event.reason}), and the "
         f"processes of this run compute together, so all stop; the next start takes at most "
-        f"{limits.most[misfit.bucket]}: start the same command again, or let frameloom launch --restarts do it"
+        f"{limits.most[event.bucket]}: start the same command again, or let frameloom launch --restarts do it"
     )
     error.exit_code = TRY_AGAIN
     raise error from found

@@ -66,7 +66,7 @@ class HostState:
     def __init__(self, optimizer: Optimizer, device: torch.device, part_bytes: int) -> None:
         self.optimizer, self.device, self.part_bytes = optimizer, device, part_bytes
         is_cuda = device.type == "cuda"
-        self.shelf = Shelf(pin_memory=is_cuda)
+        self.arena = PinnedArena(pin_memory=is_cuda)
         self._stream = torch.cuda.Stream(device) if is_cuda else None  # type: ignore[no-untyped-call]
         # The step itself; its hooks belong to the whole of it and run once.
         self._move = type(optimizer).step.__wrapped__  # type: ignore[attr-defined]
@@ -153,7 +153,7 @@ class HostState:
 
     def _send_tensor(self, param: nn.Parameter, key: str, tensor: Tensor) -> Tensor:
         if (param, key) not in self._home:
-            self._home[param, key] = self.shelf.place_for(tensor)
+            self._home[param, key] = self.arena.allocate_like(tensor)
         home = self._home[param, key]
         home.copy_(tensor, non_blocking=True)
         if self._stream is not None:
@@ -171,14 +171,14 @@ class HostState:
             self._stream.synchronize()
 
 
-class Shelf:
+class PinnedArena:
     """Host memory for tensors that never go away, in few large pieces."""
 
     def __init__(self, *, pin_memory: bool) -> None:
         self._pin_memory = pin_memory
         self._block = torch.empty(0, dtype=torch.uint8)
 
-    def place_for(self, tensor: Tensor) -> Tensor:
+    def allocate_like(self, tensor: Tensor) -> Tensor:
         size = -(-tensor.nbytes // _ALIGNMENT) * _ALIGNMENT
         if size > len(self._block):
             num_bytes = max(size, _BLOCK_BYTES) if self._pin_memory else size

@@ -1,4 +1,4 @@
-"""The rehearsal before the first step: the largest micro-batch of each bucket runs forward and backward once.
+"""Preflight, a rehearsal before the first step: the largest micro-batch of each bucket runs once, forward and backward.
 
 A bucket that does not fit in memory shows in the first minute and is halved right there. Nothing remains of the
 rehearsal: gradients are dropped before an optimizer sees them, draws are keyed, and the order of the data is a
@@ -21,16 +21,16 @@ from frameloom.data.loading.batch import Batch, BatchRequest
 from frameloom.data.loading.loader import read_requests, request_at
 from frameloom.data.order.plan import BatchPlan
 from frameloom.training.feed import Feed
+from frameloom.training.loop import Trainer
 from frameloom.training.memory.oom_split import cut_batch, take_rows
-from frameloom.training.peers import Peers
-from frameloom.training.step import AnyStepper
+from frameloom.training.step import Stepper
 
 _log = get_logger(__name__)
 _NUM_TRIES = 100
 
 
 @dataclass(frozen=True)
-class Rehearsed:
+class Tried:
     """A bucket as it fits; `most` samples at once took so many seconds, and bytes where the device counts them."""
 
     bucket: str
@@ -49,16 +49,17 @@ def is_wanted(settings: TrainSection, device: torch.device) -> bool:
     return device.type == "cuda" if settings.preflight == "auto" else settings.preflight
 
 
-def rehearse(
-    stepper: AnyStepper,
-    feed: Feed,
-    peers: Peers,
-    count_tokens: Callable[[Batch], int],
-    *,
-    epoch: int,
-    accumulate: int,
-) -> list[Rehearsed]:
-    """Try every bucket of an epoch out, the most expensive ones first; all processes do the same."""
+def run_preflight(trainer: Trainer) -> None:
+    """Try out the buckets of the trainer's epoch, if its recipe asks for that."""
+    if is_wanted(trainer.recipe.train, trainer.feed.device):
+        accumulate = trainer.recipe.train.accumulate
+        try_buckets(trainer.stepper, trainer.feed, trainer.task.count_tokens, trainer.epoch, accumulate)
+
+
+def try_buckets(
+    stepper: Stepper, feed: Feed, count_tokens: Callable[[Batch], int], epoch: int, accumulate: int
+) -> list[Tried]:
+    """Every bucket of an epoch, the most expensive ones first; all ranks do the same."""
     plan, assignment = feed.plan(epoch), feed.assignment
     largest, sizes = _find_largest(plan), np.diff(plan.starts)
     adds_up = accumulate * assignment.num_shares > assignment.num_ranks
@@ -66,53 +67,44 @@ def rehearse(
     with torch.random.fork_rng(devices=[feed.device] if feed.device.type == "cuda" else []):
         for batch in _read_largest(feed, plan, largest):
             # A file may be lost on one machine; nobody may wait there for a process that has nothing to run.
-            if not all(peers.context.all_gather(batch.size > 0)):
+            if not all(stepper.parallel.context.all_gather(batch.size > 0)):
                 _log.warning("rehearsal: no clip of bucket %s can be read, so it is left out", batch.bucket.name)
                 continue
             rows = np.zeros(sizes[largest[batch.bucket.index]], dtype=np.int64)
             whole = _at_its_largest(take_rows(batch, rows), count_tokens)
-            done.append(_try_bucket(stepper, feed, peers, whole, adds_up=adds_up))
+            done.append(_try_bucket(stepper, whole, adds_up=adds_up))
             _log.info("%s", done[-1].describe())
     return done
 
 
-def _try_bucket(stepper: AnyStepper, feed: Feed, peers: Peers, batch: Batch, *, adds_up: bool) -> Rehearsed:
+def _try_bucket(stepper: Stepper, batch: Batch, *, adds_up: bool) -> Tried:
     """Halve until it fits. Where a step has several passes, the second one runs beside the gradients of the first."""
-    limits, name = stepper.limits, batch.bucket.name
+    limits, name, context = stepper.limits, batch.bucket.name, stepper.parallel.context
+    device = stepper.parallel.device
+    is_cuda = device.type == "cuda"
     while True:
         pieces = cut_batch(batch, limits.count_pieces(name, batch.size))
         if adds_up and len(pieces) == 1:
             pieces = pieces * 2
-        peak = _Peak(feed.device)
-        misfits = peers.context.all_gather(stepper.try_out(pieces[:2]))
-        seconds, peak_bytes = peak.stop()
-        found = [misfit for misfit in misfits if misfit is not None]
+        if is_cuda:
+            torch.cuda.synchronize(device)
+            torch.cuda.reset_peak_memory_stats(device)
+        started = time.perf_counter()
+        events = context.all_gather(stepper.try_out(pieces[:2]))
+        if is_cuda:
+            torch.cuda.synchronize(device)
+        seconds = time.perf_counter() - started
+        found = [event for event in events if event is not None]
         if not found:
-            peaks = [one for one in peers.context.all_gather(peak_bytes) if one is not None]
-            return Rehearsed(name, batch.size, pieces[0].size, seconds, max(peaks, default=None))
+            peaks = context.all_gather(torch.cuda.max_memory_allocated(device) if is_cuda else None)
+            peak_bytes = max((one for one in peaks if one is not None), default=None)
+            return Tried(name, batch.size, pieces[0].size, seconds, peak_bytes)
         limits.halve(found, step=0)
 
 
 def _at_its_largest(batch: Batch, count_tokens: Callable[[Batch], int]) -> Batch:
     """With a number for which an autoencoder does not take the clips for images."""
     return max((replace(batch, index=number) for number in range(_NUM_TRIES)), key=count_tokens)
-
-
-class _Peak:
-    """Time and the most memory since it was made."""
-
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-            torch.cuda.reset_peak_memory_stats(device)
-        self.started = time.perf_counter()
-
-    def stop(self) -> tuple[float, int | None]:
-        if self.device.type != "cuda":
-            return time.perf_counter() - self.started, None
-        torch.cuda.synchronize(self.device)
-        return time.perf_counter() - self.started, torch.cuda.max_memory_allocated(self.device)
 
 
 def _find_largest(plan: BatchPlan) -> dict[int, int]:

@@ -18,10 +18,10 @@ from frameloom.core.logging import get_logger
 from frameloom.data.loading.bad_clips import read_bad_clips
 from frameloom.data.manifest.manifest import Manifest
 from frameloom.training.feed import Feed, Position
-from frameloom.training.peers import Peers
+from frameloom.training.loop import Trainer
+from frameloom.training.parallel import Parallelism
 from frameloom.training.run.changes import check_changes, describe_changes, find_changes, write_rows
 from frameloom.training.run.folder import RunFolder
-from frameloom.training.tasks.build import BuiltTask
 
 _log = get_logger(__name__)
 
@@ -56,12 +56,14 @@ class ResumeChoices:
         return self.accept_recipe_change or self.accept_data_change or self.data_position is not None
 
 
-def find_checkpoint(recipe: Recipe, folder: RunFolder, peers: Peers, choices: ResumeChoices) -> StoredCheckpoint | None:
+def find_checkpoint(
+    recipe: Recipe, folder: RunFolder, parallel: Parallelism, choices: ResumeChoices
+) -> StoredCheckpoint | None:
     """The checkpoint to go on from, the same on all processes; None for a new run."""
-    peers.context.run_on_rank0(lambda: _prepare(recipe, folder))
-    found = find_latest(folder.checkpoints, peers.checkpoint_collective, set_aside=True)
+    parallel.context.run_on_rank0(lambda: _prepare(recipe, folder))
+    found = find_latest(folder.checkpoints, parallel.saving, set_aside=True)
     step = None if found is None else found.step
-    peers.context.run_on_rank0(lambda: _look_back(recipe, folder, step, choices))
+    parallel.context.run_on_rank0(lambda: _look_back(recipe, folder, step, choices))
     return found
 
 
@@ -80,7 +82,7 @@ def _look_back(recipe: Recipe, folder: RunFolder, step: int | None, choices: Res
                 f"{folder.path}: has trained before but holds no complete checkpoint; restore one into "
                 f"{folder.checkpoints}, or move the folder away to start again"
             )
-        say_fresh(recipe, folder)
+        log_fresh_start(recipe, folder)
         return
     if folder.recipe.is_file():
         accept = choices.accept_recipe_change
@@ -98,7 +100,7 @@ def _look_back(recipe: Recipe, folder: RunFolder, step: int | None, choices: Res
     _log.info("%s: resuming from step %d", folder.path, step)
 
 
-def say_fresh(recipe: Recipe, folder: RunFolder) -> None:
+def log_fresh_start(recipe: Recipe, folder: RunFolder) -> None:
     """Weights that were trained elsewhere bring nothing else along."""
     weights = recipe.model.weights if recipe.task == "denoiser" else recipe.vae.weights
     if weights is not None:
@@ -141,29 +143,19 @@ def check_groups(folder: RunFolder, checkpoint: Checkpoint, own: Collection[str]
             )
 
 
-def load_weights(folder: RunFolder, checkpoint: Checkpoint, built: BuiltTask) -> None:
-    """The whole model, or adapters after a look at what they stand beside."""
-    where, adapters = f"{folder.path}: step {checkpoint.step}", built.adapters
-    for key in ("lora", "inversion"):
-        if (key in checkpoint.state) != (adapters is not None and adapters.key == key):
-            found = "with" if key in checkpoint.state else "without"
-            raise CheckpointError(
-                f"{where} was trained {found} {key}, the recipe has it switched; "
-                "switch it back, or start a new run with --name"
-            )
-    if adapters is not None:
-        adapters.load(checkpoint.tensors["model"], checkpoint.state[adapters.key], where=where)
-        return
-    try:
-        built.task.model.load_state_dict(checkpoint.tensors["model"])
-    except RuntimeError as error:
-        raise CheckpointError(
-            f"{where} does not fit the recipe's model ({error}); "
-            "restore the model section or start a new run with --name"
-        ) from error
+def restore(trainer: Trainer, checkpoint: Checkpoint, choices: ResumeChoices | None = None) -> None:
+    """Take up a checkpoint; refuse one that was made on other data or for another model."""
+    folder, task, stepper = trainer.folder, trainer.task, trainer.stepper
+    check_data(folder, checkpoint, trainer.feed, choices or ResumeChoices())
+    check_groups(folder, checkpoint, {*task.tensors(), *stepper.tensors()})
+    task.load(checkpoint, where=f"{folder.path}: step {checkpoint.step}")
+    stepper.load(checkpoint.tensors, checkpoint.state)
+    trainer.step = checkpoint.step
+    trainer.epoch, trainer.position = checkpoint.state["epoch"], checkpoint.state["position"]
+    trainer.nonfinite = checkpoint.state["nonfinite"]
 
 
-def place_data(feed: Feed, position: Position, choices: ResumeChoices) -> Position:
+def resolve_position(feed: Feed, position: Position, choices: ResumeChoices) -> Position:
     """Where the data goes on: as asked, else where it was; both moved to the beginning of a batch if need be."""
     epoch, sample = position
     if not choices.may_move:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,22 +17,24 @@ from frameloom.core.errors import CheckpointError, RunError
 from frameloom.core.logging import get_logger
 from frameloom.core.progress import ProgressBar
 from frameloom.data.buckets.policy import assign, unused_reasons
+from frameloom.data.loading.bad_clips import read_bad_clips
+from frameloom.data.loading.batch import BadClip
 from frameloom.data.manifest.manifest import Manifest
-from frameloom.data.order.usage import BAD, EpochLedger, Slots, account_epoch, describe_epochs, read_bad_slots
+from frameloom.data.order.usage import BAD, EpochUsage, account_epoch, describe_epochs
 from frameloom.training.run.folder import RunFolder
 
 _log = get_logger(__name__)
 
 
 @dataclass(frozen=True)
-class RunLedger:
+class RunUsage:
     """Every epoch up to the checkpoint of `step`; `num_filtered` rows are left out by `data.where`."""
 
     run: Path
     step: int
     manifest: Manifest
     num_filtered: int
-    epochs: list[EpochLedger]
+    epochs: list[EpochUsage]
 
     @property
     def problems(self) -> list[str]:
@@ -52,7 +54,7 @@ class RunLedger:
         yield from self.problems or [f"every row is accounted for in {len(self.epochs):,} epochs"]
 
 
-def account_run(run: Path) -> RunLedger:
+def account_run(run: Path) -> RunUsage:
     """What became of every row in every epoch that the run has begun."""
     folder = RunFolder(run)
     if not folder.recipe.is_file():
@@ -65,14 +67,14 @@ def account_run(run: Path) -> RunLedger:
             f"{run}: {manifest.source} has changed since step {state['step']}, so the plan cannot be worked out again; "
             "restore the manifest of the run"
         )
-    bad = read_bad_slots(folder.bad_clips)
+    bad = read_bad_clips(folder.bad_clips)
     epochs = _account_epochs(recipe, manifest, bad, int(state["epoch"]), int(state["position"]))
-    return RunLedger(run, state["step"], manifest, _count_filtered(recipe, manifest), epochs)
+    return RunUsage(run, state["step"], manifest, _count_filtered(recipe, manifest), epochs)
 
 
 def _account_epochs(
-    recipe: Recipe, manifest: Manifest, bad: dict[int, Slots], last: int, position: int
-) -> list[EpochLedger]:
+    recipe: Recipe, manifest: Manifest, bad: Sequence[BadClip], last: int, position: int
+) -> list[EpochUsage]:
     """All epochs before `last`, and `last` itself if a sample of it was used."""
     policy, images = build_policy(recipe), np.isnan(manifest.fps)
     num_epochs = last + 1 if position or not last else last
@@ -84,7 +86,7 @@ def _account_epochs(
             plan = order_epoch(recipe, policy, assignment, epoch, shown)
             done = position if epoch == last else plan.num_samples
             reasons = unused_reasons(manifest, policy, assignment)
-            found.append(account_epoch(plan, reasons, position=done, bad=bad.get(epoch), shown=shown, images=images))
+            found.append(account_epoch(plan, reasons, position=done, bad=bad, shown=shown, images=images))
             bar.advance()
     return found
 

@@ -1,29 +1,50 @@
-"""Task `autoencoder`: reconstruct clips through a small latent.
+"""Task `autoencoder`: reconstruct clips through a small latent, also against a discriminator.
+
+With a discriminator a step is the autoencoder's, the discriminator's, or both, one after the other. What a phase draws
+is a function of the seed and the batch, and which phases are due follows from the step, so a run resumes to the bit.
 
 Shape letters: B batch, C channels, F frames, H height, W width.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from frameloom.checkpoint.model_folder import read_weights
-from frameloom.config.schema.models import AutoencoderSection, LpipsSection
-from frameloom.core.random import key, uniform_at
+from frameloom.config.schema.models import AutoencoderSection, DiscriminatorSection, LpipsSection
+from frameloom.config.schema.optim import GroupSection, OptimSection
+from frameloom.core.errors import ConfigError
+from frameloom.core.random import key, stream, uniform_at
 from frameloom.data.loading.batch import Batch
-from frameloom.data.media.transforms import to_signed_range, to_uint8
-from frameloom.evaluate.pair_metrics import psnr_db, ssim
+from frameloom.data.media.transforms import psnr_db, to_signed_range, to_uint8
+from frameloom.evaluate.pair_metrics import ssim
 from frameloom.models.layers.patches import fold_frames
 from frameloom.models.vaes.base import Moments, VideoVAE
-from frameloom.models.vaes.losses import kl_divergence, reconstruction_nll, wavelet_loss
+from frameloom.models.vaes.discriminator import (
+    Discriminator,
+    DiscriminatorConfig,
+    build_discriminator,
+    load_discriminator,
+)
+from frameloom.models.vaes.losses import (
+    AdversarialSettings,
+    discriminator_loss,
+    generator_term,
+    kl_divergence,
+    reconstruction_nll,
+    wavelet_loss,
+)
 from frameloom.models.vaes.lpips import LPIPS, load_lpips
+from frameloom.training.task import MODEL, Losses, Phase, ReadBatches, StepContext, Task
 from frameloom.training.tasks.noising import draw_normal
 
 _MOST_CLIPS = 4
@@ -32,24 +53,127 @@ _GAP_PX = 4
 _HALVES = {"encoder": ("encoder.", "quant_conv."), "decoder": ("decoder.", "post_quant_conv.")}
 
 
-@dataclass
-class AutoencoderTask:
+@dataclass(frozen=True)
+class Critic:
+    """The discriminator and the settings of the game."""
+
+    model: Discriminator
+    settings: AdversarialSettings
+    section: DiscriminatorSection
+
+    @contextmanager
+    def frozen(self) -> Iterator[None]:
+        """Inside, gradients pass through the discriminator and leave none in it."""
+        self.model.requires_grad_(False)
+        try:
+            yield
+        finally:
+            self.model.requires_grad_(True)
+
+
+@dataclass(frozen=True)
+class AutoencoderTask(Task):
     """`logvar` may be a parameter that trains; `lpips` is frozen."""
 
+    kind: ClassVar[str] = "vae"
+    name: str
+    config: Any
     vae: VideoVAE
     weights: AutoencoderSection
     seed: int
     device: torch.device
     lpips: LPIPS | None = None
     logvar: Tensor | float = 0.0
+    critic: Critic | None = None
 
     @property
-    def model(self) -> nn.Module:
-        return self.vae
+    def networks(self) -> Mapping[str, nn.Module]:
+        return {MODEL: self.vae} if self.critic is None else {MODEL: self.vae, "discriminator": self.critic.model}
 
-    def losses(self, batch: Batch) -> tuple[Tensor, Mapping[str, Tensor]]:
-        compared = self.compare(self.reconstruct(batch))
-        return spread_losses(compared.loss, compared.parts, batch)
+    @property
+    def companions(self) -> Mapping[str, nn.Parameter]:
+        return {"loss.logvar": self.logvar} if isinstance(self.logvar, nn.Parameter) else {}
+
+    @property
+    def statistics(self) -> Sequence[Tensor]:
+        """Those of the discriminator's norms."""
+        return () if self.critic is None else list(self.critic.model.buffers())
+
+    def phases(self, optim: OptimSection) -> Sequence[Phase]:
+        # Decay would pull the log-variance to 0.
+        undecayed = [GroupSection(match=name, weight_decay=0.0) for name in self.companions]
+        own = optim.model_copy(update={"groups": (*undecayed, *optim.groups)})
+        if self.critic is None:
+            return [Phase(MODEL, self.losses, own, self.companions)]
+        section, settings = self.critic.section, self.critic.settings
+        if section.adaptive and not self.vae.last_layer().requires_grad:
+            raise ConfigError(
+                "autoencoder.discriminator.adaptive compares gradients at the decoder's last layer, which does not "
+                "train; let it train (optim.trainable, optim.frozen), or set adaptive to false with a weight of your "
+                "choice"
+            )
+        other = {
+            "lr": section.lr or optim.lr,
+            "weight_decay": section.weight_decay,
+            "clip_norm": section.clip_norm,
+            **{"groups": (), "clip_fade": None, "skip_spikes": None},
+        }
+        return [
+            Phase(MODEL, self.losses, own, self.companions, settings.trains_autoencoder, settings.start),
+            Phase(
+                "discriminator",
+                self.discriminator_losses,
+                optim.model_copy(update=other),
+                is_due=settings.trains_discriminator,
+                first_step=settings.start,
+                ema=False,
+            ),
+        ]
+
+    def losses(self, context: StepContext, batch: Batch) -> Losses:
+        """The autoencoder's, with the discriminator's judgement from its first step on."""
+        made = self.reconstruct(batch)
+        loss, parts = self.compare(made)
+        critic = self.critic
+        if critic is not None and context.step >= critic.settings.start:
+            with critic.frozen():
+                logits = self.judge(made.decoded_BCFHW, batch, "autoencoder")
+            layer = self.vae.last_layer()
+            term = generator_term(logits, parts["reconstruction"], layer, critic.settings, context.step)
+            if critic.settings.update == "both":
+                _keep(context, batch, made)
+            loss = loss + term.loss
+            parts |= {"generator": term.made, "adversarial_weight": term.weight}
+        return _spread(loss, parts, batch)
+
+    def discriminator_losses(self, context: StepContext, batch: Batch) -> Losses:
+        """On clips and reconstructions, which are made here unless the phase before did."""
+        assert self.critic is not None
+        kept = context.made.get((batch.epoch, batch.index))
+        if kept is None:
+            with torch.no_grad():
+                reconstructed = self.reconstruct(batch)
+            pixels, decoded = reconstructed.pixels_BCFHW, reconstructed.decoded_BCFHW
+        else:
+            pixels, decoded = _find_rows(kept, batch)
+        real = self.judge(pixels, batch, "clips")
+        made = self.judge(decoded, batch, "reconstructions")
+        loss = discriminator_loss(real, made, self.critic.settings, context.step)
+        with torch.no_grad():
+            right = [(real > 0).float().mean(), (made < 0).float().mean()]
+            parts = {"accuracy": (right[0] + right[1]) / 2, "real": real.float().mean(), "made": made.float().mean()}
+        return _spread(loss, parts, batch)
+
+    def judge(self, pixels_BCFHW: Tensor, batch: Batch, purpose: str) -> Tensor:
+        """The discriminator's logits."""
+        assert self.critic is not None
+        generator = None
+        if self.critic.model.config.dropout:
+            # The draws of a piece are its own: norms and draws are those of what is computed at once.
+            counters = (batch.epoch, batch.index, *([batch.part] if batch.part else ()))
+            generator = stream(self.seed, f"discriminator dropout {purpose}", *counters, device=str(self.device))
+        logits: Tensor = self.critic.model(pixels_BCFHW, generator)
+        return logits
 
     def reconstruct(self, batch: Batch) -> Reconstruction:
         """Through a sample of the latents, whose noise is a function of the sample's slot."""
@@ -61,16 +185,21 @@ class AutoencoderTask:
         decoded, decoder_bands = self.vae.decode_with_coefficients(moments.sample(epsilon))
         return Reconstruction(pixels, moments, decoded, encoder_bands, decoder_bands)
 
-    def compare(self, made: Reconstruction) -> Comparison:
-        weights = self.weights
-        perceptual_BF = self._perceptual(made) if weights.lpips is not None and weights.lpips.weight else None
+    def compare(self, made: Reconstruction) -> tuple[Tensor, dict[str, Tensor]]:
+        """The weighted sum of the losses, and all of them by name."""
+        weights, lpips = self.weights, self.weights.lpips
+        perceptual_BF = None
+        if lpips is not None and lpips.weight:
+            assert self.lpips is not None
+            distance_N = self.lpips(fold_frames(made.pixels_BCFHW), fold_frames(made.decoded_BCFHW))
+            perceptual_BF = distance_N.reshape(len(made.pixels_BCFHW), -1)
         parts = {
             "reconstruction": reconstruction_nll(
                 made.pixels_BCFHW,
                 made.decoded_BCFHW,
                 logvar=self.logvar,
                 kind=weights.reconstruction,
-                perceptual_BF=None if perceptual_BF is None else self._lpips_weight * perceptual_BF,
+                perceptual_BF=None if perceptual_BF is None or lpips is None else lpips.weight * perceptual_BF,
             ),
             "kl": kl_divergence(made.moments),
             "wavelet": wavelet_loss(made.encoder_bands, made.decoder_bands),
@@ -80,7 +209,7 @@ class AutoencoderTask:
             parts["lpips"] = perceptual_BF.mean()
         if isinstance(self.logvar, Tensor):
             parts["logvar"] = self.logvar
-        return Comparison(loss, parts["reconstruction"], parts)
+        return loss, parts
 
     def validate(self, batches: Sequence[Batch]) -> dict[str, float]:
         """PSNR, SSIM and, with its weights, LPIPS of the reconstruction from the latent mean, averaged over clips."""
@@ -104,12 +233,13 @@ class AutoencoderTask:
             pixels = self._pixels(max(batches, key=lambda batch: batch.bucket.frames))
             return {"reconstructions": draw_grid(pixels, self._restore(pixels))}
 
-    def measure_latents(self, batches: Sequence[Batch]) -> dict[str, tuple[float, ...]]:
-        """One `scale` for all channels, which gives the latents of these clips a standard deviation of 1."""
+    def export_config(self, read_batches: ReadBatches) -> Any:
+        """With one `scale` for all channels, which gives the latents of these clips a standard deviation of 1."""
         with torch.no_grad():
-            means = [self.vae.encode(self._pixels(batch)).mean_BCFHW.flatten() for batch in batches]
+            means = [self.vae.encode(self._pixels(batch)).mean_BCFHW.flatten() for batch in read_batches()]
         scale = 1 / float(torch.cat(means).square().mean().sqrt())
-        return {"scale": (scale,) * self.vae.latent_channels, "shift": (0.0,) * self.vae.latent_channels}
+        channels = self.vae.latent_channels
+        return dataclasses.replace(self.config, scale=(scale,) * channels, shift=(0.0,) * channels)
 
     def count_tokens(self, batch: Batch) -> int:
         """Latent cells of a micro-batch."""
@@ -117,15 +247,6 @@ class AutoencoderTask:
         _, height_stride, width_stride = self.vae.strides
         frames = self.vae.latent_frames(1 if self._is_image(batch) else bucket.frames)
         return len(batch.rows) * frames * (bucket.height // height_stride) * (bucket.width // width_stride)
-
-    @property
-    def _lpips_weight(self) -> float:
-        return self.weights.lpips.weight if self.weights.lpips is not None else 0.0
-
-    def _perceptual(self, made: Reconstruction) -> Tensor:
-        assert self.lpips is not None
-        distance_N: Tensor = self.lpips(fold_frames(made.pixels_BCFHW), fold_frames(made.decoded_BCFHW))
-        return distance_N.reshape(len(made.pixels_BCFHW), -1)
 
     def _restore(self, pixels_BCFHW: Tensor) -> Tensor:
         return self.vae.decode(self.vae.encode(pixels_BCFHW).mean_BCFHW).clamp(-1, 1)
@@ -152,18 +273,34 @@ class Reconstruction(NamedTuple):
     decoder_bands: Sequence[Tensor]
 
 
-class Comparison(NamedTuple):
-    """Losses of a batch: the sum with its weights, the reconstruction's term in it, and all parts by name."""
-
-    loss: Tensor
-    reconstruction: Tensor
-    parts: dict[str, Tensor]
-
-
-def spread_losses(loss: Tensor, parts: Mapping[str, Tensor], batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
+def _spread(loss: Tensor, parts: Mapping[str, Tensor], batch: Batch) -> Losses:
     """Losses of a whole micro-batch as those of its samples, which the step takes the mean of."""
     num_samples = len(batch.rows)
-    return loss.expand(num_samples), {name: part.expand(num_samples) for name, part in parts.items()}
+    return Losses(loss.expand(num_samples), {name: part.expand(num_samples) for name, part in parts.items()})
+
+
+def _keep(context: StepContext, batch: Batch, made: Reconstruction) -> None:
+    """For the discriminator's phase of the same step: for each piece of a micro-batch where it begins, clips and
+    reconstructions."""
+    name = batch.epoch, batch.index
+    if batch.part == 0 and not batch.is_filler:
+        context.made.pop(name, None)  # of passes that ran out of memory
+    context.made.setdefault(name, []).append((batch.part, made.pixels_BCFHW, made.decoded_BCFHW.detach()))
+
+
+def _find_rows(kept: Sequence[tuple[int, Tensor, Tensor]], batch: Batch) -> tuple[Tensor, Tensor]:
+    """The rows of a piece, which may be cut otherwise than the pieces that were kept; those are in order."""
+    at, end = batch.part, batch.part + batch.size
+    parts = []
+    for start, pixels, decoded in kept:
+        if start <= at < min(end, start + len(pixels)):
+            rows = slice(at - start, end - start)
+            parts.append((pixels[rows], decoded[rows]))
+            at = start + len(pixels)
+    if len(parts) == 1:
+        return parts[0]
+    parts = parts or [(pixels[:0], decoded[:0]) for _, pixels, decoded in kept[:1]]
+    return torch.cat([pixels for pixels, _ in parts]), torch.cat([decoded for _, decoded in parts])
 
 
 def draw_grid(pixels_BCFHW: Tensor, decoded_BCFHW: Tensor) -> Tensor:
@@ -204,3 +341,13 @@ def build_lpips(section: LpipsSection, device: torch.device) -> LPIPS:
     model = LPIPS(section.channels)
     load_lpips(model, tensors)
     return model.to(device).eval()
+
+
+def build_critic(section: DiscriminatorSection, seed: int, device: torch.device) -> Critic:
+    """The discriminator of a recipe; fresh weights follow from `seed`."""
+    config = DiscriminatorConfig(**section.model_dump(include={"channels", "num_layers", "dropout", "kind"}))
+    model = build_discriminator(config, stream(seed, "discriminator weights"))
+    if section.weights is not None:
+        load_discriminator(model, dict(read_weights(Path(section.weights)).tensors))
+    settings = AdversarialSettings(**section.model_dump(include={"start", "weight", "loss", "update", "adaptive"}))
+    return Critic(model.to(device).train(), settings, section)

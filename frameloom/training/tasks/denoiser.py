@@ -8,26 +8,32 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
+from pathlib import Path
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from frameloom.builders.denoiser import LoadedDenoiser
-from frameloom.builders.text import TextPipeline
+from frameloom.builders.text import PREFIX, TRAINED_TEXT, TextPipeline, write_trained
+from frameloom.config.schema.models import TextSection
+from frameloom.config.schema.optim import GroupSection, OptimSection
 from frameloom.data.loading.batch import Batch
 from frameloom.data.media.transforms import to_signed_range
 from frameloom.diffusion.noise_levels import band_levels, band_shares
 from frameloom.diffusion.objectives import Noised, Objective, add_noise, weighted_error_B
 from frameloom.models.denoisers.conditions import Conditions
 from frameloom.models.layers.dropout import DropoutSeeds, has_dropout
+from frameloom.models.precision import FP32, Precision
 from frameloom.models.text.base import TextStates
 from frameloom.models.text.scaling import TextScaling
 from frameloom.models.vaes.base import VideoVAE
+from frameloom.training.task import MODEL, Losses, Phase, ReadBatches, StepContext, Task, TrainedPart
 from frameloom.training.tasks.conditions import ConditionMaker, image_sample_indices, join_images, split_images
 from frameloom.training.tasks.noising import apply_noise_options, draw_levels, draw_normal, draw_seeds, draw_uniform
-from frameloom.training.tasks.text_table import KnownText
+from frameloom.training.tasks.text_table import TextTable
 
 # Enough for shares to a thousandth, and a multiple of the number of levels of a DDPM.
 _SHARE_DRAWS = 20_000
@@ -35,14 +41,14 @@ _Z95 = 1.959964
 
 
 @dataclass
-class DenoiserTask:
+class DenoiserTask(Task):
     """`vae` and `text` are frozen; a batch that brings cached latents or text states does not call them.
 
     `scaling` is applied to text states from wherever they come, the null text included. With `independent_dropout`
     each text encoder's part of a caption is dropped by a draw of its own. `num_levels` noise levels are validated.
-    `half` is the dtype of the denoiser's weights where it is not fp32: then validation runs in it, too.
     """
 
+    kind: ClassVar[str] = "denoiser"
     denoiser: LoadedDenoiser
     vae: VideoVAE
     text: TextPipeline
@@ -50,41 +56,75 @@ class DenoiserTask:
     null_text: TextStates
     scaling: TextScaling | None
     conditions: ConditionMaker
-    caption_dropout: float
-    independent_dropout: bool
+    section: TextSection
     seed: int
     device: torch.device
+    precision: Precision = FP32
     num_levels: int = 8
-    half: torch.dtype | None = None
-    trains_text: bool = False
-    """then the states of the empty caption change from step to step, and are encoded each time"""
-    known: KnownText | None = None
+    text_table: TextTable | None = None
     """scaled states of captions whose encoders are dropped together"""
+    trained_text: Mapping[str, nn.Parameter] = field(default_factory=dict)
+    """weights of text encoders; where there are any, the states of the empty caption are encoded at each step"""
+    part: TrainedPart | None = None
+    word: nn.ParameterDict | None = None
+    """vectors that train instead of the denoiser"""
+    prior_weight: float | None = None
+    """batches have class pictures in their second half (`class_rows` of `BatchReader`), whose losses count so much"""
 
     @property
-    def model(self) -> nn.Module:
-        return self.denoiser.model
+    def name(self) -> str:  # type: ignore[override]
+        return self.denoiser.family.name
+
+    @property
+    def config(self) -> Any:
+        return self.denoiser.config
+
+    @property
+    def networks(self) -> Mapping[str, nn.Module]:
+        return {MODEL: self.denoiser.model if self.word is None else self.word}
+
+    @property
+    def blocks(self) -> Sequence[nn.Module]:
+        return () if self.word is not None else self.denoiser.family.blocks(self.denoiser.model)
+
+    @property
+    def companions(self) -> Mapping[str, nn.Parameter]:
+        return self.trained_text
+
+    @property
+    def constants(self) -> Mapping[str, Mapping[str, Tensor]]:
+        return {} if self.scaling is None else {"text_scaling": self.scaling.tensors()}
 
     @cached_property
     def _drops(self) -> bool:
-        return has_dropout(self.model)
+        return has_dropout(self.denoiser.model)
 
-    def losses(self, batch: Batch) -> tuple[Tensor, Mapping[str, Tensor]]:
-        return self._losses(batch, self.seed, self.caption_dropout), {}
+    def phases(self, optim: OptimSection) -> Sequence[Phase]:
+        trained = [(index, item) for index, item in enumerate(self.section.encoders) if item.train]
+        groups = [GroupSection(match=f"{PREFIX}.{index}", lr=item.lr) for index, item in trained]
+        own = optim.model_copy(update={"groups": (*groups, *optim.groups)})
+        return [Phase(MODEL, self.losses if self.prior_weight is None else self.prior_losses, own, self.companions)]
+
+    def losses(self, context: StepContext, batch: Batch) -> Losses:
+        return Losses(self._losses(batch, self.seed, self.section.dropout))
+
+    def prior_losses(self, context: StepContext, batch: Batch) -> Losses:
+        """DreamBooth: L(instance) + prior_weight * L(class); noise and noise levels of the two are drawn apart."""
+        assert self.prior_weight is not None
+        instance_B, class_B = self.losses(context, batch).loss_B.chunk(2)
+        parts = {"instance_loss": instance_B, "class_loss": class_B}
+        return Losses(instance_B + self.prior_weight * class_B, parts)
 
     def validate(self, batches: Sequence[Batch]) -> dict[str, float]:
         """Losses on held-out clips at fixed noise levels, with the same noise each time: the numbers compare."""
         losses, shares = [], []
-        with torch.no_grad(), torch.autocast(self.device.type, self.half, enabled=self.half is not None):
+        dtype = self.precision.weights_dtype
+        with torch.no_grad(), torch.autocast(self.device.type, dtype, enabled=dtype != torch.float32):
             for batch in batches:
-                loss_BL, share_L = self._judge(batch, self.seed + 1)
+                loss_BL, share_L = self._level_losses(batch, self.seed + 1)
                 losses.append(loss_BL)
                 shares.append(share_L.expand_as(loss_BL))
         return summarize_levels(torch.cat(losses).cpu(), torch.cat(shares))
-
-    def draw_pictures(self, batches: Sequence[Batch]) -> dict[str, Tensor]:
-        """None: what a denoiser draws is asked for by prompts (validation.samples)."""
-        return {}
 
     def count_tokens(self, batch: Batch) -> int:
         """Denoiser tokens of a micro-batch, text not counted."""
@@ -92,7 +132,7 @@ class DenoiserTask:
         frames = self.vae.latent_frames(bucket.frames)
         _, height_stride, width_stride = self.vae.strides
         cells = (frames, bucket.height // height_stride, bucket.width // width_stride)
-        return len(batch.rows) * self.denoiser.family.num_tokens(self.denoiser.config, cells)
+        return len(batch.sample_indices) * self.denoiser.family.num_tokens(self.denoiser.config, cells)
 
     def _losses(self, batch: Batch, seed: int, dropout: float) -> Tensor:
         latent_BCFHW, plain_BCFHW = self._latent_and_noise(batch, seed)
@@ -106,7 +146,7 @@ class DenoiserTask:
             given = replace(given, dropout=DropoutSeeds(draw_seeds(seed, "model dropout", batch)))
         return self._loss_of(noised, text, given)
 
-    def _judge(self, batch: Batch, seed: int) -> tuple[Tensor, Tensor]:
+    def _level_losses(self, batch: Batch, seed: int) -> tuple[Tensor, Tensor]:
         """Losses [B, L] at all levels of the grid, with plain noise, and the part of training's draws near each."""
         latent_BCFHW, noise_BCFHW = self._latent_and_noise(batch, seed)
         text = self._text(batch.text, batch.captions, batch, seed, dropout=0.0)
@@ -119,7 +159,9 @@ class DenoiserTask:
         return torch.stack(losses, dim=1), share_L
 
     def _loss_of(self, noised: Noised, text: TextStates, given: Conditions) -> Tensor:
-        prediction = self.denoiser.family.denoise(self.model, noised.noisy_BCFHW, noised.timestep_B, text, given)
+        prediction = self.denoiser.family.denoise(
+            self.denoiser.model, noised.noisy_BCFHW, noised.timestep_B, text, given
+        )
         return weighted_error_B(prediction, noised, motion_share=self.objective.motion_share)
 
     def _latent_and_noise(self, batch: Batch, seed: int) -> tuple[Tensor, Tensor]:
@@ -157,8 +199,8 @@ class DenoiserTask:
         self, cached: Mapping[str, Tensor] | None, captions: list[str], slots: Batch, seed: int, dropout: float
     ) -> TextStates:
         dropped_BE = self._draw_dropped(slots, seed, dropout) if dropout > 0 else None
-        if self.known is not None:
-            known = self.known.pick(captions, None if dropped_BE is None else dropped_BE[:, 0])
+        if self.text_table is not None:
+            known = self.text_table.pick(captions, None if dropped_BE is None else dropped_BE[:, 0])
             if known is not None:
                 return known
         if cached is not None:
@@ -166,46 +208,22 @@ class DenoiserTask:
         else:
             states = self.text.encode(captions).to(self.device)
         if dropped_BE is not None:
-            null = self.text.encode([""]).to(self.device) if self.trains_text else self.null_text
+            null = self.text.encode([""]).to(self.device) if self.trained_text else self.null_text
             states = self.text.drop(states, null, dropped_BE.to(self.device))
         return states if self.scaling is None else self.scaling.apply(states)
 
     def _draw_dropped(self, slots: Batch, seed: int, dropout: float) -> Tensor:
         """[B, text encoders], on the host: true where a caption is replaced by the empty one."""
         count = self.text.num_encoders
-        if not self.independent_dropout:
+        if not self.section.independent_dropout:
             return (draw_uniform(seed, "caption dropout", slots) < dropout)[:, None].expand(-1, count)
         drawn = [draw_uniform(seed, f"caption dropout {index}", slots) for index in range(count)]
         return torch.stack(drawn, dim=1) < dropout
 
-
-@dataclass(frozen=True)
-class WrappedTask:
-    """All that it does not change is up to `inner`."""
-
-    inner: DenoiserTask
-
-    @property
-    def model(self) -> nn.Module:
-        return self.inner.model
-
-    def losses(self, batch: Batch) -> tuple[Tensor, Mapping[str, Tensor]]:
-        return self.inner.losses(batch)
-
-    def validate(self, batches: Sequence[Batch]) -> dict[str, float]:
-        return self.inner.validate(batches)
-
-    def count_tokens(self, batch: Batch) -> int:
-        return self.inner.count_tokens(batch)
-
-    def draw_pictures(self, batches: Sequence[Batch]) -> dict[str, Tensor]:
-        return self.inner.draw_pictures(batches)
-
-
-def unwrap(task: object) -> DenoiserTask:
-    found = task.inner if isinstance(task, WrappedTask) else task
-    assert isinstance(found, DenoiserTask)
-    return found
+    def export(self, run: Path, tensors: Mapping[str, Tensor], read_batches: ReadBatches) -> None:
+        if self.word is None:
+            write_trained(run / TRAINED_TEXT, self.text, self.section)
+        super().export(run, tensors, read_batches)
 
 
 def summarize_levels(loss_NL: Tensor, share_NL: Tensor) -> dict[str, float]:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -25,76 +24,53 @@ from frameloom.models.lora.adapters import (
     parameter_names,
     to_adapters,
 )
-from frameloom.models.state_dict import check_fit, shorten
+from frameloom.models.state_dict import shorten
+from frameloom.training.task import TrainedPart
 
 _log = get_logger(__name__)
 
 
-@dataclass(frozen=True)
-class Adapters:
-    """The adapters that train beside the layers `adapted` of a denoiser.
+def build_adapters(section: LoraSection, denoiser: LoadedDenoiser, *, weights: str | None, seed: int) -> TrainedPart:
+    """Freeze the denoiser and put adapters beside its layers; fresh ones follow from `seed`.
 
-    `layers` are all linear layers of its model, `weights` is where these came from.
+    `weights` is where those of the denoiser came from. Adapters that do not train are saved all the same.
     """
-
-    denoiser: LoadedDenoiser
-    rank: int
-    alpha: float
-    adapted: tuple[str, ...]
-    layers: tuple[str, ...]
-    weights: str | None
-
-    key: ClassVar[str] = "lora"
-    """where a checkpoint keeps `state`"""
-
-    def tensors(self) -> dict[str, Tensor]:
-        """What a checkpoint holds of the model: all adapters, frozen ones included."""
-        parameters = dict(self.denoiser.model.named_parameters())
-        return {name: parameters[name] for layer in self.adapted for name in parameter_names(layer)}
-
-    def state(self) -> dict[str, Any]:
-        """What a checkpoint must say besides, to be used with the right weights."""
-        return {"rank": self.rank, "alpha": self.alpha, "base": self.denoiser.digest, "weights": self.weights}
-
-    @torch.no_grad()
-    def load(self, tensors: Mapping[str, Tensor], state: Mapping[str, Any], *, where: str) -> None:
-        """Take up the adapters of a checkpoint with its `state`; refuse those of another base or shape."""
-        check_base(self.denoiser, state, weights=self.weights, where=where)
-        for name, value in (("rank", self.rank), ("alpha", self.alpha)):
-            if state[name] != value:
-                raise CheckpointError(
-                    f"{where}: has lora.{name} {state[name]:g}, the recipe {value:g}; put it back, or start a new run "
-                    "with --name"
-                )
-        own = self.tensors()
-        check_fit(own, tensors, where=where)
-        for name, parameter in own.items():
-            parameter.copy_(tensors[name])
-
-    def export(self, folder: Path, tensors: Mapping[str, Tensor]) -> None:
-        """Write the LoRA files; `tensors` are the parameters to write, averaged or not."""
-        base = {"sha256": self.denoiser.digest, "weights": self.weights}
-        write_lora(folder, self.denoiser, to_adapters(tensors, alpha=self.alpha), layers=list(self.layers), base=base)
-
-
-def build_adapters(section: LoraSection, denoiser: LoadedDenoiser, *, weights: str | None, seed: int) -> Adapters:
-    """Freeze the denoiser and put adapters beside its layers; fresh ones follow from `seed`."""
     family, model = denoiser.family, denoiser.model
     if weights is None:
         _log.warning("lora: model.weights is null, so the adapters are trained beside random weights")
-    alpha = float(section.rank) if section.alpha is None else section.alpha
-    layers = tuple(linear_layers(model))
+    rank, alpha = section.rank, float(section.rank) if section.alpha is None else section.alpha
+    layers = linear_layers(model)
     given = read_lora(Path(section.weights), denoiser) if section.weights else {}
     if section.targets is None:
         chosen = default_layers(model, family.lora_targets, family.blocks(model))
     else:
         chosen = choose_layers(model, section.targets, where="lora.targets")
-    add_adapters(model, chosen, rank=section.rank, alpha=alpha, generator=stream(seed, "lora weights"))
-    adapters = Adapters(denoiser, section.rank, alpha, tuple(chosen), layers, weights)
+    add_adapters(model, chosen, rank=rank, alpha=alpha, generator=stream(seed, "lora weights"))
+
+    def parameters() -> dict[str, Tensor]:
+        own = dict(model.named_parameters())
+        return {name: own[name] for layer in chosen for name in parameter_names(layer)}
+
+    def state() -> dict[str, Any]:
+        return {"rank": rank, "alpha": alpha, "base": denoiser.digest, "weights": weights}
+
+    def check(saved: Mapping[str, Any], where: str) -> None:
+        check_base(denoiser, saved, weights=weights, where=where)
+        for name, value in (("rank", rank), ("alpha", alpha)):
+            if saved[name] != value:
+                raise CheckpointError(
+                    f"{where}: has lora.{name} {saved[name]:g}, the recipe {value:g}; put it back, or start a new run "
+                    "with --name"
+                )
+
+    def export(folder: Path, tensors: Mapping[str, Tensor]) -> None:
+        base = {"sha256": denoiser.digest, "weights": weights}
+        write_lora(folder, denoiser, to_adapters(tensors, alpha=alpha), layers=list(layers), base=base)
+
     if section.weights:
-        _start_from(adapters.tensors(), given, chosen, section.rank, alpha, where=section.weights)
-    _log.info("lora: %d layers, %d numbers train", len(chosen), sum(one.numel() for one in adapters.tensors().values()))
-    return adapters
+        _start_from(parameters(), given, chosen, rank, alpha, where=section.weights)
+    _log.info("lora: %d layers, %d numbers train", len(chosen), sum(one.numel() for one in parameters().values()))
+    return TrainedPart("lora", parameters, state(), check, export)
 
 
 @torch.no_grad()

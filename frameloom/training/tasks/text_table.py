@@ -5,8 +5,10 @@ Shape letters: B batch, K text tokens, D width.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,7 +24,7 @@ _EMPTY = ""  # every cache has its states
 
 
 @dataclass(frozen=True)
-class KnownText:
+class TextTable:
     """`states` of the captions in `rows`, as the denoiser sees them; the last are those of the empty caption."""
 
     rows: Mapping[str, int]
@@ -40,11 +42,11 @@ class KnownText:
         return TextStates(*(part.index_select(0, index_B) for part in vars(self.states).values()))
 
 
-def take_text(feed: Feed, null: TextStates, scaling: TextScaling | None) -> KnownText | None:
+def preload_text(feed: Feed, null: TextStates, scaling: TextScaling | None) -> TextTable | None:
     """All cached text of a run, on the device of `null`; None where there is too much of it, or no cache.
 
-    The reader of `feed` gives none from then on. Captions are scaled in sorted order and not batch by batch: so their
-    numbers depend neither on the batch they come in nor on what was read before.
+    With a table the run needs `without_text(feed)`. Captions are scaled in sorted order and not batch by batch: so
+    their numbers depend neither on the batch they come in nor on what was read before.
     """
     reader = feed.reader
     if reader.text is None or not reader.text.is_complete:
@@ -60,8 +62,14 @@ def take_text(feed: Feed, null: TextStates, scaling: TextScaling | None) -> Know
         TextStates(**reader.text.get(captions[start : start + _CHUNK])).to(device)
         for start in range(0, len(captions), _CHUNK)
     ]
-    reader.text = None
     states = TextStates.concatenate([*parts, null])
-    return KnownText(
+    return TextTable(
         {caption: row for row, caption in enumerate(captions)}, states if scaling is None else scaling.apply(states)
     )
+
+
+def without_text(feed: Feed) -> Feed:
+    """The same feed, whose batches carry no text states."""
+    reader: Any = copy.copy(feed.reader)
+    reader.text = None
+    return replace(feed, reader=reader)

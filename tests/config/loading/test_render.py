@@ -51,6 +51,8 @@ def test_printed_recipe_holds_every_key_with_its_meaning(recipe_file: Path, writ
         for part in key.path:
             if inner in (None, [], False):  # a section that is not set
                 break
+            if key.path[0] == "objective" and part not in inner:  # a key of another kind
+                break
             inner = inner[int(part)] if isinstance(inner, list) else inner[part]
         else:
             assert f"# {key.field.description}" in text
@@ -67,7 +69,7 @@ def test_reference_has_a_row_for_every_key() -> None:
     for key in walk():
         assert f"\n| `{key.path[-1]}` | " in text, key.dotted
         assert (key.field.description or "?").replace("<", "\\<") in text
-    sections = {key.path for key in walk() if key.kind.section}
+    sections = {key.path for key in walk() if key.kind.fields}
     assert all(f"## `{'.'.join(path)}`\n" in text for path in sections)
 
 

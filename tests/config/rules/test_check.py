@@ -49,7 +49,7 @@ def test_the_advised_frame_counts_are_legal(recipe_file: Path, frames: int) -> N
     advised = [int(word) for word in str(caught.value).partition("; write ")[2].split() if word.isdecimal()]
     assert len(advised) == 2
     assert advised[0] < frames < advised[1]
-    assert all(VAES["wfvae"].accepts_frames(count) for count in advised)
+    assert all(VAES["wfvae"].lengths().accepts(count) for count in advised)
 
 
 def test_types_and_rules_are_told_together(recipe_file: Path) -> None:

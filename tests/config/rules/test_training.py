@@ -10,7 +10,7 @@ import pytest
 from frameloom.config.loading.recipe import load_recipe
 from frameloom.config.loading.render import render_yaml
 from frameloom.config.rules.training import batch_sizes, scaled_rate
-from frameloom.config.schema.objective import ObjectiveSection, beta_range
+from frameloom.config.schema.objective import DDPMObjectiveSection, beta_range
 from frameloom.config.schema.optim import OWN_BETAS
 from frameloom.config.schema.training import is_due
 from frameloom.core.errors import ConfigError
@@ -239,9 +239,9 @@ def test_mistake_is_told(recipe_file: Path, objective: str, fragments: tuple[str
 
 
 def test_betas_follow_the_schedule_unless_they_are_given() -> None:
-    assert beta_range(ObjectiveSection(kind="v")) == (0.00085, 0.012)
-    assert beta_range(ObjectiveSection(kind="v", betas="linear")) == (1e-4, 0.02)
-    assert beta_range(ObjectiveSection(kind="v", beta_end=0.5)) == (0.00085, 0.5)
+    assert beta_range(DDPMObjectiveSection(kind="v")) == (0.00085, 0.012)
+    assert beta_range(DDPMObjectiveSection(kind="v", betas="linear")) == (1e-4, 0.02)
+    assert beta_range(DDPMObjectiveSection(kind="v", beta_end=0.5)) == (0.00085, 0.5)
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,6 @@ from frameloom.core.resolutions import height_per_width, parse_resolution, size_
 from frameloom.data.buckets.grid import GridPolicy, _Cascade, apply_token_budget, build_grid, count_tokens
 from frameloom.data.buckets.policy import (
     Clips,
-    LengthRule,
     Pairs,
     assign,
     bucket_table,
@@ -22,6 +21,7 @@ from frameloom.data.buckets.policy import (
 )
 from frameloom.data.manifest.manifest import Manifest, write_manifest
 from frameloom.data.media.frames import sample_rate
+from frameloom.models.vaes.config import LengthRule
 
 GOLDENS = Path(__file__).parents[2] / "goldens" / "open-sora-v2"
 TABLES = json.loads((GOLDENS / "resolution_tables.json").read_text())

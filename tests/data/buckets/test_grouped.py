@@ -6,7 +6,8 @@ import pytest
 from frameloom.config.schema.buckets import GroupedSection
 from frameloom.core.errors import ConfigError
 from frameloom.data.buckets.grouped import Grouped
-from frameloom.data.buckets.policy import UNUSED, Clips, LengthRule, counter_draw
+from frameloom.data.buckets.policy import UNUSED, Clips, counter_draw
+from frameloom.models.vaes.config import LengthRule
 
 
 def build(**settings: object) -> Grouped:

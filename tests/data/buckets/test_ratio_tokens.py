@@ -5,8 +5,9 @@ import pytest
 
 from frameloom.config.schema.buckets import RatioTokensSection
 from frameloom.core.errors import ConfigError
-from frameloom.data.buckets.policy import Clips, LengthRule, counter_draw
+from frameloom.data.buckets.policy import Clips, counter_draw
 from frameloom.data.buckets.ratio_tokens import RatioTokens
+from frameloom.models.vaes.config import LengthRule
 
 SEED = {"video_sample_size": 256, "image_sample_size": 1024, "token_sample_size": 512}
 

@@ -28,7 +28,7 @@ from frameloom.data.cache.keys import latent_fingerprint, latent_items, text_fin
 from frameloom.data.cache.store import LatentStore, TextStore
 from frameloom.data.loading.batch import Batch, BatchRequest
 from frameloom.data.loading.loader import iterate_batches, read_requests
-from frameloom.data.loading.reader import BatchReader
+from frameloom.data.loading.reader import BatchReader, Stores
 from frameloom.data.manifest.manifest import Manifest, SourceSpec, write_manifest
 from frameloom.data.media.decode import ClipError
 from frameloom.data.media.writing import write_video
@@ -154,7 +154,7 @@ def test_cached_batches_are_the_clips_of_the_plan(
 ) -> None:
     plan = plan_epoch(assign(manifest, grid, 3, 1), grid.batch_sizes, grid.costs, seed=3, epoch=1)
     direct = list(iterate_batches(plan, BatchReader(manifest, grid, seed=3, data=SETTINGS)))
-    reader = BatchReader(manifest, grid, SETTINGS, seed=3, latents=made.open())
+    reader = BatchReader(manifest, grid, SETTINGS, 3, Stores(made.open()))
     cached = list(read_plan(plan, reader, workers=workers, timeout_s=120))
     assert len(direct) == len(cached) > 4
     for one, other in zip(direct, cached, strict=True):
@@ -527,7 +527,7 @@ def test_bad_clips_are_kept_with_their_reason_and_replaced(tmp_path: Path, clip_
         cache.check(0, grid.buckets[pairs.buckets[pairs.rows == 0][0]])
     plan = plan_epoch(assign(manifest, grid, 3, 0), grid.batch_sizes, grid.costs, seed=3, epoch=0)
     direct = BatchReader(manifest, grid, seed=3, data=DataSection(frame_start="center"))
-    cached = BatchReader(manifest, grid, SETTINGS, seed=3, latents=cache)
+    cached = BatchReader(manifest, grid, SETTINGS, 3, Stores(cache))
     for one, other in zip(iterate_batches(plan, direct), iterate_batches(plan, cached), strict=True):
         assert np.array_equal(one.rows, other.rows)
         assert [(clip.row, clip.ordinal, clip.reason) for clip in one.bad] == [
@@ -614,6 +614,6 @@ def test_batches_carry_cached_text(tmp_path: Path, manifest: Manifest, grid: Buc
     write_text(tmp_path / "t", captions)
     text = TextStore.open(tmp_path / "t", TEXT, captions=captions)
     plan = plan_epoch(assign(manifest, grid, 1, 0), grid.batch_sizes, grid.costs, seed=1, epoch=0)
-    batch = next(iterate_batches(plan, BatchReader(manifest, grid, seed=1, data=SETTINGS, text=text)))
+    batch = next(iterate_batches(plan, BatchReader(manifest, grid, SETTINGS, 1, Stores(text=text))))
     assert batch.text is not None
     assert torch.equal(batch.text["tokens_BKD"], encode_text(batch.captions)["tokens_BKD"])

@@ -20,16 +20,16 @@ from frameloom.core.errors import ConfigError, DataError
 from frameloom.data.buckets.fixed import Fixed
 from frameloom.data.buckets.policy import Bucket
 from frameloom.data.cache.external import (
-    ColumnText,
-    OpenSoraPlanText,
-    SDXLText,
     TextShape,
     column_latents,
+    column_text,
+    open_sora_plan_text,
     read_arrays,
     sdxl_latents,
+    sdxl_text,
 )
 from frameloom.data.loading.batch import BatchRequest
-from frameloom.data.loading.reader import BatchReader
+from frameloom.data.loading.reader import BatchReader, Stores
 from frameloom.data.manifest.manifest import Manifest, write_manifest
 from frameloom.data.media.decode import ClipError
 
@@ -82,7 +82,7 @@ def test_plan_embeddings_of_both_versions_are_found_by_name(tmp_path: Path) -> N
         {"text_emb": torch.from_numpy(data[2][0]), "mask": torch.from_numpy(data[2][1])}, folder / "c-0.safetensors"
     )
     np.save(folder / "d.npy", data[3][0][:3])
-    source = OpenSoraPlanText(manifest, [folder], SHAPE)
+    source = open_sora_plan_text(manifest, [folder], SHAPE)
     found = source.get_rows(np.array([2, 0, 1, 3]))
     assert {name: tuple(part.shape) for name, part in found.items()} == {
         "tokens_BKD": (4, 6, 4),
@@ -100,11 +100,13 @@ def test_a_name_can_be_spelled_with_columns(tmp_path: Path) -> None:
     manifest = make_manifest(tmp_path, ["a.jpg"], part=["7"])
     save(tmp_path / "emb" / "a-part-7.npz", text_emb=embedding(1)[0], mask=embedding(1)[1])
     assert (
-        OpenSoraPlanText(manifest, [tmp_path / "emb"], SHAPE, name="{stem}-part-{part}").get_rows([0])["mask_BK"].sum()
+        open_sora_plan_text(manifest, [tmp_path / "emb"], SHAPE, name="{stem}-part-{part}")
+        .get_rows([0])["mask_BK"]
+        .sum()
         == 3
     )
     with pytest.raises(DataError, match="no column 'prt'"):
-        OpenSoraPlanText(manifest, [tmp_path / "emb"], SHAPE, name="{stem}-{prt}")
+        open_sora_plan_text(manifest, [tmp_path / "emb"], SHAPE, name="{stem}-{prt}")
 
 
 def test_a_second_folder_brings_pooled_vectors_and_without_one_they_are_zero_and_told(
@@ -113,13 +115,13 @@ def test_a_second_folder_brings_pooled_vectors_and_without_one_they_are_zero_and
     manifest = make_manifest(tmp_path, ["a.jpg"])
     save(tmp_path / "t5" / "a-0.npz", text_emb=embedding(1)[0], mask=embedding(1)[1])
     save(tmp_path / "clip" / "a-0.npz", text_emb=np.array([[1.0, 2.0, 3.0]]), mask=np.ones(1))
-    both = OpenSoraPlanText(manifest, [tmp_path / "t5", tmp_path / "clip"], SHAPE).get_rows([0])
+    both = open_sora_plan_text(manifest, [tmp_path / "t5", tmp_path / "clip"], SHAPE).get_rows([0])
     assert both["pooled_BD"].tolist() == [[1.0, 2.0, 3.0]]
     assert not [record for record in log.records if "pooled" in record.getMessage()]
-    assert not OpenSoraPlanText(manifest, [tmp_path / "t5"], SHAPE).get_rows([0])["pooled_BD"].any()
+    assert not open_sora_plan_text(manifest, [tmp_path / "t5"], SHAPE).get_rows([0])["pooled_BD"].any()
     assert [record for record in log.records if "pooled vectors are zero" in record.getMessage()]
     with pytest.raises(ConfigError, match="names 3 folders"):
-        OpenSoraPlanText(manifest, [tmp_path] * 3, SHAPE)
+        open_sora_plan_text(manifest, [tmp_path] * 3, SHAPE)
 
 
 @pytest.mark.parametrize(
@@ -137,7 +139,7 @@ def test_embeddings_of_another_shape_are_refused_with_their_file(
     manifest = make_manifest(tmp_path, ["a.jpg"])
     save(tmp_path / "emb" / "a-0.npz", text_emb=states, mask=mask)
     with pytest.raises(DataError, match=rf"a-0\.npz: .*{message}"):
-        OpenSoraPlanText(manifest, [tmp_path / "emb"], SHAPE).get_rows([0])
+        open_sora_plan_text(manifest, [tmp_path / "emb"], SHAPE).get_rows([0])
 
 
 class Canary:
@@ -157,7 +159,7 @@ def test_a_pickle_is_never_opened(tmp_path: Path) -> None:
     (folder / "a-0.pt").write_bytes(pickle.dumps(Canary(canary)))
     np.savez(folder / "b-0.npz", text_emb=np.array([Canary(canary)], dtype=object))
     (folder / "c-0.npy").write_bytes(pickle.dumps(Canary(canary)))
-    source = OpenSoraPlanText(manifest, [folder], SHAPE)
+    source = open_sora_plan_text(manifest, [folder], SHAPE)
     with pytest.raises(DataError, match=r"a-0\.pt: a pickle, which can run code.*frameloom convert"):
         source.get_rows([0])
     for row, name in ((1, "b-0.npz"), (2, "c-0.npy")):
@@ -181,9 +183,9 @@ def test_a_missing_embedding_and_one_outside_its_folder_are_refused(tmp_path: Pa
     manifest = make_manifest(tmp_path, ["a.jpg"], up=["../../secret"])
     (tmp_path / "emb").mkdir()
     with pytest.raises(DataError, match=r"no embedding for .* row 0; tried a-0\.npz, a\.npz"):
-        OpenSoraPlanText(manifest, [tmp_path / "emb"], SHAPE).get_rows([0])
+        open_sora_plan_text(manifest, [tmp_path / "emb"], SHAPE).get_rows([0])
     with pytest.raises(DataError, match="leaves"):
-        OpenSoraPlanText(manifest, [tmp_path / "emb"], SHAPE, name="{up}").get_rows([0])
+        open_sora_plan_text(manifest, [tmp_path / "emb"], SHAPE, name="{up}").get_rows([0])
 
 
 def write_sdxl(folder: Path, name: str, key: int, shape: tuple[int, ...] = (1, 4, 4, 8)) -> None:
@@ -203,7 +205,7 @@ def test_sdxl_folders_give_latents_without_deviation_and_text_by_row(tmp_path: P
     mean, std = latents.get(np.array([1, 0]), BUCKET)
     assert mean.shape == (2, 4, 1, 4, 8) and not std.any()
     assert torch.equal(mean[0, :, 0], torch.from_numpy(np.load(tmp_path / "cache/latent_cache/c.npy"))[0])
-    text = SDXLText(manifest, tmp_path / "cache", SHAPE)
+    text = sdxl_text(manifest, tmp_path / "cache", SHAPE)
     found = text.get_rows([1, 0])
     assert torch.equal(
         found["pooled_BD"][0], torch.from_numpy(np.load(tmp_path / "cache/vector_cache/c.npy"))[0, :3].float()
@@ -240,7 +242,7 @@ def test_open_sora_2_columns_name_the_files(tmp_path: Path) -> None:
     latents.check(0, BUCKET)
     with pytest.raises(ClipError, match=r"l/1\.npy: no such latent"):
         latents.check(1, BUCKET)
-    found = ColumnText(manifest, SHAPE).get_rows([1])
+    found = column_text(manifest, SHAPE).get_rows([1])
     assert found["mask_BK"].all() and found["pooled_BD"].tolist() == [[1.0, 2.0, 3.0]]
     with pytest.raises(DataError, match="no column 'latents_path'"):
         column_latents(make_manifest(tmp_path, ["a.jpg"]), latent_shape)
@@ -255,10 +257,10 @@ def test_batches_carry_the_text_of_the_rows_that_were_read(tmp_path: Path) -> No
     np.save(tmp_path / "1.npy", np.ones((4, 1, 4, 8), dtype=np.float32))
     for key, name in enumerate("ab"):
         save(tmp_path / "emb" / f"{name}-0.npz", text_emb=embedding(key)[0], mask=embedding(key)[1])
-    text = OpenSoraPlanText(manifest, [tmp_path / "emb"], SHAPE)
+    text = open_sora_plan_text(manifest, [tmp_path / "emb"], SHAPE)
     policy = Fixed(FixedSection(height=32, width=64, frames=1, batch=2), fps_max=24)
     latents = column_latents(manifest, latent_shape)
-    reader = BatchReader(manifest, policy, DataSection(), seed=1, latents=latents, row_text=text)
+    reader = BatchReader(manifest, policy, DataSection(), 1, Stores(latents, row_text=text))
     rows = np.array([0, 1])
     batch = reader.read(BatchRequest(0, 0, 0, rows, rows, fallback_rows=np.array([[0, 1], [1, 0]])))
     assert batch.text is not None and [bad.row for bad in batch.bad] == [0]

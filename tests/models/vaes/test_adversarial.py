@@ -123,7 +123,7 @@ def test_turns_and_start() -> None:
     assert [settings.trains_discriminator(step) for step in (9, 10, 11, 12)] == [False, False, True, False]
     assert [settings.factor_at(step) for step in (9, 10)] == [0.0, 1.0]
     assert [settings.trains_autoencoder(step) for step in (9, 10, 11, 12)] == [True, True, False, True]
-    both = AdversarialSettings(start=10, turns="both")
+    both = AdversarialSettings(start=10, update="both")
     assert [both.trains_discriminator(step) for step in (9, 10, 11)] == [False, True, True]
     assert all(both.trains_autoencoder(step) for step in (9, 10, 11))
     with pytest.raises(ConfigError, match="'hinge' or 'vanilla'"):

@@ -8,17 +8,18 @@ from __future__ import annotations
 import dataclasses
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
 
-from frameloom.core.errors import CheckpointError, ConfigError, DataError
+from frameloom.core.errors import CheckpointError, ConfigError
 from frameloom.core.random import stream
-from frameloom.models.registry import VAES, get_vae
+from frameloom.models.registry import get_vae
 from frameloom.models.vaes.causal.config import SIZES, CausalVAEConfig
-from frameloom.models.vaes.causal.model import RELEASED, CausalVAE, Tiling, run_tiled
+from frameloom.models.vaes.causal.model import CausalVAE
 from frameloom.models.vaes.causal.weights import export_original, load_original
+from tests.models.vaes.contract import VAEContract, draw_clip
 from tests.parity.cases import read_case
 from tests.parity.harness import run_case
 from tests.parity.weights import draw_recipe_weight
@@ -48,12 +49,15 @@ def build(config: CausalVAEConfig, seed: int = 0) -> CausalVAE:
     return model
 
 
-def draw_clip(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    return torch.randn(shape, generator=stream(0, "clip", *shape), dtype=dtype).clamp(-1, 1)
-
-
 def difference(ours: torch.Tensor, expected: torch.Tensor) -> float:
     return float((ours - expected).abs().max())
+
+
+class TestCausalVAE(VAEContract):
+    family_name = "causal"
+    narrow: ClassVar = SMALL
+    clip = (9, 16, 24)
+    wrong_frames = 6
 
 
 # --- goldens ---
@@ -154,36 +158,9 @@ def test_exported_weights_load_to_the_bit(name: str) -> None:
     assert all(torch.equal(value, other.state_dict()[key]) for key, value in tensors.items())
 
 
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        (lambda weights: weights.pop("decoder.conv_out.conv.bias"), ["1 missing", "decoder.conv_out.conv.bias"]),
-        (lambda weights: weights.update(extra=torch.zeros(1)), ["1 unexpected", "extra"]),
-        (lambda weights: weights.update({"decoder.conv_out.conv.bias": torch.zeros(7)}), ["is 7, the model has 3"]),
-    ],
-)
-def test_weights_that_do_not_fit_are_refused_by_name(change: Any, words: list[str]) -> None:
-    model = CausalVAE(NARROW)
-    weights = draw_weights(model)
-    change(weights)
-    with pytest.raises(CheckpointError) as error:
-        load_original(model, weights)
-    assert all(word in str(error.value) for word in words)
-
-
 def test_a_file_of_the_other_release_is_refused() -> None:
     with pytest.raises(CheckpointError, match="time_upsample"):
         load_original(CausalVAE(TOPOLOGIES["v1.2"]), draw_weights(CausalVAE(TOPOLOGIES["v1.1"])))
-
-
-def test_model_built_on_the_meta_device_works_after_loading() -> None:
-    with torch.device("meta"):
-        model = CausalVAE(NARROW)
-    load_original(model, draw_weights(model))
-    clip = draw_clip(1, 3, 5, 8, 8)
-    with torch.no_grad():
-        assert torch.equal(model.eval().encode_raw(clip), build(NARROW).encode_raw(clip))
-    assert torch.equal(model.normalize(torch.ones(1, 4, 1, 1, 1)), torch.full((1, 4, 1, 1, 1), 0.18215))
 
 
 # --- start from an image autoencoder ---
@@ -243,78 +220,6 @@ def test_image_weights_of_another_width_are_refused_by_name() -> None:
         load_original(CausalVAE(wide), build_image_vae().state_dict())
 
 
-# --- tiles ---
-
-TILING = Tiling(sample_side=16, sample_frames=5, latent_side=2, latent_frames=2, overlap=0.5)
-
-
-@pytest.mark.parametrize("name", TOPOLOGIES)
-@pytest.mark.parametrize("shape", [(1, 16, 16), (5, 16, 24), (9, 32, 16), (13, 40, 24), (17, 8, 8)])
-def test_tiles_give_clips_of_the_right_size(name: str, shape: tuple[int, int, int]) -> None:
-    model = build(TOPOLOGIES[name])
-    model.enable_tiling(TILING)
-    clip = draw_clip(1, 3, *shape)
-    with torch.no_grad():
-        latent = model.encode(clip).mode()
-        assert latent.shape[2:] == (model.latent_frames(shape[0]), shape[1] // 8, shape[2] // 8)
-        assert model.decode(latent).shape == clip.shape
-
-
-def test_clips_no_larger_than_a_tile_stay_whole() -> None:
-    model = build(NARROW)
-    small, large = draw_clip(1, 3, 5, 16, 16), draw_clip(1, 3, 9, 16, 16)
-    with torch.no_grad():
-        whole = [model.decode(model.encode(clip).mode()) for clip in (small, large)]
-        model.enable_tiling(TILING)
-        tiled = [model.decode(model.encode(clip).mode()) for clip in (small, large)]
-        assert torch.equal(whole[0], tiled[0])
-        assert difference(whole[1], tiled[1]) > 1e-3
-        model.disable_tiling()
-        assert torch.equal(whole[1], model.decode(model.encode(large).mode()))
-
-
-def test_tiles_of_a_function_without_neighbours_give_the_whole() -> None:
-    """Where nothing looks beyond its own place, cutting and blending must not show."""
-    clip = draw_clip(1, 3, 13, 40, 32, dtype=torch.float64)
-    ours = run_tiled(lambda x: 2 * x, clip, TILING.pixels, TILING.pixels)
-    assert difference(ours, 2 * clip) <= 1e-6  # the shares of the blending are float32
-    assert difference(run_tiled(lambda x: x - x.mean(), clip, TILING.pixels, TILING.pixels), clip - clip.mean()) > 1e-2
-
-
-def test_training_never_runs_in_tiles() -> None:
-    model = build(NARROW)
-    clip = draw_clip(1, 3, 9, 16, 16)
-    with torch.no_grad():
-        whole = model.encode_with_coefficients(clip)[0].mode()
-        model.enable_tiling(TILING)
-        assert torch.equal(model.encode_with_coefficients(clip)[0].mode(), whole)
-        assert not torch.equal(model.encode(clip).mode(), whole)
-        model.disable_tiling()
-        pixels = model.decode(whole)
-        model.enable_tiling(TILING)
-        assert torch.equal(model.decode_with_coefficients(whole)[0], pixels)
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"overlap": 1.0}, "less than 1"),
-        ({"sample_frames": 7}, "1 more than a multiple of 4"),
-        ({"latent_frames": 1}, "both more than 1"),
-        ({"latent_side": 3}, "8 times the second"),
-        ({"overlap": 0.3}, "change the overlap"),
-    ],
-)
-def test_tiles_that_would_be_cut_wrongly_are_refused(change: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        CausalVAE(NARROW).enable_tiling(dataclasses.replace(TILING, **change))
-
-
-def test_published_tile_sizes_fit_the_published_models() -> None:
-    for name, tiling in RELEASED.items():
-        tiling.check(SIZES[name].strides)
-
-
 # --- the model's own claims ---
 
 
@@ -339,38 +244,6 @@ def test_an_attention_of_the_corrected_kind_keeps_frames_apart(name: str) -> Non
     gap = difference(plain[:, :, [0, 2, 1]], swapped)
     assert gap > 1e-3 if attention.mixes_frames else gap <= 1e-6
     assert attention.mixes_frames == (name == "v1.0")
-
-
-def test_blocks_can_be_recomputed() -> None:
-    clip = draw_clip(1, 3, 5, 16, 16)
-    gradients = []
-    for recompute in (False, True):
-        model = build(NARROW)
-        for block in model.blocks() if recompute else ():
-            block.forward = _checkpointed(block.forward)  # type: ignore[method-assign]
-        model.decode(model.encode(clip).mode()).square().mean().backward()
-        gradients.append([parameter.grad for parameter in model.parameters()])
-    assert all(a is b or torch.equal(a, b) for a, b in zip(*gradients, strict=True))
-    owned = sum(p.numel() for block in model.blocks() for p in block.parameters())
-    assert owned > sum(p.numel() for p in model.parameters()) / 2
-
-
-def _checkpointed(forward: Any) -> Any:
-    def run(*args: torch.Tensor) -> Any:
-        return torch.utils.checkpoint.checkpoint(forward, *args, use_reentrant=False, preserve_rng_state=False)
-
-    return run
-
-
-def test_half_precision_is_close_to_full() -> None:
-    model = build(SIZES["tiny"])
-    clip = draw_clip(1, 3, 5, 16, 16)
-    with torch.no_grad():
-        full = model.decode(model.encode(clip).mode())
-        half = model.bfloat16().decode(model.encode(clip.bfloat16()).mode())
-    assert half.dtype == torch.bfloat16
-    gap = (half.float() - full).abs().mean() / full.abs().mean()
-    assert 0 < gap < 0.1
 
 
 def build_tiny(*, started: bool) -> CausalVAE:
@@ -410,36 +283,6 @@ def test_narrow_norm_groups_leave_weights_as_drawn() -> None:
     assert all(torch.equal(tensor, before[key]) for key, tensor in model.state_dict().items())
 
 
-def test_the_tiny_size_learns_a_clip() -> None:
-    model, clip = build_tiny(started=False), make_square()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    losses = []
-    for step in range(30):
-        moments, _ = model.encode_with_coefficients(clip)
-        epsilon = torch.randn(moments.mean_BCFHW.shape, generator=stream(0, "epsilon", step))
-        pixels, _ = model.decode_with_coefficients(moments.sample(epsilon))
-        loss = (pixels - clip).abs().mean()
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        losses.append(float(loss.detach()))
-    assert losses[-1] < 0.5 * losses[0]
-
-
-@pytest.mark.parametrize(
-    ("shape", "words"),
-    [
-        ((1, 3, 6, 8, 8), "1 more than a multiple of 4"),
-        ((1, 3, 5, 12, 8), "multiples of 8"),
-        ((1, 4, 5, 8, 8), "(1, 4"),
-    ],
-)
-def test_clips_that_do_not_fit_are_refused(shape: tuple[int, ...], words: str) -> None:
-    with pytest.raises(DataError) as error:
-        CausalVAE(NARROW).encode(torch.zeros(shape))
-    assert words in str(error.value)
-
-
 # --- config and table ---
 
 
@@ -457,8 +300,8 @@ def test_published_config_survives_the_round_trip(name: str) -> None:
         ({"hidden_sizes": 4}, "did you mean 'hidden_size'"),
         ({"encoder_conv_in": "Conv3d"}, "choose from 'CausalConv3d', 'Conv2d'"),
         ({"encoder_resnet_blocks": ["ResnetBlock3D"]}, "1 entries; hidden_size_mult has 4 levels"),
-        ({"attn_resolutions": [16]}, "only [] is built here"),
-        ({"dropout": 0.1}, "only 0.0 is built here"),
+        ({"attn_resolutions": [16]}, "only [] is supported"),
+        ({"dropout": 0.1}, "only 0.0 is supported"),
         ({"hidden_size": 48}, "32 norm groups"),
         ({"num_res_blocks": 0}, "at least 1"),
         ({"decoder_temporal_upsample": ["", "", "", "TimeUpsample2x"]}, "they must agree"),
@@ -477,11 +320,3 @@ def test_without_quant_layer_there_is_none() -> None:
     assert not any("quant" in key for key in model.state_dict())
     with torch.no_grad():
         assert model.decode(model.encode(draw_clip(1, 3, 5, 8, 8)).mode()).shape == (1, 3, 5, 8, 8)
-
-
-def test_the_table_knows_causal_and_names_the_nearest() -> None:
-    family = get_vae("causal")
-    assert family is VAES["causal"]
-    assert set(family.sizes) == {"tiny", "v1.0", "v1.1", "v1.2"}
-    with pytest.raises(ConfigError, match="did you mean 'causal'"):
-        get_vae("casual")

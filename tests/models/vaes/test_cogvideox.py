@@ -11,15 +11,9 @@ import pytest
 import torch
 
 from frameloom.core.errors import ConfigError
-from frameloom.models.vaes.cogvideox.blocks import (
-    Chunk,
-    bounds_with_first_alone,
-    bounds_with_rest_first,
-    enlarge,
-    modulate,
-)
+from frameloom.models.layers.causal_conv import Chunk, prepend_past
 from frameloom.models.vaes.cogvideox.config import SIZES, CogVideoXConfig
-from frameloom.models.vaes.cogvideox.model import CogVideoXVAE, load_original
+from frameloom.models.vaes.cogvideox.model import CogVideoXVAE, bounds_with_rest_first, enlarge, load_original, modulate
 from tests.models.vaes.contract import VAEContract, draw_clip
 from tests.parity.cases import read_case
 from tests.parity.harness import run_case
@@ -135,11 +129,6 @@ def test_the_first_chunk_takes_what_is_left_over(num_frames, size, bounds):
     assert bounds_with_rest_first(num_frames, size) == bounds
 
 
-@pytest.mark.parametrize(("num_frames", "bounds"), [(1, [0, 1]), (2, [0, 1, 2]), (3, [0, 1, 3]), (6, [0, 1, 3, 5, 6])])
-def test_the_first_latent_is_alone_and_pairs_follow(num_frames, bounds):
-    assert bounds_with_first_alone(num_frames, 2) == bounds
-
-
 def test_chunks_change_the_result_and_a_long_chunk_is_the_whole_clip():
     clip = draw_clip(1, 3, 17, 16, 8)
     with torch.no_grad():
@@ -178,10 +167,10 @@ def test_without_gradients_what_was_remembered_goes_when_it_is_used():
     second = Chunk(first, leads=False, is_last=True)
     frames = draw_clip(1, 1, 3, 1, 1)
     with torch.no_grad():
-        first.prepend_past(frames, "conv", 2)
+        prepend_past(frames, "conv", first, kernel=3)
         held = first._written["conv"]
         assert held.untyped_storage().nbytes() == 2 * 4
-        joined = second.prepend_past(frames, "conv", 2)
+        joined = prepend_past(frames, "conv", second, kernel=3)
     assert torch.equal(joined[:, :, :2], frames[:, :, 1:])
     assert not first._written and not second._written
 
@@ -201,7 +190,8 @@ def test_modulation_equals_the_published_one_on_the_enlarged_latent():
 
 def test_published_tiles_have_the_published_numbers():
     config = dataclasses.replace(SIZES["5b"], tiling=True)
-    tiles = [config.tiles(side, decoding=decoding) for side in ("height", "width") for decoding in (False, True)]
+    encoded, decoded = (config.cuts(decoding=decoding).space for decoding in (False, True))
+    tiles = [part for pair in zip(encoded, decoded, strict=True) for part in pair]
     assert [(part.size, part.stride, part.keep, part.blend) for part in tiles] == [
         (240, 200, 25, 5),
         (30, 25, 200, 40),

@@ -287,7 +287,7 @@ def test_tiles_overlap_by_any_share(overlap: float, cells: int, way: str, dims: 
 def test_the_published_overlap_is_read_and_one_without_a_distance_is_refused():
     assert DCAEConfig.from_original(f"{GOOD} tile_overlap_factor=0.5").tile_overlap == 0.5
     assert DCAEConfig.from_original(GOOD).tile_overlap == 0.25
-    assert DCAEConfig(spatial_tiling=True, tile_overlap=0.875).tiles(in_time=False, decoding=True).stride == 1
+    assert DCAEConfig(spatial_tiling=True, tile_overlap=0.875).cuts(decoding=True).space[0].stride == 1
     for overlap in (0.9, 1.0, -0.1):
         with pytest.raises(ConfigError, match=r"tile_px 256 with tile_overlap .* from 0 to 0.875"):
             DCAEConfig(spatial_tiling=True, tile_overlap=overlap)

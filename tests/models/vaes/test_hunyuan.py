@@ -127,9 +127,9 @@ def test_no_layer_sees_more_than_a_tile():
 def test_published_tiles_start_when_a_side_is_longer_than_256(size, num_tiles):
     config = SIZES["opensora2"]
     assert config.spatial_tiling and not config.temporal_tiling
-    tiles = config.tiles(in_time=False, decoding=False)
+    (tiles, _), (decoded, _) = (config.cuts(decoding=decoding).space for decoding in (False, True))
     assert (tiles.size, tiles.stride, tiles.keep, tiles.blend) == (256, 192, 24, 8)
-    assert config.tiles(in_time=False, decoding=True).blend == 64
+    assert decoded.blend == 64
     rows, columns = (len(tiles.starts(side)) for side in size)
     assert (rows * columns if max(size) > tiles.size else 1) == num_tiles
 

@@ -17,13 +17,14 @@ import json, sys
 import torch
 from benchmarks.harness import measure_peak_bytes
 from frameloom.models.registry import get_vae
+from frameloom.models.vaes.base import EncodePolicy
 
 torch.set_num_threads(1)
 name, direction, is_cut = sys.argv[1], sys.argv[2], sys.argv[3] == "pieces"
 family = get_vae(name)
 vae = family.build(family.sizes["tiny"]).eval().requires_grad_(False)
 if is_cut:
-    vae.enable_chunking(encode_frames=8, decode_frames=2)
+    vae.use(EncodePolicy(chunk_frames=8))
 peaks = []
 for frames in (17, 65, 257):
     if direction == "encode":

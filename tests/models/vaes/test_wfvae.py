@@ -4,6 +4,7 @@ import dataclasses
 import json
 from functools import cache
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 import torch
@@ -11,13 +12,13 @@ from safetensors.torch import load_file
 
 from frameloom.builders.vae import configure_vae
 from frameloom.config.schema.recipe import VAESection
-from frameloom.core.errors import CheckpointError, ConfigError, DataError
-from frameloom.core.random import stream
-from frameloom.models.registry import VAES, get_vae
+from frameloom.core.errors import ConfigError
+from frameloom.models.vaes.base import EncodePolicy
 from frameloom.models.vaes.wfvae.config import SIZES, WFVAEConfig
 from frameloom.models.vaes.wfvae.model import WFVAE
-from frameloom.models.vaes.wfvae.wavelet import HaarJoin3D, HaarSplit3D
+from frameloom.models.vaes.wfvae.wavelet import Haar
 from frameloom.models.vaes.wfvae.weights import load_original
+from tests.models.vaes.contract import VAEContract, draw_clip
 from tests.parity.cases import read_case
 from tests.parity.harness import CaseResult, run_case
 from tests.parity.opensora_plan_vaes import HAAR_TOLERANCE, WFVAE_TOLERANCE
@@ -50,8 +51,11 @@ def build(config: WFVAEConfig, seed: int = 0) -> WFVAE:
     return model
 
 
-def draw_clip(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    return torch.randn(shape, generator=stream(0, "clip", *shape), dtype=dtype).clamp(-1, 1)
+class TestWFVAE(VAEContract):
+    family_name = "wfvae"
+    narrow: ClassVar = dataclasses.asdict(NARROW)
+    clip = (9, 16, 24)
+    wrong_frames = 6
 
 
 # --- goldens ---
@@ -95,7 +99,7 @@ def test_haar_goldens_are_within_tolerance_and_exact_taps_are_not():
 
 def test_haar_there_and_back_gains_what_the_published_taps_gain():
     pixels = draw_clip(1, 3, 9, 8, 8, dtype=torch.float64)
-    back = HaarJoin3D().double()(HaarSplit3D().double()(pixels))
+    back = Haar(in_time=True, inverse=True).double()(Haar(in_time=True).double()(pixels))
     assert torch.allclose(back, pixels * 8 * 0.3536**2, atol=1e-6)
     assert not torch.allclose(back, pixels, atol=1e-6)
 
@@ -142,33 +146,6 @@ def test_every_spelling_of_a_published_file_loads():
             assert torch.equal(other.encode_raw(clip), expected)
 
 
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        (lambda weights: weights.pop("decoder.conv_out.bias"), ["1 missing", "decoder.conv_out.bias"]),
-        (lambda weights: weights.update(extra=torch.zeros(1)), ["1 unexpected", "extra"]),
-        (lambda weights: weights.update({"decoder.conv_out.bias": torch.zeros(7)}), ["is 7, the model has 24"]),
-    ],
-)
-def test_weights_that_do_not_fit_are_refused_by_name(change, words):
-    model = WFVAE(NARROW)
-    weights = draw_weights(model)
-    change(weights)
-    with pytest.raises(CheckpointError) as error:
-        load_original(model, weights)
-    assert all(word in str(error.value) for word in words)
-
-
-def test_model_built_on_the_meta_device_works_after_loading():
-    with torch.device("meta"):
-        model = WFVAE(NARROW)
-    load_original(model, draw_weights(model))
-    clip = draw_clip(1, 3, 5, 8, 8)
-    with torch.no_grad():
-        assert torch.equal(model.eval().encode_raw(clip), build(NARROW).encode_raw(clip))
-    assert torch.equal(model.normalize(torch.ones(1, 4, 1, 1, 1)), torch.full((1, 4, 1, 1, 1), 0.18215))
-
-
 # --- pieces ---
 
 VARIANTS = [
@@ -192,10 +169,9 @@ def test_pieces_equal_the_whole_for_every_length_and_size(config, num_latents):
         assert latent.shape[2] == model.latent_frames(clip.shape[2]) == num_latents
         assert pixels.shape == clip.shape
         for size in (1, 2, 3):
-            model.enable_chunking(encode_frames=size * stride, decode_frames=size)
+            model.use(EncodePolicy(chunk_frames=size * stride))
             assert (model.encode_raw(clip) - raw).abs().max() < 1e-11
             assert (model.decode(latent) - pixels).abs().max() < 1e-11
-        model.disable_chunking()
 
 
 def test_pieces_without_memory_differ_from_the_whole():
@@ -210,7 +186,7 @@ def test_no_layer_gets_more_frames_than_a_piece_needs():
     model = build(NARROW)
     seen = []
     model.encoder.down2[1].conv1.conv.register_forward_pre_hook(lambda _, args: seen.append(args[0].shape[2]))
-    model.enable_chunking(encode_frames=8, decode_frames=2)
+    model.use(EncodePolicy(chunk_frames=8))
     with torch.no_grad():
         model.encode(draw_clip(1, 3, 41, 8, 8))
     assert len(seen) == 5
@@ -219,16 +195,14 @@ def test_no_layer_gets_more_frames_than_a_piece_needs():
 
 def test_piece_sizes_and_norms_that_cannot_work_are_refused():
     with pytest.raises(ConfigError, match="multiple of 4"):
-        WFVAE(NARROW).enable_chunking(encode_frames=6)
-    with pytest.raises(ConfigError, match="1 or more"):
-        WFVAE(NARROW).enable_chunking(decode_frames=0)
+        WFVAE(NARROW).use(EncodePolicy(chunk_frames=6))
     wide = dataclasses.replace(
         NARROW, base_channels=32, encoder_flow_channels=32, decoder_flow_channels=32, norm="groupnorm"
     )
     with torch.device("meta"):
         model = WFVAE(wide)
     with pytest.raises(ConfigError, match="groupnorm"):
-        model.enable_chunking()
+        model.use(EncodePolicy(chunk_frames=4))
 
 
 # --- the model's own claims ---
@@ -273,17 +247,6 @@ def test_coefficients_come_with_the_plain_results():
     assert [level.shape for level in decoded] == [level.shape for level in encoded]
 
 
-def test_half_precision_is_close_to_full():
-    model = build(SIZES["tiny"])
-    clip = draw_clip(1, 3, 5, 16, 16)
-    with torch.no_grad():
-        full = model.decode(model.encode(clip).mode())
-        half = model.bfloat16().decode(model.encode(clip.bfloat16()).mode())
-    assert half.dtype == torch.bfloat16
-    gap = (half.float() - full).abs().mean() / full.abs().mean()
-    assert 0 < gap < 0.1
-
-
 def test_normalize_is_shift_then_scale_and_denormalize_undoes_it():
     model = build(dataclasses.replace(NARROW, scale=(0.5, 0.6, 0.7, 0.8), shift=(1.0, 2.0, 3.0, 4.0)))
     latent = draw_clip(1, 4, 2, 1, 1)
@@ -291,20 +254,6 @@ def test_normalize_is_shift_then_scale_and_denormalize_undoes_it():
     assert torch.allclose(normal[:, 1], (latent[:, 1] - 2.0) * 0.6)
     assert torch.allclose(model.denormalize(normal), latent, atol=1e-6)
     assert "scale" not in model.state_dict()
-
-
-@pytest.mark.parametrize(
-    ("shape", "words"),
-    [
-        ((1, 3, 6, 8, 8), "1 more than a multiple of 4"),
-        ((1, 3, 5, 12, 8), "multiples of 8"),
-        ((1, 4, 5, 8, 8), "(1, 4"),
-    ],
-)
-def test_clips_that_do_not_fit_are_refused(shape, words):
-    with pytest.raises(DataError) as error:
-        WFVAE(NARROW).encode(torch.zeros(shape))
-    assert words in str(error.value)
 
 
 # --- config and table ---
@@ -355,15 +304,6 @@ def test_both_spellings_of_downsample_are_read():
     right = {key.replace("dowmsample", "downsample"): value for key, value in variant.items()}
     assert right != variant
     assert WFVAEConfig.from_original(right) == WFVAEConfig.from_original(variant)
-
-
-def test_the_table_knows_wfvae_and_names_the_nearest():
-    family = get_vae("wfvae")
-    assert family is VAES["wfvae"]
-    assert set(family.sizes) == {"tiny", "8ch", "16ch"}
-    assert isinstance(family.build(family.sizes["tiny"]), WFVAE)
-    with pytest.raises(ConfigError, match="did you mean 'wfvae'"):
-        get_vae("wf-vae")
 
 
 def test_recipe_weights_equal_the_stored_ones():

@@ -6,6 +6,7 @@ import json
 import logging
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,15 +23,15 @@ from frameloom.data.loading.batch import Batch, Crops, JointImages
 from frameloom.training.loop import Trainer
 from frameloom.training.memory.oom_split import (
     BatchLimits,
-    LoneMisfit,
-    Misfit,
+    FatalOom,
+    OomEvent,
     cut_batch,
-    find_misfit,
+    find_oom,
     read_notes,
     stop_to_halve,
     take_rows,
 )
-from frameloom.training.step import Stepper
+from frameloom.training.task import Losses, StepContext
 from frameloom.training.train import train
 from tests.faults.injection import VARIABLE
 from tests.training.runs import losses, open_trainer
@@ -102,7 +103,7 @@ def test_fewer_samples_than_passes_are_filled_up_with_what_counts_for_nothing() 
 def test_a_limit_halves_what_did_not_fit_and_leaves_smaller_batches_whole(caplog: pytest.LogCaptureFixture) -> None:
     limits = BatchLimits()
     with caplog.at_level(logging.WARNING):
-        limits.halve([Misfit("a", 9), Misfit("a", 7), Misfit("b", 2)], step=3)
+        limits.halve([OomEvent("a", 9), OomEvent("a", 7), OomEvent("b", 2)], step=3)
     assert limits.most == {"a": 4, "b": 1} and len(caplog.records) == 2
     assert [limits.count_pieces("a", size) for size in (3, 4, 5, 9, 0)] == [1, 1, 2, 3, 1]
     assert limits.count_pieces("c", 100) == 1
@@ -120,7 +121,7 @@ def test_a_limit_halves_what_did_not_fit_and_leaves_smaller_batches_whole(caplog
     ],
 )
 def test_only_lack_of_memory_is_a_misfit(error: Exception, is_short: bool) -> None:
-    assert (find_misfit(error, make_batch()) is not None) == is_short
+    assert (find_oom(error, make_batch()) is not None) == is_short
 
 
 def fail(monkeypatch: pytest.MonkeyPatch, *faults: dict[str, Any]) -> None:
@@ -218,10 +219,10 @@ def test_a_step_that_was_begun_anew_leaves_no_trace(world: Any, monkeypatch: pyt
 def test_where_processes_compute_together_the_halving_waits_for_the_next_start(tmp_path: Path) -> None:
     limits = BatchLimits()
     with pytest.raises(RunError, match="at most 4") as stop:
-        stop_to_halve(LoneMisfit(Misfit("a", 8, "no memory")), limits, tmp_path, step=12, rank=3)
+        stop_to_halve(FatalOom(OomEvent("a", 8, "no memory")), limits, tmp_path, step=12, rank=3)
     assert stop.value.exit_code == 75
     with pytest.raises(RunError):
-        stop_to_halve(LoneMisfit(Misfit("b", 4, "no memory")), BatchLimits(), tmp_path, step=12, rank=0)
+        stop_to_halve(FatalOom(OomEvent("b", 4, "no memory")), BatchLimits(), tmp_path, step=12, rank=0)
     assert read_notes(tmp_path, after_step=11) == {"a": 4, "b": 2}
     # A checkpoint of that step or a later one was made by a start that knew it.
     assert read_notes(tmp_path, after_step=12) == {}
@@ -230,15 +231,14 @@ def test_where_processes_compute_together_the_halving_waits_for_the_next_start(t
 CHILD = """
 import resource, sys, torch
 from frameloom.config.loading.recipe import load_recipe
-from frameloom.training.loop import Trainer
+from frameloom.training import train as runs
 from frameloom.training.tasks import denoiser
-from frameloom.training.train import train
 
 losses, GIGABYTE = denoiser.DenoiserTask.losses, 2**30
 
-def hungry(task, batch):
+def hungry(task, context, batch):
     kept = torch.empty(len(batch.rows) * GIGABYTE, dtype=torch.uint8)
-    return losses(task, batch)
+    return losses(task, context, batch)
 
 def limit(trainer):
     pages = int(open("/proc/self/statm").read().split()[0])
@@ -247,8 +247,8 @@ def limit(trainer):
 
 torch.set_num_threads(1)
 denoiser.DenoiserTask.losses = hungry
-Trainer.rehearse = limit
-train(load_recipe(sys.argv[1], sys.argv[2:]))
+runs.run_preflight = limit
+runs.train(load_recipe(sys.argv[1], sys.argv[2:]))
 """
 
 
@@ -269,21 +269,21 @@ def test_half_precision_copies_start_anew_too(world: Any, monkeypatch: pytest.Mo
     """Gradients of bf16 weights wait in copies that the optimizer owns; both are cleared."""
     more = {"train": {"precision": "bf16", "weights_precision": "bf16"}}
     trainer = make_trainer(world, "half", **more)
-    assert isinstance(trainer.stepper, Stepper) and trainer.stepper.master is not None
+    (update,) = trainer.stepper.updates
+    assert update.master is not None
     batch = next(batches[0] for batches, _ in trainer.feed.steps(0, 0, 1) if batches[0].bucket.name == LONG)
     trainer.stepper.limits.most[LONG] = 3
-    fail(monkeypatch, {"bucket": LONG, "samples_over": 1, "step": 1})
     seen: list[float] = []
-    run_pass = Stepper._run_pass
+    losses_of = update.phase.losses
 
-    def watch(self: Stepper, number: int, piece: Batch, num_samples: int, totals: dict[str, Tensor]) -> None:
-        params = [param for group in self.optimizer.param_groups for param in group["params"]]
+    def watch(context: StepContext, piece: Batch) -> Losses:
         if piece.part == 0:
-            seen.append(
-                float(sum(0 if param.grad is None else 1 for param in [*params, *self.task.model.parameters()]))
-            )
-        run_pass(self, number, piece, num_samples, totals)
+            params = [*update.params, *update.model.parameters()]
+            seen.append(float(sum(0 if param.grad is None else 1 for param in params)))
+        elif len(seen) == 1:
+            raise MemoryError  # beside the gradients of the first piece
+        return losses_of(context, piece)
 
-    monkeypatch.setattr(Stepper, "_run_pass", watch)
-    trainer.stepper.step(1, [batch])
+    watched = replace(update, phase=replace(update.phase, losses=watch))
+    replace(trainer.stepper, updates=[watched]).step(1, [batch])
     assert seen == [0, 0] and trainer.stepper.limits.most == {LONG: 1}

@@ -12,7 +12,7 @@ from frameloom.config.schema.optim import OptimSection
 from frameloom.core.errors import ConfigError
 from frameloom.core.random import stream
 from frameloom.training.memory import optimizer_offload
-from frameloom.training.memory.optimizer_offload import HostState, Part, Shelf, apply_offload, offload_state
+from frameloom.training.memory.optimizer_offload import HostState, Part, PinnedArena, apply_offload, offload_state
 from frameloom.training.optim.optimizer import (
     allocate_state,
     build_optimizer,
@@ -24,7 +24,7 @@ from frameloom.training.optim.optimizer import (
 CPU = torch.device("cpu")
 
 
-class MeasuredShelf(Shelf):
+class MeasuredArena(PinnedArena):
     def __init__(self, *, pin_memory: bool) -> None:
         super().__init__(pin_memory=pin_memory)
         self.blocks: dict[int, int] = {}
@@ -33,8 +33,8 @@ class MeasuredShelf(Shelf):
     def held_bytes(self) -> int:
         return sum(self.blocks.values())
 
-    def place_for(self, tensor: Tensor) -> Tensor:
-        place = super().place_for(tensor)
+    def allocate_like(self, tensor: Tensor) -> Tensor:
+        place = super().allocate_like(tensor)
         block = place.untyped_storage()
         self.blocks[block.data_ptr()] = block.nbytes()
         return place
@@ -45,7 +45,7 @@ class MeasuredState(HostState):
 
     def __init__(self, optimizer: torch.optim.Optimizer, device: torch.device, part_bytes: int) -> None:
         super().__init__(optimizer, device, part_bytes)
-        self.shelf: MeasuredShelf = MeasuredShelf(pin_memory=False)
+        self.arena: MeasuredArena = MeasuredArena(pin_memory=False)
         self.here: dict[str, int] = {}
         self.peak_bytes = 0
 
@@ -124,7 +124,7 @@ def test_only_parts_of_the_state_are_on_the_device() -> None:
     # The part that is moved and the next one, of three.
     assert isinstance(host, MeasuredState)
     assert 0 < host.peak_bytes <= 2 * (48 * 48 + 40 * 40) * 4 < whole
-    assert host.shelf.held_bytes >= 2 * sum(size * size * 4 for _, size in SIZES)
+    assert host.arena.held_bytes >= 2 * sum(size * size * 4 for _, size in SIZES)
 
 
 def test_state_at_home_keeps_its_places() -> None:
@@ -158,9 +158,9 @@ def test_a_checkpoint_moves_between_runs_with_and_without(name: str) -> None:
     assert all(torch.equal(params[key], others[key]) and torch.equal(params[key], back[key]) for key in params)
 
 
-def test_tensors_on_a_shelf_do_not_overlap() -> None:
-    shelf = Shelf(pin_memory=False)
-    places = [shelf.place_for(torch.empty(size, dtype=torch.bfloat16)) for size in (300, 5, 700)]
+def test_tensors_on_a_arena_do_not_overlap() -> None:
+    arena = PinnedArena(pin_memory=False)
+    places = [arena.allocate_like(torch.empty(size, dtype=torch.bfloat16)) for size in (300, 5, 700)]
     for number, place in enumerate(places):
         place.fill_(number)
     assert [set(place.tolist()) for place in places] == [{0.0}, {1.0}, {2.0}]

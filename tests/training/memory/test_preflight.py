@@ -15,7 +15,7 @@ from frameloom.checkpoint.reader import load_latest, read_state, step_folder
 from frameloom.core.errors import ConfigError, RunError
 from frameloom.training.caching import write_caches
 from frameloom.training.loop import Trainer
-from frameloom.training.memory.preflight import is_wanted, rehearse
+from frameloom.training.memory.preflight import is_wanted, try_buckets
 from frameloom.training.train import train
 from tests.faults.injection import VARIABLE
 from tests.training.runs import open_trainer
@@ -89,17 +89,15 @@ def test_a_bucket_that_does_not_fit_is_halved_before_the_first_step(
 
 def test_every_bucket_of_the_epoch_is_tried_out_at_its_largest(world: Any) -> None:
     trainer = make_trainer(world)
-    before = {name: weight.clone() for name, weight in trainer.built.task.model.named_parameters()}
-    done = rehearse(
-        trainer.stepper, trainer.feed, trainer.peers, trainer.built.task.count_tokens, epoch=0, accumulate=1
-    )
+    before = {name: weight.clone() for name, weight in trainer.task.model.named_parameters()}
+    done = try_buckets(trainer.stepper, trainer.feed, trainer.task.count_tokens, epoch=0, accumulate=1)
     plan = trainer.feed.plan(0)
     sizes: dict[str, int] = {}
     for bucket, size in zip(plan.buckets, np.diff(plan.starts), strict=True):
         name = trainer.feed.policy.buckets[bucket].name
         sizes[name] = max(sizes.get(name, 0), int(size))
     assert {one.bucket: one.size for one in done} == sizes and all(one.most == one.size for one in done)
-    for name, weight in trainer.built.task.model.named_parameters():
+    for name, weight in trainer.task.model.named_parameters():
         assert torch.equal(weight, before[name]) and weight.grad is None
 
 

@@ -15,6 +15,7 @@ from frameloom.core.random import stream
 from frameloom.models.registry import get_denoiser
 from frameloom.models.text.base import TextStates
 from frameloom.training.memory.recompute import apply_recompute, choose_blocks, group_blocks, recompute_blocks
+from frameloom.training.task import StepContext
 from frameloom.training.train import train
 from tests.models.denoisers.contract import SavedBytes
 from tests.training.test_loop import make_trainer, records
@@ -204,8 +205,8 @@ def test_the_trainer_keeps_less_with_recompute(world) -> None:
     for name in ("false", "true"):
         trainer = make_trainer(world, "--train.recompute", name)
         batches, _ = next(trainer.feed.steps(0, 0, 1))
-        with SavedBytes(trainer.built.task.model) as saved:
-            losses, _ = trainer.built.task.losses(batches[0])
+        with SavedBytes(trainer.task.model) as saved:
+            losses, _ = trainer.task.losses(StepContext(0), batches[0])
         held[name] = saved.total
         losses.sum().backward()
         for tracker in trainer.trackers:

@@ -89,7 +89,7 @@ def build(world, name: str, **optim: object) -> Trainer:
 
 def test_a_spike_changes_nothing_and_is_counted(world) -> None:
     trainer = build(world, "run", skip_spikes={"ratio": 2.0, "window": 4})
-    guard, model = trainer.stepper.guard, trainer.built.task.model
+    guard, model = trainer.stepper.updates[0].guard, trainer.task.model
     assert guard is not None
     batches, _ = next(iter(trainer.feed.steps(0, 0, 1)))
     guard.load({"num_spikes": 3, "norms": [1e-9] * 4})
@@ -105,7 +105,7 @@ def test_a_spike_changes_nothing_and_is_counted(world) -> None:
 
 def test_a_fading_limit_clips_by_step_and_norm(world) -> None:
     trainer = build(world, "run", clip_norm=1e-3, clip_fade={"ratio": 4.0, "fade_steps": 2})
-    optimizer = trainer.stepper.optimizer
+    optimizer = trainer.stepper.updates[0].optimizer
     seen: list[float] = []
 
     def keep_norm(*_: object) -> None:

@@ -103,7 +103,11 @@ def test_a_step_moves_each_group_at_its_own_rate(world) -> None:
     trainer = build(world, lr=1e-3, schedule=schedule, groups=[{"match": "final_layer", "lr": 1e-4}])
     batches, _ = next(iter(trainer.feed.steps(0, 0, 1)))
     result = trainer.stepper.step(2, batches)
-    rates = {name: group["lr"] for group in trainer.stepper.optimizer.param_groups for name in group["param_names"]}
+    rates = {
+        name: group["lr"]
+        for group in trainer.stepper.updates[0].optimizer.param_groups
+        for name in group["param_names"]
+    }
     assert result.values["lr"] == pytest.approx(1e-3 * 2 / 4)
     assert {round(rate / result.values["lr"], 6) for name, rate in rates.items() if "final_layer" in name} == {0.1}
     assert {rate for name, rate in rates.items() if "final_layer" not in name} == {result.values["lr"]}
@@ -116,8 +120,9 @@ def test_scaled_rate_counts_the_samples_of_a_step(world) -> None:
     trainer = build_trainer(recipe, folder, first_step=1)
     for tracker in trainer.trackers:
         tracker.close()
-    assert trainer.stepper.lr_at(1) == pytest.approx(1e-4 * 4 * 3)
-    assert build(world.__class__(world.shared, world.folder / "run"), lr=1e-4).stepper.lr_at(1) == pytest.approx(1e-4)
+    assert trainer.stepper.updates[0].lr_at(1) == pytest.approx(1e-4 * 4 * 3)
+    plain = build(world.__class__(world.shared, world.folder / "run"), lr=1e-4)
+    assert plain.stepper.updates[0].lr_at(1) == pytest.approx(1e-4)
 
 
 def digests(run: Path, step: int) -> dict[str, str]:
@@ -136,7 +141,7 @@ def test_a_partly_frozen_run_resumes_to_the_bit_and_leaves_the_rest_alone(world)
     assert digests(everything, 3)["model.safetensors"] != digests(whole, 3)["model.safetensors"]
     saved = load_latest(whole / "checkpoints")
     assert saved is not None
-    start = build(world, **FROZEN).built.task.model.state_dict()
+    start = build(world, **FROZEN).task.model.state_dict()
     moved = {name for name, value in saved.tensors["model"].items() if not torch.equal(value, start[name])}
     assert moved and all(name.startswith(("double_blocks", "single_blocks")) for name in moved)
     assert not any(name.startswith("single_blocks") and name.endswith("bias") for name in moved)

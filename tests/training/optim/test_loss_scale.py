@@ -130,13 +130,13 @@ def make_trainer(world: Any, **settings: object) -> Trainer:
 
 
 def poison(trainer: Trainer, value: float) -> None:
-    parameter = next(iter(trainer.built.task.model.parameters()))
+    parameter = next(iter(trainer.task.model.parameters()))
     parameter.register_hook(lambda gradient: torch.full_like(gradient, value))
 
 
 def test_an_overflow_changes_nothing_and_counts_only_at_the_least_scale(world: Any) -> None:
     trainer = make_trainer(world, loss_scale={"initial": 4, "minimum": 1}, nonfinite_limit=2)
-    before = {name: tensor.clone() for name, tensor in trainer.built.task.model.state_dict().items()}
+    before = {name: tensor.clone() for name, tensor in trainer.task.model.state_dict().items()}
     poison(trainer, math.inf)
     steps = trainer.feed.steps(0, 0, 1)
     for scale in (4, 2):
@@ -144,7 +144,7 @@ def test_an_overflow_changes_nothing_and_counts_only_at_the_least_scale(world: A
         assert result.is_overflow and not result.is_finite and result.values["loss_scale"] == scale
     assert trainer.nonfinite == 0
     assert not trainer.take_step(next(steps)[0]).is_overflow and trainer.nonfinite == 1
-    after = trainer.built.task.model.state_dict()
+    after = trainer.task.model.state_dict()
     assert all(torch.equal(after[name], before[name]) for name in before)
     with pytest.raises(RunError, match="2 in a row"):
         trainer.take_step(next(steps)[0])
@@ -153,7 +153,7 @@ def test_an_overflow_changes_nothing_and_counts_only_at_the_least_scale(world: A
 def test_a_loss_that_is_not_finite_is_no_overflow(world: Any) -> None:
     trainer = make_trainer(world, loss_scale={"initial": 4})
     with torch.no_grad():
-        next(iter(trainer.built.task.model.parameters())).fill_(math.nan)
+        next(iter(trainer.task.model.parameters())).fill_(math.nan)
     result = trainer.take_step(next(trainer.feed.steps(0, 0, 1))[0])
     assert not result.is_overflow and trainer.nonfinite == 1 and result.values["loss_scale"] == 4
     assert trainer.stepper.state()["loss_scale"]["scale"] == 4

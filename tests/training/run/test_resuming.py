@@ -22,7 +22,7 @@ from frameloom.checkpoint.reader import load_checkpoint, read_state, step_folder
 from frameloom.core.errors import CheckpointError, ConfigError, RunError
 from frameloom.training.run.changes import find_changes
 from frameloom.training.run.folder import RunFolder
-from frameloom.training.run.resuming import ResumeChoices, place_data
+from frameloom.training.run.resuming import ResumeChoices, resolve_position
 from frameloom.training.train import train
 from tests.faults.runs import metrics
 
@@ -132,12 +132,12 @@ def test_a_position_is_moved_to_the_beginning_of_its_batch():
     plan = SimpleNamespace(starts=np.array([0, 4, 8, 11]), num_samples=11)
     feed = SimpleNamespace(plan=lambda epoch: plan)
     for asked, place in ((0, (2, 0)), (4, (2, 4)), (7, (2, 4)), (10, (2, 8))):
-        assert place_data(feed, (2, 8), ResumeChoices(data_position=asked)) == place
-    assert place_data(feed, (2, 6), ResumeChoices()) == (2, 6), "without a word nothing moves"
-    assert place_data(feed, (2, 6), ResumeChoices(accept_data_change=True)) == (2, 4)
-    assert place_data(feed, (2, 30), ResumeChoices(accept_data_change=True)) == (3, 0)
+        assert resolve_position(feed, (2, 8), ResumeChoices(data_position=asked)) == place
+    assert resolve_position(feed, (2, 6), ResumeChoices()) == (2, 6), "without a word nothing moves"
+    assert resolve_position(feed, (2, 6), ResumeChoices(accept_data_change=True)) == (2, 4)
+    assert resolve_position(feed, (2, 30), ResumeChoices(accept_data_change=True)) == (3, 0)
     with pytest.raises(ConfigError, match=r"--data-position: 11 is not in epoch 2.* choose 0 to 10"):
-        place_data(feed, (2, 8), ResumeChoices(data_position=11))
+        resolve_position(feed, (2, 8), ResumeChoices(data_position=11))
 
 
 def test_a_run_starts_from_the_weights_of_a_run_its_export_or_one_of_its_checkpoints(world, caplog):

@@ -15,7 +15,8 @@ from frameloom.checkpoint.reader import load_checkpoint, step_folder
 from frameloom.core.errors import CheckpointError, ConfigError
 from frameloom.training.loop import Trainer
 from frameloom.training.run.resuming import ResumeChoices
-from frameloom.training.tasks.adversarial import AdversarialStepper
+from frameloom.training.task import StepContext
+from frameloom.training.tasks.autoencoder import AutoencoderTask, Critic
 from frameloom.training.train import train
 from tests.faults.runs import digests, metrics, stop_after
 from tests.training.test_loop import make_trainer, poison
@@ -37,10 +38,10 @@ def settings(**judge: Any) -> dict[str, Any]:
     return {"task": "autoencoder", "data": CLIPS, "autoencoder": {"discriminator": {**JUDGE, **judge}}}
 
 
-def start(world, *overrides: str, **judge: Any) -> tuple[Trainer, AdversarialStepper]:
+def start(world, *overrides: str, **judge: Any) -> tuple[Trainer, Critic]:
     trainer = make_trainer(world, "--run.trackers", "[]", *overrides, **settings(**judge))
-    assert isinstance(trainer.stepper, AdversarialStepper)
-    return trainer, trainer.stepper
+    assert isinstance(trainer.task, AutoencoderTask) and trainer.task.critic is not None
+    return trainer, trainer.task.critic
 
 
 def copy_tensors(trainer: Trainer) -> dict[str, dict[str, Tensor]]:
@@ -101,36 +102,38 @@ def test_both_networks_may_train_in_one_step(world):
 
 
 def test_the_weights_of_the_discriminator_get_no_gradient_in_the_turn_of_the_autoencoder(world):
-    trainer, stepper = start(world)
+    trainer, critic = start(world)
     trainer.take_step(next(trainer.feed.steps(0, 0, 1))[0])
-    assert all(weight.grad is None and weight.requires_grad for weight in stepper.judge.model.parameters())
+    assert all(weight.grad is None and weight.requires_grad for weight in critic.model.parameters())
 
 
 def test_accumulated_micro_batches_are_one_step_of_each_network(world):
-    trainer, stepper = start(world, "--train.accumulate", "2", update="both")
+    trainer, _ = start(world, "--train.accumulate", "2", update="both")
     steps = trainer.feed.steps(0, 0, 2)
     batches = next(steps)[0]
     assert len(batches) == 2
     one_by_one = []
     for batch in batches:
         with torch.no_grad():
-            one_by_one.append(float(stepper.discriminator.task.losses(batch)[0].mean()))
+            one_by_one.append(float(trainer.task.discriminator_losses(StepContext(0), batch)[0].mean()))
     values = trainer.take_step(batches).values
     assert values["discriminator_loss"] == pytest.approx(sum(one_by_one) / 2, rel=1e-5)
-    counts = [value for name, value in stepper.tensors()["discriminator_optimizer"].items() if name.startswith("step")]
+    counts = [
+        value for name, value in trainer.stepper.tensors()["discriminator_optimizer"].items() if name.startswith("step")
+    ]
     assert {float(count) for count in counts} == {1.0}
 
 
 @pytest.mark.parametrize("step", [1, 2])
 def test_a_turn_that_is_not_finite_changes_nothing_not_even_running_statistics(world, step):
-    trainer, stepper = start(world)
+    trainer, critic = start(world)
     steps = trainer.feed.steps(0, 0, 1)
     for _ in range(step - 1):
         trainer.take_step(next(steps)[0])
     if step == 1:
         poison(trainer, math.nan)
     else:
-        stepper.judge.model.main[0].weight.register_hook(lambda gradient: torch.full_like(gradient, math.nan))
+        critic.model.main[0].weight.register_hook(lambda gradient: torch.full_like(gradient, math.nan))
     before = copy_tensors(trainer)
     assert not trainer.take_step(next(steps)[0]).is_finite
     assert not changed(before, copy_tensors(trainer))
@@ -158,12 +161,13 @@ def test_recompute_changes_nothing_but_memory(world):
 
 def test_the_discriminator_has_its_own_rate_decay_and_clipping(world):
     judge = {"lr": 5e-4, "weight_decay": 0.2, "clip_norm": 1e-3}
-    trainer, stepper = start(world, "--optim.lr", "1e-4", "--optim.schedule.warmup_steps", "4", **judge)
-    assert stepper.discriminator.lr_at(2) == pytest.approx(5 * stepper.autoencoder.lr_at(2))
-    groups = stepper.discriminator.optimizer.param_groups
+    trainer, _ = start(world, "--optim.lr", "1e-4", "--optim.schedule.warmup_steps", "4", **judge)
+    own, other = trainer.stepper.updates
+    assert other.lr_at(2) == pytest.approx(5 * own.lr_at(2))
+    groups = other.optimizer.param_groups
     assert sorted(group["weight_decay"] for group in groups) == [0.0, 0.2]
-    assert (stepper.discriminator.clip_norm, stepper.autoencoder.clip_norm) == (1e-3, 1.0)
-    assert trainer.stepper.ema is stepper.autoencoder.ema and stepper.discriminator.ema is None
+    assert (other.phase.optim.clip_norm, own.phase.optim.clip_norm) == (1e-3, 1.0)
+    assert trainer.stepper.ema is own.ema is not None and other.ema is None
 
 
 def test_a_checkpoint_is_refused_when_the_discriminator_was_switched_or_changed(world):
@@ -178,12 +182,12 @@ def test_a_checkpoint_is_refused_when_the_discriminator_was_switched_or_changed(
 def test_a_stage_can_start_from_the_discriminator_of_another(world):
     run = train(world.recipe("--train.steps", "2", **settings()))
     file = step_folder(run / "checkpoints", 2) / "discriminator.safetensors"
-    _, stepper = start(world, weights=str(file))
+    _, critic = start(world, weights=str(file))
     saved = load_checkpoint(file.parent).tensors["discriminator"]
-    own = stepper.judge.model.state_dict()
+    own = critic.model.state_dict()
     assert all(torch.equal(own[name], saved[name]) for name in saved)
     _, fresh = start(world)
-    assert not torch.equal(fresh.judge.model.state_dict()["main.0.weight"], saved["main.0.weight"])
+    assert not torch.equal(fresh.model.state_dict()["main.0.weight"], saved["main.0.weight"])
 
 
 def test_the_discriminator_learns_to_tell_reconstructions_from_clips(world):

@@ -26,6 +26,7 @@ from frameloom.models.registry import VAES
 from frameloom.models.vaes.lpips import LPIPS
 from frameloom.training.loop import Trainer
 from frameloom.training.run.resuming import ResumeChoices
+from frameloom.training.task import StepContext
 from frameloom.training.tasks.autoencoder import AutoencoderTask, draw_grid
 from frameloom.training.train import train
 from tests.faults.runs import digests, stop_after
@@ -47,8 +48,8 @@ CHANNELS = 4
 def start(world, *overrides: str, **sections: Any) -> tuple[Trainer, AutoencoderTask]:
     chosen = {"task": "autoencoder", "data": CLIPS, **sections}
     trainer = make_trainer(world, "--run.trackers", "[]", *overrides, **chosen)
-    assert isinstance(trainer.built.task, AutoencoderTask)
-    return trainer, trainer.built.task
+    assert isinstance(trainer.task, AutoencoderTask)
+    return trainer, trainer.task
 
 
 def first_values(trainer: Trainer) -> dict[str, float]:
@@ -154,7 +155,7 @@ def test_images_and_clips_of_a_set_are_mixed_by_buckets(world):
     trainer, task = start(world, data={"buckets": {"64px": {"_delete_": True, "1": [1.0, 4], "5": [1.0, 2]}}})
     batches = [batch for step, _ in islice(trainer.feed.steps(0, 0, 1), 12) for batch in step]
     assert {batch.bucket.frames for batch in batches} == {1, 5}
-    assert all(torch.isfinite(task.losses(batch)[0]).all() for batch in batches[:4])
+    assert all(torch.isfinite(task.losses(StepContext(0), batch)[0]).all() for batch in batches[:4])
 
 
 def test_a_csv_with_one_column_of_videos_is_scanned_and_trained_on(world, tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,9 @@ from frameloom.data.loading.reader import CLASS_INDEX_OFFSET
 from frameloom.data.media.writing import read_metadata
 from frameloom.training.feed import build_feed
 from frameloom.training.run.folder import RunFolder
-from frameloom.training.tasks.subject_tuning import PriorTask, make_class_images
+from frameloom.training.task import StepContext
+from frameloom.training.tasks.denoiser import DenoiserTask
+from frameloom.training.tasks.subject_tuning import make_class_images
 from frameloom.training.train import build_trainer, train
 from tests.training.tasks.test_textual_inversion import write_base
 
@@ -70,20 +73,22 @@ def test_class_pictures_are_made_once_and_belong_to_no_epoch(world, sections):
 
 def test_every_picture_is_paired_and_the_loss_is_that_of_both(world, sections):
     trainer = start(world, **sections)
-    task = trainer.built.task
-    assert isinstance(task, PriorTask)
+    task = trainer.task
+    assert isinstance(task, DenoiserTask)
+    (phase,) = task.phases(trainer.recipe.optim)
     batches, _ = next(trainer.feed.steps(0, 0, 1))
     batch = batches[0]
     assert batch.captions == [INSTANCE] * batch.size + [CLASS] * batch.size
     assert batch.pixels_BCFHW.shape[0] == 2 * batch.size == len(batch.sample_indices)
     assert np.array_equal(batch.sample_indices[batch.size :] - CLASS_INDEX_OFFSET, batch.sample_indices[: batch.size])
     with torch.no_grad():
-        both, _ = task.inner.losses(batch)
-        losses, parts = task.losses(batch)
+        both, _ = task.losses(StepContext(0), batch)
+        losses, parts = phase.losses(StepContext(0), batch)
     instance, prior = both.chunk(2)
     assert torch.equal(losses, instance + 0.5 * prior) and not torch.equal(instance, prior)
     assert torch.equal(parts["class_loss"], prior) and len(losses) == batch.size
-    assert task.count_tokens(batch) == 2 * task.inner.count_tokens(batch)
+    half = replace(batch, sample_indices=batch.sample_indices[: batch.size])
+    assert task.count_tokens(batch) == 2 * task.count_tokens(half)
 
 
 def lines(run: Path) -> list[dict[str, float]]:
@@ -118,7 +123,7 @@ def test_without_a_class_only_the_prompt_is_used(world, sections):
     alone = {**sections, "dreambooth": {"instance_prompt": INSTANCE}}
     trainer = start(world, **alone)
     batches, _ = next(trainer.feed.steps(0, 0, 1))
-    assert set(batches[0].captions) == {INSTANCE} and not isinstance(trainer.built.task, PriorTask)
+    assert set(batches[0].captions) == {INSTANCE} and trainer.task.prior_weight is None
     assert not Path(sections["dreambooth"]["class_folder"]).exists()
 
 

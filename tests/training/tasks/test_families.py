@@ -13,6 +13,7 @@ from frameloom.core.errors import ConfigError
 from frameloom.data.loading.loader import iterate_batches
 from frameloom.sampling.load import load_model
 from frameloom.training.run.folder import RunFolder
+from frameloom.training.task import StepContext
 from frameloom.training.tasks.denoiser import DenoiserTask
 from frameloom.training.train import build_trainer, train
 from tests.training.runs import losses
@@ -86,7 +87,7 @@ def task_of(world, case: str) -> tuple[DenoiserTask, Any]:
     trainer = build_trainer(recipe, folder, first_step=1)
     for tracker in trainer.trackers:
         tracker.close()
-    task = trainer.built.task
+    task = trainer.task
     assert isinstance(task, DenoiserTask)
     return task, next(iterate_batches(trainer.feed.plan(0), trainer.feed.reader))
 
@@ -102,9 +103,9 @@ def test_pictures_are_told_their_sizes(world) -> None:
     task, batch = task_of(world, "sdxl")
     shake(task)
     with torch.no_grad():
-        told = task.losses(batch)[0]
+        told = task.losses(StepContext(0), batch)[0]
         batch.crops.top_left_B2 += 16
-        assert not torch.allclose(told, task.losses(batch)[0])
+        assert not torch.allclose(told, task.losses(StepContext(0), batch)[0])
     sizes = task.conditions.make(batch, 0, None).sizes_B6
     assert sizes is not None and sizes[:, 4:].tolist() == [[batch.bucket.height, batch.bucket.width]] * batch.size
 
@@ -114,9 +115,9 @@ def test_images_beside_clips_have_captions_of_their_own(world) -> None:
     shake(task)
     assert batch.images is not None and batch.images.pixels_BCNHW.shape[2] == 2
     with torch.no_grad():
-        before = task.losses(batch)[0]
+        before = task.losses(StepContext(0), batch)[0]
         batch.images.captions = [["something else entirely"] * 2] * batch.size
-        assert not torch.allclose(before, task.losses(batch)[0])
+        assert not torch.allclose(before, task.losses(StepContext(0), batch)[0])
 
 
 def test_known_frames_are_those_of_the_law_and_follow_from_the_sample(world) -> None:

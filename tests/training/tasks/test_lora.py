@@ -22,6 +22,7 @@ from frameloom.core.errors import CheckpointError, ConfigError
 from frameloom.sampling.load import load_model
 from frameloom.training.loop import Trainer
 from frameloom.training.run.resuming import ResumeChoices
+from frameloom.training.task import StepContext
 from frameloom.training.train import train
 from tests.training.runs import losses, open_trainer
 
@@ -93,7 +94,7 @@ def test_a_lora_trains_resumes_to_the_bit_exports_and_samples(world, case: str) 
 def test_only_adapters_train_and_are_saved(world) -> None:
     sections = with_base(world)
     trainer = make_trainer(world, "run", **sections)
-    model = trainer.built.task.model
+    model = trainer.task.model
     frozen = {name: value.clone() for name, value in model.named_parameters() if not value.requires_grad}
     batches, _ = next(iter(trainer.feed.steps(0, 0, 1)))
     for _ in range(3):
@@ -112,17 +113,17 @@ def test_the_first_loss_is_that_of_the_base_and_training_moves_it(world) -> None
     adapted, plain = make_trainer(world, "run", **sections), make_trainer(world, "plain", **{**sections, "lora": None})
     batches, _ = next(iter(adapted.feed.steps(0, 0, 1)))
     # Listened to, a layer is called by itself, as one with an adapter is: fused with others it rounds otherwise.
-    layers = [name for name, layer in adapted.built.task.model.named_modules() if hasattr(layer, "base_layer")]
+    layers = [name for name, layer in adapted.task.model.named_modules() if hasattr(layer, "base_layer")]
     assert layers
     for name in layers:
-        plain.built.task.model.get_submodule(name).register_forward_hook(lambda *_: None)
+        plain.task.model.get_submodule(name).register_forward_hook(lambda *_: None)
     with torch.no_grad():
-        first, base = (one.built.task.losses(batches[0])[0] for one in (adapted, plain))
+        first, base = (one.task.losses(StepContext(0), batches[0])[0] for one in (adapted, plain))
     assert torch.equal(first, base)
     for _ in range(3):
         adapted.take_step(batches)
     with torch.no_grad():
-        assert not torch.equal(adapted.built.task.losses(batches[0])[0], base)
+        assert not torch.equal(adapted.task.losses(StepContext(0), batches[0])[0], base)
 
 
 def test_sampling_adds_the_adapters_with_a_strength(world) -> None:
@@ -209,7 +210,7 @@ def test_fresh_base_weights_are_only_warned_of(world, caplog) -> None:
     with caplog.at_level(logging.WARNING, logger="frameloom"):
         trainer = make_trainer(world, "run", lora=LORA)
     assert "model.weights is null" in caplog.text
-    assert trainer.built.adapters is not None
+    assert trainer.task.part is not None
 
 
 def test_a_lora_is_no_model_and_a_model_is_no_lora(world) -> None:
@@ -218,7 +219,7 @@ def test_a_lora_is_no_model_and_a_model_is_no_lora(world) -> None:
     with pytest.raises(CheckpointError, match=r"holds a LoRA, not a whole model; name it in lora.weights"):
         read_weights(run, kind="denoiser")
     trainer = make_trainer(world, "plain", **{**sections, "lora": None})
-    denoiser = trainer.built.task.denoiser  # type: ignore[attr-defined]
+    denoiser = trainer.task.denoiser  # type: ignore[attr-defined]
     with pytest.raises(CheckpointError, match="holds a whole denoiser, not a LoRA"):
         read_lora(world.folder / "base", denoiser)
     assert len(read_lora(run, denoiser)) == len(weights_of(run)) // 2

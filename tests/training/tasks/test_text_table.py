@@ -12,7 +12,6 @@ from frameloom.training.caching import write_caches
 from frameloom.training.loop import Trainer
 from frameloom.training.run.folder import RunFolder
 from frameloom.training.tasks import text_table
-from frameloom.training.tasks.denoiser import unwrap
 from frameloom.training.train import build_trainer
 
 DROPOUT = 0.3
@@ -39,8 +38,8 @@ def test_a_step_sees_the_text_that_its_batch_would_have_brought(recipe, monkeypa
     known = build(recipe, "known")
     monkeypatch.setattr(text_table, "MOST_BYTES", 1000)
     read = build(recipe, "read")
-    tasks = [unwrap(trainer.built.task) for trainer in (known, read)]
-    assert tasks[0].known is not None and tasks[1].known is None
+    tasks = [trainer.task for trainer in (known, read)]
+    assert tasks[0].text_table is not None and tasks[1].text_table is None
     num_dropped = 0
     pairs = zip(known.feed.steps(0, 0, 1), read.feed.steps(0, 0, 1), strict=True)
     for _, (ours, theirs) in zip(range(6), pairs, strict=False):
@@ -60,9 +59,9 @@ def test_a_step_sees_the_text_that_its_batch_would_have_brought(recipe, monkeypa
 
 def test_a_caption_of_no_clip_is_encoded_when_it_comes(recipe):
     trainer = build(recipe, "run")
-    task = unwrap(trainer.built.task)
-    assert task.known is not None
-    captions = [next(iter(task.known.rows)), "a caption of no clip at all"]
+    task = trainer.task
+    assert task.text_table is not None
+    captions = [next(iter(task.text_table.rows)), "a caption of no clip at all"]
     batch = next(trainer.feed.steps(0, 0, 1))[0][0]
     states = task._text(None, captions, batch, 0, 0.0)
     alone = task.text.encode(captions)
@@ -73,5 +72,5 @@ def test_a_caption_of_no_clip_is_encoded_when_it_comes(recipe):
 def test_encoders_that_are_dropped_apart_have_no_table(recipe):
     apart = recipe.model_copy(update={"text": recipe.text.model_copy(update={"independent_dropout": True})})
     trainer = build(apart, "run")
-    assert unwrap(trainer.built.task).known is None
+    assert trainer.task.text_table is None
     assert next(trainer.feed.steps(0, 0, 1))[0][0].text is not None

@@ -55,9 +55,9 @@ def test_a_trained_encoder_moves_at_its_own_rate_and_the_other_stays(world: Any,
     trainer = build_trainer(world.recipe(**sections), folder, first_step=1)
     for tracker in trainer.trackers:
         tracker.close()
-    first, second = (encoder.load() for encoder in trainer.built.task.text.encoders)
+    first, second = (encoder.load() for encoder in trainer.task.text.encoders)
     before, other = weights(first), weights(second)
-    rates = {group["lr_factor"]: group["weight_decay"] for group in trainer.stepper.optimizer.param_groups}
+    rates = {group["lr_factor"]: group["weight_decay"] for group in trainer.stepper.updates[0].optimizer.param_groups}
     assert set(rates) == {1.0, 0.1}
     trainer.take_step(next(trainer.feed.steps(0, 0, 1))[0])
     moved = {name: (value.detach() - before[name]).abs().max().item() for name, value in first.named_parameters()}

@@ -20,7 +20,7 @@ from frameloom.sampling.load import load_model
 from frameloom.sampling.pipeline import encode_prompts
 from frameloom.training.run.folder import RunFolder
 from frameloom.training.run.resuming import ResumeChoices
-from frameloom.training.tasks.subject_tuning import InversionTask
+from frameloom.training.tasks.denoiser import DenoiserTask
 from frameloom.training.train import build_trainer, train
 from tests.models.text.tiny import POSITIONS, make_sdxl
 
@@ -74,13 +74,13 @@ def start(world, **sections: Any):
 
 def test_only_the_vectors_learn_and_the_loss_falls(world, sections):
     trainer = start(world, **sections)
-    task = trainer.built.task
-    assert isinstance(task, InversionTask)
+    task = trainer.task
+    assert isinstance(task, DenoiserTask) and task.word is not None
     assert {name: tuple(part.shape) for name, part in task.model.named_parameters()} == {
         "clip_l": (2, 16),
         "clip_g": (2, 24),
     }
-    frozen = [*task.inner.model.parameters(), *(p for e in task.inner.text.encoders for p in e.load().parameters())]
+    frozen = [*task.denoiser.model.parameters(), *(p for e in task.text.encoders for p in e.load().parameters())]
     frozen = [part for part in frozen if not any(part is own for own in task.model.parameters())]
     before = [part.clone() for part in frozen]
     first = {name: part.detach().clone() for name, part in task.model.named_parameters()}
@@ -152,7 +152,7 @@ def test_vectors_start_from_a_file_with_as_many(world, sections):
     inversion = {**sections["inversion"], "weights": str(run)}
     trainer = start(world, **{**sections, "inversion": inversion})
     exported = load_file(run / "export" / "learned_embeds.safetensors")
-    assert torch.equal(trainer.built.task.model["clip_g"], exported["clip_g"])
+    assert torch.equal(trainer.task.model["clip_g"], exported["clip_g"])
     with pytest.raises(ConfigError, match=r"has 2 vectors, but inversion\.num_vectors is 3"):
         start(world, **{**sections, "inversion": {**inversion, "num_vectors": 3}})
 

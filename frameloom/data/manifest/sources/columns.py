@@ -10,6 +10,7 @@ too, and where `num_frames` is given, it decides, as it does there.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Collection
 from pathlib import Path
 
@@ -33,19 +34,22 @@ PATH_NAMES = ("path", *ALIASES["path"])
 TEXT_NAMES = (*PATH_NAMES, "caption", *ALIASES["caption"], "kind", "type", "frame_idx", "control", *ALIASES["control"])
 NUMBER_NAMES = ("height", "width", "frames", "num_frames", "fps")
 
+WINDOW = ("start_frame", "end_frame")
+
+_RANGE = r"^\s*(\d+)\s*:\s*(\d+)\s*$"
 _SCHEME = r"^[A-Za-z][A-Za-z0-9+.-]+:"
 _UPWARD = r"(^|[/\\])\.\.([/\\]|$)"
 _LAST_SUFFIX = r"(\.[^./\\]+)$"
 
-Place = Callable[[int], str]
+Locate = Callable[[int], str]
 """Where a row stands in its file, in words."""
 
 
-def row_place(row: int) -> str:
+def locate_row(row: int) -> str:
     return f"row {row}"
 
 
-def to_our_columns(table: pl.DataFrame, *, root: Path, source: str, place: Place = row_place) -> pl.DataFrame:
+def to_our_columns(table: pl.DataFrame, *, root: Path, source: str, locate: Locate = locate_row) -> pl.DataFrame:
     """The table with our columns; DataError names the first row and column that cannot be understood."""
     table = _rename(table)
     if "path" not in table.columns:
@@ -53,21 +57,30 @@ def to_our_columns(table: pl.DataFrame, *, root: Path, source: str, place: Place
             f"{source}: no column names the files (it has: {', '.join(table.columns) or 'none'}); "
             f"name it 'path'; {', '.join(ALIASES['path'])} are understood too"
         )
-    table = _split_captions(_split_resolution(_read_places(table, source, place)), source)
+    table = _split_captions(_split_resolution(_parse_members(table, source, locate)), source)
     for name in ("path", "caption"):
         if table.schema[name] != pl.String and table[name].null_count() < table.height:
             raise DataError(f"{source}: column '{name}' has type {table.schema[name]}; it must hold text")
+    numbers = [*COUNTS, "fps", *(name for name in WINDOW if name in table.columns)]
     table = table.with_columns(
-        pl.col("path", "caption").cast(pl.String),
-        *(_to_count(table, name, source, place) for name in COUNTS),
-        *(_to_count(table, name, source, place) for name in WINDOW if name in table.columns),
+        pl.col("path", "caption").cast(pl.String), *(_parse_numbers(table, name, source, locate) for name in numbers)
     )
-    table = table.with_columns(_to_rate(table, source, place), _to_kind(table))
-    table = add_windows(table, source, place)
-    refuse_first(table, window_rules(table.columns), source, place)
+    # The kind is what the source says, else what the file's ending says; null for an unknown ending.
+    suffix = pl.col("path").str.extract(_LAST_SUFFIX).str.to_lowercase()
+    by_ending = (
+        pl.when(suffix.is_in(list(VIDEO_FORMATS)))
+        .then(pl.lit("video"))
+        .when(suffix.is_in(list(IMAGE_FORMATS)))
+        .then(pl.lit("image"))
+    )
+    is_given = "kind" in table.columns and table.schema["kind"] != pl.Null
+    kind = pl.coalesce(pl.col("kind").cast(pl.String), by_ending) if is_given else by_ending
+    table = _parse_windows(table.with_columns(kind=kind), source, locate)
+    refuse_first(table, _window_rules(table.columns), source, locate)
     for name in ("path", "control") if has_control(table) else ("path",):
-        table = _make_relative(table, name, root, source, place)
-    table = _fill_images(table)
+        table = _make_relative(table, name, root, source, locate)
+    is_still = (pl.col("kind") == "image") & pl.col("frames").is_null()
+    table = table.with_columns(frames=pl.when(is_still).then(1).otherwise(pl.col("frames")))
     return table.select(*REQUIRED, *(name for name in table.columns if name not in REQUIRED))
 
 
@@ -97,32 +110,29 @@ def first_row(table: pl.DataFrame, wrong: pl.Expr) -> int | None:
 
 
 def refuse_first(
-    table: pl.DataFrame, rules: list[tuple[str, pl.Expr, str]], source: str, place: Place = row_place
+    table: pl.DataFrame, rules: list[tuple[str, pl.Expr, str]], source: str, locate: Locate = locate_row
 ) -> None:
     """DataError for the first rule that any row breaks."""
     for column, wrong, rule in rules:
         row = first_row(table, wrong)
         if row is not None:
-            raise DataError(f"{source}: {place(row)}, column '{column}': {table[column][row]!r} {rule}")
+            raise DataError(f"{source}: {locate(row)}, column '{column}': {table[column][row]!r} {rule}")
 
 
 def _rename(table: pl.DataFrame) -> pl.DataFrame:
+    """Columns of other names that hold what ours would: `image` may be pixels, `type` anything."""
     names = {}
     for ours, others in ALIASES.items():
         found = next((name for name in others if name in table.columns), None)
-        if ours not in table.columns and found and _is_usable(table, ours, found):
-            names[found] = ours
+        if ours in table.columns or found is None:
+            continue
+        dtype = table.schema[found]
+        if ours == "path" and dtype not in (pl.String, pl.Null):
+            continue
+        if ours == "kind" and not (dtype == pl.String and table[found].drop_nulls().is_in(KINDS).all()):
+            continue
+        names[found] = ours
     return table.rename(names)
-
-
-def _is_usable(table: pl.DataFrame, ours: str, name: str) -> bool:
-    """Whether a column of another name holds what ours would: `image` may be pixels, `type` anything."""
-    dtype = table.schema[name]
-    if ours == "path":
-        return dtype in (pl.String, pl.Null)
-    if ours == "kind":
-        return dtype == pl.String and bool(table[name].drop_nulls().is_in(KINDS).all())
-    return True
 
 
 def _split_resolution(table: pl.DataFrame) -> pl.DataFrame:
@@ -135,7 +145,7 @@ def _split_resolution(table: pl.DataFrame) -> pl.DataFrame:
     return table.with_columns(new).drop("resolution")
 
 
-def _read_places(table: pl.DataFrame, source: str, place: Place) -> pl.DataFrame:
+def _parse_members(table: pl.DataFrame, source: str, locate: Locate) -> pl.DataFrame:
     """Places inside tars as numbers. A scan adds `bytes`, so `member` and `offset` of other meaning are refused."""
     if not {"member", "offset"} <= set(table.columns):
         return table
@@ -145,11 +155,11 @@ def _read_places(table: pl.DataFrame, source: str, place: Place) -> pl.DataFrame
             "complete them, or rename 'member' if it means something else"
         )
     table = table.with_columns(
-        pl.col("member").cast(pl.String), *(_to_count(table, name, source, place) for name in ("offset", "bytes"))
+        pl.col("member").cast(pl.String), *(_parse_numbers(table, name, source, locate) for name in ("offset", "bytes"))
     )
     lacks = {name: pl.col("member").is_not_null() & pl.col(name).is_null() for name in ("offset", "bytes")}
     rules = [(name, wrong, "must not be null where member is not") for name, wrong in lacks.items()]
-    refuse_first(table, rules, source, place)
+    refuse_first(table, rules, source, locate)
     return table
 
 
@@ -166,62 +176,33 @@ def _split_captions(table: pl.DataFrame, source: str) -> pl.DataFrame:
     return table
 
 
-def _to_count(table: pl.DataFrame, name: str, source: str, place: Place) -> pl.Series:
-    """Whole numbers; a table that once held NaN has them as 16.0."""
+def _parse_numbers(table: pl.DataFrame, name: str, source: str, locate: Locate) -> pl.Series:
+    """A column as numbers, all but the frame rate whole; a table that once held NaN has them as 16.0."""
+    dtype = pl.Float64() if name == "fps" else pl.Int64()
     if name not in table.columns or table[name].null_count() == table.height:
-        return pl.Series(name, [None] * table.height, dtype=pl.Int64)
+        return pl.Series(name, [None] * table.height, dtype=dtype)
     column = table[name]
-    if not (column.dtype.is_integer() or column.dtype.is_float()):
-        raise _not_numbers(column, source, place, "whole numbers")
+    if not (column.dtype.is_numeric() if name == "fps" else column.dtype.is_integer() or column.dtype.is_float()):
+        if column.dtype == pl.String:
+            given = pl.col(name)
+            row = first_row(table, given.is_not_null() & given.cast(pl.Float64, strict=False).is_null())
+            if row is not None:
+                raise DataError(f"{source}: {locate(row)}, column '{name}': {column[row]!r} is no number")
+        wanted = "numbers (null for images)" if name == "fps" else "whole numbers"
+        raise DataError(f"{source}: column '{name}' has type {column.dtype}; it must hold {wanted}")
+    if name == "fps":
+        return column.cast(pl.Float64).fill_nan(None)
     column = column.fill_nan(None) if column.dtype.is_float() else column
     counts = column.cast(pl.Int64, strict=False)
     given, count = pl.col("given"), pl.col("count")
     is_lost = given.is_not_null() & (count.is_null() | (given != count))
     row = first_row(pl.DataFrame({"given": column, "count": counts}), is_lost)
     if row is not None:
-        raise DataError(f"{source}: {place(row)}, column '{name}': {column[row]!r} is no whole number below 2**63")
+        raise DataError(f"{source}: {locate(row)}, column '{name}': {column[row]!r} is no whole number below 2**63")
     return counts
 
 
-def _to_rate(table: pl.DataFrame, source: str, place: Place) -> pl.Series:
-    if "fps" not in table.columns:
-        return pl.Series("fps", [None] * table.height, dtype=pl.Float64)
-    column = table["fps"]
-    if not (column.dtype.is_numeric() or column.dtype == pl.Null):
-        raise _not_numbers(column, source, place, "numbers (null for images)")
-    return column.cast(pl.Float64).fill_nan(None)
-
-
-def _not_numbers(column: pl.Series, source: str, place: Place, wanted: str) -> DataError:
-    if column.dtype == pl.String:
-        row = first_row(
-            column.to_frame("x"), pl.col("x").is_not_null() & pl.col("x").cast(pl.Float64, strict=False).is_null()
-        )
-        if row is not None:
-            return DataError(f"{source}: {place(row)}, column '{column.name}': {column[row]!r} is no number")
-    return DataError(f"{source}: column '{column.name}' has type {column.dtype}; it must hold {wanted}")
-
-
-def _to_kind(table: pl.DataFrame) -> pl.Expr:
-    """What the source says, else what the file's ending says; null for an unknown ending."""
-    suffix = pl.col("path").str.extract(_LAST_SUFFIX).str.to_lowercase()
-    by_ending = (
-        pl.when(suffix.is_in(list(VIDEO_FORMATS)))
-        .then(pl.lit("video"))
-        .when(suffix.is_in(list(IMAGE_FORMATS)))
-        .then(pl.lit("image"))
-    )
-    if "kind" not in table.columns or table.schema["kind"] == pl.Null:
-        return by_ending.alias("kind")
-    return pl.coalesce(pl.col("kind").cast(pl.String), by_ending).alias("kind")
-
-
-def _fill_images(table: pl.DataFrame) -> pl.DataFrame:
-    still = (pl.col("kind") == "image") & pl.col("frames").is_null()
-    return table.with_columns(pl.when(still).then(1).otherwise(pl.col("frames")).alias("frames"))
-
-
-def _make_relative(table: pl.DataFrame, name: str, root: Path, source: str, place: Place) -> pl.DataFrame:
+def _make_relative(table: pl.DataFrame, name: str, root: Path, source: str, locate: Locate) -> pl.DataFrame:
     """Absolute paths below the root lose it; whatever leaves the root is refused."""
     path = pl.col(name)
     for prefix in sorted({f"{str(form).rstrip('/')}/" for form in (root.absolute(), root.resolve())}, key=len):
@@ -230,35 +211,25 @@ def _make_relative(table: pl.DataFrame, name: str, root: Path, source: str, plac
     table = table.with_columns(path.str.replace(r"^(\./+)+", "").alias(name))
     row = first_row(table, path.str.starts_with("/"))
     if row is not None:
-        common = _common_folder(table.filter(path.str.starts_with("/"))[name])
+        outside = table.filter(path.str.starts_with("/"))[name]
+        # The deepest folder above all of them is what the smallest and the largest share.
+        common = os.path.commonpath([os.path.dirname(str(path)) for path in (outside.min(), outside.max())])
         hint = f"those outside lie below {common}" if common != "/" else "they share no folder"
         raise DataError(
-            f"{source}: {place(row)}, column '{name}': {table[name][row]!r} is absolute and outside the root {root}; "
+            f"{source}: {locate(row)}, column '{name}': {table[name][row]!r} is absolute and outside the root {root}; "
             f"{hint}: give the folder that holds the media as the root (data.root)"
         )
-    refuse_first(table, path_rules(name), source, place)
+    refuse_first(table, path_rules(name), source, locate)
     return table
 
 
-def _common_folder(paths: pl.Series) -> str:
-    """The deepest folder above all of them: what the smallest and the largest share."""
-    first, last = str(paths.min()).split("/")[:-1], str(paths.max()).split("/")[:-1]
-    same = 0
-    while same < min(len(first), len(last)) and first[same] == last[same]:
-        same += 1
-    return "/".join(first[:same]) or "/"
-
-
-WINDOW = ("start_frame", "end_frame")
-_RANGE = r"^\s*(\d+)\s*:\s*(\d+)\s*$"
-
-
-def add_windows(table: pl.DataFrame, source: str, place: Callable[[int], str]) -> pl.DataFrame:
+def _parse_windows(table: pl.DataFrame, source: str, locate: Locate) -> pl.DataFrame:
     """The table with its windows as numbers; DataError names a row whose window is empty or not understood."""
     if set(WINDOW) & set(table.columns):
         return table
     if "frame_idx" in table.columns and table.schema["frame_idx"] == pl.String:
-        column, starts, ends = "frame_idx", _range_part(1), _range_part(2)
+        starts, ends = (pl.col("frame_idx").str.extract(_RANGE, number) for number in (1, 2))
+        column = "frame_idx"
     elif isinstance(table.schema.get("cut"), pl.List):
         cut = pl.col("cut").list
         column, starts, ends = "cut", cut.get(0, null_on_oob=True), cut.get(1, null_on_oob=True)
@@ -271,17 +242,17 @@ def add_windows(table: pl.DataFrame, source: str, place: Callable[[int], str]) -
         pl.when(given.is_not_null()).then(end).alias("end_frame"),
     )
     wrong = given.is_not_null() & ~(pl.col("start_frame").is_between(0, pl.col("end_frame") - 1)).fill_null(False)
-    row = with_window.select(wrong.arg_true().head(1)).to_series()
-    if len(row):
-        value = with_window[column][int(row[0])]
+    row = first_row(with_window, wrong)
+    if row is not None:
+        value = with_window[column][row]
         shown = value.to_list() if isinstance(value, pl.Series) else value
         rule = "expected 'a:b', the first frame and the one behind the last, with b above a"
-        raise DataError(f"{source}: {place(int(row[0]))}, column '{column}': {shown!r} is no window; {rule}")
+        raise DataError(f"{source}: {locate(row)}, column '{column}': {shown!r} is no window; {rule}")
     length = pl.col("end_frame") - pl.col("start_frame")
     return with_window.with_columns(pl.coalesce(pl.col("frames"), length).alias("frames"))
 
 
-def window_rules(names: Collection[str]) -> list[tuple[str, pl.Expr, str]]:
+def _window_rules(names: Collection[str]) -> list[tuple[str, pl.Expr, str]]:
     """(column, rows that are wrong, why) for a table with these columns; no rule for one that knows no windows.
 
     A row without a window has two nulls. `frames`, the window's length, can stand for its end.
@@ -297,7 +268,3 @@ def window_rules(names: Collection[str]) -> list[tuple[str, pl.Expr, str]]:
         ("start_frame", start < 0, "must be 0 or more"),
         ("end_frame", end <= start, "must be above start_frame: it is the first frame behind the window"),
     ]
-
-
-def _range_part(number: int) -> pl.Expr:
-    return pl.col("frame_idx").str.extract(_RANGE, number)

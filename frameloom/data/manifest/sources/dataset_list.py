@@ -79,12 +79,12 @@ def parse_dataset_list(path: Path) -> list[ListedSet]:
 
 def _find(path: Path, number: int, name: str, *, is_folder: bool) -> Path:
     for start in (path.parent.absolute(), Path.cwd()):
-        place = start / name
-        if place.is_dir() if is_folder else place.is_file():
-            return Path(os.path.normpath(place))
+        found = start / name
+        if found.is_dir() if is_folder else found.is_file():
+            return Path(os.path.normpath(found))
     kind = "folder" if is_folder else "annotation file"
-    places = "" if name.startswith("/") else f", looked for below {path.parent.absolute()} and {Path.cwd()}"
-    raise DataError(f"{path}: line {number}: no {kind} '{name}'{places}; correct the line")
+    searched = "" if name.startswith("/") else f", looked for below {path.parent.absolute()} and {Path.cwd()}"
+    raise DataError(f"{path}: line {number}: no {kind} '{name}'{searched}; correct the line")
 
 
 def _common_root(path: Path, sets: list[ListedSet]) -> Path:

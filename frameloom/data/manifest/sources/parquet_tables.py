@@ -18,9 +18,8 @@ import polars as pl
 from frameloom.core.errors import DataError
 from frameloom.core.files import PARTIAL
 from frameloom.data.manifest.sources.columns import ALIASES, NUMBER_NAMES
-from frameloom.data.manifest.sources.delimited import find_csv
-from frameloom.data.manifest.sources.media_folder import has_media
-from frameloom.data.manifest.sources.tar_shards import find_tars
+from frameloom.data.manifest.sources.media_files import find_tars, has_media
+from frameloom.data.manifest.sources.text_tables import find_csv
 
 _SCANNED = ("codec", "rotation", "vfr", "bytes")
 INDEX_NAME = "shards.json"
@@ -70,24 +69,24 @@ def find_shards(path: Path) -> ShardFiles | None:
     if path.is_dir():
         return _open_folder(path)
     folder = path.with_suffix("")
-    if folder == path or not folder.is_dir() or not _parquet_files(folder) or not _is_parquet(path):
+    if folder == path or not folder.is_dir() or not _parquet_files(folder) or not path.is_file():
         return None
+    with path.open("rb") as file:
+        if file.read(4) != b"PAR1":
+            return None
     if set(_names(path)) & {"caption", *ALIASES["caption"]}:
         return None  # the table is whole without its shards
     return _with_main(path, folder)
 
 
-def _is_parquet(path: Path) -> bool:
-    if not path.is_file():
-        return False
-    with path.open("rb") as file:
-        return file.read(4) == b"PAR1"
-
-
 def _open_folder(folder: Path) -> ShardFiles | None:
     if (folder / INDEX_NAME).is_file():
         return _read_index(folder)
-    files = _leave_out_results(folder, _parquet_files(folder))
+    files = _parquet_files(folder)
+    others = [file for file in files if not _is_result(file)]
+    # Manifests that were made of the clips in a folder, and lie among them, are no source of the next scan.
+    if len(others) < len(files) and (has_media(folder) or find_csv(folder) or find_tars(folder)):
+        files = others
     if not files:
         return None
     main = folder.parent / f"{folder.name}.parquet"
@@ -96,14 +95,6 @@ def _open_folder(folder: Path) -> ShardFiles | None:
     # Numbered shards belong to a table beside their folder; paths in other files start from the folder itself.
     numbered = all(file.stem.isdecimal() for file in files)
     return ShardFiles(tuple(files), _count_rows(files), folder.parent if numbered else folder)
-
-
-def _leave_out_results(folder: Path, files: list[Path]) -> list[Path]:
-    """Manifests that were made of the clips in a folder, and lie among them, are no source of the next scan."""
-    others = [file for file in files if not _is_result(file)]
-    if len(others) < len(files) and (has_media(folder) or find_csv(folder) or find_tars(folder)):
-        return others
-    return files
 
 
 def _is_result(file: Path) -> bool:
@@ -166,12 +157,9 @@ def _read_index(folder: Path) -> ShardFiles:
 
 def _parquet_files(folder: Path) -> list[Path]:
     found = [file for file in folder.glob("*.parquet") if file.is_file() and not file.name.startswith(PARTIAL)]
-    return sorted(found, key=lambda file: [int(part) if part.isdecimal() else part for part in _parts(file.name)])
-
-
-def _parts(name: str) -> list[str]:
-    """Text and numbers in turn, so that 100000 comes behind 99999."""
-    return re.split(r"([0-9]+)", name)
+    # Text and numbers in turn, so that 100000 comes behind 99999.
+    parts = {file: re.split(r"([0-9]+)", file.name) for file in found}
+    return sorted(found, key=lambda file: [int(part) if part.isdecimal() else part for part in parts[file]])
 
 
 def _names(path: Path) -> list[str]:

@@ -30,20 +30,21 @@ import polars as pl
 from frameloom.core.errors import DataError
 from frameloom.core.logging import get_logger
 from frameloom.core.text_files import not_utf8
-from frameloom.data.manifest.sources.columns import PATH_NAMES, Place, row_place, to_our_columns
+from frameloom.data.manifest.sources.columns import PATH_NAMES, Locate, locate_row, to_our_columns
 from frameloom.data.manifest.sources.dataset_list import read_dataset_list
-from frameloom.data.manifest.sources.delimited import (
+from frameloom.data.manifest.sources.media_files import find_tars, has_media, read_media_folder, read_tars
+from frameloom.data.manifest.sources.parquet_tables import find_shards, read_parquet, read_shards
+from frameloom.data.manifest.sources.text_tables import (
+    dialect,
     find_csv,
     has_path_column,
     header_cells,
     read_csv,
     read_csv_folder,
+    read_json,
+    read_jsonl,
     read_paths,
 )
-from frameloom.data.manifest.sources.json_entries import dialect, read_json, read_jsonl
-from frameloom.data.manifest.sources.media_folder import has_media, read_media_folder
-from frameloom.data.manifest.sources.parquet_tables import find_shards, read_parquet, read_shards
-from frameloom.data.manifest.sources.tar_shards import find_tars, read_tars
 from frameloom.data.media.decode import kind_of
 
 __all__ = ["Source", "read_source"]
@@ -84,14 +85,14 @@ class Source:
     format: str
     starts: list[tuple[int, str]] = field(default_factory=list)
 
-    def place(self, row: int) -> str:
+    def locate(self, row: int) -> str:
         """Where a row stands, in words; rows count from 0 within their file."""
-        return place_in(self.starts, row)
+        return locate_in(self.starts, row)
 
 
-def place_in(starts: list[tuple[int, str]], row: int) -> str:
+def locate_in(starts: list[tuple[int, str]], row: int) -> str:
     if not starts:
-        return row_place(row)
+        return locate_row(row)
     start, name = starts[bisect_right([start for start, _ in starts], row) - 1]
     return f"{name} row {row - start}"
 
@@ -166,8 +167,8 @@ def _finish(
 ) -> Source:
     if not table.height:
         raise DataError(f"{path}: no row in it; a source needs at least one clip")
-    place: Place = row_place if not starts else lambda row: place_in(starts, row)
-    ours = to_our_columns(table, root=root, source=str(path), place=place)
+    locate: Locate = locate_row if not starts else lambda row: locate_in(starts, row)
+    ours = to_our_columns(table, root=root, source=str(path), locate=locate)
     if (ours["caption"] == "").all():
         _log.warning("%s: no captions in it; all %d rows have an empty one", path, ours.height)
     return Source(ours, root, kind, starts or [])
@@ -182,12 +183,23 @@ def _sniff_file(path: Path) -> tuple[str, str]:
     if head[257:262] == b"ustar" or (path.suffix == ".tar" and tarfile.is_tarfile(path)):
         return "tar", ""
     _refuse_binary(path, head)
-    text = _decode_head(path, head)
+    try:
+        # The head may end in the middle of a letter.
+        text = codecs.getincrementaldecoder("utf-8-sig")().decode(head, final=len(head) < _HEAD_BYTES)
+    except UnicodeDecodeError as error:
+        raise not_utf8(path) from error
     if not text.strip():
         raise DataError(f"{path}: the file is empty; a source is {_KNOWN}")
     line = next(line for line in text.splitlines() if line.strip())
     if text.lstrip().startswith("["):
-        return _sniff_list(path, text), line
+        rest = text.lstrip()[1:].lstrip()
+        if rest.startswith("]"):
+            raise DataError(f"{path}: the list is empty; a source needs at least one clip")
+        if not rest.startswith("{"):
+            raise DataError(
+                f'{path}: a list whose first item is no object; expected [{{"path": ..., "caption": ...}}, ...]'
+            )
+        return "json", line
     if text.lstrip().startswith("{"):
         return _sniff_object(path, text, line), line
     return _sniff_lines(path, line), line
@@ -205,40 +217,19 @@ def _refuse_binary(path: Path, head: bytes) -> None:
         raise DataError(f"{path}: not a readable table (binary, but not parquet); a source is {_KNOWN}")
 
 
-def _decode_head(path: Path, head: bytes) -> str:
-    try:
-        # The head may end in the middle of a letter.
-        return codecs.getincrementaldecoder("utf-8-sig")().decode(head, final=len(head) < _HEAD_BYTES)
-    except UnicodeDecodeError as error:
-        raise not_utf8(path) from error
-
-
-def _sniff_list(path: Path, text: str) -> str:
-    rest = text.lstrip()[1:].lstrip()
-    if rest.startswith("]"):
-        raise DataError(f"{path}: the list is empty; a source needs at least one clip")
-    if not rest.startswith("{"):
-        raise DataError(
-            f'{path}: a list whose first item is no object; expected [{{"path": ..., "caption": ...}}, ...]'
-        )
-    return "json"
-
-
 def _sniff_object(path: Path, text: str, line: str) -> str:
     first = _parse(line)
     if isinstance(first, dict) and "shardlist" not in first:
         return "jsonl"
     whole = first if first is not None else _parse(text)
-    if isinstance(whole, dict):
-        raise DataError(f"{path}: {_describe_object(whole)}")
-    raise DataError(f"{path}: its first line is not a JSON object; expected one object a line, or a list of objects")
-
-
-def _describe_object(value: dict[str, Any]) -> str:
-    if "shardlist" in value:
-        return "this is the index of tar shards; name the folder that holds the tars"
-    keys = f" with the keys {', '.join(list(value)[:8])}" if value else ""
-    return f"one JSON object{keys}; expected a list of objects, or one object a line"
+    if not isinstance(whole, dict):
+        raise DataError(
+            f"{path}: its first line is not a JSON object; expected one object a line, or a list of objects"
+        )
+    if "shardlist" in whole:
+        raise DataError(f"{path}: this is the index of tar shards; name the folder that holds the tars")
+    keys = f" with the keys {', '.join(list(whole)[:8])}" if whole else ""
+    raise DataError(f"{path}: one JSON object{keys}; expected a list of objects, or one object a line")
 
 
 def _parse(text: str) -> Any:

@@ -7,22 +7,14 @@ from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, ClassVar
 
 from frameloom.core.errors import ConfigError
-from frameloom.core.spelling import refuse_unknown
-from frameloom.models.spec import VAESpec, spread_scaling
+from frameloom.models.spec import VAESpec
+from frameloom.models.vaes.config import VAEConfig, to_json
 
-CONVS = ("CausalConv3d", "Conv2d")
-RES_BLOCKS = ("ResnetBlock3D", "ResnetBlock2D")
-ATTENTIONS = ("AttnBlock3D", "AttnBlock3DFix")
-SPATIAL_DOWN = ("", "SpatialDownsample2x", "Downsample", "Spatial2xTime2x3DDownsample")
-TEMPORAL_DOWN = ("", "TimeDownsample2x", "TimeDownsampleRes2x")
-SPATIAL_UP = ("", "SpatialUpsample2x", "Spatial2xTime2x3DUpsample")
-TEMPORAL_UP = ("", "TimeUpsample2x", "TimeUpsampleRes2x")
 _IN_TIME = ("Spatial2xTime2x3DDownsample", "Spatial2xTime2x3DUpsample")
-_WHERE = "CausalVAE"
 
 
 @dataclass(frozen=True)
-class CausalVAEConfig:
+class CausalVAEConfig(VAEConfig):
     """Lists have an entry per level, level 0 at the full resolution; "" does nothing. The decoder runs from the last
     level to the first, and a level resizes after its blocks, in space before time.
 
@@ -30,6 +22,7 @@ class CausalVAEConfig:
     `shift` hold one number per latent channel, or one for all.
     """
 
+    name: ClassVar[str] = "CausalVAE"
     causal: ClassVar[bool] = True
 
     hidden_size: int = 128
@@ -57,7 +50,7 @@ class CausalVAEConfig:
             value = getattr(self, field.name)
             if isinstance(value, list):
                 object.__setattr__(self, field.name, tuple(value))
-        spread_scaling(self, self.embed_dim, where=_WHERE)
+        self.spread_scaling(self.embed_dim)
         problems = _find_problems(self)
         if problems:
             raise ConfigError(problems)
@@ -84,17 +77,13 @@ class CausalVAEConfig:
     @classmethod
     def from_original(cls, values: Mapping[str, Any]) -> CausalVAEConfig:
         """Read the published json; what it leaves out takes the published class's defaults."""
-        known = {field.name for field in fields(cls)}
+        names = {field.name: field.name for field in fields(cls)}
         given = {key: value for key, value in values.items() if not key.startswith("_") and key not in _IGNORED}
-        for key, value in given.items():
-            refuse_unknown(key, known | set(_FIXED), what="key of a CausalVAE config")
-            if key in _FIXED and (list(value) if isinstance(value, tuple) else value) != _FIXED[key]:
-                raise ConfigError(f"{_WHERE}: {key} is {value!r}; only {_FIXED[key]!r} is built here")
-        return cls(**{key: value for key, value in given.items() if key in known})
+        return cls(**cls.read_fields(given, names, _FIXED))
 
     def to_original(self) -> dict[str, Any]:
         """The published json of this architecture."""
-        own = {key: list(value) if isinstance(value, tuple) else value for key, value in asdict(self).items()}
+        own = {key: to_json(value) for key, value in asdict(self).items()}
         return {"_class_name": "CausalVAEModel", **_FIXED, **own}
 
 
@@ -111,16 +100,18 @@ _FIXED: dict[str, Any] = {
 }
 # Settings of the training, and a size that no computation reads.
 _IGNORED = ("loss_type", "loss_params", "lr", "resolution")
+_RES_BLOCKS = ("ResnetBlock3D", "ResnetBlock2D")
+_ATTENTIONS = ("AttnBlock3D", "AttnBlock3DFix")
 _CHOICES: dict[str, tuple[str, ...]] = {
-    "encoder_conv_in": CONVS,
-    "encoder_attention": ATTENTIONS,
-    "decoder_attention": ATTENTIONS,
-    "encoder_resnet_blocks": RES_BLOCKS,
-    "decoder_resnet_blocks": RES_BLOCKS,
-    "encoder_spatial_downsample": SPATIAL_DOWN,
-    "encoder_temporal_downsample": TEMPORAL_DOWN,
-    "decoder_spatial_upsample": SPATIAL_UP,
-    "decoder_temporal_upsample": TEMPORAL_UP,
+    "encoder_conv_in": ("CausalConv3d", "Conv2d"),
+    "encoder_attention": _ATTENTIONS,
+    "decoder_attention": _ATTENTIONS,
+    "encoder_resnet_blocks": _RES_BLOCKS,
+    "decoder_resnet_blocks": _RES_BLOCKS,
+    "encoder_spatial_downsample": ("", "SpatialDownsample2x", "Downsample", "Spatial2xTime2x3DDownsample"),
+    "encoder_temporal_downsample": ("", "TimeDownsample2x", "TimeDownsampleRes2x"),
+    "decoder_spatial_upsample": ("", "SpatialUpsample2x", "Spatial2xTime2x3DUpsample"),
+    "decoder_temporal_upsample": ("", "TimeUpsample2x", "TimeUpsampleRes2x"),
 }
 
 
@@ -135,14 +126,14 @@ def _find_problems(config: CausalVAEConfig) -> list[str]:
         entries = value if isinstance(value, tuple) else (value,)
         if isinstance(value, tuple) and len(entries) != config.num_levels:
             problems.append(
-                f"{_WHERE}: {name} has {len(entries)} entries; hidden_size_mult has {config.num_levels} levels"
+                f"CausalVAE: {name} has {len(entries)} entries; hidden_size_mult has {config.num_levels} levels"
             )
         for entry in entries:
             if entry not in known:
-                problems.append(f"{_WHERE}: {name} has {entry!r}; choose from {', '.join(map(repr, known))}")
+                problems.append(f"CausalVAE: {name} has {entry!r}; choose from {', '.join(map(repr, known))}")
     counts = ("hidden_size", "z_channels", "embed_dim", "num_res_blocks", "norm_groups")
     problems += [
-        f"{_WHERE}: {name} is {getattr(config, name)}; it must be at least 1"
+        f"CausalVAE: {name} is {getattr(config, name)}; it must be at least 1"
         for name in counts
         if getattr(config, name) < 1
     ]
@@ -153,13 +144,13 @@ def _find_problems(config: CausalVAEConfig) -> list[str]:
 
 def _find_misfits(config: CausalVAEConfig) -> list[str]:
     problems = [
-        f"{_WHERE}: a level of {width} channels cannot be cut into {config.norm_groups} norm groups; change "
+        f"CausalVAE: a level of {width} channels cannot be cut into {config.norm_groups} norm groups; change "
         "hidden_size or norm_groups"
         for width in sorted(set(config.widths))
         if width % config.norm_groups
     ]
     if not config.use_quant_layer and config.embed_dim != config.z_channels:
-        problems.append(f"{_WHERE}: without use_quant_layer, embed_dim {config.embed_dim} must equal z_channels")
+        problems.append(f"CausalVAE: without use_quant_layer, embed_dim {config.embed_dim} must equal z_channels")
     down = (
         sum(map(bool, config.encoder_spatial_downsample)),
         _count_in_time(config.encoder_spatial_downsample, config.encoder_temporal_downsample),
@@ -170,7 +161,7 @@ def _find_misfits(config: CausalVAEConfig) -> list[str]:
     )
     if down != up:
         problems.append(
-            f"{_WHERE}: the encoder halves space {down[0]} and time {down[1]} times, the decoder doubles them {up[0]} "
+            f"CausalVAE: the encoder halves space {down[0]} and time {down[1]} times, the decoder doubles them {up[0]} "
             f"and {up[1]} times; they must agree"
         )
     return problems

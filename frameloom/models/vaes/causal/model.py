@@ -3,107 +3,56 @@
 Shape letters: B batch, C channels, F frames, H height, W width.
 
 Strides are (4, 8, 8) as published.
-
-Tiling is the published one. In time, pieces share one frame, and the result of every piece but the first loses its
-first frame. In space, tiles overlap by a share of their side and fade into each other.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import NamedTuple
+from collections.abc import Callable, Mapping
+from functools import partial
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from frameloom.core.errors import ConfigError
-from frameloom.models.layers.tiles import Tiles
-from frameloom.models.layers.tiling import run_in_spans, run_in_tiles
-from frameloom.models.vaes.base import Moments, VideoVAE
-from frameloom.models.vaes.causal import blocks
-from frameloom.models.vaes.causal.blocks import (
-    CausalConv3d,
+from frameloom.models.layers.causal_conv import CausalConv3d, prepend_past
+from frameloom.models.vaes.base import VideoVAE
+from frameloom.models.vaes.blocks import (
+    COLOURS,
+    NORM_EPS,
+    Downsample2D,
+    Downsample3D,
     FrameAttention,
     FrameConv2d,
-    ResnetBlock2D,
-    ResnetBlock3D,
-    build_norm,
-    build_pointwise,
+    Norm,
+    ResBlock2D,
+    ResBlock3D,
+    Upsample2D,
 )
 from frameloom.models.vaes.causal.config import CausalVAEConfig
 
-COLOURS = 3
-_ALL = 2**31
-_RES_BLOCKS: dict[str, Callable[[int, int, int], nn.Module]] = {
-    "ResnetBlock3D": ResnetBlock3D,
-    "ResnetBlock2D": ResnetBlock2D,
-}
+_START_MIX = 2.0
 
 
 class CausalVAE(VideoVAE):
     def __init__(self, config: CausalVAEConfig) -> None:
-        super().__init__(
-            strides=config.strides,
-            latent_channels=config.latent_channels,
-            causal=config.causal,
-            scale=config.scale,
-            shift=config.shift,
-        )
-        self.config = config
-        self._tiling: Tiling | None = None
+        super().__init__(config)
         self.encoder = Encoder(config)
         self.decoder = Decoder(config)
         if config.use_quant_layer:
-            self.quant_conv = build_pointwise(2 * config.z_channels, 2 * config.embed_dim)
-            self.post_quant_conv = build_pointwise(config.embed_dim, config.z_channels)
+            self.quant_conv = CausalConv3d(2 * config.z_channels, 2 * config.embed_dim, 1)
+            self.post_quant_conv = CausalConv3d(config.embed_dim, config.z_channels, 1)
 
-    def enable_tiling(self, tiling: Tiling) -> None:
-        """Encode and decode in overlapping tiles where a clip is larger than one; memory no longer grows with it.
-
-        The result is that of the published tiling, not of the whole clip: norms see one tile only, and seams are
-        blended. `RELEASED` has the published sizes.
-        """
-        tiling.check(self.strides)
-        self._tiling = tiling
-
-    def disable_tiling(self) -> None:
-        self._tiling = None
-
-    def encode(self, pixels_BCFHW: Tensor) -> Moments:
-        return Moments.from_raw(self.encode_raw(pixels_BCFHW))
-
-    def encode_raw(self, pixels_BCFHW: Tensor) -> Tensor:
-        """Means and unclamped log-variances, one behind the other in the channels."""
-        self.check_pixels(pixels_BCFHW)
-        if self._tiling is None:
-            return self._encode_whole(pixels_BCFHW)
-        return run_tiled(self._encode_whole, pixels_BCFHW, self._tiling.pixels, self._tiling.latents)
-
-    def decode(self, latent_BCFHW: Tensor) -> Tensor:
-        if self._tiling is None:
-            return self._decode_whole(latent_BCFHW)
-        return run_tiled(self._decode_whole, latent_BCFHW, self._tiling.latents, self._tiling.pixels)
-
-    def encode_with_coefficients(self, pixels_BCFHW: Tensor) -> tuple[Moments, tuple[()]]:
-        """For training: never in tiles, and without coefficients."""
-        self.check_pixels(pixels_BCFHW)
-        return Moments.from_raw(self._encode_whole(pixels_BCFHW)), ()
-
-    def decode_with_coefficients(self, latent_BCFHW: Tensor) -> tuple[Tensor, tuple[()]]:
-        return self._decode_whole(latent_BCFHW), ()
-
-    def blocks(self) -> list[nn.Module]:
-        return [module for module in self.modules() if isinstance(module, ResnetBlock2D | ResnetBlock3D)]
-
-    def _encode_whole(self, pixels_BCFHW: Tensor) -> Tensor:
+    def encode_piece(self, pixels_BCFHW: Tensor) -> Tensor:
         raw_BCFHW: Tensor = self.encoder(pixels_BCFHW)
         return self.quant_conv(raw_BCFHW) if self.config.use_quant_layer else raw_BCFHW
 
-    def _decode_whole(self, latent_BCFHW: Tensor) -> Tensor:
+    def decode_piece(self, latent_BCFHW: Tensor) -> Tensor:
         h = self.post_quant_conv(latent_BCFHW) if self.config.use_quant_layer else latent_BCFHW
         pixels_BCFHW: Tensor = self.decoder(h)
         return pixels_BCFHW
+
+    def blocks(self) -> list[nn.Module]:
+        return [module for module in self.modules() if isinstance(module, ResBlock2D | ResBlock3D)]
 
 
 class Encoder(nn.Module):
@@ -111,7 +60,7 @@ class Encoder(nn.Module):
 
     def __init__(self, config: CausalVAEConfig) -> None:
         super().__init__()
-        widths, groups = config.widths, config.norm_groups
+        widths, norm = config.widths, _norm_of(config)
         self.conv_in: nn.Module
         if config.encoder_conv_in == "Conv2d":
             self.conv_in = FrameConv2d(COLOURS, config.hidden_size)
@@ -120,13 +69,15 @@ class Encoder(nn.Module):
         self.down = nn.ModuleList()
         before = config.hidden_size
         for index, width in enumerate(widths):
-            level = Level(config.encoder_resnet_blocks[index], (before, width), config.num_res_blocks, groups)
-            level.add_resize("downsample", _build_resize(config.encoder_spatial_downsample[index], width))
-            level.add_resize("time_downsample", _build_resize(config.encoder_temporal_downsample[index], width))
-            self.down.append(level)
+            resizes = {
+                "downsample": config.encoder_spatial_downsample[index],
+                "time_downsample": config.encoder_temporal_downsample[index],
+            }
+            res_block = config.encoder_resnet_blocks[index]
+            self.down.append(Level(res_block, (before, width), config.num_res_blocks, norm, resizes))
             before = width
-        self.mid = Middle(widths[-1], config.encoder_attention, groups)
-        self.norm_out = build_norm(widths[-1], groups)
+        self.mid = Middle(widths[-1], config.encoder_attention, norm)
+        self.norm_out = norm(widths[-1])
         self.conv_out = CausalConv3d(widths[-1], 2 * config.z_channels)
 
     def forward(self, pixels_BCFHW: Tensor) -> Tensor:
@@ -142,20 +93,22 @@ class Decoder(nn.Module):
 
     def __init__(self, config: CausalVAEConfig) -> None:
         super().__init__()
-        widths, groups = config.widths, config.norm_groups
+        widths, norm = config.widths, _norm_of(config)
         self.conv_in = CausalConv3d(config.z_channels, widths[-1])
-        self.mid = Middle(widths[-1], config.decoder_attention, groups)
+        self.mid = Middle(widths[-1], config.decoder_attention, norm)
         levels = []
         before = widths[-1]
         for index in reversed(range(config.num_levels)):
             width = widths[index]
-            level = Level(config.decoder_resnet_blocks[index], (before, width), config.num_res_blocks + 1, groups)
-            level.add_resize("upsample", _build_resize(config.decoder_spatial_upsample[index], width))
-            level.add_resize("time_upsample", _build_resize(config.decoder_temporal_upsample[index], width))
-            levels.append(level)
+            resizes = {
+                "upsample": config.decoder_spatial_upsample[index],
+                "time_upsample": config.decoder_temporal_upsample[index],
+            }
+            res_block = config.decoder_resnet_blocks[index]
+            levels.append(Level(res_block, (before, width), config.num_res_blocks + 1, norm, resizes))
             before = width
         self.up = nn.ModuleList(reversed(levels))
-        self.norm_out = build_norm(widths[0], groups)
+        self.norm_out = norm(widths[0])
         self.conv_out = CausalConv3d(widths[0], COLOURS)
 
     def forward(self, latent_BCFHW: Tensor) -> Tensor:
@@ -167,19 +120,23 @@ class Decoder(nn.Module):
 
 
 class Level(nn.Module):
-    """Residual blocks, then the resizing in space and in time that this level has; it is named by its direction."""
+    """Residual blocks, then the resizing in space and in time that this level has, by names that say its direction."""
 
-    def __init__(self, res_block: str, widths: tuple[int, int], num_blocks: int, groups: int) -> None:
+    def __init__(
+        self,
+        res_block: str,
+        widths: tuple[int, int],
+        num_blocks: int,
+        norm: Norm,
+        resizes: Mapping[str, str],
+    ) -> None:
         super().__init__()
-        build = _RES_BLOCKS[res_block]
         before, inside = widths
-        self.block = nn.ModuleList(build(inside if index else before, inside, groups) for index in range(num_blocks))
-        self.resizes: list[str] = []
-
-    def add_resize(self, name: str, layer: nn.Module | None) -> None:
-        if layer is not None:
-            self.add_module(name, layer)
-            self.resizes.append(name)
+        build = ResBlock3D if res_block == "ResnetBlock3D" else ResBlock2D
+        self.block = nn.ModuleList(build(inside if index else before, inside, norm) for index in range(num_blocks))
+        self.resizes = [name for name, kind in resizes.items() if kind]
+        for name in self.resizes:
+            self.add_module(name, _RESIZES[resizes[name]](inside))
 
     def forward(self, x_BCFHW: Tensor) -> Tensor:
         for block in self.block:
@@ -190,97 +147,76 @@ class Level(nn.Module):
 
 
 class Middle(nn.Module):
-    def __init__(self, channels: int, attention: str, groups: int) -> None:
+    def __init__(self, channels: int, attention: str, norm: Norm) -> None:
         super().__init__()
-        self.block_1 = ResnetBlock3D(channels, channels, groups)
-        self.attn_1 = FrameAttention(channels, groups, mixes_frames=attention == "AttnBlock3D")
-        self.block_2 = ResnetBlock3D(channels, channels, groups)
+        self.block_1 = ResBlock3D(channels, channels, norm)
+        self.attn_1 = FrameAttention(channels, norm, mixes_frames=attention == "AttnBlock3D")
+        self.block_2 = ResBlock3D(channels, channels, norm)
 
     def forward(self, x_BCFHW: Tensor) -> Tensor:
         result: Tensor = self.block_2(self.attn_1(self.block_1(x_BCFHW)))
         return result
 
 
-def _build_resize(name: str, channels: int) -> nn.Module | None:
-    layer: nn.Module | None = getattr(blocks, name)(channels) if name else None
-    return layer
+def _norm_of(config: CausalVAEConfig) -> Norm:
+    return partial(nn.GroupNorm, config.norm_groups, eps=NORM_EPS)
 
 
-class Tile(NamedTuple):
-    """Largest frames and side of a tile, and the share of the side that neighbours have in common."""
+class TimeDownsample(nn.Module):
+    """The mean of three frames at every second one: 2n + 1 frames become n + 1. `mixed`: part of that, part of a
+    convolution; the share is learned."""
 
-    frames: int
-    side: int
-    overlap: float
+    def __init__(self, channels: int, *, mixed: bool) -> None:
+        super().__init__()
+        self.mix_factor = nn.Parameter(torch.full((1,), _START_MIX)) if mixed else None
+        if mixed:
+            self.conv = nn.Conv3d(channels, channels, 3, stride=(2, 1, 1), padding=(0, 1, 1))
 
-    @property
-    def step(self) -> int:
-        return int(self.side * (1 - self.overlap))
-
-    @property
-    def blend(self) -> int:
-        return int(self.side * self.overlap)
-
-
-@dataclass(frozen=True)
-class Tiling:
-    """Tiles of pixels for the encoder, and of latents for the decoder. A clip no larger than one stays whole."""
-
-    sample_side: int
-    sample_frames: int
-    latent_side: int
-    latent_frames: int
-    overlap: float
-
-    @property
-    def pixels(self) -> Tile:
-        return Tile(self.sample_frames, self.sample_side, self.overlap)
-
-    @property
-    def latents(self) -> Tile:
-        return Tile(self.latent_frames, self.latent_side, self.overlap)
-
-    def check(self, strides: tuple[int, int, int]) -> None:
-        """ConfigError unless tiles of pixels and of latents fit each other; the published code would cut wrongly."""
-        frames, side, _ = strides
-        if not 0 <= self.overlap < 1:
-            raise ConfigError(f"tiling: overlap is {self.overlap}; choose at least 0 and less than 1")
-        if self.sample_frames <= 1 or (self.sample_frames - 1) % frames or self.latent_frames <= 1:
-            raise ConfigError(
-                f"tiling: pieces of {self.sample_frames} frames and {self.latent_frames} latent frames; the first must "
-                f"be 1 more than a multiple of {frames}, and both more than 1"
-            )
-        if self.sample_side != side * self.latent_side:
-            raise ConfigError(
-                f"tiling: tiles of {self.sample_side} pixels and {self.latent_side} latents; the first must be {side} "
-                "times the second"
-            )
-        if self.pixels.step < side or self.pixels.step != side * self.latents.step:
-            raise ConfigError(
-                f"tiling: with overlap {self.overlap}, tiles of {self.sample_side} pixels start every "
-                f"{self.pixels.step} pixels and every {self.latents.step} latents; change the overlap so that the "
-                f"first is {side} times the second"
-            )
+    def forward(self, x_BCFHW: Tensor) -> Tensor:
+        x_BCFHW = prepend_past(x_BCFHW, self, None, kernel=3)
+        mean_BCFHW = F.avg_pool3d(x_BCFHW, (3, 1, 1), stride=(2, 1, 1))
+        return mean_BCFHW if self.mix_factor is None else _mix(self.mix_factor, mean_BCFHW, self.conv(x_BCFHW))
 
 
-# Sizes of the published classes. The pieces in time of encoder and decoder differ from version 1.2 on.
-RELEASED: dict[str, Tiling] = {
-    "v1.1": Tiling(sample_side=256, sample_frames=65, latent_side=32, latent_frames=17, overlap=0.25),
-    "v1.2": Tiling(sample_side=256, sample_frames=33, latent_side=32, latent_frames=16, overlap=0.125),
-}
+class Upsample(nn.Module):
+    """Twice the frames but for the first: n + 1 become 2n + 1; with `space` 2 twice the height and width, too. Linear.
 
-
-def run_tiled(apply: Callable[[Tensor], Tensor], x_BCFHW: Tensor, source: Tile, result: Tile) -> Tensor:
-    """`apply` on pieces and tiles of `source` size; `result` is the size of what it gives for one tile in space.
-
-    A clip that is too large in any one way is cut in all of them, so even a side that one tile would hold gets a
-    second tile when it is longer than the step.
+    With `convolved` a convolution follows; `mixed`: part of it, part of its input; the share is learned.
     """
-    frames, height, width = x_BCFHW.shape[2:]
-    if frames <= source.frames and max(height, width) <= source.side:
-        return apply(x_BCFHW)
-    sides = Tiles(size=source.side, stride=source.step, keep=result.side - result.blend, blend=result.blend)
-    shared = source.frames - 1
-    # Pieces do not overlap but for the frame they share, so each is kept to its end.
-    pieces = Tiles(size=shared, stride=shared, keep=_ALL, blend=0)
-    return run_in_spans(lambda piece: run_in_tiles(apply, piece, sides, sides), x_BCFHW, pieces, lead=1)
+
+    def __init__(self, channels: int, *, space: float = 1.0, convolved: bool = False, mixed: bool = False) -> None:
+        super().__init__()
+        self.space = space
+        self.mix_factor = nn.Parameter(torch.full((1,), _START_MIX)) if mixed else None
+        self.conv = CausalConv3d(channels, channels) if convolved else None
+
+    def forward(self, x_BCFHW: Tensor) -> Tensor:
+        first, rest = x_BCFHW[:, :, :1], x_BCFHW[:, :, 1:]
+        parts = [first]
+        if self.space != 1.0:
+            parts = [F.interpolate(first, scale_factor=(1.0, self.space, self.space), mode="trilinear")]
+        if rest.shape[2]:
+            parts.append(F.interpolate(rest, scale_factor=(2.0, self.space, self.space), mode="trilinear"))
+        large_BCFHW = torch.cat(parts, dim=2)
+        if self.conv is None:
+            return large_BCFHW
+        result: Tensor = self.conv(large_BCFHW)
+        return result if self.mix_factor is None else _mix(self.mix_factor, large_BCFHW, result)
+
+
+def _mix(factor: Tensor, plain: Tensor, convolved: Tensor) -> Tensor:
+    share = torch.sigmoid(factor)
+    return share * plain + (1 - share) * convolved
+
+
+_RESIZES: dict[str, Callable[[int], nn.Module]] = {
+    "Downsample": Downsample2D,
+    "SpatialDownsample2x": partial(Downsample3D, in_time=False),
+    "Spatial2xTime2x3DDownsample": Downsample3D,
+    "TimeDownsample2x": partial(TimeDownsample, mixed=False),
+    "TimeDownsampleRes2x": partial(TimeDownsample, mixed=True),
+    "SpatialUpsample2x": partial(Upsample2D, conv_3d=True),
+    "Spatial2xTime2x3DUpsample": partial(Upsample, space=2.0, convolved=True),
+    "TimeUpsample2x": Upsample,
+    "TimeUpsampleRes2x": partial(Upsample, convolved=True, mixed=True),
+}

@@ -1,13 +1,8 @@
-"""Weights of a CausalVAE: published checkpoints, inflation of image autoencoders, and low-pass initialisation.
+"""Weights of a CausalVAE: published checkpoints, and inflation of image autoencoders.
 
 The kernel of a picture becomes the last tap in time of a causal kernel, and the other taps are zero: every frame is
 then treated as the image autoencoder treats a picture, as far as nothing else looks along time. Reads the key layouts
 of the first Stable Diffusion releases and of diffusers' AutoencoderKL.
-
-From random weights a small CausalVAE spends hundreds of steps before its decoder looks at the latent at all. Here each
-colour has a path from the start, as a positive and a negative copy (silu(x) - silu(-x) = x brings it through the
-nonlinearities), residual branches begin as identities, and everything else is left to training. Published trainings
-start from an image autoencoder instead.
 """
 
 from __future__ import annotations
@@ -21,8 +16,9 @@ from torch import Tensor, nn
 
 from frameloom.core.logging import get_logger
 from frameloom.models.vaes.base import VideoVAE, load_same_keys
-from frameloom.models.vaes.causal.blocks import CausalConv3d, FrameAttention, ResnetBlock2D, ResnetBlock3D
-from frameloom.models.vaes.causal.model import COLOURS, CausalVAE, Level
+from frameloom.models.vaes.blocks import COLOURS, ResBlock2D, ResBlock3D
+from frameloom.models.vaes.causal.model import CausalVAE, Level
+from frameloom.models.vaes.lowpass import ANCHOR, LOGVAR, QUIET, Conv, bias_of, inner_conv, silence_branches
 
 _log = get_logger(__name__)
 
@@ -117,14 +113,9 @@ def _rename_diffusers(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 # Fresh weights
 
-Conv = nn.Conv2d | nn.Conv3d
-# Two constant channels keep the norms nearly the same for every colour, so that colours stay apart.
-_ANCHOR = 3.0
 _ANCHORS = (2 * COLOURS, 2 * COLOURS + 1)
 _NUM_PATHS = 2 * COLOURS + 2
 _TYPICAL_SQUARE = 1.0
-_QUIET = 0.1
-_LOGVAR = -6.0  # a small spread: with the usual 0 the noise hides what the latent says
 
 
 @torch.no_grad()
@@ -137,17 +128,20 @@ def start_as_lowpass(model: CausalVAE) -> None:
     config = model.config
     if config.hidden_size // config.norm_groups < _NUM_PATHS or min(config.embed_dim, config.z_channels) < COLOURS:
         return
+    silence_branches(model)
     for module in model.modules():
-        if isinstance(module, ResnetBlock2D | ResnetBlock3D | FrameAttention):
-            _silence(module)
+        if isinstance(module, ResBlock2D | ResBlock3D) and module.nin_shortcut is not None:
+            _pass_paths(inner_conv(module.nin_shortcut))
         elif isinstance(module, Level):
-            _open_level(module)
+            for name in module.resizes:
+                if getattr(getattr(module, name), "conv", None) is not None:
+                    _pass_paths(inner_conv(getattr(module, name).conv))
     first_group = config.widths[-1] // config.norm_groups
     _open_ends(model.encoder.conv_in, model.encoder.conv_out, _norm_of(first_group))
     _open_ends(model.decoder.conv_in, model.decoder.conv_out, _norm_of(config.hidden_size // config.norm_groups))
-    spread = _inner(model.encoder.conv_out)
-    spread.weight[config.z_channels :] *= _QUIET
-    _bias(spread)[config.z_channels :] = _LOGVAR
+    spread = inner_conv(model.encoder.conv_out)
+    spread.weight[config.z_channels :] *= QUIET
+    bias_of(spread)[config.z_channels :] = LOGVAR
     if config.use_quant_layer:
         for layer, split in ((model.quant_conv.conv, config.z_channels), (model.post_quant_conv.conv, None)):
             _pass_through(layer, split)
@@ -155,59 +149,41 @@ def start_as_lowpass(model: CausalVAE) -> None:
 
 def _norm_of(channels: int) -> float:
     """What the norm divides a group by that holds the paths and is quiet otherwise."""
-    return math.sqrt(2 * (_ANCHOR**2 + COLOURS * _TYPICAL_SQUARE / 2) / channels)
+    return math.sqrt(2 * (ANCHOR**2 + COLOURS * _TYPICAL_SQUARE / 2) / channels)
 
 
-def _silence(block: nn.Module) -> None:
-    """Make the branch beside the shortcut silent, and let the shortcut pass the paths."""
-    last = block.proj_out if isinstance(block, FrameAttention) else block.conv2
-    for parameter in _inner(last).parameters():  # type: ignore[arg-type]
-        parameter.zero_()
-    shortcut = getattr(block, "nin_shortcut", None)
-    if shortcut is not None:
-        layer = _inner(shortcut)
-        layer.weight.mul_(_QUIET)
-        _bias(layer).zero_()
-        for path in range(_NUM_PATHS):
-            _set_row(layer, path, path, 1.0)
-
-
-def _open_level(level: Level) -> None:
-    for name in level.resizes:
-        convolution = getattr(getattr(level, name), "conv", None)
-        if convolution is None:
-            continue
-        layer = _inner(convolution)
-        layer.weight.mul_(_QUIET)
-        _bias(layer).zero_()
-        for path in range(_NUM_PATHS):
-            _set_row(layer, path, path, 1.0)
+def _pass_paths(layer: Conv) -> None:
+    """Let a shortcut or a layer that resizes pass the paths."""
+    layer.weight.mul_(QUIET)
+    bias_of(layer).zero_()
+    for path in range(_NUM_PATHS):
+        _set_row(layer, path, path, 1.0)
 
 
 def _open_ends(first: nn.Module, last: nn.Module, norm: float) -> None:
     """Colours in as two copies beside the anchors, and out again as their difference."""
-    entry, leave = _inner(first), _inner(last)
-    entry.weight.mul_(_QUIET)
-    _bias(entry).zero_()
+    entry, leave = inner_conv(first), inner_conv(last)
+    entry.weight.mul_(QUIET)
+    bias_of(entry).zero_()
     for colour in range(COLOURS):
         _set_row(entry, colour, colour, 1.0)
         _set_row(entry, COLOURS + colour, colour, -1.0)
         _set_row(leave, colour, colour, norm)
         _add_tap(leave, colour, COLOURS + colour, -norm)
-    for row, anchor in zip(_ANCHORS, (_ANCHOR, -_ANCHOR), strict=True):
+    for row, anchor in zip(_ANCHORS, (ANCHOR, -ANCHOR), strict=True):
         entry.weight[row] = 0
-        _bias(entry)[row] = anchor
+        bias_of(entry)[row] = anchor
 
 
 def _pass_through(layer: Conv, split: int | None) -> None:
     """An identity; with `split`, of the means and of the log-variances, each as far as there are outputs."""
     layer.weight.zero_()
-    _bias(layer).zero_()
+    bias_of(layer).zero_()
     outputs, inputs = layer.weight.shape[:2]
     halves = [(0, 0, min(outputs, inputs))]
     if split is not None:
         halves = [(0, 0, min(outputs // 2, split)), (outputs // 2, split, min(outputs // 2, split))]
-        _bias(layer)[outputs // 2 :] = _LOGVAR * (outputs // 2 > split)
+        bias_of(layer)[outputs // 2 :] = LOGVAR * (outputs // 2 > split)
     for row, column, count in halves:
         for index in range(count):
             layer.weight[row + index, column + index] = 1.0
@@ -216,7 +192,7 @@ def _pass_through(layer: Conv, split: int | None) -> None:
 def _set_row(layer: Conv, row: int, column: int, value: float) -> None:
     """Make an output channel nothing but `value` times an input channel."""
     layer.weight[row] = 0
-    _bias(layer)[row] = 0
+    bias_of(layer)[row] = 0
     _add_tap(layer, row, column, value)
 
 
@@ -224,7 +200,8 @@ def _add_tap(layer: Conv, row: int, column: int, value: float) -> None:
     """At the current place and frame; a layer that halves a side takes the mean of the two cells it joins."""
     kernel = layer.weight[row, column]
     taps: list[slice] = []
-    for size, stride, is_time in zip(kernel.shape, layer.stride, _are_time(kernel.ndim), strict=True):
+    dims = (True, False, False) if kernel.ndim == 3 else (False, False)
+    for size, stride, is_time in zip(kernel.shape, layer.stride, dims, strict=True):
         if is_time:
             taps.append(slice(size - stride, size))
         elif stride == 2:
@@ -233,18 +210,3 @@ def _add_tap(layer: Conv, row: int, column: int, value: float) -> None:
             taps.append(slice(size // 2, size // 2 + 1))
     region = kernel[tuple(taps)]
     region += value / region.numel()
-
-
-def _are_time(num_dims: int) -> tuple[bool, ...]:
-    return (True, False, False) if num_dims == 3 else (False, False)
-
-
-def _inner(layer: nn.Module) -> Conv:
-    inner = layer.conv if isinstance(layer, CausalConv3d) else layer
-    assert isinstance(inner, nn.Conv2d | nn.Conv3d)
-    return inner
-
-
-def _bias(layer: Conv) -> torch.Tensor:
-    assert layer.bias is not None
-    return layer.bias

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from frameloom.core.errors import ConfigError
-from frameloom.core.spelling import refuse_unknown
-from frameloom.models.layers.tiles import Tiles
-from frameloom.models.spec import VAESpec, spread_scaling
+from frameloom.models.layers.tiles import Cuts, Tiles, check_tile
+from frameloom.models.spec import VAESpec
+from frameloom.models.vaes.config import VAEConfig, to_json
 
 _PLAIN = {
     "block_out_channels": "block_channels",
@@ -37,7 +37,7 @@ _IGNORED = ("force_upcast", "invert_scale_latents", "sample_size")
 
 
 @dataclass(frozen=True)
-class CogVideoXConfig:
+class CogVideoXConfig(VAEConfig):
     """Four levels of `block_channels`; the decoder has one more layer per level than the encoder.
 
     A clip runs through in chunks of frames, and the norms see one chunk at a time, so chunks change the result:
@@ -52,6 +52,7 @@ class CogVideoXConfig:
     batch one after the other. `scale` and `shift` hold one number per latent channel, or one for all.
     """
 
+    name: ClassVar[str] = "cogvideox"
     causal: ClassVar[bool] = True
 
     latent_channels: int = 16
@@ -74,61 +75,50 @@ class CogVideoXConfig:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "block_channels", tuple(self.block_channels))
-        spread_scaling(self, self.latent_channels, where="cogvideox")
-        self._check_channels()
+        self.spread_scaling(self.latent_channels)
+        if self.norm_eps < 0:
+            raise ConfigError(f"cogvideox: norm_eps is {self.norm_eps}; it must be at least 0")
+        if len(self.block_channels) != 4:
+            raise ConfigError(f"cogvideox: block_channels has {len(self.block_channels)} numbers; give 4")
+        advice = "choose block_channels that are multiples of norm_groups"
+        self.check_groups(self.block_channels, self.norm_groups, advice)
         self._check_chunks()
-        for side in ("height", "width") if self.tiling else ():
-            self._check_tile(side)
+        for name, size, overlap in self._list_tiles() if self.tiling else ():
+            check_tile(size, overlap, compression=8, where=f"cogvideox: {name}", exact=True)
 
     @property
     def strides(self) -> tuple[int, int, int]:
         return 4, 8, 8
 
-    def tiles(self, side: str, *, decoding: bool) -> Tiles:
-        """Tiles along `height` or `width`, in cells of what goes in and what comes out; rounded as published."""
-        size_px, overlap = getattr(self, f"tile_{side}_px"), getattr(self, f"tile_overlap_{side}")
-        cells = size_px // self.strides[1]
-        size_in, size_out = (cells, size_px) if decoding else (size_px, cells)
-        blend = int(size_out * overlap)
-        return Tiles(size=size_in, stride=int(size_in * (1 - overlap)), keep=size_out - blend, blend=blend)
+    def cuts(self, *, decoding: bool) -> Cuts:
+        height, width = (
+            Tiles.overlapping(size, overlap, compression=8, decoding=decoding)
+            for _, size, overlap in self._list_tiles()
+        )
+        return Cuts(space=(height, width) if self.tiling else None, clips=1 if self.one_by_one else None)
+
+    def _list_tiles(self) -> tuple[tuple[str, int, float], ...]:
+        return (
+            ("tile_height_px", self.tile_height_px, self.tile_overlap_height),
+            ("tile_width_px", self.tile_width_px, self.tile_overlap_width),
+        )
 
     @classmethod
     def from_original(cls, values: Mapping[str, Any]) -> CogVideoXConfig:
         """Read the json of diffusers, which CogVideoX-Fun has too."""
-        fields: dict[str, Any] = {}
-        for key, value in values.items():
-            if key.startswith("_") or key in _IGNORED:
-                continue
-            refuse_unknown(key, [*_PLAIN, *_SAMPLE, *_FIXED, "scaling_factor", "shift_factor"], what="cogvideox key")
-            if key in _FIXED and _plain(value) != _FIXED[key]:
-                raise ConfigError(f"cogvideox: {key} is {value!r}; only {_FIXED[key]!r} is supported")
-            if key in _PLAIN:
-                fields[_PLAIN[key]] = value
-            elif key in _SAMPLE:
-                fields[_SAMPLE[key]] = value // 2
+        given = {key: value for key, value in values.items() if not key.startswith("_") and key not in _IGNORED}
+        fields = cls.read_fields(given, _PLAIN, _FIXED, also=[*_SAMPLE, "scaling_factor", "shift_factor"])
+        fields |= {_SAMPLE[key]: value // 2 for key, value in given.items() if key in _SAMPLE}
         shift = values.get("shift_factor") or 0.0
         return cls(**fields, scale=(values.get("scaling_factor", 1.15258426),), shift=(shift,))
 
     def to_original(self) -> dict[str, Any]:
         """The json of diffusers; ConfigError when the channels have different scales, which it cannot hold."""
-        if len(set(self.scale)) > 1 or len(set(self.shift)) > 1:
-            raise ConfigError("cogvideox: the published config has one scale and one shift for all channels")
+        scale, shift = self.one_scaling()
         values: dict[str, Any] = {"_class_name": "AutoencoderKLCogVideoX", **_FIXED}
-        values |= {key: _plain(getattr(self, name)) for key, name in _PLAIN.items()}
+        values |= {key: to_json(getattr(self, name)) for key, name in _PLAIN.items()}
         values |= {key: 2 * getattr(self, name) for key, name in _SAMPLE.items()}
-        return values | {"scaling_factor": self.scale[0], "shift_factor": self.shift[0] or None}
-
-    def _check_channels(self) -> None:
-        if self.norm_eps < 0:
-            raise ConfigError(f"cogvideox: norm_eps is {self.norm_eps}; it must be at least 0")
-        if len(self.block_channels) != 4:
-            raise ConfigError(f"cogvideox: block_channels has {len(self.block_channels)} numbers; give 4")
-        for width in self.block_channels:
-            if width % self.norm_groups:
-                raise ConfigError(
-                    f"cogvideox: a layer of {width} channels cannot be cut into {self.norm_groups} groups; choose "
-                    "block_channels that are multiples of norm_groups"
-                )
+        return values | {"scaling_factor": scale, "shift_factor": shift or None}
 
     def _check_chunks(self) -> None:
         if self.encode_chunk_frames < 4 or self.encode_chunk_frames % 4:
@@ -142,23 +132,6 @@ class CogVideoXConfig:
                 f"cogvideox: decode_chunk_latents is {self.decode_chunk_latents}; choose 1 or more, or a multiple of 2 "
                 "when decode_first_alone is false"
             )
-
-    def _check_tile(self, side: str) -> None:
-        size, overlap = getattr(self, f"tile_{side}_px"), getattr(self, f"tile_overlap_{side}")
-        encode, decode = (
-            self.tiles(side, decoding=decoding) if 0 <= overlap < 1 and size >= 8 else Tiles(0, 0, 0, 0)
-            for decoding in (False, True)
-        )
-        whole = size % 8 == 0 and encode.stride == 8 * encode.keep and decode.keep == 8 * decode.stride
-        if not encode.stride or not whole:
-            raise ConfigError(
-                f"cogvideox: tile_{side}_px {size} with tile_overlap_{side} {overlap:g} does not give tiles whose side "
-                "and distance are multiples of 8; choose others"
-            )
-
-
-def _plain(value: Any) -> Any:
-    return list(value) if isinstance(value, tuple) else value
 
 
 SIZES: dict[str, CogVideoXConfig] = {

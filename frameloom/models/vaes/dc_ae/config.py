@@ -8,8 +8,8 @@ from typing import Any, ClassVar
 
 from frameloom.core.errors import ConfigError
 from frameloom.core.spelling import refuse_unknown
-from frameloom.models.layers.tiles import Tiles, check_tile
-from frameloom.models.spec import VAESpec, spread_scaling
+from frameloom.models.spec import VAESpec
+from frameloom.models.vaes.config import TiledConfig
 
 HEAD_CHANNELS = 32
 _KINDS = {"ResBlock": False, "EViTS5_GLU": True}
@@ -34,15 +34,14 @@ _KNOWN = [
 
 
 @dataclass(frozen=True)
-class DCAEConfig:
+class DCAEConfig(TiledConfig):
     """One entry per stage, from pixels to latents: channels, number of blocks on either side, whether the blocks have
     attention, and whether the step to the next stage also halves the frames. Every step halves height and width.
 
-    Tiles overlap by `tile_overlap` of their size. A clip is cut in space when a side is longer than `tile_px`, and in
-    time when it has more than `tile_frames` frames. `one_by_one` runs the clips of a batch one after the other.
     `scale` and `shift` hold one number per latent channel, or one for all; the published factor is 1 / scale.
     """
 
+    name: ClassVar[str] = "dc_ae"
     causal: ClassVar[bool] = False
 
     latent_channels: int = 128
@@ -63,25 +62,15 @@ class DCAEConfig:
     def __post_init__(self) -> None:
         for name in ("widths", "encoder_depths", "decoder_depths", "attention", "halves_frames"):
             object.__setattr__(self, name, tuple(getattr(self, name)))
-        spread_scaling(self, self.latent_channels, where="dc_ae")
+        self.spread_scaling(self.latent_channels)
         self._check_stages()
         self._check_shortcuts()
-        time, side, _ = self.strides
-        if self.spatial_tiling:
-            check_tile(self.tile_px, self.tile_overlap, compression=side, where="dc_ae: tile_px")
-        if self.temporal_tiling:
-            check_tile(self.tile_frames, self.tile_overlap, compression=time, where="dc_ae: tile_frames")
+        self.check_tiles()
 
     @property
     def strides(self) -> tuple[int, int, int]:
         side = 2 ** (len(self.widths) - 1)
         return 2 ** sum(self.halves_frames), side, side
-
-    def tiles(self, *, in_time: bool, decoding: bool) -> Tiles:
-        """Tiles along a side of the picture or along the frames, in cells of what goes in and what comes out."""
-        compression = self.strides[0 if in_time else 1]
-        size = self.tile_frames if in_time else self.tile_px
-        return Tiles.overlapping(size, self.tile_overlap, compression=compression, decoding=decoding)
 
     @classmethod
     def from_original(cls, dotlist: str, *, scaling_factor: float | None = None, **fields: Any) -> DCAEConfig:

@@ -11,8 +11,6 @@ import torch
 from torch import Tensor, nn
 
 from frameloom.core.errors import DataError
-from frameloom.models.layers.tiles import Cuts
-from frameloom.models.layers.tiling import run_in_cuts
 from frameloom.models.vaes.base import LOGVAR_RANGE, Moments, VideoVAE, load_same_keys
 from frameloom.models.vaes.dc_ae.blocks import (
     AttentionBlock,
@@ -36,37 +34,35 @@ class DCAE(VideoVAE):
     deviation of 3e-7, which is the rounding of float32, and vanishes in half precision."""
 
     def __init__(self, config: DCAEConfig) -> None:
-        super().__init__(
-            strides=config.strides,
-            latent_channels=config.latent_channels,
-            causal=config.causal,
-            scale=config.scale,
-            shift=config.shift,
-        )
-        self.config = config
+        super().__init__(config)
         self.encoder = Encoder(config)
         self.decoder = Decoder(config)
         draw_weights(self)
 
     def latent_frames(self, pixel_frames: int) -> int:
-        """One frame and two are one latent frame; other lengths are multiples of the stride."""
-        if pixel_frames in (1, 2):
+        """Two frames are one latent frame as well."""
+        if pixel_frames == 2:
             return 1
-        if pixel_frames < 1 or pixel_frames % self.strides[0]:
+        if not self.config.lengths.accepts(pixel_frames):
             raise DataError(
                 f"clip of {pixel_frames} frames: this autoencoder takes 1, 2 or a multiple of {self.strides[0]}; cut "
                 "or pad the clip"
             )
-        return pixel_frames // self.strides[0]
+        return super().latent_frames(pixel_frames)
 
     def encode(self, pixels_BCFHW: Tensor) -> Moments:
-        self.check_pixels(pixels_BCFHW)
-        mean_BCFHW = run_in_cuts(self.encoder, pixels_BCFHW, self.encode_cuts())
+        mean_BCFHW = self.encode_raw(pixels_BCFHW)
         return Moments(mean_BCFHW, torch.full_like(mean_BCFHW, LOGVAR_RANGE[0]))
 
-    def decode(self, latent_BCFHW: Tensor) -> Tensor:
+    def encode_piece(self, pixels_BCFHW: Tensor) -> Tensor:
+        """Means alone."""
+        mean_BCFHW: Tensor = self.encoder(pixels_BCFHW)
+        return mean_BCFHW
+
+    def decode_piece(self, latent_BCFHW: Tensor) -> Tensor:
         """One latent frame gives one frame, whatever it was made from."""
-        return run_in_cuts(self.decoder, latent_BCFHW, self._cuts(decoding=True))
+        pixels_BCFHW: Tensor = self.decoder(latent_BCFHW)
+        return pixels_BCFHW
 
     def encode_with_coefficients(self, pixels_BCFHW: Tensor) -> tuple[Moments, Sequence[Tensor]]:
         """For training; refuses clips that come back with another number of frames."""
@@ -86,18 +82,6 @@ class DCAE(VideoVAE):
     def blocks(self) -> list[nn.Module]:
         return [module for module in self.modules() if isinstance(module, ResBlock | AttentionBlock)]
 
-    def encode_cuts(self) -> Cuts:
-        return self._cuts(decoding=False)
-
-    def _cuts(self, *, decoding: bool) -> Cuts:
-        config = self.config
-        side, time = (config.tiles(in_time=in_time, decoding=decoding) for in_time in (False, True))
-        return Cuts(
-            space=(side, side) if config.spatial_tiling else None,
-            time=time if config.temporal_tiling else None,
-            one_by_one=config.one_by_one,
-        )
-
 
 def load_original(model: VideoVAE, tensors: Mapping[str, Tensor]) -> None:
     load_same_keys(model, tensors, where="DC-AE weights")
@@ -105,7 +89,7 @@ def load_original(model: VideoVAE, tensors: Mapping[str, Tensor]) -> None:
 
 @torch.no_grad()
 def draw_weights(model: nn.Module) -> None:
-    """Weights from a normal law of standard deviation 0.02, biases zero, as published models start.
+    """Weights from a normal distribution of standard deviation 0.02, biases zero, as published models start.
 
     Scales of norms are drawn likewise, so they start near 0 and residual branches near nothing.
     """

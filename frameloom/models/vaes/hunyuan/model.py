@@ -20,26 +20,16 @@ from diffusers.models.autoencoders.autoencoder_kl_hunyuan_video import (
 from torch import Tensor, nn
 
 from frameloom.models.layers.attention.attention import attend
-from frameloom.models.layers.tiles import Cuts
-from frameloom.models.layers.tiling import run_in_cuts
-from frameloom.models.vaes.base import Moments, VideoVAE, load_same_keys
+from frameloom.models.vaes.base import VideoVAE, load_same_keys
+from frameloom.models.vaes.blocks import NORM_EPS
 from frameloom.models.vaes.hunyuan.config import HunyuanConfig
-
-NORM_EPS = 1e-6
 
 
 class HunyuanVAE(VideoVAE):
     """Its keys are those of published files."""
 
     def __init__(self, config: HunyuanConfig) -> None:
-        super().__init__(
-            strides=config.strides,
-            latent_channels=config.latent_channels,
-            causal=config.causal,
-            scale=config.scale,
-            shift=config.shift,
-        )
-        self.config = config
+        super().__init__(config)
         whole = AutoencoderKLHunyuanVideo(
             latent_channels=config.latent_channels,
             block_out_channels=config.block_channels,
@@ -56,33 +46,16 @@ class HunyuanVAE(VideoVAE):
             attention = FrameCausalAttention(width, config.norm_groups) if config.attention else None
             half.mid_block = MiddleBlock(half.mid_block.resnets, attention)
 
-    def encode(self, pixels_BCFHW: Tensor) -> Moments:
-        return Moments.from_raw(self.encode_raw(pixels_BCFHW))
+    def encode_piece(self, pixels_BCFHW: Tensor) -> Tensor:
+        raw_BCFHW: Tensor = self.quant_conv(self.encoder(pixels_BCFHW))
+        return raw_BCFHW
 
-    def encode_raw(self, pixels_BCFHW: Tensor) -> Tensor:
-        """Means and unclamped log-variances, one behind the other in the channels; tiles fade before any sampling."""
-        self.check_pixels(pixels_BCFHW)
-        return run_in_cuts(lambda x: self.quant_conv(self.encoder(x)), pixels_BCFHW, self.encode_cuts())
-
-    def decode(self, latent_BCFHW: Tensor) -> Tensor:
-        cuts = self._cuts(decoding=True)
-        return run_in_cuts(lambda z: self.decoder(self.post_quant_conv(z)), latent_BCFHW, cuts)
+    def decode_piece(self, latent_BCFHW: Tensor) -> Tensor:
+        pixels_BCFHW: Tensor = self.decoder(self.post_quant_conv(latent_BCFHW))
+        return pixels_BCFHW
 
     def blocks(self) -> list[nn.Module]:
         return [module for module in self.modules() if isinstance(module, HunyuanVideoResnetBlockCausal3D)]
-
-    def encode_cuts(self) -> Cuts:
-        return self._cuts(decoding=False)
-
-    def _cuts(self, *, decoding: bool) -> Cuts:
-        config = self.config
-        side, time = (config.tiles(in_time=in_time, decoding=decoding) for in_time in (False, True))
-        return Cuts(
-            space=(side, side) if config.spatial_tiling else None,
-            time=time if config.temporal_tiling else None,
-            lead=1,
-            one_by_one=config.one_by_one,
-        )
 
 
 def load_original(model: VideoVAE, tensors: Mapping[str, Tensor]) -> None:

@@ -6,16 +6,18 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from frameloom.core.errors import ConfigError
-from frameloom.models.spec import VAESpec, spread_scaling
+from frameloom.models.spec import VAESpec
+from frameloom.models.vaes.config import VAEConfig
 
 NUM_LEVELS = 4
 
 
 @dataclass(frozen=True)
-class KLConfig:
+class KLConfig(VAEConfig):
     """Four levels, so that height and width shrink by 8. `scale` and `shift` hold one number per latent channel, or
     one for all."""
 
+    name: ClassVar[str] = "kl autoencoder"
     causal: ClassVar[bool] = False
 
     latent_channels: int = 4
@@ -30,7 +32,7 @@ class KLConfig:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "channel_mult", tuple(self.channel_mult))
-        spread_scaling(self, self.latent_channels, where="kl autoencoder")
+        self.spread_scaling(self.latent_channels)
         if len(self.channel_mult) != NUM_LEVELS:
             raise ConfigError(
                 f"kl autoencoder: channel_mult {list(self.channel_mult)} must have {NUM_LEVELS} numbers: height and "
@@ -39,12 +41,7 @@ class KLConfig:
         counts = (self.latent_channels, self.base_channels, self.num_res_blocks, self.norm_groups, *self.channel_mult)
         if min(counts) < 1:
             raise ConfigError(f"kl autoencoder: channels, blocks and groups must be at least 1; found {min(counts)}")
-        wrong = [width for width in self.widths if width % self.norm_groups]
-        if wrong:
-            raise ConfigError(
-                f"kl autoencoder: a layer of {wrong[0]} channels cannot be cut into norm_groups {self.norm_groups}; "
-                "choose a divisor of all widths"
-            )
+        self.check_groups(self.widths, self.norm_groups, "choose norm_groups that divides all widths")
 
     @property
     def widths(self) -> tuple[int, ...]:
@@ -61,7 +58,7 @@ _PLAYGROUND_STD = (8.4927, 5.9022, 6.5498, 5.2299)
 SIZES: dict[str, KLConfig] = {
     "tiny": KLConfig(base_channels=16, channel_mult=(1, 2, 2, 2), num_res_blocks=1, norm_groups=4, force_upcast=False),
     "sdxl": KLConfig(),
-    # The latents of Playground 2.5 have a mean and a deviation for each channel, and half of unit size.
+    # The latents of Playground 2.5 have a mean and a standard deviation for each channel, and half of unit size.
     "playground-2.5": KLConfig(scale=tuple(0.5 / std for std in _PLAYGROUND_STD), shift=_PLAYGROUND_MEAN),
 }
 

@@ -8,7 +8,8 @@ from typing import Any, ClassVar, Literal
 
 from frameloom.core.errors import ConfigError
 from frameloom.core.spelling import refuse_unknown
-from frameloom.models.spec import VAESpec, spread_scaling
+from frameloom.models.spec import VAESpec
+from frameloom.models.vaes.config import VAEConfig, to_json
 
 NormKind = Literal["layernorm", "groupnorm"]
 Interpolation = Literal["trilinear", "nearest"]
@@ -40,7 +41,7 @@ _LEVEL_OPTIONS = {
 
 
 @dataclass(frozen=True)
-class WFVAEConfig:
+class WFVAEConfig(VAEConfig):
     """Widths follow from `base_channels`: 1x, 2x and 4x at the three resolutions.
 
     The flow channels carry the wavelet coefficients past the main path. `level1_temporal` and
@@ -48,6 +49,7 @@ class WFVAEConfig:
     does. `scale` and `shift` hold one number per latent channel, or one for all.
     """
 
+    name: ClassVar[str] = "WFVAE"
     causal: ClassVar[bool] = True
 
     latent_channels: int = 8
@@ -68,20 +70,18 @@ class WFVAEConfig:
     shift: tuple[float, ...] = (0.0,)
 
     def __post_init__(self) -> None:
-        spread_scaling(self, self.latent_channels, where="WFVAE")
+        self.spread_scaling(self.latent_channels)
         if self.dropout:
             raise ConfigError(
                 f"WFVAE: dropout is {self.dropout}; a run that resumes and blocks that are recomputed could not repeat "
                 "its random draws; set it to 0 (dropout has no weights, so checkpoints fit either way)"
             )
-        self._check_choice("norm", ("layernorm", "groupnorm"))
-        self._check_choice("time_interpolation", ("trilinear", "nearest"))
-        narrow = [width for width in self._norm_widths() if width % 32]
-        if self.norm == "groupnorm" and narrow:
-            raise ConfigError(
-                f"WFVAE: a layer of {narrow[0]} channels cannot be cut into the 32 groups of groupnorm; "
-                "choose channel counts that are multiples of 32, or norm layernorm"
-            )
+        refuse_unknown(self.norm, ("layernorm", "groupnorm"), what="WFVAE norm")
+        refuse_unknown(self.time_interpolation, ("trilinear", "nearest"), what="WFVAE time_interpolation")
+        if self.norm == "groupnorm":
+            base, flow = self.base_channels, self.decoder_flow_channels
+            widths = (base, 2 * base + self.encoder_flow_channels, flow, 4 * base + flow)
+            self.check_groups(widths, 32, "choose channel counts that are multiples of 32, or norm layernorm")
 
     @property
     def strides(self) -> tuple[int, int, int]:
@@ -102,19 +102,10 @@ class WFVAEConfig:
         """The published json of this architecture."""
         values: dict[str, Any] = {"_class_name": "WFVAEModel"}
         for key, name in _PLAIN.items():
-            value = getattr(self, name)
-            values[key] = list(value) if isinstance(value, tuple) else value
+            values[key] = to_json(getattr(self, name))
         for level, temporal in ((1, self.level1_temporal), (2, self.level2_temporal)):
             values |= {f"l{level}_{key}": names[temporal] for key, names in _LEVEL_OPTIONS.items()}
         return values
-
-    def _check_choice(self, name: str, known: tuple[str, ...]) -> None:
-        refuse_unknown(getattr(self, name), known, what=f"WFVAE {name}")
-
-    def _norm_widths(self) -> list[int]:
-        base = self.base_channels
-        decoder_flow = self.decoder_flow_channels
-        return [base, 2 * base + self.encoder_flow_channels, decoder_flow, 4 * base + decoder_flow]
 
 
 def _read_level(values: Mapping[str, Any], level: int) -> bool:

@@ -11,7 +11,7 @@ import numpy as np
 import polars as pl
 import pytest
 
-import frameloom.data.manifest.sources.json_entries as json_entries
+import frameloom.data.manifest.sources.text_tables as text_tables
 from frameloom.core.errors import DataError
 from frameloom.data.manifest.manifest import Manifest
 from frameloom.data.manifest.sources.reading import Source, read_source
@@ -191,7 +191,7 @@ def test_long_json_is_read_in_portions_alike(tmp_path: Path, monkeypatch: pytest
     ]
     write(tmp_path / "a.json", entries)
     whole = read_source(tmp_path / "a.json").table
-    monkeypatch.setattr(json_entries, "_PORTION", 2)
+    monkeypatch.setattr(text_tables, "_PORTION", 2)
     assert read_source(tmp_path / "a.json").table.equals(whole)
     assert whole["captions"].to_list()[6:8] == [["c"], ["a", "b"]]
 
@@ -216,7 +216,7 @@ def test_merge_data_with_two_and_three_items(tmp_path: Path) -> None:
         ("videos/a/v/2.mp4", "a cat", 40, "emb/a/v/2.npz"),
         ("images/i/3.jpg", "a bird", 1, None),
     ]
-    assert source.place(2) == f"{tmp_path}/anno/i.json row 0"
+    assert source.locate(2) == f"{tmp_path}/anno/i.json row 0"
     assert Manifest.read(tmp_path / "merge_data.txt").file(2) == tmp_path / "images/i/3.jpg"
 
 

@@ -1,6 +1,9 @@
-"""Tiles around any autoencoder: near the whole picture, without seams, and exact where nothing is cut."""
+"""Tiles of any autoencoder: near the whole picture, without seams, and exact where nothing is cut."""
 
 from __future__ import annotations
+
+from copy import deepcopy
+from typing import Any
 
 import pytest
 import torch
@@ -9,8 +12,7 @@ from torch import Tensor
 from frameloom.core.errors import ConfigError
 from frameloom.core.random import stream
 from frameloom.models.registry import get_vae
-from frameloom.models.vaes.base import VideoVAE
-from frameloom.models.vaes.wrappers import TiledVAE
+from frameloom.models.vaes.base import EncodePolicy, VideoVAE
 
 
 def build(name: str) -> VideoVAE:
@@ -23,6 +25,11 @@ def build(name: str) -> VideoVAE:
     return model.eval().requires_grad_(False)
 
 
+def use(vae: VideoVAE, **settings: Any) -> VideoVAE:
+    """A copy under another policy."""
+    return deepcopy(vae).use(EncodePolicy(**settings))
+
+
 def draw_clip(frames: int, height: int, width: int) -> Tensor:
     """A soft picture that moves: noise of an eighth of the size, scaled up."""
     noise = torch.rand(1, 3, frames, height // 8, width // 8, generator=stream(0, "test tiled")) * 2 - 1
@@ -33,7 +40,7 @@ def draw_clip(frames: int, height: int, width: int) -> Tensor:
 def test_shapes_are_those_of_the_whole(name: str, frames: int) -> None:
     vae = build(name)
     stride = vae.strides[1]
-    tiled = TiledVAE(vae, tile_px=4 * stride, overlap=0.25)
+    tiled = use(vae, tile_px=4 * stride, tile_overlap=0.25)
     clip = draw_clip(frames, 6 * stride, 5 * stride)
     whole, cut = vae.encode(clip), tiled.encode(clip)
     assert cut.mean_BCFHW.shape == whole.mean_BCFHW.shape == cut.logvar_BCFHW.shape
@@ -43,7 +50,7 @@ def test_shapes_are_those_of_the_whole(name: str, frames: int) -> None:
 
 def test_a_picture_that_fits_into_a_tile_is_exact() -> None:
     vae = build("wfvae")
-    tiled = TiledVAE(vae, tile_px=64)
+    tiled = use(vae, tile_px=64)
     clip = draw_clip(5, 64, 48)
     latent = vae.encode(clip).mean_BCFHW
     assert torch.equal(tiled.encode(clip).mean_BCFHW, latent)
@@ -66,8 +73,8 @@ def test_overlap_hides_the_seams() -> None:
     clip = draw_clip(5, 128, 128)
     latent = vae.encode(clip).mean_BCFHW
     whole = vae.decode(latent)
-    blended = TiledVAE(vae, tile_px=64, overlap=0.25).decode(latent)
-    butted = TiledVAE(vae, tile_px=64, overlap=0.0).decode(latent)
+    blended = use(vae, tile_px=64, tile_overlap=0.25).decode(latent)
+    butted = use(vae, tile_px=64, tile_overlap=0.0).decode(latent)
     seam, elsewhere = measure_seam(blended, whole, 48)
     hard_seam, hard_elsewhere = measure_seam(butted, whole, 64)
     # Without overlap the error jumps at a seam as it does nowhere else; with it, seams are like any other column.
@@ -78,7 +85,7 @@ def test_overlap_hides_the_seams() -> None:
 def test_no_layer_sees_more_than_a_tile() -> None:
     vae, sides = build("wfvae"), []
     vae.encoder.register_forward_pre_hook(lambda _, args: sides.append(tuple(args[0].shape[-2:])))  # type: ignore[union-attr, operator]
-    tiled = TiledVAE(vae, tile_px=64)
+    tiled = use(vae, tile_px=64)
     tiled.encode(draw_clip(1, 128, 96))
     assert len(sides) == 6 and max(max(side) for side in sides) == 32  # half of a tile, after the first wavelet
 
@@ -87,4 +94,4 @@ def test_sizes_that_do_not_divide_are_refused() -> None:
     vae = build("wfvae")
     for tile_px, overlap in ((60, 0.25), (64, 0.3), (64, 1.0), (64, -0.1), (0, 0.25)):
         with pytest.raises(ConfigError, match="multiples of 8"):
-            TiledVAE(vae, tile_px=tile_px, overlap=overlap)
+            use(vae, tile_px=tile_px, tile_overlap=overlap)
