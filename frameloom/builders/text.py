@@ -24,8 +24,7 @@ from frameloom.models.denoisers.sdxl.single_file import PREFIXES, Part, from_sin
 from frameloom.models.denoisers.sdxl.weights import ENCODERS, check_description, published_descriptions
 from frameloom.models.registry import get_denoiser
 from frameloom.models.state_dict import check_fit
-from frameloom.models.text.base import TextEncoder, TextStates, build_text_encoder
-from frameloom.models.text.caption_dropout import drop_text
+from frameloom.models.text.base import TextEncoder, TextStates, build_text_encoder, drop_text
 from frameloom.models.text.clip import build_from_file
 from frameloom.models.text.pretrained import PretrainedEncoder
 from frameloom.models.text.textual_inversion import add_word, clip_encoders
@@ -231,7 +230,7 @@ def write_trained(folder: Path, text: TextPipeline, section: TextSection) -> Non
     for index, (item, encoder) in enumerate(zip(section.encoders, text.encoders, strict=True)):
         if item.train and isinstance(encoder, PretrainedEncoder):
             with replace_folder(folder / str(index)) as temporary:
-                encoder.load().save_pretrained(temporary, safe_serialization=True)  # type: ignore[operator]
+                encoder.load().save_pretrained(temporary, safe_serialization=True)
                 for file in encoder.tokenizer_files():
                     shutil.copy2(file, temporary / file.name)
 

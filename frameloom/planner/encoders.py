@@ -155,7 +155,7 @@ _DEFAULTS = {**t5.DEFAULTS, **clip.DEFAULTS}
 _MOST_CAPTIONS = {
     **dict.fromkeys(t5.DEFAULTS, t5.T5Encoder.batch_size),
     **dict.fromkeys(clip.DEFAULTS, clip.CLIPEncoder.batch_size),
-    "minilm": minilm.BATCH,
+    "minilm": minilm.MiniLM.batch_size,
 }
 
 

@@ -47,7 +47,7 @@ def build_meta_denoiser(recipe: Recipe) -> MetaDenoiser:
     model.train()
     if (lora := recipe.lora) is not None:
         if lora.targets is None:
-            chosen = default_layers(model, family.lora_targets, family.blocks(model))
+            chosen = default_layers(model, family.lora_targets, model.blocks())
         else:
             chosen = choose_layers(model, lora.targets, where="lora.targets")
         add_adapters(model, chosen, rank=lora.rank, alpha=1.0, generator=torch.Generator())
@@ -55,7 +55,7 @@ def build_meta_denoiser(recipe: Recipe) -> MetaDenoiser:
         # The passes are in bf16 here, which takes as many bytes as fp16.
         adapters = [weight for weight in model.parameters() if weight.requires_grad] if recipe.lora else ()
         Precision(weights="bf16").cast_trained(model, keep=adapters)
-    apply_recompute(model, family.blocks(model), recipe.train.recompute, torch.device("meta"))
+    apply_recompute(model, model.blocks(), recipe.train.recompute, torch.device("meta"))
     if recipe.inversion is None:
         freeze_parameters(model, recipe.optim.trainable, recipe.optim.frozen)
         if not any(weight.requires_grad for weight in model.parameters()):
@@ -119,7 +119,7 @@ def measure_size(recipe: Recipe, denoiser: MetaDenoiser, vae: VideoVAE) -> Model
     return ModelSize(
         weights=_count(weights),
         trained=_count(trained),
-        largest_block=max((_count(block.parameters()) for block in denoiser.family.blocks(denoiser.model)), default=0),
+        largest_block=max((_count(block.parameters()) for block in denoiser.model.blocks()), default=0),
         weight_bytes=_count_bytes(weights),
         master_bytes=4.0 * _count(weight for weight in trained if weight.dtype != torch.float32),
         saved_bytes=_count_bytes(weights if recipe.lora is None else trained),

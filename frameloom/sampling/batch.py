@@ -25,7 +25,7 @@ from frameloom.data.media.transforms import psnr_db, to_signed_range
 from frameloom.distributed.context import Collective, process_group
 from frameloom.distributed.ranks import Ranks, read_ranks
 from frameloom.distributed.sequence_parallel import ALONE, SequenceGroup, divide_ranks
-from frameloom.models.denoisers.building import use_sequence_group
+from frameloom.models.denoisers.base import use_sequence_group
 from frameloom.models.text.base import TextEncoder
 from frameloom.models.text.tensor_parallel import TensorEncoder, can_split, find_group
 from frameloom.sampling.block_cache import CacheCount

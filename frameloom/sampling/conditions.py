@@ -16,7 +16,7 @@ The mode follows from the files of a request:
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -30,7 +30,7 @@ from frameloom.core.random import stream
 from frameloom.data.media.decode import IMAGE_FORMATS, probe_clip, read_clip, read_image
 from frameloom.data.media.frames import Window, resample_window
 from frameloom.data.media.transforms import to_signed_range
-from frameloom.models.denoisers.conditions import NOTHING, Conditions
+from frameloom.models.denoisers.base import Conditions
 from frameloom.models.vaes.base import VideoVAE
 
 BLANK = -1.0
@@ -153,21 +153,21 @@ def _read_mask(path: Path, settings: SampleRequest) -> Tensor:
 class Prepared:
     """What sampling of a batch needs besides text and noise.
 
-    told       what the denoiser is told
-    untold     the same with nothing given, for image guidance; None when nothing is given anyway
+    cond       conditions besides the text
+    uncond     the same with nothing given, for image guidance; None when nothing is given anyway
     origin     the latent that sampling starts from; None: noise
-    kept       (mask_B1FHW, latent_BCFHW) of cells that are given, to be put back when sampling is done; None: none
+    known      (mask_B1FHW, latent_BCFHW) of cells that are given, to be put back when sampling is done; None: none
     """
 
-    told: Conditions = NOTHING
-    untold: Conditions | None = None
+    cond: Conditions = field(default_factory=dict)
+    uncond: Conditions | None = None
     origin_BCFHW: Tensor | None = None
-    kept: tuple[Tensor, Tensor] | None = None
+    known: tuple[Tensor, Tensor] | None = None
 
     def put_back(self, latent_BCFHW: Tensor) -> Tensor:
-        if self.kept is None:
+        if self.known is None:
             return latent_BCFHW
-        mask_B1FHW, given_BCFHW = self.kept
+        mask_B1FHW, given_BCFHW = self.known
         return torch.where(mask_B1FHW > 0, given_BCFHW.to(latent_BCFHW), latent_BCFHW)
 
 
@@ -191,23 +191,21 @@ def prepare(
         return torch.cat(parts).float()
 
     origin = encode(clip_BCFHW) if given[0].starts else None
-    pack, beside = denoiser.family.pack_known, denoiser.family.beside(denoiser.config)
-    if beside == "control":
+    model, condition = denoiser.model, denoiser.config.condition
+    if condition == "control":
         control_BCFHW = torch.stack([one.control_CFHW for one in given if one.control_CFHW is not None]).to(device)
-        return Prepared(told=Conditions(beside_BCFHW=encode(control_BCFHW)), origin_BCFHW=origin)
-    if beside == "none" or pack is None:
+        return Prepared({"cond_latents": encode(control_BCFHW)}, origin_BCFHW=origin)
+    if condition == "none":
         return Prepared(origin_BCFHW=origin)
     draws = SeedDraws(seeds, device)
-    told = pack(denoiser.config, clip_BCFHW, known_B1FHW, encode, draws)
+    cond = {"cond_latents": model.pack_known(clip_BCFHW, known_B1FHW, encode, draws)}
     if not bool(known_B1FHW.any()):
-        return Prepared(told=Conditions(beside_BCFHW=told), origin_BCFHW=origin)
-    untold = pack(denoiser.config, clip_BCFHW, torch.zeros_like(known_B1FHW), encode, draws)
-    kept = None
-    if keeps and denoiser.family.find_kept is not None:
-        kept = denoiser.family.find_kept(told)
-    elif keeps:
-        kept = find_known_cells(known_B1FHW, vae), encode(clip_BCFHW)
-    return Prepared(Conditions(beside_BCFHW=told), Conditions(beside_BCFHW=untold), origin, kept)
+        return Prepared(cond, origin_BCFHW=origin)
+    uncond = {"cond_latents": model.pack_known(clip_BCFHW, torch.zeros_like(known_B1FHW), encode, draws)}
+    known = None
+    if keeps:
+        known = model.find_known(cond["cond_latents"]) or (find_known_cells(known_B1FHW, vae), encode(clip_BCFHW))
+    return Prepared(cond, uncond, origin, known)
 
 
 @dataclass(frozen=True)
@@ -240,7 +238,7 @@ def find_known_cells(known_B1FHW: Tensor, vae: VideoVAE) -> Tensor:
 
 def check_given(denoiser: LoadedDenoiser, given: Sequence[Given]) -> None:
     """ConfigError when the model has no input for what is given, or for that shape of it."""
-    name, beside = denoiser.family.name, denoiser.family.beside(denoiser.config)
+    name, beside = denoiser.family.name, denoiser.config.condition
     if beside == "control" and any(one.control_CFHW is None for one in given):
         raise ConfigError(
             f"{name}: a control model needs a control clip and cannot sample from text; name it: --control"
@@ -249,7 +247,7 @@ def check_given(denoiser: LoadedDenoiser, given: Sequence[Given]) -> None:
         raise ConfigError(f"{name}: this model takes no control clip; leave --control out, or choose a control model")
     if beside != "inpaint" and any(one.is_known for one in given):
         raise no_input(name)
-    if denoiser.family.knows == "ends" and not all(_is_ends(one.known_FHW) for one in given):
+    if denoiser.family.supported_masks == "ends" and not all(_is_ends(one.known_FHW) for one in given):
         raise ConfigError(
             f"{name}: this model can be given whole frames at the two ends of a clip, but the mask has others; "
             "make its black parts whole frames there, or choose an inpaint model that takes regions"

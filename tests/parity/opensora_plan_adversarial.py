@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from frameloom.models.vaes.base import Moments
-from frameloom.models.vaes.discriminator import Discriminator3D, DiscriminatorConfig, load_discriminator
+from frameloom.models.vaes.discriminator import Discriminator, DiscriminatorConfig, load_discriminator
 from frameloom.models.vaes.losses import (
     AdversarialSettings,
     balance_gradients,
@@ -31,9 +31,9 @@ Tensors = dict[str, Tensor]
 _ADAPTIVE_WEIGHT = 0.7
 
 
-def _build_discriminator(config: Mapping[str, Any], weights: Tensors) -> Discriminator3D:
+def _build_discriminator(config: Mapping[str, Any], weights: Tensors) -> Discriminator:
     sizes = DiscriminatorConfig(config["input_nc"], config["ndf"], config["n_layers"])
-    model = Discriminator3D(sizes)
+    model = Discriminator(sizes)
     load_discriminator(model, weights)
     return model
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from frameloom.core.errors import FrameloomError
 from frameloom.models.denoisers.opensora_plan.weights import read_config
 from frameloom.models.registry import get_denoiser, get_vae
-from frameloom.models.vaes.discriminator import Discriminator3D, DiscriminatorConfig, load_discriminator
+from frameloom.models.vaes.discriminator import Discriminator, DiscriminatorConfig, load_discriminator
 from tests.parity.cases import ParityCase, ParityOutput, Runner, compare_facts, compare_numbers
 
 Load = Callable[[Any, Mapping[str, Tensor]], None]
@@ -79,7 +79,7 @@ def _build_opensora_plan(name: str, config: Mapping[str, Any]) -> tuple[nn.Modul
 
 def _build_discriminator(name: str, config: Mapping[str, Any]) -> tuple[nn.Module, Load]:
     sizes = DiscriminatorConfig(config["input_nc"], config["ndf"], config["n_layers"])
-    return Discriminator3D(sizes), load_discriminator
+    return Discriminator(sizes), load_discriminator
 
 
 _BUILDERS: dict[str, Callable[[str, Mapping[str, Any]], tuple[nn.Module, Load]]] = {

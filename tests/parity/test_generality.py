@@ -19,7 +19,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from frameloom.diffusion.objectives import Noised, weighted_error_B
-from frameloom.models.text.caption_dropout import drop_text
+from frameloom.models.text.base import drop_text
 from tests.parity.cases import ParityCase, list_goldens, read_golden, under
 from tests.parity.harness import CaseResult, find_runner, run_case
 from tests.parity.sampling import make_text

@@ -21,7 +21,7 @@ import json
 import os
 import weakref
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any, Self
 
@@ -55,6 +55,7 @@ class CacheFolder:
         self.kind = kind
         self.shards = ShardReader(path / SHARDS)
         self._columns = dict(columns)
+        self._no_entries = pl.DataFrame(schema={**self._columns, **_PLACE, **_WHERE})
         self._seen: set[str] = set()
         # Held as long as this object lives, so that pruning knows of readers and writers.
         self._use = _open_lock(path / _USE_LOCK, self)
@@ -87,27 +88,33 @@ class CacheFolder:
 
     def read_index(self) -> pl.DataFrame:
         """The entries of all groups, the newest last; a damaged group is left out with a warning."""
-        self._seen = set()
-        merged = self._read_merged()
-        covered = set(merged["group"].unique().to_list())
+        merged = self._read_single("index")
+        merged = self._no_entries if merged is None else merged
         names = self._group_names()
-        self._seen = covered & names
+        self._seen = set(merged["group"].unique().to_list()) & names
         return pl.concat([merged.filter(pl.col("group").is_in(list(names))), self.read_new()])
 
     def read_new(self) -> pl.DataFrame:
         """The entries of groups that came since this object read or added any, in the order of writing."""
-        new = sorted(self._group_names() - self._seen, key=self._written_at)
-        self._seen.update(new)
-        found = [table for table in (self._read_group(name) for name in new) if table is not None]
-        return pl.concat([self._no_entries(), *found])
+        new = []
+        for name in self._group_names() - self._seen:
+            with suppress(FileNotFoundError):
+                new.append(((self.path / GROUPS / name).stat().st_mtime_ns, name))
+        tables = [self._no_entries]
+        for _, name in sorted(new):
+            self._seen.add(name)
+            path = self.path / GROUPS / name
+            table = _read_digested(path, path.stem)
+            if table is None:
+                _log.warning("%s: damaged or gone; its samples count as missing", path)
+            else:
+                tables.append(table.with_columns(pl.lit(name).alias("group")))
+        return pl.concat(tables)
 
     def read_file_digests(self) -> FileDigests:
         """What is known of source files that were touched or copied."""
-        for path in self.path.glob("files-*.parquet"):
-            data = _read_digested(path, path.stem.removeprefix("files-"))
-            if data is not None:
-                return {row[:4]: row[4] for row in pl.read_parquet(io.BytesIO(data)).iter_rows()}
-        return {}
+        table = self._read_single("files")
+        return {} if table is None else {row[:4]: row[4] for row in table.iter_rows()}
 
     def note_file_digests(self, known: FileDigests) -> None:
         """Keep digests for the next opening, where the folder can be written."""
@@ -115,7 +122,7 @@ class CacheFolder:
             return
         with self._committing():
             rows = [(*key, digest) for key, digest in sorted((self.read_file_digests() | known).items(), key=str)]
-            self._replace("files", _to_parquet(pl.DataFrame(rows, schema=_FILES, orient="row")))
+            self._replace_single("files", pl.DataFrame(rows, schema=_FILES, orient="row"))
 
     def read_fingerprints(self) -> dict[str, dict[str, Any]]:
         return {path.stem: _read_json(path) for path in sorted((self.path / MADE_BY).glob("[!.]*.json"))}
@@ -173,10 +180,18 @@ class CacheFolder:
                 entry = ["group", "number"]
                 older, newer = (index.join(current, entry, how, maintain_order="left") for how in ("anti", "semi"))
                 index = pl.concat([older, newer])
-            self._replace("index", _to_parquet(index))
+            self._replace_single("index", index)
 
-    def _replace(self, kind: str, data: bytes) -> None:
+    def _read_single(self, kind: str) -> pl.DataFrame | None:
+        """The only file of its kind, if it is there and whole."""
+        found = (
+            _read_digested(path, path.stem.removeprefix(f"{kind}-")) for path in self.path.glob(f"{kind}-*.parquet")
+        )
+        return next((table for table in found if table is not None), None)
+
+    def _replace_single(self, kind: str, table: pl.DataFrame) -> None:
         """Write the only file of its kind, then remove the ones before it."""
+        data = _to_parquet(table)
         new = self.path / f"{kind}-{_digest(data)}.parquet"
         old = [path for path in self.path.glob(f"{kind}-*.parquet") if path != new]
         _write_bytes(new, data)
@@ -254,30 +269,6 @@ class CacheFolder:
     def _group_names(self) -> set[str]:
         return {path.name for path in (self.path / GROUPS).glob("*.parquet") if not path.name.startswith(PARTIAL)}
 
-    def _written_at(self, name: str) -> tuple[int, str]:
-        try:
-            return (self.path / GROUPS / name).stat().st_mtime_ns, name
-        except FileNotFoundError:
-            return 0, name
-
-    def _read_merged(self) -> pl.DataFrame:
-        for path in self.path.glob("index-*.parquet"):
-            data = _read_digested(path, path.stem.removeprefix("index-"))
-            if data is not None:
-                return pl.read_parquet(io.BytesIO(data))
-        return self._no_entries()
-
-    def _read_group(self, name: str) -> pl.DataFrame | None:
-        path = self.path / GROUPS / name
-        data = _read_digested(path, path.stem)
-        if data is None:
-            _log.warning("%s: damaged or gone; its samples count as missing", path)
-            return None
-        return pl.read_parquet(io.BytesIO(data)).with_columns(pl.lit(name).alias("group"))
-
-    def _no_entries(self) -> pl.DataFrame:
-        return pl.DataFrame(schema={**self._columns, **_PLACE, **_WHERE})
-
     def _is_intact(self, shard: str, size: int, *, read: bool) -> bool:
         path = self.path / SHARDS / shard
         try:
@@ -313,13 +304,13 @@ def _read_json(path: Path) -> dict[str, Any]:
     return read_object(path, error=CacheError, fix=f"remove the folder and {REBUILD}")
 
 
-def _read_digested(path: Path, digest: str) -> bytes | None:
-    """The content, or None if it is not what its name says or was removed meanwhile."""
+def _read_digested(path: Path, digest: str) -> pl.DataFrame | None:
+    """The table of a file, or None if it is not what its name says or was removed meanwhile."""
     try:
         data = path.read_bytes()
     except FileNotFoundError:
         return None
-    return data if _digest(data) == digest else None
+    return pl.read_parquet(io.BytesIO(data)) if _digest(data) == digest else None
 
 
 def _write_bytes(path: Path, data: bytes) -> None:

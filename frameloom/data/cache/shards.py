@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import zlib
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -76,8 +76,8 @@ class Group:
 
     def add(self, entry: Mapping[str, Any], stack: str, tensors: Mapping[str, Tensor]) -> None:
         """`entry` says what the sample is, in the columns of the index."""
-        pick = trim if self.ragged else _whole
-        self.add_stored(entry, stack, {name: pick(tensor) for name, tensor in tensors.items()})
+        cut = trim if self.ragged else lambda tensor: Stored(tensor.contiguous(), len(tensor))
+        self.add_stored(entry, stack, {name: cut(tensor) for name, tensor in tensors.items()})
 
     def add_stored(self, entry: Mapping[str, Any], stack: str, sample: Mapping[str, Stored]) -> None:
         slots = self._stacks.setdefault(stack, [])
@@ -98,44 +98,19 @@ class Group:
         """The bytes of the shard; they follow from the samples and their order alone."""
         tensors: dict[str, Tensor] = {}
         for stack, samples in self._stacks.items():
-            for name in samples[0]:
-                tensors.update(_pack_name(f"{stack}/{name}", [sample[name] for sample in samples], self.ragged))
+            for part in samples[0]:
+                name, parts = f"{stack}/{part}", [sample[part] for sample in samples]
+                if not self.ragged:
+                    tensors[name] = torch.stack([one.tensor for one in parts])
+                    continue
+                tensors[name] = torch.cat([one.tensor for one in parts])
+                tensors[f"{name}/starts"] = torch.tensor([0, *(len(one.tensor) for one in parts)]).cumsum(0)
+                tensors[f"{name}/full"] = torch.tensor([one.full for one in parts])
         return bytes(save(tensors))
 
 
-def _whole(tensor: Tensor) -> Stored:
-    return Stored(tensor.contiguous(), len(tensor))
-
-
-def _pack_name(name: str, parts: Sequence[Stored], ragged: bool) -> dict[str, Tensor]:
-    if not ragged:
-        return {name: torch.stack([part.tensor for part in parts])}
-    lengths = torch.tensor([0, *(len(part.tensor) for part in parts)])
-    return {
-        name: torch.cat([part.tensor for part in parts]),
-        f"{name}/starts": lengths.cumsum(0),
-        f"{name}/full": torch.tensor([part.full for part in parts]),
-    }
-
-
-class _Stack:
-    """The mapped tensors of one stack of one shard."""
-
-    def __init__(self) -> None:
-        self.values: dict[str, Tensor] = {}
-        self.starts: dict[str, Tensor] = {}
-        self.full: dict[str, Tensor] = {}
-
-    def sample(self, slot: int) -> dict[str, Stored]:
-        found = {}
-        for name, values in self.values.items():
-            if name in self.starts:
-                first, last = self.starts[name][slot : slot + 2].tolist()
-                found[name] = Stored(values[first:last], int(self.full[name][slot]))
-            else:
-                part = values[slot]
-                found[name] = Stored(part, len(part))
-        return found
+# By the name of a tensor: its values, and in a ragged stack where samples start and their full sizes.
+_Stack = dict[str, dict[str, Tensor]]
 
 
 class ShardReader:
@@ -148,7 +123,13 @@ class ShardReader:
     def sample(self, shard: str, stack: str, slot: int, crc: int | None) -> dict[str, Stored]:
         """One sample; with `crc` its bytes are checked. CacheError if the shard is damaged."""
         try:
-            found = self._stacks(shard)[stack].sample(slot)
+            found = {}
+            for name, parts in self._stacks(shard)[stack].items():
+                if "starts" in parts:
+                    first, last = parts["starts"][slot : slot + 2].tolist()
+                    found[name] = Stored(parts["values"][first:last], int(parts["full"][slot]))
+                else:
+                    found[name] = Stored(parts["values"][slot], len(parts["values"][slot]))
         except (KeyError, IndexError, ValueError) as error:
             raise CacheError(f"{self.folder / shard}: lacks slot {slot} of {stack}; {REBUILD}") from error
         if crc is not None and checksum(found) != crc:
@@ -158,27 +139,23 @@ class ShardReader:
     def gather(self, shard: str, stack: str, slots: NDArray[np.integer]) -> dict[str, Tensor]:
         """Copies of several samples of a stack that is not ragged, in the order of `slots`; nothing is checked."""
         index = torch.from_numpy(slots.astype(np.int64))
-        return {name: values.index_select(0, index) for name, values in self._stacks(shard)[stack].values.items()}
+        return {name: parts["values"].index_select(0, index) for name, parts in self._stacks(shard)[stack].items()}
 
     def _stacks(self, shard: str) -> dict[str, _Stack]:
-        stacks = self._open.get(shard)
-        if stacks is None:
-            stacks = self._open[shard] = self._map(self.folder / shard)
-            if len(self._open) > _MAX_OPEN_SHARDS:
-                self._open.popitem(last=False)
-        return stacks
-
-    def _map(self, path: Path) -> dict[str, _Stack]:
-        stacks: dict[str, _Stack] = {}
+        if (stacks := self._open.get(shard)) is not None:
+            return stacks
+        stacks, path = {}, self.folder / shard
         try:
             with safe_open(path, framework="pt") as file:
                 for name in file.keys():  # noqa: SIM118  the handle is no dictionary
                     stack, part, *kind = name.split("/")
-                    target = stacks.setdefault(stack, _Stack())
-                    table = {"starts": target.starts, "full": target.full}[kind[0]] if kind else target.values
-                    table[part] = file.get_tensor(name)
-        except (SafetensorError, OSError, ValueError, KeyError) as error:
+                    parts = stacks.setdefault(stack, {}).setdefault(part, {})
+                    parts[kind[0] if kind else "values"] = file.get_tensor(name)
+        except (SafetensorError, OSError, ValueError) as error:
             raise CacheError(f"{path}: missing or damaged ({error}); {REBUILD}") from error
+        self._open[shard] = stacks
+        if len(self._open) > _MAX_OPEN_SHARDS:
+            self._open.popitem(last=False)
         return stacks
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -14,7 +14,7 @@ import numpy as np
 import polars as pl
 
 from frameloom.core.files import atomic_file
-from frameloom.data.curation.frame_signatures import COLOUR_BYTES, find_twins
+from frameloom.data.curation.frame_signatures import COLOUR_BYTES, find_duplicates
 from frameloom.data.curation.inspection import (
     EMPTY,
     MISSING,
@@ -24,6 +24,7 @@ from frameloom.data.curation.inspection import (
     UNREADABLE,
     WRONG_EXTENSION,
     FileWork,
+    WorkOptions,
 )
 from frameloom.data.curation.scan import (
     NO_WINDOW,
@@ -33,12 +34,10 @@ from frameloom.data.curation.scan import (
     fold_members,
     join_records,
     list_files,
-    plan_jobs,
     run_into_store,
     unfold_members,
 )
 from frameloom.data.manifest.manifest import write_manifest
-from frameloom.data.media.decode import LIMITS, DecodeLimits
 
 _VERSION = 1
 Duplicates = Literal["off", "exact", "near"]
@@ -58,16 +57,14 @@ _REASON_SCHEMA = {"row": pl.UInt32, "path": pl.String, "reason": pl.String, "det
 
 
 @dataclass(frozen=True)
-class CheckOptions:
+class CheckOptions(WorkOptions):
     """`min_frames` applies to videos, `min_side` (pixels of the shorter side) to all files."""
 
     min_frames: int = 1
     min_side: int = 1
     needs_captions: bool = True
     duplicates: Duplicates = "near"
-    workers: int = 4
     timeout_s: float = 120.0
-    limits: DecodeLimits = LIMITS
 
 
 @dataclass(frozen=True)
@@ -88,7 +85,7 @@ def reasons_path(out: Path) -> Path:
 def check_files(table: pl.DataFrame, root: Path, out: Path, options: CheckOptions) -> CheckResult:
     """Look at every file of `table`, write the clean manifest to `out` and the reasons beside it."""
     table = fold_members(table)
-    store = _look_at_files(table, root, out, options)
+    store = _inspect_files(table, root, out, options)
     records = store.read().join(table.select("path").unique(), on="path", how="semi")
     joined = join_records(table, records.drop("hashes", "colours", "sha256"))
     reasons = _find_reasons(joined, records, options)
@@ -101,21 +98,13 @@ def check_files(table: pl.DataFrame, root: Path, out: Path, options: CheckOption
     return CheckResult(out, root, table.height, good, reasons)
 
 
-def _look_at_files(table: pl.DataFrame, root: Path, out: Path, options: CheckOptions) -> RecordStore:
+def _inspect_files(table: pl.DataFrame, root: Path, out: Path, options: CheckOptions) -> RecordStore:
     what = {"work": "check", "version": _VERSION, "root": str(root.resolve()), "duplicates": options.duplicates}
     more: dict[str, Any] = {"hashes": pl.Binary(), "colours": pl.Binary(), "sha256": pl.String()}
     store = RecordStore(out.with_suffix(".check"), what=what, schema=SCHEMA | more)
     plan = list_files(table).join(store.read().select("path", "size", "mtime_ns"), on="path", how="left")
-    work = FileWork(root, options.limits, looks=options.duplicates == "near", digests=options.duplicates == "exact")
-    run_into_store(
-        store,
-        work,
-        plan_jobs(plan),
-        total=plan.height,
-        title="check",
-        workers=options.workers,
-        timeout_s=options.timeout_s,
-    )
+    work = FileWork(root, signatures=options.duplicates == "near", digests=options.duplicates == "exact")
+    run_into_store(store, work, plan, "check", options)
     return store
 
 
@@ -126,7 +115,9 @@ def _find_reasons(joined: pl.DataFrame, records: pl.DataFrame, options: CheckOpt
     reasons = pl.concat([reasons, _find_same_paths(_leave_out(joined, reasons))])
     left = _leave_out(joined, reasons)
     copies = _find_copies(records.join(left, on="path", how="semi"), options.duplicates)
-    return pl.concat([reasons, _list_copies(left, copies)]).sort("row", maintain_order=True)
+    names = {"path": pl.String, "reason": pl.String, "detail": pl.String}
+    table = left.select("row", "path").join(pl.DataFrame(copies, schema=names, orient="row"), on="path", how="inner")
+    return pl.concat([reasons, table.cast(_REASON_SCHEMA)]).sort("row", maintain_order=True)  # type: ignore[arg-type]
 
 
 def _leave_out(joined: pl.DataFrame, reasons: pl.DataFrame) -> pl.DataFrame:
@@ -166,47 +157,27 @@ def _find_same_paths(joined: pl.DataFrame) -> pl.DataFrame:
     return _take(marked, pl.col("row") > first, pl.lit(SAME_PATH), pl.format("the file of row {}", "first"))
 
 
-@dataclass(frozen=True)
-class _Copy:
-    path: str
-    like: str
-    reason: str
-    detail: str
-
-
-def _find_copies(records: pl.DataFrame, duplicates: Duplicates) -> list[_Copy]:
-    """Files whose content is that of another one, which stays: the larger picture, else the first path."""
+def _find_copies(records: pl.DataFrame, duplicates: Duplicates) -> list[tuple[str, str, str]]:
+    """(path, reason, detail) of files whose content is that of another one, which stays: the larger picture, else the
+    first path. Videos are compared with videos, images with images."""
     area = pl.col("height").cast(pl.Int64) * pl.col("width")
     ordered = records.with_columns(area=area).sort(["area", "path"], descending=[True, False])
     if duplicates == "exact":
         first = ordered.with_columns(first=pl.col("path").first().over("sha256"))
-        same = first.filter(pl.col("path") != pl.col("first"))
-        pairs = same.select("path", "first").iter_rows()
-        return [_Copy(path, like, SAME_CONTENT, f"the same bytes as {like}") for path, like in pairs]
-    return _find_alike(ordered) if duplicates == "near" else []
-
-
-def _find_alike(ordered: pl.DataFrame) -> list[_Copy]:
-    """Among files with the same number of looked-at frames: videos with videos, images with images."""
+        same = first.filter(pl.col("path") != pl.col("first")).select("path", "first")
+        return [(path, SAME_CONTENT, f"the same bytes as {like}") for path, like in same.iter_rows()]
     copies = []
-    for num_frames in (1, 3):
+    for num_frames in (1, 3) if duplicates == "near" else ():
         group = ordered.filter(pl.col("hashes").bin.size() == 8 * num_frames)
         if group.height < 2:
             continue
         hashes = np.frombuffer(b"".join(group["hashes"]), np.uint64).reshape(-1, num_frames)
         colours = np.frombuffer(b"".join(group["colours"]), np.uint8).reshape(-1, num_frames * COLOUR_BYTES)
         paths = group["path"]
-        for twin in find_twins(hashes, colours):
-            like = paths[twin.like]
-            detail = f"looks like {like}, {twin.num_bits} of {64 * num_frames} bits differ"
-            copies.append(_Copy(paths[twin.place], like, LOOKS_ALIKE, detail))
+        for one in find_duplicates(hashes, colours):
+            detail = f"looks like {paths[one.like]}, {one.num_bits} of {64 * num_frames} bits differ"
+            copies.append((paths[one.place], LOOKS_ALIKE, detail))
     return copies
-
-
-def _list_copies(joined: pl.DataFrame, copies: list[_Copy]) -> pl.DataFrame:
-    names = {"path": pl.String, "reason": pl.String, "detail": pl.String}
-    table = pl.DataFrame([(copy.path, copy.reason, copy.detail) for copy in copies], schema=names, orient="row")
-    return joined.select("row", "path").join(table, on="path", how="inner").cast(_REASON_SCHEMA)  # type: ignore[arg-type]
 
 
 def describe_check(result: CheckResult) -> list[str]:

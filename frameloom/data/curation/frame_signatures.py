@@ -41,16 +41,16 @@ def _low_frequencies() -> NDArray[np.float64]:
 _WAVES = _low_frequencies()
 
 
-class Look(NamedTuple):
+class FrameSignature(NamedTuple):
     """How a clip looks: 64 bits and `COLOUR_BYTES` for each of its frames."""
 
     hashes_K: NDArray[np.uint64]
     colours: bytes
 
 
-def describe_frames(frames_KHWC: NDArray[np.uint8]) -> Look:
+def sign_frames(frames_KHWC: NDArray[np.uint8]) -> FrameSignature:
     """Frames must be `SIDE_PX` squares."""
-    return Look(
+    return FrameSignature(
         np.array([hash_frame(frame_HWC) for frame_HWC in frames_KHWC], dtype=np.uint64),
         b"".join(_mean_colours(frame_HWC).tobytes() for frame_HWC in frames_KHWC),
     )
@@ -71,7 +71,7 @@ def _mean_colours(frame_HWC: NDArray[np.uint8]) -> NDArray[np.uint8]:
     return np.asarray(cells.round(), dtype=np.uint8)
 
 
-class Twin(NamedTuple):
+class Duplicate(NamedTuple):
     """Clip `place` looks like clip `like`, which stays; so many of their bits differ."""
 
     place: int
@@ -79,7 +79,7 @@ class Twin(NamedTuple):
     num_bits: int
 
 
-def find_twins(hashes_NK: NDArray[np.uint64], colours_NX: NDArray[np.uint8]) -> list[Twin]:
+def find_duplicates(hashes_NK: NDArray[np.uint64], colours_NX: NDArray[np.uint8]) -> list[Duplicate]:
     """Every clip that looks like an earlier one that stays; put the clips to prefer first.
 
     Clips that share no band of 16 bits are never compared, so the cost grows with the number of clips, not with its
@@ -87,13 +87,13 @@ def find_twins(hashes_NK: NDArray[np.uint64], colours_NX: NDArray[np.uint8]) -> 
     """
     first_N = _first_equal(np.concatenate([np.ascontiguousarray(hashes_NK).view(np.uint8), colours_NX], axis=1))
     is_equal_N = first_N != np.arange(len(first_N))
-    twins = {place: Twin(place, int(first_N[place]), 0) for place in np.flatnonzero(is_equal_N).tolist()}
+    found = {place: Duplicate(place, int(first_N[place]), 0) for place in np.flatnonzero(is_equal_N).tolist()}
     different = np.flatnonzero(~is_equal_N)
     for later, earlier, num_bits in _alike_pairs(hashes_NK[different], colours_NX[different]):
         place, like = int(different[later]), int(different[earlier])
-        if place not in twins and like not in twins:
-            twins[place] = Twin(place, like, num_bits)
-    return [_follow(twins[place], twins) for place in sorted(twins)]
+        if place not in found and like not in found:
+            found[place] = Duplicate(place, like, num_bits)
+    return [_follow(found[place], found) for place in sorted(found)]
 
 
 def _first_equal(rows_NX: NDArray[np.uint8]) -> NDArray[np.int64]:
@@ -102,10 +102,10 @@ def _first_equal(rows_NX: NDArray[np.uint8]) -> NDArray[np.int64]:
     return np.asarray(first[inverse.ravel()], dtype=np.int64)
 
 
-def _follow(twin: Twin, twins: dict[int, Twin]) -> Twin:
+def _follow(one: Duplicate, found: dict[int, Duplicate]) -> Duplicate:
     """A clip equal to one that turned out to be a copy is a copy of what that one is a copy of."""
-    other = twins.get(twin.like)
-    return twin if other is None else Twin(twin.place, other.like, other.num_bits)
+    other = found.get(one.like)
+    return one if other is None else Duplicate(one.place, other.like, other.num_bits)
 
 
 def _alike_pairs(hashes_NK: NDArray[np.uint64], colours_NX: NDArray[np.uint8]) -> list[tuple[int, int, int]]:

@@ -15,15 +15,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from frameloom.core.errors import DataError, RunError
 from frameloom.core.process_pool import Heartbeat, Lost, ProcessPool
-from frameloom.data.curation.frame_signatures import SIDE_PX, Look, describe_frames
+from frameloom.data.curation.frame_signatures import SIDE_PX, FrameSignature, sign_frames
 from frameloom.data.media.decode import (
-    LIMITS,
     ClipError,
-    DecodeLimits,
     Media,
     MediaFacts,
     probe_clip,
@@ -64,12 +61,20 @@ class Job:
     member: tuple[str, int, int] | None = None
 
 
-def run_jobs(work: Callable[[Job], Record], jobs: Iterable[Job], *, workers: int, timeout_s: float) -> Iterator[Record]:
-    """The results in the order they come in; without workers, in this process and without a time limit.
+@dataclass(frozen=True)
+class WorkOptions:
+    """`workers` 0 works in this process, without a time limit."""
+
+    workers: int = 4
+    timeout_s: float = 60.0
+
+
+def run_jobs(work: Callable[[Job], Record], jobs: Iterable[Job], options: WorkOptions) -> Iterator[Record]:
+    """The results in the order they come in.
 
     A file that ends or stalls its worker gets a record that says so, and all others are done.
     """
-    guarded = _Guarded(work)
+    guarded, workers = _Guarded(work), options.workers
     if workers == 0:
         yield from (guarded(job) for job in jobs)
         return
@@ -82,7 +87,7 @@ def run_jobs(work: Callable[[Job], Record], jobs: Iterable[Job], *, workers: int
         return None if job is None else blame_file(job, f"its reader {lost.what}")
 
     pool: ProcessPool[Job, Record] = ProcessPool(
-        guarded, num_workers=workers, timeout_s=timeout_s, ahead=_AHEAD, name="scan"
+        guarded, num_workers=workers, timeout_s=options.timeout_s, ahead=_AHEAD, name="scan"
     )
     yield from pool.run(jobs, blame, in_order=False)
 
@@ -102,15 +107,14 @@ class _Guarded:
 
 @dataclass(frozen=True)
 class FileWork:
-    """Looks at a file: its header always, `looks` and `digests` if asked; a job may ask for frames to be decoded.
+    """Inspects a file: its header always, `signatures` and `digests` if asked; a job may ask for frames to be decoded.
 
     A record has `size` and `mtime_ns` (null for a missing file), `unchanged` when they are those of the job, and either
     the facts of the header or a `reason` with its `error`.
     """
 
     root: Path
-    limits: DecodeLimits = LIMITS
-    looks: bool = False
+    signatures: bool = False
     digests: bool = False
 
     def __call__(self, job: Job) -> Record:
@@ -125,25 +129,21 @@ class FileWork:
             record |= {"size": count_bytes(path), "mtime_ns": found.st_mtime_ns}
             if job.size == record["size"] and job.mtime_ns == found.st_mtime_ns:
                 return record | {"unchanged": True}
-            facts = probe_header(path, limits=self.limits)
+            facts = probe_header(path)
             record |= asdict(facts)
-            return record | self._look_inside(path, facts, job)
+            if job.is_audited:
+                audit_clip(path, facts)
+            if self.signatures:
+                signature = sign_clip(path, facts)
+                record |= {"hashes": signature.hashes_K.tobytes(), "colours": signature.colours}
+            if self.digests:
+                with open_bytes(path) as file:
+                    record["sha256"] = hashlib.file_digest(file, "sha256").hexdigest()
+            return record
         except (DataError, OSError) as error:
             reason, detail = explain_failure(path, error)
             stage = "header" if facts is None else "decode"
             return record | {"reason": reason, "stage": stage, "error": detail}
-
-    def _look_inside(self, path: Media, facts: MediaFacts, job: Job) -> Record:
-        more: Record = {}
-        if job.is_audited:
-            audit_clip(path, facts, limits=self.limits)
-        if self.looks:
-            look = look_at_clip(path, facts, limits=self.limits)
-            more |= {"hashes": look.hashes_K.tobytes(), "colours": look.colours}
-        if self.digests:
-            with open_bytes(path) as file:
-                more["sha256"] = hashlib.file_digest(file, "sha256").hexdigest()
-        return more
 
 
 def blame_file(job: Job, what: str) -> Record:
@@ -175,15 +175,15 @@ def explain_failure(path: Media, error: Exception) -> tuple[str, str]:
     return UNREADABLE, text
 
 
-def audit_clip(path: Media, facts: MediaFacts, *, limits: DecodeLimits = LIMITS) -> None:
+def audit_clip(path: Media, facts: MediaFacts) -> None:
     """Decode the first, the middle and the last frame; ClipError when one is damaged, or the header is wrong.
 
     A short video is decoded as a whole, so that a picture that changes its size is seen.
     """
     if facts.kind == "image":
-        read_image(path, height=_AUDIT_PX, width=_AUDIT_PX, limits=limits)
+        read_image(path, height=_AUDIT_PX, width=_AUDIT_PX)
         return
-    first = probe_clip(path, limits=limits)
+    first = probe_clip(path)
     if (first.height, first.width) != (facts.height, facts.width):
         raise ClipError(
             f"{path}: the first frame has {first.width}x{first.height} pixels, the header says "
@@ -191,20 +191,14 @@ def audit_clip(path: Media, facts: MediaFacts, *, limits: DecodeLimits = LIMITS)
         )
     places = sorted({0, facts.frames // 2, facts.frames - 1})
     for wanted in [places] if facts.frames <= _SHORT_FRAMES else [[place] for place in places]:
-        read_clip(path, indices=wanted, height=_AUDIT_PX, width=_AUDIT_PX, limits=limits)
+        read_clip(path, indices=wanted, height=_AUDIT_PX, width=_AUDIT_PX)
 
 
-def look_at_clip(path: Media, facts: MediaFacts, *, limits: DecodeLimits = LIMITS) -> Look:
-    """Three frames of a video (a sixth, a half and five sixths into it), or the image itself."""
-    places = [facts.frames * part // 6 for part in (1, 3, 5)] if facts.kind == "video" else [0]
-    frames = [_read_frame(path, facts, place, SIDE_PX, limits) for place in places]
-    return describe_frames(np.stack(frames))
-
-
-def _read_frame(path: Media, facts: MediaFacts, place: int, side_px: int, limits: DecodeLimits) -> NDArray[np.uint8]:
+def sign_clip(path: Media, facts: MediaFacts) -> FrameSignature:
+    """Of three frames of a video (a sixth, a half and five sixths into it), or of the image itself."""
     if facts.kind == "image":
-        pixels = read_image(path, height=side_px, width=side_px, limits=limits)
+        frames = [read_image(path, height=SIDE_PX, width=SIDE_PX)]
     else:
-        pixels = read_clip(path, indices=[place], height=side_px, width=side_px, limits=limits)
-    frame_HWC: NDArray[np.uint8] = pixels[:, 0].permute(1, 2, 0).numpy()
-    return frame_HWC
+        places = [facts.frames * part // 6 for part in (1, 3, 5)]
+        frames = [read_clip(path, indices=[place], height=SIDE_PX, width=SIDE_PX) for place in places]
+    return sign_frames(np.stack([pixels_CFHW[:, 0].permute(1, 2, 0).numpy() for pixels_CFHW in frames]))

@@ -15,7 +15,7 @@ from PIL import Image
 from frameloom.core.errors import DataError
 from frameloom.core.random import key, uniform_at
 from frameloom.data.curation.scan import errors_path, fold_members, member_of, path_codes
-from frameloom.data.media.decode import LIMITS, DecodeLimits, read_clip, read_image
+from frameloom.data.media.decode import read_clip, read_image
 from frameloom.data.media.tar_members import find_media
 
 THUMB_PX = 192  # of the longer side
@@ -58,9 +58,7 @@ class SetFacts:
     notes: list[str] = field(default_factory=list)
 
 
-def gather_facts(
-    table: pl.DataFrame, root: Path, manifest: Path, *, num_thumbs: int, seed: int = 0, limits: DecodeLimits = LIMITS
-) -> SetFacts:
+def gather_facts(table: pl.DataFrame, root: Path, manifest: Path, *, num_thumbs: int, seed: int = 0) -> SetFacts:
     """Look at the table, decode a picture of `num_thumbs` files, read the lists of broken files beside `manifest`."""
     broken = read_broken(manifest)
     known = table.filter(pl.all_horizontal(pl.col("height", "width", "frames") > 0))
@@ -70,7 +68,7 @@ def gather_facts(
         title=manifest.name,
         totals=_count_totals(table, known, broken),
         histograms=_make_histograms(known),
-        thumbs=[make_thumb(row, root, limits) for row in shown.iter_rows(named=True)],
+        thumbs=[make_thumb(row, root) for row in shown.iter_rows(named=True)],
         longest_captions=_longest_captions(table),
         broken_counts=[Bar(reason, count) for reason, count in counts.iter_rows()],
         broken=[BrokenFile(*row) for row in broken.head(_NUM_BROKEN).iter_rows()],
@@ -170,7 +168,7 @@ def _sample(known: pl.DataFrame, count: int, seed: int) -> pl.DataFrame:
     return chosen.sort("draw").head(count)
 
 
-def make_thumb(row: dict[str, Any], root: Path, limits: DecodeLimits = LIMITS) -> Thumb:
+def make_thumb(row: dict[str, Any], root: Path) -> Thumb:
     """A picture of one row of a folded table (see `fold_members`): its middle frame."""
     path, caption = str(row["path"]), str(row["caption"] or "")
     height, width, frames = (int(str(row[name])) for name in ("height", "width", "frames"))
@@ -183,9 +181,9 @@ def make_thumb(row: dict[str, Any], root: Path, limits: DecodeLimits = LIMITS) -
         file = find_media(root, path, member_of(row))
         if row["kind"] == "video":
             middle = int(str(row.get("start_frame") or 0)) + frames // 2
-            pixels = read_clip(file, indices=[middle], height=thumb_height, width=thumb_width, limits=limits)
+            pixels = read_clip(file, indices=[middle], height=thumb_height, width=thumb_width)
         else:
-            pixels = read_image(file, height=thumb_height, width=thumb_width, limits=limits)
+            pixels = read_image(file, height=thumb_height, width=thumb_width)
     except (DataError, OSError) as error:
         return Thumb(path, caption, str(error), None)
     buffer = io.BytesIO()

@@ -26,9 +26,8 @@ from frameloom.core.files import atomic_file, write_json
 from frameloom.core.progress import ProgressBar
 from frameloom.core.random import bits_at, key, uniform_at
 from frameloom.core.units import format_bytes
-from frameloom.data.curation.inspection import STUCK, FileWork, Job, Record, run_jobs
+from frameloom.data.curation.inspection import STUCK, FileWork, Job, WorkOptions, run_jobs
 from frameloom.data.manifest.manifest import write_manifest
-from frameloom.data.media.decode import LIMITS, DecodeLimits
 from frameloom.data.media.tar_members import MEMBER_MARK
 
 # Records of another version are not understood; raise it when the meaning of a field changes.
@@ -76,14 +75,11 @@ class Shard:
 
 
 @dataclass(frozen=True)
-class ScanOptions:
-    """`workers` 0 works in this process, without a time limit. `audit` is the share of good files to decode."""
+class ScanOptions(WorkOptions):
+    """`audit` is the share of good files to decode."""
 
-    workers: int = 4
-    timeout_s: float = 60.0
     audit: float = 0.0
     seed: int = 0
-    limits: DecodeLimits = LIMITS
 
 
 def errors_path(out: Path) -> Path:
@@ -109,15 +105,7 @@ def scan_files(
     audited = uniform_at(key(options.seed, "scan audit"), codes) < options.audit
     plan = paths.with_columns(wants_audit=pl.Series(audited))
     plan = plan.join(store.read().select("path", "size", "mtime_ns", "audited"), on="path", how="left")
-    run_into_store(
-        store,
-        FileWork(root, options.limits),
-        plan_jobs(plan),
-        total=plan.height,
-        title="scan",
-        workers=options.workers,
-        timeout_s=options.timeout_s,
-    )
+    run_into_store(store, FileWork(root), plan, "scan", options)
     return store.read().join(paths, on="path", how="semi")
 
 
@@ -176,31 +164,18 @@ def path_codes(paths: pl.Series) -> NDArray[np.int64]:
     return np.fromiter(codes, dtype=np.int64, count=len(paths))
 
 
-def run_into_store(
-    store: RecordStore,
-    work: FileWork,
-    jobs: Iterator[Job],
-    *,
-    total: int,
-    title: str,
-    workers: int,
-    timeout_s: float,
-) -> None:
-    """Work through the jobs with a progress bar; what is done when this is interrupted stays done."""
+def run_into_store(store: RecordStore, work: FileWork, plan: pl.DataFrame, title: str, options: WorkOptions) -> None:
+    """Inspect the files of `plan` with a progress bar; what is done when this is interrupted stays done."""
     num_bad = 0
-    with ProgressBar(title, total) as bar:
+    with ProgressBar(title, plan.height) as bar:
         try:
-            for record in run_jobs(work, jobs, workers=workers, timeout_s=timeout_s):
+            for record in run_jobs(work, plan_jobs(plan), options):
                 if not record.pop("unchanged", False):
                     num_bad += record.get("reason") is not None
-                    store.add(_fill(record, store))
+                    store.add({name: record.get(name) for name in store.columns})
                 bar.advance(note=f"{num_bad} broken" if num_bad else "")
         finally:
             store.flush()
-
-
-def _fill(record: Record, store: RecordStore) -> Record:
-    return {name: record.get(name) for name in store.columns}
 
 
 @dataclass(frozen=True)

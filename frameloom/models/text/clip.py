@@ -81,10 +81,6 @@ class CLIPEncoder(PretrainedEncoder):
             ids_BK[:, -1], mask_BK[:, -1] = end, True
         return ids_BK, mask_BK
 
-    def load(self) -> nn.Module:
-        """The model with its weights."""
-        return self._load()
-
     def unload(self) -> None:
         """Not while it has new words, whose vectors live in the model."""
         if not self.spellings:

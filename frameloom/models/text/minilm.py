@@ -14,11 +14,10 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache, cached_property
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -41,51 +40,27 @@ SHA256 = {
     "tokenizer_config.json": "acb92769e8195aabd29b7b2137a9e6d6e25c476a4f15aa4355c233426c61576b",
     "config.json": "953f9c0d463486b10a6871cc2fd59f223b2c70184f49815e7efbcab5d8908b41",
 }
-BATCH = 128  # captions per forward; bounds memory when a whole data set is encoded in one call
 
 
 class MiniLM(TextEncoder):
     """Reads the files of `folder`, which `build` has checked."""
 
     name = "minilm"
+    batch_size = 128
 
     def __init__(self, folder: Path, *, max_length: int) -> None:
         self._values = json.loads((folder / "config.json").read_text())
         self.width = self.pooled_width = self._values["hidden_size"]
         self.max_length = max_length
         self._folder = folder
-        self._device = torch.device("cpu")
-        self._model: Bert | None = None
 
     def fingerprint(self) -> str:
         return digest_value({"encoder": self.name, "files": SHA256, "max_length": self.max_length})
 
-    def load(self) -> Bert:
-        if self._model is None:
-            self._model = build_bert(self._values, load_file(self._folder / "model.safetensors")).to(self._device)
-        return self._model
-
-    def unload(self) -> None:
-        self._model = None
-
-    def to(self, device: torch.device | str) -> Self:
-        self._device = torch.device(device)
-        if self._model is not None:
-            self._model.to(device)
-        return self
-
-    def encode(self, captions: Sequence[str]) -> TextStates:
-        if isinstance(captions, str) or not captions:
-            raise ValueError(f"encode takes a list of at least one caption, got {captions!r}")
-        # In full precision whatever a run uses: states are those that a cache would hold.
-        with torch.no_grad(), torch.autocast(self._device.type, enabled=False):
-            parts = [
-                self._encode_batch(list(captions[start : start + BATCH])) for start in range(0, len(captions), BATCH)
-            ]
-        return TextStates.concatenate(parts)
+    def read_model(self) -> nn.Module:
+        return build_bert(self._values, load_file(self._folder / "model.safetensors"))
 
     def tokenize(self, captions: Sequence[str]) -> tuple[Tensor, Tensor]:
-        # Always the full length: states then follow from the caption alone, not from the longest of its batch.
         found = self._tokenizer.encode_batch(list(captions))
         return torch.tensor([one.ids for one in found]), torch.tensor([one.attention_mask for one in found]).bool()
 
@@ -98,7 +73,7 @@ class MiniLM(TextEncoder):
         tokenizer.enable_padding(length=self.max_length)  # with [PAD], which has id 0
         return tokenizer
 
-    def _encode_batch(self, captions: list[str]) -> TextStates:
+    def encode_batch(self, captions: Sequence[str]) -> TextStates:
         ids_BK, mask_BK = (part.to(self._device) for part in self.tokenize(captions))
         tokens_BKD = self.load()(ids_BK, mask_BK) * mask_BK[..., None]
         mean_BD = tokens_BKD.sum(1) / mask_BK.sum(1, keepdim=True)
@@ -145,19 +120,6 @@ def _digest(path: Path, changed_ns: int, size: int) -> str:
     return digest_file(path)
 
 
-@dataclass(frozen=True)
-class BertConfig:
-    """The numbers of its config.json that its arithmetic depends on."""
-
-    vocab_size: int
-    max_position_embeddings: int
-    hidden_size: int
-    intermediate_size: int
-    num_hidden_layers: int
-    num_attention_heads: int
-    layer_norm_eps: float
-
-
 class Table(nn.Module):
     """Vectors to look up. `nn.Embedding` draws random ones first, which on the meta device imports half of torch."""
 
@@ -170,15 +132,15 @@ class Table(nn.Module):
 
 
 class BertLayer(nn.Module):
-    def __init__(self, config: BertConfig) -> None:
+    def __init__(self, values: Mapping[str, Any]) -> None:
         super().__init__()
-        width, eps = config.hidden_size, config.layer_norm_eps
-        self.num_heads = config.num_attention_heads
+        width, eps, inner = values["hidden_size"], values["layer_norm_eps"], values["intermediate_size"]
+        self.num_heads = values["num_attention_heads"]
         self.qkv = nn.Linear(width, 3 * width)
         self.attention_out = nn.Linear(width, width)
         self.attention_norm = nn.LayerNorm(width, eps)
-        self.mlp_in = nn.Linear(width, config.intermediate_size)
-        self.mlp_out = nn.Linear(config.intermediate_size, width)
+        self.mlp_in = nn.Linear(width, inner)
+        self.mlp_out = nn.Linear(inner, width)
         self.mlp_norm = nn.LayerNorm(width, eps)
 
     def forward(self, x_BKD: Tensor, mask_B11K: Tensor) -> Tensor:
@@ -189,16 +151,16 @@ class BertLayer(nn.Module):
 
 
 class Bert(nn.Module):
-    """Texts of one segment: of the two segment vectors the first is used."""
+    """Texts of one segment: of the two segment vectors the first is used. `values` are those of its config.json."""
 
-    def __init__(self, config: BertConfig) -> None:
+    def __init__(self, values: Mapping[str, Any]) -> None:
         super().__init__()
-        width = config.hidden_size
-        self.words = Table(config.vocab_size, width)
-        self.positions = Table(config.max_position_embeddings, width)
+        width = values["hidden_size"]
+        self.words = Table(values["vocab_size"], width)
+        self.positions = Table(values["max_position_embeddings"], width)
         self.segments = Table(2, width)
-        self.norm = nn.LayerNorm(width, config.layer_norm_eps)
-        self.layers = nn.ModuleList(BertLayer(config) for _ in range(config.num_hidden_layers))
+        self.norm = nn.LayerNorm(width, values["layer_norm_eps"])
+        self.layers = nn.ModuleList(BertLayer(values) for _ in range(values["num_hidden_layers"]))
 
     def forward(self, ids_BK: Tensor, mask_BK: Tensor) -> Tensor:
         positions_K = torch.arange(ids_BK.shape[1], device=ids_BK.device)
@@ -226,12 +188,11 @@ _LAYER = {
 
 def build_bert(values: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Bert:
     """From the values of its config.json and the tensors of its file, by their published names; frozen."""
-    config = BertConfig(**{name: values[name] for name in BertConfig.__dataclass_fields__})
     names = dict(_TABLES)
-    for index in range(config.num_hidden_layers):
+    for index in range(values["num_hidden_layers"]):
         names |= {f"layers.{index}.{ours}": f"encoder.layer.{index}.{theirs}" for ours, theirs in _LAYER.items()}
     with torch.device("meta"):
-        model = Bert(config)
+        model = Bert(values)
     parts = {}
     for key in model.state_dict():
         module, _, kind = key.rpartition(".")

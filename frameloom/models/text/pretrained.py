@@ -10,7 +10,7 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -34,10 +34,6 @@ class PretrainedEncoder(TextEncoder):
     `config` is that of transformers. A subclass names the class of the model and runs it.
     """
 
-    batch_size = 32
-    """captions per forward; bounds memory when a whole data set is encoded in one call"""
-    learns = False
-    """whether `encode` keeps what gradients need: for new words, or because the encoder itself trains"""
     load_advice = ""
     """what to do when the folder lacks weights"""
 
@@ -49,8 +45,6 @@ class PretrainedEncoder(TextEncoder):
         self.max_length = max_length
         self._folder = folder
         self._config = config
-        self._model: nn.Module | None = None
-        self._device = torch.device("cpu")
 
     @property
     @abstractmethod
@@ -61,34 +55,25 @@ class PretrainedEncoder(TextEncoder):
     def run(self, model: nn.Module, ids_BK: Tensor, mask_BK: Tensor | None) -> tuple[Tensor, Tensor]:
         """Token states and pooled vectors of any dtype; without a mask, pads are tokens like any other."""
 
+    def fingerprint(self) -> str:
+        return self._digest
+
     @cached_property
     def _digest(self) -> str:
         parts = {"files": self._folder.digests(), "options": dataclasses.asdict(self.options)}
         return digest_value({"encoder": self.name, "max_length": self.max_length, **parts})
-
-    def fingerprint(self) -> str:
-        return self._digest
-
-    def to(self, device: torch.device | str) -> Self:
-        self._device = torch.device(device)
-        if self._model is not None:
-            self._model.to(self._device)
-        return self
-
-    def load(self) -> nn.Module:
-        return self._load()
-
-    def unload(self) -> None:
-        """Not while it learns: its files do not hold what it has learnt."""
-        if not self.learns:
-            self._model = None
 
     def tokenizer_files(self) -> list[Path]:
         """What a copy of the encoder needs to read captions alike."""
         return list_tokenizer(self._folder.tokenizer)
 
     def tokenize(self, captions: Sequence[str]) -> tuple[Tensor, Tensor]:
-        rows = self.tokenizer(self._clean(captions), truncation=True, max_length=self.max_length)["input_ids"]
+        if self.options.cleaning != "off":
+            from frameloom.models.text.cleaning import clean_as
+
+            chinese = self.options.keep_chinese
+            captions = [clean_as(caption, self.options.cleaning, keep_chinese=chinese) for caption in captions]
+        rows = self.tokenizer(list(captions), truncation=True, max_length=self.max_length)["input_ids"]
         ids_BK = torch.full((len(rows), self.max_length), self.pad_id)
         mask_BK = torch.zeros(ids_BK.shape, dtype=torch.bool)
         for row, ids in enumerate(rows):
@@ -96,23 +81,15 @@ class PretrainedEncoder(TextEncoder):
             mask_BK[row, : len(ids)] = True
         return ids_BK, mask_BK
 
-    def encode(self, captions: Sequence[str]) -> TextStates:
-        if isinstance(captions, str) or not captions:
-            raise ValueError(f"encode takes a list of at least one caption, got {captions!r}")
-        size = self.batch_size
-        # Frozen unless vectors of a new word are learnt through it, or it trains itself.
-        learns = self.learns and torch.is_grad_enabled()
-        with torch.set_grad_enabled(learns), torch.autocast(self._device.type, enabled=False):
-            parts = [self._encode_batch(captions[start : start + size]) for start in range(0, len(captions), size)]
-        return TextStates.concatenate(parts)
-
-    def _encode_batch(self, captions: Sequence[str]) -> TextStates:
-        # Always the full length: states then follow from the caption alone, not from the longest of its batch.
+    def encode_batch(self, captions: Sequence[str]) -> TextStates:
         ids_BK, mask_BK = (part.to(self._device) for part in self.tokenize(captions))
         is_masked = self.options.padding == "mask"
-        tokens_BKD, pooled_BD = self.run(self._load(), ids_BK, mask_BK if is_masked else None)
+        tokens_BKD, pooled_BD = self.run(self.load(), ids_BK, mask_BK if is_masked else None)
         tokens_BKD, pooled_BD = tokens_BKD.float(), pooled_BD.float()
-        self._refuse_overflow(tokens_BKD)
+        if self.options.precision == "fp16" and not bool(tokens_BKD.isfinite().all()):
+            raise ConfigError(
+                f"text encoder {self.name}: its states are beyond the range of fp16; set precision to 'bf16' or 'fp32'"
+            )
         if is_masked:
             tokens_BKD = tokens_BKD.masked_fill(~mask_BK[..., None], 0.0)
         if self.options.null == "zeros":
@@ -120,14 +97,6 @@ class PretrainedEncoder(TextEncoder):
             tokens_BKD = tokens_BKD.masked_fill(is_empty_B[:, None, None], 0.0)
             pooled_BD = pooled_BD.masked_fill(is_empty_B[:, None], 0.0)
         return TextStates(tokens_BKD, mask_BK if is_masked else torch.ones_like(mask_BK), pooled_BD)
-
-    def _clean(self, captions: Sequence[str]) -> list[str]:
-        if self.options.cleaning == "off":
-            return list(captions)
-        from frameloom.models.text.cleaning import clean_as
-
-        chinese = self.options.keep_chinese
-        return [clean_as(caption, self.options.cleaning, keep_chinese=chinese) for caption in captions]
 
     def load_tokenizer(self) -> Any:
         return load_tokenizer(self._folder.tokenizer)
@@ -160,14 +129,5 @@ class PretrainedEncoder(TextEncoder):
             )
         return int(pad)
 
-    def _load(self) -> nn.Module:
-        if self._model is None:
-            model = load_model(self.model_class, self._folder, DTYPES[self.options.precision], advice=self.load_advice)
-            self._model = model.to(self._device)
-        return self._model
-
-    def _refuse_overflow(self, tokens_BKD: Tensor) -> None:
-        if self.options.precision == "fp16" and not bool(tokens_BKD.isfinite().all()):
-            raise ConfigError(
-                f"text encoder {self.name}: its states are beyond the range of fp16; set precision to 'bf16' or 'fp32'"
-            )
+    def read_model(self) -> nn.Module:
+        return load_model(self.model_class, self._folder, DTYPES[self.options.precision], advice=self.load_advice)

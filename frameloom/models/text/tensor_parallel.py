@@ -43,6 +43,12 @@ class SharedEncoder(TextEncoder):
         """States come to where the run computes; the encoder itself is moved there when it is first used."""
         return self
 
+    def load(self) -> Any:
+        return None
+
+    def unload(self) -> None:
+        """Parts of an encoder stay: they are small, and reading the whole again would need all processes at once."""
+
 
 class TensorEncoder(SharedEncoder):
     """The part of this process of a T5 that `group` shares. `key` is what a person has set, for the words of an error.
@@ -80,12 +86,9 @@ class TensorEncoder(SharedEncoder):
         own = torch.tensor([places[caption] for caption in captions], device=states.tokens_BKD.device)
         return TextStates(*(tensor[own] for tensor in vars(states).values()))
 
-    def load(self) -> nn.Module | None:
+    def load(self) -> Any:
         self._split()
         return self.inner.load()
-
-    def unload(self) -> None:
-        """The part stays: it is small, and reading the whole again would need all processes at once."""
 
     def _split(self) -> None:
         if self._is_split:

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from functools import partial
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -20,7 +21,7 @@ from frameloom.models.layers.patches import fold_frames
 from frameloom.models.state_dict import load_fitting
 
 _MOST_WIDENING = 8
-_SPREAD = 0.02
+_STD = 0.02
 # Time is halved by the first two layers only; later ones look at the frames as they are.
 _LAYERS_OVER_TIME = 2
 _SLOPE = 0.2
@@ -57,89 +58,56 @@ class Dropout(nn.Module):
 
 
 class Discriminator(nn.Module):
-    """Logits of a clip: above 0 is real.
+    """Logits of a clip: above 0 is real. Of kind "3d" they are [B, 1, F', H', W'], and of kind "2d" [B * F, 1, H', W'],
+    of each frame by itself. Every layer but the last two halves height and width.
 
     Batch norms use the statistics of the batch while training, so real and made-up clips must be given apart, and each
     pass moves the running statistics. With dropout, `generator` says which numbers are dropped.
     """
 
-    def __init__(self, config: DiscriminatorConfig, layers: list[nn.Module]) -> None:
+    def __init__(self, config: DiscriminatorConfig) -> None:
         super().__init__()
         self.config = config
-        self.main = nn.Sequential(*layers)
-
-    def forward(self, pixels_BCFHW: Tensor, generator: torch.Generator | None = None) -> Tensor:
-        x = pixels_BCFHW
-        for layer in self.main:
-            x = layer(x, generator) if isinstance(layer, Dropout) else layer(x)
-        return x
-
-
-class Discriminator3D(Discriminator):
-    """Logits [B, 1, F', H', W']. Every layer but the last two halves height and width."""
-
-    def __init__(self, config: DiscriminatorConfig | None = None) -> None:
-        config = config or DiscriminatorConfig()
-        widths, num_layers = config.widths, config.num_layers
-        layers: list[nn.Module] = [nn.Conv3d(config.in_channels, widths[0], 3, stride=2, padding=1), _leak()]
+        is_3d, widths, num_layers = config.kind == "3d", config.widths, config.num_layers
+        kernel = 3 if is_3d else 4
+        conv: Any = partial(nn.Conv3d if is_3d else nn.Conv2d, kernel_size=kernel, padding=1)
+        layers: list[nn.Module] = [conv(config.in_channels, widths[0], stride=2), nn.LeakyReLU(_SLOPE, inplace=True)]
         for layer in range(1, num_layers + 1):
             space = 2 if layer < num_layers else 1
             time = space if layer < _LAYERS_OVER_TIME else 1
-            stride = (time, space, space)
+            stride = (time, space, space) if is_3d else space
             layers += [
-                nn.Conv3d(widths[layer - 1], widths[layer], 3, stride=stride, padding=1, bias=False),
-                nn.BatchNorm3d(widths[layer]),
-                *_act(config),
+                conv(widths[layer - 1], widths[layer], stride=stride, bias=False),
+                nn.BatchNorm3d(widths[layer]) if is_3d else nn.BatchNorm2d(widths[layer]),
+                nn.LeakyReLU(_SLOPE, inplace=True),
+                *([Dropout(config.dropout)] if config.dropout else []),
             ]
-        super().__init__(config, [*layers, nn.Conv3d(widths[-1], 1, 3, padding=1)])
-
-
-class Discriminator2D(Discriminator):
-    """Logits [N, 1, H', W'] of all frames, each by itself; kernels of 4."""
-
-    def __init__(self, config: DiscriminatorConfig | None = None) -> None:
-        config = config or DiscriminatorConfig(kind="2d", num_layers=3)
-        widths, num_layers = config.widths, config.num_layers
-        layers: list[nn.Module] = [nn.Conv2d(config.in_channels, widths[0], 4, stride=2, padding=1), _leak()]
-        for layer in range(1, num_layers + 1):
-            stride = 2 if layer < num_layers else 1
-            layers += [
-                nn.Conv2d(widths[layer - 1], widths[layer], 4, stride=stride, padding=1, bias=False),
-                nn.BatchNorm2d(widths[layer]),
-                *_act(config),
-            ]
-        super().__init__(config, [*layers, nn.Conv2d(widths[-1], 1, 4, padding=1)])
+        self.main = nn.Sequential(*layers, conv(widths[-1], 1))
 
     def forward(self, pixels_BCFHW: Tensor, generator: torch.Generator | None = None) -> Tensor:
-        return super().forward(fold_frames(pixels_BCFHW), generator)
-
-
-def _leak() -> nn.Module:
-    return nn.LeakyReLU(_SLOPE, inplace=True)
-
-
-def _act(config: DiscriminatorConfig) -> list[nn.Module]:
-    return [_leak(), Dropout(config.dropout)] if config.dropout else [_leak()]
+        x = pixels_BCFHW if self.config.kind == "3d" else fold_frames(pixels_BCFHW)
+        for layer in self.main:
+            x = layer(x, generator) if isinstance(layer, Dropout) else layer(x)
+        return x
 
 
 def build_discriminator(
     config: DiscriminatorConfig | None = None, generator: torch.Generator | None = None
 ) -> Discriminator:
     """Fresh weights as published: convolutions N(0, 0.02), norm scales N(1, 0.02), from `generator` alone."""
-    config = config or DiscriminatorConfig()
-    model = Discriminator3D(config) if config.kind == "3d" else Discriminator2D(config)
+    model = Discriminator(config or DiscriminatorConfig())
     if next(model.parameters()).is_meta:
         return model
     generator = generator or stream(0, "discriminator")
     with torch.no_grad():
         for module in model.modules():
             if isinstance(module, nn.Conv3d | nn.Conv2d):
-                module.weight.normal_(0.0, _SPREAD, generator=generator)
+                module.weight.normal_(0.0, _STD, generator=generator)
                 if module.bias is not None:
                     bound = module.weight[0].numel() ** -0.5
                     module.bias.uniform_(-bound, bound, generator=generator)
             elif isinstance(module, nn.BatchNorm3d | nn.BatchNorm2d):
-                module.weight.normal_(1.0, _SPREAD, generator=generator)
+                module.weight.normal_(1.0, _STD, generator=generator)
                 module.bias.zero_()
     return model
 

@@ -6,15 +6,15 @@ Shape letters: N pictures, C channels, H height, W width. Pictures are in [-1, 1
 from __future__ import annotations
 
 import re
+from collections import OrderedDict
 from collections.abc import Mapping
-from typing import cast
 
 import torch
 from torch import Tensor, nn
 
 from frameloom.models.state_dict import load_fitting
 
-# Mean and spread of ImageNet's colours, for pictures in [-1, 1].
+# Mean and standard deviation of ImageNet's colours, for pictures in [-1, 1].
 _SHIFT = (-0.030, -0.088, -0.188)
 _SCALE = (0.458, 0.448, 0.450)
 # Convolutions of each slice as places in VGG16's list of layers, and their width in units of the first slice's. Slices
@@ -22,54 +22,6 @@ _SCALE = (0.458, 0.448, 0.450)
 _SLICES = (((0, 2), 1), ((5, 7), 2), ((10, 12, 14), 4), ((17, 19, 21), 8), ((24, 26, 28), 8))
 _CHANNELS = 64
 _EPS = 1e-10
-
-
-class _Scaling(nn.Module):
-    shift: Tensor
-    scale: Tensor
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.register_buffer("shift", torch.tensor(_SHIFT).view(1, 3, 1, 1))
-        self.register_buffer("scale", torch.tensor(_SCALE).view(1, 3, 1, 1))
-
-    def forward(self, x_NCHW: Tensor) -> Tensor:
-        return (x_NCHW - self.shift) / self.scale
-
-
-class VGG16Features(nn.Module):
-    """Five slices of VGG16; each ends behind its last ReLU, where LPIPS looks."""
-
-    def __init__(self, channels: int = _CHANNELS) -> None:
-        super().__init__()
-        before = 3
-        for number, (places, factor) in enumerate(_SLICES, start=1):
-            layers = nn.Sequential()
-            if number > 1:
-                layers.add_module(str(places[0] - 1), nn.MaxPool2d(2))
-            for place in places:
-                layers.add_module(str(place), nn.Conv2d(before, channels * factor, 3, padding=1))
-                layers.add_module(str(place + 1), nn.ReLU())
-                before = channels * factor
-            self.add_module(f"slice{number}", layers)
-
-    def forward(self, x_NCHW: Tensor) -> list[Tensor]:
-        features = []
-        for part in self.children():
-            x_NCHW = part(x_NCHW)
-            features.append(x_NCHW)
-        return features
-
-
-class _Weights(nn.Module):
-    """One weight for each channel; the published keys call it layer 1 behind a dropout, which is off."""
-
-    def __init__(self, channels: int) -> None:
-        super().__init__()
-        self.model = nn.Sequential(nn.Identity(), nn.Conv2d(channels, 1, 1, bias=False))
-
-    def forward(self, x_NCHW: Tensor) -> Tensor:
-        return cast(Tensor, self.model(x_NCHW))
 
 
 class LPIPS(nn.Module):
@@ -80,10 +32,24 @@ class LPIPS(nn.Module):
 
     def __init__(self, channels: int = _CHANNELS) -> None:
         super().__init__()
-        self.scaling_layer = _Scaling()
-        self.net = VGG16Features(channels)
-        for number, (_, factor) in enumerate(_SLICES):
-            self.add_module(f"lin{number}", _Weights(channels * factor))
+        self.scaling_layer = nn.Module()
+        self.scaling_layer.register_buffer("shift", torch.tensor(_SHIFT).view(1, 3, 1, 1))
+        self.scaling_layer.register_buffer("scale", torch.tensor(_SCALE).view(1, 3, 1, 1))
+        self.net = nn.Sequential()
+        before = 3
+        for number, (places, factor) in enumerate(_SLICES):
+            # A slice of VGG16 ends behind its last ReLU, where LPIPS looks.
+            layers = nn.Sequential()
+            if number:
+                layers.add_module(str(places[0] - 1), nn.MaxPool2d(2))
+            for place in places:
+                layers.add_module(str(place), nn.Conv2d(before, channels * factor, 3, padding=1))
+                layers.add_module(str(place + 1), nn.ReLU())
+                before = channels * factor
+            self.net.add_module(f"slice{number + 1}", layers)
+            # One weight for each channel; the published keys call it layer 1 behind a dropout, which is off.
+            weigh = nn.Sequential(nn.Identity(), nn.Conv2d(channels * factor, 1, 1, bias=False))
+            self.add_module(f"lin{number}", nn.Sequential(OrderedDict(model=weigh)))
         self.requires_grad_(False)
 
     def forward(self, first_NCHW: Tensor, second_NCHW: Tensor) -> Tensor:
@@ -95,7 +61,13 @@ class LPIPS(nn.Module):
         return torch.stack(distances).sum(0)
 
     def features(self, x_NCHW: Tensor) -> list[Tensor]:
-        return cast("list[Tensor]", self.net(self.scaling_layer(x_NCHW)))
+        shift, scale = self.scaling_layer.buffers()
+        x_NCHW = (x_NCHW - shift) / scale
+        found = []
+        for part in self.net:
+            x_NCHW = part(x_NCHW)
+            found.append(x_NCHW)
+        return found
 
 
 def _to_unit_length(x_NCHW: Tensor) -> Tensor:

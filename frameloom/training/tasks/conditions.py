@@ -25,7 +25,6 @@ from frameloom.data.loading.batch import Batch
 from frameloom.data.media.transforms import to_signed_range
 from frameloom.diffusion.mask_kinds import END_SHARES
 from frameloom.diffusion.masks import StreamDice, draw_end_mask, draw_frame_mask, draw_region_mask
-from frameloom.models.denoisers.conditions import Conditions
 from frameloom.models.text.base import TextStates
 from frameloom.models.vaes.base import VideoVAE
 from frameloom.training.tasks.noising import draw_normal, draw_uniform
@@ -64,7 +63,7 @@ class ConditionMaker:
     has_control: bool = False
 
     def __post_init__(self) -> None:
-        beside = self.denoiser.family.beside(self.denoiser.config)
+        beside = self.denoiser.config.condition
         name = self.denoiser.family.name
         if beside == "inpaint" and self.known is None:
             raise ConfigError(f"known is null, but this {name} is an inpaint model; say which frames it is given")
@@ -81,33 +80,27 @@ class ConditionMaker:
         if beside != "control" and self.has_control:
             raise ConfigError(f"data.control is true, but this {name} is no control model; choose one, or remove it")
 
-    def make(self, batch: Batch, seed: int, image_text: TextStates | None) -> Conditions:
-        beside_BCFHW = None
+    def make(self, batch: Batch, seed: int, image_text: TextStates | None) -> dict[str, Tensor]:
+        found = {}
         if self.known is not None:
-            beside_BCFHW = self._beside(batch, seed)
+            found["cond_latents"] = self._pack_known(batch, seed)
         elif self.has_control:
-            beside_BCFHW = self._control(batch, seed)
-        return Conditions(
-            beside_BCFHW=beside_BCFHW,
-            sizes_B6=self._sizes(batch) if self.takes_sizes else None,
-            image_text=image_text,
-        )
+            found["cond_latents"] = self._control(batch, seed)
+        if self.takes_sizes and batch.crops is not None:
+            crops = batch.crops
+            sizes_B6 = torch.cat([crops.original_B2, crops.top_left_B2, crops.target_B2], dim=1)
+            found["sizes"] = sizes_B6.to(self.device)
+        if image_text is not None:
+            found |= {"image_text": image_text.tokens_BKD, "image_text_mask": image_text.mask_BK}
+        return found
 
-    def _sizes(self, batch: Batch) -> Tensor | None:
-        if batch.crops is None:
-            return None
-        crops = batch.crops
-        return torch.cat([crops.original_B2, crops.top_left_B2, crops.target_B2], dim=1).to(self.device)
-
-    def _beside(self, batch: Batch, seed: int) -> Tensor:
+    def _pack_known(self, batch: Batch, seed: int) -> Tensor:
         assert self.known is not None and batch.pixels_BCFHW is not None
-        pack = self.denoiser.family.pack_known
-        assert pack is not None
         clip_BCFHW = to_signed_range(batch.pixels_BCFHW.to(self.device))
         known_B1FHW = self.draw_known(batch, seed).to(self.device)
         draws = SampleDraws(seed, batch, self.device)
         with torch.no_grad(), torch.autocast(self.device.type, enabled=False):
-            return pack(self.denoiser.config, clip_BCFHW, known_B1FHW, self.encode, draws)
+            return self.denoiser.model.pack_known(clip_BCFHW, known_B1FHW, self.encode, draws)
 
     def _control(self, batch: Batch, seed: int) -> Tensor:
         """The control clip as a latent, drawn from its distribution as in the published training."""

@@ -13,6 +13,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -24,8 +25,8 @@ from frameloom.data.loading.batch import Batch
 from frameloom.data.media.transforms import to_signed_range
 from frameloom.diffusion.noise_levels import band_levels, band_shares
 from frameloom.diffusion.objectives import Noised, Objective, add_noise, weighted_error_B
-from frameloom.models.denoisers.conditions import Conditions
-from frameloom.models.layers.dropout import DropoutSeeds, has_dropout
+from frameloom.models.denoisers.base import Conditions
+from frameloom.models.layers.dropout import has_dropout
 from frameloom.models.precision import FP32, Precision
 from frameloom.models.text.base import TextStates
 from frameloom.models.text.scaling import TextScaling
@@ -85,7 +86,7 @@ class DenoiserTask(Task):
 
     @property
     def blocks(self) -> Sequence[nn.Module]:
-        return () if self.word is not None else self.denoiser.family.blocks(self.denoiser.model)
+        return () if self.word is not None else self.denoiser.model.blocks()
 
     @property
     def companions(self) -> Mapping[str, nn.Parameter]:
@@ -132,7 +133,7 @@ class DenoiserTask(Task):
         frames = self.vae.latent_frames(bucket.frames)
         _, height_stride, width_stride = self.vae.strides
         cells = (frames, bucket.height // height_stride, bucket.width // width_stride)
-        return len(batch.sample_indices) * self.denoiser.family.num_tokens(self.denoiser.config, cells)
+        return len(batch.sample_indices) * int(self.denoiser.config.num_tokens(cells))
 
     def _losses(self, batch: Batch, seed: int, dropout: float) -> Tensor:
         latent_BCFHW, plain_BCFHW = self._latent_and_noise(batch, seed)
@@ -143,7 +144,8 @@ class DenoiserTask(Task):
         text = self._text(batch.text, batch.captions, batch, seed, dropout)
         given = self.conditions.make(batch, seed, self._image_text(batch, seed, dropout))
         if self._drops:
-            given = replace(given, dropout=DropoutSeeds(draw_seeds(seed, "model dropout", batch)))
+            seeds_B = draw_seeds(seed, "model dropout", batch).view(np.int64)
+            given = {**given, "dropout_seeds": torch.from_numpy(seeds_B)}
         return self._loss_of(noised, text, given)
 
     def _level_losses(self, batch: Batch, seed: int) -> tuple[Tensor, Tensor]:
@@ -159,9 +161,8 @@ class DenoiserTask(Task):
         return torch.stack(losses, dim=1), share_L
 
     def _loss_of(self, noised: Noised, text: TextStates, given: Conditions) -> Tensor:
-        prediction = self.denoiser.family.denoise(
-            self.denoiser.model, noised.noisy_BCFHW, noised.timestep_B, text, given
-        )
+        conditions = {**text.conditions(), **given}
+        prediction = self.denoiser.model(noised.noisy_BCFHW, noised.timestep_B, conditions)
         return weighted_error_B(prediction, noised, motion_share=self.objective.motion_share)
 
     def _latent_and_noise(self, batch: Batch, seed: int) -> tuple[Tensor, Tensor]:

@@ -16,9 +16,9 @@ from frameloom.data.curation.check import CheckOptions, check_files, describe_ch
 from frameloom.data.curation.frame_signatures import (
     COLOUR_BYTES,
     _candidate_pairs,
-    describe_frames,
-    find_twins,
+    find_duplicates,
     hash_frame,
+    sign_frames,
 )
 from frameloom.data.manifest.manifest import Manifest
 from frameloom.data.media.writing import write_image, write_video
@@ -151,7 +151,7 @@ def test_second_call_decodes_nothing_again(root: Path, monkeypatch: pytest.Monke
 
     first = check(root, ALL)
     looked: list[object] = []
-    monkeypatch.setitem(FileWork._look_inside.__globals__, "look_at_clip", lambda *args, **kw: looked.append(args))
+    monkeypatch.setitem(FileWork.__call__.__globals__, "sign_clip", lambda *args: looked.append(args))
     assert check(root, ALL) == first
     assert not looked
 
@@ -182,19 +182,19 @@ def test_banded_search_finds_exactly_the_pairs_of_the_slow_search() -> None:
     colours = np.zeros((300, 3 * COLOUR_BYTES), np.uint8)
     distances = np.bitwise_count(hashes[:, None] ^ hashes[None]).sum(axis=2)
     slow = {copy for copy in range(300) if (distances[copy, :copy] <= 11).any()}
-    found = find_twins(hashes, colours)
-    assert {twin.place for twin in found} == slow
-    assert all(twin.like == twin.place - 200 and twin.num_bits == twin.place % 16 for twin in found)
+    found = find_duplicates(hashes, colours)
+    assert {one.place for one in found} == slow
+    assert all(one.like == one.place - 200 and one.num_bits == one.place % 16 for one in found)
     assert len(slow) == sum(copy % 16 <= 11 for copy in range(200, 300))
     colours[200:] = 90
-    assert find_twins(hashes, colours) == []
+    assert find_duplicates(hashes, colours) == []
 
 
 def test_copies_of_one_look_are_all_found_however_many_there_are() -> None:
-    look = describe_frames(np.zeros((1, 32, 32, 3), np.uint8))
+    look = sign_frames(np.zeros((1, 32, 32, 3), np.uint8))
     hashes = np.tile(look.hashes_K, (5000, 1))
     colours = np.tile(np.frombuffer(look.colours, np.uint8), (5000, 1))
-    assert [twin[:2] for twin in find_twins(hashes, colours)] == [(place, 0) for place in range(1, 5000)]
+    assert [one[:2] for one in find_duplicates(hashes, colours)] == [(place, 0) for place in range(1, 5000)]
 
 
 def test_cost_grows_with_the_number_of_clips_and_not_with_its_square() -> None:
@@ -208,4 +208,4 @@ def test_cost_grows_with_the_number_of_clips_and_not_with_its_square() -> None:
 def test_a_copy_of_a_copy_is_laid_to_the_clip_that_stays() -> None:
     hashes = np.array([[0b0], [0b1], [0b1]], dtype=np.uint64)
     colours = np.zeros((3, COLOUR_BYTES), np.uint8)
-    assert find_twins(hashes, colours) == [(1, 0, 1), (2, 0, 1)]
+    assert find_duplicates(hashes, colours) == [(1, 0, 1), (2, 0, 1)]

@@ -18,7 +18,7 @@ import pytest
 
 from frameloom.core.errors import ConfigError, DataError
 from frameloom.data.curation.check import CheckOptions, check_files
-from frameloom.data.curation.inspection import FileWork, Job, Record, run_jobs
+from frameloom.data.curation.inspection import FileWork, Job, Record, WorkOptions, run_jobs
 from frameloom.data.curation.scan import (
     RecordStore,
     ScanOptions,
@@ -350,7 +350,7 @@ def test_hanging_and_crashing_files_are_blamed_and_all_others_are_done() -> None
         f"{number}{kind}" for number, kind in enumerate(["", "hang", "", "crash", "fail", "", "crash"] + [""] * 40)
     ]
     jobs = [Job(name) for name in names]
-    found = {record["path"]: record for record in run_jobs(Hostile(), jobs, workers=2, timeout_s=4.0)}
+    found = {record["path"]: record for record in run_jobs(Hostile(), jobs, WorkOptions(2, 4.0))}
     assert sorted(found) == sorted(names)
     errors = {path: record["error"] for path, record in found.items() if record["reason"]}
     assert sorted(errors) == ["1hang", "3crash", "4fail", "6crash"]

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from frameloom.models.text.base import TextStates
-from frameloom.models.text.caption_dropout import drop_text
+from frameloom.models.text.base import TextStates, drop_text
 
 
 def states(batch: int, length: int, value: float) -> TextStates:

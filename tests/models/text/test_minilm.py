@@ -128,7 +128,7 @@ def test_encoding_twice_gives_the_same_states(encoder: TextEncoder) -> None:
 
 
 def test_many_captions_are_encoded_in_order(encoder: TextEncoder) -> None:
-    captions = [f"circle number {index}" for index in range(minilm.BATCH + 3)]
+    captions = [f"circle number {index}" for index in range(minilm.MiniLM.batch_size + 3)]
     states = encoder.encode(captions)
     assert len(states.tokens_BKD) == len(states.mask_BK) == len(captions)
     torch.testing.assert_close(states.pooled_BD[-1], encoder.encode(captions[-1:]).pooled_BD[0], atol=1e-5, rtol=1e-4)

@@ -13,7 +13,7 @@ from frameloom.core.errors import CheckpointError, ConfigError
 from frameloom.core.random import stream
 from frameloom.models.registry import VAES
 from frameloom.models.vaes.discriminator import (
-    Discriminator3D,
+    Discriminator,
     DiscriminatorConfig,
     build_discriminator,
     load_discriminator,
@@ -44,7 +44,7 @@ def test_disturbed_inputs_are_out_of_tolerance(name: str) -> None:
 def test_the_published_size_has_the_published_parameters() -> None:
     with torch.device("meta"):
         counts = [
-            sum(parameter.numel() for parameter in Discriminator3D(DiscriminatorConfig(num_layers=layers)).parameters())
+            sum(parameter.numel() for parameter in Discriminator(DiscriminatorConfig(num_layers=layers)).parameters())
             for layers in (4, 3)
         ]
     assert counts == [11_744_641, 4_665_729]
@@ -111,9 +111,9 @@ def test_fresh_weights_follow_from_the_generator_alone() -> None:
 
 
 def test_weights_of_another_size_are_refused_with_a_list() -> None:
-    wrong = Discriminator3D(DiscriminatorConfig(channels=8, num_layers=2)).state_dict()
+    wrong = Discriminator(DiscriminatorConfig(channels=8, num_layers=2)).state_dict()
     with pytest.raises(CheckpointError, match="discriminator's weights does not fit"):
-        load_discriminator(Discriminator3D(TINY), wrong)
+        load_discriminator(Discriminator(TINY), wrong)
     with pytest.raises(CheckpointError, match="weights of LPIPS"):
         load_lpips(LPIPS(), {})
 
