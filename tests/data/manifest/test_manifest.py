@@ -3,19 +3,19 @@ from __future__ import annotations
 import pickle
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import polars as pl
 import pytest
 
 import frameloom.data.manifest.rows as table_rows
+from frameloom.config.schema.data import SourceSection
 from frameloom.core.errors import DataError
 from frameloom.data.manifest.manifest import (
     Manifest,
     Share,
-    SourceSpec,
     rows_in_epoch,
-    rows_of_epoch,
     samples_per_source,
     write_manifest,
 )
@@ -30,6 +30,10 @@ GOOD = {
     "fps": [24.0, 29.97, None],
     "split": ["train", "test", "train"],
 }
+
+
+def source_at(path: Path, **options: Any) -> SourceSection:
+    return SourceSection(path=str(path), **options)
 
 
 def write(path: Path, /, **changes: list[object]) -> Path:
@@ -81,7 +85,10 @@ def test_sources_follow_each_other_and_keep_their_roots(tmp_path: Path) -> None:
     (tmp_path / "two/n.csv").write_text(
         "path,text,num_frames,height,width,fps\nx.mp4,ex,9,64,64,24\ny.png,why,1,8,8,\n"
     )
-    specs = [SourceSpec(tmp_path / "one/m.parquet", where={"split": "train"}), SourceSpec(tmp_path / "two/n.csv")]
+    specs = [
+        source_at(tmp_path / "one/m.parquet", where={"split": "train"}),
+        source_at(tmp_path / "two/n.csv"),
+    ]
     both = Manifest.read_sources(specs)
     assert len(both) == 4
     assert both.captions(range(4)) == ["one", "drei ü", "ex", "why"]
@@ -93,10 +100,10 @@ def test_sources_follow_each_other_and_keep_their_roots(tmp_path: Path) -> None:
     assert again.fingerprint == both.fingerprint and again.file(2) == both.file(2)
     assert len(Manifest.read_sources(specs, where="kind == 'image'")) == 2
     assert Manifest.read_sources(specs[::-1]).fingerprint != both.fingerprint
-    doubled = [specs[0], SourceSpec(tmp_path / "two/n.csv", repeat=2)]
+    doubled = [specs[0], source_at(tmp_path / "two/n.csv", repeat=2)]
     assert Manifest.read_sources(doubled).fingerprint != both.fingerprint
     # A recipe that a person wrote has 2, the one in the folder of its run 2.0.
-    written = [specs[0], SourceSpec(tmp_path / "two/n.csv", repeat=2.0)]
+    written = [specs[0], source_at(tmp_path / "two/n.csv", repeat=2.0)]
     assert Manifest.read_sources(written).fingerprint == Manifest.read_sources(doubled).fingerprint
     with pytest.raises(IndexError):
         both.clip(4)
@@ -104,7 +111,11 @@ def test_sources_follow_each_other_and_keep_their_roots(tmp_path: Path) -> None:
 
 def test_plain_sources_show_every_row_once_in_every_epoch(tmp_path: Path) -> None:
     manifest = Manifest.read(write(tmp_path / "m.parquet"))
-    assert rows_of_epoch(manifest, 7, 0).tolist() == rows_of_epoch(manifest, 8, 5).tolist() == [0, 1, 2]
+    assert (
+        rows_in_epoch([part.share for part in manifest.parts], 7, 0).tolist()
+        == rows_in_epoch([part.share for part in manifest.parts], 8, 5).tolist()
+        == [0, 1, 2]
+    )
 
 
 def test_a_repeat_of_two_shows_every_row_twice_and_of_a_half_one_half_after_the_other() -> None:
