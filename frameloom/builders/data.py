@@ -142,7 +142,9 @@ def build_plan(recipe: Recipe, manifest: Manifest, policy: BucketPolicy) -> Call
     def plan(epoch: int) -> BatchPlan:
         assignment = assign(manifest, policy, recipe.seed, epoch)
         if epoch == 0:
-            _warn_of_unused(manifest, policy, assignment)
+            unused = {reason: num for reason, num in count_unused(manifest, policy, assignment).items() if num}
+            if unused:
+                _log.warning("%d of %d clips fit no bucket: %s", sum(unused.values()), len(manifest), unused)
         made = order_epoch(recipe, policy, assignment, epoch, shown_rows(recipe, manifest, epoch))
         if made.num_microbatches == 0:
             raise DataError(
@@ -152,12 +154,6 @@ def build_plan(recipe: Recipe, manifest: Manifest, policy: BucketPolicy) -> Call
         return made
 
     return plan
-
-
-def _warn_of_unused(manifest: Manifest, policy: BucketPolicy, assignment: NDArray[np.int32]) -> None:
-    unused = {reason: count for reason, count in count_unused(manifest, policy, assignment).items() if count}
-    if unused:
-        _log.warning("%d of %d clips fit no bucket: %s", sum(unused.values()), len(manifest), unused)
 
 
 def shown_rows(recipe: Recipe, manifest: Manifest, epoch: int) -> NDArray[np.int64] | None:

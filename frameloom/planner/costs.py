@@ -20,8 +20,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from frameloom.models.denoisers.conditions import Conditions
-from frameloom.models.layers.dropout import DropoutSeeds, has_dropout
+from frameloom.models.layers.dropout import has_dropout
 from frameloom.models.spec import DenoiserSpec
 from frameloom.models.text.base import TextStates
 from frameloom.planner.forked_task import forked_task
@@ -166,12 +165,12 @@ def _tally_pass(
             pooled_BD=torch.empty(batch, text.pooled_width),
         )
         # Masks of dropout are kept for the backward pass.
-        seeds = DropoutSeeds(np.zeros(batch, dtype=np.uint64)) if has_dropout(model) else None
+        seeds = {"dropout_seeds": torch.from_numpy(np.zeros(batch, dtype=np.int64))} if has_dropout(model) else {}
         noisy_BCFHW = torch.empty(batch, latent_channels, *shape)
         target_BCFHW, timestep_B = torch.empty_like(noisy_BCFHW), torch.empty(batch)
         with tally_passes(model, mode, batch=batch) as tally:
             with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
-                made_BCFHW = family.denoise(model, noisy_BCFHW, timestep_B, states, Conditions(dropout=seeds))
+                made_BCFHW = model(noisy_BCFHW, timestep_B, {**states.conditions(), **seeds})
             loss = F.mse_loss(made_BCFHW.float(), target_BCFHW)
             del made_BCFHW
             torch.autograd.backward(loss)

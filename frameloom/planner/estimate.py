@@ -140,7 +140,7 @@ def measure_recipe(recipe: Recipe) -> Measured:
                 vae,
                 shapes,
                 policy=encode_policy(recipe.vae),
-                times=1 if denoiser.family.beside(denoiser.config) == "none" else 2,
+                times=1 if denoiser.config.condition == "none" else 2,
             )
         return size, pixels, list_caption_costs(recipe, denoiser.family.text_join)
 
@@ -239,7 +239,7 @@ def _plan_bucket(
     seconds = device.seconds(part * cost.flops, cost.fixed_moved + part * cost.moved_bytes, bf16=is_half)
     weights, tokens = plan_weights(recipe, measured.size, mesh, device), SendPlan()
     if mesh.sequence > 1:
-        exchanges = denoiser.family.exchanges(denoiser.config, shape, denoiser.text.tokens, mesh.sequence)
+        exchanges = denoiser.family.model.exchanges(denoiser.config, shape, denoiser.text.tokens, mesh.sequence)
         tokens = plan_tokens(
             *(exchanges, batch, mesh.sequence, device),
             number_bytes=2 if is_half else 4,
@@ -247,7 +247,7 @@ def _plan_bucket(
         )
     return BucketPlan(
         bucket=bucket,
-        tokens=denoiser.family.num_tokens(denoiser.config, shape),
+        tokens=denoiser.config.num_tokens(shape),
         activations=max(cost.activation_bytes(part), encoded.peak_bytes),
         total=total(batch),
         flops=batch * cost.flops,

@@ -143,10 +143,9 @@ def _recomputing(now: bool | RecomputeSection) -> dict[str, Any]:
 def _sharings(recipe: Recipe, num_devices: int, measured: Measured) -> Iterator[dict[str, Any]]:
     """None, then more and more devices that share the tokens of a clip."""
     yield {}
-    family, mesh = measured.denoiser.family, recipe.parallel
-    if family.num_heads is None or mesh.shard or mesh.replicate:
+    num_heads, mesh = measured.denoiser.config.heads, recipe.parallel
+    if num_heads is None or mesh.shard or mesh.replicate:
         return
-    num_heads = family.num_heads(measured.denoiser.config)
     for degree in (2, 4, 8):
         if degree > mesh.sequence and not num_devices % degree and not num_heads % degree:
             yield {"parallel.sequence": degree}

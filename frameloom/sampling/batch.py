@@ -25,13 +25,13 @@ from frameloom.data.media.transforms import psnr_db, to_signed_range
 from frameloom.distributed.context import Collective, process_group
 from frameloom.distributed.ranks import Ranks, read_ranks
 from frameloom.distributed.sequence_parallel import ALONE, SequenceGroup, divide_ranks
-from frameloom.models.denoisers.building import use_sequence_group
+from frameloom.models.denoisers.base import use_sequence_group
 from frameloom.models.text.base import TextEncoder
 from frameloom.models.text.tensor_parallel import TensorEncoder, can_split, find_group
 from frameloom.sampling.block_cache import CacheCount
 from frameloom.sampling.conditions import read_given
 from frameloom.sampling.load import load_model
-from frameloom.sampling.outputs import PLACES, describe_sample, free_path, read_frames, write_sheet
+from frameloom.sampling.outputs import ASIDE, describe_sample, free_path, read_frames, write_sheet
 from frameloom.sampling.pipeline import (
     Offload,
     Pipeline,
@@ -227,7 +227,7 @@ def _plan(requests: dict[str, SampleRequest], out: Path, log: SampleLog, *, agai
 def _find_key(pipeline: Pipeline, request: SampleRequest) -> str:
     """A digest of what the frames follow from, and of a name that was given; where files lie does not matter."""
     about = describe_sample(pipeline.origin, request)
-    return digest_value({name: value for name, value in about.items() if name not in PLACES})
+    return digest_value({name: value for name, value in about.items() if name not in ASIDE})
 
 
 class SampleLog:

@@ -29,10 +29,11 @@ LARGE = [case for case in list_cases() if case.size != "tiny"]
 @pytest.mark.parametrize("name", TINY)
 def test_a_peer_predicts_the_same_and_has_the_same_gradients(name: str) -> None:
     case = TINY[name]
-    family, _, model = build_model(case)
+    _family, _, model = build_model(case)
     baseline, inputs = build_baseline(name, model), draw_inputs(case)
     arguments = (inputs.noisy_BCFHW, inputs.timestep_B, inputs.text)
-    ours, theirs = family.denoise(model, *arguments), baseline.predict(*arguments)
+    noisy_BCFHW, timestep_B, text = arguments
+    ours, theirs = model(noisy_BCFHW, timestep_B, text.conditions()), baseline.predict(*arguments)
     torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
     other = baseline.predict(inputs.noisy_BCFHW, inputs.timestep_B * 0.5, inputs.text)
     assert (other - theirs).abs().max() > 1e-3
@@ -78,7 +79,7 @@ def test_our_step_moves_weights_as_plain_adamw_does() -> None:
             our_step(family, model, inputs)()
         else:
             optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5 if name == "plain" else 2e-5)
-            prediction = family.denoise(model, inputs.noisy_BCFHW, inputs.timestep_B, inputs.text)
+            prediction = model(inputs.noisy_BCFHW, inputs.timestep_B, inputs.text.conditions())
             torch.autograd.backward(F.mse_loss(prediction, inputs.target_BCFHW))
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()
@@ -93,8 +94,8 @@ def test_our_step_moves_weights_as_plain_adamw_does() -> None:
 
 @pytest.mark.parametrize("name", [name for name in TINY if name != "sdxl"])
 def test_all_blocks_of_the_other_side_are_found(name: str) -> None:
-    family, _, model = build_model(TINY[name])
-    assert len(build_baseline(name, model).list_blocks()) == len(family.blocks(model))
+    _family, _, model = build_model(TINY[name])
+    assert len(build_baseline(name, model).list_blocks()) == len(model.blocks())
 
 
 @pytest.mark.parametrize("case", LARGE, ids=lambda case: case.family)
@@ -103,15 +104,15 @@ def test_the_larger_models_have_about_30_million_parameters_and_enough_tokens(ca
     with torch.device("meta"):
         model = family.build(config)
     assert 25e6 < sum(parameter.numel() for parameter in model.parameters()) < 35e6
-    assert family.num_tokens(config, case.latent) >= 1024
+    assert config.num_tokens(case.latent) >= 1024
 
 
 def test_operations_grow_with_the_batch_and_are_those_of_products() -> None:
     case = TINY["opensora2"]
-    family, config, model = build_model(case)
+    _family, config, model = build_model(case)
     flops = count_flops(case)
     weights = sum(parameter.numel() for parameter in model.parameters() if parameter.dim() > 1)
-    tokens = case.batch * family.num_tokens(config, case.latent)
+    tokens = case.batch * config.num_tokens(case.latent)
     # Six for every weight and token, without those that only see a clip once, with attention.
     assert 3 * weights * tokens < flops < 9 * weights * tokens
 

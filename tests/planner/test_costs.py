@@ -47,7 +47,7 @@ class Setting:
             )
             model = family.build(config)
         if self.recompute:
-            recompute_blocks(family.blocks(model))
+            recompute_blocks(model.blocks())
         return family, model
 
 
@@ -109,7 +109,7 @@ def take_pass(setting: Setting, family: DenoiserSpec, model: nn.Module) -> None:
     )
     target = torch.randn(noisy_BCFHW.shape, generator=generator)
     with torch.autocast("cpu", torch.bfloat16, enabled=setting.bf16):
-        made = family.denoise(model, noisy_BCFHW, torch.rand(setting.batch, generator=generator), states)
+        made = model(noisy_BCFHW, torch.rand(setting.batch, generator=generator), states.conditions())
     loss = F.mse_loss(made.float(), target)
     del made
     torch.autograd.backward(loss)

@@ -120,7 +120,7 @@ def take_pass(denoiser: MetaDenoiser, *, bf16: bool) -> None:
     )
     noisy_BCFHW = torch.randn(2, denoiser.latent_channels, *CELLS, generator=draw)
     with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
-        made_BCFHW = denoiser.family.denoise(denoiser.model, noisy_BCFHW, torch.rand(2, generator=draw), states)
+        made_BCFHW = denoiser.model(noisy_BCFHW, torch.rand(2, generator=draw), states.conditions())
     loss = nn.functional.mse_loss(made_BCFHW.float(), noisy_BCFHW)
     del made_BCFHW
     torch.autograd.backward(loss)

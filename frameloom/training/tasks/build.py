@@ -14,7 +14,7 @@ from frameloom.builders.vae import build_vae
 from frameloom.config.schema.recipe import Recipe, ValidationSection
 from frameloom.core.logging import get_logger
 from frameloom.distributed.sequence_parallel import join_sequence_group
-from frameloom.models.denoisers.building import use_sequence_group
+from frameloom.models.denoisers.base import use_sequence_group
 from frameloom.models.precision import Precision
 from frameloom.models.text.scaling import TextScaling, measure_scaling
 from frameloom.training.compiling import apply_compile
@@ -53,7 +53,7 @@ def _build_denoiser(recipe: Recipe, feed: Feed, parallel: Parallelism, precision
     trained = [value for value in model.parameters() if value.requires_grad]
     precision.cast_trained(model, keep=trained if part else ())
     model.to(device).train()
-    _prepare_blocks(model, denoiser.family.blocks(model), recipe, device)
+    _prepare_blocks(model, model.blocks(), recipe, device)
     if parallel.mesh is not None and parallel.shape.sequence > 1:
         # Gradients of all ranks are added up, those of one clip's parts among them.
         group = join_sequence_group(parallel.mesh.get_group("sequence"), reduction="sum")
@@ -84,7 +84,6 @@ def _build_denoiser(recipe: Recipe, feed: Feed, parallel: Parallelism, precision
             denoiser=denoiser,
             vae=vae,
             known=recipe.known,
-            takes_sizes="sizes" in denoiser.family.conditions,
             has_control=recipe.data.control,
             device=device,
         ),
