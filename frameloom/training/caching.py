@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +37,6 @@ from frameloom.data.loading.reader import BatchReader, Stores
 from frameloom.data.manifest.manifest import Manifest
 from frameloom.data.media.transforms import to_signed_range
 from frameloom.models.precision import DTYPES
-from frameloom.models.vaes.config import VAEConfig
 
 _log = get_logger(__name__)
 
@@ -146,26 +146,28 @@ def open_caches(recipe: Recipe, manifest: Manifest, policy: BucketPolicy) -> Sto
     if cache.external == "open_sora_plan":
         return Stores(latents, row_text=open_sora_plan_text(manifest, folders, shape, name=cache.external_name))
     if cache.external == "sdxl":
-        stored = sdxl_latents(manifest, folders[0], _LatentShape(recipe))
+        stored = sdxl_latents(manifest, folders[0], _shape_rule(recipe))
         return Stores(stored, row_text=sdxl_text(manifest, folders[0], shape))
     names = {"latents_path", "text_t5_path"} & set(manifest.columns)
     if not names:
         raise ConfigError(
             f"data.cache.external is open_sora2, but {manifest.source} has neither latents_path nor text_t5_path"
         )
-    columns = column_latents(manifest, _LatentShape(recipe)) if "latents_path" in names else None
+    columns = column_latents(manifest, _shape_rule(recipe)) if "latents_path" in names else None
     return Stores(columns, row_text=column_text(manifest, shape) if "text_t5_path" in names else None)
 
 
-class _LatentShape:
-    """The shape of a bucket's latents; a class, so that it survives pickling."""
+def _shape_rule(recipe: Recipe) -> Callable[[Bucket], tuple[int, int, int, int]]:
+    """The shape of a bucket's latents, as a function that survives pickling."""
+    vae = build_vae(recipe.vae, seed=recipe.seed).model
+    return partial(_latent_shape, vae.latent_channels, vae.strides, int(vae.causal))
 
-    def __init__(self, recipe: Recipe) -> None:
-        self._vae: VAEConfig = build_vae(recipe.vae, seed=recipe.seed).config
 
-    def __call__(self, bucket: Bucket) -> tuple[int, int, int, int]:
-        cells = self._vae.latent_shape(bucket.frames, bucket.height, bucket.width)
-        return self._vae.latent_channels, *cells
+def _latent_shape(
+    channels: int, strides: tuple[int, int, int], causal: int, bucket: Bucket
+) -> tuple[int, int, int, int]:
+    frames = max(1, (bucket.frames - causal) // strides[0] + causal)
+    return channels, frames, bucket.height // strides[1], bucket.width // strides[2]
 
 
 def open_latent_store(recipe: Recipe, manifest: Manifest, policy: BucketPolicy) -> LatentStore:

@@ -84,7 +84,6 @@ def _build_denoiser(recipe: Recipe, feed: Feed, parallel: Parallelism, precision
             denoiser=denoiser,
             vae=vae,
             known=recipe.known,
-            takes_sizes="sizes" in denoiser.family.supported_conditions,
             has_control=recipe.data.control,
             device=device,
         ),
