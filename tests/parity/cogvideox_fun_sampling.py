@@ -8,7 +8,7 @@ Shape letters: B batch, C channels, F frames, H height, W width.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from frameloom.builders.denoiser import LoadedDenoiser
 from frameloom.config.schema.sampling import SampleSection
-from frameloom.models.denoisers.base import find_index
+from frameloom.models.denoisers.base import Draws, find_index
 from frameloom.models.denoisers.cogvideox_fun.conditioning import (
     TRAINING_LOG_SIGMA,
     add_noise_to_known,
@@ -88,23 +88,15 @@ def _load_vae(case: ParityCase) -> CogVideoXVAE:
     return vae
 
 
-@dataclass(frozen=True)
-class RecordedDraws:
+def _record_draws(noise_BCFHW: Tensor, log_sigma_B: Tensor, *, keeps_empty: bool) -> Draws:
     """The random numbers of the published training, where ours come from streams."""
+    mean, deviation = TRAINING_LOG_SIGMA
 
-    noise_BCFHW: Tensor
-    log_sigma_B: Tensor
-    keeps_empty: bool
-    is_training: bool = True
+    def normal(purpose: str, shape: tuple[int, ...]) -> Tensor:
+        return noise_BCFHW if shape != (1,) else ((log_sigma_B - mean) / deviation)[:, None]
 
-    def uniform_B(self, purpose: str) -> Tensor:
-        return torch.full((len(self.noise_BCFHW),), 0.0 if self.keeps_empty else 1.0)
-
-    def normal(self, purpose: str, shape: tuple[int, ...]) -> Tensor:
-        if shape != (1,):
-            return self.noise_BCFHW
-        mean, deviation = TRAINING_LOG_SIGMA
-        return ((self.log_sigma_B - mean) / deviation)[:, None]
+    empty_B = torch.full((len(noise_BCFHW),), 0.0 if keeps_empty else 1.0)
+    return Draws(lambda purpose: empty_B, normal, is_training=True)
 
 
 def _make_channels(case: ParityCase, vae: CogVideoXVAE) -> dict[str, Tensor]:
@@ -132,7 +124,7 @@ def _make_channels(case: ParityCase, vae: CogVideoXVAE) -> dict[str, Tensor]:
             clip_BCFHW,
             known_B1FHW,
             lambda pixels: _encode_sample(vae, pixels, given["posterior_noise.mask_latents"]),
-            RecordedDraws(noise_BCFHW, log_sigma_B, keeps_empty="t2v_kept" in name),
+            _record_draws(noise_BCFHW, log_sigma_B, keeps_empty="t2v_kept" in name),
         )
         ours[name] = beside_BCFHW.transpose(1, 2)
         ours[name.replace("inpaint_latents", "t2v_flag")] = beside_BCFHW.flatten(1).any(dim=1).float()

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from frameloom.builders.denoiser import LoadedDenoiser
 from frameloom.config.schema.sampling import SampleSection
+from frameloom.diffusion.conditioning import known_cells
 from frameloom.diffusion.guidance import oscillate
-from frameloom.diffusion.masks import known_cells
 from frameloom.diffusion.objectives import FlowObjective
 from frameloom.diffusion.samplers import run_sampler
 from frameloom.models.denoisers.base import Conditions, Denoiser

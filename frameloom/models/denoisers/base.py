@@ -23,7 +23,8 @@ joined over the group, by the group's `reduction`; for sampling there is nothing
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar, Protocol, TypeVar, cast
+from dataclasses import dataclass
+from typing import Any, ClassVar, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -41,14 +42,13 @@ _LINEAR = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _NORMS = (nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
 
 
-class Draws(Protocol):
-    """The random numbers of the samples of a batch, each from its own stream; `purpose` keeps draws apart."""
+@dataclass(frozen=True)
+class Draws:
+    """Random numbers of the samples of a batch by purpose, each from its own stream: [B], and [B, ...] of a shape."""
 
-    @property
-    def is_training(self) -> bool: ...
-
-    def uniform_B(self, purpose: str) -> Tensor: ...
-    def normal(self, purpose: str, shape: tuple[int, ...]) -> Tensor: ...
+    uniform_B: Callable[[str], Tensor]
+    normal: Callable[[str, tuple[int, ...]], Tensor]
+    is_training: bool
 
 
 class Denoiser(nn.Module):
