@@ -40,7 +40,7 @@ _TO_FOLDER = [(_compile(single), folder) for folder, single in _list_names()]
 
 
 def to_single(key: str, num_levels: int = 4) -> str | None:
-    """The name in a single file, without its prefix, for one in a folder of any version; None where no rule covers it."""
+    """The name in a single file, without its prefix, for one in a folder, maybe an older one; None without a rule."""
     for old, new in _OLD_ATTENTION.items():
         key = key.replace(f".mid_block.attentions.0.{old}.", f".mid_block.attentions.0.{new}.")
     return _rename(key, _TO_SINGLE, num_levels)
