@@ -1,6 +1,6 @@
 """The same model a second time, with the same weights: diffusers' class of it, or it written out.
 
-A baseline takes what our family's `denoise` takes and gives the same prediction.
+A baseline takes what our models take and gives the same prediction.
 
 Shape letters: B batch, C channels, F frames, H height, W width.
 """
@@ -16,9 +16,10 @@ from torch import Tensor, nn
 
 from benchmarks.harness import load_baseline
 from benchmarks.plain_models import PlainOpenSoraT2V
-from frameloom.models.denoisers.conditions import NUM_TIMESTEPS, find_index
-from frameloom.models.layers.patches import pack, token_grid, unpack
+from frameloom.models.denoisers.base import NUM_TIMESTEPS, find_index
+from frameloom.models.layers.patches import pack, unpack
 from frameloom.models.registry import get_denoiser
+from frameloom.models.spec import token_grid
 from frameloom.models.text.base import TextStates
 
 Predict = Callable[[Tensor, Tensor, TextStates], Tensor]
@@ -77,7 +78,7 @@ def _build_flux(model: nn.Module) -> Baseline:
 
 
 def _build_cogvideox(model: nn.Module) -> Baseline:
-    from frameloom.models.denoisers.cogvideox_fun.model import find_grid, turn_table
+    from frameloom.models.denoisers.cogvideox_fun.model import turn_table
     from frameloom.models.denoisers.cogvideox_fun.weights import export_original
 
     name, values = _describe("cogvideox_fun", model.config)
@@ -89,7 +90,7 @@ def _build_cogvideox(model: nn.Module) -> Baseline:
         size = noisy_BCFHW.shape[2], noisy_BCFHW.shape[3], noisy_BCFHW.shape[4]
         if size not in tables:  # its pipeline makes them once, too
             config = cast(Any, model).config
-            tables[size] = _double_rotary(turn_table(config, find_grid(config, size)))
+            tables[size] = _double_rotary(turn_table(config, config.token_grid(size)))
         arguments = (noisy_BCFHW.transpose(1, 2), text.tokens_BKD, find_index(timestep_B).long())
         (made,) = other(*arguments, image_rotary_emb=tables[size], return_dict=False)
         return cast(Tensor, made).transpose(1, 2)

@@ -44,10 +44,11 @@ from benchmarks.harness import (
 from benchmarks.plain_models import BareDiT
 from frameloom.config.schema.optim import OptimSection
 from frameloom.core.random import stream
+from frameloom.models.denoisers.base import Denoiser
 from frameloom.models.registry import get_denoiser
 from frameloom.models.spec import DenoiserSpec
 from frameloom.models.text.base import TextStates
-from frameloom.planner.costs import TextShape, measure_costs
+from frameloom.planner.costs import MetaDenoiser, TextShape, measure_costs
 from frameloom.training.compiling import compile_blocks
 from frameloom.training.optim.clipping import clip_within_step
 from frameloom.training.optim.optimizer import build_optimizer
@@ -165,7 +166,7 @@ def configure(case: Case) -> tuple[DenoiserSpec, Any]:
     )
 
 
-def build_model(case: Case) -> tuple[DenoiserSpec, Any, nn.Module]:
+def build_model(case: Case) -> tuple[DenoiserSpec, Any, Denoiser]:
     """With weights that are zero nowhere: an idle branch would hide a difference."""
     family, config = configure(case)
     model, generator = family.build(config), stream(0, "bench weights")
@@ -201,17 +202,17 @@ def _measure_case(topic: str, case: Case, processes: list[IsolatedProcess], benc
     family, config, model = build_model(case)
     inputs = draw_inputs(case)
     if case.compiler:
-        compile_blocks(family.blocks(model), backend=case.compiler)
+        compile_blocks(model.blocks(), backend=case.compiler)
     against, gap = _check_peer(case, family, model, inputs)
 
-    tokens = case.batch * family.num_tokens(config, case.latent)
+    tokens = case.batch * config.num_tokens(case.latent)
     sides: dict[str, Work | Contender | IsolatedProcess] = {"ours": our_step(family, model, inputs)}
     sides["other"] = processes[0].build(build_other_step, case)
     if case.is_large and case.batch == 1:
         sides["kept"] = processes[1].build(build_other_step, case, case.compiler)
     if case.is_large:
         sides["product"] = _build_product()
-    bare = choose_bare(case, family.num_tokens(config, case.latent))
+    bare = choose_bare(case, config.num_tokens(case.latent))
     if bare is not None:
         sides["bare"] = bare.build_step()
     times = take_turns(sides, *_choose_rounds(case, bench))
@@ -297,7 +298,7 @@ def _compare_shares(topic: str, name: str, ours: _Done, other: _Done, product: T
 @torch.no_grad()
 def find_gap(family: DenoiserSpec, model: nn.Module, baseline: Baseline, inputs: Inputs) -> float:
     """How far both predictions are from each other; ValueError if that is far, or one of them is no number."""
-    mine = family.denoise(model, inputs.noisy_BCFHW, inputs.timestep_B, inputs.text)
+    mine = model(inputs.noisy_BCFHW, inputs.timestep_B, inputs.text.conditions())
     theirs = baseline.predict(inputs.noisy_BCFHW, inputs.timestep_B, inputs.text)
     gap = float((mine - theirs).abs().max() / theirs.abs().max())
     if not gap <= _LARGEST_GAP:
@@ -311,7 +312,7 @@ def our_step(family: DenoiserSpec, model: nn.Module, inputs: Inputs) -> Work:
     model.train()
 
     def step() -> None:
-        prediction = family.denoise(model, inputs.noisy_BCFHW, inputs.timestep_B, inputs.text)
+        prediction = model(inputs.noisy_BCFHW, inputs.timestep_B, inputs.text.conditions())
         torch.autograd.backward(F.mse_loss(prediction, inputs.target_BCFHW))
         clip_within_step(optimizer, _CLIP)
         optimizer.step()
@@ -349,5 +350,6 @@ def count_flops(case: Case) -> float:
     family, config = configure(case)
     with torch.device("meta"):
         model = family.build(config)
-    costs = measure_costs(family, model, [case.latent], latent_channels=_CHANNELS, text=_TEXT, bf16=False)
+    denoiser = MetaDenoiser(family, model, config, _TEXT, _CHANNELS)
+    costs = measure_costs(denoiser, [case.latent], bf16=False)
     return case.batch * costs[case.latent].flops

@@ -26,8 +26,8 @@ from frameloom.builders.objective import build_objective
 from frameloom.config.schema.objective import ObjectiveSection, parse_objective
 from frameloom.core.random import stream
 from frameloom.data.loading.batch import Batch
+from frameloom.diffusion.conditioning import MaskRandom, draw_end_mask, draw_frame_mask, draw_region_mask
 from frameloom.diffusion.mask_kinds import END_SHARES
-from frameloom.diffusion.masks import StreamDice, draw_end_mask, draw_frame_mask, draw_region_mask
 from frameloom.diffusion.objectives import add_noise, weighted_error_B
 from frameloom.training.loop import Trainer
 from frameloom.training.tasks.denoiser import DenoiserTask
@@ -135,10 +135,10 @@ def _mask_works(batch: Batch, task: DenoiserTask) -> dict[str, Work]:
     bucket, vae = batch.bucket, task.vae
     shape = (bucket.frames, bucket.height, bucket.width)
 
-    def draw_all(draw: Callable[[StreamDice], object]) -> Work:
+    def draw_all(draw: Callable[[MaskRandom], object]) -> Work:
         def work() -> None:
             for ordinal in batch.sample_indices.tolist():
-                draw(StreamDice(stream(0, "known", batch.epoch, ordinal)))
+                draw(MaskRandom(stream(0, "known", batch.epoch, ordinal)))
 
         return work
 

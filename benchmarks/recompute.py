@@ -68,12 +68,12 @@ def _compare_time(case: Case, name: str, times: dict[str, Times]) -> Row:
 
 
 def _passes(case: Case, setting: RecomputeSection | bool) -> Work:
-    family, _, model = build_model(case)
+    _family, _, model = build_model(case)
     inputs = draw_inputs(case)
-    apply_recompute(model, family.blocks(model), setting, torch.device("cpu"))
+    apply_recompute(model, model.blocks(), setting, torch.device("cpu"))
 
     def run() -> None:
-        made = family.denoise(model, inputs.noisy_BCFHW, inputs.timestep_B, inputs.text)
+        made = model(inputs.noisy_BCFHW, inputs.timestep_B, inputs.text.conditions())
         torch.autograd.backward((made - inputs.target_BCFHW).square().mean())
         model.zero_grad(set_to_none=True)
 

@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from benchmarks.harness import BenchSettings, Row, compare_numbers, measure_or_skip
 from benchmarks.model import Case, build_model, configure, draw_inputs, list_cases
 from frameloom.distributed.sequence_parallel import divide_ranks
-from frameloom.models.denoisers.building import use_sequence_group
+from frameloom.models.denoisers.base import use_sequence_group
 
 _ROOT = Path(__file__).parents[1]
 _RANKS = 2
@@ -84,15 +84,15 @@ def _measure(bench: BenchSettings) -> Iterator[Row]:
 
 
 def _count_tokens(case: Case) -> int:
-    family, config = configure(case)
-    return int(family.num_tokens(config, case.latent))
+    _family, config = configure(case)
+    return int(config.num_tokens(case.latent))
 
 
 def _count_bytes(case: Case) -> list[int]:
     """Of every self-attention, forward; numbers are float32."""
     family, config = configure(case)
     num_text = draw_inputs(case).text.tokens_BKD.shape[1]
-    exchanges = family.exchanges(config, case.latent, num_text, _RANKS)
+    exchanges = family.model.exchanges(config, case.latent, num_text, _RANKS)
     return [exchange.sent_bytes(_RANKS, batch=case.batch, number_bytes=4) for exchange in exchanges]
 
 
@@ -107,7 +107,7 @@ def _serve(folder: Path, is_quick: bool, rank: int) -> None:
         inputs = draw_inputs(case)
         use_sequence_group(family, model, group)
         with Traffic() as traffic:
-            made = family.denoise(model, inputs.noisy_BCFHW, inputs.timestep_B, inputs.text)
+            made = model(inputs.noisy_BCFHW, inputs.timestep_B, inputs.text.conditions())
             torch.autograd.backward(made.square().mean())
         sent.append(traffic.sent_bytes["all_to_all"])
     (folder / f"found-{rank}.json").write_text(json.dumps(sent))

@@ -151,14 +151,14 @@ class AtHand:
     def take(cls, trainer: Trainer) -> AtHand:
         task = trainer.task
         assert isinstance(task, DenoiserTask)
-        model, family = task.model, task.denoiser.family
+        model = task.model
         batches, _ = next(trainer.feed.steps(0, 0, 1))
         batch = batches[0]
         assert batch.latents is not None
         text = task.text.encode(batch.captions)
 
         def predict(noisy_BCFHW: Tensor, time_B: Tensor) -> Tensor:
-            return family.denoise(model, noisy_BCFHW, time_B, text)
+            return model(noisy_BCFHW, time_B, text.conditions())
 
         return cls(model, predict, *batch.latents, task.vae.normalize)
 

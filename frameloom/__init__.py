@@ -22,15 +22,19 @@ if TYPE_CHECKING:
     from frameloom.api import load_recipe as load_recipe
     from frameloom.api import train as train
     from frameloom.config.schema.recipe import Recipe as Recipe
+    from frameloom.sampling.outputs import Sample as Sample
+    from frameloom.sampling.pipeline import Pipeline as Pipeline
 
 _HOMES = {
+    "Pipeline": "frameloom.sampling.pipeline",
     "Recipe": "frameloom.config.schema.recipe",
     "Run": "frameloom.api",
+    "Sample": "frameloom.sampling.outputs",
     "load": "frameloom.api",
     "load_recipe": "frameloom.api",
     "train": "frameloom.api",
 }
-__all__ = ["Recipe", "Run", "__version__", "load", "load_recipe", "train"]
+__all__ = ["Pipeline", "Recipe", "Run", "Sample", "__version__", "load", "load_recipe", "train"]
 
 
 def __getattr__(name: str) -> Any:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from frameloom.config.loading.recipe import Overrides, Source, load_recipe, load_with_places
+from frameloom.config.loading.recipe import Overrides, Source, load_recipe, load_with_places, to_words
 from frameloom.config.loading.render import render_yaml
 from frameloom.config.rules.check import check_files
 from frameloom.config.rules.parallel import check_world
@@ -21,6 +21,9 @@ from frameloom.distributed.ranks import read_ranks
 
 if TYPE_CHECKING:
     import polars as pl
+    import torch
+
+    from frameloom.sampling.pipeline import Pipeline
 
 __all__ = ["Run", "load", "load_recipe", "train"]
 # Lines of the processes' messages that an error of theirs is told with.
@@ -57,8 +60,8 @@ class Run:
         # Values of one step are logged in several lines.
         return rows.group_by("step", maintain_order=True).agg(pl.all().drop_nulls().last())
 
-    def load(self, **options: Any) -> Any:
-        """The trained model, with the options of `load`."""
+    def load(self, **options: Any) -> Pipeline:
+        """The trained model, with the options of `frameloom.load`."""
         return load(self.folder, **options)
 
 
@@ -135,8 +138,24 @@ def _start_processes(
             raise RunError(f"the {processes} processes ended with exit code {started.returncode}:\n{said}")
 
 
-def load(path: str | Path, **options: Any) -> Any:
-    """A model to sample from."""
+def load(
+    path: str | Path,
+    overrides: Overrides = (),
+    *,
+    step: int | None = None,
+    family: str | None = None,
+    recipe: str | None = None,
+    device: str | None = None,
+    dtype: str | torch.dtype | None = None,
+) -> Pipeline:
+    """A model, ready to sample: `load("runs/my-run").sample("a red circle", seed=1).save("circle.mp4")`.
+
+    path        a run folder, an export, a recipe with weights, or published weights: a diffusers folder or a file
+    overrides   values by dotted key, {"sample.guidance": 6}
+    step        the checkpoint of a run; None: the newest
+    family      of published weights that do not tell it, or else the `recipe` that describes them
+    dtype       of the denoiser: "fp32", "bf16", "fp16" or torch's
+    """
     from frameloom.sampling.load import load_model
 
-    return load_model(Path(path), **options)
+    return load_model(path, to_words(overrides), step=step, family=family, recipe=recipe, device=device, dtype=dtype)

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import frameloom
-from frameloom.core.errors import ConfigError, RunError
+from frameloom.core.errors import ConfigError, DataError, FrameloomError, RunError
+from frameloom.sampling.outputs import read_about, read_frames
 from tests.conftest import World
 
 
@@ -57,6 +61,43 @@ def test_a_run_is_trained_and_its_metrics_are_a_table(world: World):
     resumed = frameloom.train(world.write_recipe(), {"train.steps": 4, "optim.lr": 1e-4})
     assert resumed.metrics["step"].to_list() == [1, 2, 3, 4]
     assert frameloom.Run(run.folder).metrics.equals(resumed.metrics)
+
+
+def test_a_model_samples_videos_that_are_saved_and_shown(world: World):
+    model = frameloom.train(world.write_recipe(), {"train.steps": 1}).load(device="cpu", dtype="fp32")
+    small = {"frames": 9, "height": 64, "width": 64, "steps": 2}
+    video = model.sample("a red circle", seed=1, **small)
+    assert (video.frames.shape, video.frames.dtype) == ((9, 64, 64, 3), np.uint8)
+    assert (video.request.prompt, video.request.seed) == ("a red circle", 1)
+    again = frameloom.load(world.folder / "run", {"sample.steps": 2}).sample(
+        ["a red circle", "a blue square"], seed=1, frames=9, height=64, width=64
+    )
+    assert np.array_equal(again[0].frames, video.frames) and not np.array_equal(again[1].frames, video.frames)
+    saved = video.save(world.folder / "circle.mp4")
+    assert read_about(saved)["prompt"] == "a red circle" and read_frames(saved).shape == video.frames.shape
+    assert video._repr_html_().startswith('<video src="data:video/mp4;base64,')
+    with pytest.raises(DataError, match="the suffix names no format"):
+        video.save(world.folder / "circle.txt")
+    with pytest.raises(FrameloomError, match="did you mean 'frames'"):
+        model.sample("a red circle", framse=9)
+
+
+def test_an_export_is_loaded_alone(world: World, tmp_path: Path):
+    run = frameloom.train(world.write_recipe(), {"train.steps": 1})
+    model = frameloom.load(run.folder / "export")
+    assert model.sample("x", frames=1, height=64, width=64, steps=1).frames.shape == (1, 64, 64, 3)
+    with pytest.raises(RunError, match="no such run, model folder or recipe"):
+        frameloom.load(tmp_path / "nowhere")
+
+
+def test_a_run_is_trained_outside_the_main_thread(world: World):
+    """Signal handlers belong to the main thread, and are the caller's again after a run."""
+    before = signal.getsignal(signal.SIGINT)
+    with ThreadPoolExecutor(1) as pool:
+        run = pool.submit(frameloom.train, world.write_recipe(), {"train.steps": 1}).result()
+    assert run.metrics["step"].to_list() == [1]
+    frameloom.train(world.write_recipe(), {"train.steps": 2})
+    assert signal.getsignal(signal.SIGINT) is before
 
 
 def test_a_folder_that_is_no_run_is_refused(tmp_path: Path):

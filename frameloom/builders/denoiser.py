@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from frameloom.builders.published import warn_of_differences
 from frameloom.builders.text import TextPipeline
@@ -20,6 +20,7 @@ from frameloom.config.schema.models import ModelSection
 from frameloom.core.errors import CheckpointError
 from frameloom.core.files import digest_value
 from frameloom.core.random import stream
+from frameloom.models.denoisers.base import Denoiser
 from frameloom.models.registry import get_denoiser
 from frameloom.models.spec import DenoiserSpec, override_fields
 
@@ -29,7 +30,7 @@ class LoadedDenoiser:
     """A denoiser, what it was built from, and a digest that changes with its first weights; a checkpoint's has none."""
 
     family: DenoiserSpec
-    model: nn.Module
+    model: Denoiser
     config: Any
     digest: str = ""
 

@@ -142,7 +142,7 @@ def evaluate_clips(
     table.refuse_empty()
     if out is not None:
         table.write(out)
-    for line in [json.dumps(table.to_json(), indent=2)] if as_json else table.describe():
+    for line in [json.dumps(table.to_json(), indent=2)] if as_json else table.format():
         print(line)
 
 
@@ -221,7 +221,6 @@ def compare(
     from frameloom.demo.shapes_score import PROMPT_METRICS
     from frameloom.evaluate.clip_metrics import build_clip_measures
     from frameloom.evaluate.sample_sets import (
-        Key,
         SampleSet,
         compare_samples,
         find_samples,
@@ -233,10 +232,7 @@ def compare(
     from frameloom.sampling.outputs import read_frames
 
     found = [find_samples(folder) for folder in folders]
-    sets = [
-        SampleSet(name, {Key(sample.prompt, sample.seed, sample.number): sample.path for sample in samples})
-        for name, samples in zip(name_folders(folders), found, strict=True)
-    ]
+    sets = [SampleSet(name, samples) for name, samples in zip(name_folders(folders), found, strict=True)]
     prompts = [key.prompt for key in match_samples(sets)]
     names = None if metrics is None else [name.strip() for name in metrics.split(",") if name.strip()]
     measures = build_clip_measures(

@@ -159,7 +159,7 @@ def reconstruct(
     if as_json:
         print(json.dumps(table.to_json(), indent=2))
         return
-    for line in table.describe():
+    for line in table.format():
         print(line)
     print(f"{out}: {len(table.good)} results, metrics.parquet and metrics.json")
 
@@ -189,13 +189,13 @@ def stats(
     """Encode the clips of MANIFEST with VAE and tell the statistics of the latents, as a denoiser would see them.
 
     `scale` alone gives all latents together a mean square of 1; scale and shift per channel give each channel mean 0
-    and deviation 1. Either goes into vae.overrides of a recipe.
+    and std 1. Either goes into vae.overrides of a recipe.
 
     Example: frameloom vae stats runs/my-vae clips/manifest.parquet --frames 33 --short-side 256 --limit 500
     """
     from frameloom.core.files import write_json
     from frameloom.data.loading.clip_view import ClipView, list_clips
-    from frameloom.evaluate.autoencoder import describe_statistics, draw_clips, measure_latents, report_statistics
+    from frameloom.evaluate.autoencoder import draw_clips, format_statistics, measure_latents, report_statistics
 
     if out is not None:
         check_output_file(out, source=manifest)
@@ -216,5 +216,5 @@ def stats(
     report = report_statistics(found, bad, num_clips=len(clips) - len(bad), now=model)
     if out is not None:
         write_json(out, report)
-    for line in [json.dumps(report, indent=2)] if as_json else describe_statistics(report):
+    for line in [json.dumps(report, indent=2)] if as_json else format_statistics(report):
         print(line)

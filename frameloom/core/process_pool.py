@@ -64,18 +64,15 @@ def send_pickle(sender: socket.socket, item: Any) -> None:
 
 def receive_pickle(receiver: socket.socket) -> Any:
     """EOFError when the sender is gone."""
-    (size,) = _HEAD.unpack(_receive_bytes(receiver, _HEAD.size))
-    return pickle.loads(_receive_bytes(receiver, size))
-
-
-def _receive_bytes(receiver: socket.socket, size: int) -> bytes:
-    data = b""
-    while len(data) < size:
-        part = receiver.recv(size - len(data))
+    data, wanted = b"", _HEAD.size
+    while len(data) < wanted:
+        part = receiver.recv(wanted - len(data))
         if not part:
             raise EOFError("the sender is gone")
         data += part
-    return data
+        if len(data) == _HEAD.size == wanted:
+            wanted += _HEAD.unpack(data)[0]
+    return pickle.loads(data[_HEAD.size :])
 
 
 class ProcessPool(Generic[Task, Result]):
@@ -245,13 +242,10 @@ def _end_workers(workers: Iterable[_Worker], *, at_once: bool = False) -> str:
         if worker.process.is_alive():
             worker.process.kill()
             worker.process.join()
-        ending = spell_exit(worker.process.exitcode)
+        code = worker.process.exitcode
+        ending = signal.Signals(-code).name if code is not None and code < 0 else f"exit code {code}"
         worker.process.close()
     return ending
-
-
-def spell_exit(code: int | None) -> str:
-    return signal.Signals(-code).name if code is not None and code < 0 else f"exit code {code}"
 
 
 def _serve(

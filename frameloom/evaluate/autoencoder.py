@@ -44,13 +44,6 @@ class Reconstruction:
     force: bool = False
 
 
-@dataclass(frozen=True)
-class _Item:
-    index: int
-    clip: ListedClip
-    target: Path
-
-
 def reconstruct_files(
     vae: VideoVAE,
     clips: Sequence[ListedClip],
@@ -70,15 +63,16 @@ def reconstruct_files(
         raise ConfigError(f"--fps is {options.fps:g}; it must be above 0")
     targets = [out / name for name in name_results([clip.name for clip in clips])]
     _refuse_existing(out, targets, force=options.force)
-    items = [_Item(index, *pair) for index, pair in enumerate(zip(clips, targets, strict=True))]
+    items = [(index, *pair) for index, pair in enumerate(zip(clips, targets, strict=True))]
     with join_ranks(ranks or Ranks()) as group:
         group.context.barrier()
         share = group.ranks.share(items)
         records = []
         with ProgressBar("reconstructing", len(share)) as bar:
-            for item in share:
-                records.append(_reconstruct(vae, item, out, options, measure))
-                bar.advance(note=item.clip.name)
+            for index, clip, target in share:
+                record = {"index": index, "name": clip.name}
+                records.append(record | _reconstruct(vae, clip, index, target, out, options, measure))
+                bar.advance(note=clip.name)
         everyone = [record for part in group.context.gather(records) for record in part]
     return sorted(everyone, key=lambda record: int(record["index"])) if group.ranks.is_first else None
 
@@ -132,19 +126,28 @@ def _refuse_existing(out: Path, targets: Sequence[Path], *, force: bool) -> None
         raise DataError(f"{present[0]}{more} exist; choose another folder, or replace them with --force")
 
 
-def _reconstruct(vae: VideoVAE, item: _Item, out: Path, options: Reconstruction, measure: Measure) -> dict[str, Any]:
-    record: dict[str, Any] = {"index": item.index, "name": item.clip.name}
+def _reconstruct(
+    vae: VideoVAE, listed: ListedClip, index: int, target: Path, out: Path, options: Reconstruction, measure: Measure
+) -> dict[str, Any]:
     try:
-        clip = read_for(vae, item.clip, options.view)
+        clip = read_for(vae, listed, options.view)
         pixels = to_signed_range(clip.pixels_CFHW[None])
-        decoded = reconstruct(vae, pixels, seed=options.seed, index=item.index).clamp(-1, 1)
+        decoded = reconstruct(vae, pixels, seed=options.seed, index=index).clamp(-1, 1)
         numbers = measure(decoded, pixels)
-        path = _write(item.target, clip, decoded, options)
+        shown_CFHW = to_uint8(decoded[0])
+        if options.grid:
+            shown_CFHW = torch.cat([clip.pixels_CFHW, shown_CFHW], dim=3)
+        frames_FHWC = shown_CFHW.permute(1, 2, 3, 0).numpy()
+        path = target.with_name(f"{target.name}.{'png' if len(frames_FHWC) == 1 else 'mp4'}")
+        if len(frames_FHWC) == 1:
+            write_image(path, frames_FHWC[0])
+        else:
+            write_video(path, frames_FHWC, options.fps or clip.fps or _IMAGE_FPS)
     except DataError as error:
-        return record | {"error": str(error)}
+        return {"error": str(error)}
     _, _, frames, height, width = pixels.shape
     facts = {"file": path.relative_to(out).as_posix(), "frames": frames, "height": height, "width": width}
-    return record | facts | dict(numbers) | {"error": None}
+    return facts | dict(numbers) | {"error": None}
 
 
 @torch.no_grad()
@@ -163,20 +166,6 @@ def reconstruct(vae: VideoVAE, pixels_BCFHW: Tensor, *, seed: int | None = None,
             "another way of decoding (decode_first_alone)"
         )
     return decoded
-
-
-def _write(target: Path, clip: ViewedClip, decoded_BCFHW: Tensor, options: Reconstruction) -> Path:
-    shown_CFHW = to_uint8(decoded_BCFHW[0])
-    if options.grid:
-        shown_CFHW = torch.cat([clip.pixels_CFHW, shown_CFHW], dim=3)
-    frames_FHWC = shown_CFHW.permute(1, 2, 3, 0).numpy()
-    if len(frames_FHWC) == 1:
-        path = target.with_name(f"{target.name}.png")
-        write_image(path, frames_FHWC[0])
-    else:
-        path = target.with_name(f"{target.name}.mp4")
-        write_video(path, frames_FHWC, options.fps or clip.fps or _IMAGE_FPS)
-    return path
 
 
 def measure_latents(
@@ -226,7 +215,7 @@ def report_statistics(
     }
 
 
-def describe_statistics(report: dict[str, Any]) -> list[str]:
+def format_statistics(report: dict[str, Any]) -> list[str]:
     lines = [
         f"latents of {report['clips']} clips, {report['cells']:,} cells",
         f"{'channel':>7}{'mean':>12}{'std':>12}{'posterior':>12}{'scale':>12}{'scale now':>12}",
@@ -234,18 +223,16 @@ def describe_statistics(report: dict[str, Any]) -> list[str]:
     columns = (report["mean"], report["std"], report["posterior_std"], report["per_channel"]["scale"])
     for channel, numbers in enumerate(zip(*columns, report["now"]["scale"], strict=True)):
         lines.append(f"{channel:>7}" + "".join(f"{number:>12.5f}" for number in numbers))
+    per_channel = {
+        name: ", ".join(f"{number:.6g}" for number in report["per_channel"][name]) for name in ("scale", "shift")
+    }
     lines += [
         f"one scale for all channels, no shift: {report['scale']:.6g}",
         f"  vae.overrides: {{scale: [{report['scale']:.6g}], shift: [0.0]}}",
-        "or mean 0 and deviation 1 in each channel:",
-        f"  vae.overrides: {{scale: {_join(report['per_channel']['scale'])}, "
-        f"shift: {_join(report['per_channel']['shift'])}}}",
+        "or mean 0 and std 1 in each channel:",
+        f"  vae.overrides: {{scale: [{per_channel['scale']}], shift: [{per_channel['shift']}]}}",
     ]
     if report["bad"]:
         lines.append(f"{len(report['bad'])} clips could not be used:")
         lines += [f"  {item['error']}" for item in report["bad"]]
     return lines
-
-
-def _join(numbers: Sequence[float]) -> str:
-    return f"[{', '.join(f'{number:.6g}' for number in numbers)}]"

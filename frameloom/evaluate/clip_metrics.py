@@ -62,10 +62,13 @@ class ClipMeasures:
         return self.prompt_metrics[name].column if name in self.prompt_metrics else CLIP_METRICS[name]
 
     def __call__(
-        self, pixels_CFHW: Tensor, prompt: str | None = None, *, features_FD: Tensor | None = None
+        self, pixels_CFHW: Tensor, prompt: str | None = None, *, features_FD: Tensor | None = None, name: str = ""
     ) -> dict[str, float | None]:
-        """Of uint8 pixels; `features_FD` are those of `network`, when the caller has them already."""
-        return {self._column(name): self._measure(name, pixels_CFHW, prompt, features_FD) for name in self.names}
+        """Of uint8 pixels; `features_FD` are those of `network`, if the caller has them. Errors begin with `name`."""
+        try:
+            return {self._column(one): self._measure(one, pixels_CFHW, prompt, features_FD) for one in self.names}
+        except DataError as error:
+            raise DataError(f"{name}: {error}" if name else str(error)) from error
 
     def _measure(self, name: str, pixels_CFHW: Tensor, prompt: str | None, features_FD: Tensor | None) -> float | None:
         if name == "flicker":
@@ -159,8 +162,11 @@ def measure_motion(pixels_CFHW: Tensor) -> float | None:
     if factor > 1:
         height, width = (round(side / factor) for side in video_FCHW.shape[-2:])
         video_FCHW = F.interpolate(video_FCHW, (height, width), mode="bilinear", antialias=True, align_corners=False)
-    pairs = pairwise(video_FCHW)
-    return factor * sum(_fastest(match_blocks(before, after)) for before, after in pairs) / (len(video_FCHW) - 1)
+    total = 0.0
+    for before_CHW, after_CHW in pairwise(video_FCHW):
+        distance_N = match_blocks(before_CHW, after_CHW)
+        total += float(distance_N.topk(max(1, round(_TOP_SHARE * len(distance_N)))).values.double().mean())
+    return factor * total / (len(video_FCHW) - 1)
 
 
 def match_blocks(before_CHW: Tensor, after_CHW: Tensor) -> Tensor:
@@ -190,11 +196,6 @@ def match_blocks(before_CHW: Tensor, after_CHW: Tensor) -> Tensor:
     assert distance_N is not None
     high_CN, low_CN = (F.max_pool2d(sign * before_CHW, BLOCK_PX, STRIDE_PX).flatten(1) for sign in (1, -1))
     return torch.where((high_CN + low_CN).amax(0) < _PLAIN_LEVELS, 0.0, distance_N)
-
-
-def _fastest(distance_N: Tensor) -> float:
-    count = max(1, round(_TOP_SHARE * len(distance_N)))
-    return float(distance_N.topk(count).values.double().mean())
 
 
 def measure_consistency(features_FD: Tensor) -> float | None:

@@ -44,116 +44,85 @@ def compare_sets(
     pair, is listed, and the rest goes on.
     """
     wanted = distances or Distances()
-    network = None if alone is None else alone.measures.network
-    gathered: dict[str, Sides] = {}
-    for name, files in (("fvd", wanted.clips), ("fid", wanted.frames)):
-        if files is not None:
-            gathered[name] = (read_features(files[0]), read_features(files[1]))
-    work = _Work(measures, view, alone, _new_sides() if wanted.pixels else None)
+    given = {"fvd": wanted.clips, "fid": wanted.frames}
+    sides: dict[str, Sides] = {
+        name: (read_features(files[0]), read_features(files[1])) for name, files in given.items() if files is not None
+    }
     has_reference = any(pair.reference is not None for pair in pairs)
-    if network is not None and "fid" not in gathered and has_reference:
-        work.frames = _new_sides()
-    if wanted.network is not None and "fvd" not in gathered and has_reference:
-        work.video_network, work.clips = wanted.network, _new_sides()
-    records = []
-    with ProgressBar("comparing", len(pairs)) as bar:
-        for pair in pairs:
-            records += work.compare(pair)
-            bar.advance(note=pair.name)
-    for name, sides in (("fvd", work.clips), ("fid", work.frames), ("frechet_pixels", work.pooled)):
-        if sides is not None:
-            gathered[name] = sides
-    more, notes = _measure_distances(gathered)
-    if work.frames is not None and network is not None:
+    network = None if alone is None or "fid" in sides or not has_reference else alone.measures.network
+    video_network = wanted.network if "fvd" not in sides and has_reference else None
+    notes = []
+    if network is not None:
+        sides["fid"] = FeatureStatistics(), FeatureStatistics()
         notes.append(f"fid is of features of {network.name}; published ones are of Inception's and not comparable")
-    if work.video_network is not None:
-        notes.append(f"fvd is of features of {work.video_network.name}; published ones are of I3D's and not comparable")
-    columns = [*measures.columns, *(alone.measures.columns if alone else [])]
-    return MetricTable(records, columns, confidence, more, notes, intervals)
+    if video_network is not None:
+        sides["fvd"] = FeatureStatistics(), FeatureStatistics()
+        notes.append(f"fvd is of features of {video_network.name}; published ones are of I3D's and not comparable")
+    if wanted.pixels:
+        sides["frechet_pixels"] = FeatureStatistics(), FeatureStatistics()
 
-
-def _new_sides() -> Sides:
-    return FeatureStatistics(), FeatureStatistics()
-
-
-@dataclass
-class _Work:
-    """What is done with each pair, and the statistics that grow on the way."""
-
-    measures: Measures
-    view: ClipView
-    alone: Alone | None
-    pooled: Sides | None = None
-    frames: Sides | None = None
-    clips: Sides | None = None
-    video_network: VideoNetwork | None = None
-
-    def compare(self, pair: Pair) -> list[Record]:
-        """One record; none for a good clip that has no pair and is not meant to have one."""
-        try:
-            clips = (pair.ours, pair.reference)
-            videos = [None if clip is None else view_clip(clip, self.view).pixels_CFHW for clip in clips]
-            features_FD = self._gather(videos)
-            ours, reference = videos
-            numbers: dict[str, float | None] = {}
-            if self.measures.columns:
-                numbers |= self._measure_pair(pair, ours, reference)
-            if self.alone is not None and self.alone.measures.columns and ours is not None:
-                numbers |= self._measure_alone(pair, ours, features_FD)
-            return [{"name": pair.name, **numbers, "error": None}] if numbers else []
-        except DataError as error:
-            return [{"name": pair.name, "error": str(error)}]
-
-    def _gather(self, videos: Sequence[Tensor | None]) -> Tensor | None:
+    def gather(videos: Sequence[Tensor | None]) -> Tensor | None:
         """Add both sides to the statistics; features of our frames, if there are any."""
         ours_FD = None
         for side, video in enumerate(videos):
             if video is None:
                 continue
-            if self.pooled is not None:
-                self.pooled[side].add(pool_pixels(to_signed_range(video[None])))
-            if self.clips is not None and self.video_network is not None:
-                self.clips[side].add(self.video_network.encode_clip(video)[None].numpy())
-            if self.frames is not None and self.alone is not None and self.alone.measures.network is not None:
-                features_FD = self.alone.measures.network.encode_frames(video)
-                self.frames[side].add(features_FD.numpy())
+            if wanted.pixels:
+                sides["frechet_pixels"][side].add(pool_pixels(to_signed_range(video[None])))
+            if video_network is not None:
+                sides["fvd"][side].add(video_network.encode_clip(video)[None].numpy())
+            if network is not None:
+                features_FD = network.encode_frames(video)
+                sides["fid"][side].add(features_FD.numpy())
                 ours_FD = features_FD if side == 0 else ours_FD
         return ours_FD
 
-    def _measure_pair(self, pair: Pair, ours: Tensor | None, reference: Tensor | None) -> dict[str, float | None]:
-        if ours is None or reference is None:
-            missing = "reference" if reference is None else "generated"
-            raise DataError(f"{pair.name}: no {missing} clip has this name; it is in no pair")
-        pixels = to_signed_range(ours[None]), to_signed_range(reference[None])
-        _refuse_misfit(pair, *pixels)
-        return self.measures(*pixels)
+    records: list[Record] = []
+    with ProgressBar("comparing", len(pairs)) as bar:
+        for pair in pairs:
+            try:
+                clips = (pair.ours, pair.reference)
+                videos = [None if clip is None else view_clip(clip, view).pixels_CFHW for clip in clips]
+                features_FD = gather(videos)
+                numbers = _measure_pair(pair, videos, measures) if measures.columns else {}
+                if alone is not None and alone.measures.columns and pair.ours is not None and videos[0] is not None:
+                    prompt = alone.prompts.get(pair.ours.name)
+                    numbers |= alone.measures(videos[0], prompt, features_FD=features_FD, name=pair.name)
+                # A good clip that has no pair, and is not meant to have one, has no record.
+                records += [{"name": pair.name, **numbers, "error": None}] if numbers else []
+            except DataError as error:
+                records.append({"name": pair.name, "error": str(error)})
+            bar.advance(note=pair.name)
+    more, distance_notes = _measure_distances(sides)
+    columns = [*measures.columns, *(alone.measures.columns if alone else [])]
+    return MetricTable(records, columns, confidence, more, [*distance_notes, *notes], intervals)
 
-    def _measure_alone(self, pair: Pair, ours: Tensor, features_FD: Tensor | None) -> dict[str, float | None]:
-        assert self.alone is not None and pair.ours is not None
-        try:
-            return self.alone.measures(ours, self.alone.prompts.get(pair.ours.name), features_FD=features_FD)
-        except DataError as error:
-            raise DataError(f"{pair.name}: {error}") from error
 
-
-def _refuse_misfit(pair: Pair, ours: Tensor, reference: Tensor) -> None:
-    if ours.shape[2] != reference.shape[2]:
-        fewer = min(ours.shape[2], reference.shape[2])
+def _measure_pair(pair: Pair, videos: Sequence[Tensor | None], measures: Measures) -> dict[str, float | None]:
+    ours, reference = videos
+    if ours is None or reference is None:
+        missing = "reference" if reference is None else "generated"
+        raise DataError(f"{pair.name}: no {missing} clip has this name; it is in no pair")
+    frames, sizes = (ours.shape[1], reference.shape[1]), [f"{one.shape[3]}x{one.shape[2]}" for one in (ours, reference)]
+    if frames[0] != frames[1]:
         raise DataError(
-            f"{pair.name}: {ours.shape[2]} generated and {reference.shape[2]} reference frames; compare the first ones "
-            f"with --frames {fewer}, or fewer"
+            f"{pair.name}: {frames[0]} generated and {frames[1]} reference frames; compare the first ones "
+            f"with --frames {min(frames)}, or fewer"
         )
     if ours.shape != reference.shape:
-        sizes = [f"{video.shape[4]}x{video.shape[3]}" for video in (ours, reference)]
         raise DataError(
             f"{pair.name}: {sizes[0]} generated and {sizes[1]} reference pixels; scale both with --height and --width"
         )
+    return measures(to_signed_range(ours[None]), to_signed_range(reference[None]))
 
 
 def _measure_distances(gathered: Mapping[str, Sides]) -> tuple[dict[str, float | int], list[str]]:
     more: dict[str, float | int] = {}
     notes = []
-    for name, sides in gathered.items():
+    for name in ("fvd", "fid", "frechet_pixels"):
+        if name not in gathered:
+            continue
+        sides = gathered[name]
         what, usual = _USUAL[name]
         fewest = min(side.count for side in sides)
         more[f"{name}_{what}"] = fewest

@@ -27,12 +27,12 @@ class FeatureStatistics:
 
     def __init__(self) -> None:
         self.count = 0
-        self._mean_D: NDArray[np.float64] = np.zeros(0)
+        self.mean_D: NDArray[np.float64] = np.zeros(0)
         self._squares_DD: NDArray[np.float64] = np.zeros((0, 0))
 
     @property
     def width(self) -> int:
-        return len(self._mean_D)
+        return len(self.mean_D)
 
     def add(self, features_ND: NDArray[np.floating]) -> None:
         """ValueError for vectors of another width, or numbers that are not finite."""
@@ -42,17 +42,13 @@ class FeatureStatistics:
         if not np.isfinite(batch).all():
             raise ValueError("features with numbers that are not finite")
         if not self.count:
-            self._mean_D, self._squares_DD = np.zeros(batch.shape[1]), np.zeros((batch.shape[1],) * 2)
+            self.mean_D, self._squares_DD = np.zeros(batch.shape[1]), np.zeros((batch.shape[1],) * 2)
         center_D = batch.mean(0)
-        total, gap_D = self.count + len(batch), center_D - self._mean_D
+        total, gap_D = self.count + len(batch), center_D - self.mean_D
         self._squares_DD += (batch - center_D).T @ (batch - center_D)
         self._squares_DD += np.outer(gap_D, gap_D) * (self.count * len(batch) / total)
-        self._mean_D = self._mean_D + gap_D * (len(batch) / total)
+        self.mean_D = self.mean_D + gap_D * (len(batch) / total)
         self.count = total
-
-    @property
-    def mean_D(self) -> NDArray[np.float64]:
-        return self._mean_D
 
     @property
     def covariance_DD(self) -> NDArray[np.float64]:

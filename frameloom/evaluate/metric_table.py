@@ -92,16 +92,26 @@ class MetricTable:
             pl.DataFrame(rows, schema_overrides=schema, strict=False).write_parquet(temporary)
         write_json(folder / DOCUMENT, self.to_json())
 
-    def describe(self) -> list[str]:
+    def format(self) -> list[str]:
         columns = [name for name in self.columns if any(record.get(name) is not None for record in self.good)]
+        widths = {column: max(10, len(column) + 2) for column in columns}
         lines = []
         if columns:
-            lines.append(f"{'clip':<{_NAME_WIDTH}}" + "".join(f"{name:>{_width(name)}}" for name in columns))
-            lines += [_describe_row(record, columns) for record in self.good[:_SHOWN_ROWS]]
+            lines.append(f"{'clip':<{_NAME_WIDTH}}" + "".join(f"{name:>{widths[name]}}" for name in columns))
+            for record in self.good[:_SHOWN_ROWS]:
+                name = str(record["name"])
+                line = f"{name if len(name) < _NAME_WIDTH else f'...{name[4 - _NAME_WIDTH :]}':<{_NAME_WIDTH}}"
+                for column in columns:
+                    cell = "-" if record.get(column) is None else f"{record[column]:.4f}"
+                    line += f"{cell:>{widths[column]}}"
+                lines.append(line)
             if len(self.good) > _SHOWN_ROWS:
                 lines.append(f"... and {len(self.good) - _SHOWN_ROWS} more")
         for name, summary in self.summaries().items():
-            lines.append(_describe_summary(name, summary, self.confidence))
+            text = f"{name}: {summary.mean:.4f} over {summary.count} clip{'s' if summary.count > 1 else ''}"
+            if summary.low is not None and summary.high is not None:
+                text += f", {self.confidence:.0%} interval of the mean {summary.low:.4f} to {summary.high:.4f}"
+            lines.append(text)
         lines += [
             f"{name} {value:.4f}" if isinstance(value, float) else f"{name} {value}"
             for name, value in self.more.items()
@@ -120,26 +130,6 @@ def refuse_existing_metrics(folder: Path, *, force: bool) -> None:
     present = [name for name in (TABLE, DOCUMENT) if (folder / name).exists()]
     if present and not force:
         raise DataError(f"{folder / present[0]} exists; choose another folder, or replace it with --force")
-
-
-def _describe_row(record: Record, columns: Sequence[str]) -> str:
-    name = str(record["name"])
-    shown = name if len(name) < _NAME_WIDTH else f"...{name[4 - _NAME_WIDTH :]}"
-    cells = ["-" if record.get(column) is None else f"{record[column]:.4f}" for column in columns]
-    placed = [f"{cell:>{_width(column)}}" for cell, column in zip(cells, columns, strict=True)]
-    return f"{shown:<{_NAME_WIDTH}}" + "".join(placed)
-
-
-def _width(column: str) -> int:
-    return max(10, len(column) + 2)
-
-
-def _describe_summary(name: str, summary: Summary, confidence: float) -> str:
-    clips = f"{summary.count} clip{'s' if summary.count > 1 else ''}"
-    text = f"{name}: {summary.mean:.4f} over {clips}"
-    if summary.low is not None and summary.high is not None:
-        text += f", {confidence:.0%} interval of the mean {summary.low:.4f} to {summary.high:.4f}"
-    return text
 
 
 def _to_plain(value: Any) -> Any:
@@ -206,23 +196,17 @@ def t_quantile(share: float, freedom: int) -> float:
     if not 0.5 < share < 1 or freedom < 1:
         raise ValueError(f"a share in (0.5, 1) and 1 or more degrees of freedom, got {share} and {freedom}")
     if freedom > _EXPAND_FROM:
-        return _expand_around_normal(NormalDist().inv_cdf(share), freedom)
+        # Cornish and Fisher's series (Abramowitz and Stegun 26.7.5).
+        z = NormalDist().inv_cdf(share)
+        first = (z**3 + z) / 4
+        second = (5 * z**5 + 16 * z**3 + 3 * z) / 96
+        third = (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384
+        return z + first / freedom + second / freedom**2 + third / freedom**3
+    # Between 0 and sqrt(freedom) tan(angle): with that substitution the density is a power of cos.
+    scale = math.exp(math.lgamma((freedom + 1) / 2) - math.lgamma(freedom / 2)) / math.sqrt(math.pi)
     low, high = 0.0, math.pi / 2
     for _ in range(60):
-        middle = (low + high) / 2
-        low, high = (middle, high) if _share_up_to(middle, freedom) < share - 0.5 else (low, middle)
+        angle = (low + high) / 2
+        integral = float((_WEIGHTS * np.cos(angle * (_NODES + 1) / 2) ** (freedom - 1)).sum()) * angle / 2
+        low, high = (angle, high) if scale * integral < share - 0.5 else (low, angle)
     return math.sqrt(freedom) * math.tan(low)
-
-
-def _share_up_to(angle: float, freedom: int) -> float:
-    """Probability between 0 and sqrt(freedom) tan(angle): with that substitution the density is a power of cos."""
-    integral = float((_WEIGHTS * np.cos(angle * (_NODES + 1) / 2) ** (freedom - 1)).sum()) * angle / 2
-    return math.exp(math.lgamma((freedom + 1) / 2) - math.lgamma(freedom / 2)) / math.sqrt(math.pi) * integral
-
-
-def _expand_around_normal(z: float, freedom: int) -> float:
-    """Cornish and Fisher's series (Abramowitz and Stegun 26.7.5)."""
-    first = (z**3 + z) / 4
-    second = (5 * z**5 + 16 * z**3 + 3 * z) / 96
-    third = (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384
-    return z + first / freedom + second / freedom**2 + third / freedom**3

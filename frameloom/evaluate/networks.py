@@ -6,7 +6,9 @@ Shape letters: B batch, C channels, F frames, H height, W width, K tokens, N pic
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -29,14 +31,18 @@ _BATCH_FRAMES = 16
 _KINDS = ("videomae", "timesformer", "vivit")
 
 
-class FrameNetwork:
-    """A frozen vision network with the scaling of pictures that its folder asks for."""
+class _Network:
+    """A frozen network with the scaling of pictures that its folder asks for."""
 
     def __init__(self, name: str, model: nn.Module, processor: Any, device: torch.device | str = "cpu") -> None:
         self.name = name
-        self._model = model.to(device)
+        self._model: Any = model.to(device)
         self._processor = processor
         self._device = torch.device(device)
+
+
+class FrameNetwork(_Network):
+    """A frozen vision network."""
 
     @torch.no_grad()
     def encode_frames(self, pixels_CFHW: Tensor) -> Tensor:
@@ -50,10 +56,9 @@ class FrameNetwork:
         return torch.cat(parts)
 
     def _run(self, values_NCHW: Tensor) -> Tensor:
-        model: Any = self._model
-        if hasattr(model, "get_image_features"):
-            return _take_pooled(model.get_image_features(pixel_values=values_NCHW))
-        output = model(pixel_values=values_NCHW)
+        if hasattr(self._model, "get_image_features"):
+            return _take_pooled(self._model.get_image_features(pixel_values=values_NCHW))
+        output = self._model(pixel_values=values_NCHW)
         if getattr(output, "pooler_output", None) is not None:
             return _take_pooled(output)
         states: Tensor = output.last_hidden_state
@@ -72,8 +77,7 @@ class TextFrameNetwork(FrameNetwork):
     def encode_text(self, text: str) -> Tensor:
         """One float32 vector [D]; what does not fit into the position table is left out."""
         ids = self._tokenizer([text], truncation=True, max_length=self._max_tokens, return_tensors="pt")
-        model: Any = self._model
-        found_ND = _take_pooled(model.get_text_features(**ids.to(self._device)))
+        found_ND = _take_pooled(self._model.get_text_features(**ids.to(self._device)))
         return found_ND[0].float().cpu()
 
 
@@ -82,19 +86,8 @@ def _take_pooled(output: Any) -> Tensor:
     return pooled.flatten(1)
 
 
-class VideoNetwork:
-    """A frozen video network with the scaling of frames that its folder asks for."""
-
-    def __init__(self, name: str, model: nn.Module, processor: Any, device: torch.device | str = "cpu") -> None:
-        self.name = name
-        self._model = model.to(device)
-        self._processor = processor
-        self._device = torch.device(device)
-
-    @property
-    def num_frames(self) -> int:
-        model: Any = self._model
-        return int(model.config.num_frames)
+class VideoNetwork(_Network):
+    """A frozen video network."""
 
     @torch.no_grad()
     def encode_clip(self, pixels_CFHW: Tensor) -> Tensor:
@@ -102,10 +95,11 @@ class VideoNetwork:
         num_given = pixels_CFHW.shape[1]
         if num_given < 2:
             raise DataError("a picture has no place in FVD; leave it out, or ask for --metrics without a video network")
-        chosen = np.linspace(0, num_given - 1, self.num_frames).round().astype(int)
+        num_frames = int(self._model.config.num_frames)
+        chosen = np.linspace(0, num_given - 1, num_frames).round().astype(int)
         frames_FHWC = pixels_CFHW[:, chosen].permute(1, 2, 3, 0).cpu().contiguous().numpy()
         values = self._processor(list(frames_FHWC), return_tensors="pt", input_data_format="channels_last")
-        values_BFCHW = values["pixel_values"].reshape(1, self.num_frames, *values["pixel_values"].shape[-3:])
+        values_BFCHW = values["pixel_values"].reshape(1, num_frames, *values["pixel_values"].shape[-3:])
         states_BKD: Tensor = self._model(pixel_values=values_BFCHW.to(self._device)).last_hidden_state
         return states_BKD.mean(1)[0].float().cpu()
 
@@ -153,24 +147,17 @@ def _find_class(folder: Path) -> Any:
 
         try:
             config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-            kind = MODEL_MAPPING[type(config)]
+            kind: Any = MODEL_MAPPING[type(config)]
         except (OSError, ValueError, KeyError) as error:
             reason = str(error).partition("\n")[0]
             raise CheckpointError(
                 f"{folder / CONFIG}: no vision network that transformers knows ({reason}); name another folder"
             ) from error
-    return _WithoutPooler(kind) if config.model_type == "vit" else kind
-
-
-class _WithoutPooler:
-    """Published ViT and DINO folders have no weights for the pooler; the class token is what they were trained for."""
-
-    def __init__(self, kind: Any) -> None:
-        self._kind = kind
-        self.__name__ = kind.__name__
-
-    def from_pretrained(self, *args: Any, **options: Any) -> Any:
-        return self._kind.from_pretrained(*args, add_pooling_layer=False, **options)
+    if config.model_type != "vit":
+        return kind
+    # Published ViT and DINO folders have no weights for the pooler; the class token is what they were trained for.
+    load = partial(kind.from_pretrained, add_pooling_layer=False)
+    return SimpleNamespace(from_pretrained=load, __name__=kind.__name__)
 
 
 def _load_processor(folder: Path) -> Any:

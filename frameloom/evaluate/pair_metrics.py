@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -99,33 +100,26 @@ def ssim(a_BCFHW: Tensor, b_BCFHW: Tensor) -> Tensor:
     """Structural similarity per clip: the mean over frames, 11x11 Gaussian window; 1 for equal clips."""
     from torchmetrics.functional.image import structural_similarity_index_measure
 
-    if min(a_BCFHW.shape[-2:]) < _MIN_SSIM_PX:
-        raise ValueError(f"SSIM needs at least {_MIN_SSIM_PX} pixels a side, got {tuple(a_BCFHW.shape[-2:])}")
-    a_NCHW, b_NCHW = _to_frames(a_BCFHW, b_BCFHW)
-    ssim_N = structural_similarity_index_measure(a_NCHW, b_NCHW, data_range=_RANGE, reduction="none")
-    assert isinstance(ssim_N, Tensor)
-    return ssim_N.reshape(len(a_BCFHW), -1).mean(dim=1)
+    return _mean_over_frames("SSIM", structural_similarity_index_measure, _MIN_SSIM_PX, a_BCFHW, b_BCFHW)
 
 
 def ms_ssim(a_BCFHW: Tensor, b_BCFHW: Tensor) -> Tensor:
     """Structural similarity over five scales per clip, with the published exponents; the mean over frames."""
     from torchmetrics.functional.image import multiscale_structural_similarity_index_measure
 
-    if min(a_BCFHW.shape[-2:]) < _MIN_MS_SSIM_PX:
-        raise ValueError(f"MS-SSIM needs at least {_MIN_MS_SSIM_PX} pixels a side, got {tuple(a_BCFHW.shape[-2:])}")
-    a_NCHW, b_NCHW = _to_frames(a_BCFHW, b_BCFHW)
-    values_N = multiscale_structural_similarity_index_measure(a_NCHW, b_NCHW, data_range=_RANGE, reduction="none")
-    assert isinstance(values_N, Tensor)
-    return values_N.reshape(len(a_BCFHW), -1).mean(dim=1)
+    measure = multiscale_structural_similarity_index_measure
+    return _mean_over_frames("MS-SSIM", measure, _MIN_MS_SSIM_PX, a_BCFHW, b_BCFHW)
 
 
-def _to_frames(a_BCFHW: Tensor, b_BCFHW: Tensor) -> tuple[Tensor, Tensor]:
-    """Frames of all clips in one batch, float32: sums of half-precision squares would lose the small differences."""
+def _mean_over_frames(name: str, measure: Callable[..., Any], min_px: int, a_BCFHW: Tensor, b_BCFHW: Tensor) -> Tensor:
+    if min(a_BCFHW.shape[-2:]) < min_px:
+        raise ValueError(f"{name} needs at least {min_px} pixels a side, got {tuple(a_BCFHW.shape[-2:])}")
     if a_BCFHW.shape != b_BCFHW.shape or a_BCFHW.ndim != 5:
         raise ValueError(f"two videos BCFHW of one shape, got {tuple(a_BCFHW.shape)} and {tuple(b_BCFHW.shape)}")
-    frames = (video_BCFHW.to(torch.float32).transpose(1, 2).flatten(0, 1) for video_BCFHW in (a_BCFHW, b_BCFHW))
-    a_NCHW, b_NCHW = frames
-    return a_NCHW, b_NCHW
+    # float32: sums of half-precision squares would lose the small differences.
+    a_NCHW, b_NCHW = (video.to(torch.float32).transpose(1, 2).flatten(0, 1) for video in (a_BCFHW, b_BCFHW))
+    value_N: Tensor = measure(a_NCHW, b_NCHW, data_range=_RANGE, reduction="none")
+    return value_N.reshape(len(a_BCFHW), -1).mean(dim=1)
 
 
 _PLAIN: dict[str, PairMetric] = {"psnr": psnr_db, "ssim": ssim, "ms-ssim": ms_ssim}

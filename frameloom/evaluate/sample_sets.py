@@ -8,6 +8,7 @@ from __future__ import annotations
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -37,7 +38,7 @@ _log = get_logger(__name__)
 
 
 class Key(NamedTuple):
-    """What a sample was made from; `number` counts samples that were made from the same."""
+    """What a sample was made from; `number` counts samples of a folder that were made from the same."""
 
     prompt: str
     seed: int
@@ -46,6 +47,8 @@ class Key(NamedTuple):
 
 @dataclass(frozen=True)
 class SampleSet:
+    """A sample is a file, or a folder of frames."""
+
     name: str
     files: Mapping[Key, Path]
 
@@ -109,13 +112,10 @@ def match_samples(sets: Sequence[SampleSet]) -> list[Key]:
         raise DataError(f"{len(sets)} set of samples; a comparison needs two or more folders")
     common = [key for key in sets[0].files if all(key in other.files for other in sets[1:])]
     if not common:
-        firsts = "; ".join(f"{samples.name} has '{key.prompt}' with seed {key.seed}" for samples, key in _firsts(sets))
+        keys = [(samples.name, next(iter(samples.files))) for samples in sets]
+        firsts = "; ".join(f"{name} has '{key.prompt}' with seed {key.seed}" for name, key in keys)
         raise DataError(f"no prompt and seed is in all folders ({firsts}); sample them from the same prompts and seeds")
     return common
-
-
-def _firsts(sets: Sequence[SampleSet]) -> list[tuple[SampleSet, Key]]:
-    return [(samples, next(iter(samples.files))) for samples in sets]
 
 
 def format_sets(compared: ComparedSets) -> list[str]:
@@ -186,19 +186,13 @@ def _format_gap(gap: tuple[float, float, float]) -> str:
     return f"{mean:+.4g} ({low:+.4g} to {high:+.4g})"
 
 
-@dataclass(frozen=True)
-class Sample:
-    """A file, or a folder of frames. `number` counts samples of the same prompt and seed in a folder, from 0."""
-
-    path: Path
-    prompt: str
-    seed: int
-    number: int = 0
-
-
-def find_samples(source: Path) -> list[Sample]:
+def find_samples(source: Path) -> dict[Key, Path]:
     """The samples of a folder, or of a run: what was sampled from it, else those of its last step in training."""
-    for folder in _list_places(source):
+    if not source.is_dir():
+        raise DataError(f"{source}: no such folder; name a folder of samples, or a run")
+    inner = source / _SAMPLES
+    steps = sorted((path for path in inner.glob("step-*") if path.is_dir()), reverse=True)
+    for folder in [source, inner, *steps] if inner.is_dir() else [source]:
         if samples := _read_folder(folder):
             return samples
     raise DataError(
@@ -206,17 +200,9 @@ def find_samples(source: Path) -> list[Sample]:
     )
 
 
-def _list_places(source: Path) -> list[Path]:
-    if not source.is_dir():
-        raise DataError(f"{source}: no such folder; name a folder of samples, or a run")
-    inner = source / _SAMPLES
-    steps = sorted((place for place in inner.glob("step-*") if place.is_dir()), reverse=True)
-    return [source, inner, *steps] if inner.is_dir() else [source]
-
-
-def _read_folder(folder: Path) -> list[Sample]:
-    found = []
-    seen: Counter[tuple[str, int]] = Counter()
+def _read_folder(folder: Path) -> dict[Key, Path]:
+    found: dict[Key, Path] = {}
+    counts: Counter[tuple[str, int]] = Counter()
     for path in sorted(folder.iterdir()):
         is_clip = path.suffix.lower() in _SUFFIXES if path.is_file() else (path / FIRST_FRAME).is_file()
         if not is_clip or path.name == CONTACT_SHEET:
@@ -229,8 +215,8 @@ def _read_folder(folder: Path) -> list[Sample]:
         if not about["seed"].lstrip("-").isdigit():
             raise DataError(f"{path}: its seed is {about['seed']!r}, not a number; make it again")
         key = (about["prompt"], int(about["seed"]))
-        found.append(Sample(path, *key, seen[key]))
-        seen[key] += 1
+        found[Key(*key, counts[key])] = path
+        counts[key] += 1
     return found
 
 
@@ -251,16 +237,13 @@ def find_prompts(clips: Sequence[ListedClip], file: Path | None) -> dict[str, st
     A clip that does not say its prompt is left out.
     """
     if file is None:
-        found = {clip.name: _read_prompt(clip) for clip in clips}
-        return {name: prompt for name, prompt in found.items() if prompt is not None}
+        found = {}
+        for clip in clips:
+            with suppress(DataError):
+                if clip.member is None:
+                    found[clip.name] = read_about(clip.root / clip.path)["prompt"]
+        return found
     prompts = read_prompts([], file)
     if len(prompts) != len(clips):
         raise DataError(f"{file}: {len(prompts)} prompts for {len(clips)} clips; give one for each, in their order")
     return {clip.name: prompt for clip, prompt in zip(clips, prompts, strict=True)}
-
-
-def _read_prompt(clip: ListedClip) -> str | None:
-    try:
-        return None if clip.member is not None else read_about(clip.root / clip.path)["prompt"]
-    except DataError:
-        return None

@@ -9,22 +9,23 @@ specs without loading torch: code that needs torch is a link, which is imported 
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Collection, Mapping
 from copy import copy
 from dataclasses import dataclass
 from functools import cached_property
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, overload
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, TypeVar, overload
 
 from frameloom.core.errors import ConfigError
 from frameloom.core.spelling import refuse_unknown
 from frameloom.models.vaes.config import LengthRule
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
+    import torch
+    from torch import Tensor
 
-    from frameloom.distributed.sequence_parallel import Exchange
-    from frameloom.models.denoisers.conditions import Draws, Encode
+    from frameloom.models.denoisers.base import Denoiser
     from frameloom.models.denoisers.export_forms import ExportForms
     from frameloom.models.lora.keys import LoraNames
     from frameloom.models.text.base import TextEncoder
@@ -104,85 +105,118 @@ class ModelSpec:
         return next(iter(self.sizes.values()))
 
 
+class DenoiserConfig:
+    """Base of the architectures of denoisers, which are frozen dataclasses."""
+
+    where: ClassVar[str]
+
+    @property
+    def condition(self) -> Literal["none", "inpaint", "control"]:
+        """What the model expects in `cond_latents`."""
+        return "none"
+
+    @property
+    def patch(self) -> Latent:
+        """Latent cells (frames, height, width) per token."""
+        raise NotImplementedError
+
+    @property
+    def heads(self) -> int | None:
+        """Heads of self-attention, which limit the ranks of a sequence group; None: tokens cannot be divided."""
+        return None
+
+    @property
+    def has_guidance_embedding(self) -> bool:
+        """Whether a distilled model takes its guidance scale as an input."""
+        return False
+
+    def token_grid(self, latent_FHW: Latent) -> Latent:
+        """Tokens along (frames, rows, columns); ConfigError for a latent that the model cannot take."""
+        return token_grid(latent_FHW, self.patch[1], where=self.where)
+
+    def num_tokens(self, latent_FHW: Latent) -> int:
+        return math.prod(self.token_grid(latent_FHW))
+
+    def derive_widths(
+        self, *, latent_channels: int, text_width: int, pooled_width: int, overrides: Mapping[str, Any]
+    ) -> dict[str, int]:
+        """Fields that follow from the autoencoder and the text encoders."""
+        widths = dict(zip(WIDTH_FIELDS, (latent_channels, text_width, pooled_width), strict=True))
+        return {name: width for name, width in widths.items() if hasattr(self, name)}
+
+
+def token_grid(latent_FHW: Latent, patch_size: int, *, where: str = "denoiser") -> Latent:
+    """Tokens of a latent without patching in time; ConfigError when patches do not tile it."""
+    frames, height, width = latent_FHW
+    if height % patch_size or width % patch_size or min(latent_FHW) < 1:
+        raise ConfigError(
+            f"{where}: a latent of {height}x{width} cells cannot be cut into patches of {patch_size}x{patch_size}; "
+            f"choose a resolution whose latent sides are multiples of {patch_size} (with an autoencoder of stride 8: "
+            f"pixels that are multiples of {8 * patch_size})"
+        )
+    return frames, height // patch_size, width // patch_size
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class DenoiserSpec(ModelSpec):
     """One architecture; nothing outside its folder names the family.
 
-    configure      (size, *, latent_channels, text_width, pooled_width, overrides) -> config
-    patch          config -> latent cells (frames, height, width) per token
-    block_kinds    kinds of its repeated blocks: the names of the lists that they stand in
-    conditions     what it can be given besides the caption: "sizes" of pictures and their crops, "images" beside a
-                   clip, frames that are "known", a "control" clip; "log_sigma": noise levels between those of a DDPM
-    num_heads      config -> heads of self-attention, which limit the ranks of a sequence group; None: the tokens of a
-                   clip cannot be divided over ranks
-    beside         config -> what the model expects in `Conditions.beside_BCFHW`: "none", "inpaint" or "control"
-    knows          what an "inpaint" model can be given: any "regions" of a clip, or whole frames at its "ends"
-    told_guidance  config -> whether a distilled model takes its guidance scale as an input (`Conditions.guidance_B`)
-    text_join      "first": token states of the first text encoder; "concat": of all, side by side along D. The pooled
-                   vector is that of the last one in both.
-    images_skip    whether clips of one frame leave out blocks that longer ones use: processes that split the weights
-                   must then not mix the two in one pass
-    lora_targets   patterns of the linear layers that get LoRA adapters by default; None: all inside the blocks
-
-    Links:
-
-    build          (config, generator=None) -> model with fresh weights drawn from `generator` alone; without one,
-                   from a fixed stream. Under `torch.device("meta")` the model has shapes and no weights.
-    denoise        (model, noisy_BCFHW, timestep_B, text, given=NOTHING) -> prediction_BCFHW; timestep 1 is pure noise,
-                   0 is data (`find_index` gives a DDPM's index). What is not given gets its neutral value;
-                   a condition that the model has no input for is a ConfigError.
-    blocks         model -> its repeated blocks; they take and return tensors only (recompute, sharding, compile).
-                   Blocks of a kind come in the order of the forward pass.
-    load_original  (model, tensors) fills the model from a state dict with the published keys or its own; a
-                   CheckpointError names what is missing, unexpected or of another shape
-    num_tokens     (config, latent) -> video tokens of one sample
-    exchanges      (config, latent, text tokens, ranks of a sequence group) -> every self-attention of one clip around
-                   which these ranks exchange tokens
-    pack_known     (config, clip_BCFHW, known_B1FHW, encode, draws) -> beside_BCFHW for "inpaint": from the clip as
-                   pixels in [-1, 1], a mask that is 1 where a pixel is given and 0 where it must be made, a function
-                   from pixels to normalised latents, and random numbers for families that vary what they give. The
-                   family blanks, encodes, brings the mask to latent cells and orders the channels.
-    find_kept      beside_BCFHW -> (mask_B1FHW, latent_BCFHW) for "inpaint": the latent cells that are given, where the
-                   family encodes them apart from the clip; None: they are those of the encoded clip
-    export_forms   how a trained model is exported: under the keys of its original system, and as a model of diffusers
-    lora_names     how published LoRA files call the family and its layers
+    model                 "module:Class", a subclass of `Denoiser`
+    weights               module with `load_original`, `export_original`, `EXPORT` and, where published LoRA files have
+                          other names than most, `LORA_NAMES`
+    block_kinds           kinds of its repeated blocks: the names of the lists that they stand in
+    supported_conditions  what it can be given besides the caption: "sizes" of pictures and their crops, "images" beside
+                          a clip, frames that are "known", a "control" clip; "log_sigma": noise levels between those of
+                          a DDPM
+    supported_masks       what an inpaint model can be given: any "regions" of a clip, or whole frames at its "ends"
+    text_join             "first": token states of the first text encoder; "concat": of all, side by side along D. The
+                          pooled vector is that of the last one in both.
+    images_skip_temporal_blocks  clips of one frame leave out blocks that longer ones use: processes that split the
+                          weights must then not mix the two in one pass
+    lora_targets          patterns of the linear layers that get LoRA adapters by default; None: all inside the blocks
     """
 
-    configure: Callable[..., Any]
-    patch: Callable[[Any], tuple[int, int, int]]
     block_kinds: tuple[str, ...]
-    conditions: tuple[str, ...] = ()
-    num_heads: Callable[[Any], int] | None = None
-    beside: Callable[[Any], Literal["none", "inpaint", "control"]] = lambda config: "none"
-    knows: Literal["regions", "ends"] = "regions"
-    told_guidance: Callable[[Any], bool] = lambda config: False
+    supported_conditions: tuple[str, ...] = ()
+    supported_masks: Literal["regions", "ends"] = "regions"
     text_join: Literal["first", "concat"] = "first"
-    images_skip: bool = False
+    images_skip_temporal_blocks: bool = False
     lora_targets: tuple[str, ...] | None = None
+    model: Link[type[Denoiser]] = Link()
+    weights: str
 
-    build: Link[Callable[..., nn.Module]] = Link()
-    denoise: Link[Callable[..., Tensor]] = Link()
-    blocks: Link[Callable[[nn.Module], list[nn.Module]]] = Link()
-    load_original: Link[Callable[..., None]] = Link()
-    num_tokens: Link[Callable[[Any, Latent], int]] = Link()
-    exchanges: Link[Callable[[Any, Latent, int, int], list[Exchange]]] = Link(
-        "frameloom.models.denoisers.building:no_exchanges"
-    )
-    pack_known: Link[Callable[[Any, Tensor, Tensor, Encode, Draws], Tensor] | None] = Link("")
-    find_kept: Link[Callable[[Tensor], tuple[Tensor, Tensor]] | None] = Link("")
-    export_forms: Link[ExportForms] = Link()
-    lora_names: Link[LoraNames] = Link("frameloom.models.lora.keys:TRANSFORMER_NAMES")
+    def build(self, config: Any, generator: torch.Generator | None = None) -> Denoiser:
+        """A model with fresh weights drawn from `generator` alone; without one, from a fixed stream."""
+        model: Denoiser = load_object("frameloom.models.denoisers.base:build_fresh")(self.model, config, generator)
+        return model
 
-    def patch_of(self, size: str, overrides: Mapping[str, Any]) -> tuple[int, int, int]:
-        """Latent cells per token in a recipe whose size and overrides are not checked yet."""
-        frames, height, width = self.patch(self.preview(size, overrides))
-        return max(1, frames), max(1, height), max(1, width)
+    @property
+    def load_original(self) -> Callable[..., None]:
+        """(model, tensors) fills the model from a state dict with the published keys or its own; a CheckpointError
+        names what is missing, unexpected or of another shape."""
+        load: Callable[..., None] = import_module(self.weights).load_original
+        return load
 
-    def heads_of(self, size: str, overrides: Mapping[str, Any]) -> int | None:
-        """Attention heads in a recipe that is not checked yet; None where they are not known or set no limit."""
-        if self.num_heads is None or size not in self.sizes:
-            return None
-        return self.num_heads(self.preview(size, overrides))
+    @property
+    def export_forms(self) -> ExportForms:
+        forms: ExportForms = import_module(self.weights).EXPORT
+        return forms
+
+    @property
+    def lora_names(self) -> LoraNames:
+        own: LoraNames | None = getattr(import_module(self.weights), "LORA_NAMES", None)
+        return own or load_object("frameloom.models.lora.keys:TRANSFORMER_NAMES")
+
+    def configure(
+        self, size: str, *, latent_channels: int, text_width: int, pooled_width: int, overrides: Mapping[str, Any]
+    ) -> Any:
+        """A named size, fitted to the autoencoder and the text encoders, with `overrides` of any other field."""
+        refuse_unknown(size, self.sizes, what=f"{self.name} size")
+        widths = self.sizes[size].derive_widths(
+            latent_channels=latent_channels, text_width=text_width, pooled_width=pooled_width, overrides=overrides
+        )
+        check_overrides(self.sizes[size], overrides, where="model.overrides", derived=widths)
+        return dataclasses.replace(self.sizes[size], **overrides, **widths)
 
     def preview(self, size: str, overrides: Mapping[str, Any]) -> Any:
         """The architecture as far as it can be read from a recipe that is not checked yet.
@@ -194,6 +228,16 @@ class DenoiserSpec(ModelSpec):
             if name in self.fields and fits_type(value, self.fields[name]):
                 object.__setattr__(config, name, value)
         return config
+
+    def patch_of(self, size: str, overrides: Mapping[str, Any]) -> Latent:
+        """Latent cells per token in a recipe whose size and overrides are not checked yet."""
+        frames, height, width = self.preview(size, overrides).patch
+        return max(1, frames), max(1, height), max(1, width)
+
+    def heads_of(self, size: str, overrides: Mapping[str, Any]) -> int | None:
+        """Attention heads in a recipe that is not checked yet; None where they are not known or set no limit."""
+        heads: int | None = self.preview(size, overrides).heads if size in self.sizes else None
+        return heads
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -255,15 +299,6 @@ class TextEncoderSpec:
     build: Link[Callable[..., TextEncoder]] = Link()
 
 
-def choose_size(
-    sizes: Mapping[str, Config], size: str, *, family: str, derived: Mapping[str, Any], overrides: Mapping[str, Any]
-) -> Config:
-    """A named size with the fields that follow from other parts of the recipe, and `overrides` of any other."""
-    refuse_unknown(size, sizes, what=f"{family} size")
-    fitted = dataclasses.replace(sizes[size], **derived)  # type: ignore[type-var]
-    return override_fields(fitted, overrides, where="model.overrides", derived=derived)
-
-
 def find_too_small(config: object, least: Mapping[str, float], *, where: str) -> list[str]:
     """A message for each field of `config` that is below its `least` value."""
     return [
@@ -277,6 +312,11 @@ def override_fields(
     config: Config, overrides: Mapping[str, Any], *, where: str, derived: Collection[str] = ()
 ) -> Config:
     """A copy of a config dataclass with some fields replaced; `derived` ones follow from other parts of the recipe."""
+    check_overrides(config, overrides, where=where, derived=derived)
+    return dataclasses.replace(config, **overrides)  # type: ignore[type-var]
+
+
+def check_overrides(config: object, overrides: Mapping[str, Any], *, where: str, derived: Collection[str] = ()) -> None:
     types = field_types(config, without=derived)
     for name, value in overrides.items():
         if name in derived:
@@ -284,7 +324,6 @@ def override_fields(
         refuse_unknown(name, types, what=where)
         if not fits_type(value, types[name]):
             raise ConfigError(f"{where}: '{name}' is {value!r}; it should be like {getattr(config, name)!r}")
-    return dataclasses.replace(config, **overrides)  # type: ignore[type-var]
 
 
 def field_types(config: object, *, without: Collection[str] = ()) -> dict[str, type]:

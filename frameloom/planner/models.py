@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,32 +14,15 @@ from frameloom.builders.vae import configure_vae
 from frameloom.checkpoint.model_folder import Architecture, read_architecture
 from frameloom.config.schema.recipe import Recipe
 from frameloom.core.errors import ConfigError
-from frameloom.data.buckets.policy import Bucket
 from frameloom.models.lora.adapters import add_adapters, choose_layers, default_layers
 from frameloom.models.precision import DTYPES, Precision
-from frameloom.models.registry import VAES, get_denoiser, get_vae
-from frameloom.models.spec import DenoiserSpec, VAESpec
+from frameloom.models.registry import get_denoiser, get_vae
 from frameloom.models.vaes.base import VideoVAE
-from frameloom.planner.costs import Shape, TextShape
+from frameloom.planner.costs import MetaDenoiser, TextShape
 from frameloom.planner.encoders import CaptionCost, caption_cost, encoder_size, precision_of, weight_bytes
 from frameloom.planner.parallel import ModelSize
 from frameloom.training.memory.recompute import apply_recompute
 from frameloom.training.optim.groups import freeze_parameters
-
-
-@dataclass(frozen=True)
-class MetaDenoiser:
-    """With what its inputs follow from: `vae` is the spec of the autoencoder, `latent_channels` its output."""
-
-    family: DenoiserSpec
-    model: nn.Module
-    config: Any
-    text: TextShape
-    vae: VAESpec
-    latent_channels: int
-
-    def latent_shape(self, bucket: Bucket) -> Shape:
-        return self.vae.latent_shape(bucket.frames, bucket.height, bucket.width)
 
 
 def build_meta_denoiser(recipe: Recipe) -> MetaDenoiser:
@@ -65,7 +47,7 @@ def build_meta_denoiser(recipe: Recipe) -> MetaDenoiser:
     model.train()
     if (lora := recipe.lora) is not None:
         if lora.targets is None:
-            chosen = default_layers(model, family.lora_targets, family.blocks(model))
+            chosen = default_layers(model, family.lora_targets, model.blocks())
         else:
             chosen = choose_layers(model, lora.targets, where="lora.targets")
         add_adapters(model, chosen, rank=lora.rank, alpha=1.0, generator=torch.Generator())
@@ -73,12 +55,12 @@ def build_meta_denoiser(recipe: Recipe) -> MetaDenoiser:
         # The passes are in bf16 here, which takes as many bytes as fp16.
         adapters = [weight for weight in model.parameters() if weight.requires_grad] if recipe.lora else ()
         Precision(weights="bf16").cast_trained(model, keep=adapters)
-    apply_recompute(model, family.blocks(model), recipe.train.recompute, torch.device("meta"))
+    apply_recompute(model, model.blocks(), recipe.train.recompute, torch.device("meta"))
     if recipe.inversion is None:
         freeze_parameters(model, recipe.optim.trainable, recipe.optim.frozen)
         if not any(weight.requires_grad for weight in model.parameters()):
             raise ConfigError("optim.frozen: with it no weight trains; remove some of its patterns")
-    return MetaDenoiser(family, model, config, text, VAES[recipe.vae.name], latent_channels)
+    return MetaDenoiser(family, model, config, text, latent_channels)
 
 
 def build_meta_vae(recipe: Recipe) -> VideoVAE:
@@ -137,7 +119,7 @@ def measure_size(recipe: Recipe, denoiser: MetaDenoiser, vae: VideoVAE) -> Model
     return ModelSize(
         weights=_count(weights),
         trained=_count(trained),
-        largest_block=max((_count(block.parameters()) for block in denoiser.family.blocks(denoiser.model)), default=0),
+        largest_block=max((_count(block.parameters()) for block in denoiser.model.blocks()), default=0),
         weight_bytes=_count_bytes(weights),
         master_bytes=4.0 * _count(weight for weight in trained if weight.dtype != torch.float32),
         saved_bytes=_count_bytes(weights if recipe.lora is None else trained),

@@ -15,12 +15,12 @@ The mode follows from the files of a request:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from frameloom.builders.denoiser import LoadedDenoiser
@@ -30,7 +30,8 @@ from frameloom.core.random import stream
 from frameloom.data.media.decode import IMAGE_FORMATS, probe_clip, read_clip, read_image
 from frameloom.data.media.frames import Window, resample_window
 from frameloom.data.media.transforms import to_signed_range
-from frameloom.models.denoisers.conditions import NOTHING, Conditions
+from frameloom.diffusion.conditioning import find_known_cells, is_at_ends
+from frameloom.models.denoisers.base import Conditions, Draws
 from frameloom.models.vaes.base import VideoVAE
 
 BLANK = -1.0
@@ -88,7 +89,8 @@ def read_given(request: SampleRequest, vae: VideoVAE) -> Given:
     if mode == "image":
         for path, frame in ((request.image, 0), (request.last_image, -1)):
             if path is not None:
-                clip_CFHW[:, frame] = _read_picture(path, request)
+                # Of a video, its first frame.
+                clip_CFHW[:, frame] = _read_frames(path, request, 1)[:, 0]
                 known_FHW[frame] = 1
     elif mode == "continue":
         assert request.video is not None
@@ -114,11 +116,6 @@ def choose_known_frames(frames: int, vae: VideoVAE) -> int:
     """The number of frames nearest to half of a clip that fills latent frames; at least one."""
     lead, stride = int(vae.causal), vae.strides[0]
     return max(1, lead + round((frames / 2 - lead) / stride) * stride)
-
-
-def _read_picture(path: Path, settings: SampleRequest) -> Tensor:
-    """[C, H, W]; of a video, its first frame."""
-    return _read_frames(path, settings, 1)[:, 0]
 
 
 def _read_frames(path: Path, settings: SampleRequest, count: int, *, from_end: bool = False) -> Tensor:
@@ -153,21 +150,21 @@ def _read_mask(path: Path, settings: SampleRequest) -> Tensor:
 class Prepared:
     """What sampling of a batch needs besides text and noise.
 
-    told       what the denoiser is told
-    untold     the same with nothing given, for image guidance; None when nothing is given anyway
+    cond       conditions besides the text
+    uncond     the same with nothing given, for image guidance; None when nothing is given anyway
     origin     the latent that sampling starts from; None: noise
-    kept       (mask_B1FHW, latent_BCFHW) of cells that are given, to be put back when sampling is done; None: none
+    known      (mask_B1FHW, latent_BCFHW) of cells that are given, to be put back when sampling is done; None: none
     """
 
-    told: Conditions = NOTHING
-    untold: Conditions | None = None
+    cond: Conditions = field(default_factory=dict)
+    uncond: Conditions | None = None
     origin_BCFHW: Tensor | None = None
-    kept: tuple[Tensor, Tensor] | None = None
+    known: tuple[Tensor, Tensor] | None = None
 
     def put_back(self, latent_BCFHW: Tensor) -> Tensor:
-        if self.kept is None:
+        if self.known is None:
             return latent_BCFHW
-        mask_B1FHW, given_BCFHW = self.kept
+        mask_B1FHW, given_BCFHW = self.known
         return torch.where(mask_B1FHW > 0, given_BCFHW.to(latent_BCFHW), latent_BCFHW)
 
 
@@ -191,65 +188,42 @@ def prepare(
         return torch.cat(parts).float()
 
     origin = encode(clip_BCFHW) if given[0].starts else None
-    pack, beside = denoiser.family.pack_known, denoiser.family.beside(denoiser.config)
-    if beside == "control":
+    model, condition = denoiser.model, denoiser.config.condition
+    if condition == "control":
         control_BCFHW = torch.stack([one.control_CFHW for one in given if one.control_CFHW is not None]).to(device)
-        return Prepared(told=Conditions(beside_BCFHW=encode(control_BCFHW)), origin_BCFHW=origin)
-    if beside == "none" or pack is None:
+        return Prepared({"cond_latents": encode(control_BCFHW)}, origin_BCFHW=origin)
+    if condition == "none":
         return Prepared(origin_BCFHW=origin)
-    draws = SeedDraws(seeds, device)
-    told = pack(denoiser.config, clip_BCFHW, known_B1FHW, encode, draws)
+
+    def draw(make: Callable[..., Tensor], purpose: str, shape: tuple[int, ...] = ()) -> Tensor:
+        return torch.stack([make(shape, generator=stream(seed, purpose)) for seed in seeds]).to(device)
+
+    draws = Draws(partial(draw, torch.rand), partial(draw, torch.randn), is_training=False)
+    cond = {"cond_latents": model.pack_known(clip_BCFHW, known_B1FHW, encode, draws)}
     if not bool(known_B1FHW.any()):
-        return Prepared(told=Conditions(beside_BCFHW=told), origin_BCFHW=origin)
-    untold = pack(denoiser.config, clip_BCFHW, torch.zeros_like(known_B1FHW), encode, draws)
-    kept = None
-    if keeps and denoiser.family.find_kept is not None:
-        kept = denoiser.family.find_kept(told)
-    elif keeps:
-        kept = find_known_cells(known_B1FHW, vae), encode(clip_BCFHW)
-    return Prepared(Conditions(beside_BCFHW=told), Conditions(beside_BCFHW=untold), origin, kept)
-
-
-@dataclass(frozen=True)
-class SeedDraws:
-    """The random numbers of samples that are made, each from its own seed."""
-
-    seeds: Sequence[int]
-    device: torch.device
-    is_training: bool = False
-
-    def uniform_B(self, purpose: str) -> Tensor:
-        draws = [torch.rand((), generator=stream(seed, purpose)) for seed in self.seeds]
-        return torch.stack(draws).to(self.device)
-
-    def normal(self, purpose: str, shape: tuple[int, ...]) -> Tensor:
-        draws = [torch.randn(shape, generator=stream(seed, purpose)) for seed in self.seeds]
-        return torch.stack(draws).to(self.device)
-
-
-def find_known_cells(known_B1FHW: Tensor, vae: VideoVAE) -> Tensor:
-    """1 for the latent cells of which every pixel is known; a causal autoencoder's first frame is a cell by itself."""
-    stride, *sides = vae.strides
-    known = known_B1FHW.float()
-    if vae.causal:
-        known = torch.cat([known[:, :, :1].expand(-1, -1, stride - 1, -1, -1), known], dim=2)
-    elif known.shape[2] % stride:
-        known = known[:, :, -1:].expand(-1, -1, stride, -1, -1)
-    return -F.max_pool3d(-known, kernel_size=(stride, *sides), stride=(stride, *sides))
+        return Prepared(cond, origin_BCFHW=origin)
+    uncond = {"cond_latents": model.pack_known(clip_BCFHW, torch.zeros_like(known_B1FHW), encode, draws)}
+    known = None
+    if keeps:
+        known = model.find_known(cond["cond_latents"]) or (
+            find_known_cells(known_B1FHW, vae.strides, causal=vae.causal),
+            encode(clip_BCFHW),
+        )
+    return Prepared(cond, uncond, origin, known)
 
 
 def check_given(denoiser: LoadedDenoiser, given: Sequence[Given]) -> None:
     """ConfigError when the model has no input for what is given, or for that shape of it."""
-    name, beside = denoiser.family.name, denoiser.family.beside(denoiser.config)
-    if beside == "control" and any(one.control_CFHW is None for one in given):
+    name, condition = denoiser.family.name, denoiser.config.condition
+    if condition == "control" and any(one.control_CFHW is None for one in given):
         raise ConfigError(
             f"{name}: a control model needs a control clip and cannot sample from text; name it: --control"
         )
-    if beside != "control" and any(one.control_CFHW is not None for one in given):
+    if condition != "control" and any(one.control_CFHW is not None for one in given):
         raise ConfigError(f"{name}: this model takes no control clip; leave --control out, or choose a control model")
-    if beside != "inpaint" and any(one.is_known for one in given):
+    if condition != "inpaint" and any(one.is_known for one in given):
         raise no_input(name)
-    if denoiser.family.knows == "ends" and not all(_is_ends(one.known_FHW) for one in given):
+    if denoiser.family.supported_masks == "ends" and not all(is_at_ends(one.known_FHW) for one in given):
         raise ConfigError(
             f"{name}: this model can be given whole frames at the two ends of a clip, but the mask has others; "
             "make its black parts whole frames there, or choose an inpaint model that takes regions"
@@ -262,12 +236,3 @@ def no_input(family: str) -> ConfigError:
         "--strength cannot be used; choose an image-to-video or inpaint model, or change a video with --video and "
         "--strength"
     )
-
-
-def _is_ends(known_FHW: Tensor) -> bool:
-    known_F = known_FHW.flatten(1).float().mean(1)
-    if not bool(((known_F == 0) | (known_F == 1)).all()):
-        return False
-    # Known, then unknown, then known again: at most two changes, and none from unknown at both ends.
-    changes = int((known_F[1:] != known_F[:-1]).sum())
-    return changes <= 1 or (changes == 2 and bool(known_F[0] == 1))

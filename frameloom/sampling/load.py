@@ -40,6 +40,7 @@ from frameloom.config.schema.sampling import MODEL_SETTINGS
 from frameloom.core.device import pick_device
 from frameloom.core.errors import CheckpointError, ConfigError, RunError
 from frameloom.core.files import digest_value
+from frameloom.core.version import VERSION
 from frameloom.distributed.ranks import read_ranks
 from frameloom.models.lora.adapters import to_adapters
 from frameloom.models.precision import DTYPES
@@ -213,7 +214,8 @@ def _assemble(parts: _Parts, origin: Mapping[str, str], weights: str) -> Pipelin
         for part in movable.values():
             part.to(device)
     digests = {
-        "recipe": digest_value(recipe.model_dump(mode="json", exclude={"sample"})),
+        # Without defaults, so that a key of a later version does not make it another recipe.
+        "recipe": digest_value(recipe.model_dump(mode="json", exclude={"sample"}, exclude_defaults=True)),
         "weights": digest_value([weights, *(digest_lora(Path(path), denoiser) for path, _ in loras)]),
     }
     return Pipeline(
@@ -223,7 +225,7 @@ def _assemble(parts: _Parts, origin: Mapping[str, str], weights: str) -> Pipelin
         None if scaling is None else scaling.to(device),
         build_objective(recipe.objective),
         recipe.sample,
-        {**origin, **digests},
+        {**origin, **digests, "version": VERSION},
         device,
         note=None if recipe.text.note is None else CaptionNote(recipe.text.note, recipe.data.fps_max),
         offload=offload,

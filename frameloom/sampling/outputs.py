@@ -19,7 +19,6 @@ from numpy.typing import NDArray
 from PIL import Image
 from pydantic import ValidationError
 
-from frameloom.config.loading.schema_tree import field_kind
 from frameloom.config.schema.sampling import MEDIA, SampleRequest, SampleSection
 from frameloom.core.errors import DataError
 from frameloom.core.files import atomic_folder, digest_file
@@ -38,8 +37,8 @@ from frameloom.data.media.writing import (
 # Fields under the names that files have them by.
 _STORED = {"image": "head", "last_image": "tail"}
 STORED_MEDIA = {name: _STORED.get(name, name) for name in MEDIA}
-# Where files lie, not what is in them.
-PLACES = ("model", "overrides", *STORED_MEDIA.values())
+# Where files lie and who wrote them, not what is in them.
+ASIDE = ("model", "overrides", "version", *STORED_MEDIA.values())
 FIRST_FRAME = "00000.png"
 _SUFFIXES = (".mp4", ".webm", ".gif", ".png")
 
@@ -165,10 +164,9 @@ def read_request(about: Mapping[str, str], *, where: str) -> SampleRequest:
     found |= {name: about[stored] for name, stored in STORED_MEDIA.items() if stored in about}
     for name, field in SampleSection.model_fields.items():
         if (text := about.get(f"sample.{name}")) is not None:
-            # Text is stored as it stands, all else as JSON.
-            is_text = field_kind(field).accepts(str) and not text.startswith("[") and text != "null"
+            # Text is stored as it stands, all else as JSON; only where null is possible, text that is no JSON is text.
             try:
-                found[name] = text if is_text else json.loads(text)
+                found[name] = text if isinstance(field.default, str) else json.loads(text)
             except ValueError:
                 found[name] = text
     try:

@@ -161,7 +161,7 @@ class Pipeline:
     @property
     def cells_px(self) -> tuple[int, int]:
         """Height and width of a token in pixels; sides are multiples of them."""
-        patch = self.denoiser.family.patch(self.denoiser.config)
+        patch = self.denoiser.config.patch
         return self.vae.strides[1] * patch[1], self.vae.strides[2] * patch[2]
 
     @contextmanager
@@ -184,7 +184,7 @@ def check_requests(pipeline: Pipeline, requests: Sequence[SampleRequest]) -> Non
         ):
             if side % cell:
                 raise ConfigError(f"--{name} {side}: this model makes multiples of {cell} pixels")
-        takes_frames = family.beside(pipeline.denoiser.config) != "none"
+        takes_frames = pipeline.denoiser.config.condition != "none"
         if name_mode(request) in ("image", "continue", "inpaint") and not takes_frames:
             raise no_input(family.name)
 
@@ -273,7 +273,7 @@ def draw_noise(pipeline: Pipeline, requests: Sequence[SampleRequest]) -> Tensor:
 
 def encode_given(pipeline: Pipeline, requests: Sequence[SampleRequest], given: Sequence[Given]) -> Prepared:
     """Conditions of a batch besides text; none of a model that takes text alone and gets nothing else."""
-    takes = pipeline.denoiser.family.beside(pipeline.denoiser.config) != "none"
+    takes = pipeline.denoiser.config.condition != "none"
     if not takes and not any(one.is_known or one.starts or one.control_CFHW is not None for one in given):
         return Prepared()
     seeds, keeps = [request.seed for request in requests], requests[0].keep == "latent"
@@ -303,7 +303,7 @@ def solve(
         predict.step = step
         on_step(len(latent))
 
-    blocks = pipeline.denoiser.family.blocks(pipeline.denoiser.model)
+    blocks = pipeline.denoiser.model.blocks()
     group = find_sequence_group(pipeline.denoiser.model)
     with pipeline.using("denoiser"), skipping_blocks(blocks, settings.cache_threshold, count, group=group):
         latent = run_sampler(

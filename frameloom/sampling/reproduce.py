@@ -15,9 +15,6 @@ from frameloom.sampling.batch import divide_clips, join_ranks, sample_many
 from frameloom.sampling.load import load_model
 from frameloom.sampling.outputs import STORED_MEDIA, read_about, read_request
 
-# Equal in both, or the result would be another one.
-_IDENTITY = ("recipe", "weights")
-
 
 def reproduce(file: Path, out: Path, *, model: Path | None = None, sequence: int = 1) -> list[Path]:
     """Make a file again; `model` is where its model lies now, if it was moved.
@@ -47,14 +44,17 @@ def reproduce(file: Path, out: Path, *, model: Path | None = None, sequence: int
     pipeline = load_model(
         where, overrides=overrides, family=about.get("family"), recipe=about.get("recipe_name"), **chosen
     )
-    different = [name for name in _IDENTITY if about.get(name) != pipeline.origin.get(name)]
+    # Files without a version were made before recipes could be compared between versions.
+    compared = ("recipe", "weights") if "version" in about else ("weights",)
+    different = [name for name in compared if about.get(name) != pipeline.origin.get(name)]
     if different:
         raise CheckpointError(
             f"{file}: was made with another model: {' and '.join(different)} of {where} are not the same any more; "
             "name the model that it was made with, or sample with its prompt and seed"
         )
     # The words for the model as the file has them, so that the new file is equal as a whole.
-    words = {name: about[name] for name in about if name in ("model", "overrides")}
-    pipeline = replace(pipeline, origin={**pipeline.origin, **words})
+    of_request = ("prompt", "seed", "name", *STORED_MEDIA.values())
+    words = {name: text for name, text in about.items() if name.partition(".")[0] not in (*of_request, "sample")}
+    pipeline = replace(pipeline, origin=words)
     with join_ranks(read_ranks(), sequence=sequence) as group:
         return sample_many(divide_clips(pipeline, group.sequence), [request], out, group, again=True)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,13 +31,12 @@ from frameloom.data.cache.external import (
 )
 from frameloom.data.cache.filling import CacheJob, Filled, write_latent_cache, write_text_cache
 from frameloom.data.cache.keys import latent_fingerprint, latent_items, text_fingerprint
-from frameloom.data.cache.store import LatentStore, TextStore
+from frameloom.data.cache.store import Growth, LatentStore, TextStore
 from frameloom.data.loading.loader import read_requests
 from frameloom.data.loading.reader import BatchReader, Stores
 from frameloom.data.manifest.manifest import Manifest
 from frameloom.data.media.transforms import to_signed_range
 from frameloom.models.precision import DTYPES
-from frameloom.models.vaes.config import VAEConfig
 
 _log = get_logger(__name__)
 
@@ -146,26 +146,28 @@ def open_caches(recipe: Recipe, manifest: Manifest, policy: BucketPolicy) -> Sto
     if cache.external == "open_sora_plan":
         return Stores(latents, row_text=open_sora_plan_text(manifest, folders, shape, name=cache.external_name))
     if cache.external == "sdxl":
-        stored = sdxl_latents(manifest, folders[0], _LatentShape(recipe))
+        stored = sdxl_latents(manifest, folders[0], _shape_rule(recipe))
         return Stores(stored, row_text=sdxl_text(manifest, folders[0], shape))
     names = {"latents_path", "text_t5_path"} & set(manifest.columns)
     if not names:
         raise ConfigError(
             f"data.cache.external is open_sora2, but {manifest.source} has neither latents_path nor text_t5_path"
         )
-    columns = column_latents(manifest, _LatentShape(recipe)) if "latents_path" in names else None
+    columns = column_latents(manifest, _shape_rule(recipe)) if "latents_path" in names else None
     return Stores(columns, row_text=column_text(manifest, shape) if "text_t5_path" in names else None)
 
 
-class _LatentShape:
-    """The shape of a bucket's latents; a class, so that it survives pickling."""
+def _shape_rule(recipe: Recipe) -> Callable[[Bucket], tuple[int, int, int, int]]:
+    """The shape of a bucket's latents, as a function that survives pickling."""
+    vae = build_vae(recipe.vae, seed=recipe.seed).model
+    return partial(_latent_shape, vae.latent_channels, vae.strides, int(vae.causal))
 
-    def __init__(self, recipe: Recipe) -> None:
-        self._vae: VAEConfig = build_vae(recipe.vae, seed=recipe.seed).config
 
-    def __call__(self, bucket: Bucket) -> tuple[int, int, int, int]:
-        cells = self._vae.latent_shape(bucket.frames, bucket.height, bucket.width)
-        return self._vae.latent_channels, *cells
+def _latent_shape(
+    channels: int, strides: tuple[int, int, int], causal: int, bucket: Bucket
+) -> tuple[int, int, int, int]:
+    frames = max(1, (bucket.frames - causal) // strides[0] + causal)
+    return channels, frames, bucket.height // strides[1], bucket.width // strides[2]
 
 
 def open_latent_store(recipe: Recipe, manifest: Manifest, policy: BucketPolicy) -> LatentStore:
@@ -174,16 +176,11 @@ def open_latent_store(recipe: Recipe, manifest: Manifest, policy: BucketPolicy) 
     loaded = build_vae(recipe.vae, seed=recipe.seed)
     fingerprint = _latent_fingerprint(recipe, policy, loaded)
     items = latent_items(manifest, policy, possible_buckets(manifest, policy))
-    if not cache.on_demand:
-        return LatentStore.open(path, fingerprint, items, check_files=cache.check_files)
-    store = LatentStore.open_growing(
-        path,
-        fingerprint,
-        items,
-        read=BatchReader(manifest, policy, recipe.data, recipe.seed).read,
-        make_encoder=lambda: _latent_encoder(recipe, loaded),
-        check_files=cache.check_files,
-    )
+    growth = None
+    if cache.on_demand:
+        reader = BatchReader(manifest, policy, recipe.data, recipe.seed)
+        growth = Growth(reader.read, lambda: _latent_encoder(recipe, loaded))
+    store = LatentStore.open(path, fingerprint, items, check_files=cache.check_files, growth=growth)
     if store.num_missing:
         _log.info("%s: %d of %d latents will be encoded while training", path, store.num_missing, items.height)
     return store
@@ -194,5 +191,5 @@ def open_text_store(recipe: Recipe, manifest: Manifest) -> TextStore:
     path, pipeline = Path(recipe.data.cache.text or ""), build_text(recipe.text, recipe.model)
     fingerprint = _text_fingerprint(recipe, pipeline)
     if recipe.data.cache.on_demand:
-        return TextStore.open_growing(path, fingerprint, encoder=_text_encoder(recipe, pipeline))
+        return TextStore.open(path, fingerprint, encoder=_text_encoder(recipe, pipeline))
     return TextStore.open(path, fingerprint, captions=list_captions(manifest))

@@ -123,7 +123,7 @@ def build_feed(
         recipe.seed,
         stores,
         class_rows=pictures if pictures is not None and len(pictures) else None,
-        crops_of_latents=stores.latents is not None and "sizes" in DENOISERS[recipe.model.family].conditions,
+        crops_of_latents=stores.latents is not None and "sizes" in DENOISERS[recipe.model.family].supported_conditions,
     )
     pixels = BatchReader(manifest, policy, recipe.data, recipe.seed, Stores(text=stores.text))
     return Feed(
@@ -144,7 +144,8 @@ def build_feed(
 
 def _needs_rounds_of_one_kind(recipe: Recipe) -> bool:
     """Whether ranks that wait for each other within a pass would do different things for images and for videos."""
-    skips = recipe.task == "denoiser" and recipe.inversion is None and DENOISERS[recipe.model.family].images_skip
+    is_model = recipe.task == "denoiser" and recipe.inversion is None
+    skips = is_model and DENOISERS[recipe.model.family].images_skip_temporal_blocks
     return (recipe.parallel.zero >= 2 and skips) or (
         recipe.parallel.encoders != "each" and recipe.data.use_image_num > 0
     )

@@ -11,16 +11,17 @@ from benchmarks.harness import BenchSettings
 from benchmarks.model import (
     Case,
     build_model,
+    choose_bare,
     configure,
     count_flops,
     draw_inputs,
     find_gap,
     list_batches,
     list_cases,
-    list_compiled,
     measure,
     our_step,
 )
+from benchmarks.plain_models import BareDiT
 
 TINY = {case.family: case for case in list_cases(is_quick=True)}
 LARGE = [case for case in list_cases() if case.size != "tiny"]
@@ -29,10 +30,11 @@ LARGE = [case for case in list_cases() if case.size != "tiny"]
 @pytest.mark.parametrize("name", TINY)
 def test_a_peer_predicts_the_same_and_has_the_same_gradients(name: str) -> None:
     case = TINY[name]
-    family, _, model = build_model(case)
+    _family, _, model = build_model(case)
     baseline, inputs = build_baseline(name, model), draw_inputs(case)
     arguments = (inputs.noisy_BCFHW, inputs.timestep_B, inputs.text)
-    ours, theirs = family.denoise(model, *arguments), baseline.predict(*arguments)
+    noisy_BCFHW, timestep_B, text = arguments
+    ours, theirs = model(noisy_BCFHW, timestep_B, text.conditions()), baseline.predict(*arguments)
     torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
     other = baseline.predict(inputs.noisy_BCFHW, inputs.timestep_B * 0.5, inputs.text)
     assert (other - theirs).abs().max() > 1e-3
@@ -57,17 +59,6 @@ def test_sides_that_predict_otherwise_are_not_timed(wrong: float) -> None:
         find_gap(family, model, baseline, inputs)
 
 
-def test_the_larger_models_are_also_measured_on_several_clips() -> None:
-    assert [case.name for case in list_batches()] == [f"{case.family} 30M, batch of 4" for case in LARGE]
-
-
-def test_transformers_are_also_measured_compiled_on_one_clip_and_on_several() -> None:
-    families = [case.family for case in LARGE if case.family != "sdxl"]
-    names = [f"{family} 30M{batch}, compiled" for batch in ("", ", batch of 4") for family in families]
-    compiled = list(list_compiled())
-    assert [case.name for case in compiled] == names and {case.compiler for case in compiled} == {"inductor"}
-
-
 def test_our_step_moves_weights_as_plain_adamw_does() -> None:
     moved = {}
     for name in ("ours", "plain", "another rate"):
@@ -78,7 +69,7 @@ def test_our_step_moves_weights_as_plain_adamw_does() -> None:
             our_step(family, model, inputs)()
         else:
             optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5 if name == "plain" else 2e-5)
-            prediction = family.denoise(model, inputs.noisy_BCFHW, inputs.timestep_B, inputs.text)
+            prediction = model(inputs.noisy_BCFHW, inputs.timestep_B, inputs.text.conditions())
             torch.autograd.backward(F.mse_loss(prediction, inputs.target_BCFHW))
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()
@@ -93,8 +84,8 @@ def test_our_step_moves_weights_as_plain_adamw_does() -> None:
 
 @pytest.mark.parametrize("name", [name for name in TINY if name != "sdxl"])
 def test_all_blocks_of_the_other_side_are_found(name: str) -> None:
-    family, _, model = build_model(TINY[name])
-    assert len(build_baseline(name, model).list_blocks()) == len(family.blocks(model))
+    _family, _, model = build_model(TINY[name])
+    assert len(build_baseline(name, model).list_blocks()) == len(model.blocks())
 
 
 @pytest.mark.parametrize("case", LARGE, ids=lambda case: case.family)
@@ -103,17 +94,26 @@ def test_the_larger_models_have_about_30_million_parameters_and_enough_tokens(ca
     with torch.device("meta"):
         model = family.build(config)
     assert 25e6 < sum(parameter.numel() for parameter in model.parameters()) < 35e6
-    assert family.num_tokens(config, case.latent) >= 1024
+    assert config.num_tokens(case.latent) >= 1024
 
 
-def test_operations_grow_with_the_batch_and_are_those_of_products() -> None:
-    case = TINY["opensora2"]
-    family, config, model = build_model(case)
-    flops = count_flops(case)
-    weights = sum(parameter.numel() for parameter in model.parameters() if parameter.dim() > 1)
-    tokens = case.batch * family.num_tokens(config, case.latent)
-    # Six for every weight and token, without those that only see a clip once, with attention.
-    assert 3 * weights * tokens < flops < 9 * weights * tokens
+def test_operations_are_those_of_the_formula() -> None:
+    """Six for every weight and token; attention four of N^2 D forward, and ten backward, which computes scores anew."""
+    bare = BareDiT(width=512, num_heads=4, batch=2, num_tokens=1024)
+    assert bare.depth == 6 and bare.name == "a bare DiT, 6 blocks of 512 channels"
+    per_block = 6 * 1024 * 12 * 512**2 + 14 * 1024**2 * 512 + 6 * 6 * 512**2
+    assert bare.count_flops() == pytest.approx(2 * 6 * per_block, rel=0.01)
+
+
+def test_it_is_like_the_model_beside_which_it_stands() -> None:
+    for case in (*list_cases(), *list_batches()):
+        bare = choose_bare(case, 1024)
+        if case.family == "sdxl" or case.size == "tiny":
+            assert bare is None
+            continue
+        assert bare is not None and bare.batch == case.batch
+        assert 25e6 < 18 * bare.depth * bare.width**2 < 38e6
+        assert 0.7 < bare.count_flops() / count_flops(case) < 1.4
 
 
 @pytest.mark.slow

@@ -17,8 +17,8 @@ from frameloom.data.media.writing import write_image, write_video
 from frameloom.distributed.ranks import Ranks
 from frameloom.evaluate.autoencoder import (
     Reconstruction,
-    describe_statistics,
     draw_clips,
+    format_statistics,
     measure_latents,
     name_results,
     read_for,
@@ -159,7 +159,7 @@ def test_statistics_of_a_set_skip_bad_clips(vae: VideoVAE, clips: Path) -> None:
     assert found.count == 3 * 30 + 2 * 30 + 12
     report = report_statistics(found, bad, num_clips=3, now=vae)
     assert len(report["mean"]) == vae.latent_channels and report["clips"] == 3
-    assert any("vae.overrides" in line for line in describe_statistics(report))
+    assert any("vae.overrides" in line for line in format_statistics(report))
     assert draw_clips(listed, 2, 0) == draw_clips(listed, 2, 0) and len(draw_clips(listed, 2, 0)) == 2
     with pytest.raises(DataError, match="no clip could be encoded"):
         measure_latents(vae, list_clips(clips / "b" / "broken.mp4"), ClipView())

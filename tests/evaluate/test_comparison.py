@@ -33,7 +33,7 @@ def test_pairs_by_name_are_measured_and_the_rest_is_listed(tmp_path: Path) -> No
     found = {record["name"]: record["psnr_db"] for record in table.good}
     assert found["a"] == pytest.approx(20 * math.log10(255 / 10), abs=1e-3) and found["b"] == math.inf
     assert {record["name"] for record in table.bad} == {"only", "other"}
-    assert any("no reference clip" in line for line in table.describe())
+    assert any("no reference clip" in line for line in table.format())
 
 
 def test_order_pairs_what_names_do_not(tmp_path: Path) -> None:

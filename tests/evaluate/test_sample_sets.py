@@ -15,7 +15,6 @@ from frameloom.evaluate.clip_metrics import build_clip_measures
 from frameloom.evaluate.sample_sets import (
     ComparedSets,
     Key,
-    Sample,
     SampleSet,
     compare_samples,
     find_prompts,
@@ -122,19 +121,19 @@ def test_samples_carry_prompt_seed_and_their_number(tmp_path: Path, caplog: pyte
     write_image(tmp_path / "contact-sheet.png", PICTURE)
     frames = write_sample(tmp_path / "frames" / "00000.png", "a dog", 3).parent
     write_image(tmp_path / "stray.png", PICTURE)
-    assert find_samples(tmp_path) == [
-        *(Sample(path, "a cat", seed, number) for path, seed, number in zip(paths, (1, 1, 2), (0, 1, 0), strict=True)),
-        Sample(frames, "a dog", 3),
-    ]
+    assert find_samples(tmp_path) == {
+        **{Key("a cat", seed, number): path for path, seed, number in zip(paths, (1, 1, 2), (0, 1, 0), strict=True)},
+        Key("a dog", 3): frames,
+    }
     assert "stray.png" in caplog.text and "contact-sheet" not in caplog.text
 
 
 def test_a_run_gives_what_was_sampled_from_it_else_its_last_step(tmp_path: Path) -> None:
     write_sample(tmp_path / "samples" / "step-00000010" / "x.png", "early", 0)
     late = write_sample(tmp_path / "samples" / "step-00000200" / "x.png", "late", 0)
-    assert [sample.path for sample in find_samples(tmp_path)] == [late]
+    assert list(find_samples(tmp_path).values()) == [late]
     own = write_sample(tmp_path / "samples" / "y.png", "own", 0)
-    assert [sample.path for sample in find_samples(tmp_path)] == [own]
+    assert list(find_samples(tmp_path).values()) == [own]
 
 
 def test_folders_without_samples_are_refused(tmp_path: Path) -> None:

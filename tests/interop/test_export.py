@@ -64,7 +64,7 @@ def export(run: Path, to: Any, **options: Any) -> Exported:
 
 def predict(denoiser: LoadedDenoiser, noisy: Tensor, text: TextStates, timestep: float = 0.3) -> Tensor:
     with torch.no_grad():
-        return denoiser.family.denoise(denoiser.model, noisy, torch.full((len(noisy),), timestep), text)
+        return denoiser.model(noisy, torch.full((len(noisy),), timestep), text.conditions())
 
 
 def states(length: int, width: int, pooled: int) -> TextStates:

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from frameloom.builders.vae import build_vae
 from frameloom.config.schema.models import VAESection
 from frameloom.core.random import stream
-from frameloom.models.denoisers.conditions import NOTHING, Conditions
 from frameloom.models.precision import DTYPES, Precision, find_norms
 from frameloom.models.registry import DENOISERS, VAES, get_denoiser
 from frameloom.models.text.base import TextStates
@@ -24,9 +23,10 @@ def draw(*shape: int) -> Tensor:
 
 def predict(name: str, model: nn.Module) -> Tensor:
     text = TextStates(draw(1, 5, 24), torch.ones(1, 5, dtype=torch.bool), draw(1, 12))
-    given = Conditions(sizes_B6=torch.full((1, 6), 64.0)) if "sizes" in DENOISERS[name].conditions else NOTHING
+    takes_sizes = "sizes" in DENOISERS[name].supported_conditions
+    given = {"sizes": torch.full((1, 6), 64.0)} if takes_sizes else {}
     frames = 1 if name == "sdxl" else 2
-    return get_denoiser(name).denoise(model, draw(1, 4, frames, 8, 8), torch.tensor([0.3]), text, given)
+    return model(draw(1, 4, frames, 8, 8), torch.tensor([0.3]), {**text.conditions(), **given})
 
 
 def build(name: str) -> nn.Module:

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from frameloom.core.errors import ConfigError
+from frameloom.models.denoisers.base import Denoiser
 from frameloom.models.registry import DENOISERS, TEXT_ENCODERS, VAES, get_denoiser, get_text_encoder, get_vae
 from frameloom.models.spec import DenoiserSpec, Link
 from frameloom.training.memory.recompute import group_blocks
@@ -25,7 +26,7 @@ def list_links(spec: Any) -> list[str]:
 @pytest.mark.parametrize("spec", ALL, ids=lambda spec: f"{type(spec).__name__}-{spec.name}")
 def test_every_link_leads_to_an_object(spec: Any) -> None:
     names = list_links(spec)
-    assert "build" in names
+    assert {"build", "model"} & set(names)
     for name in names:
         target, found = vars(spec)[name], getattr(spec, name)
         assert (found is None) == (target == ""), name
@@ -52,8 +53,8 @@ def test_unknown_names_are_answered_with_the_nearest() -> None:
 
 
 def test_a_spec_without_a_required_link_is_refused() -> None:
-    with pytest.raises(TypeError, match="load_original"):
-        DenoiserSpec(name="x", sizes={}, configure=dict, patch=lambda config: (1, 1, 1), block_kinds=())
+    with pytest.raises(TypeError, match="model"):
+        DenoiserSpec(name="x", sizes={}, block_kinds=(), weights="x")  # type: ignore[call-arg]
 
 
 @pytest.mark.parametrize("name", DENOISERS)
@@ -61,7 +62,7 @@ def test_block_kinds_are_those_of_the_model(name: str) -> None:
     spec = DENOISERS[name]
     with torch.device("meta"):
         model = spec.build(spec.sizes["tiny"])
-    assert spec.block_kinds == tuple(group_blocks(model, spec.blocks(model)))
+    assert spec.block_kinds == tuple(group_blocks(model, model.blocks()))
 
 
 @pytest.mark.parametrize("name", DENOISERS)
@@ -69,8 +70,8 @@ def test_a_token_is_a_patch_of_latent_cells(name: str) -> None:
     spec = DENOISERS[name]
     for size, config in spec.sizes.items():
         frames, height, width = spec.patch_of(size, {})
-        assert (frames, height, width) == spec.patch(config)
-        assert spec.num_tokens(config, (3 * frames, 4 * height, 5 * width)) == math.prod((3, 4, 5))
+        assert (frames, height, width) == config.patch
+        assert config.num_tokens((3 * frames, 4 * height, 5 * width)) == math.prod((3, 4, 5))
 
 
 def test_patches_follow_overrides_that_could_be_right() -> None:
@@ -100,10 +101,10 @@ def test_fields_are_those_that_do_not_follow_from_other_parts(name: str) -> None
 @pytest.mark.parametrize("name", DENOISERS)
 def test_conditions_are_those_that_some_size_has_an_input_for(name: str) -> None:
     spec = DENOISERS[name]
-    assert ("known" in spec.conditions) == (spec.pack_known is not None)
-    beside = {spec.beside(config) for config in spec.sizes.values()}
-    assert ("known" in spec.conditions) == ("inpaint" in beside)
-    assert ("control" in spec.conditions) == ("control" in beside)
+    assert ("known" in spec.supported_conditions) == (spec.model.pack_known is not Denoiser.pack_known)
+    beside = {config.condition for config in spec.sizes.values()}
+    assert ("known" in spec.supported_conditions) == ("inpaint" in beside)
+    assert ("control" in spec.supported_conditions) == ("control" in beside)
 
 
 @pytest.mark.parametrize("name", VAES)
@@ -126,7 +127,7 @@ def test_specs_load_no_torch() -> None:
         "import sys; from frameloom.models.registry import DENOISERS, TEXT_ENCODERS, VAES; "
         "[(spec.fields, spec.config_class) for registry in (DENOISERS, VAES) for spec in registry.values()]; "
         "print(len(TEXT_ENCODERS.values()), {'torch', 'numpy', 'diffusers', 'transformers'} & set(sys.modules)); "
-        "DENOISERS['latte'].build; print('torch' in sys.modules)"
+        "DENOISERS['latte'].model; print('torch' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines() == [f"{len(TEXT_ENCODERS)} set()", "True"]

@@ -13,14 +13,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from frameloom.diffusion.conditioning import MaskRandom, draw_region_mask
 from frameloom.diffusion.mask_kinds import CLIP_SHARES
-from frameloom.diffusion.masks import draw_region_mask
 from tests.parity.cases import ParityCase, ParityOutput, Runner, compare_numbers
 
 _KINDS = list(CLIP_SHARES)
 
 
-class PublishedDice:
+class PublishedDice(MaskRandom):
     """numpy for kinds and frames, torch for cells and pixels, Python for blocks: all seeded alike."""
 
     def __init__(self, seed: int) -> None:

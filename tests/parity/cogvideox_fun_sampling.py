@@ -8,7 +8,7 @@ Shape letters: B batch, C channels, F frames, H height, W width.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -16,16 +16,17 @@ from torch import Tensor, nn
 
 from frameloom.builders.denoiser import LoadedDenoiser
 from frameloom.config.schema.sampling import SampleSection
+from frameloom.models.denoisers.base import Draws, find_index
 from frameloom.models.denoisers.cogvideox_fun.conditioning import (
     TRAINING_LOG_SIGMA,
     add_noise_to_known,
     blank_unknown,
+    draw_known,
     pack_known,
     resize_known,
 )
 from frameloom.models.denoisers.cogvideox_fun.config import SIZES
 from frameloom.models.denoisers.cogvideox_fun.weights import read_config
-from frameloom.models.denoisers.conditions import Conditions
 from frameloom.models.registry import get_denoiser
 from frameloom.models.vaes.cogvideox.config import CogVideoXConfig
 from frameloom.models.vaes.cogvideox.model import CogVideoXVAE
@@ -87,23 +88,15 @@ def _load_vae(case: ParityCase) -> CogVideoXVAE:
     return vae
 
 
-@dataclass(frozen=True)
-class RecordedDraws:
+def _record_draws(noise_BCFHW: Tensor, log_sigma_B: Tensor, *, keeps_empty: bool) -> Draws:
     """The random numbers of the published training, where ours come from streams."""
+    mean, deviation = TRAINING_LOG_SIGMA
 
-    noise_BCFHW: Tensor
-    log_sigma_B: Tensor
-    keeps_empty: bool
-    is_training: bool = True
+    def normal(purpose: str, shape: tuple[int, ...]) -> Tensor:
+        return noise_BCFHW if shape != (1,) else ((log_sigma_B - mean) / deviation)[:, None]
 
-    def uniform_B(self, purpose: str) -> Tensor:
-        return torch.full((len(self.noise_BCFHW),), 0.0 if self.keeps_empty else 1.0)
-
-    def normal(self, purpose: str, shape: tuple[int, ...]) -> Tensor:
-        if shape != (1,):
-            return self.noise_BCFHW
-        mean, deviation = TRAINING_LOG_SIGMA
-        return ((self.log_sigma_B - mean) / deviation)[:, None]
+    empty_B = torch.full((len(noise_BCFHW),), 0.0 if keeps_empty else 1.0)
+    return Draws(lambda purpose: empty_B, normal, is_training=True)
 
 
 def _make_channels(case: ParityCase, vae: CogVideoXVAE) -> dict[str, Tensor]:
@@ -124,16 +117,14 @@ def _make_channels(case: ParityCase, vae: CogVideoXVAE) -> dict[str, Tensor]:
         if name.startswith("resize."):
             name = name.removesuffix("mask") + "resized"
             ours[name] = resize_known(mask, case.outputs[name].shape[2:])
-    pack = get_denoiser("cogvideox_fun").pack_known
-    assert pack is not None
     config = replace(SIZES["2b-inpaint"], in_channels=vae.latent_channels, mask_scale=vae.config.scale[0])
     for name in (name for name in case.outputs if name.endswith("inpaint_latents")):
-        beside_BCFHW = pack(
+        beside_BCFHW = draw_known(
             replace(config, add_noise_in_inpaint_model=name.startswith("noisy")),
             clip_BCFHW,
             known_B1FHW,
             lambda pixels: _encode_sample(vae, pixels, given["posterior_noise.mask_latents"]),
-            RecordedDraws(noise_BCFHW, log_sigma_B, keeps_empty="t2v_kept" in name),
+            _record_draws(noise_BCFHW, log_sigma_B, keeps_empty="t2v_kept" in name),
         )
         ours[name] = beside_BCFHW.transpose(1, 2)
         ours[name.replace("inpaint_latents", "t2v_flag")] = beside_BCFHW.flatten(1).any(dim=1).float()
@@ -161,7 +152,7 @@ def _prepare(case: ParityCase, denoiser: LoadedDenoiser, vae: CogVideoXVAE, *, i
         noise_BCFHW=case.inputs["reference_noise"][:, :, :frames],
         sigma_B=torch.full((len(clip_BCFHW),), case.config["noise_aug_strength"]),
     )
-    return Prepared(Conditions(beside_BCFHW=beside_BCFHW))
+    return Prepared({"cond_latents": beside_BCFHW})
 
 
 def _sample(
@@ -190,7 +181,12 @@ def _keep_first_call(states: dict[str, Tensor]) -> Any:
     """A hook; the published batch has the negative prompts first, ours the prompts."""
 
     def hook(module: nn.Module, args: Sequence[Tensor | None], output: Tensor) -> None:
-        named = {"hidden_states": args[0], "inpaint_latents": args[3], "prediction": output, "timestep": args[1]}
+        named = {
+            "hidden_states": args[0],
+            "inpaint_latents": args[2].get("cond_latents"),
+            "prediction": output,
+            "timestep": find_index(args[1]),
+        }
         for name, state in named.items():
             if state is None or f"first_call.{name}" in states:
                 continue

@@ -14,12 +14,11 @@ import torch
 from torch import Tensor, nn
 
 from frameloom.core.errors import ConfigError
+from frameloom.models.denoisers.base import NUM_TIMESTEPS, build_fresh
 from frameloom.models.denoisers.cogvideox_fun.config import SIZES, CogVideoXFunConfig
 from frameloom.models.denoisers.cogvideox_fun.model import (
     Block,
     CogVideoXFunTransformer,
-    build,
-    find_grid,
     fit_region,
     turn_table,
 )
@@ -68,7 +67,7 @@ def run_model(case: ParityCase) -> list[ParityOutput]:
 
 
 def load_case_model(config: Mapping[str, Any], weights: Tensors) -> CogVideoXFunTransformer:
-    model = build(read_config(config))
+    model = build_fresh(CogVideoXFunTransformer, read_config(config))
     load_original(model, weights)
     return model.eval()
 
@@ -77,7 +76,7 @@ def name_rotary(model: CogVideoXFunTransformer, latent_FHW: tuple[int, int, int]
     """Our rotary table of a latent in the published form: every cosine and sine twice."""
     if not model.config.use_rotary_positional_embeddings:
         return {}
-    return _split_complex(turn_table(model.config, find_grid(model.config, latent_FHW)))
+    return _split_complex(turn_table(model.config, model.config.token_grid(latent_FHW)))
 
 
 def _split_complex(table_N1P: Tensor) -> dict[str, Tensor]:
@@ -92,7 +91,8 @@ def _trace(model: CogVideoXFunTransformer, inputs: Tensors) -> dict[str, Tensor]
     text = inputs["encoder_hidden_states"]
     states = name_rotary(model, (noisy_BCFHW.shape[2], noisy_BCFHW.shape[3], noisy_BCFHW.shape[4]))
     handles = _record(model, states, num_text=text.shape[1])
-    sample_BCFHW = model(noisy_BCFHW, inputs["timestep"], text, None if beside is None else beside.transpose(1, 2))
+    cond = {} if beside is None else {"cond_latents": beside.transpose(1, 2)}
+    sample_BCFHW = model(noisy_BCFHW, inputs["timestep"] / NUM_TIMESTEPS, {"text": text, **cond})
     for handle in handles:
         handle.remove()
     return states | {"sample": sample_BCFHW.transpose(1, 2)}
@@ -195,7 +195,7 @@ def _shrink(config: CogVideoXFunConfig) -> CogVideoXFunConfig:
 def _find_refusal(config: CogVideoXFunConfig, latent_FHW: tuple[int, int, int], num_text: int) -> str:
     latent, text = torch.zeros(1, config.in_channels, *latent_FHW), torch.zeros(1, num_text, config.context_in_dim)
     try:
-        build(config)(latent, torch.zeros(1), text)
+        build_fresh(CogVideoXFunTransformer, config)(latent, torch.zeros(1), {"text": text})
     except ConfigError as error:
         return str(error)
     return ""

@@ -14,14 +14,16 @@ from torch import Tensor, nn
 
 from frameloom.builders.denoiser import LoadedDenoiser
 from frameloom.config.schema.sampling import SampleSection
+from frameloom.diffusion.conditioning import known_cells
 from frameloom.diffusion.guidance import oscillate
-from frameloom.diffusion.masks import known_cells
 from frameloom.diffusion.objectives import FlowObjective
 from frameloom.diffusion.samplers import run_sampler
-from frameloom.models.denoisers.conditions import Conditions
+from frameloom.models.denoisers.base import Conditions, Denoiser
+from frameloom.models.denoisers.opensora2.conditioning import pack_known
 from frameloom.models.denoisers.opensora2.config import SIZES, MMDiTConfig
-from frameloom.models.layers.patches import Grid, pack, token_grid, unpack
+from frameloom.models.layers.patches import Grid, pack, unpack
 from frameloom.models.registry import get_denoiser, get_vae
+from frameloom.models.spec import token_grid
 from frameloom.models.vaes.base import VideoVAE
 from frameloom.sampling.conditions import Prepared
 from frameloom.sampling.guidance import GuidedDenoiser
@@ -47,7 +49,7 @@ _LAWS: dict[tuple[bool, bool], str] = {
 }
 
 
-class RecordedModel(nn.Module):
+class RecordedModel(Denoiser):
     """A denoiser whose predictions are given; it keeps what it was called with."""
 
     def __init__(self, config: MMDiTConfig, predictions: Sequence[Tensor]) -> None:
@@ -57,11 +59,8 @@ class RecordedModel(nn.Module):
         self.calls: list[Tensors] = []
         self.dtype_of_model = nn.Parameter(torch.zeros(()))
 
-    def forward(
-        self, x: Tensor, time: Tensor, tokens: Tensor, pooled: Tensor, beside: Tensor | None, guidance: Tensor | None
-    ) -> Tensor:
-        given = {"x": x, "timesteps": time, "tokens": tokens, "pooled": pooled, "beside": beside, "guidance": guidance}
-        self.calls.append({name: value for name, value in given.items() if value is not None})
+    def forward(self, noisy_BCFHW: Tensor, timestep_B: Tensor, conditions: Conditions) -> Tensor:
+        self.calls.append({"x": noisy_BCFHW, "timesteps": timestep_B, **conditions})
         return self.predictions[len(self.calls) - 1]
 
 
@@ -100,9 +99,7 @@ def put_references(
         _stretch(part, causal=causal)
         for part in (latent_BCFHW, known_BF[:, None, :, None, None].expand(-1, 1, -1, height, width))
     )
-    pack_known = FAMILY.pack_known
-    assert pack_known is not None
-    return pack_known(SIZES["tiny"], clip_BCFHW, known_B1FHW, lambda pixels: pixels[:, :, ::_FRAME_STRIDE])
+    return pack_known(clip_BCFHW, known_B1FHW, lambda pixels: pixels[:, :, ::_FRAME_STRIDE])
 
 
 _FRAME_STRIDE = 4
@@ -135,7 +132,7 @@ def run_guidance(case: ParityCase) -> list[ParityOutput]:
         ours |= {f"{variant}.img_entering_step{step}": pack(x, patch) for step, x in enumerate(entering)}
         ours[f"{variant}.final"] = pack(final, patch)
         ours["model_call0.timesteps"] = model.calls[0]["timesteps"]
-        ours["model_call0.cond"] = pack(model.calls[0]["beside"], patch)
+        ours["model_call0.cond"] = pack(model.calls[0]["cond_latents"], patch)
     distilled = _record(case, grid, channels, has_guidance=True)
     ours["distilled.final"] = pack(_walk(case, grid, distilled, _read_settings(config, {}), batch), patch)
     # The published loop tells the scale to every model; one that was not distilled does not read it.
@@ -172,10 +169,10 @@ def _record(case: ParityCase, grid: Grid, channels: int, *, has_guidance: bool) 
 def _walk(case: ParityCase, grid: Grid, model: RecordedModel, settings: SampleSection, batch: int) -> Tensor:
     """Euler steps along the times of the file."""
     beside = torch.cat([case.inputs["masks"], case.inputs["masked_ref"]], dim=1).expand(batch, -1, -1, -1, -1)
-    told, untold = Conditions(beside_BCFHW=beside), Conditions(beside_BCFHW=torch.zeros_like(beside))
+    cond, uncond = {"cond_latents": beside}, {"cond_latents": torch.zeros_like(beside)}
     text = make_text(torch.zeros(batch, 1, 1), torch.zeros(batch, 1))
     denoiser = LoadedDenoiser(FAMILY, model, model.config)
-    predict = GuidedDenoiser(denoiser, text, text, Prepared(told, untold), settings)
+    predict = GuidedDenoiser(denoiser, text, text, Prepared(cond, uncond), settings)
 
     def count(step: int, latent: Tensor) -> None:
         predict.step = step
@@ -226,10 +223,10 @@ def _sample(case: ParityCase, denoiser: LoadedDenoiser, vae: VideoVAE, kind: str
     batch, *size = noise.shape
     # As published, only the first sample of a batch has the reference.
     beside = put_references(kind, [given["reference_latent"]], size, causal=True, batch=batch)
-    told, untold = Conditions(beside_BCFHW=beside), Conditions(beside_BCFHW=torch.zeros_like(beside))
+    cond, uncond = {"cond_latents": beside}, {"cond_latents": torch.zeros_like(beside)}
     is_given = bool(beside[:, :1].any())
-    assert FAMILY.find_kept is not None
-    prepared = Prepared(told, untold, None, FAMILY.find_kept(beside)) if is_given else Prepared(told)
+    known = denoiser.model.find_known(beside)
+    prepared = Prepared(cond, uncond, None, known) if is_given else Prepared(cond)
     settings = SampleSection(
         steps=config["num_steps"],
         guidance=config["guidance"],

@@ -15,13 +15,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from frameloom.diffusion.conditioning import draw_end_mask, pick_kind, usable_kinds
 from frameloom.diffusion.mask_kinds import END_KINDS
-from frameloom.diffusion.masks import draw_end_mask, pick_kind, usable_kinds
 from frameloom.diffusion.objectives import FlowObjective, Noised, add_noise, weighted_error_B
-from frameloom.models.denoisers.opensora2.config import SIZES
+from frameloom.models.denoisers.opensora2.conditioning import pack_known
 from frameloom.models.denoisers.opensora2.model import joint_positions
-from frameloom.models.layers.patches import pack, token_grid, unpack
-from frameloom.models.registry import get_denoiser
+from frameloom.models.layers.patches import pack, unpack
+from frameloom.models.spec import token_grid
 from frameloom.models.text.base import TextStates, drop_text
 from tests.parity.cases import ParityCase, ParityOutput, Runner, compare_facts, pair_outputs, under
 from tests.parity.opensora2_sampling import put_references
@@ -120,8 +120,6 @@ def run_conditions(case: ParityCase) -> list[ParityOutput]:
 
 def _condition_clips(case: ParityCase, clip_BCFHW: Tensor, name: str) -> Tensors:
     causal = name == "causal"
-    pack_known = get_denoiser("opensora2").pack_known
-    assert pack_known is not None
 
     def encode(pixels_BCFHW: Tensor) -> Tensor:
         return _encode_toy(pixels_BCFHW, causal=causal)
@@ -136,7 +134,7 @@ def _condition_clips(case: ParityCase, clip_BCFHW: Tensor, name: str) -> Tensors
         share = {"i2v_head" if kind == "image" else kind: 1.0}
         known_FHW = draw_end_mask(size, 0.5, share, stride=_STRIDES[0], causal=causal)
         known_B1FHW = known_FHW.expand(len(clip), 1, *size)
-        found[f"{kind}.cond"] = pack_known(SIZES["tiny"], clip, known_B1FHW, encode)
+        found[f"{kind}.cond"] = pack_known(clip, known_B1FHW, encode)
         found[f"{kind}.x_0"] = encode(clip)
     return found
 

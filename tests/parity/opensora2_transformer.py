@@ -12,12 +12,13 @@ from torch import Tensor, nn
 
 from frameloom.builders.denoiser import LoadedDenoiser
 from frameloom.config.schema.sampling import SampleSection
-from frameloom.models.denoisers.conditions import NUM_TIMESTEPS, Conditions
+from frameloom.models.denoisers.base import NUM_TIMESTEPS
 from frameloom.models.denoisers.opensora2.config import SIZES, MMDiTConfig
 from frameloom.models.denoisers.opensora2.model import MMDiT, embed_time, joint_positions, rotary_precision, turn_table
 from frameloom.models.denoisers.opensora2.weights import order_pairs
-from frameloom.models.layers.patches import pack, token_grid, unpack
+from frameloom.models.layers.patches import pack, unpack
 from frameloom.models.layers.positions import axis_angles
+from frameloom.models.spec import token_grid
 from frameloom.sampling.conditions import Prepared
 from frameloom.sampling.guidance import GuidedDenoiser
 from tests.parity.cases import ParityCase, ParityOutput, Runner, compare, under
@@ -175,13 +176,13 @@ def _pack_one(settings: Mapping[str, int], inputs: Tensors) -> dict[str, Tensor]
     """Tokens of one shape, and the three-fold batch that the sampler gives to the model."""
     latent, patch = inputs["latents"], settings["patch_size"]
     call = _record_call(latent, inputs["t5_1row"], inputs["clip_1row"], patch)
-    grid, num_text = token_grid((settings["T"], settings["H"], settings["W"]), patch), call["tokens"].shape[1]
+    grid, num_text = token_grid((settings["T"], settings["H"], settings["W"]), patch), call["text"].shape[1]
     position_BM3 = joint_positions(grid, num_text).expand(len(call["x"]), -1, -1)
     return {
         "packed": pack(latent, patch),
         "prepare_3x.img": pack(call["x"], patch),
         "prepare_3x.img_ids": position_BM3[:, num_text:],
-        "prepare_3x.txt": call["tokens"],
+        "prepare_3x.txt": call["text"],
         "prepare_3x.txt_ids": position_BM3[:, :num_text],
         "prepare_3x.y_vec": call["pooled"],
     }
@@ -194,7 +195,7 @@ def _record_call(latent: Tensor, tokens_BKD: Tensor, pooled_BD: Tensor, patch: i
     model = RecordedModel(config, [latent.repeat(NUM_BRANCHES, 1, 1, 1, 1)])
     beside = torch.zeros(batch, 1 + channels, *size)
     text = repeat_text(make_text(tokens_BKD, pooled_BD), batch)
-    prepared = Prepared(Conditions(beside_BCFHW=beside), Conditions(beside_BCFHW=beside))
+    prepared = Prepared({"cond_latents": beside}, {"cond_latents": beside})
     predict = GuidedDenoiser(
         LoadedDenoiser(FAMILY, model, config), text, text, prepared, SampleSection(image_guidance=3)
     )

@@ -9,15 +9,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from frameloom.models.denoisers.base import NUM_TIMESTEPS, build_fresh
 from frameloom.models.denoisers.latte.config import LatteConfig
 from frameloom.models.denoisers.latte.model import LatteT2V
-from frameloom.models.denoisers.latte.model import build as build_latte
 from frameloom.models.denoisers.latte.weights import load_original as load_latte
 from frameloom.models.denoisers.opensora_plan.config import OpenSoraPlanConfig
-from frameloom.models.denoisers.opensora_plan.model import build
+from frameloom.models.denoisers.opensora_plan.model import OpenSoraT2V
 from frameloom.models.denoisers.opensora_plan.skiparse import Scales
 from frameloom.models.denoisers.opensora_plan.weights import load_original, read_config
-from frameloom.models.layers.patches import Grid, token_grid
+from frameloom.models.layers.patches import Grid
+from frameloom.models.spec import token_grid
 from tests.parity.cases import ParityCase, ParityOutput, Runner, compare, under
 
 TOLERANCE = 2e-5
@@ -93,16 +94,18 @@ def published_scales(scales: Scales, grids: Sequence[Grid]) -> Scales:
 
 
 def _predict(config: OpenSoraPlanConfig, weights: Mapping[str, Tensor], inputs: Mapping[str, Tensor]) -> Tensor:
-    model = build(config)
+    model = build_fresh(OpenSoraT2V, config)
     load_original(model, weights)
     noisy, beside = inputs["hidden_states"].tensor_split([config.in_channels], dim=1)
     with torch.no_grad():
         prediction: Tensor = model(
             noisy,
-            inputs["timestep"],
-            inputs["encoder_hidden_states"].squeeze(1),
-            inputs["encoder_attention_mask"].squeeze(1),
-            beside if config.inpaint else None,
+            inputs["timestep"] / NUM_TIMESTEPS,
+            {
+                "text": inputs["encoder_hidden_states"].squeeze(1),
+                "text_mask": inputs["encoder_attention_mask"].squeeze(1),
+                **({"cond_latents": beside} if config.inpaint else {}),
+            },
         )
     return prediction
 
@@ -132,17 +135,19 @@ def _run_latte_output(case: ParityCase, name: str, runs: Mapping[str, dict[str, 
 def _build_latte(case: ParityCase, entry: Mapping[str, Any]) -> LatteT2V:
     config = LatteConfig.from_original(case.config["model"] | entry.get("overrides", {}))
     # The published code forgets the temporal positions of a joint batch unless it recomputes activations.
-    model = build_latte(replace(config, joint_temporal_positions=entry.get("gradient_checkpointing", False)))
+    model = build_fresh(LatteT2V, replace(config, joint_temporal_positions=entry.get("gradient_checkpointing", False)))
     load_latte(model, case.weights)
     return model
 
 
 def _predict_latte(model: LatteT2V, inputs: Mapping[str, Tensor]) -> Tensor:
     text, mask = inputs["encoder_hidden_states"], inputs["encoder_attention_mask"]
-    if text.ndim == 3:
-        text, mask = text[:, None], mask[:, None]
-    prediction: Tensor = model(inputs["hidden_states"], inputs["timestep"], text, mask)
-    return prediction
+    conditions = {"text": text, "text_mask": mask}
+    if text.ndim == 4:
+        conditions = {"text": text[:, 0], "text_mask": mask[:, 0]}
+        if text.shape[1] > 1:
+            conditions |= {"image_text": text[:, 1:].flatten(0, 1), "image_text_mask": mask[:, 1:].flatten(0, 1)}
+    return model.predict(inputs["hidden_states"], inputs["timestep"] / NUM_TIMESTEPS, conditions)
 
 
 RUNNERS = (Runner(is_opensora, run_opensora), Runner(is_latte, run_latte))

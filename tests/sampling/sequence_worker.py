@@ -40,7 +40,7 @@ def make_latent(pipeline: Pipeline, request: SampleRequest, count: CacheCount | 
 def make_latents(pipeline: Pipeline, picture: Path) -> dict[str, Tensor]:
     """Of a prompt, of a prompt with a given first frame where the model takes one, and with blocks skipped."""
     found = {"text": make_latent(pipeline, pipeline.request(PROMPT, SEED))}
-    if pipeline.denoiser.family.beside(pipeline.denoiser.config) != "none":
+    if pipeline.denoiser.config.condition != "none":
         found["image"] = make_latent(pipeline, pipeline.request(PROMPT, SEED, image=picture))
     count = CacheCount()
     skipping = pipeline.request(PROMPT, SEED, cache_threshold=THRESHOLD, steps=6)

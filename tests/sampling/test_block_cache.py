@@ -23,7 +23,7 @@ def test_skipping_blocks_is_measured_and_leaves_no_trace(load: Load, name: str) 
     assert not np.array_equal(make_frames(sampler), make_frames(sampler, cache_threshold=0.0))
     none = measure_cache(sampler, sampler.request(PROMPT, 1, cache_threshold=1e-9))
     assert ": 0% of all blocks skipped" in none and "latents off by 0.00%, frames inf dB" in none
-    blocks = sampler.denoiser.family.blocks(sampler.denoiser.model)
+    blocks = sampler.denoiser.model.blocks()
     assert all("forward" not in vars(block) for block in blocks)
 
 

@@ -116,7 +116,7 @@ def test_a_continuation_starts_with_the_last_frames_of_the_video(load: Load, fil
 @pytest.mark.parametrize("name", MODELS)
 def test_guidance_1_is_the_conditional_model(load: Load, name: str) -> None:
     sampler = load(name, guidance=1)
-    family, model = sampler.denoiser.family, sampler.denoiser.model
+    model = sampler.denoiser.model
     request = sampler.request(PROMPT, 1)
     text = encode_prompts(sampler, [request])
     frames = 1 if name == "sdxl" else 3
@@ -126,7 +126,7 @@ def test_guidance_1_is_the_conditional_model(load: Load, name: str) -> None:
         alone = run_sampler(
             "default",
             sampler.objective,
-            lambda x, timestep_B: family.denoise(model, x, timestep_B, text[0], prepared.told),
+            lambda *given: model(*given, {**text[0].conditions(), **prepared.cond}),
             noise,
             num_steps=3,
             generators=[],

@@ -14,6 +14,7 @@ from frameloom.checkpoint.reader import list_steps
 from frameloom.config.schema.models import CaptionNoteSection
 from frameloom.config.schema.sampling import SampleRequest
 from frameloom.core.errors import CheckpointError, ConfigError, DataError, RunError
+from frameloom.data.media.decode import probe_clip
 from frameloom.interop.export.export import Export, export_run
 from frameloom.sampling.load import load_model
 from frameloom.sampling.outputs import read_about, read_frames
@@ -56,14 +57,18 @@ def test_guidance_and_averaged_weights_matter(run, sampler):
 
 
 def test_a_sample_is_saved_by_suffix_and_shows_itself(sampler, tmp_path):
-    sample = sampler.sample(PROMPTS[0], seed=5, frames=5)
+    prompt = 'say "hi"; ünïcode ' + "long " * 90
+    sample = sampler.sample(prompt, seed=5, frames=5)
     for name in ("x.mp4", "x.gif", "x.webm", "deep/frames"):
         path = sample.save(tmp_path / name)
         about = read_about(path)
         assert about["seed"] == "5" and about["sample.steps"] == "3" and (about["run"], about["step"]) == ("run", "8")
+        assert about["prompt"] == prompt
+        assert len(about["weights"]) == len(about["recipe"]) == 64
+        assert path.suffix not in (".mp4", ".webm") or probe_clip(path).fps == 8
         assert read_frames(path).shape == sample.frames.shape == (5, 64, 64, 3)
         assert about["sample.format"] == {"frames": "png"}.get(path.name, path.suffix[1:])
-    assert "data:video/mp4;base64," in sample._repr_html_() and PROMPTS[0] in sample._repr_html_()
+    assert "data:video/mp4;base64," in sample._repr_html_() and "say &quot;hi" in sample._repr_html_()
     picture = sampler.sample(PROMPTS[0], frames=1)
     assert read_about(picture.save(tmp_path / "x.png"))["prompt"] == PROMPTS[0] and "<img" in picture._repr_html_()
     with pytest.raises(DataError, match="5 frames are more than one picture"):

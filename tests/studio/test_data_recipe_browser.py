@@ -3,26 +3,17 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from frameloom.config.loading.recipe import load_recipe
 from frameloom.data.manifest.manifest import Manifest
-from tests.studio.studio_process import Studio
+from tests.studio.conftest import BROWSER
 
-_CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
-_PATIENCE_MS = 240_000
 _OVERFLOW = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
 
-pytest.importorskip("gradio", reason="the studio needs the extra of that name")
-playwright = pytest.importorskip("playwright.sync_api", reason="the browser is driven by playwright")
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(_CHROMIUM is None, reason="there is no chromium to open the page with"),
-    pytest.mark.timeout(900),
-]
+pytestmark = BROWSER
 
 
 @pytest.fixture(scope="module")
@@ -31,33 +22,6 @@ def root(shared_world, tmp_path_factory) -> Path:
     shutil.copytree(shared_world / "data", folder / "data")
     (folder / "mine.yaml").write_text("# mine\n_base_: shapes/demo\nname: mine\noptim:\n  lr: 1.0e-3  # slow\n")
     return folder.resolve()
-
-
-@pytest.fixture(scope="module")
-def studio(root) -> Iterator[Studio]:
-    studio = Studio(root)
-    yield studio
-    studio.close()
-
-
-@pytest.fixture(scope="module")
-def page(studio):
-    """One page for all tests; whatever it complains about or asks elsewhere fails them."""
-    with playwright.sync_playwright() as driver:
-        browser = driver.chromium.launch(executable_path=_CHROMIUM, args=["--no-sandbox"])
-        page = browser.new_page(viewport={"width": 1280, "height": 900})
-        page.set_default_timeout(_PATIENCE_MS)
-        complaints: list[str] = []
-        page.on("pageerror", lambda error: complaints.append(str(error)))
-        page.on("request", lambda request: complaints.extend(foreign(request.url, studio.url)))
-        page.goto(studio.url)
-        yield page
-        browser.close()
-    assert complaints == []
-
-
-def foreign(url: str, own: str) -> list[str]:
-    return [] if url.startswith((own, "data:", "blob:")) else [f"asked for {url}"]
 
 
 def test_clips_are_found_played_and_their_captions_changed_in_a_new_manifest(page, root):

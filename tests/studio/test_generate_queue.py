@@ -67,10 +67,10 @@ def test_the_worker_makes_what_the_command_makes_and_hears_when_it_shall_stop(ro
         wait_until(lambda: get(queue, long).done_steps > 2 or not get(queue, long).is_open)
         assert get(queue, long).state == RUNNING
         assert queue.cancel(long.id) == "stops after this step"
-        assert queue.wait(long.id, _PATIENCE_S).state == CANCELLED and get(queue, long).done_steps < 6400
+        assert wait(queue, long).state == CANCELLED and get(queue, long).done_steps < 6400
         broken = submit(queue, 3, PROMPT, frames=8)
         for job in (plain, odd, broken):
-            queue.wait(job.id, _PATIENCE_S)
+            wait(queue, job)
         assert get(queue, plain).state == DONE and get(queue, odd).state == DONE, get(queue, odd).message
         assert get(queue, broken).state == FAILED and "frames, not 8" in get(queue, broken).message
         assert get(queue, waiting).state == CANCELLED and get(queue, waiting).files == ()
@@ -122,10 +122,13 @@ def submit(queue: JobQueue, total_steps: int, prompt: str, *, num: int = 1, **fi
     return queue.submit(RUN, SampleRequest(prompt=prompt, **fields), num, total_steps)
 
 
+def wait(queue: JobQueue, job: Job) -> Job:
+    wait_until(lambda: not get(queue, job).is_open)
+    return get(queue, job)
+
+
 def get(queue: JobQueue, job: Job) -> Job:
-    found = queue.get(job.id)
-    assert found is not None
-    return found
+    return next(one for one in queue.jobs() if one.id == job.id)
 
 
 def test_a_worker_that_cannot_start_is_told_and_the_next_job_tries_again(root, monkeypatch, tmp_path):
@@ -134,7 +137,7 @@ def test_a_worker_that_cannot_start_is_told_and_the_next_job_tries_again(root, m
     try:
         for _ in range(2):
             job = submit(queue, 3, PROMPT)
-            ended = queue.wait(job.id, _PATIENCE_S)
+            ended = wait(queue, job)
             assert ended.state == FAILED and "exit code 1" in ended.message
     finally:
         queue.close()
@@ -146,9 +149,8 @@ def test_a_queue_forgets_old_jobs_and_says_when_one_is_over(root, monkeypatch):
     numbers = []
     try:
         for _ in range(30):
-            numbers.append(submit(queue, 3, PROMPT).id)
-            queue.wait(numbers[-1], _PATIENCE_S)
+            numbers.append(wait(queue, submit(queue, 3, PROMPT)).id)
     finally:
         queue.close()
-    assert len(queue.jobs()) <= 21 and queue.get(numbers[0]) is None
+    assert len(queue.jobs()) <= 21 and numbers[0] not in [job.id for job in queue.jobs()]
     assert "over already" in queue.cancel(numbers[-1]) and "over already" in queue.cancel(10**6)

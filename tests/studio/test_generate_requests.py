@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from frameloom.studio.generate.requests import (
     keep_upload,
     read_form,
 )
-from frameloom.studio.server.context import Limits, StudioContext
+from frameloom.studio.server.context import Limits, Listing, StudioContext
 from tests.studio.tiny_run import PROMPT, RUN, make_root
 
 
@@ -105,8 +106,9 @@ def test_a_form_becomes_a_request_and_back(shared_world, tmp_path, model):
     for name in (None, "runs/none", "../x"):
         with pytest.raises(ConfigError, match="choose one from the list"):
             controller.submit(name, form)
+    controller.models = Listing(lambda: {RUN: replace(model, takes_image=True)})
     with pytest.raises(DataError, match="Image: send it once more"):
-        controller._keep("/etc/passwd")
+        controller.read_form(RUN, {**form, "image": "/etc/passwd"})
     assert clean_prompt("a\nb\tc\r") == "a\nb\tc"
     assert SampleRequest(prompt="x").model_fields_set == {"prompt"}
 

@@ -3,26 +3,17 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.studio.studio_process import Studio
+from tests.studio.conftest import BROWSER
 from tests.studio.tiny_run import PROMPT, make_root
 
-_CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
-_PATIENCE_MS = 240_000
 _EACH_CARD_HAS_ITS_OWN_CLIP = """[...document.querySelectorAll('#generate-history .rg-clip')].every(
     (card) => card.querySelector('video').currentSrc.includes(card.dataset.file))"""
 
-pytest.importorskip("gradio", reason="the studio needs the extra of that name")
-playwright = pytest.importorskip("playwright.sync_api", reason="the browser is driven by playwright")
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(_CHROMIUM is None, reason="there is no chromium to open the page with"),
-    pytest.mark.timeout(900),
-]
+pytestmark = BROWSER
 
 
 @pytest.fixture(scope="module")
@@ -33,33 +24,6 @@ def root(shared_world, tmp_path_factory) -> Path:
     for name in ("base.yaml", "long.yaml", "bad.yaml"):
         shutil.copy(source / name, folder / name)
     return folder.resolve()
-
-
-@pytest.fixture(scope="module")
-def studio(root) -> Iterator[Studio]:
-    studio = Studio(root)
-    yield studio
-    studio.close()
-
-
-@pytest.fixture(scope="module")
-def page(studio):
-    """One page for all tests; whatever it complains about fails them."""
-    with playwright.sync_playwright() as driver:
-        browser = driver.chromium.launch(executable_path=_CHROMIUM, args=["--no-sandbox"])
-        page = browser.new_page(viewport={"width": 1280, "height": 900})
-        page.set_default_timeout(_PATIENCE_MS)
-        complaints: list[str] = []
-        page.on("pageerror", lambda error: complaints.append(str(error)))
-        page.on("request", lambda request: complaints.extend(foreign(request.url, studio.url)))
-        page.goto(studio.url)
-        yield page
-        browser.close()
-    assert complaints == []
-
-
-def foreign(url: str, own: str) -> list[str]:
-    return [] if url.startswith((own, "data:", "blob:")) else [f"asked for {url}"]
 
 
 def choose(page, field: str, name: str) -> None:

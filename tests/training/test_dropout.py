@@ -16,7 +16,7 @@ from frameloom.cli.main import main
 from frameloom.data.loading.loader import iterate_batches
 from frameloom.interop.export.export import Export, export_run
 from frameloom.models.denoisers.cogvideox_fun.weights import read_config
-from frameloom.models.layers.dropout import DropoutSeeds
+from frameloom.models.layers.dropout import dropout_keys
 from frameloom.training.memory.oom_split import cut_batch
 from frameloom.training.task import StepContext
 from frameloom.training.tasks.denoiser import DenoiserTask
@@ -99,5 +99,5 @@ def test_an_export_names_the_dropout_and_loads_again(world, tmp_path: Path, capl
 
 
 def test_seeds_are_those_of_the_samples() -> None:
-    keys = DropoutSeeds(np.array([1, 2], dtype=np.uint64)).keys(0, 7, 3)
+    keys = dropout_keys(torch.from_numpy(np.array([1, 2], dtype=np.uint64).view(np.int64)), 0, 7, 3)
     assert keys[:2].tolist() == [3, 7] and len(keys) == 4 and keys.device.type == "cpu"

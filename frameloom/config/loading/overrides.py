@@ -50,10 +50,11 @@ def _take_override(rest: list[str]) -> Override:
     # A number may be negative, so a single dash still is a value; the next flag is not.
     if not equals and rest and not rest[0].startswith("--"):
         text = rest.pop(0)
-    kind = resolve_flag(flag)
+    written = _split(flag)
+    kind = _resolve(rename_path(written), flag)
     if text is None:
         raise ConfigError(f"{flag}: a value is missing, expected {describe(kind)}; write {flag} VALUE")
-    written, value = _split(flag), _read_value(text, kind, flag)
+    value = _read_value(text, kind, flag)
     warn_of_old_name(written, value, flag)
     rename_keys(value, {}, name=flag, below=written)
     return Override(flag, rename_path(written), value)
@@ -77,9 +78,8 @@ def _split(flag: str) -> KeyPath:
     return tuple(parts)
 
 
-def resolve_flag(flag: str) -> Kind:
+def _resolve(path: KeyPath, flag: str) -> Kind:
     """The type of the key that a flag names; refused, with the nearest key, when there is none."""
-    path = split_path(flag)
     kind = ROOT
     for depth, key in enumerate(path):
         child = kind.child(key)
@@ -118,44 +118,31 @@ def _read_value(text: str, kind: Kind, flag: str) -> Any:
 def apply_override(value: dict[str, Any], override: Override) -> None:
     """Set one key in a plain recipe, making the sections and default lists on the way."""
     target: Any = value
-    for depth in range(1, len(override.path)):
-        target = _step_into(target, override.path[:depth], override.flag)
-    value = override.value
-    if isinstance(value, dict) and value.get(DELETE) is True:
+    new = override.value
+    if isinstance(new, dict) and new.get(DELETE) is True:
         # A mapping on the command line replaces the old one in any case.
-        value = {key: item for key, item in value.items() if key != DELETE}
-    if isinstance(target, list):
-        target[_check_index(target, override.path, override.flag)] = value
-    else:
-        target[override.path[-1]] = value
-
-
-def _step_into(target: Any, path: KeyPath, flag: str) -> Any:
-    """The dictionary or list at the end of `path`, whose parent is `target`."""
-    if isinstance(target, list):
-        inner = target[_check_index(target, path, flag)]
-    else:
-        inner = target.get(path[-1])
-        if inner is None:
-            inner = target[path[-1]] = _start_value(path, is_given=path[-1] in target)
-    if not isinstance(inner, dict | list):
-        raise ConfigError(f"{flag}: {'.'.join(path)} is {format_value(inner)}, which has no keys inside")
-    return inner
-
-
-def _start_value(path: KeyPath, *, is_given: bool) -> Any:
-    """What a key inside an absent or null value changes: the default list, or an empty section."""
-    field, kind = field_at(path), kind_at(path)
-    if field is not None and kind is not None and kind.is_list and not is_given and not field.is_required():
-        return copy.deepcopy(default_of(field))
-    return {}
-
-
-def _check_index(target: list[Any], path: KeyPath, flag: str) -> int:
-    owner = ".".join(path[:-1])
-    if not path[-1].isdecimal() or int(path[-1]) >= len(target):
-        raise ConfigError(
-            f"{flag}: {owner} has {len(target)} item(s), counted from 0, and no item {path[-1]}; "
-            f"to make it longer give the whole list: --{owner} '[...]'"
-        )
-    return int(path[-1])
+        new = {key: item for key, item in new.items() if key != DELETE}
+    for depth, key in enumerate(override.path):
+        path, is_last = override.path[: depth + 1], depth + 1 == len(override.path)
+        if isinstance(target, list):
+            owner = ".".join(path[:-1])
+            if not key.isdecimal() or int(key) >= len(target):
+                raise ConfigError(
+                    f"{override.flag}: {owner} has {len(target)} item(s), counted from 0, and no item {key}; "
+                    f"to make it longer give the whole list: --{owner} '[...]'"
+                )
+            place: Any = int(key)
+        else:
+            place = key
+            if not is_last and target.get(key) is None:
+                field, kind = field_at(path), kind_at(path)
+                # What a key inside an absent or null value changes: the default list, or an empty section.
+                has_default = field is not None and not field.is_required() and kind is not None and kind.is_list
+                target[key] = copy.deepcopy(default_of(field)) if field and has_default and key not in target else {}
+        if is_last:
+            target[place] = new
+        elif not isinstance(target[place], dict | list):
+            found = format_value(target[place])
+            raise ConfigError(f"{override.flag}: {'.'.join(path)} is {found}, which has no keys inside")
+        else:
+            target = target[place]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -100,31 +101,27 @@ def _validate(value: Mapping[str, Any]) -> Recipe:
 
 
 def _patch(value: Mapping[str, Any], wrong: Sequence[KeyPath]) -> dict[str, Any]:
-    """A copy without the wrong values, and with an example for each required key that is then missing."""
+    """A copy without the wrong values, and with an example for each required key that is then missing.
+
+    A wrong item of a list takes the whole list with it.
+    """
     patched = copy.deepcopy(dict(value))
     for path in wrong:
-        _remove(patched, path)
+        section: Any = patched
+        for depth, part in enumerate(path, 1):
+            if depth == len(path) or not isinstance(section.get(part), dict):
+                section.pop(part, None)
+                break
+            section = section[part]
     for key in walk():
         if key.field.is_required():
-            section: Any = patched
+            section = patched
             # A section that is left out needs no keys; one that is required was put in before its own.
             for part in key.path[:-1]:
                 section = section.get(part) if isinstance(section, dict) else None
             if isinstance(section, dict):
                 section.setdefault(key.path[-1], {} if key.kind.fields else example_of(key.field))
     return patched
-
-
-def _remove(target: Any, path: KeyPath) -> None:
-    """Drop the value at `path`; a wrong item of a list takes the whole list with it."""
-    parents: list[Any] = [target]
-    for part in path[:-1]:
-        inner = parents[-1].get(part) if isinstance(parents[-1], dict) else None
-        if not isinstance(inner, dict):
-            path = path[: len(parents)]
-            break
-        parents.append(inner)
-    parents[-1].pop(path[-1], None)
 
 
 def _translate(errors: Sequence[ErrorDetails], value: Mapping[str, Any]) -> list[Problem]:
@@ -141,7 +138,10 @@ def _translate(errors: Sequence[ErrorDetails], value: Mapping[str, Any]) -> list
         elif error["type"] == "too_short" and any(other[: len(path)] == path != other for other, _ in located):
             continue  # items that failed are not counted; they have their own messages
         elif error["type"] != "missing" or isinstance(_value_at(value, path), list):
-            text = _explain_key(path) if error["loc"][-1] == "[key]" else _explain_value(path, _value_at(value, path))
+            text = _explain_value(path, _value_at(value, path))
+            if error["loc"][-1] == "[key]":
+                text = f"{'.'.join(path[:-1])} has the key '{shorten(path[-1])}'"
+                text = f"{text}; expected a whole number of at least 1, e.g. 9"
             found.setdefault(path, Problem(path, text))
     for path, error in located:
         # A misspelt key is one mistake, not also a missing one.
@@ -194,21 +194,16 @@ def _explain_extra(path: KeyPath, value: Any) -> tuple[Problem, KeyPath | None]:
 
 def _explain_missing(path: KeyPath) -> str:
     field = field_at(path)
-    owner = ".".join(path[:-1]) or "the recipe"
+    text = f"{'.'.join(path[:-1]) or 'the recipe'} needs the key '{path[-1]}'"
     if field is None:
-        return f"{owner} needs the key '{path[-1]}'"
+        return text
     example = example_of(field)
     sample = f"; e.g. {path[-1]}: {format_value(example)}" if example is not None else ""
-    return f"{owner} needs the key '{path[-1]}': {field.description}{sample}"
-
-
-def _explain_key(path: KeyPath) -> str:
-    return f"{'.'.join(path[:-1])} has the key '{shorten(path[-1])}'; expected a whole number of at least 1, e.g. 9"
+    return f"{text}: {field.description}{sample}"
 
 
 def _explain_value(path: KeyPath, value: Any) -> str:
-    kind = kind_at(path) or ROOT
-    field = field_at(path)
+    kind, field = kind_at(path) or ROOT, field_at(path)
     shown = f"'{quote(value)[1:-1]}'" if isinstance(value, str) else format_value(value)
     hint = _hint(kind, value)
     example = example_of(field) if field else None
@@ -234,14 +229,8 @@ def _hint(kind: Kind, value: Any) -> str:
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if is_number and 1 < value <= 100 and any(isinstance(item, Le | Lt) for item in kind.metadata):
         return f"for {format_value(value)} percent write {format_value(round(value / 100, 10))}"
-    if isinstance(value, str) and any(kind.accepts(plain) for plain in (int, float)) and _is_number(value):
-        return "write the number without quotes"
+    if isinstance(value, str) and any(kind.accepts(plain) for plain in (int, float)):
+        with suppress(ValueError):
+            float(value)
+            return "write the number without quotes"
     return ""
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True

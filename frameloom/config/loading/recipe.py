@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from frameloom.config.loading.overrides import DELETE, apply_override, parse_overrides
-from frameloom.config.loading.problems import MAX_EXPLAINED, Problem, parse_recipe
+from frameloom.config.loading.problems import MAX_EXPLAINED, parse_recipe
 from frameloom.config.loading.renamed import rename_keys
 from frameloom.config.loading.yaml_values import KeyPath, parse_document, read_text
 from frameloom.config.rules.check import check_rules, place_problem
@@ -101,13 +101,12 @@ def find_recipe(name: str | Path) -> Path:
 
 def shipped_recipes() -> list[tuple[str, str]]:
     """Name and title of each recipe in the package; the title is the file's first comment line."""
-    files = sorted(SHIPPED.rglob("*.yaml"))
-    return [(file.relative_to(SHIPPED).with_suffix("").as_posix(), _read_title(file)) for file in files]
-
-
-def _read_title(file: Path) -> str:
-    first = file.read_text(encoding="utf-8").partition("\n")[0]
-    return first.lstrip("# ").strip() if first.startswith("#") else ""
+    found = []
+    for file in sorted(SHIPPED.rglob("*.yaml")):
+        first = file.read_text(encoding="utf-8").partition("\n")[0]
+        title = first.lstrip("# ").strip() if first.startswith("#") else ""
+        found.append((file.relative_to(SHIPPED).with_suffix("").as_posix(), title))
+    return found
 
 
 def _exists(path: Path) -> bool:
@@ -136,9 +135,7 @@ def _read_draft(source: Source, overrides: Overrides) -> tuple[Draft, list[str]]
         value = source.model_dump(mode="json") if isinstance(source, Recipe) else dict(source)
         _add_text(draft, json.dumps(value, default=str, ensure_ascii=False), Path("recipe"), "recipe", ())
         draft.places.clear()  # a dictionary has no lines
-    if isinstance(overrides, Mapping):
-        overrides = [word for key, value in overrides.items() for word in (f"--{key}", _write_value(value))]
-    good, problems = parse_overrides(overrides)
+    good, problems = parse_overrides(to_words(overrides))
     for override in good:
         try:
             apply_override(draft.value, override)
@@ -149,9 +146,15 @@ def _read_draft(source: Source, overrides: Overrides) -> tuple[Draft, list[str]]
     return draft, problems
 
 
-def _write_value(value: Any) -> str:
-    """A value of Python as the text that a flag has; JSON is YAML, and a plain string needs no quotes."""
-    return str(value) if isinstance(value, str | Path) else json.dumps(value, default=str)
+def to_words(overrides: Overrides) -> Sequence[str]:
+    """Overrides as the words of a command line; JSON is YAML, and plain text needs no quotes."""
+    if not isinstance(overrides, Mapping):
+        return overrides
+    texts = {
+        key: str(value) if isinstance(value, str | Path) else json.dumps(value, default=str)
+        for key, value in overrides.items()
+    }
+    return [word for key, text in texts.items() for word in (f"--{key}", text)]
 
 
 def _add_file(draft: Draft, file: Path, shown: str, chain: tuple[tuple[Path, str], ...]) -> None:
@@ -172,31 +175,24 @@ def _add_text(draft: Draft, text: str, file: Path, shown: str, chain: tuple[tupl
     if not isinstance(value, dict):
         found = "empty" if value is None else "a list" if isinstance(value, list) else "a single value"
         raise ConfigError(f"{shown}: the file is {found}; a recipe is keys and values, e.g. 'name: my-run'")
-    for base in _take_bases(value, f"{shown}:{lines.get((BASE,), 1)}"):
-        base_file, base_shown = _find_base(base, file, shown, names, lines[(BASE,)])
-        _refuse_outside(draft.inside, base_file, f"{shown}:{lines[(BASE,)]}", base)
+    place = f"{shown}:{lines.get((BASE,), 1)}"
+    bases = value.pop(BASE, [])
+    bases = [bases] if isinstance(bases, str) else bases
+    if not isinstance(bases, list) or not all(isinstance(base, str) and base for base in bases):
+        raise ConfigError(f"{place}: _base_ is neither a name nor a list of names; e.g. _base_: shapes/demo-vae")
+    for base in bases:
+        base_file, base_shown = _find_base(base, file, shown, names, place)
+        real, inside = base_file.resolve(), draft.inside
+        if inside is not None and not (real.is_relative_to(inside) or real.is_relative_to(SHIPPED.resolve())):
+            text = f"the _base_ '{base}' lies outside {inside}; move it below, or name a shipped recipe"
+            raise ConfigError(f"{place}: {text}")
         _add_file(draft, base_file, base_shown, (*chain, (file.resolve(), shown)))
     places = {path: f"{shown}:{line}" for path, line in lines.items()}
     rename_keys(value, places, name=shown)
     _overlay(draft.value, value, (), draft.places, places)
 
 
-def _refuse_outside(inside: Path | None, file: Path, place: str, base: str) -> None:
-    resolved = file.resolve()
-    if inside is None or resolved.is_relative_to(inside) or resolved.is_relative_to(SHIPPED.resolve()):
-        return
-    raise ConfigError(f"{place}: the _base_ '{base}' lies outside {inside}; move it below, or name a shipped recipe")
-
-
-def _take_bases(value: dict[str, Any], place: str) -> list[str]:
-    bases = value.pop(BASE, [])
-    bases = [bases] if isinstance(bases, str) else bases
-    if not isinstance(bases, list) or not all(isinstance(base, str) and base for base in bases):
-        raise ConfigError(f"{place}: _base_ is neither a name nor a list of names; e.g. _base_: shapes/demo-vae")
-    return bases
-
-
-def _find_base(base: str, file: Path, shown: str, names: str, line: int) -> tuple[Path, str]:
+def _find_base(base: str, file: Path, shown: str, names: str, place: str) -> tuple[Path, str]:
     beside = file.parent / base
     for candidate in (beside, beside.with_name(f"{beside.name}.yaml")):
         if _exists(candidate) and candidate.is_file():
@@ -207,7 +203,7 @@ def _find_base(base: str, file: Path, shown: str, names: str, line: int) -> tupl
         return shipped, shipped.relative_to(SHIPPED).as_posix()
     near = nearest(base.removesuffix(".yaml"), [name for name, _ in shipped_recipes()])
     hint = f"did you mean '{near}'?" if near else f"a name is relative to {file.parent}, or that of a shipped recipe"
-    raise ConfigError(f"{shown}:{line}: the _base_ '{base}' does not exist (read so far: {names}); {hint}")
+    raise ConfigError(f"{place}: the _base_ '{base}' does not exist (read so far: {names}); {hint}")
 
 
 def _overlay(
@@ -234,15 +230,9 @@ def _overlay(
             _overlay(target.setdefault(key, {}), item, here, places, new)
         else:
             target[key] = copy.deepcopy(item)
-            _copy_places(item, here, places, new)
-
-
-def _copy_places(item: Any, path: KeyPath, places: dict[KeyPath, str], new: Mapping[KeyPath, str]) -> None:
-    if path in new:
-        places[path] = new[path]
-    inside = item.items() if isinstance(item, dict) else enumerate(item) if isinstance(item, list) else ()
-    for key, inner in inside:
-        _copy_places(inner, (*path, str(key)), places, new)
+            places.update({here: new[here]} if here in new else {})
+            if isinstance(item, list):
+                places.update({path: place for path, place in new.items() if path[: len(here)] == here})
 
 
 def _forget_below(places: dict[KeyPath, str], path: KeyPath) -> None:
@@ -253,17 +243,14 @@ def _forget_below(places: dict[KeyPath, str], path: KeyPath) -> None:
 def _check(value: Mapping[str, Any], places: Mapping[KeyPath, str], name: str, problems: Sequence[str]) -> Recipe:
     recipe, wrong = parse_recipe(value)
     found = list(wrong)
-    if recipe is not None:
-        found += [problem for problem in check_rules(recipe) if not _rests_on(problem, wrong)]
+    for problem in check_rules(recipe) if recipe is not None else ():
+        # A finding that rests on a key that was already wrong may be an echo of that mistake.
+        pairs = [(key, other.path) for key in (problem.path, *problem.also) for other in wrong]
+        if not any(key[: len(path)] == path or path[: len(key)] == key for key, path in pairs):
+            found.append(problem)
     messages = [*problems, *(place_problem(problem, places, name) for problem in found)]
     if len(messages) > MAX_EXPLAINED:
         messages[MAX_EXPLAINED:] = [f"{name}: {len(messages) - MAX_EXPLAINED} more problems; is this the right file?"]
     if messages or recipe is None:
         raise ConfigError(messages)
     return recipe
-
-
-def _rests_on(problem: Problem, wrong: Sequence[Problem]) -> bool:
-    """Whether a finding rests on a key that was already wrong, and so may be an echo of that mistake."""
-    keys = (problem.path, *problem.also)
-    return any(key[: len(other.path)] == other.path or other.path[: len(key)] == key for key in keys for other in wrong)

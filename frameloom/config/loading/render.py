@@ -59,13 +59,10 @@ def _render_entry(kind: Kind, entry: Mapping[str, Any], indent: int) -> Iterator
 
 
 def _comment(line: str, meaning: str) -> str:
+    """The line with its meaning behind it, or above it where that would be too long."""
     aligned = f"{line:<{_COMMENT_COLUMN}}  # {meaning}" if meaning else line
-    return aligned if len(aligned) <= _LINE_WIDTH or not meaning else _comment_above(line, meaning)
-
-
-def _comment_above(line: str, meaning: str) -> str:
     indent = line[: len(line) - len(line.lstrip())]
-    return f"{indent}# {meaning}\n{line}"
+    return aligned if len(aligned) <= _LINE_WIDTH or not meaning else f"{indent}# {meaning}\n{line}"
 
 
 _INTRODUCTION = """\
@@ -97,44 +94,25 @@ def render_reference() -> str:
 
 
 def _render_tables(section: Kind, prefix: str, meaning: str) -> str:
-    title = f"## `{prefix}`\n\n{_sentence(meaning)}\n" if prefix else "## Top level\n"
+    title = f"## `{prefix}`\n\n{meaning[:1].upper()}{meaning[1:].rstrip('.')}.\n" if prefix else "## Top level\n"
     rows = ["| key | value | default | meaning |", "|---|---|---|---|"]
     below: list[str] = []
     for name, field in section.fields.items():
         kind = field_kind(field)
         inner = kind if kind.fields else kind.item
-        dotted = f"{prefix}.{name}" if prefix else name
+        text = describe(kind)
         if inner is not None and inner.fields:
+            dotted = f"{prefix}.{name}" if prefix else name
             below.append(_render_tables(inner, dotted if kind.fields else f"{dotted}.N", field.description or ""))
-        rows.append(_row(name, _short_type(kind), _short_default(field.is_required(), kind, field), field.description))
+            text = "section" if kind.fields else "list of sections"
+            text = f"true, false or {text}" if kind.accepts(bool) else text
+            text = f"{text} or null" if kind.accepts(type(None)) else text
+        default = None if field.is_required() else default_of(field)
+        shown = "see below" if kind.fields and isinstance(default, dict) else f"`{format_value(default)}`"
+        cells = (text, "required" if field.is_required() else shown, field.description or "")
+        escaped = [cell.replace("|", "\\|").replace("<", "\\<") for cell in cells]
+        rows.append(f"| `{name}` | {' | '.join(escaped)} |")
     return "\n".join([title, *rows, "", *below])
-
-
-def _short_type(kind: Kind) -> str:
-    if not kind.fields and not (kind.item and kind.item.fields):
-        return describe(kind)
-    text = "section" if kind.fields else "list of sections"
-    if kind.accepts(bool):
-        return f"true, false or {text}"
-    return f"{text} or null" if kind.accepts(type(None)) else text
-
-
-def _short_default(is_required: bool, kind: Kind, field: Any) -> str:
-    if is_required:
-        return "required"
-    default = default_of(field)
-    if kind.fields and isinstance(default, dict):
-        return "see below"
-    return f"`{format_value(default)}`"
-
-
-def _row(*cells: str | None) -> str:
-    name, *rest = [(cell or "").replace("|", "\\|").replace("<", "\\<") for cell in cells]
-    return f"| `{name}` | {' | '.join(rest)} |"
-
-
-def _sentence(text: str) -> str:
-    return text[:1].upper() + text[1:].rstrip(".") + "."
 
 
 def json_schema() -> dict[str, Any]:

@@ -13,7 +13,7 @@ from pydantic.fields import FieldInfo
 
 from frameloom.config.loading.yaml_values import KeyPath, format_value, shorten
 from frameloom.config.schema.recipe import Recipe
-from frameloom.config.schema.section import Section, Words
+from frameloom.config.schema.section import ExpectedText, Section
 from frameloom.core.spelling import nearest, share_words
 
 # Keys that had another name: the old one, and the new one in the same section.
@@ -262,7 +262,7 @@ def field_at(path: KeyPath) -> FieldInfo | None:
 
 def describe(kind: Kind) -> str:
     """The type in plain words, to be read after "expected"."""
-    words = next((item.text for item in kind.metadata if isinstance(item, Words)), None)
+    words = next((item.text for item in kind.metadata if isinstance(item, ExpectedText)), None)
     if words:
         return words
     if len(kind.sections) > 1:

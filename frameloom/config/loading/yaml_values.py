@@ -87,16 +87,17 @@ class _Builder:
             next(self.events)  # document end
             rest = next(self.events)
         except yaml.MarkedYAMLError as error:
-            self._fail_syntax(error)
+            mark = error.problem_mark or error.context_mark
+            problem = " ".join(part for part in (error.context, error.problem) if part)
+            hint = next((hint for sign, hint in _HINTS if sign in problem), "compare with `frameloom recipe show`")
+            self._fail(mark.line + 1 if mark else 1, f"not valid YAML: {problem}; {hint}")
         except yaml.reader.ReaderError as error:
             line = self.text.count("\n", 0, error.position) + 1
-            self._fail(
-                line, f"character {error.character:#x} is not text; remove it or write it as an escape in quotes"
-            )
+            text = f"character {error.character:#x} is not text; remove it or write it as an escape in quotes"
+            self._fail(line, text)
         if not isinstance(rest, yaml.StreamEndEvent):
-            self._fail(
-                rest.start_mark.line + 1, "a second document starts here; keep one document per file, without '---'"
-            )
+            text = "a second document starts here; keep one document per file, without '---'"
+            self._fail(rest.start_mark.line + 1, text)
         return value, self.lines
 
     def _value(self, event: Any, path: KeyPath) -> Any:
@@ -105,80 +106,51 @@ class _Builder:
             self.lines[path] = line
         if len(path) > MAX_DEPTH:
             self._fail(line, f"values nest deeper than {MAX_DEPTH}; a recipe needs far less")
-        if isinstance(event, yaml.AliasEvent):
-            return self._alias(event.anchor, line)
+        is_alias, first = isinstance(event, yaml.AliasEvent), self.num_values
+        if is_alias and event.anchor not in self.anchors:
+            self._fail(line, f"*{event.anchor} has no finished &{event.anchor} above it; give the anchor first")
+        self.num_values += self.anchors[event.anchor][1] if is_alias else 1
+        if self.num_values > MAX_VALUES:
+            self._fail(line, f"more than {MAX_VALUES} values, aliases counted in full; a recipe needs far less")
+        if is_alias:
+            return copy.deepcopy(self.anchors[event.anchor][0])
         if event.tag is not None:
             tag = shorten(event.tag.replace(_CORE_TAG, "!!"))
             self._fail(line, f"found the tag {tag}; recipes hold plain values only, remove it")
-        first = self.num_values
-        self._count(1, line)
+        value: Any
         if isinstance(event, yaml.MappingStartEvent):
-            value: Any = self._mapping(path)
+            value = self._mapping(path)
         elif isinstance(event, yaml.SequenceStartEvent):
-            value = self._sequence(path)
+            value = []
+            while not isinstance(item := next(self.events), yaml.SequenceEndEvent):
+                value.append(self._value(item, (*path, str(len(value)))))
         else:
-            value = self._scalar(event, line)
+            value = parse_scalar(event.value) if event.style is None else str(event.value)
+            if isinstance(value, float) and not math.isfinite(value):
+                self._fail(line, f"the number {shorten(event.value)} is too large")
         if event.anchor is not None:
             self.anchors[event.anchor] = (value, self.num_values - first)
         return value
 
-    def _alias(self, anchor: str, line: int) -> Any:
-        if anchor not in self.anchors:
-            self._fail(line, f"*{anchor} has no finished &{anchor} above it; give the anchor first")
-        value, size = self.anchors[anchor]
-        self._count(size, line)
-        return copy.deepcopy(value)
-
     def _mapping(self, path: KeyPath) -> dict[str, Any]:
         result: dict[str, Any] = {}
-        first_lines: dict[str, int] = {}
         while not isinstance(event := next(self.events), yaml.MappingEndEvent):
             line = event.start_mark.line + 1
-            key = self._key(event, line)
+            if not isinstance(event, yaml.ScalarEvent) or event.tag is not None:
+                self._fail(line, "a key is not plain text; write 'key: value'")
+            if event.value == "<<" and event.style is None:
+                self._fail(line, "'<<' is not read; inherit from another file with _base_")
+            number = parse_scalar(event.value) if event.style is None else None
+            key = str(number) if type(number) is int else str(event.value)
             if key in result:
-                self._fail(
-                    line, f"the key '{shorten(key)}' stands twice, first on line {first_lines[key]}; keep one of them"
-                )
-            first_lines[key] = line
-            self.lines[(*path, key)] = line
+                first = self.lines[(*path, key)]
+                self._fail(line, f"the key '{shorten(key)}' stands twice, first on line {first}; keep one of them")
             result[key] = self._value(next(self.events), (*path, key))
             self.lines[(*path, key)] = line
         return result
 
-    def _sequence(self, path: KeyPath) -> list[Any]:
-        result: list[Any] = []
-        while not isinstance(event := next(self.events), yaml.SequenceEndEvent):
-            result.append(self._value(event, (*path, str(len(result)))))
-        return result
-
-    def _key(self, event: Any, line: int) -> str:
-        if not isinstance(event, yaml.ScalarEvent) or event.tag is not None:
-            self._fail(line, "a key is not plain text; write 'key: value'")
-        if event.value == "<<" and event.style is None:
-            self._fail(line, "'<<' is not read; inherit from another file with _base_")
-        number = parse_scalar(event.value) if event.style is None else None
-        return str(number) if type(number) is int else str(event.value)
-
-    def _scalar(self, event: Any, line: int) -> str | int | float | bool | None:
-        value = parse_scalar(event.value) if event.style is None else str(event.value)
-        if isinstance(value, float) and not math.isfinite(value):
-            self._fail(line, f"the number {shorten(event.value)} is too large")
-        return value
-
-    def _count(self, size: int, line: int) -> None:
-        self.num_values += size
-        if self.num_values > MAX_VALUES:
-            self._fail(line, f"more than {MAX_VALUES} values, aliases counted in full; a recipe needs far less")
-
-    def _fail_syntax(self, error: Any) -> Never:
-        mark = error.problem_mark or error.context_mark
-        problem = " ".join(part for part in (error.context, error.problem) if part)
-        hint = next((hint for sign, hint in _HINTS if sign in problem), "compare with `frameloom recipe show`")
-        self._fail(mark.line + 1 if mark else 1, f"not valid YAML: {problem}; {hint}")
-
     def _fail(self, line: int, text: str) -> Never:
-        place = f"{self.where}:{line}" if self.counts_lines else self.where
-        raise ConfigError(f"{place}: {text}")
+        raise ConfigError(f"{f'{self.where}:{line}' if self.counts_lines else self.where}: {text}")
 
 
 def read_text(path: Path, *, shown: str) -> str:
@@ -213,7 +185,9 @@ def format_value(value: Any) -> str:
     if isinstance(value, int):
         return str(value)
     if isinstance(value, float):
-        return _format_float(float(value))
+        # The shortest text that reads back as the same float: 0.25, 1e-4, 1e16.
+        text = f"{Decimal(repr(value)):e}" if 0 < abs(value) < 1e-3 else repr(float(value))
+        return text.replace("e+", "e").replace("e-0", "e-")
     if isinstance(value, str):
         return value if _is_plain(value) else quote(value)
     if isinstance(value, dict):
@@ -235,11 +209,7 @@ def format_key(key: Any) -> str:
 def quote(text: str) -> str:
     """`text` in double quotes, with escapes for what YAML does not allow as it is."""
     escaped = text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n").replace("\t", "\\t")
-    return '"' + "".join(_escape(character) for character in escaped) + '"'
-
-
-def _escape(character: str) -> str:
-    return character if _PRINTABLE.fullmatch(character) else f"\\U{ord(character):08x}"
+    return '"' + "".join(one if _PRINTABLE.fullmatch(one) else f"\\U{ord(one):08x}" for one in escaped) + '"'
 
 
 def _is_plain(text: str) -> bool:
@@ -249,11 +219,3 @@ def _is_plain(text: str) -> bool:
         and not text.endswith(":")
         and parse_scalar(text) == text
     )
-
-
-def _format_float(value: float) -> str:
-    """The shortest text that reads back as the same float: 0.25, 1e-4, 1e16."""
-    text = repr(value)
-    if 0 < abs(value) < 1e-3:
-        text = f"{Decimal(text):e}"
-    return text.replace("e+", "e").replace("e-0", "e-")

@@ -50,89 +50,71 @@ def check_files(recipe: Recipe, *, skip_caches: bool = False, places: Mapping[Ke
 
     `places` puts the file and line of each key into the message.
     """
-    problems = [_check_path(("data", "manifest"), recipe.data.manifest, _source_kind(recipe.data.manifest))]
-    for index, source in enumerate(recipe.data.sources):
-        path = ("data", "sources", str(index))
-        problems.append(_check_path((*path, "path"), source.path, _source_kind(source.path)))
-        problems.append(_check_path((*path, "root"), source.root, "folder"))
-    problems.append(_check_path(("data", "root"), recipe.data.root, "folder"))
-    problems.append(_check_weights(("vae", "weights"), recipe.vae.weights))
-    if recipe.task == "autoencoder":
-        problems += _check_loss_files(recipe)
+    named = [(tuple(key.split(".")), name, kind) for key, name, kind in _named_files(recipe, skip_caches)]
+    problems = [_check_path(path, name, kind) for path, name, kind in named if name is not None]
     if recipe.task == "denoiser":
-        problems.append(_check_weights(("model", "weights"), recipe.model.weights))
-        lora = recipe.lora.weights if recipe.lora else None
-        problems.append(_check_path(("lora", "weights"), lora, "file or folder"))
-        for index, encoder in enumerate(recipe.text.encoders):
-            place = ("text", "encoders", str(index))
-            kind = "file or folder" if encoder.name in TOKENIZER_FOLDERS else "folder"
-            problems.append(_check_path((*place, "path"), encoder.path, kind))
-            problems.append(_check_path((*place, "tokenizer"), encoder.tokenizer, "folder"))
         problems += check_text_files(recipe)
-        problems += _check_sample_files(recipe)
-        pictures = recipe.dreambooth.class_folder if recipe.dreambooth else None
-        if pictures is not None and Path(pictures).exists():
-            problems.append(_check_path(("dreambooth", "class_folder"), pictures, "folder"))
-        if recipe.inversion is not None:
-            problems.append(_check_path(("inversion", "weights"), recipe.inversion.weights, "file or folder"))
-            problems.append(_check_path(("inversion", "template_file"), recipe.inversion.template_file, "file"))
-    if recipe.task == "denoiser":
-        for index, folder in enumerate(recipe.data.cache.external_folders):
-            problems.append(_check_path(("data", "cache", "external_folders", str(index)), folder, "folder"))
-    if recipe.task == "denoiser" and not skip_caches and not recipe.data.cache.on_demand:
-        for name in ("latents", "text"):
-            folder = getattr(recipe.data.cache, name)
-            problems.append(_check_path(("data", "cache", name), folder, "folder", made_by="frameloom data cache"))
-    found = [problem for problem in problems if problem]
-    if found:
-        raise ConfigError([place_problem(problem, places or {}, "recipe") for problem in found])
+    if found := [place_problem(problem, places or {}, "recipe") for problem in problems if problem]:
+        raise ConfigError(found)
 
 
-def _check_loss_files(recipe: Recipe) -> list[Problem | None]:
-    """Weights of the networks that only train or judge an autoencoder."""
-    lpips, judge = recipe.autoencoder.lpips, recipe.autoencoder.discriminator
-    named: list[tuple[KeyPath, str | None]] = [(("discriminator", "weights"), judge.weights if judge else None)]
-    if lpips is not None:
-        named += [(("lpips", "weights"), lpips.weights), (("lpips", "heads"), lpips.heads)]
-    return [_check_path(("autoencoder", *path), name, "file or folder") for path, name in named]
+def _named_files(recipe: Recipe, skip_caches: bool) -> Iterator[tuple[str, str | None, str]]:
+    """(key, the path that it names, what must be there)"""
+    data, text, either = recipe.data, recipe.text, "file or folder"
+    yield "data.manifest", data.manifest, "source"
+    for index, source in enumerate(data.sources):
+        yield f"data.sources.{index}.path", source.path, "source"
+        yield f"data.sources.{index}.root", source.root, "folder"
+    yield "data.root", data.root, "folder"
+    yield "vae.weights", recipe.vae.weights, "weights"
+    if recipe.task == "autoencoder":
+        judge, lpips = recipe.autoencoder.discriminator, recipe.autoencoder.lpips
+        yield "autoencoder.discriminator.weights", judge.weights if judge else None, either
+        yield "autoencoder.lpips.weights", lpips.weights if lpips else None, either
+        yield "autoencoder.lpips.heads", lpips.heads if lpips else None, either
+        return
+    yield "model.weights", recipe.model.weights, "weights"
+    yield "lora.weights", recipe.lora.weights if recipe.lora else None, either
+    for index, encoder in enumerate(text.encoders):
+        yield f"text.encoders.{index}.path", encoder.path, either if encoder.name in TOKENIZER_FOLDERS else "folder"
+        yield f"text.encoders.{index}.tokenizer", encoder.tokenizer, "folder"
+    if recipe.validation is not None and (samples := recipe.validation.samples) is not None:
+        yield "validation.samples.prompts_file", samples.prompts_file, "file"
+        yield from ((f"validation.samples.images.{i}", name, "file") for i, name in enumerate(samples.images))
+    pictures = recipe.dreambooth.class_folder if recipe.dreambooth else None
+    if pictures is not None and Path(pictures).exists():
+        yield "dreambooth.class_folder", pictures, "folder"
+    if recipe.inversion is not None:
+        yield "inversion.weights", recipe.inversion.weights, either
+        yield "inversion.template_file", recipe.inversion.template_file, "file"
+    yield from (
+        (f"data.cache.external_folders.{i}", name, "folder") for i, name in enumerate(data.cache.external_folders)
+    )
+    if not skip_caches and not data.cache.on_demand:
+        yield "data.cache.latents", data.cache.latents, "cache"
+        yield "data.cache.text", data.cache.text, "cache"
 
 
-def _check_sample_files(recipe: Recipe) -> list[Problem | None]:
-    samples = recipe.validation.samples if recipe.validation else None
-    if samples is None:
-        return []
-    section = ("validation", "samples")
-    pictures = [_check_path((*section, "images", str(i)), name, "file") for i, name in enumerate(samples.images)]
-    return [_check_path((*section, "prompts_file"), samples.prompts_file, "file"), *pictures]
-
-
-def _check_weights(path: KeyPath, name: str | None) -> Problem | None:
-    if name is None or Path(name).suffix not in PICKLES or not Path(name).is_file():
-        return _check_path(path, name, "file or folder")
-    text = f"{'.'.join(path)} is '{name}', a pickle by its name, which can run code when opened"
-    return Problem(path, f"{text}; convert it first: frameloom convert {name} {Path(name).with_suffix('.safetensors')}")
-
-
-def _source_kind(name: str | None) -> str:
-    """A name with an ending that is not there was meant to be a file."""
-    return "file" if name and Path(name).suffix and not Path(name).exists() else "file or folder"
-
-
-def _check_path(path: KeyPath, name: str | None, expected: str, *, made_by: str | None = None) -> Problem | None:
-    if name is None:
+def _check_path(path: KeyPath, name: str, kind: str) -> Problem | None:
+    found, dotted = Path(name), ".".join(path)
+    if kind == "weights" and found.suffix in PICKLES and found.is_file():
+        text = f"{dotted} is '{name}', a pickle by its name, which can run code when opened"
+        return Problem(path, f"{text}; convert it first: frameloom convert {name} {found.with_suffix('.safetensors')}")
+    if kind == "source":  # a name with an ending that is not there was meant to be a file
+        expected = "file" if found.suffix and not found.exists() else "file or folder"
+    else:
+        expected = {"weights": "file or folder", "cache": "folder"}.get(kind, kind)
+    if {"file": found.is_file, "folder": found.is_dir, "file or folder": found.exists}[expected]():
         return None
-    place = Path(name)
-    is_right = {"file": place.is_file, "folder": place.is_dir, "file or folder": place.exists}[expected]
-    if is_right():
-        return None
-    dotted = ".".join(path)
-    if place.exists():
+    if found.exists():
         return Problem(path, f"{dotted} is '{name}', which is not a {expected}; name a {expected}")
-    siblings = [entry.name for entry in place.parent.iterdir()] if place.parent.is_dir() else []
-    near = nearest(place.name, siblings)
-    hint = f"did you mean '{place.parent / near}'?" if near else f"relative paths start from {Path.cwd()}"
-    if made_by and not near:
-        hint = f"make it with: {made_by} RECIPE"
+    siblings = [entry.name for entry in found.parent.iterdir()] if found.parent.is_dir() else []
+    near = nearest(found.name, siblings)
+    if near:
+        hint = f"did you mean '{found.parent / near}'?"
+    else:
+        made = "make it with: frameloom data cache RECIPE"
+        hint = made if kind == "cache" else f"relative paths start from {Path.cwd()}"
     return Problem(path, f"{dotted} is '{name}', which does not exist; expected a {expected}; {hint}")
 
 

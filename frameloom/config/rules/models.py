@@ -163,21 +163,21 @@ def check_conditions(recipe: Recipe) -> Iterator[Problem]:
                     yield Problem(("known", key, name), f"{text}; {advice}", (("known", "law"),))
     if family is None:
         return
-    if known is not None and "known" not in family.conditions:
+    if known is not None and "known" not in family.supported_conditions:
         yield Problem(("known",), f"known is set, but {model.family} has no inpaint models; remove it", also)
-    if data.use_image_num and "images" not in family.conditions:
+    if data.use_image_num and "images" not in family.supported_conditions:
         text = f"data.use_image_num is {data.use_image_num}, but {model.family} takes no images beside clips"
         yield Problem(("data", "use_image_num"), f"{text}; use buckets of 1 frame for images instead", also)
-    has_control = "control" in family.conditions
+    has_control = "control" in family.supported_conditions
     if recipe.task == "denoiser" and data.control and not has_control:
         text = f"data.control is true, but {model.family} has no control models"
         yield Problem(("data", "control"), f"{text}; remove it, or choose cogvideox_fun", also)
-    is_control = has_control and family.beside(family.preview(model.size, model.overrides)) == "control"
+    is_control = has_control and family.preview(model.size, model.overrides).condition == "control"
     if recipe.task == "denoiser" and not data.control and is_control:
         text = f"data.control is false, but {model.family} {model.size} is a control model"
         advice = "set it to true, and name a control clip for each row (column control)"
         yield Problem(("data", "control"), f"{text}; {advice}", also)
-    if recipe.objective.kind == "edm" and "log_sigma" not in family.conditions:
+    if recipe.objective.kind == "edm" and "log_sigma" not in family.supported_conditions:
         text = f"objective.kind is edm, but {model.family} is told a whole index and cannot be told ln(sigma)"
         yield Problem(("objective", "kind"), f"{text}; choose flow, v or epsilon", also)
 

@@ -60,7 +60,7 @@ def _check_heads(recipe: Recipe) -> Iterator[Problem]:
         return
     path, also = ("parallel", "sequence"), (("model", "family"), ("model", "size"))
     num_heads = family.heads_of(model.size, model.overrides)
-    if family.num_heads is None:
+    if next(iter(family.sizes.values())).heads is None:
         text = f"parallel.sequence is {degree}, but the tokens of {model.family} cannot be divided over processes"
         yield Problem(path, f"{text}; write 1", also)
     elif num_heads is not None and (num_heads < 1 or num_heads % degree):

@@ -9,10 +9,10 @@ from typing import Annotated
 
 from pydantic import Field
 
-from frameloom.config.schema.section import Count, Section, Share, Words
+from frameloom.config.schema.section import Count, ExpectedText, Section, Share
 
 Positive = Annotated[float, Field(gt=0)]
-Size = Annotated[tuple[Count, Count], Words("[height, width] in pixels")]
+Size = Annotated[tuple[Count, Count], ExpectedText("[height, width] in pixels")]
 
 # SDXL's sizes as [height, width]; three stand there twice, which doubled their chance in the original.
 SDXL_SIZES: tuple[tuple[int, int], ...] = (

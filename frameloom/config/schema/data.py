@@ -13,11 +13,11 @@ from frameloom.config.schema.buckets import (
     RatioTokensSection,
     TokenBudgetSection,
 )
-from frameloom.config.schema.section import Count, Section, Share, Where, Words
+from frameloom.config.schema.section import Count, ExpectedText, Section, Share, Where
 
 Cell = Annotated[
     tuple[Share | tuple[Share, Share], Count],
-    Words("[probability, batch size], the probability a number from 0 to 1 or a pair of them"),
+    ExpectedText("[probability, batch size], the probability a number from 0 to 1 or a pair of them"),
 ]
 
 

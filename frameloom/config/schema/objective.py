@@ -10,11 +10,13 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag, TypeAdapter
 
-from frameloom.config.schema.section import Count, Section, Share, Words
+from frameloom.config.schema.section import Count, ExpectedText, Section, Share
 
 Positive = Annotated[float, Field(gt=0)]
 Level = Annotated[int, Field(ge=0, le=1000)]
-Shift = Annotated[Positive | Literal["open_sora2", "sd3"] | None, Words("a number above 0, open_sora2, sd3 or null")]
+Shift = Annotated[
+    Positive | Literal["open_sora2", "sd3"] | None, ExpectedText("a number above 0, open_sora2, sd3 or null")
+]
 
 # The ranges that go with the two schedules in published models: Open-Sora-Plan, and SDXL and CogVideoX.
 _BETA_RANGE = {"linear": (1e-4, 0.02), "scaled_linear": (0.00085, 0.012)}
@@ -128,8 +130,8 @@ class DDPMObjectiveSection(_NoiseSection):
         default=None, description="clamp loss weights, 5 is usual (snr_gamma) (DDPM, edm)"
     )
     bias: BiasSection | None = Field(default=None, description="draw some noise levels more often (DDPM); null: none")
-    levels: Annotated[tuple[Level, Level], Words("[first, the one after the last], from 0 to 1000")] | None = Field(
-        default=None, description="draw only these noise levels, [first, after the last]; null: all (DDPM)"
+    levels: Annotated[tuple[Level, Level], ExpectedText("[first, the one after the last], from 0 to 1000")] | None = (
+        Field(default=None, description="draw only these noise levels, [first, after the last]; null: all (DDPM)")
     )
 
 

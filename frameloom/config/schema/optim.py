@@ -6,7 +6,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from frameloom.config.schema.section import Count, Section, Share, Words
+from frameloom.config.schema.section import Count, ExpectedText, Section, Share
 
 OptimizerName = Literal["adamw", "adamw8bit", "came", "adafactor", "lion", "prodigy", "muon"]
 ScheduleName = Literal["constant", "cosine", "cosine_with_restarts", "linear", "polynomial", "multi_step"]
@@ -25,7 +25,7 @@ OWN_BETAS: dict[str, tuple[float, ...]] = {
 Betas = Annotated[
     tuple[Annotated[float, Field(ge=0, lt=1)], ...],
     Field(min_length=2, max_length=3),
-    Words("a list of 2 numbers (came: 3), each of at least 0 and below 1"),
+    ExpectedText("a list of 2 numbers (came: 3), each of at least 0 and below 1"),
 ]
 Patterns = Annotated[tuple[Annotated[str, Field(min_length=1)], ...], Field(min_length=1)]
 

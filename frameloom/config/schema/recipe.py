@@ -23,13 +23,13 @@ from frameloom.config.schema.objective import FlowObjectiveSection, ObjectiveSec
 from frameloom.config.schema.optim import OptimSection
 from frameloom.config.schema.parallel import ParallelSection
 from frameloom.config.schema.sampling import SampleSection, SamplesSection
-from frameloom.config.schema.section import Count, Section, Where, Words
+from frameloom.config.schema.section import Count, ExpectedText, Section, Where
 from frameloom.config.schema.training import DreamBoothSection, Interval, InversionSection, TrainSection
 
 Name = Annotated[
     str,
     Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,79}$"),
-    Words("1 to 80 letters, digits, '.', '_' or '-', the first a letter or a digit"),
+    ExpectedText("1 to 80 letters, digits, '.', '_' or '-', the first a letter or a digit"),
 ]
 TrackerName = Literal["jsonl", "tensorboard", "wandb", "trackio"]
 

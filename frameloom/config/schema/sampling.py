@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
-from frameloom.config.schema.section import Count, Section, Share, Words
+from frameloom.config.schema.section import Count, ExpectedText, Section, Share
 from frameloom.config.schema.training import Interval
 from frameloom.diffusion.sampler_table import SamplerName
 
@@ -30,7 +30,7 @@ def _read_list(value: Any) -> Any:
 
 
 Loras = Annotated[
-    str | tuple[LoraChoice, ...] | None, BeforeValidator(_read_list), Words("a path, or a list of {path, scale}")
+    str | tuple[LoraChoice, ...] | None, BeforeValidator(_read_list), ExpectedText("a path, or a list of {path, scale}")
 ]
 
 

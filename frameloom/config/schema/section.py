@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 
 @dataclass(frozen=True)
-class Words:
+class ExpectedText:
     """What a value must be, in plain words, where the type alone does not say it."""
 
     text: str
@@ -20,7 +20,7 @@ Count = Annotated[int, Field(ge=1)]
 Precision = Literal["fp32", "bf16", "fp16"]
 Where = Annotated[
     dict[str, str | int | float | bool] | str,
-    Words('columns with their values, {split: train}, or a filter in quotes, "frames >= 9 and height >= 480"'),
+    ExpectedText('columns with their values, {split: train}, or a filter in quotes, "frames >= 9 and height >= 480"'),
 ]
 
 

@@ -6,24 +6,24 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from frameloom.config.schema.section import Count, Precision, Section, Words
+from frameloom.config.schema.section import Count, ExpectedText, Precision, Section
 
 Interval = Annotated[
     Count | Annotated[str, Field(pattern=r"^[1-9]\d* epochs?$")],
-    Words("a whole number of steps of at least 1, or of epochs: 500, 1 epoch, 2 epochs"),
+    ExpectedText("a whole number of steps of at least 1, or of epochs: 500, 1 epoch, 2 epochs"),
 ]
 _AMOUNT = Field(pattern=r"^\d+(\.\d+)? ?[GM]i?B$")
-Amount = Annotated[str, _AMOUNT, Words("an amount of memory: 25GB, 800MB")]
+Amount = Annotated[str, _AMOUNT, ExpectedText("an amount of memory: 25GB, 800MB")]
 Memory = Annotated[
     Annotated[float, Field(gt=0, le=1)] | Annotated[str, _AMOUNT],
-    Words("a share of the device's memory above 0 and up to 1, or an amount: 0.9, 30GB, 800MB"),
+    ExpectedText("a share of the device's memory above 0 and up to 1, or an amount: 0.9, 30GB, 800MB"),
 ]
-Choice = Annotated[bool | Literal["auto"], Words("true, false or auto")]
+Choice = Annotated[bool | Literal["auto"], ExpectedText("true, false or auto")]
 Compile = Annotated[
     bool | Literal["inductor", "aot_eager", "eager"],
-    Words("true, false, or the name of a compiler: inductor, aot_eager or eager"),
+    ExpectedText("true, false, or the name of a compiler: inductor, aot_eager or eager"),
 ]
-Device = Annotated[str, Field(pattern=r"^(auto|cpu|cuda(:\d+)?)$"), Words("auto, cpu, cuda or cuda:N")]
+Device = Annotated[str, Field(pattern=r"^(auto|cpu|cuda(:\d+)?)$"), ExpectedText("auto, cpu, cuda or cuda:N")]
 
 
 class LossScaleSection(Section):
@@ -168,7 +168,7 @@ def interval_epochs(interval: int | str) -> int | None:
     return int(interval.split()[0]) if isinstance(interval, str) else None
 
 
-def is_due(interval: int | str, *, step: int, epoch: int, position: int) -> bool:
+def is_due(interval: int | str, step: int, epoch: int, position: int) -> bool:
     """Whether something is done after `step`; `epoch` and `position` are where the next step begins."""
     epochs = interval_epochs(interval)
     if epochs is None:
@@ -177,7 +177,7 @@ def is_due(interval: int | str, *, step: int, epoch: int, position: int) -> bool
 
 
 Placeholder = Annotated[
-    str, Field(pattern=r"^[^\s{}]{1,60}$"), Words("a word without spaces and braces, e.g. <cat-toy>")
+    str, Field(pattern=r"^[^\s{}]{1,60}$"), ExpectedText("a word without spaces and braces, e.g. <cat-toy>")
 ]
 
 

@@ -68,11 +68,11 @@ class MultiAspect(ThinnedPolicy):
         )
         # Shapes, and for each of them its sizes from small to large.
         self._ratios = list(dict.fromkeys(height / width for height, width in self.sizes))
-        self._steps = [self._sizes_of(ratio) for ratio in self._ratios]
-
-    def _sizes_of(self, ratio: float) -> Ints:
-        found = [i for i, (height, width) in enumerate(self.sizes) if height / width == ratio]
-        return np.array(sorted(found, key=lambda i: self.sizes[i]), dtype=np.int64)
+        rising = sorted(range(len(self.sizes)), key=lambda i: self.sizes[i])
+        self._steps = [
+            np.array([i for i in rising if self.sizes[i][0] / self.sizes[i][1] == ratio], dtype=np.int64)
+            for ratio in self._ratios
+        ]
 
     def assign_clips(self, clips: Clips, rows: Ints, draw: Draw) -> NDArray[np.int32]:
         fits = np.flatnonzero(self.why_unused(clips) == 0)

@@ -53,19 +53,20 @@ class Grouped(BucketPolicy):
         self.unlucky = "rare shape" if settings.drop_short_ratio in (0, 1) else "rare shape or dropped as short"
         lengths = np.array(rule.legal(settings.num_frames, settings.sp_size), dtype=np.int64)
         self._lengths = np.unique([1, *lengths[lengths >= self.min_frames].tolist()])
+        self.min_area = settings.max_hxw // 4 if settings.min_hxw is None else settings.min_hxw
         self._sizes = self._list_sizes()
-        self._size_index = self._index_sizes()
+        # Position of a size by [height, width] in strides (force_resolution has only one size and needs none).
+        step = settings.hw_stride
+        top = max(max(size) for size in self._sizes) // step
+        self._size_index = np.full((top + 1, top + 1), UNUSED, dtype=np.int32)
+        for i, (height, width) in enumerate(self._sizes):
+            self._size_index[height // step, width // step] = i
         self.buckets = tuple(
             Bucket(i * len(self._lengths) + k, f"{height}x{width}", frames, ratio_name(height, width), height, width,
                    settings.batch)
             for i, (height, width) in enumerate(self._sizes)
             for k, frames in enumerate(self._lengths.tolist())
         )  # fmt: skip
-
-    @property
-    def min_area(self) -> int:
-        settings = self.settings
-        return settings.max_hxw // 4 if settings.min_hxw is None else settings.min_hxw
 
     def _list_sizes(self) -> list[tuple[int, int]]:
         """Every size that a clip can get."""
@@ -87,15 +88,6 @@ class Grouped(BucketPolicy):
                 f"to max_hxw {settings.max_hxw} and height / width from {low:g} to {high:g}; widen one of them"
             )
         return sizes
-
-    def _index_sizes(self) -> NDArray[np.int32]:
-        """Position of a size by [height, width] in strides (force_resolution has only one size and needs none)."""
-        step = self.settings.hw_stride
-        top = max(max(size) for size in self._sizes) // step
-        places = np.full((top + 1, top + 1), UNUSED, dtype=np.int32)
-        for i, (height, width) in enumerate(self._sizes):
-            places[height // step, width // step] = i
-        return places
 
     def geometry(self) -> dict[str, Any]:
         rule = self.frame_rule

@@ -116,16 +116,6 @@ class RatioTokens(BucketPolicy):
             return (np.floor(fitting / self.rule.stride) * self.rule.stride + 1).astype(np.int64)
         return np.maximum(self.rule.trim(np.floor(fitting).astype(np.int64)), 1)
 
-    def size_at(self, side: float, ratio: float) -> tuple[int, int]:
-        """Height and width of a ratio of the table at a side."""
-        height, width = (int(pixels / TABLE_SIDE * side / self.stride) * self.stride for pixels in RATIO_TABLE[ratio])
-        if not (height and width):
-            raise ConfigError(
-                f"data.ratio_tokens: at a side of {side:g} the ratio {ratio} has no room for a token of {self.stride} "
-                f"pixels; use sizes of {2 * self.stride} or more"
-            )
-        return height, width
-
     def fill_batch(self, frames: int, height: int, width: int) -> int:
         """Clips per batch; short and small ones come 2 or 4 times as many. (The original repeats the same clips.)"""
         pixels, size = frames * height * width, self.settings.train_batch_size
@@ -140,7 +130,13 @@ class RatioTokens(BucketPolicy):
         longest = np.where(np.isin(self._sides, self.video_sides), self.longest_frames(self._sides), 1)
         for i, side in enumerate(self._sides.tolist()):
             for j, ratio in enumerate(self._ratios):
-                height, width = self.size_at(side, ratio)
+                table = (pixels / TABLE_SIDE * side / self.stride for pixels in RATIO_TABLE[ratio])
+                height, width = (int(cells) * self.stride for cells in table)
+                if not (height and width):
+                    raise ConfigError(
+                        f"data.ratio_tokens: at a side of {side:g} the ratio {ratio} has no room for a token of "
+                        f"{self.stride} pixels; use sizes of {2 * self.stride} or more"
+                    )
                 for k, frames in enumerate(self._lengths[self._lengths <= longest[i]].tolist()):
                     batch = self.fill_batch(frames, height, width)
                     made = Bucket(len(found), f"{side:.4g}px", frames, f"{ratio:g}", height, width, batch)
@@ -157,22 +153,28 @@ class RatioTokens(BucketPolicy):
         return np.minimum(count, self.settings.video_sample_n_frames)
 
     def assign_clips(self, clips: Clips, rows: Ints, draw: Draw) -> NDArray[np.int32]:
-        images, videos = np.flatnonzero(clips.is_image), np.flatnonzero(~clips.is_image)
+        settings, is_video = self.settings, ~clips.is_image
         sides = np.empty(len(rows), dtype=np.float64)
-        sides[images] = self._draw_side(self.image_sides, rows[images], draw)
-        sides[videos] = self._draw_video_sides(clips, videos, rows, draw)
-        ratios = self._choose_ratios(clips, rows, draw)
+        for where, choices in ((~is_video, self.image_sides), (is_video, self.video_sides)):
+            if len(choices) == 1:
+                sides[where] = choices[0]
+                continue
+            draws = draw(rows[where], np.full(int(where.sum()), DRAW_SIZE, dtype=np.int64))
+            if choices is self.video_sides and settings.training_with_video_token_length:
+                count = self.count_sides((clips.height[where] + clips.width[where]) / 2)
+                sides[where] = np.array(choices)[(draws * count).astype(np.int64)]
+            else:
+                sides[where] = np.array(choices)[draw_weighted(first_heavy(len(choices), FIRST_SHARE), draws)]
+        if settings.random_ratio_crop:
+            ratios = draw_weighted(list(CROP_WEIGHTS.values()), draw(rows, np.full_like(rows, DRAW_RATIO)))
+        else:
+            ratios = nearest_values(self._ratios, clips.ratio)
         places = np.searchsorted(self._sides, sides)
-        frames = np.ones(len(rows), dtype=np.int64)
-        frames[videos] = self._cut_lengths(clips, videos, sides, ratios, rows, draw)
+        frames, videos = np.ones(len(rows), dtype=np.int64), np.flatnonzero(is_video)
+        first = self._places[places[videos], ratios[videos], 0]
+        frames[videos] = self._cut_lengths(clips.frames[videos], sides[videos], first, rows[videos], draw)
         lengths = np.searchsorted(self._lengths, np.maximum(frames, 1))
         return np.where(frames > 0, self._places[places, ratios, lengths], UNUSED).astype(np.int32)
-
-    def _draw_side(self, sides: list[float], rows: Ints, draw: Draw) -> NDArray[np.float64]:
-        if len(sides) == 1:
-            return np.full(len(rows), sides[0])
-        weights = first_heavy(len(sides), FIRST_SHARE)
-        return np.array(sides)[draw_weighted(weights, draw(rows, np.full_like(rows, DRAW_SIZE)))]
 
     def count_sides(self, mean_side: NDArray[np.float64]) -> Ints:
         """How many of the rising `video_sides` a video of this mean side may have; a tiny one has the smallest."""
@@ -180,29 +182,15 @@ class RatioTokens(BucketPolicy):
         fallback = len(self.video_sides) if self.settings.as_published else 1
         return np.where(count == 0, fallback, count).astype(np.int64)
 
-    def _draw_video_sides(self, clips: Clips, videos: Ints, rows: Ints, draw: Draw) -> NDArray[np.float64]:
-        if not (self.settings.random_hw_adapt and self.settings.training_with_video_token_length):
-            return self._draw_side(self.video_sides, rows[videos], draw)
-        count = self.count_sides((clips.height[videos] + clips.width[videos]) / 2)
-        draws = draw(rows[videos], np.full(len(videos), DRAW_SIZE, dtype=np.int64))
-        return np.array(self.video_sides)[(draws * count).astype(np.int64)]
-
-    def _choose_ratios(self, clips: Clips, rows: Ints, draw: Draw) -> Ints:
-        if self.settings.random_ratio_crop:
-            return draw_weighted(list(CROP_WEIGHTS.values()), draw(rows, np.full_like(rows, DRAW_RATIO)))
-        return nearest_values(self._ratios, clips.ratio)
-
-    def _cut_lengths(
-        self, clips: Clips, videos: Ints, sides: NDArray[np.float64], ratios: Ints, rows: Ints, draw: Draw
-    ) -> Ints:
-        frames = np.minimum(self.available_frames(clips.frames[videos]), self.longest_frames(sides[videos]))
+    def _cut_lengths(self, found: Ints, sides: NDArray[np.float64], first: Ints, rows: Ints, draw: Draw) -> Ints:
+        """Frames of videos with `found` frames; `first` is the bucket of each with the shortest length."""
+        frames = np.minimum(self.available_frames(found), self.longest_frames(sides))
         candidates, weights = self.list_crops()
         if self.settings.random_frame_crop and candidates:
-            draws = draw(rows[videos], np.full(len(videos), DRAW_LENGTH, dtype=np.int64))
+            draws = draw(rows, np.full(len(rows), DRAW_LENGTH, dtype=np.int64))
             frames = np.minimum(frames, np.array(candidates)[draw_weighted(weights, draws)])
         if self.settings.keep_all_node_same_token_length:
-            draws = draw(rows[videos], np.full(len(videos), DRAW_TOKENS, dtype=np.int64))
-            first = self._places[np.searchsorted(self._sides, sides[videos]), ratios[videos], 0]
+            draws = draw(rows, np.full(len(rows), DRAW_TOKENS, dtype=np.int64))
             area = self.costs[first] / self._lengths[0]
             frames = np.minimum(frames, self.frames_of_tokens(self.draw_token_sides(draws), area))
         return self.rule.trim(frames)

@@ -30,15 +30,10 @@ _MAX_BUCKET = 256
 _WINDOW = 32
 
 
-def _low_frequencies() -> NDArray[np.float64]:
-    """The first rows of the orthonormal DCT-II."""
-    rows, columns = np.arange(_LOW)[:, None], np.arange(SIDE_PX)[None]
-    waves = np.cos(np.pi * (2 * columns + 1) * rows / (2 * SIDE_PX)) * np.sqrt(2 / SIDE_PX)
-    waves[0] /= np.sqrt(2)
-    return np.asarray(waves, dtype=np.float64)
-
-
-_WAVES = _low_frequencies()
+# The first rows of the orthonormal DCT-II.
+_ROWS, _COLUMNS = np.arange(_LOW)[:, None], np.arange(SIDE_PX)[None]
+_WAVES = np.cos(np.pi * (2 * _COLUMNS + 1) * _ROWS / (2 * SIDE_PX)) * np.sqrt(2 / SIDE_PX)
+_WAVES[0] /= np.sqrt(2)
 
 
 class FrameSignature(NamedTuple):
@@ -50,10 +45,10 @@ class FrameSignature(NamedTuple):
 
 def sign_frames(frames_KHWC: NDArray[np.uint8]) -> FrameSignature:
     """Frames must be `SIDE_PX` squares."""
-    return FrameSignature(
-        np.array([hash_frame(frame_HWC) for frame_HWC in frames_KHWC], dtype=np.uint64),
-        b"".join(_mean_colours(frame_HWC).tobytes() for frame_HWC in frames_KHWC),
-    )
+    cell = SIDE_PX // _GRID
+    cells = frames_KHWC.reshape(-1, _GRID, cell, _GRID, cell, 3).mean(axis=(2, 4))
+    hashes_K = np.array([hash_frame(frame_HWC) for frame_HWC in frames_KHWC], dtype=np.uint64)
+    return FrameSignature(hashes_K, cells.round().astype(np.uint8).tobytes())
 
 
 def hash_frame(frame_HWC: NDArray[np.uint8]) -> int:
@@ -63,12 +58,6 @@ def hash_frame(frame_HWC: NDArray[np.uint8]) -> int:
     waves[0] = 0.0
     bits = waves > max(float(np.median(waves[1:])), _FLAT)
     return int.from_bytes(np.packbits(bits).tobytes(), "big")
-
-
-def _mean_colours(frame_HWC: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    cell = SIDE_PX // _GRID
-    cells = frame_HWC.reshape(_GRID, cell, _GRID, cell, 3).mean(axis=(1, 3))
-    return np.asarray(cells.round(), dtype=np.uint8)
 
 
 class Duplicate(NamedTuple):
@@ -85,7 +74,9 @@ def find_duplicates(hashes_NK: NDArray[np.uint64], colours_NX: NDArray[np.uint8]
     Clips that share no band of 16 bits are never compared, so the cost grows with the number of clips, not with its
     square; except in crowded buckets, alike clips always share one.
     """
-    first_N = _first_equal(np.concatenate([np.ascontiguousarray(hashes_NK).view(np.uint8), colours_NX], axis=1))
+    rows_NX = np.concatenate([np.ascontiguousarray(hashes_NK).view(np.uint8), colours_NX], axis=1)
+    _, firsts, inverse = np.unique(rows_NX, axis=0, return_index=True, return_inverse=True)
+    first_N = firsts[inverse.ravel()]  # for each clip the first one that is equal to it
     is_equal_N = first_N != np.arange(len(first_N))
     found = {place: Duplicate(place, int(first_N[place]), 0) for place in np.flatnonzero(is_equal_N).tolist()}
     different = np.flatnonzero(~is_equal_N)
@@ -93,19 +84,11 @@ def find_duplicates(hashes_NK: NDArray[np.uint64], colours_NX: NDArray[np.uint8]
         place, like = int(different[later]), int(different[earlier])
         if place not in found and like not in found:
             found[place] = Duplicate(place, like, num_bits)
-    return [_follow(found[place], found) for place in sorted(found)]
-
-
-def _first_equal(rows_NX: NDArray[np.uint8]) -> NDArray[np.int64]:
-    """For each row the number of the first row that is equal to it."""
-    _, first, inverse = np.unique(rows_NX, axis=0, return_index=True, return_inverse=True)
-    return np.asarray(first[inverse.ravel()], dtype=np.int64)
-
-
-def _follow(one: Duplicate, found: dict[int, Duplicate]) -> Duplicate:
-    """A clip equal to one that turned out to be a copy is a copy of what that one is a copy of."""
-    other = found.get(one.like)
-    return one if other is None else Duplicate(one.place, other.like, other.num_bits)
+    for place, one in found.items():
+        # A clip equal to one that turned out to be a copy is a copy of what that one is a copy of.
+        if (other := found.get(one.like)) is not None:
+            found[place] = Duplicate(place, other.like, other.num_bits)
+    return [found[place] for place in sorted(found)]
 
 
 def _alike_pairs(hashes_NK: NDArray[np.uint64], colours_NX: NDArray[np.uint8]) -> list[tuple[int, int, int]]:
@@ -116,15 +99,11 @@ def _alike_pairs(hashes_NK: NDArray[np.uint64], colours_NX: NDArray[np.uint8]) -
     for first, second in _candidate_pairs(hashes_NK):
         num_bits = np.bitwise_count(hashes_NK[first] ^ hashes_NK[second]).sum(axis=1, dtype=np.int64)
         near = np.flatnonzero(num_bits <= limit)
-        near = near[_same_colours(colours_NX[first[near]], colours_NX[second[near]])]
+        gaps = np.abs(colours_NX[first[near]].astype(np.int16) - colours_NX[second[near]].astype(np.int16))
+        near = near[(gaps.mean(axis=1) <= _MAX_COLOUR_MEAN) & (gaps.max(axis=1) <= _MAX_COLOUR_CELL)]
         later, earlier = np.maximum(first, second)[near], np.minimum(first, second)[near]
         found.update(zip(later.tolist(), earlier.tolist(), num_bits[near].tolist(), strict=True))
     return sorted(found, key=lambda pair: (pair[0], pair[2], pair[1]))
-
-
-def _same_colours(ours: NDArray[np.uint8], theirs: NDArray[np.uint8]) -> NDArray[np.bool_]:
-    difference = np.abs(ours.astype(np.int16) - theirs.astype(np.int16))
-    return np.asarray((difference.mean(axis=1) <= _MAX_COLOUR_MEAN) & (difference.max(axis=1) <= _MAX_COLOUR_CELL))
 
 
 def _candidate_pairs(hashes_NK: NDArray[np.uint64]) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:

@@ -137,18 +137,12 @@ def list_files(table: pl.DataFrame) -> pl.DataFrame:
     return table.select("path", *place).unique("path", maintain_order=True)
 
 
-def plan_jobs(plan: pl.DataFrame) -> Iterator[Job]:
+def _list_jobs(plan: pl.DataFrame) -> Iterator[Job]:
     """Jobs from a table of files joined with what is known of them: `size`, `mtime_ns`, and perhaps audits."""
     for row in plan.iter_rows(named=True):
         wants_audit = row.get("wants_audit", False)
-        is_known = row.get("audited") or not wants_audit
-        yield Job(
-            row["path"],
-            row["size"] if is_known else None,
-            row["mtime_ns"] if is_known else None,
-            is_audited=wants_audit,
-            member=member_of(row),
-        )
+        size, mtime_ns = (row["size"], row["mtime_ns"]) if row.get("audited") or not wants_audit else (None, None)
+        yield Job(row["path"], size, mtime_ns, wants_audit, member_of(row))
 
 
 def member_of(row: Mapping[str, Any]) -> tuple[str, int, int] | None:
@@ -166,13 +160,13 @@ def path_codes(paths: pl.Series) -> NDArray[np.int64]:
 
 def run_into_store(store: RecordStore, work: FileWork, plan: pl.DataFrame, title: str, options: WorkOptions) -> None:
     """Inspect the files of `plan` with a progress bar; what is done when this is interrupted stays done."""
-    num_bad = 0
+    num_bad, jobs = 0, _list_jobs(plan)
     with ProgressBar(title, plan.height) as bar:
         try:
-            for record in run_jobs(work, plan_jobs(plan), options):
+            for record in run_jobs(work, jobs, options):
                 if not record.pop("unchanged", False):
                     num_bad += record.get("reason") is not None
-                    store.add({name: record.get(name) for name in store.columns})
+                    store.add(record)
                 bar.advance(note=f"{num_bad} broken" if num_bad else "")
         finally:
             store.flush()
@@ -260,27 +254,19 @@ class RecordStore:
         self._open: list[dict[str, Any]] = []
         self._since_s = time.monotonic()
         folder.mkdir(parents=True, exist_ok=True)
-        self._refuse_other(dict(what))
-
-    @property
-    def columns(self) -> list[str]:
-        """The fields of a record that is added."""
-        return [name for name in self._schema if name != "noted_ns"]
-
-    def _refuse_other(self, what: dict[str, Any]) -> None:
         path = self.folder / _FACTS
         if not path.exists():
             if any(self.folder.iterdir()):
                 raise DataError(f"{self.folder}: not empty and not ours; choose another --out")
-            write_json(path, what)
+            write_json(path, dict(what))
             return
         try:
             found = json.loads(path.read_text(encoding="utf-8"))
         except ValueError as error:
             raise DataError(f"{path}: damaged ({error}); remove {self.folder} to start afresh") from error
-        if found != what:
+        if found != dict(what):
             raise DataError(
-                f"{self.folder}: holds the progress of other work\n  wanted {what}\n  found  {found}\n"
+                f"{self.folder}: holds the progress of other work\n  wanted {dict(what)}\n  found  {found}\n"
                 "remove the folder to start afresh, or choose another --out"
             )
 
@@ -298,7 +284,7 @@ class RecordStore:
         return table.sort("noted_ns").unique("path", keep="last", maintain_order=True)
 
     def add(self, record: Mapping[str, Any]) -> None:
-        self._open.append({**record, "noted_ns": time.time_ns()})
+        self._open.append({name: record.get(name) for name in self._schema} | {"noted_ns": time.time_ns()})
         if len(self._open) >= _PART_RECORDS or time.monotonic() - self._since_s >= _PART_S:
             self.flush()
 

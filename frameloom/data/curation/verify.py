@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +12,7 @@ import polars as pl
 
 from frameloom.core.errors import DataError
 from frameloom.core.progress import ProgressBar
-from frameloom.data.curation.scan import fold_members, list_files
+from frameloom.data.curation.scan import fold_members, list_files, member_of
 from frameloom.data.media.tar_members import find_media, open_bytes
 
 DIGEST = "sha256"
@@ -38,7 +38,8 @@ def digest_files(table: pl.DataFrame, root: Path, *, workers: int = 4) -> dict[s
         except (OSError, DataError):
             return None
 
-    jobs = list(_list_jobs(table))
+    files = list_files(fold_members(table)).iter_rows(named=True)
+    jobs = [(row["path"], member_of(row)) for row in files]
     found: dict[str, str | None] = {}
     # Digests are computed outside of Python's lock, so threads are enough.
     with ThreadPoolExecutor(workers) as pool, ProgressBar("verify", len(jobs)) as bar:
@@ -46,11 +47,6 @@ def digest_files(table: pl.DataFrame, root: Path, *, workers: int = 4) -> dict[s
             found[path] = result
             bar.advance()
     return found
-
-
-def _list_jobs(table: pl.DataFrame) -> Iterator[tuple[str, tuple[str, int, int] | None]]:
-    for path, *place in list_files(fold_members(table)).iter_rows():
-        yield path, (place[0], place[1], place[2]) if place and place[0] is not None else None
 
 
 def verify_files(table: pl.DataFrame, root: Path, *, name: str, workers: int = 4) -> Verified:

@@ -6,7 +6,7 @@ Shape letters: C channels, F frames, H height, W width.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,7 +15,7 @@ from torch import Tensor
 from frameloom.core.errors import ConfigError
 from frameloom.data.manifest.sources.media_files import has_media, read_media_folder
 from frameloom.data.manifest.sources.reading import read_source
-from frameloom.data.media.decode import ClipError, Media, MediaFacts, kind_of, read_clip, read_image
+from frameloom.data.media.decode import ClipError, kind_of, read_clip, read_image
 from frameloom.data.media.frames import FrameRule, Window, select_frames
 from frameloom.data.media.probe import probe_header
 from frameloom.data.media.tar_members import find_media
@@ -32,10 +32,6 @@ class ListedClip:
     path: str
     member: tuple[str, int, int] | None = None
     window: Window | None = None
-
-    def locate(self) -> Media:
-        """The file, or the part of a tar; DataError when it lies outside of its root."""
-        return find_media(self.root, self.path, self.member)
 
 
 def list_clips(source: Path, *, root: Path | None = None) -> list[ListedClip]:
@@ -92,7 +88,7 @@ class ClipView:
         if problems:
             raise ConfigError(problems)
 
-    def place(self, height: int, width: int, multiples: tuple[int, int] = (1, 1)) -> tuple[ResizeCrop, int, int]:
+    def crop(self, height: int, width: int, multiples: tuple[int, int] = (1, 1)) -> tuple[ResizeCrop, int, int]:
         """(how a picture of `height` x `width` is scaled and cut, height and width of the result).
 
         The result is cut down to `multiples`; it has a side of 0 when the picture is too small for them.
@@ -122,36 +118,27 @@ def view_clip(
     usable_frames: Callable[[int], int] = lambda available: available,
 ) -> ViewedClip:
     """Read a clip; `usable_frames` says how many of the available frames can be used. ClipError if it is too small."""
-    media = clip.locate()
+    media = find_media(clip.root, clip.path, clip.member)  # refuses what lies outside of the root
     facts = probe_header(media)
-    _, height, width = view.place(facts.height, facts.width, multiples)
+    _, height, width = view.crop(facts.height, facts.width, multiples)
     if not height or not width:
         raise ClipError(
             f"{media}: {facts.width}x{facts.height} pixels, which holds no multiple of {multiples[1]}x{multiples[0]}; "
             "scale it up with --short-side, or leave it out"
         )
 
-    def place(from_height: int, from_width: int) -> ResizeCrop:
-        return view.place(from_height, from_width, multiples)[0]
+    def crop(from_height: int, from_width: int) -> ResizeCrop:
+        return view.crop(from_height, from_width, multiples)[0]
 
     if facts.kind == "image":
-        return ViewedClip(read_image(media, height=height, width=width, crop_rule=place), None)
-    indices = _choose_frames(media, facts, clip.window, view, usable_frames)
-    pixels_CFHW = read_clip(media, indices=indices, height=height, width=width, crop_rule=place)
-    return ViewedClip(pixels_CFHW, (facts.fps or 1.0) / view.sample_rate)
-
-
-def _choose_frames(
-    media: Media,
-    facts: MediaFacts,
-    window: Window | None,
-    view: ClipView,
-    usable_frames: Callable[[int], int],
-) -> Sequence[int]:
-    span = Window(0, facts.frames) if window is None else Window(window.start, min(window.end, facts.frames))
-    available = -(-(span.end - span.start) // view.sample_rate)
+        return ViewedClip(read_image(media, height=height, width=width, crop_rule=crop), None)
+    window = clip.window or Window(0, facts.frames)
+    window = Window(window.start, min(window.end, facts.frames))
+    available = -(-(window.end - window.start) // view.sample_rate)
     if available < 1:
-        raise ClipError(f"{media}: {facts.frames} frames, its row begins at frame {span.start}; check the manifest")
+        raise ClipError(f"{media}: {facts.frames} frames, its row begins at frame {window.start}; check the manifest")
     num_frames = usable_frames(min(available, view.frames or available))
     rule = FrameRule(stride=view.sample_rate)
-    return [int(index) for index in select_frames(span, num_frames, fps=facts.fps or 0.0, rule=rule)]
+    indices = select_frames(window, num_frames, fps=facts.fps or 0.0, rule=rule)
+    pixels_CFHW = read_clip(media, indices=indices, height=height, width=width, crop_rule=crop)
+    return ViewedClip(pixels_CFHW, (facts.fps or 1.0) / view.sample_rate)

@@ -29,7 +29,13 @@ def send_object(sender: socket.socket, item: Any) -> None:
     pickler.dump(item)
     start = _align(text.tell())
     total = max(start + pickler.num_bytes, 1)
-    descriptor = _open_memory(total)
+    # A file without a name; in memory where the system can.
+    if hasattr(os, "memfd_create"):
+        descriptor = os.memfd_create("frameloom-batch")
+    else:
+        with tempfile.TemporaryFile() as file:
+            descriptor = os.dup(file.fileno())
+    os.truncate(descriptor, total)
     try:
         with mmap.mmap(descriptor, total) as memory:
             memory[: text.tell()] = text.getvalue()
@@ -88,14 +94,3 @@ class _Unpickler(pickle.Unpickler):
 
 def _align(num_bytes: int) -> int:
     return -(-num_bytes // _ALIGN_BYTES) * _ALIGN_BYTES
-
-
-def _open_memory(num_bytes: int) -> int:
-    """A file without a name; in memory where the system can."""
-    if hasattr(os, "memfd_create"):
-        descriptor = os.memfd_create("frameloom-batch")
-    else:
-        with tempfile.TemporaryFile() as file:
-            descriptor = os.dup(file.fileno())
-    os.truncate(descriptor, num_bytes)
-    return descriptor

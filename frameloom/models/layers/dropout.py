@@ -1,6 +1,6 @@
 """Dropout with masks keyed by a seed per sample, so that recompute and resume repeat them.
 
-In training, the step gives a model `DropoutSeeds`: one seed per sample, keyed by (recipe seed, "model dropout", epoch,
+In training, the step gives a model `dropout_seeds`: one seed per sample, keyed by (recipe seed, "model dropout", epoch,
 ordinal). A layer's mask of a sample is drawn from a stream of its own, keyed by (seed of the sample, part of the model,
 site in that part), over all tokens of the sample. So a mask is the same in a recomputed pass, in a compiled block, in
 any micro-batch, on any number of ranks and after a resume; ranks that share a clip take their rows of one mask.
@@ -13,30 +13,23 @@ Shape letters: B batch, N tokens, `_` any further dimensions.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from frameloom.core.random import bits_at
 
 
-@dataclass(frozen=True)
-class DropoutSeeds:
-    """A seed for each sample of a batch, on the host."""
+def dropout_keys(seeds_B: Tensor | None, part: int, num_tokens: int, first: int = 0) -> Tensor | None:
+    """What the layers of a `part` of the model draw from: (first, num_tokens, a seed for each sample).
 
-    seeds_B: NDArray[np.uint64]
-
-    def keys(self, part: int, num_tokens: int, first: int = 0) -> Tensor:
-        """What the layers of a `part` of the model draw from: (first, num_tokens, a seed for each sample).
-
-        They see tokens from `first` on, of `num_tokens` in the whole sequence. On the host: drawing needs the seeds
-        there, and must not wait for a device.
-        """
-        seeds = bits_at(part, self.seeds_B).view(np.int64).tolist()
-        return torch.tensor([first, num_tokens, *seeds], dtype=torch.int64, device="cpu")
+    They see tokens from `first` on, of `num_tokens` in the whole sequence. On the host: drawing needs the seeds there,
+    and must not wait for a device. Without seeds nothing is dropped.
+    """
+    if seeds_B is None:
+        return None
+    seeds = bits_at(part, seeds_B.numpy().view(np.uint64)).view(np.int64).tolist()
+    return torch.tensor([first, num_tokens, *seeds], dtype=torch.int64, device="cpu")
 
 
 class KeyedDropout(nn.Module):
@@ -61,7 +54,7 @@ class KeyedDropout(nn.Module):
 
 
 def has_dropout(model: nn.Module) -> bool:
-    """Whether a model drops anything in training, and so needs `DropoutSeeds`."""
+    """Whether a model drops anything in training, and so needs seeds."""
     return any(isinstance(module, KeyedDropout) and module.share > 0 for module in model.modules())
 
 

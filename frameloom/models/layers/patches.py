@@ -11,22 +11,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from frameloom.core.errors import ConfigError
-
 Grid = tuple[int, int, int]
 """tokens along (frames, rows, columns)"""
-
-
-def token_grid(latent_FHW: tuple[int, int, int], patch_size: int, *, where: str = "denoiser") -> Grid:
-    """Tokens of a latent without patching in time; ConfigError when patches do not tile it."""
-    frames, height, width = latent_FHW
-    if height % patch_size or width % patch_size or min(latent_FHW) < 1:
-        raise ConfigError(
-            f"{where}: a latent of {height}x{width} cells cannot be cut into patches of {patch_size}x{patch_size}; "
-            f"choose a resolution whose latent sides are multiples of {patch_size} (with an autoencoder of stride 8: "
-            f"pixels that are multiples of {8 * patch_size})"
-        )
-    return frames, height // patch_size, width // patch_size
 
 
 def pack(latent_BCFHW: Tensor, patch_size: int, patch_frames: int = 1) -> Tensor:

@@ -71,6 +71,10 @@ class TextStates:
     def to(self, device: torch.device | str) -> TextStates:
         return TextStates(self.tokens_BKD.to(device), self.mask_BK.to(device), self.pooled_BD.to(device))
 
+    def conditions(self) -> dict[str, Tensor]:
+        """As denoisers take them."""
+        return {"text": self.tokens_BKD, "text_mask": self.mask_BK, "pooled": self.pooled_BD}
+
     @classmethod
     def concatenate(cls, parts: Sequence[TextStates]) -> TextStates:
         """The captions of all parts, in order."""

@@ -97,15 +97,14 @@ class GenerateController:
         num = given.pop("num", 1)
         pictures = {key: given.pop(key) for key in ("image", "last_image") if key in given}
         request = check_values({**given, "num": num}, model, self.context.limits)
-        kept: dict[str, Any] = {key: Path(self._keep(path)) for key, path in pictures.items()}
+        kept: dict[str, Any] = {}
+        for key, path in pictures.items():
+            # The page has put it into the scratch folder.
+            file = Path(path).resolve()
+            if not file.is_relative_to(self.context.scratch):
+                raise DataError("Image: send it once more")
+            kept[key] = Path(keep_upload(file, self.context.root, max_bytes=self.context.limits.upload_bytes))
         return request.model_copy(update=kept), int(num)
-
-    def _keep(self, path: str) -> str:
-        """A picture that the page has put into the scratch folder."""
-        file = Path(path).resolve()
-        if not file.is_relative_to(self.context.scratch):
-            raise DataError("Image: send it once more")
-        return keep_upload(file, self.context.root, max_bytes=self.context.limits.upload_bytes)
 
     def version(self) -> list[object]:
         """Changes when the queue or the folder does."""
@@ -122,7 +121,7 @@ class GenerateController:
         shown = [one for one in jobs if one.is_open] + [one for one in jobs if not one.is_open][:_ENDED_SHOWN]
         if not shown:
             return '<p class="rg-empty">Nothing in the queue.</p>'
-        rows = "".join(_draw_job(job) for job in shown)
+        rows = "".join(_draw_job(job, sum(one.is_open and one.id < job.id for one in jobs)) for job in shown)
         return f'<div class="rg-scroll"><table class="rg-table rg-queue">{rows}</table></div>'
 
     def cancel(self, key: str) -> str:
@@ -185,7 +184,7 @@ class GenerateController:
         return str(copy)
 
 
-def _draw_job(job: Job) -> str:
+def _draw_job(job: Job, num_ahead: int) -> str:
     progress = ""
     if job.is_open and job.state != WAITING:
         done = min(job.done_steps, job.total_steps)
@@ -193,10 +192,11 @@ def _draw_job(job: Job) -> str:
     message = f'<br><small class="rg-failed">{safe(job.message)}</small>' if job.message else ""
     label = "End now" if job.is_stopping else "Cancel"
     acts = button("cancel", job.id, label, hint=f"{label}: job {job.id}") if job.is_open else ""
+    state = badge(job.state, f"queued ({num_ahead} ahead)" if job.state == WAITING else "")
     return (
         f'<tr data-job="{job.id}" data-state="{job.state}"><td class="rg-name">{safe(job.request.prompt)}'
         f"<br><small>job {job.id} · seed {job.request.seed} · {safe(job.model)}</small></td>"
-        f'<td>{badge(job.state)}{progress}{message}</td><td class="rg-acts">{acts}</td></tr>'
+        f'<td>{state}{progress}{message}</td><td class="rg-acts">{acts}</td></tr>'
     )
 
 

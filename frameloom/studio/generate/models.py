@@ -89,7 +89,7 @@ def read_model(recipe: Path, _changed_ns: int) -> StudioModel | None:
 def takes_image(recipe: Recipe) -> bool:
     """Whether frames can be given: the recipe trained with known ones, or names a model that is made for it."""
     model = recipe.model
-    if "known" not in DENOISERS[model.family].conditions:
+    if "known" not in DENOISERS[model.family].supported_conditions:
         return False
     chosen = model.overrides
     is_made_for_it = chosen.get("cond_embed") or chosen.get("inpaint") or chosen.get("condition") == "inpaint"

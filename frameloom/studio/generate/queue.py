@@ -9,7 +9,6 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -84,10 +83,6 @@ class JobQueue:
         with self._changed:
             return sorted(self._jobs.values(), key=lambda job: -job.id)
 
-    def get(self, number: int) -> Job | None:
-        with self._changed:
-            return self._jobs.get(number)
-
     def cancel(self, number: int) -> str:
         """Take a waiting job out, end a running one after its step; the second time, kill its process."""
         with self._changed:
@@ -105,12 +100,6 @@ class JobQueue:
                 return "killed"
             self._send({"cancel": number})
             return "stops after this step"
-
-    def wait(self, number: int, timeout_s: float) -> Job:
-        """Return when the job is over, or after the time."""
-        with self._changed:
-            self._changed.wait_for(lambda: not self._jobs[number].is_open, timeout_s)
-            return self._jobs[number]
 
     def close(self) -> None:
         """End the worker; jobs that wait are lost."""
@@ -139,8 +128,7 @@ class JobQueue:
     def _work(self) -> None:
         while (job := self._next()) is not None:
             try:
-                for event in self._run(job):
-                    self._take(job.id, event)
+                self._run(job)
             except OSError as error:
                 _log.warning("the worker cannot be reached (%s)", error)
             with self._changed:
@@ -158,8 +146,8 @@ class JobQueue:
                 self._changed.wait()
             return None
 
-    def _run(self, job: Job) -> Iterator[dict[str, Any]]:
-        """Events of one job, until it is over or the worker is."""
+    def _run(self, job: Job) -> None:
+        """Follow the events of one job, until it is over or the worker is."""
         with self._changed:
             if self._is_closed:
                 return
@@ -169,22 +157,18 @@ class JobQueue:
         assert process.stdout is not None
         for line in process.stdout:
             event = json.loads(line)
-            if event["id"] == job.id:
-                yield event
-                if event["event"] in (DONE, FAILED, CANCELLED):
+            if event["id"] != job.id:
+                continue
+            with self._changed:
+                kind = event["event"]
+                if kind == LOADING:
+                    self._set(job.id, state=LOADING)
+                elif kind == "step":
+                    self._set(job.id, state=RUNNING, done_steps=self._jobs[job.id].done_steps + event["count"])
+                else:
+                    files, message = tuple(event.get("files", ())), clean_text(event.get("message", ""))
+                    self._set(job.id, state=kind, files=files, message=message)
                     return
-
-    def _take(self, number: int, event: dict[str, Any]) -> None:
-        with self._changed:
-            kind = event["event"]
-            if kind == "step":
-                done = self._jobs[number].done_steps + event["count"]
-                self._set(number, state=RUNNING, done_steps=done)
-            elif kind == LOADING:
-                self._set(number, state=LOADING)
-            else:
-                files = tuple(event.get("files", ()))
-                self._set(number, state=kind, files=files, message=clean_text(event.get("message", "")))
 
     def _end_lost(self, number: int) -> None:
         """The worker ended in the middle of a job: we killed it, or the system did when memory ran out."""
@@ -195,7 +179,11 @@ class JobQueue:
         if self._jobs[number].is_stopping:
             self._set(number, state=CANCELLED)
             return
-        why = "perhaps memory ran out; ask for fewer frames or a smaller size" if code == -9 else self._last_words()
+        why = "perhaps memory ran out; ask for fewer frames or a smaller size"
+        if code != -9:
+            text = self._log.read_bytes()[-_LAST_WORDS_BYTES:].decode(errors="replace") if self._log.is_file() else ""
+            lines = [line for line in clean_text(text).splitlines() if line.strip()]
+            why = lines[-1] if lines else "no message"
         self._set(number, state=FAILED, message=f"the process that makes videos ended (exit code {code}): {why}")
 
     def _start(self) -> subprocess.Popen[str]:
@@ -220,14 +208,6 @@ class JobQueue:
         with contextlib.suppress(BrokenPipeError):
             process.stdin.write(json.dumps(message) + "\n")
             process.stdin.flush()
-
-    def _last_words(self) -> str:
-        try:
-            text = self._log.read_bytes()[-_LAST_WORDS_BYTES:].decode(errors="replace")
-        except OSError:
-            return "no message"
-        lines = [line for line in clean_text(text).splitlines() if line.strip()]
-        return lines[-1] if lines else "no message"
 
 
 def _release(process: subprocess.Popen[str]) -> None:

@@ -38,11 +38,14 @@ class Cancelled(Exception):
 
 
 class Jobs:
-    """Jobs from a stream, read by a separate thread so that a cancellation arrives while one runs."""
+    """Jobs from a stream, read by a separate thread so that a cancellation arrives while one runs.
+
+    `waiting` ends with None.
+    """
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
-        self._waiting: queue.SimpleQueue[Event | None] = queue.SimpleQueue()
+        self.waiting: queue.SimpleQueue[Event | None] = queue.SimpleQueue()
         self._cancelled: set[int] = set()
         self._is_over = False
         threading.Thread(target=self._read, daemon=True).start()
@@ -53,13 +56,9 @@ class Jobs:
             if "cancel" in message:
                 self._cancelled.add(message["cancel"])
             else:
-                self._waiting.put(message)
+                self.waiting.put(message)
         self._is_over = True
-        self._waiting.put(None)
-
-    def next(self) -> Event | None:
-        """The next job; None when there will be no more."""
-        return self._waiting.get()
+        self.waiting.put(None)
 
     def check(self, number: int) -> None:
         if self._is_over or number in self._cancelled:
@@ -114,7 +113,7 @@ def serve(jobs: Jobs, send: Callable[[Event], None]) -> None:
         jobs.check(number)
 
     models = ModelCache(lambda: report("loading"))
-    while (job := jobs.next()) is not None:
+    while (job := jobs.waiting.get()) is not None:
         number, model = job["id"], Path(job["model"])
         try:
             jobs.check(number)

@@ -89,8 +89,8 @@ def link(context: StudioContext, path: Path, label: str = "Download") -> str:
     return f'<a class="rg-link" href="{url}" download="{safe(path.name)}">{safe(label)}</a>'
 
 
-def badge(state: str) -> str:
-    return f'<span class="rg-badge rg-{safe(state)}">{safe(state)}</span>'
+def badge(state: str, label: str = "") -> str:
+    return f'<span class="rg-badge rg-{safe(state)}">{safe(label or state)}</span>'
 
 
 def button(act: str, key: object, label: str, *, hint: str = "") -> str:

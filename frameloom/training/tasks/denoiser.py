@@ -8,30 +8,35 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
+import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from frameloom.builders.denoiser import LoadedDenoiser
 from frameloom.builders.text import PREFIX, TRAINED_TEXT, TextPipeline, write_trained
 from frameloom.config.schema.models import TextSection
 from frameloom.config.schema.optim import GroupSection, OptimSection
 from frameloom.data.loading.batch import Batch
-from frameloom.data.media.transforms import to_signed_range
 from frameloom.diffusion.noise_levels import band_levels, band_shares
-from frameloom.diffusion.objectives import Noised, Objective, add_noise, weighted_error_B
-from frameloom.models.denoisers.conditions import Conditions
-from frameloom.models.layers.dropout import DropoutSeeds, has_dropout
+from frameloom.diffusion.objectives import Objective, add_noise, weighted_error_B
+from frameloom.models.layers.dropout import has_dropout
 from frameloom.models.precision import FP32, Precision
 from frameloom.models.text.base import TextStates
 from frameloom.models.text.scaling import TextScaling
 from frameloom.models.vaes.base import VideoVAE
-from frameloom.training.task import MODEL, Losses, Phase, ReadBatches, StepContext, Task, TrainedPart
-from frameloom.training.tasks.conditions import ConditionMaker, image_sample_indices, join_images, split_images
+from frameloom.training.task import MODEL, Losses, Phase, ReadBatches, StepContext, Task
+from frameloom.training.tasks.conditions import (
+    ConditionMaker,
+    encode_moments,
+    image_sample_indices,
+    join_images,
+    split_images,
+)
 from frameloom.training.tasks.noising import apply_noise_options, draw_levels, draw_normal, draw_seeds, draw_uniform
 from frameloom.training.tasks.text_table import TextTable
 
@@ -40,7 +45,7 @@ _SHARE_DRAWS = 20_000
 _Z95 = 1.959964
 
 
-@dataclass
+@dataclass(kw_only=True)
 class DenoiserTask(Task):
     """`vae` and `text` are frozen; a batch that brings cached latents or text states does not call them.
 
@@ -63,40 +68,11 @@ class DenoiserTask(Task):
     num_levels: int = 8
     text_table: TextTable | None = None
     """scaled states of captions whose encoders are dropped together"""
-    trained_text: Mapping[str, nn.Parameter] = field(default_factory=dict)
-    """weights of text encoders; where there are any, the states of the empty caption are encoded at each step"""
-    part: TrainedPart | None = None
-    word: nn.ParameterDict | None = None
-    """vectors that train instead of the denoiser"""
     prior_weight: float | None = None
     """batches have class pictures in their second half (`class_rows` of `BatchReader`), whose losses count so much"""
 
-    @property
-    def name(self) -> str:  # type: ignore[override]
-        return self.denoiser.family.name
-
-    @property
-    def config(self) -> Any:
-        return self.denoiser.config
-
-    @property
-    def networks(self) -> Mapping[str, nn.Module]:
-        return {MODEL: self.denoiser.model if self.word is None else self.word}
-
-    @property
-    def blocks(self) -> Sequence[nn.Module]:
-        return () if self.word is not None else self.denoiser.family.blocks(self.denoiser.model)
-
-    @property
-    def companions(self) -> Mapping[str, nn.Parameter]:
-        return self.trained_text
-
-    @property
-    def constants(self) -> Mapping[str, Mapping[str, Tensor]]:
-        return {} if self.scaling is None else {"text_scaling": self.scaling.tensors()}
-
     @cached_property
-    def _drops(self) -> bool:
+    def _has_dropout(self) -> bool:
         return has_dropout(self.denoiser.model)
 
     def phases(self, optim: OptimSection) -> Sequence[Phase]:
@@ -106,7 +82,21 @@ class DenoiserTask(Task):
         return [Phase(MODEL, self.losses if self.prior_weight is None else self.prior_losses, own, self.companions)]
 
     def losses(self, context: StepContext, batch: Batch) -> Losses:
-        return Losses(self._losses(batch, self.seed, self.section.dropout))
+        """The error of a prediction from noisy latents, in one pass."""
+        objective, seed, dropout = self.objective, self.seed, self.section.dropout
+        latent_BCFHW, plain_BCFHW = self._latents_and_noise(batch, seed)
+        noise_BCFHW, perturbation_BCFHW = apply_noise_options(objective.noise, plain_BCFHW, seed, batch)
+        uniform_B = draw_levels(seed, batch, objective.noise.stratified_levels)
+        timestep_B = objective.timesteps(uniform_B, latent_BCFHW)
+        noised = add_noise(objective, latent_BCFHW, noise_BCFHW, timestep_B, perturbation_BCFHW)
+
+        conditions = {**self._text(batch, seed, dropout), **self.conditions.make(batch, seed)}
+        if self._has_dropout:
+            seeds_B = draw_seeds(seed, "model dropout", batch).view(np.int64)
+            conditions["dropout_seeds"] = torch.from_numpy(seeds_B)
+
+        prediction_BCFHW = self.denoiser.model(noised.noisy_BCFHW, noised.timestep_B, conditions)
+        return Losses(weighted_error_B(prediction_BCFHW, noised, motion_share=objective.motion_share))
 
     def prior_losses(self, context: StepContext, batch: Batch) -> Losses:
         """DreamBooth: L(instance) + prior_weight * L(class); noise and noise levels of the two are drawn apart."""
@@ -132,73 +122,51 @@ class DenoiserTask(Task):
         frames = self.vae.latent_frames(bucket.frames)
         _, height_stride, width_stride = self.vae.strides
         cells = (frames, bucket.height // height_stride, bucket.width // width_stride)
-        return len(batch.sample_indices) * self.denoiser.family.num_tokens(self.denoiser.config, cells)
-
-    def _losses(self, batch: Batch, seed: int, dropout: float) -> Tensor:
-        latent_BCFHW, plain_BCFHW = self._latent_and_noise(batch, seed)
-        noise_BCFHW, perturbation_BCFHW = apply_noise_options(self.objective.noise, plain_BCFHW, seed, batch)
-        uniform_B = draw_levels(seed, batch, self.objective.noise.stratified_levels)
-        timestep_B = self.objective.timesteps(uniform_B, latent_BCFHW)
-        noised = add_noise(self.objective, latent_BCFHW, noise_BCFHW, timestep_B, perturbation_BCFHW)
-        text = self._text(batch.text, batch.captions, batch, seed, dropout)
-        given = self.conditions.make(batch, seed, self._image_text(batch, seed, dropout))
-        if self._drops:
-            given = replace(given, dropout=DropoutSeeds(draw_seeds(seed, "model dropout", batch)))
-        return self._loss_of(noised, text, given)
+        return len(batch.sample_indices) * int(self.denoiser.config.num_tokens(cells))
 
     def _level_losses(self, batch: Batch, seed: int) -> tuple[Tensor, Tensor]:
         """Losses [B, L] at all levels of the grid, with plain noise, and the part of training's draws near each."""
-        latent_BCFHW, noise_BCFHW = self._latent_and_noise(batch, seed)
-        text = self._text(batch.text, batch.captions, batch, seed, dropout=0.0)
-        given = self.conditions.make(batch, seed, self._image_text(batch, seed, dropout=0.0))
+        objective = self.objective
+        latent_BCFHW, noise_BCFHW = self._latents_and_noise(batch, seed)
+        conditions = {**self._text(batch, seed, dropout=0.0), **self.conditions.make(batch, seed)}
         losses = []
-        for timestep in self.objective.timestep_at(band_levels(self.num_levels)):
-            noised = add_noise(self.objective, latent_BCFHW, noise_BCFHW, timestep.expand(len(latent_BCFHW)))
-            losses.append(self._loss_of(noised, text, given))
-        share_L = band_shares(self.objective, latent_BCFHW, self.num_levels, num_draws=_SHARE_DRAWS)
+        for timestep in objective.timestep_at(band_levels(self.num_levels)):
+            noised = add_noise(objective, latent_BCFHW, noise_BCFHW, timestep.expand(len(latent_BCFHW)))
+            prediction_BCFHW = self.denoiser.model(noised.noisy_BCFHW, noised.timestep_B, conditions)
+            losses.append(weighted_error_B(prediction_BCFHW, noised, motion_share=objective.motion_share))
+        share_L = band_shares(objective, latent_BCFHW, self.num_levels, num_draws=_SHARE_DRAWS)
         return torch.stack(losses, dim=1), share_L
 
-    def _loss_of(self, noised: Noised, text: TextStates, given: Conditions) -> Tensor:
-        prediction = self.denoiser.family.denoise(
-            self.denoiser.model, noised.noisy_BCFHW, noised.timestep_B, text, given
-        )
-        return weighted_error_B(prediction, noised, motion_share=self.objective.motion_share)
-
-    def _latent_and_noise(self, batch: Batch, seed: int) -> tuple[Tensor, Tensor]:
-        mean_BCFHW, std_BCFHW = self._moments(batch)
+    def _latents_and_noise(self, batch: Batch, seed: int) -> tuple[Tensor, Tensor]:
+        """Normalised latents, drawn from cached moments or those of the frozen autoencoder, and noise."""
+        if batch.latents is not None:
+            mean_BCFHW, std_BCFHW = (part.to(self.device, torch.float32) for part in batch.latents)
+        else:
+            assert batch.pixels_BCFHW is not None
+            moments = encode_moments(self.vae, batch.pixels_BCFHW, self.device)
+            if batch.images is not None:
+                images = encode_moments(self.vae, split_images(batch.images.pixels_BCNHW), self.device)
+                moments = join_images(moments, images)
+            mean_BCFHW, std_BCFHW = moments
         # Both from one stream per sample: setting a generator up costs as much as drawing a small clip.
         drawn = draw_normal(seed, "noise", batch, (2, *mean_BCFHW.shape[1:]), self.device)
         noise_BCFHW, epsilon_BCFHW = drawn.unbind(1)
         return self.vae.normalize(torch.addcmul(mean_BCFHW, std_BCFHW, epsilon_BCFHW)), noise_BCFHW
 
-    def _moments(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Mean and standard deviation of the latents, not normalised."""
-        if batch.latents is not None:
-            mean, std = (part.to(self.device, torch.float32) for part in batch.latents)
-            return mean, std
-        assert batch.pixels_BCFHW is not None
-        clip = self._encode(batch.pixels_BCFHW)
-        if batch.images is None:
-            return clip
-        return join_images(clip, self._encode(split_images(batch.images.pixels_BCNHW)))
+    def _text(self, batch: Batch, seed: int, dropout: float) -> dict[str, Tensor]:
+        """Of clips, and of the images beside them, each of which has its own draw for its dropout."""
+        conditions = self._encode_text(batch.text, batch.captions, batch, seed, dropout).conditions()
+        if batch.images is not None:
+            images = replace(batch, sample_indices=image_sample_indices(batch))
+            captions = [caption for of_clip in batch.images.captions for caption in of_clip]
+            states = self._encode_text(batch.images.text, captions, images, seed, dropout)
+            conditions |= {"image_text": states.tokens_BKD, "image_text_mask": states.mask_BK}
+        return conditions
 
-    def _encode(self, pixels_BCFHW: Tensor) -> tuple[Tensor, Tensor]:
-        with torch.no_grad(), torch.autocast(self.device.type, enabled=False):
-            moments = self.vae.encode(to_signed_range(pixels_BCFHW.to(self.device)))
-        return moments.mean_BCFHW, torch.exp(0.5 * moments.logvar_BCFHW)
-
-    def _image_text(self, batch: Batch, seed: int, dropout: float) -> TextStates | None:
-        """Captions of the images beside clips, each with a slot of its own for its dropout."""
-        if batch.images is None:
-            return None
-        slots = replace(batch, sample_indices=image_sample_indices(batch))
-        captions = [caption for beside in batch.images.captions for caption in beside]
-        return self._text(batch.images.text, captions, slots, seed, dropout)
-
-    def _text(
-        self, cached: Mapping[str, Tensor] | None, captions: list[str], slots: Batch, seed: int, dropout: float
+    def _encode_text(
+        self, cached: Mapping[str, Tensor] | None, captions: list[str], batch: Batch, seed: int, dropout: float
     ) -> TextStates:
-        dropped_BE = self._draw_dropped(slots, seed, dropout) if dropout > 0 else None
+        dropped_BE = self._draw_dropped(batch, seed, dropout) if dropout > 0 else None
         if self.text_table is not None:
             known = self.text_table.pick(captions, None if dropped_BE is None else dropped_BE[:, 0])
             if known is not None:
@@ -208,7 +176,7 @@ class DenoiserTask(Task):
         else:
             states = self.text.encode(captions).to(self.device)
         if dropped_BE is not None:
-            null = self.text.encode([""]).to(self.device) if self.trained_text else self.null_text
+            null = self.text.encode([""]).to(self.device) if self.companions else self.null_text
             states = self.text.drop(states, null, dropped_BE.to(self.device))
         return states if self.scaling is None else self.scaling.apply(states)
 
@@ -221,8 +189,7 @@ class DenoiserTask(Task):
         return torch.stack(drawn, dim=1) < dropout
 
     def export(self, run: Path, tensors: Mapping[str, Tensor], read_batches: ReadBatches) -> None:
-        if self.word is None:
-            write_trained(run / TRAINED_TEXT, self.text, self.section)
+        write_trained(run / TRAINED_TEXT, self.text, self.section)
         super().export(run, tensors, read_batches)
 
 

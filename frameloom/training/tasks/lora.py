@@ -42,7 +42,7 @@ def build_adapters(section: LoraSection, denoiser: LoadedDenoiser, *, weights: s
     layers = linear_layers(model)
     given = read_lora(Path(section.weights), denoiser) if section.weights else {}
     if section.targets is None:
-        chosen = default_layers(model, family.lora_targets, family.blocks(model))
+        chosen = default_layers(model, family.lora_targets, model.blocks())
     else:
         chosen = choose_layers(model, section.targets, where="lora.targets")
     add_adapters(model, chosen, rank=rank, alpha=alpha, generator=stream(seed, "lora weights"))

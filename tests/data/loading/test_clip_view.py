@@ -32,7 +32,8 @@ def test_a_file_a_folder_and_a_table_list_the_same_clips(folder: Path) -> None:
     (folder / "list.txt").unlink()
     assert list_clips(folder) == listed
     assert [clip.name for clip in list_clips(folder.parent / "t.csv", root=folder)] == ["a/one.mp4", "b/two.png"]
-    assert list_clips(folder)[0].locate() == folder / "a" / "one.mp4"
+    first = list_clips(folder)[0]
+    assert first.root / first.path == folder / "a" / "one.mp4"
 
 
 def test_tables_beside_the_clips_of_a_folder_are_not_read(folder: Path) -> None:

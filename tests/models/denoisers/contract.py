@@ -6,13 +6,11 @@ Shape letters: B batch, C channels, F frames, H height, W width, K text tokens, 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
 
-import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -21,9 +19,8 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from frameloom.core.errors import ConfigError
 from frameloom.core.random import stream
-from frameloom.models.denoisers.conditions import NOTHING, Conditions
+from frameloom.models.denoisers.base import Conditions
 from frameloom.models.layers.attention import attention
-from frameloom.models.layers.dropout import DropoutSeeds
 from frameloom.models.registry import get_denoiser
 from frameloom.models.spec import DenoiserSpec
 from frameloom.models.text.base import TextStates
@@ -86,10 +83,10 @@ class DenoiserContract:
 
     def give(self, noisy_BCFHW: Tensor) -> Conditions:
         """What the model is always told besides text."""
-        return NOTHING
+        return {}
 
     def denoise(self, model: nn.Module, noisy_BCFHW: Tensor, timestep_B: Tensor, text: TextStates) -> Tensor:
-        return self.family.denoise(model, noisy_BCFHW, timestep_B, text, self.give(noisy_BCFHW))
+        return model(noisy_BCFHW, timestep_B, {**text.conditions(), **self.give(noisy_BCFHW)})
 
     def make_inputs(
         self, size: tuple[int, int, int] | None = None, batch: int = 2
@@ -116,8 +113,8 @@ class DenoiserContract:
     def test_number_of_tokens_follows_the_patch(self) -> None:
         config = self.configure()
         for size in self.latent_sizes:
-            frames, rows, columns = (side // patch for side, patch in zip(size, self.family.patch(config), strict=True))
-            assert self.family.num_tokens(config, size) == frames * rows * columns
+            frames, rows, columns = (side // patch for side, patch in zip(size, config.patch, strict=True))
+            assert config.num_tokens(size) == frames * rows * columns
 
     def test_latent_timestep_and_text_all_change_the_prediction(self) -> None:
         model = self.build_awake()
@@ -216,17 +213,17 @@ class DenoiserContract:
 
     def test_blocks_hold_most_parameters_once(self) -> None:
         model = self.build()
-        owned = [id(p) for block in self.family.blocks(model) for p in block.parameters()]
+        owned = [id(p) for block in model.blocks() for p in block.parameters()]
         assert len(owned) == len(set(owned))
         total = sum(p.numel() for p in model.parameters())
-        assert sum(p.numel() for block in self.family.blocks(model) for p in block.parameters()) > total / 2
+        assert sum(p.numel() for block in model.blocks() for p in block.parameters()) > total / 2
 
     def test_recomputed_blocks_keep_less_and_change_nothing(self) -> None:
         noisy, timestep, text = self.make_inputs()
         gradients, num_bytes, num_calls = [], [], []
         for recompute in (False, True):
             model = self.build_awake()
-            blocks = self.family.blocks(model)
+            blocks = model.blocks()
             calls = [_count_calls(next(block.children())) for block in blocks]
             if recompute:
                 recompute_blocks(blocks)
@@ -253,10 +250,10 @@ class DenoiserContract:
         torch.compiler.reset()
         with torch.no_grad():
             expected = self.denoise(model, noisy, timestep, text)
-            compile_blocks(self.family.blocks(model), backend=keep)
+            compile_blocks(model.blocks(), backend=keep)
             compiled = self.denoise(model, noisy, timestep, text)
         torch.compiler.reset()
-        assert 0 < len(graphs) <= len(self.family.blocks(model))
+        assert 0 < len(graphs) <= len(model.blocks())
         torch.testing.assert_close(compiled, expected, atol=1e-6, rtol=1e-5)
 
     def test_tokens_lie_in_one_piece(self) -> None:
@@ -267,7 +264,7 @@ class DenoiserContract:
         def keep(block: Any, args: tuple[Any, ...], options: dict[str, Any]) -> None:
             given.extend(value for value in (*args, *options.values()) if isinstance(value, Tensor) and value.ndim > 2)
 
-        for block in self.family.blocks(model):
+        for block in model.blocks():
             block.register_forward_pre_hook(keep, with_kwargs=True)
         _, height, width = self.default_size
         for size in (self.default_size, (1, height, width)):
@@ -291,7 +288,7 @@ class DenoiserContract:
 
     def test_every_batch_of_every_bucket_policy_runs(self) -> None:
         config, model = self.configure(), self.build_awake()
-        shapes = list_shapes(self.family.patch(config), self.longest_clip)
+        shapes = list_shapes(config.patch, self.longest_clip)
         assert len({shape[1:] for shape in shapes}) >= 30 and len({shape[0] for shape in shapes}) == 3
         for (batch, *size), tokens in shapes.items():
             latent_FHW = (size[0], size[1], size[2])
@@ -299,7 +296,7 @@ class DenoiserContract:
             with torch.no_grad():
                 prediction = self.denoise(model, noisy, timestep, text)
             assert prediction.shape == noisy.shape and prediction.isfinite().all(), size
-            assert self.family.num_tokens(config, latent_FHW) == tokens, size
+            assert config.num_tokens(latent_FHW) == tokens, size
 
     def test_a_size_that_breaks_a_rule_names_the_rule(self) -> None:
         model = self.build()
@@ -313,46 +310,47 @@ class DenoiserContract:
         noisy, timestep, text = self.make_inputs()
         batch, _, *size = noisy.shape
         values = {
-            "beside_BCFHW": torch.zeros(batch, 1, *size),
-            "sizes_B6": torch.ones(batch, 6),
-            "image_text": text,
-            "guidance_B": torch.ones(batch),
-            "dropout": DropoutSeeds(np.arange(batch, dtype=np.uint64)),
+            "cond_latents": torch.zeros(batch, 1, *size),
+            "sizes": torch.ones(batch, 6),
+            "image_text": text.tokens_BKD,
+            "image_text_mask": text.mask_BK,
+            "guidance": torch.ones(batch),
+            "dropout_seeds": torch.arange(batch),
         }
-        assert values.keys() == {field.name for field in dataclasses.fields(Conditions)} >= set(self.takes)
+        assert values.keys() >= set(self.takes) == set(model.accepted())
         for name, value in values.items():
             if name in self.takes:
                 continue
             with pytest.raises(ConfigError, match=f"no input for the condition '{name}'"):
-                self.family.denoise(model, noisy, timestep, text, Conditions(**{name: value}))
+                model(noisy, timestep, {**text.conditions(), name: value})
 
     def test_dropout_follows_from_the_seeds_of_samples(self) -> None:
         """Where the family has dropout: nothing without seeds or training, and the same when blocks are recomputed."""
-        if "dropout" not in self.takes:
-            assert not hasattr(self.configure(), "dropout")
+        if "dropout_seeds" not in self.takes:
+            assert not hasattr(self.configure(), "dropout_seeds")
             return
         noisy, timestep, text = self.make_inputs()
-        seeds = DropoutSeeds(np.arange(len(noisy), dtype=np.uint64))
-        other = DropoutSeeds(seeds.seeds_B + np.uint64(100))
+        seeds = torch.arange(len(noisy))
+        other = seeds + 100
 
-        def given(seeds: DropoutSeeds) -> Conditions:
-            return dataclasses.replace(self.give(noisy), dropout=seeds)
+        def given(seeds: Tensor) -> Conditions:
+            return {**self.give(noisy), "dropout_seeds": seeds}
 
         found = []
-        for change in (lambda model: None, lambda model: recompute_blocks(self.family.blocks(model))):
+        for change in (lambda model: None, lambda model: recompute_blocks(model.blocks())):
             model = self.build_awake(dropout=0.2)
             change(model)
-            made = self.family.denoise(model, noisy, timestep, text, given(seeds))
+            made = model(noisy, timestep, {**text.conditions(), **given(seeds)})
             made.square().sum().backward()
             gradients = [weight.grad for weight in model.parameters() if weight.grad is not None]
             found.append([made.detach(), *gradients])
             with torch.no_grad():
-                again = self.family.denoise(model, noisy, timestep, text, given(other))
+                again = model(noisy, timestep, {**text.conditions(), **given(other)})
                 assert not torch.equal(again, made)
                 plain = self.denoise(model, noisy, timestep, text)
                 assert not torch.equal(plain, made)
                 assert torch.equal(self.denoise(self.build_awake(), noisy, timestep, text), plain)
-                quiet = self.family.denoise(model.eval(), noisy, timestep, text, given(seeds))
+                quiet = model.eval()(noisy, timestep, {**text.conditions(), **given(seeds)})
                 assert torch.equal(quiet, plain)
         assert len(found[0]) == len(found[1]) > 1
         assert all(torch.equal(one, two) for one, two in zip(*found, strict=True))

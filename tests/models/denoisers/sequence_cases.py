@@ -5,13 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from frameloom.core.random import stream
-from frameloom.models.denoisers.conditions import Conditions
-from frameloom.models.layers.dropout import DropoutSeeds
+from frameloom.models.denoisers.base import Conditions
 from frameloom.models.registry import get_denoiser
 from frameloom.models.spec import DenoiserSpec
 from frameloom.models.text.base import TextStates
@@ -61,18 +59,21 @@ class Case:
 
         noisy = draw(BATCH, LATENT_CHANNELS, *self.latent_FHW)
         text = TextStates(draw(BATCH, TEXT_TOKENS, TEXT_WIDTH), _mask(BATCH), draw(BATCH, POOLED_WIDTH))
-        beside = draw(BATCH, self._beside_channels(), *self.latent_FHW) if BESIDE in self.given else None
+        beside = draw(BATCH, self._cond_channels(), *self.latent_FHW) if BESIDE in self.given else None
         images = None
         if IMAGES in self.given:
             count = 2 * BATCH
             images = TextStates(draw(count, TEXT_TOKENS, TEXT_WIDTH), _mask(count), draw(count, POOLED_WIDTH))
-        seeds = DropoutSeeds(np.arange(BATCH, dtype=np.uint64) + np.uint64(seed)) if DROPOUT in self.given else None
-        given = Conditions(beside_BCFHW=beside, image_text=images, dropout=seeds)
+        seeds = torch.arange(BATCH) + seed if DROPOUT in self.given else None
+        found = {"cond_latents": beside, "dropout_seeds": seeds}
+        if images is not None:
+            found |= {"image_text": images.tokens_BKD, "image_text_mask": images.mask_BK}
+        given = {name: value for name, value in found.items() if value is not None}
         return noisy, torch.tensor([0.25, 0.8], dtype=torch.float64), text, given
 
-    def _beside_channels(self) -> int:
+    def _cond_channels(self) -> int:
         config = self.configure()
-        return 1 + LATENT_CHANNELS if self.family_name == "opensora2" else int(config.beside_channels)
+        return 1 + LATENT_CHANNELS if self.family_name == "opensora2" else int(config.cond_channels)
 
 
 def _mask(batch: int) -> Tensor:

@@ -23,7 +23,7 @@ from frameloom.core.random import stream
 from frameloom.diffusion.objectives import FlowObjective
 from frameloom.diffusion.samplers import run_sampler
 from frameloom.distributed.sequence_parallel import ALONE, SequenceGroup, divide_ranks, join_sequence_group
-from frameloom.models.denoisers.building import use_sequence_group
+from frameloom.models.denoisers.base import use_sequence_group
 from frameloom.training.compiling import compile_blocks
 from frameloom.training.memory.recompute import recompute_blocks
 from tests.models.denoisers.sequence_cases import CASES, MEASURED, Case
@@ -46,7 +46,7 @@ def main(rank: int, num_ranks: int, folder: Path) -> None:
     found["mixed"] = compare_data_parallel(CASES["opensora2"], groups[2])
     found["sample"] = compare_samples(CASES["cogvideox_fun"], groups[num_ranks])
     found["recomputed"] = compare_changed(
-        CASES["latte with images beside"], groups[2], lambda case, model: recompute_blocks(case.family.blocks(model))
+        CASES["latte with images beside"], groups[2], lambda case, model: recompute_blocks(model.blocks())
     )
     if rank < 2:
         with warnings.catch_warnings():
@@ -54,7 +54,7 @@ def main(rank: int, num_ranks: int, folder: Path) -> None:
             found["compiled"] = compare_changed(
                 replace(CASES["opensora2"], overrides={"depth_single_blocks": 0}),
                 groups[2],
-                lambda case, model: compile_blocks(case.family.blocks(model), backend="aot_eager"),
+                lambda case, model: compile_blocks(model.blocks(), backend="aot_eager"),
             )
     found["half"] = compare_half(CASES["opensora2"], groups[2])
     (folder / f"found-{rank}.json").write_text(json.dumps(found))
@@ -124,7 +124,7 @@ def compare_samples(case: Case, group: SequenceGroup) -> Found:
     noise, _, text, given = case.draw_inputs()
 
     def predict(x_BCFHW: Tensor, timestep_B: Tensor) -> Tensor:
-        return case.family.denoise(model, x_BCFHW, timestep_B, text, given)
+        return model(x_BCFHW, timestep_B, {**text.conditions(), **given})
 
     objective = FlowObjective()
     with torch.no_grad():
@@ -162,7 +162,7 @@ def run(case: Case, model: nn.Module, seed: int = 0) -> tuple[Tensor, Gradients]
     """The prediction, and all gradients of a weighted sum of it; a weight without a say has zeros."""
     noisy, timestep, text, given = case.draw_inputs(seed)
     model.zero_grad(set_to_none=True)
-    prediction = case.family.denoise(model, noisy, timestep, text, given)
+    prediction = model(noisy, timestep, {**text.conditions(), **given})
     weights = torch.randn(prediction.shape, generator=stream(seed, "sequence loss"), dtype=prediction.dtype)
     (prediction * weights).sum().backward()
     named = model.named_parameters()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -15,15 +16,15 @@ from torch import Tensor
 from frameloom.builders.published import find_config_reader
 from frameloom.core.errors import CheckpointError, ConfigError
 from frameloom.core.random import stream
+from frameloom.models.denoisers.base import build_fresh
 from frameloom.models.denoisers.cogvideox_fun.config import SIZES, CogVideoXFunConfig
-from frameloom.models.denoisers.cogvideox_fun.model import CogVideoXFunTransformer, build
+from frameloom.models.denoisers.cogvideox_fun.model import CogVideoXFunTransformer
 from frameloom.models.denoisers.cogvideox_fun.weights import (
     export_original,
     load_original,
     read_config,
     write_published,
 )
-from frameloom.models.denoisers.conditions import Conditions
 from frameloom.models.registry import get_denoiser
 from frameloom.models.text.base import TextStates
 from tests.models.denoisers.contract import DenoiserContract
@@ -46,6 +47,8 @@ ROTARY = CogVideoXFunConfig(
     sample_frames=13,
     use_rotary_positional_embeddings=True,
 )
+
+build = partial(build_fresh, CogVideoXFunTransformer)
 ADDED = replace(ROTARY, use_rotary_positional_embeddings=False)
 LEARNED = replace(ROTARY, use_learned_positional_embeddings=True)
 PAIRED = replace(ROTARY, patch_size_t=2, sample_height=8, sample_width=8)
@@ -82,8 +85,8 @@ def predict(
     text = torch.randn(2, 5, model.config.context_in_dim, generator=generator)
     states = TextStates(text, torch.ones(2, 5, dtype=torch.bool), torch.zeros(2, 0))
     with torch.no_grad():
-        given = Conditions(beside_BCFHW=beside)
-        return get_denoiser("cogvideox_fun").denoise(model, noisy, torch.tensor(timestep), states, given)
+        given = {} if beside is None else {"cond_latents": beside}
+        return model(noisy, torch.tensor(timestep), {**states.conditions(), **given})
 
 
 def difference(one: Tensor, other: Tensor) -> float:
@@ -99,7 +102,7 @@ class TestCogVideoXFun(DenoiserContract):
         "time_embed_dim": 16,
     }
     uses_pooled = False
-    takes: ClassVar[tuple[str, ...]] = ("dropout",)
+    takes: ClassVar[tuple[str, ...]] = ("dropout_seeds",)
 
 
 class TestCogVideoXFun2B(TestCogVideoXFun):
@@ -110,7 +113,7 @@ class TestCogVideoXFun2B(TestCogVideoXFun):
         "max_text_seq_length": 5,
         "condition": "inpaint",
     }
-    takes: ClassVar[tuple[str, ...]] = ("beside_BCFHW", "dropout")
+    takes: ClassVar[tuple[str, ...]] = ("cond_latents", "dropout_seeds")
 
 
 class TestCogVideoXFunV15(TestCogVideoXFun):
@@ -124,7 +127,7 @@ class TestCogVideoXFunV15(TestCogVideoXFun):
     }
     longest_clip = 13
     latent_sizes: ClassVar[list[tuple[int, int, int]]] = [(2, 4, 4), (4, 4, 8), (2, 8, 4)]
-    takes: ClassVar[tuple[str, ...]] = ("beside_BCFHW", "dropout")
+    takes: ClassVar[tuple[str, ...]] = ("cond_latents", "dropout_seeds")
     rule_cases: ClassVar[list[tuple[tuple[int, int, int], str]]] = [
         *TestCogVideoXFun.rule_cases,
         ((3, 4, 4), r"3 latent frames.*a multiple of 2; choose a clip of 1, 5, 13, 21"),
@@ -158,7 +161,8 @@ def test_gradients_of_a_golden_sized_model_reach_every_parameter(kind: str) -> N
     model = build_awake(replace(KINDS[kind], condition="inpaint"))
     noisy = torch.randn(2, 4, 2, 4, 6, generator=stream(0, "test noisy"))
     beside = torch.randn(2, 5, 2, 4, 6, generator=stream(0, "test beside"))
-    model(noisy, torch.tensor([3.0, 999.0]), torch.ones(2, 5, 20), beside).square().mean().backward()
+    conditions = {"text": torch.ones(2, 5, 20), "cond_latents": beside}
+    model(noisy, torch.tensor([0.003, 0.999]), conditions).square().mean().backward()
     assert [name for name, p in model.named_parameters() if p.grad is None or not p.grad.any()] == []
 
 
@@ -243,7 +247,7 @@ def test_a_text_to_video_file_becomes_a_conditioned_model(kind: str, condition: 
     source = build_awake(KINDS[kind])
     model = build_awake(replace(KINDS[kind], condition=condition), seed=1)
     load_original(model, source.state_dict())
-    beside = torch.randn(2, model.config.beside_channels, 2, 4, 6, generator=stream(0, "test beside"))
+    beside = torch.randn(2, model.config.cond_channels, 2, 4, 6, generator=stream(0, "test beside"))
     assert difference(predict(model, beside=beside), predict(source)) <= 1e-6
     awake = build_awake(replace(KINDS[kind], condition=condition))
     assert difference(predict(awake, beside=beside), predict(awake)) > 1e-2
@@ -320,7 +324,7 @@ def test_diffusers_computes_the_same_from_a_sharded_export(kind: str, tmp_path: 
         theirs = other(
             noisy, text, index, image_rotary_emb=tuple(tables.values()) if tables else None, return_dict=False
         )[0]
-        ours = model(noisy.transpose(1, 2), index, text).transpose(1, 2)
+        ours = model(noisy.transpose(1, 2), index / 1000, {"text": text}).transpose(1, 2)
     assert difference(ours, theirs) <= 1e-5
     other.save_pretrained(tmp_path, max_shard_size="40KB")
     shards = sorted(tmp_path.glob("*.safetensors"))
@@ -424,18 +428,18 @@ def test_a_table_made_while_sampling_serves_training() -> None:
         model = build_awake(config)
         with torch.inference_mode():
             predict(model)
-        model(torch.ones(1, 4, 2, 4, 6), torch.ones(1), torch.zeros(1, 5, 20)).sum().backward()
+        model(torch.ones(1, 4, 2, 4, 6), torch.ones(1), {"text": torch.zeros(1, 5, 20)}).sum().backward()
         assert model.proj_out.weight.grad is not None
 
 
 def test_an_image_of_v15_is_not_the_first_frame_of_a_repeated_clip() -> None:
     model = build_awake(PAIRED)
     image = torch.randn(1, 4, 1, 4, 6, generator=stream(0, "test image"))
-    text, index = torch.ones(1, 5, 20), torch.tensor([500])
+    conditions, timestep = {"text": torch.ones(1, 5, 20)}, torch.tensor([0.5])
     with torch.no_grad():
-        alone = model(image, index, text)
-        padded = model(torch.cat([image, torch.zeros_like(image)], dim=2), index, text)
-        repeated = model(torch.cat([image, image], dim=2), index, text)
+        alone = model(image, timestep, conditions)
+        padded = model(torch.cat([image, torch.zeros_like(image)], dim=2), timestep, conditions)
+        repeated = model(torch.cat([image, image], dim=2), timestep, conditions)
     assert alone.shape == image.shape
     assert torch.equal(alone, padded[:, :, :1])
     assert difference(alone, repeated[:, :, :1]) > 1e-3

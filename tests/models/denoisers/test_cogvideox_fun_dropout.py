@@ -13,8 +13,7 @@ from torch import Tensor, nn
 from frameloom.core.errors import ConfigError
 from frameloom.core.random import stream
 from frameloom.models.denoisers.cogvideox_fun.weights import read_config, write_published
-from frameloom.models.denoisers.conditions import Conditions
-from frameloom.models.layers.dropout import DropoutSeeds, draw_kept
+from frameloom.models.layers.dropout import draw_kept, dropout_keys
 from frameloom.models.registry import get_denoiser
 from frameloom.models.text.base import TextStates
 from frameloom.training.compiling import compile_blocks
@@ -24,15 +23,17 @@ from tests.models.denoisers.test_cogvideox_fun import KINDS, ROTARY, build_awake
 FAMILY = get_denoiser("cogvideox_fun")
 SHARE = 0.25
 DROPPING = replace(ROTARY, dropout=SHARE)
-SEEDS = DropoutSeeds(np.array([11, 12], dtype=np.uint64))
+SEEDS = torch.from_numpy(np.array([11, 12], dtype=np.uint64).view(np.int64))
 
 
-def predict(model: nn.Module, seeds: DropoutSeeds | None = SEEDS) -> Tensor:
+def predict(model: nn.Module, seeds: Tensor | None = SEEDS) -> Tensor:
     generator = stream(0, "test inputs")
     noisy = torch.randn(2, 4, 2, 4, 6, generator=generator)
     text = torch.randn(2, 5, 20, generator=generator)
     states = TextStates(text, torch.ones(2, 5, dtype=torch.bool), torch.zeros(2, 0))
-    return FAMILY.denoise(model, noisy, torch.tensor([0.3, 0.9]), states, Conditions(dropout=seeds))
+    return model(
+        noisy, torch.tensor([0.3, 0.9]), {**states.conditions(), **({} if seeds is None else {"dropout_seeds": seeds})}
+    )
 
 
 def gradients(change: Callable[[nn.Module], None] = lambda model: None) -> tuple[Tensor, list[Tensor]]:
@@ -55,7 +56,7 @@ def test_without_training_nothing_changes(kind: str) -> None:
 
 def test_a_seed_gives_a_result_and_another_seed_another() -> None:
     model = build_awake(DROPPING)
-    other = DropoutSeeds(np.array([11, 13], dtype=np.uint64))
+    other = torch.from_numpy(np.array([11, 13], dtype=np.uint64).view(np.int64))
     with torch.no_grad():
         first, again, changed = predict(model), predict(model), predict(model, other)
     assert torch.equal(first, again)
@@ -85,10 +86,10 @@ def test_diffusers_with_our_masks_in_its_dropouts_trains_the_same() -> None:
     other = diffusers.CogVideoXTransformer3DModel(**settings).train()
     other.load_state_dict(model.state_dict())
     length = 5 + 4 * 2 * 3
-    masks = {"embedding_dropout": _Masks(SEEDS.keys(0, length), 0)}
+    masks = {"embedding_dropout": _Masks(dropout_keys(SEEDS, 0, length), 0)}
     for part in range(1, model.config.num_layers + 1):
         for site, place in enumerate((1, 3)):
-            masks[f"transformer_blocks.{part - 1}.ff.net.{place}"] = _Masks(SEEDS.keys(part, length), site)
+            masks[f"transformer_blocks.{part - 1}.ff.net.{place}"] = _Masks(dropout_keys(SEEDS, part, length), site)
     dropping = {name for name, module in other.named_modules() if isinstance(module, nn.Dropout) and module.p > 0}
     assert dropping == set(masks)
     for name, mask in masks.items():
@@ -97,15 +98,15 @@ def test_diffusers_with_our_masks_in_its_dropouts_trains_the_same() -> None:
     text, index = torch.randn(2, 5, 20, generator=stream(0, "test text")), torch.tensor([3, 999])
     with torch.no_grad():
         theirs = other(noisy, text, index, return_dict=False)[0]
-        ours = model(noisy.transpose(1, 2), index, text, dropout=SEEDS).transpose(1, 2)
-        plain = model(noisy.transpose(1, 2), index, text).transpose(1, 2)
+        ours = model(noisy.transpose(1, 2), index / 1000, {"text": text, "dropout_seeds": SEEDS}).transpose(1, 2)
+        plain = model(noisy.transpose(1, 2), index / 1000, {"text": text}).transpose(1, 2)
     assert all(mask.num_calls == 1 for mask in masks.values())
     assert (ours - theirs).abs().max() <= 1e-5
     assert (ours - plain).abs().max() > 0.01
 
 
 def _recompute(model: nn.Module) -> None:
-    recompute_blocks(FAMILY.blocks(model))
+    recompute_blocks(model.blocks())
 
 
 def test_recomputed_blocks_drop_what_they_dropped_before() -> None:
@@ -121,7 +122,7 @@ def test_recomputed_blocks_drop_what_they_dropped_before() -> None:
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")
 def test_compiled_and_recomputed_blocks_drop_the_same() -> None:
     def change(model: nn.Module) -> None:
-        compile_blocks(FAMILY.blocks(model), backend="aot_eager")
+        compile_blocks(model.blocks(), backend="aot_eager")
         _recompute(model)
 
     torch.compiler.reset()

@@ -17,7 +17,6 @@ from frameloom.models.denoisers.cogvideox_fun.conditioning import (
     resize_known,
 )
 from frameloom.models.denoisers.cogvideox_fun.config import SIZES
-from frameloom.models.registry import get_denoiser
 
 CONFIG = replace(SIZES["2b-inpaint"], in_channels=3)
 
@@ -93,8 +92,7 @@ def test_noise_spares_black_pixels() -> None:
 
 
 def test_sizes_say_what_stands_beside() -> None:
-    beside = get_denoiser("cogvideox_fun").beside
-    assert [beside(SIZES[size]) for size in ("5b", "5b-inpaint", "5b-control")] == ["none", "inpaint", "control"]
+    assert [SIZES[size].condition for size in ("5b", "5b-inpaint", "5b-control")] == ["none", "inpaint", "control"]
     assert [SIZES[size].input_channels for size in ("5b", "5b-inpaint", "5b-control")] == [16, 33, 32]
 
 

@@ -10,18 +10,17 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from frameloom.core.errors import ConfigError
+from frameloom.models.denoisers.base import build_fresh
 from frameloom.models.denoisers.cogvideox_fun.config import SIZES, CogVideoXFunConfig
 from frameloom.models.denoisers.cogvideox_fun.model import (
+    CogVideoXFunTransformer,
     axis_sinusoids,
-    build,
-    find_grid,
     fit_region,
     join_sinusoids,
     stretch_table,
     turn_table,
 )
 from frameloom.models.layers.patches import Grid
-from frameloom.models.registry import get_denoiser
 
 NARROW = replace(SIZES["2b"], num_attention_heads=1, attention_head_dim=32)
 
@@ -128,7 +127,7 @@ def test_text_is_not_turned() -> None:
 )
 def test_a_latent_that_a_model_cannot_take_is_refused(size: str, latent: Grid, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        find_grid(SIZES[size], latent)
+        SIZES[size].token_grid(latent)
 
 
 @pytest.mark.parametrize(
@@ -142,20 +141,20 @@ def test_a_latent_that_a_model_cannot_take_is_refused(size: str, latent: Grid, m
     ],
 )
 def test_sizes_of_buckets_are_taken(size: str, latent: Grid, num_tokens: int) -> None:
-    assert get_denoiser("cogvideox_fun").num_tokens(SIZES[size], latent) == num_tokens
+    assert SIZES[size].num_tokens(latent) == num_tokens
 
 
 def test_added_positions_need_the_whole_text() -> None:
     config = replace(NARROW, num_layers=1, time_embed_dim=8, context_in_dim=8, in_channels=4)
     latent, index = torch.zeros(1, 4, 1, 4, 4), torch.zeros(1)
-    model = build(config)
-    assert model(latent, index, torch.zeros(1, 226, 8)).shape == latent.shape
+    model = build_fresh(CogVideoXFunTransformer, config)
+    assert model(latent, index, {"text": torch.zeros(1, 226, 8)}).shape == latent.shape
     with pytest.raises(ConfigError, match="set the text encoder's max_length to 226"):
-        model(latent, index, torch.zeros(1, 77, 8))
+        model(latent, index, {"text": torch.zeros(1, 77, 8)})
 
 
 def test_a_learned_table_starts_from_sinusoids() -> None:
     config = replace(SIZES["tiny"], use_learned_positional_embeddings=True)
-    table = build(config).patch_embed.pos_embedding[0]
+    table = build_fresh(CogVideoXFunTransformer, config).patch_embed.pos_embedding[0]
     assert not table[:226].any()
     assert torch.equal(table[226:], added_table(config, config.base_grid))

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -15,13 +15,12 @@ from torch import Tensor
 from frameloom.core.errors import CheckpointError, ConfigError
 from frameloom.core.random import stream
 from frameloom.distributed.sequence_parallel import SequenceGroup
-from frameloom.models.denoisers.building import use_sequence_group
-from frameloom.models.denoisers.conditions import Conditions
+from frameloom.models.denoisers.base import Conditions, build_fresh, use_sequence_group
 from frameloom.models.denoisers.latte import model as blocks
 from frameloom.models.denoisers.latte.config import SIZES, LatteConfig
-from frameloom.models.denoisers.latte.model import LatteT2V, build, frame_table, picture_table, turn_table
+from frameloom.models.denoisers.latte.model import LatteT2V, frame_table, picture_table, turn_table
 from frameloom.models.denoisers.latte.weights import detect_layout, export_original, load_original
-from frameloom.models.layers.dropout import DropoutSeeds, KeyedDropout
+from frameloom.models.layers.dropout import KeyedDropout
 from frameloom.models.registry import get_denoiser
 from frameloom.models.text.base import TextStates
 from tests.models.denoisers.contract import DenoiserContract
@@ -33,9 +32,20 @@ CASES = ["latte_v11", "latte_v11_rope", "latte_v11_compress_kv"]
 SMALL = LatteConfig(
     context_in_dim=20, num_layers=2, num_attention_heads=2, attention_head_dim=8, sample_size=(8, 8), video_length=5
 )
+
+build = partial(build_fresh, LatteT2V)
 ROPE = replace(SMALL, use_rope=True)
 COMPRESSED = replace(SMALL, compress_kv_factor=2)
-denoise = get_denoiser("latte").denoise
+
+
+def denoise(
+    model: LatteT2V, noisy: Tensor, timestep: Tensor, text: TextStates, given: Conditions | None = None
+) -> Tensor:
+    return model(noisy, timestep, {**text.conditions(), **(given or {})})
+
+
+def of_images(text: TextStates) -> Conditions:
+    return {"image_text": text.tokens_BKD, "image_text_mask": text.mask_BK}
 
 
 def shake(model: LatteT2V, seed: int = 0) -> LatteT2V:
@@ -63,7 +73,7 @@ def predict(model: LatteT2V, frames: int = 3, text: TextStates | None = None, gi
     timestep = torch.tensor([0.25, 0.75])
     with torch.no_grad():
         states = make_text("text", 2) if text is None else text
-        prediction: Tensor = denoise(model, draw("noisy", 2, 4, frames, 4, 8), timestep, states, given or Conditions())
+        prediction: Tensor = denoise(model, draw("noisy", 2, 4, frames, 4, 8), timestep, states, given)
     return prediction
 
 
@@ -77,7 +87,7 @@ class TestLatte(DenoiserContract):
     # More than one place and frame: a query with a single key learns nothing.
     default_size = (4, 4, 8)
     uses_pooled = False
-    takes = ("image_text", "dropout")
+    takes = ("image_text", "image_text_mask", "dropout_seeds")
 
 
 class TestLatteWithRope(TestLatte):
@@ -120,7 +130,7 @@ def test_a_joint_batch_equals_its_clip_and_its_images_alone(config: LatteConfig)
     noisy, timestep = draw("joint", 2, 4, 7, 4, 8), torch.tensor([0.2, 0.6])
     text, images = make_text("clip text", 2, length=3), make_text("image text", 4, length=4)
     with torch.no_grad():
-        joint = denoise(model, noisy, timestep, text, Conditions(image_text=images))
+        joint = denoise(model, noisy, timestep, text, of_images(images))
         clip = denoise(model, noisy[:, :, :5], timestep, text)
         assert difference(joint[:, :, :5], clip) <= 1e-5
         for sample in range(2):
@@ -139,7 +149,7 @@ def test_frames_of_a_clip_see_each_other_and_images_do_not() -> None:
     noisy, timestep, text = draw("clip", 1, 4, 3, 4, 4), torch.tensor([0.5]), make_text("text", 1)
     changed = noisy.clone()
     changed[:, :, 2] += 1
-    images = Conditions(image_text=make_text("image text", 2))
+    images = of_images(make_text("image text", 2))
     with torch.no_grad():
         apart = denoise(model, noisy, timestep, text) - denoise(model, changed, timestep, text)
         joint = denoise(model, noisy, timestep, text, images) - denoise(model, changed, timestep, text, images)
@@ -171,7 +181,7 @@ def test_variance_channels_are_left_out_by_the_family_alone() -> None:
     model = build_awake(SMALL)
     noisy, timestep, text = draw("noisy", 1, 4, 2, 4, 4), torch.tensor([0.5]), make_text("text", 1)
     with torch.no_grad():
-        whole = model(noisy, 1000 * timestep, text.tokens_BKD[:, None], text.mask_BK[:, None])
+        whole = model.predict(noisy, timestep, text.conditions())
         assert whole.shape == (1, 8, 2, 4, 4)
         assert torch.equal(denoise(model, noisy, timestep, text), whole[:, :4])
 
@@ -188,8 +198,8 @@ def test_timesteps_are_whole_indices_in_float32() -> None:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        (Conditions(image_text=make_text("image", 3)), "at least one frame must belong to the clip"),
-        (Conditions(image_text=make_text("image", 1, tokens=4)), "encoded to the same length"),
+        (of_images(make_text("image", 3)), "at least one frame must belong to the clip"),
+        (of_images(make_text("image", 1, tokens=4)), "encoded to the same length"),
     ],
 )
 def test_conditions_that_do_not_fit_are_refused(given: Conditions, message: str) -> None:
@@ -201,7 +211,7 @@ def test_a_latent_that_patches_do_not_tile_is_refused() -> None:
     with pytest.raises(ConfigError, match="multiples of 2"):
         denoise(build(SMALL), torch.zeros(1, 4, 3, 5, 4), torch.zeros(1), make_text("text", 1))
     with pytest.raises(ConfigError, match="5x4 cells"):
-        get_denoiser("latte").num_tokens(SMALL, (1, 5, 4))
+        SMALL.num_tokens((1, 5, 4))
 
 
 # --- positions ---
@@ -258,10 +268,10 @@ def test_a_table_made_while_sampling_serves_training(config: LatteConfig) -> Non
 def test_blocks_compile_without_graph_breaks(config: LatteConfig) -> None:
     model = build_awake(replace(config, num_layers=1))
     noisy, timestep = draw("joint", 1, 4, 4, 4, 4), torch.tensor([0.5])
-    text, given = make_text("text", 1), Conditions(image_text=make_text("image", 1))
+    text, given = make_text("text", 1), of_images(make_text("image", 1))
     with torch.no_grad():
         expected = denoise(model, noisy, timestep, text, given)
-        for block in get_denoiser("latte").blocks(model):
+        for block in model.blocks():
             block.compile(fullgraph=True, backend="eager")
         compiled = denoise(model, noisy, timestep, text, given)
     assert difference(compiled, expected) <= 1e-6
@@ -401,9 +411,9 @@ def test_diffusers_latte_computes_the_same(change: dict[str, Any]) -> None:
             enable_temporal_attentions=True,
             return_dict=False,
         )[0]
-        ours = model(noisy, timestep, text.tokens_BKD[:, None], text.mask_BK[:, None])
+        ours = model.predict(noisy, timestep / 1000, text.conditions())
         assert difference(ours, expected) <= 2e-5
-        assert difference(model(noisy, timestep + 20, text.tokens_BKD[:, None], text.mask_BK[:, None]), expected) > 0.01
+        assert difference(model.predict(noisy, timestep / 1000 + 0.02, text.conditions()), expected) > 0.01
 
 
 def test_it_drops_where_diffusers_does_and_not_in_a_sequence_group() -> None:
@@ -415,18 +425,20 @@ def test_it_drops_where_diffusers_does_and_not_in_a_sequence_group() -> None:
         2, 8, 4, 8, 2, 0.1, 16, sample_size=8, patch_size=2, norm_type="ada_norm_single", caption_channels=20
     )
     dropping = {name for name, part in theirs.named_modules() if isinstance(part, torch.nn.Dropout) and part.p}
-    ours = {"drop_mixed": "attn1.to_out.1", "drop_told": "attn2.to_out.1"}
+    ours = {"drop_self": "attn1.to_out.1", "drop_cross": "attn2.to_out.1"}
     renamed = {
         ".".join([*name.split(".")[:2], ours.get(".".join(rest := name.split(".")[2:]), ".".join(rest))])
         for name in names
     }
     assert renamed == dropping
-    seeds = DropoutSeeds(np.arange(2, dtype=np.uint64))
+    seeds = torch.arange(2)
     use_sequence_group(get_denoiser("latte"), model, SequenceGroup(0, 2))
     text = make_text("text", 2)
     with pytest.raises(ConfigError, match=r"dropout is 0.1 and parallel.sequence 2"):
-        get_denoiser("latte").denoise(
-            model, draw("noisy", 2, 4, 3, 8, 8), torch.tensor([0.1, 0.7]), text, Conditions(dropout=seeds)
+        model(
+            draw("noisy", 2, 4, 3, 8, 8),
+            torch.tensor([0.1, 0.7]),
+            {**text.conditions(), "dropout_seeds": seeds},
         )
 
 

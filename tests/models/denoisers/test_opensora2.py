@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -14,10 +15,10 @@ from torch import Tensor
 
 from frameloom.core.errors import CheckpointError, ConfigError
 from frameloom.core.random import stream
-from frameloom.models.denoisers.conditions import Conditions
+from frameloom.models.denoisers.base import Conditions, build_fresh
 from frameloom.models.denoisers.opensora2.blocks import EPS, HeadNorm
 from frameloom.models.denoisers.opensora2.config import SIZES, MMDiTConfig
-from frameloom.models.denoisers.opensora2.model import MMDiT, build
+from frameloom.models.denoisers.opensora2.model import MMDiT
 from frameloom.models.denoisers.opensora2.weights import (
     convert,
     detect_layout,
@@ -48,6 +49,8 @@ SMALL = MMDiTConfig(
     guidance_embed=True,
 )
 
+build = partial(build_fresh, MMDiT)
+
 
 def read_case(name: str) -> ParityCase:
     return read_golden(GOLDENS / f"{name}.safetensors", GOLDENS)
@@ -74,7 +77,7 @@ def predict(model: MMDiT) -> Tensor:
     text = torch.randn(2, 5, model.config.context_in_dim, generator=generator)
     pooled = torch.randn(2, model.config.vec_in_dim, generator=generator)
     with torch.no_grad():
-        return model(noisy, torch.tensor([0.3, 0.9]), text, pooled)
+        return model(noisy, torch.tensor([0.3, 0.9]), {"text": text, "pooled": pooled})
 
 
 def difference(one: Tensor, other: Tensor) -> float:
@@ -108,11 +111,11 @@ class TestOpenSora2Conditioned(DenoiserContract):
 
     family_name = "opensora2"
     overrides: ClassVar[dict[str, Any]] = TestOpenSora2.overrides | {"cond_embed": True, "guidance_embed": True}
-    takes = ("beside_BCFHW", "guidance_B")
+    takes = ("cond_latents", "guidance")
 
     def give(self, noisy_BCFHW: Tensor) -> Conditions:
         shape = (len(noisy_BCFHW), 1, *noisy_BCFHW.shape[2:])
-        return Conditions(beside_BCFHW=torch.cat([torch.ones(shape), noisy_BCFHW], dim=1))
+        return {"cond_latents": torch.cat([torch.ones(shape), noisy_BCFHW], dim=1)}
 
 
 def test_all_golden_cases_are_found() -> None:
@@ -140,10 +143,9 @@ def test_whole_forward_equals_the_packed_golden_one() -> None:
     given = case.inputs
     text = TextStates(given["txt"], torch.ones(2, 7, dtype=torch.bool), given["y_vec"])
     condition = torch.cat([given["masks"], given["masked_ref"]], dim=1)
-    denoise = get_denoiser("opensora2").denoise
     with torch.no_grad():
-        ours = denoise(model, given["latents_bcthw"], given["timesteps"], text, Conditions(beside_BCFHW=condition))
-        without = denoise(model, given["latents_bcthw"], given["timesteps"], text)
+        ours = model(given["latents_bcthw"], given["timesteps"], {**text.conditions(), "cond_latents": condition})
+        without = model(given["latents_bcthw"], given["timesteps"], text.conditions())
     expected = unpack(case.outputs["sample"], (3, 3, 4), 2)
     assert difference(ours, expected) <= 1e-5
     assert difference(without, expected) > 1e-3
@@ -350,11 +352,15 @@ def test_fresh_layers_have_the_usual_bounds() -> None:
 def test_a_normalized_pooled_vector_has_no_length() -> None:
     model = build_awake(replace(SMALL, normalize_vec=True))
     plain = build_awake(SMALL)
-    inputs = (torch.ones(1, 4, 1, 2, 2), torch.ones(1), torch.ones(1, 5, 20))
+
+    def predict_from(model: MMDiT, pooled: Tensor) -> Tensor:
+        conditions = {"text": torch.ones(1, 5, 20), "pooled": pooled}
+        return model(torch.ones(1, 4, 1, 2, 2), torch.ones(1), conditions)
+
     pooled = torch.randn(1, 12, generator=stream(0, "test pooled"))
     with torch.no_grad():
-        assert difference(model(*inputs, pooled), model(*inputs, 7 * pooled)) <= 1e-4
-        assert difference(plain(*inputs, pooled), plain(*inputs, 7 * pooled)) > 1e-2
+        assert difference(predict_from(model, pooled), predict_from(model, 7 * pooled)) <= 1e-4
+        assert difference(predict_from(plain, pooled), predict_from(plain, 7 * pooled)) > 1e-2
 
 
 def test_absolute_positions_tell_tokens_of_a_flat_video_apart() -> None:
@@ -364,7 +370,7 @@ def test_absolute_positions_tell_tokens_of_a_flat_video_apart() -> None:
 
     def spread_over_tokens(config: MMDiTConfig) -> float:
         with torch.no_grad():
-            prediction = build_awake(config)(flat, torch.ones(1), text, pooled)
+            prediction = build_awake(config)(flat, torch.ones(1), {"text": text, "pooled": pooled})
         return float(prediction[..., ::2, ::2].std((2, 3, 4)).max())  # the same corner of every patch
 
     assert spread_over_tokens(rotary_alone) < 1e-6
@@ -407,8 +413,8 @@ def test_an_unknown_family_names_the_nearest() -> None:
 def test_a_latent_that_patches_do_not_tile_is_refused() -> None:
     config = replace(SMALL, depth=0, depth_single_blocks=0)
     with pytest.raises(ConfigError, match="opensora2 denoiser: a latent of 5x4 cells"):
-        get_denoiser("opensora2").num_tokens(config, (1, 5, 4))
-    assert get_denoiser("opensora2").num_tokens(config, (1, 6, 4)) == 6
+        config.num_tokens((1, 5, 4))
+    assert config.num_tokens((1, 6, 4)) == 6
 
 
 def test_a_table_made_while_sampling_serves_training() -> None:
@@ -416,9 +422,8 @@ def test_a_table_made_while_sampling_serves_training() -> None:
     with torch.inference_mode():
         predict(model)
     noisy = torch.randn(2, 4, 2, 4, 6, generator=stream(0, "test noisy"))
-    model(
-        noisy, torch.rand(2, generator=stream(0, "test time")), torch.zeros(2, 5, 20), torch.zeros(2, 12)
-    ).sum().backward()
+    conditions = {"text": torch.zeros(2, 5, 20), "pooled": torch.zeros(2, 12)}
+    model(noisy, torch.rand(2, generator=stream(0, "test time")), conditions).sum().backward()
     assert model.img_in.weight.grad is not None
 
 
@@ -440,14 +445,3 @@ def test_the_norm_of_heads_has_the_numbers_and_gradients_of_its_formula(dim: int
     assert norm.scale.grad is not None and exact_scale.grad is not None
     assert difference(norm.scale.grad, exact_scale.grad) <= 1e-5
     assert difference(ours.grad, push) > 0.1
-
-
-def test_a_condition_needs_a_model_that_takes_one() -> None:
-    with pytest.raises(ValueError, match="without cond_embed"):
-        build(SMALL)(
-            torch.zeros(1, 4, 1, 2, 2),
-            torch.zeros(1),
-            torch.zeros(1, 5, 20),
-            torch.zeros(1, 12),
-            torch.zeros(1, 5, 1, 2, 2),
-        )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -13,9 +14,9 @@ from torch import Tensor
 
 from frameloom.core.errors import ConfigError
 from frameloom.core.random import stream
-from frameloom.models.denoisers.conditions import NOTHING, Conditions
+from frameloom.models.denoisers.base import Conditions, build_fresh
 from frameloom.models.denoisers.opensora_plan.config import SIZES, OpenSoraPlanConfig
-from frameloom.models.denoisers.opensora_plan.model import OpenSoraT2V, build
+from frameloom.models.denoisers.opensora_plan.model import OpenSoraT2V
 from frameloom.models.denoisers.opensora_plan.skiparse import mask_filling, turn_table
 from frameloom.models.layers.positions import rotate
 from frameloom.models.registry import get_denoiser
@@ -31,6 +32,8 @@ MANIFEST = json.loads((GOLDENS / "state_dict_manifest.json").read_text())
 SMALL = OpenSoraPlanConfig(
     in_channels=4, context_in_dim=20, num_layers=4, num_attention_heads=2, attention_head_dim=12, sparse1d=True
 )
+
+build = partial(build_fresh, OpenSoraT2V)
 
 
 def read_case(name: str) -> ParityCase:
@@ -65,7 +68,7 @@ class TestOpenSoraPlan(DenoiserContract):
     overrides: ClassVar[dict[str, Any]] = {"num_layers": 4, "num_attention_heads": 2, "attention_head_dim": 12}
     latent_sizes: ClassVar[list[tuple[int, int, int]]] = [(1, 4, 4), (3, 4, 8), (2, 8, 4), (4, 8, 8)]
     uses_pooled = False
-    takes: ClassVar[tuple[str, ...]] = ("dropout",)
+    takes: ClassVar[tuple[str, ...]] = ("dropout_seeds",)
     rule_cases: ClassVar[list[tuple[tuple[int, int, int], str]]] = [
         ((1, 5, 4), r"5x4 cells.*multiples of 2.*pixels that are multiples of 16")
     ]
@@ -79,11 +82,11 @@ class TestOpenSoraPlanFull(TestOpenSoraPlan):
 
 class TestOpenSoraPlanInpaint(TestOpenSoraPlan):
     overrides: ClassVar[dict[str, Any]] = TestOpenSoraPlan.overrides | {"inpaint": True}
-    takes: ClassVar[tuple[str, ...]] = ("beside_BCFHW", "dropout")
+    takes: ClassVar[tuple[str, ...]] = ("cond_latents", "dropout_seeds")
 
     def give(self, noisy_BCFHW: Tensor) -> Conditions:
         beside_BCFHW = draw(1, noisy_BCFHW.shape[1] + 4, *noisy_BCFHW.shape[2:])
-        return Conditions(beside_BCFHW=beside_BCFHW.expand(len(noisy_BCFHW), -1, -1, -1, -1))
+        return {"cond_latents": beside_BCFHW.expand(len(noisy_BCFHW), -1, -1, -1, -1)}
 
 
 def test_all_golden_cases_are_found() -> None:
@@ -154,7 +157,7 @@ def test_noise_level_is_a_whole_index_in_float32() -> None:
     text = TextStates(draw(3, 5, 20), torch.ones(3, 5, dtype=torch.bool), draw(3, 6))
     timestep = (torch.tensor([0, 501, 999]).double() / 1000).float()
     with torch.no_grad():
-        get_denoiser("opensora_plan").denoise(model, draw(3, 4, 1, 4, 4), timestep, text)
+        model(draw(3, 4, 1, 4, 4), timestep, text.conditions())
     assert seen[0].dtype == torch.float32 and seen[0].tolist() == [0, 501, 999]
 
 
@@ -162,10 +165,14 @@ def test_padding_of_a_caption_is_not_seen() -> None:
     noisy, text, mask = draw(2, 4, 2, 8, 8), draw(2, 5, 20), torch.ones(2, 5, dtype=torch.bool)
     mask[1, 3:] = False
     other = torch.where(mask[..., None], text, 9.0)
-    model, index = build_awake(SMALL), torch.full((2,), 500)
+    model, timestep, whole = build_awake(SMALL), torch.full((2,), 0.5), torch.ones_like(mask)
     with torch.no_grad():
-        assert difference(model(noisy, index, text, mask), model(noisy, index, other, mask)) < 1e-5
-        assert difference(model(noisy, index, text), model(noisy, index, other)) > 1e-2
+        one, two, three, four = (
+            model(noisy, timestep, {"text": states, "text_mask": seen})
+            for states, seen in ((text, mask), (other, mask), (text, whole), (other, whole))
+        )
+    assert difference(one, two) < 1e-5
+    assert difference(three, four) > 1e-2
 
 
 def test_rotation_is_the_published_one_up_to_the_order_of_channels() -> None:
@@ -195,7 +202,8 @@ def test_interpolated_positions_are_those_of_a_smaller_picture() -> None:
 
 def test_a_table_made_while_sampling_serves_training() -> None:
     model = build_awake(SMALL)
-    inputs = (draw(1, 4, 2, 4, 4), torch.tensor([3]), draw(1, 5, 20))
+    conditions = {"text": draw(1, 5, 20), "text_mask": torch.ones(1, 5)}
+    inputs = (draw(1, 4, 2, 4, 4), torch.tensor([0.003]), conditions)
     with torch.inference_mode():
         model(*inputs)
     model(*inputs).sum().backward()
@@ -233,14 +241,13 @@ def test_a_wrong_setting_is_refused(overrides: dict[str, Any], message: str) -> 
 
 
 class TestWrongShapes:
-    def denoise(self, noisy: Tensor, given: Conditions = NOTHING, **changes: Any) -> None:
+    def denoise(self, noisy: Tensor, given: Conditions | None = None, **changes: Any) -> None:
         text = TextStates(draw(1, 5, 20), torch.ones(1, 5, dtype=torch.bool), draw(1, 6))
-        family = get_denoiser("opensora_plan")
-        family.denoise(build(replace(SMALL, **changes)), noisy, torch.ones(1), text, given)
+        build(replace(SMALL, **changes))(noisy, torch.ones(1), {**text.conditions(), **(given or {})})
 
     def test_sides_that_patches_do_not_tile_name_the_rule(self) -> None:
         with pytest.raises(ConfigError, match="opensora_plan denoiser: a latent of 4x3 cells"):
-            get_denoiser("opensora_plan").num_tokens(SMALL, (1, 4, 3))
+            SMALL.num_tokens((1, 4, 3))
 
     def test_latents_of_another_autoencoder_are_refused(self) -> None:
         with pytest.raises(ConfigError, match="has 8 channels, the model takes 4"):
@@ -248,4 +255,4 @@ class TestWrongShapes:
 
     def test_a_condition_with_other_channels_is_refused(self) -> None:
         with pytest.raises(ConfigError, match=r"masked latent \(4 channels\), then the mask \(4\)"):
-            self.denoise(draw(1, 4, 1, 4, 4), Conditions(beside_BCFHW=draw(1, 5, 1, 4, 4)), inpaint=True)
+            self.denoise(draw(1, 4, 1, 4, 4), {"cond_latents": draw(1, 5, 1, 4, 4)}, inpaint=True)

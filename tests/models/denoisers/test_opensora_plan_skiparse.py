@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -14,8 +15,9 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
 from frameloom.core.random import stream
+from frameloom.models.denoisers.base import build_fresh
 from frameloom.models.denoisers.opensora_plan.config import SIZES, OpenSoraPlanConfig, Pattern
-from frameloom.models.denoisers.opensora_plan.model import Block, OpenSoraT2V, build
+from frameloom.models.denoisers.opensora_plan.model import Block, OpenSoraT2V
 from frameloom.models.denoisers.opensora_plan.skiparse import (
     SkiparseAttention,
     deal,
@@ -29,6 +31,8 @@ from frameloom.models.layers.positions import rotate
 CONFIG = OpenSoraPlanConfig(
     in_channels=4, context_in_dim=16, num_layers=4, num_attention_heads=2, attention_head_dim=12, sparse1d=True
 )
+
+build = partial(build_fresh, OpenSoraT2V)
 LAYERS: dict[Pattern, int] = {"full": 0, "single": 2, "group": 3}
 
 
@@ -154,7 +158,7 @@ def largest_tensor_of(model: OpenSoraT2V, *, backward: bool) -> int:
     frames, side = 8, 40
     noisy, text = draw(1, 4, frames, side, side), draw(1, 6, 16)
     with LargestTensor() as largest:
-        prediction = model(noisy, torch.tensor([9]), text, torch.ones(1, 6))
+        prediction = model(noisy, torch.tensor([0.009]), {"text": text, "text_mask": torch.ones(1, 6)})
         if backward:
             prediction.square().mean().backward()
     return largest.num_elements

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +15,11 @@ from torch import Tensor
 
 from frameloom.core.errors import CheckpointError, DataError
 from frameloom.core.random import stream
-from frameloom.models.denoisers.conditions import Conditions
+from frameloom.models.denoisers.base import build_fresh
 from frameloom.models.denoisers.opensora_plan.conditioning import fold_frames, pack_known, shrink_mask
 from frameloom.models.denoisers.opensora_plan.config import SIZES, OpenSoraPlanConfig
-from frameloom.models.denoisers.opensora_plan.model import OpenSoraT2V, build
+from frameloom.models.denoisers.opensora_plan.model import OpenSoraT2V
 from frameloom.models.denoisers.opensora_plan.weights import export_config, export_original, load_original, read_config
-from frameloom.models.registry import get_denoiser
 from frameloom.models.state_dict import strip_wrappers
 from frameloom.models.text.base import TextStates
 
@@ -27,6 +27,8 @@ GOLDENS = Path(__file__).parents[2] / "goldens" / "open-sora-plan"
 SMALL = OpenSoraPlanConfig(
     in_channels=4, context_in_dim=20, num_layers=3, num_attention_heads=2, attention_head_dim=12, sparse1d=True
 )
+
+build = partial(build_fresh, OpenSoraT2V)
 INPAINT = replace(SMALL, inpaint=True)
 
 
@@ -43,8 +45,10 @@ def build_awake(config: OpenSoraPlanConfig, seed: int = 0) -> OpenSoraT2V:
 
 
 def predict(model: OpenSoraT2V, beside: Tensor | None = None) -> Tensor:
+    conditions = {"text": draw(2, 5, 20), "text_mask": torch.ones(2, 5)}
+    conditions |= {} if beside is None else {"cond_latents": beside}
     with torch.no_grad():
-        return model(draw(2, 4, 2, 4, 6), torch.tensor([7, 900]), draw(2, 5, 20), beside_BCFHW=beside)
+        return model(draw(2, 4, 2, 4, 6), torch.tensor([0.007, 0.9]), conditions)
 
 
 @pytest.mark.parametrize("config", [SMALL, INPAINT], ids=["text to video", "inpaint"])
@@ -224,13 +228,13 @@ class TestKnownFrames:
             pack_known(INPAINT, clip, torch.ones(1, 1, 9, 16, 16), lambda pixels: pixels[..., ::8, ::8])
 
     def test_the_family_takes_what_it_packs(self) -> None:
-        family, model = get_denoiser("opensora_plan"), build_awake(INPAINT)
-        assert family.beside(INPAINT) == "inpaint" and family.beside(SMALL) == "none"
+        model = build_awake(INPAINT)
+        assert INPAINT.condition == "inpaint" and SMALL.condition == "none"
         _, given = self.pack([1, 0, 0, 0, 0])
         _, nothing = self.pack([0, 0, 0, 0, 0])
         noisy, text = draw(1, 4, 2, 2, 2), TextStates(draw(1, 5, 20), torch.ones(1, 5), draw(1, 3))
         predictions = [
-            family.denoise(model, noisy, torch.tensor([0.5]), text, Conditions(beside_BCFHW=beside)).detach()
+            model(noisy, torch.tensor([0.5]), {**text.conditions(), **{"cond_latents": beside}}).detach()
             for beside in (given, nothing, None)
         ]
         assert (predictions[0] - predictions[1]).abs().max() > 1e-3

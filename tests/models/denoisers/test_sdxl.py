@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, ClassVar
 
 import pytest
@@ -10,9 +11,9 @@ from torch import Tensor, nn
 
 from frameloom.core.errors import CheckpointError, ConfigError
 from frameloom.core.random import stream
-from frameloom.models.denoisers.conditions import Conditions
+from frameloom.models.denoisers.base import build_fresh
 from frameloom.models.denoisers.sdxl.config import SIZES, SDXLConfig
-from frameloom.models.denoisers.sdxl.model import AESTHETIC_SCORE, SDXLUNet, build, diffusers_arguments
+from frameloom.models.denoisers.sdxl.model import AESTHETIC_SCORE, SDXLUNet, diffusers_arguments
 from frameloom.models.denoisers.sdxl.weights import detect_layout, export_original, load_original
 from frameloom.models.registry import get_denoiser
 from frameloom.models.text.base import TextStates
@@ -31,6 +32,8 @@ SMALL = SDXLConfig(
     norm_groups=4,
     size_embed_dim=8,
 )
+
+build = partial(build_fresh, SDXLUNet)
 # What the published folders say of themselves, in diffusers' words.
 PUBLISHED: dict[str, dict[str, Any]] = {
     "base": {
@@ -75,10 +78,11 @@ def make_inputs(config: SDXLConfig = SMALL, size: tuple[int, int] = (4, 6)) -> t
 
 
 def predict(model: nn.Module, sizes: list[float] | None = None) -> Tensor:
-    given = Conditions(sizes_B6=None if sizes is None else torch.tensor([sizes, sizes]))
+    given = {} if sizes is None else {"sizes": torch.tensor([sizes, sizes])}
     config: SDXLConfig = model.architecture  # type: ignore[assignment]
     with torch.no_grad():
-        return get_denoiser("sdxl").denoise(model, *make_inputs(config), given)
+        noisy, timestep, text = make_inputs(config)
+        return model(noisy, timestep, {**text.conditions(), **given})
 
 
 def difference(one: Tensor, other: Tensor) -> float:
@@ -98,7 +102,7 @@ class TestSDXL(DenoiserContract):
     latent_sizes: ClassVar[list[tuple[int, int, int]]] = [(1, 4, 4), (1, 4, 8), (1, 8, 4), (1, 5, 7), (1, 1, 1)]
     default_size = (1, 4, 4)
     longest_clip = 1
-    takes = ("sizes_B6",)
+    takes = ("sizes",)
     rule_cases: ClassVar[list[tuple[tuple[int, int, int], str]]] = [((3, 4, 4), r"3 frames.*clips must have 1 frame")]
 
 
@@ -129,7 +133,7 @@ def test_sizes_have_the_stated_counts(size: str, num_parameters: int, num_entrie
 def test_base_has_seventy_transformer_blocks_of_two_attentions() -> None:
     with torch.device("meta"):
         model = build(SIZES["base"])
-    blocks = get_denoiser("sdxl").blocks(model)
+    blocks = model.blocks()
     kinds = [type(block).__name__ for block in blocks]
     assert kinds.count("BasicTransformerBlock") == 70
     assert kinds.count("ResnetBlock2D") == 17
@@ -159,7 +163,7 @@ def test_diffusers_computes_the_same(size: tuple[int, int]) -> None:
             ).sample
 
     with torch.no_grad():
-        ours = get_denoiser("sdxl").denoise(model, noisy, timestep, text, Conditions(sizes_B6=sizes))[:, :, 0]
+        ours = model(noisy, timestep, {**text.conditions(), **{"sizes": sizes}})[:, :, 0]
     assert difference(ours, run_twin([257, 900], sizes)) <= 1e-5
     assert difference(ours, run_twin([256, 900], sizes)) > 1e-4
     assert difference(ours, run_twin([257, 900], sizes.flip(1))) > 1e-4
@@ -207,7 +211,7 @@ def test_every_index_of_the_objective_reaches_the_unet_as_it_is(monkeypatch: pyt
     noisy = torch.zeros(1000, 4, 1, 1, 1)
     text = TextStates(torch.zeros(1000, 1, 24), torch.ones(1000, 1, dtype=torch.bool), torch.zeros(1000, 12))
     with torch.no_grad():
-        get_denoiser("sdxl").denoise(model, noisy, (index.double() / 1000).float(), text)
+        model(noisy, (index.double() / 1000).float(), text.conditions())
     assert torch.equal(seen[0], index.float())
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,10 @@ from torch import Tensor, nn
 
 from frameloom.core.errors import CheckpointError
 from frameloom.core.random import stream
+from frameloom.models.denoisers.base import build_fresh
 from frameloom.models.denoisers.sdxl.config import SIZES, SDXLConfig
 from frameloom.models.denoisers.sdxl.keys import UNetNames, clip_to_single, open_clip_to_single
-from frameloom.models.denoisers.sdxl.model import build, diffusers_arguments
+from frameloom.models.denoisers.sdxl.model import SDXLUNet, diffusers_arguments
 from frameloom.models.denoisers.sdxl.single_file import (
     Part,
     from_single_file,
@@ -29,6 +31,8 @@ from frameloom.models.denoisers.sdxl.weights import export_original, load_origin
 from frameloom.models.vaes.kl.config import SIZES as VAE_SIZES
 from frameloom.models.vaes.kl.model import KLVAE
 from frameloom.models.vaes.kl.weights import load_original as load_vae
+
+build = partial(build_fresh, SDXLUNet)
 
 single_file_utils = pytest.importorskip("diffusers.loaders.single_file_utils")
 transformers = pytest.importorskip("transformers")

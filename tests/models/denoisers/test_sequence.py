@@ -15,7 +15,7 @@ import torch
 
 from frameloom.core.errors import ConfigError
 from frameloom.distributed.sequence_parallel import SequenceGroup, exchanged_bytes
-from frameloom.models.denoisers.building import check_degree, use_sequence_group
+from frameloom.models.denoisers.base import check_degree, use_sequence_group
 from frameloom.models.registry import DENOISERS, get_denoiser
 from tests.models.denoisers.sequence_cases import BATCH, CASES, MEASURED, TEXT_TOKENS
 
@@ -114,7 +114,7 @@ def test_recomputed_compiled_and_rounded_blocks_share_clips_too(found: list[Foun
 def test_what_is_sent_is_what_the_formula_says(found: list[Found], name: str) -> None:
     case = CASES[name]
     for degree in DEGREES:
-        exchanges = case.family.exchanges(case.configure(), case.latent_FHW, TEXT_TOKENS, int(degree))
+        exchanges = case.family.model.exchanges(case.configure(), case.latent_FHW, TEXT_TOKENS, int(degree))
         expected = sum(exchange.sent_bytes(int(degree), batch=BATCH, number_bytes=8) for exchange in exchanges)
         for own in found:
             result = own["traffic"][name][degree]
@@ -144,7 +144,7 @@ def test_heads_that_do_not_divide_are_refused(family_name: str) -> None:
         use_sequence_group(case.family, model, SequenceGroup(0, 3))
     use_sequence_group(case.family, model, SequenceGroup(0, 2))
     shared = [module for module in model.modules() if getattr(module, "sequence", None) == SequenceGroup(0, 2)]
-    assert model in shared and len(shared) > len(case.family.blocks(model)) / 2
+    assert model in shared and len(shared) > len(model.blocks()) / 2
 
 
 def test_a_family_without_tokens_to_share_is_refused() -> None:
@@ -157,13 +157,13 @@ def test_a_family_without_tokens_to_share_is_refused() -> None:
 def test_recipes_know_the_heads_of_all_sizes() -> None:
     for name, family in DENOISERS.items():
         heads = {size: family.heads_of(size, {}) for size in family.sizes}
-        if family.num_heads is None:
+        if family.sizes["tiny"].heads is None:
             assert set(heads.values()) == {None}
             continue
-        assert heads == {size: family.num_heads(config) for size, config in family.sizes.items()}
+        assert heads == {size: config.heads for size, config in family.sizes.items()}
         config = CASES[name].configure()
         overrides = {field: value for field, value in vars(config).items() if field in family.fields}
-        assert family.heads_of("tiny", overrides) == family.num_heads(config)
+        assert family.heads_of("tiny", overrides) == config.heads
         named = next(field for field in family.fields if field in ("num_heads", "num_attention_heads"))
         assert family.heads_of("tiny", {named: 7}) == 7 != heads["tiny"]
         assert family.heads_of("of no size", overrides) is None

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from frameloom.core.random import stream
-from frameloom.models.denoisers.building import initialize
+from frameloom.models.denoisers.base import initialize
 from frameloom.models.layers.mlp import FeedForward
 from frameloom.models.layers.modulation import ModulationTable, SharedModulation, modulate, norm_samples
 from frameloom.models.layers.patches import fold_frames, unfold_frames

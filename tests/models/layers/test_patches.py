@@ -8,8 +8,9 @@ from torch import nn
 
 from frameloom.core.errors import ConfigError
 from frameloom.core.random import stream
-from frameloom.models.denoisers.building import initialize
-from frameloom.models.layers.patches import PatchEmbed, pack, token_grid, unpack
+from frameloom.models.denoisers.base import initialize
+from frameloom.models.layers.patches import PatchEmbed, pack, unpack
+from frameloom.models.spec import token_grid
 
 LATENT = torch.arange(2 * 3 * 2 * 4 * 6.0).reshape(2, 3, 2, 4, 6)
 

@@ -46,11 +46,11 @@ def predict(family: DenoiserSpec, model: nn.Module) -> Tensor:
     noisy = torch.randn(2, 4, frames, 8, 8, generator=draws)
     words = torch.randn(2, 16, 16, generator=draws)
     text = TextStates(words, torch.ones(2, 16, dtype=torch.bool), torch.randn(2, 8, generator=draws))
-    return family.denoise(model, noisy, torch.tensor([0.3, 0.8]), text)
+    return model(noisy, torch.tensor([0.3, 0.8]), text.conditions())
 
 
 def adapt(family: DenoiserSpec, model: nn.Module, *, seed: int = 0) -> list[str]:
-    layers = default_layers(model, family.lora_targets, family.blocks(model))
+    layers = default_layers(model, family.lora_targets, model.blocks())
     add_adapters(model, layers, rank=4, alpha=2.0, generator=stream(seed, "lora weights"))
     return layers
 
@@ -64,7 +64,7 @@ def test_layers_are_those_of_the_published_trainers(family: str, size: str) -> N
     record = get_denoiser(family)
     with torch.device("meta"):
         model = record.build(record.sizes[size])
-    layers = default_layers(model, record.lora_targets, record.blocks(model))
+    layers = default_layers(model, record.lora_targets, model.blocks())
     count, numbers = PUBLISHED[family, size]
     assert len(layers) == count
     if numbers is not None:
@@ -76,7 +76,7 @@ def test_layers_are_those_of_the_published_trainers(family: str, size: str) -> N
 def test_fresh_adapters_change_no_bit_and_all_of_them_learn(name: str) -> None:
     family, model = build(name)
     # Listened to, a layer is called by itself, as one with an adapter is: fused with others it rounds otherwise.
-    adapted = default_layers(model, family.lora_targets, family.blocks(model))
+    adapted = default_layers(model, family.lora_targets, model.blocks())
     listeners = [model.get_submodule(layer).register_forward_hook(lambda *_: None) for layer in adapted]
     before = predict(family, model)
     for listener in listeners:

@@ -31,7 +31,7 @@ def build(name: str) -> nn.Module:
 
 def draw_adapters(name: str, model: nn.Module, *, alpha: float = 2.0) -> dict[str, Adapter]:
     family, draws, layers = get_denoiser(name), stream(0, "adapters"), linear_layers(model)
-    chosen = default_layers(model, family.lora_targets, family.blocks(model))
+    chosen = default_layers(model, family.lora_targets, model.blocks())
     return {
         layer: Adapter(
             0.1 * torch.randn(4, layers[layer].in_features, generator=draws),
@@ -94,7 +94,8 @@ def predict_sdxl(model: Any) -> Tensor:
     draws = stream(1, "inputs")
     noisy, words = torch.randn(2, 4, 8, 8, generator=draws), torch.randn(2, 16, 16, generator=draws)
     with torch.no_grad():
-        return model.predict(noisy, torch.tensor([0.3, 0.8]), words, torch.randn(2, 8, generator=draws))
+        conditions = {"text": words, "pooled": torch.randn(2, 8, generator=draws)}
+        return model(noisy[:, :, None], torch.tensor([0.3, 0.8]), conditions)[:, :, 0]
 
 
 def test_diffusers_loads_our_file_and_computes_what_we_compute() -> None:

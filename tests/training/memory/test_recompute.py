@@ -55,21 +55,21 @@ def backward(model: nn.Module, family: str) -> tuple[int, list[Tensor]]:
     )
     noisy = torch.randn(2, 4, 3, 4, 8, generator=generator)
     with SavedBytes(model) as saved:
-        loss = get_denoiser(family).denoise(model, noisy, torch.tensor([0.2, 0.7]), text).square().mean()
+        loss = model(noisy, torch.tensor([0.2, 0.7]), text.conditions()).square().mean()
     loss.backward()
     return saved.total, [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
 
 
 def run(family: str, settings: RecomputeSection | bool) -> tuple[int, list[Tensor]]:
     model = build(family)
-    apply_recompute(model, get_denoiser(family).blocks(model), settings, CPU)
+    apply_recompute(model, model.blocks(), settings, CPU)
     return backward(model, family)
 
 
 def count_chosen(family: str, **settings: Any) -> dict[str, int]:
     """Recomputed blocks of each kind; they must be the first ones."""
     model = build(family)
-    kinds = group_blocks(model, get_denoiser(family).blocks(model))
+    kinds = group_blocks(model, model.blocks())
     chosen = {id(block) for block in choose_blocks(kinds, RecomputeSection(**settings))}
     counts = {kind: sum(id(block) in chosen for block in blocks) for kind, blocks in kinds.items()}
     assert all(id(block) in chosen for kind, blocks in kinds.items() for block in blocks[: counts[kind]])
@@ -104,7 +104,7 @@ def test_the_first_blocks_of_each_kind_are_recomputed(
 )
 def test_every_kth_block_is_recomputed(settings: dict[str, Any], expected: dict[str, list[int]]) -> None:
     model = build("opensora2")
-    kinds = group_blocks(model, get_denoiser("opensora2").blocks(model))
+    kinds = group_blocks(model, model.blocks())
     chosen = {id(block) for block in choose_blocks(kinds, RecomputeSection(**settings))}
     found = {
         kind: [index for index, block in enumerate(blocks) if id(block) in chosen] for kind, blocks in kinds.items()
@@ -150,7 +150,7 @@ def test_offloaded_blocks_hold_a_copy_of_their_inputs_alone() -> None:
     held, gradients = [], []
     for options in ({}, {"offload": True}):
         model = build("opensora2")
-        recompute_blocks(get_denoiser("opensora2").blocks(model), **options)
+        recompute_blocks(model.blocks(), **options)
         num_bytes, found = backward(model, "opensora2")
         held.append(num_bytes)
         gradients.append(found)
@@ -170,7 +170,7 @@ def test_offloaded_blocks_hold_a_copy_of_their_inputs_alone() -> None:
 def test_settings_that_do_not_fit_are_refused(settings: dict[str, Any], message: str) -> None:
     model = build("opensora2")
     with pytest.raises(ConfigError, match=message):
-        apply_recompute(model, get_denoiser("opensora2").blocks(model), RecomputeSection(**settings), CPU)
+        apply_recompute(model, model.blocks(), RecomputeSection(**settings), CPU)
 
 
 def test_a_recipe_names_kinds_of_its_own_family(world) -> None:

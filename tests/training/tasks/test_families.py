@@ -106,8 +106,8 @@ def test_pictures_are_told_their_sizes(world) -> None:
         told = task.losses(StepContext(0), batch)[0]
         batch.crops.top_left_B2 += 16
         assert not torch.allclose(told, task.losses(StepContext(0), batch)[0])
-    sizes = task.conditions.make(batch, 0, None).sizes_B6
-    assert sizes is not None and sizes[:, 4:].tolist() == [[batch.bucket.height, batch.bucket.width]] * batch.size
+    sizes = task.conditions.make(batch, 0)["sizes"]
+    assert sizes[:, 4:].tolist() == [[batch.bucket.height, batch.bucket.width]] * batch.size
 
 
 def test_images_beside_clips_have_captions_of_their_own(world) -> None:
@@ -132,8 +132,7 @@ def test_known_frames_are_those_of_the_law_and_follow_from_the_sample(world) -> 
         tuple(mask) for seed in range(8) for mask in task.conditions.draw_known(batch, seed)[:, 0, :, 0, 0].tolist()
     }
     assert drawn == {tuple(head), tuple(tail)}
-    beside = task.conditions.make(batch, 5, None).beside_BCFHW
-    assert beside is not None
+    beside = task.conditions.make(batch, 5)["cond_latents"]
     for mask, cells in zip(frames, beside, strict=True):
         place = 0 if mask == head else -1
         assert cells[0, place].min() == 1 and cells[1:, place].any()

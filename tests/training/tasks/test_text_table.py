@@ -47,7 +47,7 @@ def test_a_step_sees_the_text_that_its_batch_would_have_brought(recipe, monkeypa
         assert batches[0].captions == batches[1].captions
         assert batches[0].text is None and batches[1].text is not None
         mine, other = (
-            task._text(batch.text, batch.captions, batch, 0, DROPOUT)
+            task._encode_text(batch.text, batch.captions, batch, 0, DROPOUT)
             for task, batch in zip(tasks, batches, strict=True)
         )
         assert torch.equal(mine.tokens_BKD, other.tokens_BKD)
@@ -63,7 +63,7 @@ def test_a_caption_of_no_clip_is_encoded_when_it_comes(recipe):
     assert task.text_table is not None
     captions = [next(iter(task.text_table.rows)), "a caption of no clip at all"]
     batch = next(trainer.feed.steps(0, 0, 1))[0][0]
-    states = task._text(None, captions, batch, 0, 0.0)
+    states = task._encode_text(None, captions, batch, 0, 0.0)
     alone = task.text.encode(captions)
     expected = task.scaling.apply(alone) if task.scaling is not None else alone
     torch.testing.assert_close(states.tokens_BKD, expected.tokens_BKD)

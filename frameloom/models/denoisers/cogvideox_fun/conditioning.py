@@ -13,8 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from frameloom.models.denoisers.base import Draws, Encode
 from frameloom.models.denoisers.cogvideox_fun.config import CogVideoXFunConfig
-from frameloom.models.denoisers.conditions import Draws, Encode
 
 BLANK = -1.0
 # Noise on the given pixels of models with add_noise_in_inpaint_model: its deviation when sampling, and the mean and
@@ -34,7 +34,7 @@ def pack_known(
     sigma_B: Tensor | None = None,
     keep_empty_B: Tensor | None = None,
 ) -> Tensor:
-    """Mask and masked latent, [B, 1 + C, F, H, W], as `Conditions.beside_BCFHW`.
+    """Mask and masked latent, [B, 1 + C, F, H, W], as `cond_latents`.
 
     A sample of which nothing is given gets zeros in all channels (text to video); where `keep_empty_B` is true it gets
     the latent of a black clip instead, as one in ten of them do in the published training. `noise_BCFHW` (standard
@@ -45,11 +45,11 @@ def pack_known(
         masked_BCFHW = add_noise_to_known(masked_BCFHW, noise_BCFHW, sigma_B)
     latent_BCFHW = encode(masked_BCFHW)
     mask_B1FHW = resize_known(known_B1FHW.to(latent_BCFHW.dtype), (*latent_BCFHW.shape[2:],))
-    beside_BCFHW = torch.cat([config.mask_scale * mask_B1FHW, latent_BCFHW], dim=1)
+    cond_BCFHW = torch.cat([config.mask_scale * mask_B1FHW, latent_BCFHW], dim=1)
     is_used_B = (known_B1FHW > 0).flatten(1).any(dim=1)
     if keep_empty_B is not None:
         is_used_B = is_used_B | keep_empty_B.bool()
-    return torch.where(is_used_B[:, None, None, None, None], beside_BCFHW, 0.0)
+    return torch.where(is_used_B[:, None, None, None, None], cond_BCFHW, 0.0)
 
 
 def draw_known(

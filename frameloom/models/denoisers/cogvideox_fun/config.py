@@ -6,13 +6,12 @@ Field names are those of the published `config.json`, but for `in_channels`, whi
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Literal
 
 from frameloom.core.errors import ConfigError
 from frameloom.models.denoisers.cogvideox_fun.sharding import BLOCK_LISTS
-from frameloom.models.spec import DenoiserSpec, choose_size, find_too_small
+from frameloom.models.spec import DenoiserConfig, DenoiserSpec, Latent, find_too_small
 
 FAMILY_NAME = "cogvideox_fun"
 WHERE = f"{FAMILY_NAME} denoiser"
@@ -21,7 +20,7 @@ _CONDITIONS = ("none", "inpaint", "control")
 
 
 @dataclass(frozen=True)
-class CogVideoXFunConfig:
+class CogVideoXFunConfig(DenoiserConfig):
     """`in_channels` is that of the noisy latent and of the prediction; `condition` says what stands beside it."""
 
     num_attention_heads: int
@@ -72,17 +71,50 @@ class CogVideoXFunConfig:
         if problems:
             raise ConfigError(problems)
 
+    where = WHERE
+
+    @property
+    def patch(self) -> Latent:
+        return self.patch_size_t, self.patch_size, self.patch_size
+
+    @property
+    def heads(self) -> int:
+        return self.num_attention_heads
+
+    def token_grid(self, latent_FHW: Latent) -> Latent:
+        frames, rows, columns = super().token_grid(latent_FHW)
+        patch_t, base = self.patch_size_t, self.base_grid
+        if frames % patch_t and frames != 1:
+            stride = self.temporal_compression_ratio
+            lengths = ", ".join(str(1 + stride * (patch_t * count - 1)) for count in (1, 2, 3))
+            raise ConfigError(
+                f"{WHERE}: {frames} latent frames, but patch_size_t {patch_t} takes one or a multiple of {patch_t}; "
+                f"choose a clip of 1, {lengths}, ... frames"
+            )
+        grid = -(-frames // patch_t), rows, columns
+        if self.adds_positions and grid[0] > base[0]:
+            raise ConfigError(
+                f"{WHERE}: {frames} latent frames, but its table of positions ends at {base[0]}; use clips of at most "
+                f"{self.sample_frames} frames, or raise sample_frames"
+            )
+        if patch_t > 1 and (rows > base[1] or columns > base[2]):
+            raise ConfigError(
+                f"{WHERE}: {rows}x{columns} patches are more than the {base[1]}x{base[2]} of its base grid; use a "
+                "smaller resolution, or raise sample_height and sample_width"
+            )
+        return grid
+
     @property
     def width(self) -> int:
         return self.num_attention_heads * self.attention_head_dim
 
     @property
-    def beside_channels(self) -> int:
+    def cond_channels(self) -> int:
         return {"none": 0, "inpaint": 1 + self.in_channels, "control": self.in_channels}[self.condition]
 
     @property
     def input_channels(self) -> int:
-        return self.in_channels + self.beside_channels
+        return self.in_channels + self.cond_channels
 
     @property
     def axes_dim(self) -> tuple[int, int, int]:
@@ -171,34 +203,12 @@ SIZES: dict[str, CogVideoXFunConfig] = {
 }
 
 
-def configure(
-    size: str, *, latent_channels: int, text_width: int, pooled_width: int, overrides: Mapping[str, Any]
-) -> CogVideoXFunConfig:
-    """A named size, fitted to the autoencoder and the text encoder, with `overrides` of any other field.
-
-    The family has no use for a pooled text vector.
-    """
-    derived = {"in_channels": latent_channels, "context_in_dim": text_width}
-    return choose_size(SIZES, size, family=FAMILY_NAME, derived=derived, overrides=overrides)
-
-
 SPEC = DenoiserSpec(
     name=FAMILY_NAME,
     sizes=SIZES,
-    configure=configure,
-    patch=lambda config: (config.patch_size_t, config.patch_size, config.patch_size),
     block_kinds=BLOCK_LISTS,
-    conditions=("known", "control"),
-    num_heads=lambda config: config.num_attention_heads,
-    beside=lambda config: config.condition,
+    supported_conditions=("known", "control"),
     lora_targets=("*",),  # as published: every linear layer
-    build="frameloom.models.denoisers.cogvideox_fun.model:build",
-    denoise="frameloom.models.denoisers.cogvideox_fun.model:denoise",
-    blocks="frameloom.models.denoisers.cogvideox_fun.model:blocks",
-    num_tokens="frameloom.models.denoisers.cogvideox_fun.model:num_tokens",
-    exchanges="frameloom.models.denoisers.cogvideox_fun.model:exchanges",
-    pack_known="frameloom.models.denoisers.cogvideox_fun.conditioning:draw_known",
-    load_original="frameloom.models.denoisers.cogvideox_fun.weights:load_original",
-    export_forms="frameloom.models.denoisers.cogvideox_fun.weights:EXPORT",
-    lora_names="frameloom.models.denoisers.cogvideox_fun.weights:LORA_NAMES",
+    model="frameloom.models.denoisers.cogvideox_fun.model:CogVideoXFunTransformer",
+    weights="frameloom.models.denoisers.cogvideox_fun.weights",
 )

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import cast
 
 import torch
 import torch.nn.functional as F
@@ -26,25 +25,28 @@ from torch import Tensor, nn
 
 from frameloom.core.errors import ConfigError
 from frameloom.distributed.sequence_parallel import ALONE, Exchange, SequenceGroup
-from frameloom.models.denoisers.building import build_fresh, list_blocks
-from frameloom.models.denoisers.cogvideox_fun.config import FAMILY_NAME, WHERE, CogVideoXFunConfig
+from frameloom.models.denoisers.base import Conditions, Denoiser, Draws, Encode, find_index
+from frameloom.models.denoisers.cogvideox_fun.conditioning import draw_known
+from frameloom.models.denoisers.cogvideox_fun.config import FAMILY_NAME, CogVideoXFunConfig
 from frameloom.models.denoisers.cogvideox_fun.sharding import BLOCK_LISTS
-from frameloom.models.denoisers.conditions import NOTHING, Conditions, find_index, refuse_foreign
 from frameloom.models.layers.attention.attention import Projections, RotaryAttention
-from frameloom.models.layers.dropout import DropoutSeeds, KeyedDropout
+from frameloom.models.layers.dropout import KeyedDropout, dropout_keys
 from frameloom.models.layers.mlp import FeedForward, TwoLinear
 from frameloom.models.layers.modulation import norm_samples
-from frameloom.models.layers.patches import Grid, embed_frames, pack, token_grid, unpack
+from frameloom.models.layers.patches import Grid, embed_frames, pack, unpack
 from frameloom.models.layers.positions import PositionTables, embed_index, embed_position, grid_positions, rotary_table
-from frameloom.models.text.base import TextStates
+from frameloom.models.spec import Latent
 
 QK_NORM_EPS = 1e-6
 _ACTIVATIONS: dict[str, type[nn.Module]] = {"silu": nn.SiLU, "gelu": nn.GELU, "mish": nn.Mish, "relu": nn.ReLU}
 
 
-class CogVideoXFunTransformer(nn.Module):
+class CogVideoXFunTransformer(Denoiser):
     """`rotary` and `sinusoids` keep the position tables of the latest shapes. In a `sequence` group each rank has a
     part of the joint sequence, text first."""
+
+    family, block_lists = FAMILY_NAME, BLOCK_LISTS
+    config: CogVideoXFunConfig
 
     def __init__(self, config: CogVideoXFunConfig) -> None:
         super().__init__()
@@ -62,36 +64,50 @@ class CogVideoXFunTransformer(nn.Module):
         self.rotary = PositionTables(lambda grid, num_text: turn_table(config, grid, num_text))
         self.sinusoids = PositionTables(lambda axis, count: axis_sinusoids(config, axis, count))
 
-    def forward(
-        self,
-        noisy_BCFHW: Tensor,
-        index_B: Tensor,
-        text_BKD: Tensor,
-        beside_BCFHW: Tensor | None = None,
-        dropout: DropoutSeeds | None = None,
-    ) -> Tensor:
-        """Prediction at timestep indices 0 ... 999. Without what should stand beside, a model sees zeros there; without
-        seeds nothing is dropped."""
+    def accepted(self) -> tuple[str, ...]:
+        return ("dropout_seeds", "cond_latents") if self.config.cond_channels else ("dropout_seeds",)
+
+    def finish_weights(self, generator: torch.Generator) -> None:
+        config = self.config
+        if config.use_learned_positional_embeddings:
+            start = join_sinusoids([axis_sinusoids(config, axis, count) for axis, count in enumerate(config.base_grid)])
+            self.patch_embed.pos_embedding.copy_(F.pad(start, (0, 0, config.max_text_seq_length, 0))[None])
+
+    @staticmethod
+    def exchanges(config: CogVideoXFunConfig, latent_FHW: Latent, num_text: int, degree: int) -> list[Exchange]:
+        return [Exchange(num_text + config.num_tokens(latent_FHW), config.width)] * config.num_layers
+
+    def pack_known(self, clip_BCFHW: Tensor, known_B1FHW: Tensor, encode: Encode, draws: Draws) -> Tensor:
+        return draw_known(self.config, clip_BCFHW, known_B1FHW, encode, draws)
+
+    def forward(self, noisy_BCFHW: Tensor, timestep_B: Tensor, conditions: Conditions) -> Tensor:
+        """Text masks are not used: as in the original, padding is attended to. There is no pooled text.
+
+        Without `cond_latents`, a model that takes them sees zeros there.
+        """
+        self.check_conditions(timestep_B, conditions)
+        text_BKD, seeds_B = conditions["text"], conditions.get("dropout_seeds")
         size = noisy_BCFHW.shape[2], noisy_BCFHW.shape[3], noisy_BCFHW.shape[4]
-        grid, dtype = find_grid(self.config, size), self.proj_out.weight.dtype
-        latent_BCFHW = self._join_channels(noisy_BCFHW.to(dtype), beside_BCFHW)
+        grid, dtype = self.config.token_grid(size), self.proj_out.weight.dtype
+        latent_BCFHW = self._join_channels(noisy_BCFHW.to(dtype), conditions.get("cond_latents"))
         # A single image fills the patches of V1.5 with an empty second frame, whose prediction is thrown away.
         latent_BCFHW = F.pad(latent_BCFHW, (0, 0, 0, 0, 0, grid[0] * self.config.patch_size_t - size[0]))
         video_BND, text_BKD = self.embed(latent_BCFHW, text_BKD.to(dtype), grid)
-        time_BE = self.time_embedding(self._embed_index(index_B).to(dtype))
+        time_BE = self.time_embedding(self._embed_index(find_index(timestep_B)).to(dtype))
         num_text, num_video = text_BKD.shape[1], video_BND.shape[1]
-        if dropout is not None:
-            video_BND, text_BKD = self._drop_embedded(video_BND, text_BKD, dropout)
+        if seeds_B is not None:
+            tokens_BMD = torch.cat([text_BKD, video_BND], dim=1)
+            tokens_BMD = self.embedding_dropout(tokens_BMD, dropout_keys(seeds_B, 0, num_text + num_video))
+            text_BKD, video_BND = torch.split(tokens_BMD, [num_text, num_video], dim=1)
         table = self.sequence.count_table(num_text + num_video, noisy_BCFHW.device)
         if self.config.use_rotary_positional_embeddings:
             table = self.rotary.get(grid, num_text, device=noisy_BCFHW.device)
-        tables = () if table is None else (table,)
         text_BKD = self.sequence.split_prefix(text_BKD, num_video)
         video_BND = self.sequence.split_rest(video_BND, num_text)
         first = self.sequence.find_first(num_text + num_video)
         for part, block in enumerate(self.transformer_blocks, start=1):
-            keys = {} if dropout is None else {"dropout_keys": dropout.keys(part, num_text + num_video, first)}
-            video_BND, text_BKD = block(video_BND, text_BKD, time_BE, *tables, **keys)
+            keys = dropout_keys(seeds_B, part, num_text + num_video, first)
+            video_BND, text_BKD = block(video_BND, text_BKD, time_BE, table, keys)
         tokens_BNC = self.proj_out(self.norm_out(self.norm_final(video_BND), time_BE))
         tokens_BNC = self.sequence.gather_rest(tokens_BNC, num_text, num_video)
         prediction_BCFHW = unpack(tokens_BNC, grid, *self.patch_embed.patch)
@@ -123,60 +139,18 @@ class CogVideoXFunTransformer(nn.Module):
         stretched_ND = stretch_table(table_MD[num_text:], self.config.base_grid, grid)
         return video_BND + stretched_ND, text_BKD + table_MD[:num_text]
 
-    def _drop_embedded(self, video_BND: Tensor, text_BKD: Tensor, dropout: DropoutSeeds) -> tuple[Tensor, Tensor]:
-        num_text, num_video = text_BKD.shape[1], video_BND.shape[1]
-        tokens_BMD = torch.cat([text_BKD, video_BND], dim=1)
-        tokens_BMD = self.embedding_dropout(tokens_BMD, dropout.keys(0, num_text + num_video))
-        text_BKD, video_BND = torch.split(tokens_BMD, [num_text, num_video], dim=1)
-        return video_BND, text_BKD
-
-    def _join_channels(self, noisy_BCFHW: Tensor, beside_BCFHW: Tensor | None) -> Tensor:
-        expected = (len(noisy_BCFHW), self.config.beside_channels, *noisy_BCFHW.shape[2:])
-        if beside_BCFHW is None:
-            if not self.config.beside_channels:
+    def _join_channels(self, noisy_BCFHW: Tensor, cond_BCFHW: Tensor | None) -> Tensor:
+        expected = (len(noisy_BCFHW), self.config.cond_channels, *noisy_BCFHW.shape[2:])
+        if cond_BCFHW is None:
+            if not self.config.cond_channels:
                 return noisy_BCFHW
-            beside_BCFHW = noisy_BCFHW.new_zeros(expected)
-        elif beside_BCFHW.shape != expected:
+            cond_BCFHW = noisy_BCFHW.new_zeros(expected)
+        elif cond_BCFHW.shape != expected:
             raise ConfigError(
-                f"{FAMILY_NAME} denoiser: beside the latent stands a tensor of {tuple(beside_BCFHW.shape)}; a model "
+                f"{FAMILY_NAME} denoiser: beside the latent stands a tensor of {tuple(cond_BCFHW.shape)}; a model "
                 f"with condition '{self.config.condition}' takes {tuple(expected)} here"
             )
-        return torch.cat([noisy_BCFHW, beside_BCFHW.to(noisy_BCFHW.dtype)], dim=1)
-
-
-def build(config: CogVideoXFunConfig, generator: torch.Generator | None = None) -> CogVideoXFunTransformer:
-    return build_fresh(lambda: CogVideoXFunTransformer(config), generator, family=FAMILY_NAME, finish=_finish)
-
-
-def _finish(model: CogVideoXFunTransformer, generator: torch.Generator) -> None:
-    config = model.config
-    if config.use_learned_positional_embeddings:
-        start = join_sinusoids([axis_sinusoids(config, axis, count) for axis, count in enumerate(config.base_grid)])
-        model.patch_embed.pos_embedding.copy_(F.pad(start, (0, 0, config.max_text_seq_length, 0))[None])
-
-
-def denoise(
-    model: nn.Module, noisy_BCFHW: Tensor, timestep_B: Tensor, text: TextStates, given: Conditions = NOTHING
-) -> Tensor:
-    """`text.mask_BK` is not used: as in the original, padding is attended to. There is no pooled text."""
-    config = cast(CogVideoXFunConfig, model.config)
-    refuse_foreign(given, FAMILY_NAME, known=("dropout", *(("beside_BCFHW",) if config.beside_channels else ())))
-    index_B = find_index(timestep_B)
-    return cast(Tensor, model(noisy_BCFHW, index_B, text.tokens_BKD, given.beside_BCFHW, given.dropout))
-
-
-def num_tokens(config: CogVideoXFunConfig, latent_FHW: tuple[int, int, int]) -> int:
-    return math.prod(find_grid(config, latent_FHW))
-
-
-def exchanges(
-    config: CogVideoXFunConfig, latent_FHW: tuple[int, int, int], num_text: int, degree: int
-) -> list[Exchange]:
-    return [Exchange(num_text + num_tokens(config, latent_FHW), config.width)] * config.num_layers
-
-
-def blocks(model: nn.Module) -> list[nn.Module]:
-    return list_blocks(model, BLOCK_LISTS)
+        return torch.cat([noisy_BCFHW, cond_BCFHW.to(noisy_BCFHW.dtype)], dim=1)
 
 
 class PatchEmbed(nn.Module):
@@ -284,36 +258,6 @@ def modulate_norm(norm: nn.LayerNorm, x_BND: Tensor, shift_B1D: Tensor, factor_B
         return norm_samples(x_BND, factor_B1D, shift_B1D, norm.eps)
     weight_B1D, bias_B1D = factor_B1D * norm.weight, torch.addcmul(shift_B1D, factor_B1D, norm.bias)
     return norm_samples(x_BND, weight_B1D, bias_B1D, norm.eps)
-
-
-def find_grid(config: CogVideoXFunConfig, latent_FHW: tuple[int, int, int]) -> Grid:
-    """Tokens along (frames, rows, columns) of a latent; ConfigError for one that the model cannot take."""
-    frames, rows, columns = token_grid(latent_FHW, config.patch_size, where=WHERE)
-    patch_t = config.patch_size_t
-    if frames % patch_t and frames != 1:
-        stride = config.temporal_compression_ratio
-        lengths = ", ".join(str(1 + stride * (patch_t * count - 1)) for count in (1, 2, 3))
-        raise ConfigError(
-            f"{WHERE}: {frames} latent frames, but patch_size_t {patch_t} takes one or a multiple of {patch_t}; choose "
-            f"a clip of 1, {lengths}, ... frames"
-        )
-    grid = -(-frames // patch_t), rows, columns
-    _refuse_beyond_base(config, grid, frames)
-    return grid
-
-
-def _refuse_beyond_base(config: CogVideoXFunConfig, grid: Grid, frames: int) -> None:
-    base = config.base_grid
-    if config.adds_positions and grid[0] > base[0]:
-        raise ConfigError(
-            f"{WHERE}: {frames} latent frames, but its table of positions ends at {base[0]}; use clips of at most "
-            f"{config.sample_frames} frames, or raise sample_frames"
-        )
-    if config.patch_size_t > 1 and (grid[1] > base[1] or grid[2] > base[2]):
-        raise ConfigError(
-            f"{WHERE}: {grid[1]}x{grid[2]} patches are more than the {base[1]}x{base[2]} of its base grid; use a "
-            "smaller resolution, or raise sample_height and sample_width"
-        )
 
 
 def fit_region(base_HW: tuple[int, int], grid_HW: tuple[int, int]) -> tuple[tuple[int, int], tuple[int, int]]:

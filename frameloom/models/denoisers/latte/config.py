@@ -9,7 +9,7 @@ from typing import Any
 from frameloom.core.errors import ConfigError
 from frameloom.core.spelling import refuse_unknown
 from frameloom.models.denoisers.latte.sharding import BLOCK_LISTS
-from frameloom.models.spec import DenoiserSpec, choose_size, find_too_small
+from frameloom.models.spec import DenoiserConfig, DenoiserSpec, Latent, find_too_small
 
 WHERE = "latte denoiser"
 # Latent frames and latent rows that one step of the interpolation scales stands for.
@@ -17,7 +17,7 @@ _FRAMES_PER_SCALE, _CELLS_PER_SCALE = 16, 64
 
 
 @dataclass(frozen=True)
-class LatteConfig:
+class LatteConfig(DenoiserConfig):
     """Field names are those of the published code, except for `context_in_dim` (there: caption_channels),
     `learn_sigma` (there: out_channels is twice in_channels) and `joint_temporal_positions`."""
 
@@ -55,6 +55,16 @@ class LatteConfig:
         problems = _find_problems(self)
         if problems:
             raise ConfigError(problems)
+
+    where = WHERE
+
+    @property
+    def patch(self) -> Latent:
+        return 1, self.patch_size, self.patch_size
+
+    @property
+    def heads(self) -> int:
+        return self.num_attention_heads
 
     @property
     def hidden_size(self) -> int:
@@ -188,29 +198,13 @@ SIZES: dict[str, LatteConfig] = {
 }
 
 
-def configure(
-    size: str, *, latent_channels: int, text_width: int, pooled_width: int, overrides: Mapping[str, Any]
-) -> LatteConfig:
-    """A named size, fitted to the autoencoder and the text encoder; the model takes no pooled text."""
-    derived = {"in_channels": latent_channels, "context_in_dim": text_width}
-    return choose_size(SIZES, size, family="latte", derived=derived, overrides=overrides)
-
-
 SPEC = DenoiserSpec(
     name="latte",
     sizes=SIZES,
-    configure=configure,
-    patch=lambda config: (1, config.patch_size, config.patch_size),
     block_kinds=BLOCK_LISTS,
-    conditions=("images",),
-    num_heads=lambda config: config.num_attention_heads,
-    images_skip=True,
+    supported_conditions=("images",),
+    images_skip_temporal_blocks=True,
     lora_targets=("to_q", "to_k", "to_v", "to_out.0"),
-    build="frameloom.models.denoisers.latte.model:build",
-    denoise="frameloom.models.denoisers.latte.model:denoise",
-    blocks="frameloom.models.denoisers.latte.model:blocks",
-    num_tokens="frameloom.models.denoisers.latte.model:num_tokens",
-    exchanges="frameloom.models.denoisers.latte.model:exchanges",
-    load_original="frameloom.models.denoisers.latte.weights:load_original",
-    export_forms="frameloom.models.denoisers.latte.weights:EXPORT",
+    model="frameloom.models.denoisers.latte.model:LatteT2V",
+    weights="frameloom.models.denoisers.latte.weights",
 )

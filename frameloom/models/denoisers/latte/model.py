@@ -15,10 +15,8 @@ interpolation scale and cut to whole numbers: neighbours then share an angle, as
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import cast
 
 import torch
 import torch.nn.functional as F
@@ -26,17 +24,16 @@ from torch import Tensor, nn
 
 from frameloom.core.errors import ConfigError
 from frameloom.distributed.sequence_parallel import ALONE, Exchange, SequenceGroup
-from frameloom.models.denoisers.building import build_fresh
-from frameloom.models.denoisers.conditions import NOTHING, Conditions, find_index, refuse_foreign
+from frameloom.models.denoisers.base import Conditions, Denoiser, find_index
 from frameloom.models.denoisers.latte.config import WHERE, LatteConfig
 from frameloom.models.denoisers.latte.sharding import BLOCK_LISTS
 from frameloom.models.layers.attention.attention import Projections, RotaryAttention, attend_tokens
-from frameloom.models.layers.dropout import DropoutSeeds, KeyedDropout
+from frameloom.models.layers.dropout import KeyedDropout, dropout_keys
 from frameloom.models.layers.mlp import FeedForward, TwoLinear
 from frameloom.models.layers.modulation import ModulationTable, SharedModulation, modulate
-from frameloom.models.layers.patches import Grid, PatchEmbed, token_grid, unpack
+from frameloom.models.layers.patches import Grid, PatchEmbed, unpack
 from frameloom.models.layers.positions import PositionTables, embed_position, grid_positions, rotary_table
-from frameloom.models.text.base import TextStates
+from frameloom.models.spec import Latent
 
 HIDDEN = -10_000.0
 # Rows of a table that the published captions never use; files hold it.
@@ -45,8 +42,10 @@ UNUSED_ROWS = 120
 _MOST_HEADS = 65_535
 
 
-class LatteT2V(ModulationTable):
+class LatteT2V(ModulationTable, Denoiser):
     """In a `sequence` group each rank has some places of all pictures, and all of the text."""
+
+    family, block_lists = "latte", BLOCK_LISTS
 
     def __init__(self, config: LatteConfig) -> None:
         width, factor = config.hidden_size, config.compress_kv_factor
@@ -65,19 +64,23 @@ class LatteT2V(ModulationTable):
         self.picture_rotary = PositionTables(lambda *grid: turn_table(config, grid, config.scale_2d))
         self.frame_rotary = PositionTables(lambda count: turn_table(config, (count,), config.scale_1d))
 
-    def forward(
-        self,
-        noisy_BCFHW: Tensor,
-        index_B: Tensor,
-        text_BSKD: Tensor,
-        text_mask_BSK: Tensor,
-        dropout: DropoutSeeds | None = None,
-    ) -> Tensor:
-        """Prediction at a noise level's index with all `out_channels`, noise first; the last S - 1 frames are images.
+    def accepted(self) -> tuple[str, ...]:
+        return "image_text", "image_text_mask", "dropout_seeds"
 
-        A clip of one frame is an image too: temporal blocks are for clips. Without seeds nothing is dropped.
+    def forward(self, noisy_BCFHW: Tensor, timestep_B: Tensor, conditions: Conditions) -> Tensor:
+        """The predicted noise, without the variance that some models predict too. Pooled text is not used.
+
+        With `image_text`, the last frames of the latent are single images.
         """
-        if dropout is not None and self.sequence.degree > 1:
+        prediction_BCFHW = self.predict(noisy_BCFHW, timestep_B, conditions)
+        return prediction_BCFHW[:, : noisy_BCFHW.shape[1]].to(noisy_BCFHW.dtype)
+
+    def predict(self, noisy_BCFHW: Tensor, timestep_B: Tensor, conditions: Conditions) -> Tensor:
+        """All `out_channels`, noise first. A clip of one frame is an image too: temporal blocks are for clips."""
+        self.check_conditions(timestep_B, conditions)
+        text_BSKD, text_mask_BSK = _join_captions(conditions)
+        seeds_B = conditions.get("dropout_seeds")
+        if seeds_B is not None and self.sequence.degree > 1:
             raise ConfigError(
                 f"{WHERE}: dropout is {self.config.dropout} and parallel.sequence {self.sequence.degree}, but masks of "
                 "this family are drawn for whole pictures; set one of them back (dropout: 0, or parallel.sequence: 1)"
@@ -91,7 +94,7 @@ class LatteT2V(ModulationTable):
                 "at least one frame must belong to the clip"
             )
         x_BFHWD = self._embed(noisy_BCFHW.to(dtype))
-        modulation_B6D, embedded_BD = self.adaln_single(index_B)
+        modulation_B6D, embedded_BD = self.adaln_single(find_index(timestep_B))
         text_BSKD = self.caption_projection(text_BSKD.to(dtype))
         text_bias_BSK = (1 - text_mask_BSK.float()) * HIDDEN
         picture_ropes, frame_rope, position_FD = self._find_tables(x_BFHWD, num_video)
@@ -103,21 +106,46 @@ class LatteT2V(ModulationTable):
             zip(self.transformer_blocks, self.temporal_transformer_blocks, strict=True)
         ):
             picture_rope = picture_ropes[config.compresses(layer)]
-            keys = _find_keys(dropout, 2 * layer, grid[0])
-            x_BFHWD = spatial(x_BFHWD, modulation_B6D, text_BSKD, text_bias_BSK, picture_rope, **keys)
+            keys = dropout_keys(seeds_B, 2 * layer, grid[0])
+            x_BFHWD = spatial(x_BFHWD, modulation_B6D, text_BSKD, text_bias_BSK, picture_rope, keys)
             if num_video == 1:
                 continue
             video_BFHWD, *images = torch.split(x_BFHWD, [num_video, num_images], dim=1) if num_images else (x_BFHWD,)
             if layer == 0:
                 video_BFHWD = video_BFHWD + position_FD[:, None, None].to(dtype)
-            keys = _find_keys(dropout, 2 * layer + 1, num_video)
-            video_BFHWD = temporal(video_BFHWD, modulation_B6D, frame_rope, **keys)
+            keys = dropout_keys(seeds_B, 2 * layer + 1, num_video)
+            video_BFHWD = temporal(video_BFHWD, modulation_B6D, frame_rope, keys)
             x_BFHWD = torch.cat([video_BFHWD, *images], dim=1) if images else video_BFHWD
         return self._unpatch(x_BFHWD, embedded_BD, grid)
 
+    def blocks(self) -> list[nn.Module]:
+        pairs = zip(self.transformer_blocks, self.temporal_transformer_blocks, strict=True)
+        return [block for pair in pairs for block in pair]
+
+    def finish_weights(self, generator: torch.Generator) -> None:
+        for module in self.modules():
+            if isinstance(module, SelfAttention) and module.factor > 1:
+                module.reset_joining()
+        table = self.caption_projection.y_embedding
+        table.normal_(std=table.shape[1] ** -0.5, generator=generator)
+
+    @staticmethod
+    def exchanges(config: LatteConfig, latent_FHW: Latent, num_text: int, degree: int) -> list[Exchange]:
+        """Only pictures are divided; where neighbours are joined, by whole rows, a multiple of what is joined."""
+        frames, rows, columns = config.token_grid(latent_FHW)
+        factor = config.compress_kv_factor
+        if factor > 1:
+            joined_rows = -(-rows // (factor * degree)) * degree
+            rows, keys = joined_rows * factor, joined_rows * (columns // factor)
+        whole = Exchange(rows * columns, config.hidden_size, sequences=frames)
+        return [
+            replace(whole, keys=keys) if factor > 1 and config.compresses(layer) else whole
+            for layer in range(config.num_layers)
+        ]
+
     def _embed(self, noisy_BCFHW: Tensor) -> Tensor:
         frames, height, width = noisy_BCFHW.shape[2:]
-        _, rows, columns = token_grid((frames, height, width), self.config.patch_size, where=WHERE)
+        _, rows, columns = self.config.token_grid((frames, height, width))
         table_HWD = self.pictures.get(rows, columns, device=noisy_BCFHW.device)
         x_BFHWD: Tensor = self.pos_embed(noisy_BCFHW)
         return x_BFHWD + table_HWD.to(noisy_BCFHW.dtype)
@@ -154,75 +182,21 @@ class LatteT2V(ModulationTable):
         return unpack(tokens_BNC, grid, self.config.patch_size, channels_last=True)
 
 
-def _find_keys(dropout: DropoutSeeds | None, part: int, num_frames: int) -> dict[str, Tensor]:
-    """Of a block; a mask is for so many whole pictures."""
-    return {} if dropout is None else {"dropout_keys": dropout.keys(part, num_frames)}
-
-
-def build(config: LatteConfig, generator: torch.Generator | None = None) -> LatteT2V:
-    return build_fresh(lambda: LatteT2V(config), generator, family="latte", finish=_finish)
-
-
-def _finish(model: LatteT2V, generator: torch.Generator) -> None:
-    for module in model.modules():
-        if isinstance(module, SelfAttention) and module.factor > 1:
-            module.reset_joining()
-    table = model.caption_projection.y_embedding
-    table.normal_(std=table.shape[1] ** -0.5, generator=generator)
-
-
-def denoise(
-    model: nn.Module, noisy_BCFHW: Tensor, timestep_B: Tensor, text: TextStates, given: Conditions = NOTHING
-) -> Tensor:
-    """The predicted noise; a model that also predicts the variance gives it in the channels left out here.
-
-    `text.pooled_BD` is not used. With `image_text`, the last frames of the latent are single images.
-    """
-    refuse_foreign(given, "latte", known=("image_text", "dropout"))
-    tokens_BSKD, mask_BSK = _join_captions(text, given.image_text)
-    index_B = find_index(timestep_B)
-    prediction = cast(Tensor, model(noisy_BCFHW, index_B, tokens_BSKD, mask_BSK, given.dropout))
-    return prediction[:, : noisy_BCFHW.shape[1]].to(noisy_BCFHW.dtype)
-
-
-def _join_captions(text: TextStates, images: TextStates | None) -> tuple[Tensor, Tensor]:
+def _join_captions(conditions: Conditions) -> tuple[Tensor, Tensor]:
     """[B, S, K, D] and its mask: the caption of the clip, then those of its images."""
-    tokens, mask = text.tokens_BKD, text.mask_BK
+    tokens, mask, images = conditions["text"], conditions["text_mask"], conditions.get("image_text")
     if images is None:
         return tokens[:, None], mask[:, None]
-    num_images, rest = divmod(len(images.tokens_BKD), len(tokens))
-    if rest or images.tokens_BKD.shape[1:] != tokens.shape[1:]:
+    num_images, rest = divmod(len(images), len(tokens))
+    if rest or images.shape[1:] != tokens.shape[1:]:
         raise ConfigError(
-            f"{WHERE}: image captions of shape {tuple(images.tokens_BKD.shape)} beside clip captions of shape "
+            f"{WHERE}: image captions of shape {tuple(images.shape)} beside clip captions of shape "
             f"{tuple(tokens.shape)}; give the same number of images for each clip, encoded to the same length"
         )
     of_images, image_mask = (
-        torch.unflatten(part, 0, (len(tokens), num_images)) for part in (images.tokens_BKD, images.mask_BK)
+        torch.unflatten(part, 0, (len(tokens), num_images)) for part in (images, conditions["image_text_mask"])
     )
     return torch.cat([tokens[:, None], of_images], dim=1), torch.cat([mask[:, None], image_mask], dim=1)
-
-
-def num_tokens(config: LatteConfig, latent_FHW: tuple[int, int, int]) -> int:
-    return math.prod(token_grid(latent_FHW, config.patch_size, where=WHERE))
-
-
-def exchanges(config: LatteConfig, latent_FHW: tuple[int, int, int], num_text: int, degree: int) -> list[Exchange]:
-    """Only pictures are divided; where neighbours are joined, by whole rows, as many as are joined or a multiple."""
-    frames, rows, columns = token_grid(latent_FHW, config.patch_size, where=WHERE)
-    factor = config.compress_kv_factor
-    if factor > 1:
-        joined_rows = -(-rows // (factor * degree)) * degree
-        rows, keys = joined_rows * factor, joined_rows * (columns // factor)
-    whole = Exchange(rows * columns, config.hidden_size, sequences=frames)
-    return [
-        replace(whole, keys=keys) if factor > 1 and config.compresses(layer) else whole
-        for layer in range(config.num_layers)
-    ]
-
-
-def blocks(model: nn.Module) -> list[nn.Module]:
-    lists = [cast(nn.ModuleList, getattr(model, name)) for name in BLOCK_LISTS]
-    return [block for pair in zip(*lists, strict=True) for block in pair]
 
 
 class CaptionProjection(TwoLinear):
@@ -240,7 +214,7 @@ class Block(ModulationTable):
         super().__init__(6, config.hidden_size)
         self.attn1 = SelfAttention(config, num_axes=num_axes, factor=factor)
         self.ff = FeedForward(config.hidden_size, config.dropout)
-        self.drop_mixed = KeyedDropout(config.dropout, site=2)
+        self.drop_self = KeyedDropout(config.dropout, site=2)
         self.eps = config.norm_eps
 
     def split_modulation(self, modulation_B6D: Tensor) -> tuple[Tensor, ...]:
@@ -252,7 +226,7 @@ class SpatialBlock(Block):
     def __init__(self, config: LatteConfig, *, factor: int) -> None:
         super().__init__(config, num_axes=2, factor=factor)
         self.attn2 = CrossAttention(config.hidden_size, config.num_attention_heads, bias=config.attention_bias)
-        self.drop_told = KeyedDropout(config.dropout, site=3)
+        self.drop_cross = KeyedDropout(config.dropout, site=3)
 
     def forward(
         self,
@@ -266,10 +240,10 @@ class SpatialBlock(Block):
         shift1, scale1, gate1, shift2, scale2, gate2 = self.split_modulation(modulation_B6D)
         normal_BHWD = modulate(x_BFHWD, shift1, scale1, self.eps).flatten(0, 1)
         mixed = self.attn1(normal_BHWD.flatten(1, 2), self.attn1.join_picture(normal_BHWD), rope_N1P)
-        x_BFHWD = torch.addcmul(x_BFHWD, gate1, self.drop_mixed(mixed.view_as(x_BFHWD), dropout_keys))
+        x_BFHWD = torch.addcmul(x_BFHWD, gate1, self.drop_self(mixed.view_as(x_BFHWD), dropout_keys))
         # Without norm and gate, as published.
-        told_BFHWD = self.attn2(x_BFHWD.flatten(2, 3), text_BSKD, text_bias_BSK).view_as(x_BFHWD)
-        x_BFHWD = x_BFHWD + self.drop_told(told_BFHWD, dropout_keys)
+        crossed_BFHWD = self.attn2(x_BFHWD.flatten(2, 3), text_BSKD, text_bias_BSK).view_as(x_BFHWD)
+        x_BFHWD = x_BFHWD + self.drop_cross(crossed_BFHWD, dropout_keys)
         return torch.addcmul(x_BFHWD, gate2, self.ff(modulate(x_BFHWD, shift2, scale2, self.eps), dropout_keys))
 
 
@@ -288,7 +262,7 @@ class TemporalBlock(Block):
         shift1, scale1, gate1, shift2, scale2, gate2 = self.split_modulation(modulation_B6D)
         normal_BFND = modulate(x_BFHWD, shift1, scale1, self.eps).flatten(2, 3)
         mixed = self.attn1(normal_BFND, self.attn1.join_frames(normal_BFND), rope_N1P)
-        x_BFHWD = torch.addcmul(x_BFHWD, gate1, self.drop_mixed(mixed.view_as(x_BFHWD), dropout_keys))
+        x_BFHWD = torch.addcmul(x_BFHWD, gate1, self.drop_self(mixed.view_as(x_BFHWD), dropout_keys))
         return torch.addcmul(x_BFHWD, gate2, self.ff(modulate(x_BFHWD, shift2, scale2, self.eps), dropout_keys))
 
 

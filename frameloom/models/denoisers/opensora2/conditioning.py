@@ -12,22 +12,19 @@ import torch
 from torch import Tensor
 
 from frameloom.core.errors import DataError
-from frameloom.models.denoisers.conditions import Draws, Encode
-from frameloom.models.denoisers.opensora2.config import MMDiTConfig
+from frameloom.models.denoisers.base import Encode
 
 
-def pack_known(
-    config: MMDiTConfig, clip_BCFHW: Tensor, known_B1FHW: Tensor, encode: Encode, draws: Draws | None = None
-) -> Tensor:
+def pack_known(clip_BCFHW: Tensor, known_B1FHW: Tensor, encode: Encode) -> Tensor:
     """Mask and masked latent, [B, 1 + C, F, H, W]; a frame is known when all its pixels are."""
     known_BF = known_B1FHW.flatten(3).amin(dim=(1, 3)) > 0
     whole = encode(clip_BCFHW)
-    beside = torch.zeros(len(whole), 1 + whole.shape[1], *whole.shape[2:], dtype=whole.dtype, device=whole.device)
-    for clip_CFHW, known_F, latent_CFHW, target in zip(clip_BCFHW, known_BF.tolist(), whole, beside, strict=True):
+    cond = torch.zeros(len(whole), 1 + whole.shape[1], *whole.shape[2:], dtype=whole.dtype, device=whole.device)
+    for clip_CFHW, known_F, latent_CFHW, target in zip(clip_BCFHW, known_BF.tolist(), whole, cond, strict=True):
         for frames, cells in _runs(known_F, clip_CFHW.shape[1], whole.shape[2]):
             target[0, cells] = 1
             target[1:, cells] = _encode_run(clip_CFHW, latent_CFHW, frames, cells, encode)
-    return beside
+    return cond
 
 
 def _encode_run(clip_CFHW: Tensor, latent_CFHW: Tensor, frames: slice, cells: slice, encode: Encode) -> Tensor:
@@ -58,8 +55,3 @@ def _runs(known_F: list[bool], num_frames: int, num_cells: int) -> list[tuple[sl
         cells = (tail - 1) // stride + 1
         runs.append((slice(num_frames - (cells - 1) * stride - 1, None), slice(num_cells - cells, None)))
     return runs
-
-
-def find_kept(beside_BCFHW: Tensor) -> tuple[Tensor, Tensor]:
-    """Mask and latent of the frames that are given, as `pack_known` put them together."""
-    return beside_BCFHW[:, :1], beside_BCFHW[:, 1:]

@@ -7,15 +7,14 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from frameloom.core.errors import ConfigError
-from frameloom.core.spelling import refuse_unknown
 from frameloom.models.denoisers.opensora2.sharding import BLOCK_LISTS
-from frameloom.models.spec import DenoiserSpec, find_too_small, override_fields
+from frameloom.models.spec import DenoiserConfig, DenoiserSpec, Latent, find_too_small
 
 WHERE = "opensora2 denoiser"
 
 
 @dataclass(frozen=True)
-class MMDiTConfig:
+class MMDiTConfig(DenoiserConfig):
     """`in_channels` is the width of a packed token: latent channels times patch_size squared."""
 
     in_channels: int
@@ -54,6 +53,33 @@ class MMDiTConfig:
         problems = list(_find_problems(self))
         if problems:
             raise ConfigError(problems)
+
+    where = WHERE
+
+    @property
+    def condition(self) -> Literal["none", "inpaint"]:
+        return "inpaint" if self.cond_embed else "none"
+
+    @property
+    def patch(self) -> Latent:
+        return 1, self.patch_size, self.patch_size
+
+    @property
+    def heads(self) -> int:
+        return self.num_heads
+
+    @property
+    def has_guidance_embedding(self) -> bool:
+        return self.guidance_embed
+
+    def derive_widths(
+        self, *, latent_channels: int, text_width: int, pooled_width: int, overrides: Mapping[str, Any]
+    ) -> dict[str, int]:
+        patch_size = overrides.get("patch_size", self.patch_size)
+        if not isinstance(patch_size, int) or isinstance(patch_size, bool) or patch_size < 1:
+            raise ConfigError(f"model.overrides: 'patch_size' is {patch_size!r}; it should be like {self.patch_size}")
+        packed = latent_channels * patch_size**2
+        return {"in_channels": packed, "context_in_dim": text_width, "vec_in_dim": pooled_width}
 
     @property
     def head_dim(self) -> int:
@@ -145,48 +171,15 @@ SIZES: dict[str, MMDiTConfig] = {
     "flux-dev": replace(_RELEASED, cond_embed=False, guidance_embed=True, fused_qkv=True, use_liger_rope=False),
 }
 
-_DERIVED = ("in_channels", "context_in_dim", "vec_in_dim")
-
-
-def configure(
-    size: str, *, latent_channels: int, text_width: int, pooled_width: int, overrides: Mapping[str, Any]
-) -> MMDiTConfig:
-    """A named size, fitted to the autoencoder and the text encoders, with `overrides` of any other field."""
-    refuse_unknown(size, SIZES, what="opensora2 size")
-    chosen = SIZES[size]
-    patch_size = overrides.get("patch_size", chosen.patch_size)
-    if not isinstance(patch_size, int) or isinstance(patch_size, bool) or patch_size < 1:
-        raise ConfigError(f"model.overrides: 'patch_size' is {patch_size!r}; it should be like {chosen.patch_size}")
-    base = replace(
-        chosen,
-        in_channels=latent_channels * patch_size**2,
-        context_in_dim=text_width,
-        vec_in_dim=pooled_width,
-        patch_size=patch_size,
-    )
-    return override_fields(base, overrides, where="model.overrides", derived=_DERIVED)
-
 
 SPEC = DenoiserSpec(
     name="opensora2",
     sizes=SIZES,
-    configure=configure,
-    patch=lambda config: (1, config.patch_size, config.patch_size),
     block_kinds=BLOCK_LISTS,
-    conditions=("known",),
-    num_heads=lambda config: config.num_heads,
-    beside=lambda config: "inpaint" if config.cond_embed else "none",
-    knows="ends",
-    told_guidance=lambda config: config.guidance_embed,
+    supported_conditions=("known",),
+    supported_masks="ends",
     # Attention of both kinds of blocks, with fused and with split projections.
     lora_targets=("*_attn.*", "single_blocks.*.[qk]_proj", "single_blocks.*.v_mlp", "single_blocks.*.linear?"),
-    build="frameloom.models.denoisers.opensora2.model:build",
-    denoise="frameloom.models.denoisers.opensora2.model:denoise",
-    blocks="frameloom.models.denoisers.opensora2.model:blocks",
-    num_tokens="frameloom.models.denoisers.opensora2.model:num_tokens",
-    exchanges="frameloom.models.denoisers.opensora2.model:exchanges",
-    pack_known="frameloom.models.denoisers.opensora2.conditioning:pack_known",
-    find_kept="frameloom.models.denoisers.opensora2.conditioning:find_kept",
-    load_original="frameloom.models.denoisers.opensora2.weights:load_original",
-    export_forms="frameloom.models.denoisers.opensora2.weights:EXPORT",
+    model="frameloom.models.denoisers.opensora2.model:MMDiT",
+    weights="frameloom.models.denoisers.opensora2.weights",
 )

@@ -8,31 +8,31 @@ Flux pairs channels (2j, 2j + 1) of a head, Open-Sora 2.0 pairs (j, j + half).
 
 from __future__ import annotations
 
-import math
-from typing import cast
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from frameloom.distributed.sequence_parallel import ALONE, Exchange, SequenceGroup
-from frameloom.models.denoisers.building import build_fresh, list_blocks
-from frameloom.models.denoisers.conditions import NOTHING, NUM_TIMESTEPS, Conditions, refuse_foreign
+from frameloom.models.denoisers.base import NUM_TIMESTEPS, Conditions, Denoiser, Draws, Encode
 from frameloom.models.denoisers.opensora2.blocks import DoubleBlock, SingleBlock
-from frameloom.models.denoisers.opensora2.config import WHERE, MMDiTConfig
+from frameloom.models.denoisers.opensora2.conditioning import pack_known
+from frameloom.models.denoisers.opensora2.config import MMDiTConfig
 from frameloom.models.denoisers.opensora2.sharding import BLOCK_LISTS
 from frameloom.models.layers.modulation import TIME_WIDTH, modulate
-from frameloom.models.layers.patches import Grid, pack, token_grid, unpack
+from frameloom.models.layers.patches import Grid, pack, unpack
 from frameloom.models.layers.positions import PositionTables, axis_angles, embed_index, grid_positions, rotary_table
-from frameloom.models.text.base import TextStates
+from frameloom.models.spec import Latent
 
 # What the published training passes to models with a guidance embedding.
 GUIDANCE = 4.0
 
 
-class MMDiT(nn.Module):
+class MMDiT(Denoiser):
     """`rotary` and `absolute` keep the position tables of the latest shapes. In a `sequence` group each rank has a part
     of the joint sequence, text first."""
+
+    family, block_lists = "opensora2", BLOCK_LISTS
+    config: MMDiTConfig
 
     def __init__(self, config: MMDiTConfig) -> None:
         super().__init__()
@@ -51,27 +51,45 @@ class MMDiT(nn.Module):
         self.rotary = PositionTables(lambda grid, num_text: turn_table(config, joint_positions(grid, num_text)))
         self.absolute = PositionTables(lambda grid: sinusoid_table(video_positions(grid), width, config.theta))
 
-    def forward(
-        self,
-        noisy_BCFHW: Tensor,
-        timestep_B: Tensor,
-        text_BKD: Tensor,
-        pooled_BD: Tensor,
-        condition_BCFHW: Tensor | None = None,
-        guidance_B: Tensor | None = None,
-    ) -> Tensor:
-        """Prediction for a noisy latent; a condition has the mask as its first channel, then the masked latent."""
+    def accepted(self) -> tuple[str, ...]:
+        inputs = (("cond_latents", self.config.cond_embed), ("guidance", self.config.guidance_embed))
+        return tuple(name for name, has_input in inputs if has_input)
+
+    def is_zero(self, name: str) -> bool:
+        if name == "cond_in":  # in the published code too: a new condition input starts as a no-op
+            return True
+        zero_names = ("img_mod.lin", "txt_mod.lin", "modulation.lin", "adaLN_modulation.1", "final_layer.linear")
+        return self.config.init == "zero" and name.endswith(zero_names)
+
+    @staticmethod
+    def exchanges(config: MMDiTConfig, latent_FHW: Latent, num_text: int, degree: int) -> list[Exchange]:
+        joint = Exchange(num_text + config.num_tokens(latent_FHW), config.hidden_size)
+        return [joint] * (config.depth + config.depth_single_blocks)
+
+    def pack_known(self, clip_BCFHW: Tensor, known_B1FHW: Tensor, encode: Encode, draws: Draws) -> Tensor:
+        return pack_known(clip_BCFHW, known_B1FHW, encode)
+
+    def find_known(self, cond_latents_BCFHW: Tensor) -> tuple[Tensor, Tensor]:
+        return cond_latents_BCFHW[:, :1], cond_latents_BCFHW[:, 1:]
+
+    def forward(self, noisy_BCFHW: Tensor, timestep_B: Tensor, conditions: Conditions) -> Tensor:
+        """Text masks are not used: as in the original, padding is attended to.
+
+        Models with cond_embed see the mask and the masked latent, 1 + C channels; none given is text to video.
+        """
+        self.check_conditions(timestep_B, conditions)
         _, _, frames, height, width = noisy_BCFHW.shape
         patch_size, dtype, device = self.config.patch_size, self.img_in.weight.dtype, noisy_BCFHW.device
-        grid = token_grid((frames, height, width), patch_size, where=WHERE)
+        grid, text_BKD = self.config.token_grid((frames, height, width)), conditions["text"]
+        cond_BCFHW = conditions.get("cond_latents")
         tokens_BNC = self.predict_tokens(
             pack(noisy_BCFHW.to(dtype), patch_size),
             text_BKD.to(dtype),
             timestep_B,
-            pooled_BD.to(dtype),
+            conditions["pooled"].to(dtype),
             self.rotary.get(grid, text_BKD.shape[1], device=device),
-            None if condition_BCFHW is None else pack(condition_BCFHW.to(dtype), patch_size),
-            guidance_B,
+            None if cond_BCFHW is None else pack(cond_BCFHW.to(dtype), patch_size),
+            conditions.get("guidance"),
             self.absolute.get(grid, device=device).to(dtype) if self.config.absolute_positions else None,
         )
         return unpack(tokens_BNC, grid, patch_size).to(noisy_BCFHW.dtype)
@@ -108,8 +126,6 @@ class MMDiT(nn.Module):
     def _embed_video(self, img_BNC: Tensor, cond_BNC: Tensor | None) -> Tensor:
         img_BND: Tensor = self.img_in(img_BNC)
         if self.cond_in is None:
-            if cond_BNC is not None:
-                raise ValueError("a condition was given to a model without cond_embed")
             return img_BND
         if cond_BNC is None:
             cond_BNC = img_BNC.new_zeros(*img_BNC.shape[:2], self.config.cond_channels)
@@ -123,46 +139,6 @@ class MMDiT(nn.Module):
         if self.config.normalize_vec:
             pooled_BD = F.rms_norm(pooled_BD, pooled_BD.shape[-1:], eps=1e-6)
         return vec_BD.add(self.vector_in(pooled_BD))
-
-
-def build(config: MMDiTConfig, generator: torch.Generator | None = None) -> MMDiT:
-    return build_fresh(
-        lambda: MMDiT(config), generator, family="opensora2", is_zero=lambda name: _starts_zero(name, config)
-    )
-
-
-def _starts_zero(name: str, config: MMDiTConfig) -> bool:
-    if name == "cond_in":  # in the published code too: a new condition input starts as a no-op
-        return True
-    zero_names = ("img_mod.lin", "txt_mod.lin", "modulation.lin", "adaLN_modulation.1", "final_layer.linear")
-    return config.init == "zero" and name.endswith(zero_names)
-
-
-def denoise(
-    model: nn.Module, noisy_BCFHW: Tensor, timestep_B: Tensor, text: TextStates, given: Conditions = NOTHING
-) -> Tensor:
-    """`text.mask_BK` is not used: as in the original, padding is attended to.
-
-    Models with cond_embed see the mask and the masked latent, 1 + C channels; none given is text to video.
-    """
-    config = cast(MMDiTConfig, model.config)
-    inputs = (("beside_BCFHW", config.cond_embed), ("guidance_B", config.guidance_embed))
-    refuse_foreign(given, "opensora2", known=[name for name, is_there in inputs if is_there])
-    prediction = model(noisy_BCFHW, timestep_B, text.tokens_BKD, text.pooled_BD, given.beside_BCFHW, given.guidance_B)
-    return cast(Tensor, prediction)
-
-
-def num_tokens(config: MMDiTConfig, latent_FHW: tuple[int, int, int]) -> int:
-    return math.prod(token_grid(latent_FHW, config.patch_size, where=WHERE))
-
-
-def exchanges(config: MMDiTConfig, latent_FHW: tuple[int, int, int], num_text: int, degree: int) -> list[Exchange]:
-    joint = Exchange(num_text + num_tokens(config, latent_FHW), config.hidden_size)
-    return [joint] * (config.depth + config.depth_single_blocks)
-
-
-def blocks(model: nn.Module) -> list[nn.Module]:
-    return list_blocks(model, BLOCK_LISTS)
 
 
 class Embedder(nn.Module):

@@ -15,15 +15,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from frameloom.core.errors import DataError
-from frameloom.models.denoisers.conditions import Draws, Encode
+from frameloom.models.denoisers.base import Encode
 from frameloom.models.denoisers.opensora_plan.config import OpenSoraPlanConfig
 
 BLACK = -1.0
 
 
-def pack_known(
-    config: OpenSoraPlanConfig, clip_BCFHW: Tensor, known_B1FHW: Tensor, encode: Encode, draws: Draws | None = None
-) -> Tensor:
+def pack_known(config: OpenSoraPlanConfig, clip_BCFHW: Tensor, known_B1FHW: Tensor, encode: Encode) -> Tensor:
     """Masked latent, then mask: [B, C + vae_scale_factor_t, F, H, W] in latent cells."""
     # The published code hides with the mask before it is shrunk; 0.5 and less counts as hidden.
     masked_BCFHW = torch.where(known_B1FHW > 0.5, clip_BCFHW, BLACK)

@@ -5,13 +5,12 @@ Field names are those of the published code, but for `context_in_dim`, which is 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Literal
 
 from frameloom.core.errors import ConfigError
 from frameloom.models.denoisers.opensora_plan.sharding import BLOCK_LISTS
-from frameloom.models.spec import DenoiserSpec, choose_size, find_too_small
+from frameloom.models.spec import DenoiserConfig, DenoiserSpec, Latent, find_too_small
 
 WHERE = "opensora_plan denoiser"
 Pattern = Literal["full", "single", "group"]
@@ -21,7 +20,7 @@ FIRST_SPARSE, LAST_SPARSE = 2, 29
 
 
 @dataclass(frozen=True)
-class OpenSoraPlanConfig:
+class OpenSoraPlanConfig(DenoiserConfig):
     """`in_channels` is that of the noisy latent and of the prediction."""
 
     in_channels: int
@@ -55,6 +54,20 @@ class OpenSoraPlanConfig:
         if problems:
             raise ConfigError(problems)
 
+    where = WHERE
+
+    @property
+    def condition(self) -> Literal["none", "inpaint"]:
+        return "inpaint" if self.inpaint else "none"
+
+    @property
+    def patch(self) -> Latent:
+        return 1, self.patch_size, self.patch_size
+
+    @property
+    def heads(self) -> int:
+        return self.num_attention_heads
+
     @property
     def hidden_size(self) -> int:
         return self.num_attention_heads * self.attention_head_dim
@@ -64,7 +77,7 @@ class OpenSoraPlanConfig:
         return self.interpolation_scale_t, self.interpolation_scale_h, self.interpolation_scale_w
 
     @property
-    def beside_channels(self) -> int:
+    def cond_channels(self) -> int:
         """Channels beside the noisy latent: the masked latent, then the mask of every pixel frame of a latent frame."""
         return self.in_channels + self.vae_scale_factor_t if self.inpaint else 0
 
@@ -121,30 +134,12 @@ SIZES: dict[str, OpenSoraPlanConfig] = {
 }
 
 
-def configure(
-    size: str, *, latent_channels: int, text_width: int, pooled_width: int, overrides: Mapping[str, Any]
-) -> OpenSoraPlanConfig:
-    """A named size, fitted to the autoencoder and the text encoder. The pooled text vector has no use here."""
-    derived = {"in_channels": latent_channels, "context_in_dim": text_width}
-    return choose_size(SIZES, size, family="opensora_plan", derived=derived, overrides=overrides)
-
-
 SPEC = DenoiserSpec(
     name="opensora_plan",
     sizes=SIZES,
-    configure=configure,
-    patch=lambda config: (1, config.patch_size, config.patch_size),
     block_kinds=BLOCK_LISTS,
-    conditions=("known",),
-    num_heads=lambda config: config.num_attention_heads,
-    beside=lambda config: "inpaint" if config.inpaint else "none",
+    supported_conditions=("known",),
     lora_targets=("to_q", "to_k", "to_v", "to_out.0"),
-    build="frameloom.models.denoisers.opensora_plan.model:build",
-    denoise="frameloom.models.denoisers.opensora_plan.model:denoise",
-    blocks="frameloom.models.denoisers.opensora_plan.model:blocks",
-    num_tokens="frameloom.models.denoisers.opensora_plan.model:num_tokens",
-    exchanges="frameloom.models.denoisers.opensora_plan.model:exchanges",
-    pack_known="frameloom.models.denoisers.opensora_plan.conditioning:pack_known",
-    load_original="frameloom.models.denoisers.opensora_plan.weights:load_original",
-    export_forms="frameloom.models.denoisers.opensora_plan.weights:EXPORT",
+    model="frameloom.models.denoisers.opensora_plan.model:OpenSoraT2V",
+    weights="frameloom.models.denoisers.opensora_plan.weights",
 )

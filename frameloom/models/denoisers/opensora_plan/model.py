@@ -8,16 +8,13 @@ Blocks take and return tensors only. LayerNorms have no parameters.
 
 from __future__ import annotations
 
-import math
-from typing import cast
-
 import torch
 from torch import Tensor, nn
 
 from frameloom.core.errors import ConfigError
 from frameloom.distributed.sequence_parallel import ALONE, Exchange, SequenceGroup
-from frameloom.models.denoisers.building import build_fresh, list_blocks
-from frameloom.models.denoisers.conditions import NOTHING, Conditions, find_index, refuse_foreign
+from frameloom.models.denoisers.base import Conditions, Denoiser, Draws, Encode, find_index
+from frameloom.models.denoisers.opensora_plan.conditioning import pack_known
 from frameloom.models.denoisers.opensora_plan.config import WHERE, OpenSoraPlanConfig
 from frameloom.models.denoisers.opensora_plan.sharding import BLOCK_LISTS
 from frameloom.models.denoisers.opensora_plan.skiparse import (
@@ -27,17 +24,20 @@ from frameloom.models.denoisers.opensora_plan.skiparse import (
     turn_table,
 )
 from frameloom.models.layers.attention.attention import Projections, attend_tokens
-from frameloom.models.layers.dropout import DropoutSeeds, KeyedDropout
+from frameloom.models.layers.dropout import KeyedDropout, dropout_keys
 from frameloom.models.layers.mlp import FeedForward, TwoLinear
 from frameloom.models.layers.modulation import ModulationTable, SharedModulation, modulate
-from frameloom.models.layers.patches import Grid, PatchEmbed, token_grid, unpack
+from frameloom.models.layers.patches import Grid, PatchEmbed, unpack
 from frameloom.models.layers.positions import PositionTables
-from frameloom.models.text.base import TextStates
+from frameloom.models.spec import Latent
 
 
-class OpenSoraT2V(ModulationTable):
+class OpenSoraT2V(ModulationTable, Denoiser):
     """`rotary` keeps the position tables of the latest shapes. In a `sequence` group each rank has a part of the video
     tokens and all of the text."""
+
+    family, block_lists = "opensora_plan", BLOCK_LISTS
+    config: OpenSoraPlanConfig
 
     def __init__(self, config: OpenSoraPlanConfig) -> None:
         width = config.hidden_size
@@ -62,22 +62,30 @@ class OpenSoraT2V(ModulationTable):
             PatchEmbed(in_channels, width, self.config.patch_size), nn.Linear(width, width, bias=False)
         )
 
-    def forward(
-        self,
-        noisy_BCFHW: Tensor,
-        index_B: Tensor,
-        text_BKD: Tensor,
-        text_mask_BK: Tensor | None = None,
-        beside_BCFHW: Tensor | None = None,
-        dropout: DropoutSeeds | None = None,
-    ) -> Tensor:
-        """Prediction for a noisy latent at a noise level's index (0 to 999). Without seeds nothing is dropped."""
-        grid = self._check(noisy_BCFHW, beside_BCFHW)
+    def accepted(self) -> tuple[str, ...]:
+        return ("dropout_seeds", "cond_latents") if self.config.inpaint else ("dropout_seeds",)
+
+    def is_zero(self, name: str) -> bool:
+        """The last layer of a branch beside the noisy latent: a new branch changes nothing at first."""
+        return name in ("pos_embed_masked_hidden_states.1", "pos_embed_mask.1")
+
+    @staticmethod
+    def exchanges(config: OpenSoraPlanConfig, latent_FHW: Latent, num_text: int, degree: int) -> list[Exchange]:
+        return [Exchange(config.num_tokens(latent_FHW), config.hidden_size)] * config.num_layers
+
+    def pack_known(self, clip_BCFHW: Tensor, known_B1FHW: Tensor, encode: Encode, draws: Draws) -> Tensor:
+        return pack_known(self.config, clip_BCFHW, known_B1FHW, encode)
+
+    def forward(self, noisy_BCFHW: Tensor, timestep_B: Tensor, conditions: Conditions) -> Tensor:
+        """Pooled text is not used. Without `cond_latents`, an inpaint model gets a mask of nothing known."""
+        self.check_conditions(timestep_B, conditions)
+        cond_BCFHW, seeds_B = conditions.get("cond_latents"), conditions.get("dropout_seeds")
+        grid = self._check(noisy_BCFHW, cond_BCFHW)
         dtype = self.proj_out.weight.dtype
-        x_BND = self._embed(noisy_BCFHW.to(dtype), beside_BCFHW)
-        modulation_B6D, time_BD = self.adaln_single(index_B)
-        text_BKD = self.caption_projection(text_BKD.to(dtype))
-        text_mask = None if text_mask_BK is None else ((1 - text_mask_BK.float()) * PADDED).to(dtype)[:, None, None]
+        x_BND = self._embed(noisy_BCFHW.to(dtype), cond_BCFHW)
+        modulation_B6D, time_BD = self.adaln_single(find_index(timestep_B))
+        text_BKD = self.caption_projection(conditions["text"].to(dtype))
+        text_mask = ((1 - conditions["text_mask"].float()) * PADDED).to(dtype)[:, None, None]
         rope_N1P = self.rotary.get(grid, device=noisy_BCFHW.device)
         config, num_tokens = self.config, x_BND.shape[1]
         patterns = {config.pattern(layer) for layer in range(config.num_layers)}
@@ -85,20 +93,20 @@ class OpenSoraT2V(ModulationTable):
         x_BND, first = self.sequence.split(x_BND), self.sequence.find_first(num_tokens)
         for layer, block in enumerate(self.transformer_blocks):
             mask = masks[config.pattern(layer)]
-            keys = {} if dropout is None else {"dropout_keys": dropout.keys(layer, num_tokens, first)}
-            x_BND = block(x_BND, text_BKD, modulation_B6D, rope_N1P, mask, text_mask, **keys)
+            keys = dropout_keys(seeds_B, layer, num_tokens, first)
+            x_BND = block(x_BND, text_BKD, modulation_B6D, rope_N1P, mask, text_mask, keys)
         shift, scale = (self.scale_shift_table + time_BD[:, None]).chunk(2, dim=1)
         prediction_BNC = self.proj_out(modulate(x_BND, shift, scale))
         prediction_BNC = self.sequence.gather(prediction_BNC, num_tokens)
         return unpack(prediction_BNC, grid, self.config.patch_size, channels_last=True).to(noisy_BCFHW.dtype)
 
-    def _embed(self, noisy_BCFHW: Tensor, beside_BCFHW: Tensor | None) -> Tensor:
+    def _embed(self, noisy_BCFHW: Tensor, cond_BCFHW: Tensor | None) -> Tensor:
         x_BFHWD: Tensor = self.pos_embed(noisy_BCFHW)
         if not self.config.inpaint:
             return x_BFHWD.flatten(1, 3)
-        if beside_BCFHW is None:
-            beside_BCFHW = self._know_nothing(noisy_BCFHW)
-        masked, mask = beside_BCFHW.to(noisy_BCFHW.dtype).tensor_split([self.config.in_channels], dim=1)
+        if cond_BCFHW is None:
+            cond_BCFHW = self._know_nothing(noisy_BCFHW)
+        masked, mask = cond_BCFHW.to(noisy_BCFHW.dtype).tensor_split([self.config.in_channels], dim=1)
         x_BFHWD = x_BFHWD.add(self.pos_embed_masked_hidden_states(masked)).add(self.pos_embed_mask(mask))
         return x_BFHWD.flatten(1, 3)
 
@@ -108,7 +116,7 @@ class OpenSoraT2V(ModulationTable):
         ones = noisy_BCFHW.new_ones(batch, self.config.vae_scale_factor_t, *size)
         return torch.cat([torch.zeros_like(noisy_BCFHW), ones], dim=1)
 
-    def _check(self, noisy: Tensor, beside: Tensor | None) -> Grid:
+    def _check(self, noisy: Tensor, cond: Tensor | None) -> Grid:
         """The grid of tokens; ConfigError that names the rule when a tensor does not fit."""
         config = self.config
         batch, channels, frames, height, width = noisy.shape
@@ -117,49 +125,12 @@ class OpenSoraT2V(ModulationTable):
                 f"{WHERE}: the latent has {channels} channels, the model takes {config.in_channels}; choose the "
                 "autoencoder that the model was made for"
             )
-        if beside is not None and not config.inpaint:
+        if cond is not None and cond.shape != (batch, config.cond_channels, frames, height, width):
             raise ConfigError(
-                f"{WHERE}: the model has no input for beside_BCFHW; choose an inpaint size or leave it out"
-            )
-        if beside is not None and beside.shape != (batch, config.beside_channels, frames, height, width):
-            raise ConfigError(
-                f"{WHERE}: beside_BCFHW is {tuple(beside.shape)}; it should be the masked latent ({channels} "
+                f"{WHERE}: cond_latents is {tuple(cond.shape)}; it should be the masked latent ({channels} "
                 f"channels), then the mask ({config.vae_scale_factor_t}), for a latent of {frames}x{height}x{width}"
             )
-        return token_grid((frames, height, width), config.patch_size, where=WHERE)
-
-
-def build(config: OpenSoraPlanConfig, generator: torch.Generator | None = None) -> OpenSoraT2V:
-    return build_fresh(lambda: OpenSoraT2V(config), generator, family="opensora_plan", is_zero=starts_zero)
-
-
-def starts_zero(name: str) -> bool:
-    """The last layer of a branch beside the noisy latent: a new branch changes nothing at first."""
-    return name in ("pos_embed_masked_hidden_states.1", "pos_embed_mask.1")
-
-
-def denoise(
-    model: nn.Module, noisy_BCFHW: Tensor, timestep_B: Tensor, text: TextStates, given: Conditions = NOTHING
-) -> Tensor:
-    """The pooled text vector is not used. Without a condition, an inpaint model gets a mask of nothing known."""
-    config = cast(OpenSoraPlanConfig, model.config)
-    refuse_foreign(given, "opensora_plan", known=("dropout", "beside_BCFHW") if config.inpaint else ("dropout",))
-    conditions = (text.mask_BK, given.beside_BCFHW, given.dropout)
-    return cast(Tensor, model(noisy_BCFHW, find_index(timestep_B), text.tokens_BKD, *conditions))
-
-
-def num_tokens(config: OpenSoraPlanConfig, latent_FHW: tuple[int, int, int]) -> int:
-    return math.prod(token_grid(latent_FHW, config.patch_size, where=WHERE))
-
-
-def exchanges(
-    config: OpenSoraPlanConfig, latent_FHW: tuple[int, int, int], num_text: int, degree: int
-) -> list[Exchange]:
-    return [Exchange(num_tokens(config, latent_FHW), config.hidden_size)] * config.num_layers
-
-
-def blocks(model: nn.Module) -> list[nn.Module]:
-    return list_blocks(model, BLOCK_LISTS)
+        return self.config.token_grid((frames, height, width))
 
 
 class Block(ModulationTable):
@@ -171,7 +142,7 @@ class Block(ModulationTable):
         self.attn1 = SelfAttention(config, layer)
         self.attn2 = CrossAttention(config.hidden_size, config.num_attention_heads, bias=config.attention_bias)
         self.ff = FeedForward(config.hidden_size, config.dropout)
-        self.drop_mixed, self.drop_told = (KeyedDropout(config.dropout, site) for site in (2, 3))
+        self.drop_self, self.drop_cross = (KeyedDropout(config.dropout, site) for site in (2, 3))
 
     def forward(
         self,
@@ -186,8 +157,8 @@ class Block(ModulationTable):
         vectors = (self.scale_shift_table + modulation_B6D).chunk(6, dim=1)
         shift1, scale1, gate1, shift2, scale2, gate2 = vectors
         mixed_BND = self.attn1(modulate(x_BND, shift1, scale1, self.eps), rope_N1P, mask)
-        x_BND = torch.addcmul(x_BND, gate1, self.drop_mixed(mixed_BND, dropout_keys))
-        x_BND = x_BND + self.drop_told(self.attn2(x_BND, text_BKD, text_mask_B11K), dropout_keys)
+        x_BND = torch.addcmul(x_BND, gate1, self.drop_self(mixed_BND, dropout_keys))
+        x_BND = x_BND + self.drop_cross(self.attn2(x_BND, text_BKD, text_mask_B11K), dropout_keys)
         return torch.addcmul(x_BND, gate2, self.ff(modulate(x_BND, shift2, scale2, self.eps), dropout_keys))
 
 

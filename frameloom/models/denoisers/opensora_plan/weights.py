@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from frameloom.core.errors import CheckpointError
 from frameloom.core.logging import get_logger
 from frameloom.core.random import stream
-from frameloom.models.denoisers.building import initialize
+from frameloom.models.denoisers.base import initialize
 from frameloom.models.denoisers.export_forms import ExportForms, as_json
 from frameloom.models.denoisers.opensora_plan.config import OpenSoraPlanConfig
 from frameloom.models.layers.patches import PatchEmbed

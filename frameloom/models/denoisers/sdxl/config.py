@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 from frameloom.core.errors import ConfigError
 from frameloom.models.denoisers.sdxl.sharding import BLOCK_LISTS
-from frameloom.models.spec import DenoiserSpec, choose_size
+from frameloom.models.spec import DenoiserConfig, DenoiserSpec, Latent
+
+WHERE = "sdxl denoiser"
 
 
 @dataclass(frozen=True)
-class SDXLConfig:
+class SDXLConfig(DenoiserConfig):
     """A UNet of `len(channel_mult)` levels; each one below the first has half the height and width."""
 
     in_channels: int
@@ -43,6 +43,12 @@ class SDXLConfig:
         if problems:
             raise ConfigError(problems)
 
+    where = WHERE
+
+    @property
+    def patch(self) -> Latent:
+        return 1, 1, 1
+
     @property
     def widths(self) -> tuple[int, ...]:
         return tuple(self.model_channels * factor for factor in self.channel_mult)
@@ -57,11 +63,10 @@ class SDXLConfig:
 
 
 def _find_problems(config: SDXLConfig) -> list[str]:
-    where = "sdxl denoiser"
     numbers = [(name, getattr(config, name)) for name in _POSITIVE]
     numbers += [(name, number) for name in _LISTS for number in getattr(config, name)]
     problems = [
-        f"{where}: {name} has {number!r}; it must be a whole number of at least 1"
+        f"{WHERE}: {name} has {number!r}; it must be a whole number of at least 1"
         for name, number in numbers
         if not isinstance(number, int) or number < 1
     ]
@@ -70,22 +75,22 @@ def _find_problems(config: SDXLConfig) -> list[str]:
     num_levels = len(config.channel_mult)
     if num_levels == 0 or len(config.transformer_depth) != num_levels:
         problems.append(
-            f"{where}: transformer_depth {list(config.transformer_depth)} and channel_mult {list(config.channel_mult)} "
+            f"{WHERE}: transformer_depth {list(config.transformer_depth)} and channel_mult {list(config.channel_mult)} "
             "must have one number for each level"
         )
     factors = [2**level for level in range(num_levels)]
     strange = [factor for factor in config.attention_resolutions if factor not in factors]
     if strange:
-        problems.append(f"{where}: attention_resolutions has {strange[0]}; the levels have {factors}")
+        problems.append(f"{WHERE}: attention_resolutions has {strange[0]}; the levels have {factors}")
     for name, divisor in (("norm_groups", config.norm_groups), ("num_head_channels", config.num_head_channels)):
         wrong = [
             width for level, width in enumerate(config.widths) if width % divisor and _matters(config, name, level)
         ]
         if wrong:
-            problems.append(f"{where}: a level of {wrong[0]} channels is not a multiple of {name} {divisor}")
+            problems.append(f"{WHERE}: a level of {wrong[0]} channels is not a multiple of {name} {divisor}")
     for name in ("model_channels", "size_embed_dim"):
         if getattr(config, name) % 2:
-            problems.append(f"{where}: {name} {getattr(config, name)} must be even, for pairs of sine and cosine")
+            problems.append(f"{WHERE}: {name} {getattr(config, name)} must be even, for pairs of sine and cosine")
     return problems
 
 
@@ -139,28 +144,13 @@ SIZES: dict[str, SDXLConfig] = {
 }
 
 
-def configure(
-    size: str, *, latent_channels: int, text_width: int, pooled_width: int, overrides: Mapping[str, Any]
-) -> SDXLConfig:
-    """A named size, fitted to the autoencoder and the text encoders, with `overrides` of any other field."""
-    derived = {"in_channels": latent_channels, "context_in_dim": text_width, "vec_in_dim": pooled_width}
-    return choose_size(SIZES, size, family="sdxl", derived=derived, overrides=overrides)
-
-
 SPEC = DenoiserSpec(
     name="sdxl",
     sizes=SIZES,
-    configure=configure,
-    patch=lambda config: (1, 1, 1),
     block_kinds=BLOCK_LISTS,
-    conditions=("sizes", "log_sigma"),
+    supported_conditions=("sizes", "log_sigma"),
     text_join="concat",
     lora_targets=("to_q", "to_k", "to_v", "to_out.0"),
-    build="frameloom.models.denoisers.sdxl.model:build",
-    denoise="frameloom.models.denoisers.sdxl.model:denoise",
-    blocks="frameloom.models.denoisers.sdxl.model:blocks",
-    num_tokens="frameloom.models.denoisers.sdxl.model:num_tokens",
-    load_original="frameloom.models.denoisers.sdxl.weights:load_original",
-    export_forms="frameloom.models.denoisers.sdxl.weights:EXPORT",
-    lora_names="frameloom.models.denoisers.sdxl.weights:LORA_NAMES",
+    model="frameloom.models.denoisers.sdxl.model:SDXLUNet",
+    weights="frameloom.models.denoisers.sdxl.weights",
 )

@@ -5,7 +5,6 @@ Shape letters: B batch, C channels, F frames, H height, W width, K text tokens, 
 
 from __future__ import annotations
 
-import math
 from typing import Any, cast
 
 import torch
@@ -13,12 +12,10 @@ from diffusers.models.unets.unet_2d_condition import UNet2DConditionModel
 from torch import Tensor, nn
 
 from frameloom.core.errors import ConfigError
-from frameloom.models.denoisers.building import build_fresh
-from frameloom.models.denoisers.conditions import NOTHING, NUM_TIMESTEPS, Conditions, find_index, refuse_foreign
+from frameloom.models.denoisers.base import NUM_TIMESTEPS, Conditions, Denoiser, find_index
 from frameloom.models.denoisers.sdxl.config import SDXLConfig
 from frameloom.models.denoisers.sdxl.sharding import BLOCK_LISTS, STAGES
 from frameloom.models.layers.attention.diffusers_processor import AttendProcessor
-from frameloom.models.text.base import TextStates
 
 # Pixels per latent cell, for the size conditions of a clip that comes without any.
 PIXELS_PER_CELL = 8
@@ -28,34 +25,52 @@ AESTHETIC_SCORE = 6.0
 _INDEX_ROUNDING = 1e-3
 
 
-class SDXLUNet(UNet2DConditionModel):
-    """Keys of the state dict are those of diffusers' folders."""
+class SDXLUNet(Denoiser, UNet2DConditionModel):  # type: ignore[misc]
+    """Keys of the state dict are those of diffusers' folders, and so is `config`; ours is `architecture`."""
+
+    family, block_lists = "sdxl", BLOCK_LISTS
 
     def __init__(self, config: SDXLConfig) -> None:
         super().__init__(**diffusers_arguments(config))
         self.architecture = config
         self.set_attn_processor(AttendProcessor())  # type: ignore[arg-type]
 
-    def predict(
-        self,
-        noisy_BCHW: Tensor,
-        timestep_B: Tensor,
-        text_BKD: Tensor,
-        pooled_BD: Tensor,
-        sizes_B6: Tensor | None = None,
-    ) -> Tensor:
-        """Prediction for a noisy latent; without sizes, the picture is as large as the latent says, and not cropped."""
-        dtype = self.conv_in.weight.dtype
+    def accepted(self) -> tuple[str, ...]:
+        return ("sizes",)
+
+    def is_zero(self, name: str) -> bool:
+        """Zero-initialises residual outputs and the final convolution."""
+        return name == "conv_out" or name.endswith((".conv2", ".proj_out"))
+
+    def blocks(self) -> list[nn.Module]:
+        stages = [cast(nn.Module, getattr(self, name)) for name in STAGES]
+        parts = [part for stage in stages for part in stage.named_modules()]
+        lists = [part for name, part in parts if name.rpartition(".")[2] in BLOCK_LISTS]
+        return [block for blocks in lists for block in cast(nn.ModuleList, blocks)]
+
+    def forward(self, noisy_BCFHW: Tensor, timestep_B: Tensor, conditions: Conditions) -> Tensor:
+        """A clip of one frame is a picture. Text masks are not used: as in the original, padding is looked at.
+
+        Without sizes, the picture is as large as the latent says, and not cropped.
+        """
+        self.check_conditions(timestep_B, conditions)
+        if noisy_BCFHW.shape[2] != 1:
+            raise ConfigError(
+                f"sdxl: a latent of {noisy_BCFHW.shape[2]} frames; this family makes pictures, so clips must have 1 "
+                "frame; set the frames of the buckets to 1, or choose a video family"
+            )
+        noisy_BCHW, dtype = noisy_BCFHW[:, :, 0], self.conv_in.weight.dtype
         # Size values stay float32 until their sinusoids are computed: bfloat16 cannot tell 1333 from 1336.
-        conditions = {"text_embeds": pooled_BD.to(dtype), "time_ids": self._size_values(noisy_BCHW, sizes_B6)}
-        (prediction_BCHW,) = self(
+        sizes = self._size_values(noisy_BCHW, conditions.get("sizes"))
+        (prediction_BCHW,) = UNet2DConditionModel.forward(
+            self,
             noisy_BCHW.to(dtype),
-            _tell_level(timestep_B),
-            text_BKD.to(dtype),
-            added_cond_kwargs=conditions,
+            _find_level(timestep_B),
+            conditions["text"].to(dtype),
+            added_cond_kwargs={"text_embeds": conditions["pooled"].to(dtype), "time_ids": sizes},
             return_dict=False,
         )
-        return cast(Tensor, prediction_BCHW).to(noisy_BCHW.dtype)
+        return cast(Tensor, prediction_BCHW).to(noisy_BCFHW.dtype)[:, :, None]
 
     def _size_values(self, noisy_BCHW: Tensor, sizes_B6: Tensor | None) -> Tensor:
         """What the size sinusoids see: original, crop, then target size, or the refiner's aesthetic score."""
@@ -91,43 +106,7 @@ def diffusers_arguments(config: SDXLConfig) -> dict[str, Any]:
     }
 
 
-def _tell_level(timestep_B: Tensor) -> Tensor:
+def _find_level(timestep_B: Tensor) -> Tensor:
     """The index of a DDPM's level; a level between two of them, as an EDM has, stays as it is."""
-    told_B, index_B = timestep_B.float() * NUM_TIMESTEPS, find_index(timestep_B)
-    return torch.where((told_B - index_B).abs() < _INDEX_ROUNDING, index_B, told_B)
-
-
-def build(config: SDXLConfig, generator: torch.Generator | None = None) -> SDXLUNet:
-    return build_fresh(lambda: SDXLUNet(config), generator, family="sdxl", is_zero=_starts_zero)
-
-
-def _starts_zero(name: str) -> bool:
-    """Zero-initialises residual outputs and the final convolution."""
-    return name == "conv_out" or name.endswith((".conv2", ".proj_out"))
-
-
-def denoise(
-    model: nn.Module, noisy_BCFHW: Tensor, timestep_B: Tensor, text: TextStates, given: Conditions = NOTHING
-) -> Tensor:
-    """A clip of one frame is a picture. `text.mask_BK` is not used: as in the original, padding is looked at."""
-    refuse_foreign(given, "sdxl", known=("sizes_B6",))
-    num_frames = noisy_BCFHW.shape[2]
-    if num_frames != 1:
-        raise ConfigError(
-            f"sdxl: a latent of {num_frames} frames; this family makes pictures, so clips must have 1 frame; set the "
-            "frames of the buckets to 1, or choose a video family"
-        )
-    prediction_BCHW = cast(SDXLUNet, model).predict(
-        noisy_BCFHW[:, :, 0], timestep_B, text.tokens_BKD, text.pooled_BD, given.sizes_B6
-    )
-    return prediction_BCHW[:, :, None]
-
-
-def blocks(model: nn.Module) -> list[nn.Module]:
-    stages = [cast(nn.Module, getattr(model, name)) for name in STAGES]
-    lists = [part for stage in stages for name, part in stage.named_modules() if name.rpartition(".")[2] in BLOCK_LISTS]
-    return [block for blocks in lists for block in cast(nn.ModuleList, blocks)]
-
-
-def num_tokens(config: SDXLConfig, latent_FHW: tuple[int, int, int]) -> int:
-    return math.prod(latent_FHW)
+    exact_B, index_B = timestep_B.float() * NUM_TIMESTEPS, find_index(timestep_B)
+    return torch.where((exact_B - index_B).abs() < _INDEX_ROUNDING, index_B, exact_B)

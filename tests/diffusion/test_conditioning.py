@@ -9,9 +9,8 @@ import torch
 
 from frameloom.core.errors import ConfigError
 from frameloom.core.random import stream
-from frameloom.diffusion.mask_kinds import CLIP_SHARES, END_KINDS, END_SHARES, FRAME_SHARES, IMAGE_SHARES
-from frameloom.diffusion.masks import (
-    StreamDice,
+from frameloom.diffusion.conditioning import (
+    MaskRandom,
     draw_end_mask,
     draw_frame_mask,
     draw_region_mask,
@@ -20,12 +19,13 @@ from frameloom.diffusion.masks import (
     pick_kind,
     usable_kinds,
 )
+from frameloom.diffusion.mask_kinds import CLIP_SHARES, END_KINDS, END_SHARES, FRAME_SHARES, IMAGE_SHARES
 
 CLIP = (9, 16, 24)
 
 
-def dice(*counters: int) -> StreamDice:
-    return StreamDice(stream(0, "mask", *counters))
+def dice(*counters: int) -> MaskRandom:
+    return MaskRandom(stream(0, "mask", *counters))
 
 
 @pytest.mark.parametrize("kind", CLIP_SHARES)
