@@ -89,6 +89,7 @@ def read_given(request: SampleRequest, vae: VideoVAE) -> Given:
     if mode == "image":
         for path, frame in ((request.image, 0), (request.last_image, -1)):
             if path is not None:
+                # Of a video, its first frame.
                 clip_CFHW[:, frame] = _read_frames(path, request, 1)[:, 0]
                 known_FHW[frame] = 1
     elif mode == "continue":
