@@ -45,7 +45,7 @@ def plan(
     from frameloom.planner.devices import choose_device
     from frameloom.planner.estimate import measure_recipe, plan_run, refuse_missing_manifest
     from frameloom.planner.suggest import balance_tokens, format_balance, suggest_change
-    from frameloom.planner.table import describe_plan, plan_json
+    from frameloom.planner.table import format_plan, plan_json
 
     if write is not None:
         _refuse_existing(write)
@@ -63,7 +63,7 @@ def plan(
     if as_json:
         print(json.dumps(plan_json(found) | {"change": settings or None}, indent=2))
     else:
-        print("\n".join(describe_plan(found, every_shape=every_shape)))
+        print("\n".join(format_plan(found, every_shape=every_shape)))
         _print_advice(len(found.breaking), found.breaking[0].bucket.name if found.breaking else "", change)
         if balance is not None:
             print(format_balance(balance))

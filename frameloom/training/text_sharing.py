@@ -103,7 +103,10 @@ class SplitEncoder(SharedEncoder):
             raise ConfigError(
                 f"parallel.encoders is shard, but the text encoder {self.name} has no weights to split; write each"
             )
-        for module in (*find_blocks(model), model):
+        # The repeated layers: the members of the list with the most weights.
+        lists = [module for module in model.modules() if isinstance(module, nn.ModuleList)]
+        blocks = max(lists, key=lambda part: sum(weight.numel() for weight in part.parameters()), default=())
+        for module in (*blocks, model):
             fully_shard(module, mesh=self._mesh, reshard_after_forward=True)
         self.inner.to(self.device)
         self._is_split = True
@@ -129,14 +132,3 @@ def share_text(text: TextPipeline, parallel: Parallelism) -> TextPipeline:
     size = dist.get_world_size(host)
     owners = {id(encoder): number % size for number, encoder in enumerate(text.encoders)}
     return text.with_each(lambda encoder: OnceEncoder(encoder, device, host, owner=owners[id(encoder)]))
-
-
-def find_blocks(model: nn.Module) -> list[nn.Module]:
-    """The repeated layers of an encoder: the members of its list with the most weights."""
-    lists = [module for module in model.modules() if isinstance(module, nn.ModuleList)]
-    sizes = [_count_weights(module) for module in lists]
-    return list(lists[sizes.index(max(sizes))]) if lists else []
-
-
-def _count_weights(module: nn.Module) -> int:
-    return sum(weight.numel() for weight in module.parameters())

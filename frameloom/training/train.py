@@ -136,9 +136,7 @@ def build_trainer(
     parallel.shard_model(task.networks[MODEL], task.blocks, precision)
     rate = build_rate(recipe, num_shares=num_shares)
     updates = [
-        build_update(
-            phase, task.networks[phase.network], settings, scale_rate(rate, phase.optim.lr / recipe.optim.lr), parallel
-        )
+        build_update(phase, task.networks[phase.network], settings, rate, phase.optim.lr / recipe.optim.lr, parallel)
         for phase in task.phases(recipe.optim)
     ]
     # Norms of a discriminator and the balance of its gradient are those of what is computed at once.
@@ -174,10 +172,6 @@ def build_rate(recipe: Recipe, *, num_shares: int = 1) -> Callable[[int], float]
     rate = scaled_rate(recipe, num_processes=num_shares)
     factor = build_schedule(recipe.optim.schedule, recipe.train.num_steps)
     return lambda step: rate * factor(step - 1)
-
-
-def scale_rate(rate: Callable[[int], float], share: float) -> Callable[[int], float]:
-    return lambda step: share * rate(step)
 
 
 @contextmanager

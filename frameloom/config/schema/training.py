@@ -168,7 +168,7 @@ def interval_epochs(interval: int | str) -> int | None:
     return int(interval.split()[0]) if isinstance(interval, str) else None
 
 
-def is_due(interval: int | str, *, step: int, epoch: int, position: int) -> bool:
+def is_due(interval: int | str, step: int, epoch: int, position: int) -> bool:
     """Whether something is done after `step`; `epoch` and `position` are where the next step begins."""
     epochs = interval_epochs(interval)
     if epochs is None:

@@ -56,7 +56,7 @@ def build_word(
         vectors[name] = nn.Parameter(start_VD.to(device, torch.float32))
         add_word(encoder, section.placeholder, vectors[name])
         encoder.learns = True
-    base = base_digest(denoiser, text)
+    base = digest_value([denoiser.digest, text.fingerprint()])
     _log.info("inversion: %d numbers train", sum(part.numel() for part in vectors.values()))
 
     def state() -> dict[str, Any]:
@@ -76,11 +76,6 @@ def build_word(
         write_word(folder, word, family=denoiser.family.name, base={"sha256": base})
 
     return vectors, TrainedPart("inversion", lambda: dict(vectors.items()), state(), check, export)
-
-
-def base_digest(denoiser: LoadedDenoiser, text: TextPipeline) -> str:
-    """Of the denoiser's and the encoders' first weights."""
-    return digest_value([denoiser.digest, text.fingerprint()])
 
 
 def _read_start(section: InversionSection) -> Mapping[str, Tensor]:
