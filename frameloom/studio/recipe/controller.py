@@ -168,7 +168,7 @@ def show_plan(context: StudioContext, recipe: Recipe, device: str, num_devices: 
     if len(plan.buckets) > _MAX_ROWS:
         parts.append(note(f"And {len(plan.buckets) - _MAX_ROWS} more."))
     if balance := balance_tokens(recipe, plan, num_devices, measured):
-        parts.append(note(f"Better: {balance.describe()}."))
+        parts.append(note(f"Better: {balance.format()}."))
     if not reads_data:
         parts.append(note("No times of an epoch: the manifest is not there, or not below the folder."))
     return "".join(parts)
