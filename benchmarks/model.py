@@ -48,7 +48,7 @@ from frameloom.models.denoisers.base import Denoiser
 from frameloom.models.registry import get_denoiser
 from frameloom.models.spec import DenoiserSpec
 from frameloom.models.text.base import TextStates
-from frameloom.planner.costs import TextShape, measure_costs
+from frameloom.planner.costs import MetaDenoiser, TextShape, measure_costs
 from frameloom.training.compiling import compile_blocks
 from frameloom.training.optim.clipping import clip_within_step
 from frameloom.training.optim.optimizer import build_optimizer
@@ -350,5 +350,6 @@ def count_flops(case: Case) -> float:
     family, config = configure(case)
     with torch.device("meta"):
         model = family.build(config)
-    costs = measure_costs(family, model, [case.latent], latent_channels=_CHANNELS, text=_TEXT, bf16=False)
+    denoiser = MetaDenoiser(family, model, config, _TEXT, _CHANNELS)
+    costs = measure_costs(denoiser, [case.latent], bf16=False)
     return case.batch * costs[case.latent].flops

@@ -18,7 +18,7 @@ from frameloom.config.schema.buckets import (
     RatioTokensSection,
     TokenBudgetSection,
 )
-from frameloom.config.schema.data import DataSection
+from frameloom.config.schema.data import DataSection, SourceSection
 from frameloom.config.schema.recipe import Recipe
 from frameloom.config.schema.training import DreamBoothSection
 from frameloom.core.errors import DataError
@@ -30,7 +30,7 @@ from frameloom.data.buckets.policy import BucketPolicy, assign, count_unused
 from frameloom.data.buckets.ratio_tokens import RatioTokens
 from frameloom.data.manifest.captions import CaptionSuffix, append_suffix, override_captions, read_templates
 from frameloom.data.manifest.filters import Where
-from frameloom.data.manifest.manifest import Manifest, Part, SourceSpec, rows_of_epoch
+from frameloom.data.manifest.manifest import Manifest, Part, rows_in_epoch
 from frameloom.data.manifest.rows import TableRows, check_table
 from frameloom.data.media.decode import kind_of
 from frameloom.data.media.probe import probe_header
@@ -73,14 +73,8 @@ def read_manifest(recipe: Recipe, where: Where | None = None) -> Manifest:
     `where` stands in for `data.where`.
     """
     data = recipe.data
-    if data.sources:
-        specs = [
-            SourceSpec(Path(item.path), Path(item.root) if item.root else None, item.where, item.weight, item.repeat)
-            for item in data.sources
-        ]
-    else:
-        specs = [SourceSpec(Path(data.manifest or ""), Path(data.root) if data.root else None)]
-    manifest = _override_captions(recipe, Manifest.read_sources(specs, where=data.where if where is None else where))
+    sections = data.sources or (SourceSection(path=data.manifest or "", root=data.root),)
+    manifest = _override_captions(recipe, Manifest.read_sources(sections, where=data.where if where is None else where))
     note = recipe.text.note
     if note is None or recipe.task != "denoiser":
         return manifest
@@ -166,7 +160,7 @@ def shown_rows(recipe: Recipe, manifest: Manifest, epoch: int) -> NDArray[np.int
     """The rows of an epoch where sources have weights or repeats; None where every row comes once."""
     if all(part.share.is_plain for part in manifest.parts):
         return None
-    return rows_of_epoch(manifest, recipe.seed, epoch)
+    return rows_in_epoch([part.share for part in manifest.parts], recipe.seed, epoch)
 
 
 def order_epoch(

@@ -79,9 +79,16 @@ def read_weights(path: Path, *, kind: str = "") -> ModelFolder:
     """
     own = find_own(path)
     if own is not None:
-        return _read_own(own)
-    stored = _find_step(path)
-    if stored is not None:
+        content = _read_description(own)
+        if not (own / TENSORS).is_file() or digest_file(own / TENSORS) != content["sha256"]:
+            raise CheckpointError(
+                f"{own / TENSORS}: missing or damaged, it does not match {CONFIG}; export the model again"
+            )
+        tensors = open_safetensors(own / TENSORS)
+        return ModelFolder(content["kind"], content["name"], content["config"], tensors, content["sha256"])
+    if (path / STATE).is_file():
+        return _read_step(StoredCheckpoint(path, verify_checkpoint(path)))
+    if _is_run(path) and (stored := find_latest(path / "checkpoints")) is not None:
         return _read_step(stored)
     found = find_weights(path, kind=kind)
     refuse_pickle(found)
@@ -114,16 +121,6 @@ def find_own(path: Path) -> Path | None:
     return None
 
 
-def _read_own(folder: Path) -> ModelFolder:
-    content = _read_description(folder)
-    if not (folder / TENSORS).is_file() or digest_file(folder / TENSORS) != content["sha256"]:
-        raise CheckpointError(
-            f"{folder / TENSORS}: missing or damaged, it does not match {CONFIG}; export the model again"
-        )
-    tensors = open_safetensors(folder / TENSORS)
-    return ModelFolder(content["kind"], content["name"], content["config"], tensors, content["sha256"])
-
-
 def _read_description(folder: Path) -> dict[str, Any]:
     content = read_config(folder)
     if missing := [key for key in _KEYS if key not in content]:
@@ -136,13 +133,6 @@ def _read_description(folder: Path) -> dict[str, Any]:
             "belongs to in model.weights"
         )
     return content
-
-
-def _find_step(path: Path) -> StoredCheckpoint | None:
-    """The checkpoint at `path`, or the newest one of an unfinished run; None for anything else."""
-    if (path / STATE).is_file():
-        return StoredCheckpoint(path, verify_checkpoint(path))
-    return find_latest(path / "checkpoints") if _is_run(path) else None
 
 
 def _is_run(path: Path) -> bool:

@@ -99,7 +99,8 @@ def find_latest(
         except CheckpointError as error:
             _log.warning("%s; trying the one before", error)
             if set_aside:
-                collective.run_on_rank0(partial(_set_aside, folder), error=CheckpointError)
+                damaged = folder.with_name(f"damaged-{folder.name}-{uuid4().hex[:8]}")
+                collective.run_on_rank0(partial(os.rename, folder, damaged), error=CheckpointError)
     if steps:
         raise CheckpointError(
             f"{root}: none of the {len(steps)} checkpoints is complete; restore one, "
@@ -119,17 +120,13 @@ def load_checkpoint(folder: Path) -> Checkpoint:
     return StoredCheckpoint(folder, verify_checkpoint(folder)).load()
 
 
-def _set_aside(folder: Path) -> None:
-    os.rename(folder, folder.with_name(f"damaged-{folder.name}-{uuid4().hex[:8]}"))
-
-
 def verify_checkpoint(folder: Path, collective: Collective | None = None) -> dict[str, Any]:
     """The state of a complete and undamaged checkpoint.
 
     Each file is digested by one process of `collective`, and all of them raise the same error.
     """
     collective = collective or Collective()
-    state, sizes = collective.run_on_rank0(lambda: _look_at(folder), error=CheckpointError)
+    state, sizes = collective.run_on_rank0(lambda: _stat_files(folder), error=CheckpointError)
     found = collective.gather(_check_share(folder, state["files"], sizes, collective))
     unseen = [problem for is_unseen, problem in found if is_unseen]
     damaged = [problem for is_unseen, problem in found if problem and not is_unseen]
@@ -139,7 +136,7 @@ def verify_checkpoint(folder: Path, collective: Collective | None = None) -> dic
     return dict(state)
 
 
-def _look_at(folder: Path) -> tuple[dict[str, Any], dict[str, int]]:
+def _stat_files(folder: Path) -> tuple[dict[str, Any], dict[str, int]]:
     """The state, and the sizes of the files that it names."""
     state = read_state(folder)
     for name in state["files"]:

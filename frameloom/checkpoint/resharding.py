@@ -14,6 +14,7 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeGuard
@@ -48,10 +49,6 @@ class Piece:
     @property
     def num_bytes(self) -> int:
         return math.prod(self.size) * self.itemsize
-
-    @property
-    def is_whole(self) -> bool:
-        return self.size == self.shape
 
     @property
     def box(self) -> Box:
@@ -92,7 +89,7 @@ def describe_pieces(tensors: Mapping[str, Mapping[str, Tensor]]) -> Layout:
     """All that this process holds; of a tensor with fewer rows than processes that may be nothing."""
     found = {group: {name: describe_piece(value) for name, value in named.items()} for group, named in tensors.items()}
     return {
-        group: {name: piece for name, piece in named.items() if piece.num_bytes or piece.is_whole}
+        group: {name: piece for name, piece in named.items() if piece.num_bytes or piece.size == piece.shape}
         for group, named in found.items()
     }
 
@@ -196,13 +193,14 @@ class StoredTensors:
 
     def shapes(self) -> dict[str, dict[str, tuple[int, ...]]]:
         """Of all tensors, by group and name."""
-        return {group: self._shapes_of(group) for group in self._files}
-
-    def _shapes_of(self, group: str) -> dict[str, tuple[int, ...]]:
-        if group in self._placement:
-            return {name: tuple(entry["shape"]) for name, entry in self._placement[group].items()}
-        file = self._file(self._files[group][0])
-        return {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
+        found: dict[str, dict[str, tuple[int, ...]]] = {}
+        for group, files in self._files.items():
+            if group in self._placement:
+                found[group] = {name: tuple(entry["shape"]) for name, entry in self._placement[group].items()}
+            else:
+                file = self._file(files[0])
+                found[group] = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
+        return found
 
     def read(self, group: str, name: str, box: Box | None = None) -> Tensor:
         """A tensor, or a box of it, put together from the pieces that it lies in."""
@@ -236,15 +234,16 @@ class StoredTensors:
         headers = [open_safetensors(self._folder / file) for file in self._files[group]]
         if group not in self._placement:
             return headers[0]
-        pending = {}
-        for name, shape in self._shapes_of(group).items():
-            dtype = headers[self._placement[group][name]["parts"][0][0] - 1].pending[name].dtype
-            pending[name] = PendingTensor(dtype, shape, lambda name=name: self._read_once(group, name))  # type: ignore[misc]
-        return LazyTensors(pending)
 
-    def _read_once(self, group: str, name: str) -> Tensor:
-        with self:
-            return self.read(group, name).clone()
+        def read_once(name: str) -> Tensor:
+            with self:
+                return self.read(group, name).clone()
+
+        pending = {}
+        for name, entry in self._placement[group].items():
+            dtype = headers[entry["parts"][0][0] - 1].pending[name].dtype
+            pending[name] = PendingTensor(dtype, tuple(entry["shape"]), partial(read_once, name))
+        return LazyTensors(pending)
 
     def _join(
         self, group: str, name: str, size: tuple[int, ...], parts: Sequence[tuple[tuple[int, ...], Tensor]]
@@ -294,20 +293,20 @@ def read_own(
         found[kind] = {}
         for name, shape in shapes.items():
             mine = own.get(kind, {}).get(name)
-            if mine is not None or (kind, name) not in known:
-                found[kind][name] = _read_like(stored, kind, name, shape, mine)
+            if mine is None and (kind, name) in known:
+                continue
+            if mine is None or not is_split(mine) or tuple(mine.shape) != shape:
+                found[kind][name] = stored.read(kind, name)
+                continue
+            from torch.distributed.tensor import DTensor, distribute_tensor  # takes a second, which most commands save
+
+            mesh, placements = mine.device_mesh, mine.placements
+            if not is_simple(mine):
+                whole = stored.read(kind, name).to(mine.device)
+                found[kind][name] = distribute_tensor(whole, mesh, placements, src_data_rank=None)
+                continue
+            part = stored.read(kind, name, describe_piece(mine).box).to(mine.device)
+            found[kind][name] = DTensor.from_local(
+                part, mesh, placements, run_check=False, shape=mine.shape, stride=mine.stride()
+            )
     return found
-
-
-def _read_like(stored: StoredTensors, kind: str, name: str, shape: tuple[int, ...], own: Tensor | None) -> Tensor:
-    if own is None or not is_split(own) or tuple(own.shape) != shape:
-        return stored.read(kind, name)
-    from torch.distributed.tensor import DTensor, distribute_tensor  # takes a second, which most commands save
-
-    if not is_simple(own):
-        whole = stored.read(kind, name).to(own.device)
-        return distribute_tensor(whole, own.device_mesh, own.placements, src_data_rank=None)
-    part = stored.read(kind, name, describe_piece(own).box).to(own.device)
-    return DTensor.from_local(
-        part, own.device_mesh, own.placements, run_check=False, shape=own.shape, stride=own.stride()
-    )

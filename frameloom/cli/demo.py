@@ -46,13 +46,13 @@ def shapes(
 
     Example: frameloom data shapes data/shapes --count 2000 --seed 0
     """
-    from frameloom.demo.shapes_set import describe_shapes, write_shapes
+    from frameloom.demo.shapes_set import format_shapes, write_shapes
 
     check_output_folder(out, "OUT")
     manifest = write_shapes(
         out, count=count, seed=seed, image_share=image_share, heldout_share=heldout_share, num_workers=workers
     )
-    for line in describe_shapes(manifest):
+    for line in format_shapes(manifest):
         typer.echo(line)
 
 
@@ -82,10 +82,9 @@ def score(
     if as_json:
         print(json.dumps(scored.to_json(), indent=2))
         return
-    report = scored.report
-    print(f"{report.count} held-out prompts")
-    for name, share in report.accuracy.items():
-        print(f"  {name:<12}{share:>6.1%}   by chance {report.chance[name]:.1%}")
-    print(f"  {'all right':<12}{report.all_right:>6.1%}")
+    print(f"{scored.count} held-out prompts")
+    for name, share in scored.accuracy.items():
+        print(f"  {name:<12}{share:>6.1%}   by chance {scored.chance[name]:.1%}")
+    print(f"  {'all right':<12}{scored.all_right:>6.1%}")
     if scored.first_frame_db is not None:
         print(f"  first frame {scored.first_frame_db:.1f} dB like the given one, in the median")

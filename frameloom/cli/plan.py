@@ -46,7 +46,7 @@ def plan(
     from frameloom.planner.devices import choose_device
     from frameloom.planner.estimate import measure_recipe, plan_run, refuse_missing_manifest
     from frameloom.planner.suggest import balance_tokens, format_balance, render_recipe, suggest_change
-    from frameloom.planner.table import describe_plan, plan_json
+    from frameloom.planner.table import format_plan, plan_json
 
     if write is not None:
         # A file on top of RECIPE cannot stand in its own place, and what another file says would be lost.
@@ -67,7 +67,7 @@ def plan(
     if as_json:
         print(json.dumps(plan_json(found) | {"change": settings or None}, indent=2))
     else:
-        print("\n".join(describe_plan(found, every_shape=every_shape)))
+        print("\n".join(format_plan(found, every_shape=every_shape)))
         if not found.breaking:
             print("every bucket fits")
         else:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
 from statistics import median
@@ -206,6 +206,12 @@ class ScoreReport:
     accuracy: dict[str, float]
     all_right: float
     chance: dict[str, float]
+    first_frame_db: float | None = None
+    """median likeness (PSNR) of first frames to the ones that were given"""
+    results: Sequence[Sample] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "results" and value is not None}
 
 
 def score_prompts(clips: Iterable[tuple[NDArray[np.uint8], str]]) -> ScoreReport:
@@ -242,26 +248,14 @@ def _score_pixels(pixels_CFHW: Tensor, prompt: str) -> float:
 PROMPT_METRICS = {"shapes": PromptMetric("shapes_right", _score_pixels, are_shapes)}
 
 
-@dataclass(frozen=True)
-class ScoredRun:
-    """`first_frame_db` is the median likeness (PSNR) of first frames to the ones that were given."""
-
-    results: list[Sample]
-    report: ScoreReport
-    first_frame_db: float | None = None
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self.report) | ({} if self.first_frame_db is None else {"first_frame_db": self.first_frame_db})
-
-
-def score_run(pipeline: Pipeline, *, num_prompts: int, seed: int, batch_size: int = 24) -> ScoredRun:
+def score_run(pipeline: Pipeline, *, num_prompts: int, seed: int, batch_size: int = 24) -> ScoreReport:
     """Sample prompts whose combinations were never trained on, and score them; seeds count up from 0."""
     prompts = heldout_prompts(num_prompts, seed=seed)
     requests = [pipeline.request(prompt, number) for number, prompt in enumerate(prompts)]
     return _sample_and_score(pipeline, requests, batch_size)
 
 
-def score_from_first_frames(pipeline: Pipeline, *, num_prompts: int, seed: int, batch_size: int = 24) -> ScoredRun:
+def score_from_first_frames(pipeline: Pipeline, *, num_prompts: int, seed: int, batch_size: int = 24) -> ScoreReport:
     """The same with a first frame given, drawn anew for each held-out prompt.
 
     What the frame shows is then for the model to keep; where it goes, only the prompt says.
@@ -288,7 +282,7 @@ def is_right(result: Sample) -> bool:
     return score_prompts([(result.frames, result.request.prompt)]).all_right == 1
 
 
-def _sample_and_score(pipeline: Pipeline, requests: Sequence[SampleRequest], batch_size: int) -> ScoredRun:
+def _sample_and_score(pipeline: Pipeline, requests: Sequence[SampleRequest], batch_size: int) -> ScoreReport:
     with ProgressBar("sampling", len(requests) * pipeline.settings.steps) as bar:
         results = generate(pipeline, requests, batch_size=batch_size, on_step=bar.advance)
-    return ScoredRun(results, score_prompts([(result.frames, result.request.prompt) for result in results]))
+    return replace(score_prompts([(result.frames, result.request.prompt) for result in results]), results=results)

@@ -237,7 +237,7 @@ def _write_manifest(path: Path, clips: Sequence[PlannedClip], files: Sequence[tu
     write_manifest(path, table)
 
 
-def describe_shapes(manifest: Path) -> list[str]:
+def format_shapes(manifest: Path) -> list[str]:
     """What a finished set holds, as lines to print."""
     from frameloom.data.manifest.manifest import Manifest
 

@@ -51,24 +51,20 @@ def _one_reporter(rank: int, store: Store) -> Iterator[None]:
             error.args = (f"rank {rank}: {error}",)
         raise
     except RuntimeError as error:
-        if not is_lost_contact(error):
+        if not (isinstance(error, dist.DistError) or any(word in str(error) for word in _LOST)):
             _claim_report(rank, store)
             raise
         # The rank that failed has reported before it went; this is only a consequence.
         if _is_claimed(store):
             raise PeerFailed(RunError.exit_code) from error
+        first_line = str(error).strip().partition("\n")[0][:200]
         raise RunError(
-            f"rank {rank}: lost contact with another process ({_first_line(error)}); it was killed or its machine is "
+            f"rank {rank}: lost contact with another process ({first_line}); it was killed or its machine is "
             "gone. Start the same command again: it goes on where it was last saved"
         ) from error
     except BaseException:
         _claim_report(rank, store)
         raise
-
-
-def is_lost_contact(error: RuntimeError) -> bool:
-    """Whether an error came from a rank that is gone, not from this one."""
-    return isinstance(error, dist.DistError) or any(word in str(error) for word in _LOST)
 
 
 def _claim_report(rank: int, store: Store) -> bool:
@@ -93,20 +89,6 @@ def _is_claimed(store: Store) -> bool:
     return False
 
 
-def _first_line(error: BaseException) -> str:
-    return str(error).strip().partition("\n")[0][:200]
-
-
-class _Rank(logging.Filter):
-    def __init__(self, rank: int) -> None:
-        super().__init__()
-        self._prefix = f"rank {rank}: "
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        record.msg = self._prefix + str(record.msg)
-        return True
-
-
 @contextmanager
 def quiet_ranks(rank: int, keep_warnings: Sequence[logging.Logger] = ()) -> Iterator[None]:
     """Let ranks other than 0 log only errors, and the warnings of `keep_warnings`, with their rank in front."""
@@ -115,7 +97,11 @@ def quiet_ranks(rank: int, keep_warnings: Sequence[logging.Logger] = ()) -> Iter
         return
     root = logging.getLogger("frameloom")
     before = [(logger, logger.level) for logger in (root, *keep_warnings)]
-    mark = _Rank(rank)
+
+    def mark(record: logging.LogRecord) -> bool:
+        record.msg = f"rank {rank}: {record.msg}"
+        return True
+
     root.setLevel(logging.ERROR)
     for logger in keep_warnings:
         logger.setLevel(logging.WARNING)

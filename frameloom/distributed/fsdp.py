@@ -45,15 +45,11 @@ def apply_fsdp(
         reduce_dtype=torch.float32 if is_half else None,
         cast_forward_inputs=False,
     )
-    model.register_forward_hook(_own_output)
+    # A view as output would lose its gathering hook if someone changed it in place.
+    model.register_forward_hook(lambda _, inputs, output: output.clone() if output._is_view() else output)
     for block in blocks:
         fully_shard(block, mesh=mesh, reshard_after_forward=not keep_gathered, mp_policy=policy)
     fully_shard(model, mesh=mesh, reshard_after_forward=not keep_gathered, mp_policy=policy)
-
-
-def _own_output(model: nn.Module, inputs: Any, output: Tensor) -> Tensor:
-    """A view as output would lose its gathering hook if someone changed it in place."""
-    return output.clone() if output._is_view() else output
 
 
 def match_fsdp_rounding(model: nn.Module, blocks: Sequence[nn.Module]) -> None:
@@ -63,12 +59,12 @@ def match_fsdp_rounding(model: nn.Module, blocks: Sequence[nn.Module]) -> None:
     passes a block's inputs through one node, so uses add up inside each block first; without it they would be added to
     one running sum, which rounds otherwise.
     """
+
+    def enter(module: nn.Module, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
+        return tree_map_only(Tensor, lambda x: x.view_as(x) if x.requires_grad else x, (args, options))
+
     for module in (*blocks, model):
-        module.register_forward_pre_hook(_enter, with_kwargs=True)
-
-
-def _enter(module: nn.Module, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
-    return tree_map_only(Tensor, lambda given: given.view_as(given) if given.requires_grad else given, (args, options))
+        module.register_forward_pre_hook(enter, with_kwargs=True)
 
 
 def expect_backward(model: nn.Module, *, is_last: bool, keep_gathered: bool) -> None:
@@ -93,31 +89,18 @@ def add_up_gradients(
     were used may differ between ranks: how many of them used it travels behind the numbers.
     """
     whole = [param for param in params if param.requires_grad and not isinstance(param, DTensor)]
-    sent = [_Bucket(members, group) for members in _fill_buckets(whole, most)]
-    for bucket in sent:
-        bucket.take_back()
-
-
-class _Bucket:
-    """Gradients of several parameters while they are added up."""
-
-    def __init__(self, params: Sequence[nn.Parameter], group: dist.ProcessGroup | None) -> None:
-        self.params = params
-        first = params[0]
-        used = [0.0 if param.grad is None else 1.0 for param in params]
-        parts = [torch.zeros_like(param) if param.grad is None else param.grad for param in params]
-        counts = torch.tensor(used, dtype=first.dtype, device=first.device)
-        self.flat = torch.cat([*(part.reshape(-1) for part in parts), counts])
-        for param in params:
+    sent: list[tuple[Sequence[nn.Parameter], Tensor, Any]] = []
+    for members in _fill_buckets(whole, most):
+        used = members[0].new_tensor([0.0 if param.grad is None else 1.0 for param in members])
+        parts = [torch.zeros_like(param) if param.grad is None else param.grad for param in members]
+        flat = torch.cat([*(part.reshape(-1) for part in parts), used])
+        for param in members:
             param.grad = None
-        self.work = dist.all_reduce(self.flat, group=group, async_op=True)
-
-    def take_back(self) -> None:
-        assert self.work is not None
-        self.work.wait()
-        sizes = [param.numel() for param in self.params]
-        *parts, counts = torch.split(self.flat, [*sizes, len(self.params)])
-        for param, part, count in zip(self.params, parts, counts.tolist(), strict=True):
+        sent.append((members, flat, dist.all_reduce(flat, group=group, async_op=True)))
+    for params, flat, work in sent:
+        work.wait()
+        *parts, counts = torch.split(flat, [*(param.numel() for param in params), len(params)])
+        for param, part, count in zip(params, parts, counts.tolist(), strict=True):
             param.grad = part.view_as(param) if count else None
 
 

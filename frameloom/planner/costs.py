@@ -13,13 +13,13 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch import nn
 from torch.nn import functional as F
 
+from frameloom.models.denoisers.base import Denoiser
 from frameloom.models.layers.dropout import has_dropout
 from frameloom.models.spec import DenoiserSpec
 from frameloom.models.text.base import TextStates
@@ -37,6 +37,17 @@ class TextShape(NamedTuple):
     tokens: int
     width: int
     pooled_width: int
+
+
+@dataclass(frozen=True)
+class MetaDenoiser:
+    """A denoiser on the meta device, and what its inputs follow from."""
+
+    family: DenoiserSpec
+    model: Denoiser
+    config: Any
+    text: TextShape
+    latent_channels: int
 
 
 class Moment(NamedTuple):
@@ -102,16 +113,9 @@ _GOOD_FIT = 0.005
 
 
 def measure_costs(
-    family: DenoiserSpec,
-    model: nn.Module,
-    shapes: Iterable[Shape],
-    *,
-    latent_channels: int,
-    text: TextShape,
-    bf16: bool,
-    with_alone: bool = True,
+    denoiser: MetaDenoiser, shapes: Iterable[Shape], *, bf16: bool, with_alone: bool = True
 ) -> dict[Shape, StepCost]:
-    """The cost of each shape, in latent cells. `model` is on the meta device, with its recompute applied.
+    """The cost of each shape, in latent cells. The model is changed; its recompute is applied before.
 
     Shapes are measured until the next one is what was expected of it; the others follow from the fit.
 
@@ -119,8 +123,8 @@ def measure_costs(
     """
     mode = ShapeMode()
     with mode:
-        put_weights(model)
-    tally_pass = partial(_tally_pass, family, model, mode, latent_channels=latent_channels, text=text, bf16=bf16)
+        put_weights(denoiser.model)
+    tally_pass = partial(_tally_pass, denoiser, mode, bf16)
     wanted = _order_shapes(shapes)
     # So many are always measured: three for the terms, and one that shows whether they are enough.
     passes = [(shape, _BATCH) for shape in wanted[: _FIRST_TERMS + 1]]
@@ -146,18 +150,9 @@ def measure_costs(
     return {shape: measured.get(shape) or _fit(shape, measured) for shape in wanted}
 
 
-def _tally_pass(
-    family: DenoiserSpec,
-    model: nn.Module,
-    mode: ShapeMode,
-    shape: Shape,
-    batch: int,
-    *,
-    latent_channels: int,
-    text: TextShape,
-    bf16: bool,
-) -> Tally:
+def _tally_pass(denoiser: MetaDenoiser, mode: ShapeMode, bf16: bool, shape: Shape, batch: int) -> Tally:
     """Forward, loss and backward of a batch, in which nothing is computed."""
+    model, text = denoiser.model, denoiser.text
     with mode:
         states = TextStates(
             tokens_BKD=torch.empty(batch, text.tokens, text.width),
@@ -166,7 +161,7 @@ def _tally_pass(
         )
         # Masks of dropout are kept for the backward pass.
         seeds = {"dropout_seeds": torch.from_numpy(np.zeros(batch, dtype=np.int64))} if has_dropout(model) else {}
-        noisy_BCFHW = torch.empty(batch, latent_channels, *shape)
+        noisy_BCFHW = torch.empty(batch, denoiser.latent_channels, *shape)
         target_BCFHW, timestep_B = torch.empty_like(noisy_BCFHW), torch.empty(batch)
         with tally_passes(model, mode, batch=batch) as tally:
             with torch.autocast("cpu", torch.bfloat16, enabled=bf16):

@@ -64,7 +64,7 @@ class Device:
         memory = min(amount, whole)
         return replace(self, memory=memory, whole_memory=whole)
 
-    def describe_memory(self) -> str:
+    def format_memory(self) -> str:
         """As memory is sold: 80 GB, 60 MB."""
         shown = format_bytes(self.memory)
         return shown if self.whole_memory is None else f"{shown} of {format_bytes(self.whole_memory)}"

@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -47,11 +46,6 @@ class EncodePlan:
         )
 
 
-class Fitted(NamedTuple):
-    values: Values
-    is_measured: bool
-
-
 @dataclass(frozen=True)
 class PixelEncoder:
     """An autoencoder's half that encodes: `clips` has operations, peak and bytes moved of one clip.
@@ -60,7 +54,7 @@ class PixelEncoder:
     that are given known frames or a control clip encode those too.
     """
 
-    clips: Mapping[Shape, Fitted]
+    clips: Mapping[Shape, Values]
     latent_channels: int
     number_bytes: int
     most: int | None
@@ -68,7 +62,7 @@ class PixelEncoder:
 
     def plan(self, batch: int, shape: Shape, num_cells: int, device: Device) -> EncodePlan:
         """`shape` in pixels, which become `num_cells` latent cells."""
-        flops, peak, moved = self.clips[shape].values
+        flops, peak, moved = self.clips[shape]
         runs = self.times * batch
         # Of a clip, while others are encoded: its pixels in fp32, rounded ones too, and its moments.
         rounded = self.number_bytes if self.number_bytes < 4 else 0
@@ -105,12 +99,12 @@ def measure_encoder(
     pieces = _measure_pieces({piece for parts in cut.values() for piece in parts}, measure)
     clips = {}
     for shape, parts in cut.items():
-        flops, peaks, moved = zip(*(pieces[piece].values for piece in parts), strict=True)
-        clips[shape] = Fitted((sum(flops), max(peaks), sum(moved)), all(pieces[piece].is_measured for piece in parts))
+        flops, peaks, moved = zip(*(pieces[piece] for piece in parts), strict=True)
+        clips[shape] = (sum(flops), max(peaks), sum(moved))
     return PixelEncoder(clips, vae.latent_channels, dtype.itemsize, cuts.clips or outer.clips, times)
 
 
-def _measure_pieces(seen: Iterable[Shape], measure: Callable[[Shape], Values]) -> dict[Shape, Fitted]:
+def _measure_pieces(seen: Iterable[Shape], measure: Callable[[Shape], Values]) -> dict[Shape, Values]:
     """The smallest and the largest picture of some lengths are measured, the others follow.
 
     The cost of a pixel grows in a straight line with the picture (attention), and between neighbouring lengths. It is
@@ -128,13 +122,13 @@ def _measure_pieces(seen: Iterable[Shape], measure: Callable[[Shape], Values]) -
         length: {shape: measure(shape) for shape in {by_length[length][0], by_length[length][-1]}} for length in chosen
     }
 
-    def follow(shape: Shape) -> Fitted:
-        if shape in known.get(shape[0], {}):
-            return Fitted(known[shape[0]][shape], True)
-        sized = [_scale_picture(known[length], shape[1] * shape[2]) for length in chosen]
-        return Fitted(tuple(float(np.interp(shape[0], chosen, values)) for values in zip(*sized, strict=True)), False)
-
-    return {shape: follow(shape) for shapes in by_length.values() for shape in shapes}
+    found: dict[Shape, Values] = {}
+    for length, shapes in by_length.items():
+        for shape in shapes:
+            sized = [_scale_picture(known[one], shape[1] * shape[2]) for one in chosen]
+            fitted = tuple(float(np.interp(length, chosen, values)) for values in zip(*sized, strict=True))
+            found[shape] = known.get(length, {}).get(shape, fitted)
+    return found
 
 
 def _scale_picture(known: Mapping[Shape, Values], area: int) -> Values:

@@ -16,7 +16,8 @@ from frameloom.config.schema.recipe import Recipe
 from frameloom.core.errors import DataError
 from frameloom.data.buckets.policy import Bucket
 from frameloom.models.precision import DTYPES
-from frameloom.planner.costs import Shape, StepCost, count_cells, measure_costs
+from frameloom.models.registry import VAES
+from frameloom.planner.costs import MetaDenoiser, Shape, StepCost, count_cells, measure_costs
 from frameloom.planner.devices import BOX, Device
 from frameloom.planner.encoders import (
     CaptionCost,
@@ -27,7 +28,6 @@ from frameloom.planner.encoders import (
 )
 from frameloom.planner.forked_task import forked_task
 from frameloom.planner.models import (
-    MetaDenoiser,
     build_meta_denoiser,
     build_meta_vae,
     list_caption_costs,
@@ -158,15 +158,12 @@ def measure_recomputed(recipe: Recipe, before: Measured) -> Measured:
 
 
 def _measure_passes(recipe: Recipe, denoiser: MetaDenoiser, *, with_alone: bool = True) -> dict[Shape, StepCost]:
-    return measure_costs(
-        denoiser.family,
-        denoiser.model,
-        [denoiser.latent_shape(bucket) for bucket in build_policy(recipe).buckets],
-        latent_channels=denoiser.latent_channels,
-        text=denoiser.text,
-        bf16=recipe.train.precision != "fp32",
-        with_alone=with_alone,
-    )
+    shapes = [_latent_shape(recipe, bucket) for bucket in build_policy(recipe).buckets]
+    return measure_costs(denoiser, shapes, bf16=recipe.train.precision != "fp32", with_alone=with_alone)
+
+
+def _latent_shape(recipe: Recipe, bucket: Bucket) -> Shape:
+    return VAES[recipe.vae.name].latent_shape(bucket.frames, bucket.height, bucket.width)
 
 
 def plan_run(
@@ -208,7 +205,7 @@ def _plan_bucket(
 ) -> BucketPlan:
     """Ranks of a sequence group have a part of each clip's tokens, but all of them encode the whole clips."""
     denoiser, batch, gradients = measured.denoiser, bucket.batch_size, resident.gradients
-    shape = denoiser.latent_shape(bucket)
+    shape = _latent_shape(recipe, bucket)
     cost = measured.costs[shape]
     is_half, keeps_gradients = recipe.train.precision != "fp32", count_passes(recipe, mesh) > 1
     # With `once` a device encodes the captions of its whole box.
@@ -299,7 +296,7 @@ def _plan_epoch(recipe: Recipe, denoiser: MetaDenoiser, buckets: list[BucketPlan
     whole, rest = divmod(len(work), per_step)
     num_fillers = whole * (-per_step % num_ranks) + -rest % num_ranks
     slowest, mean = by_rank.max(axis=1), by_rank.mean(axis=1)
-    cells = np.array([count_cells(denoiser.latent_shape(item.bucket)) for item in buckets]) * denoiser.latent_channels
+    cells = np.array([count_cells(_latent_shape(recipe, item.bucket)) for item in buckets]) * denoiser.latent_channels
     stored = 2 if recipe.data.cache.store == "moments" else 1
     return EpochPlan(
         clips=plan.num_samples,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,33 +14,15 @@ from frameloom.builders.vae import configure_vae
 from frameloom.checkpoint.model_folder import Architecture, read_architecture
 from frameloom.config.schema.recipe import Recipe
 from frameloom.core.errors import ConfigError
-from frameloom.data.buckets.policy import Bucket
-from frameloom.models.denoisers.base import Denoiser
 from frameloom.models.lora.adapters import add_adapters, choose_layers, default_layers
 from frameloom.models.precision import DTYPES, Precision
-from frameloom.models.registry import VAES, get_denoiser, get_vae
-from frameloom.models.spec import DenoiserSpec, VAESpec
+from frameloom.models.registry import get_denoiser, get_vae
 from frameloom.models.vaes.base import VideoVAE
-from frameloom.planner.costs import Shape, TextShape
+from frameloom.planner.costs import MetaDenoiser, TextShape
 from frameloom.planner.encoders import CaptionCost, caption_cost, encoder_size, precision_of, weight_bytes
 from frameloom.planner.parallel import ModelSize
 from frameloom.training.memory.recompute import apply_recompute
 from frameloom.training.optim.groups import freeze_parameters
-
-
-@dataclass(frozen=True)
-class MetaDenoiser:
-    """With what its inputs follow from: `vae` is the spec of the autoencoder, `latent_channels` its output."""
-
-    family: DenoiserSpec
-    model: Denoiser
-    config: Any
-    text: TextShape
-    vae: VAESpec
-    latent_channels: int
-
-    def latent_shape(self, bucket: Bucket) -> Shape:
-        return self.vae.latent_shape(bucket.frames, bucket.height, bucket.width)
 
 
 def build_meta_denoiser(recipe: Recipe) -> MetaDenoiser:
@@ -79,7 +60,7 @@ def build_meta_denoiser(recipe: Recipe) -> MetaDenoiser:
         freeze_parameters(model, recipe.optim.trainable, recipe.optim.frozen)
         if not any(weight.requires_grad for weight in model.parameters()):
             raise ConfigError("optim.frozen: with it no weight trains; remove some of its patterns")
-    return MetaDenoiser(family, model, config, text, VAES[recipe.vae.name], latent_channels)
+    return MetaDenoiser(family, model, config, text, latent_channels)
 
 
 def build_meta_vae(recipe: Recipe) -> VideoVAE:

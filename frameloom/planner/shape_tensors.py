@@ -104,17 +104,16 @@ class ShapeMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 if all(item is None or isinstance(item, Tensor) for item in results):
                     self._known[key] = _Known([None if item is None else _form(item) for item in results])
             else:  # blocks are alike: most is not worked out again
-                made = [None if form is None else _make(form) for form in known.forms]
+                made = [
+                    None if form is None else torch.empty_strided(form[0], form[1], dtype=form[2], device=_META)
+                    for form in known.forms
+                ]
                 out = tuple(made) if len(made) > 1 else made[0]
         else:
             out = func(*given, **named)
         if self.tally is not None:
             self.tally.count(func, given, named, out, known)
         return _wrap(out, () if is_plain else args, given)
-
-
-def _make(form: _Form) -> Tensor:
-    return torch.empty_strided(form[0], form[1], dtype=form[2], device=_META)
 
 
 @cache

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from frameloom.config.loading.overrides import Override, apply_override, split_path
-from frameloom.config.loading.recipe import BASE, DELETE, resolve
+from frameloom.config.loading.overrides import DELETE, Override, apply_override, split_path
+from frameloom.config.loading.recipe import BASE, resolve
 from frameloom.config.loading.yaml_values import format_value, parse_value
 from frameloom.config.rules.check import check_rules
 from frameloom.config.rules.models import token_patch
@@ -29,7 +29,7 @@ class Change:
     settings: dict[str, Any]
     plan: RunPlan
 
-    def describe(self) -> str:
+    def format(self) -> str:
         return ", ".join(f"{key}: {value}" for key, value in self.settings.items())
 
 
@@ -134,7 +134,7 @@ def _recomputing(now: bool | RecomputeSection) -> dict[str, Any]:
     """All blocks, and what they are given where it is now; nothing where all are recomputed already."""
     if isinstance(now, bool):
         return {} if now else {"train.recompute": True}
-    every = RecomputeSection(offload=now.offload, buffer=now.buffer)
+    every = RecomputeSection(**now.model_dump(include={"offload", "buffer"}))
     if now == every:
         return {}
     return {"train.recompute": every.model_dump(exclude_defaults=True) or True}
@@ -218,11 +218,11 @@ def apply_settings(recipe: Recipe, settings: Mapping[str, Any]) -> Recipe:
     values = recipe.model_dump()
     for dotted, value in settings.items():
         *sections, key = dotted.split(".")
-        place = values
+        target = values
         for section in sections:
-            place[section] = place[section] or {}
-            place = place[section]
-        place[key] = value
+            target[section] = target[section] or {}
+            target = target[section]
+        target[key] = value
     return Recipe.model_validate(values)
 
 
@@ -247,7 +247,7 @@ def balance_tokens(recipe: Recipe, plan: RunPlan, num_devices: int, measured: Me
 
 
 def format_balance(change: Change) -> str:
-    shown = f"with {change.describe()} the devices of a step take alike"
+    shown = f"with {change.format()} the devices of a step take alike"
     epoch = change.plan.epoch
     return shown if epoch is None else f"{shown}, the slowest {epoch.imbalance:.2f} times the mean"
 
@@ -255,7 +255,7 @@ def format_balance(change: Change) -> str:
 def find_attention(plan: RunPlan) -> int | None:
     """Tokens of a clip at which attention costs as much as everything else; None where all clips have as many tokens.
 
-    The operations of a clip of N tokens are taken as a N + b N^2, fitted to the buckets' own: the place is a / b.
+    The operations of a clip of N tokens are taken as a N + b N^2, fitted to the buckets' own: that is a / b.
     """
     tokens = np.array([item.tokens for item in plan.buckets], dtype=np.float64)
     flops = np.array([item.flops / item.bucket.batch_size for item in plan.buckets])
@@ -267,8 +267,8 @@ def find_attention(plan: RunPlan) -> int | None:
     linear, square = np.linalg.lstsq(terms, np.ones(len(flops)), rcond=None)[0]
     if square <= 0 or linear <= 0:
         return None
-    place = round(scale * linear / square)
-    return place if place < _MOST_TOKENS else None
+    tokens_alike = round(scale * linear / square)
+    return tokens_alike if tokens_alike < _MOST_TOKENS else None
 
 
 def render_recipe(base: str, overrides: Sequence[str], settings: Mapping[str, Any]) -> str:

@@ -150,16 +150,6 @@ def measure_cache(pipeline: Pipeline, request: SampleRequest) -> str:
     )
 
 
-@dataclass(frozen=True)
-class _PlannedFile:
-    """A request, its file, whether that is there already, and the digest of all that the frames follow from."""
-
-    request: SampleRequest
-    path: Path
-    is_done: bool
-    key: str
-
-
 def sample_many(
     pipeline: Pipeline,
     requests: Sequence[SampleRequest],
@@ -180,13 +170,18 @@ def sample_many(
     check_requests(pipeline, requests)
     log = SampleLog(out, rank=group.ranks.rank)
     keys = [_find_key(pipeline, request) for request in requests]
-    files = _plan(dict(zip(keys, requests, strict=True)), out, log, again=again)
+    # Requests that are the same in all that matters are one file.
+    unique = dict(zip(keys, requests, strict=True))
+    done = {} if again else {key: path for key in unique if (path := log.find_done(key)) is not None}
+    paths: dict[str, Path] = {}
+    for key, request in unique.items():
+        paths[key] = done.get(key) or free_path(out, request, frozenset(path.name for path in paths.values()))
     # Names are chosen by what is in the folder, so nobody writes before all have looked.
     group.context.barrier()
-    left = iter(files)
-    batches = [[next(left) for _ in part] for part in split_batches([file.request for file in files], batch_size)]
+    left = iter(unique)
+    batches = [{next(left): one for one in part} for part in split_batches(list(unique.values()), batch_size)]
     share = group.ranks.by_groups(pipeline.sequence.degree).share(batches)
-    total = sum(len(batch) * batch[0].request.steps for batch in share)
+    total = sum(request.steps for batch in share for request in batch.values())
     with ProgressBar("sampling", total, is_shown=group.ranks.is_first) as bar:
 
         def advance(count: int, note: str = "") -> None:
@@ -194,34 +189,21 @@ def sample_many(
             on_step(count)
 
         for batch in share:
-            if all(file.is_done for file in batch):
-                advance(len(batch) * batch[0].request.steps, note="done before")
+            if batch.keys() <= done.keys():
+                advance(sum(request.steps for request in batch.values()), note="done before")
                 continue
-            samples = generate(pipeline, [file.request for file in batch], batch_size=batch_size, on_step=advance)
+            samples = generate(pipeline, list(batch.values()), batch_size=batch_size, on_step=advance)
             # Others of a group have made the clip, too, and have no sample.
-            for file, sample in zip(batch if samples else [], samples, strict=True):
-                if not file.is_done:
-                    sample.save(file.path)
-                    log.add(file.key, file.path, file.request)
+            for key, sample in zip(batch if samples else [], samples, strict=True):
+                if key not in done:
+                    sample.save(paths[key])
+                    log.add(key, paths[key], sample.request)
     group.context.barrier()
     if group.ranks.is_first:
-        log.join([file.key for file in files])
+        log.join(list(unique))
         # Read back from the files, so that it is the same however they were made.
-        write_sheet([(file.request, read_frames(file.path)) for file in files[:_MAX_SHOWN]], out)
-    paths = {file.key: file.path for file in files}
+        write_sheet([(unique[key], read_frames(paths[key])) for key in list(unique)[:_MAX_SHOWN]], out)
     return [paths[key] for key in keys]
-
-
-def _plan(requests: dict[str, SampleRequest], out: Path, log: SampleLog, *, again: bool) -> list[_PlannedFile]:
-    """A file for each request by key; those that are the same in all that matters are one."""
-    files: list[_PlannedFile] = []
-    taken: set[str] = set()
-    for key, request in requests.items():
-        done = None if again else log.find_done(key)
-        path = done or free_path(out, request, frozenset(taken))
-        taken.add(path.name)
-        files.append(_PlannedFile(request, path, done is not None, key))
-    return files
 
 
 def _find_key(pipeline: Pipeline, request: SampleRequest) -> str:
@@ -297,36 +279,29 @@ class RankGroup:
 
 @contextmanager
 def join_ranks(ranks: Ranks, *, sequence: int = 1) -> Iterator[RankGroup]:
-    """All processes of this call, in groups of `sequence`; ConfigError when they cannot be divided so."""
-    try:
-        check_groups(ranks.num_ranks, sequence)
-    except ConfigError as error:
-        if ranks.local_rank == 0:
-            raise
+    """All processes of this call, in groups of `sequence`; ConfigError when they do not make whole groups."""
+    rest, problem = ranks.num_ranks % sequence, ""
+    if ranks.num_ranks == 1 and sequence > 1:
+        problem = (
+            f"{sequence} processes make a clip together, but this is one; start them: torchrun --nproc-per-node "
+            f"{sequence} -m frameloom sample ..."
+        )
+    elif rest:
+        below = ranks.num_ranks - rest
+        problem = (
+            f"{ranks.num_ranks} processes / {sequence} leaves a group of {rest}; start "
+            f"{f'{below} or ' if below else ''}{below + sequence} processes, or choose a divisor of {ranks.num_ranks}"
+        )
+    if problem:
+        error = ConfigError(f"--sequence {sequence}: {problem}")
         # All processes of a host find the same; one of them reports it.
-        raise PeerFailed(error.exit_code) from error
+        raise error if ranks.local_rank == 0 else PeerFailed(error.exit_code)
     if ranks.num_ranks == 1:
         yield RankGroup(ranks)
         return
     on_gpu = sequence > 1 and torch.cuda.is_available()
     with process_group(ranks, on_gpu=on_gpu, timeout=_PATIENCE, keep_warnings=[worker_log]) as context:
         yield RankGroup(ranks, context, divide_ranks(sequence))
-
-
-def check_groups(num_ranks: int, sequence: int) -> None:
-    """ConfigError with the arithmetic when so many processes do not make whole groups."""
-    if num_ranks == 1 and sequence > 1:
-        raise ConfigError(
-            f"--sequence {sequence}: {sequence} processes make a clip together, but this is one; start them: "
-            f"torchrun --nproc-per-node {sequence} -m frameloom sample ..."
-        )
-    if num_ranks % sequence:
-        below = num_ranks // sequence * sequence
-        fitting = f"{below} or {below + sequence}" if below else str(sequence)
-        raise ConfigError(
-            f"--sequence {sequence}: {num_ranks} processes / {sequence} leaves a group of {num_ranks % sequence}; "
-            f"start {fitting} processes, or choose a divisor of {num_ranks}"
-        )
 
 
 def divide_clips(pipeline: Pipeline, group: SequenceGroup) -> Pipeline:

@@ -89,7 +89,8 @@ def read_given(request: SampleRequest, vae: VideoVAE) -> Given:
     if mode == "image":
         for path, frame in ((request.image, 0), (request.last_image, -1)):
             if path is not None:
-                clip_CFHW[:, frame] = _read_picture(path, request)
+                # Of a video, its first frame.
+                clip_CFHW[:, frame] = _read_frames(path, request, 1)[:, 0]
                 known_FHW[frame] = 1
     elif mode == "continue":
         assert request.video is not None
@@ -115,11 +116,6 @@ def choose_known_frames(frames: int, vae: VideoVAE) -> int:
     """The number of frames nearest to half of a clip that fills latent frames; at least one."""
     lead, stride = int(vae.causal), vae.strides[0]
     return max(1, lead + round((frames / 2 - lead) / stride) * stride)
-
-
-def _read_picture(path: Path, settings: SampleRequest) -> Tensor:
-    """[C, H, W]; of a video, its first frame."""
-    return _read_frames(path, settings, 1)[:, 0]
 
 
 def _read_frames(path: Path, settings: SampleRequest, count: int, *, from_end: bool = False) -> Tensor:

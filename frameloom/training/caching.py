@@ -31,7 +31,7 @@ from frameloom.data.cache.external import (
 )
 from frameloom.data.cache.filling import CacheJob, Filled, write_latent_cache, write_text_cache
 from frameloom.data.cache.keys import latent_fingerprint, latent_items, text_fingerprint
-from frameloom.data.cache.store import LatentStore, TextStore
+from frameloom.data.cache.store import Growth, LatentStore, TextStore
 from frameloom.data.loading.loader import read_requests
 from frameloom.data.loading.reader import BatchReader, Stores
 from frameloom.data.manifest.manifest import Manifest
@@ -176,16 +176,11 @@ def open_latent_store(recipe: Recipe, manifest: Manifest, policy: BucketPolicy) 
     loaded = build_vae(recipe.vae, seed=recipe.seed)
     fingerprint = _latent_fingerprint(recipe, policy, loaded)
     items = latent_items(manifest, policy, possible_buckets(manifest, policy))
-    if not cache.on_demand:
-        return LatentStore.open(path, fingerprint, items, check_files=cache.check_files)
-    store = LatentStore.open_growing(
-        path,
-        fingerprint,
-        items,
-        read=BatchReader(manifest, policy, recipe.data, recipe.seed).read,
-        make_encoder=lambda: _latent_encoder(recipe, loaded),
-        check_files=cache.check_files,
-    )
+    growth = None
+    if cache.on_demand:
+        reader = BatchReader(manifest, policy, recipe.data, recipe.seed)
+        growth = Growth(reader.read, lambda: _latent_encoder(recipe, loaded))
+    store = LatentStore.open(path, fingerprint, items, check_files=cache.check_files, growth=growth)
     if store.num_missing:
         _log.info("%s: %d of %d latents will be encoded while training", path, store.num_missing, items.height)
     return store
@@ -196,5 +191,5 @@ def open_text_store(recipe: Recipe, manifest: Manifest) -> TextStore:
     path, pipeline = Path(recipe.data.cache.text or ""), build_text(recipe.text, recipe.model)
     fingerprint = _text_fingerprint(recipe, pipeline)
     if recipe.data.cache.on_demand:
-        return TextStore.open_growing(path, fingerprint, encoder=_text_encoder(recipe, pipeline))
+        return TextStore.open(path, fingerprint, encoder=_text_encoder(recipe, pipeline))
     return TextStore.open(path, fingerprint, captions=list_captions(manifest))

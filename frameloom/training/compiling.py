@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.fx.experimental import _config as shape_settings
 
 from frameloom.core.errors import ConfigError
@@ -50,7 +50,7 @@ def check_compiler(backend: str, device: torch.device) -> None:
     """Compile a line of arithmetic, so that a missing compiler is an error before clips are read."""
     part_kept_code()
     try:
-        torch.compile(_calculate, fullgraph=True, backend=backend)(torch.zeros(2, device=device))
+        torch.compile(lambda x: x.sin() + 1, fullgraph=True, backend=backend)(torch.zeros(2, device=device))
     except torch._dynamo.exc.BackendCompilerFailed as error:
         reason = str(error).partition("\n")[0]
         raise ConfigError(
@@ -69,7 +69,3 @@ def part_kept_code() -> None:
         from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 
         os.environ[_KEPT_CODE] = f"{default_cache_dir()}_{limit}"
-
-
-def _calculate(x: Tensor) -> Tensor:
-    return x.sin() + 1

@@ -84,7 +84,8 @@ class Trainer:
                 result = self.take_step(batches, planned)
                 self.feed.bad_clips.add(self.stepper.agreement.gather_bad_clips(batches))
                 self.epoch, self.position = planned.position
-                bar.advance(note=self.note(result))
+                speed = self._tokens / max(time.perf_counter() - self._clock, 1e-9)
+                bar.advance(note=f"loss {_find(result, 'loss'):.4g}  {speed:,.0f} tokens/s")
                 self.after_step(result)
                 self.profiler.note(self.step)
                 collect_garbage(self.step)
@@ -130,7 +131,9 @@ class Trainer:
         validation = self.recipe.validation
         if validation is not None and validation.batches and (self.is_due(validation.every) or is_last):
             self.log(self.validate(), mark="validation")
-        self.check_saving()
+        if self.stepper.agreement.has_failed:  # all ranks end after the same step
+            self.saver.wait()
+            raise CheckpointError("another process could not save a checkpoint; its message says why")
         stop_signal = self.stepper.agreement.stop_signal
         if self.is_due(settings.save_every) or is_last or stop_signal:
             self.save()
@@ -140,7 +143,7 @@ class Trainer:
         self.draw_samples()
 
     def is_due(self, interval: int | str) -> bool:
-        return is_due(interval, step=self.step, epoch=self.epoch, position=self.position)
+        return is_due(interval, self.step, self.epoch, self.position)
 
     def rates(self) -> dict[str, float]:
         """Steps and tokens per second since the last call."""
@@ -149,10 +152,6 @@ class Trainer:
         rates = {"steps_per_s": self._steps / elapsed, "tokens_per_s": self._tokens / elapsed}
         self._clock, self._steps, self._tokens = now, 0, 0
         return rates
-
-    def note(self, result: StepResult) -> str:
-        elapsed = max(time.perf_counter() - self._clock, 1e-9)
-        return f"loss {_find(result, 'loss'):.4g}  {self._tokens / elapsed:,.0f} tokens/s"
 
     def log(self, values: dict[str, float], mark: str = "train") -> None:
         for tracker in self.trackers:
@@ -186,7 +185,7 @@ class Trainer:
         """Where they are due; after saving, so that a mistake there costs no step. Rates do not count their time."""
         if self.samples is None:
             return
-        is_due = self.is_due(self.samples.every) if self.step else self.samples.at_start
+        is_due = self.is_due(self.samples.section.every) if self.step else self.samples.section.at_start
         if not is_due and self.step != self.recipe.train.num_steps:
             return
         started = time.perf_counter()
@@ -199,15 +198,10 @@ class Trainer:
     def save(self) -> None:
         snapshot, wanted = self.snapshot(), self.recipe.train.checkpoint
         parallel = self.stepper.parallel
-        if wanted == "whole" or (wanted == "auto" and not parallel.shards_state):
+        is_sharded = parallel.mesh is not None and parallel.section.zero > 0
+        if wanted == "whole" or (wanted == "auto" and not is_sharded):
             snapshot = replace(snapshot, tensors=parallel.gather_tensors(snapshot.tensors))
         self.saver.save(snapshot)
-
-    def check_saving(self) -> None:
-        """An error of a save in the background ends all processes after the same step."""
-        if self.stepper.agreement.has_failed:
-            self.saver.wait()
-            raise CheckpointError("another process could not save a checkpoint; its message says why")
 
     def snapshot(self) -> Checkpoint:
         state = {

@@ -41,11 +41,6 @@ class Parallelism:
         return self.section.zero >= 2 and self.mesh is not None
 
     @property
-    def shards_state(self) -> bool:
-        """Whether weights or optimizer state are in parts on several ranks."""
-        return self.section.zero > 0 and self.mesh is not None
-
-    @property
     def waits_in_passes(self) -> bool:
         """Whether a pass, forward or backward, waits for other ranks."""
         shares = self.section.encoders != "each" or self.shape.sequence > 1

@@ -155,9 +155,15 @@ class Update:
 
 
 def build_update(
-    phase: Phase, model: nn.Module, train: TrainSection, lr_at: Callable[[int], float], parallel: Parallelism
+    phase: Phase,
+    model: nn.Module,
+    train: TrainSection,
+    rate: Callable[[int], float],
+    share: float,
+    parallel: Parallelism,
 ) -> Update:
-    """The optimizer of a phase and what goes with it; `model` is sharded already."""
+    """The optimizer of a phase and what goes with it; `model` is sharded already. The phase's learning rate is `share`
+    times the run's `rate`."""
     optim = phase.optim
     trained = {name: value for name, value in model.named_parameters() if value.requires_grad}
     is_half = any(value.dtype != torch.float32 for value in trained.values())
@@ -174,7 +180,7 @@ def build_update(
         phase,
         model,
         optimizer,
-        lr_at,
+        lr_at=lambda step: share * rate(step),
         ema=EMA(trained, train.ema) if train.ema and phase.ema else None,
         master=master,
         scaler=None if scale is None else LossScale(scale),
@@ -294,11 +300,12 @@ class Stepper:
         """What a checkpoint says of each phase: of the model's at the top, of others below their network."""
         found: dict[str, Any] = {}
         for update in self.updates:
-            own = {**update.state(), "halved": self.limits.state()}
+            own = {**update.state(), "halved": dict(self.limits.most)}
             found |= {update.phase.network: own} if update.phase.prefix else own
         return found
 
     def load(self, tensors: Mapping[str, Mapping[str, Tensor]], state: Mapping[str, Any]) -> None:
         for update in self.updates:
             update.load(tensors, state[update.phase.network] if update.phase.prefix else state)
-        self.limits.load(state.get("halved") or {})
+        self.limits.most.clear()
+        self.limits.tighten(state.get("halved") or {})

@@ -90,43 +90,25 @@ class TrainedPart:
             parameter.copy_(tensors[name])
 
 
+@dataclass(kw_only=True)
 class Task(ABC):
-    """What is trained: see the module."""
+    """What is trained. `networks` are those that train, `MODEL` first, by the names of their tensor groups."""
 
     kind: ClassVar[str]
     """of the exported model folder"""
     name: str
     config: Any
-
-    @property
-    @abstractmethod
-    def networks(self) -> Mapping[str, nn.Module]:
-        """Those that train, `MODEL` first, by the names of their tensor groups."""
-
-    @property
-    def blocks(self) -> Sequence[nn.Module]:
-        """The repeated blocks of the model, one of which is gathered at a time where several ranks shard it."""
-        return ()
-
-    @property
-    def companions(self) -> Mapping[str, nn.Parameter]:
-        """What trains with the model and is no part of it: in checkpoints, but not averaged and not exported."""
-        return {}
-
-    @property
-    def constants(self) -> Mapping[str, Mapping[str, Tensor]]:
-        """Measured once and kept in checkpoints, by group."""
-        return {}
-
-    @property
-    def part(self) -> TrainedPart | None:
-        """What trains within a frozen model and is saved instead of it."""
-        return None
-
-    @property
-    def statistics(self) -> Sequence[Tensor]:
-        """Buffers that passes change; a phase that moves no weight leaves them as they were."""
-        return ()
+    networks: Mapping[str, nn.Module]
+    blocks: Sequence[nn.Module] = ()
+    """the repeated blocks of the model, one of which is gathered at a time where several ranks shard it"""
+    companions: Mapping[str, nn.Parameter] = field(default_factory=dict)
+    """what trains with the model and is no part of it: in checkpoints, but not averaged and not exported"""
+    constants: Mapping[str, Mapping[str, Tensor]] = field(default_factory=dict)
+    """measured once and kept in checkpoints, by group"""
+    part: TrainedPart | None = None
+    """what trains within a frozen model and is saved instead of it"""
+    statistics: Sequence[Tensor] = ()
+    """buffers that passes change; a phase that moves no weight leaves them as they were"""
 
     @abstractmethod
     def phases(self, optim: OptimSection) -> Sequence[Phase]:
@@ -194,5 +176,5 @@ class Task(ABC):
         if self.part is not None:
             self.part.export(run / EXPORT, tensors)
             return
-        config = dataclasses.asdict(self.export_config(read_batches))
-        write_model_folder(run / EXPORT, kind=self.kind, name=self.name, config=config, tensors=tensors)
+        kind, name, config = self.kind, self.name, dataclasses.asdict(self.export_config(read_batches))
+        write_model_folder(run / EXPORT, kind=kind, name=name, config=config, tensors=tensors)

@@ -135,7 +135,15 @@ def _pend(path: Path, tensors: Mapping[str, Tensor], is_mapped: bool) -> LazyTen
     pending: dict[str, PendingTensor] = {}
     tied: dict[str, str] = {}
     for name, tensor in tensors.items():
-        _check_tensor(path, name, tensor, file_bytes)
+        if type(tensor) not in (Tensor, torch.nn.Parameter) or tensor.layout != torch.strided or tensor.is_quantized:
+            raise CheckpointError(f"{path}: '{name}' is no plain tensor ({type(tensor).__name__}, {tensor.layout})")
+        if tensor.is_meta:
+            raise CheckpointError(f"{path}: '{name}' was saved without its numbers (on the meta device); save it again")
+        if tensor.nbytes > file_bytes:
+            raise CheckpointError(
+                f"{path}: '{name}' repeats few numbers to {tensor.nbytes:,} bytes, more than the file has; "
+                "save it again after contiguous()"
+            )
         if tensor.numel():
             place = (tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride())
             first = firsts.setdefault(place, name)
@@ -146,33 +154,15 @@ def _pend(path: Path, tensors: Mapping[str, Tensor], is_mapped: bool) -> LazyTen
     return LazyTensors(pending, tied=tied)
 
 
-def _check_tensor(path: Path, name: str, tensor: Tensor, file_bytes: int) -> None:
-    if type(tensor) not in (Tensor, torch.nn.Parameter) or tensor.layout != torch.strided or tensor.is_quantized:
-        raise CheckpointError(f"{path}: '{name}' is no plain tensor ({type(tensor).__name__}, {tensor.layout})")
-    if tensor.is_meta:
-        raise CheckpointError(f"{path}: '{name}' was saved without its numbers (on the meta device); save it again")
-    if tensor.nbytes > file_bytes:
-        raise CheckpointError(
-            f"{path}: '{name}' repeats few numbers to {tensor.nbytes:,} bytes, more than the file has; "
-            "save it again after contiguous()"
-        )
-
-
 def _copy(tensor: Tensor, is_mapped: bool) -> Tensor:
     copy = tensor.detach().clone(memory_format=torch.contiguous_format)
     if is_mapped:
-        _forget_pages(tensor)
+        # Let go of the mapped file under the tensor, which would stay in memory until all of the file is; it can come
+        # back. Other memory would lose its content.
+        libc = ctypes.CDLL(None, use_errno=True)
+        storage = tensor.untyped_storage()
+        start = -(-storage.data_ptr() // mmap.PAGESIZE) * mmap.PAGESIZE
+        end = (storage.data_ptr() + storage.nbytes()) // mmap.PAGESIZE * mmap.PAGESIZE
+        if hasattr(mmap, "MADV_DONTNEED") and end > start:
+            libc.madvise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), mmap.MADV_DONTNEED)
     return copy
-
-
-def _forget_pages(tensor: Tensor) -> None:
-    """Let go of the mapped file under a tensor, which would stay in memory until all of the file is; it can come back.
-
-    Only for tensors of a mapped file: other memory would lose its content.
-    """
-    libc = ctypes.CDLL(None, use_errno=True)
-    storage = tensor.untyped_storage()
-    start = -(-storage.data_ptr() // mmap.PAGESIZE) * mmap.PAGESIZE
-    end = (storage.data_ptr() + storage.nbytes()) // mmap.PAGESIZE * mmap.PAGESIZE
-    if hasattr(mmap, "MADV_DONTNEED") and end > start:
-        libc.madvise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), mmap.MADV_DONTNEED)

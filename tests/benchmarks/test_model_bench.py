@@ -11,16 +11,17 @@ from benchmarks.harness import BenchSettings
 from benchmarks.model import (
     Case,
     build_model,
+    choose_bare,
     configure,
     count_flops,
     draw_inputs,
     find_gap,
     list_batches,
     list_cases,
-    list_compiled,
     measure,
     our_step,
 )
+from benchmarks.plain_models import BareDiT
 
 TINY = {case.family: case for case in list_cases(is_quick=True)}
 LARGE = [case for case in list_cases() if case.size != "tiny"]
@@ -56,17 +57,6 @@ def test_sides_that_predict_otherwise_are_not_timed(wrong: float) -> None:
         next(model.parameters()).add_(wrong)
     with pytest.raises(ValueError, match="should predict the same"):
         find_gap(family, model, baseline, inputs)
-
-
-def test_the_larger_models_are_also_measured_on_several_clips() -> None:
-    assert [case.name for case in list_batches()] == [f"{case.family} 30M, batch of 4" for case in LARGE]
-
-
-def test_transformers_are_also_measured_compiled_on_one_clip_and_on_several() -> None:
-    families = [case.family for case in LARGE if case.family != "sdxl"]
-    names = [f"{family} 30M{batch}, compiled" for batch in ("", ", batch of 4") for family in families]
-    compiled = list(list_compiled())
-    assert [case.name for case in compiled] == names and {case.compiler for case in compiled} == {"inductor"}
 
 
 def test_our_step_moves_weights_as_plain_adamw_does() -> None:
@@ -107,14 +97,23 @@ def test_the_larger_models_have_about_30_million_parameters_and_enough_tokens(ca
     assert config.num_tokens(case.latent) >= 1024
 
 
-def test_operations_grow_with_the_batch_and_are_those_of_products() -> None:
-    case = TINY["opensora2"]
-    _family, config, model = build_model(case)
-    flops = count_flops(case)
-    weights = sum(parameter.numel() for parameter in model.parameters() if parameter.dim() > 1)
-    tokens = case.batch * config.num_tokens(case.latent)
-    # Six for every weight and token, without those that only see a clip once, with attention.
-    assert 3 * weights * tokens < flops < 9 * weights * tokens
+def test_operations_are_those_of_the_formula() -> None:
+    """Six for every weight and token; attention four of N^2 D forward, and ten backward, which computes scores anew."""
+    bare = BareDiT(width=512, num_heads=4, batch=2, num_tokens=1024)
+    assert bare.depth == 6 and bare.name == "a bare DiT, 6 blocks of 512 channels"
+    per_block = 6 * 1024 * 12 * 512**2 + 14 * 1024**2 * 512 + 6 * 6 * 512**2
+    assert bare.count_flops() == pytest.approx(2 * 6 * per_block, rel=0.01)
+
+
+def test_it_is_like_the_model_beside_which_it_stands() -> None:
+    for case in (*list_cases(), *list_batches()):
+        bare = choose_bare(case, 1024)
+        if case.family == "sdxl" or case.size == "tiny":
+            assert bare is None
+            continue
+        assert bare is not None and bare.batch == case.batch
+        assert 25e6 < 18 * bare.depth * bare.width**2 < 38e6
+        assert 0.7 < bare.count_flops() / count_flops(case) < 1.4
 
 
 @pytest.mark.slow

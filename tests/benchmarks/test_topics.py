@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.harness import BenchSettings, Row
-from benchmarks.topics import TOPICS, choose_settings, measure_apart, measure_here, run_apart
+from benchmarks.topics import TOPICS, measure_here, run_apart
 from tests.benchmarks.children import send_one_and_die, send_one_and_hang
 
 ROOT = Path(__file__).parents[2]
@@ -74,21 +74,3 @@ def test_a_process_that_dies_keeps_its_rows_and_tells_its_exit_code() -> None:
 def test_a_process_that_hangs_is_stopped() -> None:
     found = list(run_apart(send_one_and_hang, (), "step", 8))
     assert found[0] == Row("step", "before") and found[1].problem == "no answer for 8 s; it was stopped"
-
-
-def test_rows_of_another_process_are_those_of_this_one() -> None:
-    options = BenchSettings(1, is_quick=True)
-    apart, here = (list(way("cluster", options)) for way in (measure_apart, measure_here))
-    assert [row.name for row in apart] == [row.name for row in here] and len(here) == 2
-
-
-def test_rounds_are_those_asked_for_or_the_usual_ones() -> None:
-    assert choose_settings("step", rounds=7, is_quick=True, is_alone=False).rounds == 7
-    usual, quick = (
-        choose_settings("step", rounds=None, is_quick=quick, is_alone=True).rounds for quick in (False, True)
-    )
-    assert usual == TOPICS["step"].rounds > quick
-    assert (
-        BenchSettings(1).pick("usual", "small") == "usual"
-        and BenchSettings(1, is_quick=True).pick("usual", "small") == "small"
-    )

@@ -18,7 +18,7 @@ from frameloom.core.files import PARTIAL, digest_file
 from frameloom.data.manifest.manifest import Manifest
 from frameloom.data.media.writing import read_metadata
 from frameloom.demo.shapes import held_out_combinations, parse_caption
-from frameloom.demo.shapes_set import describe_shapes, plan_clips, write_shapes
+from frameloom.demo.shapes_set import format_shapes, plan_clips, write_shapes
 
 ROOT = Path(frameloom.__file__).parent.parent
 
@@ -132,6 +132,6 @@ def test_wrong_numbers_are_refused(tmp_path: Path, wrong: dict[str, float]) -> N
 
 
 def test_description_counts_what_is_there(shapes_set: Path) -> None:
-    text = "\n".join(describe_shapes(shapes_set / "manifest.parquet"))
+    text = "\n".join(format_shapes(shapes_set / "manifest.parquet"))
     assert "64 videos and 16 images" in text
     assert "72 train, 8 heldout" in text

@@ -59,7 +59,7 @@ def test_another_seed_differs(start, tally_of):
     first, second = go_on(start(), 2), go_on(start("--seed", "43"), 2)
     assert [step[0]["loss"] for step in first] != [step[0]["loss"] for step in second]
     assert not has_equal_tensors(first[-1][2], second[-1][2])
-    tally_of(18).add()
+    tally_of(18).inject()
 
 
 def test_a_resume_without_its_position_differs(start, monkeypatch, tally_of):
@@ -68,7 +68,7 @@ def test_a_resume_without_its_position_differs(start, monkeypatch, tally_of):
     restore(other, copy(whole[1][2]))
     other.epoch, other.position = 0, 0
     assert [step[1] for step in go_on(other, 2)] != [step[1] for step in whole[2:]]
-    tally_of(18).add()
+    tally_of(18).inject()
 
 
 def test_a_shuffle_without_a_seed_differs(start, monkeypatch, tally_of):
@@ -77,4 +77,4 @@ def test_a_shuffle_without_a_seed_differs(start, monkeypatch, tally_of):
     monkeypatch.setattr(plan, "key", lambda *key: int(np.random.randint(2**31)))
     orders = [[step[1] for step in go_on(start(), 4)] for _ in range(2)]
     assert orders[0] != orders[1]
-    tally_of(18).add()
+    tally_of(18).inject()

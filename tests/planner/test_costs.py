@@ -15,7 +15,7 @@ from frameloom.core.random import stream
 from frameloom.models.registry import get_denoiser
 from frameloom.models.spec import DenoiserSpec
 from frameloom.models.text.base import TextStates
-from frameloom.planner.costs import Shape, StepCost, TextShape, measure_costs
+from frameloom.planner.costs import MetaDenoiser, Shape, StepCost, TextShape, measure_costs
 from frameloom.training.memory.recompute import recompute_blocks
 from tests.planner.measuring import count_flops, record_peak
 
@@ -50,14 +50,13 @@ class Setting:
             recompute_blocks(model.blocks())
         return family, model
 
+    def meta(self) -> MetaDenoiser:
+        return MetaDenoiser(*self.build("meta"), None, self.text, self.channels)
+
 
 @cache
 def predict(setting: Setting) -> StepCost:
-    family, model = setting.build("meta")
-    costs = measure_costs(
-        family, model, [setting.shape], latent_channels=setting.channels, text=setting.text, bf16=setting.bf16
-    )
-    return costs[setting.shape]
+    return measure_costs(setting.meta(), [setting.shape], bf16=setting.bf16)[setting.shape]
 
 
 # Models of 12 to 18 million parameters, whose weights and gradients weigh as much as what a pass keeps.
@@ -140,9 +139,7 @@ def test_the_peak_of_a_step_is_predicted_within_a_tenth() -> None:
 def test_casts_of_weights_do_not_grow_with_the_batch() -> None:
     """Beside a large shape, in whose worst moment there are none."""
     setting = mid("opensora2", 4, (1, 8, 8), 8, bf16=True)
-    family, model = setting.build("meta")
-    shapes = [setting.shape, (4, 32, 32)]
-    costs = measure_costs(family, model, shapes, latent_channels=4, text=setting.text, bf16=True)
+    costs = measure_costs(setting.meta(), [setting.shape, (4, 32, 32)], bf16=True)
     weights = weight_bytes(setting)
     predicted = weights + costs[setting.shape].transient_bytes(setting.batch, weights)
     assert predicted == pytest.approx(weights + measure_peak(setting), rel=0.1)
@@ -157,14 +154,12 @@ def test_operations_are_those_that_torch_counts(setting: Setting) -> None:
 
 def test_shapes_that_were_not_measured_follow_from_those_that_were() -> None:
     setting = SETTINGS[0]
-    family, model = setting.build("meta")
     shapes = [(frames, side, 16) for frames in (1, 2, 3, 5, 7, 9) for side in (8, 16, 24)]
-    costs = measure_costs(family, model, shapes, latent_channels=4, text=setting.text, bf16=False)
+    costs = measure_costs(setting.meta(), shapes, bf16=False)
     fitted = [shape for shape, cost in costs.items() if not cost.is_measured]
     assert len(fitted) > len(shapes) / 2
     for shape in fitted[:3]:
-        _, model = setting.build("meta")
-        alone = measure_costs(family, model, [shape], latent_channels=4, text=setting.text, bf16=False)[shape]
+        alone = measure_costs(setting.meta(), [shape], bf16=False)[shape]
         assert costs[shape].flops == pytest.approx(alone.flops, rel=0.01)
         assert costs[shape].activation_bytes(4) == pytest.approx(alone.activation_bytes(4), rel=0.1)
     small, large = costs[(1, 8, 16)], costs[(2, 8, 16)]

@@ -69,12 +69,10 @@ def test_clips_that_were_not_measured_follow_from_those_that_were() -> None:
     with torch.device("meta"):
         vae = family.build(family.sizes["tiny"])
     found = measure_encoder(vae, shapes).clips
-    fitted = [shape for shape, one in found.items() if not one.is_measured]
-    assert len(fitted) > len(shapes) / 3
-    for shape in fitted[::5]:
-        flops, peak, _ = found[shape].values
+    for shape in shapes[1::4]:  # neither the smallest nor the largest picture of their length
+        flops, peak, _ = found[shape]
         with torch.device("meta"):
-            alone = measure_encoder(family.build(family.sizes["tiny"]), [shape]).clips[shape].values
+            alone = measure_encoder(family.build(family.sizes["tiny"]), [shape]).clips[shape]
         assert (flops, peak) == (pytest.approx(alone[0], rel=0.02), pytest.approx(alone[1], rel=0.05))
 
 

@@ -15,11 +15,11 @@ from frameloom.config.schema.recipe import Recipe
 from frameloom.core.errors import ConfigError
 from frameloom.core.random import stream
 from frameloom.models.text.base import TextStates
-from frameloom.planner.costs import measure_costs
+from frameloom.planner.costs import MetaDenoiser, measure_costs
 from frameloom.planner.devices import DEVICES, choose_device
 from frameloom.planner.estimate import RunPlan, plan_run
-from frameloom.planner.models import MetaDenoiser, build_meta_denoiser
-from frameloom.planner.table import describe_plan, plan_json
+from frameloom.planner.models import build_meta_denoiser
+from frameloom.planner.table import format_plan, plan_json
 from frameloom.training.run.folder import RunFolder
 from frameloom.training.train import build_trainer
 from tests.checkpoint.saving import save_checkpoint
@@ -103,9 +103,7 @@ def test_a_pass_needs_what_is_planned(lever: str) -> None:
     weights = sum(weight.nbytes for weight in real.model.parameters())
     gradients = sum(weight.nbytes for weight in real.model.parameters() if weight.requires_grad)
     bf16 = recipe.train.precision == "bf16"
-    costs = measure_costs(
-        *(shapes.family, shapes.model, [CELLS]), latent_channels=shapes.latent_channels, text=shapes.text, bf16=bf16
-    )
+    costs = measure_costs(shapes, [CELLS], bf16=bf16)
     measured = weights + record_peak(lambda: take_pass(real, bf16=bf16))
     predicted = weights + costs[CELLS].transient_bytes(2, gradients)
     assert predicted == pytest.approx(measured, rel=0.1)
@@ -158,7 +156,7 @@ def test_a_run_that_may_take_a_part_of_a_device_is_planned_for_it(limit: str, me
     found = plan(*words)
     again = plan_run(load(*words), found.device, 1, with_data=False)
     assert found.device.memory == again.device.memory == memory
-    assert "of 24 GB" in describe_plan(found)[0]
+    assert "of 24 GB" in format_plan(found)[0]
     assert plan(*words, device="cpu").device == DEVICES["cpu"]
 
 
@@ -168,17 +166,17 @@ def test_the_rate_that_is_told_is_the_one_that_was_used() -> None:
         plan("--train.precision", "bf16"),
         plan("--train.precision", "bf16", "--data.cache", "{}"),
     )
-    told = ["\n".join(describe_plan(found)) for found in (full, half, both)]
+    told = ["\n".join(format_plan(found)) for found in (full, half, both)]
     assert "45% of 82 TFLOP/s (fp32) for" in told[0] and "45% of 165 TFLOP/s (bf16) for" in told[1]
     assert "45% of 165 TFLOP/s (bf16) and 82 TFLOP/s (fp32) for" in told[2]
 
 
 def test_what_is_not_counted_is_told() -> None:
     found = plan("--train.recompute", "{offload: true}")
-    assert "not counted: train.recompute.offload" in describe_plan(found)
+    assert "not counted: train.recompute.offload" in format_plan(found)
     assert plan_json(found)["not_counted"] == ["train.recompute.offload"] != plan_json(plan())["not_counted"]
 
 
 @pytest.mark.parametrize(("memory", "told"), [("60MB", "60 MB"), ("1.5GB", "1.5 GB"), ("900kB", "900 kB")])
 def test_memory_is_told_in_the_unit_that_fits(memory: str, told: str) -> None:
-    assert choose_device("cpu", memory).describe_memory() == told
+    assert choose_device("cpu", memory).format_memory() == told

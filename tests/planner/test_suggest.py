@@ -15,6 +15,7 @@ from frameloom.planner.devices import DEVICES, choose_device
 from frameloom.planner.estimate import Measured, RunPlan, measure_recipe, plan_run
 from frameloom.planner.suggest import (
     KEY,
+    Change,
     apply_settings,
     balance_tokens,
     find_attention,
@@ -59,19 +60,34 @@ KEYS = {
 }
 
 
+def plan_tight(
+    words: list[str],
+    *,
+    device: str = "cpu",
+    num_devices: int = 1,
+    share: float = 1.0,
+    share_of_passes: float | None = None,
+) -> tuple[RunPlan, Change | None]:
+    """The demo's plan, and what is proposed, where a device has a share of what the largest bucket needs: of all, or
+    of what the passes need beside what rests on the device."""
+    recipe = load_recipe("shapes/demo", words)
+    measured = measure_recipe(recipe)
+    roomy = plan_run(recipe, DEVICES[device], num_devices, with_data=False, measured=measured)
+    needed, resting = max(item.total for item in roomy.buckets), roomy.resident.total
+    memory = share * needed if share_of_passes is None else resting + share_of_passes * (needed - resting)
+    found = plan_run(recipe, replace(DEVICES[device], memory=memory), num_devices, with_data=False, measured=measured)
+    assert found.breaking
+    return found, suggest_change(recipe, found, num_devices, measured)
+
+
 @pytest.mark.parametrize("policy", POLICIES)
 def test_smaller_batches_are_proposed_for_every_policy(policy: str) -> None:
     words = list(POLICIES[policy])
-    recipe = load_recipe("shapes/demo", words)
-    measured = measure_recipe(recipe)
-    roomy = plan_run(recipe, DEVICES["cpu"], 1, with_data=False, measured=measured)
-    room = max(item.total for item in roomy.buckets) - roomy.resident.total
-    tight = replace(DEVICES["cpu"], memory=roomy.resident.total + 0.4 * room)
-    found = plan_run(recipe, tight, 1, with_data=False, measured=measured)
-    change = suggest_change(recipe, found, 1, measured)
-    assert found.breaking and change is not None and KEYS[policy] in change.settings
+    found, change = plan_tight(words, share_of_passes=0.4)
+    assert change is not None and KEYS[policy] in change.settings
     given = [word for key in change.settings for word in (f"--{key}", str(_value(change.settings[key])))]
-    assert not plan_run(load_recipe("shapes/demo", [*words, *given]), tight, 1, with_data=False).breaking
+    again = plan_run(load_recipe("shapes/demo", [*words, *given]), found.device, 1, with_data=False)
+    assert not again.breaking
 
 
 def _value(value: object) -> object:
@@ -107,24 +123,17 @@ def test_a_folder_with_the_name_of_a_shipped_recipe_is_no_base(tmp_path: Path, m
     assert load_recipe("fits.yaml").train.recompute is True
 
 
-def suggest(words: list[str], *, device: str = "cpu", num_devices: int = 1, short: float) -> dict[str, object] | None:
-    """What is proposed for the demo when a device has `short` of what its largest bucket needs."""
-    recipe = load_recipe("shapes/demo", words)
-    measured = measure_recipe(recipe)
-    roomy = plan_run(recipe, DEVICES[device], num_devices, with_data=False, measured=measured)
-    tight = replace(DEVICES[device], memory=short * max(item.total for item in roomy.buckets))
-    found = plan_run(recipe, tight, num_devices, with_data=False, measured=measured)
-    assert found.breaking
-    change = suggest_change(recipe, found, num_devices, measured)
+def suggest(words: list[str], *, num_devices: int = 1, share: float) -> dict[str, object] | None:
+    _, change = plan_tight(words, num_devices=num_devices, share=share)
     return None if change is None else change.settings
 
 
 def test_all_blocks_are_recomputed_before_a_batch_shrinks() -> None:
     words = ["--data.buckets", "{64px: {9: [1.0, 32]}}"]
-    assert suggest([*words, "--train.recompute", "{every: 2}"], short=0.97) == {"train.recompute": True}
+    assert suggest([*words, "--train.recompute", "{every: 2}"], share=0.97) == {"train.recompute": True}
     # The control: where all are, as true or as a section, only the batch is left.
     for everything in ("true", "{every: 1}"):
-        found = suggest([*words, "--train.recompute", everything], short=0.97)
+        found = suggest([*words, "--train.recompute", everything], share=0.97)
         assert found is not None and list(found) == ["data.buckets"]
 
 
@@ -132,20 +141,14 @@ def test_nothing_is_proposed_that_a_run_would_refuse() -> None:
     """Weights in half precision are not split over devices."""
     words = ["--data.buckets", "{64px: {9: [1.0, 32]}}", "--train.recompute", "true", "--train.precision", "bf16"]
     half = [*words, "--train.weights_precision", "bf16"]
-    plain, found = (suggest(one, num_devices=2, short=0.75) for one in (words, half))
+    plain, found = (suggest(one, num_devices=2, share=0.75) for one in (words, half))
     assert plain is not None and plain["parallel.zero"] == 3
     assert found is not None and found["parallel.zero"] == 1 and "data.buckets" in found
 
 
 def test_a_clip_that_is_too_long_for_the_autoencoder_is_shortened() -> None:
     words = ["--data.policy", "fixed", *NONE, "--data.fixed", "{height: 64, width: 64, frames: 65, batch: 1}"]
-    recipe = load_recipe("shapes/demo", [*words, "--data.cache.latents", "null"])
-    measured = measure_recipe(recipe)
-    roomy = plan_run(recipe, DEVICES["cpu"], 1, with_data=False, measured=measured)
-    room = roomy.buckets[0].total - roomy.resident.total
-    tight = replace(DEVICES["cpu"], memory=roomy.resident.total + 0.4 * room)
-    found = plan_run(recipe, tight, 1, with_data=False, measured=measured)
-    change = suggest_change(recipe, found, 1, measured)
+    _, change = plan_tight([*words, "--data.cache.latents", "null"], share_of_passes=0.4)
     assert change is not None and not change.plan.breaking
     assert change.plan.buckets[0].bucket.frames == change.settings["data.fixed.frames"] < 65
 
@@ -185,15 +188,8 @@ HOST = choose_device("cpu", "16GB")
 
 
 def load_budget(tokens: int) -> Recipe:
-    words = [
-        "--data.policy",
-        "token_budget",
-        "--data.token_budget",
-        f"{{tokens: {tokens}}}",
-        "--data.buckets",
-        TOKEN_BUCKETS,
-    ]
-    return load_recipe("shapes/demo", [*words, "--train.recompute", "true"])
+    words = ["--data.policy", "token_budget", "--data.token_budget", f"{{tokens: {tokens}}}"]
+    return load_recipe("shapes/demo", [*words, "--data.buckets", TOKEN_BUCKETS, "--train.recompute", "true"])
 
 
 def plan_budget(tokens: int, memory: float, measured: Measured) -> RunPlan:

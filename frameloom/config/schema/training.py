@@ -163,7 +163,7 @@ class TrainSection(Section):
         return self.steps
 
 
-def is_due(interval: int | str, *, step: int, epoch: int, position: int) -> bool:
+def is_due(interval: int | str, step: int, epoch: int, position: int) -> bool:
     """Whether something is done after `step`; `epoch` and `position` are where the next step begins."""
     if isinstance(interval, str):
         return position == 0 and epoch % int(interval.split()[0]) == 0

@@ -14,7 +14,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import polars as pl
@@ -187,49 +187,44 @@ def _commit(folder: CacheFolder, group: Group) -> pl.DataFrame:
     return entries
 
 
+class Growth(NamedTuple):
+    """How missing latents are made: `read` must leave bad clips out; `make_encoder` is called for the first one."""
+
+    read: Callable[[BatchRequest], Batch]
+    make_encoder: Callable[[], LatentEncoder]
+
+
 class LatentStore(SampleStore):
     """Latents by (row, bucket)."""
 
-    def __init__(self, folder: CacheFolder, made_by: str, placed: pl.DataFrame, *, grows: bool = False) -> None:
-        super().__init__(folder, made_by, grows=grows)
+    def __init__(self, folder: CacheFolder, made_by: str, placed: pl.DataFrame, growth: Growth | None) -> None:
+        super().__init__(folder, made_by, grows=growth is not None)
         self.num_missing = int(placed["group"].is_null().sum())
         keys = placed["row"].to_numpy() + (placed["bucket"].to_numpy().astype(np.int64) << _ROW_BITS)
         self._absorb(keys, placed)
         bad = placed.filter(pl.col("reason").is_not_null())
         self._reasons = {(row, bucket): text for row, bucket, text in bad.select("row", "bucket", "reason").rows()}
-        self._items = placed.sort("bucket", "row", maintain_order=True) if grows else None  # in the order of the table
-        self._read: Callable[[BatchRequest], Batch] | None = None
-        self._make_encoder: Callable[[], LatentEncoder] | None = None
+        # In the order of the table.
+        self._items = None if growth is None else placed.sort("bucket", "row", maintain_order=True)
+        self._growth = growth
         self._encoder: LatentEncoder | None = None
 
     @classmethod
-    def open(cls, path: Path, fingerprint: Mapping[str, Any], items: pl.DataFrame, *, check_files: bool = True) -> Self:
-        """CacheError if a latent of `items` is missing or stale, with what differs."""
-        folder = CacheFolder.open(path, "latents", LATENT_COLUMNS)
-        return cls._open(folder, fingerprint, items, check_files=check_files, grows=False)
-
-    @classmethod
-    def open_growing(
+    def open(
         cls,
         path: Path,
         fingerprint: Mapping[str, Any],
         items: pl.DataFrame,
         *,
-        read: Callable[[BatchRequest], Batch],
-        make_encoder: Callable[[], LatentEncoder],
         check_files: bool = True,
+        growth: Growth | None = None,
     ) -> Self:
-        """`read` must leave bad clips out; `make_encoder` is called when the first sample is missing."""
-        folder = CacheFolder.create(path, "latents", LATENT_COLUMNS)
-        folder.note_fingerprint(fingerprint)
-        store = cls._open(folder, fingerprint, items, check_files=check_files, grows=True)
-        store._read, store._make_encoder = read, make_encoder
-        return store
-
-    @classmethod
-    def _open(
-        cls, folder: CacheFolder, fingerprint: Mapping[str, Any], items: pl.DataFrame, *, check_files: bool, grows: bool
-    ) -> Self:
+        """CacheError if a latent of `items` is missing or stale, with what differs; with `growth` it is encoded."""
+        if growth is None:
+            folder = CacheFolder.open(path, "latents", LATENT_COLUMNS)
+        else:
+            folder = CacheFolder.create(path, "latents", LATENT_COLUMNS)
+            folder.note_fingerprint(fingerprint)
         entries, made_by = folder.read_index(), name_fingerprint(fingerprint)
         known = folder.read_file_digests() if check_files else None
         num_known = len(known or ())
@@ -237,9 +232,9 @@ class LatentStore(SampleStore):
         if known and len(known) > num_known:
             folder.note_file_digests(known)
         _refuse_damaged(folder, placed)
-        if not grows and placed["group"].null_count():
+        if growth is None and placed["group"].null_count():
             raise CacheError("\n".join(explain_latents(folder, fingerprint, placed, entries)))
-        return cls(folder, made_by, placed, grows=grows)
+        return cls(folder, made_by, placed, growth)
 
     @property
     def bad(self) -> dict[int, str]:
@@ -297,12 +292,11 @@ class LatentStore(SampleStore):
         keys: NDArray[np.int64] = rows + (bucket.index << _ROW_BITS)
 
         def encode(number: int) -> Sample | None:
-            assert self._items is not None and self._read is not None and self._make_encoder is not None
-            assert self._group is not None
-            self._encoder = self._encoder or self._make_encoder()
+            assert self._items is not None and self._growth is not None and self._group is not None
+            self._encoder = self._encoder or self._growth.make_encoder()
             item = self._items.row(int(self._find(keys[[number]])[0]), named=True)
             state, row = stat_source(item), rows[[number]]
-            batch = self._read(BatchRequest(0, 0, bucket.index, row, row))
+            batch = self._growth.read(BatchRequest(0, 0, bucket.index, row, row))
             stored = self._encoder.add(self._group, [item], [state], batch)
             if item["row"] not in stored:
                 self._reasons[item["row"], bucket.index] = batch.bad[0].reason
@@ -324,38 +318,35 @@ class LatentStore(SampleStore):
 class TextStore(SampleStore):
     """Text embeddings by caption; those that are often asked for are kept stacked in memory."""
 
-    def __init__(
-        self, folder: CacheFolder, made_by: str, entries: pl.DataFrame, *, encoder: TextEncoder | None = None
-    ) -> None:
+    def __init__(self, folder: CacheFolder, made_by: str, entries: pl.DataFrame, encoder: TextEncoder | None) -> None:
         super().__init__(folder, made_by, ragged=True, grows=encoder is not None)
         self._encoder = encoder
         self._kept = _KeptSamples()
         self._take_up(entries)
 
     @classmethod
-    def open(cls, path: Path, fingerprint: Mapping[str, Any], *, captions: Iterable[str] = ()) -> Self:
-        """CacheError if an embedding of `captions` is missing or stale, with what differs."""
-        return cls._open(CacheFolder.open(path, "text", TEXT_COLUMNS), fingerprint, captions, None)
-
-    @classmethod
-    def open_growing(cls, path: Path, fingerprint: Mapping[str, Any], *, encoder: TextEncoder) -> Self:
-        folder = CacheFolder.create(path, "text", TEXT_COLUMNS)
-        folder.note_fingerprint(fingerprint)
-        return cls._open(folder, fingerprint, (), encoder)
-
-    @classmethod
-    def _open(
-        cls, folder: CacheFolder, fingerprint: Mapping[str, Any], captions: Iterable[str], encoder: TextEncoder | None
+    def open(
+        cls,
+        path: Path,
+        fingerprint: Mapping[str, Any],
+        *,
+        captions: Iterable[str] = (),
+        encoder: TextEncoder | None = None,
     ) -> Self:
+        """CacheError if one of `captions` is missing or stale, with what differs; with `encoder` it is encoded."""
+        if encoder is None:
+            folder = CacheFolder.open(path, "text", TEXT_COLUMNS)
+        else:
+            folder = CacheFolder.create(path, "text", TEXT_COLUMNS)
+            folder.note_fingerprint(fingerprint)
         entries, made_by = folder.read_index(), name_fingerprint(fingerprint)
         ours = entries.filter(pl.col("made_by") == made_by)
         _refuse_damaged(folder, ours)
-        if encoder is None:
-            wanted = caption_keys(captions)
-            missing = wanted.join(ours, on="key", how="anti")
-            if missing.height:
-                raise CacheError("\n".join(explain_text(folder, fingerprint, missing, wanted.height, entries)))
-        return cls(folder, made_by, ours, encoder=encoder)
+        wanted = caption_keys(captions) if encoder is None else caption_keys([]).clear()
+        missing = wanted.join(ours, on="key", how="anti")
+        if missing.height:
+            raise CacheError("\n".join(explain_text(folder, fingerprint, missing, wanted.height, entries)))
+        return cls(folder, made_by, ours, encoder)
 
     @property
     def is_complete(self) -> bool:

@@ -18,7 +18,6 @@ import torch
 from torch import Tensor
 
 Item = TypeVar("Item")
-Ready = TypeVar("Ready")
 _JOIN_S = 30.0
 _POLL_S = 0.2
 
@@ -30,19 +29,17 @@ class _Ended:
     error: BaseException | None
 
 
-def prefetch(items: Iterable[Item], *, depth: int = 2) -> Generator[Item, None, None]:
+def prefetch(
+    items: Iterable[Item], *, depth: int = 2, prepare: Callable[[Item], Any] = lambda item: item
+) -> Generator[Any, None, None]:
     """The same items in the same order, up to `depth` of them ahead; an error comes where it would have come.
 
-    Closing the generator (or ending its loop early) stops the thread and closes the source.
+    `prepare` runs in the thread. Closing the generator (or ending its loop early) stops the thread and closes the
+    source.
     """
-    return _prefetch(items, depth, lambda item: item)
-
-
-def _prefetch(items: Iterable[Item], depth: int, prepare: Callable[[Item], Ready]) -> Generator[Ready, None, None]:
-    """`prepare` runs in the thread."""
     if depth < 1:
         raise ValueError(f"depth is {depth}; it must be 1 or more")
-    ready: queue.Queue[Ready | _Ended] = queue.Queue(maxsize=depth)
+    ready: queue.Queue[Any] = queue.Queue(maxsize=depth)
     stop = threading.Event()
     thread = threading.Thread(target=_run_ahead, args=(iter(items), prepare, ready, stop), daemon=True, name="prefetch")
     thread.start()
@@ -87,10 +84,9 @@ def _put(ready: queue.Queue[Any], item: Any, stop: threading.Event) -> bool:
 
 def prefetch_to_device(items: Iterable[Item], device: torch.device, *, depth: int = 2) -> Generator[Item, None, None]:
     """`prefetch`, with every tensor of an item on `device`; on the CPU tensors stay as they are."""
-    return _copy_ahead(items, device, depth) if device.type == "cuda" else prefetch(items, depth=depth)
-
-
-def _copy_ahead(items: Iterable[Item], device: torch.device, depth: int) -> Generator[Item, None, None]:
+    if device.type != "cuda":
+        yield from prefetch(items, depth=depth)
+        return
     copies = torch.Stream(device)
 
     def copy(item: Item) -> tuple[Item, torch.Event]:
@@ -100,7 +96,7 @@ def _copy_ahead(items: Iterable[Item], device: torch.device, depth: int) -> Gene
             moved = map_tensors(pinned, lambda tensor: tensor.to(device, non_blocking=True))
             return moved, copies.record_event()
 
-    with closing(_prefetch(items, depth, copy)) as ahead:
+    with closing(prefetch(items, depth=depth, prepare=copy)) as ahead:
         for moved, done in ahead:
             current = torch.accelerator.current_stream(device)
             current.wait_event(done)

@@ -24,6 +24,7 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
+from frameloom.config.schema.data import SourceSection
 from frameloom.core.errors import DataError
 from frameloom.core.files import atomic_file
 from frameloom.core.paths import safe_join
@@ -36,8 +37,6 @@ from frameloom.data.manifest.sources.columns import REQUIRED
 from frameloom.data.manifest.sources.parquet_tables import find_shards
 from frameloom.data.manifest.sources.reading import Source, read_source
 from frameloom.data.media.tar_members import Member
-
-__all__ = ["ClipRow", "Manifest", "SourceSpec", "rows_of_epoch", "write_manifest"]
 
 # Columns beyond the required ones that decide what is trained on.
 TRAINED_ON = ("sha256", "start_frame", "end_frame", "captions", "member", "offset", "control")
@@ -55,17 +54,6 @@ class ClipRow(NamedTuple):
     width: int
     frames: int
     fps: float | None
-
-
-@dataclass(frozen=True)
-class SourceSpec:
-    """One of several sources: which rows of it are used, and how large its part of an epoch is."""
-
-    path: Path
-    root: Path | None = None
-    where: Where | None = None
-    weight: float | None = None
-    repeat: float = 1.0
 
 
 class Share(NamedTuple):
@@ -109,12 +97,13 @@ class Manifest:
     @classmethod
     def read(cls, path: Path, *, root: Path | None = None, where: Where | None = None) -> Self:
         """Read and check any source; `where` keeps the rows that fulfil a filter (see `filters`)."""
-        return cls.read_sources([SourceSpec(path, root, where)])
+        section = SourceSection(path=str(path), root=None if root is None else str(root))
+        return cls.read_sources([section], where=where)
 
     @classmethod
-    def read_sources(cls, specs: Sequence[SourceSpec], *, where: Where | None = None) -> Self:
+    def read_sources(cls, sections: Sequence[SourceSection], *, where: Where | None = None) -> Self:
         """The rows of several sources, one after another; `where` is for all of them, beside each one's own."""
-        return cls([_read_part(spec, [found for found in (spec.where, where) if found]) for spec in specs])
+        return cls([_read_part(section, [found for found in (section.where, where) if found]) for section in sections])
 
     def __len__(self) -> int:
         return int(self._starts[-1])
@@ -251,11 +240,6 @@ class Manifest:
         Manifest.__init__(self, state["parts"])
 
 
-def rows_of_epoch(manifest: Manifest, seed: int, epoch: int) -> NDArray[np.int64]:
-    """The rows of an epoch in rising order, each as often as its source's weight or repeat shows it."""
-    return rows_in_epoch([part.share for part in manifest.parts], seed, epoch)
-
-
 def samples_per_source(shares: Sequence[Share]) -> list[int]:
     """Samples of each source in an epoch. Weights divide as many samples as there are rows (repeats counted)."""
     counts = [
@@ -275,30 +259,24 @@ def samples_per_source(shares: Sequence[Share]) -> list[int]:
 
 
 def rows_in_epoch(shares: Sequence[Share], seed: int, epoch: int) -> NDArray[np.int64]:
-    """The rows of an epoch in rising order, each as often as it is shown."""
+    """The rows of an epoch in rising order, each as often as its source's weight or repeat shows it."""
     total = sum(share.num_rows for share in shares)
     if all(share.is_plain for share in shares):
         return np.arange(total, dtype=np.int64)
-    parts = []
+    times = np.zeros(total, dtype=np.int64)
     start = 0
     for index, (share, samples) in enumerate(zip(shares, samples_per_source(shares), strict=True)):
-        rows = np.arange(start, start + share.num_rows, dtype=np.int64)
-        parts.append(np.repeat(rows, _times(share.num_rows, samples, key(seed, "share", index), epoch)))
-        start += share.num_rows
-    return np.concatenate([np.empty(0, dtype=np.int64), *parts])
-
-
-def _times(num_rows: int, samples: int, base: int, epoch: int) -> NDArray[np.int64]:
-    """How often each row comes: whole rounds, and once more for those in the stretch that is left."""
-    if not num_rows:
-        return np.empty(0, dtype=np.int64)
-    rounds, rest = divmod(samples, num_rows)
-    times = np.full(num_rows, rounds, dtype=np.int64)
-    if rest:
-        order = np.argsort(bits_at(base, np.arange(num_rows)), kind="stable")
-        first = epoch * samples % num_rows
-        times[order[np.arange(first, first + rest) % num_rows]] += 1
-    return times
+        num_rows, own = share.num_rows, times[start : start + share.num_rows]
+        start += num_rows
+        if not num_rows:
+            continue
+        # Whole rounds, and once more for those in the stretch that is left.
+        rounds, rest = divmod(samples, num_rows)
+        own += rounds
+        if rest:
+            order = np.argsort(bits_at(key(seed, "share", index), np.arange(num_rows)), kind="stable")
+            own[order[np.arange(epoch * samples % num_rows, epoch * samples % num_rows + rest) % num_rows]] += 1
+    return np.repeat(np.arange(total, dtype=np.int64), times)
 
 
 def write_manifest(path: Path, table: pl.DataFrame) -> None:
@@ -337,16 +315,16 @@ def read_table(source: Source, name: str, filters: Sequence[Where] = ()) -> pl.D
     return check_table(table, source=name, locate=locate)
 
 
-def _read_part(spec: SourceSpec, filters: Sequence[Where]) -> Part:
-    name = str(spec.path)
-    shards = find_shards(spec.path) if spec.path.is_dir() or spec.path.suffix == ".parquet" else None
+def _read_part(section: SourceSection, filters: Sequence[Where]) -> Part:
+    path, root = Path(section.path), None if section.root is None else Path(section.root)
+    shards = find_shards(path) if path.is_dir() or path.suffix == ".parquet" else None
     if shards is not None:
-        root = spec.root or shards.root
-        rows: Rows = open_shards(shards, root=root, filters=filters, source=name)
+        root = root or shards.root
+        rows: Rows = open_shards(shards, root=root, filters=filters, source=str(path))
     else:
-        source = read_source(spec.path, root=spec.root)
-        root, rows = source.root, TableRows(read_table(source, name, filters))
-    return Part(rows, root, name, spec.weight, spec.repeat)
+        source = read_source(path, root=root)
+        root, rows = source.root, TableRows(read_table(source, str(path), filters))
+    return Part(rows, root, str(path), section.weight, section.repeat)
 
 
 def _hash_column(digest: Any, column: pl.Series) -> None:

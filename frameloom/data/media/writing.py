@@ -17,7 +17,6 @@ from typing import BinaryIO
 import av
 import numpy as np
 from av.error import FFmpegError
-from av.video.codeccontext import VideoCodecContext
 from av.video.reformatter import ColorPrimaries, ColorRange, Colorspace, ColorTrc
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont, PngImagePlugin
@@ -57,8 +56,18 @@ def write_video(
     ):
         if metadata is not None:
             container.metadata[_METADATA_KEY] = _pack_metadata(metadata)
-        video = container.add_stream("libx264", rate=rate, options={"crf": f"{crf:g}", "preset": preset, **_steady()})
-        _set_format(video.codec_context, frames_FHWC)
+        # x264's code for AVX-512 gives other bytes from run to run (a third of small clips); that for AVX2 does not.
+        steady = {"x264-params": f"asm={_UP_TO_AVX2}"} if has_avx512() else {}
+        video = container.add_stream("libx264", rate=rate, options={"crf": f"{crf:g}", "preset": preset, **steady})
+        codec = video.codec_context
+        _, codec.height, codec.width, _ = frames_FHWC.shape
+        codec.pix_fmt = "yuv420p"
+        # x264 cuts a frame by its number of threads, so the bytes would depend on the machine.
+        codec.thread_count = 1
+        codec.colorspace = Colorspace.ITU709
+        codec.color_primaries = ColorPrimaries.BT709
+        codec.color_trc = ColorTrc.BT709
+        codec.color_range = ColorRange.MPEG
         for frame_HWC in frames_FHWC:
             frame = av.VideoFrame.from_ndarray(np.ascontiguousarray(frame_HWC), format="rgb24")
             frame = frame.reformat(
@@ -66,22 +75,6 @@ def write_video(
             )
             container.mux(video.encode(frame))
         container.mux(video.encode())
-
-
-def _steady() -> dict[str, str]:
-    """x264's code for AVX-512 gives other bytes from run to run (a third of small clips); that for AVX2 does not."""
-    return {"x264-params": f"asm={_UP_TO_AVX2}"} if has_avx512() else {}
-
-
-def _set_format(codec: VideoCodecContext, frames_FHWC: Pixels) -> None:
-    _, codec.height, codec.width, _ = frames_FHWC.shape
-    codec.pix_fmt = "yuv420p"
-    # x264 cuts a frame by its number of threads, so the bytes would depend on the machine.
-    codec.thread_count = 1
-    codec.colorspace = Colorspace.ITU709
-    codec.color_primaries = ColorPrimaries.BT709
-    codec.color_trc = ColorTrc.BT709
-    codec.color_range = ColorRange.MPEG
 
 
 def _check_frames(path: Path, frames_FHWC: Pixels) -> None:
@@ -204,7 +197,11 @@ def contact_sheet(
     if not rows or len(rows) != len(labels) or not all(len(row) for row in rows):
         raise ValueError(f"need one label per row and no empty row, got {len(rows)} rows and {len(labels)} labels")
     strips = [
-        _draw_strip([row[i] for i in _pick_evenly(len(row), max_frames)], label, frame_height_px)
+        _draw_strip(
+            [row[int(i)] for i in np.linspace(0, len(row) - 1, min(len(row), max_frames)).round()],
+            label,
+            frame_height_px,
+        )
         for row, label in zip(rows, labels, strict=True)
     ]
     per_column = -(-len(strips) // num_columns)
@@ -214,10 +211,6 @@ def contact_sheet(
     for i, strip in enumerate(strips):
         sheet.paste(strip, (i // per_column * width + _PAD_PX, i % per_column * height + _PAD_PX))
     return np.asarray(sheet)
-
-
-def _pick_evenly(available: int, wanted: int) -> list[int]:
-    return [int(i) for i in np.linspace(0, available - 1, min(available, wanted)).round()]
 
 
 def _fit_label(label: str, font: ImageFont.FreeTypeFont | ImageFont.ImageFont, max_px: int) -> str:

@@ -41,7 +41,7 @@ from frameloom.interop.convert.files import (
     write_sharded,
     write_single,
 )
-from frameloom.interop.convert.pipeline import PipelineFolder, open_pipeline, split_pipeline, write_pipeline_folder
+from frameloom.interop.convert.pipeline import open_pipeline, split_pipeline, write_pipeline_folder
 from frameloom.models.precision import DTYPES
 from frameloom.models.registry import DENOISERS, VAES, get_denoiser, get_vae
 from frameloom.models.spec import DenoiserSpec, VAESpec
@@ -120,7 +120,13 @@ def convert_weights(task: Conversion) -> Outcome:
         tensors = cast_tensors(tensors, DTYPES[task.dtype])
     if task.copy_tied or form == "model":
         tensors = tensors.untied()
-    pipeline = _split_pipeline(task, source, tensors) if form == "pipeline" else None
+    pipeline = None
+    if form == "pipeline":
+        if task.config is not None and not task.config.is_dir():
+            text = f"no such folder; name one that holds unet/{CONFIG}, tokenizer/ ..."
+            raise ConfigError(f"--config {task.config}: {text}")
+        config = task.source if task.config is None and task.source.is_dir() else task.config
+        pipeline = split_pipeline(tensors, config=config, where=str(source.path))
     parts = [part.tensors for part in pipeline.parts] if pipeline else [tensors]
     num_tensors, num_bytes = sum(len(part.pending) for part in parts), sum(part.num_bytes for part in parts)
     check_space(out, num_bytes)
@@ -138,8 +144,8 @@ def convert_weights(task: Conversion) -> Outcome:
                 digests = write_single(out, tensors, advance=advance)
             elif form == "model":
                 own = (_kind(family), family.name, dataclasses.asdict(model_config)) if family else None
-                kind, name, config = own or (source.kind, source.name, dict(source.config))
-                digest = write_model_folder(out, kind=kind, name=name, config=config, tensors=tensors, advance=advance)
+                kind, name, fields = own or (source.kind, source.name, dict(source.config))
+                digest = write_model_folder(out, kind=kind, name=name, config=fields, tensors=tensors, advance=advance)
                 digests = {out / TENSORS: digest}
             else:
                 stem = "diffusion_pytorch_model" if source.stem.startswith("diffusion_pytorch_model") else "model"
@@ -152,14 +158,6 @@ def convert_weights(task: Conversion) -> Outcome:
             raise CheckpointError(f"{out}: could not be written ({error}); nothing is left there") from error
     dtypes = Counter(str(one.dtype).removeprefix("torch.") for part in parts for one in part.pending.values())
     return Outcome(out, num_tensors, 0 if pipeline else len(tensors.tied), num_bytes, dtypes, digests)
-
-
-def _split_pipeline(task: Conversion, source: Source, tensors: LazyTensors) -> PipelineFolder:
-    """All parts of a model, each for a folder of its own."""
-    if task.config is not None and not task.config.is_dir():
-        raise ConfigError(f"--config {task.config}: no such folder; name one that holds unet/{CONFIG}, tokenizer/ ...")
-    config = task.source if task.config is None and task.source.is_dir() else task.config
-    return split_pipeline(tensors, config=config, where=str(source.path))
 
 
 def _find_family(name: str) -> DenoiserSpec | VAESpec:

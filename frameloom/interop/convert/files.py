@@ -120,20 +120,19 @@ def check_target(
         raise CheckpointError(f"{out}: holds what is to be converted; write to another place")
     if not may_replace:
         raise CheckpointError(f"{out}: is there already; choose another name, or replace it with --force")
+    names = {path.name: path.is_dir() for path in sorted(out.iterdir())} if is_folder else {}
+    written = (CONFIG, "model_index.json")
     others = [
-        path.name
-        for path in (sorted(out.iterdir()) if is_folder else ())
-        if not (is_pipeline and path.name in _PIPELINE_PARTS if path.is_dir() else _may_be_written(path))
+        name
+        for name, is_dir in names.items()
+        if (not is_pipeline or name not in _PIPELINE_PARTS)
+        and (is_dir or (name not in written and not name.endswith((SAFETENSORS, INDEX))))
     ]
     if others:
         raise CheckpointError(
             f"{out}: holds {', '.join(others[:3])}, which no conversion wrote, so it is not replaced; choose another "
             "folder"
         )
-
-
-def _may_be_written(path: Path) -> bool:
-    return path.suffix == SAFETENSORS or path.name in (CONFIG, "model_index.json") or path.name.endswith(INDEX)
 
 
 def check_space(out: Path, num_bytes: int) -> None:

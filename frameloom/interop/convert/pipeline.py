@@ -3,7 +3,7 @@
     sd_xl_base_1.0.safetensors <-> model_index.json scheduler/ unet/ vae/ text_encoder/ text_encoder_2/
                                    tokenizer/ tokenizer_2/
 
-Weights are exact both ways. Small tensors that the folders have no place for (the `logit_scale` of bigG, old
+Weights are exact both ways. Small tensors that no file of the folders holds (the `logit_scale` of bigG, old
 position ids) stay in the notes of the file that lies nearest to them and come back from there.
 """
 
@@ -17,7 +17,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -59,11 +59,8 @@ class PartFolder:
         return "diffusion_pytorch_model" if self.library == "diffusers" else "model"
 
 
-class Tokenizer(NamedTuple):
-    """A folder with a tokenizer to copy, or None; `max_length` is for tokenizers that do not say how much they read."""
-
-    folder: Path | None
-    max_length: int
+Tokenizer = tuple[Path | None, int]
+"""a folder with a tokenizer to copy, or None; and how many tokens it reads, for tokenizers that do not say so"""
 
 
 @dataclass(frozen=True)
@@ -102,7 +99,7 @@ def split_pipeline(tensors: LazyTensors, *, config: Path | None, where: str) -> 
     """The parts of a single file; `config` is a folder with tokenizers, the scheduler, and descriptions of parts that
     are not the published ones."""
     names = read_unet_names(tensors)
-    places = {key: map_key(key, names) for key in tensors}
+    mapped = {key: map_key(key, names) for key in tensors}
     parts = from_single_file(to_deferred(tensors))
     missing = [part for part in ("unet", "vae") if part not in parts]
     if missing:
@@ -111,14 +108,14 @@ def split_pipeline(tensors: LazyTensors, *, config: Path | None, where: str) -> 
             "model, or convert this part by itself with --family"
         )
     unkept: dict[Part, dict[str, Tensor]] = {}
-    for key, place in places.items():
-        if place is not None and not place[1]:
-            unkept.setdefault(place[0], {})[key] = tensors[key]
+    for key, home in mapped.items():
+        if home is not None and not home[1]:
+            unkept.setdefault(home[0], {})[key] = tensors[key]
     pending = {part: _note(to_pending(one, where=where), unkept.get(part, {})) for part, one in parts.items()}
     pending["unet"].metadata.update(tensors.metadata)
     described = {part: _find_description(part, parts[part], config, where=where) for part in CLASSES if part in parts}
     tokenizers = {
-        name: Tokenizer(config / name if config is not None else None, described[part]["max_position_embeddings"])
+        name: (config / name if config is not None else None, described[part]["max_position_embeddings"])
         for name, part in TOKENIZERS.items()
         if part in described
     }
@@ -227,7 +224,7 @@ def write_pipeline_folder(
 
 def _copy_tokenizer(name: str, tokenizer: Tokenizer, out: Path) -> str | None:
     """The tokenizer files of a folder; gives their class, or None where there is nothing to copy."""
-    source = tokenizer.folder
+    source, max_length = tokenizer
     if source is None or not source.is_dir():
         _log.warning("no %s: a pipeline needs one; name a folder that holds it, or copy it into %s", name, name)
         return None
@@ -240,7 +237,7 @@ def _copy_tokenizer(name: str, tokenizer: Tokenizer, out: Path) -> str | None:
             shutil.copyfile(file, out / name / file.name)
     settings = read_table(source / _SETTINGS)
     # Without this number transformers takes it for endless, and diffusers pads to it.
-    _write_json(out / name / _SETTINGS, {"model_max_length": tokenizer.max_length, **settings})
+    _write_json(out / name / _SETTINGS, {"model_max_length": max_length, **settings})
     kinds = {"tokenizer.json": "PreTrainedTokenizerFast", "spiece.model": "T5Tokenizer", "merges.txt": "CLIPTokenizer"}
     guess = next((kind for name, kind in kinds.items() if (source / name).is_file()), "AutoTokenizer")
     return str(settings.get("tokenizer_class") or guess)

@@ -52,8 +52,8 @@ def read_metrics(file: Path, step: int) -> dict[str, float]:
 def collect_samples(source: Path, folder: Path) -> list[str]:
     """Copy the newest samples of a run into `folder`/samples; gives their names, the contact sheet first."""
     sheets = sorted(source.rglob(CONTACT_SHEET), key=lambda path: path.stat().st_mtime) if source.is_dir() else []
-    place = sheets[-1].parent if sheets else source
-    files = sorted(path for path in place.iterdir() if path.suffix in _CLIPS) if place.is_dir() else []
+    newest = sheets[-1].parent if sheets else source
+    files = sorted(path for path in newest.iterdir() if path.suffix in _CLIPS) if newest.is_dir() else []
     files = sorted(files, key=lambda path: path.name != CONTACT_SHEET)[:_MOST_SAMPLES]
     if files:
         (folder / "samples").mkdir(exist_ok=True)

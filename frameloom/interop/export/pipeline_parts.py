@@ -40,7 +40,7 @@ def build_pipeline(recipe: Recipe, kind: str, denoiser: PartFolder) -> PipelineF
     for encoder in recipe.text.encoders:
         part, folder = _open_text(encoder)
         parts.append(part)
-        tokenizers[part.name.replace("text_encoder", "tokenizer")] = Tokenizer(folder, encoder.max_length)
+        tokenizers[part.name.replace("text_encoder", "tokenizer")] = (folder, encoder.max_length)
     assert isinstance(recipe.objective, DDPMObjectiveSection)  # find_obstacle refuses others
     scheduler = _describe_scheduler(recipe.objective, kind)
     if kind not in _SDXL:

@@ -74,13 +74,13 @@ def load_system(name: str) -> System:
     file = Path(__file__).parent / "tables" / f"{name}.yaml"
     value, _ = parse_document(file.read_text(encoding="utf-8"), where=file.name)
     programs = {
-        program: {argument: _read_argument(argument, row) for argument, row in rows.items()}
+        program: {argument: _read_row(argument, row) for argument, row in rows.items()}
         for program, rows in value["programs"].items()
     }
     return System(name, value["title"], value["document"], programs)
 
 
-def _read_argument(name: str, row: Mapping[str, Any]) -> Argument:
+def _read_row(name: str, row: Mapping[str, Any]) -> Argument:
     keys, copy = row.get("key", ()), row.get("copy", ())
     keys = (keys,) if isinstance(keys, str) else tuple(keys)
     copy = keys if copy is True else (copy,) if isinstance(copy, str) else tuple(copy)
@@ -101,11 +101,7 @@ place on its line. "None" says why there is no such key and what replaces it.
 
 
 def render_arguments() -> str:
-    """The whole page: a section for each system, a table for each of its programs."""
-    return "\n".join([_INTRODUCTION, _render_counts(), *(_render_system(name) for name in SYSTEMS)]).rstrip("\n") + "\n"
-
-
-def _render_counts() -> str:
+    """The whole page: a count, then a section for each system with a table for each of its programs."""
     rows = ["| system | in its document | also known | without a key here |", "|---|---|---|---|"]
     for name in SYSTEMS:
         system = load_system(name)
@@ -113,7 +109,7 @@ def _render_counts() -> str:
         known = sum(argument.undocumented for argument in everything)
         without = sum(argument.none is not None for argument in everything)
         rows.append(f"| [{system.title}](#{name}) | {len(everything) - known} | {known} | {without} |")
-    return "\n".join([*rows, ""])
+    return "\n".join([_INTRODUCTION, *rows, "", *(_render_system(name) for name in SYSTEMS)]).rstrip("\n") + "\n"
 
 
 def _render_system(name: str) -> str:

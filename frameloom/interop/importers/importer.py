@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path, PurePosixPath
-from typing import Any, NamedTuple
+from typing import Any
 
 from frameloom.config.loading.problems import parse_recipe
 from frameloom.config.loading.recipe import resolve
@@ -44,7 +44,7 @@ def import_command(path: Path, *, system: str | None = None, is_lenient: bool = 
         launch = choose_launch(find_launches(parse_script(text, where=str(path))), system=system, where=str(path))
     program = _match(launch, system)
     if program is None:
-        known = ", ".join(name for name, program in PROGRAMS.items() if system in (None, program.system))
+        known = ", ".join(name for name, (own, _) in PROGRAMS.items() if system in (None, own))
         raise ConfigError(f"{path}: {launch.script} is no program of {system or 'a known system'}; expected {known}")
     return _Import(path, launch, program, is_lenient).run()
 
@@ -52,13 +52,16 @@ def import_command(path: Path, *, system: str | None = None, is_lenient: bool = 
 class _Import:
     """One file on its way; all problems are reported together at the end."""
 
-    def __init__(self, path: Path, launch: Launch, program: Program, is_lenient: bool) -> None:
-        self.path, self.launch, self.program, self.is_lenient = path, launch, program, is_lenient
+    def __init__(self, path: Path, launch: Launch, program: tuple[str, str], is_lenient: bool) -> None:
+        self.path, self.launch, self.is_lenient = path, launch, is_lenient
+        self.system, self.program = program
         self.where = f"{path}:{launch.line}"
-        self.arguments = load_system(program.system).programs[program.name]
-        system, options = _LAUNCHERS.get(launch.launcher, ("", ""))
+        self.arguments = load_system(self.system).programs[self.program]
+        launcher_system, options = _LAUNCHERS.get(launch.launcher, ("", ""))
         launcher = ParsedArguments(
-            load_system(system).programs[options] if system else {}, launch.options, name=launch.launcher
+            load_system(launcher_system).programs[options] if launcher_system else {},
+            launch.options,
+            name=launch.launcher,
         )
         folders = (*list(path.absolute().parents)[:_PARENTS], Path.cwd())
         self.job = ImportJob(ParsedArguments(self.arguments, dict(launch.arguments)), launcher, folders)
@@ -79,15 +82,15 @@ class _Import:
         started = format_start(self.job.launcher)
         self._note_unread()
         self._check()
-        title = load_system(self.program.system).title
+        title = load_system(self.system).title
         script = f", {self.launch.script}" if self.launch.script and self.path.suffix not in (".py", ".yaml") else ""
         self.recipe.head[:0] = [f"Imported from {self.path.name}: {title}{script}", *([started] if started else ())]
         return self.recipe.render()
 
     def _translate(self) -> None:
-        match self.program.name:
+        match self.program:
             case "scripts/train.py":
-                cogvideox_fun.translate(self.job, script=self.launch.script)
+                cogvideox_fun.translate(self.job, is_lora=self.launch.script.endswith("train_lora.py"))
             case "opensora/train/train_t2v.py":
                 open_sora_plan.translate_latte(self.job)
             case "opensora/train/train_t2v_diffusers.py":
@@ -154,7 +157,7 @@ class _Import:
                 if self.is_lenient:
                     self.recipe.unsupported.append(f"{source.dashes}{name} {source.written(name)}: unknown; {hint}")
                 else:
-                    yield f"{source.dashes}{name} is unknown to {self.program.name}; {hint}"
+                    yield f"{source.dashes}{name} is unknown to {self.program}; {hint}"
 
     def _list_missing(self) -> Iterator[str]:
         for name, argument in self.arguments.items():
@@ -184,7 +187,7 @@ class _Import:
             if name not in launcher.arguments:
                 text = f"{self.launch.launcher} --{name}: an option of the launcher; see torchrun's"
                 recipe.unsupported.append(text)
-        known = load_system(self.program.system).programs.get("environment", {})
+        known = load_system(self.system).programs.get("environment", {})
         for name, value in self.launch.variables.items():
             if name in known and known[name].none:
                 recipe.unsupported.append(f"{name}={value}: {known[name].none}")
@@ -216,22 +219,15 @@ def _plain(words: tuple[str, ...]) -> Any:
     return None if isinstance(value, str) and value.lower() == "none" else value
 
 
-class Program(NamedTuple):
-    """A trainer that can be imported."""
-
-    system: str
-    name: str
-
-
-# Scripts that tell the program by themselves; `train.py` alone does not.
+# Scripts that name the program by themselves, with its system and its name there; `train.py` alone does not.
 PROGRAMS = {
-    "scripts/diffusion/train.py": Program("opensora2", "scripts/diffusion/train.py"),
-    "train_t2v_diffusers.py": Program("opensora_plan", "opensora/train/train_t2v_diffusers.py"),
-    "train_causalvae.py": Program("opensora_plan", "opensora/train/train_causalvae.py"),
-    "train_t2v.py": Program("latte", "opensora/train/train_t2v.py"),
-    "train_lora.py": Program("cogvideox_fun", "scripts/train.py"),
-    "scripts/train.py": Program("cogvideox_fun", "scripts/train.py"),
-    "train.py": Program("sdxl", "train.py"),
+    "scripts/diffusion/train.py": ("opensora2", "scripts/diffusion/train.py"),
+    "train_t2v_diffusers.py": ("opensora_plan", "opensora/train/train_t2v_diffusers.py"),
+    "train_causalvae.py": ("opensora_plan", "opensora/train/train_causalvae.py"),
+    "train_t2v.py": ("latte", "opensora/train/train_t2v.py"),
+    "train_lora.py": ("cogvideox_fun", "scripts/train.py"),
+    "scripts/train.py": ("cogvideox_fun", "scripts/train.py"),
+    "train.py": ("sdxl", "train.py"),
 }
 
 
@@ -266,21 +262,21 @@ def _format_other(launch: Launch) -> str:
     return launch.script
 
 
-def _match(launch: Launch, system: str | None) -> Program | None:
+def _match(launch: Launch, system: str | None) -> tuple[str, str] | None:
+    """(system, program)"""
     for script, program in PROGRAMS.items():
         is_it = launch.script == script or launch.script.endswith(f"/{script}")
-        if is_it and script not in ("train.py", "scripts/train.py") and system in (None, program.system):
+        if is_it and script not in ("train.py", "scripts/train.py") and system in (None, program[0]):
             return program
     if launch.script and PurePosixPath(launch.script).name != "train.py":
         return None
     # The program that knows most of the arguments; a script's folder decides where several know as many.
     ranked = []
-    for index, program in enumerate(dict.fromkeys(PROGRAMS.values())):
-        if system not in (None, program.system) or (launch.script and program.name.rpartition("/")[2] != "train.py"):
+    for index, (own, name) in enumerate(dict.fromkeys(PROGRAMS.values())):
+        if system not in (None, own) or (launch.script and name.rpartition("/")[2] != "train.py"):
             continue
-        known = load_system(program.system).programs[program.name]
-        score = sum(name in known for name in launch.arguments)
-        fits = bool(launch.script) and (f"/{launch.script}".endswith(f"/{program.name}"))
-        ranked.append((score, fits, -index, program))
+        score = len(load_system(own).programs[name].keys() & launch.arguments.keys())
+        fits = bool(launch.script) and (f"/{launch.script}".endswith(f"/{name}"))
+        ranked.append((score, fits, -index, (own, name)))
     best = max(ranked, default=None)
     return best[3] if best is not None and (best[0] or best[1]) else None

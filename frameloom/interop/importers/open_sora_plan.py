@@ -83,8 +83,6 @@ def translate(job: ImportJob) -> None:
     if given.get("parallel_mode") == "zero":
         set_zero(job, given.get("zero_stage"), given.quote("zero_stage"))
     if not given.get("validate"):
-        for name in ("val_data", "val_batch_size", "val_interval"):
-            job.ignore(name, "nothing is validated without --validate")
         return
     # Held-out clips are rows of the same set here, told apart by a column.
     every = given.get("val_interval")
@@ -92,7 +90,6 @@ def translate(job: ImportJob) -> None:
     recipe.set("validation", {"every": f"{every} epoch{'s' if every > 1 else ''}", "where": {"split": "val"}})
     recipe.note("validation", f"{text}telling train from val")
     recipe.set("data.where", {"split": "train"})
-    job.unsupported("val_batch_size", "micro-batches are those of training; validation.batches says how many are read")
 
 
 def _set_grouped(job: ImportJob) -> None:
@@ -102,8 +99,6 @@ def _set_grouped(job: ImportJob) -> None:
     section = {"num_frames": given.get("num_frames"), "batch": given.get("train_batch_size")}
     if is_forced:
         section |= {"force_resolution": True, "max_height": height, "max_width": width}
-        for name in ("max_hxw", "min_hxw"):
-            job.ignore(name, "one size for all clips: --force_resolution")
         transforms = [{"name": "center_crop", "rounding": "even"}, {"name": "resize", "fit": "stretch"}]
     else:
         area = area or height * width
@@ -131,14 +126,11 @@ def _set_objective(job: ImportJob) -> None:
         for key, value in {"kind": "flow", "distribution": "logit_normal", "num_levels": 1000}.items():
             recipe.set(f"objective.{key}", value)
         recipe.set("sample.sampler", "default")
-        job.ignore("snr_gamma", "flow matching has none of it")
         return
     is_scaled = given.get("v1_5_scheduler"), given.get("cogvideox_scheduler")
     recipe.set("objective.betas", "scaled_linear" if any(is_scaled) else "linear")
     if given.get("cogvideox_scheduler"):
         recipe.set("objective.snr_shift", 3.0)
-    if given.get("snr_gamma"):
-        job.copy("objective.min_snr_gamma", "snr_gamma")
 
 
 def translate_latte(job: ImportJob) -> None:
@@ -254,10 +246,6 @@ def translate_vae(job: ImportJob) -> None:
     set_length(job, None if given.has("epochs") else given.get("max_steps"), given.get("epochs"))
     if given.has("epochs"):
         job.ignore("max_steps", "--epochs decides")
-    if given.has("init_loss_scale") and recipe.get("train.precision") == "fp16":
-        job.copy("train.loss_scale.initial", "init_loss_scale")
-    else:
-        job.ignore("init_loss_scale", "only counts with fp16")
 
 
 def _set_parts(job: ImportJob) -> None:
@@ -302,8 +290,6 @@ def _set_optimizer(job: ImportJob) -> None:
     _set_schedule(job)
     wanted = given.get("use_ema")
     recipe.set("train.ema", {"decay": given.get("ema_decay")} if wanted else None, job.default_note("use_ema"))
-    if not wanted:
-        job.ignore("ema_decay", "there is no average without --use_ema")
 
 
 def _set_schedule(job: ImportJob) -> None:
@@ -347,8 +333,6 @@ def _set_loop(job: ImportJob) -> None:
         recipe.set("train.compile", given.get("mode") == 0)
     # A loss scale is one of fp16 alone.
     if given.get("precision") != "fp16":
-        for name in ("loss_scaler_type", "init_loss_scale", "loss_scale_factor", "scale_window"):
-            job.ignore(name, "a loss scale only counts with fp16")
         return
     mode, initial = given.get("loss_scaler_type"), given.get("init_loss_scale")
     recipe.set("train.loss_scale", {"mode": mode, "initial": initial})

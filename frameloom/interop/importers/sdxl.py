@@ -47,25 +47,15 @@ def translate(
         recipe.set("text.encoders", [{**encoder, "max_length": length} for encoder in recipe.encoders])
     if "refiner" in (given.get("version") or ""):
         given.problems.append(f"{given.quote('version')}: only the base model is trained")
-    _set_bias(job)
+    if (strategy := given.get("timestep_bias_strategy")) is not None:
+        recipe.set("objective.bias", {"strategy": strategy, "multiplier": given.get("timestep_bias_multiplier")})
+        for name in ("begin", "end", "portion"):
+            if (name == "portion") != (strategy == "range"):
+                job.copy(f"objective.bias.{name}", f"timestep_bias_{name}")
+            else:
+                job.ignore(f"timestep_bias_{name}", f"the strategy {strategy} does not use it")
     _set_loop(job)
     _set_cache(job)
-
-
-def _set_bias(job: ImportJob) -> None:
-    given, recipe = job.given, job.recipe
-    strategy = given.get("timestep_bias_strategy")
-    if strategy is not None:
-        recipe.set("objective.bias", {"strategy": strategy, "multiplier": given.get("timestep_bias_multiplier")})
-    used = ("begin", "end") if strategy == "range" else ("portion",)
-    for name in ("multiplier", "begin", "end", "portion"):
-        if strategy is None:
-            text = "no noise level comes more often without --timestep_bias_strategy"
-            job.ignore(f"timestep_bias_{name}", text)
-        elif name in used:
-            job.copy(f"objective.bias.{name}", f"timestep_bias_{name}")
-        elif name != "multiplier":
-            job.ignore(f"timestep_bias_{name}", f"the strategy {strategy} does not use it")
 
 
 def _set_loop(job: ImportJob) -> None:

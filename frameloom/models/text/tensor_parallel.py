@@ -134,10 +134,19 @@ def split_layers(model: Any, index: int, degree: int, group: dist.ProcessGroup) 
 
     for module in list(model.modules()):
         if all(hasattr(module, name) for name in ("q", "k", "v", "o", "n_heads")):
-            _split_attention(module, index, degree)
+            attention: Any = module
+            for name in ("q", "k", "v"):
+                _keep(getattr(attention, name), 0, index, degree)
+            _keep(attention.o, 1, index, degree)
+            if attention.has_relative_attention_bias:
+                _keep(attention.relative_attention_bias, 1, index, degree)
+            attention.n_heads //= degree
+            attention.inner_dim //= degree
             module.o.register_forward_hook(add_up)
         elif hasattr(module, "wo"):
-            _split_feed_forward(module, index, degree)
+            for name, child in module.named_children():
+                if isinstance(child, nn.Linear):
+                    _keep(child, 1 if name == "wo" else 0, index, degree)
             module.wo.register_forward_hook(add_up)
     words = SplitWords(model.get_input_embeddings().weight, index, degree, group)
     model.set_input_embeddings(words)
@@ -150,22 +159,6 @@ def sum_over(part: Tensor, group: dist.ProcessGroup) -> Tensor:
     # `float` gives the tensor itself where it is float32 already, which the sum may overwrite: nobody else has it.
     dist.all_reduce(total, group=group)
     return total.to(part.dtype)
-
-
-def _split_attention(attention: Any, index: int, degree: int) -> None:
-    for name in ("q", "k", "v"):
-        _keep(getattr(attention, name), 0, index, degree)
-    _keep(attention.o, 1, index, degree)
-    if attention.has_relative_attention_bias:
-        _keep(attention.relative_attention_bias, 1, index, degree)
-    attention.n_heads //= degree
-    attention.inner_dim //= degree
-
-
-def _split_feed_forward(layer: Any, index: int, degree: int) -> None:
-    for name, child in layer.named_children():
-        if isinstance(child, nn.Linear):
-            _keep(child, 1 if name == "wo" else 0, index, degree)
 
 
 def _keep(layer: Any, dim: int, index: int, degree: int) -> None:

@@ -102,7 +102,8 @@ def _find_weights(path: Path, encoder: str, kinds: Collection[str], subfolders: 
     if not path.is_dir():
         raise CheckpointError(f"{path}: no such folder; name the folder of the text encoder {encoder}")
     places = [path] if (path / CONFIG).is_file() else [path / name for name in subfolders]
-    found = {place: _read_kind(place / CONFIG) for place in places if (place / CONFIG).is_file()}
+    configs = {place: _read_json(place / CONFIG) for place in places if (place / CONFIG).is_file()}
+    found = {place: str(config.get("model_type", "no model_type")) for place, config in configs.items()}
     if not found:
         inside = " or ".join(f"{name}/{CONFIG}" for name in subfolders)
         raise CheckpointError(
@@ -116,11 +117,6 @@ def _find_weights(path: Path, encoder: str, kinds: Collection[str], subfolders: 
         f"{path}: the text encoder {encoder} is a model of type {' or '.join(sorted(kinds))}, but {listed}; "
         "name another folder or another encoder"
     )
-
-
-def _read_kind(config: Path) -> str:
-    kind = _read_json(config).get("model_type")
-    return kind if isinstance(kind, str) else "no model_type"
 
 
 def _find_files(weights: Path, encoder: str) -> tuple[tuple[Path, ...], str | None]:
@@ -210,11 +206,15 @@ def load_model(kind: Any, folder: EncoderFolder | EncoderFile, dtype: torch.dtyp
 
     Weights that the class has no place for are left: a folder may hold the decoder or the image half as well.
     """
+    source: dict[str, Any]
+    if isinstance(folder, EncoderFile):
+        config, tensors = kind.config_class.from_dict(dict(folder.config)), dict(folder.tensors)
+        source = {"pretrained_model_name_or_path": None, "config": config, "state_dict": tensors}
+    else:
+        source = {"pretrained_model_name_or_path": folder.weights, "use_safetensors": True, "variant": folder.variant}
     try:
         with quiet_transformers():
-            model, report = kind.from_pretrained(
-                **_name_source(kind, folder), local_files_only=True, dtype=dtype, output_loading_info=True
-            )
+            model, report = kind.from_pretrained(**source, local_files_only=True, dtype=dtype, output_loading_info=True)
     except (OSError, SafetensorError) as error:
         raise CheckpointError(f"{folder.weights}: the weights cannot be read ({error}); copy them again") from error
     missing = [*sorted(report["missing_keys"]), *(str(item) for item in report["mismatched_keys"])]
@@ -225,10 +225,3 @@ def load_model(kind: Any, folder: EncoderFolder | EncoderFile, dtype: torch.dtyp
         )
     model.eval().requires_grad_(False)
     return model  # type: ignore[no-any-return]
-
-
-def _name_source(kind: Any, folder: EncoderFolder | EncoderFile) -> dict[str, Any]:
-    if isinstance(folder, EncoderFile):
-        config, tensors = kind.config_class.from_dict(dict(folder.config)), dict(folder.tensors)
-        return {"pretrained_model_name_or_path": None, "config": config, "state_dict": tensors}
-    return {"pretrained_model_name_or_path": folder.weights, "use_safetensors": True, "variant": folder.variant}

@@ -5,7 +5,6 @@ Shape letters: N pictures, C channels, H height, W width. Pictures are in [-1, 1
 
 from __future__ import annotations
 
-import re
 from collections import OrderedDict
 from collections.abc import Mapping
 
@@ -84,14 +83,11 @@ def load_lpips(model: LPIPS, tensors: Mapping[str, Tensor]) -> None:
     """
     constants = {key: value for key, value in model.state_dict().items() if key.startswith("scaling_layer.")}
     used = [key for key in tensors if not key.startswith(("classifier.", "lins."))]
-    given = {_PLAIN_VGG.sub(_name_in_slice, key): tensors[key] for key in used}
+    slice_of = {place: number for number, (places, _) in enumerate(_SLICES, start=1) for place in places}
+    given = {}
+    for key in used:
+        prefix, _, rest = key.partition(".")
+        place, _, kind = rest.partition(".")
+        is_vgg = prefix == "features" and place.isdigit()
+        given[f"net.slice{slice_of.get(int(place), 0)}.{place}.{kind}" if is_vgg else key] = tensors[key]
     load_fitting(model, {**constants, **given}, where="the weights of LPIPS")
-
-
-_PLAIN_VGG = re.compile(r"^features\.(\d+)\.")
-
-
-def _name_in_slice(match: re.Match[str]) -> str:
-    place = int(match[1])
-    number = next((number for number, (places, _) in enumerate(_SLICES, start=1) if place <= places[-1]), 0)
-    return f"net.slice{number}.{place}."

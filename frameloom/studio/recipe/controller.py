@@ -144,9 +144,7 @@ def show_plan(context: StudioContext, recipe: Recipe, device: str, num_devices: 
     if plan.breaking:
         change = suggest_change(recipe, plan, num_devices, measured)
         helps = (
-            f"the smallest change that helps: {change.describe()}"
-            if change
-            else "no sharding, recompute or batch helps"
+            f"the smallest change that helps: {change.format()}" if change else "no sharding, recompute or batch helps"
         )
         worst = plan.breaking[0].bucket.name
         parts.append(note(f"{len(plan.breaking)} bucket(s) do not fit, the worst is {worst}; {helps}.", kind="bad"))
@@ -170,7 +168,7 @@ def show_plan(context: StudioContext, recipe: Recipe, device: str, num_devices: 
     if len(plan.buckets) > _MAX_ROWS:
         parts.append(note(f"And {len(plan.buckets) - _MAX_ROWS} more."))
     if balance := balance_tokens(recipe, plan, num_devices, measured):
-        parts.append(note(f"Better: {balance.describe()}."))
+        parts.append(note(f"Better: {balance.format()}."))
     if not reads_data:
         parts.append(note("No times of an epoch: the manifest is not there, or not below the folder."))
     return "".join(parts)
@@ -181,7 +179,7 @@ def _summarize(plan: RunPlan) -> dict[str, str]:
     facts = {
         "weights": f"{plan.size.weights / 1e6:,.1f} M",
         "trained": f"{plan.size.trained / 1e6:,.1f} M",
-        f"largest bucket, of {plan.device.describe_memory()}": f"{worst.total / _GB:,.2f} GB",
+        f"largest bucket, of {plan.device.format_memory()}": f"{worst.total / _GB:,.2f} GB",
         "slowest micro-batch": f"{max(item.seconds for item in plan.buckets):,.3g} s",
         "a checkpoint": f"{plan.checkpoint / _GB:,.2f} GB",
     }

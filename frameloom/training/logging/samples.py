@@ -15,7 +15,7 @@ from torch import nn
 
 from frameloom.checkpoint.reader import step_folder
 from frameloom.config.schema.recipe import Recipe
-from frameloom.config.schema.sampling import SampleRequest, SampleSection
+from frameloom.config.schema.sampling import SampleRequest, SampleSection, SamplesSection
 from frameloom.core.files import replace_folder
 from frameloom.data.media.writing import CONTACT_SHEET
 from frameloom.sampling.outputs import Sample, write_samples
@@ -34,10 +34,8 @@ class TrainingSamples:
 
     task: DenoiserTask
     requests: tuple[SampleRequest, ...]
+    section: SamplesSection
     settings: SampleSection
-    every: int | str
-    at_start: bool
-    batch_size: int
     run_name: str
     folder: Path
     note: CaptionNote | None = None
@@ -63,7 +61,10 @@ class TrainingSamples:
             if self.is_compiled:
                 # Other shapes would add graphs, and could turn those of training into ones for any shape.
                 stack.enter_context(torch.compiler.set_stance("force_eager"))
-            return generate(self._pipeline(step), self.requests, batch_size=self.batch_size)
+            task, origin = self.task, {"run": self.run_name, "step": str(step)}
+            model = (task.denoiser, task.vae, task.text, task.scaling, task.objective)
+            pipeline = Pipeline(*model, self.settings, origin, task.device, self.note)
+            return generate(pipeline, self.requests, batch_size=self.section.batch)
 
     def write(self, step: int, samples: Sequence[Sample]) -> list[Path]:
         """All files of a step, or none; those of an earlier start of the run are replaced."""
@@ -71,20 +72,6 @@ class TrainingSamples:
         with replace_folder(folder) as temporary:
             names = [path.name for path in write_samples(samples, temporary)]
         return [folder / name for name in names]
-
-    def _pipeline(self, step: int) -> Pipeline:
-        task = self.task
-        return Pipeline(
-            denoiser=task.denoiser,
-            vae=task.vae,
-            text=task.text,
-            scaling=task.scaling,
-            objective=task.objective,
-            settings=self.settings,
-            origin={"run": self.run_name, "step": str(step)},
-            device=task.device,
-            note=self.note,
-        )
 
     def _media(self, results: Sequence[Sample], paths: Sequence[Path]) -> list[Media]:
         """By number, not by step, so that a tracker shows the samples of one prompt in a row."""
@@ -132,10 +119,8 @@ def build_samples(recipe: Recipe, task: Task, folder: Path) -> TrainingSamples |
             SampleRequest(**dict(settings), prompt=prompt, seed=section.seed + number, image=image)
             for number, (prompt, image) in pairs
         ),
+        section=section,
         settings=settings,
-        every=section.every,
-        at_start=section.at_start,
-        batch_size=section.batch,
         run_name=recipe.name,
         folder=folder,
         note=None if recipe.text.note is None else CaptionNote(recipe.text.note, recipe.data.fps_max),

@@ -13,12 +13,12 @@ import io
 import json
 import math
 import os
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 from uuid import uuid4
 
 import numpy as np
@@ -47,12 +47,6 @@ class Media:
     caption: str = ""
 
 
-class Tracker(Protocol):
-    def log(self, step: int, values: Mapping[str, float]) -> None: ...
-    def log_media(self, step: int, media: Sequence[Media]) -> None: ...
-    def close(self) -> None: ...
-
-
 @dataclass(frozen=True)
 class TrackedRun:
     """What trackers need to know of a run: its folder, the step that it starts at, and how it is shown."""
@@ -64,13 +58,49 @@ class TrackedRun:
     settings: TrackingSection
 
 
-class JsonlTracker:
+class Tracker(ABC):
+    """A tracker that runs out of room loses what it was given, and says so once; training goes on."""
+
+    name: str
+    _has_warned = False
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        self._try(f"step {step}", lambda: self._log(step, values))
+
+    def log_media(self, step: int, media: Sequence[Media]) -> None:
+        self._try(f"step {step}", lambda: self._log_media(step, media))
+
+    def close(self) -> None:
+        self._try("at the end", self._close)
+
+    def _try(self, when: str, act: Callable[[], object]) -> None:
+        def warn(*message: object) -> None:
+            if not self._has_warned:
+                _log.error(*message)
+            self._has_warned = True
+
+        with outlasting_shortage(f"{when}: nothing more for the tracker '{self.name}'", warn):
+            act()
+
+    @abstractmethod
+    def _log(self, step: int, values: Mapping[str, float]) -> None: ...
+
+    @abstractmethod
+    def _log_media(self, step: int, media: Sequence[Media]) -> None: ...
+
+    @abstractmethod
+    def _close(self) -> None: ...
+
+
+class JsonlTracker(Tracker):
     """One JSON object per record; a value that is not finite is written as null, so every line is valid JSON."""
+
+    name = "jsonl"
 
     def __init__(self, path: Path) -> None:
         self._file = path.open("ab", buffering=0)
 
-    def log(self, step: int, values: Mapping[str, float]) -> None:
+    def _log(self, step: int, values: Mapping[str, float]) -> None:
         """A line is there as a whole or, on a full disk, not at all."""
         finite = {key: value if math.isfinite(value) else None for key, value in values.items()}
         line = (json.dumps({"step": step, **finite}) + "\n").encode()
@@ -80,26 +110,28 @@ class JsonlTracker:
             self._file.truncate(size)
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), self._file.name)
 
-    def log_media(self, step: int, media: Sequence[Media]) -> None:
+    def _log_media(self, step: int, media: Sequence[Media]) -> None:
         """Files stay where they are: in the run folder, by step."""
 
-    def close(self) -> None:
+    def _close(self) -> None:
         self._file.close()
 
 
-class TensorBoardTracker:
+class TensorBoardTracker(Tracker):
     """Scalars, pictures and moving pictures for `tensorboard --logdir`; entries after the resumed step are purged."""
+
+    name = "tensorboard"
 
     def __init__(self, folder: Path, first_step: int) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
         self._writer = SummaryWriter(str(folder), purge_step=first_step if first_step > 1 else None)
 
-    def log(self, step: int, values: Mapping[str, float]) -> None:
+    def _log(self, step: int, values: Mapping[str, float]) -> None:
         for key, value in values.items():
             self._writer.add_scalar(key, value, step)
 
-    def log_media(self, step: int, media: Sequence[Media]) -> None:
+    def _log_media(self, step: int, media: Sequence[Media]) -> None:
         from tensorboard.compat.proto.summary_pb2 import Summary
 
         for item in media:
@@ -116,7 +148,7 @@ class TensorBoardTracker:
             summary = Summary(value=[Summary.Value(tag=item.name, image=picture)])
             self._writer._get_file_writer().add_summary(summary, step)  # type: ignore[no-untyped-call]
 
-    def close(self) -> None:
+    def _close(self) -> None:
         self._writer.close()
 
 
@@ -142,15 +174,17 @@ def keep_id(folder: Path, tracker: str) -> str:
     return str(ids[tracker])
 
 
-class WandbTracker:
+class WandbTracker(Tracker):
     """Files are written to `wandb/` in the run folder; steps after the resumed one are drawn over, not deleted."""
+
+    name = "wandb"
 
     def __init__(self, run: TrackedRun) -> None:
         self._wandb = import_tracker("wandb")
         settings = run.settings
         try:
             self._run = self._wandb.init(
-                project=settings.project,
+                **settings.model_dump(include={"project"}),
                 name=settings.name or run.name,
                 id=keep_id(run.folder, "wandb"),
                 tags=list(settings.tags),
@@ -167,29 +201,30 @@ class WandbTracker:
         self._run.define_metric("step", hidden=True)
         self._run.define_metric("*", step_metric="step")
 
-    def log(self, step: int, values: Mapping[str, float]) -> None:
+    def _log(self, step: int, values: Mapping[str, float]) -> None:
         self._run.log({"step": step, **values})
 
-    def log_media(self, step: int, media: Sequence[Media]) -> None:
-        self._run.log({"step": step, **{item.name: self._wrap(item) for item in media}})
+    def _log_media(self, step: int, media: Sequence[Media]) -> None:
+        files: dict[str, Any] = {}
+        for item in media:
+            kind, more = (self._wandb.Image, {}) if item.fps is None else (self._wandb.Video, {"format": "mp4"})
+            files[item.name] = kind(str(item.path), caption=item.caption or None, **more)
+        self._run.log({"step": step, **files})
 
-    def _wrap(self, item: Media) -> Any:
-        if item.fps is None:
-            return self._wandb.Image(str(item.path), caption=item.caption or None)
-        return self._wandb.Video(str(item.path), caption=item.caption or None, format="mp4")
-
-    def close(self) -> None:
+    def _close(self) -> None:
         self._run.finish()
 
 
-class TrackioTracker:
+class TrackioTracker(Tracker):
     """trackio knows runs by their name within a project and keeps them on this machine by default."""
+
+    name = "trackio"
 
     def __init__(self, run: TrackedRun) -> None:
         self._trackio = import_tracker("trackio")
         settings, name = run.settings, run.settings.name or run.name
         self._run = self._trackio.init(
-            project=settings.project,
+            **settings.model_dump(include={"project"}),
             # Another run folder may use the same name, so the id is part of it.
             name=f"{name}-{keep_id(run.folder, 'trackio')}",
             config={**run.config, "tags": ", ".join(settings.tags)},
@@ -198,50 +233,21 @@ class TrackioTracker:
             auto_log_cpu=False,
         )
 
-    def log(self, step: int, values: Mapping[str, float]) -> None:
+    def _log(self, step: int, values: Mapping[str, float]) -> None:
         self._trackio.log({key: value for key, value in values.items() if math.isfinite(value)}, step=step)
 
-    def log_media(self, step: int, media: Sequence[Media]) -> None:
-        self._trackio.log({item.name: self._wrap(item) for item in media}, step=step)
+    def _log_media(self, step: int, media: Sequence[Media]) -> None:
+        files: dict[str, Any] = {}
+        for item in media:
+            kind = self._trackio.Image if item.fps is None else self._trackio.Video
+            files[item.name] = kind(str(item.path), caption=item.caption or None)
+        self._trackio.log(files, step=step)
 
-    def _wrap(self, item: Media) -> Any:
-        kind = self._trackio.Image if item.fps is None else self._trackio.Video
-        return kind(str(item.path), caption=item.caption or None)
-
-    def close(self) -> None:
+    def _close(self) -> None:
         self._trackio.finish()
 
 
-class LenientTracker:
-    """A tracker that runs out of room loses what it was given, and says so once; training goes on."""
-
-    def __init__(self, name: str, tracker: Tracker) -> None:
-        self._name = name
-        self._tracker = tracker
-        self._has_logged = False
-
-    def log(self, step: int, values: Mapping[str, float]) -> None:
-        with self._outlasting(f"step {step}"):
-            self._tracker.log(step, values)
-
-    def log_media(self, step: int, media: Sequence[Media]) -> None:
-        with self._outlasting(f"step {step}"):
-            self._tracker.log_media(step, media)
-
-    def close(self) -> None:
-        with self._outlasting("at the end"):
-            self._tracker.close()
-
-    def _outlasting(self, place: str) -> AbstractContextManager[None]:
-        return outlasting_shortage(f"{place}: nothing more for the tracker '{self._name}'", self._tell)
-
-    def _tell(self, *message: object) -> None:
-        if not self._has_logged:
-            _log.error(*message)
-        self._has_logged = True
-
-
-def build_trackers(names: Sequence[str], run: TrackedRun, *, metrics: Path, tensorboard: Path) -> list[Tracker]:
+def build_trackers(names: Sequence[str], run: TrackedRun, metrics: Path, tensorboard: Path) -> list[Tracker]:
     """The trackers of a recipe, each once; MissingExtra names the extra of one that is not installed."""
     build: dict[str, Any] = {
         "jsonl": lambda: JsonlTracker(metrics),
@@ -252,7 +258,7 @@ def build_trackers(names: Sequence[str], run: TrackedRun, *, metrics: Path, tens
     trackers: list[Tracker] = []
     try:
         for name in dict.fromkeys(names):
-            trackers.append(LenientTracker(name, build[name]()))
+            trackers.append(build[name]())
     except BaseException:
         for tracker in trackers:
             tracker.close()

@@ -18,7 +18,6 @@ from typing import NoReturn
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from frameloom.core.errors import RunError
 from frameloom.core.files import write_json
@@ -107,7 +106,14 @@ class BatchLimits:
             if event.bucket not in worst or event.size < worst[event.bucket].size:
                 worst[event.bucket] = event
         for event in worst.values():
-            self._refuse_hopeless(event)
+            reason = f"({event.reason})" if event.reason else ""
+            if event.size <= 1:
+                raise RunError(f"bucket {event.bucket}: not even one sample fits in memory {reason}; {_ADVICE}")
+            if not self.is_on:
+                raise RunError(
+                    f"bucket {event.bucket}: {event.size} samples do not fit in memory at once {reason}, and "
+                    f"train.oom_split is false; set it to true, lower the bucket's batch, or {_ADVICE}"
+                )
             most = min(math.ceil(event.size / 2), self.most.get(event.bucket, event.size))
             self.most[event.bucket] = most
             _log.warning(
@@ -119,28 +125,12 @@ class BatchLimits:
                 f"; {self.remark}" if self.remark else "",
             )
 
-    def _refuse_hopeless(self, event: OomEvent) -> None:
-        found = f"({event.reason})" if event.reason else ""
-        if event.size <= 1:
-            raise RunError(f"bucket {event.bucket}: not even one sample fits in memory {found}; {_ADVICE}")
-        if not self.is_on:
-            text = f"bucket {event.bucket}: {event.size} samples do not fit in memory at once {found}"
-            raise RunError(
-                f"{text}, and train.oom_split is false; set it to true, lower the bucket's batch, or {_ADVICE}"
-            )
-
     def tighten(self, found: Mapping[str, int]) -> None:
         """Take over limits of an earlier start, where they are smaller."""
         if not self.is_on:
             return
         for bucket, most in found.items():
             self.most[bucket] = min(most, self.most.get(bucket, most))
-
-    def state(self) -> dict[str, int]:
-        return dict(self.most)
-
-    def load(self, state: Mapping[str, int]) -> None:
-        self.most = dict(state) if self.is_on else {}
 
 
 def cut_batch(batch: Batch, num_pieces: int) -> list[Batch]:
@@ -162,42 +152,28 @@ def take_rows(batch: Batch, rows: Rows) -> Batch:
     chosen = np.arange(num_rows)[rows]
     copies = len(batch.sample_indices) // num_rows if num_rows else 1
     every: Rows = rows if copies == 1 else np.concatenate([chosen + copy * num_rows for copy in range(copies)])
-    places = np.arange(len(batch.sample_indices))[every].tolist()
+    crops, images = batch.crops, batch.images
+    if crops is not None:
+        crops = Crops(**{part.name: getattr(crops, part.name)[every] for part in fields(Crops)})
+    if images is not None:
+        counts = images.rows_BN.shape[:2]
+        text = images.text and {
+            name: torch.unflatten(part, 0, counts)[rows].flatten(0, 1) for name, part in images.text.items()
+        }
+        captions = [images.captions[index] for index in chosen.tolist()]
+        images = JointImages(images.pixels_BCNHW[rows], images.rows_BN[rows], captions, text)
     return replace(
         batch,
         rows=batch.rows[rows],
         sample_indices=batch.sample_indices[every],
-        captions=[batch.captions[place] for place in places],
-        pixels_BCFHW=_take(batch.pixels_BCFHW, every),
+        captions=[batch.captions[index] for index in np.arange(len(batch.sample_indices))[every].tolist()],
+        pixels_BCFHW=None if batch.pixels_BCFHW is None else batch.pixels_BCFHW[every],
         latents=None if batch.latents is None else (batch.latents[0][every], batch.latents[1][every]),
         text=None if batch.text is None else {name: part[every] for name, part in batch.text.items()},
-        crops=_take_crops(batch.crops, every),
-        images=_take_images(batch.images, rows),
-        control_BCFHW=_take(batch.control_BCFHW, every),
+        crops=crops,
+        images=images,
+        control_BCFHW=None if batch.control_BCFHW is None else batch.control_BCFHW[every],
         bad=[],
-    )
-
-
-def _take(tensor: Tensor | None, rows: Rows) -> Tensor | None:
-    return None if tensor is None else tensor[rows]
-
-
-def _take_crops(crops: Crops | None, rows: Rows) -> Crops | None:
-    if crops is None:
-        return None
-    return Crops(**{part.name: getattr(crops, part.name)[rows] for part in fields(Crops)})
-
-
-def _take_images(images: JointImages | None, rows: Rows) -> JointImages | None:
-    if images is None:
-        return None
-    counts = images.rows_BN.shape
-    text = images.text and {
-        name: torch.unflatten(part, 0, (counts[0], counts[1]))[rows].flatten(0, 1) for name, part in images.text.items()
-    }
-    places = np.arange(counts[0])[rows].tolist()
-    return JointImages(
-        images.pixels_BCNHW[rows], images.rows_BN[rows], [images.captions[place] for place in places], text
     )
 
 
@@ -205,7 +181,7 @@ def stop_to_halve(found: FatalOom, limits: BatchLimits, folder: Path, *, step: i
     """Put the halving down for the next start, which goes on with it, and end this one."""
     limits.halve([found.event], step=step)
     (folder / NOTES).mkdir(exist_ok=True)
-    write_json(folder / NOTES / f"rank-{rank}.json", {"step": step, "most": limits.state()})
+    write_json(folder / NOTES / f"rank-{rank}.json", {"step": step, "most": limits.most})
     event = found.event
     error = RunError(
         f"bucket {event.bucket}: {event.size} samples do not fit in memory at once ({event.reason}), and the "

@@ -86,8 +86,11 @@ class HostState:
         counters: dict[int, dict[str, Any]] = {}
         arriving = self._bring(parts[0])
         for number, part in enumerate(parts):
-            here = arriving
-            self._await(here)
+            if self._stream is not None:
+                current = torch.cuda.current_stream(self.device)
+                current.wait_stream(self._stream)
+                for tensor in arriving:
+                    tensor.record_stream(current)
             if number + 1 < len(parts):
                 arriving = self._bring(parts[number + 1])
             with self._only(part, counters):
@@ -132,14 +135,6 @@ class HostState:
                         brought.append(state[key])
         return brought
 
-    def _await(self, brought: Sequence[Tensor]) -> None:
-        if self._stream is None:
-            return
-        current = torch.cuda.current_stream(self.device)
-        current.wait_stream(self._stream)
-        for tensor in brought:
-            tensor.record_stream(current)
-
     def _send(self, part: Part) -> None:
         """Start to copy the state of a part home."""
         if self._stream is not None:
@@ -148,17 +143,13 @@ class HostState:
             for param in part.params:
                 state = self.optimizer.state.get(param, {})
                 for key, tensor in state.items():
-                    if isinstance(tensor, Tensor) and tensor.numel() >= _MIN_NUMBERS:
-                        state[key] = self._send_tensor(param, key, tensor)
-
-    def _send_tensor(self, param: nn.Parameter, key: str, tensor: Tensor) -> Tensor:
-        if (param, key) not in self._home:
-            self._home[param, key] = self.arena.allocate_like(tensor)
-        home = self._home[param, key]
-        home.copy_(tensor, non_blocking=True)
-        if self._stream is not None:
-            tensor.record_stream(self._stream)
-        return home
+                    if not isinstance(tensor, Tensor) or tensor.numel() < _MIN_NUMBERS:
+                        continue
+                    if (param, key) not in self._home:
+                        self._home[param, key] = self.arena.allocate_like(tensor)
+                    state[key] = self._home[param, key].copy_(tensor, non_blocking=True)
+                    if self._stream is not None:
+                        tensor.record_stream(self._stream)
 
     def _beside(self) -> AbstractContextManager[object]:
         return nullcontext() if self._stream is None else torch.cuda.stream(self._stream)

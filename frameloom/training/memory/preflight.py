@@ -17,7 +17,7 @@ import torch
 from frameloom.config.schema.training import TrainSection
 from frameloom.core.logging import get_logger
 from frameloom.core.units import format_bytes
-from frameloom.data.loading.batch import Batch, BatchRequest
+from frameloom.data.loading.batch import Batch
 from frameloom.data.loading.loader import read_requests, request_at
 from frameloom.data.order.plan import BatchPlan
 from frameloom.training.feed import Feed
@@ -61,20 +61,43 @@ def try_buckets(
 ) -> list[Tried]:
     """Every bucket of an epoch, the most expensive ones first; all ranks do the same."""
     plan, assignment = feed.plan(epoch), feed.assignment
-    largest, sizes = _find_largest(plan), np.diff(plan.starts)
+    sizes = np.diff(plan.starts)
+    # The first of the largest micro-batches of each bucket.
+    order = np.lexsort((-sizes, plan.buckets))
+    buckets, firsts = np.unique(plan.buckets[order], return_index=True)
+    largest = dict(zip(buckets.tolist(), order[firsts].tolist(), strict=True))
     adds_up = accumulate * assignment.num_shares > assignment.num_ranks
     done = []
     with torch.random.fork_rng(devices=[feed.device] if feed.device.type == "cuda" else []):
-        for batch in _read_largest(feed, plan, largest):
+        for batch in _read_clips(feed, plan, largest):
             # A file may be lost on one machine; nobody may wait there for a process that has nothing to run.
             if not all(stepper.parallel.context.all_gather(batch.size > 0)):
                 _log.warning("rehearsal: no clip of bucket %s can be read, so it is left out", batch.bucket.name)
                 continue
-            rows = np.zeros(sizes[largest[batch.bucket.index]], dtype=np.int64)
-            whole = _at_its_largest(take_rows(batch, rows), count_tokens)
+            whole = take_rows(batch, np.zeros(sizes[largest[batch.bucket.index]], dtype=np.int64))
+            # With a number for which an autoencoder does not take the clips for images.
+            whole = max((replace(whole, index=number) for number in range(_NUM_TRIES)), key=count_tokens)
             done.append(_try_bucket(stepper, whole, adds_up=adds_up))
             _log.info("%s", done[-1].describe())
     return done
+
+
+def _read_clips(feed: Feed, plan: BatchPlan, chosen: Mapping[int, int]) -> Iterator[Batch]:
+    """One clip of the chosen micro-batch of each bucket; those of most pixels come first."""
+    sizes, requests = np.diff(plan.starts), []
+    pixels = {bucket: feed.policy.buckets[bucket].num_pixels * int(sizes[chosen[bucket]]) for bucket in chosen}
+    for bucket in sorted(chosen, key=lambda bucket: (-pixels[bucket], bucket)):
+        whole = request_at(plan, chosen[bucket])
+        fallback_rows = None if whole.fallback_rows is None else whole.fallback_rows[:1]
+        rows, indices = whole.rows[:1], whole.sample_indices[:1]
+        requests.append(replace(whole, rows=rows, sample_indices=indices, fallback_rows=fallback_rows))
+    return read_requests(
+        iter(requests),
+        feed.reader,
+        workers=min(feed.workers, 1),
+        timeout_s=feed.timeout_s,
+        quarantine=feed.bad_clips.quarantine,
+    )
 
 
 def _try_bucket(stepper: Stepper, batch: Batch, *, adds_up: bool) -> Tried:
@@ -100,39 +123,3 @@ def _try_bucket(stepper: Stepper, batch: Batch, *, adds_up: bool) -> Tried:
             peak_bytes = max((one for one in peaks if one is not None), default=None)
             return Tried(name, batch.size, pieces[0].size, seconds, peak_bytes)
         limits.halve(found, step=0)
-
-
-def _at_its_largest(batch: Batch, count_tokens: Callable[[Batch], int]) -> Batch:
-    """With a number for which an autoencoder does not take the clips for images."""
-    return max((replace(batch, index=number) for number in range(_NUM_TRIES)), key=count_tokens)
-
-
-def _find_largest(plan: BatchPlan) -> dict[int, int]:
-    """The first of the largest micro-batches of each bucket that comes."""
-    order = np.lexsort((-np.diff(plan.starts), plan.buckets))
-    buckets, firsts = np.unique(plan.buckets[order], return_index=True)
-    return dict(zip(buckets.tolist(), order[firsts].tolist(), strict=True))
-
-
-def _read_largest(feed: Feed, plan: BatchPlan, largest: Mapping[int, int]) -> Iterator[Batch]:
-    """One clip of each of these micro-batches; those of most pixels come first."""
-
-    def pixels(bucket: int) -> int:
-        index = largest[bucket]
-        return feed.policy.buckets[bucket].num_pixels * int(plan.starts[index + 1] - plan.starts[index])
-
-    order = sorted(largest, key=lambda bucket: (-pixels(bucket), bucket))
-    return read_requests(
-        (_cut_to_one(request_at(plan, largest[bucket])) for bucket in order),
-        feed.reader,
-        workers=min(feed.workers, 1),
-        timeout_s=feed.timeout_s,
-        quarantine=feed.bad_clips.quarantine,
-    )
-
-
-def _cut_to_one(request: BatchRequest) -> BatchRequest:
-    fallback_rows = None if request.fallback_rows is None else request.fallback_rows[:1]
-    return replace(
-        request, rows=request.rows[:1], sample_indices=request.sample_indices[:1], fallback_rows=fallback_rows
-    )

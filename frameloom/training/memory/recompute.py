@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -39,7 +40,7 @@ def apply_recompute(
         buffer = HostBuffer(
             parse_bytes(settings.buffer, where="train.recompute.buffer"), pin_memory=torch.cuda.is_available()
         )
-    recompute_blocks(chosen, offload=settings.offload, buffer=buffer)
+    recompute_blocks(chosen, settings.offload, buffer)
 
 
 def choose_blocks(kinds: Mapping[str, list[nn.Module]], settings: RecomputeSection) -> list[nn.Module]:
@@ -72,32 +73,24 @@ def group_blocks(model: nn.Module, blocks: Iterable[nn.Module]) -> dict[str, lis
     return kinds
 
 
-def recompute_blocks(blocks: Iterable[nn.Module], *, offload: bool = False, buffer: HostBuffer | None = None) -> None:
+def recompute_blocks(blocks: Iterable[nn.Module], offload: bool = False, buffer: HostBuffer | None = None) -> None:
     """Make each block forget its inner activations; results stay equal to the bit, because no block has a random state:
     dropout draws from keys among a block's inputs.
 
     With `offload` what a block is given waits in host memory for the backward pass: as much as there is, or, with a
     `buffer`, what fits there.
     """
-    run = _run
-    if buffer is not None:
-        run = partial(_run_buffered, buffer=buffer)
-    elif offload:
-        run = partial(_run_offloaded, pin_memory=torch.cuda.is_available())
+    pin_memory = torch.cuda.is_available()
+
+    def run(forward: Callable[..., Any], *args: Any, **options: Any) -> Any:
+        # Only the block's inputs are saved under this: inside, the checkpoint has hooks of its own.
+        waiting: AbstractContextManager[object] = nullcontext()
+        if buffer is not None:
+            waiting = buffer.keeping(args)
+        elif offload:
+            waiting = save_on_cpu(pin_memory=pin_memory)
+        with waiting:
+            return checkpoint(forward, *args, use_reentrant=False, preserve_rng_state=False, **options)
+
     for block in blocks:
         block.forward = partial(run, block.forward)
-
-
-def _run(forward: Callable[..., Any], *args: Any, **options: Any) -> Any:
-    return checkpoint(forward, *args, use_reentrant=False, preserve_rng_state=False, **options)
-
-
-def _run_offloaded(forward: Callable[..., Any], *args: Any, pin_memory: bool, **options: Any) -> Any:
-    # Only the block's inputs are saved under this: inside, the checkpoint has hooks of its own.
-    with save_on_cpu(pin_memory=pin_memory):
-        return _run(forward, *args, **options)
-
-
-def _run_buffered(forward: Callable[..., Any], *args: Any, buffer: HostBuffer, **options: Any) -> Any:
-    with buffer.keeping(args):
-        return _run(forward, *args, **options)

@@ -6,7 +6,7 @@ A pattern is one or more whole parts of a parameter's name, with * and ? as in f
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -43,7 +43,13 @@ def group_parameters(named_parameters: NamedParameters, section: OptimSection) -
     """
     groups: dict[tuple[float, float], list[tuple[str, nn.Parameter]]] = {}
     params = {name: param for name, param in named_parameters if param.requires_grad}
-    own = _find_groups(params, section.groups)
+    own: dict[str, GroupSection] = {}
+    for number, chosen in enumerate(section.groups):
+        names = [name for name in params if matches(name, chosen.match)]
+        if not names:
+            _refuse_pattern(f"optim.groups.{number}.match", chosen.match, list(params))
+        for name in names:
+            own.setdefault(name, chosen)  # the first that matches
     for name, param in params.items():
         group = own.get(name)
         factor = 1.0 if group is None or group.lr is None else group.lr / section.lr
@@ -64,18 +70,6 @@ def hidden_matrices(model: nn.Module) -> set[str]:
         for name, param in model.named_parameters()
         if param.ndim >= 2 and any(name.startswith(f"{prefix}.") for prefix in inside)
     }
-
-
-def _find_groups(params: Mapping[str, nn.Parameter], groups: Sequence[GroupSection]) -> dict[str, GroupSection]:
-    """For each parameter the first of `groups` that matches it, if any does."""
-    found: dict[str, GroupSection] = {}
-    for number, group in enumerate(groups):
-        names = [name for name in params if matches(name, group.match)]
-        if not names:
-            _refuse_pattern(f"optim.groups.{number}.match", group.match, list(params))
-        for name in names:
-            found.setdefault(name, group)
-    return found
 
 
 def _refuse_pattern(key: str, pattern: str, names: Sequence[str]) -> None:

@@ -7,8 +7,7 @@ a name without a dot ("step").
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Collection, Iterable, Mapping
 from importlib import import_module
 from typing import Any
 
@@ -27,9 +26,21 @@ Groups = list[dict[str, Any]]
 GROUP_STATE = ("step", "d", "d_max", "d_numerator")
 # Computed anew in every step before it is used, or a constant table.
 _NOT_SAVED = frozenset({"RMS", "qmap1", "qmap2"})
-# Of the CAME paper and of CogVideoX-Fun: added to the squared gradient and to the squared residual.
-_CAME_EPS = (1e-30, 1e-16)
 _MUON_MOMENTUM = 0.95
+# Classes of the package pytorch-optimizer and their options besides learning rate and betas.
+_PUBLISHED: dict[str, tuple[str, dict[str, Any]]] = {
+    # Of the CAME paper and of CogVideoX-Fun: added to the squared gradient and to the squared residual.
+    "came": ("CAME", {"eps1": 1e-30, "eps2": 1e-16, "clip_threshold": 1.0}),
+    # With the recipe's rate as it is: not scaled by the weights, nor by the step.
+    "adafactor": (
+        "AdaFactor",
+        {"scale_parameter": False, "relative_step": False, "momentum_dtype": torch.float32},
+    ),
+    "lion": ("Lion", {}),
+    # As Open-Sora-Plan has it: bias correction, and a warm-up that does not mislead the estimate.
+    "prodigy": ("Prodigy", {"bias_correction": True, "safeguard_warmup": True}),
+    "muon": ("Muon", {"use_adjusted_lr": True}),
+}
 
 
 def build_optimizer(
@@ -39,14 +50,27 @@ def build_optimizer(
     groups = group_parameters(named_parameters, section)
     if not groups:
         raise ConfigError("no parameter trains; let optim.trainable name, or optim.frozen leave, a part of the model")
-    if section.name == "muon":
-        groups = _split_for_muon(groups, section, hidden)
-    return _KINDS[section.name](groups, section)
+    options = section.model_dump(include={"lr", "betas", "eps"})
+    if section.name == "adamw":
+        return _build_adamw(groups, options)
+    if section.name == "adamw8bit":
+        return _build_adamw8bit(groups, options)
+    if section.name == "muon":  # its groups have all settings
+        groups, options = _split_for_muon(groups, section, hidden), {}
+    if section.name == "adafactor" and not section.betas[0]:
+        options["betas"] = (None, section.betas[1])
+    if section.name != "prodigy":
+        options.pop("eps", None)
+    name, more = _PUBLISHED[section.name]
+    optimizer: Optimizer = getattr(import_module("pytorch_optimizer"), name)(groups, **options, **more)
+    if section.name == "prodigy":
+        # It would make this sum in the first step; then a checkpoint of step 0 would lack it.
+        first = optimizer.param_groups[0]
+        first["d_numerator"] = torch.zeros(1, device=first["params"][0].device)
+    return optimizer
 
 
-def _build_adamw(groups: Groups, section: OptimSection) -> Optimizer:
-    beta1, beta2 = section.betas
-    options: dict[str, Any] = {"lr": section.lr, "betas": (beta1, beta2), "eps": section.eps}
+def _build_adamw(groups: Groups, options: dict[str, Any]) -> Optimizer:
     try:
         return AdamW(groups, fused=True, **options)
     except RuntimeError as error:
@@ -54,7 +78,7 @@ def _build_adamw(groups: Groups, section: OptimSection) -> Optimizer:
         return AdamW(groups, foreach=True, **options)
 
 
-def _build_adamw8bit(groups: Groups, section: OptimSection) -> Optimizer:
+def _build_adamw8bit(groups: Groups, options: dict[str, Any]) -> Optimizer:
     try:
         build = import_module("bitsandbytes.optim").AdamW8bit  # its types are not exported
     except ImportError as error:
@@ -62,56 +86,12 @@ def _build_adamw8bit(groups: Groups, section: OptimSection) -> Optimizer:
             "optim.name is adamw8bit, which needs the package bitsandbytes; install it with "
             "pip install 'frameloom[bitsandbytes]', or choose came or adafactor to save memory"
         ) from error
-    optimizer: Optimizer = build(groups, **section.model_dump(include={"lr", "betas", "eps"}))
+    optimizer: Optimizer = build(groups, **options)
     return optimizer
-
-
-def _build_came(groups: Groups, section: OptimSection) -> Optimizer:
-    from pytorch_optimizer import CAME
-
-    beta1, beta2, beta3 = section.betas
-    eps1, eps2 = _CAME_EPS
-    return CAME(groups, lr=section.lr, betas=(beta1, beta2, beta3), eps1=eps1, eps2=eps2, clip_threshold=1.0)
-
-
-def _build_adafactor(groups: Groups, section: OptimSection) -> Optimizer:
-    """With the recipe's rate as it is: not scaled by the weights, nor by the step."""
-    from pytorch_optimizer import AdaFactor
-
-    momentum, beta2 = section.betas
-    options: dict[str, Any] = {"scale_parameter": False, "relative_step": False, "momentum_dtype": torch.float32}
-    betas = (momentum, beta2) if momentum else (None, beta2)
-    return AdaFactor(groups, lr=section.lr, betas=betas, **options)
-
-
-def _build_lion(groups: Groups, section: OptimSection) -> Optimizer:
-    from pytorch_optimizer import Lion
-
-    beta1, beta2 = section.betas
-    return Lion(groups, lr=section.lr, betas=(beta1, beta2))
-
-
-def _build_prodigy(groups: Groups, section: OptimSection) -> Optimizer:
-    """As Open-Sora-Plan has it: decoupled decay, bias correction, and a warm-up that does not mislead the estimate."""
-    from pytorch_optimizer import Prodigy
-
-    beta1, beta2 = section.betas
-    options: dict[str, Any] = {"bias_correction": True, "safeguard_warmup": True}
-    optimizer = Prodigy(groups, lr=section.lr, betas=(beta1, beta2), eps=section.eps, **options)
-    # It would make this sum in the first step; then a checkpoint of step 0 would lack it.
-    first = optimizer.param_groups[0]
-    first["d_numerator"] = torch.zeros(1, device=first["params"][0].device)
-    return optimizer
-
-
-def _build_muon(groups: Groups, section: OptimSection) -> Optimizer:
-    """Hidden matrices by Muon, all else by AdamW; Moonlight's factor gives both updates the size of AdamW's."""
-    from pytorch_optimizer import Muon
-
-    return Muon(groups, use_adjusted_lr=True)
 
 
 def _split_for_muon(groups: Groups, section: OptimSection, hidden: Collection[str]) -> Groups:
+    """Hidden matrices by Muon, all else by AdamW; Moonlight's factor gives both updates the size of AdamW's."""
     split: Groups = []
     for group in groups:
         for use_muon in (True, False):
@@ -124,17 +104,6 @@ def _split_for_muon(groups: Groups, section: OptimSection, hidden: Collection[st
     return split
 
 
-_KINDS: dict[str, Callable[[Groups, OptimSection], Optimizer]] = {
-    "adamw": _build_adamw,
-    "adamw8bit": _build_adamw8bit,
-    "came": _build_came,
-    "adafactor": _build_adafactor,
-    "lion": _build_lion,
-    "prodigy": _build_prodigy,
-    "muon": _build_muon,
-}
-
-
 @torch.no_grad()
 def allocate_state(optimizer: Optimizer) -> None:
     """Give every parameter its state as it is before the first step, so that a checkpoint can be read into it.
@@ -145,41 +114,33 @@ def allocate_state(optimizer: Optimizer) -> None:
     empty = [params[name] for name in trained_names(optimizer) if params[name] not in optimizer.state]
     if not empty:
         return
-    with _zero_gradients(optimizer, empty):
-        if hasattr(optimizer, "init_group"):  # pytorch-optimizer
-            for group in optimizer.param_groups:
-                optimizer.init_group(group, beta1=group.get("betas", (None,))[0])
-        elif hasattr(optimizer, "init_state"):  # bitsandbytes
-            for group_index, group in enumerate(optimizer.param_groups):
-                for index, param in enumerate(group["params"]):
-                    if param.grad is not None:
-                        optimizer.init_state(group, param, group_index, index)
-        else:
-            # Optimizers of torch make their state in the first step only: one at rate zero moves nothing.
-            rates = [group["lr"] for group in optimizer.param_groups]
-            for group in optimizer.param_groups:
-                group["lr"] = 0.0
-            optimizer.step()
-            for group, rate in zip(optimizer.param_groups, rates, strict=True):
-                group["lr"] = rate
-            for param in empty:
-                optimizer.state[param]["step"].zero_()
-
-
-@contextmanager
-def _zero_gradients(optimizer: Optimizer, chosen: Iterable[nn.Parameter]) -> Iterator[None]:
-    """Inside the block `chosen` have gradients of zero and other parameters none."""
-    params = [param for group in optimizer.param_groups for param in group["params"]]
-    grads = [param.grad for param in params]
-    for param in params:
+    # While the state is made, only these have gradients, and those are zero.
+    everyone = [param for group in optimizer.param_groups for param in group["params"]]
+    grads = [param.grad for param in everyone]
+    for param in everyone:
         param.grad = None
-    for param in chosen:
+    for param in empty:
         param.grad = torch.zeros_like(param)
-    try:
-        yield
-    finally:
-        for param, grad in zip(params, grads, strict=True):
-            param.grad = grad
+    if hasattr(optimizer, "init_group"):  # pytorch-optimizer
+        for group in optimizer.param_groups:
+            optimizer.init_group(group, beta1=group.get("betas", (None,))[0])
+    elif hasattr(optimizer, "init_state"):  # bitsandbytes
+        for group_index, group in enumerate(optimizer.param_groups):
+            for index, param in enumerate(group["params"]):
+                if param.grad is not None:
+                    optimizer.init_state(group, param, group_index, index)
+    else:
+        # Optimizers of torch make their state in the first step only: one at rate zero moves nothing.
+        rates = [group["lr"] for group in optimizer.param_groups]
+        for group in optimizer.param_groups:
+            group["lr"] = 0.0
+        optimizer.step()
+        for group, rate in zip(optimizer.param_groups, rates, strict=True):
+            group["lr"] = rate
+        for param in empty:
+            optimizer.state[param]["step"].zero_()
+    for param, grad in zip(everyone, grads, strict=True):
+        param.grad = grad
 
 
 def optimizer_tensors(optimizer: Optimizer, names: Iterable[str]) -> dict[str, Tensor]:
@@ -210,7 +171,16 @@ def load_optimizer_tensors(optimizer: Optimizer, names: Iterable[str], tensors: 
     params = {name: known[name] for name in names}
     allocate_state(optimizer)
     common = {key: tensor for key, tensor in tensors.items() if "." not in key}
-    by_param = _split_names({key: tensor for key, tensor in tensors.items() if "." in key}, params)
+    by_param: dict[str, dict[str, Tensor]] = {}
+    for flat, tensor in tensors.items():
+        key, dot, name = flat.partition(".")
+        if dot and name not in params:
+            raise CheckpointError(
+                f"optimizer: the checkpoint has '{flat}', but no parameter '{name}' trains; "
+                "resume with the recipe of the checkpoint, or start with fresh optimizer state"
+            )
+        if dot:
+            by_param.setdefault(name, {})[key] = tensor
     _refuse_other_keys(set(_group_state(optimizer.param_groups[0])), set(common), "all parameters")
     for name, state in by_param.items():
         own = optimizer.state[params[name]]
@@ -270,20 +240,6 @@ def _fill(state: dict[str, Any], tensors: Mapping[str, Tensor]) -> None:
             state[key].copy_(tensor)
         else:
             state[key] = type(state[key])(tensor.item())
-
-
-def _split_names(tensors: Mapping[str, Tensor], params: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
-    """Tensors by parameter name, then by kind of state; names that do not fit are an error."""
-    by_param: dict[str, dict[str, Tensor]] = {}
-    for flat, tensor in tensors.items():
-        key, _, name = flat.partition(".")
-        if name not in params:
-            raise CheckpointError(
-                f"optimizer: the checkpoint has '{flat}', but no parameter '{name}' trains; "
-                "resume with the recipe of the checkpoint, or start with fresh optimizer state"
-            )
-        by_param.setdefault(name, {})[key] = tensor
-    return by_param
 
 
 def _refuse_other_keys(own: set[str], given: set[str], what: str) -> None:

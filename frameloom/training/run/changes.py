@@ -67,14 +67,13 @@ class Change:
 
     @property
     def is_harmless(self) -> bool:
-        return _is_below(self.key, _HARMLESS) and not _is_below(self.key, _HARMFUL)
+        harmless, harmful = (
+            any(f"{self.key}.".startswith(f"{name}.") for name in names) for names in (_HARMLESS, _HARMFUL)
+        )
+        return harmless and not harmful
 
     def __str__(self) -> str:
         return f"{self.key}: {self.before} -> {self.after}"
-
-
-def _is_below(key: str, places: tuple[str, ...]) -> bool:
-    return any(key == place or key.startswith(f"{place}.") for place in places)
 
 
 def find_changes(before: Recipe, after: Recipe) -> list[Change]:

@@ -58,7 +58,14 @@ class RunFolder:
     @contextmanager
     def locked(self) -> Iterator[None]:
         """Hold the folder; a second process is refused. The lock of a dead process counts for nothing."""
-        with self._open_lock() as file:
+        with self._writing():
+            self.path.mkdir(parents=True, exist_ok=True)
+            if self.checkpoints.is_dir():  # whether the run can write is found out now, and not at its first save
+                probe = self.checkpoints / f"{PARTIAL}probe-{os.getpid()}"
+                probe.mkdir()
+                probe.rmdir()
+            opened = (self.path / "lock").open("a+")
+        with opened as file:
             self._take(file)
             remove_partial(self.path)
             remove_partial(self.samples)
@@ -67,17 +74,10 @@ class RunFolder:
             finally:
                 # A name that is still there was left by a process that died.
                 file.truncate(0)
-                self._remove_if_empty()
-
-    def _open_lock(self) -> TextIO:
-        """The lock's file, after a look whether the run can write at all: now, and not at its first save."""
-        with self._writing():
-            self.path.mkdir(parents=True, exist_ok=True)
-            if self.checkpoints.is_dir():
-                probe = self.checkpoints / f"{PARTIAL}probe-{os.getpid()}"
-                probe.mkdir()
-                probe.rmdir()
-            return (self.path / "lock").open("a+")
+                # A start that was refused leaves no folder behind; a lock is harmless to remove while it is held.
+                if [path.name for path in self.path.iterdir()] == ["lock"]:
+                    (self.path / "lock").unlink()
+                    self.path.rmdir()
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
@@ -107,12 +107,6 @@ class RunFolder:
         with self._writing():
             file.truncate(0)
             os.write(file.fileno(), f"process {os.getpid()} on {socket.gethostname()}".encode())
-
-    def _remove_if_empty(self) -> None:
-        """A start that was refused leaves no folder behind; a lock is harmless to remove while it is held."""
-        if [path.name for path in self.path.iterdir()] == ["lock"]:
-            (self.path / "lock").unlink()
-            self.path.rmdir()
 
     def write_recipe(self, recipe: Recipe) -> None:
         """Save the resolved recipe and the versions of this start."""

@@ -39,18 +39,9 @@ def read_replay(path: Path, overrides: Sequence[str] = (), *, name: str | None =
     chosen = f"{recipe.name[:73]}-replay" if name is None else name
     recipe = recipe_from_dict({**table["recipe"], "name": chosen}, name="--name")
     if overrides:
-        recipe = _override(recipe, overrides)
+        recipe = load_recipe(recipe, overrides)
     data: Any = table.get("data", {})
     return Replay(recipe, int(table.get("step", 0)), str(data.get("fingerprint", "")), dict(table["trained_with"]))
-
-
-def _override(recipe: Recipe, overrides: Sequence[str]) -> Recipe:
-    from tempfile import TemporaryDirectory
-
-    with TemporaryDirectory() as folder:
-        file = Path(folder) / "replay.yaml"
-        file.write_text(render_yaml(recipe), encoding="utf-8")
-        return load_recipe(file, overrides)
 
 
 def _read_table(path: Path) -> dict[str, Any]:
@@ -62,19 +53,15 @@ def _read_table(path: Path) -> dict[str, Any]:
     if (path / CARD).is_file():
         return read_card(path)
     if (path / "recipe.yaml").is_file():
-        return _read_run(path)
+        from frameloom.builders.run_weights import open_run
+
+        run = open_run(path)
+        facts = {"fingerprint": run.state.get("manifest", "")}
+        recipe, made_with = run.recipe.model_dump(mode="json"), run.state["versions"]
+        return {"format": FORMAT, "recipe": recipe, "step": run.step, "data": facts, "trained_with": made_with}
     raise CheckpointError(
         f"{path}: holds neither {CARD} nor recipe.yaml; name a folder or a file of `frameloom export`, or a run folder"
     )
-
-
-def _read_run(path: Path) -> dict[str, Any]:
-    from frameloom.builders.run_weights import open_run
-
-    run = open_run(path)
-    facts = {"fingerprint": run.state.get("manifest", "")}
-    recipe = run.recipe.model_dump(mode="json")
-    return {"format": FORMAT, "recipe": recipe, "step": run.step, "data": facts, "trained_with": run.state["versions"]}
 
 
 def find_changes(replay: Replay) -> list[str]:

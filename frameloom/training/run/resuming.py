@@ -50,28 +50,23 @@ class ResumeChoices:
     accept_data_change: bool = False
     data_position: int | None = None
 
-    @property
-    def may_move(self) -> bool:
-        """Whether the position need not be exactly that of the checkpoint."""
-        return self.accept_recipe_change or self.accept_data_change or self.data_position is not None
-
 
 def find_checkpoint(
     recipe: Recipe, folder: RunFolder, parallel: Parallelism, choices: ResumeChoices
 ) -> StoredCheckpoint | None:
     """The checkpoint to go on from, the same on all processes; None for a new run."""
-    parallel.context.run_on_rank0(lambda: _prepare(recipe, folder))
+
+    def prepare() -> None:
+        if recipe.run.resume == "never" and folder.is_used:
+            raise RunError(f"{folder.path}: holds a run already and run.resume is never; choose another --name")
+        clear_leftovers(folder.checkpoints)
+        read_bad_clips(folder.bad_clips, repair=True)
+
+    parallel.context.run_on_rank0(prepare)
     found = find_latest(folder.checkpoints, parallel.saving, set_aside=True)
     step = None if found is None else found.step
     parallel.context.run_on_rank0(lambda: _look_back(recipe, folder, step, choices))
     return found
-
-
-def _prepare(recipe: Recipe, folder: RunFolder) -> None:
-    if recipe.run.resume == "never" and folder.is_used:
-        raise RunError(f"{folder.path}: holds a run already and run.resume is never; choose another --name")
-    clear_leftovers(folder.checkpoints)
-    read_bad_clips(folder.bad_clips, repair=True)
 
 
 def _look_back(recipe: Recipe, folder: RunFolder, step: int | None, choices: ResumeChoices) -> None:
@@ -82,7 +77,11 @@ def _look_back(recipe: Recipe, folder: RunFolder, step: int | None, choices: Res
                 f"{folder.path}: has trained before but holds no complete checkpoint; restore one into "
                 f"{folder.checkpoints}, or move the folder away to start again"
             )
-        log_fresh_start(recipe, folder)
+        # Weights that were trained elsewhere bring nothing else along.
+        weights = recipe.model.weights if recipe.task == "denoiser" else recipe.vae.weights
+        if weights is not None:
+            text = "%s: a new run from the weights of %s; optimizer, step and position in the data start fresh"
+            _log.info(text, folder.path, weights)
         return
     if folder.recipe.is_file():
         accept = choices.accept_recipe_change
@@ -98,17 +97,6 @@ def _look_back(recipe: Recipe, folder: RunFolder, step: int | None, choices: Res
             check_changes(find_changes(before, recipe), where=str(folder.path), step=step, accept=accept)
     folder.trim_metrics(step)
     _log.info("%s: resuming from step %d", folder.path, step)
-
-
-def log_fresh_start(recipe: Recipe, folder: RunFolder) -> None:
-    """Weights that were trained elsewhere bring nothing else along."""
-    weights = recipe.model.weights if recipe.task == "denoiser" else recipe.vae.weights
-    if weights is not None:
-        _log.info(
-            "%s: a new run from the weights of %s; optimizer, step and position in the data start fresh",
-            folder.path,
-            weights,
-        )
 
 
 def check_data(folder: RunFolder, checkpoint: Checkpoint, feed: Feed, choices: ResumeChoices) -> None:
@@ -158,7 +146,7 @@ def restore(trainer: Trainer, checkpoint: Checkpoint, choices: ResumeChoices | N
 def resolve_position(feed: Feed, position: Position, choices: ResumeChoices) -> Position:
     """Where the data goes on: as asked, else where it was; both moved to the beginning of a batch if need be."""
     epoch, sample = position
-    if not choices.may_move:
+    if not (choices.accept_recipe_change or choices.accept_data_change or choices.data_position is not None):
         return position
     plan = feed.plan(epoch)
     if choices.data_position is not None:
@@ -190,7 +178,11 @@ def count_restart(folder: Path, step: int, environment: Mapping[str, str] | None
     if all(values.get(name, "0") in ("", "0") for name in _RESTART_COUNTS):
         path.unlink(missing_ok=True)
         return
-    step_before, num_before = _read_restarts(path)
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        step_before, num_before = int(found["step"]), int(found["restarts"])
+    except (OSError, ValueError, KeyError, TypeError):
+        step_before, num_before = -1, 0
     num_restarts = num_before + 1 if step_before == step else 1
     if num_restarts > MOST_RESTARTS:
         raise RunError(
@@ -198,11 +190,3 @@ def count_restart(folder: Path, step: int, environment: Mapping[str, str] | None
             "either; look at the messages of the first of them, then start the run by hand"
         )
     write_json(path, {"step": step, "restarts": num_restarts})
-
-
-def _read_restarts(path: Path) -> tuple[int, int]:
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-        return int(found["step"]), int(found["restarts"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return -1, 0

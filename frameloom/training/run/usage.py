@@ -69,7 +69,8 @@ def account_run(run: Path) -> RunUsage:
         )
     bad = read_bad_clips(folder.bad_clips)
     epochs = _account_epochs(recipe, manifest, bad, int(state["epoch"]), int(state["position"]))
-    return RunUsage(run, state["step"], manifest, _count_filtered(recipe, manifest), epochs)
+    num_filtered = len(read_manifest(recipe, where={})) - len(manifest) if recipe.data.where else 0
+    return RunUsage(run, state["step"], manifest, num_filtered, epochs)
 
 
 def _account_epochs(
@@ -98,9 +99,3 @@ def _newest_state(folder: RunFolder) -> dict[str, Any]:
         except CheckpointError as error:
             _log.warning("%s; trying the one before, as a resume would", error)
     raise CheckpointError(f"{folder.path}: no complete checkpoint, so the position is unknown; train it first")
-
-
-def _count_filtered(recipe: Recipe, manifest: Manifest) -> int:
-    if not recipe.data.where:
-        return 0
-    return len(read_manifest(recipe, where={})) - len(manifest)

@@ -17,7 +17,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from frameloom.checkpoint.model_folder import read_weights
 from frameloom.config.schema.models import AutoencoderSection, DiscriminatorSection, LpipsSection
@@ -71,13 +71,11 @@ class Critic:
             self.model.requires_grad_(True)
 
 
-@dataclass(frozen=True)
+@dataclass(kw_only=True)
 class AutoencoderTask(Task):
     """`logvar` may be a parameter that trains; `lpips` is frozen."""
 
     kind: ClassVar[str] = "vae"
-    name: str
-    config: Any
     vae: VideoVAE
     weights: AutoencoderSection
     seed: int
@@ -85,19 +83,6 @@ class AutoencoderTask(Task):
     lpips: LPIPS | None = None
     logvar: Tensor | float = 0.0
     critic: Critic | None = None
-
-    @property
-    def networks(self) -> Mapping[str, nn.Module]:
-        return {MODEL: self.vae} if self.critic is None else {MODEL: self.vae, "discriminator": self.critic.model}
-
-    @property
-    def companions(self) -> Mapping[str, nn.Parameter]:
-        return {"loss.logvar": self.logvar} if isinstance(self.logvar, nn.Parameter) else {}
-
-    @property
-    def statistics(self) -> Sequence[Tensor]:
-        """Those of the discriminator's norms."""
-        return () if self.critic is None else list(self.critic.model.buffers())
 
     def phases(self, optim: OptimSection) -> Sequence[Phase]:
         # Decay would pull the log-variance to 0.
@@ -307,20 +292,19 @@ def draw_grid(pixels_BCFHW: Tensor, decoded_BCFHW: Tensor) -> Tensor:
     """Bytes HWC: for each of the first clips a row of frames, evenly chosen, and their reconstructions under it."""
     num_frames = pixels_BCFHW.shape[2]
     chosen = torch.linspace(0, num_frames - 1, min(num_frames, _MOST_FRAMES)).round().long().tolist()
+
+    def join(parts: list[Tensor], dim: int) -> Tensor:
+        """With white lines between neighbours."""
+        shape = list(parts[0].shape)
+        shape[dim] = _GAP_PX
+        line = parts[0].new_ones(shape)
+        return torch.cat([piece for part in parts for piece in (line, part)][1:], dim=dim)
+
     rows = []
     for clip, result in zip(pixels_BCFHW[:_MOST_CLIPS], decoded_BCFHW[:_MOST_CLIPS], strict=True):
         pairs = [torch.cat([clip[:, frame], result[:, frame]], dim=1) for frame in chosen]
-        rows.append(torch.cat(_separate(pairs, dim=2), dim=2))
-    picture_CHW = torch.cat(_separate(rows, dim=1), dim=1)
-    return to_uint8(picture_CHW).permute(1, 2, 0).cpu().contiguous()
-
-
-def _separate(parts: list[Tensor], *, dim: int) -> list[Tensor]:
-    """White lines between neighbours."""
-    shape = list(parts[0].shape)
-    shape[dim] = _GAP_PX
-    line = parts[0].new_ones(shape)
-    return [piece for part in parts for piece in (line, part)][1:]
+        rows.append(join(pairs, 2))
+    return to_uint8(join(rows, 1)).permute(1, 2, 0).cpu().contiguous()
 
 
 def freeze_other_half(vae: VideoVAE, train_only: str | None) -> None:

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from frameloom.builders.denoiser import LoadedDenoiser
 from frameloom.builders.text import PREFIX, TRAINED_TEXT, TextPipeline, write_trained
@@ -29,7 +29,7 @@ from frameloom.models.precision import FP32, Precision
 from frameloom.models.text.base import TextStates
 from frameloom.models.text.scaling import TextScaling
 from frameloom.models.vaes.base import VideoVAE
-from frameloom.training.task import MODEL, Losses, Phase, ReadBatches, StepContext, Task, TrainedPart
+from frameloom.training.task import MODEL, Losses, Phase, ReadBatches, StepContext, Task
 from frameloom.training.tasks.conditions import (
     ConditionMaker,
     encode_moments,
@@ -45,7 +45,7 @@ _SHARE_DRAWS = 20_000
 _Z95 = 1.959964
 
 
-@dataclass
+@dataclass(kw_only=True)
 class DenoiserTask(Task):
     """`vae` and `text` are frozen; a batch that brings cached latents or text states does not call them.
 
@@ -68,37 +68,8 @@ class DenoiserTask(Task):
     num_levels: int = 8
     text_table: TextTable | None = None
     """scaled states of captions whose encoders are dropped together"""
-    trained_text: Mapping[str, nn.Parameter] = field(default_factory=dict)
-    """weights of text encoders; where there are any, the states of the empty caption are encoded at each step"""
-    part: TrainedPart | None = None
-    word: nn.ParameterDict | None = None
-    """vectors that train instead of the denoiser"""
     prior_weight: float | None = None
     """batches have class pictures in their second half (`class_rows` of `BatchReader`), whose losses count so much"""
-
-    @property
-    def name(self) -> str:  # type: ignore[override]
-        return self.denoiser.family.name
-
-    @property
-    def config(self) -> Any:
-        return self.denoiser.config
-
-    @property
-    def networks(self) -> Mapping[str, nn.Module]:
-        return {MODEL: self.denoiser.model if self.word is None else self.word}
-
-    @property
-    def blocks(self) -> Sequence[nn.Module]:
-        return () if self.word is not None else self.denoiser.model.blocks()
-
-    @property
-    def companions(self) -> Mapping[str, nn.Parameter]:
-        return self.trained_text
-
-    @property
-    def constants(self) -> Mapping[str, Mapping[str, Tensor]]:
-        return {} if self.scaling is None else {"text_scaling": self.scaling.tensors()}
 
     @cached_property
     def _has_dropout(self) -> bool:
@@ -205,7 +176,7 @@ class DenoiserTask(Task):
         else:
             states = self.text.encode(captions).to(self.device)
         if dropped_BE is not None:
-            null = self.text.encode([""]).to(self.device) if self.trained_text else self.null_text
+            null = self.text.encode([""]).to(self.device) if self.companions else self.null_text
             states = self.text.drop(states, null, dropped_BE.to(self.device))
         return states if self.scaling is None else self.scaling.apply(states)
 
@@ -218,8 +189,7 @@ class DenoiserTask(Task):
         return torch.stack(drawn, dim=1) < dropout
 
     def export(self, run: Path, tensors: Mapping[str, Tensor], read_batches: ReadBatches) -> None:
-        if self.word is None:
-            write_trained(run / TRAINED_TEXT, self.text, self.section)
+        write_trained(run / TRAINED_TEXT, self.text, self.section)
         super().export(run, tensors, read_batches)
 
 

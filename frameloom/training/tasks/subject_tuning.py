@@ -56,7 +56,7 @@ def build_word(
         vectors[name] = nn.Parameter(start_VD.to(device, torch.float32))
         add_word(encoder, section.placeholder, vectors[name])
         encoder.learns = True
-    base = base_digest(denoiser, text)
+    base = digest_value([denoiser.digest, text.fingerprint()])
     _log.info("inversion: %d numbers train", sum(part.numel() for part in vectors.values()))
 
     def state() -> dict[str, Any]:
@@ -76,11 +76,6 @@ def build_word(
         write_word(folder, word, family=denoiser.family.name, base={"sha256": base})
 
     return vectors, TrainedPart("inversion", lambda: dict(vectors.items()), state(), check, export)
-
-
-def base_digest(denoiser: LoadedDenoiser, text: TextPipeline) -> str:
-    """Of the denoiser's and the encoders' first weights."""
-    return digest_value([denoiser.digest, text.fingerprint()])
 
 
 def _read_start(section: InversionSection) -> Mapping[str, Tensor]:
@@ -126,10 +121,10 @@ def _picture(folder: Path, seed: int) -> Path:
 
 
 def _base_pipeline(recipe: Recipe) -> Pipeline:
-    device = pick_device(recipe.train.device)
-    vae = build_vae(recipe.vae, seed=recipe.seed).model.to(device).eval()
+    device, seed = pick_device(recipe.train.device), recipe.seed
+    vae = build_vae(recipe.vae, seed=seed).model.to(device).eval()
     text = build_text(recipe.text, recipe.model).to(device)
-    denoiser = build_denoiser(recipe.model, latent_channels=vae.latent_channels, text=text, seed=recipe.seed)
+    denoiser = build_denoiser(recipe.model, latent_channels=vae.latent_channels, text=text, seed=seed)
     denoiser.model.to(device).eval()
     return Pipeline(
         denoiser=denoiser,

@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from frameloom.config.schema.data import CacheSection, DataSection, TransformSection
+from frameloom.config.schema.data import CacheSection, DataSection, SourceSection, TransformSection
 from frameloom.core.errors import CacheError, ConfigError
 from frameloom.data.buckets.grid import build_grid
 from frameloom.data.buckets.policy import BucketPolicy, Pairs, assign, possible_buckets
@@ -29,7 +29,7 @@ from frameloom.data.cache.store import LatentStore, TextStore
 from frameloom.data.loading.batch import Batch, BatchRequest
 from frameloom.data.loading.loader import iterate_batches, read_requests
 from frameloom.data.loading.reader import BatchReader, Stores
-from frameloom.data.manifest.manifest import Manifest, SourceSpec, write_manifest
+from frameloom.data.manifest.manifest import Manifest, write_manifest
 from frameloom.data.media.decode import ClipError
 from frameloom.data.media.writing import write_video
 from frameloom.data.order.plan import plan_epoch
@@ -395,7 +395,7 @@ def test_sources_with_the_same_paths_are_told_apart(tmp_path: Path, grid: Bucket
         write_video(tmp_path / name / "a.mp4", pixels, 24, preset="ultrafast")
         facts = {"path": "a.mp4", "caption": "", "kind": "video", "height": 64, "width": 64, "frames": 12, "fps": 24.0}
         write_manifest(tmp_path / name / "m.parquet", pl.DataFrame([facts]))
-    both = Manifest.read_sources([SourceSpec(tmp_path / name / "m.parquet") for name in ("one", "two")])
+    both = Manifest.read_sources([SourceSection(path=str(tmp_path / name / "m.parquet")) for name in ("one", "two")])
     maker = Maker(tmp_path / "c", both, grid)
     assert maker.write().num_encoded == 2
     cache = maker.open(check_files=False)

@@ -81,14 +81,6 @@ def test_batches_have_their_buckets_shape_and_captions(manifest: Manifest, grid:
     assert len(seen) > 8
 
 
-@pytest.mark.parametrize("workers", [1, 2])
-def test_workers_do_not_change_batches(manifest: Manifest, grid: GridPolicy, workers: int) -> None:
-    alone = read_all(manifest, grid)
-    assert read_all(manifest, grid, workers=workers, timeout_s=60) == alone
-    assert read_all(manifest, grid, seed=2) != alone
-    assert not active_children()
-
-
 def test_resuming_at_every_position_gives_the_rest(manifest: Manifest, grid: GridPolicy) -> None:
     whole = read_all(manifest, grid)
     for position in range(len(whole) + 1):

@@ -92,21 +92,6 @@ def test_a_single_accident_changes_nothing(module, manifest: Manifest, grid: Buc
     assert not (tmp_path / "flag").exists()
 
 
-def test_workers_killed_or_stopped_from_outside_are_replaced(manifest: Manifest, grid: BucketPolicy) -> None:
-    reader = BatchReader(manifest, grid, seed=1, data=SETTINGS)
-    signals = {0: ("loader-0", signal.SIGKILL), 2: ("loader-1", signal.SIGSTOP)}
-    found = []
-    for batch in read_plan(plan_of(manifest, grid), reader, workers=2, timeout_s=4, prefetch=1):
-        if batch.index in signals:
-            name, number = signals[batch.index]
-            (victim,) = [child.pid for child in active_children() if child.name == name]
-            assert victim is not None
-            os.kill(victim, number)
-        found.append(content(batch))
-    assert found == read_plainly(manifest, grid)
-    assert not active_children()
-
-
 def test_quarantine_is_kept_for_the_whole_run_and_for_the_next(
     module, manifest: Manifest, grid: BucketPolicy, tmp_path: Path
 ) -> None:

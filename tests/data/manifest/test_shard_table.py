@@ -12,8 +12,9 @@ from typer.testing import CliRunner
 
 import frameloom.data.manifest.shard_table as shard_table
 from frameloom.cli.data import shard
+from frameloom.config.schema.data import SourceSection
 from frameloom.core.errors import DataError
-from frameloom.data.manifest.manifest import Manifest, SourceSpec, shard_manifest
+from frameloom.data.manifest.manifest import Manifest, shard_manifest
 from frameloom.data.manifest.sources.reading import read_source
 
 NUM_ROWS = 2500
@@ -152,10 +153,11 @@ def test_the_root_is_told_where_it_is_not_the_folder_above(tmp_path: Path, whole
 
 
 def test_shards_mix_with_other_sources(shards: Path, whole: Manifest) -> None:
-    other = shards.parent / "m.parquet"
-    both = Manifest.read_sources([SourceSpec(other, where="score < 1"), SourceSpec(shards, where={"split": "val"})])
+    other = str(shards.parent / "m.parquet")
+    first = SourceSection(path=other, where="score < 1")
+    both = Manifest.read_sources([first, SourceSection(path=str(shards), where={"split": "val"})])
     assert both.captions([6, 7, 8]) == ["clip 6 ü", "clip 0 ü", "clip 10 ü"]
-    again = [SourceSpec(other, where="score < 1"), SourceSpec(other, where={"split": "val"})]
+    again = [first, SourceSection(path=other, where={"split": "val"})]
     assert both.fingerprint == Manifest.read_sources(again).fingerprint
 
 

@@ -1,8 +1,7 @@
-"""Real files, good and broken; each gets a verdict and nothing outside the named file is opened."""
+"""Frames of real files; broken ones and their messages are the corpus of tests/faults/test_19_broken_clips.py."""
 
 from __future__ import annotations
 
-import os
 import struct
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -242,36 +241,6 @@ def test_header_facts(tmp_path: Path) -> None:
     assert probe_clip(make_clip(tmp_path / "a.mkv", frames=13)).frames == 13
 
 
-def make_audio(path: Path) -> Path:
-    with av.open(str(path), "w") as container:
-        stream = container.add_stream("aac", rate=16000, layout="mono")
-        for number in range(4):
-            frame = av.AudioFrame.from_ndarray(np.zeros((1, 1024), np.float32), format="fltp", layout="mono")
-            frame.sample_rate, frame.pts = 16000, number * 1024
-            container.mux(stream.encode(frame))
-        container.mux(stream.encode())
-    return path
-
-
-def make_size_change(path: Path) -> Path:
-    """Two MPEG-4 streams of different size, one after the other in one AVI stream."""
-    packets = []
-    for height, width in ((48, 64), (64, 96)):
-        part = path.with_name(f"part{height}.avi")
-        make_clip(part, frames=6, height=height, width=width, codec="mpeg4", options={"qscale": "2"})
-        with av.open(str(part), format="avi") as container:
-            packets += [bytes(packet) for packet in container.demux(video=0) if packet.size]
-    with av.open(str(path), "w") as container:
-        stream = container.add_stream("mpeg4", rate=24)
-        stream.width, stream.height, stream.pix_fmt = 64, 48, "yuv420p"
-        stream.codec_context.open()
-        for number, data in enumerate(packets):
-            packet = av.Packet(data)
-            packet.stream, packet.pts, packet.dts, packet.time_base = stream, number, number, Fraction(1, 24)
-            container.mux(packet)
-    return path
-
-
 def cut(path: Path, share: float) -> Path:
     data = path.read_bytes()
     path.write_bytes(data[: int(len(data) * share)])
@@ -283,66 +252,15 @@ def text(path: Path, content: str) -> Path:
     return path
 
 
-def png(path: Path) -> Path:
-    Image.new("RGB", (64, 48)).save(path, format="PNG")
-    return path
-
-
-def renamed_matroska(path: Path) -> Path:
-    make_clip(path.with_suffix(".mkv")).rename(path)
-    return path
-
-
-BROKEN: dict[str, tuple[Callable[[Path], Path], str]] = {
-    "empty": (lambda path: text(path, ""), "the file is empty"),
-    "text": (lambda path: text(path, "not a video\n" * 100), "cannot be read as mp4"),
-    "random": (lambda path: (path.write_bytes(np.random.default_rng(0).bytes(5000)), path)[1], "cannot be read as mp4"),
-    "png": (png, "cannot be read as mp4"),
-    "wrong extension": (renamed_matroska, "cannot be read as mp4"),
-    "concat script": (lambda path: text(path, "ffconcat version 1.0\nfile 'good.mp4'\n"), "cannot be read as mp4"),
-    "playlist": (
-        lambda path: text(path, "#EXTM3U\n#EXT-X-TARGETDURATION:2\n#EXTINF:1,\ngood.mp4\n#EXT-X-ENDLIST\n"),
-        "cannot be read as mp4",
-    ),
-    "audio only": (make_audio, "no video stream"),
-    "index last, cut at 90%": (lambda path: cut(make_clip(path), 0.9), "cannot be read as mp4"),
-    "index first, cut at 50%": (lambda path: cut(make_clip(path, movflags="+faststart"), 0.5), "cannot be read as mp4"),
-    "fewer frames than wanted": (lambda path: make_clip(path, frames=20), "frame 20 is not there"),
-    "one frame": (lambda path: make_clip(path, frames=1), "frame 1 is not there"),
-}
-
-
-@pytest.mark.parametrize("case", BROKEN)
-def test_broken_clips_are_refused_with_their_name(tmp_path: Path, case: str) -> None:
-    make_clip(tmp_path / "good.mp4")
-    make, message = BROKEN[case]
-    path = make(tmp_path / "bad.mp4")
-    with pytest.raises(ClipError, match=message) as caught:
-        read_clip(path, indices=range(30), height=32, width=32)
-    assert "bad.mp4" in str(caught.value)
-    assert read_clip(tmp_path / "good.mp4", indices=range(30), height=32, width=32).shape == (3, 30, 32, 32)
+@pytest.mark.parametrize("frames", [1, 20])
+def test_a_clip_with_fewer_frames_than_wanted_is_refused(tmp_path: Path, frames: int) -> None:
+    with pytest.raises(ClipError, match=f"bad.mp4: frame {frames} is not there"):
+        read_clip(make_clip(tmp_path / "bad.mp4", frames=frames), indices=range(30), height=32, width=32)
 
 
 def test_frames_before_a_cut_can_be_used(tmp_path: Path) -> None:
     path = cut(make_clip(tmp_path / "a.mp4", movflags="+faststart"), 0.8)
     assert numbers_in(read_clip(path, indices=[0, 1, 2], height=48, width=64)) == [0, 1, 2]
-
-
-def test_picture_that_changes_size_is_refused(tmp_path: Path) -> None:
-    path = make_size_change(tmp_path / "a.avi")
-    assert read_clip(path, indices=range(6), height=32, width=32).shape == (3, 6, 32, 32)
-    with pytest.raises(ClipError, match="changes from 64x48 to 96x64"):
-        read_clip(path, indices=range(8), height=32, width=32)
-
-
-def test_missing_pipe_and_unknown_extension_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ClipError, match="no such file"):
-        probe_clip(tmp_path / "none.mp4")
-    os.mkfifo(tmp_path / "pipe.mp4")
-    with pytest.raises(ClipError, match="not a plain file"):
-        probe_clip(tmp_path / "pipe.mp4")
-    with pytest.raises(ClipError, match="no known video extension"):
-        probe_clip(text(tmp_path / "list.m3u8", "#EXTM3U"))
 
 
 def test_large_pictures_are_refused_from_the_header(tmp_path: Path) -> None:
@@ -369,12 +287,6 @@ def test_declared_frames_and_length_are_refused_from_the_header(tmp_path: Path) 
         probe_clip(make_clip(tmp_path / "a.mkv"), limits=DecodeLimits(max_frames=39))
     with pytest.raises(ClipError, match="lasts 2 s"):
         probe_clip(path, limits=DecodeLimits(max_seconds=1))
-
-
-def test_extreme_ratio_cannot_ask_for_a_huge_scaled_picture(tmp_path: Path) -> None:
-    path = make_clip(tmp_path / "a.mp4", height=16, width=512)
-    with pytest.raises(ClipError, match="when scaled to cover its bucket"):
-        read_clip(path, indices=[0], height=256, width=256, limits=DecodeLimits(max_pixels=1_000_000))
 
 
 @pytest.mark.parametrize("suffix", [".png", ".jpg", ".webp"])
@@ -406,21 +318,8 @@ def test_image_turned_by_exif_is_upright(tmp_path: Path) -> None:
     assert upright[0].float().mean() < upright[-1].float().mean()
 
 
-def test_bad_images_are_refused(tmp_path: Path) -> None:
-    Image.new("RGB", (64, 64)).save(tmp_path / "jpeg_inside.png", format="JPEG")
-    Image.new("RGB", (64, 64)).save(tmp_path / "cut.png")
-    cut(tmp_path / "cut.png", 0.5)
-    text(tmp_path / "text.jpg", "hello")
-    text(tmp_path / "empty.webp", "")
-    for name in ("jpeg_inside.png", "cut.png", "text.jpg", "empty.webp"):
-        with pytest.raises(ClipError, match=name):
-            read_image(tmp_path / name, height=32, width=32)
+def test_other_endings_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ClipError, match="no known image extension"):
         read_image(text(tmp_path / "a.svg", "<svg/>"), height=32, width=32)
-
-
-@pytest.mark.parametrize("side", [6000, 11000, 16000])
-def test_huge_images_are_refused_from_the_header(tmp_path: Path, side: int) -> None:
-    Image.new("1", (side, side)).save(tmp_path / "a.png")
-    with pytest.raises(ClipError, match=r"a\.png"):
-        read_image(tmp_path / "a.png", height=32, width=32)
+    with pytest.raises(ClipError, match="no known video extension"):
+        probe_clip(text(tmp_path / "list.m3u8", "#EXTM3U"))

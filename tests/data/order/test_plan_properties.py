@@ -99,7 +99,10 @@ def rows_of(requests: list[BatchRequest]) -> list[int]:
 @given(cases())
 def test_every_row_that_has_a_bucket_is_used_exactly_once(case: Case) -> None:
     wanted = np.flatnonzero(case.assignment >= 0)
-    assert np.array_equal(np.sort(case.plan().order), wanted)
+    plan = case.plan()
+    assert np.array_equal(np.sort(plan.order), wanted) and len(plan.starts) == plan.num_microbatches + 1
+    for m in range(plan.num_microbatches):
+        assert np.array_equal(plan.order[plan.sample_indices(m)], plan.rows(m)) and len(plan.rows(m))
     # The control loses rows: partial batches, and those that fill no step.
     dropped = case.plan(drop_last=True)
     assert np.array_equal(np.sort(dropped.order), wanted) == (dropped.num_microbatches == case.plan().num_microbatches)

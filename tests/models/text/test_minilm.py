@@ -47,7 +47,7 @@ ODD = [
 def test_tokens_and_states_are_those_of_transformers(encoder: TextEncoder) -> None:
     from transformers import AutoModel, AutoTokenizer
 
-    folder = minilm._find_package()
+    folder = minilm.find_package()
     tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
     model = AutoModel.from_pretrained(folder, local_files_only=True, use_safetensors=True, dtype=torch.float32)
     theirs = tokenizer(ODD, padding="max_length", truncation=True, max_length=LENGTH, return_tensors="pt")
@@ -147,7 +147,7 @@ def test_no_caption_is_a_mistake_of_the_caller(encoder: TextEncoder) -> None:
 
 def test_a_changed_file_is_refused(tmp_path: Path) -> None:
     for name in minilm.SHA256:
-        shutil.copy(minilm._find_package() / name, tmp_path / name)
+        shutil.copy(minilm.find_package() / name, tmp_path / name)
     assert build_text_encoder("minilm", max_length=4, path=tmp_path).max_length == 4
     with (tmp_path / "tokenizer.json").open("ab") as file:
         file.write(b" ")

@@ -75,7 +75,7 @@ def start(world, **sections: Any):
 def test_only_the_vectors_learn_and_the_loss_falls(world, sections):
     trainer = start(world, **sections)
     task = trainer.task
-    assert isinstance(task, DenoiserTask) and task.word is not None
+    assert isinstance(task, DenoiserTask) and task.part is not None and task.part.key == "inversion"
     assert {name: tuple(part.shape) for name, part in task.model.named_parameters()} == {
         "clip_l": (2, 16),
         "clip_g": (2, 24),

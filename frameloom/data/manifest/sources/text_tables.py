@@ -163,8 +163,13 @@ def entries_to_table(entries: Iterable[Entry], *, source: str) -> pl.DataFrame:
         tables.append(pl.DataFrame([_column(name, portion, source) for name in names]))
     if not tables:
         raise DataError(f"{source}: no entry in it; a source needs at least one clip")
+    # Where one portion has lists of captions and another only single ones, all become lists.
+    for name in _CAPTIONS:
+        if any(isinstance(table.schema.get(name), pl.List) for table in tables):
+            one = pl.when(pl.col(name).is_not_null()).then(pl.concat_list(name)).alias(name)
+            tables = [table.with_columns(one) if table.schema.get(name) == pl.String else table for table in tables]
     try:
-        return pl.concat(_wrap_captions(tables), how="diagonal_relaxed", rechunk=True)
+        return pl.concat(tables, how="diagonal_relaxed", rechunk=True)
     except pl.exceptions.PolarsError as error:
         raise DataError(f"{source}: the values of a column differ in kind ({error}); write them alike") from error
 
@@ -243,15 +248,3 @@ def _find_odd(name: str, values: list[Any], entries: list[Entry], source: str, e
         if kind is not None and kind != first:
             return DataError(f"{source}: {place}, '{name}': {value!r} is {kind}, in entries before it {first}")
     return DataError(f"{source}: '{name}' cannot be read as a column ({error}); write its values alike")
-
-
-def _wrap_captions(tables: list[pl.DataFrame]) -> list[pl.DataFrame]:
-    """Where one portion has lists of captions and another only single ones, all become lists."""
-    for name in _CAPTIONS:
-        if any(isinstance(table.schema.get(name), pl.List) for table in tables):
-            one = pl.when(pl.col(name).is_not_null()).then(pl.concat_list(name))
-            tables = [
-                table.with_columns(one.alias(name)) if table.schema.get(name) == pl.String else table
-                for table in tables
-            ]
-    return tables
