@@ -49,6 +49,10 @@ def parse_record(line: str) -> dict[str, Any] | None:
     return found if isinstance(found, dict) and isinstance(found.get("step"), int) else None
 
 
+def read_records(path: Path) -> list[dict[str, Any]]:
+    return [record for record in map(parse_record, read_lines(path)) if record is not None]
+
+
 _HALF = re.compile(r"[\ud800-\udfff]")
 _HALF_ESCAPED = re.compile(rb"\\u[dD][89abAB][0-9a-fA-F]{2}(?!\\u)")
 

@@ -15,7 +15,7 @@ from frameloom.builders.published import read_table
 from frameloom.config.loading.render import render_yaml
 from frameloom.config.schema.recipe import Recipe
 from frameloom.core.errors import CheckpointError
-from frameloom.core.text_files import parse_record, read_lines
+from frameloom.core.text_files import read_records
 from frameloom.data.media.writing import CONTACT_SHEET
 
 CARD, README = "frameloom.json", "README.md"
@@ -43,7 +43,7 @@ def read_card(path: Path) -> dict[str, Any]:
 def read_metrics(file: Path, step: int) -> dict[str, float]:
     """The last value of each metric of a run, up to `step`."""
     found: dict[str, float] = {}
-    for values in filter(None, map(parse_record, read_lines(file))):
+    for values in read_records(file):
         if values["step"] <= step:
             found |= {name: value for name, value in values.items() if "/" in name and isinstance(value, int | float)}
     return {name: found[name] for name in sorted(found)}
