@@ -20,7 +20,7 @@ from frameloom.core.logging import get_logger
 from frameloom.models.lora.adapters import Adapter, check_layers, linear_layers, merge_adapters
 from frameloom.models.lora.keys import NOTES, parse_alpha, read_adapters, write_diffusers, write_kohya
 from frameloom.weights.files import CONFIG, find_weights, read_config, refuse_pickle
-from frameloom.weights.lazy_tensors import LazyTensors, defer_tensors
+from frameloom.weights.lazy_tensors import defer_tensors
 from frameloom.weights.safetensors_file import open_safetensors, write_safetensors
 
 DIFFUSERS_FILE = "pytorch_lora_weights.safetensors"
@@ -60,7 +60,12 @@ def read_lora(path: Path, denoiser: LoadedDenoiser) -> dict[str, Adapter]:
     """
     file = _find_file(path, denoiser.family.name)
     tensors, layers = open_safetensors(file), linear_layers(denoiser.model)
-    alpha = _find_alpha(file, tensors)
+    # Where keys do not say alpha: in the notes of the file, or in peft's settings beside it.
+    settings, alpha = file.with_name(_PEFT_CONFIG), None
+    if NOTES in tensors.metadata:
+        alpha = parse_alpha(tensors.metadata[NOTES], where=str(file))
+    elif settings.is_file():
+        alpha = parse_alpha(settings.read_bytes(), where=str(settings))
     adapters = read_adapters(tensors, layers, denoiser.family.lora_names, alpha=alpha, where=str(file))
     check_layers(layers, adapters, where=str(file))
     return adapters
@@ -69,7 +74,15 @@ def read_lora(path: Path, denoiser: LoadedDenoiser) -> dict[str, Adapter]:
 def _find_file(path: Path, family: str) -> Path:
     own = find_own(path) if path.is_dir() else None
     if own is not None:
-        return _check_own(own, family)
+        content = read_config(own)
+        if content.get("kind") != LORA:
+            raise CheckpointError(f"{own}: holds a whole {content.get('kind')}, not a LoRA; name it in model.weights")
+        if content.get("name") != family:
+            raise CheckpointError(f"{own}: is a LoRA of the family {content.get('name')}, the model is {family}")
+        file, digests = own / DIFFUSERS_FILE, content.get("sha256")
+        if not isinstance(digests, dict) or not file.is_file() or digest_file(file) != digests.get(DIFFUSERS_FILE):
+            raise CheckpointError(f"{file}: missing or damaged, it does not match {CONFIG}; export the LoRA again")
+        return file
     for folder in (path, path / LORA):
         for name in (DIFFUSERS_FILE, _PEFT_FILE):
             if (folder / name).is_file():
@@ -79,26 +92,6 @@ def _find_file(path: Path, family: str) -> Path:
     found = find_weights(path)
     refuse_pickle(found)
     return found.path
-
-
-def _check_own(folder: Path, family: str) -> Path:
-    content = read_config(folder)
-    if content.get("kind") != LORA:
-        raise CheckpointError(f"{folder}: holds a whole {content.get('kind')}, not a LoRA; name it in model.weights")
-    if content.get("name") != family:
-        raise CheckpointError(f"{folder}: is a LoRA of the family {content.get('name')}, the model is {family}")
-    file, digests = folder / DIFFUSERS_FILE, content.get("sha256")
-    if not isinstance(digests, dict) or not file.is_file() or digest_file(file) != digests.get(DIFFUSERS_FILE):
-        raise CheckpointError(f"{file}: missing or damaged, it does not match {CONFIG}; export the LoRA again")
-    return file
-
-
-def _find_alpha(file: Path, tensors: LazyTensors) -> float | None:
-    """Where keys do not say alpha: in the notes of the file, or in peft's settings beside it."""
-    settings = file.with_name(_PEFT_CONFIG)
-    if NOTES in tensors.metadata:
-        return parse_alpha(tensors.metadata[NOTES], where=str(file))
-    return parse_alpha(settings.read_bytes(), where=str(settings)) if settings.is_file() else None
 
 
 def add_lora(denoiser: LoadedDenoiser, path: Path, *, strength: float, merge: bool = True) -> None:
