@@ -28,7 +28,7 @@ from frameloom.core.random import numpy_stream
 from frameloom.data.media import decode
 from frameloom.data.media.decode import open_video, probe_clip, read_clip
 from frameloom.data.media.probe import probe_header
-from frameloom.data.media.transforms import cover
+from frameloom.data.media.transforms import cover_rule
 from frameloom.data.media.writing import write_video
 
 # A usual request: 33 frames at the 256px size of 16:9, somewhere in a clip of a few seconds.
@@ -151,7 +151,7 @@ def read_with_opencv(path: Path, indices: Indices, height: int, width: int) -> T
 
 def _scale(frames_FHWC: Tensor, height: int, width: int) -> Tensor:
     picked_CFHW = frames_FHWC.permute(3, 0, 1, 2)
-    place = cover(picked_CFHW.shape[2], picked_CFHW.shape[3], height, width)
+    place = cover_rule(height, width)(picked_CFHW.shape[2], picked_CFHW.shape[3])
     frames_FCHW = picked_CFHW.transpose(0, 1).float() / 255
     if frames_FCHW.shape[2:] != place[:2]:
         frames_FCHW = F.interpolate(frames_FCHW, place[:2], mode="bilinear", antialias=False, align_corners=False)

@@ -6,7 +6,7 @@ Shape letters: R rank, I inputs of a layer, O its outputs.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from frameloom.core.logging import get_logger
 from frameloom.models.lora.adapters import Adapter, check_layers, linear_layers, merge_adapters
 from frameloom.models.lora.keys import NOTES, parse_alpha, read_adapters, write_diffusers, write_kohya
 from frameloom.weights.files import CONFIG, find_weights, read_config, refuse_pickle
-from frameloom.weights.lazy_tensors import LazyTensors, defer_tensors
+from frameloom.weights.lazy_tensors import defer_tensors
 from frameloom.weights.safetensors_file import open_safetensors, write_safetensors
 
 DIFFUSERS_FILE = "pytorch_lora_weights.safetensors"
@@ -60,7 +60,12 @@ def read_lora(path: Path, denoiser: LoadedDenoiser) -> dict[str, Adapter]:
     """
     file = _find_file(path, denoiser.family.name)
     tensors, layers = open_safetensors(file), linear_layers(denoiser.model)
-    alpha = _find_alpha(file, tensors)
+    # Where keys do not say alpha: in the notes of the file, or in peft's settings beside it.
+    settings, alpha = file.with_name(_PEFT_CONFIG), None
+    if NOTES in tensors.metadata:
+        alpha = parse_alpha(tensors.metadata[NOTES], where=str(file))
+    elif settings.is_file():
+        alpha = parse_alpha(settings.read_bytes(), where=str(settings))
     adapters = read_adapters(tensors, layers, denoiser.family.lora_names, alpha=alpha, where=str(file))
     check_layers(layers, adapters, where=str(file))
     return adapters
@@ -69,7 +74,15 @@ def read_lora(path: Path, denoiser: LoadedDenoiser) -> dict[str, Adapter]:
 def _find_file(path: Path, family: str) -> Path:
     own = find_own(path) if path.is_dir() else None
     if own is not None:
-        return _check_own(own, family)
+        content = read_config(own)
+        if content.get("kind") != LORA:
+            raise CheckpointError(f"{own}: holds a whole {content.get('kind')}, not a LoRA; name it in model.weights")
+        if content.get("name") != family:
+            raise CheckpointError(f"{own}: is a LoRA of the family {content.get('name')}, the model is {family}")
+        file, digests = own / DIFFUSERS_FILE, content.get("sha256")
+        if not isinstance(digests, dict) or not file.is_file() or digest_file(file) != digests.get(DIFFUSERS_FILE):
+            raise CheckpointError(f"{file}: missing or damaged, it does not match {CONFIG}; export the LoRA again")
+        return file
     for folder in (path, path / LORA):
         for name in (DIFFUSERS_FILE, _PEFT_FILE):
             if (folder / name).is_file():
@@ -79,26 +92,6 @@ def _find_file(path: Path, family: str) -> Path:
     found = find_weights(path)
     refuse_pickle(found)
     return found.path
-
-
-def _check_own(folder: Path, family: str) -> Path:
-    content = read_config(folder)
-    if content.get("kind") != LORA:
-        raise CheckpointError(f"{folder}: holds a whole {content.get('kind')}, not a LoRA; name it in model.weights")
-    if content.get("name") != family:
-        raise CheckpointError(f"{folder}: is a LoRA of the family {content.get('name')}, the model is {family}")
-    file, digests = folder / DIFFUSERS_FILE, content.get("sha256")
-    if not isinstance(digests, dict) or not file.is_file() or digest_file(file) != digests.get(DIFFUSERS_FILE):
-        raise CheckpointError(f"{file}: missing or damaged, it does not match {CONFIG}; export the LoRA again")
-    return file
-
-
-def _find_alpha(file: Path, tensors: LazyTensors) -> float | None:
-    """Where keys do not say alpha: in the notes of the file, or in peft's settings beside it."""
-    settings = file.with_name(_PEFT_CONFIG)
-    if NOTES in tensors.metadata:
-        return parse_alpha(tensors.metadata[NOTES], where=str(file))
-    return parse_alpha(settings.read_bytes(), where=str(settings)) if settings.is_file() else None
 
 
 def add_lora(denoiser: LoadedDenoiser, path: Path, *, strength: float, merge: bool = True) -> None:
@@ -118,19 +111,19 @@ def use_adapters(
         return
     layers = linear_layers(denoiser.model)
     for name, one in adapters.items():
-        layers[name].register_forward_hook(_Beside(one, strength))
+        layers[name].register_forward_hook(_run_beside(one, strength))
 
 
-class _Beside:
+def _run_beside(adapter: Adapter, strength: float) -> Callable[[nn.Module, tuple[Tensor, ...], Tensor], Tensor]:
     """A hook of one layer. It follows the layer to other devices and dtypes with each call."""
+    down_RI, up_OR, factor = adapter.down_RI, adapter.up_OR, strength * adapter.usual_alpha / adapter.rank
 
-    def __init__(self, adapter: Adapter, strength: float) -> None:
-        self._down_RI, self._up_OR = adapter.down_RI, adapter.up_OR
-        self._factor = strength * adapter.usual_alpha / adapter.rank
+    def add(layer: nn.Module, given: tuple[Tensor, ...], result: Tensor) -> Tensor:
+        nonlocal down_RI, up_OR
+        down_RI, up_OR = down_RI.to(result), up_OR.to(result)
+        return result + factor * (given[0].to(result) @ down_RI.T @ up_OR.T)
 
-    def __call__(self, layer: nn.Module, given: tuple[Tensor, ...], result: Tensor) -> Tensor:
-        self._down_RI, self._up_OR = self._down_RI.to(result), self._up_OR.to(result)
-        return result + self._factor * (given[0].to(result) @ self._down_RI.T @ self._up_OR.T)
+    return add
 
 
 def digest_lora(path: Path, denoiser: LoadedDenoiser) -> str:
@@ -141,12 +134,9 @@ def digest_lora(path: Path, denoiser: LoadedDenoiser) -> str:
 def check_base(denoiser: LoadedDenoiser, state: Mapping[str, Any], *, weights: str | None, where: str) -> None:
     """CheckpointError unless the adapters that `state` describes were trained beside these weights."""
     if denoiser.digest != state["base"]:
+        then, now = ("fresh weights" if path is None else f"'{path}'" for path in (state["weights"], weights))
         raise CheckpointError(
-            f"{where}: its adapters were trained beside {_describe(state['weights'])} (digest {state['base'][:12]}), "
-            f"but the model has {_describe(weights)} (digest {denoiser.digest[:12]}); name the same weights in "
+            f"{where}: its adapters were trained beside {then} (digest {state['base'][:12]}), "
+            f"but the model has {now} (digest {denoiser.digest[:12]}); name the same weights in "
             "model.weights, with the same size and overrides"
         )
-
-
-def _describe(weights: str | None) -> str:
-    return "fresh weights" if weights is None else f"'{weights}'"

@@ -44,8 +44,18 @@ def build_vae(section: VAESection, *, seed: int) -> LoadedVAE:
     """The autoencoder of a recipe; fresh weights follow from `seed`."""
     family = get_vae(section.name)
     found = read_weights(Path(section.weights), kind="vae") if section.weights else None
-    if found is not None:
-        _check_inflation(section, is_image=family.inflates is not None and family.inflates(found.tensors))
+    # An image autoencoder becomes a video one only when it is asked for, and nothing else can.
+    is_image = found is not None and family.inflates is not None and family.inflates(found.tensors)
+    if is_image and not section.inflate:
+        raise CheckpointError(
+            f"{section.weights}: holds an image autoencoder; set vae.inflate: true to start {section.name} from it, or "
+            "name weights of a video autoencoder"
+        )
+    if found is not None and section.inflate and not is_image:
+        raise CheckpointError(
+            f"{section.weights}: vae.inflate is true, but this is no image autoencoder that {section.name} can start "
+            "from; name the weights of Stable Diffusion's, or remove vae.inflate"
+        )
     config = configure_vae(section, found)
     if found is not None and not found.config and not section.inflate:
         warn_of_differences(family, config, found.original_config, key="vae", path=section.weights or "")
@@ -75,20 +85,6 @@ def configure_vae(section: VAESection, stored: Architecture | None) -> Any:
         check_stored(stored, kind="vae", name=section.name, path=section.weights or "")
         base = family.config_class(**stored.config)
     return override_fields(base, section.overrides, where="vae.overrides")
-
-
-def _check_inflation(section: VAESection, *, is_image: bool) -> None:
-    """An image autoencoder becomes a video one only when it is asked for, and nothing else can."""
-    if is_image and not section.inflate:
-        raise CheckpointError(
-            f"{section.weights}: holds an image autoencoder; set vae.inflate: true to start {section.name} from it, or "
-            "name weights of a video autoencoder"
-        )
-    if section.inflate and not is_image:
-        raise CheckpointError(
-            f"{section.weights}: vae.inflate is true, but this is no image autoencoder that {section.name} can start "
-            "from; name the weights of Stable Diffusion's, or remove vae.inflate"
-        )
 
 
 def load_vae(

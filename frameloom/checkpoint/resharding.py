@@ -51,10 +51,6 @@ class Piece:
         return math.prod(self.size) * self.itemsize
 
     @property
-    def is_whole(self) -> bool:
-        return self.size == self.shape
-
-    @property
     def box(self) -> Box:
         return self.offset, self.size
 
@@ -93,7 +89,7 @@ def describe_pieces(tensors: Mapping[str, Mapping[str, Tensor]]) -> Layout:
     """All that this process holds; of a tensor with fewer rows than processes that may be nothing."""
     found = {group: {name: describe_piece(value) for name, value in named.items()} for group, named in tensors.items()}
     return {
-        group: {name: piece for name, piece in named.items() if piece.num_bytes or piece.is_whole}
+        group: {name: piece for name, piece in named.items() if piece.num_bytes or piece.size == piece.shape}
         for group, named in found.items()
     }
 

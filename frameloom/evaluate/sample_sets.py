@@ -137,6 +137,12 @@ def write_comparison(compared: ComparedSets, out: Path, read_frames: ReadFrames,
         [column, *map(_format_summary, summaries), *map(_format_gap, compared.differences(column))]
         for column, summaries in compared.summaries().items()
     ]
+    explanation = (
+        f"Means over {len(compared.keys)} prompts and seeds that all sets have, with {compared.confidence:.0%} "
+        "intervals by bootstrap. A difference whose interval holds 0 may be chance."
+    )
+    if compared.num_left_out:
+        explanation += f" {compared.num_left_out} samples are left out, because not all sets have them."
     shown = compared.keys[:max_shown]
     with tempfile.TemporaryDirectory() as folder:
         write_page(
@@ -146,19 +152,10 @@ def write_comparison(compared: ComparedSets, out: Path, read_frames: ReadFrames,
             lead=_LEAD,
             header=["metric", *names, *(f"{name} minus {names[0]}" for name in names[1:])],
             rows=rows,
-            explanation=_explain(compared),
+            explanation=explanation,
             shown=[(key, _list_cards(compared, key, read_frames, Path(folder))) for key in shown],
             num_hidden=len(compared.keys) - len(shown),
         )
-
-
-def _explain(compared: ComparedSets) -> str:
-    text = (
-        f"Means over {len(compared.keys)} prompts and seeds that all sets have, with {compared.confidence:.0%} "
-        "intervals by bootstrap. A difference whose interval holds 0 may be chance."
-    )
-    left = compared.num_left_out
-    return f"{text} {left} samples are left out, because not all sets have them." if left else text
 
 
 def _list_cards(compared: ComparedSets, key: Key, read_frames: ReadFrames, folder: Path) -> list[tuple[Path, str, str]]:

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 """by the names that recipes use"""
@@ -71,11 +70,8 @@ class Precision:
                 param.data = param.data.to(self.weights_dtype)
         if self.fp32_norms and self.weights != "fp32":
             for norm in find_norms(model):
-                norm.float().register_forward_pre_hook(_to_float32)
-                norm.register_forward_hook(self._to_weights_dtype)
-
-    def _to_weights_dtype(self, module: nn.Module, given: tuple[Any, ...], result: Tensor) -> Tensor:
-        return result.to(self.weights_dtype)
+                norm.float().register_forward_pre_hook(lambda module, given: (given[0].float(), *given[1:]))
+                norm.register_forward_hook(lambda module, given, result: result.to(self.weights_dtype))
 
 
 FP32 = Precision()
@@ -86,7 +82,3 @@ def find_norms(model: nn.Module) -> Iterator[nn.Module]:
     for module in model.modules():
         if "Norm" in type(module).__name__ and any(True for _ in module.parameters(recurse=False)):
             yield module
-
-
-def _to_float32(module: nn.Module, given: tuple[Any, ...]) -> tuple[Any, ...]:
-    return (given[0].float(), *given[1:])

@@ -134,7 +134,7 @@ def _recomputing(now: bool | RecomputeSection) -> dict[str, Any]:
     """All blocks, and what they are given where it is now; nothing where all are recomputed already."""
     if isinstance(now, bool):
         return {} if now else {"train.recompute": True}
-    every = RecomputeSection(offload=now.offload, buffer=now.buffer)
+    every = RecomputeSection(**now.model_dump(include={"offload", "buffer"}))
     if now == every:
         return {}
     return {"train.recompute": every.model_dump(exclude_defaults=True) or True}

@@ -20,7 +20,7 @@ from frameloom.data.buckets.grid import GridPolicy, build_grid
 from frameloom.data.buckets.policy import UNUSED, Clips, Draw, nearest_values
 from frameloom.data.media.frames import FrameRule, Window, sample_rate, select_frames
 from frameloom.data.media.probe import probe_header
-from frameloom.data.media.transforms import cover
+from frameloom.data.media.transforms import cover_rule
 from frameloom.data.order.plan import plan_epoch
 from tests.parity.cases import (
     ParityCase,
@@ -155,7 +155,7 @@ def compare_transforms(case: dict[str, Any]) -> Found:
         wanted.append([*indices[:3], *indices[-3:], first, final])
     yield "temporal crop", ours, wanted
     rows = case["resize_crop_[h,w,target_h,target_w,resize_hw,crop_i_j_h_w]"]
-    places = [cover(*row[:4]) for row in rows]
+    places = [cover_rule(*row[2:4])(*row[:2]) for row in rows]
     yield "resize", [place[:2] for place in places], [row[4] for row in rows]
     crops = [[*place[2:], *row[2:4]] for place, row in zip(places, rows, strict=True)]
     yield "crop", crops, [row[5] for row in rows]

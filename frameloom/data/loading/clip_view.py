@@ -19,7 +19,7 @@ from frameloom.data.media.decode import ClipError, kind_of, read_clip, read_imag
 from frameloom.data.media.frames import FrameRule, Window, select_frames
 from frameloom.data.media.probe import probe_header
 from frameloom.data.media.tar_members import find_media
-from frameloom.data.media.transforms import ResizeCrop, cover
+from frameloom.data.media.transforms import ResizeCrop, cover_rule
 from frameloom.data.media.writing import CONTACT_SHEET
 
 
@@ -94,7 +94,7 @@ class ClipView:
         The result is cut down to `multiples`; it has a side of 0 when the picture is too small for them.
         """
         if self.height is not None and self.width is not None:
-            return cover(height, width, self.height, self.width), self.height, self.width
+            return cover_rule(self.height, self.width)(height, width), self.height, self.width
         if self.short_side is not None:
             factor = self.short_side / min(height, width)
             height, width = (max(self.short_side, round(side * factor)) for side in (height, width))

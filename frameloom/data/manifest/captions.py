@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
@@ -86,7 +86,7 @@ def _cached_parts(suffix: CaptionSuffix, fps: float | None, score: float | None 
 
 
 @dataclass(frozen=True)
-class AnnotatedRows:
+class AnnotatedRows(Rows):
     """Rows whose columns in `dtypes` are edited; everything else is as in `rows`.
 
     `edit` takes the name of a column, its value (None where `rows` lack the column), and the row's values of the
@@ -97,7 +97,6 @@ class AnnotatedRows:
     dtypes: dict[str, pl.DataType]
     edit: Callable[[str, Any, Facts], Any]
     facts: tuple[str, ...] = ()
-    known_fingerprint: str | None = field(default=None, init=False)
 
     @property
     def columns(self) -> list[str]:
@@ -111,11 +110,6 @@ class AnnotatedRows:
         found = dict(zip(known, self.rows.values(known, row), strict=True)) if known else {}
         facts = tuple(found[name] for name in self.facts)
         return tuple(self.edit(name, found.get(name), facts) if name in self.dtypes else found[name] for name in names)
-
-    def gather(self, name: str, rows: Sequence[int]) -> list[Any]:
-        if name in self.dtypes:
-            return [self.values([name], row)[0] for row in rows]
-        return self.rows.gather(name, rows)
 
     def slice(self, name: str, start: int, count: int) -> pl.Series:
         if name not in self.dtypes:

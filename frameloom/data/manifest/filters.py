@@ -46,6 +46,8 @@ _CALCULATE: dict[type[ast.operator], tuple[str, Callable[[pl.Expr, pl.Expr], pl.
     ast.Div: ("/", pl.Expr.__truediv__),
 }
 _HINTS = {"=": "write == to compare", "&": "write 'and'", "|": "write 'or'", "!": "write 'not'", "%": "use + - * /"}
+_UNEXPECTED = "'{}' is not expected here; expected 'and', 'or' or the end"
+_TOO_DEEP = f"more than {_MAX_DEPTH} levels of brackets and signs"
 
 
 class Condition(NamedTuple):
@@ -193,7 +195,7 @@ class _Filter:
         except SyntaxError as error:
             raise self._explain(error, [*tokens, end]) from None
         except (RecursionError, MemoryError):
-            raise self._too_deep(0) from None
+            raise self._wrong(0, _TOO_DEEP) from None
         if tree is None:
             raise self._wrong(len(self._text), "expected a column or a value, found 'the end'")
         return self._need(self._build(tree), "truth", tree).expression
@@ -217,13 +219,13 @@ class _Filter:
             if tokens and tokens[-1].ends_operand and starts_operand:
                 if "[" in open_brackets[-1:]:
                     raise self._wrong(token.start, f"expected ',', found '{text}'")
-                raise self._unexpected(token)
+                raise self._wrong(token.start, _UNEXPECTED.format(token.text))
             if text in ("(", "["):
                 open_brackets.append(text)
             elif text in (")", "]") and open_brackets:
                 open_brackets.pop()
             if len(open_brackets) > _MAX_DEPTH:
-                raise self._too_deep(token.start)
+                raise self._wrong(token.start, _TOO_DEEP)
             tokens.append(token)
             start = match.end()
         return tokens
@@ -237,14 +239,14 @@ class _Filter:
             (n, token) for n, token in enumerate(tokens) if token.start >= place or token.kind == "end"
         )
         if number and tokens[number - 1].ends_operand:
-            return self._unexpected(token)
+            return self._wrong(token.start, _UNEXPECTED.format(token.text))
         is_not_in = number > 1 and tokens[number - 1].text == "not" and tokens[number - 2].ends_operand
         wanted = "'in'" if is_not_in else "a column or a value"
         return self._wrong(token.start, f"expected {wanted}, found '{token.text}'")
 
     def _build(self, node: ast.expr, depth: int = 0) -> _Typed:
         if depth > _MAX_DEPTH:
-            raise self._too_deep(node.col_offset)
+            raise self._wrong(node.col_offset, _TOO_DEEP)
         match node:
             case ast.Name():
                 token = self._tokens[node.col_offset]
@@ -327,12 +329,6 @@ class _Filter:
             wanted = "a number" if kind == "number" else "a comparison, e.g. height >= 480"
             raise self._wrong(node.col_offset, f"{found.label} is {_PLURAL[found.kind]}; expected {wanted}")
         return found
-
-    def _unexpected(self, token: _Token) -> DataError:
-        return self._wrong(token.start, f"'{token.text}' is not expected here; expected 'and', 'or' or the end")
-
-    def _too_deep(self, start: int) -> DataError:
-        return self._wrong(start, f"more than {_MAX_DEPTH} levels of brackets and signs")
 
     def _wrong(self, start: int, text: str) -> DataError:
         return DataError(self._message(start, text))

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import io
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import polars as pl
 import pyarrow as pa
@@ -28,30 +29,31 @@ INLINE_BYTES = 32 * 2**20
 _LISTED_ROWS = 2**17
 
 
-class Rows(Protocol):
+class Rows(ABC):
     """Where the rows of one source are: in memory, or with their text on disk."""
 
+    known_fingerprint: str | None = None
+    """the fingerprint, if it was computed when the rows were written"""
+
     @property
+    @abstractmethod
     def columns(self) -> list[str]: ...
 
+    @abstractmethod
     def __len__(self) -> int: ...
 
+    @abstractmethod
     def values(self, names: Sequence[str], row: int) -> tuple[Any, ...]: ...
 
-    def gather(self, name: str, rows: Sequence[int]) -> list[Any]: ...
-
+    @abstractmethod
     def slice(self, name: str, start: int, count: int) -> pl.Series: ...
 
-    @property
-    def known_fingerprint(self) -> str | None:
-        """The fingerprint, if it was computed when the rows were written."""
-        ...
+    def gather(self, name: str, rows: Sequence[int]) -> list[Any]:
+        return [self.values([name], row)[0] for row in rows]
 
 
-class TableRows:
+class TableRows(Rows):
     """A table in memory."""
-
-    known_fingerprint: str | None = None
 
     def __init__(self, table: pl.DataFrame) -> None:
         self._table = table

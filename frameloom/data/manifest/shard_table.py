@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from frameloom.core.errors import DataError
 from frameloom.core.files import atomic_folder, digest_file, write_json
 from frameloom.data.manifest.filters import Condition, Where, no_rows, parse_where
-from frameloom.data.manifest.rows import TableRows, check_table, refuse_incomplete
+from frameloom.data.manifest.rows import Rows, TableRows, check_table, refuse_incomplete
 from frameloom.data.manifest.sources.columns import COUNTS, KINDS, to_our_columns
 from frameloom.data.manifest.sources.parquet_tables import INDEX_FORMAT, INDEX_NAME, ShardFiles, read_parquet
 
@@ -52,7 +52,7 @@ def write_shards(table: pl.DataFrame, out: Path, *, rows: int, fingerprint: str)
     return len(entries)
 
 
-class ShardRows:
+class ShardRows(Rows):
     """Rows of a sharded table: `kept` are the rows on disk that a filter left, in order."""
 
     def __init__(
@@ -64,6 +64,7 @@ class ShardRows:
         self._names = names
         self._root = root
         self._starts = np.concatenate([[0], np.cumsum(shards.rows)]).astype(np.int64)
+        self.known_fingerprint = shards.fingerprint if kept is None else None
         self._forget()
 
     def _forget(self) -> None:
@@ -74,10 +75,6 @@ class ShardRows:
     @property
     def columns(self) -> list[str]:
         return self._names
-
-    @property
-    def known_fingerprint(self) -> str | None:
-        return self._shards.fingerprint if self._kept is None else None
 
     def __len__(self) -> int:
         return len(self._geometry)
@@ -90,9 +87,6 @@ class ShardRows:
             table, local = self._group_of(int(self._kept[row]) if self._kept is not None else row, text)
             found |= zip(text, table.select(text).row(local), strict=True)
         return tuple(found[name] for name in names)
-
-    def gather(self, name: str, rows: Sequence[int]) -> list[Any]:
-        return [self.values([name], row)[0] for row in rows]
 
     def slice(self, name: str, start: int, count: int) -> pl.Series:
         """A stretch of a column; one that is on disk is read shard by shard."""

@@ -34,18 +34,9 @@ CropRule = Callable[[int, int], ResizeCrop]
 """(height, width as displayed) -> how the picture is scaled and cut"""
 
 
-def cover(height: int, width: int, wanted_height: int, wanted_width: int) -> ResizeCrop:
-    """The smallest scaling that covers the wanted size with the ratio kept, cut in the centre."""
-    factor_height, factor_width = wanted_height / height, wanted_width / width
-    if factor_height > factor_width:
-        scaled = (wanted_height, max(wanted_width, round(width * factor_height)))
-    else:
-        scaled = (max(wanted_height, round(height * factor_width)), wanted_width)
-    return ResizeCrop(*scaled, (scaled[0] - wanted_height) // 2, (scaled[1] - wanted_width) // 2)
-
-
 def cover_rule(wanted_height: int, wanted_width: int) -> CropRule:
-    return lambda height, width: cover(height, width, wanted_height, wanted_width)
+    """The smallest scaling that covers the wanted size with the ratio kept, cut in the centre."""
+    return lambda height, width: Transforms().place(height, width, wanted_height, wanted_width)
 
 
 Fit = Literal["cover", "short_side", "stretch", "area"]

@@ -25,10 +25,9 @@ _TOKEN_KEYS = (
 )
 
 
-def translate(job: ImportJob, *, script: str) -> None:
+def translate(job: ImportJob, *, is_lora: bool) -> None:
     """The recipe of one command."""
     given, recipe = job.given, job.recipe
-    is_lora = script.endswith("train_lora.py")
     recipe.start(_choose_template(job), "optim", "train")
     job.apply_table()
     _set_parts(job)

@@ -90,7 +90,7 @@ class _Import:
     def _translate(self) -> None:
         match self.program:
             case "scripts/train.py":
-                cogvideox_fun.translate(self.job, script=self.launch.script)
+                cogvideox_fun.translate(self.job, is_lora=self.launch.script.endswith("train_lora.py"))
             case "opensora/train/train_t2v.py":
                 open_sora_plan.translate_latte(self.job)
             case "opensora/train/train_t2v_diffusers.py":

@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -40,10 +40,6 @@ class Adapter:
     @property
     def usual_alpha(self) -> float:
         return float(self.rank) if self.alpha is None else self.alpha
-
-    def delta_OI(self) -> Tensor:
-        """The change of the layer's weight, in float32."""
-        return self.usual_alpha / self.rank * (self.up_OR.float() @ self.down_RI.float())
 
 
 def linear_layers(model: nn.Module) -> dict[str, nn.Linear]:
@@ -105,21 +101,16 @@ def add_adapters(
     config = LoraConfig(r=rank, lora_alpha=cast(int, alpha), target_modules=paths, bias="none")
     # Without storage at first: peft would fill them from the global generator.
     inject_adapter_in_model(config, model, adapter_name=_NAME, low_cpu_mem_usage=True)
-    with torch.no_grad():
-        for name in layers:
-            _fill_fresh(model.get_submodule(name), generator)
-
-
-def _fill_fresh(layer: nn.Module, generator: torch.Generator) -> None:
-    device = cast(nn.Linear, layer.base_layer).weight.device
-    down, up = (cast(nn.ModuleDict, getattr(layer, part))[_NAME] for part in ("lora_A", "lora_B"))
-    if device.type == "meta":
-        return
-    for part in (down, up):
-        part.to_empty(device=device)
-    bound = cast(nn.Linear, down).in_features ** -0.5
-    cast(nn.Linear, down).weight.uniform_(-bound, bound, generator=generator)
-    cast(nn.Linear, up).weight.zero_()
+    for name in layers:
+        layer: Any = model.get_submodule(name)
+        device = layer.base_layer.weight.device
+        down, up = layer.lora_A[_NAME], layer.lora_B[_NAME]
+        if device.type != "meta":
+            down.to_empty(device=device)
+            up.to_empty(device=device)
+            bound = down.in_features**-0.5
+            nn.init.uniform_(down.weight, -bound, bound, generator=generator)
+            nn.init.zeros_(up.weight)
 
 
 def parameter_names(layer: str) -> tuple[str, str]:
@@ -158,4 +149,5 @@ def merge_adapters(model: nn.Module, adapters: Mapping[str, Adapter], *, strengt
     layers = linear_layers(model)
     for name, one in adapters.items():
         weight_OI = layers[name].weight
-        weight_OI.add_((strength * one.delta_OI()).to(weight_OI))
+        delta_OI = one.usual_alpha / one.rank * (one.up_OR.float() @ one.down_RI.float())
+        weight_OI.add_((strength * delta_OI).to(weight_OI))

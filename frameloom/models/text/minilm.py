@@ -80,18 +80,7 @@ class MiniLM(TextEncoder):
         return TextStates(tokens_BKD, mask_BK, F.normalize(mean_BD, dim=-1))
 
 
-def build(name: str, max_length: int, path: Path | None, given: Mapping[str, Any]) -> MiniLM:
-    """Load from `path` or the installed package; every file is compared with its known digest first."""
-    if given:
-        raise ConfigError(f"text encoder {name}: is used in one way only; leave out {', '.join(sorted(given))}")
-    if not 2 <= max_length <= MINILM.max_length:
-        raise ConfigError(f"text encoder minilm: max_length is {max_length}; choose 2 to {MINILM.max_length} tokens")
-    folder = path if path is not None else _find_package()
-    _check_files(folder)
-    return MiniLM(folder, max_length=max_length)
-
-
-def _find_package() -> Path:
+def find_package() -> Path:
     # The package is located but not imported: only its files are wanted, not its dependencies.
     spec = find_spec(PACKAGE)
     if spec is None or spec.origin is None:
@@ -101,17 +90,24 @@ def _find_package() -> Path:
     return Path(spec.origin).parent / "model"
 
 
-def _check_files(folder: Path) -> None:
-    for name, expected in SHA256.items():
-        if not (folder / name).is_file():
-            raise CheckpointError(f"{folder / name}: missing; name the folder of all-MiniLM-L6-v2 or run: {INSTALL}")
-        stat = (folder / name).stat()
-        found = _digest(folder / name, stat.st_mtime_ns, stat.st_size)
+def build(name: str, max_length: int, path: Path | None, given: Mapping[str, Any]) -> MiniLM:
+    """Load from `path` or the installed package; every file is compared with its known digest first."""
+    if given:
+        raise ConfigError(f"text encoder {name}: is used in one way only; leave out {', '.join(sorted(given))}")
+    if not 2 <= max_length <= MINILM.max_length:
+        raise ConfigError(f"text encoder minilm: max_length is {max_length}; choose 2 to {MINILM.max_length} tokens")
+    folder = path if path is not None else find_package()
+    for file, expected in SHA256.items():
+        if not (folder / file).is_file():
+            raise CheckpointError(f"{folder / file}: missing; name the folder of all-MiniLM-L6-v2 or run: {INSTALL}")
+        stat = (folder / file).stat()
+        found = _digest(folder / file, stat.st_mtime_ns, stat.st_size)
         if found != expected:
             raise CheckpointError(
-                f"{folder / name}: its SHA-256 is {found}, that of all-MiniLM-L6-v2 is {expected}; "
+                f"{folder / file}: its SHA-256 is {found}, that of all-MiniLM-L6-v2 is {expected}; "
                 f"the file is damaged or of another model. Get it again: {INSTALL} --force-reinstall"
             )
+    return MiniLM(folder, max_length=max_length)
 
 
 @cache

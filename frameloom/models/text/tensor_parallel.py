@@ -82,8 +82,8 @@ class TensorEncoder(SharedEncoder):
         dist.all_gather_object(asked, list(captions), group=self._group)
         different = list(dict.fromkeys(caption for part in asked for caption in part))
         states = self.inner.encode(different)
-        places = {caption: place for place, caption in enumerate(different)}
-        own = torch.tensor([places[caption] for caption in captions], device=states.tokens_BKD.device)
+        positions = {caption: index for index, caption in enumerate(different)}
+        own = torch.tensor([positions[caption] for caption in captions], device=states.tokens_BKD.device)
         return TextStates(*(tensor[own] for tensor in vars(states).values()))
 
     def load(self) -> Any:
@@ -134,10 +134,19 @@ def split_layers(model: Any, index: int, degree: int, group: dist.ProcessGroup) 
 
     for module in list(model.modules()):
         if all(hasattr(module, name) for name in ("q", "k", "v", "o", "n_heads")):
-            _split_attention(module, index, degree)
+            attention: Any = module
+            for name in ("q", "k", "v"):
+                _keep(getattr(attention, name), 0, index, degree)
+            _keep(attention.o, 1, index, degree)
+            if attention.has_relative_attention_bias:
+                _keep(attention.relative_attention_bias, 1, index, degree)
+            attention.n_heads //= degree
+            attention.inner_dim //= degree
             module.o.register_forward_hook(add_up)
         elif hasattr(module, "wo"):
-            _split_feed_forward(module, index, degree)
+            for name, child in module.named_children():
+                if isinstance(child, nn.Linear):
+                    _keep(child, 1 if name == "wo" else 0, index, degree)
             module.wo.register_forward_hook(add_up)
     words = SplitWords(model.get_input_embeddings().weight, index, degree, group)
     model.set_input_embeddings(words)
@@ -152,22 +161,6 @@ def sum_over(part: Tensor, group: dist.ProcessGroup) -> Tensor:
     return total.to(part.dtype)
 
 
-def _split_attention(attention: Any, index: int, degree: int) -> None:
-    for name in ("q", "k", "v"):
-        _keep(getattr(attention, name), 0, index, degree)
-    _keep(attention.o, 1, index, degree)
-    if attention.has_relative_attention_bias:
-        _keep(attention.relative_attention_bias, 1, index, degree)
-    attention.n_heads //= degree
-    attention.inner_dim //= degree
-
-
-def _split_feed_forward(layer: Any, index: int, degree: int) -> None:
-    for name, child in layer.named_children():
-        if isinstance(child, nn.Linear):
-            _keep(child, 1 if name == "wo" else 0, index, degree)
-
-
 def _keep(layer: Any, dim: int, index: int, degree: int) -> None:
     """A part of a weight along `dim`, in memory of its own, so that the whole can be freed."""
     part = layer.weight.chunk(degree, dim)[index].clone()
@@ -179,7 +172,7 @@ class SplitWords(nn.Module):
 
     def __init__(self, whole: Tensor, index: int, degree: int, group: dist.ProcessGroup) -> None:
         super().__init__()
-        self._first, self._end = (len(whole) * place // degree for place in (index, index + 1))
+        self._first, self._end = (len(whole) * part // degree for part in (index, index + 1))
         self._group = group
         self.weight = nn.Parameter(whole[self._first : self._end].clone(), requires_grad=False)
 

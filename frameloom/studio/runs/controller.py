@@ -76,12 +76,12 @@ class RunsController:
         return f'<div class="rg-scroll"><table class="rg-table"><tr>{head}</tr>{rows}</table></div>'
 
     def _draw_row(self, view: RunView) -> str:
-        total = view.facts.num_steps
+        total = view.num_steps
         step = f"{view.step:,}" + ("" if total is None else f" / {total:,} {bar(view.step, total)}")
         loss = "" if view.loss is None else format_value(view.loss)
         message = f'<br><small class="rg-message">{safe(view.message)}</small>' if view.message else ""
         return (
-            f'<tr><td class="rg-name">{safe(view.name)}<br><small>{safe(view.facts.about)}</small></td>'
+            f'<tr><td class="rg-name">{safe(view.name)}<br><small>{safe(view.about)}</small></td>'
             f'<td>{badge(view.state)}{message}</td><td class="rg-step" data-label="step">{step}</td>'
             f'<td data-label="loss">{loss}</td><td data-label="left">{format_time(view.seconds_left)}</td>'
             f'<td class="rg-acts">{self._draw_acts(view)}</td></tr>'

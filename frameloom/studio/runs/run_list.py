@@ -31,21 +31,14 @@ RUNNING, FINISHED, STOPPED, FAILED = "running", "finished", "stopped", "failed"
 
 
 @dataclass(frozen=True)
-class RunFacts:
-    """What the saved recipe says: the task and model in words, or the problem of one that cannot be read."""
-
-    about: str = ""
-    num_steps: int | None = None
-
-
-@dataclass(frozen=True)
 class RunView:
-    """A run at one moment. `message` is why it failed, or who runs it."""
+    """A run at one moment. `about` is its task and model, `message` why it failed, or who runs it."""
 
     name: str
     path: Path
     state: str
-    facts: RunFacts
+    about: str
+    num_steps: int | None
     step: int
     seconds_left: float | None
     loss: float | None
@@ -65,24 +58,26 @@ class Run:
         self.metrics.read()
         try:
             changed = (self.path / RECIPE).stat()
-            facts = read_facts(self.path / RECIPE, changed.st_mtime_ns, changed.st_size)
+            about, num_steps = read_facts(self.path / RECIPE, changed.st_mtime_ns, changed.st_size)
         except OSError:
-            facts = RunFacts()
+            about, num_steps = "", None
         holder = find_holder(self.path)
         step = max(self.metrics.last_step, 0 if holder else self._saved_step())
         state, message, left = STOPPED, "", None
         if holder is not None:
             state, message = RUNNING, f"process {holder.pid}" + ("" if holder.is_here else f" on {holder.host}")
             rates = [rate for _, rate in self.metrics.points("train/steps_per_s")[-_RATE_RECORDS:] if rate > 0]
-            if facts.num_steps is not None and rates:
+            if num_steps is not None and rates:
                 # The mean of the times, not of the rates: each record stands for as many steps.
-                left = max(0, facts.num_steps - step) * sum(1 / rate for rate in rates) / len(rates)
+                left = max(0, num_steps - step) * sum(1 / rate for rate in rates) / len(rates)
         elif failure is not None:
             state, message = FAILED, failure
-        elif (facts.num_steps is None or step >= facts.num_steps) and (self.path / "export").is_dir():
+        elif (num_steps is None or step >= num_steps) and (self.path / "export").is_dir():
             state = FINISHED
         losses = self.metrics.points("train/loss")
-        return RunView(self.name, self.path, state, facts, step, left, losses[-1][1] if losses else None, message)
+        return RunView(
+            self.name, self.path, state, about, num_steps, step, left, losses[-1][1] if losses else None, message
+        )
 
     def _saved_step(self) -> int:
         """The newest checkpoint, for a run that was stopped before its first record."""
@@ -94,15 +89,16 @@ class Run:
 
 
 @lru_cache(maxsize=1024)
-def read_facts(recipe: Path, _changed_ns: int, _num_bytes: int) -> RunFacts:
+def read_facts(recipe: Path, _changed_ns: int, _num_bytes: int) -> tuple[str, int | None]:
+    """The task and model in words, and the steps; of a recipe that cannot be read, what is wrong with it."""
     try:
         loaded = load_recipe(recipe)
     except (FrameloomError, OSError) as error:
-        return RunFacts(str(error).partition("\n")[0])
+        return str(error).partition("\n")[0], None
     model = f"{loaded.model.family}/{loaded.model.size}"
     if loaded.task == "autoencoder":
         model = f"{loaded.vae.name}/{loaded.vae.size}"
-    return RunFacts(f"{loaded.task} · {model}", loaded.train.steps)
+    return f"{loaded.task} · {model}", loaded.train.steps
 
 
 def find_runs(root: Path) -> list[str]:

@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import polars as pl
+import pyarrow as pa
+import pyarrow.parquet as pq
 
 from frameloom.core.errors import DataError
 from frameloom.core.files import PARTIAL
@@ -74,7 +76,7 @@ def find_shards(path: Path) -> ShardFiles | None:
     with path.open("rb") as file:
         if file.read(4) != b"PAR1":
             return None
-    if set(_names(path)) & {"caption", *ALIASES["caption"]}:
+    if set(_read_footer(path)[0]) & {"caption", *ALIASES["caption"]}:
         return None  # the table is whole without its shards
     return _with_main(path, folder)
 
@@ -90,24 +92,26 @@ def _open_folder(folder: Path) -> ShardFiles | None:
     if not files:
         return None
     main = folder.parent / f"{folder.name}.parquet"
-    if main.is_file() and not set(_names(files[0])) & set(NUMBER_NAMES):
+    if main.is_file() and not set(_read_footer(files[0])[0]) & set(NUMBER_NAMES):
         return _with_main(main, folder)
     # Numbered shards belong to a table beside their folder; paths in other files start from the folder itself.
     numbered = all(file.stem.isdecimal() for file in files)
-    return ShardFiles(tuple(files), _count_rows(files), folder.parent if numbered else folder)
+    return ShardFiles(
+        tuple(files), tuple(_read_footer(file)[1] for file in files), folder.parent if numbered else folder
+    )
 
 
 def _is_result(file: Path) -> bool:
     """Whether a scan or a check has written it: a manifest with what a scan adds, or a list of broken files."""
     manifest = file.parent / file.name.replace(".errors.", ".").replace(".reasons.", ".")
     has_progress = any(manifest.with_suffix(suffix).is_dir() for suffix in (".scan", ".check"))
-    return has_progress or set(_SCANNED) <= set(_names(file))
+    return has_progress or set(_SCANNED) <= set(_read_footer(file)[0])
 
 
 def _with_main(main: Path, folder: Path) -> ShardFiles:
     files = _parquet_files(folder)
-    shards = ShardFiles(tuple(files), _count_rows(files), main.parent, main=main)
-    total = _count_rows([main])[0]
+    shards = ShardFiles(tuple(files), tuple(_read_footer(file)[1] for file in files), main.parent, main=main)
+    total = _read_footer(main)[1]
     if shards.num_rows != total:
         raise DataError(
             f"{folder}: its shards have {shards.num_rows} rows together, but {main} has {total}; "
@@ -123,7 +127,7 @@ def _with_main(main: Path, folder: Path) -> ShardFiles:
 
 def _check_same_paths(main: Path, shard: Path, start: int, count: int) -> None:
     """Rows are joined by their order alone, so a shard out of order would give clips the captions of others."""
-    if "path" not in _names(shard):
+    if "path" not in _read_footer(shard)[0]:
         return
     here = pl.read_parquet(shard, columns=["path"])["path"]
     there = pl.scan_parquet(main).select("path").slice(start, count).collect()["path"]
@@ -162,21 +166,10 @@ def _parquet_files(folder: Path) -> list[Path]:
     return sorted(found, key=lambda file: [int(part) if part.isdecimal() else part for part in parts[file]])
 
 
-def _names(path: Path) -> list[str]:
+def _read_footer(path: Path) -> tuple[list[str], int]:
+    """(names of the columns, number of rows)."""
     try:
-        return list(pl.read_parquet_schema(path))
-    except (pl.exceptions.PolarsError, OSError) as error:
+        metadata = pq.read_metadata(path)
+        return metadata.schema.to_arrow_schema().names, int(metadata.num_rows)
+    except (pa.ArrowException, OSError) as error:
         raise DataError(f"{path}: not a readable parquet table ({error}); write it again as parquet") from error
-
-
-def _count_rows(files: list[Path]) -> tuple[int, ...]:
-    from pyarrow import ArrowException
-    from pyarrow.parquet import read_metadata
-
-    counts = []
-    for file in files:
-        try:
-            counts.append(int(read_metadata(file).num_rows))
-        except (ArrowException, OSError) as error:
-            raise DataError(f"{file}: not a readable parquet table ({error}); write it again as parquet") from error
-    return tuple(counts)

@@ -21,7 +21,7 @@ import json
 import os
 import tarfile
 from bisect import bisect_right
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,7 @@ import polars as pl
 from frameloom.core.errors import DataError
 from frameloom.core.logging import get_logger
 from frameloom.core.text_files import not_utf8
-from frameloom.data.manifest.sources.columns import PATH_NAMES, Locate, locate_row, to_our_columns
+from frameloom.data.manifest.sources.columns import PATH_NAMES, locate_row, to_our_columns
 from frameloom.data.manifest.sources.dataset_list import read_dataset_list
 from frameloom.data.manifest.sources.media_files import find_tars, has_media, read_media_folder, read_tars
 from frameloom.data.manifest.sources.parquet_tables import find_shards, read_parquet, read_shards
@@ -87,14 +87,10 @@ class Source:
 
     def locate(self, row: int) -> str:
         """Where a row stands, in words; rows count from 0 within their file."""
-        return locate_in(self.starts, row)
-
-
-def locate_in(starts: list[tuple[int, str]], row: int) -> str:
-    if not starts:
-        return locate_row(row)
-    start, name = starts[bisect_right([start for start, _ in starts], row) - 1]
-    return f"{name} row {row - start}"
+        if not self.starts:
+            return locate_row(row)
+        start, name = self.starts[bisect_right([start for start, _ in self.starts], row) - 1]
+        return f"{name} row {row - start}"
 
 
 def read_source(path: Path, *, root: Path | None = None) -> Source:
@@ -167,11 +163,11 @@ def _finish(
 ) -> Source:
     if not table.height:
         raise DataError(f"{path}: no row in it; a source needs at least one clip")
-    locate: Locate = locate_row if not starts else lambda row: locate_in(starts, row)
-    ours = to_our_columns(table, root=root, source=str(path), locate=locate)
+    source = Source(table, root, kind, starts or [])
+    ours = to_our_columns(table, root=root, source=str(path), locate=source.locate)
     if (ours["caption"] == "").all():
         _log.warning("%s: no captions in it; all %d rows have an empty one", path, ours.height)
-    return Source(ours, root, kind, starts or [])
+    return replace(source, table=ours)
 
 
 def _sniff_file(path: Path) -> tuple[str, str]:

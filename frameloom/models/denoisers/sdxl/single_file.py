@@ -29,13 +29,8 @@ from frameloom.models.denoisers.sdxl.keys import (
     open_clip_to_single,
     split_open_clip,
 )
-from frameloom.models.vaes.kl.weights import (
-    VAE_PREFIX,
-    vae_tensor_to_folder,
-    vae_tensor_to_single,
-    vae_to_folder,
-    vae_to_single,
-)
+from frameloom.models.vaes import image_keys
+from frameloom.models.vaes.kl.weights import VAE_PREFIX
 
 Part = Literal["unet", "vae", "text_encoder", "text_encoder_2"]
 UNET_PREFIX = "model.diffusion_model."
@@ -69,7 +64,7 @@ def map_key(key: str, names: UNetNames) -> tuple[Part, list[str]] | None:
     if part == "text_encoder_2":
         found = open_clip_to_folder(inner)
         return (part, found) if found or inner == LOGIT_SCALE else None
-    name = names.to_folder(inner) if part == "unet" else vae_to_folder(inner)
+    name = names.to_folder(inner) if part == "unet" else image_keys.to_folder(inner)
     return (part, [name]) if name else None
 
 
@@ -83,7 +78,7 @@ def split_tensor(key: str, tensor: Tensor, names: UNetNames) -> list[tuple[Part,
         pieces = split_open_clip(_split_prefix(key)[1], tensor)
         return [(part, name, piece) for name, piece in pieces.items()]
     if part == "vae":
-        tensor = vae_tensor_to_folder(folder_names[0], tensor)
+        tensor = image_keys.tensor_to_folder(folder_names[0], tensor)
     return [(part, name, tensor) for name in folder_names]
 
 
@@ -120,7 +115,11 @@ def plan_single_file(keys: Mapping[Part, Iterable[str]], *, refiner: bool = Fals
             name, place = prefixes[part] + target[0], target[1]
             pieces.setdefault(name, {})[place] = key
             plan[name] = (part, [pieces[name][index] for index in sorted(pieces[name])])
-    _refuse_gaps(plan)
+    for name, (part, sources) in plan.items():
+        if ".in_proj_" in name and len(sources) != 3:
+            raise CheckpointError(
+                f"sdxl {part}: {name} is made of q, k and v, but only {', '.join(sources)} is there; copy it again"
+            )
     return plan
 
 
@@ -129,7 +128,7 @@ def join_tensor(single_key: str, sources: Sequence[Tensor]) -> Tensor:
     part, inner = _split_prefix(single_key)
     if part == "text_encoder_2":
         return join_open_clip(inner, sources)
-    return vae_tensor_to_single(inner, sources[0]) if part == "vae" else sources[0]
+    return image_keys.tensor_to_single(inner, sources[0]) if part == "vae" else sources[0]
 
 
 def to_single_file(
@@ -155,7 +154,7 @@ def _to_single(part: Part, key: str, names: UNetNames | None) -> tuple[str, int]
     if part == "text_encoder":
         name = clip_to_single(key)
     elif part == "vae":
-        name = vae_to_single(key)
+        name = image_keys.to_single(key)
     else:
         name = names.to_single(key) if names is not None else None
     return (name, 0) if name else None
@@ -174,11 +173,3 @@ def _refuse(unknown: Sequence[str]) -> CheckpointError:
         f"SDXL single file: {len(unknown)} keys belong to no part of it ({', '.join(unknown[:_SHOWN])}{more}); "
         f"prefixes are {', '.join(PREFIXES)}; choose a file of SDXL base or refiner"
     )
-
-
-def _refuse_gaps(plan: Mapping[str, tuple[Part, list[str]]]) -> None:
-    for name, (part, sources) in plan.items():
-        if ".in_proj_" in name and len(sources) != 3:
-            raise CheckpointError(
-                f"sdxl {part}: {name} is made of q, k and v, but only {', '.join(sources)} is there; copy it again"
-            )

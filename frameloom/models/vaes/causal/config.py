@@ -137,13 +137,9 @@ def _find_problems(config: CausalVAEConfig) -> list[str]:
         for name in counts
         if getattr(config, name) < 1
     ]
-    if not problems:
-        problems += _find_misfits(config)
-    return problems
-
-
-def _find_misfits(config: CausalVAEConfig) -> list[str]:
-    problems = [
+    if problems:
+        return problems
+    problems += [
         f"CausalVAE: a level of {width} channels cannot be cut into {config.norm_groups} norm groups; change "
         "hidden_size or norm_groups"
         for width in sorted(set(config.widths))

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from frameloom.core.logging import get_logger
+from frameloom.models.vaes import image_keys
 from frameloom.models.vaes.base import VideoVAE, load_same_keys
 from frameloom.models.vaes.blocks import COLOURS, ResBlock2D, ResBlock3D
 from frameloom.models.vaes.causal.model import CausalVAE, Level
@@ -45,24 +46,9 @@ def export_original(model: VideoVAE) -> dict[str, Tensor]:
 
 # Inflation of image autoencoders
 
-# diffusers -> first releases; the levels of the decoder are counted from the other end there.
-_DIFFUSERS = (
-    (r"^encoder\.down_blocks\.(\d+)\.resnets\.(\d+)\.", r"encoder.down.\1.block.\2."),
-    (r"^encoder\.down_blocks\.(\d+)\.downsamplers\.0\.", r"encoder.down.\1.downsample."),
-    (r"\.mid_block\.resnets\.0\.", ".mid.block_1."),
-    (r"\.mid_block\.resnets\.1\.", ".mid.block_2."),
-    (r"\.mid_block\.attentions\.0\.", ".mid.attn_1."),
-    (r"\.attn_1\.group_norm\.", ".attn_1.norm."),
-    (r"\.attn_1\.(?:to_q|query)\.", ".attn_1.q."),
-    (r"\.attn_1\.(?:to_k|key)\.", ".attn_1.k."),
-    (r"\.attn_1\.(?:to_v|value)\.", ".attn_1.v."),
-    (r"\.attn_1\.(?:to_out\.0|proj_attn)\.", ".attn_1.proj_out."),
-    (r"\.conv_shortcut\.", ".nin_shortcut."),
-    (r"\.conv_norm_out\.", ".norm_out."),
-)
-_UP = re.compile(r"^decoder\.up_blocks\.(\d+)\.(?:resnets\.(\d+)|upsamplers\.0)\.")
 # Layers that look along time alone: an image has nothing to say about them.
 _OF_TIME = re.compile(r".+\.time_(?:down|up)sample\..+")
+_LEVEL = re.compile(r"^decoder\.up_blocks\.(\d+)\.")
 _KERNEL_DIMS = {"image": 4, "clip": 5}
 
 
@@ -74,7 +60,8 @@ def is_image_vae(tensors: Mapping[str, Tensor]) -> bool:
 
 def inflate(tensors: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The entries of `expected` from an image autoencoder; what has no place keeps its name, for the error list."""
-    given = _rename_diffusers(tensors)
+    num_levels = 1 + max((int(match[1]) for key in tensors if (match := _LEVEL.match(key))), default=0)
+    given = {image_keys.to_single(key, num_levels) or key: tensor for key, tensor in tensors.items()}
     result: dict[str, Tensor] = {}
     for key, own in expected.items():
         source = key if key in given else re.sub(r"\.conv(\.\w+)$", r"\1", key)
@@ -92,23 +79,6 @@ def _add_time(tensor: Tensor, own: Tensor) -> Tensor:
         return tensor
     past = tensor.new_zeros(*tensor.shape[:2], own.shape[2] - 1, *tensor.shape[2:])
     return torch.cat([past, tensor[:, :, None]], dim=2)
-
-
-def _rename_diffusers(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    levels = [int(match[1]) for key in tensors if (match := _UP.match(key))]
-    top = max(levels, default=0)
-
-    def turn(match: re.Match[str]) -> str:
-        level = top - int(match[1])
-        return f"decoder.up.{level}.{'upsample' if match[2] is None else f'block.{match[2]}'}."
-
-    renamed = {}
-    for key, tensor in tensors.items():
-        key = _UP.sub(turn, key)
-        for pattern, replacement in _DIFFUSERS:
-            key = re.sub(pattern, replacement, key)
-        renamed[key] = tensor
-    return renamed
 
 
 # Fresh weights

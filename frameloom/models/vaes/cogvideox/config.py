@@ -82,7 +82,17 @@ class CogVideoXConfig(VAEConfig):
             raise ConfigError(f"cogvideox: block_channels has {len(self.block_channels)} numbers; give 4")
         advice = "choose block_channels that are multiples of norm_groups"
         self.check_groups(self.block_channels, self.norm_groups, advice)
-        self._check_chunks()
+        if self.encode_chunk_frames < 4 or self.encode_chunk_frames % 4:
+            raise ConfigError(
+                f"cogvideox: encode_chunk_frames is {self.encode_chunk_frames}; choose a positive multiple of 4, the "
+                "frames of one latent"
+            )
+        step = 1 if self.decode_first_alone else 2
+        if self.decode_chunk_latents < step or self.decode_chunk_latents % step:
+            raise ConfigError(
+                f"cogvideox: decode_chunk_latents is {self.decode_chunk_latents}; choose 1 or more, or a multiple of 2 "
+                "when decode_first_alone is false"
+            )
         for name, size, overlap in self._list_tiles() if self.tiling else ():
             check_tile(size, overlap, compression=8, where=f"cogvideox: {name}", exact=True)
 
@@ -119,19 +129,6 @@ class CogVideoXConfig(VAEConfig):
         values |= {key: to_json(getattr(self, name)) for key, name in _PLAIN.items()}
         values |= {key: 2 * getattr(self, name) for key, name in _SAMPLE.items()}
         return values | {"scaling_factor": scale, "shift_factor": shift or None}
-
-    def _check_chunks(self) -> None:
-        if self.encode_chunk_frames < 4 or self.encode_chunk_frames % 4:
-            raise ConfigError(
-                f"cogvideox: encode_chunk_frames is {self.encode_chunk_frames}; choose a positive multiple of 4, the "
-                "frames of one latent"
-            )
-        step = 1 if self.decode_first_alone else 2
-        if self.decode_chunk_latents < step or self.decode_chunk_latents % step:
-            raise ConfigError(
-                f"cogvideox: decode_chunk_latents is {self.decode_chunk_latents}; choose 1 or more, or a multiple of 2 "
-                "when decode_first_alone is false"
-            )
 
 
 SIZES: dict[str, CogVideoXConfig] = {

@@ -63,7 +63,15 @@ class DCAEConfig(TiledConfig):
         for name in ("widths", "encoder_depths", "decoder_depths", "attention", "halves_frames"):
             object.__setattr__(self, name, tuple(getattr(self, name)))
         self.spread_scaling(self.latent_channels)
-        self._check_stages()
+        num_stages = len(self.widths)
+        for name in ("encoder_depths", "decoder_depths", "attention", "halves_frames"):
+            if len(getattr(self, name)) != num_stages:
+                raise ConfigError(
+                    f"dc_ae: {name} has {len(getattr(self, name))} entries and widths has {num_stages}; give one per "
+                    "stage"
+                )
+        if self.halves_frames[-1]:
+            raise ConfigError("dc_ae: halves_frames of the last stage is true, but no step follows it; make it false")
         self._check_shortcuts()
         self.check_tiles()
 
@@ -104,17 +112,6 @@ class DCAEConfig(TiledConfig):
                     f"dc_ae: {key}_compression_ratio is {named}, but the stages compress by {compression}"
                 )
         return config
-
-    def _check_stages(self) -> None:
-        num_stages = len(self.widths)
-        for name in ("encoder_depths", "decoder_depths", "attention", "halves_frames"):
-            if len(getattr(self, name)) != num_stages:
-                raise ConfigError(
-                    f"dc_ae: {name} has {len(getattr(self, name))} entries and widths has {num_stages}; give one per "
-                    "stage"
-                )
-        if self.halves_frames[-1]:
-            raise ConfigError("dc_ae: halves_frames of the last stage is true, but no step follows it; make it false")
 
     def _check_shortcuts(self) -> None:
         """Shortcuts average or repeat channels, so the numbers of channels must divide each other."""

@@ -245,12 +245,6 @@ class Upsample3D(nn.Module):
         self.conv = CausalConv3d(channels, channels)
 
     def forward(self, x_BCFHW: Tensor, chunk: Chunk | None = None) -> Tensor:
-        x_BCFHW = self._double_frames(x_BCFHW, chunk)
-        doubled = F.interpolate(fold_frames(x_BCFHW), scale_factor=2.0, mode="bilinear", align_corners=False)
-        result: Tensor = self.conv(unfold_frames(doubled, x_BCFHW.shape[2]), chunk)
-        return result
-
-    def _double_frames(self, x_BCFHW: Tensor, chunk: Chunk | None) -> Tensor:
         has_first = chunk is None or chunk.leads
         has_last = chunk is None or chunk.is_last
         past = chunk.recall(self) if chunk is not None else None
@@ -266,7 +260,10 @@ class Upsample3D(nn.Module):
         frames_BFHWC = x_BCFHW.movedim(1, -1)
         doubled_BFN = torch.matmul(weights, frames_BFHWC.flatten(2))
         batch, _, *rest = frames_BFHWC.shape
-        return doubled_BFN.reshape(batch, len(rows), *rest).movedim(-1, 1)
+        x_BCFHW = doubled_BFN.reshape(batch, len(rows), *rest).movedim(-1, 1)
+        doubled = F.interpolate(fold_frames(x_BCFHW), scale_factor=2.0, mode="bilinear", align_corners=False)
+        result: Tensor = self.conv(unfold_frames(doubled, x_BCFHW.shape[2]), chunk)
+        return result
 
 
 def _doubling_rows(num_frames: int, *, linear: bool, first: bool, last: bool, past: bool) -> list[list[float]]:
