@@ -6,7 +6,6 @@ Shape letters: B batch, C channels, F frames, H height, W width.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -45,25 +44,18 @@ def dynamic_scale(scale: float, step: int, num_steps: int) -> float:
     return 1 + scale * (1 - math.cos(math.pi * share**5)) / 2
 
 
-@dataclass(frozen=True)
-class ThreeBranchGuidance:
-    """Separate strengths, at one step, for text and for the image or clip that a video continues."""
+def guided_by_image(
+    full: Tensor, image_only: Tensor, neither: Tensor, *, text_scale: float, image_scale_F: Tensor
+) -> Tensor:
+    """One prediction (..., F, H, W) from three: with text and image, with the image (or clip) only, with neither."""
+    image_F11 = image_scale_F.to(full.device, full.dtype)[:, None, None]
+    return neither + image_F11 * (image_only - neither) + text_scale * (full - image_only)
 
-    text_scale: float = 7.5
-    image_scale: float = 3.0
-    # Image guidance that grows along the frames and fades over the steps: far frames need the most help to
-    # stay with the image, and late steps the least. Only useful with an image condition.
-    scale_image_by_frame: bool = False
 
-    def image_scale_F(self, step: int, num_steps: int, num_frames: int) -> Tensor:
-        """Image scale per latent frame, at a step counted from 0."""
-        if not self.scale_image_by_frame or self.image_scale <= 1:
-            return torch.full((num_frames,), self.image_scale)
-        top = self.image_scale + (1 - self.image_scale) * step / num_steps
-        return torch.linspace(1, top, num_frames)
+def scale_by_frame(scale: float, step: int, num_steps: int, num_frames: int) -> Tensor:
+    """Image guidance per latent frame that grows along the frames and fades over the steps, counted from 0.
 
-    def combine(self, full: Tensor, image_only: Tensor, neither: Tensor, *, step: int, num_steps: int) -> Tensor:
-        """One prediction (..., F, H, W) from three: with text and image, with the image only, with neither."""
-        image_F = self.image_scale_F(step, num_steps, full.shape[-3])
-        image_F11 = image_F.to(full.device, full.dtype)[:, None, None]
-        return neither + image_F11 * (image_only - neither) + self.text_scale * (full - image_only)
+    Far frames need the most help to stay with the image, and late steps the least. Scales up to 1 stay as they are.
+    """
+    top = scale + (1 - scale) * step / num_steps
+    return torch.full((num_frames,), scale) if scale <= 1 else torch.linspace(1, top, num_frames)

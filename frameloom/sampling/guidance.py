@@ -13,7 +13,14 @@ from torch import Tensor
 
 from frameloom.builders.denoiser import LoadedDenoiser
 from frameloom.config.schema.sampling import SampleSection
-from frameloom.diffusion.guidance import ThreeBranchGuidance, dynamic_scale, guided, oscillate, rescale_guided
+from frameloom.diffusion.guidance import (
+    dynamic_scale,
+    guided,
+    guided_by_image,
+    oscillate,
+    rescale_guided,
+    scale_by_frame,
+)
 from frameloom.models.text.base import TextStates
 from frameloom.sampling.conditions import Prepared
 
@@ -47,14 +54,13 @@ class GuidedDenoiser:
             scale_B = torch.full((len(x_BCFHW),), settings.guidance, device=x_BCFHW.device)
             return self._predict(x_BCFHW, timestep_B, {**full, "guidance": scale_B})[0]
         if uncond is not None and settings.image_guidance is not None:
-            guidance = ThreeBranchGuidance(
-                text_scale=text_scale,
-                image_scale=self._scale(settings.image_guidance, "image"),
-                scale_image_by_frame=settings.image_guidance_by_frame,
-            )
+            num_frames, image_scale = x_BCFHW.shape[2], self._scale(settings.image_guidance, "image")
+            image_scale_F = torch.full((num_frames,), image_scale)
+            if settings.image_guidance_by_frame:
+                image_scale_F = scale_by_frame(image_scale, self.step, settings.steps, num_frames)
             branches = full, {**self._negative, **cond}, {**self._negative, **uncond}
             parts = self._predict(x_BCFHW, timestep_B, *branches)
-            return guidance.combine(*parts, step=self.step, num_steps=settings.steps)
+            return guided_by_image(*parts, text_scale=text_scale, image_scale_F=image_scale_F)
         if text_scale == 1:
             return self._predict(x_BCFHW, timestep_B, full)[0]
         conditional, unconditional = self._predict(x_BCFHW, timestep_B, full, {**self._negative, **cond})

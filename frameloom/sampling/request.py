@@ -81,7 +81,7 @@ def read_requests(
 
 
 def _read(given: Sequence[str], file: Path | None) -> list[tuple[str, SampleRequest]]:
-    """Each with the place that it comes from, for messages."""
+    """(where, request) of each; `where` is for messages."""
     rows = [("--prompt", make_request({"prompt": prompt}, where="--prompt", error=DataError)) for prompt in given]
     if file is not None:
         try:

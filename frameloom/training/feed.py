@@ -104,7 +104,7 @@ class Feed:
 
 
 def build_feed(
-    recipe: Recipe, *, bad_clips: Path, assignment: RankAssignment | None = None, is_first: bool = True
+    recipe: Recipe, bad_clips: Path, assignment: RankAssignment | None = None, is_first: bool = True
 ) -> Feed:
     """`assignment` is the part of this rank; of several, the first one writes the list of bad clips."""
     policy = build_policy(recipe)

@@ -1,7 +1,7 @@
-"""Straggler detection: each process measures its own work, and every few steps all compare.
+"""Straggler detection: each rank measures its own work, and every few steps all compare.
 
-Work is what a process does before it waits for others. With weights that are split (zero 2 and 3) the passes themselves
-wait, so only what comes before them is compared: reading and waiting for data.
+Work is what a rank does before it waits for others. With sharded weights (zero 2 and 3) the passes themselves wait, so
+only what comes before them is compared: reading and waiting for data.
 """
 
 from __future__ import annotations

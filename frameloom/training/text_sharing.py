@@ -39,18 +39,25 @@ class OnceEncoder(SharedEncoder):
         is_owner = dist.get_rank() == self._owner
         asked: list[Any] | None = [None] * len(self._ranks) if is_owner else None
         dist.gather_object(list(captions), asked, dst=self._owner, group=self._group)
-        if asked is None:
-            return self._receive(len(captions))
-        return self._encode_all(asked)
+        if asked is not None:
+            return self._encode_all(asked)
+        count, device = len(captions), self.device
+        tokens_BKD = torch.empty(count, self.max_length, self.width, device=device)
+        mask_BK = torch.empty(count, self.max_length, dtype=torch.uint8, device=device)
+        pooled_BD = torch.empty(count, self.pooled_width, device=device)
+        for tensor in (tokens_BKD, mask_BK, pooled_BD):
+            dist.recv(tensor, src=self._owner, group=self._group)
+        return TextStates(tokens_BKD, mask_BK.bool(), pooled_BD)
 
     def _encode_all(self, asked: Sequence[Sequence[str]]) -> TextStates:
         """Each different caption once; the own states, after those of the others are sent."""
         different = list(dict.fromkeys(caption for captions in asked for caption in captions))
-        states = self.inner.to(self.device).encode(different)
-        places = {caption: place for place, caption in enumerate(different)}
+        device = self.device
+        states = self.inner.to(device).encode(different)
+        index_of = {caption: index for index, caption in enumerate(different)}
         own, sent = None, []
         for rank, captions in zip(self._ranks, asked, strict=True):
-            chosen = torch.tensor([places[caption] for caption in captions], device=self.device)
+            chosen = torch.tensor([index_of[caption] for caption in captions], device=device)
             part = [tensor[chosen].contiguous() for tensor in vars(states).values()]
             if rank == self._owner:
                 own = TextStates(*part)
@@ -63,14 +70,6 @@ class OnceEncoder(SharedEncoder):
             work.wait()
         assert own is not None
         return own
-
-    def _receive(self, count: int) -> TextStates:
-        tokens_BKD = torch.empty(count, self.max_length, self.width, device=self.device)
-        mask_BK = torch.empty(count, self.max_length, dtype=torch.uint8, device=self.device)
-        pooled_BD = torch.empty(count, self.pooled_width, device=self.device)
-        for tensor in (tokens_BKD, mask_BK, pooled_BD):
-            dist.recv(tensor, src=self._owner, group=self._group)
-        return TextStates(tokens_BKD, mask_BK.bool(), pooled_BD)
 
     def unload(self) -> None:
         self.inner.unload()

@@ -6,6 +6,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
+from dataclasses import asdict
 from datetime import timedelta
 from pathlib import Path
 from types import FrameType
@@ -82,7 +83,7 @@ def join_ranks(recipe: Recipe, ranks: Ranks) -> Iterator[Parallelism]:
     if on_gpu:
         device = torch.device("cuda", ranks.local_rank)
     with process_group(ranks, on_gpu=on_gpu, timeout=timeout, keep_warnings=[worker_log]) as context:
-        mesh = build_mesh(device.type, replicate=shape.replicate, shard=shape.shard, sequence=shape.sequence)
+        mesh = build_mesh(device.type, **asdict(shape))
         saving = Collective(dist.new_group(backend="gloo", timeout=timeout))
         yield Parallelism(section, device, shape, context, saving, mesh)
 
@@ -124,7 +125,7 @@ def build_trainer(
     parallel = parallel or Parallelism(recipe.parallel, pick_device(recipe.train.device))
     context, device, num_shares = parallel.context, parallel.device, parallel.assignment.num_shares
     context.run_on_rank0(lambda: make_class_images(recipe))
-    feed = build_feed(recipe, bad_clips=folder.bad_clips, assignment=parallel.assignment, is_first=context.is_first)
+    feed = build_feed(recipe, folder.bad_clips, parallel.assignment, context.is_first)
     recipe = resolve_num_steps(recipe, feed.manifest, feed.policy, num_ranks=num_shares)
     settings = recipe.train
     if settings.side_by_side is True:
@@ -153,7 +154,7 @@ def build_trainer(
         task,
         stepper,
         feed,
-        trackers=build_trackers(names, tracked, metrics=folder.metrics, tensorboard=folder.tensorboard),
+        trackers=build_trackers(names, tracked, folder.metrics, folder.tensorboard),
         saver=Saver(
             folder.checkpoints,
             settings.keep,

@@ -3,7 +3,7 @@ from __future__ import annotations
 import torch
 
 from frameloom.core.random import stream
-from frameloom.diffusion.guidance import ThreeBranchGuidance, guided, oscillate, rescale_guided
+from frameloom.diffusion.guidance import guided, guided_by_image, oscillate, rescale_guided, scale_by_frame
 
 
 def normal(*shape: int, purpose: str) -> torch.Tensor:
@@ -19,7 +19,7 @@ def test_scale_one_is_conditional_and_zero_is_unconditional():
 
 def test_equal_image_branches_reduce_to_plain_guidance():
     full, empty = normal(1, 2, 3, 4, 4, purpose="a"), normal(1, 2, 3, 4, 4, purpose="b")
-    three = ThreeBranchGuidance(text_scale=6.0, image_scale=3.0).combine(full, empty, empty, step=0, num_steps=5)
+    three = guided_by_image(full, empty, empty, text_scale=6.0, image_scale_F=torch.full((full.shape[-3],), 3.0))
     torch.testing.assert_close(three, guided(full, empty, 6.0))
 
 
@@ -37,9 +37,6 @@ def test_oscillation_spares_the_first_steps_and_every_even_one():
 
 
 def test_image_guidance_grows_along_the_frames_and_fades_over_the_steps():
-    guidance = ThreeBranchGuidance(image_scale=3.0, scale_image_by_frame=True)
-    assert guidance.image_scale_F(0, 10, 3).tolist() == [1.0, 2.0, 3.0]
-    assert guidance.image_scale_F(5, 10, 3).tolist() == [1.0, 1.5, 2.0]
-    flat = ThreeBranchGuidance(image_scale=3.0).image_scale_F(5, 10, 3)
-    below_one = ThreeBranchGuidance(image_scale=0.5, scale_image_by_frame=True).image_scale_F(5, 10, 3)
-    assert (flat.tolist(), below_one.tolist()) == ([3.0] * 3, [0.5] * 3)
+    assert scale_by_frame(3.0, 0, 10, 3).tolist() == [1.0, 2.0, 3.0]
+    assert scale_by_frame(3.0, 5, 10, 3).tolist() == [1.0, 1.5, 2.0]
+    assert scale_by_frame(0.5, 5, 10, 3).tolist() == [0.5] * 3

@@ -49,9 +49,6 @@ class KeyedDropout(nn.Module):
         factor = 1 / (1 - self.share) if self.share < 1 else 0.0
         return torch.where(kept_BN_, x_BN_ * factor, 0.0)
 
-    def extra_repr(self) -> str:
-        return f"share={self.share}, site={self.site}"
-
 
 def has_dropout(model: nn.Module) -> bool:
     """Whether a model drops anything in training, and so needs seeds."""

@@ -60,11 +60,11 @@ class StepProfiler:
         path = self.folder / f"steps-{self.section.start:08d}-{last:08d}.json"
         with atomic_file(path) as partial:
             running.export_chrome_trace(str(partial))
-        lines = "\n".join(summarize(running, on_gpu=self.on_gpu))
+        lines = "\n".join(summarize(running, self.on_gpu))
         _log.info("%s: open it in chrome://tracing or ui.perfetto.dev\n%s", path, lines)
 
 
-def summarize(recorded: profile, *, on_gpu: bool, num_rows: int = 12) -> list[str]:
+def summarize(recorded: profile, on_gpu: bool, num_rows: int = 12) -> list[str]:
     """The operations that took most time themselves, on the device: time, share, calls, and memory they kept."""
     suffix = "device" if on_gpu else "cpu"
     rows = [

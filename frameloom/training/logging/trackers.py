@@ -247,7 +247,7 @@ class TrackioTracker(Tracker):
         self._trackio.finish()
 
 
-def build_trackers(names: Sequence[str], run: TrackedRun, *, metrics: Path, tensorboard: Path) -> list[Tracker]:
+def build_trackers(names: Sequence[str], run: TrackedRun, metrics: Path, tensorboard: Path) -> list[Tracker]:
     """The trackers of a recipe, each once; MissingExtra names the extra of one that is not installed."""
     build: dict[str, Any] = {
         "jsonl": lambda: JsonlTracker(metrics),

@@ -40,7 +40,7 @@ def apply_recompute(
         buffer = HostBuffer(
             parse_bytes(settings.buffer, where="train.recompute.buffer"), pin_memory=torch.cuda.is_available()
         )
-    recompute_blocks(chosen, offload=settings.offload, buffer=buffer)
+    recompute_blocks(chosen, settings.offload, buffer)
 
 
 def choose_blocks(kinds: Mapping[str, list[nn.Module]], settings: RecomputeSection) -> list[nn.Module]:
@@ -73,7 +73,7 @@ def group_blocks(model: nn.Module, blocks: Iterable[nn.Module]) -> dict[str, lis
     return kinds
 
 
-def recompute_blocks(blocks: Iterable[nn.Module], *, offload: bool = False, buffer: HostBuffer | None = None) -> None:
+def recompute_blocks(blocks: Iterable[nn.Module], offload: bool = False, buffer: HostBuffer | None = None) -> None:
     """Make each block forget its inner activations; results stay equal to the bit, because no block has a random state:
     dropout draws from keys among a block's inputs.
 

@@ -121,10 +121,10 @@ def _picture(folder: Path, seed: int) -> Path:
 
 
 def _base_pipeline(recipe: Recipe) -> Pipeline:
-    device = pick_device(recipe.train.device)
-    vae = build_vae(recipe.vae, seed=recipe.seed).model.to(device).eval()
+    device, seed = pick_device(recipe.train.device), recipe.seed
+    vae = build_vae(recipe.vae, seed=seed).model.to(device).eval()
     text = build_text(recipe.text, recipe.model).to(device)
-    denoiser = build_denoiser(recipe.model, latent_channels=vae.latent_channels, text=text, seed=recipe.seed)
+    denoiser = build_denoiser(recipe.model, latent_channels=vae.latent_channels, text=text, seed=seed)
     denoiser.model.to(device).eval()
     return Pipeline(
         denoiser=denoiser,

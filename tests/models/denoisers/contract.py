@@ -358,6 +358,20 @@ class DenoiserContract:
             with pytest.raises(ConfigError, match=f"dropout is {wrong}; it must be from 0 to 1"):
                 self.configure(dropout=wrong)
 
+    def test_tables_made_while_sampling_serve_training(self) -> None:
+        """Tensors of inference mode could not be saved for a backward pass."""
+        model, inputs = self.build_awake(), self.make_inputs()
+        with torch.inference_mode():
+            self.denoise(model, *inputs)
+        self.denoise(model, *inputs).sum().backward()
+        assert any(parameter.grad is not None for parameter in model.parameters())
+
+    def test_without_a_generator_weights_are_still_fixed(self) -> None:
+        config, before = self.configure(), torch.random.get_rng_state()
+        one, again = (self.family.build(config).state_dict() for _ in range(2))
+        assert all(torch.equal(one[name], again[name]) for name in one)
+        assert torch.equal(torch.random.get_rng_state(), before)
+
     def test_unknown_setting_names_the_nearest(self) -> None:
         known = next(iter(self.overrides))
         with pytest.raises(ConfigError, match=f"did you mean '{known}'"):

@@ -9,6 +9,8 @@ Shape letters: B batch, C channels, F frames, H height, W width.
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -83,11 +85,8 @@ def add_noise_to_known(masked_BCFHW: Tensor, noise_BCFHW: Tensor, sigma_B: Tenso
 def resize_known(known_B1FHW: Tensor, latent_FHW: tuple[int, ...]) -> Tensor:
     """A mask of pixels as one of latent cells, with values between 0 and 1."""
     frames, height, width = latent_FHW
-    first = _interpolate(known_B1FHW[:, :, :1], (1, height, width))
+    resize = partial(F.interpolate, mode="trilinear", align_corners=False)
+    first = resize(known_B1FHW[:, :, :1], size=(1, height, width))
     if frames == 1:
         return first
-    return torch.cat([first, _interpolate(known_B1FHW[:, :, 1:], (frames - 1, height, width))], dim=2)
-
-
-def _interpolate(mask_B1FHW: Tensor, size: tuple[int, int, int]) -> Tensor:
-    return F.interpolate(mask_B1FHW, size=size, mode="trilinear", align_corners=False)
+    return torch.cat([first, resize(known_B1FHW[:, :, 1:], size=(frames - 1, height, width))], dim=2)

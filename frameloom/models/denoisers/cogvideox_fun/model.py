@@ -93,7 +93,11 @@ class CogVideoXFunTransformer(Denoiser):
         # A single image fills the patches of V1.5 with an empty second frame, whose prediction is thrown away.
         latent_BCFHW = F.pad(latent_BCFHW, (0, 0, 0, 0, 0, grid[0] * self.config.patch_size_t - size[0]))
         video_BND, text_BKD = self.embed(latent_BCFHW, text_BKD.to(dtype), grid)
-        time_BE = self.time_embedding(self._embed_index(find_index(timestep_B)).to(dtype))
+        sinusoids_BD = embed_index(find_index(timestep_B), self.config.width, shift=self.config.freq_shift)
+        if not self.config.flip_sin_to_cos:
+            cosines, sines = sinusoids_BD.chunk(2, dim=-1)
+            sinusoids_BD = torch.cat([sines, cosines], dim=-1)
+        time_BE = self.time_embedding(sinusoids_BD.to(dtype))
         num_text, num_video = text_BKD.shape[1], video_BND.shape[1]
         if seeds_B is not None:
             tokens_BMD = torch.cat([text_BKD, video_BND], dim=1)
@@ -112,13 +116,6 @@ class CogVideoXFunTransformer(Denoiser):
         tokens_BNC = self.sequence.gather_rest(tokens_BNC, num_text, num_video)
         prediction_BCFHW = unpack(tokens_BNC, grid, *self.patch_embed.patch)
         return prediction_BCFHW[:, :, : size[0]].to(noisy_BCFHW.dtype)
-
-    def _embed_index(self, index_B: Tensor) -> Tensor:
-        sinusoids_BD = embed_index(index_B, self.config.width, shift=self.config.freq_shift)
-        if self.config.flip_sin_to_cos:
-            return sinusoids_BD
-        cosines, sines = sinusoids_BD.chunk(2, dim=-1)
-        return torch.cat([sines, cosines], dim=-1)
 
     def embed(self, latent_BCFHW: Tensor, text_BKD: Tensor, grid: Grid) -> tuple[Tensor, Tensor]:
         """Tokens of the video and of the text as they enter the first block."""
@@ -272,35 +269,17 @@ def fit_region(base_HW: tuple[int, int], grid_HW: tuple[int, int]) -> tuple[tupl
     return (top, left), (top + height, left + width)
 
 
-def rotary_positions(config: CogVideoXFunConfig, grid: Grid) -> tuple[Tensor, Tensor, Tensor]:
-    """Positions of frames, rows and columns."""
-    frames, rows, columns = grid
-    along_frames = torch.arange(frames, dtype=torch.float32)
-    if config.patch_size_t > 1:
-        return along_frames, torch.arange(rows, dtype=torch.float32), torch.arange(columns, dtype=torch.float32)
-    (top, left), (bottom, right) = fit_region(config.base_grid[1:], (rows, columns))
-    return along_frames, _spread(top, bottom, rows), _spread(left, right, columns)
-
-
-def _spread(start: int, stop: int, count: int) -> Tensor:
-    """`count` even steps from `start`; the last one ends at `stop`."""
-    return (start + torch.arange(count, dtype=torch.float64) * ((stop - start) / count)).float()
-
-
 def turn_table(config: CogVideoXFunConfig, grid: Grid, num_text: int = 0) -> Tensor:
     """The rotary table [K + N, 1, P], text first; at position 0, text is not turned."""
-    position_N3 = grid_positions(rotary_positions(config, grid))
-    return rotary_table(F.pad(position_N3, (0, 0, num_text, 0)), config.axes_dim)
-
-
-def spread_axes(frames_FD: Tensor, rows_HD: Tensor, columns_WD: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Features of frames, of rows and of columns as features of tokens, [N, ...] each."""
-    size = len(frames_FD), len(rows_HD), len(columns_WD)
-    return (
-        frames_FD[:, None, None].expand(*size, -1).flatten(0, 2),
-        rows_HD[None, :, None].expand(*size, -1).flatten(0, 2),
-        columns_WD[None, None, :].expand(*size, -1).flatten(0, 2),
-    )
+    positions = [torch.arange(count, dtype=torch.float32) for count in grid]
+    if config.patch_size_t == 1:
+        region = zip(*fit_region(config.base_grid[1:], grid[1:]), strict=True)
+        positions[1:] = [
+            # Even steps from the start; the last one ends where the region does.
+            (start + torch.arange(count, dtype=torch.float64) * ((stop - start) / count)).float()
+            for (start, stop), count in zip(region, grid[1:], strict=True)
+        ]
+    return rotary_table(F.pad(grid_positions(positions), (0, 0, num_text, 0)), config.axes_dim)
 
 
 def axis_sinusoids(config: CogVideoXFunConfig, axis: int, count: int) -> Tensor:
@@ -312,17 +291,16 @@ def axis_sinusoids(config: CogVideoXFunConfig, axis: int, count: int) -> Tensor:
     if axis == 0:
         return embed_position(torch.arange(count) / config.temporal_interpolation_scale, config.width // 4)
     position = torch.arange(config.base_grid[axis]) / config.spatial_interpolation_scale
-    return _stretch(embed_position(position, config.width // 8 * 3), count)
+    base_ND = embed_position(position, config.width // 8 * 3)
+    return F.interpolate(base_ND.T[None], size=count, mode="linear", align_corners=False)[0].T
 
 
 def join_sinusoids(axes: Sequence[Tensor]) -> Tensor:
     """[N, D]: features of the frame, then of the column, then of the row."""
-    along_frames, along_rows, along_columns = spread_axes(*axes)
-    return torch.cat([along_frames, along_columns, along_rows], dim=-1)
-
-
-def _stretch(table_ND: Tensor, count: int) -> Tensor:
-    return F.interpolate(table_ND.T[None], size=count, mode="linear", align_corners=False)[0].T
+    frames_FD, rows_HD, columns_WD = axes
+    size = len(frames_FD), len(rows_HD), len(columns_WD)
+    parts = frames_FD[:, None, None], columns_WD[None, None, :], rows_HD[None, :, None]
+    return torch.cat([part.expand(*size, -1).flatten(0, 2) for part in parts], dim=-1)
 
 
 def stretch_table(table_ND: Tensor, base: Grid, grid: Grid) -> Tensor:

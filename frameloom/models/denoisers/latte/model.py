@@ -333,32 +333,26 @@ class CrossAttention(Projections):
 
     def forward(self, x_BFND: Tensor, text_BSKD: Tensor, bias_BSK: Tensor) -> Tensor:
         q, k, v = self.project(x_BFND, text_BSKD)
+        bias_BS11K = bias_BSK[:, :, None, None].to(q.dtype)
         batch, num_frames, num_tokens, _ = x_BFND.shape
         num_images = text_BSKD.shape[1] - 1
         of_clip, *of_images = torch.split(q, [num_frames - num_images, num_images], dim=1) if num_images else (q,)
-        mixed = attend_tokens(of_clip.flatten(1, 2), k[:, 0], v[:, 0], _spread_bias(bias_BSK[:, 0], q))
+        mixed = attend_tokens(of_clip.flatten(1, 2), k[:, 0], v[:, 0], bias_BS11K[:, 0])
         mixed_BFND = torch.unflatten(mixed, 1, (-1, num_tokens))
         if num_images:
-            k, v, bias_BM = (part[:, 1:].flatten(0, 1) for part in (k, v, bias_BSK))
-            mixed = attend_tokens(of_images[0].flatten(0, 1), k, v, _spread_bias(bias_BM, q))
+            k, v, bias_B11K = (part[:, 1:].flatten(0, 1) for part in (k, v, bias_BS11K))
+            mixed = attend_tokens(of_images[0].flatten(0, 1), k, v, bias_B11K)
             mixed_BFND = torch.cat([mixed_BFND, torch.unflatten(mixed, 0, (batch, num_images))], dim=1)
         result: Tensor = self.to_out(mixed_BFND)
         return result
 
 
-def _spread_bias(bias_BM: Tensor, q: Tensor) -> Tensor:
-    return bias_BM[:, None, None].to(q.dtype)
-
-
 def picture_table(config: LatteConfig, rows: int, columns: int) -> Tensor:
     """[H, W, D]: the first half of the channels encodes the column, the second the row."""
     half = config.hidden_size // 2
-    row_HD, column_WD = (embed_position(_stretch(config, count), half) for count in (rows, columns))
+    counts = (torch.arange(count, dtype=torch.float32) / (count / config.base_side) for count in (rows, columns))
+    row_HD, column_WD = (embed_position(count / config.scale_2d, half) for count in counts)
     return torch.cat([column_WD[None].expand(rows, -1, -1), row_HD[:, None].expand(-1, columns, -1)], dim=-1)
-
-
-def _stretch(config: LatteConfig, count: int) -> Tensor:
-    return torch.arange(count, dtype=torch.float32) / (count / config.base_side) / config.scale_2d
 
 
 def frame_table(config: LatteConfig, frames: int) -> Tensor:

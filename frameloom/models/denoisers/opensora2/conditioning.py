@@ -23,17 +23,12 @@ def pack_known(clip_BCFHW: Tensor, known_B1FHW: Tensor, encode: Encode) -> Tenso
     for clip_CFHW, known_F, latent_CFHW, target in zip(clip_BCFHW, known_BF.tolist(), whole, cond, strict=True):
         for frames, cells in _runs(known_F, clip_CFHW.shape[1], whole.shape[2]):
             target[0, cells] = 1
-            target[1:, cells] = _encode_run(clip_CFHW, latent_CFHW, frames, cells, encode)
+            pixels = clip_CFHW[:, frames]
+            # An autoencoder without a causal first frame cannot encode a part of a clip by itself, except a still.
+            is_causal = (clip_CFHW.shape[1] - 1) % max(latent_CFHW.shape[1] - 1, 1) == 0
+            is_apart = is_causal or pixels.shape[1] == 1
+            target[1:, cells] = encode(pixels[None])[0] if is_apart else latent_CFHW[:, cells]
     return cond
-
-
-def _encode_run(clip_CFHW: Tensor, latent_CFHW: Tensor, frames: slice, cells: slice, encode: Encode) -> Tensor:
-    pixels = clip_CFHW[:, frames]
-    # An autoencoder without a causal first frame cannot encode a part of a clip by itself, except a still.
-    is_causal = (clip_CFHW.shape[1] - 1) % max(latent_CFHW.shape[1] - 1, 1) == 0
-    if pixels.shape[1] == 1 or is_causal:
-        return encode(pixels[None])[0]
-    return latent_CFHW[:, cells]
 
 
 def _runs(known_F: list[bool], num_frames: int, num_cells: int) -> list[tuple[slice, slice]]:

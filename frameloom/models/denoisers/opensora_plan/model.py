@@ -105,16 +105,12 @@ class OpenSoraT2V(ModulationTable, Denoiser):
         if not self.config.inpaint:
             return x_BFHWD.flatten(1, 3)
         if cond_BCFHW is None:
-            cond_BCFHW = self._know_nothing(noisy_BCFHW)
+            # Everything is to be made, and the latent of a clip that shows nothing is taken as zero.
+            ones = noisy_BCFHW.new_ones(len(noisy_BCFHW), self.config.vae_scale_factor_t, *noisy_BCFHW.shape[2:])
+            cond_BCFHW = torch.cat([torch.zeros_like(noisy_BCFHW), ones], dim=1)
         masked, mask = cond_BCFHW.to(noisy_BCFHW.dtype).tensor_split([self.config.in_channels], dim=1)
         x_BFHWD = x_BFHWD.add(self.pos_embed_masked_hidden_states(masked)).add(self.pos_embed_mask(mask))
         return x_BFHWD.flatten(1, 3)
-
-    def _know_nothing(self, noisy_BCFHW: Tensor) -> Tensor:
-        """A mask of ones: everything is to be made; the latent of a clip that shows nothing is taken as zero."""
-        batch, _, *size = noisy_BCFHW.shape
-        ones = noisy_BCFHW.new_ones(batch, self.config.vae_scale_factor_t, *size)
-        return torch.cat([torch.zeros_like(noisy_BCFHW), ones], dim=1)
 
     def _check(self, noisy: Tensor, cond: Tensor | None) -> Grid:
         """The grid of tokens; ConfigError that names the rule when a tensor does not fit."""

@@ -83,20 +83,15 @@ def _find_problems(config: SDXLConfig) -> list[str]:
     if strange:
         problems.append(f"{WHERE}: attention_resolutions has {strange[0]}; the levels have {factors}")
     for name, divisor in (("norm_groups", config.norm_groups), ("num_head_channels", config.num_head_channels)):
-        wrong = [
-            width for level, width in enumerate(config.widths) if width % divisor and _matters(config, name, level)
-        ]
+        # Heads are only cut where there is attention: at the chosen levels and in the middle.
+        counted = range(num_levels) if name == "norm_groups" else {*config.attention_levels, num_levels - 1}
+        wrong = [width for level, width in enumerate(config.widths) if width % divisor and level in counted]
         if wrong:
             problems.append(f"{WHERE}: a level of {wrong[0]} channels is not a multiple of {name} {divisor}")
     for name in ("model_channels", "size_embed_dim"):
         if getattr(config, name) % 2:
             problems.append(f"{WHERE}: {name} {getattr(config, name)} must be even, for pairs of sine and cosine")
     return problems
-
-
-def _matters(config: SDXLConfig, name: str, level: int) -> bool:
-    """Heads are only cut where there is attention: at the chosen levels and in the middle."""
-    return name == "norm_groups" or level in config.attention_levels or level == len(config.channel_mult) - 1
 
 
 _POSITIVE = (

@@ -115,7 +115,11 @@ def plan_single_file(keys: Mapping[Part, Iterable[str]], *, refiner: bool = Fals
             name, place = prefixes[part] + target[0], target[1]
             pieces.setdefault(name, {})[place] = key
             plan[name] = (part, [pieces[name][index] for index in sorted(pieces[name])])
-    _refuse_gaps(plan)
+    for name, (part, sources) in plan.items():
+        if ".in_proj_" in name and len(sources) != 3:
+            raise CheckpointError(
+                f"sdxl {part}: {name} is made of q, k and v, but only {', '.join(sources)} is there; copy it again"
+            )
     return plan
 
 
@@ -169,11 +173,3 @@ def _refuse(unknown: Sequence[str]) -> CheckpointError:
         f"SDXL single file: {len(unknown)} keys belong to no part of it ({', '.join(unknown[:_SHOWN])}{more}); "
         f"prefixes are {', '.join(PREFIXES)}; choose a file of SDXL base or refiner"
     )
-
-
-def _refuse_gaps(plan: Mapping[str, tuple[Part, list[str]]]) -> None:
-    for name, (part, sources) in plan.items():
-        if ".in_proj_" in name and len(sources) != 3:
-            raise CheckpointError(
-                f"sdxl {part}: {name} is made of q, k and v, but only {', '.join(sources)} is there; copy it again"
-            )
