@@ -41,7 +41,7 @@ def compare_sets(
 ) -> MetricTable:
     """Metrics of all pairs and of generated clips alone, and Fréchet distances if asked.
 
-    `alone` measures the generated clips alone, against `prompts` by clip name; its network gives FID as well, when there
+    `alone` measures the generated clips alone, against `prompts` by clip name; its network gives FID as well, if there
     are references. A clip that cannot be read, or does not fit its pair, is listed, and the rest goes on.
     """
     wanted = distances or Distances()
