@@ -53,9 +53,9 @@ class TextPipeline:
     """
 
     def __init__(self, encoders: Sequence[TextEncoder], *, join: Literal["first", "concat"] = "first") -> None:
-        self._encoders, self._join = list(encoders), join
-        self._words = self._encoders if join == "concat" else self._encoders[:1]
-        pooling = [index for index, encoder in enumerate(self._encoders) if encoder.pooled_width]
+        self.encoders, self._join = tuple(encoders), join
+        self._words = self.encoders if join == "concat" else self.encoders[:1]
+        pooling = [index for index, encoder in enumerate(self.encoders) if encoder.pooled_width]
         self._pooling = pooling[-1] if pooling else None
         if len({encoder.max_length for encoder in self._words}) > 1:
             found = ", ".join(f"{encoder.name} has {encoder.max_length}" for encoder in self._words)
@@ -63,38 +63,30 @@ class TextPipeline:
                 f"text.encoders: their token states stand side by side, so max_length must be equal, but {found}"
             )
         self.width = sum(encoder.width for encoder in self._words)
-        self.pooled_width = 0 if self._pooling is None else self._encoders[self._pooling].pooled_width
-        self.max_length = self._encoders[0].max_length
-
-    @property
-    def encoders(self) -> tuple[TextEncoder, ...]:
-        return tuple(self._encoders)
+        self.pooled_width = 0 if self._pooling is None else self.encoders[self._pooling].pooled_width
+        self.max_length = self.encoders[0].max_length
 
     def with_each(self, change: Callable[[TextEncoder], TextEncoder]) -> TextPipeline:
         """The same with other encoders instead of its own, one for one."""
-        return TextPipeline([change(encoder) for encoder in self._encoders], join=self._join)
-
-    @property
-    def num_encoders(self) -> int:
-        return len(self._encoders)
+        return TextPipeline([change(encoder) for encoder in self.encoders], join=self._join)
 
     def fingerprint(self) -> str:
-        found = [encoder.fingerprint() for encoder in self._encoders]
+        found = [encoder.fingerprint() for encoder in self.encoders]
         return digest_value(found if self._join == "first" else [self._join, *found])
 
     def to(self, device: torch.device | str) -> TextPipeline:
-        for encoder in self._encoders:
+        for encoder in self.encoders:
             encoder.to(device)
         return self
 
     def unload(self) -> None:
         """Free the memory of the weights, for as long as nothing is encoded."""
-        for encoder in self._encoders:
+        for encoder in self.encoders:
             encoder.unload()
 
     def encode(self, captions: Sequence[str]) -> TextStates:
         used = {*range(len(self._words)), *([] if self._pooling is None else [self._pooling])}
-        states = {index: self._encoders[index].encode(captions) for index in sorted(used)}
+        states = {index: self.encoders[index].encode(captions) for index in sorted(used)}
         words = [states[index] for index in range(len(self._words))]
         mask_BK = words[0].mask_BK
         for other in words[1:]:
@@ -141,22 +133,19 @@ def open_text_file(path: Path, *, encoder: str, tokenizer: str | None) -> Encode
         )
     found = find_weights(path)
     refuse_pickle(found)
-    tensors = _take_part(open_weights(found), _PARTS[encoder], where=str(path))
-    is_given, folder = tokenizer is not None, path.parent if tokenizer is None else Path(tokenizer)
-    words = _find_tokenizer(path, encoder, folder, is_given)
-    config = _find_config(_PARTS[encoder], to_deferred(tensors), folder, is_given=is_given, where=str(path))
-    return EncoderFile(path, tensors, config, words)
-
-
-def _take_part(tensors: LazyTensors, part: Part, *, where: str) -> LazyTensors:
+    part = _PARTS[encoder]
     prefixes = tuple(prefix for prefix, owner in PREFIXES.items() if owner == part)
-    own = {name: one for name, one in tensors.untied().pending.items() if name.startswith(prefixes)}
+    own = {name: one for name, one in open_weights(found).untied().pending.items() if name.startswith(prefixes)}
     if not own:
         raise CheckpointError(
-            f"{where}: holds no {part}, no tensor begins with {' or '.join(prefixes)}; choose a file of the whole "
+            f"{path}: holds no {part}, no tensor begins with {' or '.join(prefixes)}; choose a file of the whole "
             "SDXL model, or name a folder"
         )
-    return to_pending(from_single_file(to_deferred(LazyTensors(own)))[part], where=where)
+    tensors = to_pending(from_single_file(to_deferred(LazyTensors(own)))[part], where=str(path))
+    is_given, folder = tokenizer is not None, path.parent if tokenizer is None else Path(tokenizer)
+    words = _find_tokenizer(path, encoder, folder, is_given)
+    config = _find_config(part, to_deferred(tensors), folder, is_given=is_given, where=str(path))
+    return EncoderFile(path, tensors, config, words)
 
 
 def _find_config(
