@@ -6,7 +6,7 @@ Shape letters: R rank, I inputs of a layer, O its outputs.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -111,19 +111,19 @@ def use_adapters(
         return
     layers = linear_layers(denoiser.model)
     for name, one in adapters.items():
-        layers[name].register_forward_hook(_Beside(one, strength))
+        layers[name].register_forward_hook(_run_beside(one, strength))
 
 
-class _Beside:
+def _run_beside(adapter: Adapter, strength: float) -> Callable[[nn.Module, tuple[Tensor, ...], Tensor], Tensor]:
     """A hook of one layer. It follows the layer to other devices and dtypes with each call."""
+    down_RI, up_OR, factor = adapter.down_RI, adapter.up_OR, strength * adapter.usual_alpha / adapter.rank
 
-    def __init__(self, adapter: Adapter, strength: float) -> None:
-        self._down_RI, self._up_OR = adapter.down_RI, adapter.up_OR
-        self._factor = strength * adapter.usual_alpha / adapter.rank
+    def add(layer: nn.Module, given: tuple[Tensor, ...], result: Tensor) -> Tensor:
+        nonlocal down_RI, up_OR
+        down_RI, up_OR = down_RI.to(result), up_OR.to(result)
+        return result + factor * (given[0].to(result) @ down_RI.T @ up_OR.T)
 
-    def __call__(self, layer: nn.Module, given: tuple[Tensor, ...], result: Tensor) -> Tensor:
-        self._down_RI, self._up_OR = self._down_RI.to(result), self._up_OR.to(result)
-        return result + self._factor * (given[0].to(result) @ self._down_RI.T @ self._up_OR.T)
+    return add
 
 
 def digest_lora(path: Path, denoiser: LoadedDenoiser) -> str:
@@ -134,12 +134,9 @@ def digest_lora(path: Path, denoiser: LoadedDenoiser) -> str:
 def check_base(denoiser: LoadedDenoiser, state: Mapping[str, Any], *, weights: str | None, where: str) -> None:
     """CheckpointError unless the adapters that `state` describes were trained beside these weights."""
     if denoiser.digest != state["base"]:
+        then, now = ("fresh weights" if path is None else f"'{path}'" for path in (state["weights"], weights))
         raise CheckpointError(
-            f"{where}: its adapters were trained beside {_describe(state['weights'])} (digest {state['base'][:12]}), "
-            f"but the model has {_describe(weights)} (digest {denoiser.digest[:12]}); name the same weights in "
+            f"{where}: its adapters were trained beside {then} (digest {state['base'][:12]}), "
+            f"but the model has {now} (digest {denoiser.digest[:12]}); name the same weights in "
             "model.weights, with the same size and overrides"
         )
-
-
-def _describe(weights: str | None) -> str:
-    return "fresh weights" if weights is None else f"'{weights}'"

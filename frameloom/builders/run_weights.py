@@ -21,7 +21,7 @@ from frameloom.config.loading.recipe import load_recipe
 from frameloom.config.schema.models import VAESection
 from frameloom.config.schema.recipe import Recipe
 from frameloom.core.errors import CheckpointError, ConfigError, RunError
-from frameloom.models.lora.adapters import Adapter, linear_layers, merge_adapters, to_adapters
+from frameloom.models.lora.adapters import Adapter, merge_adapters, to_adapters
 from frameloom.weights.files import CONFIG
 
 Which = Literal["ema", "raw"]
@@ -72,15 +72,15 @@ class RunWeights:
     def load_denoiser(self) -> LoadedDenoiser:
         """The whole model on the host; adapters of a LoRA run are added into its weights."""
         if self.is_lora:
-            lora = self.load_lora()
-            merge_adapters(lora.denoiser.model, lora.adapters, strength=1.0)
-            return lora.denoiser
+            denoiser, adapters = self.load_lora()
+            merge_adapters(denoiser.model, adapters, strength=1.0)
+            return denoiser
         denoiser = rebuild_denoiser(self.recipe.model.family, self.state["architecture"], self._load_tensors())
         denoiser.model.eval()
         return denoiser
 
-    def load_lora(self) -> TrainedLora:
-        """The adapters of a LoRA run beside the model that they were trained with."""
+    def load_lora(self) -> tuple[LoadedDenoiser, dict[str, Adapter]]:
+        """The adapters of a LoRA run, and the model without them that they were trained beside."""
         if not self.is_lora:
             raise ConfigError(
                 f"{self.path}: was trained without lora, so there are no adapters to write; choose --to diffusers, "
@@ -92,9 +92,7 @@ class RunWeights:
         denoiser = build_denoiser(recipe.model, latent_channels=channels, text=text, seed=recipe.seed)
         check_base(denoiser, lora, weights=recipe.model.weights, where=f"{self.path}: step {self.step}")
         denoiser.model.eval()
-        adapters = to_adapters(self._load_tensors(), alpha=lora["alpha"])
-        base = {"sha256": denoiser.digest, "weights": recipe.model.weights}
-        return TrainedLora(denoiser, adapters, list(linear_layers(denoiser.model)), base)
+        return denoiser, to_adapters(self._load_tensors(), alpha=lora["alpha"])
 
     def load_vae(self) -> LoadedVAE:
         """The exported autoencoder of a finished run, with the scale that was measured on its latents."""
@@ -108,13 +106,3 @@ class RunWeights:
     def _load_tensors(self) -> dict[str, Tensor]:
         tensors = load_checkpoint(step_folder(self.path / "checkpoints", self.step)).tensors
         return tensors["model"] | (tensors["ema"] if self.weights == "ema" else {})
-
-
-@dataclass(frozen=True)
-class TrainedLora:
-    """Adapters, the model that they belong to, and what that model started from."""
-
-    denoiser: LoadedDenoiser
-    adapters: Mapping[str, Adapter]
-    layers: list[str]
-    base: Mapping[str, Any]

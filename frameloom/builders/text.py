@@ -53,9 +53,9 @@ class TextPipeline:
     """
 
     def __init__(self, encoders: Sequence[TextEncoder], *, join: Literal["first", "concat"] = "first") -> None:
-        self._encoders, self._join = list(encoders), join
-        self._words = self._encoders if join == "concat" else self._encoders[:1]
-        pooling = [index for index, encoder in enumerate(self._encoders) if encoder.pooled_width]
+        self.encoders, self._join = tuple(encoders), join
+        self._words = self.encoders if join == "concat" else self.encoders[:1]
+        pooling = [index for index, encoder in enumerate(self.encoders) if encoder.pooled_width]
         self._pooling = pooling[-1] if pooling else None
         if len({encoder.max_length for encoder in self._words}) > 1:
             found = ", ".join(f"{encoder.name} has {encoder.max_length}" for encoder in self._words)
@@ -63,38 +63,30 @@ class TextPipeline:
                 f"text.encoders: their token states stand side by side, so max_length must be equal, but {found}"
             )
         self.width = sum(encoder.width for encoder in self._words)
-        self.pooled_width = 0 if self._pooling is None else self._encoders[self._pooling].pooled_width
-        self.max_length = self._encoders[0].max_length
-
-    @property
-    def encoders(self) -> tuple[TextEncoder, ...]:
-        return tuple(self._encoders)
+        self.pooled_width = 0 if self._pooling is None else self.encoders[self._pooling].pooled_width
+        self.max_length = self.encoders[0].max_length
 
     def with_each(self, change: Callable[[TextEncoder], TextEncoder]) -> TextPipeline:
-        """The same with other encoders in the place of its own, one for one."""
-        return TextPipeline([change(encoder) for encoder in self._encoders], join=self._join)
-
-    @property
-    def num_encoders(self) -> int:
-        return len(self._encoders)
+        """The same with other encoders instead of its own, one for one."""
+        return TextPipeline([change(encoder) for encoder in self.encoders], join=self._join)
 
     def fingerprint(self) -> str:
-        found = [encoder.fingerprint() for encoder in self._encoders]
+        found = [encoder.fingerprint() for encoder in self.encoders]
         return digest_value(found if self._join == "first" else [self._join, *found])
 
     def to(self, device: torch.device | str) -> TextPipeline:
-        for encoder in self._encoders:
+        for encoder in self.encoders:
             encoder.to(device)
         return self
 
     def unload(self) -> None:
         """Free the memory of the weights, for as long as nothing is encoded."""
-        for encoder in self._encoders:
+        for encoder in self.encoders:
             encoder.unload()
 
     def encode(self, captions: Sequence[str]) -> TextStates:
         used = {*range(len(self._words)), *([] if self._pooling is None else [self._pooling])}
-        states = {index: self._encoders[index].encode(captions) for index in sorted(used)}
+        states = {index: self.encoders[index].encode(captions) for index in sorted(used)}
         words = [states[index] for index in range(len(self._words))]
         mask_BK = words[0].mask_BK
         for other in words[1:]:
@@ -104,7 +96,7 @@ class TextPipeline:
         return TextStates(tokens_BKD, mask_BK, pooled_BD)
 
     def drop(self, states: TextStates, null: TextStates, dropped_BE: Tensor) -> TextStates:
-        """`null`, the states of the empty caption, in the places of the encoders that are dropped for a sample.
+        """`null`, the states of the empty caption, for the encoders that are dropped for a sample.
 
         Works on joined states, so on cached ones too. Equal columns drop a caption as a whole.
         """
@@ -141,32 +133,29 @@ def open_text_file(path: Path, *, encoder: str, tokenizer: str | None) -> Encode
         )
     found = find_weights(path)
     refuse_pickle(found)
-    tensors = _take_part(open_weights(found), _PARTS[encoder], where=str(path))
-    is_given, folder = tokenizer is not None, path.parent if tokenizer is None else Path(tokenizer)
-    words = _find_tokenizer(path, encoder, folder, is_given)
-    config = _find_config(_PARTS[encoder], to_deferred(tensors), folder, is_given=is_given, where=str(path))
-    return EncoderFile(path, tensors, config, words)
-
-
-def _take_part(tensors: LazyTensors, part: Part, *, where: str) -> LazyTensors:
+    part = _PARTS[encoder]
     prefixes = tuple(prefix for prefix, owner in PREFIXES.items() if owner == part)
-    own = {name: one for name, one in tensors.untied().pending.items() if name.startswith(prefixes)}
+    own = {name: one for name, one in open_weights(found).untied().pending.items() if name.startswith(prefixes)}
     if not own:
         raise CheckpointError(
-            f"{where}: holds no {part}, no tensor begins with {' or '.join(prefixes)}; choose a file of the whole "
+            f"{path}: holds no {part}, no tensor begins with {' or '.join(prefixes)}; choose a file of the whole "
             "SDXL model, or name a folder"
         )
-    return to_pending(from_single_file(to_deferred(LazyTensors(own)))[part], where=where)
+    tensors = to_pending(from_single_file(to_deferred(LazyTensors(own)))[part], where=str(path))
+    is_given, folder = tokenizer is not None, path.parent if tokenizer is None else Path(tokenizer)
+    words = _find_tokenizer(path, encoder, folder, is_given)
+    config = _find_config(part, to_deferred(tensors), folder, is_given=is_given, where=str(path))
+    return EncoderFile(path, tensors, config, words)
 
 
 def _find_config(
     part: Part, tensors: Mapping[str, Tensor], folder: Path, *, is_given: bool, where: str
 ) -> Mapping[str, Any]:
-    places = [folder / part, *([folder] if is_given else [])]
-    for place in places:
-        if (place / CONFIG).is_file() and read_config(place).get("model_type") == "clip_text_model":
-            content = read_config(place)
-            check_description(part, content, tensors, where=f"{where}: {part} as {place / CONFIG} describes it")
+    candidates = [folder / part, *([folder] if is_given else [])]
+    for candidate in candidates:
+        if (candidate / CONFIG).is_file() and read_config(candidate).get("model_type") == "clip_text_model":
+            content = read_config(candidate)
+            check_description(part, content, tensors, where=f"{where}: {part} as {candidate / CONFIG} describes it")
             return content
     content = published_descriptions(part)[0]
     try:
@@ -174,17 +163,17 @@ def _find_config(
     except CheckpointError as error:
         raise CheckpointError(
             f"{where}: its {part} has not the published size, and weights alone do not tell the rest; put its {CONFIG} "
-            f"into {places[0]}"
+            f"into {candidates[0]}"
         ) from error
     return content
 
 
 def _find_tokenizer(path: Path, encoder: str, folder: Path, is_given: bool) -> Path:
-    places = [*([folder] if is_given else []), *(folder / name for name in _TOKENIZERS[encoder])]
-    for place in places:
-        if holds_tokenizer(place):
-            return place
-    looked = " or ".join(str(place) for place in places)
+    candidates = [*([folder] if is_given else []), *(folder / name for name in _TOKENIZERS[encoder])]
+    for candidate in candidates:
+        if holds_tokenizer(candidate):
+            return candidate
+    looked = " or ".join(map(str, candidates))
     raise CheckpointError(
         f"{path}: holds the weights of {encoder}, but no tokenizer is in {looked}; name the folder of the tokenizer as "
         "tokenizer of this text encoder (that of openai/clip-vit-large-patch14 fits SDXL)"
@@ -192,7 +181,7 @@ def _find_tokenizer(path: Path, encoder: str, folder: Path, is_given: bool) -> P
 
 
 def list_trained(text: TextPipeline, section: TextSection) -> dict[str, nn.Module]:
-    """The networks of the encoders that train, by the name of their place in the recipe."""
+    """The networks of the encoders that train, by their key in the recipe."""
     found: dict[str, nn.Module] = {}
     for index, (item, encoder) in enumerate(zip(section.encoders, text.encoders, strict=True)):
         if item.train:
@@ -205,9 +194,9 @@ def list_trained(text: TextPipeline, section: TextSection) -> dict[str, nn.Modul
 def start_training(text: TextPipeline, section: TextSection) -> dict[str, nn.Parameter]:
     """Let the chosen encoders learn, and give their weights by name."""
     params: dict[str, nn.Parameter] = {}
-    for place, network in list_trained(text, section).items():
+    for key, network in list_trained(text, section).items():
         network.requires_grad_(True)
-        params |= {f"{place}.{name}": param for name, param in network.named_parameters()}
+        params |= {f"{key}.{name}": param for name, param in network.named_parameters()}
     for item, encoder in zip(section.encoders, text.encoders, strict=True):
         if item.train and isinstance(encoder, PretrainedEncoder):
             encoder.learns = True
@@ -217,10 +206,10 @@ def start_training(text: TextPipeline, section: TextSection) -> dict[str, nn.Par
 @torch.no_grad()
 def use_trained(text: TextPipeline, section: TextSection, tensors: Mapping[str, Tensor], *, where: str) -> None:
     """Put the weights of a checkpoint into the encoders that were trained."""
-    for place, network in list_trained(text, section).items():
+    for key, network in list_trained(text, section).items():
         own = dict(network.named_parameters())
-        given = {name.removeprefix(f"{place}."): part for name, part in tensors.items() if name.startswith(f"{place}.")}
-        check_fit(own, given, where=f"{where}, {place}")
+        given = {name.removeprefix(f"{key}."): part for name, part in tensors.items() if name.startswith(f"{key}.")}
+        check_fit(own, given, where=f"{where}, {key}")
         for name, param in own.items():
             param.copy_(given[name])
 
@@ -238,14 +227,14 @@ def write_trained(folder: Path, text: TextPipeline, section: TextSection) -> Non
 def read_trained(folder: Path, text: TextPipeline, section: TextSection) -> None:
     """The reverse of `write_trained`, into encoders that are built already."""
     tensors: dict[str, Tensor] = {}
-    for place in list_trained(text, section):
-        file = folder / place.removeprefix(f"{PREFIX}.") / _TENSORS
+    for key in list_trained(text, section):
+        file = folder / key.removeprefix(f"{PREFIX}.") / _TENSORS
         if not file.is_file():
             raise CheckpointError(
-                f"{file}: missing, but text.encoders.{place.removeprefix(f'{PREFIX}.')}.train is true, so its weights "
+                f"{file}: missing, but text.encoders.{key.removeprefix(f'{PREFIX}.')}.train is true, so its weights "
                 "belong to the model; sample from the run folder"
             )
-        tensors |= {f"{place}.{name}": part for name, part in load_file(file).items()}
+        tensors |= {f"{key}.{name}": part for name, part in load_file(file).items()}
     use_trained(text, section, tensors, where=str(folder))
 
 
@@ -269,8 +258,8 @@ def write_word(folder: Path, word: LearntWord, *, family: str, base: Mapping[str
 
 def read_word(path: Path) -> LearntWord:
     """A file, an exported folder or the folder of an inversion run; a file without a note is called by its name."""
-    places = [path] if path.is_file() else [path / _WORD_FILE, path / EXPORT / _WORD_FILE]
-    file = next((place for place in places if place.is_file()), None)
+    candidates = [path] if path.is_file() else [path / _WORD_FILE, path / EXPORT / _WORD_FILE]
+    file = next((candidate for candidate in candidates if candidate.is_file()), None)
     if file is None or file.suffix != ".safetensors":
         raise CheckpointError(f"{path}: holds no {_WORD_FILE}; name a .safetensors file of vectors or an inversion run")
     tensors = open_safetensors(file)

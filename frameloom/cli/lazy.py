@@ -33,7 +33,11 @@ class RecipeCommand(TyperCommand):
     """Flags that the command does not declare are overrides of the recipe; the function finds them in `ctx.args`."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        flags = {name: _num_values(parameter) for parameter in self.get_params(ctx) for name in _names(parameter)}
+        flags: dict[str, int] = {}
+        for parameter in self.get_params(ctx):
+            is_switch = getattr(parameter, "is_flag", False) or getattr(parameter, "count", False)
+            names = (*parameter.opts, *parameter.secondary_opts)
+            flags |= {name: 0 if is_switch else int(parameter.nargs) for name in names if name.startswith("-")}
         own, overrides = split_overrides(args, flags)
         for word in overrides:
             _refuse_misspelt_flag(word, flags, ctx)
@@ -54,15 +58,6 @@ class RecipeCommand(TyperCommand):
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
         return [*super().collect_usage_pieces(ctx), "[--KEY VALUE]..."]
-
-
-def _names(parameter: Any) -> list[str]:
-    return [name for name in (*parameter.opts, *parameter.secondary_opts) if name.startswith("-")]
-
-
-def _num_values(parameter: Any) -> int:
-    is_switch = getattr(parameter, "is_flag", False) or getattr(parameter, "count", False)
-    return 0 if is_switch else int(parameter.nargs)
 
 
 def split_overrides(args: Sequence[str], flags: Mapping[str, int]) -> tuple[list[str], list[str]]:
@@ -150,7 +145,7 @@ def build_group(name: str, entry: Entry, callback: Callable[..., None]) -> LazyG
 def build_command(name: str, entry: Entry) -> Any:
     """Import the command's module and make it a command; its help is the function's docstring, or else the module's."""
     if entry.commands:
-        return build_group(name, entry, _no_flags)
+        return build_group(name, entry, lambda: None)
     module_name, _, function_name = entry.target.partition(":")
     module = importlib.import_module(module_name)
     function = getattr(module, function_name)
@@ -160,10 +155,6 @@ def build_command(name: str, entry: Entry) -> Any:
     epilog = "" if "Example" in text else _format_example(entry)
     app.command(name, cls=kind, help=text, epilog=epilog)(function)
     return get_command(app)
-
-
-def _no_flags() -> None:
-    """A group inside a group has no flags of its own."""
 
 
 def _format_example(entry: Entry) -> str:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -41,14 +40,19 @@ def plan(
     Example: frameloom plan opensora2/stage1 --devices 8 --device h200 --no-data
     """
     from frameloom.config.loading.recipe import load_recipe
+    from frameloom.config.loading.yaml_values import format_value
+    from frameloom.core.files import write_text
     from frameloom.planner.devices import calibrate as measure_rates
     from frameloom.planner.devices import choose_device
     from frameloom.planner.estimate import measure_recipe, plan_run, refuse_missing_manifest
-    from frameloom.planner.suggest import balance_tokens, format_balance, suggest_change
+    from frameloom.planner.suggest import balance_tokens, format_balance, render_recipe, suggest_change
     from frameloom.planner.table import format_plan, plan_json
 
     if write is not None:
-        _refuse_existing(write)
+        # A file on top of RECIPE cannot stand in its own place, and what another file says would be lost.
+        check_output_file(write, "--write")
+        if write.exists():
+            raise ConfigError(f"--write {write}: exists; name a new file, which will inherit from the recipe")
     loaded = load_recipe(recipe, ctx.args)
     chosen = choose_device(device, memory)
     if data:
@@ -64,41 +68,18 @@ def plan(
         print(json.dumps(plan_json(found) | {"change": settings or None}, indent=2))
     else:
         print("\n".join(format_plan(found, every_shape=every_shape)))
-        _print_advice(len(found.breaking), found.breaking[0].bucket.name if found.breaking else "", change)
+        if not found.breaking:
+            print("every bucket fits")
+        else:
+            worst = f"{len(found.breaking)} bucket(s) do not fit, the worst is {found.breaking[0].bucket.name}"
+            lines = [f"  {key}: {format_value(value)}" for key, value in change.settings.items()] if change else []
+            print(f"{worst}; {'the smallest change that helps:' if lines else 'no sharding, recompute or batch helps'}")
+            print("\n".join(lines), end="\n" if lines else "")
         if balance is not None:
             print(format_balance(balance))
-    if write is not None:
-        _write_recipe(write, recipe, ctx.args, settings, fits=not found.breaking)
-
-
-def _print_advice(num_breaking: int, worst: str, change: object) -> None:
-    from frameloom.config.loading.yaml_values import format_value
-    from frameloom.planner.suggest import Change
-
-    if not num_breaking:
-        print("every bucket fits")
-    elif isinstance(change, Change):
-        print(f"{num_breaking} bucket(s) do not fit, the worst is {worst}; the smallest change that helps:")
-        print("\n".join(f"  {key}: {format_value(value)}" for key, value in change.settings.items()))
-    else:
-        print(f"{num_breaking} bucket(s) do not fit, the worst is {worst}; no sharding, recompute or batch helps")
-
-
-def _refuse_existing(path: Path) -> None:
-    """A file on top of RECIPE cannot stand in its own place, and what another file says would be lost."""
-    check_output_file(path, "--write")
-    if path.exists():
-        raise ConfigError(f"--write {path}: exists; name a new file, which will inherit from the recipe")
-
-
-def _write_recipe(path: Path, base: str, overrides: Sequence[str], settings: Mapping[str, Any], *, fits: bool) -> None:
-    """Says what it did on stderr: stdout may be JSON."""
-    from frameloom.core.files import write_text
-    from frameloom.planner.suggest import render_recipe
-
-    if not settings:
-        reason = "nothing to change" if fits else "no change was found that helps"
-        typer.echo(f"{reason}; {path} was not written", err=True)
-        return
-    write_text(path, render_recipe(base, overrides, settings))
-    typer.echo(f"wrote {path}", err=True)
+    if write is not None and settings:
+        write_text(write, render_recipe(recipe, ctx.args, settings))
+        typer.echo(f"wrote {write}", err=True)  # stdout may be JSON
+    elif write is not None:
+        reason = "no change was found that helps" if found.breaking else "nothing to change"
+        typer.echo(f"{reason}; {write} was not written", err=True)

@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -46,19 +46,6 @@ class Precision(StrEnum):
 PrecisionOption = Annotated[Precision, typer.Option(help="dtype that the autoencoder runs in")]
 
 
-def parse_settings(words: Sequence[str] | None) -> dict[str, Any]:
-    """`--set tile_px=128` as a value by name."""
-    from frameloom.config.loading.yaml_values import parse_value
-
-    settings = {}
-    for word in words or ():
-        name, equals, text = word.partition("=")
-        if not (name and equals):
-            raise ConfigError(f"--set {word}: write --set KEY=VALUE, such as --set tile_px=128")
-        settings[name] = parse_value(text, where=f"--set {name}")
-    return settings
-
-
 def open_vae(
     weights: Path | None,
     name: str | None,
@@ -73,7 +60,14 @@ def open_vae(
     local_rank: int = 0,
 ) -> VideoVAE:
     """The autoencoder that a person chose, cut as they asked, on its device."""
-    overrides = parse_settings(settings)
+    from frameloom.config.loading.yaml_values import parse_value
+
+    overrides = {}
+    for word in settings or ():
+        key, equals, text = word.partition("=")
+        if not (key and equals):
+            raise ConfigError(f"--set {word}: write --set KEY=VALUE, such as --set tile_px=128")
+        overrides[key] = parse_value(text, where=f"--set {key}")
     from frameloom.builders.vae import load_vae, use_policy
     from frameloom.core.device import pick_device
     from frameloom.models.precision import Precision as Policy

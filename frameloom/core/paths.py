@@ -45,27 +45,18 @@ def check_output_file(path: Path, option: str = "--out", *, suffix: str = "", so
     """
     if path.is_dir():
         raise ConfigError(f"{option} {path}: a folder; name a file in it, such as {path / f'new{suffix}'}")
-    if source is not None and source.suffix != suffix and _is_same(path, source):
+    if source is not None and source.suffix != suffix and path.exists() and source.exists() and path.samefile(source):
         raise ConfigError(f"{option} {path}: would replace what is read; choose another name")
     if suffix and path.suffix != suffix:
         raise ConfigError(f"{option} {path}: must end in {suffix}; write {path.with_suffix(suffix)}")
-    _check_folder(path.parent, f"{option} {path}")
+    check_output_folder(path.parent, option, file=path)
 
 
-def check_output_folder(path: Path, option: str) -> None:
-    """ConfigError if there is no folder and none can be made."""
-    _check_folder(path, f"{option} {path}")
-
-
-def _check_folder(folder: Path, where: str) -> None:
-    """Files go to the nearest place above that exists, or to folders that are made there."""
-    folder = folder.absolute()
+def check_output_folder(path: Path, option: str, *, file: Path | None = None) -> None:
+    """ConfigError if there is no folder, for `file`, and none can be made below the nearest one that exists."""
+    where, folder = f"{option} {file or path}", path.absolute()
     nearest = next(path for path in (folder, *folder.parents) if os.path.lexists(path))
     if not nearest.is_dir():
         raise ConfigError(f"{where}: {nearest} is no folder; choose another place")
     if not os.access(nearest, os.W_OK | os.X_OK):
         raise ConfigError(f"{where}: {nearest} cannot be written to; give yourself the right, or choose another place")
-
-
-def _is_same(path: Path, other: Path) -> bool:
-    return path.exists() and other.exists() and path.samefile(other)

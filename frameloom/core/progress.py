@@ -70,15 +70,12 @@ class ProgressBar:
         now = time.monotonic()
         if now - self._printed >= self._every_s or self.done >= self.total:
             self._printed = now
-            self._print(now, note)
-
-    def _print(self, now: float, note: str) -> None:
-        rate = (self.done - self._first) / max(now - self._started, 1e-9)
-        left = f"{(self.total - self.done) / rate:.0f} s left" if rate > 0 else "starting"
-        share = 100 * self.done / max(self.total, 1)
-        text = f"{self.title}: {self.done}/{self.total} ({share:.0f}%), {rate:.2f}/s, {left}"
-        self._stream.write(f"{text} {note}".rstrip() + "\n")
-        self._stream.flush()
+            rate = (self.done - self._first) / max(now - self._started, 1e-9)
+            left = f"{(self.total - self.done) / rate:.0f} s left" if rate > 0 else "starting"
+            share = 100 * self.done / max(self.total, 1)
+            text = f"{self.title}: {self.done}/{self.total} ({share:.0f}%), {rate:.2f}/s, {left}"
+            self._stream.write(f"{text} {note}".rstrip() + "\n")
+            self._stream.flush()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import sys
 from collections.abc import Iterable
 
@@ -60,11 +59,10 @@ def suggest(word: str, candidates: Iterable[str], *, kind: str) -> str:
 def refuse_unknown(name: str, known: Iterable[str], *, what: str) -> None:
     """Raise ConfigError when `name` is not in `known`; `what` says what was asked for, such as "denoiser family"."""
     names = sorted(known)
-    if name in names:
-        return
-    near = difflib.get_close_matches(name, names, n=1)
-    hint = f"did you mean '{near[0]}'? " if near else ""
-    raise ConfigError(f"{what}: '{name}' is not known; {hint}Known: {', '.join(names)}")
+    if name not in names:
+        near = nearest(name, names)
+        hint = f"did you mean '{near}'? " if near else ""
+        raise ConfigError(f"{what}: '{name}' is not known; {hint}Known: {', '.join(names)}")
 
 
 def _fold(word: str) -> str:

@@ -67,8 +67,9 @@ def load_model(
     """The model at a path, ready to sample.
 
     `path` is a run folder, a model folder that a run exported, a recipe with weights, or published weights: a diffusers
-    folder, a part of one, or a file. Weights whose family their files do not tell need a `family`, whose shipped recipe
-    is taken, or a `recipe`. `step` chooses a checkpoint of a run. `overrides` are dotted, as in `--sample.guidance 6`.
+    folder, a part of one, or a file. Weights without a `config.json` that names their model need a `family`, whose
+    shipped recipe is taken, or a `recipe`. `step` chooses a checkpoint of a run. `overrides` are dotted, as in
+    `--sample.guidance 6`.
     `device` and `dtype` (of the denoiser) are the recipe's unless given.
     """
     path = Path(path)

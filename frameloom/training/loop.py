@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from frameloom.checkpoint.reader import Checkpoint
+from frameloom.checkpoint.reader import Checkpoint, step_folder
 from frameloom.checkpoint.writer import Saver
 from frameloom.config.schema.recipe import Recipe
 from frameloom.config.schema.training import is_due
@@ -72,7 +72,7 @@ class Trainer:
             self.save()
             self.saver.wait()  # from its first step on a run has something to go on from
         samples = self.samples
-        if samples is not None and not context.run_on_rank0(lambda: samples.is_drawn(self.step)):
+        if samples is not None and not context.run_on_rank0(step_folder(samples.folder, self.step).is_dir):
             self.draw_samples()
         title = f"{self.recipe.name} ({self.recipe.task})"
         self.profiler.note(self.step)

@@ -129,6 +129,6 @@ def test_a_recipe_section_builds_the_pipeline(tmp_path: Path) -> None:
     folder = str(tiny.make_sdxl(tmp_path))
     items = [TextEncoderSection(name=name, max_length=POSITIONS, path=folder) for name in ("clip_l", "clip_bigg")]
     text = build_text(TextSection(encoders=tuple(items)), ModelSection(family="sdxl")).to("cpu")
-    assert text.num_encoders == 2 and text.encode([SHORT]).tokens_BKD.shape == (1, POSITIONS, 40)
+    assert len(text.encoders) == 2 and text.encode([SHORT]).tokens_BKD.shape == (1, POSITIONS, 40)
     text.unload()
     assert text.encode([SHORT]).pooled_BD.shape == (1, 28)

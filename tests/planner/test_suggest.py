@@ -299,3 +299,13 @@ def test_the_command_tells_the_setting_and_writes_it(tmp_path: Path) -> None:
     assert told is not None and told.tokens == 9000 and told.attention
     again = run_frameloom("plan", str(out), "--no-data", "--devices", "4", "--json")
     assert json.loads(again.stdout)["change"] is None
+
+
+def test_the_studio_shows_the_change_that_fits_and_the_one_that_balances(tmp_path: Path) -> None:
+    from frameloom.studio.recipe.controller import show_plan
+    from frameloom.studio.server.context import StudioContext
+
+    context, recipe = StudioContext(tmp_path / "root", tmp_path / "scratch"), load_clips(tmp_path / "absent.parquet")
+    shown = show_plan(context, recipe, "cpu", 1, "100MB")
+    assert "Better: with data.token_budget.attention: " in shown and "the devices of a step take alike" in shown
+    assert "do not fit, the worst is" in shown

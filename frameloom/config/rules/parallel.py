@@ -71,44 +71,8 @@ def _check_heads(recipe: Recipe) -> Iterator[Problem]:
 
 def check_world(recipe: Recipe, num_ranks: int) -> MeshShape:
     """The mesh of a recipe on so many processes; ConfigError when they cannot share it."""
-    shape = fit_mesh(recipe.parallel, num_ranks)
-    check_step(recipe.parallel, shape, recipe.train.accumulate)
-    return shape
-
-
-def fit_mesh(section: ParallelSection, num_ranks: int) -> MeshShape:
-    """The mesh of `num_ranks` processes; ConfigError with the arithmetic when they cannot be arranged so."""
-    for key, size in (("sequence", section.sequence), ("tensor", section.tensor)):
-        if num_ranks % size:
-            raise ConfigError(
-                f"parallel.{key} {size} does not divide {num_ranks} {_processes(num_ranks)}; start "
-                f"{_multiples(num_ranks, size)} processes, or change it"
-            )
-    mates = section.sequence
-    data = num_ranks // mates
-    replicate, shard = _split_data(section, data)
-    if replicate * shard != data:
-        shown = f"{replicate} x {shard} x {mates} = {replicate * shard * mates}"
-        raise ConfigError(
-            f"parallel.replicate x shard x sequence is {shown}, but there are {num_ranks} "
-            f"{_processes(num_ranks)}; replicate x shard must be {num_ranks} / {mates} = {data}: leave one of them out "
-            "to have it follow"
-        )
-    return MeshShape(replicate, shard, mates)
-
-
-def _split_data(section: ParallelSection, data: int) -> tuple[int, int]:
-    """(replicate, shard) as written; what is left out follows, rounded down so that a remainder shows."""
-    if section.zero == 0:
-        return section.replicate or data, section.shard or 1
-    if section.shard is None:
-        replicate = section.replicate or 1
-        return replicate, max(data // replicate, 1)
-    return section.replicate or max(data // section.shard, 1), section.shard
-
-
-def check_step(section: ParallelSection, shape: MeshShape, accumulate: int) -> None:
-    """ConfigError when a step has too few micro-batches for every data-parallel process to get one."""
+    section, accumulate = recipe.parallel, recipe.train.accumulate
+    shape = fit_mesh(section, num_ranks)
     num_microbatches = step_shares(section, shape) * accumulate
     if num_microbatches < shape.data:
         raise ConfigError(
@@ -116,12 +80,32 @@ def check_step(section: ParallelSection, shape: MeshShape, accumulate: int) -> N
             f"but {shape.data} data-parallel processes; raise parallel.data to {-(-shape.data // accumulate)} or more "
             "(a larger batch), or start fewer processes"
         )
+    return shape
 
 
-def _processes(count: int) -> str:
-    return "process" if count == 1 else "processes"
-
-
-def _multiples(count: int, unit: int) -> str:
-    below = count // unit * unit
-    return f"{below} or {below + unit}" if below else str(unit)
+def fit_mesh(section: ParallelSection, num_ranks: int) -> MeshShape:
+    """The mesh of `num_ranks` processes; ConfigError with the arithmetic when they cannot be arranged so."""
+    processes = f"{num_ranks} {'process' if num_ranks == 1 else 'processes'}"
+    for key, size in (("sequence", section.sequence), ("tensor", section.tensor)):
+        if num_ranks % size:
+            below = num_ranks // size * size
+            near = f"{below} or {below + size}" if below else f"{size}"
+            text = f"parallel.{key} {size} does not divide {processes}; start {near} processes, or change it"
+            raise ConfigError(text)
+    data = num_ranks // section.sequence
+    # What is left out follows, rounded down so that a remainder shows.
+    if section.zero == 0:
+        replicate, shard = section.replicate or data, section.shard or 1
+    elif section.shard is None:
+        replicate = section.replicate or 1
+        shard = max(data // replicate, 1)
+    else:
+        replicate, shard = section.replicate or max(data // section.shard, 1), section.shard
+    if replicate * shard != data:
+        sequence = section.sequence
+        shown = f"{replicate} x {shard} x {sequence} = {replicate * shard * sequence}"
+        raise ConfigError(
+            f"parallel.replicate x shard x sequence is {shown}, but there are {processes}; replicate x shard must be "
+            f"{num_ranks} / {sequence} = {data}: leave one of them out to have it follow"
+        )
+    return MeshShape(replicate, shard, section.sequence)

@@ -57,17 +57,12 @@ class MeshShape:
         return self.replicate * self.shard
 
     @property
-    def mates(self) -> int:
-        """Processes that see the same clips."""
-        return self.sequence
-
-    @property
     def num_ranks(self) -> int:
-        return self.data * self.mates
+        return self.data * self.sequence
 
     def data_rank(self, rank: int) -> int:
         """Which share of the data a process takes; the axes are ordered as above, the last changes fastest."""
-        return rank // self.mates
+        return rank // self.sequence
 
 
 def step_shares(section: ParallelSection, shape: MeshShape) -> int:

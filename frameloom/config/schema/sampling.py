@@ -86,7 +86,7 @@ class SampleSection(Section):
     )
     motion_score: Annotated[int, Field(ge=0)] | None = Field(
         default=None,
-        description="tell frame rate and motion in the prompt, as Open-Sora 2.0 is trained; null: as text.note says",
+        description="motion score written behind the prompt, as Open-Sora 2.0 is trained; null: as text.note says",
     )
     precision: Literal["fp32", "bf16", "fp16"] = Field(default="fp32", description="dtype of the denoiser")
     tile_px: Count | None = Field(

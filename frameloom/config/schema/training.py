@@ -163,17 +163,11 @@ class TrainSection(Section):
         return self.steps
 
 
-def interval_epochs(interval: int | str) -> int | None:
-    """The epochs of an interval; None for one in steps."""
-    return int(interval.split()[0]) if isinstance(interval, str) else None
-
-
 def is_due(interval: int | str, step: int, epoch: int, position: int) -> bool:
     """Whether something is done after `step`; `epoch` and `position` are where the next step begins."""
-    epochs = interval_epochs(interval)
-    if epochs is None:
-        return step % int(interval) == 0
-    return position == 0 and epoch % epochs == 0
+    if isinstance(interval, str):
+        return position == 0 and epoch % int(interval.split()[0]) == 0
+    return step % interval == 0
 
 
 Placeholder = Annotated[

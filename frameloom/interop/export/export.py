@@ -31,6 +31,7 @@ from frameloom.interop.convert.files import check_space, write_sharded
 from frameloom.interop.convert.pipeline import PartFolder, write_pipeline_folder
 from frameloom.interop.export.model_card import CARD, FORMAT, NOTE, collect_samples, read_metrics, write_card
 from frameloom.interop.export.pipeline_parts import build_pipeline, describe_vae_of, find_obstacle
+from frameloom.models.lora.adapters import linear_layers
 from frameloom.models.precision import DTYPES
 from frameloom.models.registry import get_vae
 from frameloom.weights.lazy_tensors import LazyTensors, cast_tensors, defer_tensors, to_deferred, to_pending
@@ -175,19 +176,20 @@ def _join_pipeline(task: Export, run: RunWeights, denoiser: LoadedDenoiser) -> L
 
 
 def _export_lora(run: RunWeights) -> _Content:
-    lora = run.load_lora()
+    denoiser, adapters = run.load_lora()
+    layers, base = list(linear_layers(denoiser.model)), {"sha256": denoiser.digest, "weights": run.recipe.model.weights}
 
     def write(folder: Path, card: str) -> dict[str, str]:
-        write_lora(folder / "lora", lora.denoiser, lora.adapters, layers=lora.layers, base=lora.base)
+        write_lora(folder / "lora", denoiser, adapters, layers=layers, base=base)
         for file in sorted((folder / "lora").iterdir()):
             file.rename(folder / file.name)
         (folder / "lora").rmdir()
         digests: dict[str, str] = json.loads((folder / "config.json").read_text())["sha256"]
         return {name: digests[name] for name in (DIFFUSERS_FILE, KOHYA_FILE)}
 
-    num_bytes = 2 * sum(one.down_RI.nbytes + one.up_OR.nbytes for one in lora.adapters.values())
+    num_bytes = 2 * sum(one.down_RI.nbytes + one.up_OR.nbytes for one in adapters.values())
     how = [*_python('pipeline.load_lora_weights("…")'), "", "or `sample.lora: …` in a recipe."]
-    return _Content(write, num_bytes, "lora", lora.denoiser.family.name, how)
+    return _Content(write, num_bytes, "lora", denoiser.family.name, how)
 
 
 def _export_vae(task: Export, run: RunWeights) -> _Content:

@@ -179,7 +179,8 @@ def check_degree(family: DenoiserSpec, config: Any, degree: int, *, key: str = "
     """ConfigError when so many ranks cannot share the heads of a model's attention."""
     if degree == 1:
         return
-    num_heads = config.heads
+    # A model of diffusers has its own config, which says nothing about heads to divide.
+    num_heads = getattr(config, "heads", None)
     if num_heads is None:
         raise ConfigError(
             f"{key} is {degree}, but the tokens of {family.name} cannot be divided over ranks; set it to 1"

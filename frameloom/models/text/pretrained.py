@@ -103,16 +103,16 @@ class PretrainedEncoder(TextEncoder):
 
     @cached_property
     def tokenizer(self) -> Any:
-        tokenizer, place = self.load_tokenizer(), self._folder.tokenizer
+        tokenizer, folder = self.load_tokenizer(), self._folder.tokenizer
         end = tokenizer.eos_token_id
         if end is None or tokenizer("")["input_ids"][-1:] != [end]:
             raise CheckpointError(
-                f"{place}: the tokenizer does not close a text with an end token, which {self.name} was trained with; "
+                f"{folder}: the tokenizer does not close a text with an end token, which {self.name} was trained with; "
                 "copy the tokenizer of the model again"
             )
         if len(tokenizer) > self._config.vocab_size:
             raise CheckpointError(
-                f"{place}: the tokenizer has {len(tokenizer)} tokens, the model in {self._folder.weights} only "
+                f"{folder}: the tokenizer has {len(tokenizer)} tokens, the model in {self._folder.weights} only "
                 f"{self._config.vocab_size}; put the tokenizer of this model there"
             )
         return tokenizer

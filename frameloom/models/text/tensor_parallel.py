@@ -82,8 +82,8 @@ class TensorEncoder(SharedEncoder):
         dist.all_gather_object(asked, list(captions), group=self._group)
         different = list(dict.fromkeys(caption for part in asked for caption in part))
         states = self.inner.encode(different)
-        places = {caption: place for place, caption in enumerate(different)}
-        own = torch.tensor([places[caption] for caption in captions], device=states.tokens_BKD.device)
+        positions = {caption: index for index, caption in enumerate(different)}
+        own = torch.tensor([positions[caption] for caption in captions], device=states.tokens_BKD.device)
         return TextStates(*(tensor[own] for tensor in vars(states).values()))
 
     def load(self) -> Any:
@@ -172,7 +172,7 @@ class SplitWords(nn.Module):
 
     def __init__(self, whole: Tensor, index: int, degree: int, group: dist.ProcessGroup) -> None:
         super().__init__()
-        self._first, self._end = (len(whole) * place // degree for place in (index, index + 1))
+        self._first, self._end = (len(whole) * part // degree for part in (index, index + 1))
         self._group = group
         self.weight = nn.Parameter(whole[self._first : self._end].clone(), requires_grad=False)
 

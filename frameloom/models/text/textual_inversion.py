@@ -33,10 +33,10 @@ class WordTable(nn.Module):
         return self.table.weight
 
     def forward(self, ids_BK: Tensor) -> Tensor:
-        place_BK = ids_BK - self.first_id
-        is_new_BK = (place_BK >= 0) & (place_BK < len(self.vectors_VD))
+        index_BK = ids_BK - self.first_id
+        is_new_BK = (index_BK >= 0) & (index_BK < len(self.vectors_VD))
         old_BKD = self.table(ids_BK.masked_fill(is_new_BK, 0))
-        new_BKD = self.vectors_VD[place_BK.clamp(0, len(self.vectors_VD) - 1)].to(old_BKD.dtype)
+        new_BKD = self.vectors_VD[index_BK.clamp(0, len(self.vectors_VD) - 1)].to(old_BKD.dtype)
         return torch.where(is_new_BK[..., None], new_BKD, old_BKD)
 
 

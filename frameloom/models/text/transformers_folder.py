@@ -44,7 +44,7 @@ class EncoderFolder:
     tokenizer: Path
 
     def digests(self) -> dict[str, str]:
-        """SHA-256 of every file that the states depend on, by its role rather than by its place."""
+        """SHA-256 of every file that the states depend on, by its role rather than by its path."""
         parts = [self.weights / CONFIG, *self.files]
         named = {f"weights/{path.name}": path for path in parts}
         return {name: digest_file(path) for name, path in named.items()} | digest_tokenizer(self.tokenizer)
@@ -101,18 +101,18 @@ def find_folder(path: Path | None, *, encoder: str, kinds: Collection[str], subf
 def _find_weights(path: Path, encoder: str, kinds: Collection[str], subfolders: Sequence[str]) -> Path:
     if not path.is_dir():
         raise CheckpointError(f"{path}: no such folder; name the folder of the text encoder {encoder}")
-    places = [path] if (path / CONFIG).is_file() else [path / name for name in subfolders]
-    configs = {place: _read_json(place / CONFIG) for place in places if (place / CONFIG).is_file()}
-    found = {place: str(config.get("model_type", "no model_type")) for place, config in configs.items()}
+    candidates = [path] if (path / CONFIG).is_file() else [path / name for name in subfolders]
+    configs = {candidate: _read_json(candidate / CONFIG) for candidate in candidates if (candidate / CONFIG).is_file()}
+    found = {candidate: str(config.get("model_type", "no model_type")) for candidate, config in configs.items()}
     if not found:
         inside = " or ".join(f"{name}/{CONFIG}" for name in subfolders)
         raise CheckpointError(
             f"{path}: has neither {CONFIG} nor {inside}; name the folder of the text encoder {encoder}"
         )
-    for place, kind in found.items():
+    for candidate, kind in found.items():
         if kind in kinds:
-            return place
-    listed = ", ".join(f"{place} holds '{kind}'" for place, kind in found.items())
+            return candidate
+    listed = ", ".join(f"{candidate} holds '{kind}'" for candidate, kind in found.items())
     raise CheckpointError(
         f"{path}: the text encoder {encoder} is a model of type {' or '.join(sorted(kinds))}, but {listed}; "
         "name another folder or another encoder"
@@ -151,9 +151,9 @@ def _read_index(index: Path) -> tuple[Path, ...]:
 
 def _find_tokenizer(weights: Path, encoder: str) -> Path:
     sibling = weights.with_name(weights.name.replace("text_encoder", "tokenizer"))
-    for place in (weights, sibling):
-        if holds_tokenizer(place):
-            return place
+    for candidate in (weights, sibling):
+        if holds_tokenizer(candidate):
+            return candidate
     files = ", ".join(" with ".join(group) for group in TOKENIZERS)
     raise CheckpointError(
         f"{weights}: no tokenizer here or in {sibling} ({files}); copy that of the text encoder {encoder} there"
@@ -204,7 +204,7 @@ def load_tokenizer(folder: Path) -> Any:
 def load_model(kind: Any, folder: EncoderFolder | EncoderFile, dtype: torch.dtype, *, advice: str = "") -> nn.Module:
     """A frozen model of the transformers class `kind`; weights that are missing are an error, never drawn at random.
 
-    Weights that the class has no place for are left: a folder may hold the decoder or the image half as well.
+    Weights that the class does not have are left: a folder may hold the decoder or the image half as well.
     """
     source: dict[str, Any]
     if isinstance(folder, EncoderFile):

@@ -16,7 +16,7 @@ from frameloom.models.state_dict import load_fitting
 # Mean and standard deviation of ImageNet's colours, for pictures in [-1, 1].
 _SHIFT = (-0.030, -0.088, -0.188)
 _SCALE = (0.458, 0.448, 0.450)
-# Convolutions of each slice as places in VGG16's list of layers, and their width in units of the first slice's. Slices
+# Convolutions of each slice as indices in VGG16's list of layers, and their width in units of the first slice's. Slices
 # after the first begin with a pooling.
 _SLICES = (((0, 2), 1), ((5, 7), 2), ((10, 12, 14), 4), ((17, 19, 21), 8), ((24, 26, 28), 8))
 _CHANNELS = 64
@@ -36,14 +36,14 @@ class LPIPS(nn.Module):
         self.scaling_layer.register_buffer("scale", torch.tensor(_SCALE).view(1, 3, 1, 1))
         self.net = nn.Sequential()
         before = 3
-        for number, (places, factor) in enumerate(_SLICES):
+        for number, (indices, factor) in enumerate(_SLICES):
             # A slice of VGG16 ends behind its last ReLU, where LPIPS looks.
             layers = nn.Sequential()
             if number:
-                layers.add_module(str(places[0] - 1), nn.MaxPool2d(2))
-            for place in places:
-                layers.add_module(str(place), nn.Conv2d(before, channels * factor, 3, padding=1))
-                layers.add_module(str(place + 1), nn.ReLU())
+                layers.add_module(str(indices[0] - 1), nn.MaxPool2d(2))
+            for index in indices:
+                layers.add_module(str(index), nn.Conv2d(before, channels * factor, 3, padding=1))
+                layers.add_module(str(index + 1), nn.ReLU())
                 before = channels * factor
             self.net.add_module(f"slice{number + 1}", layers)
             # One weight for each channel; the published keys call it layer 1 behind a dropout, which is off.
@@ -83,11 +83,11 @@ def load_lpips(model: LPIPS, tensors: Mapping[str, Tensor]) -> None:
     """
     constants = {key: value for key, value in model.state_dict().items() if key.startswith("scaling_layer.")}
     used = [key for key in tensors if not key.startswith(("classifier.", "lins."))]
-    slice_of = {place: number for number, (places, _) in enumerate(_SLICES, start=1) for place in places}
+    slice_of = {index: number for number, (indices, _) in enumerate(_SLICES, start=1) for index in indices}
     given = {}
     for key in used:
         prefix, _, rest = key.partition(".")
-        place, _, kind = rest.partition(".")
-        is_vgg = prefix == "features" and place.isdigit()
-        given[f"net.slice{slice_of.get(int(place), 0)}.{place}.{kind}" if is_vgg else key] = tensors[key]
+        index, _, kind = rest.partition(".")
+        is_vgg = prefix == "features" and index.isdigit()
+        given[f"net.slice{slice_of.get(int(index), 0)}.{index}.{kind}" if is_vgg else key] = tensors[key]
     load_fitting(model, {**constants, **given}, where="the weights of LPIPS")

@@ -76,7 +76,7 @@ class RecipeController:
         except FrameloomError as error:
             return Checked(getattr(error, "problems", [str(error)]), values=values)
         try:
-            check_files(recipe, places=draft.places)
+            check_files(recipe, locations=draft.locations)
         except ConfigError as error:
             return Checked([], error.problems, recipe, values)
         return Checked([], [], recipe, values)
@@ -132,7 +132,7 @@ def show_plan(context: StudioContext, recipe: Recipe, device: str, num_devices: 
     # The planner brings the models along; a page that plans nothing starts without them.
     from frameloom.planner.devices import choose_device
     from frameloom.planner.estimate import measure_recipe, plan_run
-    from frameloom.planner.suggest import balance_tokens, suggest_change
+    from frameloom.planner.suggest import balance_tokens, format_balance, suggest_change
 
     chosen = choose_device(device, memory.strip() or None)
     measured = measure_recipe(recipe)
@@ -168,7 +168,7 @@ def show_plan(context: StudioContext, recipe: Recipe, device: str, num_devices: 
     if len(plan.buckets) > _MAX_ROWS:
         parts.append(note(f"And {len(plan.buckets) - _MAX_ROWS} more."))
     if balance := balance_tokens(recipe, plan, num_devices, measured):
-        parts.append(note(f"Better: {balance.format()}."))
+        parts.append(note(f"Better: {format_balance(balance)}."))
     if not reads_data:
         parts.append(note("No times of an epoch: the manifest is not there, or not below the folder."))
     return "".join(parts)

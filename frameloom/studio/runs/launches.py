@@ -40,7 +40,7 @@ _STOPPED = tuple(128 + number for number in (signal.SIGINT, signal.SIGTERM))
 
 @dataclass(frozen=True)
 class Launch:
-    """One start of a run; `run` is its folder from the studio's, `exit_code` None while it goes on."""
+    """One start of a run; `run` is its folder from the studio's, `exit_code` None while it runs."""
 
     id: str
     recipe: str

@@ -145,5 +145,5 @@ def _send(path: Path) -> Response:
 
 
 def _missing() -> Response:
-    # The same words for absent and for forbidden: an answer must not tell what lies outside.
+    # The same words for absent and for forbidden: an answer must not reveal what lies outside.
     return JSONResponse({"detail": "no such file, or not one that the page shows"}, status_code=404)

@@ -37,7 +37,7 @@ def fact_tiles(facts: Mapping[str, str]) -> str:
 
 def data_table(header: Sequence[str], rows: Sequence[Sequence[object]], *, numbers: Sequence[int] = ()) -> str:
     """A plain table; the columns in `numbers` are set to the right."""
-    align = ["fl-number" if place in numbers else "" for place in range(len(header))]
+    align = ["fl-number" if column in numbers else "" for column in range(len(header))]
     head = "".join(f'<th scope="col" class="{css}">{safe(name)}</th>' for name, css in zip(header, align, strict=True))
     body = "".join(
         "<tr>" + "".join(f'<td class="{css}">{safe(cell)}</td>' for cell, css in zip(row, align, strict=True)) + "</tr>"
@@ -70,14 +70,14 @@ element.addEventListener('click', (event) => {
 
 
 def player(context: StudioContext, path: Path, caption: str) -> str:
-    """A clip that plays or a picture, with a caption to hear; a file that has just gone is told."""
+    """A clip that plays, or a picture, with a caption for screen readers; or a note that the file is gone."""
     try:
         url = safe(context.file_url(path))
     except (OSError, FrameloomError):
         return '<p class="rg-empty">the file is gone</p>'
     if path.suffix.lower() not in CLIPS:
         return f'<img loading="lazy" src="{url}" alt="{safe(caption)}">'
-    # The address stands on the player itself: the page changes elements in place, and a new <source> is not loaded.
+    # The address is on the player itself: the page changes elements in place, and a new <source> is not loaded.
     return (
         f'<video src="{url}" autoplay loop muted playsinline controls preload="metadata" '
         f'aria-label="{safe(caption)}"></video>'
@@ -94,10 +94,10 @@ def badge(state: str, label: str = "") -> str:
 
 
 def button(act: str, key: object, label: str, *, hint: str = "") -> str:
-    told = safe(hint or label)
+    title = safe(hint or label)
     return (
         f'<button type="button" class="rg-button" data-act="{safe(act)}" data-key="{safe(key)}" '
-        f'aria-label="{told}" title="{told}">{safe(label)}</button>'
+        f'aria-label="{title}" title="{title}">{safe(label)}</button>'
     )
 
 

@@ -41,9 +41,6 @@ class TrainingSamples:
     note: CaptionNote | None = None
     is_compiled: bool = False
 
-    def is_drawn(self, step: int) -> bool:
-        return step_folder(self.folder, step).is_dir()
-
     def draw(self, step: int, ema: EMA | None, trackers: Sequence[Tracker]) -> None:
         """Write `samples/step-…/` and hand it to the trackers. Running out of memory or space is logged, and the
         run goes on; any other error ends it, because it would come again at every step."""

@@ -45,10 +45,6 @@ class RunFolder:
         self.rows = path / "rows.parquet"
 
     @property
-    def is_used(self) -> bool:
-        return self.checkpoints.is_dir()
-
-    @property
     def has_trained(self) -> bool:
         """Whether a step has left something here: its metrics, samples, a damaged checkpoint, a finished model."""
         has_logged = self.metrics.is_file() and self.metrics.stat().st_size > 0

@@ -57,7 +57,7 @@ def find_checkpoint(
     """The checkpoint to go on from, the same on all processes; None for a new run."""
 
     def prepare() -> None:
-        if recipe.run.resume == "never" and folder.is_used:
+        if recipe.run.resume == "never" and folder.checkpoints.is_dir():
             raise RunError(f"{folder.path}: holds a run already and run.resume is never; choose another --name")
         clear_leftovers(folder.checkpoints)
         read_bad_clips(folder.bad_clips, repair=True)

@@ -60,7 +60,15 @@ def account_run(run: Path) -> RunUsage:
     if not folder.recipe.is_file():
         raise RunError(f"{run}: no run, recipe.yaml is missing; name the folder that `frameloom train` wrote")
     recipe = load_recipe(folder.recipe, [])
-    state = _newest_state(folder)
+    state: dict[str, Any] | None = None
+    for step in reversed(list_steps(folder.checkpoints)):
+        try:
+            state = read_state(step_folder(folder.checkpoints, step))
+            break
+        except CheckpointError as error:
+            _log.warning("%s; trying the one before, as a resume would", error)
+    if state is None:
+        raise CheckpointError(f"{folder.path}: no complete checkpoint, so the position is unknown; train it first")
     manifest = read_manifest(recipe)
     if manifest.fingerprint != state["manifest"]:
         raise CheckpointError(
@@ -90,12 +98,3 @@ def _account_epochs(
             found.append(account_epoch(plan, reasons, position=done, bad=bad, shown=shown, images=images))
             bar.advance()
     return found
-
-
-def _newest_state(folder: RunFolder) -> dict[str, Any]:
-    for step in reversed(list_steps(folder.checkpoints)):
-        try:
-            return read_state(step_folder(folder.checkpoints, step))
-        except CheckpointError as error:
-            _log.warning("%s; trying the one before, as a resume would", error)
-    raise CheckpointError(f"{folder.path}: no complete checkpoint, so the position is unknown; train it first")

@@ -182,7 +182,7 @@ class DenoiserTask(Task):
 
     def _draw_dropped(self, slots: Batch, seed: int, dropout: float) -> Tensor:
         """[B, text encoders], on the host: true where a caption is replaced by the empty one."""
-        count = self.text.num_encoders
+        count = len(self.text.encoders)
         if not self.section.independent_dropout:
             return (draw_uniform(seed, "caption dropout", slots) < dropout)[:, None].expand(-1, count)
         drawn = [draw_uniform(seed, f"caption dropout {index}", slots) for index in range(count)]

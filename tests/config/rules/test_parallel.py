@@ -54,7 +54,7 @@ def test_impossible_products_are_refused_with_the_arithmetic(keys, num_ranks, me
 def test_processes_of_one_sequence_see_the_same_data():
     shape = fit_mesh(section(zero=3, sequence=2), 8)
     assert [shape.data_rank(rank) for rank in range(8)] == [0, 0, 1, 1, 2, 2, 3, 3]
-    assert (shape.data, shape.mates) == (4, 2)
+    assert (shape.data, shape.sequence) == (4, 2)
 
 
 def recipe(task: str = "denoiser", **sections: dict[str, object]) -> dict[str, object]:

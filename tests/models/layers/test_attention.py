@@ -90,10 +90,10 @@ def test_an_autoencoder_layer_gives_what_diffusers_gives() -> None:
 
 
 def test_attention_is_computed_in_one_place() -> None:
-    """Every other module of the package calls `attend`; the planner's tracker only counts."""
+    """Every other module of the package calls `attend`; the planner only counts."""
     home, package = Path(attention.__file__), Path(frameloom.__file__).parent
     callers = [path.name for path in package.rglob("*.py") if _names_kernel(path.read_text())]
-    assert sorted(callers) == [home.name, "tracker.py"]
+    assert sorted(callers) == [home.name, "shape_tensors.py"]
 
 
 def _names_kernel(source: str) -> bool:

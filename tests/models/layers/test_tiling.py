@@ -122,3 +122,13 @@ def test_pieces_are_listed_as_the_layers_see_them(size: tuple[int, int, int], le
     run_in_cuts(look, draw(2, 1, *size), cuts)
     assert sorted(cuts.list_pieces(size)) == sorted(seen)
     assert Cuts().list_pieces(size) == [size]
+
+
+@pytest.mark.parametrize(("overlap", "cells"), [(0.0, 4), (0.25, 3), (0.5, 2), (0.75, 1), (0.1, 3), (0.3, 2), (0.7, 1)])
+def test_tiles_overlap_by_any_share_in_whole_latent_cells(overlap: float, cells: int) -> None:
+    """As the published roundings say where they fit each other; else tiles are so many whole `cells` apart."""
+    encoded, decoded = (Tiles.overlapping(32, overlap, compression=8, decoding=flag) for flag in (False, True))
+    assert encoded == Tiles(size=32, stride=8 * cells, keep=cells, blend=4 - cells)
+    assert decoded == Tiles(size=4, stride=cells, keep=8 * cells, blend=8 * (4 - cells))
+    if (4 * overlap).is_integer():
+        assert (encoded.stride, decoded.blend) == (int(32 * (1 - overlap)), int(32 * overlap))

@@ -120,29 +120,9 @@ def test_a_longer_maximum_only_adds_padding(encoder: TextEncoder) -> None:
     assert not long.tokens_BKD[:, LENGTH:].any()
 
 
-def test_encoding_twice_gives_the_same_states(encoder: TextEncoder) -> None:
-    first, again = (encoder.encode(["a red circle", "a green star"]) for _ in range(2))
-    assert torch.equal(first.tokens_BKD, again.tokens_BKD)
-    assert torch.equal(first.pooled_BD, again.pooled_BD)
-    assert not torch.equal(first.pooled_BD[0], first.pooled_BD[1])
-
-
-def test_many_captions_are_encoded_in_order(encoder: TextEncoder) -> None:
-    captions = [f"circle number {index}" for index in range(minilm.MiniLM.batch_size + 3)]
-    states = encoder.encode(captions)
-    assert len(states.tokens_BKD) == len(states.mask_BK) == len(captions)
-    torch.testing.assert_close(states.pooled_BD[-1], encoder.encode(captions[-1:]).pooled_BD[0], atol=1e-5, rtol=1e-4)
-
-
 def test_fingerprint_follows_the_length(encoder: TextEncoder) -> None:
     assert encoder.fingerprint() == build_text_encoder("minilm", max_length=LENGTH).fingerprint()
     assert encoder.fingerprint() != build_text_encoder("minilm", max_length=LENGTH + 1).fingerprint()
-
-
-def test_no_caption_is_a_mistake_of_the_caller(encoder: TextEncoder) -> None:
-    for captions in ([], "a red circle"):
-        with pytest.raises(ValueError, match="list of at least one caption"):
-            encoder.encode(captions)
 
 
 def test_a_changed_file_is_refused(tmp_path: Path) -> None:

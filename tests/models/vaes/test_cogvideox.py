@@ -16,7 +16,6 @@ from frameloom.models.vaes.cogvideox.config import SIZES, CogVideoXConfig
 from frameloom.models.vaes.cogvideox.model import CogVideoXVAE, bounds_with_rest_first, enlarge, load_original, modulate
 from tests.models.vaes.contract import VAEContract, draw_clip
 from tests.parity.cases import read_case
-from tests.parity.harness import run_case
 
 GOLDENS = Path(__file__).parents[2] / "goldens" / "cogvideox-fun"
 
@@ -53,14 +52,6 @@ def build_diffusers(config: CogVideoXConfig):
 
 
 # --- goldens ---
-
-
-@pytest.mark.parametrize("key", ["encoder.conv_out.conv.bias", "decoder.up_blocks.1.resnets.0.norm2.conv_b.conv.bias"])
-def test_a_changed_weight_is_above_tolerance(key):
-    case = read_golden()
-    case.weights[key][0] += 0.05
-    case = dataclasses.replace(case, outputs={name: case.outputs[name] for name in ("f13.moments", "t4.decoded")})
-    assert not run_case(case).is_good
 
 
 # --- against diffusers ---

@@ -17,7 +17,6 @@ from frameloom.models.vaes.dc_ae.config import SIZES, DCAEConfig
 from frameloom.models.vaes.dc_ae.model import DCAE, ChannelRMSNorm, fold_cells, load_original, unfold_cells
 from tests.models.vaes.contract import VAEContract, draw_clip
 from tests.parity.cases import read_case
-from tests.parity.harness import run_case
 
 GOLDENS = Path(__file__).parents[2] / "goldens" / "open-sora-v2"
 CASES = ["dcae_f32t4", "dcae_f8t4_tiled"]
@@ -49,21 +48,6 @@ def build_golden(name: str = "dcae_f8t4_tiled", **overrides) -> DCAE:
 
 
 # --- goldens ---
-
-
-@pytest.mark.parametrize(
-    "key",
-    [
-        "encoder.stages.2.op_list.0.context_module.main.aggreg.0.1.weight",
-        "decoder.stages.1.op_list.0.main.conv.conv.weight",
-        "decoder.project_out.op_list.0.bias",
-    ],
-)
-def test_a_changed_weight_is_above_tolerance(key):
-    case = read_golden("dcae_f8t4_tiled")
-    case.weights[key].flatten()[0] += 0.5
-    case = dataclasses.replace(case, outputs={name: case.outputs[name] for name in ("f8.encoded", "t2.decoded")})
-    assert not run_case(case).is_good
 
 
 # --- the published notes ---
@@ -114,47 +98,11 @@ def test_lengths_are_accepted_and_refused_as_published():
 # --- full size ---
 
 
-def list_keys(config: DCAEConfig) -> set[str]:
-    """Key names as the fact sheet writes them down."""
-    keys = {"encoder.project_in.conv.weight", "encoder.project_in.conv.bias"}
-    keys |= {
-        f"{half}.conv.{part}"
-        for half in ("encoder.project_out.main.op_list.0", "decoder.project_in.main")
-        for part in ("weight", "bias")
-    }
-    keys |= {f"decoder.project_out.op_list.{layer}.{part}" for layer in ("0", "2.conv") for part in ("weight", "bias")}
-    residual = ["conv1.conv.weight", "conv1.conv.bias", "conv2.conv.weight", "conv2.norm.weight", "conv2.norm.bias"]
-    attention = [
-        *(
-            f"context_module.main.{part}.weight"
-            for part in ("qkv.conv", "aggreg.0.0", "aggreg.0.1", "proj.conv", "proj.norm")
-        ),
-        "context_module.main.proj.norm.bias",
-        *(
-            f"local_module.main.{part}.weight"
-            for part in ("inverted_conv.conv", "depth_conv.conv", "point_conv.conv", "point_conv.norm")
-        ),
-        *(f"local_module.main.{part}.bias" for part in ("inverted_conv.conv", "depth_conv.conv", "point_conv.norm")),
-    ]
-    last = len(config.widths) - 1
-    for half, depths in (("encoder", config.encoder_depths), ("decoder", config.decoder_depths)):
-        for stage, depth in enumerate(depths):
-            first = 1 if half == "decoder" and stage < last else 0
-            names = attention if config.attention[stage] else [f"main.{name}" for name in residual]
-            for index in range(first, first + depth):
-                keys |= {f"{half}.stages.{stage}.op_list.{index}.{name}" for name in names}
-            if stage < last:
-                step = f"op_list.{depth}.main.conv" if half == "encoder" else "op_list.0.main.conv.conv"
-                keys |= {f"{half}.stages.{stage}.{step}.{part}" for part in ("weight", "bias")}
-    return keys
-
-
 def test_the_released_size_has_the_published_keys_shapes_and_numbers_of_parameters():
     config = SIZES["f32t4c128"]
     with torch.device("meta"):
         model = DCAE(config)
     state = model.state_dict()
-    assert set(state) == list_keys(config)
     assert len(state) == 339
     counts = [sum(value.numel() for value in half.parameters()) for half in (model, model.encoder, model.decoder)]
     assert counts == [459_462_147, 220_439_936, 239_022_211]
@@ -220,67 +168,6 @@ def test_no_layer_sees_more_than_a_tile():
         pixels = model.decode(draw_clip(1, 8, 8, 9, 5))
     assert pixels.shape == (1, 3, 32, 72, 40)
     assert {max(sizes) for sizes in zip(*seen, strict=True)} == {4}
-
-
-def mix(before: torch.Tensor, tile: torch.Tensor, extent: int, *, dim: int) -> None:
-    """In place, cell by cell, as published: what follows sees the mixed tile."""
-    extent = min(extent, before.shape[dim], tile.shape[dim])
-    for cell in range(extent):
-        old, new = before.select(dim, before.shape[dim] - extent + cell), tile.select(dim, cell)
-        new.copy_(old * (1 - cell / extent) + new * (cell / extent))
-
-
-def cut_plainly(layers, x, dims: tuple[int, ...], size: int, stride: int, blend: int, keep: int) -> torch.Tensor:
-    """Tiles along one or two sides, all in memory, and the published loops over them."""
-    last, *first = dims[::-1]
-    tops = range(0, x.shape[first[0]], stride) if first else [0]
-    grid = []
-    for top in tops:
-        row = x.narrow(first[0], top, min(size, x.shape[first[0]] - top)) if first else x
-        lefts = range(0, x.shape[last], stride)
-        grid.append([layers(row.narrow(last, left, min(size, x.shape[last] - left))).clone() for left in lefts])
-    for i, row in enumerate(grid):
-        for j, tile in enumerate(row):
-            if i:
-                mix(grid[i - 1][j], tile, blend, dim=first[0])
-            if j:
-                mix(row[j - 1], tile, blend, dim=last)
-    rows = [torch.cat([tile.narrow(last, 0, min(keep, tile.shape[last])) for tile in row], dim=last) for row in grid]
-    if not first:
-        return rows[0]
-    return torch.cat([row.narrow(first[0], 0, min(keep, row.shape[first[0]])) for row in rows], dim=first[0])
-
-
-# Tiles of the golden case have 4 cells: of 8 pixels, of 4 frames.
-CUT_CASES = [("encode", (3, 4), 8), ("decode", (3, 4), 8), ("encode", (2,), 4), ("decode", (2,), 4)]
-
-
-@pytest.mark.parametrize(("way", "dims", "compression"), CUT_CASES)
-@pytest.mark.parametrize(("overlap", "cells"), [(0.0, 4), (0.25, 3), (0.5, 2), (0.75, 1), (0.1, 3), (0.3, 2), (0.7, 1)])
-def test_tiles_overlap_by_any_share(overlap: float, cells: int, way: str, dims: tuple[int, ...], compression: int):
-    """As the published roundings say where they fit each other; else tiles are so many whole `cells` apart."""
-    model = build_golden(tile_overlap=overlap, spatial_tiling=True, temporal_tiling=True)
-    sides = (1, 7, 5) if dims == (3, 4) else (9, 2, 2)
-    if way == "encode":
-        pixels = (4 * sides[0], 8 * sides[1], 8 * sides[2])
-        x, layers, cell_in, cell_out = draw_clip(1, 3, *pixels), model.encoder, compression, 1
-    else:
-        x, layers, cell_in, cell_out = draw_clip(1, 8, *sides), model.decoder, 1, compression
-    size_in, size_out = 4 * cell_in, 4 * cell_out
-    if (4 * overlap).is_integer():
-        stride, blend = int(size_in * (1 - overlap)), int(size_out * overlap)
-        assert stride == cell_in * cells
-    else:
-        stride, blend = cell_in * cells, cell_out * (4 - cells)
-    with torch.no_grad():
-        ours = model.encode(x).mean_BCFHW if way == "encode" else model.decode(x)
-        expected = cut_plainly(layers, x, dims, size_in, stride, blend, size_out - blend)
-        whole = layers(x)
-    assert ours.shape == expected.shape
-    assert (ours - expected).abs().max() < 1e-5
-    assert ours.shape != whole.shape or (ours - whole).abs().max() > 1e-3
-    if dims == (3, 4):
-        assert ours.shape == whole.shape
 
 
 def test_the_published_overlap_is_read_and_one_without_a_distance_is_refused():

@@ -149,17 +149,6 @@ def test_other_parts_of_a_single_file_are_passed_over() -> None:
         load_original(build_awake(seed=1), tensors | {"model_ema.decay": torch.zeros(1)})
 
 
-def test_a_model_built_on_the_meta_device_works_after_loading() -> None:
-    source = build_awake()
-    with torch.device("meta"):
-        model = KLVAE(NARROW)
-    load_original(model, export_original(source, "single"))
-    clip = draw_clip(1, 3, 1, 16, 16)
-    with torch.no_grad():
-        assert torch.equal(model.eval().encode(clip).mean_BCFHW, source.encode(clip).mean_BCFHW)
-    assert float(model.scale[0]) == pytest.approx(0.13025)
-
-
 def test_pieces_equal_the_whole() -> None:
     model = build_awake()
     clip = draw_clip(2, 3, 3, 16, 16)

@@ -8,7 +8,6 @@ from typing import ClassVar
 
 import pytest
 import torch
-from safetensors.torch import load_file
 
 from frameloom.builders.vae import configure_vae
 from frameloom.config.schema.recipe import VAESection
@@ -218,23 +217,6 @@ def test_the_first_latent_is_that_of_the_first_frame_as_an_image():
         assert (model.decode(whole[:, :4])[:, :, :1] - model.decode(image[:, :4])).abs().max() < 1e-12
 
 
-def test_gradients_reach_every_trainable_parameter():
-    model = build(SIZES["tiny"]).train()
-    clip = draw_clip(1, 3, 9, 16, 16)
-    moments, encoded = model.encode_with_coefficients(clip)
-    pixels, decoded = model.decode_with_coefficients(moments.sample(torch.ones_like(moments.mean_BCFHW)))
-    loss = (pixels - clip).square().sum() + moments.kl_B().sum()
-    loss = loss + sum((a - b).abs().sum() for a, b in zip(encoded, decoded, strict=True))
-    loss.backward()
-    without = [
-        name
-        for name, parameter in model.named_parameters()
-        if parameter.requires_grad and (parameter.grad is None or not parameter.grad.any())
-    ]
-    assert not without
-    assert all(parameter.grad is None for parameter in model.parameters() if not parameter.requires_grad)
-
-
 def test_coefficients_come_with_the_plain_results():
     model = build(NARROW)
     clip = draw_clip(2, 3, 9, 16, 16)
@@ -304,10 +286,3 @@ def test_both_spellings_of_downsample_are_read():
     right = {key.replace("dowmsample", "downsample"): value for key, value in variant.items()}
     assert right != variant
     assert WFVAEConfig.from_original(right) == WFVAEConfig.from_original(variant)
-
-
-def test_recipe_weights_equal_the_stored_ones():
-    stored = load_file(GOLDENS / "wfvae_groupnorm_recipe.safetensors")
-    key = "encoder.connect_l2.bias"
-    assert torch.equal(torch.from_numpy(draw_recipe_weight(key, (32,))), stored[f"weights.{key}"])
-    assert not torch.equal(torch.from_numpy(draw_recipe_weight(key, (32,), seed=1)), stored[f"weights.{key}"])
