@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from frameloom.config.loading.schema_tree import ROOT, Kind, default_of, describe, field_kind
+from frameloom.config.loading.schema_tree import ROOT, Kind, default_of, field_kind, format_type
 from frameloom.config.loading.yaml_values import format_key, format_value
 from frameloom.config.schema.recipe import Recipe
 
@@ -100,7 +100,7 @@ def _render_tables(section: Kind, prefix: str, meaning: str) -> str:
     for name, field in section.fields.items():
         kind = field_kind(field)
         inner = kind if kind.fields else kind.item
-        text = describe(kind)
+        text = format_type(kind)
         if inner is not None and inner.fields:
             dotted = f"{prefix}.{name}" if prefix else name
             below.append(_render_tables(inner, dotted if kind.fields else f"{dotted}.N", field.description or ""))
