@@ -86,7 +86,7 @@ def find_latest(
     """The newest undamaged checkpoint, the same on all processes of `collective`; None for an unused folder.
 
     Damaged ones are passed over with a warning; `set_aside` also renames them, so that their step can be saved
-    again. When only damaged ones are there this is an error: a run never starts from scratch by itself.
+    again. If all are damaged this is an error: a run never restarts from scratch by itself.
     """
     collective = collective or Collective()
     steps = collective.run_on_rank0(lambda: list_steps(root), error=CheckpointError)

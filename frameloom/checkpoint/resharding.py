@@ -120,7 +120,7 @@ def plan_files(layouts: Sequence[Layout]) -> FilePlan:
     placement: dict[str, dict[str, Any]] = {}
     for group in sorted({group for layout in layouts for group in layout}):
         ranks = sorted({rank for (kind, _, _), rank in writers.items() if kind == group})
-        # A group without tensors is a file all the same: whether it is there says how the run was set up.
+        # A group without tensors still gets a file: its presence records how the run was set up.
         names = name_shards(group, max(len(ranks), 1))
         numbers = {rank: number for number, rank in enumerate(ranks)} or {0: 0}
         for rank, number in numbers.items():
@@ -230,7 +230,7 @@ class StoredTensors:
         return found
 
     def defer(self, group: str) -> LazyTensors:
-        """The tensors of a group, each read when it is asked for; needs no block around it."""
+        """The tensors of a group, each read at its access; needs no `with` block."""
         headers = [open_safetensors(self._folder / file) for file in self._files[group]]
         if group not in self._placement:
             return headers[0]
@@ -285,8 +285,8 @@ def read_own(
 ) -> dict[str, dict[str, Tensor]]:
     """What this process needs of a checkpoint, cut as its `own` tensors are; nothing else is read.
 
-    `known` are all names that some process has; of those a process reads only its own. A tensor that nobody knows, or
-    that does not fit, is read whole by all: who takes it up refuses it in the words for that.
+    `known` are all names that some process has; of those a process reads only its own. A tensor that is unknown to all,
+    or does not fit, is read whole by all: loading it then raises the right error.
     """
     found: dict[str, dict[str, Tensor]] = {}
     for kind, shapes in stored.shapes().items():

@@ -203,7 +203,7 @@ class Saver:
         return written
 
     def _seal(self, save: _Save, reports: Sequence[Report]) -> None:
-        """On the first process: everything is there, so `state.json` can say so, and the folder gets its name."""
+        """On the first process: check that all files are complete, write `state.json`, rename the folder."""
         assert self._plan is not None
         try:
             digests = {}

@@ -5,7 +5,7 @@ The language has and, or, not, comparisons (also chained, 1 < x < 5), in [..], n
 back quotes. As in SQL, a comparison with a missing value keeps no row; NaN counts as missing.
 
 That is the syntax of Python's expressions, so Python's parser reads it, but sees no name or text of the filter: each
-operand is replaced by a placeholder first. From the tree a polars expression is built; nothing of it is ever executed.
+operand is replaced by a placeholder first. The tree becomes a polars expression; it is never executed as Python.
 """
 
 from __future__ import annotations
@@ -160,7 +160,7 @@ class _Token(NamedTuple):
         return self.kind not in ("word", "symbol", "end") or self.text in (")", "]")
 
     def value(self) -> tuple[Any, str | None]:
-        """(value, its kind); the kind is None for a token that is no value."""
+        """(value, its kind); the kind is None for a token that is not a value."""
         if self.kind == "number":
             # polars knows no whole number of more than 38 digits.
             is_whole = self.text.isdecimal() and len(self.text) <= 38
