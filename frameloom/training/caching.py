@@ -31,7 +31,7 @@ from frameloom.data.cache.external import (
 )
 from frameloom.data.cache.filling import CacheJob, Filled, write_latent_cache, write_text_cache
 from frameloom.data.cache.keys import latent_fingerprint, latent_items, text_fingerprint
-from frameloom.data.cache.store import Growth, LatentStore, TextStore
+from frameloom.data.cache.store import LatentStore, TextStore
 from frameloom.data.loading.loader import read_requests
 from frameloom.data.loading.reader import BatchReader, Stores
 from frameloom.data.manifest.manifest import Manifest
@@ -42,7 +42,7 @@ _log = get_logger(__name__)
 
 
 def write_caches(recipe: Recipe, job: CacheJob | None = None) -> Iterator[str]:
-    """Write what `data.cache` names, going on where an earlier call stopped; says what was written."""
+    """Write what `data.cache` names, resuming an earlier call; yields what was written."""
     job = job or CacheJob()
     cache, policy = recipe.data.cache, build_policy(recipe)
     folders, asked = {"latents": cache.latents, "text": cache.text}, {"latents": job.latents, "text": job.text}
@@ -179,7 +179,7 @@ def open_latent_store(recipe: Recipe, manifest: Manifest, policy: BucketPolicy) 
     growth = None
     if cache.on_demand:
         reader = BatchReader(manifest, policy, recipe.data, recipe.seed)
-        growth = Growth(reader.read, lambda: _latent_encoder(recipe, loaded))
+        growth = (reader.read, lambda: _latent_encoder(recipe, loaded))
     store = LatentStore.open(path, fingerprint, items, check_files=cache.check_files, growth=growth)
     if store.num_missing:
         _log.info("%s: %d of %d latents will be encoded while training", path, store.num_missing, items.height)

@@ -216,7 +216,7 @@ class RatioTokens(BucketPolicy):
         fitting = np.minimum(token_sides**2 * limit / area, limit)
         return np.maximum(self.rule.trim(np.floor(fitting).astype(np.int64)), 1)
 
-    def why_unused(self, clips: Clips) -> NDArray[np.int8]:
+    def reject_reason(self, clips: Clips) -> NDArray[np.int8]:
         return (~clips.is_image & (self.available_frames(clips.frames) < 1)).astype(np.int8)
 
     def random_keys(self) -> list[str]:

@@ -174,9 +174,9 @@ def _find_copies(records: pl.DataFrame, duplicates: Duplicates) -> list[tuple[st
         hashes = np.frombuffer(b"".join(group["hashes"]), np.uint64).reshape(-1, num_frames)
         colours = np.frombuffer(b"".join(group["colours"]), np.uint8).reshape(-1, num_frames * COLOUR_BYTES)
         paths = group["path"]
-        for one in find_duplicates(hashes, colours):
-            detail = f"looks like {paths[one.like]}, {one.num_bits} of {64 * num_frames} bits differ"
-            copies.append((paths[one.place], LOOKS_ALIKE, detail))
+        for clip, like, num_bits in find_duplicates(hashes, colours):
+            detail = f"looks like {paths[like]}, {num_bits} of {64 * num_frames} bits differ"
+            copies.append((paths[clip], LOOKS_ALIKE, detail))
     return copies
 
 

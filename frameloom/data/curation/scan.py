@@ -58,20 +58,13 @@ SCHEMA: dict[str, Any] = {
 }
 
 
-@dataclass(frozen=True)
-class Shard:
-    """Part `index` (from 0) of `count` parts of a list, chosen by the paths alone."""
-
-    index: int
-    count: int
-
-    @classmethod
-    def parse(cls, text: str) -> Shard:
-        found = re.fullmatch(r"(\d+)/(\d+)", text)
-        index, count = (int(number) for number in found.groups()) if found else (0, 0)
-        if not found or not 0 <= index < count:
-            raise ConfigError(f"--shard is '{text}'; write i/n with i from 0 to n-1, such as 0/4")
-        return cls(index, count)
+def parse_shard(text: str) -> tuple[int, int]:
+    """(index from 0, count) of "i/n": one of n parts of a list, chosen by the paths alone."""
+    found = re.fullmatch(r"(\d+)/(\d+)", text)
+    index, count = (int(number) for number in found.groups()) if found else (0, 0)
+    if not found or not 0 <= index < count:
+        raise ConfigError(f"--shard is '{text}'; write i/n with i from 0 to n-1, such as 0/4")
+    return index, count
 
 
 @dataclass(frozen=True)
@@ -93,14 +86,14 @@ def open_scan_store(out: Path, root: Path) -> RecordStore:
 
 
 def scan_files(
-    table: pl.DataFrame, root: Path, out: Path, options: ScanOptions, *, shard: Shard | None = None
+    table: pl.DataFrame, root: Path, out: Path, options: ScanOptions, *, shard: tuple[int, int] | None = None
 ) -> pl.DataFrame:
     """Look at the files of `table` (column `path`), or of one shard of it, and note what they are; the new records."""
     store = open_scan_store(out, root)
     paths = list_files(fold_members(table))
     codes = path_codes(paths["path"])
     if shard is not None:
-        inside = bits_at(key(options.seed, "scan shard"), codes) % np.uint64(shard.count) == shard.index
+        inside = bits_at(key(options.seed, "scan shard"), codes) % np.uint64(shard[1]) == shard[0]
         paths, codes = paths.filter(pl.Series(inside)), codes[inside]
     audited = uniform_at(key(options.seed, "scan audit"), codes) < options.audit
     plan = paths.with_columns(wants_audit=pl.Series(audited))
@@ -137,14 +130,6 @@ def list_files(table: pl.DataFrame) -> pl.DataFrame:
     return table.select("path", *place).unique("path", maintain_order=True)
 
 
-def _list_jobs(plan: pl.DataFrame) -> Iterator[Job]:
-    """Jobs from a table of files joined with what is known of them: `size`, `mtime_ns`, and perhaps audits."""
-    for row in plan.iter_rows(named=True):
-        wants_audit = row.get("wants_audit", False)
-        size, mtime_ns = (row["size"], row["mtime_ns"]) if row.get("audited") or not wants_audit else (None, None)
-        yield Job(row["path"], size, mtime_ns, wants_audit, member_of(row))
-
-
 def member_of(row: Mapping[str, Any]) -> tuple[str, int, int] | None:
     """(name, first byte, number of bytes) of a row of a folded table; None for a file of its own."""
     if row.get("member_bytes") is None or row["member"] is None:
@@ -159,11 +144,21 @@ def path_codes(paths: pl.Series) -> NDArray[np.int64]:
 
 
 def run_into_store(store: RecordStore, work: FileWork, plan: pl.DataFrame, title: str, options: WorkOptions) -> None:
-    """Inspect the files of `plan` with a progress bar; what is done when this is interrupted stays done."""
-    num_bad, jobs = 0, _list_jobs(plan)
+    """Inspect the files of `plan` with a progress bar; what is done when this is interrupted stays done.
+
+    `plan` has `size`, `mtime_ns` and perhaps `audited` of earlier records.
+    """
+
+    def jobs() -> Iterator[Job]:
+        for row in plan.iter_rows(named=True):
+            wants_audit = row.get("wants_audit", False)
+            size, mtime_ns = (row["size"], row["mtime_ns"]) if row.get("audited") or not wants_audit else (None, None)
+            yield Job(row["path"], size, mtime_ns, wants_audit, member_of(row))
+
+    num_bad = 0
     with ProgressBar(title, plan.height) as bar:
         try:
-            for record in run_jobs(work, jobs, options):
+            for record in run_jobs(work, jobs(), options):
                 if not record.pop("unchanged", False):
                     num_bad += record.get("reason") is not None
                     store.add(record)

@@ -38,7 +38,7 @@ def test_policies_that_set_the_rate_or_a_stride_say_so():
     class Fixed(BucketPolicy):
         frame_rule = FrameRule(fps=16)
 
-        assign_clips = geometry = why_unused = None  # type: ignore[assignment]
+        assign_clips = geometry = reject_reason = None  # type: ignore[assignment]
 
     class Strided(Fixed):
         frame_rule = FrameRule(stride=3)
