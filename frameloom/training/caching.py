@@ -63,11 +63,10 @@ def write_caches(recipe: Recipe, job: CacheJob | None = None) -> Iterator[str]:
             BatchReader(manifest, policy, recipe.data, recipe.seed),
             build_vae(recipe.vae, seed=recipe.seed),
         )
-        workers, timeout_s = recipe.data.workers, recipe.data.timeout_s
         filled = write_latent_cache(
             Path(cache.latents or ""),
             latent_items(manifest, policy, possible_buckets(manifest, policy)),
-            read_pixels=lambda requests: read_requests(requests, reader, workers=workers, timeout_s=timeout_s),
+            read_pixels=partial(read_requests, reader=reader, workers=recipe.data.workers),
             encoder=_latent_encoder(recipe, loaded, job.local_rank if job.num_ranks > 1 else None),
             fingerprint=_latent_fingerprint(recipe, policy, loaded),
             section=cache,
@@ -135,12 +134,17 @@ def list_captions(manifest: Manifest) -> list[str]:
 
 
 def open_caches(recipe: Recipe, manifest: Manifest, policy: BucketPolicy) -> Stores:
-    """CacheError if a cache does not fit the recipe."""
+    """CacheError if a cache does not fit the recipe, unless it may grow."""
     cache = recipe.data.cache
     latents = open_latent_store(recipe, manifest, policy) if cache.latents else None
-    if cache.external is None:
-        return Stores(latents, open_text_store(recipe, manifest) if cache.text else None)
+    if cache.external is None and not cache.text:
+        return Stores(latents)
     pipeline = build_text(recipe.text, recipe.model)
+    if cache.external is None:
+        path, fingerprint = Path(cache.text or ""), _text_fingerprint(recipe, pipeline)
+        if cache.on_demand:
+            return Stores(latents, TextStore.open(path, fingerprint, encoder=_text_encoder(recipe, pipeline)))
+        return Stores(latents, TextStore.open(path, fingerprint, captions=list_captions(manifest)))
     shape = TextShape(pipeline.max_length, pipeline.width, pipeline.pooled_width)
     folders = [Path(folder) for folder in cache.external_folders]
     if cache.external == "open_sora_plan":
@@ -184,12 +188,3 @@ def open_latent_store(recipe: Recipe, manifest: Manifest, policy: BucketPolicy) 
     if store.num_missing:
         _log.info("%s: %d of %d latents will be encoded while training", path, store.num_missing, items.height)
     return store
-
-
-def open_text_store(recipe: Recipe, manifest: Manifest) -> TextStore:
-    """CacheError if the cache does not fit the recipe, unless it may grow."""
-    path, pipeline = Path(recipe.data.cache.text or ""), build_text(recipe.text, recipe.model)
-    fingerprint = _text_fingerprint(recipe, pipeline)
-    if recipe.data.cache.on_demand:
-        return TextStore.open(path, fingerprint, encoder=_text_encoder(recipe, pipeline))
-    return TextStore.open(path, fingerprint, captions=list_captions(manifest))

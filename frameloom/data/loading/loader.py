@@ -23,7 +23,7 @@ from frameloom.data.media.decode import FatalClip
 from frameloom.data.order.plan import BatchPlan
 
 log = get_logger(__name__)
-"""Every rank of a run shows its warnings: a worker that is replaced is that rank's own."""
+"""All ranks show its warnings: each has its own workers."""
 
 _MAX_STRIKES = 2
 _NUM_SHOWN = 8
@@ -35,14 +35,14 @@ def read_requests(
     reader: BatchReader,
     *,
     workers: int = 0,
-    timeout_s: float = 300.0,
+    timeout_s: float | None = None,
     prefetch: int = 2,
     quarantine: Mapping[int, str] | None = None,
 ) -> Iterator[Batch]:
     """Batches in the order of `requests`; without workers they are read in this process and there is no deadline.
 
-    A worker that dies, or has a clip open for longer than `timeout_s`, is replaced; a clip at which this happens twice
-    is treated as unreadable, and so are those of `quarantine` (row and reason), which are not opened at all.
+    A worker that dies, or has a clip open for longer than `timeout_s` (None: that of the recipe), is replaced. A clip
+    at which this happens twice is treated as unreadable; those of `quarantine` (row and reason) are not opened at all.
     """
     if workers == 0:
         on_open = refuse_quarantined(quarantine, ignore_open) if quarantine else ignore_open
@@ -51,7 +51,7 @@ def read_requests(
     pool: ProcessPool[_Task, Batch] = ProcessPool(
         partial(_read_task, reader),
         num_workers=workers,
-        timeout_s=timeout_s,
+        timeout_s=timeout_s or reader.data.timeout_s,
         ahead=prefetch,
         name="loader",
         send=send_object,
