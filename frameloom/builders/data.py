@@ -79,7 +79,7 @@ def read_manifest(recipe: Recipe, where: Where | None = None) -> Manifest:
     if note is None or recipe.task != "denoiser":
         return manifest
     policy = build_policy(recipe)
-    notes = CaptionSuffix.for_policy(policy, fps=note.fps, motion=note.motion, fps_max=data.fps_max)
+    notes = CaptionSuffix(note.fps, note.motion, data.fps_max, policy.frame_rule.stride, policy.frame_rule.fps)
     return append_suffix(manifest, notes)
 
 
@@ -132,7 +132,7 @@ def class_rows(manifest: Manifest) -> NDArray[np.int64]:
 
 
 def build_plan(recipe: Recipe, manifest: Manifest, policy: BucketPolicy) -> Callable[[int], BatchPlan]:
-    """The plan of an epoch as a function; the last two are kept, because both sides of an epoch's end are asked for."""
+    """The plan of an epoch as a function; the last two are kept, because both sides of an epoch's end are needed."""
 
     @lru_cache(maxsize=2)
     def plan(epoch: int) -> BatchPlan:

@@ -59,10 +59,8 @@ def write_caches(recipe: Recipe, job: CacheJob | None = None) -> Iterator[str]:
         raise ConfigError(f"--prune works with one process, not with {job.num_ranks}; call it again without torchrun")
     manifest = read_manifest(recipe)
     if asked["latents"]:
-        reader, loaded = (
-            BatchReader(manifest, policy, recipe.data, recipe.seed),
-            build_vae(recipe.vae, seed=recipe.seed),
-        )
+        reader = BatchReader(manifest, policy, recipe.data, recipe.seed)
+        loaded = build_vae(recipe.vae, seed=recipe.seed)
         filled = write_latent_cache(
             Path(cache.latents or ""),
             latent_items(manifest, policy, possible_buckets(manifest, policy)),

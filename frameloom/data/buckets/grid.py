@@ -3,8 +3,8 @@
 A clip tries the resolutions from large to small and, within one, the lengths from long to short; draws decide
 where a probability is below 1. `build_grid` makes one from a recipe.
 
-A probability is one number (the share of fitting clips that stay, the rest go on to the next lower resolution) or,
-for videos, a pair (keep, skip): the share `skip` first goes on to the next shorter length of the same resolution.
+A probability is one number (the share of fitting clips that stay, the rest try the next lower resolution) or,
+for videos, a pair (keep, skip): the share `skip` first tries the next shorter length of the same resolution.
 """
 
 from __future__ import annotations

@@ -53,7 +53,7 @@ class Bucket:
 
 
 class Clips(NamedTuple):
-    """What a policy looks at: frames of the file, pixels, and frames per second (NaN for an image)."""
+    """The input of a policy: frames of the file, pixels, and frames per second (NaN for an image)."""
 
     frames: Ints
     height: Ints

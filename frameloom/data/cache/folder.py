@@ -76,7 +76,7 @@ class CacheFolder:
 
     @classmethod
     def create(cls, path: Path, kind: str, columns: Mapping[str, Any]) -> Self:
-        """Begin a cache or go on with one; a folder of other things is refused."""
+        """Begin or resume a cache; a folder of other things is refused."""
         path.mkdir(parents=True, exist_ok=True)
         # Listed before the look for cache.json, which another process may be writing: it comes before all else.
         is_used = any(not entry.name.startswith(".") for entry in path.iterdir())
@@ -243,7 +243,7 @@ class CacheFolder:
         return index.height - kept.height
 
     def _repack(self, part: pl.DataFrame) -> None:
-        """Commit the samples of `part` again as groups of their own."""
+        """Commit the samples of `part` again as new groups."""
         for same in part.partition_by("made_by"):
             group = Group(same["made_by"][0], ragged=self.kind == "text")
             for entry in same.iter_rows(named=True):

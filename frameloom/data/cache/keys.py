@@ -168,7 +168,7 @@ def caption_keys(captions: Iterable[str]) -> pl.DataFrame:
 def explain_latents(
     folder: CacheFolder, fingerprint: Mapping[str, Any], placed: pl.DataFrame, entries: pl.DataFrame
 ) -> list[str]:
-    """Why latents are missing, as lines: how many, what differs from what is there, and the command."""
+    """Why latents are missing, as lines: how many, what differs from the cached ones, and the command."""
     missing = placed.filter(pl.col("group").is_null())
     lines = [f"{folder.path}: lacks {missing.height} of {placed.height} latents; {REBUILD}"]
     changed = missing.filter(pl.col("changed")).unique("path", maintain_order=True).head(_NUM_SHOWN)

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import polars as pl
 
 SOURCE = {"source_bytes": pl.Int64, "source_time_ns": pl.Int64, "source_sha256": pl.String}
-# How an item says where its bytes are: `offset` and `num_bytes` are null for a file of its own, else a part of a tar.
+# How an item says where its bytes are: `offset` and `num_bytes` are null for a whole file, else a part of a tar.
 LOCATION = ("root", "path", "offset", "num_bytes")
 _GONE = -1
 _CHUNK_BYTES = 1 << 20

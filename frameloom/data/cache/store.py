@@ -2,7 +2,7 @@
 
 Both look samples up by an int64 key in a table and read them from mapped shards; the bytes of a sample are checked when
 a process first reads it. A store holds only what it was opened for: a stale sample is never read. One that grows
-encodes what is missing when a batch asks for it. Nothing is sent between ranks: each commits whole groups of its own
+encodes what is missing when a batch asks for it. Nothing is sent between ranks: each commits its own whole groups
 and looks for those of the others before it encodes. A run gets the same samples as from a full cache, because a sample
 is encoded alone in both.
 Shape letters: B batch, C channels, F frames, H height, W width.
@@ -310,7 +310,7 @@ class LatentStore(SampleStore):
 
 
 class TextStore(SampleStore):
-    """Text embeddings by caption; those that are often asked for are kept stacked in memory."""
+    """Text embeddings by caption; frequent ones are kept stacked in memory."""
 
     def __init__(self, folder: CacheFolder, made_by: str, entries: pl.DataFrame, encoder: TextEncoder | None) -> None:
         super().__init__(folder, made_by, ragged=True, grows=encoder is not None)
@@ -344,7 +344,7 @@ class TextStore(SampleStore):
 
     @property
     def is_complete(self) -> bool:
-        """Whether the store holds all that it is asked for, and will not grow."""
+        """Whether the store holds every caption of the recipe, and will not grow."""
         return self._encoder is None
 
     def get(self, captions: list[str]) -> Sample:

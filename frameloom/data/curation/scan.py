@@ -103,7 +103,7 @@ def scan_files(
 
 
 def fold_members(table: pl.DataFrame) -> pl.DataFrame:
-    """A table in which each file has a path of its own: `shard.tar!0001.mp4` for a file inside a tar.
+    """A table in which each file has its own path: `shard.tar!0001.mp4` for a file inside a tar.
 
     Columns that are named as the notes of a scan step aside, so that both can stand in one table.
     """
@@ -125,13 +125,13 @@ def unfold_members(table: pl.DataFrame) -> pl.DataFrame:
 
 
 def list_files(table: pl.DataFrame) -> pl.DataFrame:
-    """The different files of a folded table, with the place of those inside tars."""
-    place = ["member", "offset", "member_bytes"] if "member_bytes" in table.columns else []
-    return table.select("path", *place).unique("path", maintain_order=True)
+    """The different files of a folded table, with the byte range of those inside tars."""
+    location = ["member", "offset", "member_bytes"] if "member_bytes" in table.columns else []
+    return table.select("path", *location).unique("path", maintain_order=True)
 
 
 def member_of(row: Mapping[str, Any]) -> tuple[str, int, int] | None:
-    """(name, first byte, number of bytes) of a row of a folded table; None for a file of its own."""
+    """(name, first byte, number of bytes) of a row of a folded table; None for a file outside tars."""
     if row.get("member_bytes") is None or row["member"] is None:
         return None
     return row["member"], row["offset"], row["member_bytes"]
@@ -205,7 +205,10 @@ def join_records(table: pl.DataFrame, records: pl.DataFrame) -> pl.DataFrame:
 
     `row` counts the rows of the source; `audited` is null where a file has no record yet.
     """
-    table = _close_windows(table)
+    if "start_frame" in table.columns:
+        # Ends for windows that the source gives by their length, which the file's own is about to replace.
+        ends = {"end_frame": pl.col("end_frame"), "frames": pl.col("start_frame") + pl.col("frames")}
+        table = table.with_columns(end_frame=pl.coalesce(end for name, end in ends.items() if name in table.columns))
     taken = set(records.columns) - {"path"} | {"bytes", "row"}
     kept = table.drop([name for name in table.columns if name in taken]).with_row_index("row")
     facts = records.rename({"size": "bytes"}).drop("noted_ns")
@@ -215,14 +218,6 @@ def join_records(table: pl.DataFrame, records: pl.DataFrame) -> pl.DataFrame:
     first = ["path", "caption", "kind", "height", "width", "frames", "fps"]
     rest = [name for name in joined.columns if name not in first]
     return joined.with_columns(pl.col("caption").fill_null("")).select([*first, *rest])
-
-
-def _close_windows(table: pl.DataFrame) -> pl.DataFrame:
-    """Ends for windows that the source gives by their length, which the file's own is about to replace."""
-    if "start_frame" not in table.columns:
-        return table
-    ends = {"end_frame": pl.col("end_frame"), "frames": pl.col("start_frame") + pl.col("frames")}
-    return table.with_columns(end_frame=pl.coalesce(end for name, end in ends.items() if name in table.columns))
 
 
 def _apply_windows(joined: pl.DataFrame) -> pl.DataFrame:
@@ -252,7 +247,7 @@ class RecordStore:
         path = self.folder / _FACTS
         if not path.exists():
             if any(self.folder.iterdir()):
-                raise DataError(f"{self.folder}: not empty and not ours; choose another --out")
+                raise DataError(f"{self.folder}: not empty and no progress of a scan or check; choose another --out")
             write_json(path, dict(what))
             return
         try:
@@ -325,7 +320,7 @@ def describe_scan(result: ScanResult) -> list[str]:
         lines.append("files that were stuck are tried again by the next call")
     if result.num_audited:
         num_failed = int((errors["stage"] == "decode").sum())
-        lines.append(f"audit: {result.num_audited:,} files decoded at three places, {num_failed:,} failed")
+        lines.append(f"audit: {result.num_audited:,} files decoded at three positions, {num_failed:,} failed")
     return lines + describe_root(result.out, result.root)
 
 

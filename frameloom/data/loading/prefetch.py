@@ -1,6 +1,6 @@
 """Prefetching: a thread reads batches ahead and copies them to the device while the previous ones are computed on.
 
-On CUDA a batch is pinned and copied on a stream of its own, and the consumer's stream waits for exactly that copy.
+On CUDA a batch is pinned and copied on a separate stream, and the consumer's stream waits for exactly that copy.
 Order, content and positions are those of the source: a resumed run reads again what was read ahead and never used.
 """
 

@@ -81,7 +81,7 @@ class BatchPlan:
 
     @property
     def order(self) -> Ints:
-        """Rows of the whole epoch in the order of their use; written out anew at each call."""
+        """Rows of the whole epoch in the order of their use, computed at each call."""
         indices = np.arange(self.num_samples, dtype=np.int64)
         indices += np.repeat(self.firsts - self.starts[:-1], np.diff(self.starts))
         return self.shuffled[indices].astype(np.int64)

@@ -156,7 +156,7 @@ def test_second_call_decodes_nothing_again(root: Path, monkeypatch: pytest.Monke
     assert not looked
 
 
-def test_hash_survives_noise_and_brightness_and_tells_pictures_apart() -> None:
+def test_hash_survives_noise_and_brightness_and_separates_pictures() -> None:
     pictures = [
         np.asarray(Image.fromarray(draw_clip(seed)[0]).resize((32, 32), Image.Resampling.BOX)) for seed in range(40)
     ]

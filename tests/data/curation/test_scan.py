@@ -162,7 +162,7 @@ def test_shards_cover_every_file_once_and_merge_to_the_same_manifest(clips: Path
     assert merged.equals(finish_scan(table, clips, tmp_path / "whole.parquet").good)
 
 
-def test_shard_is_read_from_text_and_mistakes_are_told() -> None:
+def test_shard_is_read_from_text_and_mistakes_are_refused() -> None:
     assert parse_shard("2/4") == (2, 4)
     for text in ("4/4", "1", "a/b", "-1/4", "0/0"):
         with pytest.raises(ConfigError, match="write i/n"):

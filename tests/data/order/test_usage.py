@@ -208,7 +208,7 @@ def check_command(run: Path, out: Path) -> None:
     assert table["times_used"].to_list() == expected.to_list()
 
 
-def test_a_run_whose_files_were_changed_is_told_by_exit_code_or_refused(trained: Path, tmp_path: Path) -> None:
+def test_a_run_whose_files_were_changed_has_an_exit_code_or_is_refused(trained: Path, tmp_path: Path) -> None:
     path = trained / "bad_clips.jsonl"
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     path.write_text("".join(json.dumps({**line, "ordinal": line["ordinal"] + 1}) + "\n" for line in lines))
