@@ -8,11 +8,12 @@ Shape letters: B batch, C channels, F frames, H height, W width, N images beside
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, Self
 
 import numpy as np
 import torch
@@ -99,8 +100,14 @@ class BatchReader:
         if data.control:
             refuse_without_control(manifest)
 
+    def without_text(self) -> Self:
+        """The same reader for a run that has its text in a table: batches carry no text states."""
+        reader = copy.copy(self)
+        reader.text = None
+        return reader
+
     def name(self, row: int) -> str:
-        """What to call a row in a message: its path."""
+        """The name of a row in messages: its path."""
         return self.manifest.clip(row).path
 
     def read(self, request: BatchRequest, on_open: OnOpen = ignore_open) -> Batch:
