@@ -28,9 +28,9 @@ from frameloom.models.denoisers.cogvideox_fun.conditioning import (
 from frameloom.models.denoisers.cogvideox_fun.config import SIZES
 from frameloom.models.denoisers.cogvideox_fun.weights import read_config
 from frameloom.models.registry import get_denoiser
+from frameloom.models.vaes.base import load_original as load_vae
 from frameloom.models.vaes.cogvideox.config import CogVideoXConfig
 from frameloom.models.vaes.cogvideox.model import CogVideoXVAE
-from frameloom.models.vaes.cogvideox.model import load_original as load_vae
 from frameloom.sampling.conditions import Given, Prepared, prepare
 from tests.parity.cases import ParityCase, ParityOutput, Runner, pair_outputs, read_beside
 from tests.parity.cogvideox_fun_transformer import name_rotary

@@ -9,8 +9,9 @@ from functools import cache
 import torch
 from torch import Tensor
 
+from frameloom.models.vaes.base import load_original
 from frameloom.models.vaes.cogvideox.config import CogVideoXConfig
-from frameloom.models.vaes.cogvideox.model import CogVideoXVAE, load_original
+from frameloom.models.vaes.cogvideox.model import CogVideoXVAE
 from tests.parity.cases import ParityCase, ParityOutput, Runner, compare
 
 TOLERANCE = 1e-5

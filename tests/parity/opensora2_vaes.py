@@ -14,12 +14,12 @@ from torch import Tensor
 
 from frameloom.core.errors import DataError
 from frameloom.models.vaes.base import Moments, VideoVAE
+from frameloom.models.vaes.base import load_original as load_dc_ae
+from frameloom.models.vaes.base import load_original as load_hunyuan
 from frameloom.models.vaes.dc_ae.config import DCAEConfig
 from frameloom.models.vaes.dc_ae.model import DCAE
-from frameloom.models.vaes.dc_ae.model import load_original as load_dc_ae
 from frameloom.models.vaes.hunyuan.config import HunyuanConfig
 from frameloom.models.vaes.hunyuan.model import HunyuanVAE
-from frameloom.models.vaes.hunyuan.model import load_original as load_hunyuan
 from tests.parity.cases import ParityCase, ParityOutput, Runner, compare, compare_numbers, leave_out
 
 HUNYUAN_TOLERANCE = 1e-5

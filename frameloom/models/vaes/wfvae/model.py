@@ -47,6 +47,7 @@ _NORM_GROUPS = 32
 
 
 class WFVAE(VideoVAE):
+    block_types = (ResBlock2D, ResBlock3D)
     exact_chunks = True
 
     def __init__(self, config: WFVAEConfig) -> None:
@@ -80,9 +81,6 @@ class WFVAE(VideoVAE):
     def decode_with_coefficients(self, latent_BCFHW: Tensor) -> tuple[Tensor, Coefficients]:
         """For training: also the coefficients that the decoder predicted. Never in pieces."""
         return self._decode_chunk(latent_BCFHW, None)
-
-    def blocks(self) -> list[nn.Module]:
-        return [module for module in self.modules() if isinstance(module, ResBlock2D | ResBlock3D)]
 
     def split_pixels(self, pixels_BCFHW: Tensor, chunk: Chunk | None = None) -> Tensor:
         """The 24 coefficient channels that the encoder starts from."""
