@@ -208,9 +208,10 @@ class Manifest:
     def _read(self, row: int, *names: str) -> tuple[Part, tuple[Any, ...]]:
         """(source of a row, its values); None for a column that the source lacks."""
         part, local = self._locate(row)
-        if all(name in part.rows.columns for name in names):
+        columns = part.rows.columns
+        known = [name for name in names if name in columns]
+        if len(known) == len(names):
             return part, part.rows.values(names, local)
-        known = [name for name in names if name in part.rows.columns]
         found = dict(zip(known, part.rows.values(known, local), strict=True)) if known else {}
         return part, tuple(found.get(name) for name in names)
 
