@@ -76,7 +76,7 @@ def is_simple(tensor: Tensor) -> bool:
     return all(type(placement) in (Shard, Replicate) for placement in tensor.placements)
 
 
-def describe_piece(tensor: Tensor) -> Piece:
+def local_piece(tensor: Tensor) -> Piece:
     shape, itemsize = tuple(tensor.shape), tensor.dtype.itemsize
     if not is_split(tensor):
         return Piece(shape, (0,) * len(shape), shape, itemsize)
@@ -84,9 +84,9 @@ def describe_piece(tensor: Tensor) -> Piece:
     return Piece(shape, tuple(chunk.offsets), tuple(chunk.sizes), itemsize)
 
 
-def describe_pieces(tensors: Mapping[str, Mapping[str, Tensor]]) -> Layout:
+def local_layout(tensors: Mapping[str, Mapping[str, Tensor]]) -> Layout:
     """All that this process holds; of a tensor with fewer rows than processes that may be nothing."""
-    found = {group: {name: describe_piece(value) for name, value in named.items()} for group, named in tensors.items()}
+    found = {group: {name: local_piece(value) for name, value in named.items()} for group, named in tensors.items()}
     return {
         group: {name: piece for name, piece in named.items() if piece.num_bytes or piece.size == piece.shape}
         for group, named in found.items()
@@ -297,7 +297,7 @@ def read_own(
                 whole = stored.read(kind, name).to(mine.device)
                 found[kind][name] = distribute_tensor(whole, mesh, placements, src_data_rank=None)
                 continue
-            part = stored.read(kind, name, describe_piece(mine).box).to(mine.device)
+            part = stored.read(kind, name, local_piece(mine).box).to(mine.device)
             found[kind][name] = DTensor.from_local(
                 part, mesh, placements, run_check=False, shape=mine.shape, stride=mine.stride()
             )
