@@ -16,7 +16,6 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeGuard
 
 import torch
@@ -172,24 +171,15 @@ def _files_of(group: str, state: Mapping[str, Any]) -> list[str]:
     return name_shards(group, max(part[0] for entry in placement.values() for part in entry["parts"]))
 
 
-class StoredTensors:
+class StoredTensors(ExitStack):
     """Reads tensors of a folder whose digests were checked; files are opened once, and closed with the block."""
 
     def __init__(self, folder: Path, state: Mapping[str, Any]) -> None:
+        super().__init__()
         self._folder = folder
         self._placement: Mapping[str, Any] = state.get("placement", {})
         self._files = {group: _files_of(group, state) for group in sorted(list_groups(state))}
         self._open: dict[str, Any] = {}
-        self._held = ExitStack()
-
-    def __enter__(self) -> StoredTensors:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._open.clear()
-        self._held.close()
 
     def shapes(self) -> dict[str, dict[str, tuple[int, ...]]]:
         """Of all tensors, by group and name."""
@@ -272,9 +262,11 @@ class StoredTensors:
             raise CheckpointError(f"{self._folder / file}: '{name}' cannot be read ({error})") from error
 
     def _file(self, name: str) -> Any:
+        if not self._open:
+            self.callback(self._open.clear)
         if name not in self._open:
             try:
-                self._open[name] = self._held.enter_context(safe_open(self._folder / name, framework="pt"))
+                self._open[name] = self.enter_context(safe_open(self._folder / name, framework="pt"))
             except (SafetensorError, OSError) as error:
                 raise CheckpointError(f"{self._folder / name}: cannot be opened ({error})") from error
         return self._open[name]

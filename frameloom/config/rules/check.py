@@ -14,6 +14,7 @@ from frameloom.config.rules.models import (
     check_names,
     check_overrides,
     check_sampling,
+    check_subject,
     check_text,
     check_text_files,
     check_trained_text,
@@ -34,7 +35,7 @@ from frameloom.core.spelling import nearest
 PICKLES = (".pt", ".pth", ".ckpt", ".bin")
 
 RULES: tuple[Callable[[Recipe], Iterator[Problem]], ...] = (
-    *(check_names, check_overrides, check_text, check_trained_text, check_conditions, check_sampling),
+    *(check_names, check_overrides, check_text, check_subject, check_trained_text, check_conditions, check_sampling),
     *(check_sources, check_buckets, check_cache, check_validation),
     *(check_table, check_optim, check_schedule, check_scaled_rate, check_train, check_objective, check_parallel),
 )

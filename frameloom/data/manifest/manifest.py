@@ -176,11 +176,6 @@ class Manifest:
         where = f"{part.source}: row {self._locate(row)[1]}"
         return None if path is None else safe_join(part.root, str(path), where=where)
 
-    def window(self, row: int) -> tuple[int, int] | None:
-        """(first frame, frame behind the last) that the row means; None for the whole file."""
-        _, (start, frames) = self._read(row, "start_frame", "frames")
-        return None if start is None else (int(start), int(start) + int(frames))
-
     def member(self, row: int) -> Member | None:
         """Position of the clip inside its tar, for `MemberFile`; None for a plain file."""
         _, (name, offset, num_bytes) = self._read(row, "member", "offset", "bytes")
