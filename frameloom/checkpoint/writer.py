@@ -29,7 +29,7 @@ from torch import Tensor
 from xxhash import xxh3_128
 
 from frameloom.checkpoint.reader import STATE, XXH3, Checkpoint, list_steps, seal_state, step_folder
-from frameloom.checkpoint.resharding import FilePlan, Layout, local_layout, is_simple, plan_files, take_local
+from frameloom.checkpoint.resharding import FilePlan, Layout, is_simple, local_layout, plan_files, take_local
 from frameloom.core.errors import CheckpointError
 from frameloom.core.files import PARTIAL, atomic_folder, remove_partial, sync_file
 from frameloom.core.hooks import notify
