@@ -85,7 +85,7 @@ class BucketPolicy(ABC):
     # Settings that give a clip another shape in each epoch, so that no cache of latents can honour them.
     random_keys: Sequence[str] = ()
     # Why a clip that fits may still not be used.
-    dropped_by_chance: str = "unlucky"
+    dropped_by_chance: str = "dropped by chance"
     # Every n-th frame is taken, so that no clip has more frames per second (None: any rate).
     fps_max: float | None = None
     disk_name: ClassVar[str]

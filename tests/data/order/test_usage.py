@@ -21,7 +21,7 @@ from frameloom.data.order.usage import EpochUsage, account_epoch, describe_epoch
 from frameloom.training.run.usage import account_run
 from frameloom.training.train import train
 
-NAMES = ["", "too small", "too short", "unlucky"]
+NAMES = ["", "too small", "too short", "dropped by chance"]
 
 
 def make_case(*, drop_last: bool = False, seed: int = 0) -> tuple[BatchPlan, tuple[np.ndarray, list[str]]]:
@@ -52,10 +52,10 @@ def test_every_row_has_one_status_and_they_add_up() -> None:
     assert sum(found.counts.values()) == 30
     assert found.counts == {
         **{"unaccounted": 0, "used": position - 1, "waiting": 24 - position, "bad file": 1, "dropped": 0},
-        **{"not shown": 0, "too small": 2, "too short": 1, "unlucky": 3},
+        **{"not shown": 0, "too small": 2, "too short": 1, "dropped by chance": 3},
     }
     assert status(found, bad_row) == "bad file"
-    assert [status(found, row) for row in (0, 7, 29)] == ["too small", "too short", "unlucky"]
+    assert [status(found, row) for row in (0, 7, 29)] == ["too small", "too short", "dropped by chance"]
     assert {status(found, row) for row in plan.order[position:].tolist()} == {"waiting"}
 
 
