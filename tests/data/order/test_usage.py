@@ -93,7 +93,7 @@ def test_lost_repeated_and_foreign_rows_are_found() -> None:
     broken = account_epoch(dataclasses.replace(plan, shuffled=twice), (why, names), position=0)
     assert len(broken.problems) == 2
     assert "1 rows are planned more often" in broken.problems[0]
-    assert "1 rows have a bucket but no place" in broken.problems[1]
+    assert "1 rows have a bucket but are not in the plan" in broken.problems[1]
     assert status(broken, first) == "unaccounted"
     unfit = why.copy()
     unfit[first] = 1
