@@ -32,7 +32,7 @@ from frameloom.models.vaes.cogvideox.config import CogVideoXConfig
 from frameloom.models.vaes.cogvideox.model import CogVideoXVAE
 from frameloom.models.vaes.cogvideox.model import load_original as load_vae
 from frameloom.sampling.conditions import Given, Prepared, prepare
-from tests.parity.cases import ParityCase, ParityOutput, Runner, pair_outputs, read_beside
+from tests.parity.cases import ParityCase, ParityOutput, golden, pair_outputs, read_beside
 from tests.parity.cogvideox_fun_transformer import name_rotary
 from tests.parity.noise_schedules import read_sampler
 from tests.parity.sampling import compare_frames, make_sampler, make_text, sample_latents
@@ -43,19 +43,13 @@ PIPELINE_TOLERANCE = 1e-4
 _SAMPLERS = ("ddim_origin", "ddim_cog")
 
 
-def is_channels(case: ParityCase) -> bool:
-    return "vae_case" in case.config and "resized_mask" in case.outputs
-
-
+@golden(lambda case: "vae_case" in case.config and "resized_mask" in case.outputs)
 @torch.no_grad()
 def run_channels(case: ParityCase) -> list[ParityOutput]:
     return pair_outputs(case, _make_channels(case, _load_vae(case)), CHANNEL_TOLERANCE)
 
 
-def is_pipeline(case: ParityCase) -> bool:
-    return {"vae_case", "num_inference_steps"} <= case.config.keys()
-
-
+@golden(lambda case: {"vae_case", "num_inference_steps"} <= case.config.keys())
 @torch.no_grad()
 def run_pipeline(case: ParityCase) -> list[ParityOutput]:
     """Both samplers, with the given clip and, where the file has it, with nothing given."""
@@ -195,6 +189,3 @@ def _keep_first_call(states: dict[str, Tensor]) -> Any:
             states[f"first_call.{name}"] = state.transpose(1, 2) if state.ndim == 5 else state
 
     return hook
-
-
-RUNNERS = (Runner(is_channels, run_channels), Runner(is_pipeline, run_pipeline))

@@ -10,19 +10,40 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from fnmatch import fnmatchcase
+from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from tests.parity.cases import ParityCase, ParityOutput, Runner, list_goldens, read_golden
+from tests.parity.cases import RUNNERS, ParityCase, ParityOutput, Runner, list_goldens, read_golden
 from tests.parity.deviations import Deviation, find_by_name, read_deviations
-from tests.parity.runners import RUNNERS
 
 Verdict = Literal["ok", "deviation", "above tolerance", "wrong shape", "not compared"]
 Status = Literal["compared", "information", "deviation", "failed", "unknown"]
 NO_MODEL = "no runner knows this kind of file"
+
+# Each registers its runners; the first that knows a file gets it.
+for _module in (
+    "cogvideox_fun_data",
+    "cogvideox_fun_masks",
+    "cogvideox_fun_pixels",
+    "cogvideox_fun_sampling",
+    "cogvideox_fun_transformer",
+    "noise_schedules",
+    "opensora2_data",
+    "opensora2_sampling",
+    "opensora2_training",
+    "opensora2_transformer",
+    "opensora_plan_adversarial",
+    "opensora_plan_data",
+    "opensora_plan_transformers",
+    "optimization",
+    "state_dict_manifest",
+    "vaes",
+):
+    import_module(f"tests.parity.{_module}")
 
 _COMPARED = ("ok", "above tolerance", "wrong shape")
 

@@ -27,14 +27,7 @@ from frameloom.models.spec import token_grid
 from frameloom.models.vaes.base import VideoVAE
 from frameloom.sampling.conditions import Prepared
 from frameloom.sampling.guidance import GuidedDenoiser
-from tests.parity.cases import (
-    ParityCase,
-    ParityOutput,
-    Runner,
-    compare_facts,
-    pair_outputs,
-    read_beside,
-)
+from tests.parity.cases import ParityCase, ParityOutput, compare_facts, golden, pair_outputs, read_beside
 from tests.parity.sampling import compare_frames, make_sampler, make_text, sample_latents
 
 Tensors = dict[str, Tensor]
@@ -113,10 +106,7 @@ def _stretch(latent_BCFHW: Tensor, *, causal: bool) -> Tensor:
     return latent_BCFHW.repeat_interleave(torch.tensor(repeats), dim=2)
 
 
-def is_guidance(case: ParityCase) -> bool:
-    return {"guidance", "guidance_img", "variants"} <= case.config.keys()
-
-
+@golden(lambda case: {"guidance", "guidance_img", "variants"} <= case.config.keys())
 @torch.no_grad()
 def run_guidance(case: ParityCase) -> list[ParityOutput]:
     config = case.config
@@ -191,10 +181,7 @@ def _compare_oscillation(config: Mapping[str, Any]) -> ParityOutput:
     return compare_facts("oscillation", ours, tables)
 
 
-def is_sampling(case: ParityCase) -> bool:
-    return {"vae_case", "model", "num_steps"} <= case.config.keys() and "reference_latent" in case.inputs
-
-
+@golden(lambda case: {"vae_case", "model", "num_steps"} <= case.config.keys() and "reference_latent" in case.inputs)
 @torch.no_grad()
 def run_sampling(case: ParityCase) -> list[ParityOutput]:
     denoiser, vae = load_denoiser(case.config["model"], case.weights), _load_vae(case)
@@ -253,6 +240,3 @@ def _load_vae(case: ParityCase) -> VideoVAE:
     vae = family.build(family.config_class.from_original(settings)).eval()
     family.load_original(vae, golden.weights)
     return vae
-
-
-RUNNERS = (Runner(is_guidance, run_guidance), Runner(is_sampling, run_sampling))

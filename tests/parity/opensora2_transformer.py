@@ -21,7 +21,7 @@ from frameloom.models.layers.positions import axis_angles
 from frameloom.models.spec import token_grid
 from frameloom.sampling.conditions import Prepared
 from frameloom.sampling.guidance import GuidedDenoiser
-from tests.parity.cases import ParityCase, ParityOutput, Runner, compare, under
+from tests.parity.cases import ParityCase, ParityOutput, compare, golden, under
 from tests.parity.opensora2_sampling import FAMILY, NUM_BRANCHES, RecordedModel, load_denoiser
 from tests.parity.sampling import make_text, repeat_text
 
@@ -34,20 +34,13 @@ _MODEL_INPUTS = {"img", "img_ids", "txt", "txt_ids", "timesteps", "y_vec"}
 Tensors = Mapping[str, Tensor]
 
 
-def is_model(case: ParityCase) -> bool:
-    return {"axes_dim", "depth_single_blocks"} <= case.config.keys() and bool(_variants(case.inputs))
-
-
-def is_packing(case: ParityCase) -> bool:
-    return "cases" in case.config and any(key.endswith(".packed") for key in case.outputs)
-
-
 def _variants(inputs: Tensors) -> list[str]:
     """Prefixes of the shapes in one case: "" for a single one, else "name."."""
     prefixes = [key.removesuffix("img_ids") for key in inputs if key == "img_ids" or key.endswith(".img_ids")]
     return [prefix for prefix in prefixes if all(prefix + name in inputs for name in _MODEL_INPUTS)]
 
 
+@golden(lambda case: {"axes_dim", "depth_single_blocks"} <= case.config.keys() and bool(_variants(case.inputs)))
 @torch.no_grad()
 def run_model(case: ParityCase) -> list[ParityOutput]:
     denoiser = load_denoiser(case.config, case.weights)
@@ -150,6 +143,7 @@ def _compare_packed_inputs(prefix: str, inputs: Tensors, patch_size: int) -> lis
     return results
 
 
+@golden(lambda case: "cases" in case.config and any(key.endswith(".packed") for key in case.outputs))
 @torch.no_grad()
 def run_packing(case: ParityCase) -> list[ParityOutput]:
     ours = _embed_and_rotate(case)
@@ -227,6 +221,3 @@ def _embed_and_rotate(case: ParityCase) -> dict[str, Tensor]:
             rearranged = case.outputs["reorder.rearranged"]
             ours[name] = rearranged[..., order_pairs(expected.shape[-1], "pairwise")]
     return ours
-
-
-RUNNERS = (Runner(is_model, run_model), Runner(is_packing, run_packing))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -18,9 +17,8 @@ from frameloom.data.media.frames import Window, pick_start, resample_window, spe
 from frameloom.data.media.transforms import CenterCrop
 from frameloom.models.text.cleaning import clean_caption
 from frameloom.models.vaes.config import LengthRule
-from tests.parity.cases import ParityCase, ParityOutput, Runner, compare_facts, leave_out, table_runners
+from tests.parity.cases import Found, ParityCase, ParityOutput, compare_facts, golden, golden_table, leave_out
 
-Found = Iterator[tuple[str, Any, Any] | ParityOutput]
 _ASSUMED_FPS = 24.0
 
 
@@ -28,6 +26,7 @@ def _policy(stride: int = 4, **settings: Any) -> Grouped:
     return Grouped(GroupedSection(as_published=True, **settings), rule=LengthRule(stride=stride))
 
 
+@golden_table("index_build", "clips")
 def compare_index(case: dict[str, Any]) -> Found:
     rows = case["closest_valid_length[x,vae_stride_t,model_ds_t,result]"]
     valid = [_policy(stride, sp_size=sp).valid_lengths(np.array([frames])) for frames, stride, sp, _ in rows]
@@ -155,16 +154,14 @@ def _torch_draws() -> Draw:
     return lambda rows, _: np.array([float(torch.rand(1, generator=generator)) for _ in rows])
 
 
+@golden_table("samples_thw", "per_rank_batches", in_cases=True)
 def compare_orders(case: dict[str, Any]) -> Found:
     for number in range(len(case["cases"])):
         for name in ("order", "batches of each process", "length"):
             yield leave_out(f"{name} {number}", "published-orders")
 
 
-def is_cleaning(case: ParityCase) -> bool:
-    return case.config.get("function") == "v1.3 caption cleaning"
-
-
+@golden(lambda case: case.config.get("function") == "v1.3 caption cleaning")
 def run_cleaning(case: ParityCase) -> list[ParityOutput]:
     """Every text must be equal, with Chinese kept and removed."""
     return [
@@ -176,10 +173,3 @@ def run_cleaning(case: ParityCase) -> list[ParityOutput]:
         )
         for name, keep_chinese in (("out_support_chinese_true", True), ("out_support_chinese_false", False))
     ]
-
-
-RUNNERS = (
-    Runner(is_cleaning, run_cleaning),
-    *table_runners({frozenset({"index_build", "clips"}): (compare_index,)}),
-    *table_runners({frozenset({"samples_thw", "per_rank_batches"}): (compare_orders,)}, entries=True),
-)

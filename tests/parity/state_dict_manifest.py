@@ -15,7 +15,7 @@ from frameloom.core.errors import FrameloomError
 from frameloom.models.denoisers.opensora_plan.weights import read_config
 from frameloom.models.registry import get_denoiser, get_vae
 from frameloom.models.vaes.discriminator import Discriminator, DiscriminatorConfig, load_discriminator
-from tests.parity.cases import ParityCase, ParityOutput, Runner, compare_facts, compare_numbers
+from tests.parity.cases import ParityCase, ParityOutput, compare_facts, compare_numbers, golden
 
 Load = Callable[[Any, Mapping[str, Tensor]], None]
 
@@ -27,6 +27,7 @@ def is_manifest(case: ParityCase) -> bool:
     )
 
 
+@golden(is_manifest)
 def run_manifest(case: ParityCase) -> list[ParityOutput]:
     return [output for name, entry in case.config.items() for output in _compare(name, entry)]
 
@@ -89,6 +90,3 @@ _BUILDERS: dict[str, Callable[[str, Mapping[str, Any]], tuple[nn.Module, Load]]]
     "OpenSora": _build_opensora_plan,
     "NLayerDiscriminator3D": _build_discriminator,
 }
-
-
-RUNNERS = (Runner(is_manifest, run_manifest),)
