@@ -77,23 +77,22 @@ def test_20_every_flip_is_found_by_digest_and_most_pass_the_decoder(tmp_path, ta
 
 def test_20_the_command_names_what_changed_or_is_gone(warm, data, tally):
     manifest = str(data / "manifest.parquet")
-    whole = warm.command("data", "verify", manifest)
-    assert warm.wait(whole) == 0 and "40 files are what they were" in whole.output
+    whole = warm.expect(warm.command("data", "verify", manifest))
+    assert "40 files are what they were" in whole
     paths = pl.read_parquet(manifest)["path"].to_list()
     (data / paths[0]).unlink()
     (data / paths[1]).write_bytes(b"else")
     tally.inject(2)
-    found = warm.command("data", "verify", manifest)
-    assert warm.wait(found) == 2
-    assert "2 of 40 files are not what they were" in found.output
-    assert f"{paths[0]}: missing" in found.output and f"{paths[1]}: its bytes have changed" in found.output
+    found = warm.expect(warm.command("data", "verify", manifest), 2)
+    assert "2 of 40 files are not what they were" in found
+    assert f"{paths[0]}: missing" in found and f"{paths[1]}: its bytes have changed" in found
 
 
 def test_20_a_manifest_without_digests_is_told_how_to_get_them(warm, data):
     manifest, other = data / "plain.parquet", data / "with.parquet"
     pl.read_parquet(data / "manifest.parquet").drop("sha256").write_parquet(manifest)
-    refused = warm.command("data", "verify", str(manifest))
-    assert warm.wait(refused) == 2 and "--out" in refused.output
+    refused = warm.expect(warm.command("data", "verify", str(manifest)), 2)
+    assert "--out" in refused
     assert warm.wait(warm.command("data", "verify", str(manifest), "--out", str(other))) == 0
     wanted = pl.read_parquet(data / "manifest.parquet")["sha256"].to_list()
     assert read_source(other).table["sha256"].to_list() == wanted

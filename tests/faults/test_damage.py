@@ -58,8 +58,7 @@ def test_05_a_full_disk_leaves_the_earlier_one_and_no_leftovers(warm, tally, tmp
         root = tmp_path / str(number)
         save_checkpoint(root, make(1, size=SIZE))
         tally.inject()
-        child = warm.start("tests.faults.test_damage:save_with_little_room", str(root), limit)
-        assert warm.wait(child) == 7, child.output
+        warm.expect(warm.start("tests.faults.test_damage:save_with_little_room", str(root), limit), 7)
         assert [path.name for path in root.iterdir()] == ["step-00000001"]
         assert is_same(load_checkpoint(step_folder(root, 1)), make(1, size=SIZE))
 
@@ -81,8 +80,7 @@ def test_05_written_in_place_a_part_would_stay(warm, tmp_path):
     """The control."""
     save_checkpoint(tmp_path, make(1, size=SIZE))
     limit = limits(tmp_path / "probe")[10]
-    child = warm.start("tests.faults.test_damage:save_with_little_room", str(tmp_path), limit, True)
-    assert warm.wait(child) == 7
+    warm.expect(warm.start("tests.faults.test_damage:save_with_little_room", str(tmp_path), limit, True), 7)
     assert list_steps(tmp_path) == [1, 2]
 
 
@@ -111,8 +109,7 @@ def test_05_a_folder_that_cannot_be_written_is_refused_before_the_first_step(war
     path = str(world.write_recipe())
     run = world.folder / "runs" / "run"
     if place != "above the run":
-        done = warm.command("train", path, "--run.folder", str(run.parent), "--train.steps", "2")
-        assert warm.wait(done) == 0, done.output
+        warm.expect(warm.command("train", path, "--run.folder", str(run.parent), "--train.steps", "2"))
     folder = {"above the run": run.parent, "the run": run, "its checkpoints": run / "checkpoints"}[place]
     folder.mkdir(exist_ok=True)
     if place == "the run":
@@ -211,9 +208,8 @@ def test_07_a_used_run_without_a_checkpoint_is_never_started_afresh(world, warm,
             shutil.rmtree(run / "checkpoints")
         for folder in (run / "checkpoints").glob("step-*"):
             (folder / "model.safetensors").write_bytes(b"")
-        child = warm.command("train", str(world.folder / "recipe.yaml"))
-        assert warm.wait(child) == 2, child.output
-        assert "checkpoint" in child.output and "move the" in child.output
+        child = warm.expect(warm.command("train", str(world.folder / "recipe.yaml")), 2)
+        assert "checkpoint" in child and "move the" in child
         assert (run / "metrics.jsonl").read_bytes() == losses
         tally.inject()
 

@@ -114,8 +114,7 @@ def test_27_one_rank_s_trouble_is_all_ranks_skip(warm, tally, world):
         words = [str(path), "--name", name, "--train.steps", "8"]
         tally.inject(2)
         children = warm.ranks("tests.faults.test_not_finite:train_poisoned", [words, source, 1, [1, 7]], 2)
-        assert [warm.wait(child, 240) for child in children] == [0, 0], [child.output for child in children]
-        told = children[0].output
+        told = warm.expect_all(children)[0]
         assert told.count("is not finite") == 2 and "step 1:" in told and "step 7:" in told, told
         if source == "loss":
             assert "rank 1: bucket 64px" in told

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import json
 import os
 import signal
 import socket
@@ -20,7 +19,7 @@ from frameloom.checkpoint.reader import list_steps, load_latest
 from frameloom.core.errors import RunError
 from frameloom.training.feed import Feed, build_feed
 from frameloom.training.run.folder import RunFolder
-from tests.faults.injection import VARIABLE
+from tests.faults.injection import faults
 from tests.faults.runs import digests, losses, metrics, wait_for_records
 
 pytestmark = pytest.mark.slow
@@ -35,15 +34,13 @@ def test_10_a_second_process_is_refused_and_a_dead_one_counts_for_nothing(warm, 
     path = str(world.write_recipe())
     first = warm.command("train", path, *LONG)
     wait_for_records(world.folder / "run", 2)
-    second = warm.command("train", path)
-    assert warm.wait(second) == 2
-    assert f"in use by process {first.pid} on {socket.gethostname()}" in second.output
+    second = warm.expect(warm.command("train", path), 2)
+    assert f"in use by process {first.pid} on {socket.gethostname()}" in second
     tally.inject()
     first.kill()
     assert warm.wait(first) < 0
     assert (world.folder / "run" / "lock").exists(), "nothing stale to take over"
-    third = warm.command("train", path)
-    assert warm.wait(third) == 0, third.output
+    warm.expect(warm.command("train", path))
     tally.inject()
 
 
@@ -79,8 +76,7 @@ def test_16_a_signal_saves_and_the_run_goes_on_equal(warm, tally, world, number)
     saved = list_steps(world.folder / "stopped" / "checkpoints")[-1]
     assert 3 <= saved < STEPS and f"saved step {saved}" in child.output
     for name in ("stopped", "whole"):
-        again = warm.command("train", path, "--name", name)
-        assert warm.wait(again) == 0, again.output
+        warm.expect(warm.command("train", path, "--name", name))
     assert digests(world.folder / "stopped", STEPS) == digests(world.folder / "whole", STEPS)
     assert metrics(world.folder / "stopped") == metrics(world.folder / "whole")
 
@@ -89,7 +85,7 @@ def test_16_a_second_signal_leaves_at_once(warm, tally, world):
     """The step hangs on purpose, so that the first signal cannot be answered."""
     path = str(world.write_recipe(train={"steps": STEPS, "save_every": 1000, "log_every": 1}))
     fault = [{"point": "pass", "step": 4, "act": "slow", "seconds": 600}]
-    child = warm.command("train", path, env={VARIABLE: json.dumps(fault)})
+    child = warm.command("train", path, env=faults(*fault))
     wait_for_records(world.folder / "run", 3)
     tally.inject()
     child.kill(signal.SIGINT)
@@ -180,7 +176,7 @@ def test_23_without_the_deadline_a_stopped_worker_would_stall_the_run(feed):
 def shortage(bucket: str | None, most: int) -> dict[str, str]:
     """Memory is out where more than `most` samples run at once."""
     place = {} if bucket is None else {"bucket": bucket}
-    return {VARIABLE: json.dumps([{"point": "pass", "act": "memory", "samples_over": most, **place}])}
+    return faults({"point": "pass", "act": "memory", "samples_over": most, **place})
 
 
 def find_bucket(world) -> str:
@@ -196,28 +192,26 @@ def find_bucket(world) -> str:
 def test_28_one_bucket_is_halved_and_all_numbers_stay(warm, tally, world):
     path, bucket = str(world.write_recipe()), find_bucket(world)
     tally.inject()
-    first = warm.command("train", path, "--name", "short", "--train.steps", "4", env=shortage(bucket, 2))
-    assert warm.wait(first) == 0, first.output
-    assert f"samples of bucket {bucket} do not fit in memory" in first.output
-    assert first.output.count("do not fit in memory") == 1, "others were touched"
+    first = warm.expect(warm.command("train", path, "--name", "short", "--train.steps", "4", env=shortage(bucket, 2)))
+    assert f"samples of bucket {bucket} do not fit in memory" in first
+    assert first.count("do not fit in memory") == 1, "others were touched"
     saved = load_latest(world.folder / "short" / "checkpoints")
     assert saved is not None and saved.state["halved"] == {bucket: 2}
-    again = warm.command("train", path, "--name", "short", env=shortage(bucket, 2))
-    assert warm.wait(again) == 0, again.output
-    assert "do not fit in memory" not in again.output, "the resumed run had to learn it again"
-    whole = warm.command("train", path, "--name", "whole")
-    assert warm.wait(whole) == 0, whole.output
+    again = warm.expect(warm.command("train", path, "--name", "short", env=shortage(bucket, 2)))
+    assert "do not fit in memory" not in again, "the resumed run had to learn it again"
+    warm.expect(warm.command("train", path, "--name", "whole"))
     assert losses(world.folder / "short") == pytest.approx(losses(world.folder / "whole"), rel=1e-6)
 
 
 def test_28_where_not_even_one_fits_there_is_advice(warm, tally, world):
     tally.inject()
-    child = warm.command("train", str(world.write_recipe()), env=shortage(None, 0))
-    assert warm.wait(child) == 2, child.output
-    assert "not even one sample fits in memory" in child.output and "train.recompute" in child.output
+    child = warm.expect(warm.command("train", str(world.write_recipe()), env=shortage(None, 0)), 2)
+    assert "not even one sample fits in memory" in child and "train.recompute" in child
 
 
 def test_28_without_halving_the_run_would_end(warm, world):
     """The control."""
-    child = warm.command("train", str(world.write_recipe()), "--train.oom_split", "false", env=shortage(None, 2))
-    assert warm.wait(child) == 2 and "train.oom_split is false" in child.output, child.output
+    child = warm.expect(
+        warm.command("train", str(world.write_recipe()), "--train.oom_split", "false", env=shortage(None, 2)), 2
+    )
+    assert "train.oom_split is false" in child

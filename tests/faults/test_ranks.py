@@ -15,7 +15,7 @@ from frameloom.core.random import numpy_stream
 from frameloom.training import stragglers as pace
 from frameloom.training.run.resuming import MOST_RESTARTS, count_restart
 from tests.distributed.jobs import largest_difference
-from tests.faults.injection import VARIABLE
+from tests.faults.injection import faults
 from tests.faults.runs import digests, losses
 from tests.faults.warm import run_command
 
@@ -52,8 +52,7 @@ def test_02_both_ranks_go_on_from_one_complete_step(warm, tally, world, count):
         train={"steps": STEPS, "save_every": 1, "log_every": 1, "keep": 9},
     )
     words = [str(path), "--name"]
-    whole = warm.train_ranks([*words, "whole"], 2)
-    assert [warm.wait(child) for child in whole] == [0, 0], [child.output for child in whole]
+    warm.expect_all(warm.train_ranks([*words, "whole"], 2))
     draw = numpy_stream(2, "kills of ranks")
     num_cut = 0
     for trial in range(count):
@@ -69,8 +68,7 @@ def test_02_both_ranks_go_on_from_one_complete_step(warm, tally, world, count):
         latest = load_latest(checkpoints)
         assert latest is not None and latest.step >= step - 1
         num_cut += any(code < 0 for code in codes) and step not in list_steps(checkpoints)
-        again = warm.train_ranks([*words, name], 2)
-        assert [warm.wait(child) for child in again] == [0, 0], [child.output for child in again]
+        warm.expect_all(warm.train_ranks([*words, name], 2))
         assert losses(world.folder / name) == losses(world.folder / "whole")
         assert digests(world.folder / name, STEPS) == digests(world.folder / "whole", STEPS)
     assert num_cut > 0, "no kill came amid a save"
@@ -81,7 +79,7 @@ def test_02_a_rank_that_cannot_write_stops_both(warm, tally, world):
     path = world.write_recipe(parallel={"data": 2, "zero": 1, "timeout_s": 20})
     fault = [{"point": "save", "rank": 1, "step": 2, "act": "raise", "message": "no room on this machine"}]
     tally.inject()
-    children = warm.train_ranks([str(path)], 2, env={VARIABLE: json.dumps(fault)})
+    children = warm.train_ranks([str(path)], 2, env=faults(*fault))
     codes = [warm.wait(child, 120) for child in children]
     assert all(code > 0 for code in codes), codes
     assert "no room on this machine" in children[0].output + children[1].output
@@ -129,16 +127,11 @@ def test_08_ranks_that_see_other_files_stop_together_or_go_on_alike(warm, tally,
 OPTIM = {"lr": 1e-3, "eps": 1e-3, "clip_norm": None}
 
 
-def train(warm, words: list[str], num_ranks: int) -> None:
-    children = warm.train_ranks(words, num_ranks)
-    codes = [warm.wait(child, 240) for child in children]
-    assert codes == [0] * num_ranks, [child.output for child in children]
-
-
 def move(warm, path, name: str, worlds: list[int], *more: str) -> None:
     """Two steps with each number of ranks."""
     for number, num_ranks in enumerate(worlds, start=1):
-        train(warm, [str(path), "--name", name, "--train.steps", str(2 * number), *more], num_ranks)
+        words = [str(path), "--name", name, "--train.steps", str(2 * number), *more]
+        warm.expect_all(warm.train_ranks(words, num_ranks))
 
 
 @pytest.mark.parametrize(
@@ -182,9 +175,8 @@ def test_15_a_wrong_scale_of_gradients_would_show(warm, world):
     """The control."""
     path = world.write_recipe(optim=OPTIM, parallel={"data": 2})
     words = [str(path), "--train.steps", "3", "--name"]
-    children = warm.ranks("tests.faults.test_ranks:train_with_half_gradients", [[*words, "wrong"]], 2)
-    assert [warm.wait(child, 240) for child in children] == [0, 0], [child.output for child in children]
-    train(warm, [*words, "right"], 1)
+    warm.expect_all(warm.ranks("tests.faults.test_ranks:train_with_half_gradients", [[*words, "wrong"]], 2))
+    warm.expect_all(warm.train_ranks([*words, "right"], 1))
     wrong, right = losses(world.folder / "wrong"), losses(world.folder / "right")
     assert wrong[1] == pytest.approx(right[1], rel=1e-6) and wrong[3] != pytest.approx(right[3], rel=1e-4)
 
@@ -195,10 +187,6 @@ def test_15_a_wrong_scale_of_gradients_would_show(warm, world):
 LIMIT_S = 8.0
 # What a loaded machine may add to the waiting of a peer: words, and the closing of files.
 SLACK_S = 25.0
-
-
-def faults(*entries: dict[str, object]) -> dict[str, str]:
-    return {VARIABLE: json.dumps(entries)}
 
 
 @pytest.mark.timeout(600)
@@ -220,8 +208,7 @@ def test_29_peers_of_a_lost_rank_end_in_time_and_the_restart_is_equal(warm, tall
         second.kill(signal.SIGKILL)
     assert warm.wait(second) == -signal.SIGKILL
     for name, num_ranks in (("lost", 2), ("whole", 2)):
-        children = warm.train_ranks([*words, name], num_ranks)
-        assert [warm.wait(child) for child in children] == [0, 0], [child.output for child in children]
+        warm.expect_all(warm.train_ranks([*words, name], num_ranks))
     assert losses(world.folder / "lost") == losses(world.folder / "whole")
     assert digests(world.folder / "lost", 6) == digests(world.folder / "whole", 6)
 
@@ -231,9 +218,8 @@ def test_29_a_slow_rank_is_named_within_twenty_steps(warm, tally, world):
     path = world.write_recipe(parallel={"data": 2})
 
     def train(name: str, steps: int, env: dict[str, str] | None = None) -> str:
-        children = warm.train_ranks([str(path), "--name", name, "--train.steps", str(steps)], 2, env=env)
-        assert [warm.wait(child, 280) for child in children] == [0, 0], [child.output for child in children]
-        return children[0].output
+        words = [str(path), "--name", name, "--train.steps", str(steps)]
+        return warm.expect_all(warm.train_ranks(words, 2, env=env))[0]
 
     train("plain", 3)
     lines = map(json.loads, (world.folder / "plain" / "metrics.jsonl").read_text().splitlines())

@@ -169,15 +169,14 @@ def test_37_a_secret_of_the_environment_is_in_no_file_of_a_run(warm, world, tall
     names = ("WANDB_API_KEY", "HF_TOKEN", "AWS_SECRET_ACCESS_KEY")
     tally.inject(len(names))
     recipe = str(world.write_recipe())
-    child = warm.command("train", recipe, "--train.steps", "2", env=dict.fromkeys(names, SECRET))
-    assert warm.wait(child) == 0, child.output
+    child = warm.expect(warm.command("train", recipe, "--train.steps", "2", env=dict.fromkeys(names, SECRET)))
     # The control: the process did have it.
     warm.run("tests.faults.test_recipes:tell", str(world.folder / "told"), env={names[0]: SECRET})
     assert (world.folder / "told").read_text() == SECRET
     (world.folder / "told").unlink()
     files = [path for path in world.folder.rglob("*") if path.is_file()]
     assert len(files) > 8
-    assert [path for path in files if SECRET.encode() in path.read_bytes()] == [] and SECRET not in child.output
+    assert [path for path in files if SECRET.encode() in path.read_bytes()] == [] and SECRET not in child
 
 
 def tell(path: str) -> None:

@@ -330,10 +330,9 @@ def test_26_a_flag_accepts_it(world, manifest, warm, tally):
     CHANGES["a clip removed"](pl.read_parquet(manifest)).write_parquet(manifest)
     words = ("train", str(world.folder / "recipe.yaml"), "--data.manifest", str(manifest))
     tally.inject()
-    refused = warm.command(*words)
-    assert warm.wait(refused) == 2 and "--accept-data-change" in refused.output, refused.output
-    accepted = warm.command(*words, "--accept-data-change")
-    assert warm.wait(accepted) == 0, accepted.output
+    refused = warm.expect(warm.command(*words), 2)
+    assert "--accept-data-change" in refused
+    warm.expect(warm.command(*words, "--accept-data-change"))
     assert sorted(losses(world.folder / "run")) == [1, 2, 3, 4, 5, 6]
 
 

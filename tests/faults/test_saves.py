@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import time
 from pathlib import Path
@@ -14,7 +13,7 @@ from frameloom.checkpoint.writer import Saver, apply_retention, clear_leftovers
 from frameloom.core.errors import CheckpointError
 from frameloom.core.random import numpy_stream
 from tests.checkpoint.saving import save_checkpoint
-from tests.faults.injection import VARIABLE
+from tests.faults.injection import faults
 from tests.faults.kills import is_same, loads_as_made, make
 from tests.faults.runs import digests, losses, metrics, wait_for_records
 
@@ -93,10 +92,9 @@ def test_01_a_run_killed_again_and_again_equals_one_never_stopped(warm, tally, w
         child.kill()
         tally.inject()
         assert warm.wait(child) < 0
-    last = warm.command("train", str(path), *longer, "--name", "killed", "--train.async_save", "true")
-    assert warm.wait(last, 300) == 0, last.output
+    last = warm.expect(warm.command("train", str(path), *longer, "--name", "killed", "--train.async_save", "true"))
     assert warm.wait(whole, 300) == 0, whole.output
-    assert "resuming from step" in last.output
+    assert "resuming from step" in last
     assert digests(world.folder / "killed", 100) == digests(world.folder / "whole", 100)
     assert metrics(world.folder / "killed") == metrics(world.folder / "whole")
 
@@ -104,14 +102,13 @@ def test_01_a_run_killed_again_and_again_equals_one_never_stopped(warm, tally, w
 def test_01_a_run_killed_after_its_first_step_goes_on_however_slow_its_saves_are(warm, tally, world):
     path = world.write_recipe(train={"steps": 4, "save_every": 2, "log_every": 1, "async_save": True})
     slow = [{"point": "save", "step": 0, "act": "slow", "seconds": 1.5}]
-    child = warm.command("train", str(path), env={VARIABLE: json.dumps(slow)})
+    child = warm.command("train", str(path), env=faults(*slow))
     wait_for_records(world.folder / "run", 1)
     child.kill()
     tally.inject()
     warm.wait(child)
-    again = warm.command("train", str(path))
-    assert warm.wait(again) == 0, again.output
-    assert "resuming from step" in again.output
+    again = warm.expect(warm.command("train", str(path)))
+    assert "resuming from step" in again
 
 
 def test_01_leftovers_of_a_killed_save_do_not_stay(tmp_path):
@@ -264,7 +261,7 @@ def test_09_an_error_of_the_writer_ends_the_run_by_the_next_step(warm, tally, wo
     """The save of step 2 fails on purpose, and the next save, which would tell too, is thirty steps away."""
     path = world.write_recipe(train={"steps": 62, "save_every": 30, "log_every": 1, "async_save": True})
     fault = [{"point": "save", "step": 30, "act": "raise", "message": "the writer fails"}]
-    child = warm.command("train", str(path), env={VARIABLE: json.dumps(fault)})
+    child = warm.command("train", str(path), env=faults(*fault))
     tally.inject()
     assert warm.wait(child) != 0
     assert "the writer fails" in child.output
@@ -272,5 +269,4 @@ def test_09_an_error_of_the_writer_ends_the_run_by_the_next_step(warm, tally, wo
     assert list_steps(run / "checkpoints") == [0]
     last = max(losses(run))
     assert 30 <= last < 50, f"noticed only after step {last}"
-    again = warm.command("train", str(path))
-    assert warm.wait(again) == 0, again.output
+    warm.expect(warm.command("train", str(path)))

@@ -99,9 +99,8 @@ def test_30_no_file_runs_code(tmp_path, tally, what):
 def test_30_the_command_gives_the_conversion(warm, world, tally):
     path = write_torch(world.folder / "model.pt", Canary(world.folder / "canary"))
     tally.inject()
-    child = warm.command("train", str(world.write_recipe()), "--model.weights", str(path))
-    assert warm.wait(child) == 2, child.output
-    assert "frameloom convert" in child.output and not (world.folder / "canary").exists()
+    child = warm.expect(warm.command("train", str(world.write_recipe()), "--model.weights", str(path)), 2)
+    assert "frameloom convert" in child and not (world.folder / "canary").exists()
 
 
 def test_30_opened_as_others_do_the_files_would_run(tmp_path):

@@ -143,12 +143,21 @@ class Warm:
                     self.wait(child)
         return codes
 
-    def run(self, call: str, *args: Any, env: dict[str, str] | None = None, limit_s: float = 120.0) -> Child:
+    def expect(self, child: Child, code: int = 0, limit_s: float = 280.0) -> str:
+        """What a child printed that has to end with this code."""
+        found = self.wait(child, limit_s)
+        assert found == code, f"exit code {found}\n{child.output}"
+        return child.output
+
+    def expect_all(self, children: Sequence[Child], limit_s: float = 280.0) -> list[str]:
+        """The same of ranks that have to succeed."""
+        codes = [self.wait(child, limit_s) for child in children]
+        assert not any(codes), (codes, [child.output for child in children])
+        return [child.output for child in children]
+
+    def run(self, call: str, *args: Any, env: dict[str, str] | None = None, limit_s: float = 280.0) -> str:
         """Start, wait, and expect success."""
-        child = self.start(call, *args, env=env)
-        code = self.wait(child, limit_s)
-        assert code == 0, f"exit code {code}\n{child.output}"
-        return child
+        return self.expect(self.start(call, *args, env=env), limit_s=limit_s)
 
     def close(self) -> None:
         assert self._process.stdin is not None and self._process.stdout is not None
