@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -98,32 +99,26 @@ def _rotation_matrices(cos: Tensor, sin: Tensor) -> Tensor:
     return torch.unflatten(torch.stack([cos, -sin, sin, cos], dim=-1), -1, (2, 2))
 
 
-def _record(model: MMDiT, states: dict[str, Tensor]) -> list[Any]:
+def _record(model: MMDiT, states: dict[str, Tensor]) -> Iterator[Any]:
     """Hooks that fill `states` with what enters the first block and leaves each one."""
-    handles = []
-    for kind, blocks in (("double", model.double_blocks), ("single", model.single_blocks)):
-        for index, block in enumerate(blocks):
-            handles.append(block.register_forward_hook(_keep_output(states, f"{kind}{index}")))
-    if len(model.double_blocks):
-        handles.append(model.double_blocks[0].register_forward_pre_hook(_keep_input(states)))
-    return handles
 
-
-def _keep_output(states: dict[str, Tensor], name: str) -> Callable[[nn.Module, Any, Any], None]:
-    def hook(module: nn.Module, args: Any, output: Any) -> None:
-        if isinstance(output, tuple):
-            states[f"{name}.img"], states[f"{name}.txt"] = output
-        else:
-            states[f"{name}.x"] = output
-
-    return hook
-
-
-def _keep_input(states: dict[str, Tensor]) -> Callable[[nn.Module, Any], None]:
-    def hook(module: nn.Module, args: Any) -> None:
+    def keep_input(module: nn.Module, args: Any) -> None:
         states["block_in.img"], states["block_in.txt"], states["block_in.vec"] = args[:3]
 
-    return hook
+    def keep_double(name: str, module: nn.Module, args: Any, output: Any) -> None:
+        states[f"{name}.img"], states[f"{name}.txt"] = output
+
+    def keep_single(name: str, module: nn.Module, args: Any, output: Any) -> None:
+        states[f"{name}.x"] = output
+
+    for kind, blocks, keep in (
+        ("double", model.double_blocks, keep_double),
+        ("single", model.single_blocks, keep_single),
+    ):
+        for index, block in enumerate(blocks):
+            yield block.register_forward_hook(partial(keep, f"{kind}{index}"))
+    if len(model.double_blocks):
+        yield model.double_blocks[0].register_forward_pre_hook(keep_input)
 
 
 def _compare_packed_inputs(prefix: str, inputs: Tensors, patch_size: int) -> list[ParityOutput]:
@@ -150,13 +145,14 @@ def run_packing(case: ParityCase) -> list[ParityOutput]:
     for settings in case.config["cases"]:
         prefix = f"{settings['i']}."
         ours |= {prefix + name: value for name, value in _pack_one(settings, under(case.inputs, prefix)).items()}
+    # A last bit of a frequency, at the largest index of the file.
+    time_tolerance = float(case.inputs["time.t"].abs().max()) * NUM_TIMESTEPS * torch.finfo(torch.float32).eps
     results = []
     for name, expected in case.outputs.items():
         if ".get_noise_seed" in name:
             results.append(ParityOutput(name, None, expected, 0.0, deviation="start-noise-by-request"))
         else:
-            tolerance = _tolerance_of_time(case) if name.startswith("time.") else EXACT
-            results.append(_compare(name, ours.get(name), expected, tolerance))
+            results.append(_compare(name, ours.get(name), expected, time_tolerance if name[:5] == "time." else EXACT))
     for settings in case.config["cases"]:
         packed = case.outputs[f"{settings['i']}.packed"]
         latent = case.inputs[f"{settings['i']}.latents"]
@@ -195,11 +191,6 @@ def _record_call(latent: Tensor, tokens_BKD: Tensor, pooled_BD: Tensor, patch: i
     )
     predict(latent, torch.ones(batch))
     return model.calls[0]
-
-
-def _tolerance_of_time(case: ParityCase) -> float:
-    """A last bit of a frequency, at the largest index of the file."""
-    return float(case.inputs["time.t"].abs().max()) * NUM_TIMESTEPS * torch.finfo(torch.float32).eps
 
 
 def _embed_and_rotate(case: ParityCase) -> dict[str, Tensor]:

@@ -12,12 +12,13 @@ from numpy.typing import NDArray
 
 from frameloom.config.schema.buckets import GroupedSection
 from frameloom.data.buckets.grouped import PUBLISHED_GROUP_BATCHES, TOO_LONG, Grouped
-from frameloom.data.buckets.policy import UNUSED, Clips, Draw
+from frameloom.data.buckets.policy import UNUSED, Draw
 from frameloom.data.media.frames import Window, pick_start, resample_window, speed_up
 from frameloom.data.media.transforms import CenterCrop
 from frameloom.models.text.cleaning import clean_caption
 from frameloom.models.vaes.config import LengthRule
 from tests.parity.cases import Found, ParityCase, ParityOutput, compare_facts, golden, golden_table, leave_out
+from tests.parity.opensora2_data import to_clips
 
 _ASSUMED_FPS = 24.0
 
@@ -51,7 +52,7 @@ def _compare_clips(entries: list[dict[str, Any]]) -> Found:
     for number, entry in enumerate(entries):
         names = ("num_frames", "train_fps", "speed_factor", "sp_size", "drop_short_ratio")
         policy = _policy(entry["ae_stride_t"], **{name: entry[name] for name in names})
-        clips = _to_clips([(entry["clip_total_frames"], 480, 640, float(entry["fps"]))])
+        clips = to_clips([(entry["clip_total_frames"], 480, 640, float(entry["fps"]))])
         # Its generator is fixed, so the first short clip always has the same draw.
         chosen = int(policy.assign_clips(clips, np.zeros(1, dtype=np.int64), _torch_draws())[0])
         frames = policy.buckets[chosen].frames if chosen != UNUSED else 0
@@ -90,7 +91,7 @@ def _compare_build(entries: list[dict[str, Any]], build: dict[str, Any], number:
     group = PUBLISHED_GROUP_BATCHES * settings.pop("total_batch_size")
     policy = _policy(min_group=group, **settings)
     usable = [entry for entry in entries if _is_whole(entry)]
-    clips = _to_clips([_facts(entry) for entry in usable])
+    clips = to_clips([_facts(entry) for entry in usable])
     chosen = policy.assign_clips(clips, np.arange(len(usable)), _torch_draws())
     counts = np.bincount(chosen[chosen != UNUSED], minlength=len(policy.buckets))
     kept = (chosen != UNUSED) & policy.keep_buckets(counts)[chosen]
@@ -109,7 +110,7 @@ def _find_ends(
     policy: Grouped, entries: list[dict[str, Any]], chosen: NDArray[np.int32], generator: random.Random
 ) -> dict[str, tuple[int, int]]:
     """First and last frame of every entry; the generator goes on from one clip to the next."""
-    clips = _to_clips([_facts(entry) for entry in entries])
+    clips = to_clips([_facts(entry) for entry in entries])
     fits = (policy.fit_sizes(clips).reason == 0) & (policy.fit_lengths(clips).reason != TOO_LONG)
     ends = {}
     for entry, fit, bucket in zip(entries, fits, chosen.tolist(), strict=True):
@@ -141,11 +142,6 @@ def _facts(entry: dict[str, Any]) -> tuple[int, int, int, float]:
     size, is_video = entry["resolution"], entry["path"].endswith(".mp4")
     fps = float(entry.get("fps", _ASSUMED_FPS)) if is_video else float("nan")
     return entry.get("num_frames", 1), size["height"], size["width"], fps
-
-
-def _to_clips(rows: list[tuple[int, int, int, float]]) -> Clips:
-    frames, height, width = (np.array([row[i] for row in rows], dtype=np.int64) for i in range(3))
-    return Clips(frames, height, width, np.array([row[3] for row in rows]))
 
 
 def _torch_draws() -> Draw:

@@ -16,7 +16,15 @@ from frameloom.training.optim.clipping import FadingLimit, clip_gradients
 from frameloom.training.optim.ema import EMA
 from frameloom.training.optim.optimizer import build_optimizer
 from frameloom.training.optim.schedules import build_schedule
-from tests.parity.cases import ParityCase, ParityOutput, compare_numbers, golden, pair_outputs, relative_to_largest
+from tests.parity.cases import (
+    ParityCase,
+    ParityOutput,
+    compare_numbers,
+    golden,
+    pair_outputs,
+    relative_to_largest,
+    under,
+)
 
 _POLYNOMIAL_END = 1e-7
 _WARMUP_NAME = re.compile(r"base (\S+) initial (\S+) warmup (\d+)")
@@ -31,11 +39,7 @@ def run_came(case: ParityCase) -> list[ParityOutput]:
 
 
 def _step_came(case: ParityCase, lr: float) -> dict[str, Tensor]:
-    params = {
-        name.removeprefix("param."): nn.Parameter(tensor.clone())
-        for name, tensor in case.inputs.items()
-        if name.startswith("param.")
-    }
+    params = {name: nn.Parameter(tensor.clone()) for name, tensor in under(case.inputs, "param.").items()}
     config = case.config
     halved = [{"match": "*_halflr", "lr": lr / 2}] if any(name.endswith("_halflr") for name in params) else []
     betas, decay = config["betas"], config["weight_decay"]
@@ -144,8 +148,7 @@ def run_warmup(case: ParityCase) -> list[ParityOutput]:
 
 @golden(lambda case: "decay" in case.config and {"ema", "model"} <= {name.partition(".")[0] for name in case.inputs})
 def run_ema(case: ParityCase) -> list[ParityOutput]:
-    params = {name.removeprefix("model."): tensor for name, tensor in case.inputs.items() if name.startswith("model.")}
-    ema = EMA(params, EMASection(decay=case.config["decay"], warmup=False))
-    ema.load_state_dict({name: case.inputs[f"ema.{name}"] for name in params})
+    ema = EMA(under(case.inputs, "model."), EMASection(decay=case.config["decay"], warmup=False))
+    ema.load_state_dict(under(case.inputs, "ema."))
     ema.update(1)
     return pair_outputs(case, {f"ema.{name}": tensor for name, tensor in ema.state_dict().items()}, 1e-6)

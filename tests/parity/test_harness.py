@@ -135,7 +135,7 @@ def test_table_has_a_line_for_every_case_and_on_demand_for_every_output(tmp_path
     tensors = {"in.x": one, "out.x": 2 * one, "in.y": one.clone(), "out.y": 2 * one + 5e-7}
     write_case(tmp_path / "case.safetensors", {"kind": "doubling"}, **tensors)
     write_case(tmp_path / "else.safetensors", {"kind": "else"}, **{"in.x": one})
-    results = run_parity(tmp_path, [DOUBLING])
+    results = list(run_parity(tmp_path, [DOUBLING]))
     lines = format_table(results)
     assert lines[1].split() == ["case", "4.77e-07", "1e-06", "ok:", "2", "outputs"]
     assert NO_MODEL in lines[2]
@@ -147,15 +147,15 @@ def test_table_has_a_line_for_every_case_and_on_demand_for_every_output(tmp_path
 
 def test_unreadable_and_missing_folders_are_refused(tmp_path):
     with pytest.raises(CheckpointError, match="no such folder"):
-        run_parity(tmp_path / "nowhere", [])
+        list(run_parity(tmp_path / "nowhere", []))
     with pytest.raises(CheckpointError, match="holds no"):
-        run_parity(tmp_path, [])
+        list(run_parity(tmp_path, []))
     (tmp_path / "case.safetensors").write_bytes(b"not tensors at all")
     with pytest.raises(CheckpointError, match="cannot be read"):
-        run_parity(tmp_path, [])
+        list(run_parity(tmp_path, []))
     write_case(tmp_path / "case.safetensors", [1, 2], x=torch.ones(1))
     with pytest.raises(CheckpointError, match="expected a JSON object"):
-        run_parity(tmp_path, [])
+        list(run_parity(tmp_path, []))
 
 
 @pytest.mark.parametrize(
