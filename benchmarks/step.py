@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass, replace
 from importlib.util import find_spec
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -158,7 +158,7 @@ class AtHand:
         text = task.text.encode(batch.captions)
 
         def predict(noisy_BCFHW: Tensor, time_B: Tensor) -> Tensor:
-            return model(noisy_BCFHW, time_B, text.conditions())
+            return cast(Tensor, model(noisy_BCFHW, time_B, text.conditions()))
 
         return cls(model, predict, *batch.latents, task.vae.normalize)
 

@@ -2,7 +2,7 @@
 
     import frameloom
 
-    run = frameloom.train("shapes/demo", {"train.steps": 200})
+    run = frameloom.train("my.yaml", {"train.steps": 200})
     model = run.load()
     model.sample("a red circle moves left", seed=1).save("circle.mp4")
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from frameloom.config.loading.recipe import Overrides, Source, load_recipe, load_with_places, to_words
+from frameloom.config.loading.recipe import Overrides, Source, load_recipe, load_with_locations, to_words
 from frameloom.config.loading.render import render_yaml
 from frameloom.config.rules.check import check_files
 from frameloom.config.rules.parallel import check_world
@@ -85,8 +85,8 @@ def train(
     """
     ranks = read_ranks()
     try:
-        resolved, locations = load_with_places(recipe, overrides)
-        check_files(resolved, places=locations)
+        resolved, locations = load_with_locations(recipe, overrides)
+        check_files(resolved, locations=locations)
         check_world(resolved, ranks.num_ranks if ranks.num_ranks > 1 else processes)
     except FrameloomError as error:
         if ranks.local_rank == 0:

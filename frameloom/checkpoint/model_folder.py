@@ -45,7 +45,7 @@ class Architecture:
 
 @dataclass(frozen=True)
 class ModelFolder(Architecture):
-    """`tensors` are read one at a time, each time they are asked for. `original_config` is the `config.json` that
+    """`tensors` are read one at a time, at each access. `original_config` is the `config.json` that
     published files came with."""
 
     tensors: LazyTensors
@@ -75,7 +75,7 @@ def read_weights(path: Path, *, kind: str = "") -> ModelFolder:
     """Read a model folder, a run folder (its export, or else its newest checkpoint), a folder of one checkpoint, or
     published safetensors: a file, an index, a folder, a pipeline.
 
-    `kind` (denoiser or vae) says which part of a pipeline is meant. A pickle is never opened.
+    `kind` (denoiser or vae) selects the part of a pipeline. A pickle is never opened.
     """
     own = find_own(path)
     if own is not None:

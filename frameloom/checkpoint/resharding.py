@@ -16,7 +16,6 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeGuard
 
 import torch
@@ -77,7 +76,7 @@ def is_simple(tensor: Tensor) -> bool:
     return all(type(placement) in (Shard, Replicate) for placement in tensor.placements)
 
 
-def describe_piece(tensor: Tensor) -> Piece:
+def local_piece(tensor: Tensor) -> Piece:
     shape, itemsize = tuple(tensor.shape), tensor.dtype.itemsize
     if not is_split(tensor):
         return Piece(shape, (0,) * len(shape), shape, itemsize)
@@ -85,9 +84,9 @@ def describe_piece(tensor: Tensor) -> Piece:
     return Piece(shape, tuple(chunk.offsets), tuple(chunk.sizes), itemsize)
 
 
-def describe_pieces(tensors: Mapping[str, Mapping[str, Tensor]]) -> Layout:
+def local_layout(tensors: Mapping[str, Mapping[str, Tensor]]) -> Layout:
     """All that this process holds; of a tensor with fewer rows than processes that may be nothing."""
-    found = {group: {name: describe_piece(value) for name, value in named.items()} for group, named in tensors.items()}
+    found = {group: {name: local_piece(value) for name, value in named.items()} for group, named in tensors.items()}
     return {
         group: {name: piece for name, piece in named.items() if piece.num_bytes or piece.size == piece.shape}
         for group, named in found.items()
@@ -120,7 +119,7 @@ def plan_files(layouts: Sequence[Layout]) -> FilePlan:
     placement: dict[str, dict[str, Any]] = {}
     for group in sorted({group for layout in layouts for group in layout}):
         ranks = sorted({rank for (kind, _, _), rank in writers.items() if kind == group})
-        # A group without tensors is a file all the same: whether it is there says how the run was set up.
+        # A group without tensors still gets a file: its presence records how the run was set up.
         names = name_shards(group, max(len(ranks), 1))
         numbers = {rank: number for number, rank in enumerate(ranks)} or {0: 0}
         for rank, number in numbers.items():
@@ -172,24 +171,15 @@ def _files_of(group: str, state: Mapping[str, Any]) -> list[str]:
     return name_shards(group, max(part[0] for entry in placement.values() for part in entry["parts"]))
 
 
-class StoredTensors:
+class StoredTensors(ExitStack):
     """Reads tensors of a folder whose digests were checked; files are opened once, and closed with the block."""
 
     def __init__(self, folder: Path, state: Mapping[str, Any]) -> None:
+        super().__init__()
         self._folder = folder
         self._placement: Mapping[str, Any] = state.get("placement", {})
         self._files = {group: _files_of(group, state) for group in sorted(list_groups(state))}
         self._open: dict[str, Any] = {}
-        self._held = ExitStack()
-
-    def __enter__(self) -> StoredTensors:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._open.clear()
-        self._held.close()
 
     def shapes(self) -> dict[str, dict[str, tuple[int, ...]]]:
         """Of all tensors, by group and name."""
@@ -230,7 +220,7 @@ class StoredTensors:
         return found
 
     def defer(self, group: str) -> LazyTensors:
-        """The tensors of a group, each read when it is asked for; needs no block around it."""
+        """The tensors of a group, each read at its access; needs no `with` block."""
         headers = [open_safetensors(self._folder / file) for file in self._files[group]]
         if group not in self._placement:
             return headers[0]
@@ -272,9 +262,11 @@ class StoredTensors:
             raise CheckpointError(f"{self._folder / file}: '{name}' cannot be read ({error})") from error
 
     def _file(self, name: str) -> Any:
+        if not self._open:
+            self.callback(self._open.clear)
         if name not in self._open:
             try:
-                self._open[name] = self._held.enter_context(safe_open(self._folder / name, framework="pt"))
+                self._open[name] = self.enter_context(safe_open(self._folder / name, framework="pt"))
             except (SafetensorError, OSError) as error:
                 raise CheckpointError(f"{self._folder / name}: cannot be opened ({error})") from error
         return self._open[name]
@@ -285,8 +277,8 @@ def read_own(
 ) -> dict[str, dict[str, Tensor]]:
     """What this process needs of a checkpoint, cut as its `own` tensors are; nothing else is read.
 
-    `known` are all names that some process has; of those a process reads only its own. A tensor that nobody knows, or
-    that does not fit, is read whole by all: who takes it up refuses it in the words for that.
+    `known` are all names that some process has; of those a process reads only its own. A tensor that is unknown to all,
+    or does not fit, is read whole by all: loading it then raises the right error.
     """
     found: dict[str, dict[str, Tensor]] = {}
     for kind, shapes in stored.shapes().items():
@@ -305,7 +297,7 @@ def read_own(
                 whole = stored.read(kind, name).to(mine.device)
                 found[kind][name] = distribute_tensor(whole, mesh, placements, src_data_rank=None)
                 continue
-            part = stored.read(kind, name, describe_piece(mine).box).to(mine.device)
+            part = stored.read(kind, name, local_piece(mine).box).to(mine.device)
             found[kind][name] = DTensor.from_local(
                 part, mesh, placements, run_check=False, shape=mine.shape, stride=mine.stride()
             )

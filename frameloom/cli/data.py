@@ -236,11 +236,11 @@ def cache(
 
     Example: frameloom data cache my.yaml --latents
     """
-    from frameloom.config.loading.recipe import load_with_places
+    from frameloom.config.loading.recipe import load_with_locations
     from frameloom.config.rules.check import check_files
 
-    resolved, places = load_with_places(recipe, context.args)
-    check_files(resolved, skip_caches=True, places=places)
+    resolved, locations = load_with_locations(recipe, context.args)
+    check_files(resolved, skip_caches=True, locations=locations)
     for name in ("latents", "text"):
         if folder := getattr(resolved.data.cache, name):
             check_output_folder(Path(folder), f"data.cache.{name}")

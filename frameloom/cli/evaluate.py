@@ -105,7 +105,7 @@ def evaluate_clips(
     of_videos, of_frames = _two("--features", features), _two("--frame-features", frame_features)
     from frameloom.core.device import pick_device
     from frameloom.data.loading.clip_view import ClipView, list_clips
-    from frameloom.evaluate.comparison import Alone, Distances, compare_sets, pair_clips
+    from frameloom.evaluate.comparison import Distances, compare_sets, pair_clips
     from frameloom.evaluate.metric_table import refuse_existing_metrics
     from frameloom.evaluate.networks import load_video_network
     from frameloom.evaluate.pair_metrics import build_measures
@@ -127,15 +127,13 @@ def evaluate_clips(
     ours = list_clips(generated)
     theirs = [] if reference is None else list_clips(reference)
     listed = pair_clips(ours, theirs, pairs.value if has_pairs else "none")
-    alone = None
-    if by_itself is not None:
-        alone = Alone(by_itself, find_prompts(ours, prompts) if by_itself.needs_prompts else {})
     table = compare_sets(
         listed,
         measures,
         view=view,
         distances=distances,
-        alone=alone,
+        alone=by_itself,
+        prompts=find_prompts(ours, prompts) if by_itself is not None and by_itself.needs_prompts else {},
         confidence=confidence,
         intervals=intervals.value,
     )

@@ -23,14 +23,14 @@ def check(
 
     Nothing is loaded and nothing is written. Exit code 0 means that a run could start.
     """
-    from frameloom.config.loading.recipe import load_with_places
+    from frameloom.config.loading.recipe import load_with_locations
     from frameloom.config.rules.check import check_files
     from frameloom.data.manifest.filters import check_recipe_filters
 
-    loaded, places = load_with_places(recipe, ctx.args)
+    loaded, locations = load_with_locations(recipe, ctx.args)
     check_recipe_filters(loaded)
     if not skip_files:
-        check_files(loaded, places=places)
+        check_files(loaded, locations=locations)
     trained = f"{loaded.model.family}/{loaded.model.size}"
     if loaded.task == "autoencoder":
         trained = f"{loaded.vae.name}/{loaded.vae.size}"

@@ -86,7 +86,7 @@ def launch(
 
     Example: frameloom launch my.yaml --nproc 8 --parallel.zero 2
     """
-    from frameloom.config.loading.recipe import load_with_places
+    from frameloom.config.loading.recipe import load_with_locations
     from frameloom.config.rules.check import check_files
     from frameloom.config.rules.parallel import check_world
     from frameloom.training.launch import Job, Slurm, host_commands, read_hostfile, single_command, slurm_script
@@ -99,8 +99,8 @@ def launch(
         )
     if not (math.isfinite(hours) and hours > _LEAST_HOURS):
         raise ConfigError(f"--hours {hours:g}: a run is told to save two minutes before the end; give it more time")
-    resolved, places = load_with_places(recipe, context.args)
-    check_files(resolved, places=places)
+    resolved, locations = load_with_locations(recipe, context.args)
+    check_files(resolved, locations=locations)
     if data_position is not None and restarts:
         raise ConfigError("--data-position and --restarts: every restart would go back in the data; remove one")
     choices = ["--accept-recipe-change"] * accept_recipe_change + ["--accept-data-change"] * accept_data_change

@@ -34,7 +34,7 @@ END_KINDS: dict[str, tuple[int, int]] = {
 # Those of the published image-to-video stages.
 END_SHARES: dict[str, float] = {"t2v": 1, "i2v_head": 5, "i2v_loop": 1, "i2v_tail": 1}
 
-# By law: the kinds of clips, and those of single images.
+# By the recipe's `known.law`: the kinds of clips, and those of single images.
 MASK_KINDS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "ends": (tuple(END_KINDS), ("t2v",)),
     "frames": (tuple(FRAME_SHARES), tuple(IMAGE_FRAME_SHARES)),

@@ -25,7 +25,7 @@ from frameloom.evaluate.metric_table import DOCUMENT, TABLE
 from frameloom.models.vaes.base import LatentStatistics, VideoVAE
 from frameloom.sampling.batch import join_ranks
 
-# (ours, reference), both BCFHW in [-1, 1] -> numbers by name; one that cannot be told is None
+# (ours, reference), both BCFHW in [-1, 1] -> numbers by name; None where a metric does not apply
 Measure = Callable[[Tensor, Tensor], Mapping[str, float | None]]
 _IMAGE_FPS = 1.0
 
@@ -62,7 +62,7 @@ def reconstruct_files(
     if options.fps is not None and options.fps <= 0:
         raise ConfigError(f"--fps is {options.fps:g}; it must be above 0")
     targets = [out / name for name in name_results([clip.name for clip in clips])]
-    _refuse_existing(out, targets, force=options.force)
+    _refuse_existing(out, targets, options.force)
     items = [(index, *pair) for index, pair in enumerate(zip(clips, targets, strict=True))]
     with join_ranks(ranks or Ranks()) as group:
         group.context.barrier()
@@ -78,7 +78,7 @@ def reconstruct_files(
 
 
 def check_view(vae: VideoVAE, view: ClipView) -> None:
-    """ConfigError before anything is read when no clip could be encoded at the size or length that was asked for."""
+    """ConfigError before anything is read when no clip could be encoded at the requested size or length."""
     check_frames(vae, view.frames)
     for name, stride in (("height", vae.strides[1]), ("width", vae.strides[2])):
         side = getattr(view, name)
@@ -112,7 +112,7 @@ def name_results(names: Sequence[str]) -> list[str]:
     return found
 
 
-def _refuse_existing(out: Path, targets: Sequence[Path], *, force: bool) -> None:
+def _refuse_existing(out: Path, targets: Sequence[Path], force: bool) -> None:
     """DataError when a result would replace a file; nothing has been written then."""
     if out.exists() and not out.is_dir():
         raise DataError(f"{out}: is a file; results and their metrics go to a folder: choose another name")
@@ -132,7 +132,7 @@ def _reconstruct(
     try:
         clip = read_for(vae, listed, options.view)
         pixels = to_signed_range(clip.pixels_CFHW[None])
-        decoded = reconstruct(vae, pixels, seed=options.seed, index=index).clamp(-1, 1)
+        decoded = reconstruct(vae, pixels, options.seed, index).clamp(-1, 1)
         numbers = measure(decoded, pixels)
         shown_CFHW = to_uint8(decoded[0])
         if options.grid:
@@ -151,7 +151,7 @@ def _reconstruct(
 
 
 @torch.no_grad()
-def reconstruct(vae: VideoVAE, pixels_BCFHW: Tensor, *, seed: int | None = None, index: int = 0) -> Tensor:
+def reconstruct(vae: VideoVAE, pixels_BCFHW: Tensor, seed: int | None = None, index: int = 0) -> Tensor:
     """Pixels there and back, float32 on the host; the same `seed` and `index` draw the same latent."""
     weight = next(vae.parameters())
     moments = vae.encode(pixels_BCFHW.to(weight))
@@ -200,7 +200,7 @@ def draw_clips(clips: Sequence[ListedClip], limit: int | None, seed: int) -> lis
 def report_statistics(
     found: LatentStatistics, bad: Sequence[tuple[str, str]], *, num_clips: int, now: VideoVAE
 ) -> dict[str, Any]:
-    """All numbers by name; `now` is the autoencoder, whose own scaling is told beside the measured one."""
+    """All numbers by name; `now` is the autoencoder, whose current scaling is reported beside the measured one."""
     scale_C, shift_C = found.scale_per_channel()
     return {
         "clips": num_clips,

@@ -153,7 +153,7 @@ def measure_motion(pixels_CFHW: Tensor) -> float | None:
     """Pixels that the fastest twentieth of the picture moves in a frame, the mean over the clip; None for a picture.
 
     A shape of some blocks that moves k pixels a frame gives k. Moves beyond the reach of the search (8 pixels, or a
-    sixteenth of a short side above 128) are told too small. None as well when a side is smaller than a block.
+    sixteenth of a short side above 128) are underestimated. None as well when a side is smaller than a block.
     """
     if pixels_CFHW.shape[1] < 2 or min(pixels_CFHW.shape[-2:]) < BLOCK_PX:
         return None

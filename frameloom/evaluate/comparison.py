@@ -6,7 +6,7 @@ Shape letters: C channels, F frames, H height, W width, D width of a feature.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Literal
 
@@ -34,14 +34,15 @@ def compare_sets(
     *,
     view: ClipView,
     distances: Distances | None = None,
-    alone: Alone | None = None,
+    alone: ClipMeasures | None = None,
+    prompts: Mapping[str, str] | None = None,
     confidence: float = 0.95,
     intervals: Intervals = "student",
 ) -> MetricTable:
     """Metrics of all pairs and of generated clips alone, and Fréchet distances if asked.
 
-    A network of `alone` gives FID as well, when there are references. A clip that cannot be read, or does not fit its
-    pair, is listed, and the rest goes on.
+    `alone` measures the generated clips alone, against `prompts` by clip name; its network gives FID as well, if there
+    are references. A clip that cannot be read, or does not fit its pair, is listed, and the rest goes on.
     """
     wanted = distances or Distances()
     given = {"fvd": wanted.clips, "fid": wanted.frames}
@@ -49,7 +50,7 @@ def compare_sets(
         name: (read_features(files[0]), read_features(files[1])) for name, files in given.items() if files is not None
     }
     has_reference = any(pair.reference is not None for pair in pairs)
-    network = None if alone is None or "fid" in sides or not has_reference else alone.measures.network
+    network = None if alone is None or "fid" in sides or not has_reference else alone.network
     video_network = wanted.network if "fvd" not in sides and has_reference else None
     notes = []
     if network is not None:
@@ -85,16 +86,16 @@ def compare_sets(
                 videos = [None if clip is None else view_clip(clip, view).pixels_CFHW for clip in clips]
                 features_FD = gather(videos)
                 numbers = _measure_pair(pair, videos, measures) if measures.columns else {}
-                if alone is not None and alone.measures.columns and pair.ours is not None and videos[0] is not None:
-                    prompt = alone.prompts.get(pair.ours.name)
-                    numbers |= alone.measures(videos[0], prompt, features_FD=features_FD, name=pair.name)
-                # A good clip that has no pair, and is not meant to have one, has no record.
+                if alone is not None and alone.columns and pair.ours is not None and videos[0] is not None:
+                    prompt = (prompts or {}).get(pair.ours.name)
+                    numbers |= alone(videos[0], prompt, features_FD=features_FD, name=pair.name)
+                # A readable clip without a pair, where none is expected, has no record.
                 records += [{"name": pair.name, **numbers, "error": None}] if numbers else []
             except DataError as error:
                 records.append({"name": pair.name, "error": str(error)})
             bar.advance(note=pair.name)
     more, distance_notes = _measure_distances(sides)
-    columns = [*measures.columns, *(alone.measures.columns if alone else [])]
+    columns = [*measures.columns, *(alone.columns if alone else [])]
     return MetricTable(records, columns, confidence, more, [*distance_notes, *notes], intervals)
 
 
@@ -151,14 +152,6 @@ class Distances:
 
 
 @dataclass(frozen=True)
-class Alone:
-    """Metrics of the generated clips alone, and the prompt of each by its name."""
-
-    measures: ClipMeasures
-    prompts: Mapping[str, str] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
 class Pair:
     """A clip and the one it is measured against; one of them is None when nothing stands opposite."""
 
@@ -179,7 +172,7 @@ def pair_clips(ours: Sequence[ListedClip], reference: Sequence[ListedClip], how:
                 "numbers equal, or pair them by name"
             )
         return [Pair(pair[0].name, *pair) for pair in zip(ours, reference, strict=True)]
-    if len(ours) == len(reference) == 1:  # two files that a person names are meant for each other
+    if len(ours) == len(reference) == 1:  # two files named explicitly form a pair
         return [Pair(ours[0].name, ours[0], reference[0])]
     left, right = _by_name(ours, "generated"), _by_name(reference, "reference")
     if not left.keys() & right.keys():

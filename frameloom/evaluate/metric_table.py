@@ -65,7 +65,7 @@ class MetricTable:
         for column in self.columns:
             values = [record[column] for record in self.good if record.get(column) is not None]
             if values:
-                found[column] = summarise(values, confidence=self.confidence, intervals=self.intervals)
+                found[column] = summarise(values, self.confidence, self.intervals)
         return found
 
     def to_json(self) -> dict[str, Any]:
@@ -155,7 +155,7 @@ class Summary:
     largest: float
 
 
-def summarise(values: Sequence[float], *, confidence: float = CONFIDENCE, intervals: Intervals = "student") -> Summary:
+def summarise(values: Sequence[float], confidence: float = CONFIDENCE, intervals: Intervals = "student") -> Summary:
     """Of at least one number; an infinite one (the PSNR of equal clips) makes the mean infinite."""
     numbers = np.asarray(values, dtype=np.float64)
     if not len(numbers) or np.isnan(numbers).any():
@@ -166,12 +166,12 @@ def summarise(values: Sequence[float], *, confidence: float = CONFIDENCE, interv
         return Summary(len(numbers), mean, None, None, None, *ends)
     std = float(numbers.std(ddof=1))
     if intervals == "bootstrap":
-        return Summary(len(numbers), mean, std, *bootstrap_mean(values, confidence=confidence), *ends)
+        return Summary(len(numbers), mean, std, *bootstrap_mean(values, confidence), *ends)
     reach = t_quantile((1 + confidence) / 2, len(numbers) - 1) * std / math.sqrt(len(numbers))
     return Summary(len(numbers), mean, std, mean - reach, mean + reach, *ends)
 
 
-def bootstrap_mean(values: Sequence[float], *, confidence: float = CONFIDENCE, seed: int = 0) -> tuple[float, float]:
+def bootstrap_mean(values: Sequence[float], confidence: float = CONFIDENCE, *, seed: int = 0) -> tuple[float, float]:
     """Where the mean of so many numbers, drawn from `values` with replacement, falls with this confidence.
 
     Of differences between two sets on the same prompts this is the paired bootstrap. The ends are a function of the

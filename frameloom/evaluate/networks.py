@@ -32,7 +32,7 @@ _KINDS = ("videomae", "timesformer", "vivit")
 
 
 class _Network:
-    """A frozen network with the scaling of pictures that its folder asks for."""
+    """A frozen network with the preprocessing of its folder."""
 
     def __init__(self, name: str, model: nn.Module, processor: Any, device: torch.device | str = "cpu") -> None:
         self.name = name
@@ -132,7 +132,7 @@ def load_video_network(folder: Path, device: torch.device | str = "cpu") -> Vide
 
 
 def load_network(folder: Path, kind: str) -> tuple[Any, Any]:
-    """A model and its processor; `kind` is what the person is told that the folder should hold."""
+    """A model and its processor; `kind` (vision or video) goes into error messages."""
     if not (folder / CONFIG).is_file():
         raise CheckpointError(
             f"{folder}: has no {CONFIG}; name the folder of a {kind} network, as transformers saves it"

@@ -64,7 +64,7 @@ class Measures:
 def build_measures(
     names: Sequence[str] | None, *, lpips: Path | None = None, device: torch.device | str = "cpu"
 ) -> Measures:
-    """The metrics called `names`; without names all that can be told, so LPIPS if its weights are given."""
+    """The metrics called `names`; without names all that apply, LPIPS included if its weights are given."""
     chosen = list(names) if names is not None else [*_PLAIN, *(["lpips"] if lpips is not None else [])]
     for name in chosen:
         refuse_unknown(name, METRICS, what="metric")

@@ -77,7 +77,7 @@ class ComparedSets:
     def summaries(self) -> dict[str, list[Summary]]:
         """By column, one for each set; intervals by bootstrap. A column without numbers is left out."""
         return {
-            column: [summarise(part, confidence=self.confidence, intervals="bootstrap") for part in values]
+            column: [summarise(part, self.confidence, "bootstrap") for part in values]
             for column in self.columns
             if (values := self.values(column))[0]
         }
@@ -86,7 +86,7 @@ class ComparedSets:
         """(mean, low, high) of each further set minus the first, prompt by prompt."""
         first, *others = self.values(column)
         pairs = [np.subtract(other, first) for other in others]
-        return [(float(gap.mean()), *bootstrap_mean(gap.tolist(), confidence=self.confidence)) for gap in pairs]
+        return [(float(gap.mean()), *bootstrap_mean(gap.tolist(), self.confidence)) for gap in pairs]
 
 
 def compare_samples(

@@ -11,7 +11,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from frameloom.config.loading.schema_tree import describe, field_kind
+from frameloom.config.loading.schema_tree import field_kind, format_type
 from frameloom.config.schema.sampling import MEDIA, MODEL_SETTINGS, SampleRequest, SampleSection
 from frameloom.core.errors import ConfigError, DataError, FrameloomError
 from frameloom.core.spelling import suggest
@@ -40,7 +40,7 @@ def make_request(
         request = SampleRequest.model_validate(named)
     except ValidationError as problem:
         name = str(problem.errors()[0]["loc"][0])
-        expected = describe(field_kind(SampleRequest.model_fields[name]))
+        expected = format_type(field_kind(SampleRequest.model_fields[name]))
         raise error(f"{where}: {name} is {named[name]!r}, expected {expected}") from None
     if len(request.prompt) > _MAX_PROMPT_CHARACTERS:
         raise error(

@@ -257,7 +257,7 @@ def _join_parts(parts: Mapping[Path, LazyTensors]) -> LazyTensors:
 
 
 def plan_shards(tensors: LazyTensors, max_bytes: int) -> list[LazyTensors]:
-    """Cut in the order of the names given, each part at most `max_bytes`; a larger tensor gets a part of its own."""
+    """Cut in the order of the names given, each part at most `max_bytes`; a larger tensor gets its own part."""
     groups: list[dict[str, PendingTensor]] = [{}]
     num_bytes = 0
     for name, pending in tensors.pending.items():

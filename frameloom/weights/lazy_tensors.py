@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -24,7 +24,7 @@ _LOOKS = (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.equal.defau
 
 @dataclass(frozen=True)
 class PendingTensor:
-    """One tensor before it is read; each call of `load` reads it again, into memory of its own."""
+    """One tensor before it is read; each call of `load` reads it again, into new memory."""
 
     dtype: torch.dtype
     shape: tuple[int, ...]
@@ -35,22 +35,16 @@ class PendingTensor:
         return math.prod(self.shape) * self.dtype.itemsize
 
 
+@dataclass(frozen=True, eq=False)
 class LazyTensors(Mapping[str, Tensor]):
     """Tensors by name; `lazy[name]` reads one and keeps nothing, `pending` describes all of them without reading.
 
     `tied` names stand for a tensor that is kept under another name. `metadata` are the notes of the file.
     """
 
-    def __init__(
-        self,
-        pending: Mapping[str, PendingTensor],
-        *,
-        tied: Mapping[str, str] | None = None,
-        metadata: Mapping[str, str] | None = None,
-    ) -> None:
-        self.pending = dict(pending)
-        self.tied = dict(tied or {})
-        self.metadata = dict(metadata or {})
+    pending: dict[str, PendingTensor]
+    tied: dict[str, str] = field(default_factory=dict)
+    metadata: dict[str, str] = field(default_factory=dict)
 
     def __getitem__(self, name: str) -> Tensor:
         return self.pending[self.tied.get(name, name)].load()
@@ -72,9 +66,9 @@ class LazyTensors(Mapping[str, Tensor]):
         return sum(one.num_bytes for one in self.pending.values())
 
     def untied(self) -> LazyTensors:
-        """The same names, each with a tensor of its own."""
+        """The same names, each with its own tensor."""
         copies = {name: self.pending[kept] for name, kept in self.tied.items()}
-        return LazyTensors(self.pending | copies, metadata=self.metadata)
+        return replace(self, pending=self.pending | copies, tied={})
 
 
 def defer_tensors(tensors: Mapping[str, Tensor]) -> LazyTensors:
@@ -96,10 +90,10 @@ def rename_tensors(tensors: LazyTensors, rename: Callable[[str], str], *, where:
             clash = f"as '{olds[new]}' is" if new else "which is no name"
             raise CheckpointError(f"{where}: '{name}' would be renamed to '{new}', {clash}; strip less")
         olds[new] = name
-    return LazyTensors(
-        {names[name]: pending for name, pending in tensors.pending.items()},
+    return replace(
+        tensors,
+        pending={names[name]: pending for name, pending in tensors.pending.items()},
         tied={names[name]: names[kept] for name, kept in tensors.tied.items()},
-        metadata=tensors.metadata,
     )
 
 
@@ -111,7 +105,7 @@ def cast_tensors(tensors: LazyTensors, dtype: torch.dtype) -> LazyTensors:
         else one
         for name, one in tensors.pending.items()
     }
-    return LazyTensors(pending, tied=tensors.tied, metadata=tensors.metadata)
+    return replace(tensors, pending=pending)
 
 
 def _cast(name: str, pending: PendingTensor, dtype: torch.dtype) -> Tensor:

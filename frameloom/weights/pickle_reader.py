@@ -25,7 +25,7 @@ from frameloom.weights.lazy_tensors import LazyTensors, PendingTensor
 PICKLES = (".pt", ".pth", ".bin", ".ckpt", ".pkl", ".tar")
 TOP = "."  # the section of tensors that lie at the top of a file, in no table of their own
 _MAX_DEPTH = 4
-# Moments of an optimizer look like weights to a program; nobody wants to convert them as a model.
+# Optimizer moments look like weights but are not a model.
 _NOT_WEIGHTS = re.compile(r"optim|sched|scaler|rng|random", re.IGNORECASE)
 _GLOBAL = re.compile(r"GLOBAL (\S+) (?:was not an allowed global|whose module)")
 _log = get_logger(__name__)
@@ -129,7 +129,7 @@ def _choose(path: Path, sections: Mapping[str, Mapping[str, Any]], wanted: str, 
 
 
 def _pend(path: Path, tensors: Mapping[str, Tensor], is_mapped: bool) -> LazyTensors:
-    """A tensor that is there under several names is kept under the first; the others are tied to it."""
+    """A tensor with several names is kept under the first; the others are tied to it."""
     file_bytes = path.stat().st_size
     firsts: dict[tuple[Any, ...], str] = {}
     pending: dict[str, PendingTensor] = {}

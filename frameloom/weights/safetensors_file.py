@@ -4,7 +4,7 @@
     header    JSON: name -> dtype, shape, data_offsets; `__metadata__` holds strings; padded with spaces to 8 bytes
     data      the tensors, little-endian, without gaps
 
-Plain reads instead of a memory map: a mapped file counts as used memory, and one that shrinks meanwhile kills us.
+Plain reads instead of a memory map: mapped pages count as used memory, and truncation of a mapped file is a SIGBUS.
 """
 
 from __future__ import annotations
@@ -152,7 +152,7 @@ def write_safetensors(
 ) -> str:
     """Write tensor by tensor, byte for byte what the library writes, and return the digest, SHA-256 by default.
 
-    Tied names are written into the metadata. `advance` hears the bytes of each tensor that is done.
+    Tied names are written into the metadata. `advance` is called with the bytes of each tensor written.
     """
     for name, pending in tensors.pending.items():
         if pending.dtype not in _RANKS:

@@ -11,26 +11,7 @@ from frameloom.core.random import numpy_stream
 
 def test_damaged_files_are_read_or_refused_and_never_crash(recipe_file: Path) -> None:
     right = recipe_file.read_bytes()
-    pieces = [
-        b"\n",
-        b"  ",
-        b"\t",
-        b": ",
-        b"- ",
-        b"[",
-        b"]",
-        b"{",
-        b"}",
-        b"&a ",
-        b"*a",
-        b"!!x ",
-        b"'",
-        b'"',
-        b"\xff",
-        b"#",
-        b"|",
-        b"?",
-    ]
+    pieces = b"\n;  ;\t;: ;- ;[;];{;};&a ;*a;!!x ;';\";\xff;#;|;?".split(b";")
     draw = numpy_stream(11, "damaged recipes")
     num_refused = 0
     for _ in range(400):

@@ -14,7 +14,6 @@ from frameloom.data.loading.clip_view import ClipView, list_clips
 from frameloom.data.media.decode import probe_clip, read_clip
 from frameloom.data.media.transforms import to_signed_range, to_uint8
 from frameloom.data.media.writing import write_image, write_video
-from frameloom.distributed.ranks import Ranks
 from frameloom.evaluate.autoencoder import (
     Reconstruction,
     draw_clips,
@@ -104,12 +103,6 @@ def test_a_seed_samples_the_latent_and_means_the_same_every_time(vae: VideoVAE) 
     )
     assert torch.equal(one, again)
     assert not torch.equal(one, mean) and not torch.equal(one, other)
-
-
-def test_shares_of_processes_hold_every_clip_once(clips: Path) -> None:
-    listed = list_clips(clips)
-    shares = [Ranks(rank, 2).share(listed) for rank in range(2)]
-    assert sorted(clip.name for share in shares for clip in share) == [clip.name for clip in listed]
 
 
 def test_names_that_would_meet_are_told_apart() -> None:

@@ -22,7 +22,7 @@ from frameloom.evaluate.clip_metrics import (
     measure_motion,
     measure_text_similarity,
 )
-from frameloom.evaluate.comparison import Alone, compare_sets, pair_clips
+from frameloom.evaluate.comparison import compare_sets, pair_clips
 from frameloom.evaluate.networks import load_frame_network
 from frameloom.evaluate.pair_metrics import Measures
 from tests.evaluate.networks import make_clip, make_vit
@@ -46,7 +46,7 @@ def write_set(folder: Path, levels: list[int]) -> Path:
 
 def test_fid_of_a_network_is_the_distance_of_its_features(tmp_path: Path, vit: Path) -> None:
     ours, other = write_set(tmp_path / "ours", [50, 90, 130, 170]), write_set(tmp_path / "other", [200, 220, 240, 250])
-    alone = Alone(build_clip_measures([], network=vit))
+    alone = build_clip_measures([], network=vit)
     tables = [
         compare_sets(pair_clips(list_clips(ours), list_clips(side), "none"), Measures({}), view=ClipView(), alone=alone)
         for side in (ours, other)
@@ -92,8 +92,8 @@ def test_prompt_following_is_that_of_the_scorer(shared_world: Path) -> None:
     right = manifest.caption(row)
     wrong = right.replace(right.split()[1], "red" if right.split()[1] != "red" else "blue", 1)
     for prompt, expected in ((right, 1.0), (wrong, 0.0)):
-        alone = Alone(measures, {clip[0].name: prompt})
-        table = compare_sets(pair_clips(clip, [], "none"), Measures({}), view=ClipView(), alone=alone)
+        pairs, prompts = pair_clips(clip, [], "none"), {clip[0].name: prompt}
+        table = compare_sets(pairs, Measures({}), view=ClipView(), alone=measures, prompts=prompts)
         assert [record["shapes_right"] for record in table.good] == [expected], prompt
     assert are_shapes([right, wrong]) and not are_shapes([right, "a cat"]) and not are_shapes([])
 
@@ -108,7 +108,7 @@ def test_missing_networks_prompts_and_names_are_told(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="shapes"):
         build_clip_measures(["shapes"])
     ours = list_clips(write_set(tmp_path / "ours", [100]))
-    alone = Alone(build_clip_measures(["shapes"], prompt_metrics=PROMPT_METRICS))
+    alone = build_clip_measures(["shapes"], prompt_metrics=PROMPT_METRICS)
     table = compare_sets(pair_clips(ours, [], "none"), Measures({}), view=ClipView(), alone=alone)
     assert "--prompts FILE" in table.bad[0]["error"]
     with pytest.raises(DataError, match="none of 1"):

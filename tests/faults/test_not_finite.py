@@ -28,7 +28,7 @@ def poison(trainer: Trainer, source: str, value: float) -> Callable[[], None]:
     if source == "gradient":
         parameter = next(iter(task.model.parameters()))
         return parameter.register_hook(lambda gradient: torch.full_like(gradient, value)).remove
-    name = {"loss": "losses", "latent": "_moments", "text": "_text"}[source]
+    name = {"loss": "losses", "latent": "_latents_and_noise", "text": "_encode_text"}[source]
     owner: object = trainer.stepper.updates[0].phase if source == "loss" else task
     right = getattr(owner, name)
 

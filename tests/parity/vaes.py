@@ -7,7 +7,7 @@ or both; outputs with `.untiled.` are the same input whole.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -19,19 +19,16 @@ from frameloom.core.errors import DataError
 from frameloom.models.layers.causal_conv import run_in_chunks
 from frameloom.models.layers.tiles import Cuts, Tiles
 from frameloom.models.layers.tiling import run_in_cuts
-from frameloom.models.vaes.base import EncodePolicy, Moments, VideoVAE
+from frameloom.models.vaes.base import EncodePolicy, Moments, VideoVAE, load_original
 from frameloom.models.vaes.causal.config import CausalVAEConfig
 from frameloom.models.vaes.causal.model import CausalVAE
 from frameloom.models.vaes.causal.weights import load_original as load_causal
 from frameloom.models.vaes.cogvideox.config import CogVideoXConfig
 from frameloom.models.vaes.cogvideox.model import CogVideoXVAE
-from frameloom.models.vaes.cogvideox.model import load_original as load_cogvideox
 from frameloom.models.vaes.dc_ae.config import DCAEConfig
 from frameloom.models.vaes.dc_ae.model import DCAE
-from frameloom.models.vaes.dc_ae.model import load_original as load_dc_ae
 from frameloom.models.vaes.hunyuan.config import HunyuanConfig
 from frameloom.models.vaes.hunyuan.model import HunyuanVAE
-from frameloom.models.vaes.hunyuan.model import load_original as load_hunyuan
 from frameloom.models.vaes.wfvae.config import WFVAEConfig
 from frameloom.models.vaes.wfvae.model import WFVAE
 from frameloom.models.vaes.wfvae.wavelet import Haar
@@ -79,7 +76,7 @@ def run_cogvideox(case: ParityCase) -> list[ParityOutput]:
     @cache
     def build(is_tiled: bool, first_alone: bool) -> CogVideoXVAE:
         model = CogVideoXVAE(replace(tiled if is_tiled else whole, decode_first_alone=first_alone)).eval()
-        load_cogvideox(model, case.weights)
+        load_original(model, case.weights)
         return model
 
     def compute(source: str, kind: str) -> Tensor | None:
@@ -106,7 +103,7 @@ def _compare_kinds(
 @golden(lambda case: {"sample_tsize", "tile_overlap_factor"} <= case.config.keys() and bool(case.weights))
 def run_hunyuan(case: ParityCase) -> list[ParityOutput]:
     config = HunyuanConfig.from_original(case.config)
-    return _compare_tiled(case, lambda **tiling: HunyuanVAE(replace(config, **tiling)), load_hunyuan, HUNYUAN_TOLERANCE)
+    return _compare_tiled(case, lambda **tiling: HunyuanVAE(replace(config, **tiling)), HUNYUAN_TOLERANCE)
 
 
 @golden(lambda case: "encoder.width_list" in case.config.get("dotlist", "") and bool(case.weights))
@@ -115,17 +112,15 @@ def run_dc_ae(case: ParityCase) -> list[ParityOutput]:
     config = DCAEConfig.from_original(
         given["dotlist"], scaling_factor=given["scaling_factor"], tile_overlap=given["tile_overlap_factor"]
     )
-    return _compare_tiled(case, lambda **tiling: DCAE(replace(config, **tiling)), load_dc_ae, DC_AE_TOLERANCE)
+    return _compare_tiled(case, lambda **tiling: DCAE(replace(config, **tiling)), DC_AE_TOLERANCE)
 
 
 @torch.no_grad()
-def _compare_tiled(
-    case: ParityCase, make: Callable[..., VideoVAE], load: Callable[[Any, Mapping[str, Tensor]], None], tolerance: float
-) -> list[ParityOutput]:
+def _compare_tiled(case: ParityCase, make: Callable[..., VideoVAE], tolerance: float) -> list[ParityOutput]:
     @cache
     def build(in_space: bool, in_time: bool) -> VideoVAE:
         model = make(spatial_tiling=in_space, temporal_tiling=in_time).eval()
-        load(model, case.weights)
+        load_original(model, case.weights)
         return model
 
     def compute(variant: str, kind: str) -> Tensor | None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from frameloom.config.loading.renamed import rename_keys, rename_path, warn_of_old_name
-from frameloom.config.loading.schema_tree import ROOT, Kind, default_of, describe, explain_unknown, field_at, kind_at
+from frameloom.config.loading.schema_tree import ROOT, Kind, default_of, explain_unknown, field_at, format_type, kind_at
 from frameloom.config.loading.yaml_values import KeyPath, format_value, parse_value
 from frameloom.core.errors import ConfigError
 
@@ -53,7 +53,7 @@ def _take_override(rest: list[str]) -> Override:
     written = _split(flag)
     kind = _resolve(rename_path(written), flag)
     if text is None:
-        raise ConfigError(f"{flag}: a value is missing, expected {describe(kind)}; write {flag} VALUE")
+        raise ConfigError(f"{flag}: a value is missing, expected {format_type(kind)}; write {flag} VALUE")
     value = _read_value(text, kind, flag)
     warn_of_old_name(written, value, flag)
     rename_keys(value, {}, name=flag, below=written)
@@ -95,7 +95,7 @@ def _explain(path: KeyPath, rest: KeyPath, parent: Kind) -> str:
         key = f".{path[-1]}" if parent.item and path[-1] in parent.item.fields else ""
         return f"{owner} is a list, and '{path[-1]}' is not a place in it; did you mean {owner}.0{key}?"
     if not parent.fields:
-        return f"{owner} has no keys inside; it takes {describe(parent)}"
+        return f"{owner} has no keys inside; it takes {format_type(parent)}"
     text, meant = explain_unknown(path)
     if meant is None or meant[-1] == path[-1]:
         return text

@@ -17,11 +17,11 @@ from frameloom.config.loading.schema_tree import (
     ROOT,
     Kind,
     default_of,
-    describe,
     example_of,
     explain_unknown,
     field_at,
     field_kind,
+    format_type,
     join_words,
     kind_at,
     readers_of,
@@ -209,7 +209,7 @@ def _explain_value(path: KeyPath, value: Any) -> str:
     example = example_of(field) if field else None
     if not hint and example is not None and not kind.accepts(bool):
         hint = f"e.g. {path[-1]}: {format_value(example)}"
-    return f"{'.'.join(path)} is {shorten(shown)}; expected {describe(kind)}" + (f"; {hint}" if hint else "")
+    return f"{'.'.join(path)} is {shorten(shown)}; expected {format_type(kind)}" + (f"; {hint}" if hint else "")
 
 
 def _hint(kind: Kind, value: Any) -> str:

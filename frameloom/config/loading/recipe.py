@@ -19,7 +19,7 @@ from frameloom.config.loading.overrides import DELETE, apply_override, parse_ove
 from frameloom.config.loading.problems import MAX_EXPLAINED, parse_recipe
 from frameloom.config.loading.renamed import rename_keys
 from frameloom.config.loading.yaml_values import KeyPath, parse_document, read_text
-from frameloom.config.rules.check import check_rules, place_problem
+from frameloom.config.rules.check import check_rules, format_problem
 from frameloom.config.schema.recipe import Recipe
 from frameloom.core.errors import ConfigError
 from frameloom.core.spelling import nearest
@@ -35,7 +35,7 @@ class Draft:
 
     name: str
     value: dict[str, Any] = field(default_factory=dict)
-    places: dict[KeyPath, str] = field(default_factory=dict)
+    locations: dict[KeyPath, str] = field(default_factory=dict)
     num_files: int = 0
     # Where inherited files must lie, besides the shipped ones; None: anywhere.
     inside: Path | None = None
@@ -49,13 +49,13 @@ Overrides = Sequence[str] | Mapping[str, Any]
 
 def load_recipe(source: Source, overrides: Overrides = ()) -> Recipe:
     """The checked recipe; one ConfigError lists everything that is wrong."""
-    return load_with_places(source, overrides)[0]
+    return load_with_locations(source, overrides)[0]
 
 
-def load_with_places(source: Source, overrides: Overrides = ()) -> tuple[Recipe, dict[KeyPath, str]]:
+def load_with_locations(source: Source, overrides: Overrides = ()) -> tuple[Recipe, dict[KeyPath, str]]:
     """The checked recipe and the `file:line` or flag behind each key, for messages about it later on."""
     draft, problems = _read_draft(source, overrides)
-    return _check(draft.value, draft.places, draft.name, problems), draft.places
+    return _check(draft.value, draft.locations, draft.name, problems), draft.locations
 
 
 def read_draft_text(text: str, *, file: Path, shown: str, inside: Path) -> Draft:
@@ -67,7 +67,7 @@ def read_draft_text(text: str, *, file: Path, shown: str, inside: Path) -> Draft
 
 def check_draft(draft: Draft) -> Recipe:
     """The checked recipe of a draft; one ConfigError lists everything that is wrong."""
-    return _check(draft.value, draft.places, draft.name, [])
+    return _check(draft.value, draft.locations, draft.name, [])
 
 
 def resolve(source: Source, overrides: Overrides = ()) -> dict[str, Any]:
@@ -134,15 +134,15 @@ def _read_draft(source: Source, overrides: Overrides) -> tuple[Draft, list[str]]
         draft = Draft("recipe")
         value = source.model_dump(mode="json") if isinstance(source, Recipe) else dict(source)
         _add_text(draft, json.dumps(value, default=str, ensure_ascii=False), Path("recipe"), "recipe", ())
-        draft.places.clear()  # a dictionary has no lines
+        draft.locations.clear()  # a dictionary has no lines
     good, problems = parse_overrides(to_words(overrides))
     for override in good:
         try:
             apply_override(draft.value, override)
         except ConfigError as error:
             problems.extend(error.problems)
-        _forget_below(draft.places, override.path)
-        draft.places[override.path] = override.flag
+        _forget_below(draft.locations, override.path)
+        draft.locations[override.path] = override.flag
     return draft, problems
 
 
@@ -175,24 +175,24 @@ def _add_text(draft: Draft, text: str, file: Path, shown: str, chain: tuple[tupl
     if not isinstance(value, dict):
         found = "empty" if value is None else "a list" if isinstance(value, list) else "a single value"
         raise ConfigError(f"{shown}: the file is {found}; a recipe is keys and values, e.g. 'name: my-run'")
-    place = f"{shown}:{lines.get((BASE,), 1)}"
+    location = f"{shown}:{lines.get((BASE,), 1)}"
     bases = value.pop(BASE, [])
     bases = [bases] if isinstance(bases, str) else bases
     if not isinstance(bases, list) or not all(isinstance(base, str) and base for base in bases):
-        raise ConfigError(f"{place}: _base_ is neither a name nor a list of names; e.g. _base_: shapes/demo-vae")
+        raise ConfigError(f"{location}: _base_ is neither a name nor a list of names; e.g. _base_: shapes/demo-vae")
     for base in bases:
-        base_file, base_shown = _find_base(base, file, shown, names, place)
+        base_file, base_shown = _find_base(base, file, shown, names, location)
         real, inside = base_file.resolve(), draft.inside
         if inside is not None and not (real.is_relative_to(inside) or real.is_relative_to(SHIPPED.resolve())):
             text = f"the _base_ '{base}' lies outside {inside}; move it below, or name a shipped recipe"
-            raise ConfigError(f"{place}: {text}")
+            raise ConfigError(f"{location}: {text}")
         _add_file(draft, base_file, base_shown, (*chain, (file.resolve(), shown)))
-    places = {path: f"{shown}:{line}" for path, line in lines.items()}
-    rename_keys(value, places, name=shown)
-    _overlay(draft.value, value, (), draft.places, places)
+    locations = {path: f"{shown}:{line}" for path, line in lines.items()}
+    rename_keys(value, locations, name=shown)
+    _overlay(draft.value, value, (), draft.locations, locations)
 
 
-def _find_base(base: str, file: Path, shown: str, names: str, place: str) -> tuple[Path, str]:
+def _find_base(base: str, file: Path, shown: str, names: str, location: str) -> tuple[Path, str]:
     beside = file.parent / base
     for candidate in (beside, beside.with_name(f"{beside.name}.yaml")):
         if _exists(candidate) and candidate.is_file():
@@ -203,44 +203,48 @@ def _find_base(base: str, file: Path, shown: str, names: str, place: str) -> tup
         return shipped, shipped.relative_to(SHIPPED).as_posix()
     near = nearest(base.removesuffix(".yaml"), [name for name, _ in shipped_recipes()])
     hint = f"did you mean '{near}'?" if near else f"a name is relative to {file.parent}, or that of a shipped recipe"
-    raise ConfigError(f"{place}: the _base_ '{base}' does not exist (read so far: {names}); {hint}")
+    raise ConfigError(f"{location}: the _base_ '{base}' does not exist (read so far: {names}); {hint}")
 
 
 def _overlay(
-    target: dict[str, Any], value: dict[str, Any], path: KeyPath, places: dict[KeyPath, str], new: Mapping[KeyPath, str]
+    target: dict[str, Any],
+    value: dict[str, Any],
+    path: KeyPath,
+    locations: dict[KeyPath, str],
+    new: Mapping[KeyPath, str],
 ) -> None:
-    """Merge `value` into `target`: dictionaries deeply, all else replaced; `places` follows."""
+    """Merge `value` into `target`: dictionaries deeply, all else replaced; `locations` follows."""
     delete = value.get(DELETE, False)
     if not isinstance(delete, bool):
         raise ConfigError(f"{new.get((*path, DELETE), '_delete_')}: _delete_ is '{delete}'; write true or remove it")
     if delete:
         target.clear()
-        _forget_below(places, path)
+        _forget_below(locations, path)
     for key, item in value.items():
         here = (*path, key)
         if key == DELETE:
             continue
         if key in target and not (isinstance(item, dict) and isinstance(target[key], dict)):
-            _forget_below(places, here)
+            _forget_below(locations, here)
             del target[key]
         # What came in by an alias has no lines of its own; the nearest section around it then stands for it.
-        places.pop(here, None)
+        locations.pop(here, None)
         if isinstance(item, dict):
-            places.update({here: new[here]} if here in new else {})
-            _overlay(target.setdefault(key, {}), item, here, places, new)
+            locations.update({here: new[here]} if here in new else {})
+            _overlay(target.setdefault(key, {}), item, here, locations, new)
         else:
             target[key] = copy.deepcopy(item)
-            places.update({here: new[here]} if here in new else {})
+            locations.update({here: new[here]} if here in new else {})
             if isinstance(item, list):
-                places.update({path: place for path, place in new.items() if path[: len(here)] == here})
+                locations.update({path: location for path, location in new.items() if path[: len(here)] == here})
 
 
-def _forget_below(places: dict[KeyPath, str], path: KeyPath) -> None:
-    for known in [known for known in places if known[: len(path)] == path != known]:
-        del places[known]
+def _forget_below(locations: dict[KeyPath, str], path: KeyPath) -> None:
+    for known in [known for known in locations if known[: len(path)] == path != known]:
+        del locations[known]
 
 
-def _check(value: Mapping[str, Any], places: Mapping[KeyPath, str], name: str, problems: Sequence[str]) -> Recipe:
+def _check(value: Mapping[str, Any], locations: Mapping[KeyPath, str], name: str, problems: Sequence[str]) -> Recipe:
     recipe, wrong = parse_recipe(value)
     found = list(wrong)
     for problem in check_rules(recipe) if recipe is not None else ():
@@ -248,7 +252,7 @@ def _check(value: Mapping[str, Any], places: Mapping[KeyPath, str], name: str, p
         pairs = [(key, other.path) for key in (problem.path, *problem.also) for other in wrong]
         if not any(key[: len(path)] == path or path[: len(key)] == key for key, path in pairs):
             found.append(problem)
-    messages = [*problems, *(place_problem(problem, places, name) for problem in found)]
+    messages = [*problems, *(format_problem(problem, locations, name) for problem in found)]
     if len(messages) > MAX_EXPLAINED:
         messages[MAX_EXPLAINED:] = [f"{name}: {len(messages) - MAX_EXPLAINED} more problems; is this the right file?"]
     if messages or recipe is None:

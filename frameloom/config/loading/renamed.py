@@ -19,8 +19,8 @@ def rename_path(path: KeyPath) -> KeyPath:
     return next(((*new, *path[len(old) :]) for old, new in _PATHS if path[: len(old)] == old), path)
 
 
-def rename_keys(value: Any, places: dict[KeyPath, str], *, name: str, below: KeyPath = ()) -> None:
-    """Give the keys in the plain recipe `value`, or its part at `below`, their names of today; `places` follow.
+def rename_keys(value: Any, locations: dict[KeyPath, str], *, name: str, below: KeyPath = ()) -> None:
+    """Give the keys in the plain recipe `value`, or its part at `below`, their names of today; `locations` follow.
 
     A key at its default is renamed without a word: recipes that are kept with runs have every key.
     """
@@ -30,21 +30,21 @@ def rename_keys(value: Any, places: dict[KeyPath, str], *, name: str, below: Key
             section = section.get(part) if isinstance(section, dict) else None
         if not isinstance(section, dict) or old[-1] not in section:
             continue
-        place, names = places.get(old, name), (".".join(old), ".".join(new))
+        location, names = locations.get(old, name), (".".join(old), ".".join(new))
         if new[-1] in section:
             raise ConfigError(
-                f"{place}: {names[0]} is the old name of {names[1]}, which is set too; remove the old one"
+                f"{location}: {names[0]} is the old name of {names[1]}, which is set too; remove the old one"
             )
         section[new[-1]] = section.pop(old[-1])
-        for path in [path for path in places if path[: len(old)] == old]:
-            places[rename_path(path)] = places.pop(path)
-        warn_of_old_name(old, section[new[-1]], place)
+        for path in [path for path in locations if path[: len(old)] == old]:
+            locations[rename_path(path)] = locations.pop(path)
+        warn_of_old_name(old, section[new[-1]], location)
 
 
-def warn_of_old_name(old: KeyPath, value: Any, place: str) -> None:
+def warn_of_old_name(old: KeyPath, value: Any, location: str) -> None:
     new = rename_path(old)
     field = field_at(new)
     if new != old and (field is None or value != default_of(field)):
         _log.warning(
-            "%s: %s is called %s now; this release still reads the old name", place, ".".join(old), ".".join(new)
+            "%s: %s is called %s now; this release still reads the old name", location, ".".join(old), ".".join(new)
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from frameloom.config.loading.schema_tree import ROOT, Kind, default_of, describe, field_kind
+from frameloom.config.loading.schema_tree import RENAMED, ROOT, Kind, default_of, field_kind, format_type
 from frameloom.config.loading.yaml_values import format_key, format_value
 from frameloom.config.schema.recipe import Recipe
 
@@ -82,15 +82,18 @@ in quotes: `--data.buckets.'"256px_ar2.39:1"'.1 '[1.0, 4]'`. The command line wi
 bases.
 
 **Values.** Numbers may be written `1e-5` or `10_000`; switches are `true` and `false` (`yes` and `on` are text, and
-refused); `null` means none. Tags (`!!...`) are refused: a recipe holds data, never code. Relative paths start from the
-folder in which the command runs.
+refused); `null` means none. An amount of memory has a unit: `80GB` is 80 * 10^9 bytes, `80GiB` 80 * 2^30.
+Tags (`!!...`) are refused: a recipe holds data, never code. Relative paths start from the folder in which the command
+runs.
 """
 
 
 def render_reference() -> str:
     """The recipe reference in Markdown: a table of keys for each section."""
-    parts = [_INTRODUCTION, _render_tables(ROOT, "", "")]
-    return "\n".join(parts).rstrip("\n") + "\n"
+    renamed = [f"| `{old}` | `{new}` |" for old, new in RENAMED.items()]
+    title = "## Renamed keys\n\nThis release reads the old names too, with a warning.\n"
+    parts = [_INTRODUCTION, _render_tables(ROOT, "", ""), title, "| old name | name |", "|---|---|", *renamed]
+    return "\n".join(parts) + "\n"
 
 
 def _render_tables(section: Kind, prefix: str, meaning: str) -> str:
@@ -100,7 +103,7 @@ def _render_tables(section: Kind, prefix: str, meaning: str) -> str:
     for name, field in section.fields.items():
         kind = field_kind(field)
         inner = kind if kind.fields else kind.item
-        text = describe(kind)
+        text = format_type(kind)
         if inner is not None and inner.fields:
             dotted = f"{prefix}.{name}" if prefix else name
             below.append(_render_tables(inner, dotted if kind.fields else f"{dotted}.N", field.description or ""))

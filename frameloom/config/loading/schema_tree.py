@@ -260,7 +260,7 @@ def field_at(path: KeyPath) -> FieldInfo | None:
     return parent.fields.get(path[-1]) if parent else None
 
 
-def describe(kind: Kind) -> str:
+def format_type(kind: Kind) -> str:
     """The type in plain words, to be read after "expected"."""
     words = next((item.text for item in kind.metadata if isinstance(item, ExpectedText)), None)
     if words:
@@ -269,7 +269,7 @@ def describe(kind: Kind) -> str:
         return f"a section with the keys {', '.join(kind.fields)}"
     if len(kind.options) > 1:
         return join_words(
-            [describe(option) for option in sorted(kind.options, key=lambda option: option.accepts(type(None)))]
+            [format_type(option) for option in sorted(kind.options, key=lambda option: option.accepts(type(None)))]
         )
     if kind.fields:
         return f"a section with the keys {', '.join(kind.fields)}"
@@ -278,18 +278,18 @@ def describe(kind: Kind) -> str:
         case origin if origin is Literal:
             return join_words([format_value(value) for value in args])
         case origin if origin is tuple and args[-1] is Ellipsis:
-            return f"a list, each item {describe(Kind.of(args[0]))}"
-        case origin if origin is tuple and len({describe(Kind.of(item)) for item in args}) == 1:
-            return f"a list of {len(args)}, each {describe(Kind.of(args[0]))}"
+            return f"a list, each item {format_type(Kind.of(args[0]))}"
+        case origin if origin is tuple and len({format_type(Kind.of(item)) for item in args}) == 1:
+            return f"a list of {len(args)}, each {format_type(Kind.of(args[0]))}"
         case origin if origin is tuple:
-            return f"a list of {len(args)}: " + ", then ".join(describe(Kind.of(item)) for item in args)
+            return f"a list of {len(args)}: " + ", then ".join(format_type(Kind.of(item)) for item in args)
         case origin if origin is dict:
-            return f"a mapping, each value {describe(Kind.of(args[1]))}"
+            return f"a mapping, each value {format_type(Kind.of(args[1]))}"
     names = {int: "a whole number", float: "a number", bool: "true or false", str: "text", type(None): "null"}
-    return names.get(kind.annotation, "any value") + _describe_bounds(kind.metadata)
+    return names.get(kind.annotation, "any value") + _format_bounds(kind.metadata)
 
 
-def _describe_bounds(metadata: Sequence[Any]) -> str:
+def _format_bounds(metadata: Sequence[Any]) -> str:
     lower = next((item for item in metadata if isinstance(item, Ge | Gt)), None)
     upper = next((item for item in metadata if isinstance(item, Le | Lt)), None)
     if isinstance(lower, Ge) and isinstance(upper, Le):

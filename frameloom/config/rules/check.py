@@ -14,6 +14,7 @@ from frameloom.config.rules.models import (
     check_names,
     check_overrides,
     check_sampling,
+    check_subject,
     check_text,
     check_text_files,
     check_trained_text,
@@ -34,7 +35,7 @@ from frameloom.core.spelling import nearest
 PICKLES = (".pt", ".pth", ".ckpt", ".bin")
 
 RULES: tuple[Callable[[Recipe], Iterator[Problem]], ...] = (
-    *(check_names, check_overrides, check_text, check_trained_text, check_conditions, check_sampling),
+    *(check_names, check_overrides, check_text, check_subject, check_trained_text, check_conditions, check_sampling),
     *(check_sources, check_buckets, check_cache, check_validation),
     *(check_table, check_optim, check_schedule, check_scaled_rate, check_train, check_objective, check_parallel),
 )
@@ -45,16 +46,16 @@ def check_rules(recipe: Recipe) -> list[Problem]:
     return [problem for rule in RULES for problem in rule(recipe)]
 
 
-def check_files(recipe: Recipe, *, skip_caches: bool = False, places: Mapping[KeyPath, str] | None = None) -> None:
+def check_files(recipe: Recipe, *, skip_caches: bool = False, locations: Mapping[KeyPath, str] | None = None) -> None:
     """Refuse a recipe whose files are not there; `skip_caches` for the step that makes the caches.
 
-    `places` puts the file and line of each key into the message.
+    `locations` puts the file and line of each key into the message.
     """
     named = [(tuple(key.split(".")), name, kind) for key, name, kind in _named_files(recipe, skip_caches)]
     problems = [_check_path(path, name, kind) for path, name, kind in named if name is not None]
     if recipe.task == "denoiser":
         problems += check_text_files(recipe)
-    if found := [place_problem(problem, places or {}, "recipe") for problem in problems if problem]:
+    if found := [format_problem(problem, locations or {}, "recipe") for problem in problems if problem]:
         raise ConfigError(found)
 
 
@@ -118,9 +119,9 @@ def _check_path(path: KeyPath, name: str, kind: str) -> Problem | None:
     return Problem(path, f"{dotted} is '{name}', which does not exist; expected a {expected}; {hint}")
 
 
-def place_problem(problem: Problem, places: Mapping[KeyPath, str], name: str) -> str:
+def format_problem(problem: Problem, locations: Mapping[KeyPath, str], name: str) -> str:
     """The message with its place in front: the file and line of the key, or of the nearest section around it."""
     for length in range(len(problem.path), 0, -1):
-        if problem.path[:length] in places:
-            return f"{places[problem.path[:length]]}: {problem.text}"
+        if problem.path[:length] in locations:
+            return f"{locations[problem.path[:length]]}: {problem.text}"
     return f"{name}: {problem.text}"

@@ -124,6 +124,12 @@ def _encoder_problems(encoder: TextEncoderSection, where: str) -> Iterator[tuple
         yield "precision", f"{where}.train is true, but its precision {found}; an encoder trains in fp32: write that"
 
 
+def check_subject(recipe: Recipe) -> Iterator[Problem]:
+    if recipe.dreambooth is not None and not recipe.dreambooth.instance_prompt.strip():
+        text = "dreambooth.instance_prompt is empty; say what the pictures show, e.g. a photo of sks dog"
+        yield Problem(("dreambooth", "instance_prompt"), text)
+
+
 def check_trained_text(recipe: Recipe) -> Iterator[Problem]:
     """An encoder that trains has other states at every step, so nothing that is computed once can stand for them."""
     trained = next((index for index, encoder in enumerate(recipe.text.encoders) if encoder.train), None)

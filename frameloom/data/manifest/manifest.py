@@ -59,7 +59,7 @@ class ClipRow(NamedTuple):
 class Share(NamedTuple):
     """`repeat` is how often each row comes in an epoch; a `weight` is the source's part of an epoch instead.
 
-    A source with a repeat of 0 (and a weight of 0 where others have weights) is there for other uses than epochs.
+    A source with a repeat of 0 (and a weight of 0 where others have weights) is in no epoch by itself.
     """
 
     num_rows: int
@@ -171,18 +171,13 @@ class Manifest:
         return safe_join(part.root, str(path), where=f"{part.source}: row {self._locate(row)[1]}")
 
     def control_file(self, row: int) -> Path | None:
-        """The control clip that lies beside a row's own; None for a row without one."""
+        """The control clip of a row; None for a row without one."""
         part, (path,) = self._read(row, "control")
         where = f"{part.source}: row {self._locate(row)[1]}"
         return None if path is None else safe_join(part.root, str(path), where=where)
 
-    def window(self, row: int) -> tuple[int, int] | None:
-        """(first frame, frame behind the last) that the row means; None for the whole file."""
-        _, (start, frames) = self._read(row, "start_frame", "frames")
-        return None if start is None else (int(start), int(start) + int(frames))
-
     def member(self, row: int) -> Member | None:
-        """Where the clip is inside its tar; None for a file of its own. `MemberFile` opens it."""
+        """Position of the clip inside its tar, for `MemberFile`; None for a plain file."""
         _, (name, offset, num_bytes) = self._read(row, "member", "offset", "bytes")
         if None in (name, offset, num_bytes):
             return None
@@ -213,9 +208,10 @@ class Manifest:
     def _read(self, row: int, *names: str) -> tuple[Part, tuple[Any, ...]]:
         """(source of a row, its values); None for a column that the source lacks."""
         part, local = self._locate(row)
-        if all(name in part.rows.columns for name in names):
+        columns = part.rows.columns
+        known = [name for name in names if name in columns]
+        if len(known) == len(names):
             return part, part.rows.values(names, local)
-        known = [name for name in names if name in part.rows.columns]
         found = dict(zip(known, part.rows.values(known, local), strict=True)) if known else {}
         return part, tuple(found.get(name) for name in names)
 

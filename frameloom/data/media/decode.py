@@ -218,7 +218,7 @@ class _FrameScaler:
 
 
 def _quarter_turns(frame: VideoFrame) -> int:
-    """How many times the picture must be turned left to stand as its file wants it."""
+    """Quarter turns to the left that the file's rotation demands."""
     return round(frame.rotation / 90) % 4
 
 
@@ -308,7 +308,7 @@ def open_video(
 def _open_file(media: Media) -> AbstractContextManager[Any]:
     """What a decoder can open: the name of a file, or a part of a tar as a file."""
     path = media.tar if isinstance(media, Member) else media
-    # A pipe or a device would block for ever.
+    # A pipe or a device would block forever.
     try:
         is_plain, exists = path.is_file(), path.exists()
         num_bytes = path.stat().st_size if is_plain else 0

@@ -41,7 +41,7 @@ _SNIFF_BYTES = 4096
 
 
 def probe_header(path: Media, *, limits: DecodeLimits = LIMITS) -> MediaFacts:
-    """The facts of a video or an image, told apart by the extension; ClipError says what is wrong with it."""
+    """The facts of a video or an image, distinguished by the extension; ClipError names the defect."""
     kind = kind_of(path)
     if kind is None:
         known = ", ".join([*VIDEO_FORMATS, *IMAGE_FORMATS])
@@ -123,7 +123,7 @@ def _has_uneven_steps(times: NDArray[np.int64]) -> bool:
 
 
 def _read_rotation(path: Media, stream: VideoStream) -> int:
-    """Degrees to the left that the container asks a player to turn the picture.
+    """Display rotation in degrees, counter-clockwise.
 
     The library shows the matrix on decoded frames only; but it copies it into the header of another file, so an empty
     file in memory shows it for every container alike. A codec that neither muxer takes is decoded for one frame.

@@ -43,7 +43,7 @@ def find_media(root: Path, path: str, member: tuple[str, int, int] | None) -> Pa
 
 
 class MemberFile(io.RawIOBase):
-    """A slice of a file that reads and seeks as if it were a file of its own."""
+    """A slice of a file that reads and seeks like a file."""
 
     def __init__(self, member: Member) -> None:
         super().__init__()

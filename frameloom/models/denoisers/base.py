@@ -133,7 +133,7 @@ def initialize(
 ) -> None:
     """Fill every parameter from `generator`, in the order of the modules; no other random state is read or changed.
 
-    Linear and convolution layers get PyTorch's usual uniform law, +-1/sqrt(inputs); norms start as identity;
+    Linear and convolution layers get PyTorch's usual uniform numbers, +-1/sqrt(inputs); norms start as identity;
     modules for whose name `is_zero` holds start as zeros. A module with parameters of its own kind has a method
     `initialize_parameters(generator)`.
     """

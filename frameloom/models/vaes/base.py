@@ -80,6 +80,7 @@ class VideoVAE(nn.Module):
 
     scale: Tensor
     shift: Tensor
+    block_types: tuple[type[nn.Module], ...] = ()
     exact_chunks = False
     """whether `policy.chunk_frames` gives the result of the whole clip; then a subclass reads it"""
 
@@ -166,7 +167,7 @@ class VideoVAE(nn.Module):
 
     def blocks(self) -> list[nn.Module]:
         """Repeated blocks, for recompute; they take tensors first and give one tensor."""
-        return []
+        return [module for module in self.modules() if isinstance(module, self.block_types)]
 
     def normalize(self, latent_BCFHW: Tensor) -> Tensor:
         """What a denoiser sees: (latent - shift) * scale, channel by channel."""
@@ -243,6 +244,11 @@ class LatentStatistics:
     def scale_per_channel(self) -> tuple[Tensor, Tensor]:
         """(scale, shift) that give every channel mean 0 and standard deviation 1."""
         return 1 / self.std_C, self.mean_C
+
+
+def load_original(model: VideoVAE, tensors: Mapping[str, Tensor]) -> None:
+    """Load published weights of a family that has their keys, or raise CheckpointError that names what does not fit."""
+    load_same_keys(model, tensors, where=f"{model.config.name} weights")
 
 
 def load_same_keys(model: VideoVAE, tensors: Mapping[str, Tensor], *, where: str) -> None:

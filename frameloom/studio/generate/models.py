@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -59,7 +58,7 @@ def _find_folders(root: Path) -> Iterator[tuple[str, Path, bool]]:
     for relative, names in walk_folders(root, lambda relative, names: is_run_folder(root / relative, names)):
         path = root / relative
         if is_run_folder(path, names):
-            if _has_checkpoint(path / "checkpoints"):
+            if next((path / "checkpoints").glob("step-*/state.json"), None) is not None:
                 yield relative, path / RECIPE, True
         elif _CONFIG in names and _TENSORS in names and _is_denoiser(path / _CONFIG):
             recipe = next((file for file in (path / RECIPE, path.parent / RECIPE) if file.is_file()), None)
@@ -101,14 +100,6 @@ def makes_clips(recipe: Recipe) -> bool:
     vae = VAES[recipe.vae.name]
     can = any(frame_problem(recipe, vae, frames) is None for frames in _SOME_LENGTHS)
     return can and not (recipe.sample.frames == 1 and vae.strides[0] == 1)
-
-
-def _has_checkpoint(folder: Path) -> bool:
-    try:
-        names = os.listdir(folder)
-    except OSError:
-        return False
-    return any(name.startswith("step-") and (folder / name / "state.json").is_file() for name in names)
 
 
 def _is_denoiser(config: Path) -> bool:

@@ -62,7 +62,8 @@ def read_form(values: Mapping[str, Any], model: StudioModel) -> dict[str, Any]:
     """The fields that the form sets: what it leaves empty, or leaves as the model has it, is not said."""
     found = dict(values)
     for name in ("prompt", "negative_prompt"):
-        found[name] = clean_prompt(found.get(name) or "")
+        # No caption has control characters; line breaks and tabs stay.
+        found[name] = _CONTROL.sub("", found.get(name) or "")
     if found.get("ratio") in (None, "", OWN_SIZE):
         found["ratio"] = None
     else:
@@ -99,13 +100,12 @@ def _find_problems(values: Mapping[str, Any], model: StudioModel, limits: Limits
             problems.append(f"{label_of(name)}: has {length:,} characters; at most {limits.prompt_chars:,} are allowed")
     for name, (least, most) in bounds_of(limits).items():
         value = values.get(name)
-        if value is not None and not (math.isfinite(value) and least <= value <= most):
-            is_seed = name == "seed"
-            problems.append(
-                "Seed: choose a whole number from 0 on"
-                if is_seed
-                else f"{label_of(name)}: {value:,} is out of range; choose {least:,g} to {most:,g}"
-            )
+        if value is None or (math.isfinite(value) and least <= value <= most):
+            continue
+        if name == "seed":
+            problems.append("Seed: choose a whole number from 0 on")
+        else:
+            problems.append(f"{label_of(name)}: {value:,} is out of range; choose {least:,g} to {most:,g}")
     frames, height, width = (
         values.get(name) or getattr(model.settings, name) for name in ("frames", "height", "width")
     )
@@ -133,11 +133,6 @@ def format_command(model: str, request: SampleRequest, num: int) -> str:
         if value is not None and (name, value) != ("num", 1):
             words += [f"--{name.replace('negative_prompt', 'negative').replace('_', '-')}", str(value)]
     return shlex.join(["frameloom", "sample", model, *words])
-
-
-def clean_prompt(text: str) -> str:
-    """Without control characters, which no caption has; line breaks and tabs stay."""
-    return _CONTROL.sub("", text)
 
 
 def keep_upload(path: Path, root: Path, *, max_bytes: int) -> str:

@@ -76,7 +76,7 @@ class RecipeController:
         except FrameloomError as error:
             return Checked(getattr(error, "problems", [str(error)]), values=values)
         try:
-            check_files(recipe, places=draft.places)
+            check_files(recipe, locations=draft.locations)
         except ConfigError as error:
             return Checked([], error.problems, recipe, values)
         return Checked([], [], recipe, values)

@@ -194,14 +194,14 @@ class DenoiserTask(Task):
 
 
 def summarize_levels(loss_NL: Tensor, share_NL: Tensor) -> dict[str, float]:
-    """The loss under the training law, and that of each band of the noise level, each with its 95% interval.
+    """The loss under the training distribution, and that of each band of the noise level, each with its 95% interval.
 
-    `share` is the part of the law's draws in each band. "_ci95" is half the width of the interval, from the spread
+    `share` is the part of its draws in each band. "_ci95" is half the width of the interval, from the spread
     between clips; noise and levels are the same at every call, so two models differ by themselves alone.
     """
     loss_NL, share_NL = loss_NL.double(), share_NL.double()
     num_levels = loss_NL.shape[1]
-    # A band that the law never reaches may have a loss that is not finite.
+    # A band that is never drawn may have a loss that is not finite.
     reached_NL = torch.where(share_NL > 0, loss_NL * share_NL, 0.0)
     values = {"validation_loss": reached_NL.sum(dim=1)}
     for band in range(num_levels):
@@ -220,7 +220,7 @@ def half_width(value_N: Tensor) -> float:
 
 
 def student95(freedom: int) -> float:
-    """The 97.5% quantile of Student's law; exact for 1 and 2, else within 1% (Hill 1970's expansion)."""
+    """The 97.5% quantile of Student's t; exact for 1 and 2, else within 1% (Hill 1970's expansion)."""
     if freedom <= 2:
         return (12.7062, 4.3027)[freedom - 1]
     z = _Z95

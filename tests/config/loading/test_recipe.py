@@ -12,7 +12,7 @@ from frameloom.config.loading import recipe as load
 from frameloom.config.loading.recipe import (
     find_recipe,
     load_recipe,
-    load_with_places,
+    load_with_locations,
     recipe_from_dict,
     resolve,
     shipped_recipes,
@@ -60,10 +60,10 @@ def test_null_and_lists_replace_what_was_inherited(write: Writer, recipe_file: P
 
 def test_places_follow_inheritance_and_overrides(recipe_file: Path, write: Writer) -> None:
     child = write("child.yaml", "_base_: tiny\noptim:\n  eps: 1e-6\n")
-    _, places = load_with_places(child, ["--train.steps", "9"])
-    assert places["optim", "lr"].endswith("tiny.yaml:11")
-    assert places["optim", "eps"].endswith("child.yaml:3")
-    assert places["train", "steps"] == "--train.steps"
+    _, locations = load_with_locations(child, ["--train.steps", "9"])
+    assert locations["optim", "lr"].endswith("tiny.yaml:11")
+    assert locations["optim", "eps"].endswith("child.yaml:3")
+    assert locations["train", "steps"] == "--train.steps"
 
 
 def test_a_mistake_in_a_base_names_the_base(recipe_file: Path, write: Writer) -> None:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from frameloom.config.loading.recipe import load_recipe, load_with_places
+from frameloom.config.loading.recipe import load_recipe, load_with_locations
 from frameloom.config.rules.check import check_files
 from frameloom.core.errors import ConfigError
 from frameloom.models.registry import VAES
@@ -75,13 +75,13 @@ def test_a_rule_does_not_echo_a_value_that_is_already_wrong(recipe_file: Path) -
 def test_files_are_looked_for(recipe_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = recipe_file.parent
     monkeypatch.chdir(folder)
-    recipe, places = load_with_places(
+    recipe, locations = load_with_locations(
         "tiny.yaml", ["--data.cache.text", "cache", "--text.encoders.0.path", "tiny.yaml"]
     )
     (folder / "clip.parquet").touch()
     (folder / "vae.safetensors").touch()
     with pytest.raises(ConfigError) as caught:
-        check_files(recipe, places=places)
+        check_files(recipe, locations=locations)
     assert caught.value.problems == [
         "tiny.yaml:6: data.manifest is 'clips.parquet', which does not exist; expected a file; "
         "did you mean 'clip.parquet'?",

@@ -12,8 +12,9 @@ import torch
 
 from frameloom.core.errors import ConfigError
 from frameloom.models.layers.causal_conv import Chunk, prepend_past
+from frameloom.models.vaes.base import load_original
 from frameloom.models.vaes.cogvideox.config import SIZES, CogVideoXConfig
-from frameloom.models.vaes.cogvideox.model import CogVideoXVAE, bounds_with_rest_first, enlarge, load_original, modulate
+from frameloom.models.vaes.cogvideox.model import CogVideoXVAE, bounds_with_rest_first, enlarge, modulate
 from tests.models.vaes.contract import VAEContract, draw_clip
 from tests.parity.cases import read_case
 

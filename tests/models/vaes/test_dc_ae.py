@@ -13,8 +13,9 @@ import torch
 from torch import nn
 
 from frameloom.core.errors import ConfigError, DataError
+from frameloom.models.vaes.base import load_original
 from frameloom.models.vaes.dc_ae.config import SIZES, DCAEConfig
-from frameloom.models.vaes.dc_ae.model import DCAE, ChannelRMSNorm, fold_cells, load_original, unfold_cells
+from frameloom.models.vaes.dc_ae.model import DCAE, ChannelRMSNorm, fold_cells, unfold_cells
 from tests.models.vaes.contract import VAEContract, draw_clip
 from tests.parity.cases import read_case
 

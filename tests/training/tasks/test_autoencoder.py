@@ -247,8 +247,8 @@ def test_a_frozen_autoencoder_may_take_a_few_clips_at_a_time(world):
     assert sliced.digest == build_vae(section, seed=0).digest
     pixels = torch.rand(3, 3, 5, 32, 32, generator=torch.Generator().manual_seed(0)) * 2 - 1
     seen = []
-    encode = sliced.model.vae.encode
-    sliced.model.vae.encode = lambda clips: seen.append(len(clips)) or encode(clips)
+    encode = sliced.model.encode_piece
+    sliced.model.encode_piece = lambda clips: seen.append(len(clips)) or encode(clips)
     with torch.no_grad():
         ours, theirs = sliced.model.encode(pixels), whole.encode(pixels)
         assert seen == [2, 1]

@@ -139,6 +139,6 @@ def test_mistakes_are_found_before_the_run(world, sections, case):
     with pytest.raises(ConfigError) as caught:
         world.recipe(**{**sections, "dreambooth": change})
     assert fragment in str(caught.value), caught.value
-    with pytest.raises(ConfigError, match="pairs of pictures are drawn while training"):
+    with pytest.raises(ConfigError, match="pairs of pictures of dreambooth are drawn while training"):
         data = {**sections["data"], "frame_start": "first", "cache": {"latents": "x"}}
         world.recipe(**{**sections, "data": data})

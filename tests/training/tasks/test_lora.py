@@ -243,7 +243,7 @@ def test_a_foreign_file_that_does_not_fit_is_refused_with_a_list(world) -> None:
     ("sections", "words"),
     [
         ({"lora": {"rank": 0}}, "lora.rank is 0"),
-        ({"lora": {"dropout": 0.1}}, "lora.dropout is 0.1; a run that resumes"),
+        ({"lora": {"dropout": 0.1}}, "lora.dropout is 0.1, but a run that resumes"),
         ({"lora": {"targets": []}}, "lora.targets"),
         ({"sample": {"lora_scale": 0.5}}, "sample.lora_scale is 0.5, but there is no LoRA"),
     ],

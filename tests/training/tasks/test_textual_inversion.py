@@ -158,7 +158,7 @@ def test_vectors_start_from_a_file_with_as_many(world, sections):
 
 
 WRONG = {
-    "lora too": ({"lora": {"rank": 2}}, "inversion and lora are both set"),
+    "lora too": ({"lora": {"rank": 2}}, "lora is set, but inversion trains the vectors of a word"),
     "text cache": ({"data": {"cache": {"text": "x"}}}, "cached text states know nothing"),
     "other encoder": ({"text": {"encoders": [{"name": "minilm"}]}}, "only clip_l and clip_bigg learn words"),
     "other family": ({"model": {"_delete_": True, "family": "opensora2"}}, "needs task denoiser and model.family sdxl"),

@@ -40,7 +40,15 @@ def read_dataset_list(
 ) -> tuple[pl.DataFrame, Path, list[tuple[int, str]]]:
     """(all rows, their common root, where each set starts); `read_annotation(file, media folder)` reads one set."""
     sets = parse_dataset_list(path)
-    root = root.absolute() if root else _common_root(path, sets)
+    if root is None:
+        folders = [str(folder) for entry in sets for folder in (entry.media, *entry.embeddings)]
+        root = Path(os.path.commonpath(folders))
+        if root == Path("/"):
+            raise DataError(
+                f"{path}: {folders[0]} and {folders[-1]} share no folder but /; read each line as one of data.sources, "
+                "or say that all of / may be read with data.root: /"
+            )
+    root = root.absolute()
     tables: list[pl.DataFrame] = []
     starts: list[tuple[int, str]] = []
     for entry in sets:
@@ -85,17 +93,6 @@ def _find(path: Path, number: int, name: str, *, is_folder: bool) -> Path:
     kind = "folder" if is_folder else "annotation file"
     searched = "" if name.startswith("/") else f", looked for below {path.parent.absolute()} and {Path.cwd()}"
     raise DataError(f"{path}: line {number}: no {kind} '{name}'{searched}; correct the line")
-
-
-def _common_root(path: Path, sets: list[ListedSet]) -> Path:
-    folders = [str(folder) for entry in sets for folder in (entry.media, *entry.embeddings)]
-    common = os.path.commonpath(folders)
-    if common == os.path.sep:
-        raise DataError(
-            f"{path}: {folders[0]} and {folders[-1]} share no folder but /; read each line as one of data.sources, "
-            "or say that all of / may be read with data.root: /"
-        )
-    return Path(common)
 
 
 def _below(path: Path, entry: ListedSet, folder: Path, root: Path) -> str:

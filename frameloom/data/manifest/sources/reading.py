@@ -37,7 +37,6 @@ from frameloom.data.manifest.sources.parquet_tables import find_shards, read_par
 from frameloom.data.manifest.sources.text_tables import (
     dialect,
     find_csv,
-    has_path_column,
     header_cells,
     read_csv,
     read_csv_folder,
@@ -237,7 +236,7 @@ def _parse(text: str) -> Any:
 
 def _sniff_lines(path: Path, line: str) -> str:
     _, cells = header_cells(line)
-    if has_path_column(cells):
+    if set(cells) & set(PATH_NAMES):
         return "csv"
     items = [item.strip() for item in line.split(",")]
     if len(items) > 1 and items[-1].lower().endswith(_LISTED):

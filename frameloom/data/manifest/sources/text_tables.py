@@ -42,10 +42,6 @@ def header_cells(line: str) -> tuple[str, list[str]]:
     return separator, [cell.strip().strip('"') for cell in line.rstrip("\r\n").split(separator)]
 
 
-def has_path_column(cells: list[str]) -> bool:
-    return any(cell in PATH_NAMES for cell in cells)
-
-
 def read_csv(path: Path, first_line: str) -> pl.DataFrame:
     """The table with numbers where every value of a column is one; a missing caption is an empty one."""
     separator, cells = header_cells(first_line)
@@ -93,7 +89,7 @@ def read_csv_folder(folder: Path, files: list[Path]) -> tuple[pl.DataFrame, list
         with file.open(encoding="utf-8-sig", errors="replace") as text:
             line = text.readline()
         _, cells = header_cells(line)
-        if not has_path_column(cells):
+        if not set(cells) & set(PATH_NAMES):
             raise DataError(
                 f"{file}: its first line names no column of files (found: {', '.join(cells)}); every csv of "
                 f"{folder} is read: name the columns dir,text or move this file away"

@@ -144,7 +144,7 @@ class CogVideoXFunTransformer(Denoiser):
             cond_BCFHW = noisy_BCFHW.new_zeros(expected)
         elif cond_BCFHW.shape != expected:
             raise ConfigError(
-                f"{FAMILY_NAME} denoiser: beside the latent stands a tensor of {tuple(cond_BCFHW.shape)}; a model "
+                f"{FAMILY_NAME} denoiser: cond_latents has shape {tuple(cond_BCFHW.shape)}; a model "
                 f"with condition '{self.config.condition}' takes {tuple(expected)} here"
             )
         return torch.cat([noisy_BCFHW, cond_BCFHW.to(noisy_BCFHW.dtype)], dim=1)

@@ -107,12 +107,12 @@ def write_published(config: CogVideoXFunConfig) -> dict[str, Any]:
 
 
 def _find_condition(in_channels: int, out_channels: int) -> Literal["none", "inpaint", "control"]:
-    beside = in_channels - out_channels
-    if beside == 0:
+    cond_channels = in_channels - out_channels
+    if cond_channels == 0:
         return "none"
-    if beside == out_channels + 1:
+    if cond_channels == out_channels + 1:
         return "inpaint"
-    if beside == out_channels:
+    if cond_channels == out_channels:
         return "control"
     raise ConfigError(
         f"{FAMILY_NAME} config.json: in_channels is {in_channels} for {out_channels} latent channels; known are "

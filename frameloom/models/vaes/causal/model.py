@@ -34,6 +34,8 @@ _START_MIX = 2.0
 
 
 class CausalVAE(VideoVAE):
+    block_types = (ResBlock2D, ResBlock3D)
+
     def __init__(self, config: CausalVAEConfig) -> None:
         super().__init__(config)
         self.encoder = Encoder(config)
@@ -50,9 +52,6 @@ class CausalVAE(VideoVAE):
         h = self.post_quant_conv(latent_BCFHW) if self.config.use_quant_layer else latent_BCFHW
         pixels_BCFHW: Tensor = self.decoder(h)
         return pixels_BCFHW
-
-    def blocks(self) -> list[nn.Module]:
-        return [module for module in self.modules() if isinstance(module, ResBlock2D | ResBlock3D)]
 
 
 class Encoder(nn.Module):

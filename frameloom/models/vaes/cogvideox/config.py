@@ -54,6 +54,7 @@ class CogVideoXConfig(VAEConfig):
 
     name: ClassVar[str] = "cogvideox"
     causal: ClassVar[bool] = True
+    strides: ClassVar[tuple[int, int, int]] = (4, 8, 8)
 
     latent_channels: int = 16
     block_channels: tuple[int, ...] = (128, 256, 256, 512)
@@ -95,10 +96,6 @@ class CogVideoXConfig(VAEConfig):
             )
         for name, size, overlap in self._list_tiles() if self.tiling else ():
             check_tile(size, overlap, compression=8, where=f"cogvideox: {name}", exact=True)
-
-    @property
-    def strides(self) -> tuple[int, int, int]:
-        return 4, 8, 8
 
     def cuts(self, *, decoding: bool) -> Cuts:
         height, width = (
@@ -144,5 +141,5 @@ SPEC = VAESpec(
     name="cogvideox",
     sizes=SIZES,
     build="frameloom.models.vaes.cogvideox.model:CogVideoXVAE",
-    load_original="frameloom.models.vaes.cogvideox.model:load_original",
+    load_original="frameloom.models.vaes.base:load_original",
 )

@@ -7,15 +7,13 @@ Strides are (4, 8, 8).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from frameloom.models.layers.causal_conv import CausalConv3d, Chunk, run_in_chunks
 from frameloom.models.layers.patches import fold_frames, unfold_frames
-from frameloom.models.vaes.base import VideoVAE, load_same_keys
+from frameloom.models.vaes.base import VideoVAE
 from frameloom.models.vaes.blocks import COLOURS, NORM_EPS
 from frameloom.models.vaes.cogvideox.config import CogVideoXConfig
 
@@ -29,6 +27,7 @@ class CogVideoXVAE(VideoVAE):
 
     def __init__(self, config: CogVideoXConfig) -> None:
         super().__init__(config)
+        self.block_types = (ResBlock,)
         self.encoder = Encoder(config)
         self.decoder = Decoder(config)
 
@@ -44,17 +43,10 @@ class CogVideoXVAE(VideoVAE):
         bounds = bounds_with_rest_first(num_frames, size)
         return run_in_chunks(self.decoder, latent_BCFHW, bounds, leads=num_frames % 2 == 1)
 
-    def blocks(self) -> list[nn.Module]:
-        return [module for module in self.modules() if isinstance(module, ResBlock)]
-
 
 def bounds_with_rest_first(num_frames: int, size: int) -> list[int]:
     """Chunks of `size`; what is left over goes into the first one."""
     return [0, *range(size + num_frames % size, num_frames, size), num_frames]
-
-
-def load_original(model: VideoVAE, tensors: Mapping[str, Tensor]) -> None:
-    load_same_keys(model, tensors, where="CogVideoX autoencoder weights")
 
 
 class Encoder(nn.Module):

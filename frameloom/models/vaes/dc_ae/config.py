@@ -159,5 +159,5 @@ SPEC = VAESpec(
     name="dc_ae",
     sizes=SIZES,
     build="frameloom.models.vaes.dc_ae.model:DCAE",
-    load_original="frameloom.models.vaes.dc_ae.model:load_original",
+    load_original="frameloom.models.vaes.base:load_original",
 )

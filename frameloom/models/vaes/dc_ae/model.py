@@ -10,7 +10,7 @@ frame is never halved or doubled in time.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 
 import torch
@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from frameloom.core.errors import DataError
-from frameloom.models.vaes.base import LOGVAR_RANGE, Moments, VideoVAE, load_same_keys
+from frameloom.models.vaes.base import LOGVAR_RANGE, Moments, VideoVAE
 from frameloom.models.vaes.blocks import COLOURS
 from frameloom.models.vaes.dc_ae.config import HEAD_CHANNELS, DCAEConfig
 
@@ -33,6 +33,7 @@ class DCAE(VideoVAE):
 
     def __init__(self, config: DCAEConfig) -> None:
         super().__init__(config)
+        self.block_types = (ResBlock, AttentionBlock)
         self.encoder = Encoder(config)
         self.decoder = Decoder(config)
         draw_weights(self)
@@ -76,13 +77,6 @@ class DCAE(VideoVAE):
         weight = self.get_submodule("decoder.project_out.op_list.2.conv").weight
         assert isinstance(weight, nn.Parameter)
         return weight
-
-    def blocks(self) -> list[nn.Module]:
-        return [module for module in self.modules() if isinstance(module, ResBlock | AttentionBlock)]
-
-
-def load_original(model: VideoVAE, tensors: Mapping[str, Tensor]) -> None:
-    load_same_keys(model, tensors, where="DC-AE weights")
 
 
 @torch.no_grad()

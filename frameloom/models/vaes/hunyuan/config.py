@@ -47,6 +47,7 @@ class HunyuanConfig(TiledConfig):
 
     name: ClassVar[str] = "hunyuan"
     causal: ClassVar[bool] = True
+    strides: ClassVar[tuple[int, int, int]] = (4, 8, 8)
 
     latent_channels: int = 16
     block_channels: tuple[int, ...] = (128, 256, 512, 512)
@@ -70,10 +71,6 @@ class HunyuanConfig(TiledConfig):
         advice = "choose block_channels that are multiples of norm_groups"
         self.check_groups(self.block_channels, self.norm_groups, advice)
         self.check_tiles()
-
-    @property
-    def strides(self) -> tuple[int, int, int]:
-        return 4, 8, 8
 
     @classmethod
     def from_original(cls, values: Mapping[str, Any]) -> HunyuanConfig:
@@ -103,5 +100,5 @@ SPEC = VAESpec(
     name="hunyuan",
     sizes=SIZES,
     build="frameloom.models.vaes.hunyuan.model:HunyuanVAE",
-    load_original="frameloom.models.vaes.hunyuan.model:load_original",
+    load_original="frameloom.models.vaes.base:load_original",
 )

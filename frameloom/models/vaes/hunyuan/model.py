@@ -10,7 +10,7 @@ Frame by frame with the keys of the frames so far, attention needs no mask. The 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
 import torch
 from diffusers.models.autoencoders.autoencoder_kl_hunyuan_video import (
@@ -20,13 +20,15 @@ from diffusers.models.autoencoders.autoencoder_kl_hunyuan_video import (
 from torch import Tensor, nn
 
 from frameloom.models.layers.attention.attention import attend
-from frameloom.models.vaes.base import VideoVAE, load_same_keys
+from frameloom.models.vaes.base import VideoVAE
 from frameloom.models.vaes.blocks import NORM_EPS
 from frameloom.models.vaes.hunyuan.config import HunyuanConfig
 
 
 class HunyuanVAE(VideoVAE):
     """Its keys are those of published files."""
+
+    block_types = (HunyuanVideoResnetBlockCausal3D,)
 
     def __init__(self, config: HunyuanConfig) -> None:
         super().__init__(config)
@@ -53,13 +55,6 @@ class HunyuanVAE(VideoVAE):
     def decode_piece(self, latent_BCFHW: Tensor) -> Tensor:
         pixels_BCFHW: Tensor = self.decoder(self.post_quant_conv(latent_BCFHW))
         return pixels_BCFHW
-
-    def blocks(self) -> list[nn.Module]:
-        return [module for module in self.modules() if isinstance(module, HunyuanVideoResnetBlockCausal3D)]
-
-
-def load_original(model: VideoVAE, tensors: Mapping[str, Tensor]) -> None:
-    load_same_keys(model, tensors, where="Hunyuan autoencoder weights")
 
 
 class MiddleBlock(nn.Module):

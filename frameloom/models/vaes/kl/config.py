@@ -19,6 +19,7 @@ class KLConfig(VAEConfig):
 
     name: ClassVar[str] = "kl autoencoder"
     causal: ClassVar[bool] = False
+    strides: ClassVar[tuple[int, int, int]] = (1, 2 ** (NUM_LEVELS - 1), 2 ** (NUM_LEVELS - 1))
 
     latent_channels: int = 4
     base_channels: int = 128
@@ -46,10 +47,6 @@ class KLConfig(VAEConfig):
     @property
     def widths(self) -> tuple[int, ...]:
         return tuple(self.base_channels * factor for factor in self.channel_mult)
-
-    @property
-    def strides(self) -> tuple[int, int, int]:
-        return 1, 2 ** (NUM_LEVELS - 1), 2 ** (NUM_LEVELS - 1)
 
 
 _PLAYGROUND_MEAN = (-1.6574, 1.886, -1.383, 2.5155)

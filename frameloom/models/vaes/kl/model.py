@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from diffusers.models.autoencoders.autoencoder_kl import AutoencoderKL
 from diffusers.models.resnet import ResnetBlock2D
-from torch import Tensor, nn
+from torch import Tensor
 
 from frameloom.core.errors import ConfigError, DataError
 from frameloom.models.layers.attention.diffusers_processor import AttendProcessor
@@ -24,6 +24,7 @@ from frameloom.models.vaes.kl.config import KLConfig
 class KLVAE(VideoVAE):
     """Keys of the state dict are those of diffusers' `AutoencoderKL`."""
 
+    block_types = (ResnetBlock2D,)
     exact_chunks = True  # frames do not see each other
 
     def __init__(self, config: KLConfig) -> None:
@@ -43,9 +44,6 @@ class KLVAE(VideoVAE):
                 "height, width)"
             )
         return self._run_pictures(lambda latent_NCHW: self.decoder(self.post_quant_conv(latent_NCHW)), latent_BCFHW)
-
-    def blocks(self) -> list[nn.Module]:
-        return [module for module in self.modules() if isinstance(module, ResnetBlock2D)]
 
     def _run_pictures(self, step: Callable[[Tensor], Tensor], x_BCFHW: Tensor) -> Tensor:
         """`step` on the frames as pictures, `policy.chunk_frames` at a time."""

@@ -47,6 +47,7 @@ _NORM_GROUPS = 32
 
 
 class WFVAE(VideoVAE):
+    block_types = (ResBlock2D, ResBlock3D)
     exact_chunks = True
 
     def __init__(self, config: WFVAEConfig) -> None:
@@ -80,9 +81,6 @@ class WFVAE(VideoVAE):
     def decode_with_coefficients(self, latent_BCFHW: Tensor) -> tuple[Tensor, Coefficients]:
         """For training: also the coefficients that the decoder predicted. Never in pieces."""
         return self._decode_chunk(latent_BCFHW, None)
-
-    def blocks(self) -> list[nn.Module]:
-        return [module for module in self.modules() if isinstance(module, ResBlock2D | ResBlock3D)]
 
     def split_pixels(self, pixels_BCFHW: Tensor, chunk: Chunk | None = None) -> Tensor:
         """The 24 coefficient channels that the encoder starts from."""
@@ -256,7 +254,7 @@ class Upsample3D(nn.Module):
         rows = _doubling_rows(
             x_BCFHW.shape[2], linear=self.is_linear, first=has_first, last=has_last, past=past is not None
         )
-        weights = torch.tensor(rows, dtype=x_BCFHW.dtype, device=x_BCFHW.device)
+        weights = x_BCFHW.new_tensor(rows)
         frames_BFHWC = x_BCFHW.movedim(1, -1)
         doubled_BFN = torch.matmul(weights, frames_BFHWC.flatten(2))
         batch, _, *rest = frames_BFHWC.shape
