@@ -28,11 +28,6 @@ from frameloom.models.denoisers.cogvideox_fun.conditioning import (
 from frameloom.models.denoisers.cogvideox_fun.config import SIZES
 from frameloom.models.denoisers.cogvideox_fun.weights import read_config
 from frameloom.models.registry import get_denoiser
-<<<<<<< HEAD
-=======
-from frameloom.models.vaes.base import load_original as load_vae
-from frameloom.models.vaes.cogvideox.config import CogVideoXConfig
->>>>>>> main
 from frameloom.models.vaes.cogvideox.model import CogVideoXVAE
 from frameloom.sampling.conditions import Given, Prepared, prepare
 from tests.parity.cases import ParityCase, ParityOutput, golden, pair_outputs
