@@ -31,14 +31,14 @@ def die_in_save(words: list[str], dying: list[int], step: int, number: int) -> N
     import os
 
     from frameloom.checkpoint.writer import Saver
-    from tests.faults.kills import die_at
+    from tests.faults.kills import watch
     from tests.faults.warm import run_command
 
     save = Saver.save
 
     def save_and_die(self: Saver, checkpoint: object) -> None:
         if checkpoint.step == step and int(os.environ["RANK"]) in dying:  # type: ignore[attr-defined]
-            die_at(self._root, number)
+            watch(self._root, number)
         save(self, checkpoint)  # type: ignore[arg-type]
 
     Saver.save = save_and_die  # type: ignore[method-assign]

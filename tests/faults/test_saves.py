@@ -20,16 +20,15 @@ from tests.faults.runs import digests, losses, metrics, wait_for_records
 # Row 1: A save that is killed at any moment leaves a complete checkpoint or none, and the run goes on from the last
 # one.
 
-SAVE, SAVE_IN_PLACE = "tests.faults.kills:save", "tests.faults.kills:save_in_place"
+ACT = "tests.faults.kills:act"
 
 
 def measure(warm, folder: Path) -> tuple[int, float]:
     """File operations of one save, and how long a process takes for it."""
-    out = folder / "count"
-    warm.run("tests.faults.kills:count_save", str(folder / "counted"), 1, str(out))
+    num_operations = int(warm.run(ACT, "save", str(folder / "counted"), 0, 1))
     started = time.monotonic()
-    warm.run(SAVE, str(folder / "timed"), 1)
-    return int(out.read_text()), time.monotonic() - started
+    warm.run(ACT, "save", str(folder / "timed"), 0, 1)
+    return num_operations, time.monotonic() - started
 
 
 @pytest.mark.parametrize(
@@ -46,7 +45,7 @@ def test_01_a_killed_save_is_complete_or_absent(warm, tally, tmp_path, every, nu
         save_checkpoint(root, make(step))
     for number, delay_s in kills:
         step = list_steps(root)[-1] + 1
-        child = warm.start(SAVE, str(root), step, number)
+        child = warm.start(ACT, "save", str(root), number, step)
         if delay_s is not None:
             time.sleep(delay_s)
             child.kill()
@@ -69,7 +68,7 @@ def test_01_without_the_rename_a_killed_save_would_be_offered(warm, tmp_path):
     num_bad = 0
     for number in (2, 3, 4):
         root = tmp_path / f"in place {number}"
-        warm.wait(warm.start(SAVE_IN_PLACE, str(root), 1, number))
+        warm.wait(warm.start(ACT, "save in place", str(root), number, 1))
         for step in list_steps(root):
             try:
                 load_checkpoint(step_folder(root, step))
@@ -129,10 +128,10 @@ OTHER = 100
 def test_03_the_older_one_still_loads(warm, tally, tmp_path, count):
     save_checkpoint(tmp_path, make(1))
     started = time.monotonic()
-    warm.run("tests.faults.kills:save", str(tmp_path), 1, 0, OTHER)
+    warm.run(ACT, "save", str(tmp_path), 0, 1, OTHER)
     duration_s = time.monotonic() - started
     for delay_s in numpy_stream(1, "kills").uniform(0, duration_s, count).tolist():
-        child = warm.start("tests.faults.kills:save", str(tmp_path), 1, 0, OTHER)
+        child = warm.start(ACT, "save", str(tmp_path), 0, 1, OTHER)
         time.sleep(delay_s)
         child.kill()
         tally.inject()
@@ -148,7 +147,7 @@ def test_03_written_in_place_the_older_one_would_be_lost(warm, tmp_path):
     for number in (2, 3, 4):
         root = tmp_path / str(number)
         save_checkpoint(root, make(1))
-        assert warm.wait(warm.start("tests.faults.kills:save_in_place", str(root), 1, number, OTHER)) < 0
+        assert warm.wait(warm.start(ACT, "save in place", str(root), number, 1, OTHER)) < 0
         try:
             fates.append("old" if is_same(load_checkpoint(step_folder(root, 1)), make(1)) else "other")
         except CheckpointError:
@@ -171,11 +170,10 @@ def full(tmp_path: Path) -> Path:
 
 
 def count(warm, full: Path) -> int:
-    root, out = full.with_name("counted"), full.with_name("count")
-    shutil.copytree(full, root)
-    warm.run("tests.faults.kills:count_retain", str(root), KEEP, str(out))
+    root = shutil.copytree(full, full.with_name("counted"))
+    num_operations = int(warm.run(ACT, "retain", str(root), 0, KEEP))
     assert list_steps(root) == [4, 5]
-    return int(out.read_text())
+    return num_operations
 
 
 @pytest.mark.parametrize("most", [pytest.param(8, id="some"), pytest.param(100, id="many", marks=pytest.mark.stress)])
@@ -187,12 +185,12 @@ def test_04_complete_ones_are_never_fewer_than_asked_for(warm, tally, full, most
         root = full.with_name(f"killed {number}")
         shutil.copytree(full, root)
         tally.inject()
-        assert warm.wait(warm.start("tests.faults.kills:retain", str(root), KEEP, number)) < 0
+        assert warm.wait(warm.start(ACT, "retain", str(root), number, KEEP)) < 0
         steps = list_steps(root)
         assert len(steps) >= KEEP and steps[-KEEP:] == [4, 5]
         assert all(loads_as_made(root, step) for step in steps)
         clear_leftovers(root)
-        warm.run("tests.faults.kills:retain", str(root), KEEP)
+        warm.run(ACT, "retain", str(root), 0, KEEP)
         assert sorted(path.name for path in root.iterdir()) == ["step-00000004", "step-00000005"]
         shutil.rmtree(root)
 
@@ -203,7 +201,7 @@ def test_04_without_the_rename_half_a_checkpoint_would_be_offered(warm, full):
     for number in range(3, count(warm, full), 4):
         root = full.with_name(f"in place {number}")
         shutil.copytree(full, root)
-        warm.wait(warm.start("tests.faults.kills:retain_in_place", str(root), KEEP, number))
+        warm.wait(warm.start(ACT, "retain in place", str(root), number, KEEP))
         for step in list_steps(root)[:-KEEP]:
             try:
                 load_checkpoint(step_folder(root, step))
