@@ -27,8 +27,7 @@ from frameloom.core.errors import ConfigError
 from frameloom.distributed.sequence_parallel import ALONE, Exchange, SequenceGroup
 from frameloom.models.denoisers.base import Conditions, Denoiser, Draws, Encode, find_index
 from frameloom.models.denoisers.cogvideox_fun.conditioning import draw_known
-from frameloom.models.denoisers.cogvideox_fun.config import FAMILY_NAME, CogVideoXFunConfig
-from frameloom.models.denoisers.cogvideox_fun.sharding import BLOCK_LISTS
+from frameloom.models.denoisers.cogvideox_fun.config import BLOCK_LISTS, FAMILY_NAME, CogVideoXFunConfig
 from frameloom.models.layers.attention.attention import Projections, RotaryAttention
 from frameloom.models.layers.dropout import KeyedDropout, dropout_keys
 from frameloom.models.layers.mlp import FeedForward, TwoLinear

@@ -25,8 +25,7 @@ from torch import Tensor, nn
 from frameloom.core.errors import ConfigError
 from frameloom.distributed.sequence_parallel import ALONE, Exchange, SequenceGroup
 from frameloom.models.denoisers.base import Conditions, Denoiser, find_index
-from frameloom.models.denoisers.latte.config import WHERE, LatteConfig
-from frameloom.models.denoisers.latte.sharding import BLOCK_LISTS
+from frameloom.models.denoisers.latte.config import BLOCK_LISTS, WHERE, LatteConfig
 from frameloom.models.layers.attention.attention import Projections, RotaryAttention, attend_tokens
 from frameloom.models.layers.dropout import KeyedDropout, dropout_keys
 from frameloom.models.layers.mlp import FeedForward, TwoLinear

@@ -16,8 +16,7 @@ from frameloom.distributed.sequence_parallel import ALONE, Exchange, SequenceGro
 from frameloom.models.denoisers.base import NUM_TIMESTEPS, Conditions, Denoiser, Draws, Encode
 from frameloom.models.denoisers.opensora2.blocks import DoubleBlock, SingleBlock
 from frameloom.models.denoisers.opensora2.conditioning import pack_known
-from frameloom.models.denoisers.opensora2.config import MMDiTConfig
-from frameloom.models.denoisers.opensora2.sharding import BLOCK_LISTS
+from frameloom.models.denoisers.opensora2.config import BLOCK_LISTS, MMDiTConfig
 from frameloom.models.layers.modulation import TIME_WIDTH, modulate
 from frameloom.models.layers.patches import Grid, pack, unpack
 from frameloom.models.layers.positions import PositionTables, axis_angles, embed_index, grid_positions, rotary_table

@@ -15,8 +15,7 @@ from frameloom.core.errors import ConfigError
 from frameloom.distributed.sequence_parallel import ALONE, Exchange, SequenceGroup
 from frameloom.models.denoisers.base import Conditions, Denoiser, Draws, Encode, find_index
 from frameloom.models.denoisers.opensora_plan.conditioning import pack_known
-from frameloom.models.denoisers.opensora_plan.config import WHERE, OpenSoraPlanConfig
-from frameloom.models.denoisers.opensora_plan.sharding import BLOCK_LISTS
+from frameloom.models.denoisers.opensora_plan.config import BLOCK_LISTS, WHERE, OpenSoraPlanConfig
 from frameloom.models.denoisers.opensora_plan.skiparse import (
     PADDED,
     SkiparseAttention,
