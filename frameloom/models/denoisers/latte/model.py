@@ -26,7 +26,7 @@ from frameloom.core.errors import ConfigError
 from frameloom.distributed.sequence_parallel import ALONE, Exchange, SequenceGroup
 from frameloom.models.denoisers.base import Conditions, Denoiser, find_index
 from frameloom.models.denoisers.latte.config import BLOCK_LISTS, WHERE, LatteConfig
-from frameloom.models.layers.attention.attention import Projections, RotaryAttention, attend_tokens
+from frameloom.models.layers.attention.attention import Attention, RotaryAttention, attend_tokens
 from frameloom.models.layers.dropout import KeyedDropout, dropout_keys
 from frameloom.models.layers.mlp import FeedForward, TwoLinear
 from frameloom.models.layers.modulation import ModulationTable, SharedModulation, modulate
@@ -57,7 +57,8 @@ class LatteT2V(ModulationTable, Denoiser):
         self.temporal_transformer_blocks = nn.ModuleList(TemporalBlock(config, factor=each) for each in factors)
         self.proj_out = nn.Linear(width, config.patch_size**2 * config.out_channels)
         self.adaln_single = SharedModulation(width)
-        self.caption_projection = CaptionProjection(config.context_in_dim, width)
+        self.caption_projection = TwoLinear(config.context_in_dim, width, nn.GELU(approximate="tanh"))
+        self.caption_projection.register_buffer("y_embedding", torch.empty(UNUSED_ROWS, config.context_in_dim))
         self.pictures = PositionTables(lambda *grid: picture_table(config, *grid))
         self.frames = PositionTables(lambda count: frame_table(config, count))
         self.picture_rotary = PositionTables(lambda *grid: turn_table(config, grid, config.scale_2d))
@@ -124,8 +125,9 @@ class LatteT2V(ModulationTable, Denoiser):
     def finish_weights(self, generator: torch.Generator) -> None:
         for module in self.modules():
             if isinstance(module, SelfAttention) and module.factor > 1:
-                module.reset_joining()
-        table = self.caption_projection.y_embedding
+                for name, value in module.joining_start().items():
+                    module.get_parameter(name).fill_(value)
+        table = self.caption_projection.get_buffer("y_embedding")
         table.normal_(std=table.shape[1] ** -0.5, generator=generator)
 
     @staticmethod
@@ -198,14 +200,6 @@ def _join_captions(conditions: Conditions) -> tuple[Tensor, Tensor]:
     return torch.cat([tokens[:, None], of_images], dim=1), torch.cat([mask[:, None], image_mask], dim=1)
 
 
-class CaptionProjection(TwoLinear):
-    y_embedding: Tensor
-
-    def __init__(self, text_width: int, width: int) -> None:
-        super().__init__(text_width, width, nn.GELU(approximate="tanh"))
-        self.register_buffer("y_embedding", torch.empty(UNUSED_ROWS, text_width))
-
-
 class Block(ModulationTable):
     """What both kinds share: a table that is added to the modulation vectors, self-attention and an MLP."""
 
@@ -265,18 +259,18 @@ class TemporalBlock(Block):
         return torch.addcmul(x_BFHWD, gate2, self.ff(modulate(x_BFHWD, shift2, scale2, self.eps), dropout_keys))
 
 
-class SelfAttention(Projections):
+class SelfAttention(Attention):
     """Attention of the N tokens of each picture [B, N, D], or of the frames of each place [B, F, N, D].
 
     With `factor` > 1, keys and values come from neighbours that a depthwise convolution has joined.
     """
 
     def __init__(self, config: LatteConfig, *, num_axes: int, factor: int) -> None:
-        super().__init__(config.hidden_size, config.num_attention_heads, bias=config.attention_bias)
+        # In a sequence group each rank has some places of all frames: only pictures are divided.
+        attend = RotaryAttention(parts=num_axes, whole=num_axes == 1)
+        super().__init__(config.hidden_size, config.num_attention_heads, bias=config.attention_bias, attend=attend)
         self.num_axes = num_axes
         self.factor = factor
-        # In a sequence group each rank has some places of all frames: only pictures are divided.
-        self.attend = RotaryAttention(parts=num_axes, whole=num_axes == 1)
         if factor > 1:
             width = config.hidden_size
             convolution = {1: nn.Conv1d, 2: nn.Conv2d}[num_axes]
@@ -318,16 +312,12 @@ class SelfAttention(Projections):
         normal: Tensor = self.norm(joined_BNDM.movedim(3, 1))
         return normal
 
-    @torch.no_grad()
-    def reset_joining(self) -> None:
-        """Start as the plain mean of the neighbours."""
-        self.sr.weight.fill_(1 / self.factor**self.num_axes)
-        for parameter, value in ((self.sr.bias, 0.0), (self.norm.weight, 1.0), (self.norm.bias, 0.0)):
-            assert parameter is not None
-            parameter.fill_(value)
+    def joining_start(self) -> dict[str, float]:
+        """What the parameters of the joining start from: the plain mean of the neighbours."""
+        return {"sr.weight": 1 / self.factor**self.num_axes, "sr.bias": 0.0, "norm.weight": 1.0, "norm.bias": 0.0}
 
 
-class CrossAttention(Projections):
+class CrossAttention(Attention):
     """The frames of the clip look at its caption, and each image at its own."""
 
     def forward(self, x_BFND: Tensor, text_BSKD: Tensor, bias_BSK: Tensor) -> Tensor:
