@@ -218,7 +218,9 @@ class Block(ModulationTable):
 class SpatialBlock(Block):
     def __init__(self, config: LatteConfig, *, factor: int) -> None:
         super().__init__(config, num_axes=2, factor=factor)
-        self.attn2 = CrossAttention(config.hidden_size, config.num_attention_heads, bias=config.attention_bias)
+        self.attn2 = Attention(
+            config.hidden_size, config.num_attention_heads, bias=config.attention_bias, attend=attend_captions
+        )
         self.drop_cross = KeyedDropout(config.dropout, site=3)
 
     def forward(
@@ -277,11 +279,9 @@ class SelfAttention(Attention):
             self.sr = convolution(width, width, factor, stride=factor, groups=width)
             self.norm = nn.LayerNorm(width)
 
-    def forward(self, x: Tensor, source: Tensor, rope_N1P: Tensor | None) -> Tensor:
-        """`source` is what keys and values are made of."""
-        q, k, v = self.project(x, source)
+    def forward(self, x_BNW: Tensor, context_BMW: Tensor, *inputs: Tensor | None) -> Tensor:
         attend = self._attend_places if self.num_axes == 1 else self.attend
-        mixed: Tensor = self.to_out(attend(q, k, v, rope_N1P))
+        mixed: Tensor = self.to_out(attend(*self.project(x_BNW, context_BMW), *inputs))
         return mixed
 
     def _attend_places(self, q_BFNGC: Tensor, k_BMNGC: Tensor, v_BMNGC: Tensor, rope_F1P: Tensor | None) -> Tensor:
@@ -317,23 +317,21 @@ class SelfAttention(Attention):
         return {"sr.weight": 1 / self.factor**self.num_axes, "sr.bias": 0.0, "norm.weight": 1.0, "norm.bias": 0.0}
 
 
-class CrossAttention(Attention):
-    """The frames of the clip look at its caption, and each image at its own."""
-
-    def forward(self, x_BFND: Tensor, text_BSKD: Tensor, bias_BSK: Tensor) -> Tensor:
-        q, k, v = self.project(x_BFND, text_BSKD)
-        bias_BS11K = bias_BSK[:, :, None, None].to(q.dtype)
-        batch, num_frames, num_tokens, _ = x_BFND.shape
-        num_images = text_BSKD.shape[1] - 1
-        of_clip, *of_images = torch.split(q, [num_frames - num_images, num_images], dim=1) if num_images else (q,)
-        mixed = attend_tokens(of_clip.flatten(1, 2), k[:, 0], v[:, 0], bias_BS11K[:, 0])
-        mixed_BFND = torch.unflatten(mixed, 1, (-1, num_tokens))
-        if num_images:
-            k, v, bias_B11K = (part[:, 1:].flatten(0, 1) for part in (k, v, bias_BS11K))
-            mixed = attend_tokens(of_images[0].flatten(0, 1), k, v, bias_B11K)
-            mixed_BFND = torch.cat([mixed_BFND, torch.unflatten(mixed, 0, (batch, num_images))], dim=1)
-        result: Tensor = self.to_out(mixed_BFND)
-        return result
+def attend_captions(q_BFNGC: Tensor, k_BSKGC: Tensor, v_BSKGC: Tensor, bias_BSK: Tensor) -> Tensor:
+    """The frames of the clip look at its caption, and each image at its own; [B, F, N, D]."""
+    bias_BS11K = bias_BSK[:, :, None, None].to(q_BFNGC.dtype)
+    batch, num_frames, num_tokens = q_BFNGC.shape[:3]
+    num_images = k_BSKGC.shape[1] - 1
+    of_clip, *of_images = (
+        torch.split(q_BFNGC, [num_frames - num_images, num_images], dim=1) if num_images else (q_BFNGC,)
+    )
+    mixed = attend_tokens(of_clip.flatten(1, 2), k_BSKGC[:, 0], v_BSKGC[:, 0], bias_BS11K[:, 0])
+    mixed_BFND = torch.unflatten(mixed, 1, (-1, num_tokens))
+    if not num_images:
+        return mixed_BFND
+    k, v, bias_B11K = (part[:, 1:].flatten(0, 1) for part in (k_BSKGC, v_BSKGC, bias_BS11K))
+    mixed = attend_tokens(of_images[0].flatten(0, 1), k, v, bias_B11K)
+    return torch.cat([mixed_BFND, torch.unflatten(mixed, 0, (batch, num_images))], dim=1)
 
 
 def picture_table(config: LatteConfig, rows: int, columns: int) -> Tensor:
