@@ -60,11 +60,6 @@ class LatteConfig(DenoiserConfig):
         return self.in_channels * (2 if self.learn_sigma else 1)
 
     @property
-    def base_side(self) -> int:
-        """Patches along a side of the size that the positions are made for."""
-        return self.sample_size[0] // self.patch_size
-
-    @property
     def scale_2d(self) -> int:
         return max(self.sample_size[0] // _CELLS_PER_SCALE, 1)
 

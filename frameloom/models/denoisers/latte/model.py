@@ -8,7 +8,7 @@ A spatial block looks inside each frame and at the caption, a temporal block alo
 and return tensors only. LayerNorms have no parameters. The caption's mask is added to the scores, with -10000 for what
 must not be seen: a row without any key then still gets finite numbers, those of the published code.
 
-Sinusoids of a picture are made for a square of `base_side` patches; any other grid is stretched onto it, so that its
+Sinusoids of a picture are made for a square of patches; any other grid is stretched onto it, so that its
 far edge stays where the model knows it. Rotary positions count patches and frames, and are divided by the
 interpolation scale and cut to whole numbers: neighbours then share an angle, as in the published code.
 """
@@ -337,7 +337,8 @@ def attend_captions(q_BFNGC: Tensor, k_BSKGC: Tensor, v_BSKGC: Tensor, bias_BSK:
 def picture_table(config: LatteConfig, rows: int, columns: int) -> Tensor:
     """[H, W, D]: the first half of the channels encodes the column, the second the row."""
     half = config.hidden_size // 2
-    counts = (torch.arange(count, dtype=torch.float32) / (count / config.base_side) for count in (rows, columns))
+    base_side = config.sample_size[0] // config.patch_size
+    counts = (torch.arange(count, dtype=torch.float32) / (count / base_side) for count in (rows, columns))
     row_HD, column_WD = (embed_position(count / config.scale_2d, half) for count in counts)
     return torch.cat([column_WD[None].expand(rows, -1, -1), row_HD[:, None].expand(-1, columns, -1)], dim=-1)
 
