@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.nn.functional import max_pool3d
 
 from frameloom.core.errors import ConfigError
-from frameloom.diffusion.mask_kinds import (
+from frameloom.diffusion.tables import (
     CLIP_SHARES,
     END_KINDS,
     END_SHARES,
