@@ -28,7 +28,7 @@ from frameloom.studio.generate.requests import (
 )
 from frameloom.studio.runs.samples import SavedSample, read_sample
 from frameloom.studio.server.context import Listing, StudioContext
-from frameloom.studio.server.markup import badge, bar, button, link, player, safe, status
+from frameloom.studio.server.markup import badge, bar, button, link, note, player, safe
 
 _SHOWN = 24
 _ENDED_SHOWN = 3
@@ -84,7 +84,7 @@ class GenerateController:
         job = self.queue.submit(model.name, request, num, num * complete_request(request, model.settings).steps)
         command = f'<code class="rg-command" tabindex="0">{safe(format_command(model.name, request, num))}</code>'
         return (
-            status(f"Queued as job {job.id}.")
+            note(f"Queued as job {job.id}.", kind="status")
             + f'<details class="rg-more"><summary>The same from a terminal</summary>{command}</details>'
         )
 
@@ -121,37 +121,49 @@ class GenerateController:
         shown = [one for one in jobs if one.is_open] + [one for one in jobs if not one.is_open][:_ENDED_SHOWN]
         if not shown:
             return '<p class="rg-empty">Nothing in the queue.</p>'
-        rows = "".join(_draw_job(job, sum(one.is_open and one.id < job.id for one in jobs)) for job in shown)
-        return f'<div class="rg-scroll"><table class="rg-table rg-queue">{rows}</table></div>'
-
-    def cancel(self, key: str) -> str:
-        return status(self.queue.cancel(int(key)) if key.isdecimal() else "no such job")
+        rows = []
+        for job in shown:
+            num_ahead = sum(one.is_open and one.id < job.id for one in jobs)
+            progress = ""
+            if job.is_open and job.state != WAITING:
+                done = min(job.done_steps, job.total_steps)
+                progress = f" <small>step {done} of {job.total_steps}</small>{bar(done, job.total_steps)}"
+            message = f'<br><small class="rg-failed">{safe(job.message)}</small>' if job.message else ""
+            label = "End now" if job.is_stopping else "Cancel"
+            acts = button("cancel", job.id, label, hint=f"{label}: job {job.id}") if job.is_open else ""
+            state = badge(job.state, f"queued ({num_ahead} ahead)" if job.state == WAITING else "")
+            rows.append(
+                f'<tr data-job="{job.id}" data-state="{job.state}"><td class="rg-name">{safe(job.request.prompt)}'
+                f"<br><small>job {job.id} · seed {job.request.seed} · {safe(job.model)}</small></td>"
+                f'<td>{state}{progress}{message}</td><td class="rg-acts">{acts}</td></tr>'
+            )
+        return f'<div class="rg-scroll"><table class="rg-table rg-queue">{"".join(rows)}</table></div>'
 
     def find_sample(self, name: str) -> SavedSample:
         """A file by a name that a page sent: one of those that are shown."""
         for sample in list_samples(self.folder):
             if sample.path.name == name:
                 return sample
-        raise DataError(f"{name[:80]}: no such file any more")
+        raise DataError(f"{name[:80]}: no such file; it was moved or deleted")
 
     def draw_history(self) -> str:
         samples = list_samples(self.folder, _SHOWN)
         if not samples:
             return '<p class="rg-empty">Samples appear here, and stay: they are read from the files.</p>'
-        return f'<div class="rg-clips rg-wide">{"".join(self._draw_sample(one) for one in samples)}</div>'
-
-    def _draw_sample(self, sample: SavedSample) -> str:
-        name, own, prompt = sample.path.name, sample.path.suffix.lower().lstrip("."), sample.about["prompt"]
-        acts = [button("use", name, "Use these settings", hint=f"Use the settings of {name}")]
-        acts.append(link(self.context, sample.path))
-        for form in FORMATS if sample.is_clip else ():
-            if form != own:
-                acts.append(button("convert", f"{form}:{name}", form, hint=f"get {name} as {form}"))
-        return (
-            f'<div class="rg-clip" data-file="{safe(name)}">{player(self.context, sample.path, prompt)}<div>'
-            f'<p>{safe(prompt)}</p><small class="rg-soft">{safe(sample.describe())}</small><br>'
-            f"{''.join(acts)}</div></div>"
-        )
+        cards = []
+        for sample in samples:
+            name, own, prompt = sample.path.name, sample.path.suffix.lower().lstrip("."), sample.about["prompt"]
+            acts = [button("use", name, "Use these settings", hint=f"Use the settings of {name}")]
+            acts.append(link(self.context, sample.path))
+            for form in FORMATS if sample.is_clip else ():
+                if form != own:
+                    acts.append(button("convert", f"{form}:{name}", form, hint=f"get {name} as {form}"))
+            cards.append(
+                f'<div class="rg-clip" data-file="{safe(name)}">{player(self.context, sample.path, prompt)}<div>'
+                f'<p>{safe(prompt)}</p><small class="rg-soft">{safe(sample.describe())}</small><br>'
+                f"{''.join(acts)}</div></div>"
+            )
+        return f'<div class="rg-clips rg-wide">{"".join(cards)}</div>'
 
     def convert(self, key: str) -> str:
         """Another format of a file, with a link to it."""
@@ -167,7 +179,7 @@ class GenerateController:
         request = read_request(about, where=name)
         model = self.models.all().get(about.get("model", ""))
         if model is None:
-            raise DataError(f"its model {about.get('model')} is not below this folder any more; choose another")
+            raise DataError(f"its model {about.get('model')} is no longer in this folder; choose another")
         lent = {key: self._lend(getattr(request, key)) for key in ("image", "last_image")}
         return model, {**form_values(request, model), **lent}
 
@@ -182,22 +194,6 @@ class GenerateController:
         copy.parent.mkdir(exist_ok=True)
         shutil.copyfile(file, copy)
         return str(copy)
-
-
-def _draw_job(job: Job, num_ahead: int) -> str:
-    progress = ""
-    if job.is_open and job.state != WAITING:
-        done = min(job.done_steps, job.total_steps)
-        progress = f" <small>step {done} of {job.total_steps}</small>{bar(done, job.total_steps)}"
-    message = f'<br><small class="rg-failed">{safe(job.message)}</small>' if job.message else ""
-    label = "End now" if job.is_stopping else "Cancel"
-    acts = button("cancel", job.id, label, hint=f"{label}: job {job.id}") if job.is_open else ""
-    state = badge(job.state, f"queued ({num_ahead} ahead)" if job.state == WAITING else "")
-    return (
-        f'<tr data-job="{job.id}" data-state="{job.state}"><td class="rg-name">{safe(job.request.prompt)}'
-        f"<br><small>job {job.id} · seed {job.request.seed} · {safe(job.model)}</small></td>"
-        f'<td>{state}{progress}{message}</td><td class="rg-acts">{acts}</td></tr>'
-    )
 
 
 def form_values(request: SampleRequest, model: StudioModel) -> dict[str, Any]:

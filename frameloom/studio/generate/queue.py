@@ -151,7 +151,21 @@ class JobQueue:
         with self._changed:
             if self._is_closed:
                 return
-            process = self._process = self._process or self._start()
+            if self._process is None:
+                self._log.parent.mkdir(parents=True, exist_ok=True)
+                with self._log.open("wb") as log:
+                    self._process = subprocess.Popen(
+                        [sys.executable, "-m", "frameloom.studio.generate.worker"],
+                        cwd=self.root,
+                        stdin=subprocess.PIPE,
+                        stdout=subprocess.PIPE,
+                        stderr=log,
+                        text=True,
+                        encoding="utf-8",
+                        start_new_session=True,
+                        env={**os.environ, "PYTHONUNBUFFERED": "1"},
+                    )
+            process = self._process
             request = job.request.model_dump(mode="json", exclude_unset=True)
             self._send({"id": job.id, "model": job.model, "request": request, "num": job.num})
         assert process.stdout is not None
@@ -185,21 +199,6 @@ class JobQueue:
             lines = [line for line in clean_text(text).splitlines() if line.strip()]
             why = lines[-1] if lines else "no message"
         self._set(number, state=FAILED, message=f"the process that makes videos ended (exit code {code}): {why}")
-
-    def _start(self) -> subprocess.Popen[str]:
-        self._log.parent.mkdir(parents=True, exist_ok=True)
-        with self._log.open("wb") as log:
-            return subprocess.Popen(
-                [sys.executable, "-m", "frameloom.studio.generate.worker"],
-                cwd=self.root,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=log,
-                text=True,
-                encoding="utf-8",
-                start_new_session=True,
-                env={**os.environ, "PYTHONUNBUFFERED": "1"},
-            )
 
     def _send(self, message: dict[str, Any]) -> None:
         process = self._process

@@ -102,6 +102,7 @@ def _stamp(path: Path) -> tuple[str, int, int] | None:
 def serve(jobs: Jobs, send: Callable[[Event], None]) -> None:
     """Run jobs one by one; a job that fails does not end the process."""
     from frameloom.sampling.batch import run_job
+    from frameloom.training.logging.resource_errors import is_shortage
 
     number = 0
 
@@ -127,17 +128,11 @@ def serve(jobs: Jobs, send: Callable[[Event], None]) -> None:
             report("failed", message=str(error))
         except Exception as error:  # a bug or too little memory: reported, logged, and the next job is taken
             traceback.print_exc()
-            report("failed", message=_explain(error))
+            message = f"an error that should not happen: {type(error).__name__}: {str(error).partition(chr(10))[0]}"
+            if is_shortage(error):
+                message = "memory or disk space ran out; ask for fewer frames or a smaller size"
+            report("failed", message=message)
             models.drop()
-
-
-def _explain(error: Exception) -> str:
-    from frameloom.training.logging.resource_errors import is_shortage
-
-    if is_shortage(error):
-        return "memory or disk space ran out; ask for fewer frames or a smaller size"
-    first = str(error).partition("\n")[0]
-    return f"an error that should not happen: {type(error).__name__}: {first}"
 
 
 def main() -> None:

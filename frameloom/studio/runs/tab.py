@@ -18,7 +18,7 @@ _SMOOTHING = 0.6
 def build_runs(context: StudioContext) -> None:
     """The list, the curves, the samples and the starting of runs; all of it follows the files by itself."""
     controller = RunsController(context)
-    context.on_close(controller.launches.close)
+    context.closers.callback(controller.launches.close)
     seen = gr.State(dict)
     table = gr.HTML(controller.draw_table, elem_id="runs-table", js_on_load=BUTTONS_SCRIPT, apply_default_css=False)
     acted = gr.HTML(elem_id="runs-acted", apply_default_css=False)

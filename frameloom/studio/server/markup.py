@@ -17,13 +17,14 @@ _MAX_BARS = 40
 
 
 def note(text: str, *, kind: str = "quiet") -> str:
-    """A line of words; `kind` is quiet, good or bad."""
-    role = ' role="alert"' if kind == "bad" else ""
+    """A line of text; `kind` is quiet, good, bad or status (the result of the last action)."""
+    role = {"bad": ' role="alert"', "status": ' role="status"'}.get(kind, "")
     return f'<p class="fl-note fl-{kind}"{role}>{safe(text)}</p>'
 
 
-def problem_list(problems: Sequence[str]) -> str:
-    """Everything that is wrong, one line each."""
+def problem_list(found: FrameloomError | Sequence[str]) -> str:
+    """All problems, one line each."""
+    problems = getattr(found, "problems", str(found).splitlines()) if isinstance(found, FrameloomError) else found
     items = "".join(f"<li>{safe(problem)}</li>" for problem in problems)
     count = "1 problem" if len(problems) == 1 else f"{len(problems)} problems"
     return f'<div class="fl-problems" role="alert"><strong>{count}</strong><ul>{items}</ul></div>'
@@ -109,14 +110,7 @@ def bar(done: int, total: int) -> str:
     )
 
 
-def status(text: str) -> str:
-    """A sentence about what has just happened."""
-    return f'<p class="rg-note" role="status">{safe(text)}</p>' if text else ""
-
-
-def format_time(seconds: float | None) -> str:
-    if seconds is None:
-        return ""
+def format_time(seconds: float) -> str:
     if seconds < 90:
         return f"{seconds:.0f} s"
     if seconds < 5400:

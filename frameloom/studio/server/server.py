@@ -8,12 +8,11 @@ import secrets
 import shutil
 import signal
 import socket
+import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from types import FrameType
-from typing import NoReturn
 
 from frameloom.core.errors import ConfigError, MissingExtra
 from frameloom.core.logging import get_logger
@@ -36,7 +35,7 @@ def serve(root: Path, *, host: str, port: int | None) -> None:
         raise MissingExtra(str(error.name), "studio") from error
 
     with open_context(root) as context, _listen(host, port) as listener:
-        signal.signal(signal.SIGTERM, _leave)
+        signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
         token = None if is_loopback(host) else secrets.token_urlsafe(24)
         access = Access(host, listener.getsockname()[1], token)
         # Relative paths in recipes start from the folder a command runs in; for the studio that is its root.
@@ -69,12 +68,12 @@ def open_context(root: Path) -> Iterator[StudioContext]:
     try:
         yield context
     finally:
-        context.close()
+        context.closers.close()
         shutil.rmtree(scratch, ignore_errors=True)
 
 
 def _listen(host: str, port: int | None) -> socket.socket:
-    """The address is bound here and handed over, so that no setting from elsewhere can choose another."""
+    """The address is bound here and handed over, so that no environment variable can choose another."""
     wanted = DEFAULT_PORT if port is None else port
     try:
         return _open_listener(host, wanted)
@@ -99,7 +98,3 @@ def _open_listener(host: str, port: int) -> socket.socket:
         listener.close()
         raise
     return listener
-
-
-def _leave(number: int, frame: FrameType | None) -> NoReturn:
-    raise SystemExit(128 + number)
