@@ -14,7 +14,7 @@ from frameloom.core.files import digest_file
 from frameloom.data.media.writing import CONTACT_SHEET
 from frameloom.sampling.request import complete_request
 from frameloom.studio.generate.models import StudioModel, find_models
-from frameloom.studio.generate.queue import WAITING, Job, JobQueue
+from frameloom.studio.generate.queue import WAITING, JobQueue
 from frameloom.studio.generate.requests import (
     FIELDS,
     FORMATS,
