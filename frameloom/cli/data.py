@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -245,13 +244,10 @@ def cache(
         if folder := getattr(resolved.data.cache, name):
             check_output_folder(Path(folder), f"data.cache.{name}")
     from frameloom.data.cache.filling import CacheJob
+    from frameloom.distributed.ranks import read_ranks
     from frameloom.training.caching import write_caches
 
-    rank, num_ranks, local_rank = (int(os.environ.get(name, default)) for name, default in _RANKS)
-    job = CacheJob(latents, text, rank, num_ranks, local_rank, verify, prune)
+    ranks = read_ranks()
+    job = CacheJob(latents, text, ranks.rank, ranks.num_ranks, ranks.local_rank, verify, prune)
     for line in write_caches(resolved, job):
-        print(f"rank {rank} of {num_ranks}: {line}" if num_ranks > 1 else line)
-
-
-# Environment variables that torchrun sets in each process.
-_RANKS = (("RANK", "0"), ("WORLD_SIZE", "1"), ("LOCAL_RANK", "0"))
+        print(f"rank {ranks.rank} of {ranks.num_ranks}: {line}" if ranks.num_ranks > 1 else line)

@@ -211,7 +211,10 @@ def generate(
             continue
         clips = decode(pipeline, latent)
         if batch[0].keep == "pixels":
-            clips = [put_back(*pair) for pair in zip(clips, given, strict=True)]
+            for number, one in enumerate(given):
+                known_FHW1 = one.known_FHW.numpy()[..., None] > 0
+                given_FHWC = to_uint8(one.clip_CFHW).permute(1, 2, 3, 0).numpy()
+                clips[number] = np.where(known_FHW1, given_FHWC, clips[number])
         samples += [Sample(frames, request, pipeline.origin) for frames, request in zip(clips, batch, strict=True)]
     return samples
 
@@ -328,10 +331,3 @@ def decode(pipeline: Pipeline, latent_BCFHW: Tensor) -> list[NDArray[np.uint8]]:
             pixels = pipeline.vae.decode(pipeline.vae.denormalize(latent_CFHW[None]))
             clips.append(to_uint8(pixels[0]).permute(1, 2, 3, 0).cpu().numpy())
     return clips
-
-
-def put_back(frames_FHWC: NDArray[np.uint8], given: Given) -> NDArray[np.uint8]:
-    """The frames with every known pixel as it was given."""
-    clip_FHWC = to_uint8(given.clip_CFHW).permute(1, 2, 3, 0).numpy()
-    known = given.known_FHW.numpy()[..., None] > 0
-    return np.where(known, clip_FHWC, frames_FHWC)
