@@ -180,20 +180,19 @@ class GenerateController:
         model = self.models.all().get(about.get("model", ""))
         if model is None:
             raise DataError(f"its model {about.get('model')} is no longer in this folder; choose another")
-        lent = {key: self._lend(getattr(request, key)) for key in ("image", "last_image")}
-        return model, {**form_values(request, model), **lent}
-
-    def _lend(self, path: Path | None) -> str | None:
-        """A copy of a kept picture in the scratch folder, the only place that the page may take files from."""
-        if path is None or not path.as_posix().startswith(f"{UPLOADS}/"):
-            return None
-        file = self.context.resolve(path.as_posix(), where="image")
-        if not file.is_file():
-            return None
-        copy = self.context.scratch / "given" / file.name
-        copy.parent.mkdir(exist_ok=True)
-        shutil.copyfile(file, copy)
-        return str(copy)
+        values = form_values(request, model)
+        for key in ("image", "last_image"):
+            path, values[key] = getattr(request, key), None
+            if path is None or not path.as_posix().startswith(f"{UPLOADS}/"):
+                continue
+            file = self.context.resolve(path.as_posix(), where="image")
+            if file.is_file():
+                # The page may only take files from the scratch folder.
+                copy = self.context.scratch / "given" / file.name
+                copy.parent.mkdir(exist_ok=True)
+                shutil.copyfile(file, copy)
+                values[key] = str(copy)
+        return model, values
 
 
 def form_values(request: SampleRequest, model: StudioModel) -> dict[str, Any]:

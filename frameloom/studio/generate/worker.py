@@ -15,6 +15,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, TextIO
@@ -76,7 +77,12 @@ class ModelCache:
     def open(self, path: Path) -> Pipeline:
         patterns = (RECIPE, f"../{RECIPE}", "checkpoints/step-*/state.json", "config.json", "export/config.json")
         files = [file for pattern in (*patterns, "*.safetensors") for file in sorted(path.glob(pattern))]
-        key = digest_value([str(path), [_stamp(file) for file in files]])
+        stamps = []
+        for file in files:
+            with suppress(OSError):  # a run that still trains deletes old checkpoints
+                status = file.stat()
+                stamps.append((str(file), status.st_mtime_ns, status.st_size))
+        key = digest_value([str(path), stamps])
         if self._pipeline is None or key != self._key:
             self.drop()
             self._on_load()
@@ -89,14 +95,6 @@ class ModelCache:
         gc.collect()
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
-
-
-def _stamp(path: Path) -> tuple[str, int, int] | None:
-    try:
-        status = path.stat()
-    except OSError:
-        return None  # a run that still trains has deleted an old checkpoint meanwhile
-    return str(path), status.st_mtime_ns, status.st_size
 
 
 def serve(jobs: Jobs, send: Callable[[Event], None]) -> None:

@@ -47,7 +47,7 @@ class RecipeController:
         file = find_recipe_file(self.context, name)
         if file.is_relative_to(SHIPPED):
             base = file.relative_to(SHIPPED).with_suffix("").as_posix()
-            title = f"# On top of {base}: what stands here wins over it.\n"
+            title = f"# Based on {base}; keys in this file override it.\n"
             return f"{title}_base_: {format_value(base)}\nname: {file.stem}\n", self.free_name(f"{file.stem}.yaml")
         return read_text(file, shown=name), self.free_name(name)
 
@@ -116,9 +116,9 @@ def describe_check(found: Checked) -> str:
     part: Any = recipe.vae if recipe.task == "autoencoder" else recipe.model
     name = recipe.vae.name if recipe.task == "autoencoder" else recipe.model.family
     length = f"{recipe.train.epochs} epoch(s)" if recipe.train.steps is None else f"{recipe.train.steps:,} steps"
-    answer = note(f"No mistake in it. Trains {recipe.task} {name} {part.size} for {length}.", kind="good")
+    answer = note(f"The recipe is valid. Trains {recipe.task} {name} {part.size} for {length}.", kind="good")
     if found.missing:
-        answer += note("Not there yet, and needed before a run:")
+        answer += note("Missing, and needed before a run:")
         answer += "".join(note(f"· {problem}") for problem in found.missing)
     return answer
 
@@ -170,7 +170,7 @@ def show_plan(context: StudioContext, recipe: Recipe, device: str, num_devices: 
     if balance := balance_tokens(recipe, plan, num_devices, measured):
         parts.append(note(f"Better: {format_balance(balance)}."))
     if not reads_data:
-        parts.append(note("No times of an epoch: the manifest is not there, or not below the folder."))
+        parts.append(note("No times of an epoch: the manifest is missing, or outside the folder."))
     return "".join(parts)
 
 
