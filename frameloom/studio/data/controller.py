@@ -49,7 +49,7 @@ class DataController:
     def summarize(self, name: str | None) -> tuple[str, str, str]:
         """(totals, broken files, a name for the next manifest)."""
         if not name:
-            return note(f"No manifest below this folder yet; {_HOW_TO_SCAN} makes one."), "", ""
+            return note(f"No manifest in this folder yet; create one with {_HOW_TO_SCAN}."), "", ""
         table = self.open(name)
         return fact_tiles(count_totals(table.table)), show_broken(self.context, table), free_name(table.path)
 
@@ -98,7 +98,7 @@ class DataController:
         changed = {known: words for known, words in edits.items() if known != row}
         if caption != (table.row(row)["caption"] or ""):
             if len(changed) >= MAX_EDITS:
-                raise DataError(f"{MAX_EDITS:,} captions are waiting; write them to a manifest first")
+                raise DataError(f"{MAX_EDITS:,} changed captions are the maximum; write them to a manifest first")
             changed[row] = caption
         return changed, describe_edits(changed)
 
@@ -153,7 +153,7 @@ def show_shapes(table: ClipTable) -> str:
 
 def show_buckets(table: ClipTable, recipe: str | Path) -> str:
     """The buckets that a recipe puts the clips in, as `frameloom data report` counts them."""
-    # The trainer brings the models along; a page that shows no buckets starts without them.
+    # The builders import the models; the page starts faster without them.
     from frameloom.builders.data import build_policy
 
     loaded = load_recipe(recipe)

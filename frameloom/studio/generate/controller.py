@@ -52,7 +52,7 @@ def list_samples(folder: Path, most: int = _MAX_LISTED) -> list[SavedSample]:
 
 
 def convert_clip(sample: SavedSample, form: str, folder: Path) -> Path:
-    """The clip in another container, kept in `folder` for the next time; the file itself if it has that form."""
+    """The clip in another container, cached in `folder`; the file itself if it has that format."""
     from frameloom.sampling.outputs import read_frames, write_frames
 
     if form not in FORMATS:
@@ -78,14 +78,14 @@ class GenerateController:
         self.downloads = context.root / "studio" / "downloads"
 
     def submit(self, name: str | None, values: Mapping[str, Any]) -> str:
-        """Put a job into the queue; the answer has the command that would make the same."""
+        """Queue a job; the answer has the equivalent command."""
         request, num = self.read_form(name, values)
         model = self.models.all()[name or ""]
         job = self.queue.submit(model.name, request, num, num * complete_request(request, model.settings).steps)
         command = f'<code class="rg-command" tabindex="0">{safe(format_command(model.name, request, num))}</code>'
         return (
             note(f"Queued as job {job.id}.", kind="status")
-            + f'<details class="rg-more"><summary>The same from a terminal</summary>{command}</details>'
+            + f'<details class="rg-more"><summary>The same as a command</summary>{command}</details>'
         )
 
     def read_form(self, name: str | None, values: Mapping[str, Any]) -> tuple[SampleRequest, int]:
@@ -149,7 +149,7 @@ class GenerateController:
     def draw_history(self) -> str:
         samples = list_samples(self.folder, _SHOWN)
         if not samples:
-            return '<p class="rg-empty">Samples appear here, and stay: they are read from the files.</p>'
+            return '<p class="rg-empty">No samples yet; they appear here and stay.</p>'
         cards = []
         for sample in samples:
             name, own, prompt = sample.path.name, sample.path.suffix.lower().lstrip("."), sample.about["prompt"]

@@ -66,7 +66,7 @@ class JobQueue:
         with self._changed:
             num_open = sum(job.is_open for job in self._jobs.values())
             if num_open >= self.max_waiting:
-                raise RunError(f"{num_open} jobs are in the queue, which is the most; wait for one, or cancel it")
+                raise RunError(f"{num_open} jobs are in the queue, the maximum; wait for one, or cancel it")
             job = Job(next(self._numbers), model, request, num, total_steps)
             self._jobs[job.id] = job
             ended = sorted(number for number, known in self._jobs.items() if not known.is_open)
@@ -88,7 +88,7 @@ class JobQueue:
         with self._changed:
             job = self._jobs.get(number)
             if job is None or not job.is_open:
-                return "that job is over already"
+                return "that job has already ended"
             if job.state == WAITING:
                 self._set(number, state=CANCELLED)
                 return "taken out of the queue"
@@ -203,7 +203,7 @@ class JobQueue:
     def _send(self, message: dict[str, Any]) -> None:
         process = self._process
         assert process is not None and process.stdin is not None
-        # A process that has just ended is noticed by the one who reads from it.
+        # The reading thread notices that the process has ended.
         with contextlib.suppress(BrokenPipeError):
             process.stdin.write(json.dumps(message) + "\n")
             process.stdin.flush()

@@ -146,7 +146,7 @@ def main() -> None:
     try:
         serve(Jobs(sys.stdin), send)
     except BrokenPipeError:
-        # The studio has ended; nobody reads events any more.
+        # The studio has ended.
         os._exit(1)
 
 

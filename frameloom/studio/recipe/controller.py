@@ -36,7 +36,7 @@ class Checked:
 
 
 class RecipeController:
-    """Texts come from the page and go back to it; files are only read, and written under new names."""
+    """Event handlers; existing files are never overwritten."""
 
     def __init__(self, context: StudioContext) -> None:
         self.context = context
@@ -129,7 +129,7 @@ _MAX_ROWS = 60
 
 def show_plan(context: StudioContext, recipe: Recipe, device: str, num_devices: int, memory: str) -> str:
     """Estimate memory and time (from shapes, without weights) and show them."""
-    # The planner brings the models along; a page that plans nothing starts without them.
+    # The planner imports the models; the page starts faster without them.
     from frameloom.planner.devices import choose_device
     from frameloom.planner.estimate import measure_recipe, plan_run
     from frameloom.planner.suggest import balance_tokens, format_balance, suggest_change
@@ -150,7 +150,7 @@ def show_plan(context: StudioContext, recipe: Recipe, device: str, num_devices: 
         parts.append(note(f"{len(plan.breaking)} bucket(s) do not fit, the worst is {worst}; {helps}.", kind="bad"))
     else:
         parts.append(note("Every bucket fits.", kind="good"))
-    header = ["bucket", "tokens", "batch", "activations", "in all", "fits", "largest batch", "seconds"]
+    header = ["bucket", "tokens", "batch", "activations", "total", "fits", "largest batch", "seconds"]
     rows = [
         [
             item.bucket.name,

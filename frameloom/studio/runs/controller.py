@@ -50,7 +50,7 @@ class RunsController:
         return sorted(views, key=lambda view: (view.state != RUNNING, view.name))
 
     def choose(self) -> list[str]:
-        """What a fresh page shows: the runs that are running, else the one that was written to last."""
+        """Default selection: the runs that are running, else the one that was written to last."""
         views = self.views()
         running = [view.name for view in views if view.state == RUNNING]
         written = {file.stat().st_mtime: view.name for view in views if (file := view.path / "metrics.jsonl").is_file()}
@@ -68,8 +68,8 @@ class RunsController:
         views = self.views()
         if not views:
             return (
-                '<p class="rg-empty">No runs below this folder yet. Start one below, or train from a terminal: '
-                "<code>frameloom train my.yaml</code>. New runs appear by themselves.</p>"
+                '<p class="rg-empty">No runs in this folder yet. Start one below, or train from a terminal: '
+                "<code>frameloom train my.yaml</code>. New runs appear automatically.</p>"
             )
         rows = []
         for view in views:
@@ -88,7 +88,7 @@ class RunsController:
         return f'<div class="rg-scroll"><table class="rg-table"><tr>{head}</tr>{"".join(rows)}</table></div>'
 
     def _draw_acts(self, view: RunView) -> str:
-        """A link to the report of the run, or of the whole that it is a part of, as in the demo; and its button."""
+        """A link to the report of the run or of the folder around it, as in the demo; and a button."""
         parts = []
         for folder in (view.path, view.path.parent):
             file = folder / _REPORT
@@ -112,7 +112,7 @@ class RunsController:
     def draw_charts(
         self, names: Sequence[str] | None, *, strength: float, is_log: bool, more: Sequence[str] = ()
     ) -> str:
-        """The usual curves of the chosen runs over one another, then the metrics chosen besides."""
+        """The usual curves of the chosen runs, overlaid, then the other chosen metrics."""
         runs = self.pick(names)
         if not runs:
             return '<p class="rg-empty">Choose one or more runs to see their curves.</p>'
@@ -180,15 +180,15 @@ class RunsController:
         """A button in the list: stop or resume."""
         run = self.runs.all().get(key)
         if run is None:
-            return note(f"{key}: no such run any more", kind="status")
+            return note(f"{key}: no such run; it was moved or deleted", kind="status")
         if act == "stop":
             return note(self.launches.stop(run.name), kind="status")
-        # Where the run lies now, which its recipe does not know if it was moved.
+        # The run may have been moved since its recipe was saved.
         folder = ["--run.folder", self.context.name_of(run.path.parent), "--name", run.path.name]
         return self.start(f"{run.name}/{RECIPE}", shlex.join([*folder, "--run.resume", "latest"]))
 
     def draw_launches(self) -> str:
-        """The last starts from here, with the ends of their logs."""
+        """The latest launches, with the ends of their logs."""
         parts = []
         for number, launch in enumerate(self.launches.recent()[:_SHOWN_LAUNCHES]):
             log = self.launches.read_log(launch) or "nothing written yet"

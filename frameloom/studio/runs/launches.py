@@ -1,6 +1,6 @@
 """Training runs started from the page: child processes, each with a session and a log.
 
-Each start has a record and a log in `<folder>/launches`, so that how it ended is known after a restart too.
+Each launch has a record and a log in `<folder>/launches`, which survive a restart of the studio.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class Launch:
 
 
 class Launches:
-    """Starts, stops and remembers runs below `root`; records and logs are kept in `folder`."""
+    """Starts and stops runs in `root`; records and logs are kept in `folder`."""
 
     def __init__(self, root: Path, folder: Path) -> None:
         self.root = root

@@ -88,7 +88,7 @@ _MONO = ("ui-monospace", "SFMono-Regular", "Menlo", "Consolas", "DejaVu Sans Mon
 
 
 def build_theme() -> Any:
-    """A theme without any font of its own: plain strings are not looked up anywhere."""
+    """A theme with system fonts: Gradio downloads no font that is given as a plain string."""
     import gradio as gr
 
     theme = gr.themes.Base(

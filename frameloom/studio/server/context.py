@@ -22,7 +22,7 @@ from frameloom.core.paths import safe_join
 from frameloom.studio.server.markup import problem_list
 
 FILES_ROUTE = "/files/"
-# What the page may fetch from below the root; everything else there is only read by the server.
+# Files that the page may fetch; all others are only read by the server.
 SERVED_SUFFIXES = frozenset({".mp4", ".webm", ".gif", ".png", ".jpg", ".jpeg", ".webp", ".html", ".mov", ".mkv"})
 _MAX_DEPTH = 8
 _MAX_ENTRIES = 50_000
@@ -30,7 +30,7 @@ _MAX_ENTRIES = 50_000
 
 @dataclass(frozen=True)
 class Limits:
-    """The most that one request may ask for, whoever sends it."""
+    """Limits of one request."""
 
     body_bytes: int = 1 << 20
     upload_bytes: int = 64 << 20
@@ -123,7 +123,7 @@ QUIET: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private"}
 
 
 class Listing(Generic[_Item]):
-    """What a search of the folder finds, by name; searched again when the last search is some seconds old.
+    """Search results by name; the search is repeated when they are a few seconds old.
 
     Names that a page sent are only looked up here, so nothing else is opened.
     """
@@ -184,6 +184,6 @@ def read_click(event: gr.EventData) -> tuple[str, str]:
 def updates(
     last: Mapping[str, Any] | None, now: Mapping[str, Any], makers: Mapping[str, Callable[[], Any]]
 ) -> list[Any]:
-    """New contents of what differs from the last look, and nothing for the rest: a player sent again would restart."""
+    """New contents of what has changed, and `gr.skip()` for the rest: a player sent again would restart."""
     last = last or {}
     return [gr.skip() if key in last and last[key] == now[key] else make() for key, make in makers.items()]

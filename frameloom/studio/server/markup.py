@@ -49,7 +49,7 @@ def data_table(header: Sequence[str], rows: Sequence[Sequence[object]], *, numbe
 
 
 def bar_chart(title: str, bars: Sequence[tuple[str, int, str]]) -> str:
-    """Horizontal bars of (label, count, words behind the count), the first ones when there are many."""
+    """Horizontal bars of (label, count, text behind the count), at most the first 40."""
     highest = max((count for _, count, _ in bars), default=0) or 1
     rows = "".join(
         f'<div class="fl-bar"><span>{safe(label)}</span>'
@@ -61,7 +61,7 @@ def bar_chart(title: str, bars: Sequence[tuple[str, int, str]]) -> str:
     return f'<div class="fl-bars" role="img" aria-label="{safe(title)}">{rows}</div>{more}'
 
 
-# Clicks on buttons inside our HTML are sent with what they do and to what; other clicks are not sent.
+# Sends clicks on buttons in this HTML with their action and key; ignores other clicks.
 BUTTONS_SCRIPT = """
 element.addEventListener('click', (event) => {
   const button = event.target.closest('button[data-act]');
@@ -71,11 +71,11 @@ element.addEventListener('click', (event) => {
 
 
 def player(context: StudioContext, path: Path, caption: str) -> str:
-    """A clip that plays, or a picture, with a caption for screen readers; or a note that the file is gone."""
+    """A clip that plays, or a picture, with a caption for screen readers; or a note that the file was deleted."""
     try:
         url = safe(context.file_url(path))
     except (OSError, FrameloomError):
-        return '<p class="rg-empty">the file is gone</p>'
+        return '<p class="rg-empty">the file was deleted</p>'
     if path.suffix.lower() not in CLIPS:
         return f'<img loading="lazy" src="{url}" alt="{safe(caption)}">'
     # The address is on the player itself: the page changes elements in place, and a new <source> is not loaded.

@@ -52,8 +52,8 @@ def serve(root: Path, *, host: str, port: int | None) -> None:
             timeout_graceful_shutdown=_SHUTDOWN_S,
         )
         print(f"Frameloom studio of {context.root}: {access.url}", flush=True)
-        print("Ctrl-C ends it.", flush=True)
-        # Ctrl-C is how a server is meant to end.
+        print("Press Ctrl-C to stop it.", flush=True)
+        # Ctrl-C is the normal end of a server.
         with suppress(KeyboardInterrupt):
             uvicorn.Server(config).run(sockets=[listener])
 
