@@ -234,28 +234,24 @@ class MetricsTail:
             return sorted(self._steps)
 
     def _take(self, chunk: bytes) -> None:
+        """Lines that are no records are skipped: a page that shows a run must not fail because of one."""
         *lines, self._rest = (self._rest + chunk).split(b"\n")
         for line in lines:
-            if not self._skips_line:
-                self._take_line(line)
-            self._skips_line = False
+            is_skipped, self._skips_line = self._skips_line, False
+            try:
+                record: Any = None if is_skipped else json.loads(line)
+            except ValueError:
+                continue
+            step = record.pop("step", None) if isinstance(record, dict) else None
+            if not isinstance(step, int) or isinstance(step, bool) or not 0 <= step < 1 << 62:
+                continue
+            self.last_step = max(self.last_step, step)
+            self.version += 1
+            for name, value in record.items():
+                if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
+                    continue
+                if name in self._steps or len(self._steps) < _MAX_SERIES:
+                    self._steps[name].append(step)
+                    self._values[name].append(float("nan") if value is None else float(value))
         if len(self._rest) > _MAX_LINE_BYTES:
             self._rest, self._skips_line = b"", True
-
-    def _take_line(self, line: bytes) -> None:
-        """Lines that are no records are skipped: a page that shows a run must not fail because of one."""
-        try:
-            record: Any = json.loads(line)
-        except ValueError:
-            return
-        step = record.pop("step", None) if isinstance(record, dict) else None
-        if not isinstance(step, int) or isinstance(step, bool) or not 0 <= step < 1 << 62:
-            return
-        self.last_step = max(self.last_step, step)
-        self.version += 1
-        for name, value in record.items():
-            if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
-                continue
-            if name in self._steps or len(self._steps) < _MAX_SERIES:
-                self._steps[name].append(step)
-                self._values[name].append(float("nan") if value is None else float(value))

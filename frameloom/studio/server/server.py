@@ -74,27 +74,21 @@ def open_context(root: Path) -> Iterator[StudioContext]:
 
 def _listen(host: str, port: int | None) -> socket.socket:
     """The address is bound here and handed over, so that no environment variable can choose another."""
-    wanted = DEFAULT_PORT if port is None else port
-    try:
-        return _open_listener(host, wanted)
-    except OSError as error:
-        if port is None and error.errno == errno.EADDRINUSE:
-            return _open_listener(host, 0)
-        reason = error.strerror or str(error)
-        raise ConfigError(
-            f"--host {host} --port {wanted}: cannot listen there ({reason}); give an address of this machine "
-            "and a free port, or leave both out"
-        ) from error
-
-
-def _open_listener(host: str, port: int) -> socket.socket:
-    listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind((host, port))
-        # Two servers can bind one port before either listens; who listens first has it.
-        listener.listen(_BACKLOG)
-    except OSError:
-        listener.close()
-        raise
-    return listener
+    for number in (DEFAULT_PORT, 0) if port is None else (port,):
+        listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
+        try:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind((host, number))
+            # Two servers can bind one port before either listens; who listens first has it.
+            listener.listen(_BACKLOG)
+            return listener
+        except OSError as error:
+            listener.close()
+            if port is None and number == DEFAULT_PORT and error.errno == errno.EADDRINUSE:
+                continue
+            reason = error.strerror or str(error)
+            raise ConfigError(
+                f"--host {host} --port {number}: cannot listen there ({reason}); give an address of this machine "
+                "and a free port, or leave both out"
+            ) from error
+    raise AssertionError("one of the ports is returned or refused")
