@@ -144,7 +144,8 @@ def measure_cache(pipeline: Pipeline, request: SampleRequest) -> str:
     clips_FHWC = [torch.from_numpy(decode(pipeline, latent)[0]) for latent in latents]
     psnr = float(psnr_db(*(to_signed_range(clip.permute(3, 0, 1, 2)[None]) for clip in clips_FHWC)))
     return (
-        f"cache_threshold {request.cache_threshold:g}, measured on the first prompt: {count.share:.0%} of all blocks "
+        f"cache_threshold {request.cache_threshold:g}, measured on the first prompt: "
+        f"{count.skipped / max(count.calls, 1):.0%} of all blocks "
         f"skipped, {seconds[1]:.2f} s instead of {seconds[0]:.2f} s ({seconds[0] / max(seconds[1], 1e-9):.2f}x), "
         f"latents off by {error:.2%}, frames {psnr:.1f} dB"
     )

@@ -27,10 +27,6 @@ class CacheCount:
     calls: int = 0
     skipped: int = 0
 
-    @property
-    def share(self) -> float:
-        return self.skipped / self.calls if self.calls else 0.0
-
 
 @contextmanager
 def skipping_blocks(

@@ -155,12 +155,6 @@ class Prepared:
     origin_BCFHW: Tensor | None = None
     known: tuple[Tensor, Tensor] | None = None
 
-    def put_back(self, latent_BCFHW: Tensor) -> Tensor:
-        if self.known is None:
-            return latent_BCFHW
-        mask_B1FHW, given_BCFHW = self.known
-        return torch.where(mask_B1FHW > 0, given_BCFHW.to(latent_BCFHW), latent_BCFHW)
-
 
 @torch.no_grad()
 def prepare(

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import groupby
+from operator import attrgetter
 from typing import Any, overload
 
 import numpy as np
@@ -221,11 +222,8 @@ def generate(
 
 def split_batches(requests: Sequence[SampleRequest], batch_size: int) -> Iterator[list[SampleRequest]]:
     """Neighbours with equal settings and the same kind of inputs, at most `batch_size`."""
-
-    def kind(request: SampleRequest) -> tuple[Any, ...]:
-        return (name_mode(request), *(getattr(request, name) for name in SampleSection.model_fields))
-
-    for _, group in groupby(requests, key=kind):
+    settings = attrgetter(*SampleSection.model_fields)
+    for _, group in groupby(requests, key=lambda request: (name_mode(request), settings(request))):
         alike = list(group)
         for start in range(0, len(alike), batch_size):
             yield alike[start : start + batch_size]
@@ -319,7 +317,10 @@ def solve(
             start=start,
             on_step=report,
         )
-    return prepared.put_back(latent)
+    if prepared.known is None:
+        return latent
+    mask_B1FHW, given_BCFHW = prepared.known
+    return torch.where(mask_B1FHW > 0, given_BCFHW.to(latent), latent)
 
 
 @torch.no_grad()
