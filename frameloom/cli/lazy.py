@@ -20,7 +20,7 @@ from frameloom.core.spelling import nearest
 
 @dataclass(frozen=True)
 class Entry:
-    """One command: `target` is module:function in `frameloom.cli`; with `commands` instead, it is a group of them."""
+    """One command with a `target` (module:function, .module in `frameloom.cli`), or a group of `commands`."""
 
     help: str
     target: str = ""
@@ -148,7 +148,7 @@ def build_command(name: str, entry: Entry) -> Any:
     if entry.commands:
         return build_group(name, entry, lambda: None)
     module_name, _, function_name = entry.target.partition(":")
-    function = getattr(importlib.import_module(f"frameloom.cli.{module_name}"), function_name)
+    function = getattr(importlib.import_module(module_name, "frameloom.cli"), function_name)
     app = typer.Typer(add_completion=False, rich_markup_mode=None)
     kind = RecipeCommand if entry.takes_overrides else TyperCommand
     app.command(name, cls=kind, help=function.__doc__)(function)

@@ -34,67 +34,67 @@ _REMEDIES = {
 }
 _SWITCHES, _WITH_VALUE = ("--debug",), ("--log-level",)
 
-# Targets are module:function of this package; an example of each command is in its docstring.
+# A target is module:function, relative to this package; an example of each command is in its docstring.
 _RECIPE = {
-    "check": Entry("report all problems of a recipe", "recipe:check", takes_overrides=True),
-    "show": Entry("print a recipe with every default filled in and explained", "recipe:show", takes_overrides=True),
-    "list": Entry("list the recipes that come with the package", "recipe:list_recipes"),
-    "schema": Entry("print the JSON schema, for editors", "recipe:schema"),
-    "reference": Entry("print the reference of all keys (Markdown)", "recipe:reference"),
-    "arguments": Entry("print which key each argument of other trainers becomes (Markdown)", "recipe:arguments"),
+    "check": Entry("report all problems of a recipe", ".recipe:check", takes_overrides=True),
+    "show": Entry("print a recipe with every default filled in and explained", ".recipe:show", takes_overrides=True),
+    "list": Entry("list the recipes that come with the package", ".recipe:list_recipes"),
+    "schema": Entry("print the JSON schema, for editors", ".recipe:schema"),
+    "reference": Entry("print the reference of all keys (Markdown)", ".recipe:reference"),
+    "arguments": Entry("print which key each argument of other trainers becomes (Markdown)", ".recipe:arguments"),
 }
 
 _DATA = {
-    "scan": Entry("read the headers of a source's files and write a manifest", "data:scan"),
-    "check": Entry("find rows that should not be trained on, write a manifest without them", "data:check"),
-    "verify": Entry("compare files with the digests of their manifest", "data:verify"),
+    "scan": Entry("read the headers of a source's files and write a manifest", ".data:scan"),
+    "check": Entry("find rows that should not be trained on, write a manifest without them", ".data:check"),
+    "verify": Entry("compare files with the digests of their manifest", ".data:verify"),
     "report": Entry(
         "write a page about a manifest: sizes, lengths, buckets, thumbnails, broken files",
-        "data:report",
+        ".data:report",
         takes_overrides=True,
     ),
-    "shard": Entry("cut a manifest into shards whose captions stay on disk", "data:shard"),
-    "ledger": Entry("account for every row of a run's manifest: used, waiting, skipped and why", "data:ledger"),
-    "shapes": Entry("make the Moving Shapes set", "demo:shapes"),
-    "score": Entry("score a run on held-out prompts of Moving Shapes", "demo:score", takes_overrides=True),
-    "cache": Entry("encode latents and captions once, before training", "data:cache", takes_overrides=True),
+    "shard": Entry("cut a manifest into shards whose captions stay on disk", ".data:shard"),
+    "ledger": Entry("account for every row of a run's manifest: used, waiting, skipped and why", ".data:ledger"),
+    "shapes": Entry("make the Moving Shapes set", ".demo:shapes"),
+    "score": Entry("score a run on held-out prompts of Moving Shapes", ".demo:score", takes_overrides=True),
+    "cache": Entry("encode latents and captions once, before training", ".data:cache", takes_overrides=True),
 }
 
 _VAE = {
-    "reconstruct": Entry("encode and decode clips with an autoencoder, with metrics", "vae:reconstruct"),
-    "stats": Entry("measure the latents of a set, and the scale to use", "vae:stats"),
+    "reconstruct": Entry("encode and decode clips with an autoencoder, with metrics", ".vae:reconstruct"),
+    "stats": Entry("measure the latents of a set, and the scale to use", ".vae:stats"),
 }
 
 COMMANDS = {
-    "demo": Entry("make clips, train a tiny model on them, sample and report", "demo:demo", takes_overrides=True),
-    "train": Entry("train or resume a run", "train:train", takes_overrides=True),
+    "demo": Entry("make clips, train a tiny model on them, sample and report", ".demo:demo", takes_overrides=True),
+    "train": Entry("train or resume a run", ".train:train", takes_overrides=True),
     "launch": Entry(
-        "start a run on several processes: this machine, a hostfile, Slurm", "train:launch", takes_overrides=True
+        "start a run on several processes: this machine, a hostfile, Slurm", ".train:launch", takes_overrides=True
     ),
-    "sample": Entry("make videos from prompts", "sample:sample", takes_overrides=True),
-    "refine": Entry("make short prompts long", "sample:refine"),
+    "sample": Entry("make videos from prompts", ".sample:sample", takes_overrides=True),
+    "refine": Entry("make short prompts long", ".sample:refine"),
     "data": Entry("make, encode and inspect data", commands=_DATA, example="frameloom data shapes data/shapes"),
     "recipe": Entry("check, show and list recipes", commands=_RECIPE, example="frameloom recipe check my.yaml"),
     "import": Entry(
-        "turn a training command or configuration of another system into a recipe", "recipe:import_command"
+        "turn a training command or configuration of another system into a recipe", ".recipe:import_command"
     ),
     "objective": Entry(
-        "show which noise levels a recipe trains on, and their weights", "recipe:objective", takes_overrides=True
+        "show which noise levels a recipe trains on, and their weights", ".recipe:objective", takes_overrides=True
     ),
-    "plan": Entry("estimate memory and time of a recipe before a run", "plan:plan", takes_overrides=True),
+    "plan": Entry("estimate memory and time of a recipe before a run", ".plan:plan", takes_overrides=True),
     "vae": Entry(
         "reconstruct clips with an autoencoder, measure its latents",
         commands=_VAE,
         example="frameloom vae reconstruct clips/ out/ --vae runs/my-vae",
     ),
-    "eval": Entry("measure generated clips, alone or against references", "evaluate:evaluate_clips"),
+    "eval": Entry("measure generated clips, alone or against references", ".evaluate:evaluate_clips"),
     "compare": Entry(
-        "write a page with the samples of two or more runs side by side, and their metrics", "evaluate:compare"
+        "write a page with the samples of two or more runs side by side, and their metrics", ".evaluate:compare"
     ),
-    "convert": Entry("convert weights between files, folders and published layouts", "export:convert"),
-    "export": Entry("export the model of a run: diffusers, one file, LoRA, original layout", "export:export"),
-    "replay": Entry("repeat the run behind an export", "train:replay", takes_overrides=True),
-    "studio": Entry("open a page on this machine: data, runs, recipes, generation", "studio:studio"),
+    "convert": Entry("convert weights between files, folders and published layouts", ".export:convert"),
+    "export": Entry("export the model of a run: diffusers, one file, LoRA, original layout", ".export:export"),
+    "replay": Entry("repeat the run behind an export", ".train:replay", takes_overrides=True),
+    "studio": Entry("open a page on this machine: data, runs, recipes, generation", ".studio:studio"),
 }
 
 ROOT = Entry(
