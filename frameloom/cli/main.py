@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import re
 import sys
 import traceback
 from collections.abc import Sequence
@@ -14,9 +13,9 @@ import typer
 
 from frameloom.cli.lazy import Entry, build_group
 from frameloom.core.errors import FrameloomError, PeerFailed
+from frameloom.core.logging import CONTROL
 from frameloom.core.version import VERSION
 
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 # File errors that a user can fix, and how; any other one is a bug and keeps its traceback.
 _OTHER_PLACE, _RIGHT = "choose another place", "give yourself the right to use it, or choose another place"
 _REMEDIES = {
@@ -171,5 +170,4 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
 
 
 def _print_error(message: str) -> None:
-    """Without control characters: a path or a caption in the message must not move the cursor of the terminal."""
-    print(_CONTROL.sub("?", message), file=sys.stderr)
+    print(CONTROL.sub("?", message), file=sys.stderr)
