@@ -31,14 +31,14 @@ def test_sdxl_as_published_draws_any_size_and_some_twice_as_often() -> None:
     twice = [i for i, bucket in enumerate(policy.buckets) if bucket.height in (1472, 1600, 1728)]
     once = [i for i in range(28) if i not in twice]
     assert abs(counts[twice].mean() / counts[once].mean() - 2) < 0.2
-    assert policy.random_keys() == ["data.multi_aspect.as_published"]
+    assert policy.random_keys == ("data.multi_aspect.as_published",)
 
 
 def test_fixed_takes_images_only_on_request() -> None:
     rows = clips((20, 300, 300, 24.0), (40, 300, 300, 48.0), (10, 300, 300, 24.0), (1, 300, 300, IMAGE))
     plain = Fixed(FixedSection(frames=17), fps_max=24)
     assert plain.assign_clips(rows, np.arange(4), counter_draw(0, 0)).tolist() == [0, 0, -1, -1]
-    assert plain.why_unused(rows).tolist() == [0, 0, 1, 2]
+    assert plain.reject_reason(rows).tolist() == [0, 0, 1, 2]
     mixed = Fixed(FixedSection(frames=17, image_batch=8), fps_max=24)
     assert mixed.assign_clips(rows, np.arange(4), counter_draw(0, 0)).tolist() == [0, 0, -1, 1]
     assert mixed.batch_sizes.tolist() == [1, 8]

@@ -109,8 +109,8 @@ def test_random_ratio_crop_draws_ratios_by_weight() -> None:
 
 
 def test_random_settings_are_named_for_the_cache() -> None:
-    assert build().random_keys() == []
-    assert build(random_hw_adapt=True, random_frame_crop=True).random_keys() == [
+    assert build().random_keys == []
+    assert build(random_hw_adapt=True, random_frame_crop=True).random_keys == [
         "data.ratio_tokens.random_hw_adapt",
         "data.ratio_tokens.random_frame_crop",
     ]
@@ -124,6 +124,6 @@ def test_sizes_without_room_for_a_token_are_refused() -> None:
 def test_too_short_videos_are_explained_as_published() -> None:
     short = clips((2, 512, 512, 24.0), (1, 512, 512, np.nan), (3, 512, 512, 24.0))
     published = build(as_published=True)
-    assert published.why_unused(short).tolist() == [1, 0, 0]
+    assert published.reject_reason(short).tolist() == [1, 0, 0]
     assert published.assign_clips(short, ROWS[:3], counter_draw(0, 0)).tolist()[0] == -1
-    assert build().why_unused(short).tolist() == [0, 0, 0]
+    assert build().reject_reason(short).tolist() == [0, 0, 0]
