@@ -34,6 +34,9 @@ START: dict[str, Any] = {
     "validation": {"where": {"split": "val"}},
 }
 
+# Sections that only one kind of objective has.
+KINDS = {("objective", "bias"): "v", ("objective", "edm"): "edm"}
+
 
 def edits(word: str) -> Iterator[str]:
     """Every word one slip away: two neighbours swapped, a letter dropped, doubled, or in the other case."""
@@ -52,6 +55,8 @@ def test_36_one_slip_in_any_key_is_refused_and_the_right_key_named(tally) -> Non
     for key in walk():
         for wrong in {*edits(key.path[-1])} - {key.path[-1], ""}:
             value = copy.deepcopy(START)
+            if key.path[:2] in KINDS:
+                value["objective"] = {"kind": KINDS[key.path[:2]]}
             section: Any = value
             for part in key.path[:-1]:
                 section = section[0] if isinstance(section, list) else section.setdefault(part, {})
@@ -73,6 +78,8 @@ def test_36_a_value_of_another_type_is_refused_for_every_key(tally) -> None:
     num_wrong = 0
     for key in walk():
         value = copy.deepcopy(START)
+        if key.path[:2] in KINDS:
+            value["objective"] = {"kind": KINDS[key.path[:2]]}
         section: Any = value
         for part in key.path[:-1]:
             section = section[0] if isinstance(section, list) else section.setdefault(part, {})
