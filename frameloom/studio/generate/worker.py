@@ -132,9 +132,9 @@ def serve(jobs: Jobs, send: Callable[[Event], None]) -> None:
 
 
 def _explain(error: Exception) -> str:
-    from frameloom.training.logging.resource_errors import is_shortage
+    from frameloom.training.logging.trackers import is_resource_error
 
-    if is_shortage(error):
+    if is_resource_error(error):
         return "memory or disk space ran out; ask for fewer frames or a smaller size"
     first = str(error).partition("\n")[0]
     return f"an error that should not happen: {type(error).__name__}: {first}"
