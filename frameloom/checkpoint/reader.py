@@ -163,16 +163,15 @@ def _check_share(
             )
     names = sorted(files)[collective.rank :: collective.size]
     with ThreadPoolExecutor(_DIGEST_THREADS) as pool:
-        problems = pool.map(lambda name: _find_damage(folder / name, files[name]), names)
-        return False, next((problem for problem in problems if problem), "")
-
-
-def _find_damage(path: Path, digest: str) -> str:
-    try:
-        is_right = is_undamaged(path, digest)
-    except OSError as error:
-        return f"{path}: damaged, it cannot be read ({error})"
-    return "" if is_right else f"{path}: damaged, its content does not match the digest in {STATE}"
+        checks = {name: pool.submit(is_undamaged, folder / name, files[name]) for name in names}
+    for name, check in checks.items():
+        if error := check.exception():
+            if not isinstance(error, OSError):
+                raise error
+            return False, f"{folder / name}: damaged, it cannot be read ({error})"
+        if not check.result():
+            return False, f"{folder / name}: damaged, its content does not match the digest in {STATE}"
+    return False, ""
 
 
 def is_undamaged(path: Path, digest: str) -> bool:

@@ -16,7 +16,6 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeGuard
 
 import torch
@@ -77,7 +76,7 @@ def is_simple(tensor: Tensor) -> bool:
     return all(type(placement) in (Shard, Replicate) for placement in tensor.placements)
 
 
-def describe_piece(tensor: Tensor) -> Piece:
+def local_piece(tensor: Tensor) -> Piece:
     shape, itemsize = tuple(tensor.shape), tensor.dtype.itemsize
     if not is_split(tensor):
         return Piece(shape, (0,) * len(shape), shape, itemsize)
@@ -85,9 +84,9 @@ def describe_piece(tensor: Tensor) -> Piece:
     return Piece(shape, tuple(chunk.offsets), tuple(chunk.sizes), itemsize)
 
 
-def describe_pieces(tensors: Mapping[str, Mapping[str, Tensor]]) -> Layout:
+def local_layout(tensors: Mapping[str, Mapping[str, Tensor]]) -> Layout:
     """All that this process holds; of a tensor with fewer rows than processes that may be nothing."""
-    found = {group: {name: describe_piece(value) for name, value in named.items()} for group, named in tensors.items()}
+    found = {group: {name: local_piece(value) for name, value in named.items()} for group, named in tensors.items()}
     return {
         group: {name: piece for name, piece in named.items() if piece.num_bytes or piece.size == piece.shape}
         for group, named in found.items()
@@ -172,24 +171,15 @@ def _files_of(group: str, state: Mapping[str, Any]) -> list[str]:
     return name_shards(group, max(part[0] for entry in placement.values() for part in entry["parts"]))
 
 
-class StoredTensors:
+class StoredTensors(ExitStack):
     """Reads tensors of a folder whose digests were checked; files are opened once, and closed with the block."""
 
     def __init__(self, folder: Path, state: Mapping[str, Any]) -> None:
+        super().__init__()
         self._folder = folder
         self._placement: Mapping[str, Any] = state.get("placement", {})
         self._files = {group: _files_of(group, state) for group in sorted(list_groups(state))}
         self._open: dict[str, Any] = {}
-        self._held = ExitStack()
-
-    def __enter__(self) -> StoredTensors:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._open.clear()
-        self._held.close()
 
     def shapes(self) -> dict[str, dict[str, tuple[int, ...]]]:
         """Of all tensors, by group and name."""
@@ -272,9 +262,11 @@ class StoredTensors:
             raise CheckpointError(f"{self._folder / file}: '{name}' cannot be read ({error})") from error
 
     def _file(self, name: str) -> Any:
+        if not self._open:
+            self.callback(self._open.clear)
         if name not in self._open:
             try:
-                self._open[name] = self._held.enter_context(safe_open(self._folder / name, framework="pt"))
+                self._open[name] = self.enter_context(safe_open(self._folder / name, framework="pt"))
             except (SafetensorError, OSError) as error:
                 raise CheckpointError(f"{self._folder / name}: cannot be opened ({error})") from error
         return self._open[name]
@@ -305,7 +297,7 @@ def read_own(
                 whole = stored.read(kind, name).to(mine.device)
                 found[kind][name] = distribute_tensor(whole, mesh, placements, src_data_rank=None)
                 continue
-            part = stored.read(kind, name, describe_piece(mine).box).to(mine.device)
+            part = stored.read(kind, name, local_piece(mine).box).to(mine.device)
             found[kind][name] = DTensor.from_local(
                 part, mesh, placements, run_check=False, shape=mine.shape, stride=mine.stride()
             )

@@ -29,7 +29,7 @@ from torch import Tensor
 from xxhash import xxh3_128
 
 from frameloom.checkpoint.reader import STATE, XXH3, Checkpoint, list_steps, seal_state, step_folder
-from frameloom.checkpoint.resharding import FilePlan, Layout, describe_pieces, is_simple, plan_files, take_local
+from frameloom.checkpoint.resharding import FilePlan, Layout, is_simple, local_layout, plan_files, take_local
 from frameloom.core.errors import CheckpointError
 from frameloom.core.files import PARTIAL, atomic_folder, remove_partial, sync_file
 from frameloom.core.hooks import notify
@@ -116,7 +116,7 @@ class Saver:
             group: {name: value if is_simple(value) else value.full_tensor() for name, value in named.items()}  # type: ignore[attr-defined]
             for group, named in checkpoint.tensors.items()
         }
-        layout = describe_pieces(tensors)
+        layout = local_layout(tensors)
         is_known = self._collective.gather(layout == self._layout)
         held, folder = ExitStack(), step_folder(self._root, checkpoint.step)
 
@@ -127,7 +127,7 @@ class Saver:
                 return held.enter_context(atomic_folder(folder)).name
             except OSError as error:
                 num_bytes = sum(piece.num_bytes for named in layout.values() for piece in named.values())
-                raise self._describe(checkpoint.step, error, num_bytes) from error
+                raise self._save_error(checkpoint.step, error, num_bytes) from error
 
         with ExitStack() as undo:
             undo.push(held)
@@ -220,9 +220,9 @@ class Saver:
             (save.folder / STATE).write_text(seal_state(state))
             save.held.close()
         except (OSError, CheckpointError) as error:
-            raise self._describe(save.step, error, self._plan.num_bytes) from error
+            raise self._save_error(save.step, error, self._plan.num_bytes) from error
 
-    def _describe(self, step: int, error: BaseException, num_bytes: int) -> CheckpointError:
+    def _save_error(self, step: int, error: BaseException, num_bytes: int) -> CheckpointError:
         free = shutil.disk_usage(next(place for place in (self._root, *self._root.parents) if place.is_dir())).free
         return CheckpointError(
             f"{step_folder(self._root, step)}: could not be saved ({error}); it needs {num_bytes:,} bytes and {free:,} "

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from frameloom.cli.vae import Root
 from frameloom.core.errors import ConfigError
 from frameloom.core.paths import check_output_file, check_output_folder
 from frameloom.core.units import format_bytes
@@ -17,7 +17,7 @@ from frameloom.core.units import format_bytes
 def scan(
     source: Annotated[str, typer.Argument(help="a folder, a manifest, or any list of files that frameloom reads")],
     out: Annotated[Path, typer.Option(help="the manifest to write (.parquet); progress is kept beside it")],
-    root: Annotated[Path | None, typer.Option(help="paths are relative to this folder")] = None,
+    root: Root = None,
     where: Annotated[str | None, typer.Option(help="keep only rows like 'score > 2 and split == \"train\"'")] = None,
     workers: Annotated[int, typer.Option(min=1, help="processes")] = 4,
     timeout: Annotated[float, typer.Option(min=1, help="seconds that one file may take")] = 60.0,
@@ -27,8 +27,8 @@ def scan(
 ) -> None:
     """Read the headers of all files of SOURCE and write a manifest; broken files go to OUT's .errors.parquet.
 
-    Nothing is decoded but what --audit asks for. A call that was interrupted goes on where it stopped, and only files
-    that changed are looked at again.
+    Only the share of --audit is decoded. An interrupted call resumes where it stopped, and only changed
+    files are read again.
 
     Example: frameloom data scan clips/ --out clips/manifest.parquet --workers 8 --audit 0.01
     """
@@ -65,12 +65,12 @@ class Duplicates(StrEnum):
 def check(
     manifest: Annotated[str, typer.Argument(help="a manifest, or any list of files that frameloom reads")],
     out: Annotated[Path, typer.Option(help="the clean manifest to write (.parquet)")],
-    root: Annotated[Path | None, typer.Option(help="paths are relative to this folder")] = None,
+    root: Root = None,
     where: Annotated[str | None, typer.Option(help="check only rows like 'score > 2 and height >= 480'")] = None,
     min_frames: Annotated[int, typer.Option(min=1, help="shorter videos are left out")] = 1,
     min_side: Annotated[int, typer.Option(min=1, help="pictures with a shorter side are left out")] = 1,
     without_captions: Annotated[
-        bool, typer.Option("--without-captions", help="do not ask for captions; an autoencoder needs none")
+        bool, typer.Option("--without-captions", help="do not require captions; an autoencoder needs none")
     ] = False,
     duplicates: Annotated[
         Duplicates, typer.Option(help="off, exact (same bytes), or near (looks alike; decodes three frames a file)")
@@ -78,10 +78,10 @@ def check(
     workers: Annotated[int, typer.Option(min=1, help="processes")] = 4,
     timeout: Annotated[float, typer.Option(min=1, help="seconds that one file may take")] = 120.0,
 ) -> None:
-    """Look at every file of MANIFEST; write the clean rows to OUT and the others, with reasons, to .reasons.parquet.
+    """Check every file of MANIFEST; write the clean rows to OUT and the others, with reasons, to .reasons.parquet.
 
     Missing, unreadable, too short or too small files, wrong extensions, empty captions, rows that repeat a path and
-    files that repeat another one are left out. No file is deleted. An interrupted call goes on where it stopped.
+    files that repeat another one are left out. No file is deleted. An interrupted call resumes where it stopped.
 
     Example: frameloom data check clips/manifest.parquet --out clips/clean.parquet --min-frames 17 --min-side 256
     """
@@ -108,7 +108,7 @@ def check(
 
 def verify(
     manifest: Annotated[str, typer.Argument(help="a manifest, or any list of files that frameloom reads")],
-    root: Annotated[Path | None, typer.Option(help="paths are relative to this folder")] = None,
+    root: Root = None,
     out: Annotated[
         Path | None, typer.Option(help="compare nothing; write the manifest with the digests of the files as they are")
     ] = None,
@@ -116,7 +116,7 @@ def verify(
 ) -> None:
     """Read every file of MANIFEST and compare its SHA-256 with the column sha256; ends with 2 when one has changed.
 
-    A flipped bit in a video mostly decodes to other pixels without an error, so nothing else would tell.
+    A flipped bit in a video mostly decodes to other pixels without an error, so only a digest shows it.
 
     Example: frameloom data verify clips/manifest.parquet
     """
@@ -141,7 +141,7 @@ def report(
     context: typer.Context,
     manifest: Annotated[str, typer.Argument(help="a manifest, or any list of files that frameloom reads")],
     out: Annotated[Path, typer.Option(help="the page to write (.html)")] = Path("report.html"),
-    root: Annotated[Path | None, typer.Option(help="paths are relative to this folder")] = None,
+    root: Root = None,
     recipe: Annotated[str | None, typer.Option(help="show the buckets that this recipe puts the clips in")] = None,
     thumbs: Annotated[int, typer.Option(min=0, max=500, help="how many files to show")] = 48,
     seed: Annotated[int, typer.Option(help="which files to show")] = 0,
@@ -199,7 +199,7 @@ def ledger(
         Path | None, typer.Option(help="write a parquet table with the status of every row in every epoch")
     ] = None,
 ) -> None:
-    """Say what became of every row in every epoch of RUN, and check that it adds up; exit code 1 if it does not.
+    """Report how every row of every epoch of RUN was used, and check the totals; exit code 1 if they do not add up.
 
     Example: frameloom data ledger runs/my-run --out ledger.parquet
     """
@@ -225,13 +225,13 @@ def cache(
     latents: Annotated[bool, typer.Option("--latents", help="only the latents (with --text: both)")] = False,
     text: Annotated[bool, typer.Option("--text", help="only the text embeddings (with --latents: both)")] = False,
     verify: Annotated[
-        bool, typer.Option(help="read what is there and encode damaged groups again; else compare sizes only")
+        bool, typer.Option(help="read existing groups and encode damaged ones again; else compare sizes only")
     ] = True,
     prune: Annotated[bool, typer.Option("--prune", help="then drop what RECIPE does not need")] = False,
 ) -> None:
-    """Write the latent and text caches that RECIPE names in data.cache; what is there already is kept.
+    """Write the latent and text caches that RECIPE names in data.cache; existing groups are kept.
 
-    Killed, it loses at most one group, and the same command goes on. Several processes share the work:
+    If it is killed, at most one group is lost; the same command resumes. Several processes share the work:
     torchrun --nproc-per-node 8 -m frameloom data cache my.yaml
 
     Example: frameloom data cache my.yaml --latents
@@ -245,13 +245,10 @@ def cache(
         if folder := getattr(resolved.data.cache, name):
             check_output_folder(Path(folder), f"data.cache.{name}")
     from frameloom.data.cache.filling import CacheJob
+    from frameloom.distributed.ranks import read_ranks
     from frameloom.training.caching import write_caches
 
-    rank, num_ranks, local_rank = (int(os.environ.get(name, default)) for name, default in _RANKS)
-    job = CacheJob(latents, text, rank, num_ranks, local_rank, verify, prune)
+    ranks = read_ranks()
+    job = CacheJob(latents, text, ranks.rank, ranks.num_ranks, ranks.local_rank, verify, prune)
     for line in write_caches(resolved, job):
-        print(f"rank {rank} of {num_ranks}: {line}" if num_ranks > 1 else line)
-
-
-# Environment variables that torchrun sets in each process.
-_RANKS = (("RANK", "0"), ("WORLD_SIZE", "1"), ("LOCAL_RANK", "0"))
+        print(f"rank {ranks.rank} of {ranks.num_ranks}: {line}" if ranks.num_ranks > 1 else line)

@@ -19,10 +19,10 @@ def demo(
     ] = None,
     long: Annotated[
         bool,
-        typer.Option("--long", help="train for an hour instead of ten minutes: nearly every prompt comes out right"),
+        typer.Option("--long", help="train for an hour instead of ten minutes: follows nearly every prompt"),
     ] = False,
 ) -> None:
-    """Train a text-to-video model from nothing in minutes; interrupted, it goes on where it was.
+    """Train a text-to-video model from nothing in minutes; rerun the command to resume.
 
     Example: frameloom demo
     """
@@ -65,7 +65,7 @@ def score(
     from_first_frame: Annotated[
         bool,
         typer.Option(
-            "--from-first-frame", help="image to video: give a first frame as well, which does not tell the direction"
+            "--from-first-frame", help="image to video: give a first frame as well, which does not reveal the direction"
         ),
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="print JSON instead of a table")] = False,

@@ -34,16 +34,16 @@ class IntervalKind(StrEnum):
 def evaluate_clips(
     generated: Annotated[Path, typer.Argument(help="a video or image, a folder of them, a csv or manifest")],
     reference: Annotated[
-        Path | None, typer.Argument(help="what GENERATED is measured against, of the same kinds; none: GENERATED alone")
+        Path | None, typer.Argument(help="reference clips, of the same kinds; default: measure GENERATED alone")
     ] = None,
     pairs: Annotated[
-        Pairs, typer.Option(help="which clips belong together: same name, same place in the list, or none do")
+        Pairs, typer.Option(help="which clips belong together: same name, same position in the list, or none")
     ] = Pairs.name,
     metrics: Annotated[
         str | None,
         typer.Option(
             help="with commas, of pairs: psnr, ssim, ms-ssim, lpips; of GENERATED alone: motion, flicker, consistency, "
-            "clip, shapes; default: all of pairs that can be told, or motion and flicker"
+            "clip, shapes; default: all of pairs that are available, or motion and flicker"
         ),
     ] = None,
     lpips: Annotated[Path | None, typer.Option(help="LPIPS weights: VGG16 and linear heads (.safetensors)")] = None,
@@ -88,9 +88,9 @@ def evaluate_clips(
     device: Device = "auto",
     as_json: AsJson = False,
 ) -> None:
-    """Measure GENERATED, alone or against REFERENCE clip by clip, and tell means with confidence intervals.
+    """Measure GENERATED, alone or against REFERENCE clip by clip, and print means with confidence intervals.
 
-    Clips that cannot be read, or differ in size or length from their pair, are listed, and the rest goes on. FVD and
+    Clips that cannot be read, or differ in size or length from their pair, are listed and skipped. FVD and
     FID are Fréchet distances of features: compute one vector per clip or frame with the network of your choice, and
     give both sides, or name the network of clips with --video-network and that of frames with --network.
 
@@ -193,7 +193,9 @@ def compare(
     out: Annotated[Path, typer.Option(help="the page to write")] = Path("comparison.html"),
     metrics: Annotated[
         str | None,
-        typer.Option(help="with commas, of motion, flicker, consistency, clip, shapes; default: all that can be told"),
+        typer.Option(
+            help="with commas, of motion, flicker, consistency, clip, shapes; default: all that are available"
+        ),
     ] = None,
     network: Annotated[Path | None, typer.Option(help="a vision network of transformers, for consistency")] = None,
     clip: Annotated[Path | None, typer.Option(help="a CLIP of transformers, for the likeness to the prompt")] = None,
@@ -203,7 +205,7 @@ def compare(
     device: Device = "auto",
     as_json: AsJson = False,
 ) -> None:
-    """Write one page that needs nothing else: a table with intervals by bootstrap, and the videos of each prompt.
+    """Write one self-contained page: a table with intervals by bootstrap, and the videos of each prompt.
 
     Only prompts and seeds that all folders have are compared. Of a run, the files in its folder `samples` are taken.
 

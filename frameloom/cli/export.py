@@ -32,9 +32,7 @@ class Format(StrEnum):
 
 def export(
     run: Annotated[Path, typer.Argument(help="a run folder of `frameloom train`, finished or still running")],
-    out: Annotated[
-        Path | None, typer.Argument(help="folder to write, not there yet; default: RUN/exports/FORM")
-    ] = None,
+    out: Annotated[Path | None, typer.Argument(help="new folder to write; default: RUN/exports/FORM")] = None,
     to: Annotated[To, typer.Option(help="diffusers folders, one file, LoRA files, or the original system's keys")] = (
         To.diffusers
     ),
@@ -44,7 +42,7 @@ def export(
     shard_size: Annotated[str, typer.Option(help="largest file, such as 5GB or 500MB")] = "5GB",
     prompt: Annotated[list[str] | None, typer.Option(help="draw a sample for the card; may be repeated")] = None,
     seed: Annotated[int, typer.Option(help="seed of the first of these samples")] = 0,
-    force: Annotated[bool, typer.Option("--force", help="replace an export that is there")] = False,
+    force: Annotated[bool, typer.Option("--force", help="replace an existing export")] = False,
 ) -> None:
     """Write weights and a model card with recipe, data, metrics and samples.
 
@@ -93,9 +91,9 @@ def convert(
     source: Annotated[
         Path, typer.Argument(metavar="IN", help="file, index or folder of weights; .bin, .ckpt and so on")
     ],
-    out: Annotated[Path, typer.Argument(metavar="OUT", help="a .safetensors file or a folder, not there yet")],
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="a new .safetensors file or folder")],
     to: Annotated[
-        ConvertTo, typer.Option(help="one file, shards, a model folder of ours, or an SDXL pipeline")
+        ConvertTo, typer.Option(help="one file, shards, a model folder of Frameloom, or an SDXL pipeline")
     ] = ConvertTo.auto,
     shard_size: Annotated[str, typer.Option(help="largest shard, such as 5GB or 500MB")] = "5GB",
     dtype: Annotated[Format, typer.Option(help="dtype of floating-point tensors")] = Format.keep,

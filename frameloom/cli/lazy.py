@@ -20,13 +20,13 @@ from frameloom.core.spelling import nearest
 
 @dataclass(frozen=True)
 class Entry:
-    """One command: `target` is module:function; with `commands` instead, it is a group of them."""
+    """One command with a `target` (module:function, .module in `frameloom.cli`), or a group of `commands`."""
 
     help: str
-    example: str = ""
     target: str = ""
     takes_overrides: bool = False
     commands: Mapping[str, Entry] = field(default_factory=dict)
+    example: str = ""
 
 
 class RecipeCommand(TyperCommand):
@@ -134,7 +134,8 @@ class LazyGroup(TyperGroup):
 def build_group(name: str, entry: Entry, callback: Callable[..., None]) -> LazyGroup:
     """A group of commands; `callback` holds its own flags and runs before any command of it."""
     app = typer.Typer(cls=LazyGroup, add_completion=False, rich_markup_mode=None, no_args_is_help=True)
-    app.callback(help=entry.help, epilog=_format_example(entry))(callback)
+    # The backspace keeps the help formatter from joining the lines.
+    app.callback(help=entry.help, epilog=f"\b\nExample:\n  {entry.example}")(callback)
     group = get_command(app)
     assert isinstance(group, LazyGroup)
     group.name = name
@@ -143,20 +144,12 @@ def build_group(name: str, entry: Entry, callback: Callable[..., None]) -> LazyG
 
 
 def build_command(name: str, entry: Entry) -> Any:
-    """Import the command's module and make it a command; its help is the function's docstring, or else the module's."""
+    """Import the command's module and make it a command; its help is the function's docstring."""
     if entry.commands:
         return build_group(name, entry, lambda: None)
     module_name, _, function_name = entry.target.partition(":")
-    module = importlib.import_module(module_name)
-    function = getattr(module, function_name)
+    function = getattr(importlib.import_module(module_name, "frameloom.cli"), function_name)
     app = typer.Typer(add_completion=False, rich_markup_mode=None)
     kind = RecipeCommand if entry.takes_overrides else TyperCommand
-    text = function.__doc__ or module.__doc__ or entry.help
-    epilog = "" if "Example" in text else _format_example(entry)
-    app.command(name, cls=kind, help=text, epilog=epilog)(function)
+    app.command(name, cls=kind, help=function.__doc__)(function)
     return get_command(app)
-
-
-def _format_example(entry: Entry) -> str:
-    # The backspace keeps the help formatter from joining the lines.
-    return f"\b\nExample:\n  {entry.example}" if entry.example else ""

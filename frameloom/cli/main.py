@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import re
 import sys
 import traceback
 from collections.abc import Sequence
@@ -14,9 +13,9 @@ import typer
 
 from frameloom.cli.lazy import Entry, build_group
 from frameloom.core.errors import FrameloomError, PeerFailed
+from frameloom.core.logging import CONTROL
 from frameloom.core.version import VERSION
 
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 # File errors that a user can fix, and how; any other one is a bug and keeps its traceback.
 _OTHER_PLACE, _RIGHT = "choose another place", "give yourself the right to use it, or choose another place"
 _REMEDIES = {
@@ -34,189 +33,72 @@ _REMEDIES = {
 }
 _SWITCHES, _WITH_VALUE = ("--debug",), ("--log-level",)
 
+# A target is module:function, relative to this package; an example of each command is in its docstring.
 _RECIPE = {
-    "check": Entry(
-        "say everything that is wrong with a recipe",
-        "frameloom recipe check my.yaml --optim.lr 1e-5",
-        "frameloom.cli.recipe:check",
-        takes_overrides=True,
-    ),
-    "show": Entry(
-        "print a recipe with every default filled in and explained",
-        "frameloom recipe show shapes/demo-vae --train.steps 100 > my.yaml",
-        "frameloom.cli.recipe:show",
-        takes_overrides=True,
-    ),
-    "list": Entry(
-        "the recipes that come with the package", "frameloom recipe list", "frameloom.cli.recipe:list_recipes"
-    ),
-    "schema": Entry(
-        "print the JSON schema, for editors", "frameloom recipe schema > recipe.json", "frameloom.cli.recipe:schema"
-    ),
-    "reference": Entry(
-        "print the reference of all keys (Markdown)",
-        "frameloom recipe reference > docs/recipe.md",
-        "frameloom.cli.recipe:reference",
-    ),
-    "arguments": Entry(
-        "print where the arguments of other trainers live here (Markdown)",
-        "frameloom recipe arguments > docs/arguments.md",
-        "frameloom.cli.recipe:arguments",
-    ),
+    "check": Entry("report all problems of a recipe", ".recipe:check", takes_overrides=True),
+    "show": Entry("print a recipe with every default filled in and explained", ".recipe:show", takes_overrides=True),
+    "list": Entry("list the recipes that come with the package", ".recipe:list_recipes"),
+    "schema": Entry("print the JSON schema, for editors", ".recipe:schema"),
+    "reference": Entry("print the reference of all keys (Markdown)", ".recipe:reference"),
+    "arguments": Entry("print which key each argument of other trainers becomes (Markdown)", ".recipe:arguments"),
 }
 
 _DATA = {
-    "scan": Entry(
-        "read the headers of a source's files and write a manifest",
-        "frameloom data scan clips/ --out clips/manifest.parquet",
-        "frameloom.cli.data:scan",
-    ),
-    "check": Entry(
-        "find rows that should not be trained on, write a manifest without them",
-        "frameloom data check clips/manifest.parquet --out clips/clean.parquet --min-frames 17",
-        "frameloom.cli.data:check",
-    ),
-    "verify": Entry(
-        "compare files with the digests of their manifest",
-        "frameloom data verify clips/manifest.parquet",
-        "frameloom.cli.data:verify",
-    ),
+    "scan": Entry("read the headers of a source's files and write a manifest", ".data:scan"),
+    "check": Entry("find rows that should not be trained on, write a manifest without them", ".data:check"),
+    "verify": Entry("compare files with the digests of their manifest", ".data:verify"),
     "report": Entry(
         "write a page about a manifest: sizes, lengths, buckets, thumbnails, broken files",
-        "frameloom data report clips/manifest.parquet --out report.html",
-        "frameloom.cli.data:report",
+        ".data:report",
         takes_overrides=True,
     ),
-    "shard": Entry(
-        "cut a manifest into shards whose captions stay on disk",
-        "frameloom data shard clips/manifest.parquet clips/shards",
-        "frameloom.cli.data:shard",
-    ),
-    "ledger": Entry(
-        "account for every row of a run's manifest: used, waiting, skipped and why",
-        "frameloom data ledger runs/my-run",
-        "frameloom.cli.data:ledger",
-    ),
-    "shapes": Entry(
-        "make the Moving Shapes set",
-        "frameloom data shapes data/shapes",
-        "frameloom.cli.demo:shapes",
-    ),
-    "score": Entry(
-        "score a run on held-out prompts of Moving Shapes",
-        "frameloom data score runs/demo/denoiser",
-        "frameloom.cli.demo:score",
-        takes_overrides=True,
-    ),
-    "cache": Entry(
-        "encode latents and captions once, to be read while training",
-        "frameloom data cache my.yaml",
-        "frameloom.cli.data:cache",
-        takes_overrides=True,
-    ),
+    "shard": Entry("cut a manifest into shards whose captions stay on disk", ".data:shard"),
+    "ledger": Entry("account for every row of a run's manifest: used, waiting, skipped and why", ".data:ledger"),
+    "shapes": Entry("make the Moving Shapes set", ".demo:shapes"),
+    "score": Entry("score a run on held-out prompts of Moving Shapes", ".demo:score", takes_overrides=True),
+    "cache": Entry("encode latents and captions once, before training", ".data:cache", takes_overrides=True),
 }
 
 _VAE = {
-    "reconstruct": Entry(
-        "send clips through an autoencoder and back, with metrics",
-        "frameloom vae reconstruct clips/ out/ --vae runs/my-vae --grid",
-        "frameloom.cli.vae:reconstruct",
-    ),
-    "stats": Entry(
-        "measure the latents of a set, and the scale to use",
-        "frameloom vae stats runs/my-vae clips/manifest.parquet",
-        "frameloom.cli.vae:stats",
-    ),
+    "reconstruct": Entry("encode and decode clips with an autoencoder, with metrics", ".vae:reconstruct"),
+    "stats": Entry("measure the latents of a set, and the scale to use", ".vae:stats"),
 }
 
 COMMANDS = {
-    "demo": Entry(
-        "make clips, train a tiny model on them, sample and report",
-        "frameloom demo",
-        "frameloom.cli.demo:demo",
-        takes_overrides=True,
-    ),
-    "train": Entry(
-        "train or resume a run",
-        "frameloom train my.yaml --optim.lr 1e-5",
-        "frameloom.cli.train:train",
-        takes_overrides=True,
-    ),
+    "demo": Entry("make clips, train a tiny model on them, sample and report", ".demo:demo", takes_overrides=True),
+    "train": Entry("train or resume a run", ".train:train", takes_overrides=True),
     "launch": Entry(
-        "start a run on several processes: this box, a hostfile, Slurm",
-        "frameloom launch my.yaml --nproc 8 --parallel.zero 2",
-        "frameloom.cli.train:launch",
-        takes_overrides=True,
+        "start a run on several processes: this machine, a hostfile, Slurm", ".train:launch", takes_overrides=True
     ),
-    "sample": Entry(
-        "make videos from prompts",
-        'frameloom sample runs/my-run --prompt "a red circle moves left over a gray background"',
-        "frameloom.cli.sample:sample",
-        takes_overrides=True,
-    ),
-    "refine": Entry(
-        "make short prompts long",
-        'frameloom refine "a cat by the sea" --model models/prompt_refiner',
-        "frameloom.cli.sample:refine",
-    ),
-    "data": Entry("make, encode and inspect data", "frameloom data shapes data/shapes", commands=_DATA),
-    "recipe": Entry("check, show and list recipes", "frameloom recipe check my.yaml", commands=_RECIPE),
+    "sample": Entry("make videos from prompts", ".sample:sample", takes_overrides=True),
+    "refine": Entry("make short prompts long", ".sample:refine"),
+    "data": Entry("make, encode and inspect data", commands=_DATA, example="frameloom data shapes data/shapes"),
+    "recipe": Entry("check, show and list recipes", commands=_RECIPE, example="frameloom recipe check my.yaml"),
     "import": Entry(
-        "turn a training command or configuration of another system into a recipe",
-        "frameloom import train.sh -o my.yaml",
-        "frameloom.cli.recipe:import_command",
+        "turn a training command or configuration of another system into a recipe", ".recipe:import_command"
     ),
     "objective": Entry(
-        "show which noise levels a recipe trains on and how much each counts",
-        "frameloom objective my.yaml --out objective.html",
-        "frameloom.cli.recipe:objective",
-        takes_overrides=True,
+        "show which noise levels a recipe trains on, and their weights", ".recipe:objective", takes_overrides=True
     ),
-    "plan": Entry(
-        "say what a recipe needs in memory and time, before a run",
-        "frameloom plan my.yaml --devices 8 --device h100",
-        "frameloom.cli.plan:plan",
-        takes_overrides=True,
-    ),
+    "plan": Entry("estimate memory and time of a recipe before a run", ".plan:plan", takes_overrides=True),
     "vae": Entry(
         "reconstruct clips with an autoencoder, measure its latents",
-        "frameloom vae reconstruct clips/ out/ --vae runs/my-vae",
         commands=_VAE,
+        example="frameloom vae reconstruct clips/ out/ --vae runs/my-vae",
     ),
-    "eval": Entry(
-        "measure generated clips, alone or against references",
-        "frameloom eval samples/ clips/",
-        "frameloom.cli.evaluate:evaluate_clips",
-    ),
+    "eval": Entry("measure generated clips, alone or against references", ".evaluate:evaluate_clips"),
     "compare": Entry(
-        "a page with the samples of two or more runs side by side, and their metrics",
-        "frameloom compare runs/before runs/after --out comparison.html",
-        "frameloom.cli.evaluate:compare",
+        "write a page with the samples of two or more runs side by side, and their metrics", ".evaluate:compare"
     ),
-    "convert": Entry(
-        "convert weights between files, folders and published layouts",
-        "frameloom convert pytorch_model.bin model.safetensors",
-        "frameloom.cli.export:convert",
-    ),
-    "export": Entry(
-        "take the model of a run away: diffusers, one file, LoRA, original layout",
-        "frameloom export runs/my-run --to diffusers my-model",
-        "frameloom.cli.export:export",
-    ),
-    "replay": Entry(
-        "start the run again that made an export",
-        "frameloom replay my-model",
-        "frameloom.cli.train:replay",
-        takes_overrides=True,
-    ),
-    "studio": Entry(
-        "a page on this machine: data, runs, recipes, generating",
-        "frameloom studio ~/video",
-        "frameloom.cli.studio:studio",
-    ),
+    "convert": Entry("convert weights between files, folders and published layouts", ".export:convert"),
+    "export": Entry("export the model of a run: diffusers, one file, LoRA, original layout", ".export:export"),
+    "replay": Entry("repeat the run behind an export", ".train:replay", takes_overrides=True),
+    "studio": Entry("open a page on this machine: data, runs, recipes, generation", ".studio:studio"),
 }
 
-ROOT = Entry("One training system for open image and video diffusion models.", "frameloom demo", commands=COMMANDS)
+ROOT = Entry(
+    "One training system for open image and video diffusion models.", commands=COMMANDS, example="frameloom demo"
+)
 
 
 class LogLevel(StrEnum):
@@ -239,7 +121,7 @@ def _set_up(
     debug: Annotated[bool, typer.Option("--debug", help="show the traceback of an error")] = False,
     log_level: Annotated[LogLevel, typer.Option("--log-level", help="messages from this level on")] = LogLevel.info,
 ) -> None:
-    """Flags of every command; they may stand anywhere on the line."""
+    """Flags of every command, accepted anywhere on the line."""
     from frameloom.core.device import avoid_amx_in_virtual_machines
     from frameloom.core.logging import set_up_logging
 
@@ -288,5 +170,4 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
 
 
 def _print_error(message: str) -> None:
-    """Without control characters: a path or a caption in the message must not move the cursor of the terminal."""
-    print(_CONTROL.sub("?", message), file=sys.stderr)
+    print(CONTROL.sub("?", message), file=sys.stderr)

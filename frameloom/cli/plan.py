@@ -20,10 +20,8 @@ def plan(
     recipe: Annotated[str, typer.Argument(metavar="RECIPE", help="a recipe file, or the name of a shipped recipe")],
     devices: Annotated[int, typer.Option(help="number of devices", min=1)] = 1,
     device: Annotated[str, typer.Option(help="h100, h200, a100, 4090, 910b or cpu")] = "cpu",
-    memory: Annotated[
-        str | None, typer.Option(help="memory of a device, as 80GB; default: what the device has")
-    ] = None,
-    calibrate: Annotated[bool, typer.Option("--calibrate", help="measure the rates of the machine at hand")] = False,
+    memory: Annotated[str | None, typer.Option(help="memory of a device, as 80GB; default: as built")] = None,
+    calibrate: Annotated[bool, typer.Option("--calibrate", help="measure the rates of this machine")] = False,
     data: Annotated[bool, typer.Option(help="read the manifest for steps and time of an epoch")] = True,
     write: Annotated[
         Path | None, typer.Option(help="a new file for the recipe with the changes that are proposed, on top of RECIPE")

@@ -17,11 +17,13 @@ Source = Annotated[str, typer.Argument(metavar="RECIPE", help="a recipe file, or
 def check(
     ctx: typer.Context,
     recipe: Source,
-    skip_files: Annotated[bool, typer.Option("--skip-files", help="do not look whether the named files exist")] = False,
+    skip_files: Annotated[bool, typer.Option("--skip-files", help="do not check that the named files exist")] = False,
 ) -> None:
-    """Say everything that is wrong with a recipe: unknown keys, wrong values, impossible combinations, missing files.
+    """Report all problems of a recipe: unknown keys, wrong values, impossible combinations, missing files.
 
-    Nothing is loaded and nothing is written. Exit code 0 means that a run could start.
+    Loads no model and writes nothing. Exit code 0: a run could start.
+
+    Example: frameloom recipe check my.yaml --optim.lr 1e-5
     """
     from frameloom.config.loading.recipe import load_with_locations
     from frameloom.config.rules.check import check_files
@@ -42,7 +44,10 @@ def check(
 
 
 def show(ctx: typer.Context, recipe: Source) -> None:
-    """Print a recipe as it would run: inheritance and overrides applied, every default filled in and explained."""
+    """Print a recipe as it would run: inheritance and overrides applied, every default filled in and explained.
+
+    Example: frameloom recipe show shapes/demo-vae --train.steps 100 > my.yaml
+    """
     from frameloom.config.loading.recipe import load_recipe
     from frameloom.config.loading.render import render_yaml
 
@@ -50,7 +55,10 @@ def show(ctx: typer.Context, recipe: Source) -> None:
 
 
 def list_recipes() -> None:
-    """List the recipes that come with the package; use a name wherever a recipe is asked for."""
+    """List the recipes that come with the package; every command that takes a recipe accepts their names.
+
+    Example: frameloom recipe list
+    """
     from frameloom.config.loading.recipe import shipped_recipes
 
     recipes = shipped_recipes()
@@ -60,7 +68,10 @@ def list_recipes() -> None:
 
 
 def schema() -> None:
-    """Print the JSON schema of a recipe file; editors use it to complete and check keys."""
+    """Print the JSON schema of a recipe file; editors use it to complete and check keys.
+
+    Example: frameloom recipe schema > recipe.json
+    """
     import json
 
     from frameloom.config.loading.render import json_schema
@@ -69,7 +80,10 @@ def schema() -> None:
 
 
 def reference() -> None:
-    """Print the reference of all keys as Markdown; this is docs/recipe.md."""
+    """Print the reference of all keys as Markdown; this is docs/recipe.md.
+
+    Example: frameloom recipe reference > docs/recipe.md
+    """
     from frameloom.config.loading.render import render_reference
 
     print(render_reference(), end="")
@@ -134,7 +148,7 @@ def import_command(
         Path | None, typer.Option("--out", "-o", help="the recipe to write; default: print it", show_default=False)
     ] = None,
     system: Annotated[
-        str | None, typer.Option(help="sdxl, latte, opensora_plan, cogvideox_fun or opensora2; default: as it looks")
+        str | None, typer.Option(help="sdxl, latte, opensora_plan, cogvideox_fun or opensora2; default: detected")
     ] = None,
     lenient: Annotated[
         bool, typer.Option("--lenient", help="keep what is not understood as comments instead of stopping")
@@ -143,7 +157,7 @@ def import_command(
 ) -> None:
     """Print the recipe that equals the training command or configuration in FILE; nothing of FILE is ever run.
 
-    Comments tell what was changed, what the original ignores and what has no counterpart. Reads commands of
+    Comments list what was changed, what the original ignores and what has no counterpart. Reads commands of
     CogVideoX-Fun, Open-Sora-Plan 1.1 and 1.3 and the SDXL trainer of MindONE, Open-Sora's configurations and SDXL's
     yaml; docs/arguments.md lists all arguments.
 
@@ -164,7 +178,10 @@ def import_command(
 
 
 def arguments() -> None:
-    """Print where each argument of other trainers lives here, as Markdown; this is docs/arguments.md."""
+    """Print which key each argument of other trainers becomes, as Markdown; this is docs/arguments.md.
+
+    Example: frameloom recipe arguments > docs/arguments.md
+    """
     from frameloom.interop.importers.arguments import render_arguments
 
     print(render_arguments(), end="")

@@ -85,8 +85,8 @@ def sample(
 ) -> None:
     """Write a file for each prompt, `samples.jsonl` and a contact sheet; other settings follow with dots.
 
-    Under torchrun the processes share the prompts, in groups of --sequence. A call that was stopped continues where it
-    was.
+    Under torchrun the processes share the prompts, in groups of --sequence. An interrupted call
+    resumes.
 
     Example: frameloom sample runs/demo/denoiser --prompt "a red circle moves left slowly over a gray background"
 
@@ -118,13 +118,13 @@ def sample(
     requests = read_requests(prompt or [], prompts, given)
     folder = out or (run / "samples" if run.is_dir() else Path("samples"))
     check_output_folder(folder, "--out")
+    from frameloom.api import load
     from frameloom.sampling.batch import run_job
-    from frameloom.sampling.load import load_model
     from frameloom.sampling.refine import build_refiner
 
     overrides = [f"--sample.{name}={value}" for name, value in settings.items()]
     paths = run_job(
-        lambda: load_model(run, overrides=[*overrides, *context.args], step=step, family=family, recipe=recipe),
+        lambda: load(run, [*overrides, *context.args], step=step, family=family, recipe=recipe),
         requests,
         folder,
         seed=seed,

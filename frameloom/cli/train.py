@@ -16,14 +16,14 @@ from frameloom.core.errors import ConfigError
 
 AcceptRecipe = Annotated[
     bool,
-    typer.Option("--accept-recipe-change", help="go on with a recipe that differs in what is learnt"),
+    typer.Option("--accept-recipe-change", help="resume with a recipe that changes what is learned"),
 ]
 AcceptData = Annotated[
-    bool, typer.Option("--accept-data-change", help="go on with a manifest that is not that of the checkpoint")
+    bool, typer.Option("--accept-data-change", help="resume with another manifest than the checkpoint's")
 ]
 DataPosition = Annotated[
     int | None,
-    typer.Option("--data-position", min=0, help="go on at this sample of the checkpoint's epoch; 0: at its start"),
+    typer.Option("--data-position", min=0, help="resume at this sample of the checkpoint's epoch; 0: its start"),
 ]
 
 
@@ -38,7 +38,7 @@ def train(
 ) -> None:
     """Train what RECIPE describes; any key can follow with dots.
 
-    A run that was started before goes on from its newest checkpoint.
+    An existing run resumes from its newest checkpoint.
 
     Example: frameloom train shapes/demo --optim.lr 1e-4 --train.steps 2000
 
@@ -68,14 +68,16 @@ def launch(
     context: typer.Context,
     recipe: Annotated[str, typer.Argument(help="a recipe file, or the name of a shipped one")],
     nproc: Annotated[int, typer.Option(help="processes on each host, one for each GPU", min=1)] = 1,
-    hostfile: Annotated[Path | None, typer.Option(help="hosts, one a line, e.g. `node1 slots=8`")] = None,
-    slurm: Annotated[int | None, typer.Option(help="write a Slurm script for so many nodes", min=1)] = None,
+    hostfile: Annotated[Path | None, typer.Option(help="one host per line, e.g. `node1 slots=8`")] = None,
+    slurm: Annotated[int | None, typer.Option(help="write a Slurm script for this many nodes", min=1)] = None,
     hours: Annotated[float, typer.Option(help="how long a Slurm job may run")] = 24.0,
     sbatch: Annotated[
         list[str] | None, typer.Option(help="a further option of the Slurm script, e.g. --sbatch=--partition=gpu")
     ] = None,
-    port: Annotated[int, typer.Option(help="where hosts find each other", min=1024, max=65535)] = 29500,
-    restarts: Annotated[int, typer.Option(help="start again this often after a crash", min=0)] = 0,
+    port: Annotated[
+        int, typer.Option(help="port of the first host, where the others connect", min=1024, max=65535)
+    ] = 29500,
+    restarts: Annotated[int, typer.Option(help="restarts after a crash", min=0)] = 0,
     out: Annotated[Path | None, typer.Option(help="write the Slurm script here")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="print the commands and start nothing")] = False,
     accept_recipe_change: AcceptRecipe = False,
@@ -92,17 +94,15 @@ def launch(
     from frameloom.training.launch import Job, Slurm, host_commands, read_hostfile, single_command, slurm_script
 
     if hostfile is not None and slurm is not None:
-        raise ConfigError("--hostfile and --slurm: only one of them can say where the run goes; remove one")
+        raise ConfigError("--hostfile and --slurm: only one of them can choose the machines; remove one")
     if slurm is None and (out is not None or sbatch):
-        raise ConfigError(
-            f"{'--out' if out else '--sbatch'}: is for the script of a Slurm job; say --slurm NODES as well"
-        )
+        raise ConfigError(f"{'--out' if out else '--sbatch'}: belongs to the script of a Slurm job; add --slurm NODES")
     if not (math.isfinite(hours) and hours > _LEAST_HOURS):
-        raise ConfigError(f"--hours {hours:g}: a run is told to save two minutes before the end; give it more time")
+        raise ConfigError(f"--hours {hours:g}: a job saves two minutes before its end; give it more time")
     resolved, locations = load_with_locations(recipe, context.args)
     check_files(resolved, locations=locations)
     if data_position is not None and restarts:
-        raise ConfigError("--data-position and --restarts: every restart would go back in the data; remove one")
+        raise ConfigError("--data-position and --restarts: every restart would repeat data; remove one")
     choices = ["--accept-recipe-change"] * accept_recipe_change + ["--accept-data-change"] * accept_data_change
     choices += [] if data_position is None else ["--data-position", str(data_position)]
     job = Job(recipe, [*context.args, *choices], nproc, port, restarts)
@@ -122,7 +122,7 @@ def launch(
 
 
 def _start(command: list[str], dry_run: bool) -> None:
-    """In the place of this process, so that its signals reach those that train."""
+    """Replace this process, so that its signals reach the training processes."""
     if dry_run:
         print(shlex.join(command))
         return
@@ -163,7 +163,7 @@ def replay(
     name: Annotated[str | None, typer.Option(help="name of the new run; default: the old one with -replay")] = None,
     start: Annotated[bool, typer.Option("--start", help="train at once instead of printing the command")] = False,
 ) -> None:
-    """Write the recipe of the run that made FOLDER, say what has changed since, and how to start it.
+    """Write the recipe of the run that made FOLDER, list what has changed since, and print the command to start it.
 
     Example: frameloom replay my-model
 

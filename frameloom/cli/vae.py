@@ -59,7 +59,7 @@ def open_vae(
     device: str,
     local_rank: int = 0,
 ) -> VideoVAE:
-    """The autoencoder that a person chose, cut as they asked, on its device."""
+    """The chosen autoencoder on its device, with the chosen tiles, chunks and dtype."""
     from frameloom.config.loading.yaml_values import parse_value
 
     overrides = {}
@@ -112,7 +112,7 @@ def reconstruct(
 ) -> None:
     """Write the reconstruction of each clip of IN to OUT, with PSNR, SSIM and MS-SSIM in metrics.parquet and .json.
 
-    A clip that cannot be read is listed, and the rest goes on. Several processes share the work:
+    A clip that cannot be read is listed and skipped. Several processes share the work:
     torchrun --nproc-per-node 8 -m frameloom vae reconstruct clips/ out/ --vae runs/my-vae
 
     Example: frameloom vae reconstruct clips/ out/ --vae runs/my-vae --grid --frames 65 --short-side 256
@@ -180,7 +180,7 @@ def stats(
     device: Device = "auto",
     as_json: AsJson = False,
 ) -> None:
-    """Encode the clips of MANIFEST with VAE and tell the statistics of the latents, as a denoiser would see them.
+    """Encode the clips of MANIFEST with VAE and print the statistics of the latents, as a denoiser would see them.
 
     `scale` alone gives all latents together a mean square of 1; scale and shift per channel give each channel mean 0
     and std 1. Either goes into vae.overrides of a recipe.

@@ -6,14 +6,13 @@ import logging
 import re
 import sys
 
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+# A caption or a file name in a message must not move the cursor of the terminal or recolour it.
+CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
 class _NoControl(logging.Formatter):
-    """A caption or a file name in a message must not move the cursor or recolour the terminal."""
-
     def format(self, record: logging.LogRecord) -> str:
-        return _CONTROL.sub("?", super().format(record))
+        return CONTROL.sub("?", super().format(record))
 
 
 def get_logger(name: str) -> logging.Logger:

@@ -103,8 +103,9 @@ def draw_chart(
         points = [point for point in line.points if x.can_show(point[0]) and y.can_show(point[1])]
         if points:
             drawn.append(replace(line, points=points, colour=line.colour or COLOURS[number % len(COLOURS)]))
-    height = _HEIGHT + _LEGEND_PX * len(drawn)
-    label = safe(f"{title}: {', '.join(line.label for line in drawn)}")
+    named = [line for line in drawn if line.label]
+    height = _HEIGHT + _LEGEND_PX * len(named)
+    label = safe(f"{title}: {', '.join(line.label for line in named)}" if named else title)
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {height}" width="{_WIDTH}" height="{height}" '
         f'role="img" aria-label="{label}" data-points="{sum(len(line.points) for line in drawn)}" '
@@ -123,8 +124,8 @@ def draw_chart(
     for pixel, text in across.marks():
         parts.append(f'<text x="{pixel}" y="{_HEIGHT - 14}" text-anchor="middle">{text}</text>')
     parts.append(f'<text x="{_WIDTH - _RIGHT}" y="16" text-anchor="end">{safe(x.name)}</text>')
-    for number, line in enumerate(drawn):
-        parts.append(_draw_line(line, across, up, smoothing))
+    parts += [_draw_line(line, across, up, smoothing) for line in drawn]
+    for number, line in enumerate(named):
         low = _HEIGHT + _LEGEND_PX * number
         value = f" {safe(y.format(line.points[-1][1]))}" if has_values else ""
         parts.append(

@@ -132,7 +132,7 @@ def refuse_suffix(out: Path) -> None:
 
 def summarize(profile: Profile) -> str:
     return (
-        f"mean noise level {profile.mean_level:.3f}, mean weight {profile.mean_weight:.4g}, "
+        f"mean noise level {profile.mean(profile.level_L):.3f}, mean weight {profile.mean(profile.weight_L):.4g}, "
         f"half of the pull below noise level {profile.pull_middle():.3f}"
     )
 

@@ -144,7 +144,8 @@ def measure_cache(pipeline: Pipeline, request: SampleRequest) -> str:
     clips_FHWC = [torch.from_numpy(decode(pipeline, latent)[0]) for latent in latents]
     psnr = float(psnr_db(*(to_signed_range(clip.permute(3, 0, 1, 2)[None]) for clip in clips_FHWC)))
     return (
-        f"cache_threshold {request.cache_threshold:g}, measured on the first prompt: {count.share:.0%} of all blocks "
+        f"cache_threshold {request.cache_threshold:g}, measured on the first prompt: "
+        f"{count.skipped / max(count.calls, 1):.0%} of all blocks "
         f"skipped, {seconds[1]:.2f} s instead of {seconds[0]:.2f} s ({seconds[0] / max(seconds[1], 1e-9):.2f}x), "
         f"latents off by {error:.2%}, frames {psnr:.1f} dB"
     )
@@ -169,8 +170,9 @@ def sample_many(
     """
     check_requests(pipeline, requests)
     log = SampleLog(out, rank=group.ranks.rank)
-    keys = [_find_key(pipeline, request) for request in requests]
-    # Requests that are the same in all that matters are one file.
+    # Requests that agree in the name and in all that the frames follow from are one file; where files lie is left out.
+    described = [describe_sample(pipeline.origin, request) for request in requests]
+    keys = [digest_value({name: one[name] for name in one if name not in ASIDE}) for one in described]
     unique = dict(zip(keys, requests, strict=True))
     done = {} if again else {key: path for key in unique if (path := log.find_done(key)) is not None}
     paths: dict[str, Path] = {}
@@ -204,12 +206,6 @@ def sample_many(
         # Read back from the files, so that it is the same however they were made.
         write_sheet([(unique[key], read_frames(paths[key])) for key in list(unique)[:_MAX_SHOWN]], out)
     return [paths[key] for key in keys]
-
-
-def _find_key(pipeline: Pipeline, request: SampleRequest) -> str:
-    """A digest of what the frames follow from, and of a name that was given; where files lie does not matter."""
-    about = describe_sample(pipeline.origin, request)
-    return digest_value({name: value for name, value in about.items() if name not in ASIDE})
 
 
 class SampleLog:

@@ -27,10 +27,6 @@ class CacheCount:
     calls: int = 0
     skipped: int = 0
 
-    @property
-    def share(self) -> float:
-        return self.skipped / self.calls if self.calls else 0.0
-
 
 @contextmanager
 def skipping_blocks(
@@ -66,7 +62,9 @@ class _CachedForward:
         self._count.calls += 1
         if self._has_hardly_changed(inputs):
             self._count.skipped += 1
-            return self._repeat(inputs)
+            pairs = zip(self._sources, self._added, strict=True)
+            outputs = [added if source is None else inputs[source] + added for source, added in pairs]
+            return outputs[0] if self._is_single else tuple(outputs)
         result = self._forward(*args, **kwargs)
         self._remember(inputs, result)
         return result
@@ -92,11 +90,6 @@ class _CachedForward:
                 free.remove(source)
             self._sources.append(source)
             self._added.append(output.detach() if source is None else output.detach() - inputs[source])
-
-    def _repeat(self, inputs: list[Tensor]) -> Any:
-        pairs = zip(self._sources, self._added, strict=True)
-        outputs = [added if source is None else inputs[source] + added for source, added in pairs]
-        return outputs[0] if self._is_single else tuple(outputs)
 
 
 def _change(before: Tensor, now: Tensor, group: SequenceGroup) -> float:

@@ -107,7 +107,10 @@ def read_given(request: SampleRequest, vae: VideoVAE) -> Given:
         assert source is not None
         clip_CFHW = _read_frames(source, request, request.frames)
         if request.mask is not None:
-            known_FHW = _read_mask(request.mask, request)
+            # Known (1) where the mask is dark; a picture stands for all frames.
+            is_picture = request.mask.suffix.lower() in IMAGE_FORMATS
+            grey_FHW = _read_frames(request.mask, request, 1 if is_picture else request.frames).mean(0)
+            known_FHW = (grey_FHW < _MASK_MIDDLE / 127.5 - 1).to(torch.uint8).expand(size_FHW).clone()
     control = None if request.control is None else _read_frames(request.control, request, request.frames)
     return Given(clip_CFHW, known_FHW, starts=request.strength is not None, control_CFHW=control)
 
@@ -137,15 +140,6 @@ def _read_frames(path: Path, settings: SampleRequest, count: int, *, from_end: b
     return to_signed_range(read_clip(path, indices=chosen, height=height, width=width))
 
 
-def _read_mask(path: Path, settings: SampleRequest) -> Tensor:
-    """1 where the mask is dark; a picture stands for all frames."""
-    is_picture = path.suffix.lower() in IMAGE_FORMATS
-    pixels_CFHW = _read_frames(path, settings, 1 if is_picture else settings.frames)
-    grey_FHW = pixels_CFHW.mean(0)
-    known_FHW = (grey_FHW < _MASK_MIDDLE / 127.5 - 1).to(torch.uint8)
-    return known_FHW.expand(settings.frames, -1, -1).clone()
-
-
 @dataclass(frozen=True)
 class Prepared:
     """What sampling of a batch needs besides text and noise.
@@ -160,12 +154,6 @@ class Prepared:
     uncond: Conditions | None = None
     origin_BCFHW: Tensor | None = None
     known: tuple[Tensor, Tensor] | None = None
-
-    def put_back(self, latent_BCFHW: Tensor) -> Tensor:
-        if self.known is None:
-            return latent_BCFHW
-        mask_B1FHW, given_BCFHW = self.known
-        return torch.where(mask_B1FHW > 0, given_BCFHW.to(latent_BCFHW), latent_BCFHW)
 
 
 @torch.no_grad()

@@ -77,7 +77,10 @@ def load_model(
     if device is not None:
         words += ("--train.device", str(device))
     if dtype is not None:
-        words += ("--sample.precision", _name_dtype(dtype))
+        name = next((name for name, known in DTYPES.items() if known is dtype), dtype)
+        if name not in DTYPES:
+            raise ConfigError(f"dtype is {dtype}; choose {', '.join(DTYPES)}")
+        words += ("--sample.precision", str(name))
     known = {"family": family, "recipe_name": recipe}
     about = {"model": str(path), "overrides": json.dumps(_model_overrides(words))}
     about |= {name: value for name, value in known.items() if value is not None}
@@ -92,8 +95,8 @@ def load_model(
     if family is None and recipe is None and not is_recipe and path.exists():
         family = find_family(path)
     if family is not None or recipe is not None:
-        name, found = name_overrides(path, family=family, recipe=recipe)
-        return _load_whole(_read_recipe(name, (*found, *words), where=path), about, published=path)
+        described_by, found = name_overrides(path, family=family, recipe=recipe)
+        return _load_whole(_read_recipe(described_by, (*found, *words), where=path), about, published=path)
     if is_recipe:
         loaded = _read_recipe(path, words, where=path)
         if loaded.model.weights is None:
@@ -105,13 +108,6 @@ def load_model(
         f"{path}: neither a run folder (it has no {RECIPE} and checkpoints), nor a model folder, nor a recipe; for "
         "published weights add --family NAME, or --recipe FILE"
     )
-
-
-def _name_dtype(dtype: str | torch.dtype) -> str:
-    name = next((name for name, known in DTYPES.items() if known is dtype), dtype)
-    if name not in DTYPES:
-        raise ConfigError(f"dtype is {dtype}; choose {', '.join(DTYPES)}")
-    return str(name)
 
 
 def _model_overrides(words: Sequence[str]) -> list[str]:
@@ -205,7 +201,8 @@ def _assemble(parts: _Parts, origin: Mapping[str, str], weights: str) -> Pipelin
     ranks = read_ranks()
     if device.type == "cuda" and device.index is None and ranks.num_ranks > 1:
         device = torch.device("cuda", ranks.local_rank)
-    loras = list_loras(recipe)
+    lora, scale = recipe.sample.lora, recipe.sample.lora_scale
+    loras = [(lora, scale)] if isinstance(lora, str) else [(one.path, one.scale * scale) for one in lora or ()]
     for path, strength in loras:
         add_lora(denoiser, Path(path), strength=strength, merge=recipe.sample.lora_merge)
     denoiser.model.eval().requires_grad_(False).to(DTYPES[recipe.sample.precision])
@@ -254,16 +251,6 @@ def _load_denoiser(
         own = to_adapters(tensors, alpha=lora["alpha"])
         use_adapters(denoiser, own, strength=sample.lora_scale, merge=sample.lora_merge)
     return denoiser
-
-
-def list_loras(recipe: Recipe) -> list[tuple[str, float]]:
-    """Paths and strengths of `sample.lora`."""
-    sample = recipe.sample
-    if sample.lora is None:
-        return []
-    if isinstance(sample.lora, str):
-        return [(sample.lora, sample.lora_scale)]
-    return [(one.path, one.scale * sample.lora_scale) for one in sample.lora]
 
 
 _Section = TypeVar("_Section", bound=BaseModel)

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import groupby
+from operator import attrgetter
 from typing import Any, overload
 
 import numpy as np
@@ -211,18 +212,18 @@ def generate(
             continue
         clips = decode(pipeline, latent)
         if batch[0].keep == "pixels":
-            clips = [put_back(*pair) for pair in zip(clips, given, strict=True)]
+            for number, one in enumerate(given):
+                known_FHW1 = one.known_FHW.numpy()[..., None] > 0
+                given_FHWC = to_uint8(one.clip_CFHW).permute(1, 2, 3, 0).numpy()
+                clips[number] = np.where(known_FHW1, given_FHWC, clips[number])
         samples += [Sample(frames, request, pipeline.origin) for frames, request in zip(clips, batch, strict=True)]
     return samples
 
 
 def split_batches(requests: Sequence[SampleRequest], batch_size: int) -> Iterator[list[SampleRequest]]:
     """Neighbours with equal settings and the same kind of inputs, at most `batch_size`."""
-
-    def kind(request: SampleRequest) -> tuple[Any, ...]:
-        return (name_mode(request), *(getattr(request, name) for name in SampleSection.model_fields))
-
-    for _, group in groupby(requests, key=kind):
+    settings = attrgetter(*SampleSection.model_fields)
+    for _, group in groupby(requests, key=lambda request: (name_mode(request), settings(request))):
         alike = list(group)
         for start in range(0, len(alike), batch_size):
             yield alike[start : start + batch_size]
@@ -316,7 +317,10 @@ def solve(
             start=start,
             on_step=report,
         )
-    return prepared.put_back(latent)
+    if prepared.known is None:
+        return latent
+    mask_B1FHW, given_BCFHW = prepared.known
+    return torch.where(mask_B1FHW > 0, given_BCFHW.to(latent), latent)
 
 
 @torch.no_grad()
@@ -328,10 +332,3 @@ def decode(pipeline: Pipeline, latent_BCFHW: Tensor) -> list[NDArray[np.uint8]]:
             pixels = pipeline.vae.decode(pipeline.vae.denormalize(latent_CFHW[None]))
             clips.append(to_uint8(pixels[0]).permute(1, 2, 3, 0).cpu().numpy())
     return clips
-
-
-def put_back(frames_FHWC: NDArray[np.uint8], given: Given) -> NDArray[np.uint8]:
-    """The frames with every known pixel as it was given."""
-    clip_FHWC = to_uint8(given.clip_CFHW).permute(1, 2, 3, 0).numpy()
-    known = given.known_FHW.numpy()[..., None] > 0
-    return np.where(known, clip_FHWC, frames_FHWC)

@@ -12,7 +12,7 @@ import shlex
 import subprocess
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 
@@ -83,9 +83,17 @@ def load_refiner(folder: Path, *, max_new_tokens: int = MAX_NEW_TOKENS, device: 
         raise CheckpointError(f"{folder}: cannot be read as a language model ({error}); copy it again") from error
     model.to(device).eval()
 
+    # The template of a chat writes the begin token itself.
+    has_chat = tokenizer.chat_template is not None
+
     @torch.no_grad()
     def refine(prompt: str, seed: int) -> str:
-        ids = encode_question(tokenizer, prompt).to(model.device)
+        question = REQUEST.format(prompt=prompt)
+        text = f"{SYSTEM}\n{question}\n"
+        if has_chat:
+            chat = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": question}]
+            text = tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
+        ids = tokenizer(text, add_special_tokens=not has_chat, return_tensors="pt").input_ids.to(model.device)
         # transformers draws tokens from the global generator, which is left as it was.
         with torch.random.fork_rng(), quiet_transformers():
             torch.manual_seed(key(seed, "refine") >> 1)
@@ -99,17 +107,6 @@ def load_refiner(folder: Path, *, max_new_tokens: int = MAX_NEW_TOKENS, device: 
         return _check_answer(answer, f"refiner {folder}")
 
     return refine
-
-
-def encode_question(tokenizer: Any, prompt: str) -> torch.Tensor:
-    """Token ids [1, K] of the chat, or of plain text for a model without a chat template."""
-    question = REQUEST.format(prompt=prompt)
-    if tokenizer.chat_template is None:
-        return cast(torch.Tensor, tokenizer(f"{SYSTEM}\n{question}\n", return_tensors="pt").input_ids)
-    chat = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": question}]
-    text = tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
-    # The template has written the begin token already.
-    return cast(torch.Tensor, tokenizer(text, add_special_tokens=False, return_tensors="pt").input_ids)
 
 
 def _check_answer(answer: str, where: str) -> str:

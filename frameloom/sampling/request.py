@@ -6,6 +6,7 @@ import csv
 import io
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -90,8 +91,7 @@ def _read(given: Sequence[str], file: Path | None) -> list[tuple[str, SampleRequ
             raise DataError(
                 f"{file}: cannot be read as text ({error}); give a UTF-8 file, one prompt per line"
             ) from error
-        reader = {".csv": _read_csv, ".jsonl": _read_jsonl}.get(file.suffix.lower(), _read_lines)
-        for line, values in reader(file, text):
+        for line, values in (_read_csv if file.suffix.lower() == ".csv" else _read_lines)(file, text):
             where = f"{file}:{line}"
             request = make_request(values, where=where, kind="columns", error=DataError)
             if "prompt" not in request.model_fields_set:
@@ -103,8 +103,14 @@ def _read(given: Sequence[str], file: Path | None) -> list[tuple[str, SampleRequ
 
 
 def _read_lines(file: Path, text: str) -> Iterator[tuple[int, dict[str, Any]]]:
+    """A prompt on each line, or in a .jsonl file an object."""
     for number, line in enumerate(text.splitlines(), 1):
-        if line.strip():
+        if line.strip() and file.suffix.lower() == ".jsonl":
+            values = parse_object(
+                line, where=f"{file}:{number}", error=DataError, fix='write {"prompt": "…", "seed": 1}'
+            )
+            yield number, {name: value for name, value in values.items() if value is not None}
+        elif line.strip():
             yield number, {"prompt": line.strip()}
 
 
@@ -114,27 +120,14 @@ def _read_csv(file: Path, text: str) -> Iterator[tuple[int, dict[str, Any]]]:
     for row in table:
         if None in row:
             raise DataError(f"{file}:{table.line_num}: has more values than columns; put text with commas into quotes")
-        if filled := {name: value for name, value in row.items() if value not in (None, "")}:
-            yield table.line_num, {name: _read_cell(_ALIASES.get(name, name), value) for name, value in filled.items()}
-
-
-def _read_cell(name: str, text: str) -> Any:
-    field = SampleRequest.model_fields.get(name)
-    if field is None or name in MEDIA or field_kind(field).accepts(str):
-        return text
-    try:
-        return json.loads(text)
-    except ValueError:
-        return text
-
-
-def _read_jsonl(file: Path, text: str) -> Iterator[tuple[int, dict[str, Any]]]:
-    for number, line in enumerate(text.splitlines(), 1):
-        if line.strip():
-            values = parse_object(
-                line, where=f"{file}:{number}", error=DataError, fix='write {"prompt": "…", "seed": 1}'
-            )
-            yield number, {name: value for name, value in values.items() if value is not None}
+        values: dict[str, Any] = {name: value for name, value in row.items() if value not in (None, "")}
+        for name, text in values.items():
+            field = SampleRequest.model_fields.get(_ALIASES.get(name, name))
+            if field is not None and _ALIASES.get(name, name) not in MEDIA and not field_kind(field).accepts(str):
+                with suppress(ValueError):
+                    values[name] = json.loads(text)
+        if values:
+            yield table.line_num, values
 
 
 def check_media(named: Mapping[str, Path | None]) -> None:

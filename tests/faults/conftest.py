@@ -15,23 +15,24 @@ from tests.conftest import World
 from tests.faults.table import PROPERTY
 from tests.faults.warm import Warm, warm_parent
 
-_NUMBERED = re.compile(r"^test((?:_\d\d)+)_")
+_NUMBERED = re.compile(r"test_(\d\d)_")
 
 
-def rows_of(path: Path) -> list[int]:
-    """The rows that a file is named for: `test_12_13_resume.py` gives 12 and 13."""
-    found = _NUMBERED.match(path.name)
-    return [int(number) for number in found.group(1).split("_")[1:]] if found else []
+def find_row(name: str) -> int | None:
+    """The row that a test is named for: `test_06_every_flip_is_noticed` gives 6."""
+    found = _NUMBERED.match(name)
+    return int(found.group(1)) if found else None
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        if item.path.parent == Path(__file__).parent:
-            item.extra_keyword_matches.update(f"row_{row:02d}" for row in rows_of(item.path))
+        row = find_row(item.name) if item.path.parent == Path(__file__).parent else None
+        if row is not None:
+            item.extra_keyword_matches.add(f"row_{row:02d}")
 
 
 class Tally:
-    """Faults of one test and one row, all survived if the test passes. The list travels with the test's report."""
+    """Faults of one test and its row, all survived if the test passes. The list travels with the test's report."""
 
     def __init__(self, row: int) -> None:
         self.numbers = [row, 0]
@@ -41,19 +42,12 @@ class Tally:
 
 
 @pytest.fixture
-def tally_of(request: pytest.FixtureRequest) -> Callable[[int], Tally]:
-    def begin(row: int) -> Tally:
-        counted = Tally(row)
-        request.node.user_properties.append((PROPERTY, counted.numbers))
-        return counted
-
-    return begin
-
-
-@pytest.fixture
-def tally(request: pytest.FixtureRequest, tally_of: Callable[[int], Tally]) -> Tally:
-    """Counts for the first row of the file's name."""
-    return tally_of(rows_of(request.path)[0])
+def tally(request: pytest.FixtureRequest) -> Tally:
+    row = find_row(request.node.name)
+    assert row is not None, "a test that counts faults is named for its row"
+    counted = Tally(row)
+    request.node.user_properties.append((PROPERTY, counted.numbers))
+    return counted
 
 
 @pytest.fixture(scope="session")

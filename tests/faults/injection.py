@@ -25,6 +25,11 @@ _OVER = "_over"
 _OWN = ("point", "act", "seconds", "message")
 
 
+def faults(*entries: dict[str, object]) -> dict[str, str]:
+    """The environment of a process in which these strike."""
+    return {VARIABLE: json.dumps(entries)}
+
+
 def install() -> None:
     if strike_at not in observers:
         observers.append(strike_at)

@@ -45,53 +45,41 @@ def loads_as_made(root: Path, step: int) -> bool:
     return is_same(load_checkpoint(step_folder(root, step)), make(step))
 
 
-def act_at(folder: Path, act: Callable[[], None]) -> None:
-    """Call `act` before every file operation inside `folder`; a hook of Python's own, which cannot be taken away."""
+def watch(folder: Path, die_at: int = 0) -> list[str]:
+    """The file operations inside `folder` from now on; this process is killed before number `die_at` of them.
+
+    A hook of Python's own, which cannot be taken away.
+    """
+    seen: list[str] = []
 
     def hook(event: str, arguments: tuple[object, ...]) -> None:
         if event in EVENTS and str(folder) in str(arguments[0]):
-            act()
+            seen.append(event)
+            if len(seen) == die_at:
+                os.kill(os.getpid(), signal.SIGKILL)
 
     sys.addaudithook(hook)
+    return seen
 
 
-def die_at(folder: Path, number: int) -> None:
-    """Kill this process before its file operation `number` in `folder`, counted from 1."""
-    seen = []
-
-    def act() -> None:
-        seen.append(1)
-        if len(seen) == number:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    act_at(folder, act)
+def act(what: str, root: str, number: int, *given: int) -> None:
+    """Do one of `ACTS`, and die before file operation `number`; or print how many there were."""
+    seen = watch(Path(root), number)
+    ACTS[what](Path(root), *given)
+    print(len(seen))
 
 
-def count_operations(work: Callable[[Path], None], root: Path) -> int:
-    seen: list[int] = []
-    act_at(root, lambda: seen.append(1))
-    work(root)
-    return len(seen)
+def save(root: Path, step: int, content: int | None = None) -> None:
+    """Save a step (with the tensors of another, `content`)."""
+    save_checkpoint(root, replace(make(step if content is None else content), step=step))
 
 
-def save(root: str, step: int, number: int = 0, content: int | None = None) -> None:
-    """Save a step (with the tensors of another, `content`); die before file operation `number`."""
-    if number:
-        die_at(Path(root), number)
-    made = make(step if content is None else content)
-    save_checkpoint(Path(root), replace(made, step=step))
-
-
-def count_save(root: str, step: int, out: str) -> None:
-    Path(out).write_text(str(count_operations(lambda folder: save(str(folder), step), Path(root))))
-
-
-def save_in_place(root: str, step: int, number: int = 0, content: int | None = None) -> None:
+def save_in_place(root: Path, step: int, content: int | None = None) -> None:
     """The control: as `save`, but straight into the final place, whatever is there."""
     store.atomic_folder = plain_folder  # type: ignore[assignment]
     find = store.step_folder
     store.step_folder = lambda root, step: Unseen(find(root, step))
-    save(root, step, number, content)
+    save(root, step, content)
 
 
 class Unseen(PosixPath):
@@ -107,19 +95,15 @@ def plain_folder(path: Path) -> Iterator[Path]:
     yield path
 
 
-def retain(root: str, keep: int, number: int = 0) -> None:
-    if number:
-        die_at(Path(root), number)
-    apply_retention(Path(root), keep)
+def retain_in_place(root: Path, keep: int) -> None:
+    """The control: as `apply_retention`, but old checkpoints are not renamed before they are deleted."""
+    for step in list_steps(root)[:-keep]:
+        shutil.rmtree(step_folder(root, step))
 
 
-def count_retain(root: str, keep: int, out: str) -> None:
-    Path(out).write_text(str(count_operations(lambda folder: apply_retention(folder, keep), Path(root))))
-
-
-def retain_in_place(root: str, keep: int, number: int = 0) -> None:
-    """The control: as `retain`, but old checkpoints are not renamed before they are deleted."""
-    if number:
-        die_at(Path(root), number)
-    for step in list_steps(Path(root))[:-keep]:
-        shutil.rmtree(step_folder(Path(root), step))
+ACTS: dict[str, Callable[..., None]] = {
+    "save": save,
+    "save in place": save_in_place,
+    "retain": apply_retention,
+    "retain in place": retain_in_place,
+}

@@ -2,125 +2,66 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
-import subprocess
-import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
-
-from tests.faults.warm import Child
-
-ROOT = Path(__file__).parents[2]
-
-# Forks its writers: they start warm, so many kills cost little. The driver itself does nothing with polars, whose
-# threads a fork would lose.
-DRIVER = '''
-import json, os, signal, sys, time
-from pathlib import Path
 import torch
+from torch import Tensor
+
+from frameloom.config.schema.data import CacheSection
 from frameloom.core.errors import CacheError
 from frameloom.core.random import numpy_stream
-from frameloom.config.schema.data import CacheSection
 from frameloom.data.cache.encoding import TextEncoder
 from frameloom.data.cache.filling import write_text_cache
 from frameloom.data.cache.store import TextStore
+from tests.faults.kills import watch
+from tests.faults.warm import Child
 
 CAPTIONS = [f"caption {'x' * n}" for n in range(13)]
 FINGERPRINT = {"kind": "text", "encoder": "lengths"}
-PORTION = 4
-EVENTS = ("open", "os.rename", "os.remove", "os.mkdir")
+WRITE, CHECK = "tests.faults.test_cache_kill:write", "tests.faults.test_cache_kill:check"
 
-def encode(captions):
-    with open(LOG, "a") as log:
-        log.write("x" * len(captions))
+
+def log_of(folder: Path) -> Path:
+    """A letter for every caption that was encoded for this cache."""
+    return folder.with_name(f"log-{folder.name}")
+
+
+def encode(log: Path, captions: list[str]) -> dict[str, Tensor]:
+    with log.open("a") as file:
+        file.write("x" * len(captions))
     lengths = torch.tensor([len(caption) for caption in captions])
     return {"tokens": lengths[:, None].repeat(1, 64).float(), "mask": torch.arange(30)[None] < lengths[:, None]}
 
-def watch(folder, act):
-    def hook(event, arguments):
-        if event in EVENTS and str(folder) in str(arguments[0]):
-            act()
-    sys.addaudithook(hook)
 
-def write(folder):
-    encoder, section = TextEncoder(encode, torch.float32), CacheSection(group=PORTION)
-    write_text_cache(folder, CAPTIONS, encoder=encoder, fingerprint=FINGERPRINT, section=section)
+def write(folder: str, number: int = 0) -> None:
+    """Fill the cache; die before file operation `number`, or print how many there were."""
+    path = Path(folder)
+    seen = watch(path, number)
+    encoder, section = TextEncoder(partial(encode, log_of(path)), torch.float32), CacheSection(group=4)
+    write_text_cache(path, CAPTIONS, encoder=encoder, fingerprint=FINGERPRINT, section=section)
+    print(len(seen))
 
-def fork(work, delay_s=None):
-    """The exit status of a child that does `work`; with a delay it is killed from outside."""
-    child = os.fork()
-    if child == 0:
-        sys.stderr = open(os.devnull, "w")
-        try:
-            work()
-        except BaseException as error:
-            (HERE / "error").write_text(repr(error))
-            os._exit(1)
-        os._exit(0)
-    if delay_s is not None:
-        time.sleep(delay_s)
-        os.kill(child, signal.SIGKILL)
-    return os.waitpid(child, 0)[1]
 
-def count_events():
-    counts = []
-    watch(HERE / "whole", lambda: counts.append(1))
-    write(HERE / "whole")
-    (HERE / "events").write_text(str(len(counts)))
-
-def die_at(folder, number):
-    counts = []
-    def act():
-        counts.append(1)
-        if len(counts) == number:
-            os.kill(os.getpid(), signal.SIGKILL)
-    watch(folder, act)
-    write(folder)
-
-def check(folder):
+def check(folder: str, whole: str) -> None:
     """What a killed writer left is refused or right; then the next call finishes it."""
+    wanted = encode(Path(os.devnull), ["", *CAPTIONS])
     for is_finished in (False, True):
         if is_finished:
             write(folder)
         try:
-            found = TextStore.open(folder, FINGERPRINT, captions=CAPTIONS).get(["", *CAPTIONS])
+            found = TextStore.open(Path(folder), FINGERPRINT, captions=CAPTIONS).get(["", *CAPTIONS])
         except CacheError:
             assert not is_finished
             continue
-        wanted = encode(["", *CAPTIONS])
-        LOG.write_text(LOG.read_text()[: -len(CAPTIONS) - 1])
         assert all(torch.equal(found[name], wanted[name]) for name in wanted)
-    shards = {path.name for path in (folder / "shards").iterdir()}
-    assert shards == {path.name for path in (HERE / "whole" / "shards").iterdir()}, shards
-    assert not list(folder.rglob(".partial-*"))
-
-HERE, step, num_random = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
-LOG = HERE / "log"
-LOG.write_text("")
-started = time.monotonic()
-assert fork(count_events) == 0, (HERE / "error").read_text()
-duration_s = time.monotonic() - started
-num_events = int((HERE / "events").read_text())
-delays = (numpy_stream(0, "kill").random(num_random) * duration_s).tolist()
-results = []
-for number, delay_s in [(n, None) for n in range(1, num_events + 1, step)] + [(-1, delay) for delay in delays]:
-    folder = HERE / f"killed-{len(results)}"
-    LOG.write_text("")
-    status = fork(lambda: die_at(folder, number), delay_s)
-    code = fork(lambda: check(folder))
-    error = (HERE / "error").read_text() if code else ""
-    num_lost = len(LOG.read_text()) - len(CAPTIONS) - 1
-    results.append({"at": number, "signal": status & 127, "error": error, "num_lost": num_lost})
-print(json.dumps({"num_events": num_events, "results": results}))
-'''
-
-
-def environment() -> dict[str, str]:
-    return os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "POLARS_MAX_THREADS": "1"}
+    shards, wanted_shards = ({path.name for path in Path(root, "shards").iterdir()} for root in (folder, whole))
+    assert shards == wanted_shards
+    assert not list(Path(folder).rglob(".partial-*"))
 
 
 @pytest.mark.parametrize(
@@ -131,20 +72,28 @@ def environment() -> dict[str, str]:
     ],
 )
 @pytest.mark.timeout(900)
-def test_killed_at_any_file_operation_or_moment(tmp_path: Path, step: int, num_random: int) -> None:
-    (tmp_path / "driver.py").write_text(DRIVER)
-    words = [sys.executable, str(tmp_path / "driver.py"), str(tmp_path), str(step), str(num_random)]
-    done = subprocess.run(words, env=environment(), capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
-    assert found["num_events"] > 40
-    assert [result for result in found["results"] if result["error"]] == []
-    killed = [result for result in found["results"] if result["at"] > 0]
-    assert len(killed) >= 8
-    assert {result["signal"] for result in killed} == {signal.SIGKILL}
+def test_killed_at_any_file_operation_or_moment(warm, tmp_path: Path, step: int, num_random: int) -> None:
+    whole = str(tmp_path / "whole")
+    started = time.monotonic()
+    num_events = int(warm.run(WRITE, whole).split()[-1])
+    duration_s = time.monotonic() - started
+    assert num_events > 40
+    delays = (numpy_stream(0, "kill").random(num_random) * duration_s).tolist()
+    kills = [(number, None) for number in range(1, num_events + 1, step)] + [(0, delay) for delay in delays]
+    lost = []
+    for number, delay_s in kills:
+        folder = tmp_path / f"killed-{len(lost)}"
+        child = warm.start(WRITE, str(folder), number)
+        if delay_s is not None:
+            time.sleep(delay_s)
+            child.kill()
+        assert warm.wait(child) == -signal.SIGKILL or not number, child.output
+        warm.run(CHECK, str(folder), whole)
+        lost.append(log_of(folder).stat().st_size - len(CAPTIONS) - 1)
     # Four captions are a group; some kills must lose part of one, or they came at harmless moments only.
-    assert {result["num_lost"] for result in found["results"]} <= set(range(5))
-    assert max(result["num_lost"] for result in killed) > 0
+    num_numbered = len(kills) - len(delays)
+    assert num_numbered >= 8 and set(lost) <= set(range(5))
+    assert max(lost[:num_numbered]) > 0
 
 
 @pytest.mark.slow
@@ -154,7 +103,9 @@ def test_the_killed_command_goes_on_and_writes_what_an_undisturbed_one_writes(wo
         folders = [
             word for part in ("latents", "text") for word in (f"--data.cache.{part}", str(world.folder / name / part))
         ]
-        return warm.start_frameloom(["data", "cache", world.folder / "recipe.yaml", *folders], env=environment())
+        return warm.start_frameloom(
+            ["data", "cache", world.folder / "recipe.yaml", *folders], env=os.environ | {"POLARS_MAX_THREADS": "1"}
+        )
 
     world.write_recipe(data={"frame_start": "first", "cache": {"group": 3}})
     writer = start("killed")

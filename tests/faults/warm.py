@@ -39,7 +39,6 @@ WARM = (
     "frameloom.checkpoint.writer",
     "frameloom.training.train",
     "frameloom.training.loop",
-    "frameloom.training.train",
     "torchmetrics.functional.image",
     "transformers.models.bert.modeling_bert",
     "av",
@@ -126,29 +125,21 @@ class Warm:
         code = self._ask(do="poll", pid=child.pid)["code"]
         return None if code is None else int(code)
 
-    def wait_all(self, children: Sequence[Child], limit_s: float) -> list[int | None]:
-        """Exit codes; when one fails by a mistake of ours, or time is over, the others are ended and have none."""
-        codes: list[int | None] = [None] * len(children)
-        deadline_s, has_failed = time.monotonic() + limit_s, False
-        try:
-            while None in codes and time.monotonic() < deadline_s:
-                time.sleep(0.05)
-                codes = [self.poll(one) if code is None else code for one, code in zip(children, codes, strict=True)]
-                if not has_failed and any(code not in (None, 0, -signal.SIGKILL) for code in codes):
-                    has_failed, deadline_s = True, time.monotonic() + 5
-        finally:
-            for child, code in zip(children, codes, strict=True):
-                if code is None:
-                    child.kill()
-                    self.wait(child)
-        return codes
+    def expect(self, child: Child, code: int = 0, limit_s: float = 280.0) -> str:
+        """What a child printed that has to end with this code."""
+        found = self.wait(child, limit_s)
+        assert found == code, f"exit code {found}\n{child.output}"
+        return child.output
 
-    def run(self, call: str, *args: Any, env: dict[str, str] | None = None, limit_s: float = 120.0) -> Child:
+    def expect_all(self, children: Sequence[Child], limit_s: float = 280.0) -> list[str]:
+        """The same of ranks that have to succeed."""
+        codes = [self.wait(child, limit_s) for child in children]
+        assert not any(codes), (codes, [child.output for child in children])
+        return [child.output for child in children]
+
+    def run(self, call: str, *args: Any, env: dict[str, str] | None = None, limit_s: float = 280.0) -> str:
         """Start, wait, and expect success."""
-        child = self.start(call, *args, env=env)
-        code = self.wait(child, limit_s)
-        assert code == 0, f"exit code {code}\n{child.output}"
-        return child
+        return self.expect(self.start(call, *args, env=env), limit_s=limit_s)
 
     def close(self) -> None:
         assert self._process.stdin is not None and self._process.stdout is not None
@@ -213,13 +204,9 @@ def serve() -> None:
                 be_child(request)
             running.add(pid)
             answer: dict[str, Any] = {"pid": pid}
-        elif request["do"] == "poll":
-            code = poll(request["pid"])
-            running -= set() if code is None else {request["pid"]}
-            answer = {"code": code}
         else:
-            code = wait_for(request["pid"], request["limit_s"])
-            running.discard(request["pid"])
+            code = poll(request["pid"]) if request["do"] == "poll" else wait_for(request["pid"], request["limit_s"])
+            running -= set() if request["do"] == "poll" and code is None else {request["pid"]}
             answer = {"code": code}
         print(json.dumps(answer), flush=True)
     for pid in running:

@@ -12,7 +12,7 @@ from frameloom.core.device import avoid_amx_in_virtual_machines
 from frameloom.core.errors import CheckpointError, FrameloomError
 from frameloom.core.progress import ProgressBar
 from tests.parity.cases import list_goldens
-from tests.parity.harness import format_table, iterate_parity, to_json
+from tests.parity.harness import format_table, run_parity, to_json
 
 GOLDENS = Path(__file__).parents[1] / "goldens"
 
@@ -35,7 +35,7 @@ def read_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
 def run(folder: Path, *, verbose: bool = False, as_json: bool = False) -> int:
     results = []
     with ProgressBar("parity", sum(map(len, list_goldens(folder)))) as bar:
-        for result in iterate_parity(folder):
+        for result in run_parity(folder):
             results.append(result)
             bar.advance(note=result.name)
     print(json.dumps(to_json(results), indent=2) if as_json else "\n".join(format_table(results, verbose=verbose)))

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -51,12 +51,28 @@ class ParityOutput:
     deviation: str = ""
 
 
+Run = Callable[[ParityCase], list[ParityOutput]]
+
+
 @dataclass(frozen=True)
 class Runner:
     """Runs one kind of golden file, recognised by its content, so that other sizes and settings run as well."""
 
     matches: Callable[[ParityCase], bool]
-    run: Callable[[ParityCase], list[ParityOutput]]
+    run: Run
+
+
+RUNNERS: list[Runner] = []
+
+
+def golden(matches: Callable[[ParityCase], bool]) -> Callable[[Run], Run]:
+    """Registers the decorated function as the runner of the files that `matches` knows."""
+
+    def register(run: Run) -> Run:
+        RUNNERS.append(Runner(matches, run))
+        return run
+
+    return register
 
 
 Tolerance = float | Callable[[str, Tensor], float]
@@ -109,7 +125,10 @@ def compare(
 
 
 def pair_outputs(
-    case: ParityCase, ours: Mapping[str, Tensor], tolerance: Tolerance, deviations: Mapping[str, str] | None = None
+    case: ParityCase,
+    ours: Mapping[str, Tensor | None],
+    tolerance: Tolerance,
+    deviations: Mapping[str, str] | None = None,
 ) -> list[ParityOutput]:
     """Every output of the file beside ours of the same name; one that we lack is not compared.
 
@@ -117,7 +136,7 @@ def pair_outputs(
     """
     results = []
     for name, expected in case.outputs.items():
-        note = "" if name in ours else "the runner of this kind of case makes no such output"
+        note = "" if ours.get(name) is not None else "the runner of this kind of case makes no such output"
         results.append(compare(name, ours.get(name), expected, tolerance, note, (deviations or {}).get(name, "")))
     return results
 
@@ -129,29 +148,26 @@ def leave_out(name: str, deviation: str) -> ParityOutput:
 
 Found = Iterable[tuple[str, Any, Any] | ParityOutput]
 """(name of a compared list, ours, the original's), numbers nested alike; or a finished comparison"""
+CompareTable = Callable[[dict[str, Any]], Found]
 
 
-def table_runners(
-    kinds: Mapping[frozenset[str], Sequence[Callable[[dict[str, Any]], Found]]], *, entries: bool = False
-) -> list[Runner]:
-    """Runners of tables that are known by their keys, or by those of the entries of `cases`; values must be equal."""
+def golden_table(*keys: str, in_cases: bool = False) -> Callable[[CompareTable], CompareTable]:
+    """Registers the comparison of tables with these keys, or with these in the entries of `cases`; values are equal."""
 
-    def make(keys: frozenset[str], compares: Sequence[Callable[[dict[str, Any]], Found]]) -> Runner:
-        def matches(case: ParityCase) -> bool:
-            return keys <= (_first_entry(case.config) if entries else case.config).keys()
+    def matches(case: ParityCase) -> bool:
+        listed = case.config.get("cases") if in_cases else [case.config]
+        entry = listed[0] if isinstance(listed, list) and listed and isinstance(listed[0], dict) else {}
+        return entry.keys() >= set(keys)
 
+    def register(compare_table: CompareTable) -> CompareTable:
         def run(case: ParityCase) -> list[ParityOutput]:
-            found = (one for compare_table in compares for one in compare_table(case.config))
+            found = compare_table(case.config)
             return [one if isinstance(one, ParityOutput) else compare_numbers(*one) for one in found]
 
-        return Runner(matches, run)
+        golden(matches)(run)
+        return compare_table
 
-    return [make(keys, compares) for keys, compares in kinds.items()]
-
-
-def _first_entry(config: Mapping[str, Any]) -> dict[str, Any]:
-    listed = config.get("cases")
-    return listed[0] if isinstance(listed, list) and listed and isinstance(listed[0], dict) else {}
+    return register
 
 
 def compare_numbers(name: str, ours: Any, expected: Any, tolerance: float = 0.0) -> ParityOutput:
@@ -181,10 +197,6 @@ def _count_different(ours: Any, expected: Any) -> int:
 _ABSENT = object()
 
 
-class _ReadCase(Protocol):
-    def __call__(self, path: Path, *, name: str) -> ParityCase: ...
-
-
 _DOCUMENTS = {".md", ".txt"}
 
 
@@ -192,7 +204,11 @@ def list_goldens(folder: Path) -> tuple[list[Path], list[Path]]:
     """Golden files below `folder`, and files that are neither golden, nor a document, nor named in a golden table."""
     if not folder.is_dir():
         raise CheckpointError(f"{folder}: no such folder; give a folder of golden files")
-    paths = sorted(path for path in folder.rglob("*") if path.is_file() and not _is_hidden(path, folder))
+    paths = sorted(
+        path
+        for path in folder.rglob("*")
+        if path.is_file() and not any(part.startswith(".") for part in path.relative_to(folder).parts)
+    )
     cases = [path for path in paths if path.suffix in _READERS]
     if not cases:
         raise CheckpointError(f"{folder}: holds no .safetensors or .json file; give a folder of golden cases")
@@ -200,15 +216,6 @@ def list_goldens(folder: Path) -> tuple[list[Path], list[Path]]:
     # Clips lie beside the table that says what should be found in them.
     tables = [path.read_text(encoding="utf-8", errors="replace") for path in cases if path.suffix == ".json"]
     return cases, [path for path in others if not any(f'"{path.name}"' in table for table in tables)]
-
-
-def _is_hidden(path: Path, folder: Path) -> bool:
-    return any(part.startswith(".") for part in path.relative_to(folder).parts)
-
-
-def read_cases(folder: Path) -> Iterator[ParityCase]:
-    for path in list_goldens(folder)[0]:
-        yield read_golden(path, folder)
 
 
 def read_golden(path: Path, folder: Path) -> ParityCase:
@@ -229,7 +236,10 @@ def read_case(path: Path, *, name: str) -> ParityCase:
     return ParityCase(
         name=name,
         config=config,
-        weights={key: _to_float32(tensor) for key, tensor in under(tensors, "weights.").items()},
+        weights={
+            key: tensor.float() if tensor.is_floating_point() else tensor
+            for key, tensor in under(tensors, "weights.").items()
+        },
         inputs=under(tensors, "in."),
         outputs=under(tensors, "out."),
         path=path,
@@ -252,8 +262,4 @@ def read_table(path: Path, *, name: str) -> ParityCase:
     return ParityCase(name, config if isinstance(config, dict) else {}, {}, {}, {}, path=path)
 
 
-_READERS: dict[str, _ReadCase] = {".safetensors": read_case, ".json": read_table}
-
-
-def _to_float32(tensor: Tensor) -> Tensor:
-    return tensor.to(torch.float32) if tensor.is_floating_point() else tensor
+_READERS = {".safetensors": read_case, ".json": read_table}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -22,9 +21,8 @@ from frameloom.data.buckets.ratio_tokens import (
     list_divisors,
 )
 from frameloom.models.vaes.config import LengthRule
-from tests.parity.cases import ParityOutput, compare_facts, leave_out, pick_prefixed, table_runners
+from tests.parity.cases import Found, compare_facts, golden_table, leave_out, pick_prefixed
 
-Found = Iterator[tuple[str, Any, Any] | ParityOutput]
 _NUM_DRAWS = 20_000
 _FREQUENCY = re.compile(r"frequency_of_(\d+)_seed_PCG64_(\d+)")
 
@@ -34,6 +32,7 @@ def _policy(patch: int | None = None, **settings: Any) -> RatioTokens:
     return RatioTokens(section, stride=16, rule=LengthRule(patch=patch or 1))
 
 
+@golden_table("ASPECT_RATIO_512", "rows")
 def compare_ratios(case: dict[str, Any]) -> Found:
     yield "table", list(RATIO_TABLE.values()), list(case["ASPECT_RATIO_512"].values())
     yield "table keys", list(RATIO_TABLE), list(map(float, case["ASPECT_RATIO_512"]))
@@ -51,6 +50,7 @@ def compare_ratios(case: dict[str, Any]) -> Found:
         yield f"{name} size", [RATIO_TABLE[key] for key in found], [row[column + 1] for row in case["rows"]]
 
 
+@golden_table("rule_table", "random_downsample_ratio")
 def compare_token_lengths(case: dict[str, Any]) -> Found:
     for number, entry in enumerate(case["rule_table"]):
         names = ("video_sample_n_frames", "token_sample_size", "video_sample_size", "image_sample_size")
@@ -84,6 +84,7 @@ def compare_token_lengths(case: dict[str, Any]) -> Found:
     yield "clips per batch", ours, wanted
 
 
+@golden_table("random_frame_crop")
 def compare_frame_crops(case: dict[str, Any]) -> Found:
     for number, entry in enumerate(case["random_frame_crop"]):
         policy = _policy(entry["patch_size_t"], video_sample_n_frames=entry["video_sample_n_frames"])
@@ -190,6 +191,7 @@ def _draw_picked(policy: RatioTokens, choices: list[list[Any]]) -> Draw:
     return draw
 
 
+@golden_table("dataset", "epochs", "resume")
 def compare_sampler(case: dict[str, Any]) -> Found:
     """Rows of one batch share their kind and their nearest ratio; the order of batches is that of our plan."""
     rows = case["dataset"]
@@ -223,13 +225,3 @@ def compare_lengths(case: dict[str, Any]) -> Found:
         policy = _policy(video_sample_n_frames=entry["n_frames"], video_sample_stride=entry["stride"])
         ours.append(int(policy.available_frames(np.array([entry["video_frames"]]))[0]))
     yield "frames of a file", ours, [len(entry["idx"]) for entry in entries]
-
-
-RUNNERS = table_runners(
-    {
-        frozenset({"ASPECT_RATIO_512", "rows"}): (compare_ratios,),
-        frozenset({"rule_table", "random_downsample_ratio"}): (compare_token_lengths,),
-        frozenset({"random_frame_crop"}): (compare_frame_crops,),
-        frozenset({"dataset", "epochs", "resume"}): (compare_sampler,),
-    }
-)

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from frameloom.diffusion.conditioning import MaskRandom, draw_region_mask
-from frameloom.diffusion.mask_kinds import CLIP_SHARES
-from tests.parity.cases import ParityCase, ParityOutput, Runner, compare_numbers
+from frameloom.diffusion.tables import CLIP_SHARES
+from tests.parity.cases import ParityCase, ParityOutput, compare_numbers, golden
 
 _KINDS = list(CLIP_SHARES)
 
@@ -57,6 +57,7 @@ def is_draws(case: ParityCase) -> bool:
     return isinstance(entries, list) and all({"case", "seed", "shape_fchw"} <= entry.keys() for entry in entries)
 
 
+@golden(is_draws)
 def run_draws(case: ParityCase) -> list[ParityOutput]:
     results, kinds = [], []
     for entry in case.config["draws"]:
@@ -68,10 +69,7 @@ def run_draws(case: ParityCase) -> list[ParityOutput]:
     return [*results, compare_numbers("kinds", kinds, [entry["case"] for entry in case.config["draws"]])]
 
 
-def is_statistics(case: ParityCase) -> bool:
-    return isinstance(case.config.get("draws"), int) and isinstance(case.config.get("shapes"), list)
-
-
+@golden(lambda case: isinstance(case.config.get("draws"), int) and isinstance(case.config.get("shapes"), list))
 def run_statistics(case: ParityCase) -> list[ParityOutput]:
     return [output for entry in case.config["shapes"] for output in _compare_shape(entry, case.config["draws"])]
 
@@ -104,6 +102,3 @@ def _compare_shape(entry: dict[str, Any], num_draws: int) -> list[ParityOutput]:
     all_ones = sum(int((shares_NF.mean(1) == 1).sum()) for shares_NF in unknown.values()) / num_draws
     name = "x".join(map(str, shape_FHW)) + " all ones"
     return [*results, compare_numbers(name, all_ones, entry["p_all_ones_overall"])]
-
-
-RUNNERS = (Runner(is_draws, run_draws), Runner(is_statistics, run_statistics))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -13,7 +12,16 @@ from frameloom.data.buckets.ratio_tokens import CROP_WEIGHTS
 from frameloom.data.media.frames import FrameRule, Window, select_frames
 from frameloom.data.media.transforms import CenterCrop, Resize, Transforms
 from tests.float_pixels import resize_and_cut
-from tests.parity.cases import ParityCase, ParityOutput, Runner, compare, compare_facts, compare_numbers, table_runners
+from tests.parity.cases import (
+    Found,
+    ParityCase,
+    ParityOutput,
+    compare,
+    compare_facts,
+    compare_numbers,
+    golden,
+    golden_table,
+)
 from tests.parity.cogvideox_fun_data import assign_batch, compare_collate, compare_lengths
 
 # Sides that follow from the ratio are cut off, not rounded; torchvision rounds the place of a crop to even.
@@ -21,7 +29,9 @@ TRANSFORMS = Transforms((Resize(rounding="down"), CenterCrop(rounding="even")))
 _DEVIATION = "scaled-like-the-first-clip"
 
 
-def compare_reading(case: dict[str, Any]) -> Iterator[ParityOutput]:
+@golden_table("frame_indices")
+def compare_reading(case: dict[str, Any]) -> Found:
+    yield from compare_lengths(case)
     shrink = Resize(fit="short_side", rounding="down")
     rows = case["resize_frame_[h,w,target_short_side,out_h,out_w]"]
     ours = [shrink.scale(h, w, side, side) if min(h, w) > side else (h, w) for h, w, side, *_ in rows]
@@ -47,10 +57,7 @@ def _select(entry: dict[str, Any]) -> list[int]:
     return indices
 
 
-def is_pixels(case: ParityCase) -> bool:
-    return "cases" in case.config and any(name.endswith("example0_fhwc") for name in case.inputs)
-
-
+@golden(lambda case: "cases" in case.config and any(name.endswith("example0_fhwc") for name in case.inputs))
 def run_pixels(case: ParityCase) -> list[ParityOutput]:
     return [_collate(case, number, entry) for number, entry in enumerate(case.config["cases"])]
 
@@ -84,7 +91,9 @@ def _replay_choices(seed: int) -> list[list[Any]]:
     return [["ratios, weighted", str(picked)]]
 
 
-def compare_collate_sizes(case: dict[str, Any]) -> Iterator[ParityOutput]:
+@golden_table("examples_[type,frames,h,w]", "transforms", in_cases=True)
+def compare_collate_sizes(case: dict[str, Any]) -> Found:
+    yield from compare_collate(case)
     for number, entry in enumerate(case["cases"]):
         height, width = entry["stacked_shape_bfchw"][3:]
         examples, own_ratio = entry["examples_[type,frames,h,w]"], entry["args"]["random_ratio_crop"]
@@ -98,13 +107,3 @@ def compare_collate_sizes(case: dict[str, Any]) -> Iterator[ParityOutput]:
             yield ParityOutput(output.name, output.ours, output.expected, 0.0, deviation=deviation)
         budget = entry["args"]["video_sample_n_frames"] * entry["args"]["token_sample_size"] ** 2
         yield compare_numbers(f"{number} token length", budget, entry["target_token_length"])
-
-
-RUNNERS = (
-    Runner(is_pixels, run_pixels),
-    *table_runners({frozenset({"frame_indices"}): (compare_lengths, compare_reading)}),
-    *table_runners(
-        {frozenset({"examples_[type,frames,h,w]", "transforms"}): (compare_collate, compare_collate_sizes)},
-        entries=True,
-    ),
-)

@@ -28,14 +28,12 @@ from frameloom.models.denoisers.cogvideox_fun.conditioning import (
 from frameloom.models.denoisers.cogvideox_fun.config import SIZES
 from frameloom.models.denoisers.cogvideox_fun.weights import read_config
 from frameloom.models.registry import get_denoiser
-from frameloom.models.vaes.base import load_original as load_vae
-from frameloom.models.vaes.cogvideox.config import CogVideoXConfig
 from frameloom.models.vaes.cogvideox.model import CogVideoXVAE
 from frameloom.sampling.conditions import Given, Prepared, prepare
-from tests.parity.cases import ParityCase, ParityOutput, Runner, pair_outputs, read_beside
+from tests.parity.cases import ParityCase, ParityOutput, golden, pair_outputs
 from tests.parity.cogvideox_fun_transformer import name_rotary
 from tests.parity.noise_schedules import read_sampler
-from tests.parity.sampling import compare_frames, make_sampler, make_text, sample_latents
+from tests.parity.sampling import compare_frames, load_vae, make_sampler, make_text, sample_latents
 
 CHANNEL_TOLERANCE = 1e-5
 PIPELINE_TOLERANCE = 1e-4
@@ -43,23 +41,17 @@ PIPELINE_TOLERANCE = 1e-4
 _SAMPLERS = ("ddim_origin", "ddim_cog")
 
 
-def is_channels(case: ParityCase) -> bool:
-    return "vae_case" in case.config and "resized_mask" in case.outputs
-
-
+@golden(lambda case: "vae_case" in case.config and "resized_mask" in case.outputs)
 @torch.no_grad()
 def run_channels(case: ParityCase) -> list[ParityOutput]:
-    return pair_outputs(case, _make_channels(case, _load_vae(case)), CHANNEL_TOLERANCE)
+    return pair_outputs(case, _make_channels(case, load_vae(case, "cogvideox")), CHANNEL_TOLERANCE)
 
 
-def is_pipeline(case: ParityCase) -> bool:
-    return {"vae_case", "num_inference_steps"} <= case.config.keys()
-
-
+@golden(lambda case: {"vae_case", "num_inference_steps"} <= case.config.keys())
 @torch.no_grad()
 def run_pipeline(case: ParityCase) -> list[ParityOutput]:
     """Both samplers, with the given clip and, where the file has it, with nothing given."""
-    vae = _load_vae(case)
+    vae = load_vae(case, "cogvideox")
     family = get_denoiser("cogvideox_fun")
     config = read_config(case.config["transformer"], mask_scale=vae.config.scale[0])
     model = family.build(config).eval()
@@ -78,14 +70,6 @@ def run_pipeline(case: ParityCase) -> list[ParityOutput]:
                 ours |= {label + key: state for key, state in states.items()}
                 frames += compared
     return [*pair_outputs(case, ours, PIPELINE_TOLERANCE), *frames]
-
-
-def _load_vae(case: ParityCase) -> CogVideoXVAE:
-    beside = read_beside(case, case.config["vae_case"])
-    published = {key: value for key, value in beside.config.items() if not key.startswith("tiling")}
-    vae = CogVideoXVAE(CogVideoXConfig.from_original(published)).eval()
-    load_vae(vae, beside.weights)
-    return vae
 
 
 def _record_draws(noise_BCFHW: Tensor, log_sigma_B: Tensor, *, keeps_empty: bool) -> Draws:
@@ -195,6 +179,3 @@ def _keep_first_call(states: dict[str, Tensor]) -> Any:
             states[f"first_call.{name}"] = state.transpose(1, 2) if state.ndim == 5 else state
 
     return hook
-
-
-RUNNERS = (Runner(is_channels, run_channels), Runner(is_pipeline, run_pipeline))

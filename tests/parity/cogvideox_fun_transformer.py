@@ -23,26 +23,10 @@ from frameloom.models.denoisers.cogvideox_fun.model import (
     turn_table,
 )
 from frameloom.models.denoisers.cogvideox_fun.weights import fit_input_channels, load_original, read_config
-from tests.parity.cases import ParityCase, ParityOutput, Runner, compare, compare_numbers, under
+from tests.parity.cases import ParityCase, ParityOutput, compare, compare_numbers, golden, under
 
 TOLERANCE = 1e-5
 Tensors = Mapping[str, Tensor]
-
-
-def is_model(case: ParityCase) -> bool:
-    return {"attention_head_dim", "max_text_seq_length", "sample_frames"} <= case.config.keys() and bool(case.inputs)
-
-
-def is_tables(case: ParityCase) -> bool:
-    return any(isinstance(table, dict) and "base_size_hw" in table for table in _list(case, "tables"))
-
-
-def is_surgery(case: ParityCase) -> bool:
-    return any(isinstance(entry, dict) and "in_channels_checkpoint" in entry for entry in _list(case, "cases"))
-
-
-def is_refusals(case: ParityCase) -> bool:
-    return bool(case.config) and all(_find_refused(name) is not None for name in case.config)
 
 
 def _list(case: ParityCase, key: str) -> list[Any]:
@@ -50,6 +34,11 @@ def _list(case: ParityCase, key: str) -> list[Any]:
     return value if isinstance(value, list) else []
 
 
+@golden(
+    lambda case: (
+        {"attention_head_dim", "max_text_seq_length", "sample_frames"} <= case.config.keys() and bool(case.inputs)
+    )
+)
 @torch.no_grad()
 def run_model(case: ParityCase) -> list[ParityOutput]:
     model = load_case_model(case.config, case.weights)
@@ -119,6 +108,7 @@ def _record(model: CogVideoXFunTransformer, states: dict[str, Tensor], *, num_te
     ]
 
 
+@golden(lambda case: any(isinstance(table, dict) and "base_size_hw" in table for table in _list(case, "tables")))
 @torch.no_grad()
 def run_tables(case: ParityCase) -> list[ParityOutput]:
     results = []
@@ -146,6 +136,9 @@ def run_tables(case: ParityCase) -> list[ParityOutput]:
     return results
 
 
+@golden(
+    lambda case: any(isinstance(entry, dict) and "in_channels_checkpoint" in entry for entry in _list(case, "cases"))
+)
 @torch.no_grad()
 def run_surgery(case: ParityCase) -> list[ParityOutput]:
     results = []
@@ -172,6 +165,7 @@ def _find_refused(name: str) -> tuple[str, tuple[int, int, int], int] | None:
     return None
 
 
+@golden(lambda case: bool(case.config) and all(_find_refused(name) is not None for name in case.config))
 @torch.no_grad()
 def run_refusals(case: ParityCase) -> list[ParityOutput]:
     """Whether ours refuses the same; the message goes into the note."""
@@ -199,11 +193,3 @@ def _find_refusal(config: CogVideoXFunConfig, latent_FHW: tuple[int, int, int], 
     except ConfigError as error:
         return str(error)
     return ""
-
-
-RUNNERS = (
-    Runner(is_model, run_model),
-    Runner(is_tables, run_tables),
-    Runner(is_surgery, run_surgery),
-    Runner(is_refusals, run_refusals),
-)

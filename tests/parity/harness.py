@@ -8,21 +8,41 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from fnmatch import fnmatchcase
+from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from torch import Tensor
 
-from tests.parity.cases import ParityCase, ParityOutput, Runner, list_goldens, read_golden
+from tests.parity.cases import RUNNERS, ParityCase, ParityOutput, Runner, list_goldens, read_golden
 from tests.parity.deviations import Deviation, find_by_name, read_deviations
-from tests.parity.runners import RUNNERS
 
 Verdict = Literal["ok", "deviation", "above tolerance", "wrong shape", "not compared"]
 Status = Literal["compared", "information", "deviation", "failed", "unknown"]
 NO_MODEL = "no runner knows this kind of file"
+
+# Each registers its runners; the first that knows a file gets it.
+for _module in (
+    "cogvideox_fun_data",
+    "cogvideox_fun_masks",
+    "cogvideox_fun_pixels",
+    "cogvideox_fun_sampling",
+    "cogvideox_fun_transformer",
+    "noise_schedules",
+    "opensora2_data",
+    "opensora2_sampling",
+    "opensora2_training",
+    "opensora2_transformer",
+    "opensora_plan_adversarial",
+    "opensora_plan_data",
+    "opensora_plan_transformers",
+    "optimization",
+    "state_dict_manifest",
+    "vaes",
+):
+    import_module(f"tests.parity.{_module}")
 
 _COMPARED = ("ok", "above tolerance", "wrong shape")
 
@@ -68,20 +88,11 @@ class CaseResult:
         return self.status not in ("failed", "unknown") and all(output.is_good for output in self.outputs)
 
 
-def run_parity(
-    folder: Path, runners: Sequence[Runner] = RUNNERS, deviations: Sequence[Deviation] | None = None
-) -> list[CaseResult]:
+def run_parity(folder: Path, runners: Sequence[Runner] = RUNNERS) -> Iterator[CaseResult]:
     """Every golden file below `folder`, by its path; CheckpointError for an unreadable one."""
-    return list(iterate_parity(folder, runners, deviations))
-
-
-def iterate_parity(
-    folder: Path, runners: Sequence[Runner] = RUNNERS, deviations: Sequence[Deviation] | None = None
-) -> Iterator[CaseResult]:
-    known = read_deviations() if deviations is None else deviations
     cases, strangers = list_goldens(folder)
     for path in cases:
-        yield run_case(read_golden(path, folder), runners, known)
+        yield run_case(read_golden(path, folder), runners)
     for path in strangers:
         yield CaseResult(path.relative_to(folder).as_posix(), note=NO_MODEL, status="unknown")
 
@@ -132,30 +143,26 @@ def _judge_in_case(case: ParityCase, output: ParityOutput, deviations: Sequence[
         entry = next((entry for entry in deviations if entry.covers_output(case.kind, output.name)), None)
     if entry is None:
         return result
-    return OutputResult(result.name, result.shape, result.max_abs_error, result.tolerance, "deviation", entry.reason)
+    return replace(result, verdict="deviation", note=entry.reason)
 
 
 def judge(output: ParityOutput) -> OutputResult:
     """Compare in double precision; a number that is not finite is above every tolerance."""
-    shape = tuple(output.expected.shape)
+
+    def give(verdict: Verdict, note: str = output.note, error: float | None = None) -> OutputResult:
+        return OutputResult(output.name, tuple(output.expected.shape), error, output.tolerance, verdict, note)
+
     if output.ours is None:
-        return OutputResult(output.name, shape, None, output.tolerance, "not compared", output.note)
+        return give("not compared")
     if output.ours.shape != output.expected.shape:
-        note = f"ours is {tuple(output.ours.shape)}"
-        return OutputResult(output.name, shape, None, output.tolerance, "wrong shape", note)
-    error = _max_abs_difference(output.ours, output.expected)
-    if not math.isfinite(error):
-        return OutputResult(output.name, shape, None, output.tolerance, "above tolerance", "not a finite number")
-    verdict: Verdict = "ok" if error <= output.tolerance else "above tolerance"
-    return OutputResult(output.name, shape, error, output.tolerance, verdict, output.note)
-
-
-def _max_abs_difference(ours: Tensor, expected: Tensor) -> float:
-    if not expected.numel():
-        return 0.0
-    left, right = ours.detach().double(), expected.double()
+        return give("wrong shape", f"ours is {tuple(output.ours.shape)}")
+    ours, expected = output.ours.detach().double(), output.expected.double()
     # Equal infinities differ by nothing, though their difference is no number.
-    return float(torch.where(left == right, 0.0, left - right).abs().max())
+    differences = torch.where(ours == expected, 0.0, ours - expected).abs()
+    error = float(differences.max()) if differences.numel() else 0.0
+    if not math.isfinite(error):
+        return give("above tolerance", "not a finite number")
+    return give("ok" if error <= output.tolerance else "above tolerance", error=error)
 
 
 def format_table(results: Sequence[CaseResult], *, verbose: bool = False) -> list[str]:
@@ -176,7 +183,7 @@ def format_table(results: Sequence[CaseResult], *, verbose: bool = False) -> lis
 
 def _output_rows(case: CaseResult) -> list[tuple[str, ...]]:
     if not case.outputs:
-        return [(case.name, "-", "-", "-", "-", _describe_status(case))]
+        return [(case.name, "-", "-", "-", "-", f"{case.status}: {case.note}")]
     rows: list[tuple[str, ...]] = []
     for output in case.outputs:
         shape = "x".join(map(str, output.shape)) or "scalar"
@@ -187,7 +194,7 @@ def _output_rows(case: CaseResult) -> list[tuple[str, ...]]:
 
 def _case_row(case: CaseResult) -> tuple[str, ...]:
     if not case.outputs:
-        return case.name, "-", "-", _describe_status(case)
+        return case.name, "-", "-", f"{case.status}: {case.note}"
     bad = [output for output in case.outputs if not output.is_good]
     worst = max(bad or case.outputs, key=lambda output: -1.0 if output.max_abs_error is None else output.max_abs_error)
     num_deviations = sum(output.verdict == "deviation" for output in case.outputs)
@@ -202,10 +209,6 @@ def _case_row(case: CaseResult) -> tuple[str, ...]:
 
 def _format_numbers(output: OutputResult) -> tuple[str, str]:
     return "-" if output.max_abs_error is None else f"{output.max_abs_error:.2e}", f"{output.tolerance:.0e}"
-
-
-def _describe_status(case: CaseResult) -> str:
-    return f"{case.status}: {case.note}"
 
 
 def summarize(results: Sequence[CaseResult]) -> str:

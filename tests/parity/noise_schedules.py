@@ -34,9 +34,9 @@ from frameloom.diffusion.samplers import run_sampler
 from tests.parity.cases import (
     ParityCase,
     ParityOutput,
-    Runner,
     above_rounding,
     compare_numbers,
+    golden,
     largest,
     leave_out,
     pair_outputs,
@@ -54,10 +54,7 @@ _NUM_LEVELS = 1000
 _NO_LATENT = torch.empty(0)
 
 
-def is_scheduler(case: ParityCase) -> bool:
-    return {"configs", "trajectory_steps"} <= case.config.keys()
-
-
+@golden(lambda case: {"configs", "trajectory_steps"} <= case.config.keys())
 def run_scheduler(case: ParityCase) -> list[ParityOutput]:
     ours: dict[str, Tensor] = {}
     for name, config in case.config["configs"].items():
@@ -116,10 +113,11 @@ def _follow(case: ParityCase, objective: DDPMObjective, prefix: str) -> dict[str
     return ours
 
 
-def is_loss(case: ParityCase) -> bool:
-    return {"cases", "scheduler"} <= case.config.keys() and any(name.endswith("noise_pred") for name in case.inputs)
-
-
+@golden(
+    lambda case: (
+        {"cases", "scheduler"} <= case.config.keys() and any(name.endswith("noise_pred") for name in case.inputs)
+    )
+)
 def run_loss(case: ParityCase) -> list[ParityOutput]:
     """CogVideoX-Fun's training loss; its latents are [B, F, C, H, W]."""
     ours: dict[str, Tensor] = {}
@@ -146,10 +144,9 @@ def _add_noise(config: Mapping[str, Any], latent: Tensor, noise: Tensor, index_B
     return add_noise(objective, latent, noise, index_B / _NUM_LEVELS)._replace(target_BCFHW=noise)
 
 
-def is_train_loss(case: ParityCase) -> bool:
-    return isinstance(case.config.get("run"), dict) and {"model_input", "base_noise", "u"} <= case.inputs.keys()
-
-
+@golden(
+    lambda case: isinstance(case.config.get("run"), dict) and {"model_input", "base_noise", "u"} <= case.inputs.keys()
+)
 def run_train_loss(case: ParityCase) -> list[ParityOutput]:
     """Open-Sora-Plan 1.3's training loss, with its gradient."""
     ours: dict[str, Tensor] = {
@@ -225,10 +222,7 @@ def _measure(case: ParityCase, settings: Mapping[str, Any], objective: Objective
     }
 
 
-def is_timestep_sampling(case: ParityCase) -> bool:
-    return {"single_process", "distributed_uniform"} <= case.config.keys()
-
-
+@golden(lambda case: {"single_process", "distributed_uniform"} <= case.config.keys())
 def run_timestep_sampling(case: ParityCase) -> list[ParityOutput]:
     """CogVideoX-Fun's draws, as the uniform numbers that lead our law of noise levels to them."""
     return list(_compare_draws(case.config))
@@ -290,10 +284,7 @@ def _place_uniform(uniform_B: Tensor, stratum: int, num_strata: int, num_levels:
     return (objective.timesteps(draw_B, _NO_LATENT) * num_levels).round().long()
 
 
-def is_ranks_and_collate(case: ParityCase) -> bool:
-    return {"explicit_uniform_sampling_v131", "collate"} <= case.config.keys()
-
-
+@golden(lambda case: {"explicit_uniform_sampling_v131", "collate"} <= case.config.keys())
 def run_ranks_and_collate(case: ParityCase) -> list[ParityOutput]:
     """Open-Sora-Plan 1.3.1: levels drawn in strata by rank, and clips of several sizes in one batch."""
     return [
@@ -327,6 +318,7 @@ def is_time_shift(case: ParityCase) -> bool:
     return isinstance(entries, list) and "u" in case.inputs and all("latent_T_H_W" in entry for entry in entries)
 
 
+@golden(is_time_shift)
 def run_time_shift(case: ParityCase) -> list[ParityOutput]:
     alphas = [open_sora2_shift(*entry["latent_T_H_W"]) for entry in case.config["cases"]]
     ours = {
@@ -337,10 +329,7 @@ def run_time_shift(case: ParityCase) -> list[ParityOutput]:
     return [*pair_outputs(case, ours, _FLOW_TOLERANCE), compare_numbers("alpha", alphas, wanted, _FLOW_TOLERANCE)]
 
 
-def is_schedule(case: ParityCase) -> bool:
-    return isinstance(case.config.get("schedules"), list)
-
-
+@golden(lambda case: isinstance(case.config.get("schedules"), list))
 def run_schedule(case: ParityCase) -> list[ParityOutput]:
     results = [output for entry in case.config["schedules"] for output in _compare_schedule(entry)]
     for name, wanted in case.config.get("extra", {}).items():
@@ -386,14 +375,3 @@ def _extra_schedule(name: str) -> list[float]:
         objective = FlowObjective(shift="open_sora2", sampling_shift_patch=1)
         return _list_times(objective, _empty_latent(frames, 1, tokens), steps)
     raise ValueError(f"a schedule called {name!r} is of no known kind")
-
-
-RUNNERS = (
-    Runner(is_scheduler, run_scheduler),
-    Runner(is_loss, run_loss),
-    Runner(is_train_loss, run_train_loss),
-    Runner(is_timestep_sampling, run_timestep_sampling),
-    Runner(is_ranks_and_collate, run_ranks_and_collate),
-    Runner(is_time_shift, run_time_shift),
-    Runner(is_schedule, run_schedule),
-)

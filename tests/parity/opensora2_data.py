@@ -6,7 +6,7 @@ import csv
 import io
 import random
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,16 +23,15 @@ from frameloom.data.media.probe import probe_header
 from frameloom.data.media.transforms import cover_rule
 from frameloom.data.order.plan import plan_epoch
 from tests.parity.cases import (
+    Found,
     ParityCase,
     ParityOutput,
-    Runner,
     compare_facts,
     compare_numbers,
+    golden,
+    golden_table,
     leave_out,
-    table_runners,
 )
-
-Found = Iterator[tuple[str, Any, Any] | ParityOutput]
 
 # Shares of the published configs that are not 1.
 _SHARES: dict[str, dict[str, float]] = {
@@ -50,6 +49,7 @@ _LENGTHS = {
 }
 
 
+@golden_table("tables", "bucket_to_shapes_lengths")
 def compare_tables(case: dict[str, Any]) -> Found:
     for name, wanted in case["tables"].items():
         resolution, stride, mode = name.split("|")
@@ -84,6 +84,7 @@ def _compare_nearest(case: dict[str, Any]) -> Found:
             yield f"closest ratio {found[1]}", nearest.tolist(), [list(table).index(row[2]) for row in rows]
 
 
+@golden_table("configs", "samples_[T,H,W,fps]")
 def compare_decisions(case: dict[str, Any]) -> Found:
     clips = to_clips(case["samples_[T,H,W,fps]"])
     rows = np.arange(len(clips.frames))
@@ -103,6 +104,7 @@ def compare_decisions(case: dict[str, Any]) -> Found:
             yield f"{name} batch sizes", [bucket.batch_size for bucket, *_ in used], [batch for *_, batch in used]
 
 
+@golden_table("bucket_config", "metadata_rows", "variants")
 def compare_batches(case: dict[str, Any]) -> Found:
     """The shape of every clip that the sampler hands out, how many come at once, and how many batches there are.
 
@@ -140,6 +142,7 @@ def _shape(grid: GridPolicy, chosen: NDArray[np.int32], row: int) -> list[int]:
     return [row, bucket.frames, bucket.height, bucket.width]
 
 
+@golden_table("resize_crop_[h,w,target_h,target_w,resize_hw,crop_i_j_h_w]")
 def compare_transforms(case: dict[str, Any]) -> Found:
     key = "temporal_crop_[frames,num_frames,interval,python_seed,indices(first3,last3),first,last]"
     ours, wanted = [], []
@@ -190,10 +193,7 @@ def _to_fps(values: list[float | None]) -> NDArray[np.float64]:
 _NUMBERS = ("height", "width", "fps", "num_frames", "aspect_ratio", "resolution")
 
 
-def is_columns(case: ParityCase) -> bool:
-    return {"input_csv", "output_csv", "rows"} <= case.config.keys()
-
-
+@golden(lambda case: {"input_csv", "output_csv", "rows"} <= case.config.keys())
 def run_columns(case: ParityCase) -> list[ParityOutput]:
     assert case.path is not None
     rows, results = case.config["rows"], []
@@ -229,13 +229,3 @@ def _read_facts(path: Path) -> dict[str, Any]:
         "aspect_ratio": facts.height / facts.width,
         "resolution": facts.height * facts.width,
     }
-
-
-_TABLES = {
-    frozenset({"tables", "bucket_to_shapes_lengths"}): (compare_tables,),
-    frozenset({"configs", "samples_[T,H,W,fps]"}): (compare_decisions,),
-    frozenset({"bucket_config", "metadata_rows", "variants"}): (compare_batches,),
-    frozenset({"resize_crop_[h,w,target_h,target_w,resize_hw,crop_i_j_h_w]"}): (compare_transforms,),
-}
-
-RUNNERS = (Runner(is_columns, run_columns), *table_runners(_TABLES))

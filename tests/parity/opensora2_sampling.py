@@ -22,26 +22,20 @@ from frameloom.models.denoisers.base import Conditions, Denoiser
 from frameloom.models.denoisers.opensora2.conditioning import pack_known
 from frameloom.models.denoisers.opensora2.config import SIZES, MMDiTConfig
 from frameloom.models.layers.patches import Grid, pack, unpack
-from frameloom.models.registry import get_denoiser, get_vae
+from frameloom.models.registry import get_denoiser
 from frameloom.models.spec import token_grid
 from frameloom.models.vaes.base import VideoVAE
 from frameloom.sampling.conditions import Prepared
 from frameloom.sampling.guidance import GuidedDenoiser
-from tests.parity.cases import (
-    ParityCase,
-    ParityOutput,
-    Runner,
-    compare_facts,
-    pair_outputs,
-    read_beside,
-)
-from tests.parity.sampling import compare_frames, make_sampler, make_text, sample_latents
+from tests.parity.cases import ParityCase, ParityOutput, compare_facts, golden, pair_outputs
+from tests.parity.sampling import compare_frames, load_vae, make_sampler, make_text, sample_latents
 
 Tensors = dict[str, Tensor]
 FAMILY = get_denoiser("opensora2")
 # Both kinds of guidance at once: text and image, image alone, neither.
 NUM_BRANCHES = 3
-_LAWS: dict[tuple[bool, bool], str] = {
+_FRAME_STRIDE = 4
+_LAWS: dict[tuple[bool, bool], Any] = {
     (False, False): "constant",
     (True, False): "oscillating_text",
     (False, True): "oscillating_image",
@@ -74,10 +68,6 @@ class RecordedTimes(FlowObjective):
         return list(zip(self.times, self.times[1:], strict=False))
 
 
-def choose_law(*, text: bool, image: bool) -> Any:
-    return _LAWS[text, image]
-
-
 def put_references(
     kind: str, references: Sequence[Tensor], size_CFHW: Sequence[int], *, causal: bool, batch: int
 ) -> Tensor:
@@ -95,28 +85,15 @@ def put_references(
     if tail:
         latent_BCFHW[0, :, frames - tail :] = references[-1][:, -tail:]
         known_BF[0, frames - tail :] = 1
-    clip_BCFHW, known_B1FHW = (
-        _stretch(part, causal=causal)
-        for part in (latent_BCFHW, known_BF[:, None, :, None, None].expand(-1, 1, -1, height, width))
-    )
+    # Latent frames as pixel frames, each for as many as it stands for, so that every fourth of them is the latent.
+    repeats = torch.full((frames,), _FRAME_STRIDE)
+    repeats[0] = 1 if causal else _FRAME_STRIDE
+    known_B1FHW = known_BF[:, None, :, None, None].expand(-1, 1, -1, height, width)
+    clip_BCFHW, known_B1FHW = (part.repeat_interleave(repeats, dim=2) for part in (latent_BCFHW, known_B1FHW))
     return pack_known(clip_BCFHW, known_B1FHW, lambda pixels: pixels[:, :, ::_FRAME_STRIDE])
 
 
-_FRAME_STRIDE = 4
-
-
-def _stretch(latent_BCFHW: Tensor, *, causal: bool) -> Tensor:
-    """Latent frames as pixel frames, each for as many as it stands for, so that every fourth of them is the latent."""
-    repeats = [_FRAME_STRIDE] * latent_BCFHW.shape[2]
-    if causal:
-        repeats[0] = 1
-    return latent_BCFHW.repeat_interleave(torch.tensor(repeats), dim=2)
-
-
-def is_guidance(case: ParityCase) -> bool:
-    return {"guidance", "guidance_img", "variants"} <= case.config.keys()
-
-
+@golden(lambda case: {"guidance", "guidance_img", "variants"} <= case.config.keys())
 @torch.no_grad()
 def run_guidance(case: ParityCase) -> list[ParityOutput]:
     config = case.config
@@ -137,7 +114,12 @@ def run_guidance(case: ParityCase) -> list[ParityOutput]:
     ours["distilled.final"] = pack(_walk(case, grid, distilled, _read_settings(config, {}), batch), patch)
     # The published loop tells the scale to every model; one that was not distilled does not read it.
     ours["model_call0.guidance"] = distilled.calls[0]["guidance"].repeat(NUM_BRANCHES)
-    return [*pair_outputs(case, ours, 1e-6), _compare_oscillation(config)]
+    tables = config.get("oscillation_by_step", {})
+    scales = {
+        name: [oscillate(float(name.removeprefix("guidance ")), step) for step in range(len(values))]
+        for name, values in tables.items()
+    }
+    return [*pair_outputs(case, ours, 1e-6), compare_facts("oscillation", scales, tables)]
 
 
 def _read_settings(config: Mapping[str, Any], flags: Mapping[str, bool]) -> SampleSection:
@@ -145,7 +127,7 @@ def _read_settings(config: Mapping[str, Any], flags: Mapping[str, bool]) -> Samp
         steps=config["num_steps"],
         guidance=config["guidance"],
         image_guidance=config["guidance_img"],
-        guidance_law=choose_law(text=flags.get("text_osci", False), image=flags.get("image_osci", False)),
+        guidance_law=_LAWS[flags.get("text_osci", False), flags.get("image_osci", False)],
         image_guidance_by_frame=flags.get("scale_temporal_osci", False),
     )
 
@@ -182,22 +164,13 @@ def _walk(case: ParityCase, grid: Grid, model: RecordedModel, settings: SampleSe
     return run_sampler("default", objective, predict, start, num_steps=settings.steps, on_step=count)
 
 
-def _compare_oscillation(config: Mapping[str, Any]) -> ParityOutput:
-    tables = config.get("oscillation_by_step", {})
-    ours = {
-        name: [oscillate(float(name.removeprefix("guidance ")), step) for step in range(len(values))]
-        for name, values in tables.items()
-    }
-    return compare_facts("oscillation", ours, tables)
-
-
-def is_sampling(case: ParityCase) -> bool:
-    return {"vae_case", "model", "num_steps"} <= case.config.keys() and "reference_latent" in case.inputs
-
-
+@golden(lambda case: {"vae_case", "model", "num_steps"} <= case.config.keys() and "reference_latent" in case.inputs)
 @torch.no_grad()
 def run_sampling(case: ParityCase) -> list[ParityOutput]:
-    denoiser, vae = load_denoiser(case.config["model"], case.weights), _load_vae(case)
+    denoiser, vae = (
+        load_denoiser(case.config["model"], case.weights),
+        load_vae(case, "hunyuan", use_spatial_tiling=False, use_temporal_tiling=False),
+    )
     ours: Tensors = {}
     frames: list[ParityOutput] = []
     for kind in sorted({name.partition(".")[0] for name in case.outputs}):
@@ -231,7 +204,7 @@ def _sample(case: ParityCase, denoiser: LoadedDenoiser, vae: VideoVAE, kind: str
         steps=config["num_steps"],
         guidance=config["guidance"],
         image_guidance=config["guidance_img"],
-        guidance_law=choose_law(text=bool(config["text_osci"]), image=bool(config["image_osci"])),
+        guidance_law=_LAWS[bool(config["text_osci"]), bool(config["image_osci"])],
         image_guidance_by_frame=is_given,
         frames=config["num_frames"],
     )
@@ -244,15 +217,3 @@ def _sample(case: ParityCase, denoiser: LoadedDenoiser, vae: VideoVAE, kind: str
     expected = case.outputs.get(f"{kind}.video")
     frames = [] if expected is None else [compare_frames(f"{kind}.frames", loop, latent, expected / 2 + 0.5)]
     return {"latents": latent, "video": pixels}, frames
-
-
-def _load_vae(case: ParityCase) -> VideoVAE:
-    golden = read_beside(case, case.config["vae_case"].partition(" ")[0])
-    family = get_vae("hunyuan")
-    settings = {**golden.config, "use_spatial_tiling": False, "use_temporal_tiling": False}
-    vae = family.build(family.config_class.from_original(settings)).eval()
-    family.load_original(vae, golden.weights)
-    return vae
-
-
-RUNNERS = (Runner(is_guidance, run_guidance), Runner(is_sampling, run_sampling))

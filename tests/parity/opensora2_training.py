@@ -16,14 +16,14 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from frameloom.diffusion.conditioning import draw_end_mask, pick_kind, usable_kinds
-from frameloom.diffusion.mask_kinds import END_KINDS
 from frameloom.diffusion.objectives import FlowObjective, Noised, add_noise, weighted_error_B
+from frameloom.diffusion.tables import END_KINDS
 from frameloom.models.denoisers.opensora2.conditioning import pack_known
 from frameloom.models.denoisers.opensora2.model import joint_positions
 from frameloom.models.layers.patches import pack, unpack
 from frameloom.models.spec import token_grid
 from frameloom.models.text.base import TextStates, drop_text
-from tests.parity.cases import ParityCase, ParityOutput, Runner, compare_facts, pair_outputs, under
+from tests.parity.cases import ParityCase, ParityOutput, compare_facts, golden, pair_outputs, under
 from tests.parity.opensora2_sampling import put_references
 from tests.parity.sampling import make_text
 
@@ -37,10 +37,7 @@ _WEIGHT_NAMES = {kind: kind for kind in sorted(END_KINDS, key=len, reverse=True)
 }
 
 
-def is_train_step(case: ParityCase) -> bool:
-    return any(name.endswith(".x_0_bcthw") for name in case.inputs)
-
-
+@golden(lambda case: any(name.endswith(".x_0_bcthw") for name in case.inputs))
 def run_train_step(case: ParityCase) -> list[ParityOutput]:
     ours: Tensors = {}
     for settings in case.config["cases"]:
@@ -92,10 +89,6 @@ def _prepare_text(settings: Mapping[str, Any], given: Tensors) -> TextStates:
     return drop_text(text, null, dropped["t5"][:, None], dropped["clip"][:, None])
 
 
-def is_conditions(case: ParityCase) -> bool:
-    return "toy_autoencoder" in case.config
-
-
 def _encode_toy(pixels_BCFHW: Tensor, *, causal: bool) -> Tensor:
     """The closed form that stands for an autoencoder in the file."""
     pooled = F.avg_pool3d(pixels_BCFHW, (1, _STRIDES[1], _STRIDES[1]))
@@ -105,6 +98,7 @@ def _encode_toy(pixels_BCFHW: Tensor, *, causal: bool) -> Tensor:
     return torch.cat([first, torch.unflatten(rest, 2, (-1, _STRIDES[0])).mean(3)], dim=2)
 
 
+@golden(lambda case: "toy_autoencoder" in case.config)
 def run_conditions(case: ParityCase) -> list[ParityOutput]:
     ours: Tensors = {}
     for name in ("causal", "uncausal"):
@@ -182,6 +176,3 @@ def _compare_choices(info: Mapping[str, Any]) -> list[ParityOutput]:
             left = usable_kinds(dict.fromkeys(found[3].split(","), 1.0), cells, causal=causal)
             results.append(compare_facts(f"kinds for {frames} frames", sorted(left), sorted(value)))
     return results
-
-
-RUNNERS = (Runner(is_train_step, run_train_step), Runner(is_conditions, run_conditions))

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -21,7 +22,7 @@ from frameloom.models.layers.positions import axis_angles
 from frameloom.models.spec import token_grid
 from frameloom.sampling.conditions import Prepared
 from frameloom.sampling.guidance import GuidedDenoiser
-from tests.parity.cases import ParityCase, ParityOutput, Runner, compare, under
+from tests.parity.cases import ParityCase, ParityOutput, compare, golden, under
 from tests.parity.opensora2_sampling import FAMILY, NUM_BRANCHES, RecordedModel, load_denoiser
 from tests.parity.sampling import make_text, repeat_text
 
@@ -34,20 +35,13 @@ _MODEL_INPUTS = {"img", "img_ids", "txt", "txt_ids", "timesteps", "y_vec"}
 Tensors = Mapping[str, Tensor]
 
 
-def is_model(case: ParityCase) -> bool:
-    return {"axes_dim", "depth_single_blocks"} <= case.config.keys() and bool(_variants(case.inputs))
-
-
-def is_packing(case: ParityCase) -> bool:
-    return "cases" in case.config and any(key.endswith(".packed") for key in case.outputs)
-
-
 def _variants(inputs: Tensors) -> list[str]:
     """Prefixes of the shapes in one case: "" for a single one, else "name."."""
     prefixes = [key.removesuffix("img_ids") for key in inputs if key == "img_ids" or key.endswith(".img_ids")]
     return [prefix for prefix in prefixes if all(prefix + name in inputs for name in _MODEL_INPUTS)]
 
 
+@golden(lambda case: {"axes_dim", "depth_single_blocks"} <= case.config.keys() and bool(_variants(case.inputs)))
 @torch.no_grad()
 def run_model(case: ParityCase) -> list[ParityOutput]:
     denoiser = load_denoiser(case.config, case.weights)
@@ -105,32 +99,26 @@ def _rotation_matrices(cos: Tensor, sin: Tensor) -> Tensor:
     return torch.unflatten(torch.stack([cos, -sin, sin, cos], dim=-1), -1, (2, 2))
 
 
-def _record(model: MMDiT, states: dict[str, Tensor]) -> list[Any]:
+def _record(model: MMDiT, states: dict[str, Tensor]) -> Iterator[Any]:
     """Hooks that fill `states` with what enters the first block and leaves each one."""
-    handles = []
-    for kind, blocks in (("double", model.double_blocks), ("single", model.single_blocks)):
-        for index, block in enumerate(blocks):
-            handles.append(block.register_forward_hook(_keep_output(states, f"{kind}{index}")))
-    if len(model.double_blocks):
-        handles.append(model.double_blocks[0].register_forward_pre_hook(_keep_input(states)))
-    return handles
 
-
-def _keep_output(states: dict[str, Tensor], name: str) -> Callable[[nn.Module, Any, Any], None]:
-    def hook(module: nn.Module, args: Any, output: Any) -> None:
-        if isinstance(output, tuple):
-            states[f"{name}.img"], states[f"{name}.txt"] = output
-        else:
-            states[f"{name}.x"] = output
-
-    return hook
-
-
-def _keep_input(states: dict[str, Tensor]) -> Callable[[nn.Module, Any], None]:
-    def hook(module: nn.Module, args: Any) -> None:
+    def keep_input(module: nn.Module, args: Any) -> None:
         states["block_in.img"], states["block_in.txt"], states["block_in.vec"] = args[:3]
 
-    return hook
+    def keep_double(name: str, module: nn.Module, args: Any, output: Any) -> None:
+        states[f"{name}.img"], states[f"{name}.txt"] = output
+
+    def keep_single(name: str, module: nn.Module, args: Any, output: Any) -> None:
+        states[f"{name}.x"] = output
+
+    for kind, blocks, keep in (
+        ("double", model.double_blocks, keep_double),
+        ("single", model.single_blocks, keep_single),
+    ):
+        for index, block in enumerate(blocks):
+            yield block.register_forward_hook(partial(keep, f"{kind}{index}"))
+    if len(model.double_blocks):
+        yield model.double_blocks[0].register_forward_pre_hook(keep_input)
 
 
 def _compare_packed_inputs(prefix: str, inputs: Tensors, patch_size: int) -> list[ParityOutput]:
@@ -150,19 +138,21 @@ def _compare_packed_inputs(prefix: str, inputs: Tensors, patch_size: int) -> lis
     return results
 
 
+@golden(lambda case: "cases" in case.config and any(key.endswith(".packed") for key in case.outputs))
 @torch.no_grad()
 def run_packing(case: ParityCase) -> list[ParityOutput]:
     ours = _embed_and_rotate(case)
     for settings in case.config["cases"]:
         prefix = f"{settings['i']}."
         ours |= {prefix + name: value for name, value in _pack_one(settings, under(case.inputs, prefix)).items()}
+    # A last bit of a frequency, at the largest index of the file.
+    time_tolerance = float(case.inputs["time.t"].abs().max()) * NUM_TIMESTEPS * torch.finfo(torch.float32).eps
     results = []
     for name, expected in case.outputs.items():
         if ".get_noise_seed" in name:
             results.append(ParityOutput(name, None, expected, 0.0, deviation="start-noise-by-request"))
         else:
-            tolerance = _tolerance_of_time(case) if name.startswith("time.") else EXACT
-            results.append(_compare(name, ours.get(name), expected, tolerance))
+            results.append(_compare(name, ours.get(name), expected, time_tolerance if name[:5] == "time." else EXACT))
     for settings in case.config["cases"]:
         packed = case.outputs[f"{settings['i']}.packed"]
         latent = case.inputs[f"{settings['i']}.latents"]
@@ -203,11 +193,6 @@ def _record_call(latent: Tensor, tokens_BKD: Tensor, pooled_BD: Tensor, patch: i
     return model.calls[0]
 
 
-def _tolerance_of_time(case: ParityCase) -> float:
-    """A last bit of a frequency, at the largest index of the file."""
-    return float(case.inputs["time.t"].abs().max()) * NUM_TIMESTEPS * torch.finfo(torch.float32).eps
-
-
 def _embed_and_rotate(case: ParityCase) -> dict[str, Tensor]:
     """Time embeddings, one-axis rotary tables and channel orders; widths are read from the golden names."""
     ours: dict[str, Tensor] = {}
@@ -227,6 +212,3 @@ def _embed_and_rotate(case: ParityCase) -> dict[str, Tensor]:
             rearranged = case.outputs["reorder.rearranged"]
             ours[name] = rearranged[..., order_pairs(expected.shape[-1], "pairwise")]
     return ours
-
-
-RUNNERS = (Runner(is_model, run_model), Runner(is_packing, run_packing))

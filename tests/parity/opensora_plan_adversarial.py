@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -24,7 +24,7 @@ from frameloom.models.vaes.losses import (
     wavelet_loss,
 )
 from frameloom.models.vaes.lpips import LPIPS, load_lpips
-from tests.parity.cases import ParityCase, ParityOutput, Runner, pair_outputs, relative_to_largest
+from tests.parity.cases import ParityCase, ParityOutput, golden, pair_outputs, relative_to_largest
 from tests.parity.weights import draw_weights
 
 Tensors = dict[str, Tensor]
@@ -42,6 +42,7 @@ def _running(model: nn.Module) -> Tensors:
     return {name: buffer.clone() for name, buffer in model.named_buffers()}
 
 
+@golden(lambda case: str(case.config.get("cls", "")).startswith("NLayerDiscriminator3D"))
 def _run_discriminator(case: ParityCase) -> list[ParityOutput]:
     ours: Tensors = {}
     with torch.no_grad():
@@ -53,6 +54,7 @@ def _run_discriminator(case: ParityCase) -> list[ParityOutput]:
     return pair_outputs(case, ours, 1e-5)
 
 
+@golden(lambda case: str(case.config.get("cls", "")).startswith("LPIPS ("))
 def _run_lpips(case: ParityCase) -> list[ParityOutput]:
     model = LPIPS().eval()
     load_lpips(model, draw_weights(case, leave_out=lambda key: key.startswith("scaling_layer.")))
@@ -70,6 +72,7 @@ def _run_lpips(case: ParityCase) -> list[ParityOutput]:
     return stored + pair_outputs(case, ours, lambda name, _: 1e-6 if name.startswith("lpips") else 1e-4)
 
 
+@golden(lambda case: str(case.config.get("cls", "")).startswith("LPIPSWithDiscriminator3D"))
 def _run_losses(case: ParityCase) -> list[ParityOutput]:
     ours = {**_measure_gaussians(case), **_measure_discriminator_losses(case)}
     reconstruction, last_layer = _reconstruct(case)
@@ -187,14 +190,3 @@ def _train_discriminator(case: ParityCase, entry: Mapping[str, Any]) -> Tensors:
         **{f"log.train/{name}": value.detach() for name, value in logged.items()},
         **{f"after.{name}": value for name, value in _running(model).items()},
     }
-
-
-def _is(start: str) -> Callable[[ParityCase], bool]:
-    return lambda case: str(case.config.get("cls", "")).startswith(start)
-
-
-RUNNERS = (
-    Runner(_is("NLayerDiscriminator3D"), _run_discriminator),
-    Runner(_is("LPIPSWithDiscriminator3D"), _run_losses),
-    Runner(_is("LPIPS ("), _run_lpips),
-)

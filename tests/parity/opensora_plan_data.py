@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -13,14 +12,14 @@ from numpy.typing import NDArray
 
 from frameloom.config.schema.buckets import GroupedSection
 from frameloom.data.buckets.grouped import PUBLISHED_GROUP_BATCHES, TOO_LONG, Grouped
-from frameloom.data.buckets.policy import UNUSED, Clips, Draw
+from frameloom.data.buckets.policy import UNUSED, Draw
 from frameloom.data.media.frames import Window, pick_start, resample_window, speed_up
 from frameloom.data.media.transforms import CenterCrop
 from frameloom.models.text.cleaning import clean_caption
 from frameloom.models.vaes.config import LengthRule
-from tests.parity.cases import ParityCase, ParityOutput, Runner, compare_facts, leave_out, table_runners
+from tests.parity.cases import Found, ParityCase, ParityOutput, compare_facts, golden, golden_table, leave_out
+from tests.parity.opensora2_data import to_clips
 
-Found = Iterator[tuple[str, Any, Any] | ParityOutput]
 _ASSUMED_FPS = 24.0
 
 
@@ -28,6 +27,7 @@ def _policy(stride: int = 4, **settings: Any) -> Grouped:
     return Grouped(GroupedSection(as_published=True, **settings), rule=LengthRule(stride=stride))
 
 
+@golden_table("index_build", "clips")
 def compare_index(case: dict[str, Any]) -> Found:
     rows = case["closest_valid_length[x,vae_stride_t,model_ds_t,result]"]
     valid = [_policy(stride, sp_size=sp).valid_lengths(np.array([frames])) for frames, stride, sp, _ in rows]
@@ -52,7 +52,7 @@ def _compare_clips(entries: list[dict[str, Any]]) -> Found:
     for number, entry in enumerate(entries):
         names = ("num_frames", "train_fps", "speed_factor", "sp_size", "drop_short_ratio")
         policy = _policy(entry["ae_stride_t"], **{name: entry[name] for name in names})
-        clips = _to_clips([(entry["clip_total_frames"], 480, 640, float(entry["fps"]))])
+        clips = to_clips([(entry["clip_total_frames"], 480, 640, float(entry["fps"]))])
         # Its generator is fixed, so the first short clip always has the same draw.
         chosen = int(policy.assign_clips(clips, np.zeros(1, dtype=np.int64), _torch_draws())[0])
         frames = policy.buckets[chosen].frames if chosen != UNUSED else 0
@@ -91,7 +91,7 @@ def _compare_build(entries: list[dict[str, Any]], build: dict[str, Any], number:
     group = PUBLISHED_GROUP_BATCHES * settings.pop("total_batch_size")
     policy = _policy(min_group=group, **settings)
     usable = [entry for entry in entries if _is_whole(entry)]
-    clips = _to_clips([_facts(entry) for entry in usable])
+    clips = to_clips([_facts(entry) for entry in usable])
     chosen = policy.assign_clips(clips, np.arange(len(usable)), _torch_draws())
     counts = np.bincount(chosen[chosen != UNUSED], minlength=len(policy.buckets))
     kept = (chosen != UNUSED) & policy.keep_buckets(counts)[chosen]
@@ -110,7 +110,7 @@ def _find_ends(
     policy: Grouped, entries: list[dict[str, Any]], chosen: NDArray[np.int32], generator: random.Random
 ) -> dict[str, tuple[int, int]]:
     """First and last frame of every entry; the generator goes on from one clip to the next."""
-    clips = _to_clips([_facts(entry) for entry in entries])
+    clips = to_clips([_facts(entry) for entry in entries])
     fits = (policy.fit_sizes(clips).reason == 0) & (policy.fit_lengths(clips).reason != TOO_LONG)
     ends = {}
     for entry, fit, bucket in zip(entries, fits, chosen.tolist(), strict=True):
@@ -144,27 +144,20 @@ def _facts(entry: dict[str, Any]) -> tuple[int, int, int, float]:
     return entry.get("num_frames", 1), size["height"], size["width"], fps
 
 
-def _to_clips(rows: list[tuple[int, int, int, float]]) -> Clips:
-    frames, height, width = (np.array([row[i] for row in rows], dtype=np.int64) for i in range(3))
-    return Clips(frames, height, width, np.array([row[3] for row in rows]))
-
-
 def _torch_draws() -> Draw:
     """The next numbers of the original's generator, which always starts from 42."""
     generator = torch.Generator().manual_seed(42)
     return lambda rows, _: np.array([float(torch.rand(1, generator=generator)) for _ in rows])
 
 
+@golden_table("samples_thw", "per_rank_batches", in_cases=True)
 def compare_orders(case: dict[str, Any]) -> Found:
     for number in range(len(case["cases"])):
         for name in ("order", "batches of each process", "length"):
             yield leave_out(f"{name} {number}", "published-orders")
 
 
-def is_cleaning(case: ParityCase) -> bool:
-    return case.config.get("function") == "v1.3 caption cleaning"
-
-
+@golden(lambda case: case.config.get("function") == "v1.3 caption cleaning")
 def run_cleaning(case: ParityCase) -> list[ParityOutput]:
     """Every text must be equal, with Chinese kept and removed."""
     return [
@@ -176,10 +169,3 @@ def run_cleaning(case: ParityCase) -> list[ParityOutput]:
         )
         for name, keep_chinese in (("out_support_chinese_true", True), ("out_support_chinese_false", False))
     ]
-
-
-RUNNERS = (
-    Runner(is_cleaning, run_cleaning),
-    *table_runners({frozenset({"index_build", "clips"}): (compare_index,)}),
-    *table_runners({frozenset({"samples_thw", "per_rank_batches"}): (compare_orders,)}, entries=True),
-)

@@ -19,17 +19,14 @@ from frameloom.models.denoisers.opensora_plan.skiparse import Scales
 from frameloom.models.denoisers.opensora_plan.weights import load_original, read_config
 from frameloom.models.layers.patches import Grid
 from frameloom.models.spec import token_grid
-from tests.parity.cases import ParityCase, ParityOutput, Runner, compare, under
+from tests.parity.cases import ParityCase, ParityOutput, compare, golden, under
 
 TOLERANCE = 2e-5
 DEEP_TOLERANCE = 3e-5
 _PADDED = "padded-samples"
 
 
-def is_opensora(case: ParityCase) -> bool:
-    return str(case.config.get("cls", "")).startswith(("OpenSoraT2V_v1_3", "OpenSoraInpaint_v1_3"))
-
-
+@golden(lambda case: str(case.config.get("cls", "")).startswith(("OpenSoraT2V_v1_3", "OpenSoraInpaint_v1_3")))
 def run_opensora(case: ParityCase) -> list[ParityOutput]:
     """Every output; a name like `history.B_after_A` is what B gives on a model that has seen A before."""
     config = read_config({"_class_name": case.config["cls"], **case.config["model"]}, where=case.name)
@@ -110,10 +107,7 @@ def _predict(config: OpenSoraPlanConfig, weights: Mapping[str, Tensor], inputs: 
     return prediction
 
 
-def is_latte(case: ParityCase) -> bool:
-    return case.config.get("cls") == "LatteT2V"
-
-
+@golden(lambda case: case.config.get("cls") == "LatteT2V")
 def run_latte(case: ParityCase) -> list[ParityOutput]:
     runs = {entry["name"]: entry for entry in case.config["run"]}
     with torch.no_grad():
@@ -148,6 +142,3 @@ def _predict_latte(model: LatteT2V, inputs: Mapping[str, Tensor]) -> Tensor:
         if text.shape[1] > 1:
             conditions |= {"image_text": text[:, 1:].flatten(0, 1), "image_text_mask": mask[:, 1:].flatten(0, 1)}
     return model.predict(inputs["hidden_states"], inputs["timestep"] / NUM_TIMESTEPS, conditions)
-
-
-RUNNERS = (Runner(is_opensora, run_opensora), Runner(is_latte, run_latte))

@@ -16,16 +16,21 @@ from frameloom.training.optim.clipping import FadingLimit, clip_gradients
 from frameloom.training.optim.ema import EMA
 from frameloom.training.optim.optimizer import build_optimizer
 from frameloom.training.optim.schedules import build_schedule
-from tests.parity.cases import ParityCase, ParityOutput, Runner, compare_numbers, pair_outputs, relative_to_largest
+from tests.parity.cases import (
+    ParityCase,
+    ParityOutput,
+    compare_numbers,
+    golden,
+    pair_outputs,
+    relative_to_largest,
+    under,
+)
 
 _POLYNOMIAL_END = 1e-7
 _WARMUP_NAME = re.compile(r"base (\S+) initial (\S+) warmup (\d+)")
 
 
-def is_came(case: ParityCase) -> bool:
-    return len(case.config.get("betas", ())) == 3 and "clip_threshold" in case.config
-
-
+@golden(lambda case: len(case.config.get("betas", ())) == 3 and "clip_threshold" in case.config)
 def run_came(case: ParityCase) -> list[ParityOutput]:
     ours: dict[str, Tensor] = {}
     for run_name, lr in case.config["runs"].items():
@@ -34,11 +39,7 @@ def run_came(case: ParityCase) -> list[ParityOutput]:
 
 
 def _step_came(case: ParityCase, lr: float) -> dict[str, Tensor]:
-    params = {
-        name.removeprefix("param."): nn.Parameter(tensor.clone())
-        for name, tensor in case.inputs.items()
-        if name.startswith("param.")
-    }
+    params = {name: nn.Parameter(tensor.clone()) for name, tensor in under(case.inputs, "param.").items()}
     config = case.config
     halved = [{"match": "*_halflr", "lr": lr / 2}] if any(name.endswith("_halflr") for name in params) else []
     betas, decay = config["betas"], config["weight_decay"]
@@ -61,10 +62,7 @@ def _step_came(case: ParityCase, lr: float) -> dict[str, Tensor]:
     return found
 
 
-def is_clip(case: ParityCase) -> bool:
-    return "abnormal_norm_clip_start" in case.config.get("columns", ())
-
-
+@golden(lambda case: "abnormal_norm_clip_start" in case.config.get("columns", ()))
 def run_clip(case: ParityCase) -> list[ParityOutput]:
     rows = [dict(zip(case.config["columns"], row, strict=True)) for row in case.config["rows"]]
     ours = [_clip_row(row) for row in rows]
@@ -87,10 +85,7 @@ def _clip_row(row: Mapping[str, Any]) -> tuple[float, float, float]:
     return rule.at(row["global_step"]), limit, share
 
 
-def is_schedules(case: ParityCase) -> bool:
-    return "diffusers_get_scheduler" in case.config
-
-
+@golden(lambda case: "diffusers_get_scheduler" in case.config)
 def run_schedules(case: ParityCase) -> list[ParityOutput]:
     return [*_compare_ramps(case.config["vae_cosine_scheduler"]), *_compare_rates(case.config)]
 
@@ -136,10 +131,7 @@ def _compare_rates(config: Mapping[str, Any]) -> Iterator[ParityOutput]:
         yield from _compare_to_the_end(f"{name} {number}", ours, wanted, num_steps, tolerance, rises=is_cosine)
 
 
-def is_warmup(case: ParityCase) -> bool:
-    return any(key.startswith("lr_used_at_step") for key in case.config)
-
-
+@golden(lambda case: any(key.startswith("lr_used_at_step") for key in case.config))
 def run_warmup(case: ParityCase) -> list[ParityOutput]:
     results = []
     for runs in case.config.values():
@@ -154,22 +146,9 @@ def run_warmup(case: ParityCase) -> list[ParityOutput]:
     return results
 
 
-def is_ema(case: ParityCase) -> bool:
-    return "decay" in case.config and {"ema", "model"} <= {name.partition(".")[0] for name in case.inputs}
-
-
+@golden(lambda case: "decay" in case.config and {"ema", "model"} <= {name.partition(".")[0] for name in case.inputs})
 def run_ema(case: ParityCase) -> list[ParityOutput]:
-    params = {name.removeprefix("model."): tensor for name, tensor in case.inputs.items() if name.startswith("model.")}
-    ema = EMA(params, EMASection(decay=case.config["decay"], warmup=False))
-    ema.load_state_dict({name: case.inputs[f"ema.{name}"] for name in params})
+    ema = EMA(under(case.inputs, "model."), EMASection(decay=case.config["decay"], warmup=False))
+    ema.load_state_dict(under(case.inputs, "ema."))
     ema.update(1)
     return pair_outputs(case, {f"ema.{name}": tensor for name, tensor in ema.state_dict().items()}, 1e-6)
-
-
-RUNNERS = (
-    Runner(is_came, run_came),
-    Runner(is_clip, run_clip),
-    Runner(is_schedules, run_schedules),
-    Runner(is_warmup, run_warmup),
-    Runner(is_ema, run_ema),
-)

@@ -13,11 +13,21 @@ from torch import Tensor
 from frameloom.builders.denoiser import LoadedDenoiser
 from frameloom.config.schema.sampling import SampleSection
 from frameloom.diffusion.objectives import Objective
+from frameloom.models.registry import get_vae
 from frameloom.models.text.base import TextStates
 from frameloom.models.vaes.base import VideoVAE
 from frameloom.sampling.conditions import Prepared
 from frameloom.sampling.pipeline import Pipeline, decode, solve
-from tests.parity.cases import ParityOutput
+from tests.parity.cases import ParityCase, ParityOutput, read_beside
+
+
+def load_vae(case: ParityCase, family_name: str, **settings: object) -> Any:
+    """The autoencoder whose golden case lies beside this one."""
+    beside, family = read_beside(case, case.config["vae_case"].partition(" ")[0]), get_vae(family_name)
+    published = {key: value for key, value in beside.config.items() if not key.startswith("tiling")}
+    vae = family.build(family.config_class.from_original({**published, **settings})).eval()
+    family.load_original(vae, beside.weights)
+    return vae
 
 
 def make_text(tokens_BKD: Tensor, pooled_BD: Tensor | None = None) -> TextStates:

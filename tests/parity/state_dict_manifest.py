@@ -15,7 +15,7 @@ from frameloom.core.errors import FrameloomError
 from frameloom.models.denoisers.opensora_plan.weights import read_config
 from frameloom.models.registry import get_denoiser, get_vae
 from frameloom.models.vaes.discriminator import Discriminator, DiscriminatorConfig, load_discriminator
-from tests.parity.cases import ParityCase, ParityOutput, Runner, compare_facts, compare_numbers
+from tests.parity.cases import ParityCase, ParityOutput, compare_facts, compare_numbers, golden
 
 Load = Callable[[Any, Mapping[str, Tensor]], None]
 
@@ -27,6 +27,7 @@ def is_manifest(case: ParityCase) -> bool:
     )
 
 
+@golden(is_manifest)
 def run_manifest(case: ParityCase) -> list[ParityOutput]:
     return [output for name, entry in case.config.items() for output in _compare(name, entry)]
 
@@ -49,46 +50,22 @@ def _compare(name: str, entry: Mapping[str, Any]) -> list[ParityOutput]:
 
 
 def _build(name: str, config: Mapping[str, Any]) -> tuple[nn.Module, Load]:
-    builder = next((build for start, build in _BUILDERS.items() if name.startswith(start)), None)
-    if builder is None:
+    if name.startswith("NLayerDiscriminator3D"):
+        sizes = DiscriminatorConfig(config["input_nc"], config["ndf"], config["n_layers"])
+        return Discriminator(sizes), load_discriminator
+    family: Any = next((get() for start, get in _FAMILIES.items() if name.startswith(start)), None)
+    if family is None:
         raise ValueError(f"no family of ours is known to read a model called {name!r}")
-    return builder(name, config)
-
-
-def _build_wfvae(name: str, config: Mapping[str, Any]) -> tuple[nn.Module, Load]:
-    family = get_vae("wfvae")
-    return family.build(family.config_class.from_original(config)), family.load_original
-
-
-def _build_causal(name: str, config: Mapping[str, Any]) -> tuple[nn.Module, Load]:
-    family = get_vae("causal")
-    return family.build(family.config_class.from_original(config)), family.load_original
-
-
-def _build_latte(name: str, config: Mapping[str, Any]) -> tuple[nn.Module, Load]:
-    family = get_denoiser("latte")
-    config_class: Any = family.config_class
-    return family.build(config_class.from_original(config)), family.load_original
-
-
-def _build_opensora_plan(name: str, config: Mapping[str, Any]) -> tuple[nn.Module, Load]:
-    family = get_denoiser("opensora_plan")
-    settings = read_config({"_class_name": name.partition("-")[0], **config}, where=name)
+    if name.startswith("OpenSora"):
+        settings = read_config({"_class_name": name.partition("-")[0], **config}, where=name)
+    else:
+        settings = family.config_class.from_original(config)
     return family.build(settings), family.load_original
 
 
-def _build_discriminator(name: str, config: Mapping[str, Any]) -> tuple[nn.Module, Load]:
-    sizes = DiscriminatorConfig(config["input_nc"], config["ndf"], config["n_layers"])
-    return Discriminator(sizes), load_discriminator
-
-
-_BUILDERS: dict[str, Callable[[str, Mapping[str, Any]], tuple[nn.Module, Load]]] = {
-    "WFVAE": _build_wfvae,
-    "CausalVAE": _build_causal,
-    "LatteT2V": _build_latte,
-    "OpenSora": _build_opensora_plan,
-    "NLayerDiscriminator3D": _build_discriminator,
+_FAMILIES: dict[str, Callable[[], Any]] = {
+    "WFVAE": lambda: get_vae("wfvae"),
+    "CausalVAE": lambda: get_vae("causal"),
+    "LatteT2V": lambda: get_denoiser("latte"),
+    "OpenSora": lambda: get_denoiser("opensora_plan"),
 }
-
-
-RUNNERS = (Runner(is_manifest, run_manifest),)

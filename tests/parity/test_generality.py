@@ -64,6 +64,13 @@ def nudge(tensors: dict[str, Tensor], name: str, *, share: float = 1e-3) -> dict
     return tensors | {name: changed}
 
 
+def expect_made(made: ParityCase, folder: Path, output: str, share: float = 1e-3) -> None:
+    """The file agrees; with its last number of `output` moved, that output alone is off."""
+    expect_exactly(write_and_run(made, folder))
+    wrong = replace(made, outputs=nudge(made.outputs, output, share=share))
+    expect_exactly(write_and_run(wrong, folder), output)
+
+
 def expect_exactly(result: CaseResult, *off: str) -> None:
     assert not result.failed, result.note
     assert [one.name for one in result.outputs if not one.is_good] == list(off), result
@@ -94,9 +101,7 @@ def test_guidance_of_several_samples(tmp_path: Path) -> None:
         inputs={name: join(name, tensor, two.inputs[name]) for name, tensor in one.inputs.items()},
         outputs={name: join(name, tensor, ours[name]) for name, tensor in one.outputs.items()},
     )
-    expect_exactly(write_and_run(both, tmp_path))
-    wrong = replace(both, outputs=nudge(both.outputs, "all.final"))
-    expect_exactly(write_and_run(wrong, tmp_path), "all.final")
+    expect_made(both, tmp_path, "all.final")
 
 
 def test_sampling_of_several_samples_of_which_the_first_has_the_reference(tmp_path: Path) -> None:
@@ -111,9 +116,7 @@ def test_sampling_of_several_samples_of_which_the_first_has_the_reference(tmp_pa
     both = replace(case, inputs=inputs, outputs=joined)
     (tmp_path / "hunyuan_vae.safetensors").symlink_to(FILES["open-sora-v2/hunyuan_vae"])
     # Of the oscillating scales only the image's depends on what is given, and there is nothing given.
-    expect_exactly(write_and_run(both, tmp_path))
-    wrong = replace(both, outputs=nudge(joined, f"{kind}.latents", share=1e-2))
-    expect_exactly(write_and_run(wrong, tmp_path), f"{kind}.latents")
+    expect_made(both, tmp_path, f"{kind}.latents", share=1e-2)
 
 
 def test_batches_of_more_epochs_some_of_them_empty(tmp_path: Path) -> None:
@@ -139,9 +142,7 @@ def test_large_losses_agree_relatively(tmp_path: Path, size: float) -> None:
     outputs = case.outputs | {"cached.loss": (prediction - target).square().mean()[None].float()}
     if size > 1:
         assert float(outputs["cached.loss"]) > 1e3
-    expect_exactly(write_and_run(replace(case, inputs=inputs, outputs=outputs), tmp_path))
-    wrong = nudge(outputs, "cached.loss", share=1e-4)
-    expect_exactly(write_and_run(replace(case, inputs=inputs, outputs=wrong), tmp_path), "cached.loss")
+    expect_made(replace(case, inputs=inputs, outputs=outputs), tmp_path, "cached.loss", share=1e-4)
 
 
 def test_a_gradient_of_another_size_is_held_to_its_own_size(tmp_path: Path) -> None:
@@ -150,9 +151,7 @@ def test_a_gradient_of_another_size_is_held_to_its_own_size(tmp_path: Path) -> N
     ours = compute(replace(case, inputs=inputs))
     large = replace(case, inputs=inputs, outputs=case.outputs | ours)
     assert float(ours["main_unmasked.loss"]) > 1e3
-    expect_exactly(write_and_run(large, tmp_path))
-    wrong = replace(large, outputs=nudge(large.outputs, "main_unmasked.grad_model_output"))
-    expect_exactly(write_and_run(wrong, tmp_path), "main_unmasked.grad_model_output")
+    expect_made(large, tmp_path, "main_unmasked.grad_model_output")
 
 
 @pytest.mark.parametrize("dropped", ["t5", "clip"])
@@ -175,9 +174,7 @@ def test_dropout_of_one_text_alone(tmp_path: Path, dropped: str) -> None:
         "dropout.model_input.y_vec": found.pooled_BD,
     }
     made = replace(case, config=config, inputs=inputs, outputs=outputs)
-    expect_exactly(write_and_run(made, tmp_path))
-    wrong = replace(made, outputs=nudge(outputs, "dropout.model_input.y_vec"))
-    expect_exactly(write_and_run(wrong, tmp_path), "dropout.model_input.y_vec")
+    expect_made(made, tmp_path, "dropout.model_input.y_vec")
 
 
 def _cut_first(entry: dict[str, Any], start: str, count: int) -> None:
@@ -231,10 +228,7 @@ def test_tiled_variants_by_other_names(tmp_path: Path, name: str, old: str, new:
         for group in ("inputs", "outputs")
     }
     made = replace(case, **renamed)
-    expect_exactly(write_and_run(made, tmp_path))
-    output = next(key for key in made.outputs if key.startswith(f"{new}.decoded"))
-    wrong = replace(made, outputs=nudge(made.outputs, output))
-    expect_exactly(write_and_run(wrong, tmp_path), output)
+    expect_made(made, tmp_path, next(key for key in made.outputs if key.startswith(f"{new}.decoded")))
 
 
 def test_refusals_of_other_lengths(tmp_path: Path) -> None:
@@ -255,9 +249,7 @@ def test_loss_of_other_batches_and_patches(tmp_path: Path) -> None:
     cells = [part.transpose(1, 2).reshape(size) for part in (prediction, target)]
     loss = weighted_error_B(cells[0], Noised(cells[1], ones, cells[1], ones)).mean()[None]
     made = replace(case, inputs=case.inputs | given, outputs=case.outputs | {"loss.without_masks": loss})
-    expect_exactly(write_and_run(made, tmp_path))
-    wrong = replace(made, outputs=nudge(made.outputs, "loss.without_masks"))
-    expect_exactly(write_and_run(wrong, tmp_path), "loss.without_masks")
+    expect_made(made, tmp_path, "loss.without_masks")
 
 
 def test_a_table_that_names_an_unknown_config_says_what_it_lacks(tmp_path: Path) -> None:

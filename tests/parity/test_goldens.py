@@ -12,9 +12,8 @@ from typing import Any
 import pytest
 import torch
 
-from tests.parity.cases import ParityCase, list_goldens, read_golden, read_table
+from tests.parity.cases import RUNNERS, ParityCase, list_goldens, read_golden, read_table
 from tests.parity.harness import CaseResult, find_runner, run_case
-from tests.parity.runners import RUNNERS
 
 GOLDENS = Path(__file__).parents[1] / "goldens"
 FILES = {path.relative_to(GOLDENS).with_suffix("").as_posix(): path for path in list_goldens(GOLDENS)[0]}

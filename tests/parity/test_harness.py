@@ -1,3 +1,5 @@
+"""The harness: how cases are judged and shown, what the command says and how it ends, and the list of deviations."""
+
 import json
 import shutil
 import subprocess
@@ -9,9 +11,9 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from frameloom.core.errors import CheckpointError
+from frameloom.core.errors import CheckpointError, ConfigError
 from tests.parity.cases import ParityCase, ParityOutput, Runner, above_rounding, read_case
-from tests.parity.deviations import Deviation
+from tests.parity.deviations import Deviation, find_by_name, read_deviations
 from tests.parity.harness import NO_MODEL, format_table, run_case, run_parity, summarize
 
 ROOT = Path(__file__).parents[2]
@@ -41,6 +43,12 @@ LEAVING = Runner(
 def write_case(path: Path, config: object, **tensors: torch.Tensor) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     save_file(tensors, path, metadata={"config": json.dumps(config)})
+
+
+def make_case(**outputs: torch.Tensor) -> ParityCase:
+    """Doublings of ones."""
+    inputs = {name: torch.ones_like(tensor) for name, tensor in outputs.items()}
+    return ParityCase("case", {"kind": "doubling"}, {}, inputs, outputs)
 
 
 def run_command(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -79,11 +87,8 @@ def test_cases_in_subfolders_are_judged_one_by_one(tmp_path):
     assert not results["other"].is_good
 
 
-def test_an_output_that_the_runner_forgets_is_not_silently_passed(tmp_path):
-    one = torch.ones(1)
-    tensors = {"in.x": one, "out.x": 2 * one, "in.y": one.clone(), "out.y": 2 * one}
-    write_case(tmp_path / "case.safetensors", {"kind": "doubling"}, **tensors)
-    case = read_case(tmp_path / "case.safetensors", name="case")
+def test_an_output_that_the_runner_forgets_is_not_silently_passed():
+    case = make_case(x=torch.tensor([2.0]), y=torch.tensor([2.0]))
     assert run_case(case, [DOUBLING]).is_good
     forgotten = run_case(case, [FORGETFUL])
     assert [output.verdict for output in forgotten.outputs] == ["ok", "not compared"]
@@ -109,10 +114,8 @@ def test_a_clip_that_no_table_names_is_unknown_and_one_that_is_named_is_not(tmp_
     assert results == {"table_notes": "information", "clips/stray.mp4": "unknown"}
 
 
-def test_deviations_are_shown_with_the_reason_of_the_list(tmp_path):
-    one = torch.ones(1)
-    write_case(tmp_path / "case.safetensors", {"kind": "doubling"}, **{"in.x": one, "out.x": 2 * one})
-    case = read_case(tmp_path / "case.safetensors", name="case")
+def test_deviations_are_shown_with_the_reason_of_the_list_and_excuse_nothing_else():
+    case = make_case(x=torch.tensor([2.0]))
     listed = [Deviation("listed", ("case*",), (), "it is wrong there")]
     result = run_case(case, [LEAVING], listed)
     assert result.is_good
@@ -122,14 +125,9 @@ def test_deviations_are_shown_with_the_reason_of_the_list(tmp_path):
     assert unlisted.failed and "has no entry 'listed'" in unlisted.note
     whole = run_case(case, [DOUBLING], [Deviation("all", ("case",), ("*",), "not at all")])
     assert (whole.status, whole.note, whole.is_good) == ("deviation", "not at all", True)
-
-
-def test_a_deviation_excuses_nothing_that_was_compared_and_is_off(tmp_path):
-    one = torch.ones(1)
-    write_case(tmp_path / "case.safetensors", {"kind": "doubling"}, **{"in.x": one, "out.x": one.clone()})
-    case = read_case(tmp_path / "case.safetensors", name="case")
-    result = run_case(case, [DOUBLING], [Deviation("one", ("case",), ("x",), "reason")])
-    assert result.outputs[0].verdict == "above tolerance"
+    # What was compared and is off is excused by nothing.
+    off = run_case(make_case(x=torch.ones(1)), [DOUBLING], [Deviation("one", ("case",), ("x",), "reason")])
+    assert off.outputs[0].verdict == "above tolerance"
 
 
 def test_table_has_a_line_for_every_case_and_on_demand_for_every_output(tmp_path):
@@ -137,7 +135,7 @@ def test_table_has_a_line_for_every_case_and_on_demand_for_every_output(tmp_path
     tensors = {"in.x": one, "out.x": 2 * one, "in.y": one.clone(), "out.y": 2 * one + 5e-7}
     write_case(tmp_path / "case.safetensors", {"kind": "doubling"}, **tensors)
     write_case(tmp_path / "else.safetensors", {"kind": "else"}, **{"in.x": one})
-    results = run_parity(tmp_path, [DOUBLING])
+    results = list(run_parity(tmp_path, [DOUBLING]))
     lines = format_table(results)
     assert lines[1].split() == ["case", "4.77e-07", "1e-06", "ok:", "2", "outputs"]
     assert NO_MODEL in lines[2]
@@ -149,15 +147,15 @@ def test_table_has_a_line_for_every_case_and_on_demand_for_every_output(tmp_path
 
 def test_unreadable_and_missing_folders_are_refused(tmp_path):
     with pytest.raises(CheckpointError, match="no such folder"):
-        run_parity(tmp_path / "nowhere", [])
+        list(run_parity(tmp_path / "nowhere", []))
     with pytest.raises(CheckpointError, match="holds no"):
-        run_parity(tmp_path, [])
+        list(run_parity(tmp_path, []))
     (tmp_path / "case.safetensors").write_bytes(b"not tensors at all")
     with pytest.raises(CheckpointError, match="cannot be read"):
-        run_parity(tmp_path, [])
+        list(run_parity(tmp_path, []))
     write_case(tmp_path / "case.safetensors", [1, 2], x=torch.ones(1))
     with pytest.raises(CheckpointError, match="expected a JSON object"):
-        run_parity(tmp_path, [])
+        list(run_parity(tmp_path, []))
 
 
 @pytest.mark.parametrize(
@@ -202,7 +200,7 @@ def test_command_fails_on_a_changed_weight_and_shows_the_error(tmp_path):
 
 
 @pytest.mark.slow
-def test_command_ends_with_2_on_unknown_files_and_when_nothing_can_be_compared(tmp_path):
+def test_command_ends_with_2_on_unknown_and_broken_files_and_when_nothing_can_be_compared(tmp_path):
     (tmp_path / "some_notes.json").write_text("{}")
     nothing = run_command(str(tmp_path))
     assert (nothing.returncode, "nothing was compared" in nothing.stderr) == (2, True)
@@ -211,12 +209,47 @@ def test_command_ends_with_2_on_unknown_files_and_when_nothing_can_be_compared(t
     assert unknown.returncode == 2
     assert NO_MODEL in unknown.stdout
     assert "no runner knows these files: strange;" in unknown.stderr
-    assert "Traceback" not in nothing.stderr + unknown.stderr
-
-
-@pytest.mark.slow
-def test_command_ends_with_2_on_a_broken_file(tmp_path):
-    (tmp_path / "case.safetensors").write_bytes(CASE.read_bytes()[:1000])
+    (tmp_path / "strange.safetensors").write_bytes(CASE.read_bytes()[:1000])
     broken = run_command(str(tmp_path))
     assert (broken.returncode, "cannot be read" in broken.stderr) == (2, True)
-    assert "Traceback" not in broken.stderr
+    assert "Traceback" not in nothing.stderr + unknown.stderr + broken.stderr
+
+
+def test_every_entry_has_a_name_of_its_own_and_a_reason() -> None:
+    entries = read_deviations()
+    assert len({entry.name for entry in entries}) == len(entries) > 5
+    assert all(len(entry.reason) > 40 and entry.cases for entry in entries)
+
+
+def test_an_entry_for_files_that_are_not_there_does_no_harm(tmp_path: Path) -> None:
+    path = tmp_path / "list.yaml"
+    path.write_text('- name: absent\n  cases: ["nowhere_*"]\n  outputs: ["a*"]\n  reason: not to be found\n')
+    (entry,) = read_deviations(path)
+    assert not entry.covers_output("here", "a1")
+    assert entry.covers_output("nowhere_1", "a1") and not entry.covers_output("nowhere_1", "b1")
+    assert not entry.covers_case("nowhere_1")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "name: x\n",
+        "- name: x\n  cases: [a]\n",
+        "- name: x\n  cases: [a]\n  reason: y\n  why: z\n",
+        '- name: x\n  cases: [a]\n  reason: ""\n',
+        "- name: x\n  cases: [1]\n  reason: y\n",
+    ],
+)
+def test_a_list_with_a_mistake_is_refused(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "list.yaml"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=r"list\.yaml"):
+        read_deviations(path)
+
+
+def test_a_name_counts_for_its_own_cases_only() -> None:
+    entries = [Deviation("one", ("a*",), (), "because")]
+    assert find_by_name(entries, "one", "a1").reason == "because"
+    for name, kind in (("two", "a1"), ("one", "b1")):
+        with pytest.raises(ConfigError, match="write its reason"):
+            find_by_name(entries, name, kind)

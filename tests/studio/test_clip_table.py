@@ -19,7 +19,6 @@ from frameloom.data.media.writing import write_image, write_video
 from frameloom.studio.data.clip_table import (
     PAGE_ROWS,
     ClipFilter,
-    ClipShelf,
     ClipTable,
     apply_edits,
     free_name,
@@ -48,7 +47,7 @@ def folder(tmp_path):
 
 @pytest.fixture
 def table(folder):
-    return ClipShelf().open(folder / "manifest.parquet")
+    return ClipMedia(StudioContext(folder, folder)).open(folder / "manifest.parquet")
 
 
 @pytest.mark.parametrize(
@@ -93,11 +92,11 @@ def test_a_million_rows_are_paged(tmp_path):
 
 
 def test_a_changed_manifest_is_read_again(folder, table):
-    shelf = ClipShelf()
-    first = shelf.open(folder / "manifest.parquet")
-    assert shelf.open(folder / "manifest.parquet") is first and shelf.find(first.key) is first
+    media = ClipMedia(StudioContext(folder, folder))
+    first = media.open(folder / "manifest.parquet")
+    assert media.open(folder / "manifest.parquet") is first
     write_manifest(folder / "manifest.parquet", first.table.head(5))
-    assert shelf.open(folder / "manifest.parquet").table.height == 5
+    assert media.open(folder / "manifest.parquet").table.height == 5
 
 
 def test_new_captions_go_into_a_new_manifest_and_the_old_one_stays(folder, table):
@@ -174,8 +173,9 @@ def shown(tmp_path):
     table = pl.DataFrame(rows, schema=names, orient="row").with_columns(height=48, width=64)
     table = table.with_columns(end_frame=pl.col("start_frame") + pl.col("frames"))
     table.write_parquet(root / "set" / "manifest.parquet")
-    context, shelf = StudioContext(root.resolve(), scratch.resolve()), ClipShelf()
-    return context, shelf.open(context.root / "set" / "manifest.parquet"), ClipMedia(context, shelf)
+    context = StudioContext(root.resolve(), scratch.resolve())
+    media = ClipMedia(context)
+    return context, media.open(context.root / "set" / "manifest.parquet"), media
 
 
 def test_what_a_browser_can_play_is_played_as_it_is(shown):

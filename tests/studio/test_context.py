@@ -50,15 +50,6 @@ def test_files_are_found_without_hidden_folders_and_links(context):
     assert [context.name_of(path) for path in context.find_files(".mp4")] == ["data/a b#?.mp4"]
 
 
-def test_what_was_started_last_is_closed_first(context):
-    closed = []
-    context.on_close(lambda: closed.append("first"))
-    context.on_close(lambda: closed.append("second"))
-    context.close()
-    context.close()
-    assert closed == ["second", "first"]
-
-
 def test_no_variable_of_gradio_survives_but_ours(tmp_path):
     environment = {"GRADIO_SHARE": "True", "GRADIO_ALLOWED_PATHS": "/", "SPACE_ID": "x", "PATH": "/bin"}
     assert clean_environment(tmp_path, environment) == ["GRADIO_ALLOWED_PATHS", "GRADIO_SHARE", "SPACE_ID"]

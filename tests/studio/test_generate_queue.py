@@ -153,4 +153,4 @@ def test_a_queue_forgets_old_jobs_and_says_when_one_is_over(root, monkeypatch):
     finally:
         queue.close()
     assert len(queue.jobs()) <= 21 and numbers[0] not in [job.id for job in queue.jobs()]
-    assert "over already" in queue.cancel(numbers[-1]) and "over already" in queue.cancel(10**6)
+    assert "already ended" in queue.cancel(numbers[-1]) and "already ended" in queue.cancel(10**6)

@@ -1,4 +1,4 @@
-"""What is asked for is checked before a model is opened, and refused as `frameloom sample` would refuse it."""
+"""Requests are checked before a model is opened, and refused as `frameloom sample` would refuse it."""
 
 from __future__ import annotations
 

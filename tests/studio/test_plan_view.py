@@ -11,7 +11,7 @@ from frameloom.builders.data import build_policy
 from frameloom.config.loading.recipe import load_recipe
 from frameloom.data.buckets.policy import assign, bucket_table
 from frameloom.data.manifest.manifest import Manifest
-from frameloom.studio.data.clip_table import ClipShelf
+from frameloom.studio.data.clips import ClipMedia
 from frameloom.studio.data.controller import show_broken, show_buckets, show_shapes
 from frameloom.studio.recipe.controller import show_plan
 from frameloom.studio.server.context import StudioContext
@@ -25,7 +25,7 @@ def context(shared_world, tmp_path):
 
 def test_buckets_are_those_of_the_report(context, world):
     recipe = world.write_recipe()
-    table = ClipShelf().open(context.root / "manifest.parquet")
+    table = ClipMedia(context).open(context.root / "manifest.parquet")
     shown = show_buckets(table, recipe)
     loaded = load_recipe(recipe)
     rows = Manifest.read(table.path, where=loaded.data.where)
@@ -46,8 +46,8 @@ def test_a_plan_says_what_fits_and_what_would_help(context, world):
 
 
 def test_broken_files_of_scan_and_of_runs_are_listed(context):
-    table = ClipShelf().open(context.root / "manifest.parquet")
-    assert "No broken file" in show_broken(context, table)
+    table = ClipMedia(context).open(context.root / "manifest.parquet")
+    assert "No broken files" in show_broken(context, table)
     run = context.root / "runs" / "mine"
     run.mkdir(parents=True)
     (run / "recipe.yaml").write_text("name: mine\ndata: {manifest: manifest.parquet}\n")

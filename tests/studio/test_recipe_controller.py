@@ -42,7 +42,7 @@ def test_a_recipe_without_mistakes_names_what_is_not_there_yet(controller):
     found = controller.check(text, name)
     assert name == "demo.yaml" and not found.problems
     assert any("data.manifest" in missing for missing in found.missing)
-    assert "No mistake in it" in describe_check(found)
+    assert "The recipe is valid" in describe_check(found)
 
 
 def test_text_that_is_no_yaml_is_told_and_the_form_is_left_alone(controller):

@@ -60,6 +60,7 @@ class MultiAspect(ThinnedPolicy):
     def __init__(self, settings: MultiAspectSection, *, fps_max: float | None) -> None:
         self.settings = settings
         self.fps_max = fps_max
+        self.random_keys = ("data.multi_aspect.as_published",) if settings.as_published else ()
         self.sizes = list(dict.fromkeys(settings.sizes))
         self.weights = [settings.sizes.count(size) for size in self.sizes]
         self.buckets = tuple(
@@ -92,6 +93,3 @@ class MultiAspect(ThinnedPolicy):
 
     def why_unused(self, clips: Clips) -> NDArray[np.int8]:
         return (self.count_frames(clips) < self.settings.frames).astype(np.int8)
-
-    def random_keys(self) -> list[str]:
-        return ["data.multi_aspect.as_published"] if self.settings.as_published else []

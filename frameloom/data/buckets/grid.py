@@ -69,12 +69,7 @@ class GridPolicy(ThinnedPolicy):
         return cascade.chosen
 
     def possible_clips(self, clips: Clips) -> Iterator[tuple[Ints, NDArray[np.int32]]]:
-        for level, length, where in self._reachable(clips):
-            yield where, (length.first_bucket + level.nearest_ratios(clips, where)).astype(np.int32)
-
-    def _reachable(self, clips: Clips) -> list[tuple[Level, Length, Ints]]:
-        """The cascade with "may" instead of draws: each grid entry with the clips that have a chance to get it."""
-        found = []
+        # The cascade with "may" instead of draws: each grid entry with the clips that have a chance to get it.
         frames = self.count_frames(clips)
         reaches = np.ones(len(frames), dtype=bool)  # may come to the level at hand
         for level in self.levels:
@@ -85,7 +80,8 @@ class GridPolicy(ThinnedPolicy):
                 here = fits & (frames == 1) if length.frames == 1 else goes_on & (frames >= length.frames)
                 skip = length.skip or 0.0
                 if skip < 1 and length.keep > 0:
-                    found.append((level, length, np.flatnonzero(here)))
+                    where = np.flatnonzero(here)
+                    yield where, (length.first_bucket + level.nearest_ratios(clips, where)).astype(np.int32)
                 if length.frames == 1:
                     taken |= here & (length.keep >= 1)
                 else:
@@ -93,7 +89,6 @@ class GridPolicy(ThinnedPolicy):
                     goes_on &= ~here | (skip > 0)
             # A video that may run out of lengths is not surely taken.
             reaches &= ~(taken & ~goes_on)
-        return found
 
     def why_unused(self, clips: Clips) -> NDArray[np.int8]:
         frames = self.count_frames(clips)

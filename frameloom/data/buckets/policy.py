@@ -82,6 +82,8 @@ class BucketPolicy(ABC):
     frame_rule: FrameRule = FrameRule()
     # Why a clip may not be used; `why_unused` gives positions in this list plus 1.
     reasons: tuple[str, ...] = ()
+    # Settings that give a clip another shape in each epoch, so that no cache of latents can honour them.
+    random_keys: Sequence[str] = ()
     # Why a clip that fits may still not be used.
     unlucky: str = "unlucky"
 
@@ -118,10 +120,6 @@ class BucketPolicy(ABC):
     def keep_buckets(self, counts: Ints) -> NDArray[np.bool_]:
         """Which buckets are used at all, given the clips that fell into each."""
         return np.ones(len(counts), dtype=bool)
-
-    def random_keys(self) -> list[str]:
-        """Settings that give a clip another shape in each epoch, so that no cache of latents can honour them."""
-        return []
 
     def possible_clips(self, clips: Clips) -> Iterable[tuple[Ints, NDArray[np.int32]]]:
         """(positions of clips, bucket of each) for all that some epoch may ask for."""
@@ -232,7 +230,7 @@ def refuse_random(policy: BucketPolicy) -> None:
     """ConfigError when a latent cache could not honour the policy."""
     problems = [
         f"{name}: true cannot be cached, it gives a clip another shape in each epoch; use false, or no latent cache"
-        for name in policy.random_keys()
+        for name in policy.random_keys
     ]
     if problems:
         raise ConfigError(problems)

@@ -79,6 +79,8 @@ class RatioTokens(BucketPolicy):
         self.stride = stride
         self.rule = rule
         self.frame_rule = FrameRule(stride=settings.video_sample_stride)
+        switches = ("random_hw_adapt", "random_frame_crop", "random_ratio_crop", "keep_all_node_same_token_length")
+        self.random_keys = [f"data.ratio_tokens.{name}" for name in switches if getattr(settings, name)]
         self.video_sides = self._list_video_sides()
         image, extra = settings.image_sample_size, settings.image_sample_size / settings.video_sample_size
         divisors = list_divisors(image, extra) if settings.random_hw_adapt else [1.0]
@@ -218,7 +220,3 @@ class RatioTokens(BucketPolicy):
 
     def why_unused(self, clips: Clips) -> NDArray[np.int8]:
         return (~clips.is_image & (self.available_frames(clips.frames) < 1)).astype(np.int8)
-
-    def random_keys(self) -> list[str]:
-        names = ("random_hw_adapt", "random_frame_crop", "random_ratio_crop", "keep_all_node_same_token_length")
-        return [f"data.ratio_tokens.{name}" for name in names if getattr(self.settings, name)]

@@ -61,7 +61,16 @@ def parse_where(where: Where, schema: Mapping[str, pl.DataType], *, source: str)
     """The conditions of a filter on a table with these columns; DataError says what is wrong with it."""
     if isinstance(where, str):
         return [Condition(where, parse_filter(where, schema, source=source))] if where.strip() else []
-    return [_match_values(name, value, schema, source) for name, value in where.items()]
+    conditions = []
+    for name, value in where.items():
+        column = _column(name, schema, f"{source}: cannot filter by '{name}'")
+        values = list(value) if isinstance(value, list | tuple) else [value]
+        for item in values:
+            kind = "truth" if isinstance(item, bool) else "number" if isinstance(item, int | float) else "text"
+            if kind != column.kind:
+                raise DataError(f"{source}: cannot filter by {name}: {item!r}; the column holds {_PLURAL[column.kind]}")
+        conditions.append(Condition(f"{name} = {value!r}", _is_one_of(column, values)))
+    return conditions
 
 
 def filter_table(table: pl.DataFrame, where: Where, *, source: str) -> pl.DataFrame:
@@ -91,16 +100,6 @@ def check_recipe_filters(recipe: Recipe) -> None:
     for key, where in filters:
         if isinstance(where, str) and where.strip():
             parse_filter(where, None, source=key)
-
-
-def _match_values(name: str, value: Any, schema: Mapping[str, pl.DataType], source: str) -> Condition:
-    column = _column(name, schema, f"{source}: cannot filter by '{name}'")
-    values = list(value) if isinstance(value, list | tuple) else [value]
-    for item in values:
-        kind = "truth" if isinstance(item, bool) else "number" if isinstance(item, int | float) else "text"
-        if kind != column.kind:
-            raise DataError(f"{source}: cannot filter by {name}: {item!r}; the column holds {_PLURAL[column.kind]}")
-    return Condition(f"{name} = {value!r}", _is_one_of(column, values))
 
 
 class _Typed(NamedTuple):

@@ -176,11 +176,6 @@ class Manifest:
         where = f"{part.source}: row {self._locate(row)[1]}"
         return None if path is None else safe_join(part.root, str(path), where=where)
 
-    def window(self, row: int) -> tuple[int, int] | None:
-        """(first frame, frame behind the last) that the row means; None for the whole file."""
-        _, (start, frames) = self._read(row, "start_frame", "frames")
-        return None if start is None else (int(start), int(start) + int(frames))
-
     def member(self, row: int) -> Member | None:
         """Position of the clip inside its tar, for `MemberFile`; None for a plain file."""
         _, (name, offset, num_bytes) = self._read(row, "member", "offset", "bytes")
@@ -213,9 +208,10 @@ class Manifest:
     def _read(self, row: int, *names: str) -> tuple[Part, tuple[Any, ...]]:
         """(source of a row, its values); None for a column that the source lacks."""
         part, local = self._locate(row)
-        if all(name in part.rows.columns for name in names):
+        columns = part.rows.columns
+        known = [name for name in names if name in columns]
+        if len(known) == len(names):
             return part, part.rows.values(names, local)
-        known = [name for name in names if name in part.rows.columns]
         found = dict(zip(known, part.rows.values(known, local), strict=True)) if known else {}
         return part, tuple(found.get(name) for name in names)
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from importlib import import_module
-from types import ModuleType
 
 import numpy as np
 import torch
@@ -24,14 +23,6 @@ from frameloom.data.media.tar_members import Member
 from frameloom.data.media.transforms import CropRule, cover_rule
 
 
-def load_torchcodec() -> tuple[ModuleType, ModuleType]:
-    """Its modules of decoders and transforms; MissingExtra if it, or the FFmpeg that it needs, is not there."""
-    try:
-        return import_module("torchcodec.decoders"), import_module("torchcodec.transforms")
-    except (ImportError, OSError, RuntimeError) as error:
-        raise MissingExtra("torchcodec (with FFmpeg 4 to 8 on the library path)", "torchcodec") from error
-
-
 def read_clip(
     path: Media,
     *,
@@ -41,8 +32,11 @@ def read_clip(
     limits: DecodeLimits = LIMITS,
     crop_rule: CropRule | None = None,
 ) -> Tensor:
-    """The same as `decode.read_clip`."""
-    decoders, transforms = load_torchcodec()
+    """The same as `decode.read_clip`; MissingExtra if torchcodec, or the FFmpeg that it needs, is not there."""
+    try:
+        decoders, transforms = import_module("torchcodec.decoders"), import_module("torchcodec.transforms")
+    except (ImportError, OSError, RuntimeError) as error:
+        raise MissingExtra("torchcodec (with FFmpeg 4 to 8 on the library path)", "torchcodec") from error
     wanted = decode.check_indices(indices)
     if isinstance(path, Member) or path.suffix.lower() == ".avi":
         # A part of a tar has no name to open; avi has no presentation times: with B-frames torchcodec gives neighbours

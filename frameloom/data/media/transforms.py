@@ -167,10 +167,6 @@ class Transforms:
     def _crop(self) -> CenterCrop | RandomCrop:
         return next((step for step in self.steps if isinstance(step, CenterCrop | RandomCrop)), CenterCrop())
 
-    def describe(self) -> list[str]:
-        """One line per step, for fingerprints and reports."""
-        return [str(step) for step in self.steps if not isinstance(step, Rescale)]
-
 
 def parse_transforms(sections: Sequence[TransformSection]) -> tuple[Transform, ...]:
     """The steps that a recipe names; ConfigError for a setting that its step does not have."""

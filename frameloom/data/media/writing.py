@@ -213,16 +213,6 @@ def contact_sheet(
     return np.asarray(sheet)
 
 
-def _fit_label(label: str, font: ImageFont.FreeTypeFont | ImageFont.ImageFont, max_px: int) -> str:
-    text = " ".join(label.split())
-    if font.getlength(text) <= max_px:
-        return text
-    kept = bisect.bisect_right(
-        range(len(text)), max_px, key=lambda length: math.ceil(font.getlength(text[:length] + "..."))
-    )
-    return text[: max(kept - 1, 0)].rstrip() + "..."
-
-
 def _draw_strip(frames: Sequence[Pixels], label: str, frame_height_px: int) -> Image.Image:
     """A label line above the frames, each with a thin outline so that a black frame does not melt into the margin."""
     images = [Image.fromarray(np.ascontiguousarray(frame)) for frame in frames]
@@ -234,7 +224,12 @@ def _draw_strip(frames: Sequence[Pixels], label: str, frame_height_px: int) -> I
     ]
     font = ImageFont.load_default(size=_LABEL_PX)
     width = sum(image.width + 2 + _GAP_PX for image in images) - _GAP_PX
-    text = _fit_label(label, font, max(width, _MIN_LABEL_PX))
+    text, max_px = " ".join(label.split()), max(width, _MIN_LABEL_PX)
+    if font.getlength(text) > max_px:
+        kept = bisect.bisect_right(
+            range(len(text)), max_px, key=lambda length: math.ceil(font.getlength(text[:length] + "..."))
+        )
+        text = text[: max(kept - 1, 0)].rstrip() + "..."
     strip = Image.new(
         "RGB", (max(width, int(font.getlength(text)) + 1), _LABEL_LINE_PX + frame_height_px + 2), _MARGIN_RGB
     )

@@ -6,7 +6,7 @@ Shape letters: B batch, K text tokens, D width.
 from __future__ import annotations
 
 import dataclasses
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
@@ -28,7 +28,7 @@ from frameloom.models.text.transformers_folder import (
 )
 
 
-class PretrainedEncoder(TextEncoder):
+class PretrainedEncoder(TextEncoder, ABC):
     """A frozen encoder from a local folder. The tokenizer and the weights are read when they are first needed.
 
     `config` is that of transformers. A subclass names the class of the model and runs it.
@@ -45,6 +45,7 @@ class PretrainedEncoder(TextEncoder):
         self.max_length = max_length
         self._folder = folder
         self._config = config
+        self._digest: str | None = None
 
     @property
     @abstractmethod
@@ -56,12 +57,10 @@ class PretrainedEncoder(TextEncoder):
         """Token states and pooled vectors of any dtype; without a mask, pads are tokens like any other."""
 
     def fingerprint(self) -> str:
+        if self._digest is None:
+            parts = {"files": self._folder.digests(), "options": dataclasses.asdict(self.options)}
+            self._digest = digest_value({"encoder": self.name, "max_length": self.max_length, **parts})
         return self._digest
-
-    @cached_property
-    def _digest(self) -> str:
-        parts = {"files": self._folder.digests(), "options": dataclasses.asdict(self.options)}
-        return digest_value({"encoder": self.name, "max_length": self.max_length, **parts})
 
     def tokenizer_files(self) -> list[Path]:
         """What a copy of the encoder needs to read captions alike."""

@@ -37,7 +37,7 @@ def reconstruction_nll(
     """
     error_BCFHW = pixels_BCFHW - reconstruction_BCFHW
     error_BCFHW = error_BCFHW.abs() if kind == "l1" else error_BCFHW.square()
-    spread = torch.as_tensor(logvar, dtype=error_BCFHW.dtype, device=error_BCFHW.device)
+    spread = logvar.to(error_BCFHW) if isinstance(logvar, Tensor) else error_BCFHW.new_tensor(logvar)
     B, C, F, H, W = pixels_BCFHW.shape
     if perceptual_BF is None and weight_BF is None:
         return (error_BCFHW.sum() * torch.exp(-spread) + spread * error_BCFHW.numel()) / (B * F)

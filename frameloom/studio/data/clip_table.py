@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -15,16 +14,15 @@ import polars as pl
 from numpy.typing import NDArray
 
 from frameloom.core.errors import DataError
-from frameloom.core.files import atomic_file, digest_value
+from frameloom.core.files import atomic_file
 from frameloom.core.paths import clean_name
 from frameloom.data.curation.scan import fold_members
 from frameloom.data.manifest.filters import parse_filter
 from frameloom.data.manifest.rows import check_table
 from frameloom.data.manifest.sources.columns import REQUIRED
-from frameloom.data.manifest.sources.reading import Source, read_source
+from frameloom.data.manifest.sources.reading import Source
 
 PAGE_ROWS = 24
-_MAX_OPEN = 3
 _MAX_FILTERS = 8
 
 
@@ -38,12 +36,6 @@ class ClipFilter:
     side: tuple[float | None, float | None] = (None, None)
     fps: tuple[float | None, float | None] = (None, None)
     where: str = ""
-
-    @classmethod
-    def from_form(cls, text: str = "", kind: str = "all", *rest: Any) -> ClipFilter:
-        """From the fields of the tab: text, kind, two bounds each of frames, side and fps, and a filter."""
-        low_frames, high_frames, low_side, high_side, low_fps, high_fps, where = rest or [None] * 7
-        return cls(text or "", kind, (low_frames, high_frames), (low_side, high_side), (low_fps, high_fps), where or "")
 
     def expressions(self, schema: pl.Schema, source: str) -> list[pl.Expr]:
         found = []
@@ -114,30 +106,6 @@ class ClipTable:
         """The row, with the tar member that holds its file folded into one column."""
         self.row(number)
         return fold_members(self.table.slice(number, 1)).row(0, named=True)
-
-
-class ClipShelf:
-    """The manifests that were opened last; one that has changed on disk is read again."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._open: OrderedDict[str, ClipTable] = OrderedDict()
-
-    def open(self, path: Path) -> ClipTable:
-        facts = path.stat()
-        key = digest_value([str(path), facts.st_mtime_ns, facts.st_size])[:24]
-        with self._lock:
-            if key not in self._open:
-                self._open[key] = ClipTable(path, read_source(path), key)
-                while len(self._open) > _MAX_OPEN:
-                    self._open.popitem(last=False)
-            self._open.move_to_end(key)
-            return self._open[key]
-
-    def find(self, key: str) -> ClipTable | None:
-        """The open manifest that a picture on the page belongs to."""
-        with self._lock:
-            return self._open.get(key)
 
 
 MAX_EDITS = 10_000

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import OrderedDict
 from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
@@ -16,36 +17,51 @@ from frameloom.core.errors import DataError
 from frameloom.core.files import digest_value
 from frameloom.data.curation.report import make_thumb
 from frameloom.data.curation.scan import member_of
+from frameloom.data.manifest.sources.reading import read_source
 from frameloom.data.media.decode import open_video, read_clip
 from frameloom.data.media.tar_members import Member, find_media
 from frameloom.data.media.writing import write_video
-from frameloom.studio.data.clip_table import PAGE_ROWS, ClipShelf, ClipTable, Page
+from frameloom.studio.data.clip_table import PAGE_ROWS, ClipTable, Page
 from frameloom.studio.server.context import StudioContext
 from frameloom.studio.server.markup import note, safe
 
 THUMBS_ROUTE = "/thumbs/"
+_MAX_OPEN = 3
 _IMAGES = frozenset({".png", ".jpg", ".jpeg", ".webp", ".gif"})
 _CONTAINERS, _CODECS = frozenset({".mp4", ".webm"}), frozenset({"h264", "vp8", "vp9", "av1"})
 _PREVIEW_PX, _PREVIEW_FRAMES, _NUM_PREVIEWS = 480, 240, 20
 
 
 class ClipMedia:
-    """Thumbnails and playable addresses for the open manifests of a shelf."""
+    """The manifests that were opened last, with thumbnails and playable addresses of their clips."""
 
-    def __init__(self, context: StudioContext, shelf: ClipShelf) -> None:
+    def __init__(self, context: StudioContext) -> None:
         self._context = context
-        self._shelf = shelf
+        self._lock = threading.Lock()
+        self._open: OrderedDict[str, ClipTable] = OrderedDict()
         # Two decoders at a time: a page asks for two dozen pictures at once.
         self._slots = threading.BoundedSemaphore(2)
         self._thumb = lru_cache(maxsize=1024)(self._make_thumb)
 
+    def open(self, path: Path) -> ClipTable:
+        """A manifest that has changed on disk is read again."""
+        facts = path.stat()
+        key = digest_value([str(path), facts.st_mtime_ns, facts.st_size])[:24]
+        with self._lock:
+            if key not in self._open:
+                self._open[key] = ClipTable(path, read_source(path), key)
+                while len(self._open) > _MAX_OPEN:
+                    self._open.popitem(last=False)
+            self._open.move_to_end(key)
+            return self._open[key]
+
     def thumb(self, key: str, row: int) -> bytes | None:
         """A JPEG; None when the manifest is not open or the file cannot be read."""
-        table = self._shelf.find(key)
+        table = self._open.get(key)
         return None if table is None or not 0 <= row < table.table.height else self._thumb(key, row)
 
     def _make_thumb(self, key: str, row: int) -> bytes | None:
-        table = self._shelf.find(key)
+        table = self._open.get(key)
         if table is None:
             return None
         facts = table.media_facts(row)

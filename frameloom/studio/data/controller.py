@@ -17,7 +17,6 @@ from frameloom.data.manifest.manifest import Manifest
 from frameloom.studio.data.clip_table import (
     MAX_EDITS,
     ClipFilter,
-    ClipShelf,
     ClipTable,
     free_name,
     write_edited,
@@ -39,19 +38,18 @@ class DataController:
 
     def __init__(self, context: StudioContext) -> None:
         self.context = context
-        self.shelf = ClipShelf()
-        self.media = ClipMedia(context, self.shelf)
+        self.media = ClipMedia(context)
 
     def open(self, name: str) -> ClipTable:
         path = self.context.resolve(name, where="manifest")
         if not path.is_file():
             raise DataError(f"{name}: no such manifest; press Refresh")
-        return self.shelf.open(path)
+        return self.media.open(path)
 
     def summarize(self, name: str | None) -> tuple[str, str, str]:
         """(totals, broken files, a name for the next manifest)."""
         if not name:
-            return note(f"No manifest below this folder yet; {_HOW_TO_SCAN} makes one."), "", ""
+            return note(f"No manifest in this folder yet; create one with {_HOW_TO_SCAN}."), "", ""
         table = self.open(name)
         return fact_tiles(count_totals(table.table)), show_broken(self.context, table), free_name(table.path)
 
@@ -72,11 +70,16 @@ class DataController:
         *filters: Any,
         turn: int | None = 0,
     ) -> tuple[str, str, int]:
-        """(the table, which rows it has, the number of the page); `turn` pages on, None to the first page."""
+        """(the table, which rows it has, the number of the page); `turn` pages on, None to the first page.
+
+        `filters` are text, kind, two bounds each of frames, side and fps, and an expression.
+        """
         if not name:
             return "", "", 0
         table = self.open(name)
-        page = table.page(ClipFilter.from_form(*filters), 0 if turn is None else number + turn)
+        text, kind, *bounds, where = filters
+        wanted = ClipFilter(text or "", kind, tuple(bounds[:2]), tuple(bounds[2:4]), tuple(bounds[4:]), where or "")
+        page = table.page(wanted, 0 if turn is None else number + turn)
         return show_page(table, page, edits, chosen), describe_page(page), page.number
 
     def choose(self, name: str, edits: Mapping[int, str], row: int) -> tuple[str, str, str, int]:
@@ -95,7 +98,7 @@ class DataController:
         changed = {known: words for known, words in edits.items() if known != row}
         if caption != (table.row(row)["caption"] or ""):
             if len(changed) >= MAX_EDITS:
-                raise DataError(f"{MAX_EDITS:,} captions are waiting; write them to a manifest first")
+                raise DataError(f"{MAX_EDITS:,} changed captions are the maximum; write them to a manifest first")
             changed[row] = caption
         return changed, describe_edits(changed)
 
@@ -121,24 +124,21 @@ def show_broken(context: StudioContext, table: ClipTable) -> str:
     rows = [["scan or check", *found] for found in read_broken(table.path).iter_rows()]
     for listed in context.find_files(_BAD_CLIPS):
         run = listed.parent
-        if listed.name != _BAD_CLIPS or not _trains_on(context, run / "recipe.yaml", table):
+        try:
+            manifest = resolve(run / "recipe.yaml").get("data", {}).get("manifest")
+        except FrameloomError:  # Runs shows a recipe that cannot be read
+            continue
+        is_own = isinstance(manifest, str) and (context.root / manifest).resolve() == table.path
+        if listed.name != _BAD_CLIPS or not is_own:
             continue
         for row, reason in dict.fromkeys((bad.row, bad.reason) for bad in read_bad_clips(listed, repair=False)):
             path = table.table["path"][row] if 0 <= row < table.table.height else f"row {row}"
             rows.append([context.name_of(run), str(path), "skipped while training", reason])
     if not rows:
-        return note("No broken file is listed: neither beside this manifest nor in a run on it.", kind="good")
+        return note("No broken files: none beside this manifest, none in a run on it.", kind="good")
     shown = data_table(["found by", "file", "reason", "details"], rows[:_MAX_SHOWN])
     more = len(rows) - _MAX_SHOWN
     return shown + (note(f"And {more:,} more.") if more > 0 else "")
-
-
-def _trains_on(context: StudioContext, recipe: Path, table: ClipTable) -> bool:
-    try:
-        manifest = resolve(recipe).get("data", {}).get("manifest")
-    except FrameloomError:  # Runs shows a recipe that cannot be read
-        return False
-    return isinstance(manifest, str) and (context.root / manifest).resolve() == table.path
 
 
 def show_shapes(table: ClipTable) -> str:
@@ -153,7 +153,7 @@ def show_shapes(table: ClipTable) -> str:
 
 def show_buckets(table: ClipTable, recipe: str | Path) -> str:
     """The buckets that a recipe puts the clips in, as `frameloom data report` counts them."""
-    # The trainer brings the models along; a page that shows no buckets starts without them.
+    # The builders import the models; the page starts faster without them.
     from frameloom.builders.data import build_policy
 
     loaded = load_recipe(recipe)

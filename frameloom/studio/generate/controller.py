@@ -14,7 +14,7 @@ from frameloom.core.files import digest_file
 from frameloom.data.media.writing import CONTACT_SHEET
 from frameloom.sampling.request import complete_request
 from frameloom.studio.generate.models import StudioModel, find_models
-from frameloom.studio.generate.queue import WAITING, Job, JobQueue
+from frameloom.studio.generate.queue import WAITING, JobQueue
 from frameloom.studio.generate.requests import (
     FIELDS,
     FORMATS,
@@ -28,7 +28,7 @@ from frameloom.studio.generate.requests import (
 )
 from frameloom.studio.runs.samples import SavedSample, read_sample
 from frameloom.studio.server.context import Listing, StudioContext
-from frameloom.studio.server.markup import badge, bar, button, link, player, safe, status
+from frameloom.studio.server.markup import badge, bar, button, link, note, player, safe
 
 _SHOWN = 24
 _ENDED_SHOWN = 3
@@ -52,7 +52,7 @@ def list_samples(folder: Path, most: int = _MAX_LISTED) -> list[SavedSample]:
 
 
 def convert_clip(sample: SavedSample, form: str, folder: Path) -> Path:
-    """The clip in another container, kept in `folder` for the next time; the file itself if it has that form."""
+    """The clip in another container, cached in `folder`; the file itself if it has that format."""
     from frameloom.sampling.outputs import read_frames, write_frames
 
     if form not in FORMATS:
@@ -78,14 +78,14 @@ class GenerateController:
         self.downloads = context.root / "studio" / "downloads"
 
     def submit(self, name: str | None, values: Mapping[str, Any]) -> str:
-        """Put a job into the queue; the answer has the command that would make the same."""
+        """Queue a job; the answer has the equivalent command."""
         request, num = self.read_form(name, values)
         model = self.models.all()[name or ""]
         job = self.queue.submit(model.name, request, num, num * complete_request(request, model.settings).steps)
         command = f'<code class="rg-command" tabindex="0">{safe(format_command(model.name, request, num))}</code>'
         return (
-            status(f"Queued as job {job.id}.")
-            + f'<details class="rg-more"><summary>The same from a terminal</summary>{command}</details>'
+            note(f"Queued as job {job.id}.", kind="status")
+            + f'<details class="rg-more"><summary>The same as a command</summary>{command}</details>'
         )
 
     def read_form(self, name: str | None, values: Mapping[str, Any]) -> tuple[SampleRequest, int]:
@@ -121,37 +121,49 @@ class GenerateController:
         shown = [one for one in jobs if one.is_open] + [one for one in jobs if not one.is_open][:_ENDED_SHOWN]
         if not shown:
             return '<p class="rg-empty">Nothing in the queue.</p>'
-        rows = "".join(_draw_job(job, sum(one.is_open and one.id < job.id for one in jobs)) for job in shown)
-        return f'<div class="rg-scroll"><table class="rg-table rg-queue">{rows}</table></div>'
-
-    def cancel(self, key: str) -> str:
-        return status(self.queue.cancel(int(key)) if key.isdecimal() else "no such job")
+        rows = []
+        for job in shown:
+            num_ahead = sum(one.is_open and one.id < job.id for one in jobs)
+            progress = ""
+            if job.is_open and job.state != WAITING:
+                done = min(job.done_steps, job.total_steps)
+                progress = f" <small>step {done} of {job.total_steps}</small>{bar(done, job.total_steps)}"
+            message = f'<br><small class="rg-failed">{safe(job.message)}</small>' if job.message else ""
+            label = "End now" if job.is_stopping else "Cancel"
+            acts = button("cancel", job.id, label, hint=f"{label}: job {job.id}") if job.is_open else ""
+            state = badge(job.state, f"queued ({num_ahead} ahead)" if job.state == WAITING else "")
+            rows.append(
+                f'<tr data-job="{job.id}" data-state="{job.state}"><td class="rg-name">{safe(job.request.prompt)}'
+                f"<br><small>job {job.id} · seed {job.request.seed} · {safe(job.model)}</small></td>"
+                f'<td>{state}{progress}{message}</td><td class="rg-acts">{acts}</td></tr>'
+            )
+        return f'<div class="rg-scroll"><table class="rg-table rg-queue">{"".join(rows)}</table></div>'
 
     def find_sample(self, name: str) -> SavedSample:
         """A file by a name that a page sent: one of those that are shown."""
         for sample in list_samples(self.folder):
             if sample.path.name == name:
                 return sample
-        raise DataError(f"{name[:80]}: no such file any more")
+        raise DataError(f"{name[:80]}: no such file; it was moved or deleted")
 
     def draw_history(self) -> str:
         samples = list_samples(self.folder, _SHOWN)
         if not samples:
-            return '<p class="rg-empty">Samples appear here, and stay: they are read from the files.</p>'
-        return f'<div class="rg-clips rg-wide">{"".join(self._draw_sample(one) for one in samples)}</div>'
-
-    def _draw_sample(self, sample: SavedSample) -> str:
-        name, own, prompt = sample.path.name, sample.path.suffix.lower().lstrip("."), sample.about["prompt"]
-        acts = [button("use", name, "Use these settings", hint=f"Use the settings of {name}")]
-        acts.append(link(self.context, sample.path))
-        for form in FORMATS if sample.is_clip else ():
-            if form != own:
-                acts.append(button("convert", f"{form}:{name}", form, hint=f"get {name} as {form}"))
-        return (
-            f'<div class="rg-clip" data-file="{safe(name)}">{player(self.context, sample.path, prompt)}<div>'
-            f'<p>{safe(prompt)}</p><small class="rg-soft">{safe(sample.describe())}</small><br>'
-            f"{''.join(acts)}</div></div>"
-        )
+            return '<p class="rg-empty">No samples yet; they appear here and stay.</p>'
+        cards = []
+        for sample in samples:
+            name, own, prompt = sample.path.name, sample.path.suffix.lower().lstrip("."), sample.about["prompt"]
+            acts = [button("use", name, "Use these settings", hint=f"Use the settings of {name}")]
+            acts.append(link(self.context, sample.path))
+            for form in FORMATS if sample.is_clip else ():
+                if form != own:
+                    acts.append(button("convert", f"{form}:{name}", form, hint=f"get {name} as {form}"))
+            cards.append(
+                f'<div class="rg-clip" data-file="{safe(name)}">{player(self.context, sample.path, prompt)}<div>'
+                f'<p>{safe(prompt)}</p><small class="rg-soft">{safe(sample.describe())}</small><br>'
+                f"{''.join(acts)}</div></div>"
+            )
+        return f'<div class="rg-clips rg-wide">{"".join(cards)}</div>'
 
     def convert(self, key: str) -> str:
         """Another format of a file, with a link to it."""
@@ -167,37 +179,20 @@ class GenerateController:
         request = read_request(about, where=name)
         model = self.models.all().get(about.get("model", ""))
         if model is None:
-            raise DataError(f"its model {about.get('model')} is not below this folder any more; choose another")
-        lent = {key: self._lend(getattr(request, key)) for key in ("image", "last_image")}
-        return model, {**form_values(request, model), **lent}
-
-    def _lend(self, path: Path | None) -> str | None:
-        """A copy of a kept picture in the scratch folder, the only place that the page may take files from."""
-        if path is None or not path.as_posix().startswith(f"{UPLOADS}/"):
-            return None
-        file = self.context.resolve(path.as_posix(), where="image")
-        if not file.is_file():
-            return None
-        copy = self.context.scratch / "given" / file.name
-        copy.parent.mkdir(exist_ok=True)
-        shutil.copyfile(file, copy)
-        return str(copy)
-
-
-def _draw_job(job: Job, num_ahead: int) -> str:
-    progress = ""
-    if job.is_open and job.state != WAITING:
-        done = min(job.done_steps, job.total_steps)
-        progress = f" <small>step {done} of {job.total_steps}</small>{bar(done, job.total_steps)}"
-    message = f'<br><small class="rg-failed">{safe(job.message)}</small>' if job.message else ""
-    label = "End now" if job.is_stopping else "Cancel"
-    acts = button("cancel", job.id, label, hint=f"{label}: job {job.id}") if job.is_open else ""
-    state = badge(job.state, f"queued ({num_ahead} ahead)" if job.state == WAITING else "")
-    return (
-        f'<tr data-job="{job.id}" data-state="{job.state}"><td class="rg-name">{safe(job.request.prompt)}'
-        f"<br><small>job {job.id} · seed {job.request.seed} · {safe(job.model)}</small></td>"
-        f'<td>{state}{progress}{message}</td><td class="rg-acts">{acts}</td></tr>'
-    )
+            raise DataError(f"its model {about.get('model')} is no longer in this folder; choose another")
+        values = form_values(request, model)
+        for key in ("image", "last_image"):
+            path, values[key] = getattr(request, key), None
+            if path is None or not path.as_posix().startswith(f"{UPLOADS}/"):
+                continue
+            file = self.context.resolve(path.as_posix(), where="image")
+            if file.is_file():
+                # The page may only take files from the scratch folder.
+                copy = self.context.scratch / "given" / file.name
+                copy.parent.mkdir(exist_ok=True)
+                shutil.copyfile(file, copy)
+                values[key] = str(copy)
+        return model, values
 
 
 def form_values(request: SampleRequest, model: StudioModel) -> dict[str, Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
@@ -13,7 +12,7 @@ from frameloom.config.rules.models import frame_problem
 from frameloom.config.schema.recipe import Recipe
 from frameloom.config.schema.sampling import SampleSection
 from frameloom.core.errors import FrameloomError
-from frameloom.diffusion.sampler_table import SAMPLERS
+from frameloom.diffusion.tables import SAMPLERS
 from frameloom.models.registry import DENOISERS, VAES
 from frameloom.studio.runs.run_list import RECIPE, is_run_folder
 from frameloom.studio.server.context import walk_folders
@@ -25,9 +24,7 @@ _SOME_LENGTHS = range(2, 34)
 
 @dataclass(frozen=True)
 class StudioModel:
-    """A run with a checkpoint, or an exported folder: its path from the root, the recipe that describes it, and what
-    follows from that: its own settings, and what it can be given.
-    """
+    """A run with a checkpoint, or an exported folder: its path from the root, recipe, default settings and inputs."""
 
     name: str = ""
     recipe: Path = Path()
@@ -43,27 +40,21 @@ class StudioModel:
 def find_models(root: Path) -> dict[str, StudioModel]:
     """By name: runs of denoisers first, then exported folders; a model whose recipe cannot be used is left out."""
     found = []
-    for name, recipe, is_run in _find_folders(root):
-        try:
-            described = read_model(recipe, recipe.stat().st_mtime_ns)
-        except OSError:
-            continue
-        if described is not None:
-            found.append(replace(described, name=name, recipe=recipe, is_run=is_run))
-    return {model.name: model for model in sorted(found, key=lambda model: (not model.is_run, model.name))}
-
-
-def _find_folders(root: Path) -> Iterator[tuple[str, Path, bool]]:
-    """(name, recipe, whether it is a run) of each folder with the weights of a denoiser."""
-    for relative, names in walk_folders(root, lambda relative, names: is_run_folder(root / relative, names)):
-        path = root / relative
-        if is_run_folder(path, names):
+    for name, names in walk_folders(root, lambda relative, names: is_run_folder(root / relative, names)):
+        path, recipe = root / name, None
+        is_run = is_run_folder(path, names)
+        if is_run:
             if next((path / "checkpoints").glob("step-*/state.json"), None) is not None:
-                yield relative, path / RECIPE, True
+                recipe = path / RECIPE
         elif _CONFIG in names and _TENSORS in names and _is_denoiser(path / _CONFIG):
             recipe = next((file for file in (path / RECIPE, path.parent / RECIPE) if file.is_file()), None)
-            if recipe is not None:
-                yield relative, recipe, False
+        try:
+            described = None if recipe is None else read_model(recipe, recipe.stat().st_mtime_ns)
+        except OSError:
+            continue
+        if recipe is not None and described is not None:
+            found.append(replace(described, name=name, recipe=recipe, is_run=is_run))
+    return {model.name: model for model in sorted(found, key=lambda model: (not model.is_run, model.name))}
 
 
 @lru_cache(maxsize=1024)

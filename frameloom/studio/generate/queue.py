@@ -66,7 +66,7 @@ class JobQueue:
         with self._changed:
             num_open = sum(job.is_open for job in self._jobs.values())
             if num_open >= self.max_waiting:
-                raise RunError(f"{num_open} jobs are in the queue, which is the most; wait for one, or cancel it")
+                raise RunError(f"{num_open} jobs are in the queue, the maximum; wait for one, or cancel it")
             job = Job(next(self._numbers), model, request, num, total_steps)
             self._jobs[job.id] = job
             ended = sorted(number for number, known in self._jobs.items() if not known.is_open)
@@ -88,7 +88,7 @@ class JobQueue:
         with self._changed:
             job = self._jobs.get(number)
             if job is None or not job.is_open:
-                return "that job is over already"
+                return "that job has already ended"
             if job.state == WAITING:
                 self._set(number, state=CANCELLED)
                 return "taken out of the queue"
@@ -151,7 +151,21 @@ class JobQueue:
         with self._changed:
             if self._is_closed:
                 return
-            process = self._process = self._process or self._start()
+            if self._process is None:
+                self._log.parent.mkdir(parents=True, exist_ok=True)
+                with self._log.open("wb") as log:
+                    self._process = subprocess.Popen(
+                        [sys.executable, "-m", "frameloom.studio.generate.worker"],
+                        cwd=self.root,
+                        stdin=subprocess.PIPE,
+                        stdout=subprocess.PIPE,
+                        stderr=log,
+                        text=True,
+                        encoding="utf-8",
+                        start_new_session=True,
+                        env={**os.environ, "PYTHONUNBUFFERED": "1"},
+                    )
+            process = self._process
             request = job.request.model_dump(mode="json", exclude_unset=True)
             self._send({"id": job.id, "model": job.model, "request": request, "num": job.num})
         assert process.stdout is not None
@@ -186,25 +200,10 @@ class JobQueue:
             why = lines[-1] if lines else "no message"
         self._set(number, state=FAILED, message=f"the process that makes videos ended (exit code {code}): {why}")
 
-    def _start(self) -> subprocess.Popen[str]:
-        self._log.parent.mkdir(parents=True, exist_ok=True)
-        with self._log.open("wb") as log:
-            return subprocess.Popen(
-                [sys.executable, "-m", "frameloom.studio.generate.worker"],
-                cwd=self.root,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=log,
-                text=True,
-                encoding="utf-8",
-                start_new_session=True,
-                env={**os.environ, "PYTHONUNBUFFERED": "1"},
-            )
-
     def _send(self, message: dict[str, Any]) -> None:
         process = self._process
         assert process is not None and process.stdin is not None
-        # A process that has just ended is noticed by the one who reads from it.
+        # The reading thread notices that the process has ended.
         with contextlib.suppress(BrokenPipeError):
             process.stdin.write(json.dumps(message) + "\n")
             process.stdin.flush()

@@ -17,12 +17,11 @@ from frameloom.studio.server.context import (
     QUIET,
     Limits,
     StudioContext,
-    problems_of,
     read_click,
     show_problems,
     updates,
 )
-from frameloom.studio.server.markup import BUTTONS_SCRIPT, problem_list, status
+from frameloom.studio.server.markup import BUTTONS_SCRIPT, note, problem_list
 
 _TICK_S = 1.0
 _RATIOS = (OWN_SIZE, "1:1", "16:9", "9:16", "4:3", "3:4")
@@ -33,7 +32,7 @@ _CHOICES = {"ratio": _RATIOS, "format": FORMATS, "sampler": None}
 def build_generate(context: StudioContext) -> None:
     """A form on one side; the queue and earlier results on the other."""
     controller = GenerateController(context)
-    context.on_close(controller.queue.close)
+    context.closers.callback(controller.queue.close)
     seen = gr.State(dict)
     with gr.Row():
         with gr.Column(scale=2, min_width=320):
@@ -52,12 +51,14 @@ def build_generate(context: StudioContext) -> None:
     prompt, shown = fields["prompt"], list(fields.values())
 
     def refresh(chosen: str | None, last: dict[str, Any] | None) -> list[Any]:
-        jobs, changed = controller.version()
-        now: dict[str, Any] = {"queue": jobs, "history": changed, "models": list(controller.models.all())}
+        (jobs, changed), names = controller.version(), list(controller.models.all())
+        # The chosen model stays, unless it is gone; a page that is still opening chooses for itself.
+        is_gone = chosen is not None and chosen not in names
+        now: dict[str, Any] = {"queue": jobs, "history": changed, "models": names}
         makers = {
             "queue": controller.draw_queue,
             "history": controller.draw_history,
-            "models": lambda: _offer(now["models"], chosen),
+            "models": lambda: gr.Dropdown(choices=names, value=None) if is_gone else gr.Dropdown(choices=names),
         }
         return [*updates(last, now, makers), now]
 
@@ -75,7 +76,9 @@ def build_generate(context: StudioContext) -> None:
 
     def act_queue(event: gr.EventData) -> Any:
         act, key = read_click(event)
-        return controller.cancel(key) if act == "cancel" else gr.skip()
+        if act != "cancel":
+            return gr.skip()
+        return note(controller.queue.cancel(int(key)) if key.isdecimal() else "no such job", kind="status")
 
     def act_history(event: gr.EventData) -> list[Any]:
         act, key = read_click(event)
@@ -85,10 +88,10 @@ def build_generate(context: StudioContext) -> None:
                 return [controller.convert(key), *unchanged]
             if act == "use":
                 found, values = controller.read_settings(key)
-                filled = status("Filled in; change what you like and press Generate.")
+                filled = note("Filled in; change what you like and press Generate.", kind="status")
                 return [filled, gr.Dropdown(value=found.name), *_show_fields(values, found)]
         except FrameloomError as error:
-            return [problem_list(problems_of(error)), *unchanged]
+            return [problem_list(error), *unchanged]
         return [gr.skip(), *unchanged]
 
     follow: dict[str, Any] = {"inputs": [model, seen], "outputs": [queue, history, model, seen], **QUIET}
@@ -133,12 +136,6 @@ def _build_widget(name: str, limits: Limits) -> Any:
     info = f"{least:,g} to {most:,g}" if name != "seed" else None
     number: dict[str, Any] = {"precision": 0} if is_whole else {"step": 0.1}
     return gr.Number(value=default, min_width=90, placeholder=info, **number, **shown)
-
-
-def _offer(names: list[str], chosen: str | None) -> Any:
-    """The chosen model stays, unless it is gone; a page that is still opening chooses for itself."""
-    is_gone = chosen is not None and chosen not in names
-    return gr.Dropdown(choices=names, value=None) if is_gone else gr.Dropdown(choices=names)
 
 
 def _show_fields(values: dict[str, Any], model: StudioModel) -> list[Any]:

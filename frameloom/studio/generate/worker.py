@@ -15,6 +15,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, TextIO
@@ -37,17 +38,20 @@ class Cancelled(Exception):
     """The user cancelled the job."""
 
 
-class Jobs:
-    """Jobs from a stream, read by a separate thread so that a cancellation arrives while one runs.
+class Worker:
+    """Runs jobs one by one; a thread reads the stream, so that a cancellation arrives while a job runs.
 
-    `waiting` ends with None.
+    The last model stays loaded until another one is asked for or its files change.
     """
 
-    def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
-        self.waiting: queue.SimpleQueue[Event | None] = queue.SimpleQueue()
+    def __init__(self, stream: TextIO, send: Callable[[Event], None]) -> None:
+        self._stream, self._send = stream, send
+        self._waiting: queue.SimpleQueue[Event | None] = queue.SimpleQueue()
         self._cancelled: set[int] = set()
         self._is_over = False
+        self._number = 0
+        self._model_key = ""
+        self._pipeline: Pipeline | None = None
         threading.Thread(target=self._read, daemon=True).start()
 
     def _read(self) -> None:
@@ -56,88 +60,67 @@ class Jobs:
             if "cancel" in message:
                 self._cancelled.add(message["cancel"])
             else:
-                self.waiting.put(message)
+                self._waiting.put(message)
         self._is_over = True
-        self.waiting.put(None)
+        self._waiting.put(None)
 
-    def check(self, number: int) -> None:
-        if self._is_over or number in self._cancelled:
+    def serve(self) -> None:
+        """Run all jobs; one that fails does not end the process."""
+        from frameloom.sampling.batch import run_job
+        from frameloom.training.logging.trackers import is_resource_error
+
+        while (job := self._waiting.get()) is not None:
+            self._number, model = job["id"], Path(job["model"])
+            try:
+                self._refuse_cancelled()
+                request = make_request(job["request"], where="Form")
+                check_media({label_of(name): getattr(request, name) for name in MEDIA})
+                files = run_job(partial(self._open, model), [request], Path(OUT), num=job["num"], on_step=self._on_step)
+                self._report("done", files=[path.as_posix() for path in files])
+            except Cancelled:
+                self._report("cancelled")
+            except FrameloomError as error:
+                self._report("failed", message=str(error))
+            except Exception as error:  # a bug or too little memory: reported, logged, and the next job is run
+                traceback.print_exc()
+                first = str(error).partition("\n")[0]
+                message = f"an error that should not happen: {type(error).__name__}: {first}"
+                if is_resource_error(error):
+                    message = "memory or disk space ran out; ask for fewer frames or a smaller size"
+                self._report("failed", message=message)
+                self._drop_model()
+
+    def _report(self, kind: str, **values: Any) -> None:
+        self._send({"id": self._number, "event": kind, **values})
+
+    def _on_step(self, count: int) -> None:
+        self._report("step", count=count)
+        self._refuse_cancelled()
+
+    def _refuse_cancelled(self) -> None:
+        if self._is_over or self._number in self._cancelled:
             raise Cancelled
 
-
-class ModelCache:
-    """The last model, loaded again when its files have changed; `on_load` is called before that."""
-
-    def __init__(self, on_load: Callable[[], object] = lambda: None) -> None:
-        self._on_load = on_load
-        self._key = ""
-        self._pipeline: Pipeline | None = None
-
-    def open(self, path: Path) -> Pipeline:
+    def _open(self, path: Path) -> Pipeline:
         patterns = (RECIPE, f"../{RECIPE}", "checkpoints/step-*/state.json", "config.json", "export/config.json")
-        files = [file for pattern in (*patterns, "*.safetensors") for file in sorted(path.glob(pattern))]
-        key = digest_value([str(path), [_stamp(file) for file in files]])
-        if self._pipeline is None or key != self._key:
-            self.drop()
-            self._on_load()
-            self._pipeline, self._key = load_model(path), key
+        stamps = []
+        for file in (file for pattern in (*patterns, "*.safetensors") for file in sorted(path.glob(pattern))):
+            with suppress(OSError):  # a run that still trains deletes old checkpoints
+                status = file.stat()
+                stamps.append((str(file), status.st_mtime_ns, status.st_size))
+        key = digest_value([str(path), stamps])
+        if self._pipeline is None or key != self._model_key:
+            self._drop_model()
+            self._report("loading")
+            self._pipeline, self._model_key = load_model(path), key
         return self._pipeline
 
-    def drop(self) -> None:
+    def _drop_model(self) -> None:
         """Free the model before another one takes its place."""
-        self._pipeline, self._key = None, ""
+        self._pipeline, self._model_key = None, ""
         gc.collect()
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
-
-
-def _stamp(path: Path) -> tuple[str, int, int] | None:
-    try:
-        status = path.stat()
-    except OSError:
-        return None  # a run that still trains has deleted an old checkpoint meanwhile
-    return str(path), status.st_mtime_ns, status.st_size
-
-
-def serve(jobs: Jobs, send: Callable[[Event], None]) -> None:
-    """Run jobs one by one; a job that fails does not end the process."""
-    from frameloom.sampling.batch import run_job
-
-    number = 0
-
-    def report(kind: str, **values: Any) -> None:
-        send({"id": number, "event": kind, **values})
-
-    def on_step(count: int) -> None:
-        report("step", count=count)
-        jobs.check(number)
-
-    models = ModelCache(lambda: report("loading"))
-    while (job := jobs.waiting.get()) is not None:
-        number, model = job["id"], Path(job["model"])
-        try:
-            jobs.check(number)
-            request = make_request(job["request"], where="Form")
-            check_media({label_of(name): getattr(request, name) for name in MEDIA})
-            files = run_job(partial(models.open, model), [request], Path(OUT), num=job["num"], on_step=on_step)
-            report("done", files=[path.as_posix() for path in files])
-        except Cancelled:
-            report("cancelled")
-        except FrameloomError as error:
-            report("failed", message=str(error))
-        except Exception as error:  # a bug or too little memory: reported, logged, and the next job is taken
-            traceback.print_exc()
-            report("failed", message=_explain(error))
-            models.drop()
-
-
-def _explain(error: Exception) -> str:
-    from frameloom.training.logging.trackers import is_resource_error
-
-    if is_resource_error(error):
-        return "memory or disk space ran out; ask for fewer frames or a smaller size"
-    first = str(error).partition("\n")[0]
-    return f"an error that should not happen: {type(error).__name__}: {first}"
 
 
 def main() -> None:
@@ -151,9 +134,9 @@ def main() -> None:
         channel.flush()
 
     try:
-        serve(Jobs(sys.stdin), send)
+        Worker(sys.stdin, send).serve()
     except BrokenPipeError:
-        # The studio has ended; nobody reads events any more.
+        # The studio has ended.
         os._exit(1)
 
 

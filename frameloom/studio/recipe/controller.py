@@ -36,7 +36,7 @@ class Checked:
 
 
 class RecipeController:
-    """Texts come from the page and go back to it; files are only read, and written under new names."""
+    """Event handlers; existing files are never overwritten."""
 
     def __init__(self, context: StudioContext) -> None:
         self.context = context
@@ -47,7 +47,7 @@ class RecipeController:
         file = find_recipe_file(self.context, name)
         if file.is_relative_to(SHIPPED):
             base = file.relative_to(SHIPPED).with_suffix("").as_posix()
-            title = f"# On top of {base}: what stands here wins over it.\n"
+            title = f"# Based on {base}; keys in this file override it.\n"
             return f"{title}_base_: {format_value(base)}\nname: {file.stem}\n", self.free_name(f"{file.stem}.yaml")
         return read_text(file, shown=name), self.free_name(name)
 
@@ -116,9 +116,9 @@ def describe_check(found: Checked) -> str:
     part: Any = recipe.vae if recipe.task == "autoencoder" else recipe.model
     name = recipe.vae.name if recipe.task == "autoencoder" else recipe.model.family
     length = f"{recipe.train.epochs} epoch(s)" if recipe.train.steps is None else f"{recipe.train.steps:,} steps"
-    answer = note(f"No mistake in it. Trains {recipe.task} {name} {part.size} for {length}.", kind="good")
+    answer = note(f"The recipe is valid. Trains {recipe.task} {name} {part.size} for {length}.", kind="good")
     if found.missing:
-        answer += note("Not there yet, and needed before a run:")
+        answer += note("Missing, and needed before a run:")
         answer += "".join(note(f"· {problem}") for problem in found.missing)
     return answer
 
@@ -129,7 +129,7 @@ _MAX_ROWS = 60
 
 def show_plan(context: StudioContext, recipe: Recipe, device: str, num_devices: int, memory: str) -> str:
     """Estimate memory and time (from shapes, without weights) and show them."""
-    # The planner brings the models along; a page that plans nothing starts without them.
+    # The planner imports the models; the page starts faster without them.
     from frameloom.planner.devices import choose_device
     from frameloom.planner.estimate import measure_recipe, plan_run
     from frameloom.planner.suggest import balance_tokens, format_balance, suggest_change
@@ -150,7 +150,7 @@ def show_plan(context: StudioContext, recipe: Recipe, device: str, num_devices: 
         parts.append(note(f"{len(plan.breaking)} bucket(s) do not fit, the worst is {worst}; {helps}.", kind="bad"))
     else:
         parts.append(note("Every bucket fits.", kind="good"))
-    header = ["bucket", "tokens", "batch", "activations", "in all", "fits", "largest batch", "seconds"]
+    header = ["bucket", "tokens", "batch", "activations", "total", "fits", "largest batch", "seconds"]
     rows = [
         [
             item.bucket.name,
@@ -170,7 +170,7 @@ def show_plan(context: StudioContext, recipe: Recipe, device: str, num_devices: 
     if balance := balance_tokens(recipe, plan, num_devices, measured):
         parts.append(note(f"Better: {format_balance(balance)}."))
     if not reads_data:
-        parts.append(note("No times of an epoch: the manifest is not there, or not below the folder."))
+        parts.append(note("No times of an epoch: the manifest is missing, or outside the folder."))
     return "".join(parts)
 
 

@@ -41,11 +41,8 @@ class FormField:
     default: Any
     choices: tuple[str, ...] = ()
     is_open: bool = False
-
-    @property
-    def follows(self) -> KeyPath:
-        """The field that this one's choices depend on."""
-        return _FOLLOWS.get(self.path, ())
+    follows: KeyPath = ()
+    """the field that the choices depend on"""
 
     @property
     def is_switch(self) -> bool:
@@ -89,7 +86,7 @@ def _make_field(section: str, name: str) -> FormField:
     if path in _NAMES:
         return FormField(path, kind, about, default, _NAMES[path], is_open=True)
     if path in _FOLLOWS or path == ("data", "manifest"):
-        return FormField(path, kind, about, default, ("",), is_open=True)
+        return FormField(path, kind, about, default, ("",), is_open=True, follows=_FOLLOWS.get(path, ()))
     literals = [option for option in kind.options if get_origin(option.annotation) is Literal]
     words = [format_value(word) for option in literals for word in get_args(option.annotation)]
     may_be_null = kind.accepts(type(None))

@@ -16,6 +16,7 @@ from frameloom.studio.server.context import StudioContext, on_page_load, show_er
 
 _DEVICES = ("h100", "h200", "a100", "4090", "910b", "cpu")
 _MAX_DEVICES = 65_536
+_TITLE_CHARS = 64
 _LATEST: dict[str, Any] = {"show_progress": "hidden", "trigger_mode": "always_last"}
 
 
@@ -34,7 +35,8 @@ def build_recipe(context: StudioContext) -> None:
         with gr.Column(scale=4, min_width=320):
             for section, fields in controller.fields.items():
                 about = field_at((section,)) if section else None
-                title = _shorten(f"{section}: {about.description}" if about else "The run")
+                title = (f"{section}: {about.description}" if about else "The run").split(";")[0]
+                title = title if len(title) <= _TITLE_CHARS else f"{title[: _TITLE_CHARS - 1].rstrip()}…"
                 with gr.Accordion(title, open=not section), gr.Row(elem_classes="fl-fields"):
                     widgets += [(field, _build_widget(field, context)) for field in fields]
         with gr.Column(scale=5, min_width=320, elem_classes="fl-side"):
@@ -82,11 +84,6 @@ def build_recipe(context: StudioContext) -> None:
         gr.on(events, handler, [text, name, widget], [text, answer, *sizes], **_LATEST)
     refresh.click(lambda: gr.Dropdown(choices=list_recipes(context)), None, pick)
     save.click(show_errors(write), [text, name], [pick])
-
-
-def _shorten(title: str, width: int = 64) -> str:
-    cut = title.split(";")[0]
-    return cut if len(cut) <= width else f"{cut[: width - 1].rstrip()}…"
 
 
 def _build_widget(field: FormField, context: StudioContext) -> Any:

@@ -13,7 +13,7 @@ from frameloom.studio.runs.launches import Launches
 from frameloom.studio.runs.run_list import RECIPE, RUNNING, STOPPED, Run, RunView, find_runs
 from frameloom.studio.runs.samples import list_steps, read_step
 from frameloom.studio.server.context import Listing, StudioContext
-from frameloom.studio.server.markup import badge, bar, button, format_time, player, safe, status
+from frameloom.studio.server.markup import badge, bar, button, format_time, note, player, safe
 
 _CHARTS = {
     "train/loss": "Training loss",
@@ -23,7 +23,7 @@ _CHARTS = {
     "train/lr": "Learning rate",
     "train/tokens_per_s": "Tokens per second",
 }
-# Counting up is no curve to look at.
+# Values that only count up are not offered as curves.
 _NOT_OFFERED = ("train/epoch", *_CHARTS)
 _SHOWN_LAUNCHES = 5
 _REPORT = "report.html"
@@ -50,7 +50,7 @@ class RunsController:
         return sorted(views, key=lambda view: (view.state != RUNNING, view.name))
 
     def choose(self) -> list[str]:
-        """What a fresh page shows: the runs that are running, else the one that was written to last."""
+        """Default selection: the runs that are running, else the one that was written to last."""
         views = self.views()
         running = [view.name for view in views if view.state == RUNNING]
         written = {file.stat().st_mtime: view.name for view in views if (file := view.path / "metrics.jsonl").is_file()}
@@ -68,27 +68,27 @@ class RunsController:
         views = self.views()
         if not views:
             return (
-                '<p class="rg-empty">No runs below this folder yet. Start one below, or train from a terminal: '
-                "<code>frameloom train my.yaml</code>. New runs appear by themselves.</p>"
+                '<p class="rg-empty">No runs in this folder yet. Start one below, or train from a terminal: '
+                "<code>frameloom train my.yaml</code>. New runs appear automatically.</p>"
             )
-        rows = "".join(self._draw_row(view) for view in views)
+        rows = []
+        for view in views:
+            total = view.num_steps
+            step = f"{view.step:,}" + ("" if total is None else f" / {total:,} {bar(view.step, total)}")
+            loss = "" if view.loss is None else format_value(view.loss)
+            left = "" if view.seconds_left is None else format_time(view.seconds_left)
+            message = f'<br><small class="rg-message">{safe(view.message)}</small>' if view.message else ""
+            rows.append(
+                f'<tr><td class="rg-name">{safe(view.name)}<br><small>{safe(view.about)}</small></td>'
+                f'<td>{badge(view.state)}{message}</td><td class="rg-step" data-label="step">{step}</td>'
+                f'<td data-label="loss">{loss}</td><td data-label="left">{left}</td>'
+                f'<td class="rg-acts">{self._draw_acts(view)}</td></tr>'
+            )
         head = "".join(f"<th>{name}</th>" for name in ("Run", "State", "Step", "Loss", "Time left", "<span></span>"))
-        return f'<div class="rg-scroll"><table class="rg-table"><tr>{head}</tr>{rows}</table></div>'
-
-    def _draw_row(self, view: RunView) -> str:
-        total = view.num_steps
-        step = f"{view.step:,}" + ("" if total is None else f" / {total:,} {bar(view.step, total)}")
-        loss = "" if view.loss is None else format_value(view.loss)
-        message = f'<br><small class="rg-message">{safe(view.message)}</small>' if view.message else ""
-        return (
-            f'<tr><td class="rg-name">{safe(view.name)}<br><small>{safe(view.about)}</small></td>'
-            f'<td>{badge(view.state)}{message}</td><td class="rg-step" data-label="step">{step}</td>'
-            f'<td data-label="loss">{loss}</td><td data-label="left">{format_time(view.seconds_left)}</td>'
-            f'<td class="rg-acts">{self._draw_acts(view)}</td></tr>'
-        )
+        return f'<div class="rg-scroll"><table class="rg-table"><tr>{head}</tr>{"".join(rows)}</table></div>'
 
     def _draw_acts(self, view: RunView) -> str:
-        """A link to the report of the run, or of the whole that it is a part of, as in the demo; and its button."""
+        """A link to the report of the run or of the folder around it, as in the demo; and a button."""
         parts = []
         for folder in (view.path, view.path.parent):
             file = folder / _REPORT
@@ -112,7 +112,7 @@ class RunsController:
     def draw_charts(
         self, names: Sequence[str] | None, *, strength: float, is_log: bool, more: Sequence[str] = ()
     ) -> str:
-        """The usual curves of the chosen runs over one another, then the metrics chosen besides."""
+        """The usual curves of the chosen runs, overlaid, then the other chosen metrics."""
         runs = self.pick(names)
         if not runs:
             return '<p class="rg-empty">Choose one or more runs to see their curves.</p>'
@@ -161,11 +161,11 @@ class RunsController:
     def check(self, recipe: str | None, overrides: str) -> str:
         loaded, run, _ = self.launches.check(self._recipe_argument(recipe), overrides or "")
         length = f"{loaded.train.epochs} epochs" if loaded.train.steps is None else f"{loaded.train.steps:,} steps"
-        return status(f"ok: {loaded.name} would train {loaded.task} for {length} in {run}")
+        return note(f"ok: {loaded.name} would train {loaded.task} for {length} in {run}", kind="status")
 
     def start(self, recipe: str | None, overrides: str) -> str:
         launch = self.launches.start(self._recipe_argument(recipe), overrides or "")
-        return status(f"started {launch.run}; it appears above with its first checkpoint")
+        return note(f"started {launch.run}; it appears above with its first checkpoint", kind="status")
 
     def _recipe_argument(self, recipe: str | None) -> str:
         """What the command line calls a recipe of the list."""
@@ -180,15 +180,15 @@ class RunsController:
         """A button in the list: stop or resume."""
         run = self.runs.all().get(key)
         if run is None:
-            return status(f"{key}: no such run any more")
+            return note(f"{key}: no such run; it was moved or deleted", kind="status")
         if act == "stop":
-            return status(self.launches.stop(run.name))
-        # Where the run lies now, which its recipe does not know if it was moved.
+            return note(self.launches.stop(run.name), kind="status")
+        # The run may have been moved since its recipe was saved.
         folder = ["--run.folder", self.context.name_of(run.path.parent), "--name", run.path.name]
         return self.start(f"{run.name}/{RECIPE}", shlex.join([*folder, "--run.resume", "latest"]))
 
     def draw_launches(self) -> str:
-        """The last starts from here, with the ends of their logs."""
+        """The latest launches, with the ends of their logs."""
         parts = []
         for number, launch in enumerate(self.launches.recent()[:_SHOWN_LAUNCHES]):
             log = self.launches.read_log(launch) or "nothing written yet"

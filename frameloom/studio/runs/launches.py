@@ -1,6 +1,6 @@
 """Training runs started from the page: child processes, each with a session and a log.
 
-Each start has a record and a log in `<folder>/launches`, so that how it ended is known after a restart too.
+Each launch has a record and a log in `<folder>/launches`, which survive a restart of the studio.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -51,7 +51,7 @@ class Launch:
     ended: float | None = None
     exit_code: int | None = None
     is_lost: bool = False
-    """it ended while no studio was there to see how"""
+    """it ended while the studio was closed"""
 
     @property
     def state(self) -> str:
@@ -81,7 +81,7 @@ class Launch:
 
 
 class Launches:
-    """Starts, stops and remembers runs below `root`; records and logs are kept in `folder`."""
+    """Starts and stops runs in `root`; records and logs are kept in `folder`."""
 
     def __init__(self, root: Path, folder: Path) -> None:
         self.root = root
@@ -89,7 +89,16 @@ class Launches:
         self._lock = threading.Lock()
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self._stopping: set[str] = set()
-        self._launches = {launch.id: launch for launch in _read_records(folder)}
+        self._launches: dict[str, Launch] = {}
+        records = sorted(folder.glob("*.json"), key=lambda file: file.stat().st_mtime)
+        for path in records[-_MAX_RECORDS:]:
+            try:
+                values = json.loads(path.read_text(encoding="utf-8"))
+                launch = Launch(**{**values, "overrides": tuple(values["overrides"])})
+            except (OSError, ValueError, TypeError, KeyError) as error:
+                _log.warning("%s: left out, not a record of a start (%s)", path, error)
+            else:
+                self._launches[launch.id] = launch
 
     def recent(self) -> list[Launch]:
         """The newest first."""
@@ -179,7 +188,7 @@ class Launches:
         return launch
 
     def stop(self, run: str) -> str:
-        """Ask a run to save and end; the second time, kill it. Gives a sentence for the page."""
+        """Ask a run to save and end; the second time, kill it. Returns a message for the page."""
         launch = self.find(run)
         if launch is not None and launch.is_running:
             is_second = launch.id in self._stopping
@@ -264,7 +273,7 @@ def split_words(text: str) -> list[str]:
     if words and not words[0].startswith("--"):
         raise ConfigError(f"overrides: '{words[0][:40]}' has no key in front; write --key value, as in --optim.lr 1e-5")
     if any("\0" in word for word in words):
-        raise ConfigError("overrides: there is a null byte in the text; type it again")
+        raise ConfigError("overrides: the text has a null byte; type it again")
     return words
 
 
@@ -278,15 +287,3 @@ def _signal(send: Callable[[int, int], None], pid: int, number: int) -> None:
     """By `os.kill`, or by `os.killpg` for the run and the processes that read its data."""
     with contextlib.suppress(ProcessLookupError):
         send(pid, number)
-
-
-def _read_records(folder: Path) -> Sequence[Launch]:
-    """The newest records; one that cannot be read is left out with a warning."""
-    found = []
-    for path in sorted(folder.glob("*.json"), key=lambda file: file.stat().st_mtime)[-_MAX_RECORDS:]:
-        try:
-            values = json.loads(path.read_text(encoding="utf-8"))
-            found.append(Launch(**{**values, "overrides": tuple(values["overrides"])}))
-        except (OSError, ValueError, TypeError, KeyError) as error:
-            _log.warning("%s: left out, not a record of a start (%s)", path, error)
-    return found

@@ -103,15 +103,8 @@ def read_facts(recipe: Path, _changed_ns: int, _num_bytes: int) -> tuple[str, in
 
 def find_runs(root: Path) -> list[str]:
     """Paths of run folders from `root`; what lies inside of one is not searched."""
-    found: list[str] = []
-
-    def is_run(relative: str, names: set[str]) -> bool:
-        return is_run_folder(root / relative, names)
-
-    for relative, names in walk_folders(root, is_run):
-        if is_run(relative, names):
-            found.append(relative)
-    return sorted(found)
+    folders = walk_folders(root, lambda relative, names: is_run_folder(root / relative, names))
+    return sorted(relative for relative, names in folders if is_run_folder(root / relative, names))
 
 
 def is_run_folder(path: Path, names: set[str]) -> bool:
@@ -150,7 +143,15 @@ def find_holder(run: Path) -> Holder | None:
             return Holder(pid, host, is_here=False) if is_fresh else None
     except OSError:
         return None
-    return Holder(pid, host, is_here=True) if is_alive(pid) and _is_locked(inode, pid) else None
+    if not is_alive(pid):
+        return None
+    try:
+        locks = [line.split() for line in _LOCKS.read_text().splitlines() if " FLOCK " in line]
+    except OSError:
+        # Where the system lists no locks, a living process counts as the holder.
+        return Holder(pid, host, is_here=True)
+    is_locked = any(len(lock) > 5 and lock[4] == str(pid) and lock[5].endswith(f":{inode}") for lock in locks)
+    return Holder(pid, host, is_here=True) if is_locked else None
 
 
 def is_alive(pid: int) -> bool:
@@ -166,16 +167,6 @@ def is_alive(pid: int) -> bool:
     except OSError:
         return True  # a system without /proc
     return status.rpartition(")")[2].split()[:1] != ["Z"]
-
-
-def _is_locked(inode: int, pid: int) -> bool:
-    """Whether the system lists such a lock; where it lists none at all, a living process counts as the holder."""
-    try:
-        lines = _LOCKS.read_text().splitlines()
-    except OSError:
-        return True
-    words = [line.split() for line in lines if " FLOCK " in line]
-    return any(len(word) > 5 and word[4] == str(pid) and word[5].endswith(f":{inode}") for word in words)
 
 
 _CHUNK_BYTES = 1 << 20
@@ -243,28 +234,24 @@ class MetricsTail:
             return sorted(self._steps)
 
     def _take(self, chunk: bytes) -> None:
+        """Lines that are no records are skipped: a page that shows a run must not fail because of one."""
         *lines, self._rest = (self._rest + chunk).split(b"\n")
         for line in lines:
-            if not self._skips_line:
-                self._take_line(line)
-            self._skips_line = False
+            is_skipped, self._skips_line = self._skips_line, False
+            try:
+                record: Any = None if is_skipped else json.loads(line)
+            except ValueError:
+                continue
+            step = record.pop("step", None) if isinstance(record, dict) else None
+            if not isinstance(step, int) or isinstance(step, bool) or not 0 <= step < 1 << 62:
+                continue
+            self.last_step = max(self.last_step, step)
+            self.version += 1
+            for name, value in record.items():
+                if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
+                    continue
+                if name in self._steps or len(self._steps) < _MAX_SERIES:
+                    self._steps[name].append(step)
+                    self._values[name].append(float("nan") if value is None else float(value))
         if len(self._rest) > _MAX_LINE_BYTES:
             self._rest, self._skips_line = b"", True
-
-    def _take_line(self, line: bytes) -> None:
-        """Lines that are no records are skipped: a page that shows a run must not fail because of one."""
-        try:
-            record: Any = json.loads(line)
-        except ValueError:
-            return
-        step = record.pop("step", None) if isinstance(record, dict) else None
-        if not isinstance(step, int) or isinstance(step, bool) or not 0 <= step < 1 << 62:
-            return
-        self.last_step = max(self.last_step, step)
-        self.version += 1
-        for name, value in record.items():
-            if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
-                continue
-            if name in self._steps or len(self._steps) < _MAX_SERIES:
-                self._steps[name].append(step)
-                self._values[name].append(float("nan") if value is None else float(value))

@@ -39,20 +39,13 @@ class SavedSample:
 
     def describe(self) -> str:
         """One line of the settings that matter most."""
-        about = {name.removeprefix("sample."): _plain(value) for name, value in self.about.items()}
+        about = {name.removeprefix("sample."): value.removesuffix(".0") for name, value in self.about.items()}
         frames, step = about.get("frames", "1"), about.get("step")
         model = about.get("model", about.get("run", "?")) + (f" at step {step}" if step else "")
         length = "1 frame" if frames == "1" else f"{frames} frames at {about.get('fps', '?')} fps"
         settings = f"{about.get('steps', '?')} steps, guidance {about.get('guidance', '?')}"
         size = f"{about.get('width', '?')}x{about.get('height', '?')}"
         return f"seed {about['seed']} · {settings} · {size} · {length} · {model}"
-
-
-def _plain(text: str) -> str:
-    try:
-        return f"{float(text):g}"
-    except ValueError:
-        return text
 
 
 def read_sample(path: Path) -> SavedSample:

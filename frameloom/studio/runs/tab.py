@@ -16,16 +16,16 @@ _SMOOTHING = 0.6
 
 
 def build_runs(context: StudioContext) -> None:
-    """The list, the curves, the samples and the starting of runs; all of it follows the files by itself."""
+    """List of runs, curves, samples and a form to start a run; refreshed from the files."""
     controller = RunsController(context)
-    context.on_close(controller.launches.close)
+    context.closers.callback(controller.launches.close)
     seen = gr.State(dict)
     table = gr.HTML(controller.draw_table, elem_id="runs-table", js_on_load=BUTTONS_SCRIPT, apply_default_css=False)
     acted = gr.HTML(elem_id="runs-acted", apply_default_css=False)
     with gr.Row():
         shown = gr.Dropdown(
             label="Runs shown",
-            info="several are drawn over one another; the first two have their samples side by side",
+            info="curves are overlaid; samples of the first two are shown side by side",
             multiselect=True,
             max_choices=MAX_OVERLAID,
             elem_id="runs-shown",
@@ -44,8 +44,8 @@ def build_runs(context: StudioContext) -> None:
             label="Recipe", info="of this folder, or one that comes with Frameloom", elem_id="runs-recipe", scale=2
         )
         overrides = gr.Textbox(
-            label="Changes",
-            info="any keys, as on the command line",
+            label="Overrides",
+            info="recipe keys, as on the command line",
             placeholder="--name my-run --optim.lr 1e-4 --train.steps 2000",
             lines=2,
             elem_id="runs-overrides",
@@ -95,7 +95,7 @@ def _refresh(
     at: float,
     last: dict[str, Any] | None,
 ) -> list[Any]:
-    """What has changed since the last look."""
+    """Updates of what has changed since the last refresh."""
     last, more = last or {}, more or []
     steps, others = controller.list_steps(names), controller.other_metrics(names)
     was_at_end = not last.get("steps") or at >= last["steps"][-1]
@@ -128,8 +128,8 @@ def _refresh(
 
 
 def _slide(steps: list[int], step: float, longest: float) -> Any:
-    """From 0 in the largest stride that stops at every step, and never shorter than it was: an event that is still on
-    its way would be refused for its old value.
+    """From 0 with the largest stride that reaches every step. It never becomes shorter: Gradio refuses a pending event
+    with a value beyond the maximum.
     """
     if len(steps) < 2:
         return gr.Slider(visible=False)

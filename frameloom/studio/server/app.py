@@ -28,8 +28,12 @@ TABS = {
 
 
 def build_app(context: StudioContext, access: Access) -> ASGIApp:
-    """The whole web application; nothing listens yet."""
-    gradio = import_gradio(context.scratch)
+    """The whole web application, not served yet."""
+    clean_environment(context.scratch)
+    try:
+        import gradio
+    except ModuleNotFoundError as error:
+        raise MissingExtra("gradio", "studio") from error
     from fastapi import FastAPI
 
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
@@ -84,7 +88,7 @@ _MONO = ("ui-monospace", "SFMono-Regular", "Menlo", "Consolas", "DejaVu Sans Mon
 
 
 def build_theme() -> Any:
-    """A theme without any font of its own: plain strings are not looked up anywhere."""
+    """A theme with system fonts: Gradio downloads no font that is given as a plain string."""
     import gradio as gr
 
     theme = gr.themes.Base(
@@ -150,13 +154,3 @@ def clean_environment(scratch: Path, environment: MutableMapping[str, str] = os.
     environment["GRADIO_TEMP_DIR"] = str(scratch)
     environment["HF_HUB_DISABLE_TELEMETRY"] = "1"
     return ignored
-
-
-def import_gradio(scratch: Path) -> Any:
-    """Gradio with a clean environment; MissingExtra names the extra that brings it."""
-    clean_environment(scratch)
-    try:
-        import gradio
-    except ModuleNotFoundError as error:
-        raise MissingExtra("gradio", "studio") from error
-    return gradio

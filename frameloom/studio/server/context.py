@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import wraps
 from html import escape
@@ -16,12 +17,12 @@ from urllib.parse import quote
 import gradio as gr
 from gradio.context import Context
 
-from frameloom.core.errors import ConfigError, DataError, FrameloomError
+from frameloom.core.errors import DataError, FrameloomError
 from frameloom.core.paths import safe_join
 from frameloom.studio.server.markup import problem_list
 
 FILES_ROUTE = "/files/"
-# What the page may fetch from below the root; everything else there is only read by the server.
+# Files that the page may fetch; all others are only read by the server.
 SERVED_SUFFIXES = frozenset({".mp4", ".webm", ".gif", ".png", ".jpg", ".jpeg", ".webp", ".html", ".mov", ".mkv"})
 _MAX_DEPTH = 8
 _MAX_ENTRIES = 50_000
@@ -29,7 +30,7 @@ _MAX_ENTRIES = 50_000
 
 @dataclass(frozen=True)
 class Limits:
-    """The most that one request may ask for, whoever sends it."""
+    """Limits of one request."""
 
     body_bytes: int = 1 << 20
     upload_bytes: int = 64 << 20
@@ -50,7 +51,8 @@ class StudioContext:
     root: Path
     scratch: Path
     limits: Limits = field(default_factory=Limits)
-    _closers: list[Callable[[], None]] = field(default_factory=list)
+    closers: ExitStack = field(default_factory=ExitStack)
+    """Called when the server ends, the last one first: the tabs stop their threads and child processes here."""
     routes: list[Callable[[Any], None]] = field(default_factory=list)
     """Routes of tabs besides the page: each is called with the FastAPI application."""
 
@@ -81,14 +83,6 @@ class StudioContext:
                 is_named = not name.startswith(".") and name.lower().endswith(suffixes)
                 if is_named and not path.is_symlink() and path.is_file():
                     yield path
-
-    def on_close(self, closer: Callable[[], None]) -> None:
-        """Called when the server ends, the last one first: stop threads and child processes here."""
-        self._closers.append(closer)
-
-    def close(self) -> None:
-        while self._closers:
-            self._closers.pop()()
 
 
 def walk_folders(
@@ -129,7 +123,7 @@ QUIET: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private"}
 
 
 class Listing(Generic[_Item]):
-    """What a search of the folder finds, by name; searched again when the last search is some seconds old.
+    """Search results by name; the search is repeated when they are a few seconds old.
 
     Names that a page sent are only looked up here, so nothing else is opened.
     """
@@ -147,10 +141,6 @@ class Listing(Generic[_Item]):
             return dict(self._found)
 
 
-def problems_of(error: FrameloomError) -> Sequence[str]:
-    return error.problems if isinstance(error, ConfigError) else str(error).splitlines()
-
-
 def show_problems(handler: Callable[_Arguments, str]) -> Callable[_Arguments, str]:
     """An event handler with an HTML answer, which lists what is wrong instead of raising a FrameloomError."""
 
@@ -159,7 +149,7 @@ def show_problems(handler: Callable[_Arguments, str]) -> Callable[_Arguments, st
         try:
             return handler(*args, **kwargs)
         except FrameloomError as error:
-            return problem_list(problems_of(error))
+            return problem_list(error)
 
     return answering
 
@@ -194,6 +184,6 @@ def read_click(event: gr.EventData) -> tuple[str, str]:
 def updates(
     last: Mapping[str, Any] | None, now: Mapping[str, Any], makers: Mapping[str, Callable[[], Any]]
 ) -> list[Any]:
-    """New contents of what differs from the last look, and nothing for the rest: a player sent again would restart."""
+    """New contents of what has changed, and `gr.skip()` for the rest: a player sent again would restart."""
     last = last or {}
     return [gr.skip() if key in last and last[key] == now[key] else make() for key, make in makers.items()]

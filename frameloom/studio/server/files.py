@@ -30,7 +30,7 @@ class BodyRefused(Exception):
 
 
 async def read_body(request: Request, receive: Receive, max_bytes: int) -> Receive:
-    """Read the whole body, and give it again to whoever reads next."""
+    """Read the whole body; the result is a `receive` that returns it again."""
     _check_declared(request, max_bytes)
     body = bytearray()
     more = True
@@ -62,7 +62,7 @@ class Upload:
         found = _MULTIPART.match(request.headers.get("content-type", ""))
         if found is None:
             raise BodyRefused(415, "an upload is a multipart form")
-        if _size_of(scratch) > _SCRATCH_BYTES:
+        if sum(path.stat().st_size for path in scratch.rglob("*") if path.is_file()) > _SCRATCH_BYTES:
             raise BodyRefused(
                 413, f"uploads of more than {_SCRATCH_BYTES >> 20} MB are waiting; they expire in an hour"
             )
@@ -75,7 +75,13 @@ class Upload:
 
     async def receive(self) -> Message:
         message = await self._receive()
-        self._count(message.get("body", b""))
+        chunk = message.get("body", b"")
+        window = self._tail + chunk
+        self._num_bytes += len(chunk)
+        self._num_marks += window.count(self._mark)
+        # What is kept for the next chunk must not hold a mark that was counted.
+        after_last = window.rfind(self._mark) + len(self._mark) if self._mark in window else 0
+        self._tail = window[max(after_last, len(window) - len(self._mark) + 1, 0) :]
         if self._num_bytes > self._max_bytes:
             self.refusal = _too_large(self._max_bytes)
         elif self._num_marks > self._max_files + 1:
@@ -83,14 +89,6 @@ class Upload:
         if self.refusal is not None:
             raise self.refusal
         return message
-
-    def _count(self, chunk: bytes) -> None:
-        self._num_bytes += len(chunk)
-        window = self._tail + chunk
-        self._num_marks += window.count(self._mark)
-        # What is kept for the next chunk must not hold a mark that was counted.
-        after_last = window.rfind(self._mark) + len(self._mark) if self._mark in window else 0
-        self._tail = window[max(after_last, len(window) - len(self._mark) + 1, 0) :]
 
 
 def _check_declared(request: Request, max_bytes: int) -> None:
@@ -101,10 +99,6 @@ def _check_declared(request: Request, max_bytes: int) -> None:
 
 def _too_large(max_bytes: int) -> BodyRefused:
     return BodyRefused(413, f"the request is larger than {max_bytes:,} bytes; send less")
-
-
-def _size_of(folder: Path) -> int:
-    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 
 # A report may run its own few lines of script, in a sandbox that cannot reach the page or anything else.

@@ -17,13 +17,14 @@ _MAX_BARS = 40
 
 
 def note(text: str, *, kind: str = "quiet") -> str:
-    """A line of words; `kind` is quiet, good or bad."""
-    role = ' role="alert"' if kind == "bad" else ""
+    """A line of text; `kind` is quiet, good, bad or status (the result of the last action)."""
+    role = {"bad": ' role="alert"', "status": ' role="status"'}.get(kind, "")
     return f'<p class="fl-note fl-{kind}"{role}>{safe(text)}</p>'
 
 
-def problem_list(problems: Sequence[str]) -> str:
-    """Everything that is wrong, one line each."""
+def problem_list(found: FrameloomError | Sequence[str]) -> str:
+    """All problems, one line each."""
+    problems = getattr(found, "problems", str(found).splitlines()) if isinstance(found, FrameloomError) else found
     items = "".join(f"<li>{safe(problem)}</li>" for problem in problems)
     count = "1 problem" if len(problems) == 1 else f"{len(problems)} problems"
     return f'<div class="fl-problems" role="alert"><strong>{count}</strong><ul>{items}</ul></div>'
@@ -48,7 +49,7 @@ def data_table(header: Sequence[str], rows: Sequence[Sequence[object]], *, numbe
 
 
 def bar_chart(title: str, bars: Sequence[tuple[str, int, str]]) -> str:
-    """Horizontal bars of (label, count, words behind the count), the first ones when there are many."""
+    """Horizontal bars of (label, count, text behind the count), at most the first 40."""
     highest = max((count for _, count, _ in bars), default=0) or 1
     rows = "".join(
         f'<div class="fl-bar"><span>{safe(label)}</span>'
@@ -60,7 +61,7 @@ def bar_chart(title: str, bars: Sequence[tuple[str, int, str]]) -> str:
     return f'<div class="fl-bars" role="img" aria-label="{safe(title)}">{rows}</div>{more}'
 
 
-# Clicks on buttons inside our HTML are sent with what they do and to what; other clicks are not sent.
+# Sends clicks on buttons in this HTML with their action and key; ignores other clicks.
 BUTTONS_SCRIPT = """
 element.addEventListener('click', (event) => {
   const button = event.target.closest('button[data-act]');
@@ -70,11 +71,11 @@ element.addEventListener('click', (event) => {
 
 
 def player(context: StudioContext, path: Path, caption: str) -> str:
-    """A clip that plays, or a picture, with a caption for screen readers; or a note that the file is gone."""
+    """A clip that plays, or a picture, with a caption for screen readers; or a note that the file was deleted."""
     try:
         url = safe(context.file_url(path))
     except (OSError, FrameloomError):
-        return '<p class="rg-empty">the file is gone</p>'
+        return '<p class="rg-empty">the file was deleted</p>'
     if path.suffix.lower() not in CLIPS:
         return f'<img loading="lazy" src="{url}" alt="{safe(caption)}">'
     # The address is on the player itself: the page changes elements in place, and a new <source> is not loaded.
@@ -109,14 +110,7 @@ def bar(done: int, total: int) -> str:
     )
 
 
-def status(text: str) -> str:
-    """A sentence about what has just happened."""
-    return f'<p class="rg-note" role="status">{safe(text)}</p>' if text else ""
-
-
-def format_time(seconds: float | None) -> str:
-    if seconds is None:
-        return ""
+def format_time(seconds: float) -> str:
     if seconds < 90:
         return f"{seconds:.0f} s"
     if seconds < 5400:

@@ -8,12 +8,11 @@ import secrets
 import shutil
 import signal
 import socket
+import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from types import FrameType
-from typing import NoReturn
 
 from frameloom.core.errors import ConfigError, MissingExtra
 from frameloom.core.logging import get_logger
@@ -36,7 +35,7 @@ def serve(root: Path, *, host: str, port: int | None) -> None:
         raise MissingExtra(str(error.name), "studio") from error
 
     with open_context(root) as context, _listen(host, port) as listener:
-        signal.signal(signal.SIGTERM, _leave)
+        signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
         token = None if is_loopback(host) else secrets.token_urlsafe(24)
         access = Access(host, listener.getsockname()[1], token)
         # Relative paths in recipes start from the folder a command runs in; for the studio that is its root.
@@ -53,8 +52,8 @@ def serve(root: Path, *, host: str, port: int | None) -> None:
             timeout_graceful_shutdown=_SHUTDOWN_S,
         )
         print(f"Frameloom studio of {context.root}: {access.url}", flush=True)
-        print("Ctrl-C ends it.", flush=True)
-        # Ctrl-C is how a server is meant to end.
+        print("Press Ctrl-C to stop it.", flush=True)
+        # Ctrl-C is the normal end of a server.
         with suppress(KeyboardInterrupt):
             uvicorn.Server(config).run(sockets=[listener])
 
@@ -69,37 +68,27 @@ def open_context(root: Path) -> Iterator[StudioContext]:
     try:
         yield context
     finally:
-        context.close()
+        context.closers.close()
         shutil.rmtree(scratch, ignore_errors=True)
 
 
 def _listen(host: str, port: int | None) -> socket.socket:
-    """The address is bound here and handed over, so that no setting from elsewhere can choose another."""
-    wanted = DEFAULT_PORT if port is None else port
-    try:
-        return _open_listener(host, wanted)
-    except OSError as error:
-        if port is None and error.errno == errno.EADDRINUSE:
-            return _open_listener(host, 0)
-        reason = error.strerror or str(error)
-        raise ConfigError(
-            f"--host {host} --port {wanted}: cannot listen there ({reason}); give an address of this machine "
-            "and a free port, or leave both out"
-        ) from error
-
-
-def _open_listener(host: str, port: int) -> socket.socket:
-    listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind((host, port))
-        # Two servers can bind one port before either listens; who listens first has it.
-        listener.listen(_BACKLOG)
-    except OSError:
-        listener.close()
-        raise
-    return listener
-
-
-def _leave(number: int, frame: FrameType | None) -> NoReturn:
-    raise SystemExit(128 + number)
+    """The address is bound here and handed over, so that no environment variable can choose another."""
+    for number in (DEFAULT_PORT, 0) if port is None else (port,):
+        listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
+        try:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind((host, number))
+            # Two servers can bind one port before either listens; who listens first has it.
+            listener.listen(_BACKLOG)
+            return listener
+        except OSError as error:
+            listener.close()
+            if port is None and number == DEFAULT_PORT and error.errno == errno.EADDRINUSE:
+                continue
+            reason = error.strerror or str(error)
+            raise ConfigError(
+                f"--host {host} --port {number}: cannot listen there ({reason}); give an address of this machine "
+                "and a free port, or leave both out"
+            ) from error
+    raise AssertionError("one of the ports is returned or refused")

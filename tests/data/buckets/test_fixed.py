@@ -31,7 +31,7 @@ def test_sdxl_as_published_draws_any_size_and_some_twice_as_often() -> None:
     twice = [i for i, bucket in enumerate(policy.buckets) if bucket.height in (1472, 1600, 1728)]
     once = [i for i in range(28) if i not in twice]
     assert abs(counts[twice].mean() / counts[once].mean() - 2) < 0.2
-    assert policy.random_keys() == ["data.multi_aspect.as_published"]
+    assert policy.random_keys == ("data.multi_aspect.as_published",)
 
 
 def test_fixed_takes_images_only_on_request() -> None:

@@ -109,8 +109,8 @@ def test_random_ratio_crop_draws_ratios_by_weight() -> None:
 
 
 def test_random_settings_are_named_for_the_cache() -> None:
-    assert build().random_keys() == []
-    assert build(random_hw_adapt=True, random_frame_crop=True).random_keys() == [
+    assert build().random_keys == []
+    assert build(random_hw_adapt=True, random_frame_crop=True).random_keys == [
         "data.ratio_tokens.random_hw_adapt",
         "data.ratio_tokens.random_frame_crop",
     ]

@@ -1,4 +1,4 @@
-"""Frames of real files; broken ones and their messages are the corpus of tests/faults/test_19_broken_clips.py."""
+"""Frames of real files; broken ones and their messages are the corpus of tests/faults/test_broken_clips.py."""
 
 from __future__ import annotations
 

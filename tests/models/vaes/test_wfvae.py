@@ -20,7 +20,7 @@ from frameloom.models.vaes.wfvae.weights import load_original
 from tests.models.vaes.contract import VAEContract, draw_clip
 from tests.parity.cases import read_case
 from tests.parity.harness import CaseResult, run_case
-from tests.parity.opensora_plan_vaes import HAAR_TOLERANCE, WFVAE_TOLERANCE
+from tests.parity.vaes import HAAR_TOLERANCE, WFVAE_TOLERANCE
 from tests.parity.weights import draw_recipe_weight
 
 GOLDENS = Path(__file__).parents[2] / "goldens" / "open-sora-plan"

@@ -52,7 +52,16 @@ def read_media_folder(folder: Path) -> pl.DataFrame:
         )
     kept = [entry for entry, wrong in zip(listed, is_odd, strict=True) if not wrong]
     paths = [path for path, _ in kept]
-    captions = [None if text is None else _read_caption(folder, text) for _, text in kept]
+    captions: list[str | None] = []
+    for _, text in kept:
+        if text is None:
+            captions.append(None)
+            continue
+        # A link could otherwise carry any file of the machine into the captions.
+        file = safe_join(folder, text, where="caption")
+        if not file.is_file() or file.stat().st_size > _MAX_TEXT_BYTES:
+            raise DataError(f"{file}: not a plain file of at most {_MAX_TEXT_BYTES} bytes; captions are short texts")
+        captions.append(" ".join(read_text(file).split()))
     missing = captions.count(None)
     if missing == len(paths):
         return pl.DataFrame({"path": paths}, schema={"path": pl.String})
@@ -73,14 +82,6 @@ def _walk(folder: Path) -> Iterator[tuple[str, list[str]]]:
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         inner = Path(path).relative_to(folder).as_posix()
         yield "" if inner == "." else f"{inner}/", sorted(name for name in files if not name.startswith("."))
-
-
-def _read_caption(folder: Path, relative: str) -> str:
-    # A link could otherwise carry any file of the machine into the captions.
-    path = safe_join(folder, relative, where="caption")
-    if not path.is_file() or path.stat().st_size > _MAX_TEXT_BYTES:
-        raise DataError(f"{path}: not a plain file of at most {_MAX_TEXT_BYTES} bytes; captions are short texts")
-    return " ".join(read_text(path).split())
 
 
 def read_tars(tars: list[Path], folder: Path) -> pl.DataFrame:

@@ -254,7 +254,7 @@ class Upsample3D(nn.Module):
         rows = _doubling_rows(
             x_BCFHW.shape[2], linear=self.is_linear, first=has_first, last=has_last, past=past is not None
         )
-        weights = torch.tensor(rows, dtype=x_BCFHW.dtype, device=x_BCFHW.device)
+        weights = x_BCFHW.new_tensor(rows)
         frames_BFHWC = x_BCFHW.movedim(1, -1)
         doubled_BFN = torch.matmul(weights, frames_BFHWC.flatten(2))
         batch, _, *rest = frames_BFHWC.shape

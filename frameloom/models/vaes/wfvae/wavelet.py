@@ -57,7 +57,7 @@ def join_haar(bands_BCFHW: Tensor, taps: Tensor, chunk: Chunk | None) -> Tensor:
 
 def _spread_over_colours(taps: Tensor, num_colours: int) -> Tensor:
     """A convolution weight [bands * colours, colours, ...] that filters every colour by itself."""
-    eye = torch.eye(num_colours, dtype=taps.dtype, device=taps.device)
+    eye = torch.eye(num_colours).to(taps)
     return torch.einsum("m...,cd->mcd...", taps, eye).flatten(0, 1)
 
 

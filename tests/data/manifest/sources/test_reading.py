@@ -169,8 +169,6 @@ def test_open_sora_plan_annotation_1_3(tmp_path: Path) -> None:
         (None, None, ["a cat"]),
     ]
     assert source.table["crop"].to_list()[0] == [0, 1280, 0, 720]
-    manifest = Manifest.read(tmp_path / "a.json")
-    assert manifest.window(0) == (10, 103) and manifest.window(1) is None
 
 
 def test_open_sora_plan_annotation_1_1(tmp_path: Path) -> None:

@@ -101,7 +101,7 @@ def spell_traversals(root: Path, outside: Path) -> list[str]:
     return [*climbing, *direct, *links, *proxies]
 
 
-def test_it_listens_on_loopback_alone_whatever_the_environment_says(studio, tally) -> None:
+def test_34_it_listens_on_loopback_alone_whatever_the_environment_says(studio, tally) -> None:
     tally.inject(len(ODD))
     opened = psutil.Process(studio.process.pid).net_connections(kind="inet")
     listening = [one.laddr for one in opened if one.status == psutil.CONN_LISTEN]
@@ -126,21 +126,21 @@ def test_it_listens_on_loopback_alone_whatever_the_environment_says(studio, tall
         {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "no-cors"},
     ],
 )
-def test_another_host_or_origin_is_refused(studio, tally, headers) -> None:
+def test_34_another_host_or_origin_is_refused(studio, tally, headers) -> None:
     tally.inject(2)
     assert studio.ask("/", headers=headers).status == 403
     join = {"Content-Type": "application/json", **headers}
     assert studio.ask("/gradio_api/queue/join", method="POST", headers=join, body=b"{}").status == 403
 
 
-def test_its_own_host_and_origin_are_served(studio) -> None:
+def test_34_its_own_host_and_origin_are_served(studio) -> None:
     """The control."""
     assert studio.ask("/", headers={"Origin": f"http://{studio.own}"}).status == 200
     assert studio.ask("/", headers={"Host": f"localhost:{studio.port}"}).status == 200
     assert studio.ask("/", headers={"Sec-Fetch-Site": "same-origin"}).status == 200
 
 
-def test_no_spelling_of_a_path_gives_a_byte_from_outside(studio, root, outside, tally) -> None:
+def test_34_no_spelling_of_a_path_gives_a_byte_from_outside(studio, root, outside, tally) -> None:
     paths = spell_traversals(root, outside)
     assert len(set(paths)) >= 60
     tally.inject(len(paths))
@@ -153,7 +153,7 @@ def test_no_spelling_of_a_path_gives_a_byte_from_outside(studio, root, outside, 
     assert not leaked
 
 
-def test_a_file_below_the_root_is_served(studio) -> None:
+def test_34_a_file_below_the_root_is_served(studio) -> None:
     """The control: the same content, where it may be seen; a part of it too."""
     answer = studio.ask("/files/shown.png")
     assert (answer.status, answer.body) == (200, b"shown " + SECRET)
@@ -170,18 +170,18 @@ def test_a_file_below_the_root_is_served(studio) -> None:
         "/gradio_api/stream/a/b/1/playlist.m3u8",
     ],
 )
-def test_what_the_page_does_not_need_is_not_there(studio, tally, path) -> None:
+def test_34_what_the_page_does_not_need_is_not_there(studio, tally, path) -> None:
     tally.inject()
     assert studio.ask(path).status == 404
 
 
 @pytest.mark.parametrize("path", ["/gradio_api/run/predict", "/gradio_api/call/x", "/gradio_api/vibe-edit", "/config"])
-def test_nothing_but_the_page_can_call_it(studio, tally, path) -> None:
+def test_34_nothing_but_the_page_can_call_it(studio, tally, path) -> None:
     tally.inject()
     assert studio.post(path, {"data": []}).status in (404, 405)
 
 
-def test_a_wider_address_needs_the_token(root, tally) -> None:
+def test_34_a_wider_address_needs_the_token(root, tally) -> None:
     tally.inject(4)
     studio = Studio(root, "--host", "0.0.0.0")
     try:
@@ -200,8 +200,7 @@ def test_a_wider_address_needs_the_token(root, tally) -> None:
     assert code == 128 + signal.SIGTERM
 
 
-def test_a_huge_prompt_is_refused_before_it_is_sent(studio, tally_of) -> None:
-    tally = tally_of(35)
+def test_35_a_huge_prompt_is_refused_before_it_is_sent(studio, tally) -> None:
     tally.inject(2)
     head = f"POST /gradio_api/queue/join HTTP/1.1\r\nHost: {studio.own}\r\nContent-Type: application/json\r\n"
     with studio.connect() as connection:
@@ -215,8 +214,7 @@ def test_a_huge_prompt_is_refused_before_it_is_sent(studio, tally_of) -> None:
         assert read_answer(connection).status == 413
 
 
-def test_large_and_many_uploads_are_refused(studio, tally_of) -> None:
-    tally = tally_of(35)
+def test_35_large_and_many_uploads_are_refused(studio, tally) -> None:
     tally.inject(3)
     kind = {"Content-Type": "multipart/form-data; boundary=xyz"}
     limit = Limits()
@@ -266,8 +264,7 @@ class Visitor:
         )
 
 
-def test_a_million_frames_are_refused_in_words(studio, config, tally_of) -> None:
-    tally = tally_of(35)
+def test_35_a_million_frames_are_refused_in_words(studio, config, tally) -> None:
     tally.inject(3)
     visitor = Visitor(studio, config)
     asked = {"model": RUN, "prompt": "a red circle"}
@@ -286,8 +283,7 @@ def ask_at_once(count: int, ask: Callable[[int], Answer]) -> list[Answer]:
     return found
 
 
-def test_a_hundred_requests_at_once_leave_it_answering_and_small(studio, config, tally_of) -> None:
-    tally = tally_of(35)
+def test_35_a_hundred_requests_at_once_leave_it_answering_and_small(studio, config, tally) -> None:
     tally.inject(200)
     process = psutil.Process(studio.process.pid)
     studio.ask("/")
@@ -314,8 +310,7 @@ def test_a_hundred_requests_at_once_leave_it_answering_and_small(studio, config,
     assert process.memory_info().rss - before < 100 << 20
 
 
-def test_clients_that_leave_in_mid_download_do_no_harm(studio, tally_of) -> None:
-    tally = tally_of(35)
+def test_35_clients_that_leave_in_mid_download_do_no_harm(studio, tally) -> None:
     tally.inject(20)
     process = psutil.Process(studio.process.pid)
     before = process.memory_info().rss

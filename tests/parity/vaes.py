@@ -1,31 +1,45 @@
-"""Golden cases of Open-Sora-Plan's autoencoders, WFVAE and CausalVAE, and of the Haar transforms alone.
+"""Golden cases of autoencoders: pixels to moments and latents, latents to pixels, in tiles and pieces; Haar transforms.
 
-Outputs are recognised by their names: `<input>.moments`, `<input>.recon_mode`, `<chunked or tiled run>.moments` and so
-on, for any input and any run that a file holds.
+Outputs are recognised by their names: `<input>.moments`, `<input>.decoded`, `<chunked or tiled run>.moments` and so on,
+for any input and any run that a file holds. Variants of Open-Sora 2.0 whose names say so run in tiles in space, in time
+or both; outputs with `.untiled.` are the same input whole.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from frameloom.core.errors import DataError
 from frameloom.models.layers.causal_conv import run_in_chunks
 from frameloom.models.layers.tiles import Cuts, Tiles
 from frameloom.models.layers.tiling import run_in_cuts
-from frameloom.models.vaes.base import EncodePolicy, Moments
+from frameloom.models.vaes.base import EncodePolicy, Moments, VideoVAE, load_original
 from frameloom.models.vaes.causal.config import CausalVAEConfig
 from frameloom.models.vaes.causal.model import CausalVAE
 from frameloom.models.vaes.causal.weights import load_original as load_causal
+from frameloom.models.vaes.cogvideox.config import CogVideoXConfig
+from frameloom.models.vaes.cogvideox.model import CogVideoXVAE
+from frameloom.models.vaes.dc_ae.config import DCAEConfig
+from frameloom.models.vaes.dc_ae.model import DCAE
+from frameloom.models.vaes.hunyuan.config import HunyuanConfig
+from frameloom.models.vaes.hunyuan.model import HunyuanVAE
 from frameloom.models.vaes.wfvae.config import WFVAEConfig
 from frameloom.models.vaes.wfvae.model import WFVAE
 from frameloom.models.vaes.wfvae.wavelet import Haar
 from frameloom.models.vaes.wfvae.weights import load_original as load_wfvae
-from tests.parity.cases import ParityCase, ParityOutput, Runner, compare
+from tests.parity.cases import ParityCase, ParityOutput, compare, compare_numbers, golden, leave_out, pair_outputs
 from tests.parity.weights import find_weights
 
+COGVIDEOX_TOLERANCE = 1e-5
+HUNYUAN_TOLERANCE = 1e-5
+# Its latents reach magnitudes of 10.
+DC_AE_TOLERANCE = 5e-5
 WFVAE_TOLERANCE = 1e-4
 # Without attention and with repeated frames a narrow norm amplifies rounding: the published code itself moves by
 # 9e-5 from one CPU kernel to another.
@@ -39,20 +53,125 @@ Entry = dict[str, Any]
 Compute = Callable[[CausalVAE, Tensor, Entry], Tensor]
 Transform = Callable[[Tensor], Tensor]
 
+_COGVIDEOX_TILING = {
+    "tile_sample_min_height": "tile_height_px",
+    "tile_sample_min_width": "tile_width_px",
+    "tile_overlap_factor_height": "tile_overlap_height",
+    "tile_overlap_factor_width": "tile_overlap_width",
+}
+SIZES_KEY = "[T,H,W,latent_size]"
+_SEEDED = "z_sample_generator_seed_"
+# Tiles in space and in time, by the beginning of a variant's name.
+_TILING = {"tile_spatial": (True, False), "tile_temporal": (False, True), "tile_both": (True, True)}
 
-def is_wfvae(case: ParityCase) -> bool:
-    return case.config.get("cls") == "WFVAEModel"
+
+@golden(lambda case: "CogVideoXDownBlock3D" in case.config.get("down_block_types", ()) and bool(case.weights))
+@torch.no_grad()
+def run_cogvideox(case: ParityCase) -> list[ParityOutput]:
+    given = dict(case.config)
+    tiling = {_COGVIDEOX_TILING[key]: value for key, value in given.pop("tiling_for_tiled_variant", {}).items()}
+    whole = CogVideoXConfig.from_original(given)
+    tiled = replace(whole, tiling=True, **tiling)
+
+    @cache
+    def build(is_tiled: bool, first_alone: bool) -> CogVideoXVAE:
+        model = CogVideoXVAE(replace(tiled if is_tiled else whole, decode_first_alone=first_alone)).eval()
+        load_original(model, case.weights)
+        return model
+
+    def compute(source: str, kind: str) -> Tensor | None:
+        model = build(source.startswith("tiled"), kind != "decoded_auto_split")
+        if kind in ("decoded", "decoded_auto_split"):
+            return model.decode(case.inputs[f"{source}.latents"].float())
+        pixels = case.inputs[f"{source}.pixels"].float()
+        if kind == "moments":
+            return model.encode_raw(pixels)
+        moments = model.encode(pixels)
+        return {"mode": moments.mode(), "std": torch.exp(0.5 * moments.logvar_BCFHW)}.get(kind)
+
+    return _compare_kinds(case, compute, COGVIDEOX_TOLERANCE)
 
 
+def _compare_kinds(
+    case: ParityCase, compute: Callable[[str, str], Tensor | None], tolerance: float
+) -> list[ParityOutput]:
+    """`compute` gets both sides of the last point of an output's name, and gives None for a kind it does not know."""
+    parts = {name: name.rpartition(".") for name in case.outputs}
+    return pair_outputs(case, {name: compute(source, kind) for name, (source, _, kind) in parts.items()}, tolerance)
+
+
+@golden(lambda case: {"sample_tsize", "tile_overlap_factor"} <= case.config.keys() and bool(case.weights))
+def run_hunyuan(case: ParityCase) -> list[ParityOutput]:
+    config = HunyuanConfig.from_original(case.config)
+    return _compare_tiled(case, lambda **tiling: HunyuanVAE(replace(config, **tiling)), HUNYUAN_TOLERANCE)
+
+
+@golden(lambda case: "encoder.width_list" in case.config.get("dotlist", "") and bool(case.weights))
+def run_dc_ae(case: ParityCase) -> list[ParityOutput]:
+    given = case.config
+    config = DCAEConfig.from_original(
+        given["dotlist"], scaling_factor=given["scaling_factor"], tile_overlap=given["tile_overlap_factor"]
+    )
+    return _compare_tiled(case, lambda **tiling: DCAE(replace(config, **tiling)), DC_AE_TOLERANCE)
+
+
+@torch.no_grad()
+def _compare_tiled(case: ParityCase, make: Callable[..., VideoVAE], tolerance: float) -> list[ParityOutput]:
+    @cache
+    def build(in_space: bool, in_time: bool) -> VideoVAE:
+        model = make(spatial_tiling=in_space, temporal_tiling=in_time).eval()
+        load_original(model, case.weights)
+        return model
+
+    def compute(variant: str, kind: str) -> Tensor | None:
+        source = variant.removesuffix(".untiled")
+        starts = [start for start in _TILING if variant == source and source.startswith(start)]
+        model = build(*_TILING[starts[0]]) if starts else build(False, False)
+        if kind == "decoded":
+            return model.decode(model.denormalize(case.inputs[f"{source}.latents"].float()))
+        moments = model.encode(case.inputs[f"{source}.pixels"].float())
+        if kind == "moments":
+            return torch.cat(moments, dim=1)
+        if kind == "encoder_raw":
+            return moments.mode()
+        if kind in ("z_mode", "encoded"):
+            return model.normalize(moments.mode())
+        if kind.startswith(_SEEDED):
+            generator = torch.Generator().manual_seed(int(kind.removeprefix(_SEEDED)))
+            return model.normalize(moments.sample(torch.randn(moments.mean_BCFHW.shape, generator=generator)))
+        return None
+
+    return _compare_kinds(case, compute, tolerance)
+
+
+# The same table could be another autoencoder's; the side of the first row tells the compression.
+@golden(lambda case: any(row[1] == 8 * row[3][1] for row in case.config.get(SIZES_KEY, [])[:1]))
+def run_sizes(case: ParityCase) -> list[ParityOutput]:
+    """Sizes of latents; the published samplers also round those of clips that our autoencoder refuses."""
+    with torch.device("meta"):
+        vae = HunyuanVAE(HunyuanConfig())
+    results = []
+    for frames, height, width, expected in case.config[SIZES_KEY]:
+        name, sides = f"{frames}x{height}x{width}", (height // vae.strides[1], width // vae.strides[2])
+        try:
+            vae.check_pixels(torch.empty(1, 3, frames, height, width, device="meta"))
+        except DataError:
+            results.append(leave_out(name, "sizes-that-are-refused"))
+        else:
+            results.append(compare_numbers(name, [vae.latent_frames(frames), *sides], expected))
+    return results
+
+
+@golden(lambda case: case.config.get("cls") == "WFVAEModel")
+@torch.no_grad()
 def run_wfvae(case: ParityCase) -> list[ParityOutput]:
     config = WFVAEConfig.from_original(case.config["model"])
     weights, probes = find_weights(case, leave_out=lambda key: "wavelet_tranform" in key)
     model = WFVAE(config).eval()
     load_wfvae(model, weights)
     is_rough = config.time_interpolation == "nearest" and not config.attention
-    with torch.no_grad():
-        outputs = _WFVAEComparison(case, model, WFVAE_TOLERANCE_NEAREST if is_rough else WFVAE_TOLERANCE).compare_all()
-    return probes + outputs
+    comparison = _WFVAEComparison(case, model, WFVAE_TOLERANCE_NEAREST if is_rough else WFVAE_TOLERANCE)
+    return probes + [comparison.compare(name) for name in case.outputs]
 
 
 class _WFVAEComparison:
@@ -63,7 +182,7 @@ class _WFVAEComparison:
         self.model = model
         self.tolerance = tolerance
         self.chunked_runs = {entry["tag"]: entry for entry in case.config.get("run", {}).get("chunked", [])}
-        self._encoded: dict[str, Tensor] = {}
+        self._encode = cache(lambda name: model.encode_raw(case.inputs[name].float()))
         self._of_input: dict[str, Callable[[str], Tensor]] = {
             "moments": self._encode,
             "recon_mode": lambda name: model.decode(self._mean(name)),
@@ -71,30 +190,26 @@ class _WFVAEComparison:
             "z_sample": self._sample,
             "recon_sample": lambda name: model.decode(self._sample(name)),
             "decoded": lambda name: model.decode(case.inputs[name].float()),
-        }
-        self._of_wrapper: dict[str, Callable[[str], Tensor]] = {
-            "encode": lambda name: model.normalize(self._sample(name)),
-            "decode": self._decode_wrapped,
+            "wrapper.encode": lambda name: model.normalize(self._sample(name)),
+            "wrapper.decode": lambda name: model.decode(
+                model.denormalize(model.normalize(self._sample(name)))
+            ).transpose(1, 2),
         }
 
-    def compare_all(self) -> list[ParityOutput]:
-        return [self._compare(name) for name in self.case.outputs]
-
-    def _compare(self, name: str) -> ParityOutput:
+    def compare(self, name: str) -> ParityOutput:
         source, _, kind = name.rpartition(".")
         if source in self.chunked_runs:
             return self._compare_chunked(name, kind, self.chunked_runs[source])
-        if kind in ("z_sample", "recon_sample", "encode", "decode"):
-            needed = f"eps_{source.removeprefix('wrapper.')}"
-            if needed not in self.case.inputs:
-                return self._skip(name, f"a random sample, and the file has no in.{needed}")
-        if source.startswith("wrapper.") and kind in self._of_wrapper:
-            return self._result(name, self._of_wrapper[kind](source.removeprefix("wrapper.")))
+        if source.startswith("wrapper."):
+            source, kind = source.removeprefix("wrapper."), f"wrapper.{kind}"
+        is_random = kind in ("z_sample", "recon_sample", "wrapper.encode", "wrapper.decode")
+        if is_random and f"eps_{source}" not in self.case.inputs:
+            return self._skip(name, f"a random sample, and the file has no in.eps_{source}")
         if source in self.case.inputs and kind in self._of_input:
-            return self._result(name, self._of_input[kind](source))
+            return compare(name, self._of_input[kind](source), self.case.outputs[name], self.tolerance)
         return self._skip(name, "an output of a kind that the WFVAE runner does not know")
 
-    def _compare_chunked(self, name: str, kind: str, entry: dict[str, Any]) -> ParityOutput:
+    def _compare_chunked(self, name: str, kind: str, entry: Entry) -> ParityOutput:
         """Our pieces equal the whole. Where those of the published code do not, the whole is what we compare with."""
         whole_name = {"moments": "moments", "decoded_from_unchunked_mean": "recon_mode"}.get(kind)
         if whole_name is None:
@@ -107,7 +222,7 @@ class _WFVAEComparison:
         if whole is not None and self._is_lossy(name, whole):
             note = "the published chunking is not lossless here; compared with its unchunked result"
             return compare(name, ours, whole, self.tolerance, note, "chunking-that-loses-frames")
-        return self._result(name, ours)
+        return compare(name, ours, self.case.outputs[name], self.tolerance)
 
     def _is_lossy(self, name: str, whole: Tensor) -> bool:
         """Whether the published chunked result is known to differ from the published whole one."""
@@ -119,7 +234,7 @@ class _WFVAEComparison:
         gap = recorded if recorded is not None else (expected - whole).abs().max()
         return not bool(gap <= self.tolerance)
 
-    def _run_chunked(self, kind: str, entry: dict[str, Any]) -> Tensor:
+    def _run_chunked(self, kind: str, entry: Entry) -> Tensor:
         mean_BCFHW = self._mean(entry["input"])
         stride = self.model.strides[0]
         # The published sizes count coefficient frames, of which there is one for two pixel frames.
@@ -133,32 +248,17 @@ class _WFVAEComparison:
         finally:
             self.model.use(EncodePolicy())
 
-    def _encode(self, name: str) -> Tensor:
-        if name not in self._encoded:
-            self._encoded[name] = self.model.encode_raw(self.case.inputs[name].float())
-        return self._encoded[name]
-
     def _mean(self, name: str) -> Tensor:
         return Moments.from_raw(self._encode(name)).mode()
 
     def _sample(self, name: str) -> Tensor:
         return Moments.from_raw(self._encode(name)).sample(self.case.inputs[f"eps_{name}"].float())
 
-    def _decode_wrapped(self, name: str) -> Tensor:
-        latent_BCFHW = self.model.denormalize(self.model.normalize(self._sample(name)))
-        return self.model.decode(latent_BCFHW).transpose(1, 2)
-
-    def _result(self, name: str, ours: Tensor) -> ParityOutput:
-        return compare(name, ours, self.case.outputs[name], self.tolerance)
-
     def _skip(self, name: str, reason: str, deviation: str = "") -> ParityOutput:
         return ParityOutput(name, None, self.case.outputs[name], self.tolerance, reason, deviation)
 
 
-def is_causal(case: ParityCase) -> bool:
-    return case.config.get("cls") == "CausalVAEModel"
-
-
+@golden(lambda case: case.config.get("cls") == "CausalVAEModel")
 def run_causal(case: ParityCase) -> list[ParityOutput]:
     config = CausalVAEConfig.from_original(case.config["model"])
     weights, probes = find_weights(case)
@@ -224,20 +324,10 @@ _OF_TILED: dict[str, Compute] = {
 }
 
 
-def is_haar(case: ParityCase) -> bool:
-    return str(case.config.get("cls", "")).startswith("Haar ")
-
-
+@golden(lambda case: str(case.config.get("cls", "")).startswith("Haar "))
+@torch.no_grad()
 def run_haar(case: ParityCase) -> list[ParityOutput]:
-    with torch.no_grad():
-        return [_compare_haar(case, name) for name in case.outputs]
-
-
-def _compare_haar(case: ParityCase, name: str) -> ParityOutput:
-    expected = case.outputs[name]
-    ours = _compute_haar(case, name)
-    note = "" if ours is not None else "an output of a kind that the Haar runner does not know"
-    return compare(name, ours, expected, HAAR_TOLERANCE, note)
+    return pair_outputs(case, {name: _compute_haar(case, name) for name in case.outputs}, HAAR_TOLERANCE)
 
 
 def _compute_haar(case: ParityCase, name: str) -> Tensor | None:
@@ -270,6 +360,3 @@ _KINDS: dict[str, tuple[Transform, Transform | None]] = {
     "inv3d": (Haar(in_time=True), Haar(in_time=True, inverse=True)),
     "inv3d_cached_chunks": (Haar(in_time=True), _join_in_pieces),
 }
-
-
-RUNNERS = (Runner(is_wfvae, run_wfvae), Runner(is_haar, run_haar), Runner(is_causal, run_causal))

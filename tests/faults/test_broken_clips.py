@@ -37,14 +37,14 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 EVERY = [pytest.param(row, id=ascii(row["file"])[1:40]) for row in TABLE]
 
 
-def test_corpus_is_large_enough_and_has_good_files_among_the_bad() -> None:
+def test_19_corpus_is_large_enough_and_has_good_files_among_the_bad() -> None:
     bad = [row for row in TABLE if "reason" in row["scan"]]
     assert len(bad) >= 25
     assert len(TABLE) - len(bad) >= 25
 
 
 @pytest.mark.parametrize("row", EVERY)
-def test_scan_says_what_the_table_says(root: Path, row: dict[str, Any]) -> None:
+def test_19_scan_says_what_the_table_says(root: Path, row: dict[str, Any]) -> None:
     found = FileWork(root)(Job(row["file"]))
     expected = row["scan"]
     assert found.get("reason") == expected.get("reason"), found.get("error")
@@ -58,7 +58,7 @@ def test_scan_says_what_the_table_says(root: Path, row: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("row", EVERY)
-def test_decoder_does_what_the_table_says(root: Path, tally: Tally, row: dict[str, Any]) -> None:
+def test_19_decoder_does_what_the_table_says(root: Path, tally: Tally, row: dict[str, Any]) -> None:
     tally.inject()
     assert row["decode"] in decode(root, row)
 
@@ -77,7 +77,7 @@ def decode(root: Path, row: dict[str, Any]) -> str:
     return "ok"
 
 
-def test_frames_that_scan_promises_are_all_there_is(root: Path) -> None:
+def test_19_frames_that_scan_promises_are_all_there_is(root: Path) -> None:
     for row in TABLE:
         if row["scan"].get("kind") == "video" and row["decode"] == "ok":
             with pytest.raises(DataError, match="is not there"):
@@ -85,7 +85,7 @@ def test_frames_that_scan_promises_are_all_there_is(root: Path) -> None:
 
 
 @pytest.mark.slow
-def test_whole_corpus_becomes_a_manifest_and_a_list_of_errors(root: Path, tmp_path: Path) -> None:
+def test_19_whole_corpus_becomes_a_manifest_and_a_list_of_errors(root: Path, tmp_path: Path) -> None:
     table = pl.DataFrame({"path": NAMES, "caption": ["a clip"] * len(NAMES)})
     out = tmp_path / "manifest.parquet"
     scan_files(table, root, out, ScanOptions(workers=2, timeout_s=60, audit=1.0))
@@ -114,7 +114,7 @@ def spoil(world: World, root: Path, count: int) -> tuple[Path, list[str]]:
     return data / "manifest.parquet", paths
 
 
-def test_a_run_with_broken_clips_ends_with_their_exact_count(root: Path, world: World, tally: Tally) -> None:
+def test_19_a_run_with_broken_clips_ends_with_their_exact_count(root: Path, world: World, tally: Tally) -> None:
     manifest, paths = spoil(world, root, 3)
     words = ("--data.manifest", str(manifest), "--data.bad_limit", "0.2", "--data.workers", "2")
     tally.inject(len(paths))
@@ -124,7 +124,7 @@ def test_a_run_with_broken_clips_ends_with_their_exact_count(root: Path, world: 
     assert not any(entry["fatal"] for entry in listed), "a worker died"
 
 
-def test_without_replacement_one_broken_clip_would_end_the_run(
+def test_19_without_replacement_one_broken_clip_would_end_the_run(
     root: Path, world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The control: errors of single clips pass as they come."""
