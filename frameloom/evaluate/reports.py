@@ -77,7 +77,7 @@ def write_data_report(
         buckets=None if buckets is None else rows,
         unused=", ".join(f"{count:,} {reason}" for reason, count in (unused or {}).items() if count),
         longest=[(f"{len(text):,}", text) for text in facts.longest_captions if text],
-        broken=[(item.path, item.reason, item.detail or "") for item in facts.broken],
+        broken=[(path, reason, detail or "") for path, reason, detail in facts.broken],
     )
 
 
