@@ -27,8 +27,8 @@ from frameloom.config.schema.objective import ObjectiveSection, parse_objective
 from frameloom.core.random import stream
 from frameloom.data.loading.batch import Batch
 from frameloom.diffusion.conditioning import MaskRandom, draw_end_mask, draw_frame_mask, draw_region_mask
-from frameloom.diffusion.mask_kinds import END_SHARES
 from frameloom.diffusion.objectives import add_noise, weighted_error_B
+from frameloom.diffusion.tables import END_SHARES
 from frameloom.training.loop import Trainer
 from frameloom.training.tasks.denoiser import DenoiserTask
 from frameloom.training.tasks.noising import apply_noise_options, draw_levels, draw_normal

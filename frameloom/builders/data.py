@@ -60,11 +60,11 @@ def build_bucket_policy(data: DataSection, *, stride: int, rule: LengthRule) -> 
             return MultiAspect(data.multi_aspect or MultiAspectSection(), fps_max=data.fps_max)
         case "fixed":
             return Fixed(data.fixed or FixedSection(), fps_max=data.fps_max)
-        case "token_budget":
+        case "grid" | "token_budget":
             grid = build_grid(data.buckets or {}, stride=stride, fps_max=data.fps_max)
+            if data.policy == "grid":
+                return grid
             return apply_token_budget(grid, (data.token_budget or TokenBudgetSection()).tokens, rule)
-        case "grid":
-            return build_grid(data.buckets or {}, stride=stride, fps_max=data.fps_max)
 
 
 def read_manifest(recipe: Recipe, where: Where | None = None) -> Manifest:
@@ -79,7 +79,7 @@ def read_manifest(recipe: Recipe, where: Where | None = None) -> Manifest:
     if note is None or recipe.task != "denoiser":
         return manifest
     policy = build_policy(recipe)
-    notes = CaptionSuffix.for_policy(policy, fps=note.fps, motion=note.motion, fps_max=data.fps_max)
+    notes = CaptionSuffix(note.fps, note.motion, data.fps_max, policy.frame_rule.stride, policy.frame_rule.fps)
     return append_suffix(manifest, notes)
 
 
@@ -96,31 +96,27 @@ def _override_captions(recipe: Recipe, manifest: Manifest) -> Manifest:
 
 def with_class_images(manifest: Manifest, section: DreamBoothSection) -> Manifest:
     """All rows with the instance prompt; pictures of the class behind them, in no epoch by themselves."""
-    told = override_captions(manifest, [section.instance_prompt])
+    subject = override_captions(manifest, [section.instance_prompt])
     if section.class_folder is None or section.class_prompt is None:
-        return told
+        return subject
     folder = Path(section.class_folder)
-    table = _read_table(folder, section.class_prompt)
-    if not table.height:
-        return told
-    weight = 0.0 if any(part.weight is not None for part in told.parts) else None
-    rows = TableRows(check_table(table, source=_SOURCE))
-    return Manifest([*told.parts, Part(rows, folder, _SOURCE, weight, repeat=0.0)])
-
-
-def _read_table(folder: Path, prompt: str) -> pl.DataFrame:
-    facts = [(path.name, probe_header(path)) for path in list_pictures(folder)]
-    return pl.DataFrame(
+    specs = [(path.name, probe_header(path)) for path in list_pictures(folder)]
+    if not specs:
+        return subject
+    table = pl.DataFrame(
         {
-            "path": [name for name, _ in facts],
-            "caption": [prompt] * len(facts),
-            "kind": ["image"] * len(facts),
-            "height": [found.height for _, found in facts],
-            "width": [found.width for _, found in facts],
-            "frames": [1] * len(facts),
-            "fps": pl.Series([None] * len(facts), dtype=pl.Float64),
+            "path": [name for name, _ in specs],
+            "caption": [section.class_prompt] * len(specs),
+            "kind": ["image"] * len(specs),
+            "height": [found.height for _, found in specs],
+            "width": [found.width for _, found in specs],
+            "frames": [1] * len(specs),
+            "fps": pl.Series([None] * len(specs), dtype=pl.Float64),
         }
     )
+    weight = 0.0 if any(part.weight is not None for part in subject.parts) else None
+    rows = TableRows(check_table(table, source=_SOURCE))
+    return Manifest([*subject.parts, Part(rows, folder, _SOURCE, weight, repeat=0.0)])
 
 
 def list_pictures(folder: Path) -> list[Path]:
@@ -136,7 +132,7 @@ def class_rows(manifest: Manifest) -> NDArray[np.int64]:
 
 
 def build_plan(recipe: Recipe, manifest: Manifest, policy: BucketPolicy) -> Callable[[int], BatchPlan]:
-    """The plan of an epoch as a function; the last two are kept, because both sides of an epoch's end are asked for."""
+    """The plan of an epoch as a function; the last two are kept, because both sides of an epoch's end are needed."""
 
     @lru_cache(maxsize=2)
     def plan(epoch: int) -> BatchPlan:

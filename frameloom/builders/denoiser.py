@@ -53,36 +53,26 @@ def build_denoiser(section: ModelSection, *, latent_channels: int, text: TextPip
 def configure_denoiser(section: ModelSection, stored: Architecture | None, **widths: int) -> Any:
     """The architecture that its weights bring along, or else that of the recipe's size; with overrides.
 
-    `widths` are those of latents and text.
+    `widths` are those of latents and text. CheckpointError where the weights were made for others.
     """
     family = get_denoiser(section.family)
     if stored is None or not stored.config:
         return family.configure(section.size, **widths, overrides=section.overrides)
     check_stored(stored, kind="denoiser", name=section.family, path=section.weights or "")
-    return _fit_stored(family, section, stored.config, widths)
-
-
-def _fit_stored(
-    family: DenoiserSpec, section: ModelSection, stored: Mapping[str, Any], widths: Mapping[str, int]
-) -> Any:
-    """The architecture that a folder of weights brings along, with the overrides of the recipe.
-
-    CheckpointError where the recipe's autoencoder or text encoders are as wide as others.
-    """
     here = family.configure(section.size, **widths, overrides={})
     wider = family.configure(section.size, **{name: width + 1 for name, width in widths.items()}, overrides={})
     derived = [name for name, value in dataclasses.asdict(here).items() if value != getattr(wider, name)]
-    rest = {name: value for name, value in stored.items() if name not in derived}
+    rest = {name: value for name, value in stored.config.items() if name not in derived}
     # Some widths depend on other fields: on the size of a patch, for one.
     expected = family.configure(section.size, **widths, overrides=rest)
-    wrong = [name for name in derived if name in stored and stored[name] != getattr(expected, name)]
+    wrong = [name for name in derived if name in stored.config and stored.config[name] != getattr(expected, name)]
     if wrong:
-        listed = ", ".join(f"{name} {stored[name]} (here {getattr(expected, name)})" for name in wrong)
+        listed = ", ".join(f"{name} {stored.config[name]} (here {getattr(expected, name)})" for name in wrong)
         raise CheckpointError(
             f"{section.weights}: was made for another autoencoder or text encoder, with {listed}; name those of its "
             "run in vae and text, or choose other weights"
         )
-    config = family.config_class(**stored)
+    config = family.config_class(**stored.config)
     return override_fields(config, section.overrides, where="model.overrides", derived=derived)
 
 

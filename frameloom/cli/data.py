@@ -32,14 +32,14 @@ def scan(
 
     Example: frameloom data scan clips/ --out clips/manifest.parquet --workers 8 --audit 0.01
     """
-    from frameloom.data.curation.scan import ScanOptions, Shard, describe_scan, finish_scan, scan_files
+    from frameloom.data.curation.scan import ScanOptions, describe_scan, finish_scan, parse_shard, scan_files
     from frameloom.data.manifest.filters import filter_table
     from frameloom.data.manifest.rows import refuse_captions
     from frameloom.data.manifest.sources.reading import read_source
 
     if merge and shard:
         raise ConfigError("--merge joins all shards; leave --shard out")
-    part = Shard.parse(shard) if shard else None
+    part = parse_shard(shard) if shard else None
     check_output_file(out, suffix=".parquet", source=Path(source))
     listed = read_source(Path(source), root=root)
     refuse_captions(listed.table.schema, source=source)
@@ -120,7 +120,7 @@ def verify(
 
     Example: frameloom data verify clips/manifest.parquet
     """
-    from frameloom.data.curation.verify import record_digests, refuse_problems, verify_files
+    from frameloom.data.curation.verify import record_digests, verify_files
     from frameloom.data.manifest.manifest import write_manifest
     from frameloom.data.manifest.sources.reading import read_source
 
@@ -132,9 +132,8 @@ def verify(
         write_manifest(out, table)
         print(f"{out}: {table.height:,} rows with the digests of their files")
         return
-    found = verify_files(listed.table, listed.root, name=manifest, workers=workers)
-    refuse_problems(found, manifest)
-    print(f"{manifest}: {found.num_right:,} files are what they were")
+    num_files = verify_files(listed.table, listed.root, name=manifest, workers=workers)
+    print(f"{manifest}: {num_files:,} files are what they were")
 
 
 def report(

@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.nn.functional import max_pool3d
 
 from frameloom.core.errors import ConfigError
-from frameloom.diffusion.mask_kinds import (
+from frameloom.diffusion.tables import (
     CLIP_SHARES,
     END_KINDS,
     END_SHARES,
@@ -126,11 +126,9 @@ def known_frames(kind: str, num_frames: int, *, stride: int, causal: bool) -> Te
 
 def usable_kinds(weights: Mapping[str, float], num_cells: int, *, causal: bool) -> dict[str, float]:
     """Without the kinds that would give a clip of `num_cells` latent frames as a whole, or more than it has."""
-
-    def longest(kind: str) -> int:
-        return max(count if count > 1 else 0 for count in known_cells(kind, causal=causal))
-
-    return {kind: weight for kind, weight in weights.items() if longest(kind) < num_cells}
+    # A single frame never counts as the whole.
+    stretches = {kind: [cells for cells in known_cells(kind, causal=causal) if cells > 1] for kind in weights}
+    return {kind: weight for kind, weight in weights.items() if max(stretches[kind], default=0) < num_cells}
 
 
 def pick_kind(weights: Mapping[str, float], draw: float) -> str:

@@ -44,13 +44,9 @@ class Profile:
     noise_pull_L: Tensor
     share_L: Tensor
 
-    @property
-    def mean_level(self) -> float:
-        return float((self.share_L * self.level_L).sum())
-
-    @property
-    def mean_weight(self) -> float:
-        return float((self.share_L * self.weight_L).sum())
+    def mean(self, values_L: Tensor) -> float:
+        """Over all draws."""
+        return float((self.share_L * values_L).sum())
 
     def pull_middle(self) -> float:
         """The noise level that has half of the pull below it."""

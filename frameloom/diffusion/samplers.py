@@ -21,7 +21,7 @@ from torch import Tensor
 
 from frameloom.core.errors import ConfigError
 from frameloom.diffusion.objectives import Coefficients, Objective
-from frameloom.diffusion.sampler_table import SAMPLERS
+from frameloom.diffusion.tables import SAMPLERS
 
 Predict = Callable[[Tensor, Tensor], Tensor]
 """(x_BCFHW, timestep_B) -> prediction_BCFHW. A sampler calls it once per step, in order; Heun's method twice."""

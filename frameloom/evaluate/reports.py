@@ -77,7 +77,7 @@ def write_data_report(
         buckets=None if buckets is None else rows,
         unused=", ".join(f"{count:,} {reason}" for reason, count in (unused or {}).items() if count),
         longest=[(f"{len(text):,}", text) for text in facts.longest_captions if text],
-        broken=[(item.path, item.reason, item.detail or "") for item in facts.broken],
+        broken=[(path, reason, detail or "") for path, reason, detail in facts.broken],
     )
 
 
@@ -132,7 +132,7 @@ def refuse_suffix(out: Path) -> None:
 
 def summarize(profile: Profile) -> str:
     return (
-        f"mean noise level {profile.mean_level:.3f}, mean weight {profile.mean_weight:.4g}, "
+        f"mean noise level {profile.mean(profile.level_L):.3f}, mean weight {profile.mean(profile.weight_L):.4g}, "
         f"half of the pull below noise level {profile.pull_middle():.3f}"
     )
 

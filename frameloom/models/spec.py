@@ -110,6 +110,18 @@ class DenoiserConfig:
 
     where: ClassVar[str]
 
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            if isinstance(value, list):
+                object.__setattr__(self, name, tuple(value))
+        problems = self.find_problems()
+        if problems:
+            raise ConfigError(problems)
+
+    def find_problems(self) -> list[str]:
+        """What is wrong with the values, a message each."""
+        raise NotImplementedError
+
     @property
     def condition(self) -> Literal["none", "inpaint", "control"]:
         """What the model expects in `cond_latents`."""
@@ -118,17 +130,13 @@ class DenoiserConfig:
     @property
     def patch(self) -> Latent:
         """Latent cells (frames, height, width) per token."""
-        raise NotImplementedError
+        side = getattr(self, "patch_size", 1)
+        return getattr(self, "patch_size_t", 1), side, side
 
     @property
     def heads(self) -> int | None:
         """Heads of self-attention, which limit the ranks of a sequence group; None: tokens cannot be divided."""
-        return None
-
-    @property
-    def has_guidance_embedding(self) -> bool:
-        """Whether a distilled model takes its guidance scale as an input."""
-        return False
+        return getattr(self, "num_attention_heads", None)
 
     def token_grid(self, latent_FHW: Latent) -> Latent:
         """Tokens along (frames, rows, columns); ConfigError for a latent that the model cannot take."""

@@ -40,7 +40,7 @@ class GuidedDenoiser:
         prepared: Prepared,
         settings: SampleSection,
     ) -> None:
-        self._model, self._has_embedding = denoiser.model, denoiser.config.has_guidance_embedding
+        self._model, self._has_embedding = denoiser.model, getattr(denoiser.config, "guidance_embed", False)
         self._dtype = next(denoiser.model.parameters()).dtype
         self._text, self._negative = text.conditions(), negative.conditions()
         self._prepared, self._settings = prepared, settings

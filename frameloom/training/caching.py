@@ -31,7 +31,7 @@ from frameloom.data.cache.external import (
 )
 from frameloom.data.cache.filling import CacheJob, Filled, write_latent_cache, write_text_cache
 from frameloom.data.cache.keys import latent_fingerprint, latent_items, text_fingerprint
-from frameloom.data.cache.store import Growth, LatentStore, TextStore
+from frameloom.data.cache.store import LatentStore, TextStore
 from frameloom.data.loading.loader import read_requests
 from frameloom.data.loading.reader import BatchReader, Stores
 from frameloom.data.manifest.manifest import Manifest
@@ -42,7 +42,7 @@ _log = get_logger(__name__)
 
 
 def write_caches(recipe: Recipe, job: CacheJob | None = None) -> Iterator[str]:
-    """Write what `data.cache` names, going on where an earlier call stopped; says what was written."""
+    """Write what `data.cache` names, resuming an earlier call; yields what was written."""
     job = job or CacheJob()
     cache, policy = recipe.data.cache, build_policy(recipe)
     folders, asked = {"latents": cache.latents, "text": cache.text}, {"latents": job.latents, "text": job.text}
@@ -59,15 +59,12 @@ def write_caches(recipe: Recipe, job: CacheJob | None = None) -> Iterator[str]:
         raise ConfigError(f"--prune works with one process, not with {job.num_ranks}; call it again without torchrun")
     manifest = read_manifest(recipe)
     if asked["latents"]:
-        reader, loaded = (
-            BatchReader(manifest, policy, recipe.data, recipe.seed),
-            build_vae(recipe.vae, seed=recipe.seed),
-        )
-        workers, timeout_s = recipe.data.workers, recipe.data.timeout_s
+        reader = BatchReader(manifest, policy, recipe.data, recipe.seed)
+        loaded = build_vae(recipe.vae, seed=recipe.seed)
         filled = write_latent_cache(
             Path(cache.latents or ""),
             latent_items(manifest, policy, possible_buckets(manifest, policy)),
-            read_pixels=lambda requests: read_requests(requests, reader, workers=workers, timeout_s=timeout_s),
+            read_pixels=partial(read_requests, reader=reader, workers=recipe.data.workers),
             encoder=_latent_encoder(recipe, loaded, job.local_rank if job.num_ranks > 1 else None),
             fingerprint=_latent_fingerprint(recipe, policy, loaded),
             section=cache,
@@ -135,12 +132,17 @@ def list_captions(manifest: Manifest) -> list[str]:
 
 
 def open_caches(recipe: Recipe, manifest: Manifest, policy: BucketPolicy) -> Stores:
-    """CacheError if a cache does not fit the recipe."""
+    """CacheError if a cache does not fit the recipe, unless it may grow."""
     cache = recipe.data.cache
     latents = open_latent_store(recipe, manifest, policy) if cache.latents else None
-    if cache.external is None:
-        return Stores(latents, open_text_store(recipe, manifest) if cache.text else None)
+    if cache.external is None and not cache.text:
+        return Stores(latents)
     pipeline = build_text(recipe.text, recipe.model)
+    if cache.external is None:
+        path, fingerprint = Path(cache.text or ""), _text_fingerprint(recipe, pipeline)
+        if cache.on_demand:
+            return Stores(latents, TextStore.open(path, fingerprint, encoder=_text_encoder(recipe, pipeline)))
+        return Stores(latents, TextStore.open(path, fingerprint, captions=list_captions(manifest)))
     shape = TextShape(pipeline.max_length, pipeline.width, pipeline.pooled_width)
     folders = [Path(folder) for folder in cache.external_folders]
     if cache.external == "open_sora_plan":
@@ -179,17 +181,8 @@ def open_latent_store(recipe: Recipe, manifest: Manifest, policy: BucketPolicy) 
     growth = None
     if cache.on_demand:
         reader = BatchReader(manifest, policy, recipe.data, recipe.seed)
-        growth = Growth(reader.read, lambda: _latent_encoder(recipe, loaded))
+        growth = (reader.read, lambda: _latent_encoder(recipe, loaded))
     store = LatentStore.open(path, fingerprint, items, check_files=cache.check_files, growth=growth)
     if store.num_missing:
         _log.info("%s: %d of %d latents will be encoded while training", path, store.num_missing, items.height)
     return store
-
-
-def open_text_store(recipe: Recipe, manifest: Manifest) -> TextStore:
-    """CacheError if the cache does not fit the recipe, unless it may grow."""
-    path, pipeline = Path(recipe.data.cache.text or ""), build_text(recipe.text, recipe.model)
-    fingerprint = _text_fingerprint(recipe, pipeline)
-    if recipe.data.cache.on_demand:
-        return TextStore.open(path, fingerprint, encoder=_text_encoder(recipe, pipeline))
-    return TextStore.open(path, fingerprint, captions=list_captions(manifest))

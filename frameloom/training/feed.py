@@ -34,7 +34,7 @@ from frameloom.training.caching import open_caches
 _log = get_logger(__name__)
 
 Position = tuple[int, int]
-"""(epoch, samples of it that were used): where a run goes on, whatever its workers or its accumulation split."""
+"""(epoch, samples of it that were used): where a run resumes, with any number of workers and any accumulation."""
 
 
 class StepBatches(NamedTuple):
@@ -52,7 +52,6 @@ class Feed:
     reader: BatchReader
     bad_clips: BadClipLog
     workers: int
-    timeout_s: float
     device: torch.device
     assignment: RankAssignment
     validation_batches: Callable[[], list[Batch]]
@@ -86,7 +85,6 @@ class Feed:
             requests(),
             self.reader,
             workers=self.workers,
-            timeout_s=self.timeout_s,
             quarantine=self.bad_clips.quarantine,
         )
         batches: list[Batch] = []
@@ -134,7 +132,6 @@ def build_feed(
         bad_clips=BadClipLog(bad_clips, num_clips=len(manifest), limit=recipe.data.bad_limit, is_writer=is_first),
         # A cached batch is a lookup: a process hop would cost more than it.
         workers=recipe.data.workers if stores.latents is None else 0,
-        timeout_s=recipe.data.timeout_s,
         device=pick_device(recipe.train.device),
         assignment=assignment,
         validation_batches=_validation_source(recipe, policy),
@@ -182,7 +179,7 @@ def _validation_source(recipe: Recipe, policy: BucketPolicy) -> Callable[[], lis
     section = recipe.validation
     if section is None or not section.batches:
         return list
-    # At once: a mistake that shows at the first validation would cost the steps before it.
+    # Now, since an error at the first validation would cost the steps before it.
     try:
         manifest = read_manifest(recipe, where=section.where)
         plan = build_plan(recipe, manifest, policy)(0)

@@ -6,7 +6,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import timedelta
 from pathlib import Path
 from types import FrameType
@@ -51,7 +51,6 @@ from frameloom.training.task import MODEL
 from frameloom.training.tasks.build import build_task
 from frameloom.training.tasks.denoiser import DenoiserTask
 from frameloom.training.tasks.subject_tuning import make_class_images
-from frameloom.training.tasks.text_table import without_text
 
 _log = get_logger(__name__)
 
@@ -133,7 +132,7 @@ def build_trainer(
     precision = Precision(settings.precision, settings.weights_precision, recipe.parallel.gather)
     task = build_task(recipe, feed, parallel, precision)
     if isinstance(task, DenoiserTask) and task.text_table is not None:
-        feed = without_text(feed)
+        feed = replace(feed, reader=feed.reader.without_text())
     parallel.shard_model(task.networks[MODEL], task.blocks, precision)
     rate = build_rate(recipe, num_shares=num_shares)
     updates = [

@@ -19,7 +19,7 @@ from frameloom.diffusion.conditioning import (
     pick_kind,
     usable_kinds,
 )
-from frameloom.diffusion.mask_kinds import CLIP_SHARES, END_KINDS, END_SHARES, FRAME_SHARES, IMAGE_SHARES
+from frameloom.diffusion.tables import CLIP_SHARES, END_KINDS, END_SHARES, FRAME_SHARES, IMAGE_SHARES
 
 CLIP = (9, 16, 24)
 

@@ -12,8 +12,8 @@ from torch import Tensor
 from frameloom.core.errors import ConfigError
 from frameloom.core.random import stream
 from frameloom.diffusion.objectives import DDPMObjective, EDMObjective, FlowObjective, Objective, spread
-from frameloom.diffusion.sampler_table import SAMPLERS
 from frameloom.diffusion.samplers import Start, run_sampler
+from frameloom.diffusion.tables import SAMPLERS
 
 SHAPE = (2, 3, 2, 4, 4)
 SDXL = {"zero_terminal_snr": False, "prediction": "epsilon", "spacing": "leading", "beta_schedule": "scaled_linear"}

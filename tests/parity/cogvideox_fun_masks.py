@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from frameloom.diffusion.conditioning import MaskRandom, draw_region_mask
-from frameloom.diffusion.mask_kinds import CLIP_SHARES
+from frameloom.diffusion.tables import CLIP_SHARES
 from tests.parity.cases import ParityCase, ParityOutput, compare_numbers, golden
 
 _KINDS = list(CLIP_SHARES)

@@ -16,8 +16,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from frameloom.diffusion.conditioning import draw_end_mask, pick_kind, usable_kinds
-from frameloom.diffusion.mask_kinds import END_KINDS
 from frameloom.diffusion.objectives import FlowObjective, Noised, add_noise, weighted_error_B
+from frameloom.diffusion.tables import END_KINDS
 from frameloom.models.denoisers.opensora2.conditioning import pack_known
 from frameloom.models.denoisers.opensora2.model import joint_positions
 from frameloom.models.layers.patches import pack, unpack

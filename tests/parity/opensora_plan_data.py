@@ -111,7 +111,7 @@ def _find_ends(
 ) -> dict[str, tuple[int, int]]:
     """First and last frame of every entry; the generator goes on from one clip to the next."""
     clips = to_clips([_facts(entry) for entry in entries])
-    fits = (policy.fit_sizes(clips).reason == 0) & (policy.fit_lengths(clips).reason != TOO_LONG)
+    fits = (policy.fit_sizes(clips)[2] == 0) & (policy.fit_lengths(clips)[2] != TOO_LONG)
     ends = {}
     for entry, fit, bucket in zip(entries, fits, chosen.tolist(), strict=True):
         frames, _, _, fps = _facts(entry)

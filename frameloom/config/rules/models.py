@@ -10,8 +10,7 @@ from frameloom.config.loading.yaml_values import KeyPath, format_value
 from frameloom.config.schema.models import TextEncoderSection
 from frameloom.config.schema.recipe import Recipe
 from frameloom.core.spelling import suggest
-from frameloom.diffusion.mask_kinds import MASK_KINDS
-from frameloom.diffusion.sampler_table import SAMPLERS
+from frameloom.diffusion.tables import MASK_KINDS, SAMPLERS
 from frameloom.models.registry import DENOISERS, TEXT_ENCODERS, VAES
 from frameloom.models.spec import VAESpec, fits_type
 

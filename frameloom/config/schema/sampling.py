@@ -9,7 +9,7 @@ from pydantic import BeforeValidator, Field
 
 from frameloom.config.schema.section import Count, ExpectedText, Section, Share
 from frameloom.config.schema.training import Interval
-from frameloom.diffusion.sampler_table import SamplerName
+from frameloom.diffusion.tables import SamplerName
 
 Scale = Annotated[float, Field(ge=0)]
 

@@ -13,16 +13,16 @@ from frameloom.core.resolutions import ratio_name
 from frameloom.data.buckets.policy import (
     UNUSED,
     Bucket,
+    BucketPolicy,
     Clips,
     Draw,
     Ints,
-    ThinnedPolicy,
     draw_weighted,
     nearest_values,
 )
 
 
-class Fixed(ThinnedPolicy):
+class Fixed(BucketPolicy):
     """Bucket 0 holds the videos, bucket 1 the images if `image_batch` is set."""
 
     disk_name = "Fixed"
@@ -42,16 +42,16 @@ class Fixed(ThinnedPolicy):
 
     def assign_clips(self, clips: Clips, rows: Ints, draw: Draw) -> NDArray[np.int32]:
         bucket = np.where(clips.is_image & (self.settings.frames > 1), 1, 0)
-        return np.where(self.why_unused(clips) == 0, bucket, UNUSED).astype(np.int32)
+        return np.where(self.reject_reason(clips) == 0, bucket, UNUSED).astype(np.int32)
 
-    def why_unused(self, clips: Clips) -> NDArray[np.int8]:
+    def reject_reason(self, clips: Clips) -> NDArray[np.int8]:
         frames, takes_images = self.settings.frames, self.settings.image_batch is not None
         short = ~clips.is_image & (self.count_frames(clips) < frames)
         image = clips.is_image & (frames > 1) & (not takes_images)
         return np.where(short, 1, np.where(image, 2, 0)).astype(np.int8)
 
 
-class MultiAspect(ThinnedPolicy):
+class MultiAspect(BucketPolicy):
     """Buckets are the different sizes in the order of the list."""
 
     disk_name = "MultiAspect"
@@ -76,7 +76,7 @@ class MultiAspect(ThinnedPolicy):
         ]
 
     def assign_clips(self, clips: Clips, rows: Ints, draw: Draw) -> NDArray[np.int32]:
-        fits = np.flatnonzero(self.why_unused(clips) == 0)
+        fits = np.flatnonzero(self.reject_reason(clips) == 0)
         chosen = np.full(len(rows), UNUSED, dtype=np.int32)
         if self.settings.as_published:
             chosen[fits] = draw_weighted(self.weights, draw(rows[fits], np.zeros_like(fits)))
@@ -91,5 +91,5 @@ class MultiAspect(ThinnedPolicy):
             chosen[where] = steps[(fillable.sum(axis=1) - 1).clip(0)]
         return chosen
 
-    def why_unused(self, clips: Clips) -> NDArray[np.int8]:
+    def reject_reason(self, clips: Clips) -> NDArray[np.int8]:
         return (self.count_frames(clips) < self.settings.frames).astype(np.int8)

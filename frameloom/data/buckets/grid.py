@@ -3,8 +3,8 @@
 A clip tries the resolutions from large to small and, within one, the lengths from long to short; draws decide
 where a probability is below 1. `build_grid` makes one from a recipe.
 
-A probability is one number (the share of fitting clips that stay, the rest go on to the next lower resolution) or,
-for videos, a pair (keep, skip): the share `skip` first goes on to the next shorter length of the same resolution.
+A probability is one number (the share of fitting clips that stay, the rest try the next lower resolution) or,
+for videos, a pair (keep, skip): the share `skip` first tries the next shorter length of the same resolution.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from frameloom.core.resolutions import Size, height_per_width, parse_resolution, size_table
-from frameloom.data.buckets.policy import UNUSED, Bucket, Clips, Draw, Ints, ThinnedPolicy, nearest_values
+from frameloom.data.buckets.policy import UNUSED, Bucket, BucketPolicy, Clips, Draw, Ints, nearest_values
 from frameloom.models.vaes.config import LengthRule
 
 # A clip a little smaller than the budget is scaled up rather than lost.
@@ -50,13 +50,13 @@ class Level:
 
 
 @dataclass(frozen=True)
-class GridPolicy(ThinnedPolicy):
+class GridPolicy(BucketPolicy):
     """A checked grid; levels run from most to fewest pixels, the order in which a clip tries them."""
 
     stride: int
-    fps_max: float | None
     levels: tuple[Level, ...]
     buckets: tuple[Bucket, ...]
+    fps_max: float | None = None
     reasons = ("too small", "too short")
 
     def geometry(self) -> dict[str, Any]:
@@ -71,13 +71,13 @@ class GridPolicy(ThinnedPolicy):
     def possible_clips(self, clips: Clips) -> Iterator[tuple[Ints, NDArray[np.int32]]]:
         # The cascade with "may" instead of draws: each grid entry with the clips that have a chance to get it.
         frames = self.count_frames(clips)
-        reaches = np.ones(len(frames), dtype=bool)  # may come to the level at hand
+        reaches = np.ones(len(frames), dtype=bool)  # may come to this level
         for level in self.levels:
             fits = reaches & (clips.area >= AREA_TOLERANCE * level.budget)
-            goes_on = fits & (frames > 1)  # may come to the length at hand
-            taken = goes_on.copy()  # surely gets one of the entries of this level
+            continues = fits & (frames > 1)  # may come to this length
+            taken = continues.copy()  # surely gets one of the entries of this level
             for length in level.lengths:
-                here = fits & (frames == 1) if length.frames == 1 else goes_on & (frames >= length.frames)
+                here = fits & (frames == 1) if length.frames == 1 else continues & (frames >= length.frames)
                 skip = length.skip or 0.0
                 if skip < 1 and length.keep > 0:
                     where = np.flatnonzero(here)
@@ -86,11 +86,11 @@ class GridPolicy(ThinnedPolicy):
                     taken |= here & (length.keep >= 1)
                 else:
                     taken &= ~(here & (skip < 1) & (length.keep < 1))
-                    goes_on &= ~here | (skip > 0)
+                    continues &= ~here | (skip > 0)
             # A video that may run out of lengths is not surely taken.
-            reaches &= ~(taken & ~goes_on)
+            reaches &= ~(taken & ~continues)
 
-    def why_unused(self, clips: Clips) -> NDArray[np.int8]:
+    def reject_reason(self, clips: Clips) -> NDArray[np.int8]:
         frames = self.count_frames(clips)
         large, long = np.zeros(len(frames), dtype=bool), np.zeros(len(frames), dtype=bool)
         for level in self.levels:
@@ -136,14 +136,14 @@ class _Cascade:
     def _take_longest(self, level: Level, videos: Ints) -> None:
         """The same at once, for lengths without skips: each clip has only the longest that fits."""
         lengths = [length for length in reversed(level.lengths) if length.frames > 1]
-        place = np.searchsorted([length.frames for length in lengths], self._frames[videos], side="right") - 1
-        videos, place = videos[place >= 0], place[place >= 0]
-        chance = np.array([length.keep for length in lengths])[place]
+        longest = np.searchsorted([length.frames for length in lengths], self._frames[videos], side="right") - 1
+        videos, longest = videos[longest >= 0], longest[longest >= 0]
+        chance = np.array([length.keep for length in lengths])[longest]
         stays = chance >= 1
         unsure = np.flatnonzero(~stays)
         stays[unsure] = ~_happens_not(self._draw_for(videos[unsure]), chance[unsure])
         first = np.array([length.first_bucket for length in lengths], dtype=np.int64)
-        self._accept(level, first[place[stays]], videos[stays])
+        self._accept(level, first[longest[stays]], videos[stays])
 
     def _draw_for(self, where: Ints) -> NDArray[np.float64]:
         numbers = self._draw(self._rows[where], self._num_draws[where])
@@ -177,13 +177,13 @@ def build_grid(
             for ratio, size in sizes.items():
                 made.append(Bucket(len(made), name, frames, ratio, size.height, size.width, batch_size))
         levels.append(Level(name, parse_resolution(name)[0], sizes, tuple(lengths)))
-    return GridPolicy(stride, fps_max, tuple(levels), tuple(made))
+    return GridPolicy(stride, tuple(levels), tuple(made), fps_max)
 
 
 def apply_token_budget(grid: GridPolicy, tokens: int, rule: LengthRule) -> GridPolicy:
     """The same buckets with as many clips per batch as fit into `tokens`: at least 1, at most the grid's own number.
 
-    Which clip goes where stays as it is, because a bucket's place does not depend on its batch size.
+    Which clip goes where stays as it is, because a bucket's index does not depend on its batch size.
     """
     buckets = tuple(
         dataclasses.replace(

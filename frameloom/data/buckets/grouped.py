@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,21 +19,8 @@ PUBLISHED_MIN_FRAMES = 29
 PUBLISHED_GROUP_BATCHES = 4
 TOO_SMALL, WRONG_RATIO, TOO_LONG, TOO_SHORT = range(1, 5)
 
-
-class Sizes(NamedTuple):
-    """Height and width of each clip's frames, 0 where `reason` says why it has none."""
-
-    height: Ints
-    width: Ints
-    reason: NDArray[np.int8]
-
-
-class Lengths(NamedTuple):
-    """Frames of each clip, 0 where `reason` says why it has none; `is_short` are those below the wanted number."""
-
-    frames: Ints
-    is_short: NDArray[np.bool_]
-    reason: NDArray[np.int8]
+Codes = NDArray[np.int8]
+Flags = NDArray[np.bool_]
 
 
 class Grouped(BucketPolicy):
@@ -50,7 +37,8 @@ class Grouped(BucketPolicy):
         self.min_frames = settings.min_frames or (PUBLISHED_MIN_FRAMES if settings.as_published else 1)
         published_group = PUBLISHED_GROUP_BATCHES * settings.batch if settings.as_published else 0
         self.min_group = published_group if settings.min_group is None else settings.min_group
-        self.unlucky = "rare shape" if settings.drop_short_ratio in (0, 1) else "rare shape or dropped as short"
+        drops_some = 0 < settings.drop_short_ratio < 1
+        self.dropped_by_chance = "rare shape or dropped as short" if drops_some else "rare shape"
         lengths = np.array(rule.legal(settings.num_frames, settings.sp_size), dtype=np.int64)
         self._lengths = np.unique([1, *lengths[lengths >= self.min_frames].tolist()])
         self.min_area = settings.max_hxw // 4 if settings.min_hxw is None else settings.min_hxw
@@ -94,20 +82,23 @@ class Grouped(BucketPolicy):
         spacing = {"fps": rule.fps, "speed": rule.speed, "skip_last_start": rule.skip_last_start}
         return {"policy": "grouped", **spacing, "buckets": self.shapes}
 
-    def fit_sizes(self, clips: Clips) -> Sizes:
-        """Scale down to the area, never up, and cut to the stride; the ratio is that of the result."""
+    def fit_sizes(self, clips: Clips) -> tuple[Ints, Ints, Codes]:
+        """(height, width, reason) of each clip: scaled down to the area, never up, and cut to the stride.
+
+        Both sides are 0 where `reason` is not; the ratio is that of the result.
+        """
         settings = self.settings
         low, high = settings.ratio_limits
         if settings.force_resolution:
             forced = settings.max_height / settings.max_width
             inside = (clips.ratio >= low * forced) & (clips.ratio <= high * forced)
             height, width = (np.where(inside, side, 0) for side in (settings.max_height, settings.max_width))
-            return Sizes(height, width, np.where(inside, 0, WRONG_RATIO).astype(np.int8))
+            return height, width, np.where(inside, 0, WRONG_RATIO).astype(np.int8)
         height, width = self.cut_sides(*self.shrink(clips.height, clips.width))
         small = (height == 0) | (width == 0) | (height * width < self.min_area)
         ratio = height / np.maximum(width, 1)
         reason = np.where(small, TOO_SMALL, np.where((ratio < low) | (ratio > high), WRONG_RATIO, 0))
-        return Sizes(np.where(reason > 0, 0, height), np.where(reason > 0, 0, width), reason.astype(np.int8))
+        return np.where(reason > 0, 0, height), np.where(reason > 0, 0, width), reason.astype(np.int8)
 
     def shrink(self, height: Ints, width: Ints) -> tuple[Ints, Ints]:
         """The size of a frame before it is cut: at most `max_hxw` pixels."""
@@ -118,8 +109,11 @@ class Grouped(BucketPolicy):
         step = self.settings.hw_stride
         return height // step * step, width // step * step
 
-    def fit_lengths(self, clips: Clips) -> Lengths:
-        """The longest legal length of each clip when played at `train_fps`; images have one frame."""
+    def fit_lengths(self, clips: Clips) -> tuple[Ints, Flags, Codes]:
+        """(frames, whether there are fewer than wanted, reason): the longest legal length of each clip at `train_fps`.
+
+        Images have one frame; there are 0 where `reason` is not.
+        """
         settings = self.settings
         fps = np.where(clips.is_image, settings.train_fps, clips.fps)
         step = np.where(np.abs(fps - settings.train_fps) < SAME_RATE_FPS, 1.0, fps / settings.train_fps)
@@ -134,7 +128,7 @@ class Grouped(BucketPolicy):
             reason = np.where(clips.frames > limit, TOO_LONG, reason)
         reason = np.where(clips.is_image, 0, reason)
         frames = np.where(clips.is_image, 1, np.where(reason > 0, 0, frames))
-        return Lengths(frames, is_short, reason.astype(np.int8))
+        return frames, is_short, reason.astype(np.int8)
 
     def valid_lengths(self, frames: Ints) -> Ints:
         """The longest legal length within `frames`; 0 where it would be below the least."""
@@ -142,28 +136,31 @@ class Grouped(BucketPolicy):
         return np.where(trimmed >= self.min_frames, trimmed, 0)
 
     def assign_clips(self, clips: Clips, rows: Ints, draw: Draw) -> NDArray[np.int32]:
-        sizes, lengths = self.fit_sizes(clips), self.fit_lengths(clips)
-        used = (sizes.reason == 0) & (lengths.reason == 0)
+        chosen, is_short = self._find_buckets(clips)
         if 0 < self.settings.drop_short_ratio < 1:
-            short = np.flatnonzero((sizes.reason == 0) & lengths.is_short)
-            used[short] &= draw(rows[short], np.zeros_like(short)) >= self.settings.drop_short_ratio
-        return self._place(sizes, lengths, used)
+            short = np.flatnonzero(is_short)
+            dropped = draw(rows[short], np.zeros_like(short)) < self.settings.drop_short_ratio
+            chosen[short[dropped]] = UNUSED
+        return chosen
 
-    def _place(self, sizes: Sizes, lengths: Lengths, used: NDArray[np.bool_]) -> NDArray[np.int32]:
+    def _find_buckets(self, clips: Clips) -> tuple[NDArray[np.int32], Flags]:
+        """(bucket of each clip, whether it has a size but fewer frames than wanted)."""
+        height, width, size_reason = self.fit_sizes(clips)
+        frames, is_short, length_reason = self.fit_lengths(clips)
         step = self.settings.hw_stride
-        size = 0 if self.settings.force_resolution else self._size_index[sizes.height // step, sizes.width // step]
-        length = np.searchsorted(self._lengths, lengths.frames)
-        return np.where(used, size * len(self._lengths) + length, UNUSED).astype(np.int32)
+        size = 0 if self.settings.force_resolution else self._size_index[height // step, width // step]
+        index = size * len(self._lengths) + np.searchsorted(self._lengths, frames)
+        chosen = np.where((size_reason == 0) & (length_reason == 0), index, UNUSED).astype(np.int32)
+        return chosen, (size_reason == 0) & is_short
 
     def possible_clips(self, clips: Clips) -> list[tuple[Ints, NDArray[np.int32]]]:
-        sizes, lengths = self.fit_sizes(clips), self.fit_lengths(clips)
-        chosen = self._place(sizes, lengths, (sizes.reason == 0) & (lengths.reason == 0))
+        chosen, _ = self._find_buckets(clips)
         where = np.flatnonzero(chosen != UNUSED)
         return [(where, chosen[where])]
 
-    def keep_buckets(self, counts: Ints) -> NDArray[np.bool_]:
+    def keep_buckets(self, counts: Ints) -> Flags:
         return counts >= self.min_group
 
-    def why_unused(self, clips: Clips) -> NDArray[np.int8]:
-        size, length = self.fit_sizes(clips).reason, self.fit_lengths(clips).reason
+    def reject_reason(self, clips: Clips) -> Codes:
+        size, length = self.fit_sizes(clips)[2], self.fit_lengths(clips)[2]
         return np.where(size > 0, size, length).astype(np.int8)

@@ -32,7 +32,7 @@ _CHUNK_ROWS = 1_000_000
 
 @dataclass(frozen=True)
 class Bucket:
-    """One shape that batches can have. `index` is its place in the policy and does not depend on batch sizes."""
+    """One shape that batches can have. `index` is its position in the policy and does not depend on batch sizes."""
 
     index: int
     resolution: str
@@ -53,7 +53,7 @@ class Bucket:
 
 
 class Clips(NamedTuple):
-    """What a policy looks at: frames of the file, pixels, and frames per second (NaN for an image)."""
+    """The input of a policy: frames of the file, pixels, and frames per second (NaN for an image)."""
 
     frames: Ints
     height: Ints
@@ -80,12 +80,16 @@ class BucketPolicy(ABC):
     buckets: tuple[Bucket, ...]
     # How frames are spaced in a video; by default spread over `frames * interval` of them.
     frame_rule: FrameRule = FrameRule()
-    # Why a clip may not be used; `why_unused` gives positions in this list plus 1.
+    # Why a clip may not be used; `reject_reason` gives positions in this list plus 1.
     reasons: tuple[str, ...] = ()
     # Settings that give a clip another shape in each epoch, so that no cache of latents can honour them.
     random_keys: Sequence[str] = ()
     # Why a clip that fits may still not be used.
-    unlucky: str = "unlucky"
+    dropped_by_chance: str = "dropped by chance"
+    # Every n-th frame is taken, so that no clip has more frames per second (None: any rate).
+    fps_max: float | None = None
+    disk_name: ClassVar[str]
+    """of the policy in the fingerprint of a cache, whatever the class is called"""
 
     @cached_property
     def batch_sizes(self) -> Ints:
@@ -101,21 +105,25 @@ class BucketPolicy(ABC):
         """Every bucket as text, in order."""
         return [f"{bucket.name} {bucket.height}x{bucket.width}" for bucket in self.buckets]
 
-    @abstractmethod
     def geometry(self) -> dict[str, Any]:
         """What decides which pixels a bucket holds, for fingerprints: probabilities and batch sizes do not."""
+        return {"policy": self.disk_name, "fps_max": self.fps_max, "buckets": self.shapes}
 
     @abstractmethod
     def assign_clips(self, clips: Clips, rows: Ints, draw: Draw) -> NDArray[np.int32]:
         """The bucket of each clip, -1 for one that is not used; `draw` is called for rows that need a number."""
 
     @abstractmethod
-    def why_unused(self, clips: Clips) -> NDArray[np.int8]:
+    def reject_reason(self, clips: Clips) -> NDArray[np.int8]:
         """0 for a clip that fits a bucket, else 1 + the position of its reason in `reasons`."""
 
     def intervals(self, fps: NDArray[np.float64]) -> Ints:
         """Frame step in the file per clip, used where `frame_rule` has neither stride nor fps."""
-        return np.ones(len(fps), dtype=np.int64)
+        return sample_rate(fps, self.fps_max)[1]
+
+    def count_frames(self, clips: Clips) -> Ints:
+        """Frames of each clip after thinning."""
+        return clips.frames // self.intervals(clips.fps)
 
     def keep_buckets(self, counts: Ints) -> NDArray[np.bool_]:
         """Which buckets are used at all, given the clips that fell into each."""
@@ -123,27 +131,13 @@ class BucketPolicy(ABC):
 
     def possible_clips(self, clips: Clips) -> Iterable[tuple[Ints, NDArray[np.int32]]]:
         """(positions of clips, bucket of each) for all that some epoch may ask for."""
-        chosen = self.assign_clips(clips, np.arange(len(clips.frames)), _no_draw)
+
+        def draw(rows: Ints, numbers: Ints) -> NDArray[np.float64]:
+            raise AssertionError("a policy that draws must say what is possible")
+
+        chosen = self.assign_clips(clips, np.arange(len(clips.frames)), draw)
         where = np.flatnonzero(chosen != UNUSED)
         return [(where, chosen[where])]
-
-
-class ThinnedPolicy(BucketPolicy):
-    """Takes every n-th frame, so that no clip has more than `fps_max` frames per second (None: any rate)."""
-
-    disk_name: ClassVar[str]
-    """of the policy in the fingerprint of a cache, whatever the class is called"""
-    fps_max: float | None
-
-    def intervals(self, fps: NDArray[np.float64]) -> Ints:
-        return sample_rate(fps, self.fps_max)[1]
-
-    def count_frames(self, clips: Clips) -> Ints:
-        """Frames of each clip after thinning."""
-        return clips.frames // self.intervals(clips.fps)
-
-    def geometry(self) -> dict[str, Any]:
-        return {"policy": self.disk_name, "fps_max": self.fps_max, "buckets": self.shapes}
 
 
 def nearest_values(values: Sequence[float], wanted: NDArray[np.float64]) -> Ints:
@@ -161,10 +155,6 @@ def draw_weighted(weights: Sequence[float], draws: NDArray[np.float64]) -> Ints:
     edges = np.cumsum(np.asarray(weights, dtype=np.float64))
     edges /= edges[-1]
     return np.searchsorted(edges, draws, side="right").astype(np.int64)
-
-
-def _no_draw(rows: Ints, numbers: Ints) -> NDArray[np.float64]:
-    raise AssertionError("a policy that draws must say what is possible")
 
 
 def counter_draw(seed: int, epoch: int) -> Draw:
@@ -256,11 +246,14 @@ def bucket_table(assignment: NDArray[np.int32], policy: BucketPolicy) -> list[Bu
 def unused_reasons(
     manifest: Manifest, policy: BucketPolicy, assignment: NDArray[np.int32]
 ) -> tuple[NDArray[np.int8], list[str]]:
-    """(a code for each row, the names of the codes): "" for a used row, a reason of the policy, or its `unlucky`."""
-    names = ["", *policy.reasons, policy.unlucky]
+    """(a code for each row, the names of the codes).
+
+    The names are "" for a used row, then the reasons of the policy and its `dropped_by_chance`.
+    """
+    names = ["", *policy.reasons, policy.dropped_by_chance]
     codes = np.zeros(len(assignment), dtype=np.int8)
     for rows, clips in _read_chunks(manifest):
-        found = policy.why_unused(clips)
+        found = policy.reject_reason(clips)
         unused = assignment[rows] == UNUSED
         codes[rows] = np.where(unused, np.where(found > 0, found, len(names) - 1), 0)
     return codes, names

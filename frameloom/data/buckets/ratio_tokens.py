@@ -88,7 +88,7 @@ class RatioTokens(BucketPolicy):
         self._sides = np.unique([*self.video_sides, *self.image_sides])
         self._ratios = list(CROP_WEIGHTS if settings.random_ratio_crop else RATIO_TABLE)
         self._lengths = np.array(rule.legal(settings.video_sample_n_frames), dtype=np.int64)
-        self._places, self.buckets = self._place_buckets()
+        self._index, self.buckets = self._build_buckets()
 
     @property
     def pixel_budget(self) -> int:
@@ -125,9 +125,9 @@ class RatioTokens(BucketPolicy):
             return size
         return size * (4 if self.pixel_budget // 16 >= pixels else 2 if self.pixel_budget // 4 >= pixels else 1)
 
-    def _place_buckets(self) -> tuple[NDArray[np.int32], tuple[Bucket, ...]]:
+    def _build_buckets(self) -> tuple[NDArray[np.int32], tuple[Bucket, ...]]:
         """(bucket by [side, ratio, length], the buckets); equal shapes share one, whatever ratio led to them."""
-        places = np.full((len(self._sides), len(self._ratios), len(self._lengths)), UNUSED, dtype=np.int32)
+        index = np.full((len(self._sides), len(self._ratios), len(self._lengths)), UNUSED, dtype=np.int32)
         found: dict[tuple[int, int, int], Bucket] = {}
         longest = np.where(np.isin(self._sides, self.video_sides), self.longest_frames(self._sides), 1)
         for i, side in enumerate(self._sides.tolist()):
@@ -142,8 +142,8 @@ class RatioTokens(BucketPolicy):
                 for k, frames in enumerate(self._lengths[self._lengths <= longest[i]].tolist()):
                     batch = self.fill_batch(frames, height, width)
                     made = Bucket(len(found), f"{side:.4g}px", frames, f"{ratio:g}", height, width, batch)
-                    places[i, j, k] = found.setdefault((frames, height, width), made).index
-        return places, tuple(found.values())
+                    index[i, j, k] = found.setdefault((frames, height, width), made).index
+        return index, tuple(found.values())
 
     def geometry(self) -> dict[str, Any]:
         return {"policy": "ratio_tokens", "frame_stride": self.frame_rule.stride, "buckets": self.shapes}
@@ -171,12 +171,12 @@ class RatioTokens(BucketPolicy):
             ratios = draw_weighted(list(CROP_WEIGHTS.values()), draw(rows, np.full_like(rows, DRAW_RATIO)))
         else:
             ratios = nearest_values(self._ratios, clips.ratio)
-        places = np.searchsorted(self._sides, sides)
+        side_index = np.searchsorted(self._sides, sides)
         frames, videos = np.ones(len(rows), dtype=np.int64), np.flatnonzero(is_video)
-        first = self._places[places[videos], ratios[videos], 0]
+        first = self._index[side_index[videos], ratios[videos], 0]
         frames[videos] = self._cut_lengths(clips.frames[videos], sides[videos], first, rows[videos], draw)
         lengths = np.searchsorted(self._lengths, np.maximum(frames, 1))
-        return np.where(frames > 0, self._places[places, ratios, lengths], UNUSED).astype(np.int32)
+        return np.where(frames > 0, self._index[side_index, ratios, lengths], UNUSED).astype(np.int32)
 
     def count_sides(self, mean_side: NDArray[np.float64]) -> Ints:
         """How many of the rising `video_sides` a video of this mean side may have; a tiny one has the smallest."""
@@ -218,5 +218,5 @@ class RatioTokens(BucketPolicy):
         fitting = np.minimum(token_sides**2 * limit / area, limit)
         return np.maximum(self.rule.trim(np.floor(fitting).astype(np.int64)), 1)
 
-    def why_unused(self, clips: Clips) -> NDArray[np.int8]:
+    def reject_reason(self, clips: Clips) -> NDArray[np.int8]:
         return (~clips.is_image & (self.available_frames(clips.frames) < 1)).astype(np.int8)

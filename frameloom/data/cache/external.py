@@ -166,7 +166,7 @@ def open_sora_plan_text(
         raise ConfigError(f"data.cache.external_folders names {len(folders)} folders; open_sora_plan has one or two")
     for column in _FIELD.findall(name or ""):
         if column != "stem":
-            manifest.column(column)  # refuses a column that is not there
+            manifest.column(column)  # refuses a missing column
     if len(folders) == 1:
         _log.warning("%s: no folder of a second encoder, so pooled vectors are zero", folders[0])
     return ExternalText(shape, partial(_find_plan_text, manifest, folders, name))
@@ -213,22 +213,19 @@ def sdxl_text(manifest: Manifest, folder: Path, shape: TextShape) -> ExternalTex
     Behind the pooled text come the embedded sizes and crop, which belong to the denoiser.
     """
     check_sdxl_names(manifest)
-    return ExternalText(shape, partial(_find_sdxl_text, manifest, folder), cuts_pooled=True)
-
-
-def _find_sdxl_text(manifest: Manifest, folder: Path, row: int) -> TextFiles:
-    states, vector = (_sdxl_file(manifest, folder / part, row) for part in ("crossattn_cache", "vector_cache"))
-    return TextFiles(states, ("",), vector, ("",))
+    find = [partial(_sdxl_file, manifest, folder / part) for part in ("crossattn_cache", "vector_cache")]
+    return ExternalText(shape, partial(_find_pair, find, [("",), ("",)]), cuts_pooled=True)
 
 
 def column_text(manifest: Manifest, shape: TextShape) -> ExternalText:
     """Open-Sora 2.0: text_t5_path and text_clip_path, relative to the manifest's root. All tokens count, as there."""
-    return ExternalText(shape, partial(_find_column_text, manifest))
+    find = [partial(column_file, manifest, name) for name in ("text_t5_path", "text_clip_path")]
+    return ExternalText(shape, partial(_find_pair, find, [("text_t5", "y", ""), ("text_clip", "vec", "")]))
 
 
-def _find_column_text(manifest: Manifest, row: int) -> TextFiles:
-    states, vector = (column_file(manifest, name, row) for name in ("text_t5_path", "text_clip_path"))
-    return TextFiles(states, ("text_t5", "y", ""), vector, ("text_clip", "vec", ""))
+def _find_pair(find: Sequence[Callable[[int], Path]], names: Sequence[Sequence[str]], row: int) -> TextFiles:
+    """The files of token states and of the pooled vector, each with the names of its array."""
+    return TextFiles(find[0](row), names[0], find[1](row), names[1])
 
 
 def column_file(manifest: Manifest, column: str, row: int) -> Path:

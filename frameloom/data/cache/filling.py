@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import polars as pl
@@ -139,11 +139,8 @@ def write_text_cache(
     )
 
 
-class _Portion(NamedTuple):
-    """A fixed part of the list and what is missing of it; processes with the same work give it the same name."""
-
-    name: str
-    missing: pl.DataFrame
+_Portion = tuple[str, pl.DataFrame]
+"""A fixed part of the list: its name, the same in all processes with the same work, and what is missing of it."""
 
 
 @dataclass
@@ -173,16 +170,17 @@ class _Filling:
         if damaged := self.folder.find_damaged(placed, read=self.job.verify):
             self.folder.drop_damaged(entries, damaged)
             placed = self.find(own, self.folder.read_index())
-        portions, start = [], 0
+        portions: list[_Portion] = []
+        start = 0
         for part in parts:
             missing = part.filter(placed["group"].slice(start, part.height).is_null())
             start += part.height
             name = digest_value([self.group.made_by, part.height, part.row(0)])[:32]
-            portions += [_Portion(name, missing)] if missing.height else []
-        num_missing = sum(portion.missing.height for portion in portions)
+            portions += [(name, missing)] if missing.height else []
+        num_missing = sum(missing.height for _, missing in portions)
         with ProgressBar(self.title, own.height, done=own.height - num_missing) as bar:
             for portion in self._pass(portions, bar):
-                # One at a time: whoever waits for another process must hold nothing that one may be waiting for.
+                # One at a time: a process that waits for another must hold nothing that the other may wait for.
                 self._pass([portion], bar, wait=True)
         num_pruned = 0
         if self.job.prune:
@@ -199,13 +197,17 @@ class _Filling:
         with ExitStack() as everything:
 
             def claimed() -> Iterator[pl.DataFrame]:
-                for portion in portions:
+                for name, missing in portions:
                     claim = everything.enter_context(ExitStack())
-                    if not claim.enter_context(self.folder.claim(portion.name, wait=wait)):
-                        left.append(portion)
+                    if not claim.enter_context(self.folder.claim(name, wait=wait)):
+                        left.append((name, missing))
                         continue
-                    rest = self._drop_done(portion.missing)
-                    bar.advance(portion.missing.height - rest.height)
+                    # Without what other processes have committed meanwhile.
+                    rest, new = missing, self.folder.read_new()
+                    self.by_others += [new] if new.height else []
+                    if self.by_others:
+                        rest = missing.filter(self.find(missing, pl.concat(self.by_others))["group"].is_null())
+                    bar.advance(missing.height - rest.height)
                     if rest.height:
                         claims.append(claim)
                         yield rest
@@ -223,11 +225,3 @@ class _Filling:
                 if is_last:
                     claims.popleft().close()
         return left
-
-    def _drop_done(self, missing: pl.DataFrame) -> pl.DataFrame:
-        """What other processes have not committed meanwhile."""
-        new = self.folder.read_new()
-        self.by_others += [new] if new.height else []
-        if not self.by_others:
-            return missing
-        return missing.filter(self.find(missing, pl.concat(self.by_others))["group"].is_null())

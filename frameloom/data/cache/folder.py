@@ -42,7 +42,7 @@ _USE_LOCK, _COMMIT_LOCK = ".use.lock", ".commit.lock"
 _FORMAT = 2
 _DIGITS = 32
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
-_PLACE = {"made_by": pl.String, "stack": pl.String, "slot": pl.Int32, "crc": pl.Int64}
+_LOCATION = {"made_by": pl.String, "stack": pl.String, "slot": pl.Int32, "crc": pl.Int64}
 _FILES = {"path": pl.String, "bytes": pl.Int64, "time_ns": pl.Int64, "offset": pl.Int64, "sha256": pl.String}
 _WHERE = {"number": pl.Int32, "shard": pl.String, "shard_bytes": pl.Int64, "group": pl.String}
 
@@ -55,10 +55,17 @@ class CacheFolder:
         self.kind = kind
         self.shards = ShardReader(path / SHARDS)
         self._columns = dict(columns)
-        self._no_entries = pl.DataFrame(schema={**self._columns, **_PLACE, **_WHERE})
+        self._no_entries = pl.DataFrame(schema={**self._columns, **_LOCATION, **_WHERE})
         self._seen: set[str] = set()
-        # Held as long as this object lives, so that pruning knows of readers and writers.
-        self._use = _open_lock(path / _USE_LOCK, self)
+        # Held as long as this object lives, so that pruning knows of readers and writers. None where the folder cannot
+        # be written: nobody prunes it then.
+        self._use: int | None = None
+        try:
+            self._use = os.open(path / _USE_LOCK, os.O_CREAT | os.O_RDWR, 0o666)
+            weakref.finalize(self, os.close, self._use)
+        except OSError as error:
+            if error.errno not in (errno.EROFS, errno.EACCES, errno.EPERM):
+                raise
         _lock(self._use, fcntl.LOCK_SH)
 
     @classmethod
@@ -69,7 +76,7 @@ class CacheFolder:
 
     @classmethod
     def create(cls, path: Path, kind: str, columns: Mapping[str, Any]) -> Self:
-        """Begin a cache or go on with one; a folder of other things is refused."""
+        """Begin or resume a cache; a folder of other things is refused."""
         path.mkdir(parents=True, exist_ok=True)
         # Listed before the look for cache.json, which another process may be writing: it comes before all else.
         is_used = any(not entry.name.startswith(".") for entry in path.iterdir())
@@ -139,7 +146,9 @@ class CacheFolder:
         """Commit the samples, all or none; gives their entries."""
         data = group.pack()
         shard = f"{_digest(data)}.safetensors" if group.num_bytes else None
-        table = pl.DataFrame(group.entries, schema={**self._columns, **_PLACE}, infer_schema_length=None).with_columns(
+        table = pl.DataFrame(
+            group.entries, schema={**self._columns, **_LOCATION}, infer_schema_length=None
+        ).with_columns(
             pl.int_range(pl.len(), dtype=pl.Int32).alias("number"),
             pl.when(pl.col("stack").is_not_null()).then(pl.lit(shard, pl.String)).alias("shard"),
             pl.lit(len(data), pl.Int64).alias("shard_bytes"),
@@ -156,8 +165,11 @@ class CacheFolder:
     def find_damaged(self, entries: pl.DataFrame, *, read: bool) -> list[str]:
         """Shards of `entries` that are missing or of another size, and with `read` those of other content."""
         used = entries.filter(pl.col("shard").is_not_null()).unique("shard", maintain_order=True)
-        places = used.select("shard", "shard_bytes").rows()
-        return [shard for shard, size in places if not self._is_intact(shard, size, read=read)]
+        return [
+            shard
+            for shard, size in used.select("shard", "shard_bytes").rows()
+            if not self._is_intact(shard, size, read=read)
+        ]
 
     def drop_damaged(self, entries: pl.DataFrame, shards: list[str]) -> None:
         """Remove damaged groups, unless another process has healed them in the meantime."""
@@ -183,7 +195,7 @@ class CacheFolder:
             self._replace_single("index", index)
 
     def _read_single(self, kind: str) -> pl.DataFrame | None:
-        """The only file of its kind, if it is there and whole."""
+        """The only file of its kind, if it exists and is whole."""
         found = (
             _read_digested(path, path.stem.removeprefix(f"{kind}-")) for path in self.path.glob(f"{kind}-*.parquet")
         )
@@ -231,7 +243,7 @@ class CacheFolder:
         return index.height - kept.height
 
     def _repack(self, part: pl.DataFrame) -> None:
-        """Commit the samples of `part` again as groups of their own."""
+        """Commit the samples of `part` again as new groups."""
         for same in part.partition_by("made_by"):
             group = Group(same["made_by"][0], ragged=self.kind == "text")
             for entry in same.iter_rows(named=True):
@@ -326,18 +338,6 @@ def _to_parquet(table: pl.DataFrame) -> bytes:
 
 def _digest(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()[:_DIGITS]
-
-
-def _open_lock(path: Path, owner: object) -> int | None:
-    """A descriptor that is closed with `owner`, or None where the folder cannot be written: nobody prunes it then."""
-    try:
-        descriptor = os.open(path, os.O_CREAT | os.O_RDWR, 0o666)
-    except OSError as error:
-        if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
-            return None
-        raise
-    weakref.finalize(owner, os.close, descriptor)
-    return descriptor
 
 
 def _lock(file: IO[str] | int | None, how: int) -> bool:

@@ -22,7 +22,7 @@ from frameloom.core.errors import CacheError, ConfigError
 from frameloom.data.buckets.policy import BucketPolicy, Pairs, refuse_random
 from frameloom.data.cache.folder import CacheFolder, name_fingerprint
 from frameloom.data.cache.shards import REBUILD
-from frameloom.data.cache.source_state import PLACE, SOURCE, FileDigests, find_valid, format_source
+from frameloom.data.cache.source_state import LOCATION, SOURCE, FileDigests, find_valid, format_source
 from frameloom.data.manifest.manifest import Manifest
 from frameloom.data.media.transforms import parse_transforms
 from frameloom.models.precision import DTYPES
@@ -105,13 +105,13 @@ def latent_items(manifest: Manifest, policy: BucketPolicy, pairs: Pairs) -> pl.D
     """One row per (row, bucket) of `pairs`, in their order, with all that a latent is known by."""
     clips = _clips(manifest).with_columns(pl.Series("interval", policy.intervals(manifest.fps)))
     names = [name for name in (*_FACTS, "interval", "same_path_in") if name in clips.columns]
-    facts = clips.select(pl.struct(names).struct.json_encode().alias("facts"), *PLACE)
+    facts = clips.select(pl.struct(names).struct.json_encode().alias("facts"), *LOCATION)
     shapes = np.array([(b.frames, b.height, b.width) for b in policy.buckets], dtype=np.int32).reshape(-1, 3)
     chosen = shapes[pairs.buckets]
     return facts[pairs.rows].with_columns(
         pl.Series("row", pairs.rows),
         pl.Series("bucket", pairs.buckets),
-        *(pl.Series(name, chosen[:, place]) for place, name in enumerate(("frames", "height", "width"))),
+        *(pl.Series(name, chosen[:, column]) for column, name in enumerate(("frames", "height", "width"))),
     )
 
 
@@ -168,7 +168,7 @@ def caption_keys(captions: Iterable[str]) -> pl.DataFrame:
 def explain_latents(
     folder: CacheFolder, fingerprint: Mapping[str, Any], placed: pl.DataFrame, entries: pl.DataFrame
 ) -> list[str]:
-    """Why latents are missing, as lines: how many, what differs from what is there, and the command."""
+    """Why latents are missing, as lines: how many, what differs from the cached ones, and the command."""
     missing = placed.filter(pl.col("group").is_null())
     lines = [f"{folder.path}: lacks {missing.height} of {placed.height} latents; {REBUILD}"]
     changed = missing.filter(pl.col("changed")).unique("path", maintain_order=True).head(_NUM_SHOWN)

@@ -47,8 +47,8 @@ def trim(tensor: Tensor) -> Stored:
     kept = tensor != 0
     if tensor.is_floating_point():
         kept = kept | torch.signbit(tensor)
-    places = kept.reshape(len(tensor), math.prod(tensor.shape[1:])).any(1).nonzero()
-    length = int(places[-1]) + 1 if len(places) else 0
+    used = kept.reshape(len(tensor), math.prod(tensor.shape[1:])).any(1).nonzero()
+    length = int(used[-1]) + 1 if len(used) else 0
     return Stored(tensor[:length].contiguous(), len(tensor))
 
 
@@ -81,8 +81,8 @@ class Group:
 
     def add_stored(self, entry: Mapping[str, Any], stack: str, sample: Mapping[str, Stored]) -> None:
         slots = self._stacks.setdefault(stack, [])
-        place = {"stack": stack, "slot": len(slots), "crc": checksum(sample)}
-        self.entries.append({**entry, "made_by": self.made_by, **place})
+        location = {"stack": stack, "slot": len(slots), "crc": checksum(sample)}
+        self.entries.append({**entry, "made_by": self.made_by, **location})
         slots.append(sample)
         self.num_bytes += sum(part.tensor.numel() * part.tensor.element_size() for part in sample.values())
 

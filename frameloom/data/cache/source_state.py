@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 import polars as pl
 
 SOURCE = {"source_bytes": pl.Int64, "source_time_ns": pl.Int64, "source_sha256": pl.String}
-# How an item says where its bytes are: `offset` and `num_bytes` are null for a file of its own, else a part of a tar.
-PLACE = ("root", "path", "offset", "num_bytes")
+# How an item says where its bytes are: `offset` and `num_bytes` are null for a whole file, else a part of a tar.
+LOCATION = ("root", "path", "offset", "num_bytes")
 _GONE = -1
 _CHUNK_BYTES = 1 << 20
 
@@ -66,13 +66,13 @@ def _digest(path: str, offset: int | None, num_bytes: int | None, state: SourceS
 
 
 def find_valid(found: pl.DataFrame, known: FileDigests) -> pl.DataFrame:
-    """The rows of `found` (with the columns of PLACE and SOURCE) whose file is as it was, or gone.
+    """The rows of `found` (with the columns of LOCATION and SOURCE) whose file is as it was, or gone.
 
     Digests that are not in `known` are computed and added to it.
     """
     files = found.select("root", "path").unique(maintain_order=True)
-    places = files.select(pl.concat_str("root", pl.lit("/"), "path")).to_series().to_list()
-    sizes, times = zip(*map(_stat, places), strict=True) if places else ((), ())
+    paths = files.select(pl.concat_str("root", pl.lit("/"), "path")).to_series().to_list()
+    sizes, times = zip(*map(_stat, paths), strict=True) if paths else ((), ())
     now = files.with_columns(pl.Series("now_bytes", sizes, pl.Int64), pl.Series("now_time_ns", times, pl.Int64))
     table = found.join(now, on=["root", "path"], how="left", maintain_order="left")
     same_size = pl.col("now_bytes") == pl.col("source_bytes")
@@ -81,22 +81,21 @@ def find_valid(found: pl.DataFrame, known: FileDigests) -> pl.DataFrame:
     # Only these are worth reading: a file of another size is another file.
     unsure = (same_size | pl.col("offset").is_not_null()) & ~same_state & ~is_gone
     numbered = table.with_row_index("candidate")
-    same = [item["candidate"] for item in numbered.filter(unsure).iter_rows(named=True) if _has_content(item, known)]
+    same = []
+    for item in numbered.filter(unsure).iter_rows(named=True):
+        state = SourceState(item["now_bytes"], item["now_time_ns"])
+        key = (item["path"], *state, item["offset"])
+        if key not in known:
+            path = os.path.join(item["root"], item["path"])
+            known[key] = _digest(path, item["offset"], item["num_bytes"], state)
+        if known[key] == item["source_sha256"]:
+            same.append(item["candidate"])
     same_content = pl.col("candidate").is_in(same)
     return numbered.filter(same_state | is_gone | same_content).select(found.columns)
 
 
-def _has_content(item: Mapping[str, Any], known: FileDigests) -> bool:
-    state = SourceState(item["now_bytes"], item["now_time_ns"])
-    key = (item["path"], *state, item["offset"])
-    if key not in known:
-        path = os.path.join(item["root"], item["path"])
-        known[key] = _digest(path, item["offset"], item["num_bytes"], state)
-    return bool(known[key] == item["source_sha256"])
-
-
 def format_source(item: Mapping[str, Any]) -> str:
-    """What a changed file was and is; `item` has the columns of PLACE and SOURCE."""
+    """What a changed file was and is; `item` has the columns of LOCATION and SOURCE."""
     was = SourceState(item["source_bytes"], item["source_time_ns"])
     return f"file: wanted {_format_state(stat_source(item))}, cache has {_format_state(was)}"
 

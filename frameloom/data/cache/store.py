@@ -2,7 +2,7 @@
 
 Both look samples up by an int64 key in a table and read them from mapped shards; the bytes of a sample are checked when
 a process first reads it. A store holds only what it was opened for: a stale sample is never read. One that grows
-encodes what is missing when a batch asks for it. Nothing is sent between ranks: each commits whole groups of its own
+encodes what is missing when a batch asks for it. Nothing is sent between ranks: each commits its own whole groups
 and looks for those of the others before it encodes. A run gets the same samples as from a full cache, because a sample
 is encoded alone in both.
 Shape letters: B batch, C channels, F frames, H height, W width.
@@ -14,7 +14,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 import numpy as np
 import polars as pl
@@ -47,7 +47,7 @@ _LOOK_EVERY_S = 10.0
 _COMMIT_EVERY_S = 60.0
 _KEPT_BYTES = 64 * 2**20
 # Aligned, so that a search in the keys needs no copy of them.
-_PLACES = np.dtype([("key", "<i8"), ("shard", "<i4"), ("slot", "<i4"), ("crc", "<u4")], align=True)
+_ENTRY_DTYPE = np.dtype([("key", "<i8"), ("shard", "<i4"), ("slot", "<i4"), ("crc", "<u4")], align=True)
 _BAD, _MISSING = -1, -2
 # Larger tables travel to worker processes as a memory-mapped file that all of them share.
 _INLINE_BYTES = 4 * 2**20
@@ -87,7 +87,7 @@ class SampleStore:
         self._folder: CacheFolder | None = folder
         self._shards = folder.shards
         self._shard_names: list[str] = []
-        self._table = SharedTable(np.empty(0, dtype=_PLACES))
+        self._table = SharedTable(np.empty(0, dtype=_ENTRY_DTYPE))
         self._checked = np.zeros(0, dtype=bool)
         self._group = Group(made_by, ragged) if grows else None
         self._held: dict[int, Sample] = {}  # by key: encoded, and not committed yet
@@ -102,7 +102,7 @@ class SampleStore:
             numbers.setdefault(name, len(numbers))
         self._shard_names = list(numbers)
         number = pl.col("shard").replace_strict(numbers, return_dtype=pl.Int32, default=_BAD)
-        new = np.empty(len(keys), dtype=_PLACES)
+        new = np.empty(len(keys), dtype=_ENTRY_DTYPE)
         new["key"] = keys
         new["shard"] = entries.select(pl.when(pl.col("group").is_null()).then(_MISSING).otherwise(number)).to_series()
         new["slot"], new["crc"] = entries["slot"].fill_null(-1).to_numpy(), entries["crc"].fill_null(0).to_numpy()
@@ -116,7 +116,7 @@ class SampleStore:
             self._checked = np.zeros(len(first), dtype=bool)
 
     def _find(self, keys: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The place of each key in the table, -1 for one that is not there."""
+        """The index of each key in the table, -1 for a missing one."""
         known = self._table.rows["key"]
         if not len(known):
             return np.full(len(keys), -1)
@@ -187,11 +187,8 @@ def _commit(folder: CacheFolder, group: Group) -> pl.DataFrame:
     return entries
 
 
-class Growth(NamedTuple):
-    """How missing latents are made: `read` must leave bad clips out; `make_encoder` is called for the first one."""
-
-    read: Callable[[BatchRequest], Batch]
-    make_encoder: Callable[[], LatentEncoder]
+Growth = tuple[Callable[[BatchRequest], Batch], Callable[[], LatentEncoder]]
+"""How missing latents are made: a reader that leaves bad clips out, and what makes the encoder for the first one."""
 
 
 class LatentStore(SampleStore):
@@ -269,23 +266,19 @@ class LatentStore(SampleStore):
         else:
             for one in at[~self._checked[at]].tolist():
                 self._sample(one, stack)
-            stored = self._gather(at, stack)
+            # Shard by shard: one call copies many samples.
+            found = self._table.rows[at]
+            parts = [np.flatnonzero(found["shard"] == number) for number in np.unique(found["shard"])]
+            gathered = [
+                self._shards.gather(self._shard_names[found["shard"][part[0]]], stack, found["slot"][part])
+                for part in parts
+            ]
+            stored = gathered[0]
+            if len(gathered) > 1:
+                back = torch.from_numpy(np.argsort(np.concatenate(parts)))
+                stored = {name: torch.cat([part[name] for part in gathered])[back] for name in stored}
         mean = stored["mean"] if "mean" in stored else stored["sample"]
         return mean, stored["std"] if "std" in stored else torch.zeros_like(mean)
-
-    def _gather(self, at: NDArray[np.int64], stack: str) -> Sample:
-        """Samples of one bucket, copied shard by shard: one call for many of them."""
-        found = self._table.rows[at]
-        numbers = np.unique(found["shard"])
-        parts = [np.flatnonzero(found["shard"] == number) for number in numbers]
-        gathered = [
-            self._shards.gather(self._shard_names[number], stack, found["slot"][part])
-            for number, part in zip(numbers, parts, strict=True)
-        ]
-        if len(gathered) == 1:
-            return gathered[0]
-        back = torch.from_numpy(np.argsort(np.concatenate(parts)))
-        return {name: torch.cat([part[name] for part in gathered])[back] for name in gathered[0]}
 
     def _encode_missing(self, rows: NDArray[np.int64], bucket: Bucket) -> NDArray[np.int64]:
         """The keys of these rows."""
@@ -293,10 +286,11 @@ class LatentStore(SampleStore):
 
         def encode(number: int) -> Sample | None:
             assert self._items is not None and self._growth is not None and self._group is not None
-            self._encoder = self._encoder or self._growth.make_encoder()
+            read, make_encoder = self._growth
+            self._encoder = self._encoder or make_encoder()
             item = self._items.row(int(self._find(keys[[number]])[0]), named=True)
             state, row = stat_source(item), rows[[number]]
-            batch = self._growth.read(BatchRequest(0, 0, bucket.index, row, row))
+            batch = read(BatchRequest(0, 0, bucket.index, row, row))
             stored = self._encoder.add(self._group, [item], [state], batch)
             if item["row"] not in stored:
                 self._reasons[item["row"], bucket.index] = batch.bad[0].reason
@@ -316,7 +310,7 @@ class LatentStore(SampleStore):
 
 
 class TextStore(SampleStore):
-    """Text embeddings by caption; those that are often asked for are kept stacked in memory."""
+    """Text embeddings by caption; frequent ones are kept stacked in memory."""
 
     def __init__(self, folder: CacheFolder, made_by: str, entries: pl.DataFrame, encoder: TextEncoder | None) -> None:
         super().__init__(folder, made_by, ragged=True, grows=encoder is not None)
@@ -350,7 +344,7 @@ class TextStore(SampleStore):
 
     @property
     def is_complete(self) -> bool:
-        """Whether the store holds all that it is asked for, and will not grow."""
+        """Whether the store holds every caption of the recipe, and will not grow."""
         return self._encoder is None
 
     def get(self, captions: list[str]) -> Sample:

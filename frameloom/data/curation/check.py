@@ -85,7 +85,12 @@ def reasons_path(out: Path) -> Path:
 def check_files(table: pl.DataFrame, root: Path, out: Path, options: CheckOptions) -> CheckResult:
     """Look at every file of `table`, write the clean manifest to `out` and the reasons beside it."""
     table = fold_members(table)
-    store = _inspect_files(table, root, out, options)
+    what = {"work": "check", "version": _VERSION, "root": str(root.resolve()), "duplicates": options.duplicates}
+    more: dict[str, Any] = {"hashes": pl.Binary(), "colours": pl.Binary(), "sha256": pl.String()}
+    store = RecordStore(out.with_suffix(".check"), what=what, schema=SCHEMA | more)
+    plan = list_files(table).join(store.read().select("path", "size", "mtime_ns"), on="path", how="left")
+    work = FileWork(root, signatures=options.duplicates == "near", digests=options.duplicates == "exact")
+    run_into_store(store, work, plan, "check", options)
     records = store.read().join(table.select("path").unique(), on="path", how="semi")
     joined = join_records(table, records.drop("hashes", "colours", "sha256"))
     reasons = _find_reasons(joined, records, options)
@@ -98,21 +103,16 @@ def check_files(table: pl.DataFrame, root: Path, out: Path, options: CheckOption
     return CheckResult(out, root, table.height, good, reasons)
 
 
-def _inspect_files(table: pl.DataFrame, root: Path, out: Path, options: CheckOptions) -> RecordStore:
-    what = {"work": "check", "version": _VERSION, "root": str(root.resolve()), "duplicates": options.duplicates}
-    more: dict[str, Any] = {"hashes": pl.Binary(), "colours": pl.Binary(), "sha256": pl.String()}
-    store = RecordStore(out.with_suffix(".check"), what=what, schema=SCHEMA | more)
-    plan = list_files(table).join(store.read().select("path", "size", "mtime_ns"), on="path", how="left")
-    work = FileWork(root, signatures=options.duplicates == "near", digests=options.duplicates == "exact")
-    run_into_store(store, work, plan, "check", options)
-    return store
-
-
 def _find_reasons(joined: pl.DataFrame, records: pl.DataFrame, options: CheckOptions) -> pl.DataFrame:
     """Deduplicates among valid rows only and keeps one of each group."""
     broken = _take(joined, pl.col("reason").is_not_null(), pl.col("reason"), pl.col("error"))
     reasons = pl.concat([broken, *_find_by_value(joined, options)])
-    reasons = pl.concat([reasons, _find_same_paths(_leave_out(joined, reasons))])
+    # The second and later rows that mean the same file, and the same part of it.
+    same = ["path", *(name for name in ("start_frame", "end_frame") if name in joined.columns)]
+    marked = _leave_out(joined, reasons).with_columns(first=pl.col("row").min().over(same))
+    repeated = pl.col("row") > pl.col("first")
+    again = _take(marked, repeated, pl.lit(SAME_PATH), pl.format("the file of row {}", "first"))
+    reasons = pl.concat([reasons, again])
     left = _leave_out(joined, reasons)
     copies = _find_copies(records.join(left, on="path", how="semi"), options.duplicates)
     names = {"path": pl.String, "reason": pl.String, "detail": pl.String}
@@ -149,14 +149,6 @@ def _find_by_value(joined: pl.DataFrame, options: CheckOptions) -> list[pl.DataF
     ]
 
 
-def _find_same_paths(joined: pl.DataFrame) -> pl.DataFrame:
-    """The second and later rows that mean the same file, and the same part of it."""
-    same = ["path", *(name for name in ("start_frame", "end_frame") if name in joined.columns)]
-    first = pl.col("row").min().over(same)
-    marked = joined.with_columns(first=first)
-    return _take(marked, pl.col("row") > first, pl.lit(SAME_PATH), pl.format("the file of row {}", "first"))
-
-
 def _find_copies(records: pl.DataFrame, duplicates: Duplicates) -> list[tuple[str, str, str]]:
     """(path, reason, detail) of files whose content is that of another one, which stays: the larger picture, else the
     first path. Videos are compared with videos, images with images."""
@@ -174,9 +166,9 @@ def _find_copies(records: pl.DataFrame, duplicates: Duplicates) -> list[tuple[st
         hashes = np.frombuffer(b"".join(group["hashes"]), np.uint64).reshape(-1, num_frames)
         colours = np.frombuffer(b"".join(group["colours"]), np.uint8).reshape(-1, num_frames * COLOUR_BYTES)
         paths = group["path"]
-        for one in find_duplicates(hashes, colours):
-            detail = f"looks like {paths[one.like]}, {one.num_bits} of {64 * num_frames} bits differ"
-            copies.append((paths[one.place], LOOKS_ALIKE, detail))
+        for clip, like, num_bits in find_duplicates(hashes, colours):
+            detail = f"looks like {paths[like]}, {num_bits} of {64 * num_frames} bits differ"
+            copies.append((paths[clip], LOOKS_ALIKE, detail))
     return copies
 
 

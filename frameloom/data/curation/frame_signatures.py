@@ -10,7 +10,6 @@ Shape letters: N clips, K frames of a clip (3 for a video, 1 for an image), H he
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,19 +35,12 @@ _WAVES = np.cos(np.pi * (2 * _COLUMNS + 1) * _ROWS / (2 * SIDE_PX)) * np.sqrt(2 
 _WAVES[0] /= np.sqrt(2)
 
 
-class FrameSignature(NamedTuple):
-    """How a clip looks: 64 bits and `COLOUR_BYTES` for each of its frames."""
-
-    hashes_K: NDArray[np.uint64]
-    colours: bytes
-
-
-def sign_frames(frames_KHWC: NDArray[np.uint8]) -> FrameSignature:
-    """Frames must be `SIDE_PX` squares."""
+def sign_frames(frames_KHWC: NDArray[np.uint8]) -> tuple[NDArray[np.uint64], bytes]:
+    """How a clip looks: 64 bits and `COLOUR_BYTES` for each of its frames, which must be `SIDE_PX` squares."""
     cell = SIDE_PX // _GRID
     cells = frames_KHWC.reshape(-1, _GRID, cell, _GRID, cell, 3).mean(axis=(2, 4))
     hashes_K = np.array([hash_frame(frame_HWC) for frame_HWC in frames_KHWC], dtype=np.uint64)
-    return FrameSignature(hashes_K, cells.round().astype(np.uint8).tobytes())
+    return hashes_K, cells.round().astype(np.uint8).tobytes()
 
 
 def hash_frame(frame_HWC: NDArray[np.uint8]) -> int:
@@ -60,16 +52,8 @@ def hash_frame(frame_HWC: NDArray[np.uint8]) -> int:
     return int.from_bytes(np.packbits(bits).tobytes(), "big")
 
 
-class Duplicate(NamedTuple):
-    """Clip `place` looks like clip `like`, which stays; so many of their bits differ."""
-
-    place: int
-    like: int
-    num_bits: int
-
-
-def find_duplicates(hashes_NK: NDArray[np.uint64], colours_NX: NDArray[np.uint8]) -> list[Duplicate]:
-    """Every clip that looks like an earlier one that stays; put the clips to prefer first.
+def find_duplicates(hashes_NK: NDArray[np.uint64], colours_NX: NDArray[np.uint8]) -> list[tuple[int, int, int]]:
+    """(clip, the earlier one it looks like, bits that differ) of every duplicate; put the clips to prefer first.
 
     Clips that share no band of 16 bits are never compared, so the cost grows with the number of clips, not with its
     square; except in crowded buckets, alike clips always share one.
@@ -78,17 +62,17 @@ def find_duplicates(hashes_NK: NDArray[np.uint64], colours_NX: NDArray[np.uint8]
     _, firsts, inverse = np.unique(rows_NX, axis=0, return_index=True, return_inverse=True)
     first_N = firsts[inverse.ravel()]  # for each clip the first one that is equal to it
     is_equal_N = first_N != np.arange(len(first_N))
-    found = {place: Duplicate(place, int(first_N[place]), 0) for place in np.flatnonzero(is_equal_N).tolist()}
+    found = {clip: (clip, int(first_N[clip]), 0) for clip in np.flatnonzero(is_equal_N).tolist()}
     different = np.flatnonzero(~is_equal_N)
     for later, earlier, num_bits in _alike_pairs(hashes_NK[different], colours_NX[different]):
-        place, like = int(different[later]), int(different[earlier])
-        if place not in found and like not in found:
-            found[place] = Duplicate(place, like, num_bits)
-    for place, one in found.items():
+        clip, like = int(different[later]), int(different[earlier])
+        if clip not in found and like not in found:
+            found[clip] = (clip, like, num_bits)
+    for clip, (_, like, _) in found.items():
         # A clip equal to one that turned out to be a copy is a copy of what that one is a copy of.
-        if (other := found.get(one.like)) is not None:
-            found[place] = Duplicate(place, other.like, other.num_bits)
-    return [found[place] for place in sorted(found)]
+        if (other := found.get(like)) is not None:
+            found[clip] = (clip, *other[1:])
+    return [found[clip] for clip in sorted(found)]
 
 
 def _alike_pairs(hashes_NK: NDArray[np.uint64], colours_NX: NDArray[np.uint8]) -> list[tuple[int, int, int]]:

@@ -11,14 +11,16 @@ import os
 import stat
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from frameloom.core.errors import DataError, RunError
 from frameloom.core.process_pool import Heartbeat, Lost, ProcessPool
-from frameloom.data.curation.frame_signatures import SIDE_PX, FrameSignature, sign_frames
+from frameloom.data.curation.frame_signatures import SIDE_PX, sign_frames
 from frameloom.data.media.decode import (
     ClipError,
     Media,
@@ -74,7 +76,7 @@ def run_jobs(work: Callable[[Job], Record], jobs: Iterable[Job], options: WorkOp
 
     A file that ends or stalls its worker gets a record that says so, and all others are done.
     """
-    guarded, workers = _Guarded(work), options.workers
+    guarded, workers = partial(_guard, work), options.workers
     if workers == 0:
         yield from (guarded(job) for job in jobs)
         return
@@ -92,17 +94,12 @@ def run_jobs(work: Callable[[Job], Record], jobs: Iterable[Job], options: WorkOp
     yield from pool.run(jobs, blame, in_order=False)
 
 
-@dataclass(frozen=True)
-class _Guarded:
+def _guard(work: Callable[[Job], Record], job: Job, heartbeat: Heartbeat = lambda note: None) -> Record:
     """An unexpected exception at one file becomes its record; it must not end the work on a million others."""
-
-    work: Callable[[Job], Record]
-
-    def __call__(self, job: Job, heartbeat: Heartbeat = lambda note: None) -> Record:
-        try:
-            return self.work(job)
-        except Exception as error:
-            return blame_file(job, f"made its reader fail ({type(error).__name__}: {error})")
+    try:
+        return work(job)
+    except Exception as error:
+        return blame_file(job, f"made its reader fail ({type(error).__name__}: {error})")
 
 
 @dataclass(frozen=True)
@@ -134,8 +131,8 @@ class FileWork:
             if job.is_audited:
                 audit_clip(path, facts)
             if self.signatures:
-                signature = sign_clip(path, facts)
-                record |= {"hashes": signature.hashes_K.tobytes(), "colours": signature.colours}
+                hashes_K, colours = sign_clip(path, facts)
+                record |= {"hashes": hashes_K.tobytes(), "colours": colours}
             if self.digests:
                 with open_bytes(path) as file:
                     record["sha256"] = hashlib.file_digest(file, "sha256").hexdigest()
@@ -189,16 +186,16 @@ def audit_clip(path: Media, facts: MediaFacts) -> None:
             f"{path}: the first frame has {first.width}x{first.height} pixels, the header says "
             f"{facts.width}x{facts.height}; write the file again or leave it out"
         )
-    places = sorted({0, facts.frames // 2, facts.frames - 1})
-    for wanted in [places] if facts.frames <= _SHORT_FRAMES else [[place] for place in places]:
+    indices = sorted({0, facts.frames // 2, facts.frames - 1})
+    for wanted in [indices] if facts.frames <= _SHORT_FRAMES else [[index] for index in indices]:
         read_clip(path, indices=wanted, height=_AUDIT_PX, width=_AUDIT_PX)
 
 
-def sign_clip(path: Media, facts: MediaFacts) -> FrameSignature:
+def sign_clip(path: Media, facts: MediaFacts) -> tuple[NDArray[np.uint64], bytes]:
     """Of three frames of a video (a sixth, a half and five sixths into it), or of the image itself."""
     if facts.kind == "image":
         frames = [read_image(path, height=SIDE_PX, width=SIDE_PX)]
     else:
-        places = [facts.frames * part // 6 for part in (1, 3, 5)]
-        frames = [read_clip(path, indices=[place], height=SIDE_PX, width=SIDE_PX) for place in places]
+        indices = [facts.frames * part // 6 for part in (1, 3, 5)]
+        frames = [read_clip(path, indices=[index], height=SIDE_PX, width=SIDE_PX) for index in indices]
     return sign_frames(np.stack([pixels_CFHW[:, 0].permute(1, 2, 0).numpy() for pixels_CFHW in frames]))

@@ -21,6 +21,7 @@ from frameloom.data.media.tar_members import find_media
 THUMB_PX = 192  # of the longer side
 _MAX_BARS = 24
 _NUM_BROKEN = 200
+_NUM_CAPTIONS = 5
 
 
 class Bar(NamedTuple):
@@ -37,12 +38,6 @@ class Thumb(NamedTuple):
     jpeg: bytes | None
 
 
-class BrokenFile(NamedTuple):
-    path: str
-    reason: str
-    detail: str
-
-
 @dataclass(frozen=True)
 class SetFacts:
     """All that the page needs; no part of it is larger than a page can show."""
@@ -53,7 +48,8 @@ class SetFacts:
     thumbs: list[Thumb]
     longest_captions: list[str]
     broken_counts: list[Bar]
-    broken: list[BrokenFile]
+    broken: list[tuple[str, str, str]]
+    """(path, reason, detail)"""
     num_broken: int
     notes: list[str] = field(default_factory=list)
 
@@ -64,25 +60,23 @@ def gather_facts(table: pl.DataFrame, root: Path, manifest: Path, *, num_thumbs:
     known = table.filter(pl.all_horizontal(pl.col("height", "width", "frames") > 0))
     counts = broken["reason"].value_counts().sort(["count", "reason"], descending=[True, False])
     shown = _sample(fold_members(known), num_thumbs, seed)
+    captions = table.select(pl.col("caption").fill_null("")).unique()
+    longest = captions.sort(pl.col("caption").str.len_chars(), descending=True).head(_NUM_CAPTIONS)["caption"]
+    # The sizes in a list need not be complete; rows without them are in no histogram.
+    num_videos = known.filter(pl.col("kind") == "video").height
+    without = {"rows have no size or length": table.height - known.height}
+    without["videos have no frame rate"] = num_videos - _with_rate(known).height
     return SetFacts(
         title=manifest.name,
         totals=_count_totals(table, known, broken),
         histograms=_make_histograms(known),
         thumbs=[make_thumb(row, root) for row in shown.iter_rows(named=True)],
-        longest_captions=_longest_captions(table),
+        longest_captions=longest.to_list(),
         broken_counts=[Bar(reason, count) for reason, count in counts.iter_rows()],
-        broken=[BrokenFile(*row) for row in broken.head(_NUM_BROKEN).iter_rows()],
+        broken=broken.head(_NUM_BROKEN).rows(),
         num_broken=broken.height,
-        notes=_note_unknown(table, known),
+        notes=[f"{count:,} {what}; frameloom data scan fills them in." for what, count in without.items() if count],
     )
-
-
-def _note_unknown(table: pl.DataFrame, known: pl.DataFrame) -> list[str]:
-    """How many rows the histograms leave out; the sizes in a list need not be complete."""
-    num_videos = known.filter(pl.col("kind") == "video").height
-    without = {"rows have no size or length": table.height - known.height}
-    without["videos have no frame rate"] = num_videos - _with_rate(known).height
-    return [f"{count:,} {what}; frameloom data scan fills them in." for what, count in without.items() if count]
 
 
 def _with_rate(known: pl.DataFrame) -> pl.DataFrame:
@@ -147,18 +141,14 @@ def bin_numbers(values: NDArray[np.float64], max_bars: int = _MAX_BARS) -> list[
     if len(different) <= max_bars // 2:
         return [Bar(f"{value:.4g}", int(count)) for value, count in zip(different, counts, strict=True)]
     low, high = float(different[0]), float(different[-1])
-    step = _round_step((high - low) / max_bars)
+    # The smallest of 1, 2, 5, 10, 20 ... (times any power of ten) that is not below this.
+    least = (high - low) / max_bars
+    power = 10.0 ** np.floor(np.log10(least))
+    step = float(next(power * factor for factor in (1, 2, 5, 10) if power * factor >= least))
     first = np.floor(low / step)
-    places = (np.floor(values / step) - first).astype(np.int64)
-    counts = np.bincount(places)
+    counts = np.bincount((np.floor(values / step) - first).astype(np.int64))
     starts = (first + np.arange(len(counts))) * step
     return [Bar(f"{start:.6g}", int(count)) for start, count in zip(starts, counts, strict=True)]
-
-
-def _round_step(least: float) -> float:
-    """The smallest of 1, 2, 5, 10, 20 … (times any power of ten) that is not below `least`."""
-    power = 10.0 ** np.floor(np.log10(least))
-    return float(next(power * factor for factor in (1, 2, 5, 10) if power * factor >= least))
 
 
 def _sample(known: pl.DataFrame, count: int, seed: int) -> pl.DataFrame:
@@ -189,8 +179,3 @@ def make_thumb(row: dict[str, Any], root: Path) -> Thumb:
     buffer = io.BytesIO()
     Image.fromarray(pixels[:, 0].permute(1, 2, 0).numpy()).save(buffer, format="JPEG", quality=85)
     return Thumb(path, caption, note, buffer.getvalue())
-
-
-def _longest_captions(table: pl.DataFrame, count: int = 5) -> list[str]:
-    captions = table.select(pl.col("caption").fill_null("")).unique()
-    return captions.sort(pl.col("caption").str.len_chars(), descending=True).head(count)["caption"].to_list()

@@ -58,20 +58,13 @@ SCHEMA: dict[str, Any] = {
 }
 
 
-@dataclass(frozen=True)
-class Shard:
-    """Part `index` (from 0) of `count` parts of a list, chosen by the paths alone."""
-
-    index: int
-    count: int
-
-    @classmethod
-    def parse(cls, text: str) -> Shard:
-        found = re.fullmatch(r"(\d+)/(\d+)", text)
-        index, count = (int(number) for number in found.groups()) if found else (0, 0)
-        if not found or not 0 <= index < count:
-            raise ConfigError(f"--shard is '{text}'; write i/n with i from 0 to n-1, such as 0/4")
-        return cls(index, count)
+def parse_shard(text: str) -> tuple[int, int]:
+    """(index from 0, count) of "i/n": one of n parts of a list, chosen by the paths alone."""
+    found = re.fullmatch(r"(\d+)/(\d+)", text)
+    index, count = (int(number) for number in found.groups()) if found else (0, 0)
+    if not found or not 0 <= index < count:
+        raise ConfigError(f"--shard is '{text}'; write i/n with i from 0 to n-1, such as 0/4")
+    return index, count
 
 
 @dataclass(frozen=True)
@@ -93,14 +86,14 @@ def open_scan_store(out: Path, root: Path) -> RecordStore:
 
 
 def scan_files(
-    table: pl.DataFrame, root: Path, out: Path, options: ScanOptions, *, shard: Shard | None = None
+    table: pl.DataFrame, root: Path, out: Path, options: ScanOptions, *, shard: tuple[int, int] | None = None
 ) -> pl.DataFrame:
     """Look at the files of `table` (column `path`), or of one shard of it, and note what they are; the new records."""
     store = open_scan_store(out, root)
     paths = list_files(fold_members(table))
     codes = path_codes(paths["path"])
     if shard is not None:
-        inside = bits_at(key(options.seed, "scan shard"), codes) % np.uint64(shard.count) == shard.index
+        inside = bits_at(key(options.seed, "scan shard"), codes) % np.uint64(shard[1]) == shard[0]
         paths, codes = paths.filter(pl.Series(inside)), codes[inside]
     audited = uniform_at(key(options.seed, "scan audit"), codes) < options.audit
     plan = paths.with_columns(wants_audit=pl.Series(audited))
@@ -110,7 +103,7 @@ def scan_files(
 
 
 def fold_members(table: pl.DataFrame) -> pl.DataFrame:
-    """A table in which each file has a path of its own: `shard.tar!0001.mp4` for a file inside a tar.
+    """A table in which each file has its own path: `shard.tar!0001.mp4` for a file inside a tar.
 
     Columns that are named as the notes of a scan step aside, so that both can stand in one table.
     """
@@ -132,21 +125,13 @@ def unfold_members(table: pl.DataFrame) -> pl.DataFrame:
 
 
 def list_files(table: pl.DataFrame) -> pl.DataFrame:
-    """The different files of a folded table, with the place of those inside tars."""
-    place = ["member", "offset", "member_bytes"] if "member_bytes" in table.columns else []
-    return table.select("path", *place).unique("path", maintain_order=True)
-
-
-def _list_jobs(plan: pl.DataFrame) -> Iterator[Job]:
-    """Jobs from a table of files joined with what is known of them: `size`, `mtime_ns`, and perhaps audits."""
-    for row in plan.iter_rows(named=True):
-        wants_audit = row.get("wants_audit", False)
-        size, mtime_ns = (row["size"], row["mtime_ns"]) if row.get("audited") or not wants_audit else (None, None)
-        yield Job(row["path"], size, mtime_ns, wants_audit, member_of(row))
+    """The different files of a folded table, with the byte range of those inside tars."""
+    location = ["member", "offset", "member_bytes"] if "member_bytes" in table.columns else []
+    return table.select("path", *location).unique("path", maintain_order=True)
 
 
 def member_of(row: Mapping[str, Any]) -> tuple[str, int, int] | None:
-    """(name, first byte, number of bytes) of a row of a folded table; None for a file of its own."""
+    """(name, first byte, number of bytes) of a row of a folded table; None for a file outside tars."""
     if row.get("member_bytes") is None or row["member"] is None:
         return None
     return row["member"], row["offset"], row["member_bytes"]
@@ -159,11 +144,21 @@ def path_codes(paths: pl.Series) -> NDArray[np.int64]:
 
 
 def run_into_store(store: RecordStore, work: FileWork, plan: pl.DataFrame, title: str, options: WorkOptions) -> None:
-    """Inspect the files of `plan` with a progress bar; what is done when this is interrupted stays done."""
-    num_bad, jobs = 0, _list_jobs(plan)
+    """Inspect the files of `plan` with a progress bar; what is done when this is interrupted stays done.
+
+    `plan` has `size`, `mtime_ns` and perhaps `audited` of earlier records.
+    """
+
+    def jobs() -> Iterator[Job]:
+        for row in plan.iter_rows(named=True):
+            wants_audit = row.get("wants_audit", False)
+            size, mtime_ns = (row["size"], row["mtime_ns"]) if row.get("audited") or not wants_audit else (None, None)
+            yield Job(row["path"], size, mtime_ns, wants_audit, member_of(row))
+
+    num_bad = 0
     with ProgressBar(title, plan.height) as bar:
         try:
-            for record in run_jobs(work, jobs, options):
+            for record in run_jobs(work, jobs(), options):
                 if not record.pop("unchanged", False):
                     num_bad += record.get("reason") is not None
                     store.add(record)
@@ -210,7 +205,10 @@ def join_records(table: pl.DataFrame, records: pl.DataFrame) -> pl.DataFrame:
 
     `row` counts the rows of the source; `audited` is null where a file has no record yet.
     """
-    table = _close_windows(table)
+    if "start_frame" in table.columns:
+        # Ends for windows that the source gives by their length, which the file's own is about to replace.
+        ends = {"end_frame": pl.col("end_frame"), "frames": pl.col("start_frame") + pl.col("frames")}
+        table = table.with_columns(end_frame=pl.coalesce(end for name, end in ends.items() if name in table.columns))
     taken = set(records.columns) - {"path"} | {"bytes", "row"}
     kept = table.drop([name for name in table.columns if name in taken]).with_row_index("row")
     facts = records.rename({"size": "bytes"}).drop("noted_ns")
@@ -220,14 +218,6 @@ def join_records(table: pl.DataFrame, records: pl.DataFrame) -> pl.DataFrame:
     first = ["path", "caption", "kind", "height", "width", "frames", "fps"]
     rest = [name for name in joined.columns if name not in first]
     return joined.with_columns(pl.col("caption").fill_null("")).select([*first, *rest])
-
-
-def _close_windows(table: pl.DataFrame) -> pl.DataFrame:
-    """Ends for windows that the source gives by their length, which the file's own is about to replace."""
-    if "start_frame" not in table.columns:
-        return table
-    ends = {"end_frame": pl.col("end_frame"), "frames": pl.col("start_frame") + pl.col("frames")}
-    return table.with_columns(end_frame=pl.coalesce(end for name, end in ends.items() if name in table.columns))
 
 
 def _apply_windows(joined: pl.DataFrame) -> pl.DataFrame:
@@ -257,7 +247,7 @@ class RecordStore:
         path = self.folder / _FACTS
         if not path.exists():
             if any(self.folder.iterdir()):
-                raise DataError(f"{self.folder}: not empty and not ours; choose another --out")
+                raise DataError(f"{self.folder}: not empty and no progress of a scan or check; choose another --out")
             write_json(path, dict(what))
             return
         try:
@@ -330,7 +320,7 @@ def describe_scan(result: ScanResult) -> list[str]:
         lines.append("files that were stuck are tried again by the next call")
     if result.num_audited:
         num_failed = int((errors["stage"] == "decode").sum())
-        lines.append(f"audit: {result.num_audited:,} files decoded at three places, {num_failed:,} failed")
+        lines.append(f"audit: {result.num_audited:,} files decoded at three positions, {num_failed:,} failed")
     return lines + describe_root(result.out, result.root)
 
 

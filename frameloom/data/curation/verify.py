@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 
 import polars as pl
@@ -17,14 +15,6 @@ from frameloom.data.media.tar_members import find_media, open_bytes
 
 DIGEST = "sha256"
 _NUM_SHOWN = 10
-
-
-@dataclass(frozen=True)
-class Verified:
-    """Files whose bytes are right, and what is wrong with the others, by path."""
-
-    num_right: int
-    problems: Mapping[str, str]
 
 
 def digest_files(table: pl.DataFrame, root: Path, *, workers: int = 4) -> dict[str, str | None]:
@@ -49,8 +39,11 @@ def digest_files(table: pl.DataFrame, root: Path, *, workers: int = 4) -> dict[s
     return found
 
 
-def verify_files(table: pl.DataFrame, root: Path, *, name: str, workers: int = 4) -> Verified:
-    """Compare every file with the digest in its row; DataError when the manifest has none."""
+def verify_files(table: pl.DataFrame, root: Path, *, name: str, workers: int = 4) -> int:
+    """Compare every file with the digest in its row; gives how many are right, if all are.
+
+    DataError with the first of the files that are not what they were, or when the manifest has no digests.
+    """
     if DIGEST not in table.columns or table[DIGEST].null_count() == table.height:
         raise DataError(
             f"{name}: has no digests of its files (column {DIGEST}); record them with: frameloom data verify {name} "
@@ -65,7 +58,14 @@ def verify_files(table: pl.DataFrame, root: Path, *, name: str, workers: int = 4
             problems[path] = "has no digest in its row"
         elif found != wanted[path]:
             problems[path] = "its bytes have changed"
-    return Verified(len(wanted) - len(problems), problems)
+    if problems:
+        shown = [f"  {path}: {what}" for path, what in list(problems.items())[:_NUM_SHOWN]]
+        more = [f"  and {len(problems) - len(shown):,} more"] if len(problems) > len(shown) else []
+        raise DataError(
+            f"{name}: {len(problems):,} of {len(wanted):,} files are not what they were; restore them from a copy, or "
+            "record the digests anew with --out if the change is meant:\n" + "\n".join(shown + more)
+        )
+    return len(wanted)
 
 
 def record_digests(table: pl.DataFrame, root: Path, *, name: str, workers: int = 4) -> pl.DataFrame:
@@ -79,17 +79,3 @@ def record_digests(table: pl.DataFrame, root: Path, *, name: str, workers: int =
         )
     digests = fold_members(table)["path"].replace_strict(found, return_dtype=pl.String())
     return table.with_columns(digests.alias(DIGEST))
-
-
-def refuse_problems(verified: Verified, name: str) -> None:
-    """DataError with the first of the files that are not what they were."""
-    if not verified.problems:
-        return
-    shown = [f"  {path}: {what}" for path, what in list(verified.problems.items())[:_NUM_SHOWN]]
-    num_more = len(verified.problems) - len(shown)
-    more = [f"  and {num_more:,} more"] if num_more else []
-    total = verified.num_right + len(verified.problems)
-    raise DataError(
-        f"{name}: {len(verified.problems):,} of {total:,} files are not what they were; restore them from a copy, or "
-        "record the digests anew with --out if the change is meant:\n" + "\n".join(shown + more)
-    )

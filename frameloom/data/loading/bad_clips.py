@@ -20,7 +20,7 @@ class BadClipLog:
     """Counts bad clips, appends them to a JSON-lines file, and raises when more than `limit` of all clips are bad.
 
     The share is of different rows among `num_clips`, so it does not depend on where the bad ones happen to come. A
-    resumed run goes on with the same file: a sample that is read again is not listed twice.
+    resumed run appends to the same file: a sample that is read again is not listed twice.
     """
 
     def __init__(self, path: Path, *, num_clips: int, limit: float, is_writer: bool = True) -> None:

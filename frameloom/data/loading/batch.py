@@ -72,8 +72,8 @@ class JointImages:
 class Batch:
     """One micro-batch, all of one shape.
 
-    `rows` are the manifest rows that were really read (a bad clip is replaced). `sample_indices` are the places of the
-    samples in their epoch: every later draw for a sample is keyed by (seed, purpose, epoch, sample index). `latents`
+    `rows` are the manifest rows that were read (a bad clip is replaced). `sample_indices` count the
+    samples of their epoch: every later draw for a sample is keyed by (seed, purpose, epoch, sample index). `latents`
     are mean and standard deviation, unscaled, from a cache.
     """
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 
 from frameloom.core.errors import RunError
 from frameloom.core.logging import get_logger
@@ -22,7 +23,7 @@ from frameloom.data.media.decode import FatalClip
 from frameloom.data.order.plan import BatchPlan
 
 log = get_logger(__name__)
-"""Every rank of a run shows its warnings: a worker that is replaced is that rank's own."""
+"""All ranks show its warnings: each has its own workers."""
 
 _MAX_STRIKES = 2
 _NUM_SHOWN = 8
@@ -34,23 +35,23 @@ def read_requests(
     reader: BatchReader,
     *,
     workers: int = 0,
-    timeout_s: float = 300.0,
+    timeout_s: float | None = None,
     prefetch: int = 2,
     quarantine: Mapping[int, str] | None = None,
 ) -> Iterator[Batch]:
     """Batches in the order of `requests`; without workers they are read in this process and there is no deadline.
 
-    A worker that dies, or has a clip open for longer than `timeout_s`, is replaced; a clip at which this happens twice
-    is treated as unreadable, and so are those of `quarantine` (row and reason), which are not opened at all.
+    A worker that dies, or has a clip open for longer than `timeout_s` (None: that of the recipe), is replaced. A clip
+    at which this happens twice is treated as unreadable; those of `quarantine` (row and reason) are not opened at all.
     """
     if workers == 0:
         on_open = refuse_quarantined(quarantine, ignore_open) if quarantine else ignore_open
         yield from (reader.read(request, on_open) for request in requests)
         return
     pool: ProcessPool[_Task, Batch] = ProcessPool(
-        _Reading(reader),
+        partial(_read_task, reader),
         num_workers=workers,
-        timeout_s=timeout_s,
+        timeout_s=timeout_s or reader.data.timeout_s,
         ahead=prefetch,
         name="loader",
         send=send_object,
@@ -90,15 +91,10 @@ def refuse_quarantined(quarantine: Mapping[int, str], then: OnOpen) -> OnOpen:
 _Task = tuple[BatchRequest, Mapping[int, str]]
 
 
-@dataclass(frozen=True)
-class _Reading:
+def _read_task(reader: BatchReader, task: _Task, heartbeat: Heartbeat) -> Batch:
     """What a worker does."""
-
-    reader: BatchReader
-
-    def __call__(self, task: _Task, heartbeat: Heartbeat) -> Batch:
-        request, quarantine = task
-        return self.reader.read(request, refuse_quarantined(quarantine, heartbeat))
+    request, quarantine = task
+    return reader.read(request, refuse_quarantined(quarantine, heartbeat))
 
 
 @dataclass
@@ -113,7 +109,7 @@ class _Blame:
     def __call__(self, lost: Lost, task: _Task | None) -> None:
         who = f"loader worker {lost.worker} {lost.what}"
         if task is None or lost.note == NO_ROW:
-            log.warning("%s %s; replaced", who, self._find_place(lost, task))
+            log.warning("%s %s; replaced", who, self._locate(lost, task))
             return
         request, row, name = task[0], lost.note, self.reader.name(lost.note)
         where = f"micro-batch {request.index} of epoch {request.epoch}"
@@ -124,7 +120,7 @@ class _Blame:
         self.quarantine[row] = f"{name}: a worker that read it {lost.what}, {_MAX_STRIKES} times; replace the file"
         log.warning("%s at %s (%s) again; the clip is left out", who, name, where)
 
-    def _find_place(self, lost: Lost, task: _Task | None) -> str:
+    def _locate(self, lost: Lost, task: _Task | None) -> str:
         where = "before it read anything"
         if task is not None:
             request = task[0]

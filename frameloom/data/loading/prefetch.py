@@ -1,6 +1,6 @@
 """Prefetching: a thread reads batches ahead and copies them to the device while the previous ones are computed on.
 
-On CUDA a batch is pinned and copied on a stream of its own, and the consumer's stream waits for exactly that copy.
+On CUDA a batch is pinned and copied on a separate stream, and the consumer's stream waits for exactly that copy.
 Order, content and positions are those of the source: a resumed run reads again what was read ahead and never used.
 """
 
@@ -10,7 +10,7 @@ import queue
 import threading
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import closing
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import fields, is_dataclass, replace
 from functools import partial
 from typing import Any, TypeVar
 
@@ -22,11 +22,8 @@ _JOIN_S = 30.0
 _POLL_S = 0.2
 
 
-@dataclass
-class _Ended:
-    """The last thing a thread puts: nothing more comes, or this error."""
-
-    error: BaseException | None
+# What the thread puts: items, and at last that nothing more comes, with the error if there was one.
+_Entry = tuple[Any, bool, BaseException | None]
 
 
 def prefetch(
@@ -39,15 +36,17 @@ def prefetch(
     """
     if depth < 1:
         raise ValueError(f"depth is {depth}; it must be 1 or more")
-    ready: queue.Queue[Any] = queue.Queue(maxsize=depth)
+    ready: queue.Queue[_Entry] = queue.Queue(maxsize=depth)
     stop = threading.Event()
     thread = threading.Thread(target=_run_ahead, args=(iter(items), prepare, ready, stop), daemon=True, name="prefetch")
     thread.start()
     try:
-        while not isinstance(item := ready.get(), _Ended):
+        item, has_ended, error = ready.get()
+        while not has_ended:
             yield item
-        if item.error is not None:
-            raise item.error
+            item, has_ended, error = ready.get()
+        if error is not None:
+            raise error
     finally:
         stop.set()
         # A source that is stuck in a file ends with the process; waiting for it here would hide the error that came.
@@ -55,27 +54,27 @@ def prefetch(
 
 
 def _run_ahead(
-    items: Iterator[Any], prepare: Callable[[Any], Any], ready: queue.Queue[Any], stop: threading.Event
+    items: Iterator[Any], prepare: Callable[[Any], Any], ready: queue.Queue[_Entry], stop: threading.Event
 ) -> None:
     """Fill the queue until the source ends, fails or `stop` is set; the source is closed in the thread that ran it."""
-    ended = _Ended(None)
+    failure: BaseException | None = None
     try:
         for item in items:
-            if not _put(ready, prepare(item), stop):
+            if not _put(ready, (prepare(item), False, None), stop):
                 return
     except BaseException as error:
         # Any error is raised again in the consuming thread.
-        ended = _Ended(error)
+        failure = error
     finally:
         if isinstance(items, Generator):
             items.close()
-        _put(ready, ended, stop)
+        _put(ready, (None, True, failure), stop)
 
 
-def _put(ready: queue.Queue[Any], item: Any, stop: threading.Event) -> bool:
+def _put(ready: queue.Queue[_Entry], entry: _Entry, stop: threading.Event) -> bool:
     while not stop.is_set():
         try:
-            ready.put(item, timeout=_POLL_S)
+            ready.put(entry, timeout=_POLL_S)
             return True
         except queue.Full:
             continue

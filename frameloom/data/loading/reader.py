@@ -2,17 +2,18 @@
 
 All that is random about a sample is drawn for its index in the epoch, so workers, ranks and a resume change nothing.
 From disk to loss a clip passes seven calls: `Feed.steps`, `read_requests`, `BatchReader.read`, `read_sample`,
-`read_clip`, then `step` and `losses` of the training. With a latent cache, its `get` is in the place of `read_clip`.
+`read_clip`, then `step` and `losses` of the training. With a latent cache, its `get` replaces `read_clip`.
 Shape letters: B batch, C channels, F frames, H height, W width, N images beside a clip.
 """
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, Self
 
 import numpy as np
 import torch
@@ -99,8 +100,14 @@ class BatchReader:
         if data.control:
             refuse_without_control(manifest)
 
+    def without_text(self) -> Self:
+        """The same reader for a run that has its text in a table: batches carry no text states."""
+        reader = copy.copy(self)
+        reader.text = None
+        return reader
+
     def name(self, row: int) -> str:
-        """What to call a row in a message: its path."""
+        """The name of a row in messages: its path."""
         return self.manifest.clip(row).path
 
     def read(self, request: BatchRequest, on_open: OnOpen = ignore_open) -> Batch:
@@ -169,7 +176,7 @@ class BatchReader:
             self.latents.check(row, bucket)
             if not self._has_crops:
                 return Sample(row, index)
-            # A cache holds no random crops, so the place of a cut follows from the size of the source.
+            # A cache holds no random crops, so the box of a cut follows from the size of the source.
             clip = self.manifest.clip(row)
             crop = self._transforms.place(clip.height, clip.width, bucket.height, bucket.width)
             return Sample(row, index, source=(clip.height, clip.width), top_left=(crop.top, crop.left))
@@ -208,7 +215,7 @@ class BatchReader:
         source, crop = cuts[0]
         top_left = (crop.top, crop.left)
         if self.data.flip and draw("flip") < self.data.flip:
-            # The picture is what it would be had the source been mirrored, and so is the place of the cut.
+            # The picture is what it would be had the source been mirrored, and so is the box of the cut.
             top_left = (crop.top, crop.width - bucket.width - crop.left)
             found = [pixels_CFHW.flip(-1) for pixels_CFHW in found]
         return Sample(row, index, found[0], source, top_left, found[1] if control else None)

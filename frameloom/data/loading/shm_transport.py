@@ -39,9 +39,9 @@ def send_object(sender: socket.socket, item: Any) -> None:
     try:
         with mmap.mmap(descriptor, total) as memory:
             memory[: text.tell()] = text.getvalue()
-            for place, tensor in pickler.tensors:
+            for offset, tensor in pickler.tensors:
                 flat = tensor.reshape(-1).view(torch.uint8).numpy()
-                memory[start + place : start + place + flat.nbytes] = flat.data
+                memory[start + offset : start + offset + flat.nbytes] = flat.data
         socket.send_fds(sender, [_HEAD.pack(text.tell(), total)], [descriptor])
     finally:
         os.close(descriptor)
@@ -74,10 +74,10 @@ class _Pickler(pickle.Pickler):
         if not isinstance(item, Tensor):
             return None
         tensor = item.detach().cpu().contiguous()
-        place = self.num_bytes
-        self.tensors.append((place, tensor))
-        self.num_bytes = _align(place + tensor.nbytes)
-        return place, str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape)
+        offset = self.num_bytes
+        self.tensors.append((offset, tensor))
+        self.num_bytes = _align(offset + tensor.nbytes)
+        return offset, str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape)
 
 
 class _Unpickler(pickle.Unpickler):
@@ -86,10 +86,10 @@ class _Unpickler(pickle.Unpickler):
         self._tensors = memory[_align(num_text_bytes) :]
 
     def persistent_load(self, note: tuple[int, str, tuple[int, ...]]) -> Tensor:
-        place, name, shape = note
+        offset, name, shape = note
         dtype: torch.dtype = getattr(torch, name)
         num_bytes = torch.Size(shape).numel() * dtype.itemsize
-        return self._tensors[place : place + num_bytes].view(dtype).reshape(shape)
+        return self._tensors[offset : offset + num_bytes].view(dtype).reshape(shape)
 
 
 def _align(num_bytes: int) -> int:

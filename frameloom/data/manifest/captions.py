@@ -19,7 +19,6 @@ import polars as pl
 
 from frameloom.core.errors import ConfigError
 from frameloom.core.logging import get_logger
-from frameloom.data.buckets.policy import BucketPolicy
 from frameloom.data.manifest.manifest import Manifest
 from frameloom.data.manifest.rows import Rows
 from frameloom.data.media.frames import sample_rate
@@ -56,10 +55,6 @@ class CaptionSuffix:
     fps_max: float
     stride: int | None = None
     rate: float | None = None
-
-    @classmethod
-    def for_policy(cls, policy: BucketPolicy, *, fps: bool, motion: str | None, fps_max: float) -> CaptionSuffix:
-        return cls(fps, motion, fps_max, policy.frame_rule.stride, policy.frame_rule.fps)
 
     def parts(self, fps: float | None, score: float | None = None) -> list[str]:
         """Those of one row; `fps` is that of the file, None or NaN for an image."""

@@ -40,7 +40,7 @@ _CHUNK_ROWS = 1_000_000
 
 @dataclass(frozen=True)
 class BatchPlan:
-    """Micro-batch m has the samples `starts[m]` up to `starts[m + 1]` of the epoch; a sample's place in the epoch is
+    """Micro-batch m has the samples `starts[m]` up to `starts[m + 1]` of the epoch; a sample's index in the epoch is
     its random slot. Their rows lie together in `shuffled` from `firsts[m]` on: the epoch is never written out."""
 
     epoch: int
@@ -75,16 +75,16 @@ class BatchPlan:
         first, size = int(self.bounds[bucket]), int(self.bounds[bucket + 1] - self.bounds[bucket])
         draws = uniform_at(key(self.seed, "replacement", self.epoch), self.sample_indices(microbatch))
         begin = (draws * size).astype(np.int64)
-        places = (begin[:, None] + np.arange(min(_NUM_FALLBACKS, size))) % size
-        rows: Ints = self.shuffled[first + places].astype(np.int64)
+        offsets = (begin[:, None] + np.arange(min(_NUM_FALLBACKS, size))) % size
+        rows: Ints = self.shuffled[first + offsets].astype(np.int64)
         return rows
 
     @property
     def order(self) -> Ints:
-        """Rows of the whole epoch in the order of their use; written out anew at each call."""
-        places = np.arange(self.num_samples, dtype=np.int64)
-        places += np.repeat(self.firsts - self.starts[:-1], np.diff(self.starts))
-        return self.shuffled[places].astype(np.int64)
+        """Rows of the whole epoch in the order of their use, computed at each call."""
+        indices = np.arange(self.num_samples, dtype=np.int64)
+        indices += np.repeat(self.firsts - self.starts[:-1], np.diff(self.starts))
+        return self.shuffled[indices].astype(np.int64)
 
 
 def plan_epoch(
@@ -131,19 +131,19 @@ def plan_epoch(
 def _shuffle_within_buckets(
     assignment: NDArray[np.integer], num_buckets: int, seed: int, epoch: int
 ) -> tuple[Rows, Ints]:
-    """(places of `assignment`, bucket after bucket, each in its own keyed order; how many are in each bucket)."""
+    """(indices into `assignment`, bucket after bucket, each in its own keyed order; how many are in each bucket)."""
     # int16 takes numpy's radix sort; grids stay far below 32768 buckets, and larger ones only sort more slowly.
     kinds: NDArray[np.int16] | NDArray[np.int32]
     kinds = assignment.astype(np.int16) if num_buckets < 2**15 else assignment.astype(np.int32)
     counts = np.bincount(kinds[kinds >= 0], minlength=num_buckets).astype(np.int64)
     order = np.argsort(kinds, kind="stable")[len(kinds) - counts.sum() :]
-    places: Rows = order.astype(np.int32) if len(kinds) < 2**31 else order
+    rows: Rows = order.astype(np.int32) if len(kinds) < 2**31 else order
     del order, kinds
     ends = np.cumsum(counts)
     for bucket in np.flatnonzero(counts):
-        part = places[ends[bucket] - counts[bucket] : ends[bucket]]
-        part[:] = part[_shuffled_places(_keys_of(part, key(seed, "order", epoch, int(bucket))))[0]]
-    return places, counts
+        part = rows[ends[bucket] - counts[bucket] : ends[bucket]]
+        part[:] = part[_argsort_words(_keys_of(part, key(seed, "order", epoch, int(bucket))))[0]]
+    return rows, counts
 
 
 def _keys_of(counters: NDArray[np.integer], base: int) -> Words:
@@ -155,10 +155,10 @@ def _keys_of(counters: NDArray[np.integer], base: int) -> Words:
     return words
 
 
-def _shuffled_places(words: Words) -> tuple[Ints, Words]:
-    """(the places of `words` in rising order, the sorted words).
+def _argsort_words(words: Words) -> tuple[Ints, Words]:
+    """(the indices of `words` in rising order, the sorted words).
 
-    The low bits of a word give way to its place, so sorting values does the work of the far slower sort of indices.
+    The low bits of a word give way to its index, so sorting values does the work of the far slower sort of indices.
     At 100 million rows 37 random bits are left, and equal ones keep their order.
     """
     mask = np.uint64((1 << max(len(words) - 1, 0).bit_length()) - 1)
@@ -210,7 +210,10 @@ def _make_units(
 ) -> tuple[_Units, Ints]:
     """(units, the last few micro-batches, which fill none); those that fill no unit of their bucket go by cost."""
     numbers = num_full // accumulate
-    rest = _rest(pieces, numbers * accumulate, num_full, drop_last)
+    firsts = pieces.offset + numbers * accumulate
+    ends = pieces.offset + num_full if drop_last else np.append(pieces.offset[1:], len(pieces.bucket))
+    ranges = [np.arange(first, end) for first, end in zip(firsts, ends, strict=True) if end > first]
+    rest = np.concatenate([np.empty(0, dtype=np.int64), *ranges])
     rest_costs = pieces.size[rest] * costs[pieces.bucket[rest]]
     rest = rest[np.argsort(-rest_costs, kind="stable")]
     num_mixed = len(rest) // accumulate
@@ -218,14 +221,6 @@ def _make_units(
     mixed_costs = (pieces.size[mixed] * costs[pieces.bucket[mixed]]).sum(axis=1)
     units = _Units(numbers, pieces.offset, accumulate * batch_sizes * costs, mixed, mixed_costs)
     return units, rest[num_mixed * accumulate :]
-
-
-def _rest(pieces: _Pieces, num_taken: Ints, num_full: Ints, drop_last: bool) -> Ints:
-    """Micro-batches that are in no unit of their own bucket."""
-    ends = np.append(pieces.offset[1:], len(pieces.bucket))
-    ends = pieces.offset + num_full if drop_last else ends
-    ranges = [np.arange(first, end) for first, end in zip(pieces.offset + num_taken, ends, strict=True) if end > first]
-    return np.concatenate([np.empty(0, dtype=np.int64), *ranges])
 
 
 def _order_units(units: _Units, size: int, seed: int, epoch: int) -> Ints:
@@ -238,13 +233,13 @@ def _order_units(units: _Units, size: int, seed: int, epoch: int) -> Ints:
     keys = np.empty(num_units, dtype=np.uint64)
     done = 0
     for members, words in _cost_classes(units, seed, epoch):
-        places, words = _shuffled_places(words)
-        ordered[done : done + len(members)] = members[places]
+        indices, words = _argsort_words(words)
+        ordered[done : done + len(members)] = members[indices]
         keys[done : done + len(members)] = words
         done += len(members)
     num_groups = num_units // size
-    # A group's place is that of one of its units, taken at random: groups of a class are spread evenly over the epoch,
-    # and where all costs are equal the order of units is as if there were no groups.
+    # A group's position is that of a random one of its units: groups of a class are spread evenly over the epoch, and
+    # where all costs are equal the order of units is as if there were no groups.
     firsts = np.arange(num_groups, dtype=np.int64) * size
     heads = keys[firsts + (bits_at(key(seed, "run place", epoch), firsts) % np.uint64(size)).astype(np.int64)]
     groups = np.argsort(heads, kind="stable")
@@ -273,7 +268,7 @@ def _cost_classes(units: _Units, seed: int, epoch: int) -> Iterator[tuple[Ints, 
 
 
 def _split_by_cost(costs: NDArray[np.float64]) -> Iterator[Ints]:
-    """Places of `costs`, highest first, cut where the next is lower than the first by more than `TOLERANCE`."""
+    """Indices of `costs`, highest first, cut where the next is lower than the first by more than `TOLERANCE`."""
     order = np.argsort(-costs, kind="stable")
     rising = -costs[order]
     start = 0

@@ -84,7 +84,7 @@ def account_epoch(
     problems += _check_slots(plan, order, slots, images)
     lost = np.count_nonzero(codes == 0)
     if lost:
-        problems.append(f"epoch {plan.epoch}: {lost} rows have a bucket but no place in the plan")
+        problems.append(f"epoch {plan.epoch}: {lost} rows have a bucket but are not in the plan")
     statuses = (*_STATUSES, *names[1:])
     return EpochUsage(plan.epoch, position, len(order), statuses, codes, times.astype(np.uint16), tuple(problems))
 
@@ -99,8 +99,8 @@ def _check_plan(plan: BatchPlan, order: Ints, wanted: Ints, position: int) -> li
         problems.append(f"epoch {plan.epoch}: {unwanted} rows are planned although they fit no bucket or are not shown")
     if len(plan.shuffled) != wanted.sum():
         problems.append(f"epoch {plan.epoch}: {len(plan.shuffled)} samples, but the rows give {wanted.sum()}")
-    place = int(plan.starts.searchsorted(position))
-    if place == len(plan.starts) or plan.starts[place] != position:
+    found = int(plan.starts.searchsorted(position))
+    if found == len(plan.starts) or plan.starts[found] != position:
         problems.append(
             f"epoch {plan.epoch}: the run is at sample {position}, where no batch of its {len(order)} samples ends; "
             "the recipe was changed"

@@ -147,20 +147,19 @@ def initialize(
                 bound = module.weight[0].numel() ** -0.5
                 for parameter in parameters.values():
                     parameter.uniform_(-bound, bound, generator=generator)
-            elif parameters:
-                _initialize_other(name, module, generator)
-
-
-def _initialize_other(name: str, module: nn.Module, generator: torch.Generator) -> None:
-    if isinstance(module, _NORMS):
-        for key, parameter in module.named_parameters(recurse=False):
-            parameter.fill_(1.0 if key == "weight" else 0.0)
-    elif isinstance(module, nn.Embedding):
-        module.weight.normal_(generator=generator)
-    elif callable(own := getattr(module, "initialize_parameters", None)):
-        own(generator)
-    else:
-        raise TypeError(f"{name}: no rule to initialize a {type(module).__name__}; give it initialize_parameters")
+            elif not parameters:
+                continue
+            elif isinstance(module, _NORMS):
+                for key, parameter in parameters.items():
+                    parameter.fill_(1.0 if key == "weight" else 0.0)
+            elif isinstance(module, nn.Embedding):
+                module.weight.normal_(generator=generator)
+            elif callable(own := getattr(module, "initialize_parameters", None)):
+                own(generator)
+            else:
+                raise TypeError(
+                    f"{name}: no rule to initialize a {type(module).__name__}; give it initialize_parameters"
+                )
 
 
 def use_sequence_group(

@@ -12,7 +12,7 @@ from frameloom.config.rules.models import frame_problem
 from frameloom.config.schema.recipe import Recipe
 from frameloom.config.schema.sampling import SampleSection
 from frameloom.core.errors import FrameloomError
-from frameloom.diffusion.sampler_table import SAMPLERS
+from frameloom.diffusion.tables import SAMPLERS
 from frameloom.models.registry import DENOISERS, VAES
 from frameloom.studio.runs.run_list import RECIPE, is_run_folder
 from frameloom.studio.server.context import walk_folders

@@ -95,7 +95,6 @@ def _read_clips(feed: Feed, plan: BatchPlan, chosen: Mapping[int, int]) -> Itera
         iter(requests),
         feed.reader,
         workers=min(feed.workers, 1),
-        timeout_s=feed.timeout_s,
         quarantine=feed.bad_clips.quarantine,
     )
 

@@ -5,10 +5,8 @@ Shape letters: B batch, K text tokens, D width.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -45,8 +43,8 @@ class TextTable:
 def preload_text(feed: Feed, null: TextStates, scaling: TextScaling | None) -> TextTable | None:
     """All cached text of a run, on the device of `null`; None where there is too much of it, or no cache.
 
-    With a table the run needs `without_text(feed)`. Captions are scaled in sorted order and not batch by batch: so
-    their numbers depend neither on the batch they come in nor on what was read before.
+    With a table the run needs `feed.reader.without_text()`. Captions are scaled in sorted order and not batch by batch,
+    so their numbers depend neither on the batch they come in nor on what was read before.
     """
     reader = feed.reader
     if reader.text is None or not reader.text.is_complete:
@@ -66,10 +64,3 @@ def preload_text(feed: Feed, null: TextStates, scaling: TextScaling | None) -> T
     return TextTable(
         {caption: row for row, caption in enumerate(captions)}, states if scaling is None else scaling.apply(states)
     )
-
-
-def without_text(feed: Feed) -> Feed:
-    """The same feed, whose batches carry no text states."""
-    reader: Any = copy.copy(feed.reader)
-    reader.text = None
-    return replace(feed, reader=reader)

@@ -9,7 +9,7 @@ import pytest
 from frameloom.config.loading.recipe import load_recipe
 from frameloom.config.schema.sampling import LoraChoice
 from frameloom.core.errors import ConfigError
-from frameloom.diffusion.sampler_table import SAMPLERS
+from frameloom.diffusion.tables import SAMPLERS
 
 
 @pytest.mark.parametrize(("kind", "wrong"), [("flow", "ddim"), ("v", "heun"), ("epsilon", "heun")])

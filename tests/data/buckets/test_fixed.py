@@ -38,7 +38,7 @@ def test_fixed_takes_images_only_on_request() -> None:
     rows = clips((20, 300, 300, 24.0), (40, 300, 300, 48.0), (10, 300, 300, 24.0), (1, 300, 300, IMAGE))
     plain = Fixed(FixedSection(frames=17), fps_max=24)
     assert plain.assign_clips(rows, np.arange(4), counter_draw(0, 0)).tolist() == [0, 0, -1, -1]
-    assert plain.why_unused(rows).tolist() == [0, 0, 1, 2]
+    assert plain.reject_reason(rows).tolist() == [0, 0, 1, 2]
     mixed = Fixed(FixedSection(frames=17, image_batch=8), fps_max=24)
     assert mixed.assign_clips(rows, np.arange(4), counter_draw(0, 0)).tolist() == [0, 0, -1, 1]
     assert mixed.batch_sizes.tolist() == [1, 8]

@@ -60,8 +60,8 @@ def test_reasons_name_what_is_wrong() -> None:
         (93, 64, 64, 24.0), (93, 200, 1600, 24.0), (500, 480, 640, 24.0), (93, 480, 640, 24.0), (1, 480, 640, np.nan)
     )
     reasons = ["", *policy.reasons]
-    assert [reasons[i] for i in policy.why_unused(rows)] == ["too small", "wrong ratio", "too long", "", ""]
-    assert [reasons[i] for i in build(sp_size=8).why_unused(clips((20, 480, 640, 24.0)))] == ["too short"]
+    assert [reasons[i] for i in policy.reject_reason(rows)] == ["too small", "wrong ratio", "too long", "", ""]
+    assert [reasons[i] for i in build(sp_size=8).reject_reason(clips((20, 480, 640, 24.0)))] == ["too short"]
     chosen = policy.assign_clips(rows, np.arange(5), counter_draw(0, 0))
     assert (chosen == UNUSED).tolist() == [True, True, True, False, False]
 

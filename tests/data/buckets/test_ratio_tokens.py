@@ -124,6 +124,6 @@ def test_sizes_without_room_for_a_token_are_refused() -> None:
 def test_too_short_videos_are_explained_as_published() -> None:
     short = clips((2, 512, 512, 24.0), (1, 512, 512, np.nan), (3, 512, 512, 24.0))
     published = build(as_published=True)
-    assert published.why_unused(short).tolist() == [1, 0, 0]
+    assert published.reject_reason(short).tolist() == [1, 0, 0]
     assert published.assign_clips(short, ROWS[:3], counter_draw(0, 0)).tolist()[0] == -1
-    assert build().why_unused(short).tolist() == [0, 0, 0]
+    assert build().reject_reason(short).tolist() == [0, 0, 0]

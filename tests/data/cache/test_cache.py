@@ -388,7 +388,7 @@ def test_random_settings_are_refused_by_name(made: Maker, settings: DataSection,
         _ = replace(made, data=settings).fingerprint
 
 
-def test_sources_with_the_same_paths_are_told_apart(tmp_path: Path, grid: BucketPolicy) -> None:
+def test_sources_with_the_same_paths_are_distinct(tmp_path: Path, grid: BucketPolicy) -> None:
     for name, value in (("one", 40), ("two", 200)):
         pixels = np.full((12, 64, 64, 3), value, dtype=np.uint8)
         (tmp_path / name).mkdir()

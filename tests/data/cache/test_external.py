@@ -109,7 +109,7 @@ def test_a_name_can_be_spelled_with_columns(tmp_path: Path) -> None:
         open_sora_plan_text(manifest, [tmp_path / "emb"], SHAPE, name="{stem}-{prt}")
 
 
-def test_a_second_folder_brings_pooled_vectors_and_without_one_they_are_zero_and_told(
+def test_a_second_folder_brings_pooled_vectors_and_without_one_they_are_zero_with_a_warning(
     tmp_path: Path, log: pytest.LogCaptureFixture
 ) -> None:
     manifest = make_manifest(tmp_path, ["a.jpg"])
@@ -213,7 +213,7 @@ def test_sdxl_folders_give_latents_without_deviation_and_text_by_row(tmp_path: P
     assert not torch.equal(found["tokens_BKD"][0], found["tokens_BKD"][1])
 
 
-def test_sdxl_caveats_are_told_once_and_clashing_names_are_refused(
+def test_sdxl_caveats_are_logged_once_and_clashing_names_are_refused(
     tmp_path: Path, log: pytest.LogCaptureFixture
 ) -> None:
     manifest = make_manifest(tmp_path, ["a.png"])

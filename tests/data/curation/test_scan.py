@@ -22,11 +22,11 @@ from frameloom.data.curation.inspection import FileWork, Job, Record, WorkOption
 from frameloom.data.curation.scan import (
     RecordStore,
     ScanOptions,
-    Shard,
     describe_scan,
     errors_path,
     finish_scan,
     open_scan_store,
+    parse_shard,
     scan_files,
 )
 from frameloom.data.manifest.manifest import Manifest
@@ -155,18 +155,18 @@ def test_shards_cover_every_file_once_and_merge_to_the_same_manifest(clips: Path
         if index == 2:
             with pytest.raises(DataError, match="run the scan, or all of its shards"):
                 finish_scan(table, clips, out)
-        seen += scan_files(table, clips, out, HERE, shard=Shard(index, 3))["path"].to_list()
+        seen += scan_files(table, clips, out, HERE, shard=(index, 3))["path"].to_list()
     assert sorted(seen) == sorted(table["path"])
     merged = finish_scan(table, clips, out).good
     scan_files(table, clips, tmp_path / "whole.parquet", HERE)
     assert merged.equals(finish_scan(table, clips, tmp_path / "whole.parquet").good)
 
 
-def test_shard_is_read_from_text_and_mistakes_are_told() -> None:
-    assert Shard.parse("2/4") == Shard(2, 4)
+def test_shard_is_read_from_text_and_mistakes_are_refused() -> None:
+    assert parse_shard("2/4") == (2, 4)
     for text in ("4/4", "1", "a/b", "-1/4", "0/0"):
         with pytest.raises(ConfigError, match="write i/n"):
-            Shard.parse(text)
+            parse_shard(text)
 
 
 def test_audit_finds_what_headers_hide_and_its_sample_does_not_depend_on_order(clips: Path, tmp_path: Path) -> None:

@@ -74,7 +74,7 @@ def faulty(module, manifest: Manifest, grid: BucketPolicy, fault: str, flag: Pat
 
 
 @pytest.mark.parametrize(("fault", "timeout_s"), [("segfault", 60), ("hang", 3)])
-def test_a_clip_that_ends_every_worker_is_replaced_and_the_run_goes_on(
+def test_a_clip_that_ends_every_worker_is_replaced_and_the_run_continues(
     module, manifest: Manifest, grid: BucketPolicy, fault: str, timeout_s: float
 ) -> None:
     reader = faulty(module, manifest, grid, fault)

@@ -64,7 +64,7 @@ def test_control_paths_stay_below_the_root(world: Any, tmp_path: Path, control: 
         write_manifest(world, tmp_path / "bad.parquet", control)
 
 
-def test_rows_without_a_control_clip_are_told_before_reading(world: Any, tmp_path: Path) -> None:
+def test_rows_without_a_control_clip_are_refused_before_reading(world: Any, tmp_path: Path) -> None:
     some = pl.when(pl.int_range(pl.len()) > 2).then(pl.col("path"))
     manifest = write_manifest(world, tmp_path / "some.parquet", some)
     with pytest.raises(DataError, match=r"3 of \d+ rows have no control clip.*control is not null"):

@@ -9,10 +9,8 @@ from pathlib import Path
 import polars
 import pytest
 
-from frameloom.data.buckets.policy import BucketPolicy
 from frameloom.data.manifest.captions import CaptionSuffix, append_suffix, format_motion, format_rate, join_suffix
 from frameloom.data.manifest.manifest import Manifest, shard_manifest, write_manifest
-from frameloom.data.media.frames import FrameRule
 
 # Frame rates of files and what the original says of them, with a limit of 24.
 RATES = {23.976: "23.976", 24.0: "24", 25.0: "12", 29.97: "14", 30.0: "15", 50.0: "16", 60.0: "20", 16.0: "16.0"}
@@ -34,19 +32,10 @@ def test_notes_are_spelled_as_in_the_original():
     assert join_suffix("a boat.", NOTES.parts(24.0, None)) == "a boat. 24 FPS."
 
 
-def test_policies_that_set_the_rate_or_a_stride_say_so():
-    class Fixed(BucketPolicy):
-        frame_rule = FrameRule(fps=16)
-
-        assign_clips = geometry = why_unused = None  # type: ignore[assignment]
-
-    class Strided(Fixed):
-        frame_rule = FrameRule(stride=3)
-
-    Fixed.__abstractmethods__ = Strided.__abstractmethods__ = frozenset()
-    for kind, wanted in ((Fixed, "16 FPS"), (Strided, "10 FPS")):
-        notes = CaptionSuffix.for_policy(kind(), fps=True, motion=None, fps_max=24)
-        assert notes.parts(30.0, 5.0 if notes.motion else None) == [wanted]
+@pytest.mark.parametrize("stride, rate, wanted", [(None, 16, "16 FPS"), (3, None, "10 FPS")])
+def test_policies_that_set_the_rate_or_a_stride_say_so(stride, rate, wanted):
+    notes = CaptionSuffix(True, None, 24, stride, rate)
+    assert notes.parts(30.0) == [wanted]
 
 
 def table(folder: Path) -> polars.DataFrame:

@@ -175,7 +175,7 @@ class PlainReader:
 def loaded(
     plan: BatchPlan, policy: BucketPolicy, workers: int, position: int = 0
 ) -> list[tuple[int, list[int], list[int]]]:
-    batches = read_plan(plan, PlainReader(policy), workers=workers, position=position)
+    batches = read_plan(plan, PlainReader(policy), workers=workers, position=position, timeout_s=60)
     return [(batch.bucket.index, batch.rows.tolist(), batch.sample_indices.tolist()) for batch in batches]
 
 

@@ -21,7 +21,7 @@ from frameloom.data.order.usage import EpochUsage, account_epoch, describe_epoch
 from frameloom.training.run.usage import account_run
 from frameloom.training.train import train
 
-NAMES = ["", "too small", "too short", "unlucky"]
+NAMES = ["", "too small", "too short", "dropped by chance"]
 
 
 def make_case(*, drop_last: bool = False, seed: int = 0) -> tuple[BatchPlan, tuple[np.ndarray, list[str]]]:
@@ -52,10 +52,10 @@ def test_every_row_has_one_status_and_they_add_up() -> None:
     assert sum(found.counts.values()) == 30
     assert found.counts == {
         **{"unaccounted": 0, "used": position - 1, "waiting": 24 - position, "bad file": 1, "dropped": 0},
-        **{"not shown": 0, "too small": 2, "too short": 1, "unlucky": 3},
+        **{"not shown": 0, "too small": 2, "too short": 1, "dropped by chance": 3},
     }
     assert status(found, bad_row) == "bad file"
-    assert [status(found, row) for row in (0, 7, 29)] == ["too small", "too short", "unlucky"]
+    assert [status(found, row) for row in (0, 7, 29)] == ["too small", "too short", "dropped by chance"]
     assert {status(found, row) for row in plan.order[position:].tolist()} == {"waiting"}
 
 
@@ -93,7 +93,7 @@ def test_lost_repeated_and_foreign_rows_are_found() -> None:
     broken = account_epoch(dataclasses.replace(plan, shuffled=twice), (why, names), position=0)
     assert len(broken.problems) == 2
     assert "1 rows are planned more often" in broken.problems[0]
-    assert "1 rows have a bucket but no place" in broken.problems[1]
+    assert "1 rows have a bucket but are not in the plan" in broken.problems[1]
     assert status(broken, first) == "unaccounted"
     unfit = why.copy()
     unfit[first] = 1
@@ -208,7 +208,7 @@ def check_command(run: Path, out: Path) -> None:
     assert table["times_used"].to_list() == expected.to_list()
 
 
-def test_a_run_whose_files_were_changed_is_told_by_exit_code_or_refused(trained: Path, tmp_path: Path) -> None:
+def test_a_run_whose_files_were_changed_has_an_exit_code_or_is_refused(trained: Path, tmp_path: Path) -> None:
     path = trained / "bad_clips.jsonl"
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     path.write_text("".join(json.dumps({**line, "ordinal": line["ordinal"] + 1}) + "\n" for line in lines))

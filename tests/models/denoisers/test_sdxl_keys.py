@@ -15,7 +15,7 @@ from frameloom.core.errors import CheckpointError
 from frameloom.core.random import stream
 from frameloom.models.denoisers.base import build_fresh
 from frameloom.models.denoisers.sdxl.config import SIZES, SDXLConfig
-from frameloom.models.denoisers.sdxl.keys import UNetNames, clip_to_single, open_clip_to_single
+from frameloom.models.denoisers.sdxl.keys import UNetNames, open_clip_to_single, wrap_text
 from frameloom.models.denoisers.sdxl.model import SDXLUNet, diffusers_arguments
 from frameloom.models.denoisers.sdxl.single_file import (
     Part,
@@ -213,7 +213,7 @@ def test_the_refiner_keeps_its_text_encoder_in_the_first_place() -> None:
 
 def test_names_without_the_outer_wrapper_are_understood() -> None:
     key = "encoder.layers.0.mlp.fc1.weight"
-    assert clip_to_single(key) == clip_to_single(f"text_model.{key}") == f"text_model.{key}"
+    assert wrap_text(key) == wrap_text(f"text_model.{key}") == f"text_model.{key}"
     assert open_clip_to_single(key) == ("transformer.resblocks.0.mlp.c_fc.weight", 0)
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 import frameloom
 from frameloom.core.random import stream
 from frameloom.models.layers.attention import attention
-from frameloom.models.layers.attention.attention import Projections, RotaryAttention, attend_tokens
+from frameloom.models.layers.attention.attention import RotaryAttention, attend_tokens
 from frameloom.models.layers.attention.diffusers_processor import AttendProcessor
 from frameloom.models.layers.positions import rotary_table, rotate
 
@@ -60,7 +60,7 @@ def test_heads_of_other_precisions_meet_in_that_of_the_values() -> None:
 
 
 def test_projections_have_the_published_names() -> None:
-    keys = set(Projections(8, 2, bias=False).state_dict())
+    keys = set(attention.Attention(8, 2, bias=False).state_dict())
     assert keys == {"to_q.weight", "to_k.weight", "to_v.weight", "to_out.0.weight", "to_out.0.bias"}
 
 

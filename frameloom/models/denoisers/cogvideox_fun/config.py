@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from frameloom.core.errors import ConfigError
-from frameloom.models.denoisers.cogvideox_fun.sharding import BLOCK_LISTS
 from frameloom.models.spec import DenoiserConfig, DenoiserSpec, Latent, find_too_small
 
 FAMILY_NAME = "cogvideox_fun"
@@ -66,20 +65,7 @@ class CogVideoXFunConfig(DenoiserConfig):
     dropout: float = 0.0
     """in training: behind the embeddings, and in every MLP behind its activation and its second layer"""
 
-    def __post_init__(self) -> None:
-        problems = list(_find_problems(self))
-        if problems:
-            raise ConfigError(problems)
-
     where = WHERE
-
-    @property
-    def patch(self) -> Latent:
-        return self.patch_size_t, self.patch_size, self.patch_size
-
-    @property
-    def heads(self) -> int:
-        return self.num_attention_heads
 
     def token_grid(self, latent_FHW: Latent) -> Latent:
         frames, rows, columns = super().token_grid(latent_FHW)
@@ -132,39 +118,38 @@ class CogVideoXFunConfig(DenoiserConfig):
         frames = (self.sample_frames - 1) // self.temporal_compression_ratio + 1
         return frames // self.patch_size_t, self.sample_height // self.patch_size, self.sample_width // self.patch_size
 
-
-def _find_problems(config: CogVideoXFunConfig) -> list[str]:
-    problems = find_too_small(config, dict.fromkeys(_AT_LEAST_ONE, 1), where=WHERE)
-    if config.condition not in _CONDITIONS:
-        problems.append(f"{WHERE}: condition is '{config.condition}'; choose one of {', '.join(_CONDITIONS)}")
-    if config.use_rotary_positional_embeddings and config.attention_head_dim % 16:
-        problems.append(
-            f"{WHERE}: attention_head_dim is {config.attention_head_dim}; rotary positions need a multiple of 16"
-        )
-    if config.use_learned_positional_embeddings and not config.use_rotary_positional_embeddings:
-        problems.append(
-            f"{WHERE}: use_learned_positional_embeddings without use_rotary_positional_embeddings; no published model "
-            "is like that: switch both on, or the learned ones off"
-        )
-    if config.timestep_activation_fn not in TIME_ACTIVATIONS:
-        problems.append(
-            f"{WHERE}: timestep_activation_fn is '{config.timestep_activation_fn}'; choose one of "
-            f"{', '.join(TIME_ACTIVATIONS)}"
-        )
-    if config.freq_shift >= config.width // 2:
-        problems.append(f"{WHERE}: freq_shift is {config.freq_shift}; it must be below {config.width // 2}")
-    if not 0 <= config.dropout <= 1:
-        problems.append(f"{WHERE}: dropout is {config.dropout}; it must be from 0 to 1")
-    if config.adds_positions and config.width % 8:
-        problems.append(f"{WHERE}: width {config.width} (heads times head width) must be a multiple of 8")
-    if config.patch_size_t > 1 and config.adds_positions:
-        problems.append(
-            f"{WHERE}: patch_size_t {config.patch_size_t} needs rotary positions alone; set "
-            "use_rotary_positional_embeddings to true and use_learned_positional_embeddings to false"
-        )
-    if not problems and 0 in config.base_grid:
-        problems.append(f"{WHERE}: sample_frames, sample_height and sample_width hold no token: {config.base_grid}")
-    return problems
+    def find_problems(self) -> list[str]:
+        problems = find_too_small(self, dict.fromkeys(_AT_LEAST_ONE, 1), where=WHERE)
+        if self.condition not in _CONDITIONS:
+            problems.append(f"{WHERE}: condition is '{self.condition}'; choose one of {', '.join(_CONDITIONS)}")
+        if self.use_rotary_positional_embeddings and self.attention_head_dim % 16:
+            problems.append(
+                f"{WHERE}: attention_head_dim is {self.attention_head_dim}; rotary positions need a multiple of 16"
+            )
+        if self.use_learned_positional_embeddings and not self.use_rotary_positional_embeddings:
+            problems.append(
+                f"{WHERE}: use_learned_positional_embeddings without use_rotary_positional_embeddings; no published "
+                "model is like that: switch both on, or the learned ones off"
+            )
+        if self.timestep_activation_fn not in TIME_ACTIVATIONS:
+            problems.append(
+                f"{WHERE}: timestep_activation_fn is '{self.timestep_activation_fn}'; choose one of "
+                f"{', '.join(TIME_ACTIVATIONS)}"
+            )
+        if self.freq_shift >= self.width // 2:
+            problems.append(f"{WHERE}: freq_shift is {self.freq_shift}; it must be below {self.width // 2}")
+        if not 0 <= self.dropout <= 1:
+            problems.append(f"{WHERE}: dropout is {self.dropout}; it must be from 0 to 1")
+        if self.adds_positions and self.width % 8:
+            problems.append(f"{WHERE}: width {self.width} (heads times head width) must be a multiple of 8")
+        if self.patch_size_t > 1 and self.adds_positions:
+            problems.append(
+                f"{WHERE}: patch_size_t {self.patch_size_t} needs rotary positions alone; set "
+                "use_rotary_positional_embeddings to true and use_learned_positional_embeddings to false"
+            )
+        if not problems and 0 in self.base_grid:
+            problems.append(f"{WHERE}: sample_frames, sample_height and sample_width hold no token: {self.base_grid}")
+        return problems
 
 
 _AT_LEAST_ONE = (
@@ -202,6 +187,8 @@ SIZES: dict[str, CogVideoXFunConfig] = {
     "5b-1.5-inpaint": replace(_5B_1_5, condition="inpaint", add_noise_in_inpaint_model=True),
 }
 
+# Lists of repeated blocks, in the order of the forward pass.
+BLOCK_LISTS = ("transformer_blocks",)
 
 SPEC = DenoiserSpec(
     name=FAMILY_NAME,

@@ -27,9 +27,8 @@ from frameloom.core.errors import ConfigError
 from frameloom.distributed.sequence_parallel import ALONE, Exchange, SequenceGroup
 from frameloom.models.denoisers.base import Conditions, Denoiser, Draws, Encode, find_index
 from frameloom.models.denoisers.cogvideox_fun.conditioning import draw_known
-from frameloom.models.denoisers.cogvideox_fun.config import FAMILY_NAME, CogVideoXFunConfig
-from frameloom.models.denoisers.cogvideox_fun.sharding import BLOCK_LISTS
-from frameloom.models.layers.attention.attention import Projections, RotaryAttention
+from frameloom.models.denoisers.cogvideox_fun.config import BLOCK_LISTS, FAMILY_NAME, CogVideoXFunConfig
+from frameloom.models.layers.attention.attention import Attention, RotaryAttention
 from frameloom.models.layers.dropout import KeyedDropout, dropout_keys
 from frameloom.models.layers.mlp import FeedForward, TwoLinear
 from frameloom.models.layers.modulation import norm_samples
@@ -195,7 +194,8 @@ class Block(nn.Module):
         sizes = [text_BKD.shape[1], video_BND.shape[1]]
         video, text, gate, text_gate = self.norm1(video_BND, text_BKD, time_BE)
         # The gradient of a split is one joining, that of two slices two whole tensors and their sum.
-        text, video = torch.split(self.attn1(torch.cat([text, video], dim=1), rope_M1P), sizes, dim=1)
+        joint_BMD = torch.cat([text, video], dim=1)
+        text, video = torch.split(self.attn1(joint_BMD, joint_BMD, rope_M1P), sizes, dim=1)
         video_BND = torch.addcmul(video_BND, gate, video)
         text_BKD = torch.addcmul(text_BKD, text_gate, text)
 
@@ -221,21 +221,19 @@ class ModulatedNorm(nn.Module):
         return video, text, gate, text_gate
 
 
-class SelfAttention(Projections):
+class SelfAttention(Attention):
     """Over all tokens, text first."""
 
     def __init__(self, config: CogVideoXFunConfig) -> None:
-        super().__init__(config.width, config.num_attention_heads, bias=config.attention_bias)
+        bias, attend = config.attention_bias, RotaryAttention()
+        super().__init__(config.width, config.num_attention_heads, bias=bias, attend=attend)
         self.norm_q = nn.LayerNorm(config.attention_head_dim, eps=QK_NORM_EPS)
         self.norm_k = nn.LayerNorm(config.attention_head_dim, eps=QK_NORM_EPS)
-        self.attend = RotaryAttention()
 
-    def forward(self, x_BMD: Tensor, rope_M1P: Tensor | None = None) -> Tensor:
-        q, k, v = self.project(x_BMD, x_BMD)
+    def project(self, x_BNW: Tensor, context_BMW: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        q, k, v = super().project(x_BNW, context_BMW)
         # Under autocast norms give float32; attention wants one precision for all three.
-        q, k = self.norm_q(q).type_as(v), self.norm_k(k).type_as(v)
-        attended: Tensor = self.to_out(self.attend(q, k, v, rope_M1P))
-        return attended
+        return self.norm_q(q).type_as(v), self.norm_k(k).type_as(v), v
 
 
 class FinalNorm(nn.Module):

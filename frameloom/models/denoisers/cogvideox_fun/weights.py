@@ -7,6 +7,7 @@ video checkpoint becomes an inpaint or control model whose new inputs start from
 from __future__ import annotations
 
 import dataclasses
+import logging
 from collections.abc import Mapping
 from typing import Any, Literal
 
@@ -44,19 +45,16 @@ def load_original(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
     own = model.state_dict()
     state = {key: tensor for key, tensor in tensors.items() if key in own or key not in _TABLES}
     if PROJECTION in state:
-        state[PROJECTION] = _fit_projection(state[PROJECTION], own[PROJECTION])
+        weight = state[PROJECTION]
+        given, wanted = weight.shape, own[PROJECTION].shape
+        if given != wanted and len(given) == len(wanted) and (given[0], given[2:]) == (wanted[0], wanted[2:]):
+            if given[1] < wanted[1]:
+                words, level = "%s checkpoint: %d inputs for %d; the new ones start from zeros", logging.INFO
+            else:
+                words, level = "%s checkpoint: %d inputs for %d; the last ones are cut off", logging.WARNING
+            _log.log(level, words, FAMILY_NAME, given[1], wanted[1])
+            state[PROJECTION] = fit_input_channels(weight, wanted[1])
     load_fitting(model, state, where=f"{FAMILY_NAME} checkpoint")
-
-
-def _fit_projection(weight: Tensor, own: Tensor) -> Tensor:
-    given, wanted = weight.shape, own.shape
-    if given == wanted or len(given) != len(wanted) or given[0] != wanted[0] or given[2:] != wanted[2:]:
-        return weight
-    if given[1] < wanted[1]:
-        _log.info("%s checkpoint: %d inputs for %d; the new ones start from zeros", FAMILY_NAME, given[1], wanted[1])
-    else:
-        _log.warning("%s checkpoint: %d inputs for %d; the last ones are cut off", FAMILY_NAME, given[1], wanted[1])
-    return fit_input_channels(weight, wanted[1])
 
 
 def export_original(model: nn.Module) -> dict[str, Tensor]:
@@ -89,12 +87,19 @@ def read_config(published: Mapping[str, Any], *, mask_scale: float = 1.0) -> Cog
     for key, only in _FIXED.items():
         if values.pop(key, only) != only:
             raise ConfigError(f"{FAMILY_NAME} config.json: {key} is {published[key]!r}; only {only!r} is supported")
-    condition = _find_condition(values.pop("in_channels"), values["out_channels"])
+    in_channels, channels = values.pop("in_channels"), values["out_channels"]
+    conditions: dict[int, Literal["none", "inpaint", "control"]]
+    conditions = {channels: "none", 2 * channels + 1: "inpaint", 2 * channels: "control"}
+    if in_channels not in conditions:
+        raise ConfigError(
+            f"{FAMILY_NAME} config.json: in_channels is {in_channels} for {channels} latent channels; known are "
+            f"{channels} (text to video), {2 * channels + 1} (inpaint) and {2 * channels} (control)"
+        )
     values["patch_size_t"] = values.get("patch_size_t") or 1
     if values.get("timestep_activation_fn") == "swish":  # two names of one function
         values["timestep_activation_fn"] = "silu"
     fields = {names[key]: value for key, value in values.items()}
-    return CogVideoXFunConfig(**fields, condition=condition, mask_scale=mask_scale)
+    return CogVideoXFunConfig(**fields, condition=conditions[in_channels], mask_scale=mask_scale)
 
 
 def write_published(config: CogVideoXFunConfig) -> dict[str, Any]:
@@ -104,20 +109,6 @@ def write_published(config: CogVideoXFunConfig) -> dict[str, Any]:
     values["patch_size_t"] = None if config.patch_size_t == 1 else config.patch_size_t
     fixed = {key: value for key, value in _FIXED.items() if key != "ofs_embed_dim"}
     return {"_class_name": CLASS_NAME, **values, **fixed, "in_channels": config.input_channels}
-
-
-def _find_condition(in_channels: int, out_channels: int) -> Literal["none", "inpaint", "control"]:
-    cond_channels = in_channels - out_channels
-    if cond_channels == 0:
-        return "none"
-    if cond_channels == out_channels + 1:
-        return "inpaint"
-    if cond_channels == out_channels:
-        return "control"
-    raise ConfigError(
-        f"{FAMILY_NAME} config.json: in_channels is {in_channels} for {out_channels} latent channels; known are "
-        f"{out_channels} (text to video), {2 * out_channels + 1} (inpaint) and {2 * out_channels} (control)"
-    )
 
 
 # diffusers has no pipeline for inpaint models, whose mask has a channel of its own.

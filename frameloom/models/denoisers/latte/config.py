@@ -8,8 +8,7 @@ from typing import Any
 
 from frameloom.core.errors import ConfigError
 from frameloom.core.spelling import refuse_unknown
-from frameloom.models.denoisers.latte.sharding import BLOCK_LISTS
-from frameloom.models.spec import DenoiserConfig, DenoiserSpec, Latent, find_too_small
+from frameloom.models.spec import DenoiserConfig, DenoiserSpec, find_too_small
 
 WHERE = "latte denoiser"
 # Latent frames and latent rows that one step of the interpolation scales stands for.
@@ -50,21 +49,7 @@ class LatteConfig(DenoiserConfig):
     joint_temporal_positions: bool = True
     """add the temporal sinusoids also to clips that images follow; the published code does not without recompute"""
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "sample_size", tuple(self.sample_size))
-        problems = _find_problems(self)
-        if problems:
-            raise ConfigError(problems)
-
     where = WHERE
-
-    @property
-    def patch(self) -> Latent:
-        return 1, self.patch_size, self.patch_size
-
-    @property
-    def heads(self) -> int:
-        return self.num_attention_heads
 
     @property
     def hidden_size(self) -> int:
@@ -73,11 +58,6 @@ class LatteConfig(DenoiserConfig):
     @property
     def out_channels(self) -> int:
         return self.in_channels * (2 if self.learn_sigma else 1)
-
-    @property
-    def base_side(self) -> int:
-        """Patches along a side of the size that the positions are made for."""
-        return self.sample_size[0] // self.patch_size
 
     @property
     def scale_2d(self) -> int:
@@ -119,6 +99,25 @@ class LatteConfig(DenoiserConfig):
         values["interpolation_scale_1d"] = self.interpolation_scale_1d or None
         return values | {"out_channels": self.out_channels}
 
+    def find_problems(self) -> list[str]:
+        problems = find_too_small(self, _LEAST, where=WHERE)
+        sides = self.sample_size
+        if len(sides) != 2 or any(not isinstance(side, int) or side < self.patch_size for side in sides):
+            problems.append(f"{WHERE}: sample_size {list(sides)} must be two whole numbers of at least one patch each")
+        if not 0 <= self.dropout <= 1:
+            problems.append(f"{WHERE}: dropout is {self.dropout}; it must be from 0 to 1")
+        if self.hidden_size % 4:
+            problems.append(
+                f"{WHERE}: heads times head width is {self.hidden_size}; the sinusoids need a multiple of 4"
+            )
+        if self.use_rope and self.attention_head_dim % 4:
+            problems.append(
+                f"{WHERE}: attention_head_dim {self.attention_head_dim} with use_rope must be a multiple of 4"
+            )
+        if self.use_rope and self.compress_kv_factor > 1:
+            problems.append(f"{WHERE}: use_rope and compress_kv_factor exclude each other; leave one of them out")
+        return problems
+
 
 _PLAIN = {
     "in_channels": "in_channels",
@@ -147,24 +146,6 @@ _FIXED: dict[str, Any] = {
 }
 # They choose a kernel, or do nothing in the published code.
 _IGNORED = ("attention_mode", "num_embeds_ada_norm", "model_max_length", "cross_attention_dim")
-
-
-def _find_problems(config: LatteConfig) -> list[str]:
-    problems = find_too_small(config, _LEAST, where=WHERE)
-    sides = config.sample_size
-    if len(sides) != 2 or any(not isinstance(side, int) or side < config.patch_size for side in sides):
-        problems.append(f"{WHERE}: sample_size {list(sides)} must be two whole numbers of at least one patch each")
-    if not 0 <= config.dropout <= 1:
-        problems.append(f"{WHERE}: dropout is {config.dropout}; it must be from 0 to 1")
-    if config.hidden_size % 4:
-        problems.append(f"{WHERE}: heads times head width is {config.hidden_size}; the sinusoids need a multiple of 4")
-    if config.use_rope and config.attention_head_dim % 4:
-        problems.append(
-            f"{WHERE}: attention_head_dim {config.attention_head_dim} with use_rope must be a multiple of 4"
-        )
-    if config.use_rope and config.compress_kv_factor > 1:
-        problems.append(f"{WHERE}: use_rope and compress_kv_factor exclude each other; leave one of them out")
-    return problems
 
 
 _LEAST = {
@@ -197,6 +178,8 @@ SIZES: dict[str, LatteConfig] = {
     "xl-d64": replace(_RELEASED, num_attention_heads=18, attention_head_dim=64),
 }
 
+# Lists of repeated blocks. The forward pass takes one of each in turn.
+BLOCK_LISTS = ("transformer_blocks", "temporal_transformer_blocks")
 
 SPEC = DenoiserSpec(
     name="latte",

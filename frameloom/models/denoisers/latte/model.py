@@ -8,7 +8,7 @@ A spatial block looks inside each frame and at the caption, a temporal block alo
 and return tensors only. LayerNorms have no parameters. The caption's mask is added to the scores, with -10000 for what
 must not be seen: a row without any key then still gets finite numbers, those of the published code.
 
-Sinusoids of a picture are made for a square of `base_side` patches; any other grid is stretched onto it, so that its
+Sinusoids of a picture are made for a square of patches; any other grid is stretched onto it, so that its
 far edge stays where the model knows it. Rotary positions count patches and frames, and are divided by the
 interpolation scale and cut to whole numbers: neighbours then share an angle, as in the published code.
 """
@@ -25,9 +25,8 @@ from torch import Tensor, nn
 from frameloom.core.errors import ConfigError
 from frameloom.distributed.sequence_parallel import ALONE, Exchange, SequenceGroup
 from frameloom.models.denoisers.base import Conditions, Denoiser, find_index
-from frameloom.models.denoisers.latte.config import WHERE, LatteConfig
-from frameloom.models.denoisers.latte.sharding import BLOCK_LISTS
-from frameloom.models.layers.attention.attention import Projections, RotaryAttention, attend_tokens
+from frameloom.models.denoisers.latte.config import BLOCK_LISTS, WHERE, LatteConfig
+from frameloom.models.layers.attention.attention import Attention, RotaryAttention, attend_tokens
 from frameloom.models.layers.dropout import KeyedDropout, dropout_keys
 from frameloom.models.layers.mlp import FeedForward, TwoLinear
 from frameloom.models.layers.modulation import ModulationTable, SharedModulation, modulate
@@ -58,7 +57,8 @@ class LatteT2V(ModulationTable, Denoiser):
         self.temporal_transformer_blocks = nn.ModuleList(TemporalBlock(config, factor=each) for each in factors)
         self.proj_out = nn.Linear(width, config.patch_size**2 * config.out_channels)
         self.adaln_single = SharedModulation(width)
-        self.caption_projection = CaptionProjection(config.context_in_dim, width)
+        self.caption_projection = TwoLinear(config.context_in_dim, width, nn.GELU(approximate="tanh"))
+        self.caption_projection.register_buffer("y_embedding", torch.empty(UNUSED_ROWS, config.context_in_dim))
         self.pictures = PositionTables(lambda *grid: picture_table(config, *grid))
         self.frames = PositionTables(lambda count: frame_table(config, count))
         self.picture_rotary = PositionTables(lambda *grid: turn_table(config, grid, config.scale_2d))
@@ -125,8 +125,9 @@ class LatteT2V(ModulationTable, Denoiser):
     def finish_weights(self, generator: torch.Generator) -> None:
         for module in self.modules():
             if isinstance(module, SelfAttention) and module.factor > 1:
-                module.reset_joining()
-        table = self.caption_projection.y_embedding
+                for name, value in module.joining_start().items():
+                    module.get_parameter(name).fill_(value)
+        table = self.caption_projection.get_buffer("y_embedding")
         table.normal_(std=table.shape[1] ** -0.5, generator=generator)
 
     @staticmethod
@@ -199,14 +200,6 @@ def _join_captions(conditions: Conditions) -> tuple[Tensor, Tensor]:
     return torch.cat([tokens[:, None], of_images], dim=1), torch.cat([mask[:, None], image_mask], dim=1)
 
 
-class CaptionProjection(TwoLinear):
-    y_embedding: Tensor
-
-    def __init__(self, text_width: int, width: int) -> None:
-        super().__init__(text_width, width, nn.GELU(approximate="tanh"))
-        self.register_buffer("y_embedding", torch.empty(UNUSED_ROWS, text_width))
-
-
 class Block(ModulationTable):
     """What both kinds share: a table that is added to the modulation vectors, self-attention and an MLP."""
 
@@ -225,7 +218,9 @@ class Block(ModulationTable):
 class SpatialBlock(Block):
     def __init__(self, config: LatteConfig, *, factor: int) -> None:
         super().__init__(config, num_axes=2, factor=factor)
-        self.attn2 = CrossAttention(config.hidden_size, config.num_attention_heads, bias=config.attention_bias)
+        self.attn2 = Attention(
+            config.hidden_size, config.num_attention_heads, bias=config.attention_bias, attend=attend_captions
+        )
         self.drop_cross = KeyedDropout(config.dropout, site=3)
 
     def forward(
@@ -266,29 +261,27 @@ class TemporalBlock(Block):
         return torch.addcmul(x_BFHWD, gate2, self.ff(modulate(x_BFHWD, shift2, scale2, self.eps), dropout_keys))
 
 
-class SelfAttention(Projections):
+class SelfAttention(Attention):
     """Attention of the N tokens of each picture [B, N, D], or of the frames of each place [B, F, N, D].
 
     With `factor` > 1, keys and values come from neighbours that a depthwise convolution has joined.
     """
 
     def __init__(self, config: LatteConfig, *, num_axes: int, factor: int) -> None:
-        super().__init__(config.hidden_size, config.num_attention_heads, bias=config.attention_bias)
+        # In a sequence group each rank has some places of all frames: only pictures are divided.
+        attend = RotaryAttention(parts=num_axes, whole=num_axes == 1)
+        super().__init__(config.hidden_size, config.num_attention_heads, bias=config.attention_bias, attend=attend)
         self.num_axes = num_axes
         self.factor = factor
-        # In a sequence group each rank has some places of all frames: only pictures are divided.
-        self.attend = RotaryAttention(parts=num_axes, whole=num_axes == 1)
         if factor > 1:
             width = config.hidden_size
             convolution = {1: nn.Conv1d, 2: nn.Conv2d}[num_axes]
             self.sr = convolution(width, width, factor, stride=factor, groups=width)
             self.norm = nn.LayerNorm(width)
 
-    def forward(self, x: Tensor, source: Tensor, rope_N1P: Tensor | None) -> Tensor:
-        """`source` is what keys and values are made of."""
-        q, k, v = self.project(x, source)
+    def forward(self, x_BNW: Tensor, context_BMW: Tensor, *inputs: Tensor | None) -> Tensor:
         attend = self._attend_places if self.num_axes == 1 else self.attend
-        mixed: Tensor = self.to_out(attend(q, k, v, rope_N1P))
+        mixed: Tensor = self.to_out(attend(*self.project(x_BNW, context_BMW), *inputs))
         return mixed
 
     def _attend_places(self, q_BFNGC: Tensor, k_BMNGC: Tensor, v_BMNGC: Tensor, rope_F1P: Tensor | None) -> Tensor:
@@ -319,38 +312,33 @@ class SelfAttention(Projections):
         normal: Tensor = self.norm(joined_BNDM.movedim(3, 1))
         return normal
 
-    @torch.no_grad()
-    def reset_joining(self) -> None:
-        """Start as the plain mean of the neighbours."""
-        self.sr.weight.fill_(1 / self.factor**self.num_axes)
-        for parameter, value in ((self.sr.bias, 0.0), (self.norm.weight, 1.0), (self.norm.bias, 0.0)):
-            assert parameter is not None
-            parameter.fill_(value)
+    def joining_start(self) -> dict[str, float]:
+        """What the parameters of the joining start from: the plain mean of the neighbours."""
+        return {"sr.weight": 1 / self.factor**self.num_axes, "sr.bias": 0.0, "norm.weight": 1.0, "norm.bias": 0.0}
 
 
-class CrossAttention(Projections):
-    """The frames of the clip look at its caption, and each image at its own."""
-
-    def forward(self, x_BFND: Tensor, text_BSKD: Tensor, bias_BSK: Tensor) -> Tensor:
-        q, k, v = self.project(x_BFND, text_BSKD)
-        bias_BS11K = bias_BSK[:, :, None, None].to(q.dtype)
-        batch, num_frames, num_tokens, _ = x_BFND.shape
-        num_images = text_BSKD.shape[1] - 1
-        of_clip, *of_images = torch.split(q, [num_frames - num_images, num_images], dim=1) if num_images else (q,)
-        mixed = attend_tokens(of_clip.flatten(1, 2), k[:, 0], v[:, 0], bias_BS11K[:, 0])
-        mixed_BFND = torch.unflatten(mixed, 1, (-1, num_tokens))
-        if num_images:
-            k, v, bias_B11K = (part[:, 1:].flatten(0, 1) for part in (k, v, bias_BS11K))
-            mixed = attend_tokens(of_images[0].flatten(0, 1), k, v, bias_B11K)
-            mixed_BFND = torch.cat([mixed_BFND, torch.unflatten(mixed, 0, (batch, num_images))], dim=1)
-        result: Tensor = self.to_out(mixed_BFND)
-        return result
+def attend_captions(q_BFNGC: Tensor, k_BSKGC: Tensor, v_BSKGC: Tensor, bias_BSK: Tensor) -> Tensor:
+    """The frames of the clip look at its caption, and each image at its own; [B, F, N, D]."""
+    bias_BS11K = bias_BSK[:, :, None, None].to(q_BFNGC.dtype)
+    batch, num_frames, num_tokens = q_BFNGC.shape[:3]
+    num_images = k_BSKGC.shape[1] - 1
+    of_clip, *of_images = (
+        torch.split(q_BFNGC, [num_frames - num_images, num_images], dim=1) if num_images else (q_BFNGC,)
+    )
+    mixed = attend_tokens(of_clip.flatten(1, 2), k_BSKGC[:, 0], v_BSKGC[:, 0], bias_BS11K[:, 0])
+    mixed_BFND = torch.unflatten(mixed, 1, (-1, num_tokens))
+    if not num_images:
+        return mixed_BFND
+    k, v, bias_B11K = (part[:, 1:].flatten(0, 1) for part in (k_BSKGC, v_BSKGC, bias_BS11K))
+    mixed = attend_tokens(of_images[0].flatten(0, 1), k, v, bias_B11K)
+    return torch.cat([mixed_BFND, torch.unflatten(mixed, 0, (batch, num_images))], dim=1)
 
 
 def picture_table(config: LatteConfig, rows: int, columns: int) -> Tensor:
     """[H, W, D]: the first half of the channels encodes the column, the second the row."""
     half = config.hidden_size // 2
-    counts = (torch.arange(count, dtype=torch.float32) / (count / config.base_side) for count in (rows, columns))
+    base_side = config.sample_size[0] // config.patch_size
+    counts = (torch.arange(count, dtype=torch.float32) / (count / base_side) for count in (rows, columns))
     row_HD, column_WD = (embed_position(count / config.scale_2d, half) for count in counts)
     return torch.cat([column_WD[None].expand(rows, -1, -1), row_HD[:, None].expand(-1, columns, -1)], dim=-1)
 

@@ -15,7 +15,6 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any, Literal, get_args
 
-import torch
 from torch import Tensor, nn
 
 from frameloom.core.errors import CheckpointError, ConfigError
@@ -28,8 +27,18 @@ from frameloom.models.state_dict import load_fitting, strip_wrappers
 Layout = Literal["original", "mindspore", "diffusers"]
 UNUSED = "caption_projection.y_embedding"
 _JOINING = re.compile(r".+\.attn1\.(sr|norm)\.(weight|bias)")
-_BLOCK_NAMES = (("transformer_blocks", "spatial_block"), ("temporal_transformer_blocks", "temp_block"))
-_LEAF_NAMES = (("weight", "gamma"), ("bias", "beta"))
+_FROM_MINDSPORE = {
+    r"^blocks\.(\d+)\.spatial_block\.": r"transformer_blocks.\1.",
+    r"^blocks\.(\d+)\.temp_block\.": r"temporal_transformer_blocks.\1.",
+    r"\.norm\.gamma$": ".norm.weight",
+    r"\.norm\.beta$": ".norm.bias",
+}
+_TO_MINDSPORE = {
+    r"^transformer_blocks\.(\d+)\.": r"blocks.\1.spatial_block.",
+    r"^temporal_transformer_blocks\.(\d+)\.": r"blocks.\1.temp_block.",
+    r"\.norm\.weight$": ".norm.gamma",
+    r"\.norm\.bias$": ".norm.beta",
+}
 _log = get_logger(__name__)
 
 
@@ -45,24 +54,11 @@ def detect_layout(keys: Iterable[str]) -> Layout:
     )
 
 
-def from_mindspore(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def _rename(tensors: Mapping[str, Tensor], rules: Mapping[str, str]) -> dict[str, Tensor]:
     result = {}
     for key, tensor in tensors.items():
-        for ours, theirs in _BLOCK_NAMES:
-            key = re.sub(rf"^blocks\.(\d+)\.{theirs}\.", rf"{ours}.\1.", key)
-        for ours, theirs in _LEAF_NAMES:
-            key = re.sub(rf"\.norm\.{theirs}$", f".norm.{ours}", key)
-        result[key] = tensor
-    return result
-
-
-def to_mindspore(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    result = {}
-    for key, tensor in tensors.items():
-        for ours, theirs in _BLOCK_NAMES:
-            key = re.sub(rf"^{ours}\.(\d+)\.", rf"blocks.\1.{theirs}.", key)
-        for ours, theirs in _LEAF_NAMES:
-            key = re.sub(rf"\.norm\.{ours}$", f".norm.{theirs}", key)
+        for pattern, name in rules.items():
+            key = re.sub(pattern, name, key)
         result[key] = tensor
     return result
 
@@ -74,7 +70,7 @@ def load_original(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
     uses may be absent; anything else that does not fit is an error.
     """
     given = strip_wrappers(tensors)
-    state = from_mindspore(given) if detect_layout(given) == "mindspore" else given
+    state = _rename(given, _FROM_MINDSPORE) if detect_layout(given) == "mindspore" else given
     load_fitting(model, _fill_gaps(state, model), where="latte checkpoint")
 
 
@@ -84,7 +80,7 @@ def export_original(model: nn.Module, layout: Layout = "original") -> dict[str, 
         raise CheckpointError(f"latte checkpoint: layout '{layout}' is not known; choose {', '.join(get_args(Layout))}")
     state = {key: tensor.detach().clone() for key, tensor in model.state_dict().items()}
     if layout == "mindspore":
-        return to_mindspore(state)
+        return _rename(state, _TO_MINDSPORE)
     if layout == "original":
         return state
     if any(_JOINING.fullmatch(key) for key in state) or model.config.use_rope:  # type: ignore[union-attr]
@@ -101,23 +97,16 @@ def _fill_gaps(tensors: Mapping[str, Tensor], model: nn.Module) -> dict[str, Ten
     if UNUSED not in state:
         state[UNUSED] = like.new_zeros(own[UNUSED].shape)
     if not any(_JOINING.fullmatch(key) for key in state):
-        fresh = _make_joining(model, like)
+        fresh = {
+            f"{name}.{key}": like.new_full(layer.get_parameter(key).shape, value)
+            for name, layer in model.named_modules()
+            if isinstance(layer, SelfAttention) and layer.factor > 1
+            for key, value in layer.joining_start().items()
+        }
         if fresh:
             _log.info("latte checkpoint: no key and value compression; it starts as the mean of neighbours")
         state |= fresh
     return state
-
-
-def _make_joining(model: nn.Module, like: Tensor) -> dict[str, Tensor]:
-    """The tensors of all compressing layers as they start."""
-    entries: dict[str, Tensor] = {}
-    for name, layer in model.named_modules():
-        if isinstance(layer, SelfAttention) and layer.factor > 1:
-            mean = 1 / layer.factor**layer.num_axes
-            for key, value in (("sr.weight", mean), ("sr.bias", 0.0), ("norm.weight", 1.0), ("norm.bias", 0.0)):
-                shape = layer.get_parameter(key).shape
-                entries[f"{name}.{key}"] = torch.full(shape, value, dtype=like.dtype, device=like.device)
-    return entries
 
 
 CLASS_NAME = "LatteTransformer3DModel"

@@ -68,7 +68,7 @@ class SingleBlock(nn.Module):
             self.k_proj = Linear(width, width)
             self.v_mlp = Linear(width, width + mlp_width)
         self.linear2 = Linear(width + mlp_width, width)
-        self.norm = QKNorm(config.head_dim)
+        self.norm = nn.ModuleDict({name: HeadNorm(config.head_dim) for name in ("query_norm", "key_norm")})
         self.modulation = Modulation(width, 3)
         self.attend = RotaryAttention(parts=int(config.use_liger_rope))
 
@@ -81,7 +81,8 @@ class SingleBlock(nn.Module):
             q, k = self.q_proj(normal_BMD), self.k_proj(normal_BMD)
             v, mlp = self.v_mlp(normal_BMD).split(self.widths, dim=-1)
         q, k, v = (part.unflatten(-1, (self.num_heads, -1)) for part in (q, k, v))
-        attended_BMD = self.attend(*self.norm(q, k), v, rope_M1P)
+        q, k = self.norm["query_norm"](q), self.norm["key_norm"](k)
+        attended_BMD = self.attend(q, k, v, rope_M1P)
         mixed_BMD: Tensor = self.linear2(torch.cat((attended_BMD, gelu(mlp)), dim=-1))
         return torch.addcmul(x_BMD, gate, mixed_BMD)
 
@@ -100,7 +101,7 @@ class StreamAttention(nn.Module):
             self.q_proj = Linear(width, width, bias=config.qkv_bias)
             self.k_proj = Linear(width, width, bias=config.qkv_bias)
             self.v_proj = Linear(width, width, bias=config.qkv_bias)
-        self.norm = QKNorm(config.head_dim)
+        self.norm = nn.ModuleDict({name: HeadNorm(config.head_dim) for name in ("query_norm", "key_norm")})
         self.proj = Linear(width, width)
 
     def project(self, x_BND: Tensor) -> QKV:
@@ -109,7 +110,7 @@ class StreamAttention(nn.Module):
         else:
             parts = (self.q_proj, self.k_proj, self.v_proj)
             q, k, v = (part(x_BND).unflatten(-1, (self.num_heads, -1)) for part in parts)
-        return *self.norm(q, k), v
+        return self.norm["query_norm"](q), self.norm["key_norm"](k), v
 
 
 class StreamMLP(nn.ModuleList):
@@ -135,16 +136,6 @@ class Modulation(nn.Module):
         """Three or six vectors [B, 1, D]: shift, scale, gate, in this order, once or twice."""
         vectors: Tensor = self.lin(F.silu(vec_BD))[:, None]
         return vectors.chunk(self.num_parts, dim=-1)
-
-
-class QKNorm(nn.Module):
-    def __init__(self, head_dim: int) -> None:
-        super().__init__()
-        self.query_norm = HeadNorm(head_dim)
-        self.key_norm = HeadNorm(head_dim)
-
-    def forward(self, q_BNHD: Tensor, k_BNHD: Tensor) -> tuple[Tensor, Tensor]:
-        return self.query_norm(q_BNHD), self.key_norm(k_BNHD)
 
 
 class HeadNorm(nn.Module):

@@ -7,8 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from frameloom.core.errors import ConfigError
-from frameloom.models.denoisers.opensora2.sharding import BLOCK_LISTS
-from frameloom.models.spec import DenoiserConfig, DenoiserSpec, Latent, find_too_small
+from frameloom.models.spec import DenoiserConfig, DenoiserSpec, find_too_small
 
 WHERE = "opensora2 denoiser"
 
@@ -48,12 +47,6 @@ class MMDiTConfig(DenoiserConfig):
     init: Literal["zero", "default"] = "zero"
     """fresh weights: "zero" starts modulation and the last layer from zeros, "default" is the published code's"""
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "axes_dim", tuple(self.axes_dim))
-        problems = list(_find_problems(self))
-        if problems:
-            raise ConfigError(problems)
-
     where = WHERE
 
     @property
@@ -61,16 +54,8 @@ class MMDiTConfig(DenoiserConfig):
         return "inpaint" if self.cond_embed else "none"
 
     @property
-    def patch(self) -> Latent:
-        return 1, self.patch_size, self.patch_size
-
-    @property
     def heads(self) -> int:
         return self.num_heads
-
-    @property
-    def has_guidance_embedding(self) -> bool:
-        return self.guidance_embed
 
     def derive_widths(
         self, *, latent_channels: int, text_width: int, pooled_width: int, overrides: Mapping[str, Any]
@@ -98,25 +83,24 @@ class MMDiTConfig(DenoiserConfig):
         """A packed condition token: the mask's patch, then the latent's."""
         return self.in_channels + self.patch_size**2
 
-
-def _find_problems(config: MMDiTConfig) -> list[str]:
-    problems = find_too_small(config, _LEAST, where=WHERE)
-    if problems:
+    def find_problems(self) -> list[str]:
+        problems = find_too_small(self, _LEAST, where=WHERE)
+        if problems:
+            return problems
+        if self.hidden_size % self.num_heads:
+            problems.append(f"{WHERE}: hidden_size {self.hidden_size} is not a multiple of num_heads {self.num_heads}")
+        elif sum(self.axes_dim) != self.head_dim or len(self.axes_dim) != 3:
+            problems.append(
+                f"{WHERE}: axes_dim {list(self.axes_dim)} must be three numbers that add up to hidden_size / num_heads "
+                f"= {self.head_dim}; set axes_dim to fit"
+            )
+        if any(not isinstance(dim, int) or dim < 2 or dim % 2 for dim in self.axes_dim):
+            problems.append(f"{WHERE}: axes_dim {list(self.axes_dim)} must be even whole numbers")
+        if self.in_channels % self.patch_size**2:
+            problems.append(f"{WHERE}: in_channels {self.in_channels} is not a multiple of patch_size squared")
+        if self.init not in ("zero", "default"):
+            problems.append(f"{WHERE}: init is '{self.init}'; choose zero or default")
         return problems
-    if config.hidden_size % config.num_heads:
-        problems.append(f"{WHERE}: hidden_size {config.hidden_size} is not a multiple of num_heads {config.num_heads}")
-    elif sum(config.axes_dim) != config.head_dim or len(config.axes_dim) != 3:
-        problems.append(
-            f"{WHERE}: axes_dim {list(config.axes_dim)} must be three numbers that add up to hidden_size / num_heads "
-            f"= {config.head_dim}; set axes_dim to fit"
-        )
-    if any(not isinstance(dim, int) or dim < 2 or dim % 2 for dim in config.axes_dim):
-        problems.append(f"{WHERE}: axes_dim {list(config.axes_dim)} must be even whole numbers")
-    if config.in_channels % config.patch_size**2:
-        problems.append(f"{WHERE}: in_channels {config.in_channels} is not a multiple of patch_size squared")
-    if config.init not in ("zero", "default"):
-        problems.append(f"{WHERE}: init is '{config.init}'; choose zero or default")
-    return problems
 
 
 _LEAST = {
@@ -171,6 +155,8 @@ SIZES: dict[str, MMDiTConfig] = {
     "flux-dev": replace(_RELEASED, cond_embed=False, guidance_embed=True, fused_qkv=True, use_liger_rope=False),
 }
 
+# Lists of repeated blocks, in the order of the forward pass.
+BLOCK_LISTS = ("double_blocks", "single_blocks")
 
 SPEC = DenoiserSpec(
     name="opensora2",

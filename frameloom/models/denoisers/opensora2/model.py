@@ -16,8 +16,7 @@ from frameloom.distributed.sequence_parallel import ALONE, Exchange, SequenceGro
 from frameloom.models.denoisers.base import NUM_TIMESTEPS, Conditions, Denoiser, Draws, Encode
 from frameloom.models.denoisers.opensora2.blocks import DoubleBlock, SingleBlock
 from frameloom.models.denoisers.opensora2.conditioning import pack_known
-from frameloom.models.denoisers.opensora2.config import MMDiTConfig
-from frameloom.models.denoisers.opensora2.sharding import BLOCK_LISTS
+from frameloom.models.denoisers.opensora2.config import BLOCK_LISTS, MMDiTConfig
 from frameloom.models.layers.modulation import TIME_WIDTH, modulate
 from frameloom.models.layers.patches import Grid, pack, unpack
 from frameloom.models.layers.positions import PositionTables, axis_angles, embed_index, grid_positions, rotary_table
@@ -107,10 +106,11 @@ class MMDiT(Denoiser):
     ) -> Tensor:
         """The same on packed tokens. Without a condition (text to video), a model that takes one sees zeros."""
         sequence, num_text, num_video = self.sequence, txt_BKD.shape[1], img_BNC.shape[1]
-        img_BND = self._embed_video(
-            sequence.split_rest(img_BNC, num_text),
-            None if cond_BNC is None else sequence.split_rest(cond_BNC, num_text),
-        )
+        img_BND = self.img_in(sequence.split_rest(img_BNC, num_text))
+        if self.cond_in is not None:
+            if cond_BNC is None:
+                cond_BNC = img_BNC.new_zeros(*img_BNC.shape[:2], self.config.cond_channels)
+            img_BND = img_BND.add(self.cond_in(sequence.split_rest(cond_BNC, num_text)))
         if position_ND is not None:
             img_BND = img_BND + sequence.split_rest(position_ND, num_text)
         txt_BKD = self.txt_in(sequence.split_prefix(txt_BKD, num_video))
@@ -122,14 +122,6 @@ class MMDiT(Denoiser):
             joint_BMD = block(joint_BMD, vec_BD, rope_M1P)
         prediction: Tensor = self.final_layer(joint_BMD[:, txt_BKD.shape[1] :], vec_BD)
         return sequence.gather_rest(prediction, num_text, num_video)
-
-    def _embed_video(self, img_BNC: Tensor, cond_BNC: Tensor | None) -> Tensor:
-        img_BND: Tensor = self.img_in(img_BNC)
-        if self.cond_in is None:
-            return img_BND
-        if cond_BNC is None:
-            cond_BNC = img_BNC.new_zeros(*img_BNC.shape[:2], self.config.cond_channels)
-        return img_BND.add(self.cond_in(cond_BNC))
 
     def _embed_vector(self, timestep_B: Tensor, pooled_BD: Tensor, guidance_B: Tensor | None) -> Tensor:
         vec_BD: Tensor = self.time_in(embed_time(timestep_B).type_as(pooled_BD))

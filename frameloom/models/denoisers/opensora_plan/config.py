@@ -8,9 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from frameloom.core.errors import ConfigError
-from frameloom.models.denoisers.opensora_plan.sharding import BLOCK_LISTS
-from frameloom.models.spec import DenoiserConfig, DenoiserSpec, Latent, find_too_small
+from frameloom.models.spec import DenoiserConfig, DenoiserSpec, find_too_small
 
 WHERE = "opensora_plan denoiser"
 Pattern = Literal["full", "single", "group"]
@@ -49,24 +47,11 @@ class OpenSoraPlanConfig(DenoiserConfig):
     vae_scale_factor_t: int = 4
     """pixel frames per latent frame of the autoencoder, which is the number of mask channels"""
 
-    def __post_init__(self) -> None:
-        problems = _find_problems(self)
-        if problems:
-            raise ConfigError(problems)
-
     where = WHERE
 
     @property
     def condition(self) -> Literal["none", "inpaint"]:
         return "inpaint" if self.inpaint else "none"
-
-    @property
-    def patch(self) -> Latent:
-        return 1, self.patch_size, self.patch_size
-
-    @property
-    def heads(self) -> int:
-        return self.num_attention_heads
 
     @property
     def hidden_size(self) -> int:
@@ -87,22 +72,21 @@ class OpenSoraPlanConfig(DenoiserConfig):
             return "full"
         return "group" if layer % 2 else "single"
 
-
-def _find_problems(config: OpenSoraPlanConfig) -> list[str]:
-    problems = find_too_small(config, _LEAST, where=WHERE)
-    problems += [
-        f"{WHERE}: {name} is {getattr(config, name)}; it must be above 0"
-        for name in ("interpolation_scale_t", "interpolation_scale_h", "interpolation_scale_w", "norm_eps")
-        if getattr(config, name) <= 0
-    ]
-    if not 0 <= config.dropout <= 1:
-        problems.append(f"{WHERE}: dropout is {config.dropout}; it must be from 0 to 1")
-    if config.attention_head_dim % 6:
-        problems.append(
-            f"{WHERE}: attention_head_dim {config.attention_head_dim} must be a multiple of 6: a head has pairs of "
-            "channels for frame, row and column"
-        )
-    return problems
+    def find_problems(self) -> list[str]:
+        problems = find_too_small(self, _LEAST, where=WHERE)
+        problems += [
+            f"{WHERE}: {name} is {getattr(self, name)}; it must be above 0"
+            for name in ("interpolation_scale_t", "interpolation_scale_h", "interpolation_scale_w", "norm_eps")
+            if getattr(self, name) <= 0
+        ]
+        if not 0 <= self.dropout <= 1:
+            problems.append(f"{WHERE}: dropout is {self.dropout}; it must be from 0 to 1")
+        if self.attention_head_dim % 6:
+            problems.append(
+                f"{WHERE}: attention_head_dim {self.attention_head_dim} must be a multiple of 6: a head has pairs of "
+                "channels for frame, row and column"
+            )
+        return problems
 
 
 _LEAST = {
@@ -133,6 +117,8 @@ SIZES: dict[str, OpenSoraPlanConfig] = {
     "2b-inpaint": replace(_RELEASED, inpaint=True),
 }
 
+# Lists of repeated blocks, in the order of the forward pass.
+BLOCK_LISTS = ("transformer_blocks",)
 
 SPEC = DenoiserSpec(
     name="opensora_plan",

@@ -8,6 +8,8 @@ Blocks take and return tensors only. LayerNorms have no parameters.
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 from torch import Tensor, nn
 
@@ -15,15 +17,14 @@ from frameloom.core.errors import ConfigError
 from frameloom.distributed.sequence_parallel import ALONE, Exchange, SequenceGroup
 from frameloom.models.denoisers.base import Conditions, Denoiser, Draws, Encode, find_index
 from frameloom.models.denoisers.opensora_plan.conditioning import pack_known
-from frameloom.models.denoisers.opensora_plan.config import WHERE, OpenSoraPlanConfig
-from frameloom.models.denoisers.opensora_plan.sharding import BLOCK_LISTS
+from frameloom.models.denoisers.opensora_plan.config import BLOCK_LISTS, WHERE, OpenSoraPlanConfig
 from frameloom.models.denoisers.opensora_plan.skiparse import (
     PADDED,
     SkiparseAttention,
     mask_filling,
     turn_table,
 )
-from frameloom.models.layers.attention.attention import Projections, attend_tokens
+from frameloom.models.layers.attention.attention import Attention
 from frameloom.models.layers.dropout import KeyedDropout, dropout_keys
 from frameloom.models.layers.mlp import FeedForward, TwoLinear
 from frameloom.models.layers.modulation import ModulationTable, SharedModulation, modulate
@@ -50,16 +51,12 @@ class OpenSoraT2V(ModulationTable, Denoiser):
         self.transformer_blocks = nn.ModuleList(Block(config, layer) for layer in range(config.num_layers))
         self.proj_out = nn.Linear(width, config.patch_size**2 * config.in_channels)
         if config.inpaint:
-            self.pos_embed_masked_hidden_states = self._build_branch(config.in_channels)
-            self.pos_embed_mask = self._build_branch(config.vae_scale_factor_t)
+            self.pos_embed_masked_hidden_states, self.pos_embed_mask = (
+                nn.Sequential(PatchEmbed(channels, width, config.patch_size), nn.Linear(width, width, bias=False))
+                for channels in (config.in_channels, config.vae_scale_factor_t)
+            )
         self.rotary = PositionTables(
             lambda grid: turn_table(grid, config.attention_head_dim, config.interpolation_scales)
-        )
-
-    def _build_branch(self, in_channels: int) -> nn.Sequential:
-        width = self.config.hidden_size
-        return nn.Sequential(
-            PatchEmbed(in_channels, width, self.config.patch_size), nn.Linear(width, width, bias=False)
         )
 
     def accepted(self) -> tuple[str, ...]:
@@ -135,8 +132,10 @@ class Block(ModulationTable):
     def __init__(self, config: OpenSoraPlanConfig, layer: int) -> None:
         super().__init__(6, config.hidden_size)
         self.eps = config.norm_eps
-        self.attn1 = SelfAttention(config, layer)
-        self.attn2 = CrossAttention(config.hidden_size, config.num_attention_heads, bias=config.attention_bias)
+        make = partial(Attention, config.hidden_size, config.num_attention_heads, bias=config.attention_bias)
+        self.attn1 = make(attend=SkiparseAttention(config.pattern(layer), config.sparse_n))
+        # Over all tokens: dealing the queries into sub-sequences would not change what they see of the text.
+        self.attn2 = make()
         self.ff = FeedForward(config.hidden_size, config.dropout)
         self.drop_self, self.drop_cross = (KeyedDropout(config.dropout, site) for site in (2, 3))
 
@@ -152,27 +151,8 @@ class Block(ModulationTable):
     ) -> Tensor:
         vectors = (self.scale_shift_table + modulation_B6D).chunk(6, dim=1)
         shift1, scale1, gate1, shift2, scale2, gate2 = vectors
-        mixed_BND = self.attn1(modulate(x_BND, shift1, scale1, self.eps), rope_N1P, mask)
+        normal_BND = modulate(x_BND, shift1, scale1, self.eps)
+        mixed_BND = self.attn1(normal_BND, normal_BND, rope_N1P, mask)
         x_BND = torch.addcmul(x_BND, gate1, self.drop_self(mixed_BND, dropout_keys))
         x_BND = x_BND + self.drop_cross(self.attn2(x_BND, text_BKD, text_mask_B11K), dropout_keys)
         return torch.addcmul(x_BND, gate2, self.ff(modulate(x_BND, shift2, scale2, self.eps), dropout_keys))
-
-
-class SelfAttention(Projections):
-    """`attend` works on heads: [B, N, H, head width] three times, the rotary table and a mask, to [B, N, D]."""
-
-    def __init__(self, config: OpenSoraPlanConfig, layer: int) -> None:
-        super().__init__(config.hidden_size, config.num_attention_heads, bias=config.attention_bias)
-        self.attend = SkiparseAttention(config.pattern(layer), config.sparse_n)
-
-    def forward(self, x_BND: Tensor, rope_N1P: Tensor, mask: Tensor | None) -> Tensor:
-        attended: Tensor = self.to_out(self.attend(*self.project(x_BND, x_BND), rope_N1P, mask))
-        return attended
-
-
-class CrossAttention(Projections):
-    """Always over all tokens: dealing the queries into sub-sequences would not change what they see of the text."""
-
-    def forward(self, x_BND: Tensor, text_BKD: Tensor, mask_B11K: Tensor | None) -> Tensor:
-        attended: Tensor = self.to_out(attend_tokens(*self.project(x_BND, text_BKD), mask_B11K))
-        return attended

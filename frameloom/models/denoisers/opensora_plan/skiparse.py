@@ -57,15 +57,11 @@ class SkiparseAttention(nn.Module):
         return self.sequence.exchange_tokens(F.pad(self._attend(q, k, v, mask), (0, 0, 0, filling)))
 
     def _attend(self, q_BNHD: Tensor, k_BNHD: Tensor, v_BNHD: Tensor, mask: Tensor | None) -> Tensor:
-        q, k, v = (self._deal(heads).transpose(1, 2) for heads in (q_BNHD, k_BNHD, v_BNHD))
+        filled = 0 if self.pattern == "full" else num_filled(q_BNHD.shape[1], self.sparse_n)
+        heads = (F.pad(part, (0, 0, 0, 0, 0, filled)) if filled else part for part in (q_BNHD, k_BNHD, v_BNHD))
+        q, k, v = (deal(part, self.pattern, self.sparse_n).transpose(1, 2) for part in heads)
         attended = attend(q, k, v, mask).transpose(1, 2)
         return gather(attended, self.pattern, self.sparse_n)[:, : q_BNHD.shape[1]].flatten(2)
-
-    def _deal(self, heads_BNHD: Tensor) -> Tensor:
-        filled = num_filled(heads_BNHD.shape[1], self.sparse_n)
-        if filled and self.pattern != "full":
-            heads_BNHD = F.pad(heads_BNHD, (0, 0, 0, 0, 0, filled))
-        return deal(heads_BNHD, self.pattern, self.sparse_n)
 
 
 def deal(tokens_BS: Tensor, pattern: Pattern, sparse_n: int) -> Tensor:

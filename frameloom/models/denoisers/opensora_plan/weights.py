@@ -46,21 +46,18 @@ def start_inpaint(model: nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, 
         ) from error
     fresh = {key: tensor for key, tensor in own.items() if key.startswith(f"{_MASK}0.")}
     if any(tensor.is_meta for tensor in fresh.values()):
-        fresh = _draw_mask_embed(cast(OpenSoraPlanConfig, model.config))
+        config = cast(OpenSoraPlanConfig, model.config)
+        with torch.device("meta"):
+            embed = PatchEmbed(config.vae_scale_factor_t, config.hidden_size, config.patch_size)
+        embed.to_empty(device="cpu")
+        initialize(embed, stream(0, "opensora_plan mask input"))
+        fresh = {f"{_MASK}0.{key}": tensor for key, tensor in embed.state_dict().items()}
     return {
         f"{_MASKED}0.proj.weight": weight.clone(),
         f"{_MASKED}0.proj.bias": bias.clone(),
         **{key: tensor.to(weight.dtype) for key, tensor in fresh.items()},
         **{f"{branch}1.weight": weight.new_zeros(own[f"{branch}1.weight"].shape) for branch in (_MASKED, _MASK)},
     }
-
-
-def _draw_mask_embed(config: OpenSoraPlanConfig) -> dict[str, Tensor]:
-    with torch.device("meta"):
-        embed = PatchEmbed(config.vae_scale_factor_t, config.hidden_size, config.patch_size)
-    embed.to_empty(device="cpu")
-    initialize(embed, stream(0, "opensora_plan mask input"))
-    return {f"{_MASK}0.{key}": tensor for key, tensor in embed.state_dict().items()}
 
 
 def export_original(model: nn.Module) -> dict[str, Tensor]:

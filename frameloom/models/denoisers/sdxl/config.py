@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from frameloom.core.errors import ConfigError
-from frameloom.models.denoisers.sdxl.sharding import BLOCK_LISTS
-from frameloom.models.spec import DenoiserConfig, DenoiserSpec, Latent
+from frameloom.models.spec import DenoiserConfig, DenoiserSpec
 
 WHERE = "sdxl denoiser"
 
@@ -36,18 +34,7 @@ class SDXLConfig(DenoiserConfig):
     aesthetic: bool = False
     """the refiner's conditions: an aesthetic score stands in the place of the target size"""
 
-    def __post_init__(self) -> None:
-        for name in ("channel_mult", "transformer_depth", "attention_resolutions"):
-            object.__setattr__(self, name, tuple(getattr(self, name)))
-        problems = _find_problems(self)
-        if problems:
-            raise ConfigError(problems)
-
     where = WHERE
-
-    @property
-    def patch(self) -> Latent:
-        return 1, 1, 1
 
     @property
     def widths(self) -> tuple[int, ...]:
@@ -57,41 +44,36 @@ class SDXLConfig(DenoiserConfig):
     def attention_levels(self) -> tuple[int, ...]:
         return tuple(level for level in range(len(self.channel_mult)) if 2**level in self.attention_resolutions)
 
-    @property
-    def num_size_values(self) -> int:
-        return 5 if self.aesthetic else 6
-
-
-def _find_problems(config: SDXLConfig) -> list[str]:
-    numbers = [(name, getattr(config, name)) for name in _POSITIVE]
-    numbers += [(name, number) for name in _LISTS for number in getattr(config, name)]
-    problems = [
-        f"{WHERE}: {name} has {number!r}; it must be a whole number of at least 1"
-        for name, number in numbers
-        if not isinstance(number, int) or number < 1
-    ]
-    if problems:
+    def find_problems(self) -> list[str]:
+        numbers = [(name, getattr(self, name)) for name in _POSITIVE]
+        numbers += [(name, number) for name in _LISTS for number in getattr(self, name)]
+        problems = [
+            f"{WHERE}: {name} has {number!r}; it must be a whole number of at least 1"
+            for name, number in numbers
+            if not isinstance(number, int) or number < 1
+        ]
+        if problems:
+            return problems
+        num_levels = len(self.channel_mult)
+        if num_levels == 0 or len(self.transformer_depth) != num_levels:
+            problems.append(
+                f"{WHERE}: transformer_depth {list(self.transformer_depth)} and channel_mult {list(self.channel_mult)} "
+                "must have one number for each level"
+            )
+        factors = [2**level for level in range(num_levels)]
+        strange = [factor for factor in self.attention_resolutions if factor not in factors]
+        if strange:
+            problems.append(f"{WHERE}: attention_resolutions has {strange[0]}; the levels have {factors}")
+        for name, divisor in (("norm_groups", self.norm_groups), ("num_head_channels", self.num_head_channels)):
+            # Heads are only cut where there is attention: at the chosen levels and in the middle.
+            counted = range(num_levels) if name == "norm_groups" else {*self.attention_levels, num_levels - 1}
+            wrong = [width for level, width in enumerate(self.widths) if width % divisor and level in counted]
+            if wrong:
+                problems.append(f"{WHERE}: a level of {wrong[0]} channels is not a multiple of {name} {divisor}")
+        for name in ("model_channels", "size_embed_dim"):
+            if getattr(self, name) % 2:
+                problems.append(f"{WHERE}: {name} {getattr(self, name)} must be even, for pairs of sine and cosine")
         return problems
-    num_levels = len(config.channel_mult)
-    if num_levels == 0 or len(config.transformer_depth) != num_levels:
-        problems.append(
-            f"{WHERE}: transformer_depth {list(config.transformer_depth)} and channel_mult {list(config.channel_mult)} "
-            "must have one number for each level"
-        )
-    factors = [2**level for level in range(num_levels)]
-    strange = [factor for factor in config.attention_resolutions if factor not in factors]
-    if strange:
-        problems.append(f"{WHERE}: attention_resolutions has {strange[0]}; the levels have {factors}")
-    for name, divisor in (("norm_groups", config.norm_groups), ("num_head_channels", config.num_head_channels)):
-        # Heads are only cut where there is attention: at the chosen levels and in the middle.
-        counted = range(num_levels) if name == "norm_groups" else {*config.attention_levels, num_levels - 1}
-        wrong = [width for level, width in enumerate(config.widths) if width % divisor and level in counted]
-        if wrong:
-            problems.append(f"{WHERE}: a level of {wrong[0]} channels is not a multiple of {name} {divisor}")
-    for name in ("model_channels", "size_embed_dim"):
-        if getattr(config, name) % 2:
-            problems.append(f"{WHERE}: {name} {getattr(config, name)} must be even, for pairs of sine and cosine")
-    return problems
 
 
 _POSITIVE = (
@@ -138,6 +120,11 @@ SIZES: dict[str, SDXLConfig] = {
     ),
 }
 
+# Thirds of the UNet, in the order of the forward pass.
+STAGES = ("down_blocks", "mid_block", "up_blocks")
+# Lists of repeated blocks, wherever they stand in a stage; together they hold nearly all weights. Whole levels are no
+# blocks: they pass tuples of skip connections.
+BLOCK_LISTS = ("resnets", "transformer_blocks")
 
 SPEC = DenoiserSpec(
     name="sdxl",

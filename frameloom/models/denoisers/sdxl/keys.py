@@ -170,18 +170,9 @@ _FUSED = re.compile(r"transformer\.resblocks\.(\d+)\.attn\.in_proj_(weight|bias)
 _PROJECTION = re.compile(r"self_attn\.([qkv])_proj")
 
 
-def clip_to_single(key: str) -> str | None:
-    """The single file's name (after its prefix) of a tensor of the first encoder; None for one it does not keep."""
-    return None if key.endswith(POSITION_IDS) else _wrap(key)
-
-
-def clip_to_folder(key: str) -> str | None:
-    return None if key.endswith(POSITION_IDS) else key
-
-
 def open_clip_to_single(key: str) -> tuple[str, int] | None:
     """The single file's name of a tensor of the second encoder, and its place among the parts of that tensor."""
-    key = _wrap(key)
+    key = wrap_text(key)
     if key in _TEXT_TOP:
         return _TEXT_TOP[key], 0
     found = _FOLDER_LAYER.fullmatch(key)
@@ -222,6 +213,8 @@ def join_open_clip(single_key: str, parts: Sequence[Tensor]) -> Tensor:
     return torch.cat(list(parts)) if len(parts) > 1 else parts[0]
 
 
-def _wrap(key: str) -> str:
+def wrap_text(key: str) -> str:
+    """One spelling of the names of text encoders, which differ between versions of transformers; the first encoder has
+    it in the single file, too."""
     is_bare = not key.startswith((_WRAPPER, "text_projection."))
     return f"{_WRAPPER}{key}" if is_bare else key

@@ -13,8 +13,7 @@ from torch import Tensor, nn
 
 from frameloom.core.errors import ConfigError
 from frameloom.models.denoisers.base import NUM_TIMESTEPS, Conditions, Denoiser, find_index
-from frameloom.models.denoisers.sdxl.config import SDXLConfig
-from frameloom.models.denoisers.sdxl.sharding import BLOCK_LISTS, STAGES
+from frameloom.models.denoisers.sdxl.config import BLOCK_LISTS, STAGES, SDXLConfig
 from frameloom.models.layers.attention.diffusers_processor import AttendProcessor
 
 # Pixels per latent cell, for the size conditions of a clip that comes without any.
@@ -62,10 +61,13 @@ class SDXLUNet(Denoiser, UNet2DConditionModel):  # type: ignore[misc]
         noisy_BCHW, dtype = noisy_BCFHW[:, :, 0], self.conv_in.weight.dtype
         # Size values stay float32 until their sinusoids are computed: bfloat16 cannot tell 1333 from 1336.
         sizes = self._size_values(noisy_BCHW, conditions.get("sizes"))
+        # The index of a DDPM's level; a level between two of them, as an EDM has, stays as it is.
+        exact_B, index_B = timestep_B.float() * NUM_TIMESTEPS, find_index(timestep_B)
+        level_B = torch.where((exact_B - index_B).abs() < _INDEX_ROUNDING, index_B, exact_B)
         (prediction_BCHW,) = UNet2DConditionModel.forward(
             self,
             noisy_BCHW.to(dtype),
-            _find_level(timestep_B),
+            level_B,
             conditions["text"].to(dtype),
             added_cond_kwargs={"text_embeds": conditions["pooled"].to(dtype), "time_ids": sizes},
             return_dict=False,
@@ -86,6 +88,7 @@ class SDXLUNet(Denoiser, UNet2DConditionModel):  # type: ignore[misc]
 
 def diffusers_arguments(config: SDXLConfig) -> dict[str, Any]:
     """The same architecture in the words of `UNet2DConditionModel`."""
+    num_size_values = 5 if config.aesthetic else 6
     has_attention = [level in config.attention_levels for level in range(len(config.widths))]
     return {
         "in_channels": config.in_channels,
@@ -102,11 +105,5 @@ def diffusers_arguments(config: SDXLConfig) -> dict[str, Any]:
         "norm_num_groups": config.norm_groups,
         "addition_embed_type": "text_time",
         "addition_time_embed_dim": config.size_embed_dim,
-        "projection_class_embeddings_input_dim": config.vec_in_dim + config.num_size_values * config.size_embed_dim,
+        "projection_class_embeddings_input_dim": config.vec_in_dim + num_size_values * config.size_embed_dim,
     }
-
-
-def _find_level(timestep_B: Tensor) -> Tensor:
-    """The index of a DDPM's level; a level between two of them, as an EDM has, stays as it is."""
-    exact_B, index_B = timestep_B.float() * NUM_TIMESTEPS, find_index(timestep_B)
-    return torch.where((exact_B - index_B).abs() < _INDEX_ROUNDING, index_B, exact_B)

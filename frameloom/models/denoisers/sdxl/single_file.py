@@ -22,12 +22,11 @@ from frameloom.models.denoisers.sdxl.keys import (
     LOGIT_SCALE,
     POSITION_IDS,
     UNetNames,
-    clip_to_folder,
-    clip_to_single,
     join_open_clip,
     open_clip_to_folder,
     open_clip_to_single,
     split_open_clip,
+    wrap_text,
 )
 from frameloom.models.vaes import image_keys
 from frameloom.models.vaes.kl.weights import VAE_PREFIX
@@ -59,8 +58,7 @@ def map_key(key: str, names: UNetNames) -> tuple[Part, list[str]] | None:
     if part is None:
         return None
     if part == "text_encoder":
-        name = clip_to_folder(inner)
-        return part, [name] if name else []
+        return part, [] if inner.endswith(POSITION_IDS) else [inner]
     if part == "text_encoder_2":
         found = open_clip_to_folder(inner)
         return (part, found) if found or inner == LOGIT_SCALE else None
@@ -152,7 +150,7 @@ def _to_single(part: Part, key: str, names: UNetNames | None) -> tuple[str, int]
     if part == "text_encoder_2":
         return open_clip_to_single(key)
     if part == "text_encoder":
-        name = clip_to_single(key)
+        name = None if key.endswith(POSITION_IDS) else wrap_text(key)
     elif part == "vae":
         name = image_keys.to_single(key)
     else:

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from frameloom.core.errors import CheckpointError
 from frameloom.models.denoisers.export_forms import ExportForms, as_json
 from frameloom.models.denoisers.sdxl.config import SIZES, SDXLConfig
-from frameloom.models.denoisers.sdxl.keys import UNetNames
+from frameloom.models.denoisers.sdxl.keys import UNetNames, wrap_text
 from frameloom.models.denoisers.sdxl.model import diffusers_arguments
 from frameloom.models.denoisers.sdxl.single_file import UNET_PREFIX, Part, to_single_file
 from frameloom.models.lora.keys import LoraNames
@@ -45,7 +45,6 @@ CLASSES: dict[Part, tuple[str, str]] = {
 TOKENIZERS: dict[str, Part] = {"tokenizer": "text_encoder", "tokenizer_2": "text_encoder_2"}
 # Our names of the text encoders.
 ENCODERS: dict[Part, str] = {"text_encoder": "clip_l", "text_encoder_2": "clip_bigg"}
-_WRAPPER = "text_model."
 
 
 def load_original(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
@@ -125,8 +124,10 @@ def published_descriptions(part: Part) -> list[dict[str, Any]]:
 
 def check_description(part: Part, content: Mapping[str, Any], tensors: Mapping[str, Tensor], *, where: str) -> None:
     """CheckpointError unless a model that is built as described takes exactly these tensors; needs no memory."""
-    expected = {_wrapped(part, name): one for name, one in _build_empty(part, content).state_dict().items()}
-    check_fit(expected, {_wrapped(part, name): one for name, one in tensors.items()}, where=where)
+    expected: Mapping[str, Tensor] = _build_empty(part, content).state_dict()
+    if part in ENCODERS:
+        expected, tensors = ({wrap_text(name): one for name, one in table.items()} for table in (expected, tensors))
+    check_fit(expected, tensors, where=where)
 
 
 def describe_scheduler(prediction: str = "epsilon", *, zero_terminal_snr: bool = False) -> dict[str, Any]:
@@ -157,13 +158,6 @@ def _build_empty(part: Part, content: Mapping[str, Any]) -> nn.Module:
         else:
             model = kind(kind.config_class.from_dict(dict(content)))
     return model
-
-
-def _wrapped(part: Part, name: str) -> str:
-    """One spelling for text encoders, whose own names differ between versions of transformers."""
-    if part not in ENCODERS or name.startswith((_WRAPPER, "text_projection.")):
-        return name
-    return f"{_WRAPPER}{name}"
 
 
 LORA_NAMES = LoraNames(part="unet", single=single_file_layers)

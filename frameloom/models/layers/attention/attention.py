@@ -5,6 +5,7 @@ Shape letters: B batch, H heads, N queries, M keys, S tokens of a rank, D head w
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import lru_cache
 from importlib.util import find_spec
 from typing import Any
@@ -80,16 +81,24 @@ class RotaryAttention(nn.Module):
         return self.sequence.exchange_tokens(attend_tokens(q, k[:, :num_keys], v[:, :num_keys], mask))
 
 
-class Projections(nn.Module):
-    """Linear layers into the heads of queries, keys and values, and back."""
+class Attention(nn.Module):
+    """Linear layers into the heads of queries, keys and values, `attend` between these, and a layer back."""
 
-    def __init__(self, width: int, num_heads: int, *, bias: bool = True) -> None:
+    def __init__(
+        self, width: int, num_heads: int, *, bias: bool = True, attend: Callable[..., Tensor] = attend_tokens
+    ) -> None:
         super().__init__()
         self.num_heads = num_heads
         self.to_q = Linear(width, width, bias=bias)
         self.to_k = Linear(width, width, bias=bias)
         self.to_v = Linear(width, width, bias=bias)
         self.to_out = nn.Sequential(Linear(width, width))
+        self.attend = attend
+
+    def forward(self, x_BNW: Tensor, context_BMW: Tensor, *inputs: Tensor | None) -> Tensor:
+        """`inputs` of `attend`: a mask, a rotary table."""
+        attended: Tensor = self.to_out(self.attend(*self.project(x_BNW, context_BMW), *inputs))
+        return attended
 
     def project(self, x_BNW: Tensor, context_BMW: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Heads [B, tokens, H, D] of queries from `x` and of keys and values from `context`."""

@@ -1,4 +1,4 @@
-"""Kinds of conditioning masks and how often each is drawn, without torch; `masks.py` draws them."""
+"""Names of samplers and of kinds of conditioning masks, without torch: `samplers.py` and `conditioning.py` run them."""
 
 from __future__ import annotations
 
@@ -39,4 +39,16 @@ MASK_KINDS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "ends": (tuple(END_KINDS), ("t2v",)),
     "frames": (tuple(FRAME_SHARES), tuple(IMAGE_FRAME_SHARES)),
     "regions": (tuple(CLIP_SHARES), tuple(IMAGE_SHARES)),
+}
+
+SamplerName = Literal["default", "euler", "euler_ancestral", "ddim", "dpmpp_2m", "unipc", "ddpm", "heun"]
+
+_DDPM: tuple[SamplerName, ...] = ("default", "ddim", "euler", "euler_ancestral", "dpmpp_2m", "unipc", "ddpm")
+# Samplers by kind of objective.
+SAMPLERS: dict[str, tuple[SamplerName, ...]] = {
+    "flow": ("default", "euler", "heun", "dpmpp_2m", "unipc"),
+    "v": _DDPM,
+    "epsilon": _DDPM,
+    "sample": _DDPM,
+    "edm": ("default", "euler", "heun"),
 }
