@@ -26,13 +26,13 @@ if TYPE_CHECKING:
     from frameloom.sampling.pipeline import Pipeline
 
 __all__ = ["Run", "load", "load_recipe", "train"]
-# Lines of the processes' messages that an error of theirs is told with.
+# Lines of the processes' output that an error message quotes.
 _NUM_LAST_LINES = 12
 
 
 @dataclass(frozen=True)
 class Run:
-    """A run's folder: what `train` gives, or `Run("runs/my-run")` for one that was trained before."""
+    """A run's folder: what `train` returns, or `Run("runs/my-run")` for one that was trained before."""
 
     folder: Path
 
@@ -153,7 +153,7 @@ def load(
     path        a run folder, an export, a recipe with weights, or published weights: a diffusers folder or a file
     overrides   values by dotted key, {"sample.guidance": 6}
     step        the checkpoint of a run; None: the newest
-    family      of published weights that do not tell it, or else the `recipe` that describes them
+    family      of published weights that do not name it, or else the `recipe` that describes them
     dtype       of the denoiser: "fp32", "bf16", "fp16" or torch's
     """
     from frameloom.sampling.load import load_model

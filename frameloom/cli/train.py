@@ -169,13 +169,13 @@ def replay(
 
     Example: frameloom replay runs/my-run/exports/diffusers --name again --start
     """
-    from frameloom.training.run.reproduce import find_changes, read_replay, write_recipe
+    from frameloom.training.run.reproduce import find_differences, read_recorded_run, write_recipe
 
-    found = read_replay(folder, context.args, name=name)
+    found = read_recorded_run(folder, context.args, name=name)
     file = out or Path(f"{found.recipe.name}.yaml")
     write_recipe(found, file)
     print(f"recipe: {file}")
-    for change in find_changes(found):
+    for change in find_differences(found):
         print(f"changed: {change}")
     if not start:
         print(f"start it: frameloom train {file}")

@@ -51,7 +51,7 @@ FIRST_FRAMES = "first-frames"
 SELF = "self"
 _OF_RANK = "samples-rank*.jsonl"
 _MAX_SHOWN = 24
-# A share may take hours longer than another; a process that dies is noticed by torchrun, not by a timeout.
+# One rank may take hours longer than another; torchrun notices a dead process, not a timeout.
 _PATIENCE = timedelta(days=7)
 _OPTION = "--sequence"
 
@@ -178,7 +178,7 @@ def sample_many(
     paths: dict[str, Path] = {}
     for key, request in unique.items():
         paths[key] = done.get(key) or free_path(out, request, frozenset(path.name for path in paths.values()))
-    # Names are chosen by what is in the folder, so nobody writes before all have looked.
+    # Names depend on the files in the folder, so no rank writes before all have listed it.
     group.context.barrier()
     left = iter(unique)
     batches = [{next(left): one for one in part} for part in split_batches(list(unique.values()), batch_size)]

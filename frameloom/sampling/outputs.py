@@ -34,10 +34,10 @@ from frameloom.data.media.writing import (
     write_webm,
 )
 
-# Fields under the names that files have them by.
+# Names of fields in the metadata of files, where they differ.
 _STORED = {"image": "head", "last_image": "tail"}
 STORED_MEDIA = {name: _STORED.get(name, name) for name in MEDIA}
-# Where files lie and who wrote them, not what is in them.
+# Locations and versions, which say nothing about the content.
 ASIDE = ("model", "overrides", "version", *STORED_MEDIA.values())
 FIRST_FRAME = "00000.png"
 _SUFFIXES = (".mp4", ".webm", ".gif", ".png")

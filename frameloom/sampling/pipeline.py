@@ -4,8 +4,8 @@ Shape letters: B batch, C channels, F frames, H height, W width.
 
     encode_prompts -> draw_noise -> solve -> decode -> Sample.save
 
-What differs between families is in their specs (`models/spec.py`); pictures and videos that a request gives are
-read and encoded in `conditions.py`.
+Differences between families are in their specs (`models/spec.py`); pictures and videos of a request are read and
+encoded in `conditions.py`.
 """
 
 from __future__ import annotations
@@ -130,8 +130,8 @@ class Pipeline:
     ) -> Sample | list[Sample]:
         """A sample of a prompt, or of each of a list of prompts, whose seeds count up from `seed`.
 
-        `fields` are those of `SampleRequest`: steps, guidance, frames, height, width, image, …; what is left out is as
-        the model's recipe has it.
+        `fields` are those of `SampleRequest`: steps, guidance, frames, height, width, image, …; the defaults are
+        those of the model's recipe.
         """
         prompts = [prompt] if isinstance(prompt, str) else list(prompt)
         requests = [self.request(text, seed=seed + number, **fields) for number, text in enumerate(prompts)]

@@ -30,7 +30,7 @@ from frameloom.training.agreement import Agreement
 from frameloom.training.feed import build_feed, resolve_num_steps
 from frameloom.training.logging.profiling import StepProfiler
 from frameloom.training.logging.samples import build_samples
-from frameloom.training.logging.trackers import TrackedRun, build_trackers
+from frameloom.training.logging.trackers import build_trackers
 from frameloom.training.loop import Trainer
 from frameloom.training.memory.oom_split import BatchLimits, FatalOom, read_notes, stop_short, stop_to_halve
 from frameloom.training.memory.preflight import run_preflight
@@ -144,7 +144,6 @@ def build_trainer(
     agreement = Agreement(parallel, digest_value(recipe.model_dump(mode="json"))[:12])
     limits = BatchLimits(settings.oom_split, remark=remark)
     stepper = Stepper(updates, parallel, agreement, precision, limits, task.statistics)
-    tracked = TrackedRun(folder.path, recipe.name, first_step, recipe.model_dump(mode="json"), recipe.run.tracking)
     names = recipe.run.trackers if context.is_first else ()
     profile = settings.profile if context.is_first else None
     return Trainer(
@@ -153,7 +152,7 @@ def build_trainer(
         task,
         stepper,
         feed,
-        trackers=build_trackers(names, tracked, folder.metrics, folder.tensorboard),
+        trackers=build_trackers(names, recipe, folder, first_step),
         saver=Saver(
             folder.checkpoints,
             settings.keep,

@@ -169,7 +169,7 @@ def test_23_without_the_deadline_a_stopped_worker_would_stall_the_run(feed):
 
 # Row 28: A bucket that does not fit in memory runs in halves, with the same result, also after a resume; others are
 # untouched.
-# Ranks that agree on it, split weights, rehearsals and a real shortage of memory are in
+# Ranks that agree on it, split weights, preflight and a real shortage of memory are in
 # tests/training/memory/test_oom_split.py.
 
 

@@ -67,7 +67,7 @@ class Worker:
     def serve(self) -> None:
         """Run all jobs; one that fails does not end the process."""
         from frameloom.sampling.batch import run_job
-        from frameloom.training.logging.resource_errors import is_shortage
+        from frameloom.training.logging.trackers import is_resource_error
 
         while (job := self._waiting.get()) is not None:
             self._number, model = job["id"], Path(job["model"])
@@ -85,7 +85,7 @@ class Worker:
                 traceback.print_exc()
                 first = str(error).partition("\n")[0]
                 message = f"an error that should not happen: {type(error).__name__}: {first}"
-                if is_shortage(error):
+                if is_resource_error(error):
                     message = "memory or disk space ran out; ask for fewer frames or a smaller size"
                 self._report("failed", message=message)
                 self._drop_model()

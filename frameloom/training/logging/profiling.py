@@ -33,35 +33,25 @@ class StepProfiler:
         section = self.section
         if section is None:
             return
-        if self._running is not None and step == section.start + section.steps - 1:
-            self._finish(self._running)
-        elif self._running is None and step == section.start - 1:
-            self._running = self._begin(section)
+        last = section.start + section.steps - 1
+        if self._running is None and step == section.start - 1:
+            activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if self.on_gpu else [])]
+            self._running = profile(activities=activities, profile_memory=section.memory, acc_events=True)
+            self._running.start()
+        elif self._running is not None and step == last:
+            running, self._running = self._running, None
+            running.stop()
+            path = self.folder / f"steps-{section.start:08d}-{last:08d}.json"
+            with atomic_file(path) as partial:
+                running.export_chrome_trace(str(partial))
+            lines = "\n".join(summarize(running, self.on_gpu))
+            _log.info("%s: open it in chrome://tracing or ui.perfetto.dev\n%s", path, lines)
 
     def close(self) -> None:
         """End a recording that a stop has cut short; nothing is written of it."""
         if self._running is not None:
             self._running.stop()
             self._running = None
-
-    def _begin(self, section: ProfileSection) -> profile:
-        activities = [ProfilerActivity.CPU]
-        if self.on_gpu:
-            activities.append(ProfilerActivity.CUDA)
-        running = profile(activities=activities, profile_memory=section.memory, acc_events=True)
-        running.start()
-        return running
-
-    def _finish(self, running: profile) -> None:
-        assert self.section is not None
-        running.stop()
-        self._running = None
-        last = self.section.start + self.section.steps - 1
-        path = self.folder / f"steps-{self.section.start:08d}-{last:08d}.json"
-        with atomic_file(path) as partial:
-            running.export_chrome_trace(str(partial))
-        lines = "\n".join(summarize(running, self.on_gpu))
-        _log.info("%s: open it in chrome://tracing or ui.perfetto.dev\n%s", path, lines)
 
 
 def summarize(recorded: profile, on_gpu: bool, num_rows: int = 12) -> list[str]:

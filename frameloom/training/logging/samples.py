@@ -21,8 +21,7 @@ from frameloom.data.media.writing import CONTACT_SHEET
 from frameloom.sampling.outputs import Sample, write_samples
 from frameloom.sampling.pipeline import CaptionNote, Pipeline, generate
 from frameloom.sampling.request import read_prompts
-from frameloom.training.logging.resource_errors import outlasting_shortage
-from frameloom.training.logging.trackers import Media, Tracker
+from frameloom.training.logging.trackers import Media, Tracker, log_resource_errors
 from frameloom.training.optim.ema import EMA
 from frameloom.training.task import Task
 from frameloom.training.tasks.denoiser import DenoiserTask
@@ -42,13 +41,19 @@ class TrainingSamples:
     is_compiled: bool = False
 
     def draw(self, step: int, ema: EMA | None, trackers: Sequence[Tracker]) -> None:
-        """Write `samples/step-…/` and hand it to the trackers. Running out of memory or space is logged, and the
-        run goes on; any other error ends it, because it would come again at every step."""
-        with outlasting_shortage(f"step {step}: no samples"):
-            results = self.generate(step, ema)
-            paths = self.write(step, results)
+        """Write `samples/step-…/`, all files or none, replacing those of an earlier start, and log them."""
+        with log_resource_errors(f"step {step}: no samples"):
+            results, folder = self.generate(step, ema), step_folder(self.folder, step)
+            with replace_folder(folder) as temporary:
+                names = [path.name for path in write_samples(results, temporary)]
+            # By number, not by step, so that a tracker shows the samples of one prompt in a row.
+            media = [Media("samples/contact-sheet", folder / CONTACT_SHEET)]
+            for number, (result, name) in enumerate(zip(results, names, strict=True)):
+                frames, fps = result.frames, self.settings.fps if len(result.frames) > 1 else None
+                caption = f"{result.request.prompt} (seed {result.request.seed})"
+                media.append(Media(f"samples/{number}", folder / name, frames, fps, caption))
             for tracker in trackers:
-                tracker.log_media(step, self._media(results, paths))
+                tracker.log_media(step, media)
 
     def generate(self, step: int, ema: EMA | None) -> list[Sample]:
         with ExitStack() as stack:
@@ -62,28 +67,6 @@ class TrainingSamples:
             model = (task.denoiser, task.vae, task.text, task.scaling, task.objective)
             pipeline = Pipeline(*model, self.settings, origin, task.device, self.note)
             return generate(pipeline, self.requests, batch_size=self.section.batch)
-
-    def write(self, step: int, samples: Sequence[Sample]) -> list[Path]:
-        """All files of a step, or none; those of an earlier start of the run are replaced."""
-        folder = step_folder(self.folder, step)
-        with replace_folder(folder) as temporary:
-            names = [path.name for path in write_samples(samples, temporary)]
-        return [folder / name for name in names]
-
-    def _media(self, results: Sequence[Sample], paths: Sequence[Path]) -> list[Media]:
-        """By number, not by step, so that a tracker shows the samples of one prompt in a row."""
-        sheet = Media("samples/contact-sheet", paths[0].with_name(CONTACT_SHEET))
-        clips = [
-            Media(
-                f"samples/{number}",
-                path,
-                frames_FHWC=result.frames,
-                fps=self.settings.fps if len(result.frames) > 1 else None,
-                caption=f"{result.request.prompt} (seed {result.request.seed})",
-            )
-            for number, (result, path) in enumerate(zip(results, paths, strict=True))
-        ]
-        return [sheet, *clips]
 
 
 @contextmanager

@@ -1,9 +1,7 @@
 """Trackers of metrics, pictures and clips: JSON lines, TensorBoard, wandb and trackio.
 
-All take up after a resume: the same run, without double entries where the tracker can drop them.
-
-wandb and trackio, both optional, keep runs by project. A run keeps the id that it got there at its first start in
-`trackers.json` of its folder, so a resumed run goes on under it.
+A resumed run continues in each tracker, without duplicate entries where the tracker can drop them. For wandb and
+trackio, both optional, the run's id there is kept in `trackers.json` of its folder.
 """
 
 from __future__ import annotations
@@ -11,10 +9,12 @@ from __future__ import annotations
 import errno
 import io
 import json
+import logging
 import math
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -22,18 +22,43 @@ from typing import Any
 from uuid import uuid4
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from PIL import Image
 
-from frameloom.config.schema.recipe import TrackingSection
+from frameloom.config.schema.recipe import Recipe
 from frameloom.core.errors import MissingExtra, RunError
 from frameloom.core.files import write_json
 from frameloom.core.logging import get_logger
 from frameloom.data.media.writing import write_gif
-from frameloom.training.logging.resource_errors import outlasting_shortage
+from frameloom.training.run.folder import RunFolder
 
 IDS = "trackers.json"
 _log = get_logger(__name__)
+_RESOURCES = (errno.ENOSPC, errno.EDQUOT, errno.ENOMEM, errno.EMFILE, errno.ENFILE)
+
+
+def is_resource_error(error: BaseException) -> bool:
+    """Whether memory, disk space or file handles ran out, which may be different at the next step."""
+    if isinstance(error, MemoryError | torch.OutOfMemoryError):
+        return True
+    if isinstance(error, OSError):
+        return error.errno in _RESOURCES
+    return isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
+
+
+@contextmanager
+def log_resource_errors(lost: str, level: int = logging.ERROR) -> Iterator[None]:
+    """A resource error in the block is logged with what is `lost`; any other error ends the run."""
+    try:
+        yield
+    except (RuntimeError, MemoryError, OSError) as error:
+        if not is_resource_error(error):
+            raise
+        reason = str(error).partition("\n")[0] or type(error).__name__
+        _log.log(level, "%s, for lack of resources (%s); training goes on", lost, reason)
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
 
 
 @dataclass(frozen=True)
@@ -47,19 +72,8 @@ class Media:
     caption: str = ""
 
 
-@dataclass(frozen=True)
-class TrackedRun:
-    """What trackers need to know of a run: its folder, the step that it starts at, and how it is shown."""
-
-    folder: Path
-    name: str
-    first_step: int
-    config: Mapping[str, Any]
-    settings: TrackingSection
-
-
 class Tracker(ABC):
-    """A tracker that runs out of room loses what it was given, and says so once; training goes on."""
+    """A resource error loses what was logged and is reported once; training continues."""
 
     name: str
     _has_warned = False
@@ -74,13 +88,11 @@ class Tracker(ABC):
         self._try("at the end", self._close)
 
     def _try(self, when: str, act: Callable[[], object]) -> None:
-        def warn(*message: object) -> None:
-            if not self._has_warned:
-                _log.error(*message)
-            self._has_warned = True
-
-        with outlasting_shortage(f"{when}: nothing more for the tracker '{self.name}'", warn):
+        is_done, level = False, logging.DEBUG if self._has_warned else logging.ERROR
+        with log_resource_errors(f"{when}: nothing more for the tracker '{self.name}'", level):
             act()
+            is_done = True
+        self._has_warned |= not is_done
 
     @abstractmethod
     def _log(self, step: int, values: Mapping[str, float]) -> None: ...
@@ -111,7 +123,7 @@ class JsonlTracker(Tracker):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), self._file.name)
 
     def _log_media(self, step: int, media: Sequence[Media]) -> None:
-        """Files stay where they are: in the run folder, by step."""
+        """The files are in the run folder."""
 
     def _close(self) -> None:
         self._file.close()
@@ -179,17 +191,17 @@ class WandbTracker(Tracker):
 
     name = "wandb"
 
-    def __init__(self, run: TrackedRun) -> None:
+    def __init__(self, recipe: Recipe, folder: Path) -> None:
         self._wandb = import_tracker("wandb")
-        settings = run.settings
+        settings = recipe.run.tracking
         try:
             self._run = self._wandb.init(
                 **settings.model_dump(include={"project"}),
-                name=settings.name or run.name,
-                id=keep_id(run.folder, "wandb"),
+                name=settings.name or recipe.name,
+                id=keep_id(folder, "wandb"),
                 tags=list(settings.tags),
-                config=dict(run.config),
-                dir=str(run.folder.absolute()),
+                config=recipe.model_dump(mode="json"),
+                dir=str(folder.absolute()),
                 mode="offline" if settings.offline else None,
                 resume="allow",
             )
@@ -220,14 +232,14 @@ class TrackioTracker(Tracker):
 
     name = "trackio"
 
-    def __init__(self, run: TrackedRun) -> None:
+    def __init__(self, recipe: Recipe, folder: Path) -> None:
         self._trackio = import_tracker("trackio")
-        settings, name = run.settings, run.settings.name or run.name
+        settings = recipe.run.tracking
         self._run = self._trackio.init(
             **settings.model_dump(include={"project"}),
             # Another run folder may use the same name, so the id is part of it.
-            name=f"{name}-{keep_id(run.folder, 'trackio')}",
-            config={**run.config, "tags": ", ".join(settings.tags)},
+            name=f"{settings.name or recipe.name}-{keep_id(folder, 'trackio')}",
+            config={**recipe.model_dump(mode="json"), "tags": ", ".join(settings.tags)},
             resume="allow",
             embed=False,
             auto_log_cpu=False,
@@ -247,13 +259,13 @@ class TrackioTracker(Tracker):
         self._trackio.finish()
 
 
-def build_trackers(names: Sequence[str], run: TrackedRun, metrics: Path, tensorboard: Path) -> list[Tracker]:
+def build_trackers(names: Sequence[str], recipe: Recipe, folder: RunFolder, first_step: int) -> list[Tracker]:
     """The trackers of a recipe, each once; MissingExtra names the extra of one that is not installed."""
     build: dict[str, Any] = {
-        "jsonl": lambda: JsonlTracker(metrics),
-        "tensorboard": lambda: TensorBoardTracker(tensorboard, run.first_step),
-        "wandb": lambda: WandbTracker(run),
-        "trackio": lambda: TrackioTracker(run),
+        "jsonl": lambda: JsonlTracker(folder.metrics),
+        "tensorboard": lambda: TensorBoardTracker(folder.tensorboard, first_step),
+        "wandb": lambda: WandbTracker(recipe, folder.path),
+        "trackio": lambda: TrackioTracker(recipe, folder.path),
     }
     trackers: list[Tracker] = []
     try:

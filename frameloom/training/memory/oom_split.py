@@ -100,7 +100,7 @@ class BatchLimits:
         return max(1, -(-size // self.most[bucket])) if bucket in self.most else 1
 
     def halve(self, events: Iterable[OomEvent], *, step: int) -> None:
-        """Half as many from now on; RunError where it was one already. Step 0 is a rehearsal."""
+        """Half as many from now on; RunError where it was one already. Step 0 is the preflight."""
         worst: dict[str, OomEvent] = {}
         for event in events:
             if event.bucket not in worst or event.size < worst[event.bucket].size:
@@ -118,7 +118,7 @@ class BatchLimits:
             self.most[event.bucket] = most
             _log.warning(
                 "%s: %d samples of bucket %s do not fit in memory at once; from now on at most %d, gradients add up%s",
-                f"step {step}" if step else "rehearsal",
+                f"step {step}" if step else "preflight",
                 event.size,
                 event.bucket,
                 most,

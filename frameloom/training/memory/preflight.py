@@ -1,20 +1,19 @@
-"""Preflight, a rehearsal before the first step: the largest micro-batch of each bucket runs once, forward and backward.
+"""Preflight before the first step: the largest micro-batch of each bucket runs once, forward and backward.
 
-A bucket that does not fit in memory shows in the first minute and is halved right there. Nothing remains of the
-rehearsal: gradients are dropped before an optimizer sees them, draws are keyed, and the order of the data is a
-function. The optimizer's state is in memory already. One clip of a bucket is read and stands for all of its batch.
+A bucket that does not fit in memory is halved in the first minute. The run is unchanged: gradients are dropped before
+an optimizer sees them, draws are keyed, and the order of the data is a function. The optimizer's state is in memory
+already. One clip of a bucket is read and stands for its whole batch.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 
 import numpy as np
 import torch
 
-from frameloom.config.schema.training import TrainSection
 from frameloom.core.logging import get_logger
 from frameloom.core.units import format_bytes
 from frameloom.data.loading.batch import Batch
@@ -29,57 +28,29 @@ _log = get_logger(__name__)
 _NUM_TRIES = 100
 
 
-@dataclass(frozen=True)
-class Tried:
-    """A bucket as it fits; `most` samples at once took so many seconds, and bytes where the device counts them."""
-
-    bucket: str
-    size: int
-    most: int
-    seconds: float
-    peak_bytes: int | None
-
-    def describe(self) -> str:
-        pieces = f", {self.most} at once" if self.most < self.size else ""
-        peak = "" if self.peak_bytes is None else f", at most {format_bytes(self.peak_bytes)} of memory"
-        return f"rehearsal: bucket {self.bucket}, batch {self.size}{pieces}: {self.seconds:.2f} s{peak}"
-
-
-def is_wanted(settings: TrainSection, device: torch.device) -> bool:
-    return device.type == "cuda" if settings.preflight == "auto" else settings.preflight
-
-
 def run_preflight(trainer: Trainer) -> None:
-    """Try out the buckets of the trainer's epoch, if its recipe asks for that."""
-    if is_wanted(trainer.recipe.train, trainer.feed.device):
-        accumulate = trainer.recipe.train.accumulate
-        try_buckets(trainer.stepper, trainer.feed, trainer.task.count_tokens, trainer.epoch, accumulate)
-
-
-def try_buckets(
-    stepper: Stepper, feed: Feed, count_tokens: Callable[[Batch], int], epoch: int, accumulate: int
-) -> list[Tried]:
-    """Every bucket of an epoch, the most expensive ones first; all ranks do the same."""
-    plan, assignment = feed.plan(epoch), feed.assignment
+    """Try every bucket of the trainer's epoch, the most expensive ones first, if its recipe asks for it; all ranks do
+    the same."""
+    settings, stepper, feed = trainer.recipe.train, trainer.stepper, trainer.feed
+    if not (feed.device.type == "cuda" if settings.preflight == "auto" else settings.preflight):
+        return
+    plan, assignment = feed.plan(trainer.epoch), feed.assignment
     sizes = np.diff(plan.starts)
     # The first of the largest micro-batches of each bucket.
     order = np.lexsort((-sizes, plan.buckets))
     buckets, firsts = np.unique(plan.buckets[order], return_index=True)
     largest = dict(zip(buckets.tolist(), order[firsts].tolist(), strict=True))
-    adds_up = accumulate * assignment.num_shares > assignment.num_ranks
-    done = []
+    adds_up = settings.accumulate * assignment.num_shares > assignment.num_ranks
     with torch.random.fork_rng(devices=[feed.device] if feed.device.type == "cuda" else []):
         for batch in _read_clips(feed, plan, largest):
-            # A file may be lost on one machine; nobody may wait there for a process that has nothing to run.
+            # A file may be missing on one machine only; all ranks skip the bucket then.
             if not all(stepper.parallel.context.all_gather(batch.size > 0)):
-                _log.warning("rehearsal: no clip of bucket %s can be read, so it is left out", batch.bucket.name)
+                _log.warning("preflight: no clip of bucket %s can be read, so it is left out", batch.bucket.name)
                 continue
             whole = take_rows(batch, np.zeros(sizes[largest[batch.bucket.index]], dtype=np.int64))
             # With a number for which an autoencoder does not take the clips for images.
-            whole = max((replace(whole, index=number) for number in range(_NUM_TRIES)), key=count_tokens)
-            done.append(_try_bucket(stepper, whole, adds_up=adds_up))
-            _log.info("%s", done[-1].describe())
-    return done
+            whole = max((replace(whole, index=number) for number in range(_NUM_TRIES)), key=trainer.task.count_tokens)
+            _try_bucket(stepper, whole, adds_up=adds_up)
 
 
 def _read_clips(feed: Feed, plan: BatchPlan, chosen: Mapping[int, int]) -> Iterator[Batch]:
@@ -99,7 +70,7 @@ def _read_clips(feed: Feed, plan: BatchPlan, chosen: Mapping[int, int]) -> Itera
     )
 
 
-def _try_bucket(stepper: Stepper, batch: Batch, *, adds_up: bool) -> Tried:
+def _try_bucket(stepper: Stepper, batch: Batch, *, adds_up: bool) -> None:
     """Halve until it fits. Where a step has several passes, the second one runs beside the gradients of the first."""
     limits, name, context = stepper.limits, batch.bucket.name, stepper.parallel.context
     device = stepper.parallel.device
@@ -119,6 +90,9 @@ def _try_bucket(stepper: Stepper, batch: Batch, *, adds_up: bool) -> Tried:
         found = [event for event in events if event is not None]
         if not found:
             peaks = context.all_gather(torch.cuda.max_memory_allocated(device) if is_cuda else None)
-            peak_bytes = max((one for one in peaks if one is not None), default=None)
-            return Tried(name, batch.size, pieces[0].size, seconds, peak_bytes)
+            most = max((peak for peak in peaks if peak is not None), default=None)
+            at_once = f", {pieces[0].size} at once" if pieces[0].size < batch.size else ""
+            peak = "" if most is None else f", at most {format_bytes(most)} of memory"
+            _log.info("preflight: bucket %s, batch %d%s: %.2f s%s", name, batch.size, at_once, seconds, peak)
+            return
         limits.halve(found, step=0)

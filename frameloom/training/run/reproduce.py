@@ -21,8 +21,8 @@ from frameloom.weights.safetensors_file import open_safetensors
 
 
 @dataclass(frozen=True)
-class Replay:
-    """The recipe of a run that was, with its name changed so that it gets a folder of its own."""
+class RecordedRun:
+    """The recipe of an earlier run, renamed so that it gets another folder."""
 
     recipe: Recipe
     step: int
@@ -30,7 +30,7 @@ class Replay:
     versions: dict[str, str]
 
 
-def read_replay(path: Path, overrides: Sequence[str] = (), *, name: str | None = None) -> Replay:
+def read_recorded_run(path: Path, overrides: Sequence[str] = (), *, name: str | None = None) -> RecordedRun:
     """From an export's folder, a .safetensors file of one, or a run folder."""
     table = _read_table(path)
     if table.get("format") != FORMAT or not isinstance(table.get("recipe"), dict):
@@ -41,7 +41,7 @@ def read_replay(path: Path, overrides: Sequence[str] = (), *, name: str | None =
     if overrides:
         recipe = load_recipe(recipe, overrides)
     data: Any = table.get("data", {})
-    return Replay(recipe, int(table.get("step", 0)), str(data.get("fingerprint", "")), dict(table["trained_with"]))
+    return RecordedRun(recipe, int(table.get("step", 0)), str(data.get("fingerprint", "")), dict(table["trained_with"]))
 
 
 def _read_table(path: Path) -> dict[str, Any]:
@@ -64,25 +64,24 @@ def _read_table(path: Path) -> dict[str, Any]:
     )
 
 
-def find_changes(replay: Replay) -> list[str]:
-    """What is not as it was: data, files and versions; an empty list promises the same numbers on the same machine."""
+def find_differences(run: RecordedRun) -> list[str]:
+    """Data, files and versions that differ; with an empty list the same machine gives the same numbers."""
     changes = []
     try:
-        check_files(replay.recipe)
-        if (found := read_manifest(replay.recipe).fingerprint) != replay.fingerprint:
-            changes.append(f"the data has changed: its fingerprint is {found[:12]}, it was {replay.fingerprint[:12]}")
+        check_files(run.recipe)
+        if (found := read_manifest(run.recipe).fingerprint) != run.fingerprint:
+            changes.append(f"the data has changed: its fingerprint is {found[:12]}, it was {run.fingerprint[:12]}")
     except FrameloomError as error:
         changes += error.problems if isinstance(error, ConfigError) else [str(error)]
     now = versions()
     return changes + [
         f"{name} is {now.get(name)}, it was {version}"
-        for name, version in replay.versions.items()
+        for name, version in run.versions.items()
         if now.get(name) != version
     ]
 
 
-def write_recipe(replay: Replay, out: Path) -> None:
-    """The recipe as a file; one that is there is left alone."""
+def write_recipe(run: RecordedRun, out: Path) -> None:
     if out.exists():
-        raise ConfigError(f"{out}: is there already; choose another name with --out")
-    write_text(out, render_yaml(replay.recipe))
+        raise ConfigError(f"{out}: exists already; choose another name with --out")
+    write_text(out, render_yaml(run.recipe))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +20,10 @@ from frameloom.core.errors import ConfigError
 from frameloom.data.media.decode import read_clip
 from frameloom.data.media.writing import read_metadata
 from frameloom.sampling.load import load_model
-from frameloom.sampling.outputs import write_samples
+from frameloom.sampling.outputs import Sample, write_samples
 from frameloom.training.logging import samples as samples_module
-from frameloom.training.logging.resource_errors import is_shortage
 from frameloom.training.logging.samples import TrainingSamples, evaluating
+from frameloom.training.logging.trackers import is_resource_error
 from frameloom.training.run.folder import RunFolder
 from frameloom.training.train import build_trainer, train
 
@@ -90,11 +91,11 @@ def test_lack_of_space_is_told_and_anything_else_ends_the_run(world, monkeypatch
 
 
 def test_shortages_are_told_from_mistakes():
-    assert is_shortage(torch.OutOfMemoryError("CUDA out of memory"))
-    assert is_shortage(RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried 9 TB"))
-    assert is_shortage(MemoryError()) and is_shortage(OSError(errno.EDQUOT, "quota"))
-    assert not is_shortage(RuntimeError("mat1 and mat2 shapes cannot be multiplied"))
-    assert not is_shortage(OSError(errno.EACCES, "Permission denied"))
+    assert is_resource_error(torch.OutOfMemoryError("CUDA out of memory"))
+    assert is_resource_error(RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried 9 TB"))
+    assert is_resource_error(MemoryError()) and is_resource_error(OSError(errno.EDQUOT, "quota"))
+    assert not is_resource_error(RuntimeError("mat1 and mat2 shapes cannot be multiplied"))
+    assert not is_resource_error(OSError(errno.EACCES, "Permission denied"))
 
 
 def test_every_module_gets_its_own_mode_back():
@@ -116,6 +117,12 @@ def make_samples(world, *overrides: str, **sections: object) -> TrainingSamples:
     return trainer.samples
 
 
+def generate(samples: TrainingSamples, image: Path | None) -> Sample:
+    request = samples.requests[0].model_copy(update={"prompt": "a circle", "seed": 1, "image": image})
+    (sample,) = replace(samples, requests=(request,)).generate(0, None)
+    return sample
+
+
 def test_an_image_to_video_model_starts_from_the_given_picture(world):
     pictures = []
     for name, color in (("red", (255, 0, 0)), ("blue", (0, 0, 255))):
@@ -134,12 +141,11 @@ def test_an_image_to_video_model_starts_from_the_given_picture(world):
     assert [request.image for request in samples.requests] == pictures
     seen = []
     for image in (pictures[0], pictures[1], None):
-        result = samples._pipeline(0).sample("a circle", seed=1, image=image)
-        seen.append(result.frames.astype(int))
+        seen.append(generate(samples, image).frames.astype(int))
     assert np.abs(seen[0] - seen[1]).max() > 0 and np.abs(seen[0] - seen[2]).max() > 0
     plain = make_samples(world, validation=validation())
     with pytest.raises(ConfigError, match="no input for given frames"):
-        plain._pipeline(0).sample("a circle", seed=1, image=pictures[0])
+        generate(plain, pictures[0])
 
 
 def test_prompts_come_from_a_file_too(world):

@@ -9,30 +9,24 @@ import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
-from frameloom.config.schema.recipe import TrackingSection
+from frameloom.config.schema.recipe import Recipe
 from frameloom.core.errors import ConfigError, FrameloomError, RunError
 from frameloom.data.media.writing import write_image, write_video
 from frameloom.training.logging.trackers import (
     JsonlTracker,
     Media,
-    TrackedRun,
     build_trackers,
     keep_id,
 )
+from frameloom.training.run.folder import RunFolder
 
 
-def tracked(folder: Path, first_step: int = 1, **settings: Any) -> TrackedRun:
-    return TrackedRun(folder, "run", first_step, {"seed": 1}, TrackingSection(**settings))
-
-
-def build(folder: Path, *names: str, first_step: int = 1):
-    places = {"metrics": folder / "metrics.jsonl", "tensorboard": folder / "tensorboard"}
-    return build_trackers(names, tracked(folder, first_step), **places)
+def build(folder: Path, *names: str):
+    return build_trackers(names, Recipe.model_construct(), RunFolder(folder), first_step=1)
 
 
 def media(folder: Path) -> list[Media]:

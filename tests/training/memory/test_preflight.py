@@ -1,9 +1,11 @@
-"""A rehearsal tries every bucket out before the first step and leaves nothing behind."""
+"""Preflight runs every bucket before the first step and leaves the run unchanged."""
 
 from __future__ import annotations
 
 import json
 import logging
+from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,7 @@ from frameloom.checkpoint.reader import load_latest, read_state, step_folder
 from frameloom.core.errors import ConfigError, RunError
 from frameloom.training.caching import write_caches
 from frameloom.training.loop import Trainer
-from frameloom.training.memory.preflight import is_wanted, try_buckets
+from frameloom.training.memory.preflight import run_preflight
 from frameloom.training.train import train
 from tests.faults.injection import VARIABLE
 from tests.training.runs import open_trainer
@@ -25,12 +27,12 @@ WANTED = ("--train.preflight", "true")
 
 
 def fail(monkeypatch: pytest.MonkeyPatch, *faults: dict[str, Any]) -> None:
-    told = [{"point": "pass", "act": "memory", **fault} for fault in faults]
-    monkeypatch.setenv(VARIABLE, json.dumps(told))
+    injected = [{"point": "pass", "act": "memory", **fault} for fault in faults]
+    monkeypatch.setenv(VARIABLE, json.dumps(injected))
 
 
-def rehearsed(caplog: pytest.LogCaptureFixture) -> list[str]:
-    return [text for text in (record.getMessage() for record in caplog.records) if text.startswith("rehearsal")]
+def messages(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [text for text in (record.getMessage() for record in caplog.records) if text.startswith("preflight")]
 
 
 def digests(run: Path) -> dict[str, str]:
@@ -40,19 +42,19 @@ def digests(run: Path) -> dict[str, str]:
 def train_with_and_without(world: Any, *words: str, **sections: Any) -> list[dict[str, str]]:
     words = ("--train.steps", "4", "--train.save_every", "4", *words)
     runs = [train(world.recipe("--name", "plain", *words, **sections))]
-    runs.append(train(world.recipe("--name", "rehearsed", *WANTED, *words, **sections)))
+    runs.append(train(world.recipe("--name", "checked", *WANTED, *words, **sections)))
     return [digests(run) for run in runs]
 
 
-def test_a_run_with_a_rehearsal_equals_one_without(world: Any, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_run_with_preflight_equals_one_without(world: Any, caplog: pytest.LogCaptureFixture) -> None:
     cache = {name: str(world.folder / name) for name in ("latents", "text")}
     sections = {"data": {"frame_start": "first", "cache": cache}}
     list(write_caches(world.recipe(**sections)))
     with caplog.at_level(logging.INFO):
         plain, other = train_with_and_without(world, "--train.accumulate", "2", **sections)
     assert plain == other
-    told = rehearsed(caplog)
-    assert len(told) == 4 and told[0].startswith(f"rehearsal: bucket {LONG}, batch 4: ")
+    lines = messages(caplog)
+    assert len(lines) == 4 and lines[0].startswith(f"preflight: bucket {LONG}, batch 4: ")
 
 
 def test_two_networks_and_clips_from_files_are_as_before(world: Any) -> None:
@@ -75,36 +77,44 @@ def test_a_bucket_that_does_not_fit_is_halved_before_the_first_step(
         run = train(world.recipe(*WANTED, "--train.steps", "1"))
     last = load_latest(run / "checkpoints")
     assert last is not None and last.state["halved"] == {LONG: 1}
-    told = rehearsed(caplog)
-    assert [("do not fit" in text, "at most 2" in text, "at most 1" in text) for text in told[:2]] == [
+    lines = messages(caplog)
+    assert [("do not fit" in text, "at most 2" in text, "at most 1" in text) for text in lines[:2]] == [
         (True, True, False),
         (True, False, True),
     ]
-    assert told[2].startswith(f"rehearsal: bucket {LONG}, batch 4, 1 at once: ")
+    assert lines[2].startswith(f"preflight: bucket {LONG}, batch 4, 1 at once: ")
     fail(monkeypatch, {"bucket": LONG, "step": 0})
     with pytest.raises(RunError, match=f"bucket {LONG}: not even one sample fits"):
         train(world.recipe(*WANTED, "--name", "other"))
     assert not (world.folder / "other" / "checkpoints").exists()
 
 
-def test_every_bucket_of_the_epoch_is_tried_out_at_its_largest(world: Any) -> None:
-    trainer = make_trainer(world)
+def test_every_bucket_of_the_epoch_is_tried_out_at_its_largest(world: Any, caplog: pytest.LogCaptureFixture) -> None:
+    trainer = make_trainer(world, *WANTED)
     before = {name: weight.clone() for name, weight in trainer.task.model.named_parameters()}
-    done = try_buckets(trainer.stepper, trainer.feed, trainer.task.count_tokens, epoch=0, accumulate=1)
+    with caplog.at_level(logging.INFO):
+        run_preflight(trainer)
     plan = trainer.feed.plan(0)
     sizes: dict[str, int] = {}
     for bucket, size in zip(plan.buckets, np.diff(plan.starts), strict=True):
         name = trainer.feed.policy.buckets[bucket].name
         sizes[name] = max(sizes.get(name, 0), int(size))
-    assert {one.bucket: one.size for one in done} == sizes and all(one.most == one.size for one in done)
+    found = [line.rpartition(":")[0] for line in messages(caplog)]
+    assert sorted(found) == sorted(f"preflight: bucket {name}, batch {size}" for name, size in sizes.items())
     for name, weight in trainer.task.model.named_parameters():
         assert torch.equal(weight, before[name]) and weight.grad is None
 
 
-def test_it_is_wanted_on_a_gpu_unless_the_recipe_says_otherwise(world: Any) -> None:
-    devices = [torch.device("cpu"), torch.device("cuda")]
-    for value, expected in (("auto", [False, True]), ("true", [True, True]), ("false", [False, False])):
-        settings = world.recipe("--train.preflight", value).train
-        assert [is_wanted(settings, device) for device in devices] == expected
+@pytest.mark.parametrize(
+    ("value", "device", "runs"), [("auto", "cpu", False), ("auto", "cuda", True), ("true", "cpu", True)]
+)
+def test_auto_runs_it_on_a_gpu(world: Any, value: str, device: str, runs: bool) -> None:
+    trainer = make_trainer(world, "--train.preflight", value)
+    trainer.feed = replace(trainer.feed, device=torch.device(device), plan={}.__getitem__)
+    with pytest.raises(KeyError) if runs else nullcontext():
+        run_preflight(trainer)
+
+
+def test_the_recipe_refuses_other_words(world: Any) -> None:
     with pytest.raises(ConfigError, match="true, false or auto"):
         world.recipe("--train.preflight", "sometimes")

@@ -15,7 +15,7 @@ from frameloom.cli.main import main
 from frameloom.config.loading.recipe import load_recipe
 from frameloom.core.errors import CheckpointError, ConfigError
 from frameloom.interop.export.export import Export, export_run
-from frameloom.training.run.reproduce import find_changes, read_replay, write_recipe
+from frameloom.training.run.reproduce import find_differences, read_recorded_run, write_recipe
 from frameloom.training.train import train
 
 
@@ -26,21 +26,21 @@ def run(world: Any) -> Path:
 
 def test_the_replayed_run_gives_the_same_weights(run: Path, tmp_path: Path) -> None:
     export = export_run(Export(run, "original", tmp_path / "export")).out
-    found = read_replay(export)
-    assert found.recipe.name == "run-replay" and found.step == 2 and not find_changes(found)
+    found = read_recorded_run(export)
+    assert found.recipe.name == "run-replay" and found.step == 2 and not find_differences(found)
     write_recipe(found, tmp_path / "again.yaml")
     again = train(load_recipe(tmp_path / "again.yaml"))
     assert again == run.with_name("run-replay")
     first, second = (load_file(path / "export" / "model.safetensors") for path in (run, again))
     assert all(torch.equal(second[name], tensor) for name, tensor in first.items())
-    other = train(read_replay(export, ["--seed", "7"], name="other").recipe)
+    other = train(read_recorded_run(export, ["--seed", "7"], name="other").recipe)
     assert any(not torch.equal(load_file(other / "export" / "model.safetensors")[name], first[name]) for name in first)
 
 
 def test_a_single_file_and_a_run_folder_carry_the_recipe_too(run: Path, tmp_path: Path) -> None:
     export = export_run(Export(run, "single-file", tmp_path / "export")).out
     moved = shutil.move(export / "run.safetensors", tmp_path / "elsewhere.safetensors")
-    found = [read_replay(path, name="again").recipe for path in (Path(moved), export, run)]
+    found = [read_recorded_run(path, name="again").recipe for path in (Path(moved), export, run)]
     assert found[0] == found[1] == found[2]
     assert found[0].model_copy(update={"name": "run"}) == load_recipe(run / "recipe.yaml")
 
@@ -51,11 +51,11 @@ def test_changes_since_then_are_listed(run: Path, tmp_path: Path, world: Any) ->
     card["trained_with"]["torch"] = "1.0"
     card["recipe"]["data"]["where"] = {}
     (export / "frameloom.json").write_text(json.dumps(card))
-    data, torch_version = find_changes(read_replay(export))
+    data, torch_version = find_differences(read_recorded_run(export))
     assert "the data has changed" in data and torch_version.endswith("it was 1.0")
     card["recipe"]["data"]["manifest"] = str(tmp_path / "gone.parquet")
     (export / "frameloom.json").write_text(json.dumps(card))
-    assert "gone.parquet" in find_changes(read_replay(export))[0]
+    assert "gone.parquet" in find_differences(read_recorded_run(export))[0]
 
 
 def test_a_name_that_no_run_can_have_is_refused_before_anything_is_written(
@@ -73,12 +73,12 @@ def test_a_name_that_no_run_can_have_is_refused_before_anything_is_written(
 def test_what_carries_nothing_is_refused(run: Path, tmp_path: Path) -> None:
     save_file({"a": torch.zeros(1)}, tmp_path / "plain.safetensors")
     with pytest.raises(CheckpointError, match="carries no card"):
-        read_replay(tmp_path / "plain.safetensors")
+        read_recorded_run(tmp_path / "plain.safetensors")
     with pytest.raises(CheckpointError, match=r"neither frameloom\.json nor recipe\.yaml"):
-        read_replay(tmp_path / "absent")
+        read_recorded_run(tmp_path / "absent")
     (tmp_path / "frameloom.json").write_text('{"format": 9, "recipe": {}}')
     with pytest.raises(CheckpointError, match="format 9"):
-        read_replay(tmp_path)
+        read_recorded_run(tmp_path)
     (tmp_path / "there.yaml").write_text("mine")
-    with pytest.raises(ConfigError, match="is there already"):
-        write_recipe(read_replay(run), tmp_path / "there.yaml")
+    with pytest.raises(ConfigError, match="exists already"):
+        write_recipe(read_recorded_run(run), tmp_path / "there.yaml")
