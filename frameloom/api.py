@@ -36,24 +36,23 @@ class Run:
 
     folder: Path
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "folder", Path(self.folder))
-        if not (self.folder / "recipe.yaml").is_file():
-            raise RunError(
-                f"{self.folder}: not a run folder (it has no recipe.yaml); name the folder that train() gave"
-            )
-
     @property
     def recipe(self) -> Recipe:
         """The resolved recipe, every default filled in."""
-        return load_recipe(self.folder / "recipe.yaml")
+        file = Path(self.folder) / "recipe.yaml"
+        # Looked for when it is needed: a rank of another host may not see what the first one wrote.
+        if not file.is_file():
+            raise RunError(
+                f"{self.folder}: not a run folder (it has no recipe.yaml); name the folder that train() gave"
+            )
+        return load_recipe(file)
 
     @property
     def metrics(self) -> pl.DataFrame:
         """One row per logged step and a column per value (`train/loss`, `validation/loss`, ...); null: not logged."""
         import polars as pl
 
-        path = self.folder / "metrics.jsonl"
+        path = Path(self.folder) / "metrics.jsonl"
         if not path.is_file() or not path.stat().st_size:
             return pl.DataFrame(schema={"step": pl.Int64})
         rows = pl.read_ndjson(path, infer_schema_length=None)

@@ -102,7 +102,9 @@ def test_a_run_is_trained_outside_the_main_thread(world: World):
 
 def test_a_folder_that_is_no_run_is_refused(tmp_path: Path):
     with pytest.raises(RunError, match="not a run folder"):
-        frameloom.Run(tmp_path)
+        _ = frameloom.Run(tmp_path).recipe
+    with pytest.raises(RunError, match="neither a run folder"):
+        frameloom.Run(tmp_path).load()
 
 
 @pytest.mark.slow

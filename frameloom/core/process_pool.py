@@ -12,7 +12,6 @@ from __future__ import annotations
 import copy
 import multiprocessing
 import os
-import pickle
 import signal
 import socket
 import struct
@@ -27,6 +26,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from multiprocessing import connection, forkserver
 from multiprocessing.process import BaseProcess
+from multiprocessing.reduction import ForkingPickler
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from frameloom.core.errors import FrameloomError
@@ -58,7 +58,8 @@ class Lost(NamedTuple):
 
 
 def send_pickle(sender: socket.socket, item: Any) -> None:
-    data = pickle.dumps(item)
+    """As multiprocessing's own pipes do; both ends are processes of this program."""
+    data = ForkingPickler.dumps(item)
     sender.sendall(_HEAD.pack(len(data)) + data)
 
 
@@ -72,7 +73,7 @@ def receive_pickle(receiver: socket.socket) -> Any:
         data += part
         if len(data) == _HEAD.size == wanted:
             wanted += _HEAD.unpack(data)[0]
-    return pickle.loads(data[_HEAD.size :])
+    return ForkingPickler.loads(data[_HEAD.size :])
 
 
 class ProcessPool(Generic[Task, Result]):
@@ -286,7 +287,7 @@ def _portable(error: Exception) -> Exception:
     if not isinstance(error, FrameloomError):
         error.add_note("in a worker process:\n" + traceback.format_exc())
     try:
-        pickle.dumps(error)
+        ForkingPickler.dumps(error)
         copy.copy(error)  # made anew from its arguments, as the other side will
     except Exception:
         kind = FrameloomError if isinstance(error, FrameloomError) else RuntimeError

@@ -64,7 +64,8 @@ def test_20_every_flip_is_found_by_digest_and_most_pass_the_decoder(tmp_path, ta
     for number in range(COUNT):
         path.write_bytes(flip(content, number))
         tally.inject()
-        assert verify_files(table, tmp_path, name="one").problems == {"a.mp4": "its bytes have changed"}
+        with pytest.raises(DataError, match=r"1 of 1 files[^$]*\n  a.mp4: its bytes have changed$"):
+            verify_files(table, tmp_path, name="one")
         if number < 20:  # the control: what decoding alone makes of it
             try:
                 num_silent += not read_clip(path, indices=range(16), height=32, width=32).equal(right)
@@ -72,7 +73,7 @@ def test_20_every_flip_is_found_by_digest_and_most_pass_the_decoder(tmp_path, ta
                 continue
     assert num_silent >= 10, "decoders notice most changes: digests are not needed"
     path.write_bytes(content)
-    assert verify_files(table, tmp_path, name="one").problems == {}
+    assert verify_files(table, tmp_path, name="one") == 1
 
 
 def test_20_the_command_names_what_changed_or_is_gone(warm, data, tally):

@@ -127,10 +127,15 @@ def feed(world) -> Feed:
     return build_feed(world.recipe(), bad_clips=world.folder / "bad.jsonl")
 
 
-def read(feed: Feed, victims: dict[int, int], **settings: object) -> list[tuple[list[int], bytes]]:
+def limit(feed: Feed, workers: int, timeout_s: float) -> Feed:
+    feed.reader.data = feed.reader.data.model_copy(update={"timeout_s": timeout_s})
+    return replace(feed, workers=workers)
+
+
+def read(feed: Feed, victims: dict[int, int]) -> list[tuple[list[int], bytes]]:
     """Rows and pixels of some steps, with signals sent to a worker after some of them."""
     found = []
-    source = replace(feed, **settings).steps(0, 0, 1)
+    source = feed.steps(0, 0, 1)
     for number, (batches, _) in enumerate(islice(source, NUM_READ)):
         found += [(batch.rows.tolist(), batch.pixels_BCFHW.numpy().tobytes()) for batch in batches]
         if number in victims:
@@ -143,15 +148,15 @@ def read(feed: Feed, victims: dict[int, int], **settings: object) -> list[tuple[
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
 @pytest.mark.timeout(300)
 def test_23_a_worker_that_is_killed_or_stopped_is_replaced_in_time(feed, tally, number):
-    wanted = read(feed, {}, workers=0)
+    wanted = read(replace(feed, workers=0), {})
     tally.inject(2)
-    found = read(feed, {1: number, 4: number}, workers=1, timeout_s=3.0)
+    found = read(limit(feed, 1, 3.0), {1: number, 4: number})
     assert found == wanted
 
 
 def test_23_without_the_deadline_a_stopped_worker_would_stall_the_run(feed):
     """The control: with a deadline far away, nothing more comes until the worker is killed."""
-    source = replace(feed, workers=1, timeout_s=10_000.0).steps(0, 0, 1)
+    source = limit(feed, 1, 10_000.0).steps(0, 0, 1)
     next(source)
     (victim,) = [child.pid for child in active_children()]
     assert victim is not None
