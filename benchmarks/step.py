@@ -130,7 +130,6 @@ def our_step(trainer: Trainer) -> Work:
         batches, planned = next(steps)
         result = trainer.take_step(batches)
         trainer.epoch, trainer.position = planned.position
-        trainer.note(result)
         if trainer.step % trainer.recipe.train.log_every == 0:
             trainer.log({**result.values, **trainer.rates()})
 

@@ -20,7 +20,7 @@ def test_no_rank_waits_long_on_a_mix_of_sizes_and_lengths(num_rows: int, num_ran
     columns, grid = make_mix(num_rows, seed=1), make_grid()
     tokens = count_tokens(grid)
     assert measure_balance(make_plan(columns, grid), tokens, num_ranks).ratio < 1.05
-    assert measure_balance(make_plan(columns, grid, alike=1), tokens, num_ranks).ratio > 1.1
+    assert measure_balance(make_plan(columns, grid, cost_group=1), tokens, num_ranks).ratio > 1.1
 
 
 def test_the_plain_way_fills_the_same_kind_of_batches() -> None:
