@@ -40,7 +40,7 @@ def measure(bench: BenchSettings) -> Iterator[Row]:
 
 def _measure(case: Case, bench: BenchSettings) -> Iterator[Row]:
     if not can_measure_peak():
-        raise MissingBaseline("the peak of a process is told by Linux with glibc only")
+        raise MissingBaseline("the peak memory of a process is known only on Linux with glibc")
     passes = {name: _passes(case, setting) for name, setting in _SETTINGS.items()}
     # All times come before all peaks: measuring peaks slows allocation down.
     times = take_turns(passes, bench.rounds)

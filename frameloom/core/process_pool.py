@@ -34,7 +34,7 @@ from frameloom.core.errors import FrameloomError
 Task = TypeVar("Task")
 Result = TypeVar("Result")
 Heartbeat = Callable[[int], None]
-"""Called by the work with a number of its own, the note, so that a hang or a crash can be traced to what it was at."""
+"""Called by the work with a number, the note, which names what it is doing when it hangs or crashes."""
 
 NO_NOTE = -1
 # Imported by the fork server. polars must not be among them: it starts threads when imported, which a fork would lose.

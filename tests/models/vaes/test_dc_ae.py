@@ -18,6 +18,7 @@ from frameloom.models.vaes.dc_ae.config import SIZES, DCAEConfig
 from frameloom.models.vaes.dc_ae.model import DCAE, ChannelRMSNorm, fold_cells, unfold_cells
 from tests.models.vaes.contract import VAEContract, draw_clip
 from tests.parity.cases import read_case
+from tests.parity.harness import run_case
 
 GOLDENS = Path(__file__).parents[2] / "goldens" / "open-sora-v2"
 CASES = ["dcae_f32t4", "dcae_f8t4_tiled"]
@@ -49,6 +50,21 @@ def build_golden(name: str = "dcae_f8t4_tiled", **overrides) -> DCAE:
 
 
 # --- goldens ---
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        "encoder.stages.2.op_list.0.context_module.main.aggreg.0.1.weight",
+        "decoder.stages.1.op_list.0.main.conv.conv.weight",
+        "decoder.project_out.op_list.0.bias",
+    ],
+)
+def test_a_changed_weight_is_above_tolerance(key):
+    case = read_golden("dcae_f8t4_tiled")
+    case.weights[key].flatten()[0] += 0.5
+    case = dataclasses.replace(case, outputs={name: case.outputs[name] for name in ("f8.encoded", "t2.decoded")})
+    assert not run_case(case).is_good
 
 
 # --- the published notes ---
@@ -99,11 +115,47 @@ def test_lengths_are_accepted_and_refused_as_published():
 # --- full size ---
 
 
+def list_keys(config: DCAEConfig) -> set[str]:
+    """Key names as the fact sheet writes them down."""
+    keys = {"encoder.project_in.conv.weight", "encoder.project_in.conv.bias"}
+    keys |= {
+        f"{half}.conv.{part}"
+        for half in ("encoder.project_out.main.op_list.0", "decoder.project_in.main")
+        for part in ("weight", "bias")
+    }
+    keys |= {f"decoder.project_out.op_list.{layer}.{part}" for layer in ("0", "2.conv") for part in ("weight", "bias")}
+    residual = ["conv1.conv.weight", "conv1.conv.bias", "conv2.conv.weight", "conv2.norm.weight", "conv2.norm.bias"]
+    attention = [
+        *(
+            f"context_module.main.{part}.weight"
+            for part in ("qkv.conv", "aggreg.0.0", "aggreg.0.1", "proj.conv", "proj.norm")
+        ),
+        "context_module.main.proj.norm.bias",
+        *(
+            f"local_module.main.{part}.weight"
+            for part in ("inverted_conv.conv", "depth_conv.conv", "point_conv.conv", "point_conv.norm")
+        ),
+        *(f"local_module.main.{part}.bias" for part in ("inverted_conv.conv", "depth_conv.conv", "point_conv.norm")),
+    ]
+    last = len(config.widths) - 1
+    for half, depths in (("encoder", config.encoder_depths), ("decoder", config.decoder_depths)):
+        for stage, depth in enumerate(depths):
+            first = 1 if half == "decoder" and stage < last else 0
+            names = attention if config.attention[stage] else [f"main.{name}" for name in residual]
+            for index in range(first, first + depth):
+                keys |= {f"{half}.stages.{stage}.op_list.{index}.{name}" for name in names}
+            if stage < last:
+                step = f"op_list.{depth}.main.conv" if half == "encoder" else "op_list.0.main.conv.conv"
+                keys |= {f"{half}.stages.{stage}.{step}.{part}" for part in ("weight", "bias")}
+    return keys
+
+
 def test_the_released_size_has_the_published_keys_shapes_and_numbers_of_parameters():
     config = SIZES["f32t4c128"]
     with torch.device("meta"):
         model = DCAE(config)
     state = model.state_dict()
+    assert set(state) == list_keys(config)
     assert len(state) == 339
     counts = [sum(value.numel() for value in half.parameters()) for half in (model, model.encoder, model.decoder)]
     assert counts == [459_462_147, 220_439_936, 239_022_211]
