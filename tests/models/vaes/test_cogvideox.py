@@ -17,6 +17,7 @@ from frameloom.models.vaes.cogvideox.config import SIZES, CogVideoXConfig
 from frameloom.models.vaes.cogvideox.model import CogVideoXVAE, bounds_with_rest_first, enlarge, modulate
 from tests.models.vaes.contract import VAEContract, draw_clip
 from tests.parity.cases import read_case
+from tests.parity.harness import run_case
 
 GOLDENS = Path(__file__).parents[2] / "goldens" / "cogvideox-fun"
 
@@ -233,3 +234,11 @@ def test_published_configs_of_other_models_are_refused(values, words):
     with pytest.raises(ConfigError) as error:
         CogVideoXConfig.from_original(values)
     assert words in str(error.value)
+
+
+@pytest.mark.parametrize("key", ["encoder.conv_out.conv.bias", "decoder.up_blocks.1.resnets.0.norm2.conv_b.conv.bias"])
+def test_a_changed_weight_is_above_tolerance(key):
+    case = read_golden()
+    case.weights[key][0] += 0.05
+    case = dataclasses.replace(case, outputs={name: case.outputs[name] for name in ("f13.moments", "t4.decoded")})
+    assert not run_case(case).is_good

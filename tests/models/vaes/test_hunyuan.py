@@ -15,6 +15,7 @@ from frameloom.models.vaes.hunyuan.config import SIZES, HunyuanConfig
 from frameloom.models.vaes.hunyuan.model import FrameCausalAttention
 from tests.models.vaes.contract import VAEContract, draw_clip
 from tests.parity.cases import read_case
+from tests.parity.harness import run_case
 
 GOLDENS = Path(__file__).parents[2] / "goldens" / "open-sora-v2"
 
@@ -148,3 +149,13 @@ def test_wrong_configs_are_refused_with_what_would_be_right(values, words):
     with pytest.raises(ConfigError) as error:
         HunyuanConfig.from_original(values)
     assert words in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "key", ["encoder.mid_block.attentions.0.to_k.weight", "decoder.up_blocks.3.resnets.1.conv2.conv.bias"]
+)
+def test_a_changed_weight_is_above_tolerance(key):
+    case = read_case(GOLDENS / "hunyuan_vae.safetensors", name="hunyuan_vae")
+    case.weights[key].flatten()[0] += 0.05
+    case = dataclasses.replace(case, outputs={name: case.outputs[name] for name in ("f9.moments", "t3.decoded")})
+    assert not run_case(case).is_good
