@@ -223,6 +223,67 @@ def test_no_layer_sees_more_than_a_tile():
     assert {max(sizes) for sizes in zip(*seen, strict=True)} == {4}
 
 
+def mix(before: torch.Tensor, tile: torch.Tensor, extent: int, *, dim: int) -> None:
+    """In place, cell by cell, as published: what follows sees the mixed tile."""
+    extent = min(extent, before.shape[dim], tile.shape[dim])
+    for cell in range(extent):
+        old, new = before.select(dim, before.shape[dim] - extent + cell), tile.select(dim, cell)
+        new.copy_(old * (1 - cell / extent) + new * (cell / extent))
+
+
+def cut_plainly(layers, x, dims: tuple[int, ...], size: int, stride: int, blend: int, keep: int) -> torch.Tensor:
+    """Tiles along one or two sides, all in memory, and the published loops over them."""
+    last, *first = dims[::-1]
+    tops = range(0, x.shape[first[0]], stride) if first else [0]
+    grid = []
+    for top in tops:
+        row = x.narrow(first[0], top, min(size, x.shape[first[0]] - top)) if first else x
+        lefts = range(0, x.shape[last], stride)
+        grid.append([layers(row.narrow(last, left, min(size, x.shape[last] - left))).clone() for left in lefts])
+    for i, row in enumerate(grid):
+        for j, tile in enumerate(row):
+            if i:
+                mix(grid[i - 1][j], tile, blend, dim=first[0])
+            if j:
+                mix(row[j - 1], tile, blend, dim=last)
+    rows = [torch.cat([tile.narrow(last, 0, min(keep, tile.shape[last])) for tile in row], dim=last) for row in grid]
+    if not first:
+        return rows[0]
+    return torch.cat([row.narrow(first[0], 0, min(keep, row.shape[first[0]])) for row in rows], dim=first[0])
+
+
+# Tiles of the golden case have 4 cells: of 8 pixels, of 4 frames.
+CUT_CASES = [("encode", (3, 4), 8), ("decode", (3, 4), 8), ("encode", (2,), 4), ("decode", (2,), 4)]
+
+
+@pytest.mark.parametrize(("way", "dims", "compression"), CUT_CASES)
+@pytest.mark.parametrize(("overlap", "cells"), [(0.0, 4), (0.25, 3), (0.5, 2), (0.75, 1), (0.1, 3), (0.3, 2), (0.7, 1)])
+def test_tiles_overlap_by_any_share(overlap: float, cells: int, way: str, dims: tuple[int, ...], compression: int):
+    """As the published roundings say where they fit each other; else tiles are so many whole `cells` apart."""
+    model = build_golden(tile_overlap=overlap, spatial_tiling=True, temporal_tiling=True)
+    sides = (1, 7, 5) if dims == (3, 4) else (9, 2, 2)
+    if way == "encode":
+        pixels = (4 * sides[0], 8 * sides[1], 8 * sides[2])
+        x, layers, cell_in, cell_out = draw_clip(1, 3, *pixels), model.encoder, compression, 1
+    else:
+        x, layers, cell_in, cell_out = draw_clip(1, 8, *sides), model.decoder, 1, compression
+    size_in, size_out = 4 * cell_in, 4 * cell_out
+    if (4 * overlap).is_integer():
+        stride, blend = int(size_in * (1 - overlap)), int(size_out * overlap)
+        assert stride == cell_in * cells
+    else:
+        stride, blend = cell_in * cells, cell_out * (4 - cells)
+    with torch.no_grad():
+        ours = model.encode(x).mean_BCFHW if way == "encode" else model.decode(x)
+        expected = cut_plainly(layers, x, dims, size_in, stride, blend, size_out - blend)
+        whole = layers(x)
+    assert ours.shape == expected.shape
+    assert (ours - expected).abs().max() < 1e-5
+    assert ours.shape != whole.shape or (ours - whole).abs().max() > 1e-3
+    if dims == (3, 4):
+        assert ours.shape == whole.shape
+
+
 def test_the_published_overlap_is_read_and_one_without_a_distance_is_refused():
     assert DCAEConfig.from_original(f"{GOOD} tile_overlap_factor=0.5").tile_overlap == 0.5
     assert DCAEConfig.from_original(GOOD).tile_overlap == 0.25
