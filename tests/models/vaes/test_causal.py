@@ -121,6 +121,21 @@ def test_sizes_have_the_published_numbers_of_parameters(size: str, encoder: int,
     assert (model.strides, model.latent_channels) == ((4, 8, 8), 4)
 
 
+def test_released_keys_are_those_of_the_facts() -> None:
+    with torch.device("meta"):
+        old, new = (CausalVAE(SIZES[size]).state_dict() for size in ("v1.1", "v1.2"))
+    shapes = {key: tuple(tensor.shape) for key, tensor in (new | old).items()}
+    assert shapes["encoder.conv_in.weight"] == (128, 3, 3, 3)
+    assert shapes["encoder.down.1.time_downsample.mix_factor"] == (1,)
+    assert shapes["encoder.down.2.time_downsample.conv.weight"] == (512, 512, 3, 3, 3)
+    assert shapes["decoder.up.3.time_upsample.conv.conv.weight"] == (512, 512, 3, 3, 3)
+    assert old["encoder.down.1.downsample.conv.weight"].shape == (256, 256, 3, 3)
+    assert new["encoder.down.1.downsample.conv.conv.weight"].shape == (256, 256, 3, 3, 3)
+    assert old["decoder.up.2.upsample.conv.conv.weight"].shape == (512, 512, 1, 3, 3)
+    assert new["decoder.up.2.upsample.conv.conv.weight"].shape == (512, 512, 3, 3, 3)
+    assert not any("time_" in key for key in new)
+
+
 def test_every_spelling_of_a_published_file_loads() -> None:
     weights = draw_weights(CausalVAE(NARROW))
     loss = {"loss.logvar": torch.zeros(()), "loss.discriminator.main.0.weight": torch.zeros(64, 3, 3, 3, 3)}
